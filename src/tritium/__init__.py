@@ -1,0 +1,46 @@
+"""Tritium: big data and deep learning as one job on Apache Spark (any process).
+
+Everything public is here and loads on first use, so that `import tritium` stays light and imports neither torch nor
+pyspark.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from tritium.data.schema import Data
+    from tritium.gang.launch import launch
+    from tritium.gang.settings import Gang
+    from tritium.gang.world import World, world
+    from tritium.model.model import Model, load
+
+__version__ = "0.1.0.dev0"
+
+__all__ = ["Data", "Gang", "Model", "World", "errors", "launch", "load", "ml", "world"]
+
+_HOME = {
+    "Data": "tritium.data.schema",
+    "Gang": "tritium.gang.settings",
+    "Model": "tritium.model.model",
+    "World": "tritium.gang.world",
+    "launch": "tritium.gang.launch",
+    "load": "tritium.model.model",
+    "world": "tritium.gang.world",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name in _HOME:
+        value = getattr(importlib.import_module(_HOME[name]), name)
+    elif name in ("errors", "ml"):
+        value = importlib.import_module(f"tritium.{name}")
+    else:
+        raise AttributeError(f"module 'tritium' has no attribute {name!r}")
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted([*__all__, "__version__"])

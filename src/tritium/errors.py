@@ -1,0 +1,114 @@
+"""Every error that Tritium raises (any process).
+
+TritiumError
+├── SetupError              before anything has started; nothing is lost
+│   ├── BadSetting          a setting is wrong, or two contradict each other
+│   ├── BadFunction         the function, or something it captures, can't go to the ranks
+│   ├── BadData             a column is missing, or its type or shape does not fit
+│   ├── NotEnoughSlots      the cluster has fewer slots or accelerators than the gang needs
+│   └── WrongVersion        Python, Spark or a library is missing, too old, or not the same everywhere
+├── StartTimeout            the gang was not complete within `start_timeout`
+├── DataError               what only the data could show
+│   ├── BadRow              a null, NaN, ragged or unknown value: column, row id and value
+│   ├── EmptyShard          a rank has no rows to train on
+│   └── IncompleteShard     Spark cut a shard short
+├── RankFailed              the first rank that failed; its own exception is `__cause__`
+├── ResultError             a result can't be pickled, or all together exceed Spark's limit
+├── TrainingDiverged        the loss is NaN or infinite
+├── ModelError              a saved model can't be read
+│   ├── SignatureMismatch   a DataFrame does not fit the model; every difference is listed
+│   └── UntrustedModel      the model holds code by value and was not trusted
+└── WireError               a control connection broke, or a stranger was refused
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+
+class TritiumError(Exception):
+    """The root. `facts` are kept as attributes and survive pickling (a rank's error is raised again on the driver)."""
+
+    def __init__(self, message: str, **facts: Any) -> None:
+        super().__init__(message)
+        self.__dict__.update(facts)
+
+    def __getattr__(self, name: str) -> Any:  # facts are set at run time
+        raise AttributeError(f"{type(self).__name__} has no {name!r}")
+
+
+class SetupError(TritiumError):
+    """Found before anything has started."""
+
+
+class BadSetting(SetupError, ValueError):
+    """A setting is wrong, or two contradict each other."""
+
+
+class BadFunction(SetupError, TypeError):
+    """The function, or something it captures, can't be sent to the ranks."""
+
+
+class BadData(SetupError, ValueError):
+    """A column is missing, or its type or shape does not fit."""
+
+
+class NotEnoughSlots(SetupError):
+    """The cluster has fewer slots or accelerators than the gang needs."""
+
+
+class WrongVersion(SetupError):
+    """Python, Spark or a library is missing, too old, or not the same everywhere."""
+
+
+class StartTimeout(TritiumError, TimeoutError):
+    """The gang was not complete within `start_timeout`."""
+
+
+class DataError(TritiumError, ValueError):
+    """Something that only the data could show."""
+
+
+class BadRow(DataError):
+    """A value that can't be trained on. Facts: `column`, `row_id`, `value`."""
+
+
+class EmptyShard(DataError):
+    """A rank has no rows to train on. Facts: `counts`, the rows per rank."""
+
+
+class IncompleteShard(DataError):
+    """Spark ended a shard before its last row."""
+
+
+class RankFailed(TritiumError):
+    """The first rank that failed.
+
+    `__cause__` is the user's own exception where it could be rebuilt. Facts: `rank`, `host`, `pid`, `signal` (a name
+    such as "SIGKILL", or None), `exit_code` (or None), `traceback` (the rank's own, as text), `log` (its last lines),
+    `run_dir`.
+    """
+
+
+class ResultError(TritiumError):
+    """A result can't be pickled, or all results together exceed `spark.driver.maxResultSize`."""
+
+
+class TrainingDiverged(TritiumError, ArithmeticError):
+    """The loss is NaN or infinite. Facts: `epoch`, `step`, `rank`, `column`."""
+
+
+class ModelError(TritiumError):
+    """A saved model can't be read."""
+
+
+class SignatureMismatch(ModelError, ValueError):
+    """A DataFrame or table does not fit the model. Facts: `differences`, a list of sentences."""
+
+
+class UntrustedModel(ModelError):
+    """The model holds code by value, and the caller did not say that it may run."""
+
+
+class WireError(TritiumError, ConnectionError):
+    """A control connection broke, or its other end is not who it says."""

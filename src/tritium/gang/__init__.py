@@ -1,0 +1,1 @@
+"""Start a gang, watch it, end it (any process)."""

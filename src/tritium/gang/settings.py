@@ -1,0 +1,99 @@
+"""How a gang is started: one frozen dataclass, which `launch` and every estimator share (any process)."""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from tritium.errors import BadSetting
+
+Where = Literal["cluster", "driver", "here"]
+Output = Literal["all", "rank 0", "none"]
+
+_FRAMEWORKS = ("torch",)
+
+
+def _field(default: Any, doc: str) -> Any:
+    if callable(default):
+        return field(default_factory=default, metadata={"doc": doc})
+    return field(default=default, metadata={"doc": doc})
+
+
+@dataclass(frozen=True, kw_only=True)
+class Gang:
+    """How a gang is started. `launch` and every estimator take `gang=`, or these fields directly as keywords."""
+
+    ranks: int = _field(1, "World size: how many ranks are started together, each as one Spark task.")
+    cpus: int | None = _field(
+        None,
+        "CPU cores of a rank: the cores of its Spark task, and the threads of OpenMP and torch. "
+        "None: as `spark.task.cpus` says.",
+    )
+    gpus: int = _field(0, "GPUs of a rank, assigned by Spark. A rank never falls back to the CPU.")
+    env: Mapping[str, str] = _field(dict, "Environment variables set in every rank before anything is imported.")
+    run_dir: str | None = _field(
+        None,
+        "Where events, logs, the report and what the ranks store are written: any fsspec path. "
+        "None: a new directory under `$TRITIUM_RUNS`, or under `tritium-runs` here.",
+    )
+    start_timeout: float = _field(600.0, "Seconds within which every rank must have started, slots included.")
+    framework: str | None = _field(
+        None, 'The framework that a rank imports while its shard is spooled: "torch", or None.'
+    )
+    on: Where = _field(
+        "cluster",
+        'Where the ranks run: "cluster" (Spark tasks), "driver" (child processes on this machine, no JVM), '
+        '"here" (this process, one rank: for a debugger).',
+    )
+    output: Output = _field("all", 'Whose stdout and stderr is shown live: "all", "rank 0" or "none".')
+    progress: bool = _field(True, "Whether progress is shown: a live display on a terminal, plain lines elsewhere.")
+    py_files: Sequence[str] = _field(
+        tuple, "Python files, packages (directories) and zips of the user's that the ranks can import."
+    )
+
+    def __post_init__(self) -> None:
+        wrong = list(self._wrong())
+        if wrong:
+            raise BadSetting("Gang: " + " ".join(wrong), settings=wrong)
+
+    def _wrong(self) -> Any:
+        for name, least in (("ranks", 1), ("gpus", 0), ("cpus", 1)):
+            value = getattr(self, name)
+            if value is None and name == "cpus":
+                continue
+            if isinstance(value, bool) or not isinstance(value, int) or value < least:
+                yield f"{name}={value!r} must be a whole number of at least {least}."
+        for name, choices in (
+            ("on", ("cluster", "driver", "here")),
+            ("output", ("all", "rank 0", "none")),
+            ("framework", (None, *_FRAMEWORKS)),
+        ):
+            if getattr(self, name) not in choices:
+                yield f"{name}={getattr(self, name)!r} is unknown; choose one of {', '.join(map(repr, choices))}."
+        if self.on == "here" and isinstance(self.ranks, int) and self.ranks > 1:
+            yield f'on="here" runs in this process, so ranks={self.ranks} must be 1; on="driver" starts several.'
+        if not isinstance(self.start_timeout, (int, float)) or not self.start_timeout > 0:
+            yield f"start_timeout={self.start_timeout!r} must be a number of seconds above 0."
+        for key, value in dict(self.env).items():
+            if not isinstance(key, str) or not isinstance(value, str):
+                yield f"env[{key!r}]={value!r}: names and values must be strings."
+        if isinstance(self.py_files, str):
+            yield f"py_files={self.py_files!r} must be a list of paths."
+
+    @classmethod
+    def fields(cls) -> tuple[str, ...]:
+        """The names of the settings, in order."""
+        return tuple(f.name for f in dataclasses.fields(cls))
+
+    @classmethod
+    def of(cls, gang: Gang | None, changes: Mapping[str, Any]) -> Gang:
+        """`gang` (or the defaults) with `changes`; an unknown name is an error that suggests the nearest one."""
+        for name in changes:
+            if name not in cls.fields():
+                near = difflib.get_close_matches(name, cls.fields(), 1)
+                hint = f" Did you mean {near[0]!r}?" if near else f" There are: {', '.join(cls.fields())}."
+                raise BadSetting(f"There is no setting {name!r} of a gang.{hint}", setting=name)
+        return dataclasses.replace(gang or cls(), **changes)

@@ -1,0 +1,180 @@
+"""The package and the user's code on their way to an executor (driver packs, supervisor and rank process mount).
+
+Only the driver needs Tritium installed. What goes to an executor is a small function by value that carries the package
+as a zip, puts the zip on the path of its process without touching a disk, and calls one function of it by name.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import importlib
+import importlib.resources
+import importlib.util
+import io
+import marshal
+import os
+import pathlib
+import pickle as _pickle
+import sys
+import sysconfig
+import zipfile
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from types import ModuleType
+from typing import TYPE_CHECKING, Any
+
+from tritium.errors import BadSetting
+
+if TYPE_CHECKING:
+    from importlib.resources.abc import Traversable
+
+_STAMP = (2020, 1, 1, 0, 0, 0)  # the same sources always make the same zip
+
+
+@functools.cache
+def package() -> bytes:
+    """This package as a zip of sources, with bytecode beside them so that a rank starts without compiling."""
+    mounted = getattr(sys.modules["tritium"], "__archive__", None)
+    if mounted is not None:
+        return bytes(mounted)
+    out = io.BytesIO()
+    with zipfile.ZipFile(out, "w") as archive:
+        for name, source in sorted(_sources(importlib.resources.files("tritium"), "tritium")):
+            archive.writestr(zipfile.ZipInfo(name, _STAMP), source)
+            code = compile(source, name, "exec", dont_inherit=True)
+            header = importlib.util.MAGIC_NUMBER + (1).to_bytes(4, "little") + importlib.util.source_hash(source)
+            archive.writestr(zipfile.ZipInfo(name + "c", _STAMP), header + marshal.dumps(code))
+    return out.getvalue()
+
+
+def _sources(folder: Traversable, prefix: str) -> Iterator[tuple[str, bytes]]:
+    for item in folder.iterdir():
+        if item.is_dir() and item.name != "__pycache__":
+            yield from _sources(item, f"{prefix}/{item.name}")
+        elif item.name.endswith(".py"):
+            yield f"{prefix}/{item.name}", item.read_bytes()
+
+
+def home() -> str:
+    """Where a child process of this one finds this package: the mounted zip, or the directory it was installed in."""
+    mounted: tuple[str, ...] = getattr(sys, "_tritium", ())
+    return mounted[0] if mounted else str(pathlib.Path(__file__).parents[1])
+
+
+def digest(archive: bytes) -> str:
+    """The content's name: two zips with the same digest are the same code."""
+    return hashlib.sha256(archive).hexdigest()[:16]
+
+
+def entry(target: str, payload: bytes, annotations: Mapping[str, Any] | None = None) -> Callable[..., Any]:
+    """A function for Spark that calls `target(payload, *args)` where Tritium may not be installed.
+
+    `target` is "module:function" within this package. `annotations` become the function's own, for Spark's UDFs that
+    read them. An older Tritium in a reused Python worker is replaced by this one.
+    """
+    archive = package()
+    name = digest(archive)
+
+    def call(*args: Any) -> Any:  # by value: everything that it needs must be inside
+        import importlib
+        import os
+        import sys
+        import tempfile
+
+        if getattr(sys.modules.get("tritium"), "__digest__", None) != name:
+            for module in [m for m in sys.modules if m.partition(".")[0] == "tritium"]:
+                del sys.modules[module]
+            sys.path[:] = [p for p in sys.path if "tritium-mount" not in p and p not in getattr(sys, "_tritium", ())]
+            if hasattr(os, "memfd_create"):
+                handle = os.memfd_create(f"tritium-{name}")
+                path = f"/proc/{os.getpid()}/fd/{handle}"
+            else:
+                handle, path = tempfile.mkstemp(".zip", "tritium-mount-")
+            with os.fdopen(os.dup(handle), "wb") as file:
+                file.write(archive)
+            sys.path.insert(0, path)
+            sys._tritium = (path,)  # type: ignore[attr-defined]
+            importlib.invalidate_caches()
+            package = importlib.import_module("tritium")
+            package.__digest__ = name  # type: ignore[attr-defined]
+            package.__archive__ = archive  # type: ignore[attr-defined]
+        module, _, function = target.partition(":")
+        return getattr(importlib.import_module(module), function)(payload, *args)
+
+    call.__module__ = "__main__"  # cloudpickle takes what is in __main__ by value
+    call.__qualname__ = call.__name__ = target.rpartition(":")[2]
+    call.__annotations__ = dict(annotations or {})
+    return call
+
+
+def pickle(obj: Any, by_reference: Sequence[str] = ()) -> bytes:
+    """`obj` as bytes, with the user's own modules by value: they need not be on the executors.
+
+    Modules below a path of `by_reference` (the user's `py_files`) stay references. pyspark's own copy of cloudpickle is
+    used where there is one, since the external one may be missing on the executors.
+    """
+    cloudpickle = _cloudpickle()
+    with _by_value(cloudpickle, by_reference):
+        return bytes(cloudpickle.dumps(obj, protocol=_pickle.HIGHEST_PROTOCOL))
+
+
+def _cloudpickle() -> Any:
+    try:
+        return importlib.import_module("pyspark.cloudpickle")
+    except ImportError:
+        return importlib.import_module("cloudpickle")
+
+
+@contextmanager
+def _by_value(cloudpickle: Any, by_reference: Sequence[str]) -> Iterator[None]:
+    roots = tuple(os.path.abspath(p) for p in by_reference)
+    already = set(cloudpickle.list_registry_pickle_by_value())
+    modules = [m for m in list(sys.modules.values()) if _is_users_own(m, roots) and m.__name__ not in already]
+    for module in modules:
+        cloudpickle.register_pickle_by_value(module)
+    try:
+        yield
+    finally:
+        for module in modules:
+            cloudpickle.unregister_pickle_by_value(module)
+
+
+@functools.cache
+def _installed_roots() -> tuple[str, ...]:
+    paths = [sysconfig.get_path(k) for k in ("stdlib", "platstdlib", "purelib", "platlib")]
+    paths += [os.path.dirname(os.path.dirname(importlib.import_module(m).__file__ or "")) for m in ("numpy", "pyarrow")]
+    return tuple(os.path.realpath(p) + os.sep for p in paths if p)
+
+
+def _is_users_own(module: ModuleType, by_reference: tuple[str, ...]) -> bool:
+    file = getattr(module, "__file__", None)
+    name = getattr(module, "__name__", None)
+    if not isinstance(file, str) or not isinstance(name, str) or name in ("__main__", "__mp_main__"):
+        return False
+    if name.partition(".")[0] in ("tritium", "pyspark") or sys.modules.get(name) is not module:
+        return False
+    path = os.path.realpath(file)
+    inside = ("site-packages" + os.sep, "dist-packages" + os.sep)
+    if path.startswith(_installed_roots()) or any(part in path for part in inside) or not path.endswith(".py"):
+        return False
+    return not any(os.path.abspath(file).startswith(root) for root in by_reference)
+
+
+def archive(paths: Sequence[str]) -> bytes:
+    """The user's `py_files` as one zip: files and packages at its top, the content of zips as it is."""
+    out = io.BytesIO()
+    with zipfile.ZipFile(out, "w") as target:
+        for path in map(pathlib.Path, paths):
+            if path.is_dir():
+                for file in sorted(path.rglob("*.py")):
+                    target.write(file, file.relative_to(path.parent))
+            elif path.suffix in (".zip", ".egg") and path.is_file():
+                with zipfile.ZipFile(path) as source:
+                    for item in source.infolist():
+                        target.writestr(item, source.read(item))
+            elif path.suffix == ".py" and path.is_file():
+                target.write(path, path.name)
+            else:
+                raise BadSetting(f"py_files: {str(path)!r} is no Python file, package directory or zip.", path=str(path))
+    return out.getvalue()

@@ -1,0 +1,219 @@
+"""Messages between coordinator, supervisor and rank process (any process).
+
+A frame is two lengths, a JSON header, a blob of opaque bytes and, across a network, an authentication code:
+
+    u32 header length | u32 blob length | header | blob | HMAC-SHA256 of (direction, sequence number, frame)
+
+Nothing that arrives is unpickled here; a blob is handed on as it is. Both ends prove that they know the run's secret
+before the first frame (a challenge each), and the codes use a key of this connection alone, so that a frame can be
+neither forged, changed, dropped, reordered nor replayed.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import json
+import os
+import socket
+import struct
+import threading
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+from tritium.errors import WireError
+
+MAX_HEADER = 1 << 20
+MAX_BLOB = 1 << 28
+CHUNK = 1 << 22  # what a large thing is cut into, so that other messages get in between
+
+MAGIC = b"TRITIUM1"
+NONCE = 32
+CODE = 32
+_LENGTHS = struct.Struct("!II")
+_SEQUENCE = struct.Struct("!Q")
+
+
+@dataclass(frozen=True)
+class Message:
+    """One frame: what it is, its fields (JSON), and bytes that only its last receiver understands."""
+
+    kind: str
+    fields: dict[str, Any] = field(default_factory=dict)
+    blob: bytes = b""
+
+    def __getitem__(self, name: str) -> Any:
+        try:
+            return self.fields[name]
+        except KeyError:
+            raise WireError(f"A {self.kind!r} message lacks the field {name!r}.") from None
+
+
+class Codec:
+    """Frames of one direction: `encode` what is sent, or `feed` what arrives. Without a key there are no codes."""
+
+    def __init__(self, key: bytes | None, direction: bytes) -> None:
+        self._key = key
+        self._direction = direction
+        self._sequence = 0
+        self._buffer = bytearray()
+
+    def _code(self, *parts: bytes | memoryview) -> bytes:
+        if self._key is None:
+            return b""
+        code = hmac.new(self._key, self._direction + _SEQUENCE.pack(self._sequence), hashlib.sha256)
+        for part in parts:
+            code.update(part)
+        self._sequence += 1
+        return code.digest()
+
+    def encode(self, message: Message) -> list[bytes]:
+        """The frame in parts, to be sent one after the other (a large blob is not copied)."""
+        header = json.dumps({"kind": message.kind, **message.fields}, separators=(",", ":")).encode()
+        if len(header) > MAX_HEADER or len(message.blob) > MAX_BLOB:
+            raise WireError(
+                f"A {message.kind!r} message of {len(header):,} + {len(message.blob):,} bytes is over the limit of "
+                f"{MAX_HEADER:,} + {MAX_BLOB:,} bytes.",
+                kind=message.kind,
+            )
+        lengths = _LENGTHS.pack(len(header), len(message.blob))
+        code = self._code(lengths, header, message.blob)
+        if len(message.blob) < 1 << 16:
+            return [lengths + header + message.blob + code]
+        return [lengths + header, message.blob, code]
+
+    def feed(self, data: bytes) -> Iterator[Message]:
+        """The messages that are complete once `data` has arrived."""
+        self._buffer += data
+        tail = 0 if self._key is None else CODE
+        while len(self._buffer) >= _LENGTHS.size:
+            header_size, blob_size = _LENGTHS.unpack_from(self._buffer)
+            if header_size > MAX_HEADER or blob_size > MAX_BLOB:
+                raise WireError(f"A frame announces {header_size:,} + {blob_size:,} bytes: over the limit.")
+            body = _LENGTHS.size + header_size + blob_size
+            if len(self._buffer) < body + tail:
+                return
+            frame = bytes(self._buffer[: body + tail])
+            del self._buffer[: body + tail]
+            view = memoryview(frame)
+            if not hmac.compare_digest(self._code(view[:body]), bytes(view[body:])):
+                raise WireError("A frame's authentication code is wrong.")
+            yield _message(frame[_LENGTHS.size : _LENGTHS.size + header_size], bytes(view[body - blob_size : body]))
+
+
+def _message(header: bytes, blob: bytes) -> Message:
+    try:
+        fields = json.loads(header)
+        kind = fields.pop("kind")
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        raise WireError(f"A frame's header is no message: {header[:80]!r}.") from error
+    if not isinstance(kind, str):
+        raise WireError(f"A frame's kind is {kind!r}, not a name.")
+    return Message(kind, fields, blob)
+
+
+class Challenge:
+    """The server's side of the first three packets, without a socket: `greeting`, then `answer` to what came."""
+
+    size = NONCE + CODE  # of the client's only packet
+
+    def __init__(self, secret: bytes) -> None:
+        self._secret = secret
+        self._nonce = os.urandom(NONCE)
+        self.greeting = MAGIC + self._nonce
+
+    def answer(self, packet: bytes) -> tuple[bytes, bytes]:
+        """(what to send, the connection's key). Raises WireError when the client does not know the secret."""
+        theirs, proof = packet[:NONCE], packet[NONCE:]
+        if not hmac.compare_digest(proof, _prove(self._secret, b"client", self._nonce, theirs)):
+            raise WireError("A client did not prove that it knows this run's secret.")
+        return _prove(self._secret, b"server", self._nonce, theirs), _prove(self._secret, b"key", self._nonce, theirs)
+
+
+def _prove(secret: bytes, what: bytes, server: bytes, client: bytes) -> bytes:
+    return hmac.digest(secret, what + server + client, "sha256")
+
+
+class Channel:
+    """A blocking end of a connection. Any thread may `send`; one thread at a time may `receive`."""
+
+    def __init__(self, sock: socket.socket, key: bytes | None = None, *, side: bytes = b"c") -> None:
+        self._socket = sock
+        self._lock = threading.Lock()
+        self._out = Codec(key, side)
+        self._in = Codec(key, b"s" if side == b"c" else b"c")
+        self._arrived: list[Message] = []
+
+    @classmethod
+    def connect(cls, address: tuple[str, int], secret: bytes, timeout: float) -> Channel:
+        """Connect to a coordinator within `timeout` seconds; both ends prove that they know the secret."""
+        try:
+            sock = socket.create_connection(address, timeout)
+        except OSError as error:
+            raise WireError(f"No coordinator answers at {address[0]}:{address[1]}: {error}.") from error
+        try:
+            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            greeting = _exactly(sock, len(MAGIC) + NONCE)
+            if not greeting.startswith(MAGIC):
+                raise WireError(f"What answers at {address[0]}:{address[1]} is no coordinator.")
+            server, client = greeting[len(MAGIC) :], os.urandom(NONCE)
+            sock.sendall(client + _prove(secret, b"client", server, client))
+            if not hmac.compare_digest(_exactly(sock, CODE), _prove(secret, b"server", server, client)):
+                raise WireError(f"The coordinator at {address[0]}:{address[1]} is not this run's.")
+            sock.settimeout(None)
+        except OSError as error:
+            sock.close()
+            raise WireError(f"The coordinator at {address[0]}:{address[1]} broke off: {error}.") from error
+        except BaseException:
+            sock.close()
+            raise
+        return cls(sock, _prove(secret, b"key", server, client))
+
+    @property
+    def addresses(self) -> tuple[str, str]:
+        """This end's and the other end's IP address."""
+        return self._socket.getsockname()[0], self._socket.getpeername()[0]
+
+    def send(self, kind: str, blob: bytes = b"", /, **fields: Any) -> None:
+        """Send one message. Raises WireError when the other end is gone."""
+        self.pass_on(Message(kind, fields, blob))
+
+    def pass_on(self, message: Message) -> None:
+        """Send a message as it came."""
+        with self._lock:
+            try:
+                for part in self._out.encode(message):
+                    self._socket.sendall(part)
+            except OSError as error:
+                raise WireError(f"The other end is gone: {error}.") from error
+
+    def receive(self) -> Message | None:
+        """The next message, or None when the other end has closed."""
+        while not self._arrived:
+            try:
+                data = self._socket.recv(1 << 18)
+            except OSError:
+                return None
+            if not data:
+                return None
+            self._arrived.extend(self._in.feed(data))
+        return self._arrived.pop(0)
+
+    def close(self) -> None:
+        """Close both directions, which also wakes a thread that waits in `receive`."""
+        try:
+            self._socket.shutdown(socket.SHUT_RDWR)
+        except OSError:  # the other end was faster
+            pass
+        self._socket.close()
+
+
+def _exactly(sock: socket.socket, size: int) -> bytes:
+    data = b""
+    while len(data) < size:
+        more = sock.recv(size - len(data))
+        if not more:
+            raise WireError("The connection was closed during the handshake.")
+        data += more
+    return data

@@ -1,0 +1,47 @@
+# One command a chore; .ci/run runs the same words. Each needs Python >= 3.10 and Java >= 17, and nothing else.
+.DEFAULT_GOAL := help
+MAKEFLAGS += --no-print-directory
+BIN := .venv/bin
+
+.PHONY: help setup demo test lint format types imports docs bench clean constraints
+
+help:            ## this list
+	@sed -n 's/^\([a-z]*\): .*## /  make \1	/p' Makefile | expand -t 22
+
+setup:           ## .venv with the pinned dependencies (every other target does it first)
+	@scripts/setup.sh
+
+demo: setup      ## train on the bike-sharing data with two ranks, then score a batch and a stream
+	@$(BIN)/tritium demo
+
+test: setup      ## every test
+	@$(BIN)/python -m pytest
+
+lint: setup      ## ruff: rules and format
+	@$(BIN)/ruff check .
+	@$(BIN)/ruff format --check .
+
+format: setup    ## ruff: mend what it can
+	@$(BIN)/ruff check --fix .
+	@$(BIN)/ruff format .
+
+types: setup     ## mypy --strict over src
+	@$(BIN)/mypy
+
+imports: setup   ## imports point down, and `import tritium` is light
+	@$(BIN)/python -m pytest -q tests/unit/test_imports.py
+
+docs: setup      ## the pages, built strictly into site/
+	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
+
+bench: setup     ## the benchmarks
+	@$(BIN)/python benchmarks
+
+constraints: setup ## write constraints.txt anew for every Python and platform, from pyproject.toml
+	@$(BIN)/uv pip compile --quiet --universal --python-version 3.10 --extra dev --no-annotate --no-header \
+	  --no-emit-index-url --no-emit-find-links pyproject.toml --output-file constraints.txt
+
+clean:           ## what builds and runs left behind; .venv stays
+	@rm -rf build dist site artifacts spark-warehouse metastore_db derby.log tritium-runs
+	@rm -rf .mypy_cache .ruff_cache .pytest_cache .hypothesis src/tritium.egg-info
+	@find src tests benchmarks examples -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -1,0 +1,71 @@
+#!/bin/sh
+# Makes .venv ready to work in: the system's python3 makes it, pip puts uv into it, uv puts in the pinned
+# dependencies and Tritium itself (editable). A stamp remembers what it was made from: a second call only looks.
+# Settings: PYTHON (which Python makes .venv where there is none), JAVA_HOME, pip's and uv's own configuration.
+set -eu
+cd "$(dirname "$0")/.."
+
+stop() {  # what is wrong, what was found, then one command a platform
+  printf '\nsetup: %s\n  found: %s\n\n  Debian, Ubuntu   %s\n  macOS            %s\n  conda            %s\n\n' "$@" >&2
+  exit 1
+}
+
+check_java() {  # Spark takes $JAVA_HOME before the PATH, so this does too
+  java="${JAVA_HOME:+$JAVA_HOME/bin/}java"
+  version=""
+  if command -v "$java" >/dev/null 2>&1; then
+    version=$("$java" -version 2>&1 | sed -n 's/.* version "\([^"]*\)".*/\1/p' | head -n 1)
+    found="Java ${version:-that says no version}, $(command -v "$java")"
+  else
+    found="no $java${JAVA_HOME:+ (from JAVA_HOME)}"
+  fi
+  number=${version#1.}  # Java 8 calls itself 1.8
+  number=${number%%[!0-9]*}
+  [ "${number:-0}" -ge 17 ] || stop "Spark needs Java 17 or newer." "$found" \
+    "sudo apt-get install openjdk-17-jre-headless    (Debian 13: openjdk-21-jre-headless)" \
+    "brew install --cask temurin@17" \
+    "conda install -c conda-forge openjdk=17"
+}
+
+check_python() {
+  python="${PYTHON:-python3}"
+  command -v "$python" >/dev/null 2>&1 && found="$("$python" --version 2>&1), $(command -v "$python")" || found="no $python"
+  "$python" -c 'import sys; sys.exit(sys.version_info < (3, 10))' 2>/dev/null ||
+    stop "Tritium needs Python 3.10 or newer; name another one with PYTHON=/path/to/python3." "$found" \
+      "sudo apt-get install python3 python3-venv" "brew install python@3.12" "conda install -c conda-forge python=3.12"
+  "$python" -c 'import ensurepip, venv' 2>/dev/null ||
+    stop "this Python can't make a virtual environment." "$found, without ensurepip or venv" \
+      "sudo apt-get install python3-venv" "brew install python@3.12" "conda install -c conda-forge python=3.12"
+}
+
+lend_pip_settings() {  # uv reads its own configuration; where that names no index, pip's is used
+  pip_setting() { .venv/bin/python -m pip config get "$1" 2>/dev/null || true; }
+  index=${PIP_INDEX_URL:-$(pip_setting global.index-url)}
+  extra=${PIP_EXTRA_INDEX_URL:-$(pip_setting global.extra-index-url)}
+  links=${PIP_FIND_LINKS:-$(pip_setting global.find-links)}
+  cert=${PIP_CERT:-$(pip_setting global.cert)}
+  if [ -n "$index" ] && [ -z "${UV_DEFAULT_INDEX:-}${UV_INDEX_URL:-}${UV_CONFIG_FILE:-}" ]; then export UV_DEFAULT_INDEX="$index"; fi
+  if [ -n "$extra" ] && [ -z "${UV_INDEX:-}${UV_EXTRA_INDEX_URL:-}" ]; then export UV_INDEX="$extra"; fi
+  if [ -n "$links" ] && [ -z "${UV_FIND_LINKS:-}" ]; then UV_FIND_LINKS=$(echo "$links" | tr -s ' \n' ','); export UV_FIND_LINKS; fi
+  if [ -n "$cert" ] && [ -z "${SSL_CERT_FILE:-}" ]; then export SSL_CERT_FILE="$cert"; fi
+}
+
+check_java
+made_from=$(cat pyproject.toml constraints.txt scripts/setup.sh | cksum)
+made_from="$made_from $(pwd)"
+stamp=.venv/tritium-stamp
+if [ -x .venv/bin/python ] && [ "$(cat "$stamp" 2>/dev/null)" = "$made_from" ]; then exit 0; fi
+
+if ! .venv/bin/python -c 'import sys; sys.exit(sys.version_info < (3, 10))' 2>/dev/null; then
+  check_python
+  echo "setup: $("$python" --version), making .venv"
+  "$python" -m venv --clear .venv
+fi
+echo "setup: uv"
+.venv/bin/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt uv
+lend_pip_settings
+echo "setup: the dependencies of constraints.txt (torch is large: about 5 GB the first time)"
+.venv/bin/uv pip install --quiet --python .venv/bin/python --constraints constraints.txt \
+  --build-constraints constraints.txt --editable '.[dev]'
+echo "$made_from" >"$stamp"
+echo "setup: done"

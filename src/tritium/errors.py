@@ -11,7 +11,8 @@ TritiumError
 ├── DataError               what only the data could show
 │   ├── BadRow              a null, NaN, ragged or unknown value: column, row id and value
 │   ├── EmptyShard          a rank has no rows to train on
-│   └── IncompleteShard     Spark cut a shard short
+│   ├── IncompleteShard     Spark cut a shard short
+│   └── SpoolFull           the disk under a spool is full
 ├── RankFailed              the first rank that failed; its own exception is `__cause__`
 ├── ResultError             a result can't be pickled, or all together exceed Spark's limit
 ├── TrainingDiverged        the loss is NaN or infinite
@@ -79,6 +80,10 @@ class EmptyShard(DataError):
 
 class IncompleteShard(DataError):
     """Spark ended a shard before its last row."""
+
+
+class SpoolFull(DataError):
+    """The disk under a spool is full. Facts: `directory`, and in bytes `written`, `needed`, `free`."""
 
 
 class RankFailed(TritiumError):

@@ -1,0 +1,310 @@
+"""A shard's rows in unlinked local files: the supervisor appends, the rank maps (supervisor, rank).
+
+One file holds one column: a fixed column is a row-major matrix; a ragged one is its values and, in a second
+file, the 64-bit end of each row. The files have no name, so nothing is left behind however the run ends; the
+rank inherits the descriptors (`subprocess.Popen(pass_fds=spool.fds)`).
+"""
+
+from __future__ import annotations
+
+import errno
+import math
+import mmap
+import os
+import shutil
+import tempfile
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from tritium.data.schema import Field
+from tritium.errors import BadSetting, DataError, SpoolFull
+
+Array = np.ndarray[Any, Any]
+IDS = "_id"
+_FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
+
+
+@dataclass(frozen=True, eq=False)
+class Ragged:
+    """Rows of different lengths: `values` of all rows one after another, and the int64 length of each row."""
+
+    values: Any
+    lengths: Any
+
+    def __len__(self) -> int:
+        return len(self.lengths)
+
+    def rows(self) -> list[Any]:
+        """The rows, each a view of `values`."""
+        ends = np.cumsum(np.asarray(self.lengths, np.int64))
+        return [self.values[end - length : end] for end, length in zip(ends, self.lengths, strict=True)]
+
+
+class Spool:
+    """Appends rows to unlinked files. What was appended counts from the next `commit()` on.
+
+    Ids and columns of a row are always written in the same `append`. Not thread-safe: a spool has one writer.
+    """
+
+    def __init__(self, fields: Sequence[Field], directory: str | None = None) -> None:
+        self.directory = directory or scratch_directory()
+        self.rows = 0
+        self._appended = 0
+        self._files: list[_File] = []
+        try:
+            self._columns = [_Column(IDS, "fixed", "int64", (), [self._open()])]
+            for field in fields:
+                files = [self._open() for _ in range(1 if field.kind == "fixed" else 2)]
+                shape = field.shape if field.kind == "fixed" else ()
+                self._columns.append(_Column(field.name, field.kind, field.dtype, shape, files))
+                if field.mask:
+                    self._columns.append(_Column(f"{field.name}_mask", "fixed", "bool", None, [self._open()]))
+        except BaseException:
+            self.close()
+            raise
+
+    @property
+    def fds(self) -> tuple[int, ...]:
+        """The descriptors that a rank process must inherit, under the same numbers."""
+        return tuple(file.fd for file in self._files)
+
+    @property
+    def bytes(self) -> int:
+        """Bytes written so far."""
+        return sum(file.written for file in self._files)
+
+    def append(self, ids: Array, columns: Mapping[str, Array | Ragged]) -> None:
+        """Write rows: `ids` [rows] int64, and every column [rows, *shape] or Ragged in its field's dtype.
+
+        Raises DataError when a column is missing or does not fit what came before, SpoolFull on a full disk.
+        """
+        rows = len(ids)
+        pieces: list[tuple[_File, Array]] = []
+        for column in self._columns:
+            if column.name != IDS and column.name not in columns:
+                raise DataError(f"column {column.name!r} is missing from the rows given to the spool")
+            value = ids if column.name == IDS else columns[column.name]
+            pieces.extend(column.pieces(value, rows))
+        for file, array in pieces:
+            self._write(file, array)
+        self._appended += rows
+
+    def commit(self) -> int:
+        """Make what was appended count, and return the rows that now do."""
+        self.rows = self._appended
+        return self.rows
+
+    def describe(self) -> list[dict[str, Any]]:
+        """What a SpoolReader needs, as JSON, ids first. A shape is None until a row has shown it."""
+        return [column.describe() for column in self._columns]
+
+    def close(self) -> None:
+        """Close the descriptors. Maps that are open elsewhere stay valid."""
+        while self._files:
+            os.close(self._files.pop().fd)
+
+    def _open(self) -> _File:
+        try:
+            file = _File(_unlinked_file(self.directory))
+        except OSError as error:
+            if error.errno in (errno.EMFILE, errno.ENFILE):
+                raise BadSetting(
+                    "the spool has more columns than this process may open files "
+                    f"({len(self._files)} are open): "
+                    'pack scalars to one column (columns={"features": [...]}) or raise the limit (ulimit -n)'
+                ) from error
+            if error.errno in _FULL:
+                raise self._full(error, 0) from error
+            raise
+        self._files.append(file)
+        return file
+
+    def _write(self, file: _File, array: Array) -> None:
+        if array.nbytes == 0:
+            return
+        rest = array.reshape(-1).view(np.uint8).data
+        while rest:
+            try:
+                done = os.write(file.fd, rest)
+            except OSError as error:
+                if error.errno in _FULL:
+                    raise self._full(error, len(rest)) from error
+                raise
+            file.written += done
+            rest = rest[done:]
+
+    def _full(self, error: OSError, needed: int) -> SpoolFull:
+        disk = shutil.disk_usage(self.directory)
+        return SpoolFull(
+            f"the spool in {self.directory} can't grow: {error.strerror}. {_size(self.bytes)} are written, "
+            f"{_size(needed)} more are needed now, {_size(disk.free)} of {_size(disk.total)} are free "
+            "there. Point spark.local.dir (or SPARK_LOCAL_DIRS) at a larger disk, or use more hosts.",
+            directory=self.directory,
+            written=self.bytes,
+            needed=needed,
+            free=disk.free,
+        )
+
+
+class SpoolReader:
+    """Maps the columns of a spool, read-only. `description` is `Spool.describe()`; its files are open."""
+
+    def __init__(self, description: Sequence[Mapping[str, Any]], rows: int) -> None:
+        self.rows = rows
+        self._entries = {str(entry["name"]): entry for entry in description}
+        self._maps: dict[str, tuple[int, Array | RaggedView]] = {}
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The batch columns, masks included, ids not."""
+        return tuple(name for name in self._entries if name != IDS)
+
+    @property
+    def ids(self) -> Array:
+        """int64 [rows], in the order in which the rows arrived."""
+        column = self.column(IDS)
+        assert isinstance(column, np.ndarray)
+        return column
+
+    def extend(self, rows: int) -> None:
+        """Show `rows` rows from now on; views taken before stay valid."""
+        self.rows = max(self.rows, rows)
+
+    def column(self, name: str) -> Array | RaggedView:
+        """[rows, *shape] of a fixed column, or the view of a ragged one. Nothing is read yet."""
+        rows, column = self._maps.get(name, (-1, None))
+        if column is None or rows != self.rows:
+            column = self._map(self._entries[name])
+            self._maps[name] = (self.rows, column)
+        return column
+
+    def close(self) -> None:
+        """Let go of the maps; each is unmapped when its last view is gone."""
+        self._maps.clear()
+
+    def _map(self, entry: Mapping[str, Any]) -> Array | RaggedView:
+        dtype, fds = np.dtype(entry["dtype"]), entry["fds"]
+        if entry["kind"] == "fixed":
+            shape = (self.rows, *(entry["shape"] or ()))
+            return _map(fds[0], dtype, math.prod(shape)).reshape(shape)
+        ends = _map(fds[1], np.dtype(np.int64), self.rows)
+        return RaggedView(_map(fds[0], dtype, int(ends[-1]) if self.rows else 0), ends)
+
+
+class RaggedView:
+    """A mapped ragged column: `values` of all rows, and the `ends` of each row in it."""
+
+    def __init__(self, values: Array, ends: Array) -> None:
+        self.values = values
+        self.ends = ends
+
+    def __len__(self) -> int:
+        return len(self.ends)
+
+    def take(self, index: Array) -> Ragged:
+        """The rows at `index` [k], copied."""
+        ends = self.ends[index]
+        starts = np.where(index > 0, self.ends[index - 1], 0)
+        lengths = ends - starts
+        shift = np.repeat(starts - np.cumsum(lengths) + lengths, lengths)
+        return Ragged(self.values[shift + np.arange(len(shift))], lengths)
+
+
+def scratch_directory() -> str:
+    """The cluster manager's scratch directory with the most free space, else the system's."""
+    for variable in ("SPARK_LOCAL_DIRS", "LOCAL_DIRS", "SPARK_EXECUTOR_DIRS"):
+        found = list(_writable(os.environ.get(variable, "").replace(os.pathsep, ",").split(",")))
+        if found:
+            return max(found)[1]
+    return tempfile.gettempdir()
+
+
+def _writable(directories: Iterable[str]) -> Iterable[tuple[int, str]]:
+    for directory in map(str.strip, directories):
+        if directory and os.path.isdir(directory) and os.access(directory, os.W_OK | os.X_OK):
+            yield shutil.disk_usage(directory).free, directory
+
+
+class _File:
+    def __init__(self, fd: int) -> None:
+        self.fd = fd
+        self.written = 0
+
+
+class _Column:
+    """One column of a spool that is being written."""
+
+    def __init__(
+        self, name: str, kind: str, dtype: str, shape: tuple[int, ...] | None, files: list[_File]
+    ) -> None:
+        self.name = name
+        self.kind = kind
+        self.dtype = np.dtype(dtype)
+        self.shape = shape
+        self.files = files
+        self._end = 0
+
+    def pieces(self, value: Array | Ragged, rows: int) -> list[tuple[_File, Array]]:
+        """What to append to which file; checks dtype, rows and shape first."""
+        values = value.values if isinstance(value, Ragged) else value
+        given = "ragged" if isinstance(value, Ragged) else "fixed"
+        wanted = "fixed" if self.kind == "fixed" else "ragged"
+        if given != wanted or values.dtype != self.dtype or len(value) != rows:
+            raise DataError(
+                f"column {self.name!r} takes {rows} rows of {wanted} {self.dtype}, "
+                f"and was given {len(value)} of {given} {values.dtype}",
+                column=self.name,
+            )
+        if isinstance(value, Ragged):
+            ends = np.cumsum(value.lengths, dtype=np.int64) + self._end
+            self._end = int(ends[-1]) if rows else self._end
+            return [(self.files[0], np.ascontiguousarray(values)), (self.files[1], ends)]
+        if self.shape is None and rows:
+            self.shape = values.shape[1:]
+        if rows and values.shape[1:] != self.shape:
+            raise DataError(
+                f"column {self.name!r} has rows of shape {self.shape} and now one of {values.shape[1:]}",
+                column=self.name,
+            )
+        return [(self.files[0], np.ascontiguousarray(values))]
+
+    def describe(self) -> dict[str, Any]:
+        shape = None if self.shape is None else list(self.shape)
+        fds = [file.fd for file in self.files]
+        return {"name": self.name, "kind": self.kind, "dtype": self.dtype.name, "shape": shape, "fds": fds}
+
+
+def _map(fd: int, dtype: np.dtype[Any], count: int) -> Array:
+    """The first `count` items of a file, read-only."""
+    if count == 0:
+        return np.empty(0, dtype)
+    memory = mmap.mmap(fd, count * dtype.itemsize, prot=mmap.PROT_READ)
+    return np.frombuffer(memory, dtype, count)
+
+
+def _unlinked_file(directory: str) -> int:
+    """A descriptor, open for reading and writing, of a file in `directory` that has no name."""
+    flag = getattr(os, "O_TMPFILE", None)
+    if flag is not None:
+        try:
+            return os.open(directory, flag | os.O_RDWR | os.O_CLOEXEC, 0o600)
+        except (
+            OSError
+        ) as error:  # file systems without O_TMPFILE (overlayfs, NFS) say so in one of these ways
+            if error.errno not in (errno.EOPNOTSUPP, errno.EISDIR, errno.ENOENT, errno.EINVAL):
+                raise
+    fd, path = tempfile.mkstemp(prefix="tritium-spool-", dir=directory)
+    os.unlink(path)
+    return fd
+
+
+def _size(count: int) -> str:
+    size = float(count)
+    for unit in ("bytes", "KiB", "MiB", "GiB"):
+        if size < 1024:
+            return f"{size:.0f} {unit}" if unit == "bytes" else f"{size:.1f} {unit}"
+        size /= 1024
+    return f"{size:.1f} TiB"

@@ -1,0 +1,170 @@
+"""In which order rows are taken: permutations that need no table, and rows sorted by id (any process).
+
+Everything here maps an array of positions to an array of rows, and needs memory for those positions only.
+"""
+
+from __future__ import annotations
+
+import base64
+import zlib
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import numpy as np
+
+Array = np.ndarray[Any, Any]
+Lookup = Callable[[Array], Array]
+
+PARTITION_BITS = 33
+"""An id is `source partition << 33 | position` (Spark's `monotonically_increasing_id`)."""
+_SMALL = 1 << 16
+_CHUNK = 1 << 14
+_SPAN = 1 << 20
+_ROUNDS = 6
+_WORD = (1 << 64) - 1
+
+
+def permutation(n: int, *key: int) -> Lookup:
+    """A permutation of 0..n-1, chosen by `key` (seed, epoch, …): positions int64 [k] → rows int64 [k].
+
+    The same on every machine and numpy version. Up to 65,536 rows it is a shuffled table; beyond, a keyed
+    Feistel network walked until it lands below n, whose memory does not depend on n.
+    """
+    mixed = 0x9E3779B97F4A7C15
+    for part in key:
+        mixed = _mix(mixed ^ (part & _WORD))
+    if n <= _SMALL:
+        return _Table(_shuffled(n, mixed))
+    return _Feistel(n, mixed)
+
+
+class _Feistel:
+    def __init__(self, n: int, key: int) -> None:
+        self._n = n
+        bits = (n - 1).bit_length()
+        self._low_bits = bits // 2
+        self._low = np.int64((1 << self._low_bits) - 1)
+        widths = (bits - self._low_bits, self._low_bits)
+        self._rounds = []
+        for turn in range(_ROUNDS):
+            key = _mix(key + turn)
+            self._rounds.append((np.uint32(key & 0xFFFFFFFF), np.uint32(32 - widths[turn % 2])))
+
+    def __call__(self, positions: Array) -> Array:
+        rows = np.empty(len(positions), np.int64)
+        for start in range(0, len(positions), _CHUNK):  # what fits into the processor's cache at once
+            part = self._once(positions[start : start + _CHUNK])
+            outside = np.flatnonzero(part >= self._n)
+            while len(outside):
+                part[outside] = self._once(part[outside])
+                outside = outside[part[outside] >= self._n]
+            rows[start : start + _CHUNK] = part
+        return rows
+
+    def _once(self, values: Array) -> Array:
+        high = (values >> self._low_bits).astype(np.uint32)
+        low = (values & self._low).astype(np.uint32)
+        mixed = np.empty_like(high)
+        shifted = np.empty_like(high)
+        for turn, (key, shift) in enumerate(self._rounds):
+            target, source = (high, low) if turn % 2 == 0 else (low, high)
+            np.add(source, key, out=mixed)
+            np.multiply(mixed, np.uint32(0x9E3779B1), out=mixed)
+            np.right_shift(mixed, np.uint32(15), out=shifted)
+            np.bitwise_xor(mixed, shifted, out=mixed)
+            np.multiply(mixed, np.uint32(0x85EBCA77), out=mixed)
+            np.right_shift(mixed, shift, out=mixed)
+            np.bitwise_xor(target, mixed, out=target)
+        joined: Array = (high.astype(np.int64) << self._low_bits) | low
+        return joined
+
+
+def by_id(ids: Array) -> Lookup | None:
+    """Position among the rows sorted by id → row as it arrived; None where the rows arrived sorted.
+
+    Rows that arrive in ascending runs, one source partition each (as a shuffle delivers them), need memory
+    for the runs only; any other order needs a table of 8 bytes a row.
+    """
+    starts = np.concatenate([np.zeros(1, np.int64), *_breaks(ids)])
+    if len(starts) == 1:
+        return None
+    lengths = np.diff(starts, append=len(ids))
+    first, last = ids[starts], ids[starts + lengths - 1]
+    order = np.argsort(first, kind="stable")
+    if np.any(last[order][:-1] > first[order][1:]):
+        return _Table(np.argsort(ids, kind="stable"))
+    return _Runs(starts[order], lengths[order])
+
+
+class _Table:
+    def __init__(self, rows: Array) -> None:
+        self._rows = rows
+
+    def __call__(self, positions: Array) -> Array:
+        return self._rows.take(positions)
+
+
+class _Runs:
+    def __init__(self, starts: Array, lengths: Array) -> None:
+        self._ends = np.cumsum(lengths)
+        self._shift = starts - (self._ends - lengths)
+
+    def __call__(self, positions: Array) -> Array:
+        run = np.searchsorted(self._ends, positions, side="right")
+        rows: Array = positions + self._shift[run]
+        return rows
+
+
+def _breaks(ids: Array) -> Iterator[Array]:
+    """Where the id falls; if it falls anywhere, also where the source partition changes."""
+    if all(np.all(part[1:] > part[:-1]) for part in _overlapping(ids)):
+        return
+    for number, part in enumerate(_overlapping(ids)):
+        fresh = (part[1:] < part[:-1]) | (part[1:] >> PARTITION_BITS != part[:-1] >> PARTITION_BITS)
+        yield np.flatnonzero(fresh) + 1 + number * _SPAN
+
+
+def _overlapping(ids: Array) -> Iterator[Array]:
+    for start in range(0, len(ids), _SPAN):
+        yield ids[start : start + _SPAN + 1]
+
+
+def pack_ids(ids: Array) -> str:
+    """A set of ids as text: runs of constant stride, each (first, stride, count), compressed."""
+    ids = np.sort(ids)
+    steps = np.diff(ids)
+    starts = np.concatenate([np.zeros(min(1, len(ids)), np.int64), np.flatnonzero(np.diff(steps)) + 2])
+    # A change of stride at i makes row i + 2 the first that is not explained by the run before it.
+    counts = np.diff(starts, append=len(ids))
+    strides = np.where(counts > 1, np.append(steps, 0)[np.minimum(starts, len(ids) - 1)], 1) if len(ids) else counts
+    runs = np.stack([ids[starts], strides, counts]).astype("<i8")
+    return base64.b64encode(zlib.compress(runs.tobytes())).decode()
+
+
+def contains(packed: Sequence[str], ids: Array) -> Array:
+    """bool [k]: which of `ids` are in one of the packed sets."""
+    found = np.zeros(len(ids), bool)
+    for text in packed:
+        first, stride, count = np.frombuffer(zlib.decompress(base64.b64decode(text)), "<i8").reshape(3, -1)
+        if len(first):
+            run = np.maximum(np.searchsorted(first, ids, side="right") - 1, 0)
+            ahead = ids - first[run]
+            found |= (ahead >= 0) & (ahead % stride[run] == 0) & (ahead // stride[run] < count[run])
+    return found
+
+
+def _shuffled(n: int, key: int) -> Array:
+    """0..n-1 sorted by a hash of each: splitmix64, since numpy's own generators may change."""
+    with np.errstate(over="ignore"):
+        z = np.arange(1, n + 1, dtype=np.uint64) * np.uint64(0x9E3779B97F4A7C15) + np.uint64(key)
+        z = (z ^ (z >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+        z = (z ^ (z >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+        return np.argsort(z ^ (z >> np.uint64(31)), kind="stable")
+
+
+def _mix(value: int) -> int:
+    """splitmix64 of one word."""
+    z = (value + 0x9E3779B97F4A7C15) & _WORD
+    z = ((z ^ (z >> 30)) * 0xBF58476D1CE4E5B9) & _WORD
+    z = ((z ^ (z >> 27)) * 0x94D049BB133111EB) & _WORD
+    return z ^ (z >> 31)

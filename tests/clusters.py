@@ -1,0 +1,289 @@
+"""The clusters that the tests run on, each started for real, and the way a test gets to one.
+
+A process can hold one classic SparkContext. So every kind of cluster but `local` has a pytest process of its own: the
+main one sends it the ids of the tests to run there and shows the reports it gets back (`Elsewhere`), as pytest-xdist
+does. Each test runs alone in its order; nothing is shared but the cluster's session.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import select
+import shutil
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+KINDS = ("local", "local-cluster", "standalone", "connect")  # the contract holds on these four
+EXTRA = ("standalone-gpus", "dynamic")  # by request: pretended GPUs; dynamic allocation
+KIND = os.environ.get("TRITIUM_CLUSTER", "local")  # what this process runs on
+
+COMMON = {
+    "spark.ui.enabled": "false",
+    "spark.ui.showConsoleProgress": "false",
+    "spark.sql.shuffle.partitions": "4",
+    "spark.driver.host": "127.0.0.1",
+    "spark.driver.bindAddress": "127.0.0.1",
+    "spark.log.level": "ERROR",
+}
+SMALL = {"spark.executor.memory": "512m", "spark.executor.cores": "1"}
+
+
+@contextlib.contextmanager
+def session(kind: str) -> Iterator[Any]:
+    """A SparkSession on a fresh cluster of this kind; both are gone afterwards."""
+    with STARTERS[kind]() as spark:
+        yield spark
+
+
+def _classic(master: str, **conf: str) -> Any:
+    from pyspark.sql import SparkSession
+
+    builder = SparkSession.builder.master(master).appName("tritium-tests")
+    for key, value in {**COMMON, **conf}.items():
+        builder = builder.config(key, value)
+    return builder.getOrCreate()
+
+
+@contextlib.contextmanager
+def _local() -> Iterator[Any]:
+    spark = _classic("local[2]")
+    yield spark
+    spark.stop()
+
+
+@contextlib.contextmanager
+def _local_cluster(slots: str = "2,1,1024", **conf: str) -> Iterator[Any]:
+    from pyspark.find_spark_home import _find_spark_home
+
+    spark = _classic(f"local-cluster[{slots}]", **conf)
+    folder = Path(_find_spark_home(), "work", spark.sparkContext.applicationId)
+    yield spark
+    spark.stop()
+    shutil.rmtree(folder, ignore_errors=True)  # Spark leaves it in its own home
+
+
+def _dynamic() -> contextlib.AbstractContextManager[Any]:
+    conf = {
+        "spark.dynamicAllocation.enabled": "true",
+        "spark.dynamicAllocation.shuffleTracking.enabled": "true",
+    }
+    return _local_cluster("1,1,1024", **conf)
+
+
+@contextlib.contextmanager
+def _standalone(**conf: str) -> Iterator[Any]:
+    with standalone() as master:
+        spark = _classic(master, **SMALL, **conf)
+        status = spark.sparkContext._jsc.sc().getExecutorMemoryStatus
+        wait(lambda: status().size() == 3, "two executors have registered")
+        yield spark
+        spark.stop()
+
+
+@contextlib.contextmanager
+def _standalone_gpus() -> Iterator[Any]:
+    """Two workers that pretend to have two GPUs each."""
+    with tempfile.TemporaryDirectory() as folder:
+        script = Path(folder, "gpus.sh")
+        script.write_text('#!/bin/sh\necho \'{"name": "gpu", "addresses": ["0", "1"]}\'\n')
+        script.chmod(0o755)
+        worker = {
+            "spark.worker.resource.gpu.amount": "2",
+            "spark.worker.resource.gpu.discoveryScript": str(script),
+        }
+        with standalone(cores=2, **worker) as master:
+            conf = {"spark.executor.resource.gpu.amount": "2", "spark.executor.cores": "2"}
+            spark = _classic(master, **{**SMALL, **conf, "spark.task.resource.gpu.amount": "1"})
+            status = spark.sparkContext._jsc.sc().getExecutorMemoryStatus
+            wait(lambda: status().size() == 3, "two executors have registered")
+            yield spark
+            spark.stop()
+
+
+@contextlib.contextmanager
+def _connect() -> Iterator[Any]:
+    """A server in a process of its own and a client session: no JVM belongs to the driver."""
+    from pyspark.sql import SparkSession
+
+    port = free_port()
+    conf = {
+        **COMMON,
+        "spark.connect.grpc.binding.port": str(port),
+        "spark.connect.grpc.binding.address": "127.0.0.1",
+    }
+    server = [spark_script("spark-submit"), "--master", "local[2]", "--driver-memory", "1g"]
+    for key, value in conf.items():
+        server += ["--conf", f"{key}={value}"]
+    server += ["--class", "org.apache.spark.sql.connect.service.SparkConnectServer"]
+    with daemon("connect server", server) as process:
+        wait(lambda: listens(port) or process.poll() is not None, f"the Connect server listens on port {port}")
+        spark = SparkSession.builder.remote(f"sc://127.0.0.1:{port}").create()
+        yield spark
+        spark.stop()
+
+
+STARTERS: dict[str, Callable[[], contextlib.AbstractContextManager[Any]]] = {
+    "local": _local,
+    "local-cluster": _local_cluster,
+    "standalone": _standalone,
+    "connect": _connect,
+    "standalone-gpus": _standalone_gpus,
+    "dynamic": _dynamic,
+}
+
+
+@contextlib.contextmanager
+def standalone(workers: int = 2, cores: int = 1, **worker_conf: str) -> Iterator[str]:
+    """A real Master with Workers of `cores` cores each; yields the master's URL."""
+    port = free_port()
+    url = f"spark://127.0.0.1:{port}"
+    spark_class = spark_script("spark-class")
+    master = [
+        "org.apache.spark.deploy.master.Master",
+        "--host",
+        "127.0.0.1",
+        "--port",
+        str(port),
+        "--webui-port",
+        "0",
+    ]
+    with contextlib.ExitStack() as stack:
+        folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="standalone-"))
+        stack.enter_context(daemon("master", [spark_class, *master]))
+        wait(lambda: listens(port), f"the master listens on port {port}")
+        for number in range(workers):
+            properties = Path(folder, "worker.conf")
+            properties.write_text("".join(f"{key} {value}\n" for key, value in worker_conf.items()))
+            command = [spark_class, "org.apache.spark.deploy.worker.Worker", "--host", "127.0.0.1"]
+            command += ["--webui-port", "0", "-c", str(cores), "-m", "1g", "--work-dir", f"{folder}/{number}"]
+            command += ["--properties-file", str(properties), url]
+            stack.enter_context(daemon(f"worker {number}", command))
+        yield url
+
+
+@contextlib.contextmanager
+def daemon(name: str, command: list[str]) -> Iterator[subprocess.Popen[Any]]:
+    """A process that lives as long as the block; its output is shown when the block fails."""
+    with tempfile.TemporaryFile("w+") as log:
+        process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=log, stderr=log)
+        try:
+            yield process
+        except BaseException:
+            log.seek(0)
+            print(f"--- {name} (exit code {process.poll()}):\n{log.read()[-4000:]}", file=sys.stderr)
+            raise
+        finally:
+            process.terminate()
+            try:
+                process.wait(10)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait()
+
+
+def spark_script(name: str) -> str:
+    from pyspark.find_spark_home import _find_spark_home
+
+    return str(Path(_find_spark_home(), "bin", name))
+
+
+def free_port() -> int:
+    with socket.socket() as placeholder:
+        placeholder.bind(("127.0.0.1", 0))
+        port: int = placeholder.getsockname()[1]
+        return port
+
+
+def listens(port: int) -> bool:
+    with socket.socket() as probe:
+        probe.settimeout(1)
+        return probe.connect_ex(("127.0.0.1", port)) == 0
+
+
+def wait(condition: Callable[[], bool], what: str, seconds: float = 60.0) -> None:
+    """Polls, since these are states of processes that tell nobody; names what did not come about."""
+    deadline = time.monotonic() + seconds
+    while not condition():
+        if time.monotonic() > deadline:
+            raise TimeoutError(f"after {seconds:.0f} s it is still not so that {what}")
+        time.sleep(0.05)
+
+
+class Elsewhere:
+    """A pytest process on another kind of cluster. `run` has a test run there and returns its reports."""
+
+    def __init__(self, kind: str, files: list[str], root: Path, options: list[str]) -> None:
+        self.kind = kind
+        requests, self._requests = os.pipe()
+        self._answers, answers = os.pipe()
+        env = {**os.environ, "TRITIUM_CLUSTER": kind, "TRITIUM_TEST_PIPES": f"{requests},{answers}"}
+        command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "--rootdir", str(root)]
+        self._log = tempfile.TemporaryFile("w+")  # noqa: SIM115 - closed in close()
+        self._process = subprocess.Popen(
+            [*command, *options, *files],
+            cwd=root,
+            env=env,
+            stdin=subprocess.DEVNULL,
+            stdout=self._log,
+            stderr=self._log,
+            pass_fds=(requests, answers),
+        )
+        os.close(requests)
+        os.close(answers)
+        self._buffer = b""
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    def run(self, nodeid: str, following: str | None, seconds: float) -> list[dict[str, Any]]:
+        """The serialized reports of one test. RuntimeError with the process's last output when it ends or hangs."""
+        reports: list[dict[str, Any]] = []
+        deadline = time.monotonic() + seconds
+        with contextlib.suppress(BrokenPipeError):
+            os.write(self._requests, json.dumps([nodeid, following]).encode() + b"\n")
+        while True:
+            line = self._line(deadline)
+            if line is None:
+                raise RuntimeError(f"the pytest process for {self.kind!r} {self._fate(deadline)}:\n{self._tail()}")
+            if line == b"done":
+                return reports
+            reports.append(json.loads(line))
+
+    def _line(self, deadline: float) -> bytes | None:
+        while b"\n" not in self._buffer:
+            ready = select.select([self._answers], [], [], max(0.0, deadline - time.monotonic()))[0]
+            data = os.read(self._answers, 1 << 20) if ready else b""
+            if not data:
+                return None
+            self._buffer += data
+        line, self._buffer = self._buffer.split(b"\n", 1)
+        return line
+
+    def _fate(self, deadline: float) -> str:
+        if time.monotonic() >= deadline:
+            return "did not answer in time"
+        return f"ended with exit code {self._process.wait()}"
+
+    def _tail(self) -> str:
+        self._log.seek(0)
+        return self._log.read()[-6000:]
+
+    def close(self) -> None:
+        """Ends the process: at the end of its requests it stops its cluster and goes."""
+        os.close(self._requests)
+        os.close(self._answers)
+        try:
+            self._process.wait(30)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+        self._log.close()

@@ -1,0 +1,178 @@
+"""Fixtures of every test: a Spark session, the clusters of the contract, and the check that nothing is left behind."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import clusters
+import leaks
+
+# A private place for everything that tests and Spark write, set before any JVM starts.
+PLACE = Path(tempfile.mkdtemp(prefix="tritium-tests-"))
+for _name in ("tmp", "scratch", "runs", "cwd"):
+    PLACE.joinpath(_name).mkdir()
+os.environ.update(
+    TMPDIR=str(PLACE / "tmp"),
+    SPARK_LOCAL_DIRS=str(PLACE / "scratch"),
+    TRITIUM_RUNS=str(PLACE / "runs"),
+    TRITIUM_TEST=str(os.getpid()),
+    PYSPARK_PYTHON=sys.executable,
+    PYSPARK_DRIVER_PYTHON=sys.executable,
+    SPARK_LOCAL_IP="127.0.0.1",
+)
+tempfile.tempdir = None
+PIPES = os.environ.pop("TRITIUM_TEST_PIPES", "")
+
+_elsewhere: dict[str, clusters.Elsewhere] = {}
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _own_working_directory() -> Iterator[None]:
+    before = os.getcwd()
+    os.chdir(PLACE / "cwd")
+    yield
+    os.chdir(before)
+
+
+@pytest.fixture(scope="session")
+def spark() -> Iterator[Any]:
+    """A session on this process's kind of cluster: `local[2]`, unless the test asks for `cluster`."""
+    with clusters.session(clusters.KIND) as session:
+        yield session
+
+
+@pytest.fixture(params=clusters.KINDS)
+def cluster(request: pytest.FixtureRequest, spark: Any) -> Any:
+    """The session on each of the four kinds of cluster in turn; `cluster.kind` says which.
+
+    A test for other kinds: `@pytest.mark.parametrize("cluster", ["standalone-gpus"], indirect=True)`.
+    """
+    assert request.param == clusters.KIND
+    return OnCluster(request.param, spark)
+
+
+class OnCluster:
+    def __init__(self, kind: str, spark: Any) -> None:
+        self.kind = kind
+        self.spark = spark
+
+
+@pytest.fixture(autouse=True)
+def _nothing_left_behind(request: pytest.FixtureRequest) -> Iterator[None]:
+    if {"spark", "cluster"} & set(request.fixturenames):
+        request.getfixturevalue("spark")  # what the session brings along is no test's doing
+    strangers = {process.pid for process in _elsewhere.values()}
+    before = leaks.Trace.now(strangers)
+    yield
+    if found := before.left(strangers):
+        pytest.fail("the test left behind:\n  " + "\n  ".join(found), pytrace=False)
+
+
+# --- tests on other kinds of cluster: sent to a pytest process that has one
+
+
+def _kind(item: pytest.Item) -> str:
+    callspec = getattr(item, "callspec", None)
+    return callspec.params.get("cluster", "local") if callspec else "local"
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    order = [*clusters.KINDS, *clusters.EXTRA]
+    if (
+        clusters.KIND != "local" and not PIPES
+    ):  # TRITIUM_CLUSTER=standalone pytest …: that kind's tests, in this process
+        items[:] = [item for item in items if _kind(item) == clusters.KIND]
+    items.sort(key=lambda item: order.index(_kind(item)))  # stable: one cluster at a time
+    for item in items:
+        if _kind(item) != clusters.KIND:
+            item.add_marker(pytest.mark.timeout(0))  # the other process has the time limit
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_protocol(item: pytest.Item, nextitem: pytest.Item | None) -> bool | None:
+    kind = _kind(item)
+    if kind == clusters.KIND:
+        return None
+    item.ihook.pytest_runtest_logstart(nodeid=item.nodeid, location=item.location)
+    following = nextitem.nodeid if nextitem is not None and _kind(nextitem) == kind else None
+    for report in _reports(item, kind, following):
+        item.ihook.pytest_runtest_logreport(report=report)
+    item.ihook.pytest_runtest_logfinish(nodeid=item.nodeid, location=item.location)
+    if following is None:
+        _end(kind)
+    return True
+
+
+def _reports(item: pytest.Item, kind: str, following: str | None) -> list[Any]:
+    config = item.config
+    try:
+        if kind not in _elsewhere:
+            files = sorted({str(other.path) for other in item.session.items if _kind(other) == kind})
+            options = [text for rule in config.getoption("pythonwarnings") or () for text in ("-W", rule)]
+            _elsewhere[kind] = clusters.Elsewhere(kind, files, config.rootpath, options)
+        seconds = 60.0 + float(config.getini("timeout") or 240)
+        answers = _elsewhere[kind].run(item.nodeid, following, seconds)
+        from_json = config.hook.pytest_report_from_serializable
+        return [from_json(config=config, data=answer) for answer in answers]
+    except RuntimeError as problem:
+        _end(kind)
+        where = item.location
+        return [pytest.TestReport(item.nodeid, where, {}, "failed", str(problem), "call", (), 0.0)]
+
+
+def _end(kind: str) -> None:
+    if process := _elsewhere.pop(kind, None):
+        process.close()
+
+
+class _Answers:
+    """In the other process: every report of a test goes to the main one."""
+
+    def __init__(self, config: pytest.Config, answers: int) -> None:
+        self.config = config
+        self.answers = answers
+
+    def send(self, line: str) -> None:
+        data = line.encode() + b"\n"
+        while data:
+            data = data[os.write(self.answers, data) :]
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        to_json = self.config.hook.pytest_report_to_serializable
+        self.send(json.dumps(to_json(config=self.config, report=report)))
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtestloop(session: pytest.Session) -> bool | None:
+    if not PIPES:
+        return None
+    if session.testsfailed:
+        raise session.Interrupted(f"{session.testsfailed} errors during collection")
+    requests, answers = map(int, PIPES.split(","))
+    plugin = _Answers(session.config, answers)
+    session.config.pluginmanager.register(plugin)
+    items = {item.nodeid: item for item in session.items}
+    for number in (requests, answers):
+        os.set_inheritable(number, False)
+    with open(requests, encoding="utf-8") as lines:
+        for line in lines:
+            nodeid, following = json.loads(line)
+            session.config.hook.pytest_runtest_protocol(item=items[nodeid], nextitem=items.get(following))
+            plugin.send("done")
+    os.close(answers)
+    return True
+
+
+def pytest_unconfigure() -> None:
+    for kind in list(_elsewhere):
+        _end(kind)
+    shutil.rmtree(PLACE, ignore_errors=True)

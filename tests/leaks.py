@@ -1,0 +1,211 @@
+"""What a test may not leave behind. `Trace.now()` is taken before it; `left()` names what is new after it."""
+
+from __future__ import annotations
+
+import gc
+import os
+import signal
+import socket
+import sys
+import tempfile
+import threading
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+SECONDS = 6.0  # Spark ends the other tasks of a failed gang after 3.8 s at the latest
+SPARK_FILES = (
+    "spark-",
+    "blockmgr-",
+    "pyspark-",
+    "hsperfdata_",
+    "liblz4",
+    "libzstd",
+    "snappy-",
+    "libnetty",
+    "pytest-of-",
+)
+ENVIRONMENT_OF_OTHERS = ("PYTEST_", "SPARK_", "PYSPARK_", "COLUMNS", "LINES")
+PYSPARK_THREADS = ("py4j", "pyspark", "grpc")
+
+
+@dataclass(frozen=True)
+class Trace:
+    """The state of this process and of the machine, as far as this process made it."""
+
+    processes: dict[int, str]
+    threads: dict[int, str]
+    sockets: dict[str, str]
+    files: frozenset[str]
+    held: frozenset[str]
+    environment: dict[str, str]
+    path: tuple[str, ...]
+    cwd: str
+    handlers: dict[str, Any]
+
+    @classmethod
+    def now(cls, strangers: set[int]) -> Trace:
+        """`strangers`: processes that look after themselves, with all their children."""
+        return cls(
+            processes=_processes(strangers),
+            threads=_threads(),
+            sockets=_sockets(),
+            files=frozenset(_files()),
+            held=frozenset(_held()),
+            environment=_environment(),
+            path=tuple(sys.path),
+            cwd=os.getcwd(),
+            handlers={name: signal.getsignal(getattr(signal, name)) for name in ("SIGINT", "SIGTERM", "SIGCHLD")},
+        )
+
+    def left(self, strangers: set[int]) -> list[str]:
+        """Waits until nothing is left, at most SECONDS; what is left then, one sentence each."""
+        deadline = time.monotonic() + SECONDS
+        while found := self._compare(Trace.now(strangers)):
+            if time.monotonic() > deadline:
+                break
+            gc.collect()
+            time.sleep(0.05)
+        return found
+
+    def _compare(self, now: Trace) -> list[str]:
+        found = [f"process {pid}: {text}" for pid, text in now.processes.items() if pid not in self.processes]
+        found += [f"thread {text}" for key, text in now.threads.items() if key not in self.threads]
+        found += [f"socket {text}" for key, text in now.sockets.items() if key not in self.sockets]
+        found += [f"file {name}" for name in sorted(now.files - self.files)]
+        found += [f"deleted file held open or mapped: {name}" for name in sorted(now.held - self.held)]
+        for name in sorted(self.environment.keys() | now.environment.keys()):
+            before, after = self.environment.get(name), now.environment.get(name)
+            if before != after:
+                found.append(f"environment variable {name}: {before!r} became {after!r}")
+        if self.path != now.path:
+            found.append(f"sys.path: {set(now.path) ^ set(self.path) or 'another order'}")
+        if self.cwd != now.cwd:
+            found.append(f"working directory: {self.cwd} became {now.cwd}")
+        for name, handler in self.handlers.items():
+            if handler is not now.handlers[name]:
+                found.append(f"handler of {name}: {handler} became {now.handlers[name]}")
+        if (distributed := sys.modules.get("torch.distributed")) and distributed.is_available():
+            found += ["torch.distributed's process group"] if distributed.is_initialized() else []
+        return found
+
+
+def _processes(strangers: set[int]) -> dict[int, str]:
+    me = psutil.Process()
+    parents = {p.pid: p.info["ppid"] for p in psutil.process_iter(["ppid"])}
+    children: dict[int, list[int]] = {}
+    for pid, parent in parents.items():
+        children.setdefault(parent, []).append(pid)
+    found: dict[int, str] = {}
+    queue = [(pid, 0) for pid in children.get(me.pid, ())]
+    queue += [(pid, 0) for pid in children.get(1, ()) if _is_orphan_of(me, pid)]
+    while queue:
+        pid, depth = queue.pop()
+        if pid in strangers:
+            continue
+        command = _command(pid)
+        workers = depth + 1 if "pyspark.daemon" in command else 0
+        # the JVM, the daemon that it starts, and the daemon's workers; what hangs below a worker is a rank's
+        if command and not (0 < workers <= 2 or _is_spark(command)):
+            found[pid] = command
+        queue += [(child, workers) for child in children.get(pid, ())]
+    return found
+
+
+def _is_spark(command: str) -> bool:
+    return "org.apache.spark" in command or "pyspark/bin/" in command or "pyspark.worker" in command
+
+
+def _is_orphan_of(me: psutil.Process, pid: int) -> bool:
+    try:
+        process = psutil.Process(pid)
+        return process.create_time() > me.create_time() and process.environ().get("TRITIUM_TEST") == str(me.pid)
+    except psutil.Error:
+        return False
+
+
+def _command(pid: int) -> str:
+    """The command line; empty when the process is gone or only waits to be reaped by a parent of its own."""
+    try:
+        process = psutil.Process(pid)
+        zombie = process.status() == psutil.STATUS_ZOMBIE
+        if zombie:
+            return "zombie (never waited for)" if process.ppid() == os.getpid() else ""
+        return " ".join(process.cmdline())[:300]
+    except psutil.Error:
+        return ""
+
+
+def _threads() -> dict[int, str]:
+    found = {}
+    for thread in threading.enumerate():
+        target = getattr(thread, "_target", None)
+        owner = f"{type(thread).__module__}|{getattr(target, '__module__', '')}"
+        if thread.is_alive() and not any(name in owner for name in PYSPARK_THREADS):
+            found[id(thread)] = f"{thread.name} ({target or type(thread).__name__})"
+    return found
+
+
+def _sockets() -> dict[str, str]:
+    """Of this process: sockets that listen, and such as are bound and wait to (ports held for a framework)."""
+    found = {}
+    folder = Path("/proc/self/fd")
+    for entry in folder.iterdir() if folder.exists() else ():
+        try:
+            target = os.readlink(entry)
+            if not target.startswith("socket:"):
+                continue
+            with socket.socket(fileno=os.dup(int(entry.name))) as copy:
+                if copy.family not in (socket.AF_INET, socket.AF_INET6) or copy.type != socket.SOCK_STREAM:
+                    continue
+                address = copy.getsockname()
+                if copy.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN):
+                    found[target] = f"listening on {address}"
+                elif address[1] and not _is_connected(copy):
+                    found[target] = f"bound to {address}"
+        except OSError:
+            continue  # closed meanwhile
+    return found
+
+
+def _is_connected(peer: socket.socket) -> bool:
+    # state 7 is CLOSE: bound, never connected; what was connected once is in another state
+    return peer.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 1) != b"\x07"
+
+
+def _files() -> set[str]:
+    folders = {tempfile.gettempdir(), os.getcwd(), *os.environ.get("SPARK_LOCAL_DIRS", "").split(",")}
+    return {
+        entry.path
+        for folder in folders
+        if folder and os.path.isdir(folder)
+        for entry in os.scandir(folder)
+        if not entry.name.startswith(SPARK_FILES)
+    }
+
+
+def _held() -> set[str]:
+    """Deleted files in the scratch directories that this process still holds: a spool that was not closed."""
+    places = tuple({tempfile.gettempdir(), *os.environ.get("SPARK_LOCAL_DIRS", "").split(",")} - {""})
+    found = set()
+    folder = Path("/proc/self/fd")
+    for entry in folder.iterdir() if folder.exists() else ():
+        try:
+            target = os.readlink(entry)
+        except OSError:
+            continue  # closed meanwhile
+        if target.endswith("(deleted)") and target.startswith(places):
+            found.add(f"{target} as {entry.name}")
+    maps = Path("/proc/self/maps")
+    for line in maps.read_text().splitlines() if maps.exists() else ():
+        name = line.split(maxsplit=5)[5:]
+        if name and name[0].endswith("(deleted)") and name[0].startswith(places):
+            found.add(name[0])
+    return found
+
+
+def _environment() -> dict[str, str]:
+    return {key: value for key, value in os.environ.items() if not key.startswith(ENVIRONMENT_OF_OTHERS)}

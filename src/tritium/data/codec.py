@@ -1,0 +1,307 @@
+"""From the Arrow column of one Field to its numpy rows, checked value by value (any process)."""
+
+from __future__ import annotations
+
+import difflib
+import math
+import zlib
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from tritium.data.schema import Field
+from tritium.data.spool import Ragged
+from tritium.errors import BadData, BadRow
+
+Array = np.ndarray[Any, Any]
+Column = Array | Ragged
+At = Callable[[int, Any, str, str], BadRow]
+
+_POSITION = (1 << 33) - 1
+
+
+def read(field: Field, column: pa.Array, ids: Array) -> tuple[Column, Array | None]:
+    """The rows of one Field: `[rows, *field.shape]` (Ragged for bytes), and its bool mask, or None.
+
+    `column` is as `exchange.pack` or `tables.deal` makes it, `ids` int64 `[rows]`. Where nothing has to be changed
+    the array is a view of Arrow's own buffer. A `shape` that is still None is taken from the first row.
+    Raises BadRow for a null, a NaN, an unknown value, a ragged or too long row, a number beyond the dtype.
+    """
+    if field.kind == "bytes":
+        return _bytes(field, column, ids), None
+    whole = None if column.null_count == 0 else column.is_valid().to_numpy(zero_copy_only=False)
+    if whole is not None and field.nulls[0] is None:
+        raise _bad(field, ids, int(np.argmin(whole)), None, "null", _FILL)
+    owners = ids if whole is None or field.depth == 0 else ids[whole]
+    leaf, lengths = _flatten(field, column, owners)
+    values, present = _leaf(field, leaf, lengths, owners)
+    values, present = _shaped(field, values, present, lengths, owners)
+    if whole is not None and field.depth:
+        values, present = _with_null_rows(field, values, present, whole, ids)
+    if not field.mask:
+        return values, None
+    return values, np.ones(values.shape, np.bool_) if present is None else present
+
+
+_FILL = (
+    "Drop such rows in Spark (`df.dropna(subset=[...])`), fill them with nulls={{{0!r}: value}}, or mark them "
+    "with nulls={{{0!r}: 'mask'}}"
+)
+
+
+def _bad(field: Field, ids: Array, row: int, value: Any, what: str, advice: str, source: int = 0) -> BadRow:
+    """The error of one row: which column, where the row is, what is wrong with it, and what to do."""
+    column, number = field.sources[source], int(ids[row])
+    used = "" if column == field.name else f" (in batch column {field.name!r})"
+    return BadRow(
+        f"column {column!r}{used} is {what} in row {number} (source partition {number >> 33}, position "
+        f"{number & _POSITION}). {advice.format(column)}.",
+        column=column,
+        row_id=number,
+        value=value,
+        batch_column=field.name,
+    )
+
+
+def _bytes(field: Field, column: pa.Array, ids: Array) -> Ragged:
+    if column.null_count:
+        row = int(np.argmax(column.is_null().to_numpy(zero_copy_only=False)))
+        raise _bad(field, ids, row, None, "null", "Drop such rows in Spark (`df.dropna(subset=[{0!r}])`)")
+    wide = pa.types.is_large_binary(column.type)
+    offset_type = np.dtype(np.int64 if wide else np.int32)
+    _, offsets_buffer, data = column.buffers()
+    offsets = np.frombuffer(offsets_buffer, offset_type)[column.offset : column.offset + len(column) + 1]
+    raw = np.frombuffer(data, np.uint8) if data is not None else np.zeros(0, np.uint8)
+    return Ragged(raw[offsets[0] : offsets[-1]], np.diff(offsets).astype(np.int64))
+
+
+def _flatten(field: Field, column: pa.Array, ids: Array) -> tuple[pa.Array, list[Array]]:
+    """The values without the arrays around them, and the lengths of those, outermost first; no null rows."""
+    lengths: list[Array] = []
+    for level in range(field.depth):
+        if level and column.null_count:
+            inner = int(np.argmax(column.is_null().to_numpy(zero_copy_only=False)))
+            row = _row_of(inner, lengths)
+            raise _bad(field, ids, row, None, "an array with a null array in it", _FILL_IN_SPARK)
+        if pa.types.is_fixed_size_list(column.type):
+            count = len(column) - column.null_count
+            lengths.append(np.full(count, column.type.list_size, np.int64))
+        elif column.null_count:
+            lengths.append(pc.list_value_length(column.drop_null()).to_numpy())
+        else:
+            lengths.append(np.diff(column.offsets.to_numpy()))
+        column = column.flatten()
+    return column, lengths
+
+
+_FILL_IN_SPARK = "Drop or fill such rows in Spark"
+
+
+def _row_of(position: int, lengths: list[Array]) -> int:
+    """The row that owns the value at `position` below the arrays of these lengths."""
+    for counts in reversed(lengths):
+        position = int(np.searchsorted(np.cumsum(counts), position, side="right"))
+    return position
+
+
+def _leaf(field: Field, leaf: pa.Array, lengths: list[Array], ids: Array) -> tuple[Array, Array | None]:
+    """The values `[k]` in the batch's dtype, checked, nulls filled; and which were there, or None for all."""
+    absent = None
+    if leaf.null_count:
+        absent = leaf.is_null().to_numpy(zero_copy_only=False)
+        _check_nulls(field, absent, lengths, ids)
+
+    def at(position: int, value: Any, what: str, advice: str) -> BadRow:
+        source = position % len(field.sources) if field.packed else 0
+        return _bad(field, ids, _row_of(position, lengths), value, what, advice, source)
+
+    words = field.vocabulary is not None or field.buckets is not None
+    values = _index(field, leaf, at) if words else _numbers(leaf)
+    if absent is not None:
+        values = np.where(absent, np.zeros((), values.dtype), values)
+    values = _cast(values, np.dtype(field.dtype), at)
+    if field.nan == "error" and values.dtype.kind == "f" and _has_nan(values):
+        raise at(int(np.argmax(np.isnan(values))), math.nan, "NaN", _NAN)
+    if absent is None:
+        return values, None
+    _put_fills(field, values, absent)
+    return values, ~absent
+
+
+_NAN = (
+    "Drop such rows in Spark (`df.where(~isnan({0!r}))`), replace NaN there (`nanvl`), or make it an ordinary "
+    "value with nan='keep'"
+)
+
+
+def _check_nulls(field: Field, absent: Array, lengths: list[Array], ids: Array) -> None:
+    """BadRow for the first null that nobody said how to fill."""
+    positions = np.flatnonzero(absent)
+    refused = np.array([fill is None for fill in field.nulls])
+    bad = positions[refused[positions % len(field.nulls)]]
+    if len(bad):
+        row, source = _row_of(int(bad[0]), lengths), int(bad[0]) % len(field.nulls)
+        raise _bad(field, ids, row, None, "an array with a null in it" if _own(field) else "null", _FILL, source)
+
+
+def _own(field: Field) -> bool:
+    return field.depth > 0 and not field.packed
+
+
+def _put_fills(field: Field, values: Array, absent: Array) -> None:
+    fills = np.array([_fill(field, fill) for fill in field.nulls], values.dtype)
+    positions = np.flatnonzero(absent)
+    values[positions] = fills[positions % len(fills)]
+
+
+def _fill(field: Field, fill: float | int | str | None) -> float | int:
+    if fill is None or fill == "mask":
+        return 0
+    if isinstance(fill, str):
+        return _code(field, fill, {word: i for i, word in enumerate(field.vocabulary or ())})
+    return fill
+
+
+def _code(field: Field, word: str, known: dict[str, int]) -> int:
+    """The index of a word: -1 when it is not in the vocabulary."""
+    if field.buckets is not None:
+        return zlib.crc32(word.encode()) % field.buckets
+    return known.get(word, -1)
+
+
+def _index(field: Field, leaf: pa.Array, at: At) -> Array:
+    """Strings to int64: each distinct word of the batch is looked up once."""
+    encoded = leaf.dictionary_encode()
+    known = {word: i for i, word in enumerate(field.vocabulary or ())}
+    words = encoded.dictionary.to_pylist()
+    codes = np.array([_code(field, word, known) for word in words], np.int64)
+    where = _numbers(encoded.indices.fill_null(0))
+    values = codes[where] if len(codes) else np.zeros(len(where), np.int64)
+    if len(codes) and codes.min() < 0:
+        position = int(np.argmax(values < 0))
+        if values[position] < 0 and leaf[position].is_valid:
+            raise _unknown(field, words[where[position]], position, at)
+    return values
+
+
+def _unknown(field: Field, word: str, position: int, at: At) -> BadRow:
+    near = difflib.get_close_matches(word, field.vocabulary or (), n=1)
+    meant = f", near {near[0]!r}" if near else ""
+    return at(
+        position,
+        word,
+        f"{word!r}, which is not among the {len(field.vocabulary or ())} values of its vocabulary{meant},",
+        "Add it to vocabulary={{{0!r}: [...]}}, or map rare values in Spark, or use hash_buckets",
+    )
+
+
+def _numbers(leaf: pa.Array) -> Array:
+    """The raw values of a flat Arrow array, without a copy (but for bits); under a null there is anything."""
+    kind = leaf.type
+    if pa.types.is_boolean(kind):
+        filled = leaf.fill_null(False) if leaf.null_count else leaf
+        bits: Array = filled.to_numpy(zero_copy_only=False)
+        return bits
+    if pa.types.is_date32(kind):
+        dtype: np.dtype[Any] = np.dtype(np.int32)
+    elif pa.types.is_timestamp(kind) and kind.unit == "us":
+        dtype = np.dtype(np.int64)
+    elif pa.types.is_integer(kind) or pa.types.is_floating(kind):
+        dtype = np.dtype(kind.to_pandas_dtype())
+    else:
+        raise BadData(f"a column arrived as Arrow {kind}, which is not one of the exchange's types")
+    data = leaf.buffers()[1]
+    if data is None:
+        return np.zeros(len(leaf), dtype)
+    return np.frombuffer(data, dtype, count=len(leaf), offset=leaf.offset * dtype.itemsize)
+
+
+def _cast(values: Array, dtype: np.dtype[Any], at: At) -> Array:
+    """`values` in `dtype`. Digits are lost only when that was asked for; overflow is BadRow."""
+    if values.dtype == dtype:
+        return values
+    if dtype.kind in "iu" and not np.can_cast(values.dtype, dtype) and len(values):
+        limits = np.iinfo(dtype)
+        low, high = (float(limits.min), float(limits.max)) if values.dtype.kind == "f" else (limits.min, limits.max)
+        fits = (values >= low) & ((values < high + 1) if values.dtype.kind == "f" else (values <= high))
+        if not fits.all():
+            position = int(np.argmin(fits))
+            value = values[position].item()
+            raise at(position, value, f"{value!r}, beyond the {dtype} that was asked for,", "Ask for a wider dtype")
+    with np.errstate(over="ignore", invalid="ignore"):
+        return values.astype(dtype)
+
+
+def _has_nan(values: Array) -> bool:
+    """Whether there is a NaN, in one pass without a temporary: the minimum of anything with NaN is NaN."""
+    return len(values) > 0 and bool(np.isnan(np.min(values)))
+
+
+def _shaped(
+    field: Field, values: Array, present: Array | None, lengths: list[Array], ids: Array
+) -> tuple[Array, Array | None]:
+    """`[k]` values as rows `[rows, *shape]`: padded, or checked to be all of one shape."""
+    if not field.depth:
+        return values, present
+    if field.pad is not None:
+        return _padded(field, values, present, lengths[0], ids)
+    if field.shape is None and not len(lengths[0]):
+        return values, present
+    shape = []
+    for level, counts in enumerate(lengths):
+        width = int(counts[0]) if len(counts) and field.shape is None else (field.shape or (0,) * field.depth)[level]
+        if len(counts) and not (counts == width).all():
+            raise _ragged(field, width, counts, lengths[:level], ids)
+        shape.append(width)
+    rows = len(lengths[0])
+    return values.reshape(rows, *shape), None if present is None else present.reshape(rows, *shape)
+
+
+def _ragged(field: Field, width: int, counts: Array, above: list[Array], ids: Array) -> BadRow:
+    position = int(np.argmin(counts == width))
+    value = int(counts[position])
+    what = f"of length {value}, where {width} was expected from the rows before it,"
+    if above:
+        advice = "Give the matrices of {0!r} one shape in Spark"
+    else:
+        advice = f"Pad it: pad={{{{{{0!r}}: {max(value, width)}}}}}, or with (length, fill)"
+    return _bad(field, ids, _row_of(position, above), value, what, advice)
+
+
+def _padded(
+    field: Field, values: Array, present: Array | None, counts: Array, ids: Array
+) -> tuple[Array, Array | None]:
+    assert field.pad is not None
+    length, fill = field.pad
+    if len(counts) and counts.max() > length:
+        row = int(np.argmax(counts))
+        longest = int(counts[row])
+        advice = f"Raise it, pad={{{{{{0!r}}: {longest}}}}}, or cut the array in Spark (`slice`)"
+        raise _bad(field, ids, row, longest, f"of length {longest}, beyond its pad of {length},", advice)
+    there = np.arange(length) < np.asarray(counts)[:, None]
+    rows = np.full(there.shape, fill, values.dtype)
+    rows[there] = values
+    if present is None and not field.mask:
+        return rows, None
+    mask = np.array(there)
+    if present is not None:
+        mask[there] = present
+    return rows, mask
+
+
+def _with_null_rows(
+    field: Field, values: Array, present: Array | None, whole: Array, ids: Array
+) -> tuple[Array, Array | None]:
+    """The rows with the null ones put back, filled; `whole` says which were there."""
+    if field.shape is None and not whole.any():
+        what = f"null in the first {len(ids)} rows, so its length isn't known; the first is"
+        raise _bad(field, ids, 0, None, what, "Fill them in Spark, or give the length: pad={{{0!r}: length}}")
+    shape = values.shape[1:] if field.shape is None else field.shape
+    rows = np.full((len(whole), *shape), _fill(field, field.nulls[0]), values.dtype)
+    rows[whole] = values
+    mask = np.zeros(rows.shape, np.bool_)
+    mask[whole] = True if present is None else present
+    return rows, mask

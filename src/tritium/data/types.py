@@ -1,0 +1,127 @@
+"""What a source column holds, in the same words for Spark and for Arrow (any process)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import numpy as np
+import pyarrow as pa
+
+Name = Literal["number", "decimal", "date", "timestamp", "string", "binary", "array", "vector", "struct", "other"]
+
+
+@dataclass(frozen=True)
+class SourceType:
+    """The type of a source column. `dtype` is the numpy dtype that holds it without loss, "" if none."""
+
+    name: Name
+    text: str
+    """The type as its engine spells it, for messages."""
+    dtype: str = ""
+    precision: int = 0
+    zoned: bool = True
+    """False for a timestamp without a time zone."""
+    item: SourceType | None = None
+    width: int | None = None
+    """The length of an array whose type fixes it (Arrow's fixed_size_list)."""
+    children: tuple[tuple[str, SourceType], ...] = ()
+
+    @property
+    def scalar(self) -> bool:
+        """True for what becomes one number a row without a vocabulary."""
+        return self.name in ("number", "decimal", "date", "timestamp")
+
+    def leaf(self) -> tuple[SourceType, int]:
+        """The innermost type of nested arrays, and how many arrays are around it."""
+        kind, depth = self, 0
+        while kind.item is not None:
+            kind, depth = kind.item, depth + 1
+        return kind, depth
+
+
+_SPARK_NUMBERS = {
+    "ByteType": "int8",
+    "ShortType": "int16",
+    "IntegerType": "int32",
+    "LongType": "int64",
+    "FloatType": "float32",
+    "DoubleType": "float64",
+    "BooleanType": "bool",
+}
+
+
+def from_spark(spark: Any) -> SourceType:
+    """The SourceType of a pyspark DataType (pyspark itself is not imported)."""
+    kind, text = type(spark).__name__, spark.simpleString()
+    if kind in _SPARK_NUMBERS:
+        return SourceType("number", text, _SPARK_NUMBERS[kind])
+    if kind == "DecimalType":
+        return SourceType("decimal", text, "float64", precision=spark.precision)
+    if kind == "DateType":
+        return SourceType("date", text, "int32")
+    if kind in ("TimestampType", "TimestampNTZType"):
+        return SourceType("timestamp", text, "int64", zoned=kind == "TimestampType")
+    if kind in ("StringType", "CharType", "VarcharType"):
+        return SourceType("string", text)
+    if kind == "BinaryType":
+        return SourceType("binary", text)
+    if kind == "VectorUDT":
+        return SourceType("vector", "vector", "float64", item=SourceType("number", "double", "float64"))
+    if kind == "ArrayType":
+        return SourceType("array", text, item=from_spark(spark.elementType))
+    if kind == "StructType":
+        return SourceType("struct", text, children=tuple((f.name, from_spark(f.dataType)) for f in spark.fields))
+    return SourceType("other", text)
+
+
+def from_arrow(arrow: pa.DataType) -> SourceType:
+    """The SourceType of an Arrow type."""
+    text = str(arrow)
+    if pa.types.is_dictionary(arrow):
+        return from_arrow(arrow.value_type)
+    if pa.types.is_boolean(arrow) or pa.types.is_integer(arrow) or pa.types.is_floating(arrow):
+        return SourceType("number", text, np.dtype(arrow.to_pandas_dtype()).name)
+    if pa.types.is_decimal(arrow):
+        return SourceType("decimal", text, "float64", precision=arrow.precision)
+    if pa.types.is_date(arrow):
+        return SourceType("date", text, "int32")
+    if pa.types.is_timestamp(arrow):
+        return SourceType("timestamp", text, "int64", zoned=arrow.tz is not None)
+    if pa.types.is_string(arrow) or pa.types.is_large_string(arrow) or pa.types.is_string_view(arrow):
+        return SourceType("string", text)
+    if pa.types.is_binary(arrow) or pa.types.is_large_binary(arrow) or pa.types.is_fixed_size_binary(arrow):
+        return SourceType("binary", text)
+    if pa.types.is_fixed_size_list(arrow):
+        return SourceType("array", text, item=from_arrow(arrow.value_type), width=arrow.list_size)
+    if pa.types.is_list(arrow) or pa.types.is_large_list(arrow):
+        return SourceType("array", text, item=from_arrow(arrow.value_type))
+    if pa.types.is_struct(arrow):
+        fields = [arrow.field(i) for i in range(arrow.num_fields)]
+        return SourceType("struct", text, children=tuple((f.name, from_arrow(f.type)) for f in fields))
+    return SourceType("other", text)
+
+
+def columns_of(schema: Any) -> dict[str, SourceType]:
+    """The columns of a pyspark StructType or pyarrow Schema; structs also by the dotted names of fields."""
+    if isinstance(schema, pa.Schema):
+        top = [(name, from_arrow(kind)) for name, kind in zip(schema.names, schema.types, strict=True)]
+    else:
+        top = [(field.name, from_spark(field.dataType)) for field in schema.fields]
+    found: dict[str, SourceType] = {}
+    for name, kind in top:
+        _add(found, name, kind)
+    return found
+
+
+def _add(found: dict[str, SourceType], name: str, kind: SourceType) -> None:
+    found.setdefault(name, kind)
+    for child, inner in kind.children:
+        _add(found, f"{name}.{child}", inner)
+
+
+def flat(columns: dict[str, SourceType], name: str) -> list[str]:
+    """`name` itself, or the dotted names of the fields of the struct that it is."""
+    if columns[name].name != "struct":
+        return [name]
+    return [leaf for child, _ in columns[name].children for leaf in flat(columns, f"{name}.{child}")]

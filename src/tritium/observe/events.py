@@ -1,0 +1,213 @@
+"""What a run leaves on disk: its events, every rank's whole output, the report, stored files (driver).
+
+    <run directory>/events.jsonl       one JSON object a line: time (UTC), kind, and the kind's own fields
+                    logs/rank-0.log    everything that rank 0 wrote to stdout and stderr, in its order
+                    report.json        what came of it, written when the run has ended
+                    …                  files that ranks stored
+
+A number that JSON does not know is written as the string "NaN", "Infinity" or "-Infinity".
+"""
+
+from __future__ import annotations
+
+import importlib.metadata
+import json
+import math
+import os
+import platform
+import secrets
+import shutil
+import tempfile
+import threading
+from collections.abc import Mapping, Sequence
+from datetime import datetime, timezone
+from pathlib import Path, PurePosixPath
+from typing import IO, Any
+
+from tritium.errors import BadSetting
+
+_TAIL_BYTES = 64 << 10
+_LIBRARIES = ("tritium", "pyspark", "pyarrow", "numpy", "torch")
+
+
+def new_run_dir(run_dir: str | None) -> tuple[str, str]:
+    """A run's id, and its directory: `run_dir` itself, or a new one under `$TRITIUM_RUNS` or `./tritium-runs`."""
+    run_id = f"{datetime.now(timezone.utc):%Y%m%d-%H%M%S}-{secrets.token_hex(3)}"
+    if run_dir is not None:
+        return run_id, os.fspath(run_dir)
+    runs = os.environ.get("TRITIUM_RUNS") or os.path.abspath("tritium-runs")
+    return run_id, f"{runs.rstrip('/')}/{run_id}"
+
+
+class RunLog:
+    """The run directory, written as the run goes. Every method may be called from any thread.
+
+    A directory with a scheme (`s3://…`) is written through fsspec when the log is closed, from a local copy, because
+    object stores can't append; what ranks store goes there at once. A directory that holds an earlier run's events
+    and logs keeps them: new ones are appended. When the disk refuses, the run goes on without its log, and `problem`
+    says why.
+    """
+
+    def __init__(self, run_dir: str, settings: Mapping[str, Any]) -> None:
+        self.run_dir = os.fspath(run_dir)
+        self.problem: str | None = None
+        self._lock = threading.Lock()
+        self._closed = False
+        self._files: dict[str, IO[bytes]] = {}
+        self._remote: tuple[Any, str] | None = None
+        if "://" in self.run_dir:
+            import fsspec  # type: ignore[import-untyped]
+
+            self._remote = fsspec.core.url_to_fs(self.run_dir)
+            self._folder = Path(tempfile.mkdtemp(prefix="tritium-run-"))
+            self._fetch()
+        else:
+            self._folder = Path(self.run_dir)
+        self._folder.joinpath("logs").mkdir(parents=True, exist_ok=True)
+        self.event("run", settings=without_secrets(settings), versions=versions())
+
+    def event(self, kind: str, **fields: Any) -> None:
+        """Append one event."""
+        now = datetime.now(timezone.utc).isoformat(timespec="milliseconds")
+        line = json.dumps(plain({"time": now, "kind": kind, **fields}), ensure_ascii=False)
+        self._append("events.jsonl", line + "\n")
+
+    def output(self, rank: int, text: str) -> None:
+        """Append what a rank wrote, as it is."""
+        self._append(f"logs/rank-{rank}.log", text)
+
+    def store(self, name: str, chunk: bytes, last: bool) -> None:
+        """Append to the file `name` of the run directory; it has its name once the `last` chunk is written."""
+        where = self.path(name)
+        with self._lock:
+            if name not in self._files:
+                self._files[name] = self._create(name)
+            file = self._files[name]
+            file.write(chunk)
+            if last:
+                file.close()
+                del self._files[name]
+                if self._remote is None:
+                    os.replace(f"{where}.part", where)
+
+    def path(self, name: str) -> str:
+        """Where the file `name` of this run is: a path, or a URL. BadSetting when it would lie outside."""
+        parts = PurePosixPath(name).parts
+        if not parts or name.startswith(("/", "\\")) or ".." in parts or ":" in parts[0]:
+            raise BadSetting(f"{name!r} is no name of a file in the run directory {self.run_dir}.", name=name)
+        return "/".join((self.run_dir.rstrip("/"), *parts))
+
+    def tail(self, rank: int, lines: int = 20) -> list[str]:
+        """The last lines that a rank wrote; none when it wrote nothing."""
+        path = self._folder / "logs" / f"rank-{rank}.log"
+        try:
+            with path.open("rb") as file:
+                file.seek(max(0, os.path.getsize(path) - _TAIL_BYTES))
+                text = file.read().decode("utf-8", "replace")
+        except FileNotFoundError:
+            return []
+        return text.replace("\r\n", "\n").splitlines()[-lines:]
+
+    def report(self, report: Mapping[str, Any]) -> None:
+        """Write report.json, whole or not at all."""
+        text = json.dumps(plain(report), indent=2, ensure_ascii=False) + "\n"
+        with self._lock:
+            try:
+                beside = self._folder / "report.json.part"
+                beside.write_text(text, encoding="utf-8")
+                beside.replace(self._folder / "report.json")
+            except OSError as error:
+                self.problem = self.problem or f"report.json could not be written: {error}"
+
+    def close(self) -> None:
+        """Write what is outstanding; drop files whose last chunk never came. Later events are not kept."""
+        with self._lock:
+            if self._closed:
+                return
+            self._closed = True
+            for name, file in self._files.items():
+                file.close()
+                self._discard(name)
+            self._files.clear()
+            if self._remote is not None:
+                self._send()
+
+    def _append(self, name: str, text: str) -> None:
+        with self._lock:
+            if self._closed or self.problem is not None:
+                return
+            try:
+                with (self._folder / name).open("ab") as file:
+                    file.write(text.encode("utf-8", "backslashreplace"))
+            except OSError as error:
+                self.problem = f"{name} could not be written any further: {error}"
+
+    def _create(self, name: str) -> IO[bytes]:
+        where = self.path(name)
+        if self._remote is None:
+            Path(where).parent.mkdir(parents=True, exist_ok=True)
+            return open(f"{where}.part", "wb")
+        files, root = self._remote
+        files.makedirs(f"{root}/{name}".rpartition("/")[0], exist_ok=True)
+        created: IO[bytes] = files.open(f"{root}/{name}", "wb")
+        return created
+
+    def _discard(self, name: str) -> None:
+        if self._remote is None:
+            Path(f"{self.path(name)}.part").unlink(missing_ok=True)
+        else:
+            files, root = self._remote
+            files.rm(f"{root}/{name}")
+
+    def _fetch(self) -> None:
+        assert self._remote is not None
+        files, root = self._remote
+        for pattern in ("events.jsonl", "logs/*.log"):
+            for found in files.glob(f"{root}/{pattern}"):
+                target = self._folder / pattern.rpartition("/")[0] / found.rpartition("/")[2]
+                target.parent.mkdir(exist_ok=True)
+                files.get_file(found, str(target))
+
+    def _send(self) -> None:
+        assert self._remote is not None
+        files, root = self._remote
+        try:
+            for path in sorted(p for p in self._folder.rglob("*") if p.is_file()):
+                target = f"{root}/{path.relative_to(self._folder).as_posix()}"
+                files.makedirs(target.rpartition("/")[0], exist_ok=True)
+                files.put_file(str(path), target)
+        except OSError as error:
+            self.problem = f"the log could not be copied to {self.run_dir}: {error}. It is kept in {self._folder}."
+        else:
+            shutil.rmtree(self._folder)
+
+
+def plain(value: Any) -> Any:
+    """`value` as JSON can hold it: NumPy values as Python's, non-finite numbers and unknown objects as strings."""
+    if value is None or isinstance(value, (str, bool, int)):
+        return value
+    if isinstance(value, float):
+        return value if math.isfinite(value) else {"nan": "NaN", "inf": "Infinity"}.get(str(value), "-Infinity")
+    if isinstance(value, Mapping):
+        return {str(key): plain(item) for key, item in value.items()}
+    if isinstance(value, (Sequence, set, frozenset)) and not isinstance(value, (bytes, bytearray)):
+        return [plain(item) for item in value]
+    if hasattr(value, "tolist"):  # NumPy's arrays and scalars, tensors
+        return plain(value.tolist())
+    return str(value)
+
+
+def without_secrets(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """The settings with the names, but not the values, of the environment variables: those are often keys."""
+    return {key: sorted(value) if key == "env" else value for key, value in settings.items()}
+
+
+def versions() -> dict[str, str]:
+    """Versions of Python, of the machine's system, and of the libraries that are installed on the driver."""
+    found = {"python": platform.python_version(), "system": platform.platform()}
+    for name in _LIBRARIES:
+        try:
+            found[name] = importlib.metadata.version(name)
+        except importlib.metadata.PackageNotFoundError:
+            continue
+    return found

@@ -1,0 +1,329 @@
+"""How a run looks while it runs: a live display on a terminal or in a notebook, plain lines elsewhere (driver)."""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+from typing import IO, TYPE_CHECKING, Any, Literal
+
+if TYPE_CHECKING:
+    from rich.console import Console, RenderableType
+    from rich.live import Live
+
+LINE_SECONDS = 5.0  # plain lines of rows and steps come no more often
+REFRESH_SECONDS = 0.25
+RATE_SECONDS = 15.0  # rows/s is a mean over this window
+_LONGEST_LINE = 32 << 10
+
+_terminal = threading.Lock()  # one live display a process; a second run at the same time writes plain lines
+
+
+class Steps:
+    """Where the training stands, from what the ranks log. Not thread-safe."""
+
+    def __init__(self, clock: Callable[[], float]) -> None:
+        self._clock = clock
+        self._leader: int | None = None  # the lowest rank that logs; its steps and values are shown
+        self._rows: dict[int, int] = {}
+        self._window: deque[tuple[float, int]] = deque()
+        self._first: tuple[float, float] | None = None  # time and fraction at the first log
+        self._latest = 0.0  # time of the last one that moved the fraction
+        self.position: dict[str, int] = {}
+        self.values: dict[str, float | str] = {}
+
+    def log(self, rank: int, fields: dict[str, Any]) -> None:
+        now = self._clock()
+        if fields.get("rows") is not None:
+            self._rows[rank] = max(int(fields["rows"]), self._rows.get(rank, 0))
+            self._window.append((now, sum(self._rows.values())))
+            while self._window[0][0] < now - RATE_SECONDS and len(self._window) > 2:
+                self._window.popleft()
+        if self._leader is None or rank <= self._leader:
+            self._leader = rank
+            self.values.update(fields.get("values") or {})
+            keys = ("step", "steps", "epoch", "epochs")
+            self.position.update({key: int(fields[key]) for key in keys if fields.get(key) is not None})
+            self._latest = now
+            if self._first is None and self.fraction is not None:
+                self._first = (now, self.fraction)
+
+    @property
+    def fraction(self) -> float | None:
+        """How much of all steps is done, 0 to 1; None when the ranks don't say of how many."""
+        place = self.position
+        steps, epochs = place.get("steps", 0), place.get("epochs")
+        within = (place.get("step", -1) + 1) / steps if steps else None
+        if not epochs:
+            return None if within is None else min(within, 1.0)
+        return min((place.get("epoch", 0) + (within or 0.0)) / epochs, 1.0)
+
+    @property
+    def rows_per_second(self) -> float | None:
+        """Rows that all ranks together take a second."""
+        if len(self._window) < 2 or self._window[-1][0] <= self._window[0][0]:
+            return None
+        return (self._window[-1][1] - self._window[0][1]) / (self._window[-1][0] - self._window[0][0])
+
+    @property
+    def seconds_left(self) -> float | None:
+        """By the mean pace since the first step."""
+        fraction = self.fraction
+        if self._first is None or fraction is None or fraction <= self._first[1]:
+            return None
+        left = (self._latest - self._first[0]) / (fraction - self._first[1]) * (1.0 - fraction)
+        return max(0.0, left - (self._clock() - self._latest))
+
+    def text(self) -> str:
+        """`epoch 2/5, step 120/300, 12,345 rows/s, loss 0.1234, 0:21 left`: what of it is known."""
+        parts = []
+        for one, many in (("epoch", "epochs"), ("step", "steps")):
+            if one in self.position:
+                total = self.position.get(many)
+                parts.append(f"{one} {self.position[one] + 1}" + (f"/{total}" if total else ""))
+        if self.rows_per_second is not None:
+            parts.append(f"{self.rows_per_second:,.0f} rows/s")
+        parts += [f"{name} {number(value)}" for name, value in self.values.items()]
+        if self.seconds_left is not None and self.fraction != 1.0:
+            parts.append(f"{clock_time(self.seconds_left)} left")
+        return ", ".join(parts)
+
+
+class Progress:
+    """Shows a run's events and its ranks' output. Methods may be called from any thread; no thread is left by `close`.
+
+    `live=None` decides by the stream: a terminal, or a notebook that has ipywidgets. `show=False` leaves out all but
+    the ranks' output. The stream is stdout, as it is when a line is written, unless one is given.
+    """
+
+    def __init__(
+        self,
+        ranks: int,
+        *,
+        output: Literal["all", "rank 0", "none"] = "all",
+        show: bool = True,
+        live: bool | None = None,
+        stream: IO[str] | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.ranks = ranks
+        self._output = output
+        self._show = show
+        self._stream = stream
+        self._clock = clock
+        self._begun = clock()
+        self._lock = threading.Lock()  # of the state; never held while writing
+        self._writing = threading.Lock()  # of the stream
+        self._partial: dict[int, str] = {}
+        self._phase = f"starting {ranks} rank{'s' * (ranks > 1)}"
+        self._reported = 0
+        self._rows: dict[str, dict[int, int]] = {}
+        self._steps = Steps(clock)
+        self._last_line = -LINE_SECONDS
+        self._unsaid = False
+        self._silent = False
+        self._closed = threading.Event()
+        self._live: Live | None = None
+        self._ticker: threading.Thread | None = None
+        if show and live is not False:
+            self._go_live(live)
+
+    def event(self, kind: str, **fields: Any) -> None:
+        """Take one event of the run; unknown kinds are not shown."""
+        handler = getattr(self, f"_on_{kind}", None)
+        if handler is None or not self._show:
+            return
+        with self._lock:
+            lines = handler(**fields) or ()
+        for line in lines:
+            self._write(f"tritium: {line}")
+
+    def output(self, rank: int, text: str) -> None:
+        """Take what a rank wrote. Whole lines are shown with `[rank 0]` in front."""
+        if self._output == "none" or (self._output == "rank 0" and rank != 0):
+            return
+        with self._lock:
+            lines = self._whole_lines(rank, text)
+        for line in lines:
+            self._write(f"[rank {rank}] {line}")
+
+    def close(self) -> None:
+        """Write what is unsaid, and give the terminal back. May be called twice."""
+        if self._closed.is_set():
+            return
+        self._closed.set()
+        if self._ticker is not None:
+            self._ticker.join()
+        with self._lock:
+            rest = [f"[rank {rank}] {text}" for rank, text in sorted(self._partial.items()) if text]
+            self._partial.clear()
+            if self._unsaid:
+                rest.append(f"tritium: {self._summary()}")
+        for line in rest:
+            self._write(line)
+        if self._live is not None:
+            live, self._live = self._live, None
+            live.stop()
+            _terminal.release()
+
+    # ---- events: each returns the lines to write
+
+    def _on_started(self, ranks: int | None = None, slots: int | None = None, **_: Any) -> list[str]:
+        self._phase = f"starting {self.ranks} rank{'s' * (self.ranks > 1)}"
+        if slots is not None:
+            self._phase += f" on {slots} slot{'s' * (slots != 1)}"
+        return self._said(self._phase)
+
+    def _on_reported(self, **_: Any) -> None:
+        self._reported += 1
+
+    def _on_formed(self, peers: Any = (), **_: Any) -> list[str]:
+        hosts = list(dict.fromkeys(str(peer["host"]) for peer in peers))
+        names = ", ".join(hosts[:4]) + (", …" if len(hosts) > 4 else "")
+        self._phase = f"{self.ranks} rank{'s' * (self.ranks > 1)} on {names or 'this machine'}"
+        return self._said(f"{self._phase} after {self._elapsed():.1f} s")
+
+    def _on_rows(self, name: str, rank: int, rows: int, ended: bool = False, **_: Any) -> list[str]:
+        self._rows.setdefault(name, {})[rank] = int(rows)
+        return self._now_and_then() if not self._steps.position and not self._steps.values else []
+
+    def _on_log(self, rank: int, **fields: Any) -> list[str]:
+        first = not self._steps.position and not self._steps.values
+        self._steps.log(rank, fields)
+        if first:
+            self._last_line = -LINE_SECONDS
+        return self._now_and_then()
+
+    def _on_failed(
+        self, rank: int, host: str = "", type: str = "", text: str = "", signal: str | None = None, **_: Any
+    ) -> list[str]:
+        how = f"was killed by {signal}" if signal else f"failed: {type}: {text}" if type else f"failed: {text}"
+        self._phase = f"rank {rank}{f' on {host}' if host else ''} {how}".split("\n")[0]
+        return self._said(self._phase)
+
+    def _on_ended(self, ok: bool, seconds: float, **_: Any) -> list[str]:
+        lines = [self._summary()] if self._unsaid else []
+        self._phase = f"{'done' if ok else 'ended without a result'} after {seconds:.1f} s"
+        return self._said(*lines, self._phase)
+
+    def _on_note(self, text: str, **_: Any) -> list[str]:
+        return [text]
+
+    def _said(self, *lines: str) -> list[str]:
+        """Lines that a live display shows anyway."""
+        self._unsaid = False
+        return [] if self._live is not None else list(lines)
+
+    def _now_and_then(self) -> list[str]:
+        if self._live is not None:
+            return []
+        self._unsaid = self._clock() - self._last_line < LINE_SECONDS
+        if self._unsaid:
+            return []
+        self._last_line = self._clock()
+        return [self._summary()]
+
+    def _summary(self) -> str:
+        if self._steps.position or self._steps.values:
+            return self._steps.text()
+        return self._spooled()
+
+    def _spooled(self) -> str:
+        totals = [f"{sum(by_rank.values()):,} rows of {name!r}" for name, by_rank in self._rows.items()]
+        return "spooled " + ", ".join(totals) if totals else ""
+
+    def _elapsed(self) -> float:
+        return self._clock() - self._begun
+
+    # ---- lines
+
+    def _whole_lines(self, rank: int, text: str) -> list[str]:
+        text = self._partial.pop(rank, "") + text
+        *lines, rest = text.split("\n")
+        if len(rest) > _LONGEST_LINE:
+            rest = rest.rpartition("\r")[2]  # a progress bar that is drawn again and again in one line
+        if len(rest) > _LONGEST_LINE:
+            lines, rest = [*lines, rest], ""
+        self._partial[rank] = rest
+        return [line.rstrip("\r").rpartition("\r")[2] for line in lines]
+
+    def _write(self, line: str) -> None:
+        with self._writing:
+            if self._silent:
+                return
+            try:
+                if self._live is not None:
+                    from rich.text import Text
+
+                    self._live.console.print(Text.from_ansi(line), soft_wrap=True, highlight=False)
+                    return
+                stream = self._stream or sys.stdout
+                encoding = getattr(stream, "encoding", None) or "utf-8"
+                stream.write(line.encode(encoding, "backslashreplace").decode(encoding) + "\n")
+                stream.flush()
+            except (OSError, ValueError):  # the terminal has gone, or the stream was closed: the run goes on
+                self._silent = True
+
+    # ---- the live display
+
+    def _go_live(self, forced: bool | None) -> None:
+        from rich.console import Console
+        from rich.live import Live
+
+        console = Console(file=self._stream, force_terminal=True if forced and self._stream else None)
+        if not (forced or _can_be_live(console)) or not _terminal.acquire(blocking=False):
+            return
+        self._live = Live(console=console, auto_refresh=False, get_renderable=self._render)
+        self._live.start(refresh=True)
+        self._ticker = threading.Thread(target=self._tick, args=(self._live,), name="tritium-progress", daemon=True)
+        self._ticker.start()
+
+    def _tick(self, live: Live) -> None:
+        while not self._closed.wait(REFRESH_SECONDS):
+            try:
+                live.refresh()
+            except (OSError, ValueError):  # as in _write
+                self._silent = True
+                return
+
+    def _render(self) -> RenderableType:
+        from rich.console import Group
+        from rich.progress_bar import ProgressBar
+        from rich.table import Table
+        from rich.text import Text
+
+        with self._lock:
+            status, spooled, steps = self._phase, self._spooled(), self._steps.text()
+            fraction = self._steps.fraction
+            if not self._rows and not steps and self._reported:
+                status += f", {min(self._reported, self.ranks)} of {self.ranks} reported"
+        head = Text.assemble(("tritium ", "bold"), clock_time(self._elapsed()), "  ", status)
+        if not steps:
+            return Group(head, Text(spooled)) if spooled else head
+        if fraction is None:
+            return Group(head, Text(steps))
+        table = Table.grid(padding=(0, 2))
+        table.add_column(width=20)
+        table.add_row(ProgressBar(total=1.0, completed=fraction), Text(steps))
+        return Group(head, table)
+
+
+def _can_be_live(console: Console) -> bool:
+    if console.is_jupyter:
+        return importlib.util.find_spec("ipywidgets") is not None
+    return console.is_terminal and not console.is_dumb_terminal
+
+
+def number(value: float | str) -> str:
+    """Four significant digits; the strings that stand for non-finite numbers as they are."""
+    return value if isinstance(value, str) else f"{value:.4g}"
+
+
+def clock_time(seconds: float) -> str:
+    """75.2 → "1:15"; 3675 → "1:01:15"."""
+    minutes, whole = divmod(int(seconds + 0.5), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02}:{whole:02}" if hours else f"{minutes}:{whole:02}"

@@ -1,0 +1,189 @@
+"""A model as a directory, here or on any fsspec file system (any process).
+
+    model.safetensors   the weights
+    signature.json      columns, dtypes, shapes
+    history.json        what was seen while it was trained
+    module.pkl          the module's code by value; not there when it has an import path
+    manifest.json       versions, the import path, size and SHA-256 of every other file; written last
+
+A directory on a local disk appears by one rename. On an object store the manifest comes last: without it
+there is no model, and what does not match it is refused.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import hashlib
+import importlib
+import json
+import mmap
+import os
+import platform
+import shutil
+import uuid
+from collections.abc import Iterable, Mapping
+from datetime import datetime, timezone
+from typing import Any
+
+from tritium.errors import BadSetting, ModelError
+
+MANIFEST = "manifest.json"
+_FORMAT = 1
+_CHUNK = 16 << 20
+
+
+def save(
+    path: str,
+    contents: Mapping[str, Iterable[bytes | memoryview]],
+    facts: Mapping[str, Any],
+    *,
+    overwrite: bool,
+) -> None:
+    """Write every file of `contents` and a manifest with `facts`. A crash leaves what was there before, or a
+    directory that `load` refuses; on a local disk never the latter."""
+    files, root, local = _open(path)
+    if _exists(files, root) and not overwrite:
+        raise BadSetting(f"There is something at {path!r} already. Choose another path, or overwrite=True.")
+    if not local:
+        if _exists(files, root):
+            files.rm(root, recursive=True)
+        _write(files, local, root, contents, facts)
+        return
+    beside = f"{root}.{uuid.uuid4().hex[:8]}.part"
+    try:
+        _write(files, local, beside, contents, facts)
+        _move(beside, root)
+    finally:
+        shutil.rmtree(beside, ignore_errors=True)
+
+
+def _open(path: str) -> tuple[Any, str, bool]:
+    files, root = importlib.import_module("fsspec").core.url_to_fs(str(path))
+    local = "file" in (files.protocol if isinstance(files.protocol, tuple | list) else (files.protocol,))
+    root = os.path.abspath(root) if local else root.rstrip("/")
+    return files, root, local
+
+
+def _exists(files: Any, root: str) -> bool:
+    files.invalidate_cache()
+    return bool(files.exists(root))
+
+
+def _write(
+    files: Any, local: bool, root: str, contents: Mapping[str, Iterable[bytes | memoryview]], facts: Mapping[str, Any]
+) -> None:
+    files.makedirs(root, exist_ok=True)
+    sums = {name: _put(files, local, f"{root}/{name}", pieces) for name, pieces in contents.items()}
+    manifest = {
+        "format": _FORMAT,
+        "saved": datetime.now(timezone.utc).isoformat(timespec="seconds"),
+        **facts,
+        "files": sums,
+    }
+    _put(files, local, f"{root}/{MANIFEST}", [json.dumps(manifest, indent=2).encode()])
+
+
+def _put(files: Any, local: bool, path: str, pieces: Iterable[bytes | memoryview]) -> dict[str, Any]:
+    checksum, size = hashlib.sha256(), 0
+    with files.open(path, "wb") as out:
+        for piece in pieces:
+            out.write(piece)
+            checksum.update(piece)
+            size += len(piece)
+        if local:
+            out.flush()
+            os.fsync(out.fileno())
+    return {"bytes": size, "sha256": checksum.hexdigest()}
+
+
+def _move(new: str, root: str) -> None:
+    """Put `new` where `root` is, and remove what was there: one atomic exchange where the system has it
+    (Linux)."""
+    try:
+        os.rename(new, root)
+        return
+    except OSError as error:
+        if error.errno not in (errno.EEXIST, errno.ENOTEMPTY, errno.ENOTDIR):
+            raise
+    if not _exchange(new, root):
+        aside = f"{new}.old"
+        os.rename(root, aside)
+        os.rename(new, root)
+        new = aside
+    if os.path.isdir(new):
+        shutil.rmtree(new)
+    else:
+        os.unlink(new)
+
+
+def _exchange(one: str, other: str) -> bool:
+    if platform.system() != "Linux":
+        return False
+    rename = getattr(ctypes.CDLL(None, use_errno=True), "renameat2", None)
+    here, exchange = -100, 2  # AT_FDCWD, RENAME_EXCHANGE
+    return rename is not None and rename(here, os.fsencode(one), here, os.fsencode(other), exchange) == 0
+
+
+def read_manifest(path: str) -> dict[str, Any]:
+    """The manifest of the model at `path`; ModelError when there is none, or one of a later format."""
+    files, root, _ = _open(path)
+    files.invalidate_cache()
+    try:
+        with files.open(f"{root}/{MANIFEST}", "rb") as file:
+            manifest: dict[str, Any] = json.loads(file.read())
+    except FileNotFoundError as error:
+        there = "an incomplete model (a save that was cut short?)" if _exists(files, root) else "nothing"
+        raise ModelError(f"No model at {path!r}: there is {there}, without {MANIFEST}.") from error
+    except ValueError as error:
+        raise ModelError(f"{MANIFEST} of the model at {path!r} is damaged: {error}.") from error
+    if manifest.get("format") != _FORMAT:
+        raise ModelError(
+            f"The model at {path!r} has format {manifest.get('format')!r}, and this Tritium reads format "
+            f"{_FORMAT}. "
+            f"It was saved with {manifest.get('versions')}."
+        )
+    return manifest
+
+
+def read(path: str, name: str, manifest: Mapping[str, Any]) -> mmap.mmap | bytearray:
+    """One file of the model, checked against the manifest: mapped where it is local, in memory otherwise."""
+    files, root, local = _open(path)
+    wanted = manifest["files"].get(name)
+    if wanted is None:
+        raise ModelError(f"The model at {path!r} has no {name}: its manifest lists {sorted(manifest['files'])}.")
+    try:
+        if local:
+            with open(f"{root}/{name}", "rb") as file:
+                size = os.fstat(file.fileno()).st_size
+                data: mmap.mmap | bytearray = (
+                    mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY) if size else bytearray()
+                )
+        else:
+            data = bytearray()
+            with files.open(f"{root}/{name}", "rb") as file:
+                while piece := file.read(_CHUNK):
+                    data += piece
+    except FileNotFoundError as error:
+        raise ModelError(f"The model at {path!r} is incomplete: {name} is missing.") from error
+    checksum = hashlib.sha256(data).hexdigest()
+    if len(data) != wanted["bytes"] or checksum != wanted["sha256"]:
+        raise ModelError(
+            f"{name} of the model at {path!r} is damaged: {len(data)} bytes with SHA-256 {checksum[:12]}…, "
+            f"and the manifest "
+            f"says {wanted['bytes']} bytes with {wanted['sha256'][:12]}…. Save or copy the model again."
+        )
+    return data
+
+
+def versions() -> dict[str, str]:
+    """What this process runs with, of what decides whether a model can be read."""
+    from importlib.metadata import PackageNotFoundError, version
+
+    found = {"python": platform.python_version()}
+    for package in ("tritium", "torch", "numpy", "cloudpickle"):
+        try:
+            found[package] = version(package)
+        except PackageNotFoundError:
+            continue
+    return found

@@ -1,0 +1,130 @@
+"""`Model`: a trained module with its signature; it knows no Spark (any process)."""
+
+from __future__ import annotations
+
+import copy
+import json
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from tritium.errors import BadSetting, UntrustedModel
+from tritium.model import files
+from tritium.model.signature import Signature
+
+if TYPE_CHECKING:
+    import numpy as np
+    import torch
+
+_WEIGHTS, _SIGNATURE, _HISTORY, _CODE = "model.safetensors", "signature.json", "history.json", "module.pkl"
+
+
+class Model:
+    """A PyTorch module, what it takes and gives, and how its training went.
+
+    `history` is one dict per epoch. `origin` is the function or class without arguments that makes such a
+    module, or its "package.module:name": a saved model then names it. Without one that can be imported, the
+    module is saved by value, and loading it runs code from the file.
+    """
+
+    def __init__(
+        self,
+        module: torch.nn.Module,
+        signature: Signature,
+        *,
+        history: Sequence[Mapping[str, Any]] = (),
+        origin: Any = None,
+    ) -> None:
+        from tritium.model.module import importable
+
+        self.module = module
+        self.signature = signature
+        self.history = [dict(epoch) for epoch in history]
+        self.origin = importable(origin)
+
+    def __repr__(self) -> str:
+        inputs = ", ".join(i.name for i in self.signature.inputs)
+        return f"Model({type(self.module).__name__}: {inputs} -> {', '.join(o.name for o in self.signature.outputs)})"
+
+    def predict(
+        self, data: Any, *, batch_size: int = 1024, device: str | None = None
+    ) -> np.ndarray[Any, Any] | dict[str, np.ndarray[Any, Any]]:
+        """The predictions for a pandas DataFrame, an Arrow table, an array or a tensor `[rows, *shape]`, or a
+        mapping of those by the names of the inputs.
+
+        One output gives an array: float64 `[rows]` for one number a row, else `[rows, *shape]`.
+        Classification gives a dict of `prediction` (the class index, float64 `[rows]`) and `probability`
+        (float64 `[rows, classes]`), several outputs a dict by their names. `device=None` is where the module
+        is.
+
+        Raises SignatureMismatch with every difference, and BadRow for a null or a NaN.
+        """
+        from tritium.model.score import evaluating, pick_device, score
+        from tritium.model.table import arrays
+
+        check_batch_size(batch_size)
+        where = pick_device(device, self.module)
+        moves = device is not None and where != pick_device(None, self.module)
+        module = copy.deepcopy(self.module).to(where) if moves else self.module
+        inputs = arrays(self.signature, data)
+        with evaluating(module):
+            found = score(module, self.signature, inputs, batch_size=batch_size, device=where)
+        return found["prediction"] if len(found) == 1 else found
+
+    def save(self, path: str, overwrite: bool = False) -> None:
+        """Write the model as a directory at `path`, a local path or any fsspec URL ("s3://models/bikes")."""
+        from tritium.model.module import by_value, trainable
+        from tritium.model.weights import Tensors
+
+        tensors = Tensors.of(self.module)
+        contents: dict[str, Any] = {
+            _WEIGHTS: tensors.stream(),
+            _SIGNATURE: [json.dumps(self.signature.to_json(), indent=2).encode()],
+            _HISTORY: [json.dumps(self.history, indent=2).encode()],
+        }
+        if self.origin is None:
+            contents[_CODE] = [by_value(self.module, tensors.named)]
+        facts = {
+            "versions": files.versions(),
+            "module": {"import": self.origin} if self.origin else {"by value": _CODE},
+            "trainable": trainable(tensors.named),
+        }
+        files.save(path, contents, facts, overwrite=overwrite)
+
+
+def load(path: str, trusted: bool = False) -> Model:
+    """The model that was saved at `path`. Every file is checked against its SHA-256 first.
+
+    A model that names an import path runs that function, from this machine's own packages. A model that holds
+    its code by value runs whatever the file says: that needs `trusted=True`, and raises UntrustedModel
+    without.
+    """
+    from tritium.model.module import rebuild, restore
+    from tritium.model.weights import read
+
+    path = str(path)
+    manifest = files.read_manifest(path)
+    origin = manifest["module"].get("import")
+    if origin is None and not trusted:
+        raise UntrustedModel(
+            f"The model at {path!r} holds its code by value: loading it runs code from that file, with your "
+            f"rights, on this "
+            "machine and on every executor that scores with it. If you know who made it and that nobody "
+            "changed it since, "
+            "say so: tr.load(path, trusted=True), or spark.tritium.trustModels=true for Spark ML's loaders.",
+            path=path,
+        )
+    signature = Signature.from_json(json.loads(bytes(files.read(path, _SIGNATURE, manifest))))
+    history = json.loads(bytes(files.read(path, _HISTORY, manifest)))
+    tensors = read(files.read(path, _WEIGHTS, manifest))
+    if origin is not None:
+        module = rebuild(origin, tensors)
+    else:
+        module = restore(bytes(files.read(path, _CODE, manifest)), tensors, manifest["trainable"])
+    module.eval()
+    return Model(module, signature, history=history, origin=origin)
+
+
+def check_batch_size(batch_size: int) -> None:
+    """BadSetting unless it is a whole number of at least 1."""
+    if isinstance(batch_size, bool) or not isinstance(batch_size, int) or batch_size < 1:
+        raise BadSetting(f"batch_size={batch_size!r}: it must be a whole number of at least 1.")

@@ -1,0 +1,123 @@
+"""A module without its weights: by import path, or by value with each weight replaced by its name (any
+process)."""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import io
+import pickle
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+import cloudpickle  # type: ignore[import-untyped]
+
+from tritium.errors import ModelError
+
+if TYPE_CHECKING:
+    import torch
+
+
+def by_value(module: torch.nn.Module, tensors: Mapping[str, torch.Tensor]) -> bytes:
+    """The module as a pickle in which every tensor of `tensors` is a name; the user's own code goes along by value."""
+    from tritium import ship
+
+    out = io.BytesIO()
+    pickler = _ModulePickler(out, protocol=5)
+    pickler.names = {id(tensor): name for name, tensor in tensors.items()}
+    with ship._by_value(()):
+        pickler.dump(module)
+    return out.getvalue()
+
+
+class _ModulePickler(cloudpickle.Pickler):  # type: ignore[misc]
+    names: Mapping[int, str]
+
+    def persistent_id(self, obj: Any) -> str | None:
+        return self.names.get(id(obj))
+
+
+class _ModuleUnpickler(pickle.Unpickler):
+    def __init__(self, data: bytes, tensors: Mapping[str, torch.Tensor]) -> None:
+        super().__init__(io.BytesIO(data))
+        self._tensors = tensors
+
+    def persistent_load(self, pid: str) -> torch.Tensor:
+        return self._tensors[pid]
+
+
+def restore(data: bytes, tensors: Mapping[str, torch.Tensor], trainable: Mapping[str, bool]) -> torch.nn.Module:
+    """The module of `by_value` over these tensors. `trainable` says which are parameters, and whether they
+    learn."""
+    import torch
+
+    held = {
+        name: torch.nn.Parameter(tensor, requires_grad=trainable[name]) if name in trainable else tensor
+        for name, tensor in tensors.items()
+    }
+    module = _ModuleUnpickler(data, held).load()
+    if not isinstance(module, torch.nn.Module):
+        raise ModelError(f"The model's code gave a {type(module).__name__}, no torch.nn.Module.")
+    return module
+
+
+def trainable(tensors: Mapping[str, torch.Tensor]) -> dict[str, bool]:
+    """Which of these tensors are parameters, and whether they learn."""
+    import torch
+
+    return {n: t.requires_grad for n, t in tensors.items() if isinstance(t, torch.nn.Parameter)}
+
+
+def importable(origin: Any) -> str | None:
+    """ "package.module:function" of a function or class that a fresh process can import and call without
+    arguments.
+
+    None when there is no such path: it lives in `__main__` or inside a function, or another object has its
+    name.
+    """
+    if isinstance(origin, str):
+        return origin
+    home, name = getattr(origin, "__module__", None), getattr(origin, "__qualname__", None)
+    if not (inspect.isfunction(origin) or inspect.isclass(origin)) or not home or not name:
+        return None
+    if home in ("__main__", "__mp_main__") or "<" in name:
+        return None
+    try:
+        found: Any = importlib.import_module(home)
+        for part in name.split("."):
+            found = getattr(found, part)
+    except (ImportError, AttributeError):
+        return None
+    return f"{home}:{name}" if found is origin else None
+
+
+def rebuild(origin: str, tensors: Mapping[str, torch.Tensor]) -> torch.nn.Module:
+    """Import `origin`, call it, and put these tensors in the place of the weights that it made."""
+    import torch
+
+    home, _, name = origin.partition(":")
+    try:
+        made: Any = importlib.import_module(home)
+        for part in name.split("."):
+            made = getattr(made, part)
+    except (ImportError, AttributeError) as error:
+        raise ModelError(
+            f"The model is made by {origin!r}, which can't be imported here: {error}. Put its package on "
+            f"the path "
+            "(PYTHONPATH, or install it), or save the model by value: tr.Model(module, signature, "
+            "origin=None)."
+        ) from error
+    if not (inspect.isfunction(made) or (inspect.isclass(made) and issubclass(made, torch.nn.Module))):
+        raise ModelError(
+            f"The model names {origin!r} as its origin, which is no Python function and no torch.nn.Module."
+        )
+    module = made()
+    if not isinstance(module, torch.nn.Module):
+        raise ModelError(f"{origin!r} gave a {type(module).__name__}, no torch.nn.Module.")
+    try:
+        module.load_state_dict(dict(tensors), assign=True)
+    except RuntimeError as error:
+        raise ModelError(
+            f"The weights don't fit what {origin!r} makes now: {error}. Was it changed since the model was saved?"
+        ) from error
+    return module

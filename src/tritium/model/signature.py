@@ -1,0 +1,150 @@
+"""What a model takes and what it gives: columns, dtypes, shapes (any process)."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass, field, fields
+from typing import TYPE_CHECKING, Any, Literal
+
+from tritium.errors import BadSetting
+
+if TYPE_CHECKING:
+    from tritium.data.schema import Field
+
+Task = Literal["regression", "classification"]
+Activation = Literal["softmax", "sigmoid", "none"]
+
+
+@dataclass(frozen=True)
+class Input:
+    """One tensor that the module is called with.
+
+    `columns` are the source columns: one column, or several scalars that together make one row of the tensor.
+    `shape` is a row's, without the batch: () for one number, (n,) for n columns, None for a length that
+    varies. `types` are the columns' types at training, in the words of `tritium.data.types` ("number",
+    "date", "string", ...). `codec` is how the values became numbers (`tritium.data.schema.Field.to_json()`):
+    vocabulary, buckets, padding.
+    """
+
+    name: str
+    columns: tuple[str, ...]
+    dtype: str = "float32"
+    shape: tuple[int | None, ...] = ()
+    types: tuple[str, ...] = ()
+    codec: Mapping[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        for name in ("columns", "shape", "types"):
+            object.__setattr__(self, name, tuple(getattr(self, name)))
+        if not self.columns:
+            raise BadSetting(f"Input {self.name!r} has no source columns.")
+
+    @classmethod
+    def of(cls, planned: Field, schema: Any, shape: tuple[int | None, ...] | None = None) -> Input:
+        """The input that a Field of a DataFrame's schema gives; `shape` where the plan left it to the first
+        row."""
+        from tritium.data.types import columns_of
+
+        known = columns_of(schema)
+        return cls(
+            name=planned.name,
+            columns=planned.sources,
+            dtype=planned.dtype,
+            shape=shape if shape is not None else planned.shape or (),
+            types=tuple(known[source].name for source in planned.sources),
+            codec=planned.to_json(),
+        )
+
+
+@dataclass(frozen=True)
+class Output:
+    """One tensor that the module returns; `shape` is a row's, without the batch."""
+
+    name: str
+    dtype: str = "float32"
+    shape: tuple[int | None, ...] = ()
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "shape", tuple(self.shape))
+
+    @property
+    def scalar(self) -> bool:
+        """One number a row: `[batch]` or `[batch, 1]`."""
+        return self.shape in ((), (1,))
+
+
+@dataclass(frozen=True)
+class Signature:
+    """The contract of a model.
+
+    One input is handed to the module as it is, several by keyword under their names. The module returns one
+    tensor, or a tuple in the order of `outputs`, or a dict under their names.
+
+    `task="classification"` takes the only output as scores of k classes (`[batch, k]`, or `[batch]` and
+    `[batch, 1]` for two). `activation` makes probabilities of them: "softmax" (the default for k > 1; right
+    after `CrossEntropyLoss` and `NLLLoss`), "sigmoid" (the default for one score; right after
+    `BCEWithLogitsLoss`), or "none" when the module gives probabilities itself.
+    """
+
+    inputs: tuple[Input, ...]
+    outputs: tuple[Output, ...]
+    task: Task | None = None
+    activation: Activation | None = None
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "inputs", tuple(self.inputs))
+        object.__setattr__(self, "outputs", tuple(self.outputs))
+        if not self.inputs or not self.outputs:
+            raise BadSetting("A signature needs at least one input and one output.")
+        for kind, names in (
+            ("inputs", [i.name for i in self.inputs]),
+            ("outputs", [o.name for o in self.outputs]),
+        ):
+            if len(set(names)) != len(names):
+                raise BadSetting(f"A signature's {kind} need different names, and got {names}.")
+        if self.task not in (None, "regression", "classification"):
+            raise BadSetting(f"task={self.task!r} is neither 'regression' nor 'classification'.")
+        if self.task == "classification":
+            self._check_classes()
+
+    def _check_classes(self) -> None:
+        if len(self.outputs) != 1:
+            raise BadSetting(f"Classification takes one output, and the signature has {len(self.outputs)}.")
+        output = self.outputs[0]
+        if len(output.shape) > 1:
+            raise BadSetting(
+                f"Classification takes an output of shape [batch, classes]; {output.name!r} has {shown(output.shape)}."
+            )
+        if self.activation is None:
+            chosen = "sigmoid" if output.scalar else "softmax"
+            object.__setattr__(self, "activation", chosen)
+
+    @property
+    def columns(self) -> tuple[str, ...]:
+        """Every source column, each once, in order."""
+        return tuple(dict.fromkeys(c for i in self.inputs for c in i.columns))
+
+    @property
+    def output_columns(self) -> tuple[str, ...]:
+        """What `transform` adds unless it is told other names."""
+        return ("prediction", "probability") if self.task == "classification" else ("prediction",)
+
+    def to_json(self) -> dict[str, Any]:
+        """A plain dict; `from_json` makes the signature of it again."""
+        return dict(json.loads(json.dumps(asdict(self))))
+
+    @classmethod
+    def from_json(cls, value: Mapping[str, Any]) -> Signature:
+        known = {f.name for f in fields(cls)}
+        rest = {k: v for k, v in value.items() if k in known and k not in ("inputs", "outputs")}
+        return cls(
+            inputs=tuple(Input(**i) for i in value["inputs"]),
+            outputs=tuple(Output(**o) for o in value["outputs"]),
+            **rest,
+        )
+
+
+def shown(shape: Iterable[int | None]) -> str:
+    """A row's shape as the reader knows it: `[batch, 3]`."""
+    return "[" + ", ".join(["batch", *("?" if n is None else str(n) for n in shape)]) + "]"

@@ -1,0 +1,206 @@
+"""Does a table fit a signature, and its rows as the arrays that the model takes (any process)."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from tritium.data.schema import Data, Field, close, plan
+from tritium.data.types import SourceType, columns_of
+from tritium.errors import BadData, BadRow, SignatureMismatch
+from tritium.model.signature import Input, Signature, shown
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+_FAMILY = {"decimal": "number", "vector": "array"}
+
+
+def fields(signature: Signature, schema: Any) -> dict[str, Field]:
+    """How each input is read from a pyspark StructType or a pyarrow Schema. Nothing is read yet.
+
+    Raises SignatureMismatch that lists every difference: a missing column, another type, another shape.
+    """
+    columns = columns_of(schema)
+    differences = [d for i in signature.inputs for d in _differences(i, columns)]
+    found: dict[str, Field] = {}
+    if not differences:
+        for taken in signature.inputs:
+            try:
+                (planned,) = plan(schema, _settings(taken, columns), taken.name)
+                found[taken.name] = dataclasses.replace(planned, shape=_known(taken.shape))
+            except BadData as error:
+                differences += [f"input {taken.name!r}: {p}" for p in error.problems]
+    if differences:
+        raise mismatch(differences)
+    return found
+
+
+def _known(shape: tuple[int | None, ...]) -> tuple[int, ...] | None:
+    return None if None in shape else tuple(n for n in shape if n is not None)
+
+
+def mismatch(differences: list[str]) -> SignatureMismatch:
+    """One error of all the differences."""
+    listed = "".join(f"\n  - {d}" for d in differences)
+    count = f"{len(differences)} difference{'s' * (len(differences) > 1)}"
+    return SignatureMismatch(f"The data does not fit the model's signature, {count}:{listed}", differences=differences)
+
+
+def _differences(taken: Input, columns: Mapping[str, SourceType]) -> list[str]:
+    found = []
+    for position, name in enumerate(taken.columns):
+        if name not in columns:
+            found.append(f"missing column {name!r} (input {taken.name!r}).{close(name, columns)}")
+            continue
+        kind = columns[name]
+        leaf, depth = kind.leaf()
+        trained = taken.types[position] if taken.types else None
+        wanted = _leaf_wanted(taken, trained)
+        here = f"column {name!r} is {kind.text}, and the model takes"
+        if _FAMILY.get(leaf.name, leaf.name) not in wanted:
+            found.append(f"{here} a {wanted[0]} ({taken.dtype}).")
+        elif depth != (expected := _depth(taken, kind)):
+            what = {0: "one value", 1: "an array"}.get(expected, "an array of arrays")
+            found.append(f"{here} {what} a row (input {taken.name!r} {shown(taken.shape)}).")
+        elif leaf.dtype.startswith("float") and np.dtype(taken.dtype).kind in "iu" and not _coded(taken):
+            found.append(f"{here} {taken.dtype}: fractions would be lost. Cast it in Spark if that is meant.")
+        elif kind.width is not None and taken.shape and kind.width != (taken.shape[0] or kind.width):
+            found.append(f"{here} {taken.shape[0]} values a row.")
+    return found
+
+
+def _coded(taken: Input) -> bool:
+    return bool(taken.codec.get("vocabulary") or taken.codec.get("buckets"))
+
+
+def _leaf_wanted(taken: Input, trained: str | None) -> tuple[str, ...]:
+    """The families of values that fit, by what the column was at training."""
+    if _coded(taken):
+        return ("string",)
+    if trained in ("date", "timestamp"):
+        return (trained,)
+    return ("number",) if trained else ("number", "date", "timestamp")
+
+
+def _depth(taken: Input, kind: SourceType) -> int:
+    """How many arrays each source column has around its values."""
+    if len(taken.columns) > 1 or taken.codec.get("packed"):
+        return 0
+    if taken.codec:
+        return int(taken.codec["depth"])
+    return 0 if taken.shape in ((), (1,)) and kind.scalar else len(taken.shape)
+
+
+def _settings(taken: Input, columns: Mapping[str, SourceType]) -> Data:
+    """The Data that reads this input as the training did."""
+    codec = taken.codec
+    packs = len(taken.columns) > 1 or codec.get("packed") or (taken.shape == (1,) and not codec)
+    packs = packs and columns[taken.columns[0]].scalar
+    own = {taken.name: taken}
+    nulls = codec.get("nulls") or ()
+    return Data(
+        None,
+        columns={taken.name: list(taken.columns) if packs else taken.columns[0]},
+        dtype={taken.name: taken.dtype},
+        vocabulary={n: codec["vocabulary"] for n in own if codec.get("vocabulary")},
+        hash_buckets={n: codec["buckets"] for n in own if codec.get("buckets")},
+        pad={n: tuple(codec["pad"]) for n in own if codec.get("pad")},
+        nulls={s: v for s, v in zip(taken.columns, nulls, strict=False) if v is not None},
+        nan=codec.get("nan", "error"),
+    )
+
+
+def arrays(signature: Signature, data: Any) -> dict[str, np.ndarray[Any, Any]]:
+    """The model's inputs `[rows, *shape]` by name, from any kind of table or array that `Model.predict`
+    takes."""
+    table = _as_table(data)
+    if table is not None:
+        return _from_table(signature, table)
+    if not isinstance(data, Mapping):
+        if len(signature.inputs) > 1:
+            names = ", ".join(repr(i.name) for i in signature.inputs)
+            raise mismatch([f"the model takes {len(signature.inputs)} inputs, {names}: give a mapping of them."])
+        data = {signature.inputs[0].name: data}
+    return _from_arrays(signature, data)
+
+
+def _as_table(data: Any) -> pa.Table | None:
+    import pyarrow as pa
+
+    if isinstance(data, pa.Table):
+        return data
+    if isinstance(data, pa.RecordBatch):
+        return pa.Table.from_batches([data])
+    if hasattr(data, "columns") and hasattr(data, "iloc"):
+        return pa.Table.from_pandas(data, preserve_index=False)
+    return None
+
+
+def _from_arrays(signature: Signature, given: Mapping[str, Any]) -> dict[str, np.ndarray[Any, Any]]:
+    found: dict[str, np.ndarray[Any, Any]] = {}
+    differences = []
+    known = [i.name for i in signature.inputs]
+    differences += [f"there is no input {n!r}.{close(n, known)}" for n in given if n not in known]
+    for taken in signature.inputs:
+        if taken.name not in given:
+            differences.append(f"input {taken.name!r} is missing.")
+            continue
+        array = _numpy(given[taken.name])
+        if array.shape[1:] == () and taken.shape == (1,):
+            array = array.reshape(-1, 1)
+        same = len(array.shape) == len(taken.shape) + 1 and all(
+            w in (None, n) for w, n in zip(taken.shape, array.shape[1:], strict=True)
+        )
+        if not same:
+            differences.append(
+                f"input {taken.name!r} should be {shown(taken.shape)}, and has the shape {list(array.shape)}."
+            )
+        elif array.dtype.kind not in "fiub" or (array.dtype.kind == "f" and np.dtype(taken.dtype).kind != "f"):
+            differences.append(f"input {taken.name!r} should be {taken.dtype}, and is {array.dtype}.")
+        else:
+            found[taken.name] = array
+    if not differences and len({len(a) for a in found.values()}) > 1:
+        differences.append(f"the inputs differ in rows: { {n: len(a) for n, a in found.items()} }.")
+    if differences:
+        raise mismatch(differences)
+    for taken in signature.inputs:
+        _refuse_nan(taken, found[taken.name])
+    return {i.name: found[i.name].astype(i.dtype, copy=False) for i in signature.inputs}
+
+
+def _numpy(value: Any) -> np.ndarray[Any, Any]:
+    if hasattr(value, "detach"):  # a torch tensor, without importing torch
+        value = value.detach().cpu()
+        value = value.float().numpy() if str(value.dtype) == "torch.bfloat16" else value.numpy()
+    return np.asarray(value)
+
+
+def _refuse_nan(taken: Input, array: np.ndarray[Any, Any]) -> None:
+    if array.dtype.kind != "f" or taken.codec.get("nan") == "keep" or not np.isnan(array).any():
+        return
+    where = tuple(int(k) for k in np.argwhere(np.isnan(array))[0])
+    packed = len(taken.columns) > 1 and len(where) > 1
+    column = taken.columns[where[1]] if packed else taken.columns[0]
+    raise BadRow(
+        f"Row {where[0]} of input {taken.name!r} is NaN in column {column!r}. Fill it or leave the row out.",
+        column=column,
+        row_id=where[0],
+        value=float("nan"),
+    )
+
+
+def _from_table(signature: Signature, table: pa.Table) -> dict[str, np.ndarray[Any, Any]]:
+    from tritium.data.codec import read
+    from tritium.data.tables import pack
+
+    planned = fields(signature, table.schema)
+    ids = np.arange(table.num_rows, dtype=np.int64)
+    found: dict[str, Any] = {}
+    for taken in signature.inputs:
+        field = planned[taken.name]
+        found[taken.name], _ = read(field, pack(field, table), ids)
+    return found

@@ -169,6 +169,10 @@ class SpoolReader:
         assert isinstance(column, np.ndarray)
         return column
 
+    def kind(self, name: str) -> str:
+        """ "fixed", "ragged" or "bytes"."""
+        return str(self._entries[name]["kind"])
+
     def extend(self, rows: int) -> None:
         """Show `rows` rows from now on; views taken before stay valid."""
         self.rows = max(self.rows, rows)
@@ -237,9 +241,7 @@ class _File:
 class _Column:
     """One column of a spool that is being written."""
 
-    def __init__(
-        self, name: str, kind: str, dtype: str, shape: tuple[int, ...] | None, files: list[_File]
-    ) -> None:
+    def __init__(self, name: str, kind: str, dtype: str, shape: tuple[int, ...] | None, files: list[_File]) -> None:
         self.name = name
         self.kind = kind
         self.dtype = np.dtype(dtype)
@@ -291,9 +293,7 @@ def _unlinked_file(directory: str) -> int:
     if flag is not None:
         try:
             return os.open(directory, flag | os.O_RDWR | os.O_CLOEXEC, 0o600)
-        except (
-            OSError
-        ) as error:  # file systems without O_TMPFILE (overlayfs, NFS) say so in one of these ways
+        except OSError as error:  # file systems without O_TMPFILE (overlayfs, NFS) say so in one of these ways
             if error.errno not in (errno.EOPNOTSUPP, errno.EISDIR, errno.ENOENT, errno.EINVAL):
                 raise
     fd, path = tempfile.mkstemp(prefix="tritium-spool-", dir=directory)

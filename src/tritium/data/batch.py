@@ -1,0 +1,175 @@
+"""From mapped rows to the columns of a batch: NumPy arrays, or torch tensors on a device (rank)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import numpy as np
+
+from tritium.data.spool import Array, Ragged, RaggedView, SpoolReader
+from tritium.errors import BadRow, BadSetting
+
+Decode = Callable[[bytes], Any]
+Rows = slice | Array
+
+
+class Batch(Mapping[str, Any]):
+    """Named columns `[b, *shape]`, and what this batch is in the step of all ranks.
+
+    scale : multiply the mean loss of this batch by it, and the average over ranks is the mean over all rows.
+    rows  : rows that count in this rank's mean (0 in a batch that only keeps the rank in step).
+    total : the same of all ranks.
+    """
+
+    __slots__ = ("_columns", "epoch", "rows", "scale", "step", "total")
+
+    def __init__(self, columns: dict[str, Any], *, scale: float, rows: int, total: int, step: int, epoch: int) -> None:
+        self._columns = columns
+        self.scale = scale
+        self.rows = rows
+        self.total = total
+        self.step = step
+        self.epoch = epoch
+
+    def __getitem__(self, name: str) -> Any:
+        return self._columns[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._columns)
+
+    def __len__(self) -> int:
+        return len(self._columns)
+
+    def __repr__(self) -> str:
+        shapes = ", ".join(f"{name} {_shape(value)}" for name, value in self._columns.items())
+        return f"Batch({shapes}; epoch {self.epoch}, step {self.step}, rows {self.rows}, scale {self.scale:g})"
+
+
+class Gather:
+    """Takes rows out of a spool's maps.
+
+    device=None: NumPy; a range of rows is a read-only view of the map, a selection is copied (`np.take`, measured
+    as fast as `torch.index_select` in RAM). Else torch tensors there; for a GPU by way of pinned memory.
+    """
+
+    def __init__(self, name: str, reader: SpoolReader, decode: Mapping[str, Decode], device: Any) -> None:
+        self.reader = reader
+        self.device = device
+        self._name = name
+        self._decode = decode
+        self._torch: Any = None
+        if device is not None:
+            import torch
+
+            self._torch = torch
+
+    @property
+    def pinned(self) -> bool:
+        """Whether `take` fills pinned memory, so that `place` does not wait for the copy."""
+        return self.device is not None and self.device.type == "cuda"
+
+    def take(self, rows: Rows) -> dict[str, Any]:
+        """The columns at `rows`, still in host memory."""
+        return {name: self._column(name, rows) for name in self.reader.names}
+
+    def place(self, columns: dict[str, Any]) -> dict[str, Any]:
+        """The columns on the device."""
+        if self.device is None or self.device.type == "cpu":
+            return columns
+        return {name: self._moved(value) for name, value in columns.items()}
+
+    def _column(self, name: str, rows: Rows) -> Any:
+        column = self.reader.column(name)
+        if isinstance(column, RaggedView):
+            index = np.arange(rows.start, rows.stop) if isinstance(rows, slice) else rows
+            return self._ragged(name, column.take(index), index)
+        if self.device is None:
+            return column[rows] if isinstance(rows, slice) else column.take(rows, axis=0)
+        if not self.pinned:
+            return self._torch.from_numpy(column[rows].copy() if isinstance(rows, slice) else column.take(rows, axis=0))
+        count = rows.stop - rows.start if isinstance(rows, slice) else len(rows)
+        dtype = self._torch.from_numpy(np.empty(0, column.dtype)).dtype
+        pinned = self._torch.empty((count, *column.shape[1:]), dtype=dtype, pin_memory=True)
+        if isinstance(rows, slice):
+            pinned.numpy()[...] = column[rows]
+        else:
+            np.take(column, rows, axis=0, out=pinned.numpy(), mode="clip")
+        return pinned
+
+    def _ragged(self, name: str, rows: Ragged, index: Array) -> Any:
+        if name in self._decode:
+            decoded = self._decoded(name, rows, index)
+            return decoded if self.device is None else self._tensor(decoded)
+        if self.reader.kind(name) == "ragged":
+            if self.device is None:
+                return rows
+            return Ragged(self._tensor(rows.values), self._tensor(rows.lengths))
+        if self.device is not None:
+            raise BadSetting(
+                f"column {name!r} of {self._name!r} is bytes, which no tensor holds: give tr.Data(decode={{{name!r}: "
+                "function}), leave the column out (columns=[...]), or take device=None"
+            )
+        values = np.empty(len(rows), object)
+        values[:] = [row.tobytes() for row in rows.rows()]
+        return values
+
+    def _decoded(self, name: str, rows: Ragged, index: Array) -> Array:
+        decode = self._decode[name]
+        arrays: list[Array] = []
+        for row, value in zip(index, rows.rows(), strict=True):
+            content = value.tobytes()
+            try:
+                array = np.asarray(decode(content))
+            except Exception as error:
+                raise self._bad(name, int(row), content, f"decode raised {type(error).__name__}: {error}") from error
+            if arrays and (array.shape, array.dtype) != (arrays[0].shape, arrays[0].dtype):
+                raise self._bad(
+                    name,
+                    int(row),
+                    content,
+                    f"decode gave {array.dtype} of shape {array.shape}, and {arrays[0].dtype} of shape "
+                    f"{arrays[0].shape} for a row before it: a batch needs one shape",
+                )
+            arrays.append(array)
+        return np.stack(arrays)
+
+    def _bad(self, name: str, row: int, content: bytes, why: str) -> BadRow:
+        row_id = int(self.reader.ids[row])
+        start = repr(content[:16]) + ("…" if len(content) > 16 else "")
+        return BadRow(
+            f"column {name!r} of {self._name!r}, row id {row_id}, {len(content)} bytes {start}: {why}",
+            column=name,
+            row_id=row_id,
+            value=content[:1024],
+        )
+
+    def _tensor(self, array: Array) -> Any:
+        tensor = self._torch.from_numpy(np.require(array, requirements=["C", "W"]))
+        return tensor.pin_memory() if self.pinned else tensor
+
+    def _moved(self, value: Any) -> Any:
+        if isinstance(value, Ragged):
+            return Ragged(self._moved(value.values), self._moved(value.lengths))
+        return value.to(self.device, non_blocking=True)
+
+
+def checked_device(device: Any) -> Any:
+    """None, or a torch.device that exists here."""
+    if device is None:
+        return None
+    import torch
+
+    try:
+        found = torch.device(device)
+    except (RuntimeError, TypeError) as error:
+        raise BadSetting(f"device={device!r} is no torch device: {error}") from error
+    if found.type == "cuda" and not torch.cuda.is_available():
+        raise BadSetting(f"device={device!r}, and torch {torch.__version__} finds no CUDA device on this machine")
+    return found
+
+
+def _shape(value: Any) -> str:
+    if isinstance(value, Ragged):
+        return f"[{len(value)} ragged]"
+    return str(list(value.shape))

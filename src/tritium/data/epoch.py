@@ -1,0 +1,107 @@
+"""One pass over a shard, step by step (rank)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+
+from tritium.data.batch import Batch, Gather, Rows
+from tritium.data.policy import Schedule, Share
+from tritium.data.route import Route
+from tritium.data.spool import Array
+
+Note = Callable[[dict[str, Any]], None]
+_SPAN = 1 << 20
+
+
+class Epoch:
+    """The batches of one epoch. Iterating takes them one by one, and goes on where it was left.
+
+    number : which epoch, from 0.
+    taken  : steps taken so far; the batch in hand is among them.
+    first  : the step at which a resumed epoch began, else 0.
+    over   : whether every step has been taken.
+    """
+
+    def __init__(
+        self,
+        number: int,
+        schedule: Schedule,
+        route: Route,
+        gather: Gather,
+        *,
+        steps: Callable[[], int],
+        ended: Callable[[Epoch], None],
+        taken: int = 0,
+    ) -> None:
+        self.number = number
+        self.taken = taken
+        self.over = False
+        self.first = taken
+        self._schedule, self._route, self._gather = schedule, route, gather
+        self._steps, self._ended = steps, ended
+
+    @property
+    def steps(self) -> int:
+        """Steps of the whole epoch, the same on every rank. Waits until the shards of all ranks are complete."""
+        return self._steps()
+
+    def __len__(self) -> int:
+        return self.steps
+
+    def __iter__(self) -> Iterator[Batch]:
+        with self._worker() as prepare:
+            ahead: Callable[[], Any] | None = None
+            while not self.over:
+                share = self._schedule.share(self.taken)
+                if share is None:
+                    self.over = True
+                    self._ended(self)
+                    return
+                columns = (ahead or prepare(share))()
+                ahead = None
+                if self._gather.pinned and self._schedule.ready(self.taken + 1):
+                    following = self._schedule.share(self.taken + 1)
+                    ahead = None if following is None else prepare(following)
+                self.taken += 1
+                yield Batch(
+                    self._gather.place(columns),
+                    scale=share.scale,
+                    rows=share.rows,
+                    total=share.total,
+                    step=share.step,
+                    epoch=self.number,
+                )
+
+    @contextmanager
+    def _worker(self) -> Iterator[Callable[[Share], Callable[[], dict[str, Any]]]]:
+        """What makes a batch: this thread at once, or, before a GPU, one thread that is a batch ahead."""
+        if not self._gather.pinned:
+            yield lambda share: lambda: self._gather.take(self._rows(share))
+            return
+        with ThreadPoolExecutor(1, "tritium-batches") as pool:
+
+            def prepare(share: Share) -> Callable[[], dict[str, Any]]:
+                future: Future[dict[str, Any]] = pool.submit(self._gather.take, self._rows(share))
+                return future.result
+
+            yield prepare
+
+    def seen(self, batch_size: int) -> Iterator[Array]:
+        """The ids of the rows taken so far, in pieces."""
+        taken, own = self.taken * batch_size, self._schedule.own
+        taken = taken if own is None else min(taken, own)
+        for start in range(self.first * batch_size, taken, _SPAN):
+            yield self._gather.reader.ids[self._route.take(start, min(start + _SPAN, taken))]
+
+    def _rows(self, share: Share) -> Rows:
+        """Where the rows of a share lie in the spool."""
+        self._gather.reader.extend(self._schedule.visible)
+        parts = [self._route.take(start, stop) for start, stop in share.ranges]
+        if len(parts) == 1:
+            return parts[0]
+        return np.concatenate([np.arange(p.start, p.stop) if isinstance(p, slice) else p for p in parts])

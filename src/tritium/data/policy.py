@@ -1,0 +1,153 @@
+"""Equal steps on every rank: which rows a rank takes in a step, and by what its loss is scaled (any process)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from tritium.data.watermark import Feed, Mark
+from tritium.errors import EmptyShard
+
+REMAINDERS = ("pad", "drop", "repeat")
+
+
+@dataclass(frozen=True)
+class Share:
+    """What one rank takes in one step: ranges [start, stop) of positions in its epoch, mostly one range."""
+
+    step: int
+    ranges: tuple[tuple[int, int], ...]
+    rows: int
+    """Rows that count in this rank's mean; 0 where the only row is there to keep the rank in step."""
+    total: int
+    """The same, summed over the ranks."""
+    scale: float
+    """size × rows ÷ total: the mean over ranks of scale × (mean of a rank's rows) is the mean of all rows."""
+
+
+def step_count(counts: Sequence[int], batch_size: int, remainder: str) -> int:
+    """Steps of an epoch over shards of `counts` rows."""
+    return min(counts) // batch_size if remainder == "drop" else -(-max(counts) // batch_size)
+
+
+def share(step: int, index: int, counts: Sequence[int | None], batch_size: int, remainder: str) -> Share:
+    """Index's part of a step that exists. A count of None has not ended, and has the rows of this step."""
+    start, own = step * batch_size, counts[index]
+    if remainder != "pad":
+        ranges = ((start, start + batch_size),) if own is None else _wrapped(start, batch_size, own)
+        return Share(step, ranges, batch_size, batch_size * len(counts), 1.0)
+    each = [batch_size if count is None else max(0, min(batch_size, count - start)) for count in counts]
+    rows, total = each[index], sum(each)
+    return Share(step, ((start, start + rows),) if rows else ((0, 1),), rows, total, len(each) * rows / total)
+
+
+def _wrapped(start: int, rows: int, count: int) -> tuple[tuple[int, int], ...]:
+    ranges = []
+    while rows:
+        first = start % count
+        taken = min(rows, count - first)
+        ranges.append((first, first + taken))
+        start, rows = start + taken, rows - taken
+    return tuple(ranges)
+
+
+class Schedule(Protocol):
+    """The steps of one epoch, as one rank sees them."""
+
+    @property
+    def visible(self) -> int:
+        """Own rows that can be read now."""
+        ...
+
+    @property
+    def own(self) -> int | None:
+        """Own rows in all, None while they still arrive."""
+        ...
+
+    def ready(self, step: int) -> bool:
+        """Whether `share(step)` answers at once."""
+        ...
+
+    def share(self, step: int) -> Share | None:
+        """This rank's part of the step, None after the last. Every rank gets the same answer as to None."""
+        ...
+
+
+class Known:
+    """All counts are known: every step is."""
+
+    def __init__(self, name: str, counts: Sequence[int], index: int, batch_size: int, remainder: str) -> None:
+        check_counts(name, counts, batch_size, remainder)
+        self._counts, self._index, self._batch_size, self._remainder = counts, index, batch_size, remainder
+        self._steps = step_count(counts, batch_size, remainder)
+        self.visible = counts[index]
+        self.own: int | None = counts[index]
+
+    def ready(self, step: int) -> bool:
+        return True
+
+    def share(self, step: int) -> Share | None:
+        if step >= self._steps:
+            return None
+        return share(step, self._index, self._counts, self._batch_size, self._remainder)
+
+
+class Streamed:
+    """Rows still arrive: a step is taken when every rank has the whole window that it lies in, or has ended."""
+
+    def __init__(self, name: str, feed: Feed, index: int, batch_size: int, remainder: str, window: int) -> None:
+        self._name, self._feed, self._index = name, feed, index
+        self._batch_size, self._remainder, self._window = batch_size, remainder, window
+        self._mark = Mark(0, {}, index + 1)
+
+    @property
+    def visible(self) -> int:
+        return self._mark.ended.get(self._index, self._mark.rows)
+
+    @property
+    def own(self) -> int | None:
+        return self._mark.ended.get(self._index)
+
+    def ready(self, step: int) -> bool:
+        return self._mark.complete or self._mark.rows >= self._needed(step) or self._over(step)
+
+    def share(self, step: int) -> Share | None:
+        if not self.ready(step):
+            self._mark = self._feed.wait(self._needed(step))
+        counts = [self._mark.ended.get(index) for index in range(self._mark.size)]
+        if 0 in counts or (step == 0 and self._over(0)):
+            check_counts(self._name, self._feed.counts(), self._batch_size, self._remainder)
+        if self._over(step):
+            return None
+        return share(step, self._index, counts, self._batch_size, self._remainder)
+
+    def _needed(self, step: int) -> int:
+        return (step * self._batch_size // self._window + 1) * self._window
+
+    def _over(self, step: int) -> bool:
+        """Whether the ends seen so far leave no such step; more ends never add one."""
+        ended = list(self._mark.ended.values())
+        if self._mark.complete or (ended and self._remainder == "drop"):
+            return step >= step_count(ended, self._batch_size, self._remainder)
+        return False
+
+
+def check_counts(name: str, counts: Sequence[int], batch_size: int, remainder: str) -> None:
+    """Raise EmptyShard, with the same text on every rank, where a rank would have nothing to train on."""
+    listed = ", ".join(map(str, counts[:64])) + (", …" if len(counts) > 64 else "")
+    rows = f"(rows per rank: {listed})"
+    if 0 in counts:
+        empty = [index for index, count in enumerate(counts) if count == 0]
+        who = f"rank {empty[0]}" if len(empty) == 1 else "ranks " + ", ".join(map(str, empty[:64]))
+        raise EmptyShard(
+            f"{who} of {len(counts)} received no rows of {name!r} {rows}. Ask for fewer ranks, or check what the "
+            "DataFrame holds.",
+            counts=list(counts),
+        )
+    if step_count(counts, batch_size, remainder) == 0:
+        raise EmptyShard(
+            f"remainder='drop' leaves no step of {name!r} at batch_size={batch_size} {rows}. Take a batch_size of at "
+            f"most {min(counts)}, or remainder='pad'.",
+            counts=list(counts),
+        )

@@ -104,20 +104,12 @@ def from_arrow(arrow: pa.DataType) -> SourceType:
 
 def columns_of(schema: Any) -> dict[str, SourceType]:
     """The columns of a pyspark StructType or pyarrow Schema; structs also by the dotted names of fields."""
-    if isinstance(schema, pa.Schema):
-        top = [(name, from_arrow(kind)) for name, kind in zip(schema.names, schema.types, strict=True)]
-    else:
-        top = [(field.name, from_spark(field.dataType)) for field in schema.fields]
-    found: dict[str, SourceType] = {}
-    for name, kind in top:
-        _add(found, name, kind)
-    return found
+    return {name: kind for name, (kind, _) in _walk(schema).items()}
 
 
-def _add(found: dict[str, SourceType], name: str, kind: SourceType) -> None:
-    found.setdefault(name, kind)
-    for child, inner in kind.children:
-        _add(found, f"{name}.{child}", inner)
+def path_of(schema: Any, name: str) -> tuple[str, ...]:
+    """The column and the struct fields below it that a (dotted) name stands for."""
+    return _walk(schema)[name][1]
 
 
 def flat(columns: dict[str, SourceType], name: str) -> list[str]:
@@ -125,3 +117,21 @@ def flat(columns: dict[str, SourceType], name: str) -> list[str]:
     if columns[name].name != "struct":
         return [name]
     return [leaf for child, _ in columns[name].children for leaf in flat(columns, f"{name}.{child}")]
+
+
+def _walk(schema: Any) -> dict[str, tuple[SourceType, tuple[str, ...]]]:
+    if isinstance(schema, pa.Schema):
+        top = [(name, from_arrow(kind)) for name, kind in zip(schema.names, schema.types, strict=True)]
+    else:
+        top = [(field.name, from_spark(field.dataType)) for field in schema.fields]
+    # a column that is called "a.b" comes before field b of struct a
+    found: dict[str, tuple[SourceType, tuple[str, ...]]] = {name: (kind, (name,)) for name, kind in top}
+    for name, kind in top:
+        _below(found, kind, (name,))
+    return found
+
+
+def _below(found: dict[str, tuple[SourceType, tuple[str, ...]]], kind: SourceType, path: tuple[str, ...]) -> None:
+    for child, inner in kind.children:
+        found.setdefault(".".join((*path, child)), (inner, (*path, child)))
+        _below(found, inner, (*path, child))

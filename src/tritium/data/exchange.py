@@ -1,0 +1,176 @@
+"""Several DataFrames as one Spark DataFrame with a partition for each rank (driver).
+
+The frame is a union of nullable structs, one per name, with an id for each row, dealt to the ranks by Spark's own
+shuffle. It uses the DataFrame API only, so that it is the same on Spark Connect, and sets no configuration.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import cached_property
+from types import TracebackType
+from typing import Any
+
+from tritium.data.schema import Data, Field, as_data, plan
+from tritium.data.types import SourceType, columns_of, path_of
+from tritium.errors import BadData, BadSetting
+
+_SQL = {
+    "bool": "boolean",
+    "int8": "tinyint",
+    "int16": "smallint",
+    "int32": "int",
+    "int64": "bigint",
+    "float32": "float",
+    "float64": "double",
+}
+
+
+class Exchange:
+    """The rows of named DataFrames, dealt to ranks. Nothing is computed until a gang reads `frame`.
+
+    Use it as a context manager, or call `unpersist()`, when it was persisted to serve several gangs.
+    """
+
+    def __init__(self, data: Mapping[str, Data | Any], ranks: int, *, spark: Any = None) -> None:
+        """`spark` is needed only when `data` is empty. Raises BadSetting, and BadData with all problems of a frame."""
+        if isinstance(ranks, bool) or not isinstance(ranks, int) or ranks < 1:
+            raise BadSetting(f"ranks={ranks!r}: a gang has at least one rank")
+        self.ranks = ranks
+        self.data = {name: as_data(value) for name, value in data.items()}
+        for name, value in self.data.items():
+            _check_name(name)
+            _check_frame(name, value.frame)
+        if spark is None and not self.data:
+            raise BadSetting("an exchange without data needs spark=, the session whose tasks the ranks become")
+        self.plan: dict[str, tuple[Field, ...]] = {
+            name: plan(value.frame.schema, value, name) for name, value in self.data.items()
+        }
+        self.sorted = all(value.shuffle != "stream" for value in self.data.values())
+        self.spark = spark if spark is not None else next(iter(self.data.values())).frame.sparkSession
+        self.persisted = False
+
+    @cached_property
+    def frame(self) -> Any:
+        """A Spark DataFrame of `ranks` partitions: `_id` long, `_anchor` int (null for a data row), a struct per name.
+
+        Each partition holds one anchor row, whose id is its highest; with `sorted` it comes last.
+        """
+        from pyspark.sql import functions as F
+
+        packed = {name: self._packed(name) for name in self.plan}
+        types = {name: frame.schema[0].dataType for name, frame in packed.items()}
+        anchors = self.spark.range(0, self.ranks, 1, 1)
+        anchor = F.col("id").cast("int").alias("_anchor")
+        united = None
+        for own, frame in packed.items():
+            columns = [F.col(own) if name == own else F.lit(None).cast(kind) for name, kind in types.items()]
+            rows = frame.select(F.lit(None).cast("int").alias("_anchor"), *_named(columns, types))
+            united = rows if united is None else united.unionAll(rows)
+        nulls = [F.lit(None).cast(kind) for kind in types.values()]
+        last = anchors.select(anchor, *_named(nulls, types))
+        united = last if united is None else united.unionAll(last)
+        numbered = united.select(F.monotonically_increasing_id().alias("_id"), "*")
+        partition, position = F.shiftright("_id", 33), F.col("_id").bitwiseAND(F.lit((1 << 33) - 1))
+        rank = F.pmod(partition + position, F.lit(self.ranks)).cast("int")
+        dealt = numbered.repartitionById(self.ranks, F.coalesce(F.col("_anchor"), rank))
+        return dealt.sortWithinPartitions("_id") if self.sorted else dealt
+
+    def _packed(self, name: str) -> Any:
+        """The frame of `name` as one struct column of that name, with a child `c<i>` for each Field."""
+        from pyspark.sql import functions as F
+
+        frame = self.data[name].frame
+        schema = frame.schema
+        children = [pack(field, schema).alias(f"c{i}") for i, field in enumerate(self.plan[name])]
+        return frame.select(F.struct(*children).alias(name))
+
+    def persist(self) -> Exchange:
+        """Keep the dealt rows in Spark's block storage, so that further gangs don't compute the source again."""
+        if not self.persisted:
+            from pyspark.storagelevel import StorageLevel
+
+            self.frame.persist(StorageLevel.MEMORY_AND_DISK)
+            self.persisted = True
+        return self
+
+    def unpersist(self) -> None:
+        """Give the block storage back. Does nothing when it was not persisted."""
+        if self.persisted:
+            self.persisted = False
+            self.frame.unpersist()
+
+    def __enter__(self) -> Exchange:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.unpersist()
+
+
+def pack(field: Field, schema: Any) -> Any:
+    """The pyspark Column in which a Field leaves the JVM, from a DataFrame with this schema (a StructType)."""
+    from pyspark.sql import functions as F
+
+    columns = columns_of(schema)
+    if field.packed:
+        return F.array(*(_scalar(_column(schema, name), columns[name], field.travel) for name in field.sources))
+    source = field.sources[0]
+    column, kind = _column(schema, source), columns[source]
+    if kind.name == "vector":
+        from pyspark.ml.functions import vector_to_array
+
+        return F.when(column.isNotNull(), vector_to_array(column, field.travel))
+    leaf, depth = kind.leaf()
+    if leaf.name == "decimal" or (leaf.name == "number" and leaf.dtype != field.travel):
+        return column.cast("array<" * depth + _SQL[field.travel] + ">" * depth)
+    return column
+
+
+def _scalar(column: Any, kind: SourceType, travel: str) -> Any:
+    """A scalar as the number that travels in a packed row: days or microseconds since 1970 for dates and timestamps."""
+    from pyspark.sql import functions as F
+
+    if kind.name == "date":
+        column = F.unix_date(column)
+    elif kind.name == "timestamp" and kind.zoned:
+        column = F.unix_micros(column)
+    elif kind.name == "timestamp":  # no function does it without going through the session's time zone
+        days = F.unix_date(column.cast("date")).cast("bigint")
+        minutes = (days * 24 + F.hour(column)) * 60 + F.minute(column)
+        column = minutes * 60_000_000 + (F.date_part(F.lit("SECOND"), column) * 1_000_000).cast("bigint")
+    return column.cast(_SQL[travel])
+
+
+def _column(schema: Any, name: str) -> Any:
+    from pyspark.sql import functions as F
+
+    top, *below = path_of(schema, name)
+    column = F.col("`" + top.replace("`", "``") + "`")
+    for child in below:
+        column = column.getField(child)
+    return column
+
+
+def _named(columns: list[Any], types: Mapping[str, Any]) -> list[Any]:
+    return [column.alias(name) for column, name in zip(columns, types, strict=True)]
+
+
+def _check_name(name: Any) -> None:
+    if not isinstance(name, str) or not name.isidentifier() or name.startswith("_"):
+        raise BadSetting(f"data={{{name!r}: ...}}: a name is a Python identifier that doesn't start with '_'")
+
+
+def _check_frame(name: str, frame: Any) -> None:
+    if not hasattr(frame, "sparkSession"):
+        raise BadData(
+            f"data {name!r} is a {type(frame).__module__}.{type(frame).__qualname__}, and the cluster reads Spark "
+            "DataFrames: spark.createDataFrame(...) makes one of a pandas or Arrow table, or launch with "
+            'on="driver", where tables can stay as they are'
+        )
+    if frame.isStreaming:
+        raise BadData(
+            f"data {name!r} is a streaming DataFrame, which has no end to train to. Read a batch of it "
+            "(spark.read, or foreachBatch)"
+        )

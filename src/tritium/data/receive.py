@@ -1,0 +1,148 @@
+"""The rows of one rank: from Spark's Arrow stream, checked, to the spools (supervisor)."""
+
+from __future__ import annotations
+
+import dataclasses
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from types import FrameType
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from tritium.data.codec import read
+from tritium.data.fingerprint import Fingerprint
+from tritium.data.schema import Field
+from tritium.data.spool import Ragged, Spool
+from tritium.errors import BadRow, IncompleteShard
+
+Array = np.ndarray[Any, Any]
+
+
+@dataclass(frozen=True)
+class Receipt:
+    """What a complete shard consists of, by name."""
+
+    rows: dict[str, int]
+    fingerprint: dict[str, dict[int, tuple[int, int]]]
+    """Name → source partition → (rows, sum of hashes)."""
+    columns: dict[str, list[dict[str, Any]]]
+    """Name → `Spool.describe()`, with every shape known unless there are no rows."""
+
+
+class Receiver:
+    """Takes the batches of one rank as they come and spools them, segment by segment.
+
+    A batch has the columns `_id`, `_anchor`, and one nullable struct per name in the order of `plan`. `sorted` says
+    that the JVM sorted the rows by id, so that the anchor, which has the highest, must come last.
+    """
+
+    def __init__(self, plan: Mapping[str, Sequence[Field]], spools: Mapping[str, Spool], *, sorted: bool) -> None:
+        self.rows = dict.fromkeys(plan, 0)
+        self._fields = {name: list(fields) for name, fields in plan.items()}
+        self._spools = spools
+        self._sorted = sorted
+        self._fingerprints = {name: Fingerprint() for name in plan}
+        self._last_id = -1
+        self._anchors = 0
+
+    def take(self, batch: pa.RecordBatch) -> None:
+        """Decode and check a batch, and append its rows to the spools as one committed segment for each name.
+
+        Raises BadRow; IncompleteShard when sorted rows come out of order.
+        """
+        if not batch.num_rows:
+            return
+        ids = batch.column(0).to_numpy()
+        if self._sorted:
+            self._check_order(ids)
+        found = batch.num_rows - batch.column(1).null_count
+        if self._sorted and found and not batch.column(1)[-1].is_valid:
+            raise self._disorder(f"row {ids[-1]} came after the anchor")
+        self._anchors += found
+        for position, name in enumerate(self._fields, start=2):
+            struct = batch.column(position)
+            if struct.null_count < len(struct):
+                self._take(name, struct, ids)
+
+    def _take(self, name: str, struct: pa.StructArray, ids: Array) -> None:
+        there = None
+        if struct.null_count:  # the children of a null struct may hold anything
+            there = struct.is_valid()
+            ids = ids[there.to_numpy(zero_copy_only=False)]
+        columns: dict[str, Array | Ragged] = {}
+        for index, field in enumerate(self._fields[name]):
+            column = struct.field(index)
+            if there is not None:
+                column = column.filter(there)
+            try:
+                values, mask = read(field, column, ids)
+            except BadRow as error:
+                raise BadRow(f"data {name!r}: {error}", **error.__dict__, name=name) from None
+            columns[field.name] = values
+            if mask is not None:
+                columns[f"{field.name}_mask"] = mask
+            if field.shape is None and not isinstance(values, Ragged):
+                self._fields[name][index] = dataclasses.replace(field, shape=values.shape[1:])
+        self._spools[name].append(ids, columns)
+        self._fingerprints[name].add(ids, columns)
+        self.rows[name] = self._spools[name].commit()
+
+    def _check_order(self, ids: Array) -> None:
+        if self._anchors or ids[0] <= self._last_id or (ids[1:] <= ids[:-1]).any():
+            raise self._disorder(f"a batch from id {ids[0]} to {ids[-1]} came after id {self._last_id}")
+        self._last_id = int(ids[-1])
+
+    def _disorder(self, what: str) -> IncompleteShard:
+        return IncompleteShard(
+            f"rows came out of order: {what}, so the end of the shard can't be recognised ({self.rows} so far). This "
+            "Spark does not keep `sortWithinPartitions`: please report it with its version.",
+            rows=dict(self.rows),
+        )
+
+    def finish(self, *, confirmed: bool) -> Receipt:
+        """The receipt of a complete shard. `confirmed` is the end's own proof for unsorted rows (stream_is_complete).
+
+        Raises IncompleteShard when Spark's stream ended before the shard did.
+        """
+        if self._anchors != 1 or not (self._sorted or confirmed):
+            raise IncompleteShard(
+                f"Spark ended the rows of this rank early: {self.rows} came, and the "
+                f"{'last one' if self._anchors != 1 else 'confirmation of their end'} is missing. Map output was "
+                "probably lost with its executor or disk: launch again. If it happens again, persist the exchange "
+                'or look for lost executors in the Spark UI; shuffle="full" proves the end by itself.',
+                rows=dict(self.rows),
+            )
+        return Receipt(
+            rows=dict(self.rows),
+            fingerprint={name: dict(found.parts) for name, found in self._fingerprints.items()},
+            columns={name: spool.describe() for name, spool in self._spools.items()},
+        )
+
+
+def stream_is_complete() -> bool:
+    """Whether Spark's worker protocol says that the Arrow stream which just ended was whole.
+
+    After a failed fetch the stream ends as cleanly as a whole one, but nothing follows it; after a whole one pyspark's
+    `worker.main` has its end mark yet to read. That is not public, so anything unexpected counts as not complete.
+    """
+    for frame in sys._current_frames().values():
+        infile = _worker_input(frame)
+        if infile is not None:
+            try:
+                return bool(infile.peek(1))
+            except (OSError, ValueError, AttributeError):
+                return False
+    return False
+
+
+def _worker_input(frame: FrameType | None) -> Any:
+    while frame is not None:
+        if frame.f_code.co_name == "main" and frame.f_code.co_filename.endswith("worker.py"):
+            infile = frame.f_locals.get("infile")
+            if infile is not None:
+                return infile
+        frame = frame.f_back
+    return None

@@ -1,0 +1,173 @@
+"""The exchange without a JVM: pandas and Arrow tables dealt to ranks in the same batches (driver)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from tritium.data.schema import Data, Field, as_data, plan
+from tritium.data.types import SourceType, columns_of, path_of
+from tritium.errors import BadData, BadSetting
+
+Array = np.ndarray[Any, Any]
+ROWS = 8192  # of a batch
+
+
+def deal(data: Mapping[str, Data | Any], ranks: int) -> list[Iterator[pa.RecordBatch]]:
+    """The batches of every rank, as `Tables` makes them."""
+    tables = Tables(data, ranks)
+    return [tables.batches(rank) for rank in range(ranks)]
+
+
+class Tables:
+    """Named tables and their plan: what Exchange is to DataFrames. A name is one source partition."""
+
+    def __init__(self, data: Mapping[str, Data | Any], ranks: int) -> None:
+        """Raises BadSetting, and BadData with all problems of a table."""
+        if isinstance(ranks, bool) or not isinstance(ranks, int) or ranks < 1:
+            raise BadSetting(f"ranks={ranks!r}: a gang has at least one rank")
+        self.ranks = ranks
+        given = {name: as_data(value) for name, value in data.items()}
+        self._tables = {name: table_of(value.frame, name) for name, value in given.items()}
+        self.plan: dict[str, tuple[Field, ...]] = {
+            name: plan(self._tables[name].schema, value, name) for name, value in given.items()
+        }
+        self.sorted = all(value.shuffle != "stream" for value in given.values())
+        self._types = {
+            name: pa.struct([(f"c{i}", _arrow(field, table.schema)) for i, field in enumerate(self.plan[name])])
+            for name, table in self._tables.items()
+        }
+
+    def batches(self, rank: int) -> Iterator[pa.RecordBatch]:
+        """The rows of one rank in the order of their ids, its anchor last."""
+        for partition, (name, table) in enumerate(self._tables.items()):
+            first = (rank - partition) % self.ranks
+            rows = np.arange(first, table.num_rows, self.ranks, dtype=np.int64)
+            for start in range(0, len(rows), ROWS):
+                chosen = rows[start : start + ROWS]
+                taken = table.take(pa.array(chosen)).combine_chunks()
+                columns = [_packed(field, taken, name) for field in self.plan[name]]
+                struct = pa.StructArray.from_arrays(columns, fields=list(self._types[name]))
+                yield self._batch((partition << 33) + chosen, None, name, struct)
+        partition = len(self._tables) + rank
+        yield self._batch(np.array([partition << 33], np.int64), rank, None, None)
+
+    def _batch(self, ids: Array, anchor: int | None, name: str | None, struct: Any) -> pa.RecordBatch:
+        anchors = pa.nulls(len(ids), pa.int32()) if anchor is None else pa.array([anchor], pa.int32())
+        columns = [struct if other == name else pa.nulls(len(ids), kind) for other, kind in self._types.items()]
+        return pa.RecordBatch.from_arrays([pa.array(ids), anchors, *columns], names=["_id", "_anchor", *self._types])
+
+
+def table_of(frame: Any, name: str) -> pa.Table:
+    """A pandas DataFrame or an Arrow table or batch as an Arrow table. NaN in a floating column stays NaN.
+
+    Raises BadData for anything else, and for a pandas column that Arrow can't hold.
+    """
+    if isinstance(frame, pa.Table):
+        return frame.combine_chunks()
+    if isinstance(frame, pa.RecordBatch):
+        return pa.Table.from_batches([frame])
+    kind = type(frame)
+    if kind.__module__.partition(".")[0] != "pandas" or kind.__name__ != "DataFrame":
+        raise BadData(
+            f"data {name!r} is a {kind.__module__}.{kind.__qualname__}; without a cluster, data is a pandas DataFrame "
+            "or a pyarrow Table (of a Spark DataFrame: df.toArrow())"
+        )
+    columns, problems = {}, []
+    for label, series in frame.items():
+        try:
+            plain = isinstance(series.dtype, np.dtype) and series.dtype.kind == "f"
+            columns[str(label)] = pa.array(series.to_numpy() if plain else series, from_pandas=not plain)
+        except (pa.ArrowInvalid, pa.ArrowTypeError, pa.ArrowNotImplementedError) as error:
+            problems.append(f"column {label!r} of dtype {series.dtype} does not become an Arrow column: {error}")
+    if problems:
+        raise BadData(f"data {name!r} can't be read: " + "; ".join(problems), name=name, problems=problems)
+    return pa.table(columns)
+
+
+def _arrow(field: Field, schema: pa.Schema) -> pa.DataType:
+    """The Arrow type in which a Field travels."""
+    if field.packed:
+        return pa.list_(pa.from_numpy_dtype(field.travel))
+    column = _column(pa.Table.from_batches([], schema), field.sources[0])
+    return _travelling(column.type, field.travel)
+
+
+def _travelling(kind: pa.DataType, travel: str) -> pa.DataType:
+    """`kind` as Spark would have it: no dictionaries, views, decimals or nanoseconds."""
+    if pa.types.is_dictionary(kind):
+        return _travelling(kind.value_type, travel)
+    if pa.types.is_fixed_size_list(kind):
+        return pa.list_(_travelling(kind.value_type, travel), kind.list_size)
+    if pa.types.is_list(kind) or pa.types.is_large_list(kind):
+        return pa.large_list(_travelling(kind.value_type, travel))
+    if pa.types.is_date(kind):
+        return pa.date32()
+    if pa.types.is_timestamp(kind):
+        return pa.timestamp("us", kind.tz)
+    if pa.types.is_string(kind) or pa.types.is_large_string(kind) or pa.types.is_string_view(kind):
+        return pa.large_string()
+    return pa.from_numpy_dtype(travel) if travel else pa.large_binary()
+
+
+def _packed(field: Field, rows: pa.Table, name: str) -> pa.Array:
+    """One Field of these rows, as exchange.pack makes it."""
+    if not field.packed:
+        column = _column(rows, field.sources[0])
+        return _converted(column, _travelling(column.type, field.travel), field.sources[0], name)
+    count, width = rows.num_rows, len(field.sources)
+    values = np.zeros((count, width), field.travel)
+    absent = np.zeros((count, width), np.bool_)
+    kinds = columns_of(rows.schema)
+    for i, source in enumerate(field.sources):
+        column = _scalar(_column(rows, source), kinds[source], source, name)
+        if column.null_count:
+            absent[:, i] = column.is_null().to_numpy(zero_copy_only=False)
+            column = column.fill_null(False if pa.types.is_boolean(column.type) else 0)
+        with np.errstate(over="ignore"):
+            values[:, i] = column.to_numpy(zero_copy_only=False)
+    flat = pa.array(values.reshape(-1), mask=absent.reshape(-1) if absent.any() else None)
+    return pa.ListArray.from_arrays(pa.array(np.arange(count + 1, dtype=np.int32) * np.int32(width)), flat)
+
+
+def _scalar(column: pa.Array, kind: SourceType, source: str, name: str) -> pa.Array:
+    """A scalar column as numbers."""
+    if kind.name == "decimal":
+        return _converted(column, pa.float64(), source, name)
+    if kind.name == "date":
+        return _converted(column, pa.date32(), source, name).cast(pa.int32())
+    if kind.name == "timestamp":
+        return _converted(column, pa.timestamp("us", column.type.tz), source, name).cast(pa.int64())
+    return column
+
+
+def _converted(column: pa.Array, to: pa.DataType, source: str, name: str) -> pa.Array:
+    if column.type == to:
+        return column
+    options = pc.CastOptions.safe(to)
+    options.allow_float_truncate = True  # double → float is asked for by dtype=
+    options.allow_decimal_truncate = True
+    try:
+        return pc.cast(column, options=options)
+    except pa.ArrowInvalid as error:
+        raise BadData(
+            f"column {source!r} of data {name!r} does not become {to}: {error}. For nanoseconds: "
+            f"df[{source!r}].dt.floor('us')",
+            name=name,
+        ) from None
+
+
+def _column(rows: pa.Table, source: str) -> pa.Array:
+    """A column, or a field of a struct, as one array; null where a struct around it is null."""
+    top, *below = path_of(rows.schema, source)
+    chunked = rows.column(top)
+    column = (
+        chunked.chunk(0) if chunked.num_chunks == 1 else pa.concat_arrays(chunked.chunks or [pa.nulls(0, chunked.type)])
+    )
+    for child in below:
+        column = pc.struct_field(column, child)
+    return column

@@ -14,6 +14,7 @@ TritiumError
 │   ├── IncompleteShard     Spark cut a shard short
 │   └── SpoolFull           the disk under a spool is full
 ├── RankFailed              the first rank that failed; its own exception is `__cause__`
+├── JobFailed               the Spark job ended for a reason that is no rank's: cancelled, or its source failed
 ├── ResultError             a result can't be pickled, or all together exceed Spark's limit
 ├── TrainingDiverged        the loss is NaN or infinite
 ├── ModelError              a saved model can't be read
@@ -95,6 +96,10 @@ class RankFailed(TritiumError):
     """
 
 
+class JobFailed(TritiumError):
+    """The Spark job ended for a reason that is no rank's own; Spark's exception is the `__cause__`."""
+
+
 class ResultError(TritiumError):
     """A result can't be pickled, or all results together exceed `spark.driver.maxResultSize`."""
 
@@ -117,3 +122,7 @@ class UntrustedModel(ModelError):
 
 class WireError(TritiumError, ConnectionError):
     """A control connection broke, or its other end is not who it says."""
+
+
+class TritiumWarning(UserWarning):
+    """Something that works, but probably not as meant."""

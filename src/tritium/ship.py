@@ -15,14 +15,16 @@ import io
 import marshal
 import os
 import pathlib
-import pickle as _pickle
 import sys
 import sysconfig
+import tempfile
 import zipfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
+
+import cloudpickle
 
 from tritium.errors import BadSetting
 
@@ -34,32 +36,60 @@ _STAMP = (2020, 1, 1, 0, 0, 0)  # the same sources always make the same zip
 
 @functools.cache
 def package() -> bytes:
-    """This package as a zip of sources, with bytecode beside them so that a rank starts without compiling."""
+    """This package and cloudpickle as a zip of sources, with bytecode beside them: a rank starts without compiling.
+
+    cloudpickle comes along because executors may lack it, or have another version than the one that pickled here.
+    """
     mounted = getattr(sys.modules["tritium"], "__archive__", None)
     if mounted is not None:
         return bytes(mounted)
     out = io.BytesIO()
     with zipfile.ZipFile(out, "w") as archive:
-        for name, source in sorted(_sources(importlib.resources.files("tritium"), "tritium")):
+        for name, source in _sources("tritium", "cloudpickle"):
             archive.writestr(zipfile.ZipInfo(name, _STAMP), source)
             code = compile(source, name, "exec", dont_inherit=True)
-            header = importlib.util.MAGIC_NUMBER + (1).to_bytes(4, "little") + importlib.util.source_hash(source)
+            header = (
+                importlib.util.MAGIC_NUMBER + (1).to_bytes(4, "little") + importlib.util.source_hash(source)
+            )
             archive.writestr(zipfile.ZipInfo(name + "c", _STAMP), header + marshal.dumps(code))
     return out.getvalue()
 
 
-def _sources(folder: Traversable, prefix: str) -> Iterator[tuple[str, bytes]]:
-    for item in folder.iterdir():
-        if item.is_dir() and item.name != "__pycache__":
-            yield from _sources(item, f"{prefix}/{item.name}")
-        elif item.name.endswith(".py"):
-            yield f"{prefix}/{item.name}", item.read_bytes()
+def _sources(*packages: str) -> Iterator[tuple[str, bytes]]:
+    def walk(folder: Traversable, prefix: str) -> Iterator[tuple[str, bytes]]:
+        for item in sorted(folder.iterdir(), key=lambda i: i.name):
+            if item.is_dir() and item.name != "__pycache__":
+                yield from walk(item, f"{prefix}/{item.name}")
+            elif item.name.endswith(".py"):
+                yield f"{prefix}/{item.name}", item.read_bytes()
+
+    for package in packages:
+        yield from walk(importlib.resources.files(package), package)
 
 
 def home() -> str:
     """Where a child process of this one finds this package: the mounted zip, or the directory it was installed in."""
     mounted: tuple[str, ...] = getattr(sys, "_tritium", ())
     return mounted[0] if mounted else str(pathlib.Path(__file__).parents[1])
+
+
+class Mount:
+    """A zip as a path that `sys.path` takes, without a file that could be left behind where the system allows it."""
+
+    def __init__(self, archive: bytes) -> None:
+        if hasattr(os, "memfd_create"):
+            self._fd = os.memfd_create("tritium-user-code")
+            self.path = f"/proc/{os.getpid()}/fd/{self._fd}"
+        else:
+            self._fd, self.path = tempfile.mkstemp(".zip", "tritium-mount-")
+        with os.fdopen(os.dup(self._fd), "wb") as file:
+            file.write(archive)
+
+    def close(self) -> None:
+        """Nothing remains."""
+        os.close(self._fd)
+        if not self.path.startswith("/proc/"):
+            os.unlink(self.path)
 
 
 def digest(archive: bytes) -> str:
@@ -85,7 +115,9 @@ def entry(target: str, payload: bytes, annotations: Mapping[str, Any] | None = N
         if getattr(sys.modules.get("tritium"), "__digest__", None) != name:
             for module in [m for m in sys.modules if m.partition(".")[0] == "tritium"]:
                 del sys.modules[module]
-            sys.path[:] = [p for p in sys.path if "tritium-mount" not in p and p not in getattr(sys, "_tritium", ())]
+            sys.path[:] = [
+                p for p in sys.path if "tritium-mount" not in p and p not in getattr(sys, "_tritium", ())
+            ]
             if hasattr(os, "memfd_create"):
                 handle = os.memfd_create(f"tritium-{name}")
                 path = f"/proc/{os.getpid()}/fd/{handle}"
@@ -111,23 +143,15 @@ def entry(target: str, payload: bytes, annotations: Mapping[str, Any] | None = N
 def pickle(obj: Any, by_reference: Sequence[str] = ()) -> bytes:
     """`obj` as bytes, with the user's own modules by value: they need not be on the executors.
 
-    Modules below a path of `by_reference` (the user's `py_files`) stay references. pyspark's own copy of cloudpickle is
-    used where there is one, since the external one may be missing on the executors.
+    Modules below a path of `by_reference` (the user's `py_files`) stay references. Reading it needs cloudpickle, which
+    travels in the same zip as this package.
     """
-    cloudpickle = _cloudpickle()
-    with _by_value(cloudpickle, by_reference):
-        return bytes(cloudpickle.dumps(obj, protocol=_pickle.HIGHEST_PROTOCOL))
-
-
-def _cloudpickle() -> Any:
-    try:
-        return importlib.import_module("pyspark.cloudpickle")
-    except ImportError:
-        return importlib.import_module("cloudpickle")
+    with _by_value(by_reference):
+        return bytes(cloudpickle.dumps(obj, protocol=5))
 
 
 @contextmanager
-def _by_value(cloudpickle: Any, by_reference: Sequence[str]) -> Iterator[None]:
+def _by_value(by_reference: Sequence[str]) -> Iterator[None]:
     roots = tuple(os.path.abspath(p) for p in by_reference)
     already = set(cloudpickle.list_registry_pickle_by_value())
     modules = [m for m in list(sys.modules.values()) if _is_users_own(m, roots) and m.__name__ not in already]
@@ -143,7 +167,6 @@ def _by_value(cloudpickle: Any, by_reference: Sequence[str]) -> Iterator[None]:
 @functools.cache
 def _installed_roots() -> tuple[str, ...]:
     paths = [sysconfig.get_path(k) for k in ("stdlib", "platstdlib", "purelib", "platlib")]
-    paths += [os.path.dirname(os.path.dirname(importlib.import_module(m).__file__ or "")) for m in ("numpy", "pyarrow")]
     return tuple(os.path.realpath(p) + os.sep for p in paths if p)
 
 
@@ -156,7 +179,11 @@ def _is_users_own(module: ModuleType, by_reference: tuple[str, ...]) -> bool:
         return False
     path = os.path.realpath(file)
     inside = ("site-packages" + os.sep, "dist-packages" + os.sep)
-    if path.startswith(_installed_roots()) or any(part in path for part in inside) or not path.endswith(".py"):
+    if (
+        path.startswith(_installed_roots())
+        or any(part in path for part in inside)
+        or not path.endswith(".py")
+    ):
         return False
     return not any(os.path.abspath(file).startswith(root) for root in by_reference)
 
@@ -176,5 +203,7 @@ def archive(paths: Sequence[str]) -> bytes:
             elif path.suffix == ".py" and path.is_file():
                 target.write(path, path.name)
             else:
-                raise BadSetting(f"py_files: {str(path)!r} is no Python file, package directory or zip.", path=str(path))
+                raise BadSetting(
+                    f"py_files: {str(path)!r} is no Python file, package directory or zip.", path=str(path)
+                )
     return out.getvalue()

@@ -99,7 +99,9 @@ class Codec:
             view = memoryview(frame)
             if not hmac.compare_digest(self._code(view[:body]), bytes(view[body:])):
                 raise WireError("A frame's authentication code is wrong.")
-            yield _message(frame[_LENGTHS.size : _LENGTHS.size + header_size], bytes(view[body - blob_size : body]))
+            yield _message(
+                frame[_LENGTHS.size : _LENGTHS.size + header_size], bytes(view[body - blob_size : body])
+            )
 
 
 def _message(header: bytes, blob: bytes) -> Message:
@@ -128,7 +130,9 @@ class Challenge:
         theirs, proof = packet[:NONCE], packet[NONCE:]
         if not hmac.compare_digest(proof, _prove(self._secret, b"client", self._nonce, theirs)):
             raise WireError("A client did not prove that it knows this run's secret.")
-        return _prove(self._secret, b"server", self._nonce, theirs), _prove(self._secret, b"key", self._nonce, theirs)
+        return _prove(self._secret, b"server", self._nonce, theirs), _prove(
+            self._secret, b"key", self._nonce, theirs
+        )
 
 
 def _prove(secret: bytes, what: bytes, server: bytes, client: bytes) -> bytes:

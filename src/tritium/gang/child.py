@@ -1,0 +1,72 @@
+"""Start a rank process as a child that ends with its parent (supervisor)."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from typing import IO, Any
+
+from tritium import ship
+
+# The package is on the path before its first import; the zip goes first, an installed package stays where it was.
+_BOOT = """
+import os, sys
+home = sys.argv[1]
+sys.path.insert(0, home) if not os.path.isdir(home) else sys.path.append(home)
+from tritium.gang.rank import main
+main(sys.argv[2])
+"""
+_THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NUMEXPR_NUM_THREADS")
+
+
+class RankProcess:
+    """A child in a process group of its own, so that what it started ends with it."""
+
+    def __init__(self, process: subprocess.Popen[bytes]) -> None:
+        self._process = process
+        self.pid = process.pid
+        self.stdout: IO[bytes] | None = process.stdout
+        self.stderr: IO[bytes] | None = process.stderr
+        self.wait = process.wait
+        self.poll = process.poll
+        self.kill = process.kill
+
+    def kill_group(self) -> None:
+        """SIGKILL to the rank and to everything it started; nothing when they have ended."""
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(self.pid, signal.SIGKILL)
+
+    def close(self) -> None:
+        """Close the pipes."""
+        for pipe in (self.stdout, self.stderr):
+            if pipe is not None:
+                pipe.close()
+
+
+def start_rank(settings: Mapping[str, Any], *, keep: Sequence[int], env: Mapping[str, str], cpus: int) -> RankProcess:
+    """Start a rank process. The calling thread must live as long as the rank: the kernel ends the child with it.
+
+    `keep` are the file descriptors it inherits under their own numbers.
+    """
+    environment = dict(os.environ)
+    for name in _THREADS:
+        environment[name] = str(cpus)
+    environment["PYTHONUNBUFFERED"] = "1"
+    for name in ("SPARK_ENV_LOADED", "PYTHON_WORKER_FACTORY_SECRET", "PYTHON_WORKER_FACTORY_PORT"):
+        environment.pop(name, None)
+    environment.update(env)
+    process = subprocess.Popen(
+        [sys.executable, "-c", _BOOT, ship.home(), json.dumps(dict(settings))],
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        env=environment,
+        pass_fds=tuple(keep),
+        start_new_session=True,
+    )
+    return RankProcess(process)

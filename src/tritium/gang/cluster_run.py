@@ -1,0 +1,222 @@
+"""`on="cluster"`: the whole launch is one barrier stage, collected directly (driver)."""
+
+from __future__ import annotations
+
+import pickle
+import re
+import signal
+import socket
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+from urllib.parse import urlsplit
+
+import pyarrow as pa
+
+from tritium import ship
+from tritium.errors import BadSetting, JobFailed, ResultError, WrongVersion
+from tritium.gang.cluster import Cluster
+from tritium.gang.coordinator import Coordinator
+from tritium.gang.driver_run import order_of, ship_user_code
+from tritium.gang.far import failure_in, replay
+from tritium.gang.finish import await_end, await_formed, results_of
+from tritium.gang.here import prepared
+from tritium.gang.supervisor import SPARK_SCHEMA
+
+if TYPE_CHECKING:
+    from tritium.gang.launch import Launch
+
+FIRST_WORD_SECONDS = 20.0
+
+
+def run(launch: Launch) -> list[Any]:
+    """Check the cluster, submit the job, wait, return the results of the ranks."""
+    gang = launch.gang
+    spark = session_of(launch)
+    cluster = Cluster.of(spark)
+    cluster.check(gang)
+    exchange = launch.exchange
+    if exchange is None and launch.data:
+        from tritium.data.exchange import Exchange
+
+        exchange = Exchange(launch.data, gang.ranks)
+    job = launch.job()
+    user_code = ship_user_code(launch)
+    began = time.monotonic()
+    with cluster.wait_for_slots(gang, gang.start_timeout, launch.watch.note):
+        coordinator = Coordinator(
+            gang.ranks,
+            launch=launch.run_id,
+            observer=launch.watch,
+            host=driver_address(spark, cluster),
+            names=list(exchange.plan) if exchange else [],
+            stream=any(prepared(data.shuffle) == "stream" for data in launch.data.values()),
+        ).start()
+        order = order_of(launch, coordinator, exchange.plan if exchange else {}, job, user_code)
+        frame = exchange.frame if exchange else spark.range(0, gang.ranks, 1, gang.ranks)
+        spark_job = SparkJob(spark, cluster, launch, coordinator, order, frame)
+        try:
+            with own_interrupts():
+                spark_job.start()
+                launch.watch.event("started", ranks=gang.ranks, tag=spark_job.tag)
+                await_formed(coordinator, gang, spark_job, time.monotonic() - began)
+                await_end(coordinator, launch, spark_job)
+            batches = spark_job.table.to_batches()
+            replay(batches, launch.watch)
+            return results_of(batches, gang.ranks)
+        finally:
+            coordinator.abort("the run is over")
+            if not spark_job.ended:
+                spark_job.cancel()
+                spark_job.join(4.0)
+            coordinator.await_gone(1.0)
+            coordinator.close()
+            launch.watch.receipts(coordinator.receipts)
+
+
+def session_of(launch: Launch) -> Any:
+    """The session given, or that of the DataFrames, or the active one."""
+    if launch.spark is not None:
+        return launch.spark
+    for data in launch.data.values():
+        session = getattr(data.frame, "sparkSession", None)
+        if session is None:
+            raise BadSetting(
+                f"On a cluster, data must be Spark DataFrames, not {type(data.frame).__name__}. Use "
+                'spark.createDataFrame(table), or on="driver" to train on this machine.'
+            )
+        return session
+    try:
+        from pyspark.sql import SparkSession
+    except ImportError as error:
+        raise WrongVersion('on="cluster" needs pyspark: pip install "tritium[spark]".') from error
+    return SparkSession.getActiveSession() or SparkSession.builder.getOrCreate()
+
+
+def driver_address(spark: Any, cluster: Cluster) -> str:
+    """The address of this process that executors can reach: for the coordinator to listen on."""
+    if cluster.is_connect:
+        host = urlsplit(spark.client.host if "//" in spark.client.host else f"sc://{spark.client.host}").hostname
+        with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:  # sends nothing; asks for the route
+            probe.connect((host or "127.0.0.1", 15002))
+            return str(probe.getsockname()[0])
+    if cluster.is_local:
+        return "127.0.0.1"
+    host = spark.conf.get("spark.driver.host", "127.0.0.1")
+    return socket.gethostbyname(host)
+
+
+@contextmanager
+def own_interrupts() -> Iterator[None]:
+    """Ctrl-C raises KeyboardInterrupt here and ends this run; pyspark's handler would cancel every job of the session.
+
+    (And would fail to, while this thread waits: see docs/how-it-works.md.)
+    """
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
+class SparkJob:
+    """The barrier job in a thread of its own, so that waiting can be interrupted and the job cancelled by its tag."""
+
+    def __init__(
+        self, spark: Any, cluster: Cluster, launch: Launch, coordinator: Coordinator, order: Any, frame: Any
+    ) -> None:
+        from pyspark import InheritableThread
+
+        self.tag = f"tritium-{launch.run_id}"
+        self.ended = False
+        self.problem: BaseException | None = None
+        self.table = pa.table({})
+        self._spark = spark
+        self._connect = cluster.is_connect
+        self._coordinator = coordinator
+        self._name = f"Tritium: {getattr(launch.function, '__qualname__', 'a function')} on {order.size} ranks"
+        entry = ship.entry("tritium.gang.supervisor:supervise", pickle.dumps(order))
+        profile = cluster.profile(launch.gang)
+        self._frame = frame.mapInArrow(entry, SPARK_SCHEMA, barrier=True, profile=profile)
+        # Its threads inherit the user's job group and pool, so that "cancel" in a notebook reaches this job too.
+        session = spark if self._connect else None
+        self._thread = InheritableThread(self._collect, session=session, name=f"tritium-job-{launch.run_id}")
+        self._thread.daemon = True
+
+    def start(self) -> None:
+        """Submit."""
+        self._thread.start()
+
+    def _collect(self) -> None:
+        try:
+            if self._connect:
+                self._spark.addTag(self.tag)
+            else:
+                self._spark.sparkContext.addJobTag(self.tag)
+                self._spark.sparkContext.setJobDescription(self._name)
+            self.table = self._frame.toArrow()
+        except BaseException as error:  # noqa: BLE001 - a thread has no one above it; the launching thread raises this
+            self.problem = translate(error)
+            failure = failure_in(str(error))
+            if failure is not None:
+                self._coordinator.fail(failure)
+        with self._coordinator.changed:
+            self.ended = True
+            self._coordinator.changed.notify_all()
+
+    def cancel(self) -> None:
+        """Cancel this job alone."""
+        if self._connect:
+            self._spark.interruptTag(self.tag)
+        else:
+            self._spark.sparkContext.cancelJobsWithTag(self.tag)
+
+    def join(self, seconds: float = 10.0) -> None:
+        """Wait for the end of the job."""
+        self._thread.join(seconds)
+
+
+_WORKER_LACKS = re.compile(r"ModuleNotFoundError: No module named '([\w.]+)'")
+
+
+def translate(error: BaseException) -> BaseException:
+    """Spark's exception as one of ours, with its own as the cause; the Java stack stays in the cause."""
+    text = str(error)
+    problem: Exception
+    if "PYTHON_VERSION_MISMATCH" in text:
+        problem = WrongVersion(
+            "Driver and executors run different Python versions: " + _line_with(text, "PYTHON_VERSION_MISMATCH")
+            + " Point spark.pyspark.python (or PYSPARK_PYTHON) to the same minor version."
+        )
+    elif "maxResultSize" in text:
+        problem = ResultError(
+            "The results of all ranks together are over spark.driver.maxResultSize: " + _line_with(text, "maxResultSize")
+            + " Return less, raise that setting, or store large things with world.store()."
+        )
+    elif (lacking := _WORKER_LACKS.search(text)) is not None:
+        problem = WrongVersion(
+            f"The executors' Python lacks {lacking[1]!r}. They need pyarrow and numpy: install them where "
+            "spark.pyspark.python points.",
+            module=lacking[1],
+        )
+    elif "cancelled" in text.lower() or "OPERATION_CANCELED" in text:
+        problem = JobFailed("The Spark job of this run was cancelled; all its ranks have been ended.")
+    else:
+        problem = JobFailed(f"The Spark job of this run failed: {_first_line(text)}")
+    problem.__cause__ = error
+    return problem
+
+
+def _line_with(text: str, word: str) -> str:
+    return next((line.strip() for line in text.splitlines() if word in line), word)[:500]
+
+
+def _first_line(text: str) -> str:
+    lines = [line.strip() for line in text.splitlines() if line.strip() and not line.strip().startswith("at ")]
+    caused = [line for line in lines if line.startswith(("Caused by:", "pyspark.errors", "py4j")) is False]
+    return (caused or lines or [text])[0][:800]

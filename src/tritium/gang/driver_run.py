@@ -1,0 +1,142 @@
+"""`on="driver"`: ranks are child processes of this one, without Spark and without a JVM (driver).
+
+The same coordinator, supervisors, rank processes, receiver and spool as on a cluster. Only the exchange is another:
+pandas and Arrow tables are dealt to the ranks here.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+
+from tritium.gang.finish import await_end, await_formed, results_of
+from tritium.gang.here import prepared
+from tritium.gang.supervisor import GangEnded, Order, Supervisor
+
+if TYPE_CHECKING:
+    from tritium.data.schema import Field
+    from tritium.gang.coordinator import Coordinator
+    from tritium.gang.launch import Launch
+
+
+def run(launch: Launch) -> list[Any]:
+    """Start the ranks, wait, return their results."""
+    from tritium.gang.coordinator import Coordinator
+
+    gang = launch.gang
+    plan, shards = deal_tables(launch)
+    job = launch.job()
+    user_code = ship_user_code(launch)
+    coordinator = Coordinator(
+        gang.ranks,
+        launch=launch.run_id,
+        observer=launch.watch,
+        names=list(plan),
+        stream=any(prepared(data.shuffle) == "stream" for data in launch.data.values()),
+    ).start()
+    order = order_of(launch, coordinator, plan, job, user_code)
+    local = Local(order, coordinator, shards)
+    try:
+        local.start()
+        await_formed(coordinator, gang, local)
+        await_end(coordinator, launch, local)
+        return results_of(local.batches, gang.ranks)
+    finally:
+        coordinator.abort("the run is over")
+        local.join()
+        coordinator.await_gone(1.0)
+        coordinator.close()
+        launch.watch.receipts(coordinator.receipts)
+
+
+def deal_tables(launch: Launch) -> tuple[dict[str, tuple[Field, ...]], list[Iterator[pa.RecordBatch]]]:
+    """The plan of every named table, and each rank's rows in the form in which Spark would hand them over."""
+    if not launch.data:
+        return {}, [iter(()) for _ in range(launch.gang.ranks)]
+    from tritium.data.tables import deal, plan_tables
+
+    return plan_tables(launch.data), deal(launch.data, launch.gang.ranks)
+
+
+def ship_user_code(launch: Launch) -> bytes:
+    """The user's `py_files` as one zip, or nothing."""
+    from tritium import ship
+
+    return ship.archive(launch.gang.py_files) if launch.gang.py_files else b""
+
+
+def order_of(launch: Launch, coordinator: Coordinator, plan: Any, job: bytes, user_code: bytes) -> Order:
+    """What every supervisor of this launch is told."""
+    gang = launch.gang
+    return Order(
+        launch=launch.run_id,
+        size=gang.ranks,
+        address=coordinator.address,
+        secret=coordinator.secret,
+        job=job,
+        env=dict(gang.env),
+        cpus=gang.cpus,
+        gpus=gang.gpus,
+        framework=gang.framework,
+        plan=plan,
+        sorted=not any(prepared(data.shuffle) == "stream" for data in launch.data.values()),
+        prepared={name: prepared(data.shuffle) for name, data in launch.data.items()},
+        user_code=user_code,
+    )
+
+
+class Local:
+    """A thread for every supervisor; the place of Spark's tasks."""
+
+    def __init__(self, order: Order, coordinator: Coordinator, shards: list[Iterator[pa.RecordBatch]]) -> None:
+        self._coordinator = coordinator
+        self.batches: list[pa.RecordBatch] = []
+        self.problem: BaseException | None = None
+        self.ended = False
+        self._left = order.size
+        self._threads = [
+            threading.Thread(
+                target=self._supervise, args=(order, index, shard), name=f"tritium-supervisor-{index}", daemon=True
+            )
+            for index, shard in enumerate(shards)
+        ]
+
+    def start(self) -> None:
+        """Start all."""
+        for thread in self._threads:
+            thread.start()
+
+    def _supervise(self, order: Order, index: int, shard: Iterator[pa.RecordBatch]) -> None:
+        supervisor = Supervisor(order, partition=index, attempt=0, gpus=gpus_of(order, index), cpus=order.cpus or 1)
+        try:
+            # The interpreter of a thread lives as long as the rank does: the kernel ends the child with its thread.
+            batches = list(supervisor.run(shard, lambda: True))
+        except GangEnded:
+            batches = []
+        except BaseException as error:  # noqa: BLE001 - a thread has no one above it; the launching thread raises this
+            batches = []
+            self.problem = self.problem or error
+        with self._coordinator.changed:
+            self.batches.extend(batches)
+            self._left -= 1
+            self.ended = self._left == 0 or self.problem is not None
+            self._coordinator.changed.notify_all()
+
+    def cancel(self) -> None:
+        """Supervisors end by themselves once the coordinator has said so."""
+
+    def join(self, seconds: float = 10.0) -> None:
+        """Wait until every supervisor has ended."""
+        for thread in self._threads:
+            if thread.ident is not None:
+                thread.join(seconds)
+
+
+def gpus_of(order: Order, index: int) -> tuple[str, ...]:
+    """Without Spark there is no one who assigns GPUs: rank k takes the k-th `gpus` of this machine."""
+    return tuple(str(index * order.gpus + k) for k in range(order.gpus))
+
+

@@ -1,0 +1,144 @@
+"""What is known of a rank that failed, on its way to the driver and as the error raised there (any process)."""
+
+from __future__ import annotations
+
+import dataclasses
+import pickle
+import re
+import signal as signals
+import traceback
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from tritium import errors, ship
+from tritium.errors import RankFailed, TritiumError
+
+How = Literal["exception", "signal", "exit", "lost", "error"]
+
+# What a collective says when its partner is gone. Such an exception waits a moment for the death that caused it.
+_ECHO = re.compile(
+    r"connection (was )?(closed|reset|refused)|broken pipe|gloo|nccl|DistBackendError|DistNetworkError|"
+    r"remote process exited|socket (timeout|closed)",
+    re.IGNORECASE,
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Failure:
+    """The end of one rank.
+
+    `how` is "exception" (the user's function raised), "signal" (killed), "exit" (the process left without returning),
+    "lost" (its supervisor is gone) or "error" (an error of Tritium's own tree, such as BadRow: raised as it is).
+    """
+
+    how: How
+    rank: int
+    host: str = "?"
+    pid: int = 0
+    type: str = ""
+    text: str = ""
+    traceback: str = ""
+    signal: str | None = None
+    exit_code: int | None = None
+    log: tuple[str, ...] = ()
+    pickled: bytes = b""
+
+    @classmethod
+    def of(cls, error: BaseException, rank: int, **facts: Any) -> Failure:
+        """The failure that an exception is. The exception travels too, where it can be pickled."""
+        try:
+            pickled = ship.pickle(error)
+            pickle.loads(pickled)  # what can't be rebuilt here can't be rebuilt on the driver either
+        except Exception as problem:  # noqa: BLE001 - any class may refuse in any way; its text still travels
+            facts.setdefault("log", (f"(this exception can't be pickled: {problem!r})",))
+            pickled = b""
+        return cls(
+            how="error" if isinstance(error, TritiumError) else "exception",
+            rank=rank,
+            type=f"{type(error).__module__}.{type(error).__qualname__}".removeprefix("builtins."),
+            text=str(error),
+            traceback="".join(traceback.format_exception(error)),
+            pickled=pickled,
+            **facts,
+        )
+
+    @property
+    def is_echo(self) -> bool:
+        """Whether this may only be what another rank's death looks like from here."""
+        return self.how == "exception" and bool(_ECHO.search(f"{self.type} {self.text}"))
+
+    def headline(self) -> str:
+        """One line: who, where, how."""
+        who = f"rank {self.rank} on {self.host}"
+        if self.how == "signal":
+            more = "; probably out of memory, unless someone killed it" if self.signal == "SIGKILL" else ""
+            return f"{who} (pid {self.pid}) was killed by {self.signal}{more}"
+        if self.how == "exit":
+            return f"{who} (pid {self.pid}) left with exit code {self.exit_code} before its function returned"
+        if self.how == "lost":
+            return f"{who} was lost: {self.text or 'the connection to its supervisor broke'}"
+        return f"{who} (pid {self.pid}) raised {self.type}: {self.text}"
+
+    def error(self, run_dir: str | None = None) -> TritiumError:
+        """The exception for the driver: Tritium's own as it was raised, any other as the cause of RankFailed."""
+        cause = self.cause()
+        if isinstance(cause, TritiumError) and self.how == "error":
+            cause.__dict__.update(rank=self.rank, host=self.host, pid=self.pid, run_dir=run_dir)
+            cause.__dict__["rank_traceback"] = self.traceback
+            return cause
+        story = [self.headline()[0].upper() + self.headline()[1:] + "."]
+        if self.traceback:
+            story += ["", f"Its traceback (rank {self.rank}):", self.traceback.rstrip()]
+        if self.log:
+            story += ["", f"Its last {len(self.log)} lines of output:", *self.log]
+        if run_dir:
+            story += ["", f"Logs and events of the whole run: {run_dir}"]
+        error = RankFailed(
+            "\n".join(story),
+            rank=self.rank,
+            host=self.host,
+            pid=self.pid,
+            signal=self.signal,
+            exit_code=self.exit_code,
+            traceback=self.traceback,
+            log=list(self.log),
+            run_dir=run_dir,
+        )
+        error.__cause__ = cause
+        return error
+
+    def cause(self) -> BaseException | None:
+        """The rank's own exception, where it can be rebuilt here."""
+        if not self.pickled:
+            known = (
+                getattr(errors, self.type.removeprefix("tritium.errors."), None)
+                if self.how == "error"
+                else None
+            )
+            return known(self.text) if known else None
+        try:
+            cause = pickle.loads(self.pickled)
+        except Exception:  # noqa: BLE001 - its class may be missing here; type, text and traceback are in the story
+            return None
+        return cause if isinstance(cause, BaseException) else None
+
+    def fields(self) -> dict[str, Any]:
+        """All but the pickled exception, as JSON; that one travels as a message's blob."""
+        fields = dataclasses.asdict(self)
+        del fields["pickled"]
+        return fields
+
+    @classmethod
+    def read(cls, fields: dict[str, Any], pickled: bytes) -> Failure:
+        """The inverse of `fields`."""
+        known = {f.name for f in dataclasses.fields(cls)}
+        fields = {k: v for k, v in fields.items() if k in known}
+        return cls(**{**fields, "log": tuple(fields.get("log", ())), "pickled": pickled})
+
+
+def signal_name(number: int) -> str:
+    """9 → "SIGKILL"."""
+    try:
+        return signals.Signals(number).name
+    except ValueError:
+        return f"signal {number}"

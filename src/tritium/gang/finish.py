@@ -1,0 +1,105 @@
+"""Wait for a gang, and turn its end into results or into one error (driver)."""
+
+from __future__ import annotations
+
+import pickle
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Any, Protocol
+
+import pyarrow as pa
+
+from tritium.errors import JobFailed, ResultError, StartTimeout
+
+if TYPE_CHECKING:
+    from tritium.gang.coordinator import Coordinator
+    from tritium.gang.launch import Launch
+    from tritium.gang.settings import Gang
+
+LEAVE_SECONDS = 1.0  # how long supervisors have to end by themselves before the Spark job is cancelled
+
+
+class Tasks(Protocol):
+    """What runs the supervisors: a Spark job, or threads."""
+
+    ended: bool
+    problem: BaseException | None
+
+    def cancel(self) -> None: ...
+    def join(self, seconds: float = ...) -> None: ...
+
+
+def await_formed(coordinator: Coordinator, gang: Gang, tasks: Tasks, waited: float = 0.0) -> None:
+    """Wait until every rank is ready, within the rest of `start_timeout`; or until something has ended."""
+    left = gang.start_timeout - waited
+    with coordinator.changed:
+        coordinator.changed.wait_for(
+            lambda: coordinator.formed or coordinator.failure is not None or tasks.ended, timeout=max(left, 0.0)
+        )
+        formed = coordinator.formed or coordinator.failure is not None or tasks.ended
+    if formed:
+        return
+    missing = coordinator.missing()
+    reported = gang.ranks - len(missing)
+    waiting = "; ".join(_whereabouts(coordinator, p) for p in missing[:8])
+    raise StartTimeout(
+        f"{reported} of {gang.ranks} ranks were ready after start_timeout={gang.start_timeout:g} s. Still missing: "
+        f"{waiting}. Raise start_timeout, or free slots on the cluster.",
+        missing=missing,
+    )
+
+
+def _whereabouts(coordinator: Coordinator, partition: int) -> str:
+    member = coordinator.members.get(partition)
+    if member is None:
+        return f"task {partition} (not started: no slot, or its source is still being computed)"
+    return f"task {partition} (on {member.host}, importing)"
+
+
+def await_end(coordinator: Coordinator, launch: Launch, tasks: Tasks) -> None:
+    """Wait until every rank has returned and the tasks have handed over the results; raise the first failure."""
+    with coordinator.changed:
+        coordinator.changed.wait_for(lambda: coordinator.failure is not None or tasks.ended)
+    if coordinator.failure is None and tasks.problem is not None:
+        # The coordinator may be about to hear what the tasks' end already shows: let it come first.
+        with coordinator.changed:
+            coordinator.changed.wait_for(lambda: coordinator.failure is not None, timeout=LEAVE_SECONDS)
+    if coordinator.failure is not None:
+        tasks.join(LEAVE_SECONDS)
+        if not tasks.ended:
+            tasks.cancel()
+            tasks.join(LEAVE_SECONDS / 2)
+        if coordinator.failure.how == "lost" and tasks.problem is not None and is_cancelled(tasks.problem):
+            raise tasks.problem  # Spark took the supervisors away because someone cancelled the job
+        raise coordinator.failure.error(launch.watch.run_dir)
+    if tasks.problem is not None:
+        raise tasks.problem
+
+
+def is_cancelled(problem: BaseException) -> bool:
+    """Whether a Spark job ended because someone cancelled it."""
+    return isinstance(problem, JobFailed) and "cancel" in str(problem).lower()
+
+
+def results_of(batches: Iterable[pa.RecordBatch], ranks: int) -> list[Any]:
+    """The ranks' results, put together from their parts and in rank order."""
+    parts: dict[int, dict[int, pa.Scalar[Any]]] = {}
+    for batch in batches:
+        for rank, kind, part, body in zip(*(batch.column(i) for i in range(4)), strict=True):
+            if kind.as_py() == "result":
+                parts.setdefault(rank.as_py(), {})[part.as_py()] = body
+    if sorted(parts) != list(range(ranks)):
+        raise ResultError(f"Spark handed over the results of ranks {sorted(parts)} only, of {ranks}.")
+    results = []
+    for rank in range(ranks):
+        of_rank = parts.pop(rank)
+        body = bytearray().join(of_rank[k].as_buffer() for k in sorted(of_rank))
+        del of_rank
+        try:
+            results.append(pickle.loads(body))
+        except Exception as error:
+            raise ResultError(
+                f"The result of rank {rank} can't be rebuilt on the driver: {error!r}. What it is made of must be "
+                "importable here.",
+                rank=rank,
+            ) from error
+    return results

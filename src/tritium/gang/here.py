@@ -1,0 +1,104 @@
+"""`on="here"`: the only rank is this very process, for a debugger and for tests (driver).
+
+The same receiver, spool and shard as on a cluster; what is missing is the child process and the network.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+from collections.abc import Mapping
+from contextlib import ExitStack, closing
+from typing import TYPE_CHECKING, Any
+
+from tritium.errors import BadSetting
+from tritium.gang.world import Peer, World, entered
+
+if TYPE_CHECKING:
+    from tritium.data.shard import Shard
+    from tritium.gang.launch import Launch, Watch
+
+
+def run(launch: Launch) -> list[Any]:
+    """Call the function once, as rank 0 of 1. What it raises is raised as it is: a debugger stops where it happened."""
+    with ExitStack() as stack:
+        control = HereControl(launch.watch, _shards(launch, stack))
+        device = "cuda:0" if launch.gang.gpus else "cpu"
+        me = Peer(0, socket.gethostname(), "127.0.0.1", 0, device, os.getpid())
+        world = World(0, 1, 0, 1, me.host, device, (me,), launch.run_id, control)
+        stack.enter_context(entered(world))
+        launch.watch.event("formed", peers=[vars(me)])
+        result = launch.function(*launch.args, **launch.kwargs)
+        launch.watch.event("rank_ended", rank=0)
+        return [result]
+
+
+def _shards(launch: Launch, stack: ExitStack) -> dict[str, Shard]:
+    if not launch.data:
+        return {}
+    from tritium.data.receive import Receiver
+    from tritium.data.shard import Shard
+    from tritium.data.spool import Spool
+    from tritium.data.tables import deal, plan_tables
+    from tritium.data.watermark import Feed, Mark
+
+    plan = plan_tables(launch.data)
+    spools = {name: stack.enter_context(closing(Spool(fields))) for name, fields in plan.items()}
+    receiver = Receiver(plan, spools, sorted=True)
+    for batch in deal(launch.data, 1)[0]:
+        receiver.take(batch)
+    receipt = receiver.finish(confirmed=True)
+    launch.watch.receipts({0: {"rows": receipt.rows, "fingerprint": receipt.fingerprint}})
+    shards = {}
+    for name, fields in plan.items():
+        feed = Feed()
+        feed.publish(Mark(receipt.rows[name], {0: receipt.rows[name]}, 1))
+        shards[name] = stack.enter_context(
+            closing(
+                Shard(
+                    name,
+                    receipt.columns[name],
+                    fields,
+                    index=0,
+                    size=1,
+                    feed=feed,
+                    decode=launch.data[name].decode,
+                    prepared=prepared(launch.data[name].shuffle),
+                    note=lambda counts, name=name: launch.watch.event("counts", rank=0, name=name, **counts),
+                )
+            )
+        )
+    return shards
+
+
+def prepared(shuffle: Any) -> str:
+    """What an exchange must prepare for a kind of shuffle: rows sorted by id, or as they arrive."""
+    return "stream" if shuffle == "stream" else "full"
+
+
+class HereControl:
+    """A gang of one in this process."""
+
+    def __init__(self, watch: Watch, shards: Mapping[str, Shard]) -> None:
+        self._watch = watch
+        self._shards = shards
+
+    def meet(self, operation: str, value: bytes) -> list[bytes]:
+        """Alone, everyone has always come."""
+        return [value]
+
+    def log(self, fields: Mapping[str, Any]) -> None:
+        """To the progress display and the events."""
+        self._watch.event("log", rank=0, **fields)
+
+    def store(self, name: str, chunk: bytes, last: bool) -> None:
+        """To the run directory."""
+        self._watch.store(name, chunk, last)
+
+    def shard(self, name: str) -> Shard:
+        """A shard that is all rows."""
+        if name not in self._shards:
+            there = ", ".join(map(repr, self._shards)) or "none: launch(…, data={…}) names them"
+            raise BadSetting(f"There is no shard {name!r}. There are: {there}.")
+        return self._shards[name]
+

@@ -1,0 +1,176 @@
+"""Start a gang and bring its results back: the front door (driver)."""
+
+from __future__ import annotations
+
+import importlib
+import time
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from tritium import ship
+from tritium.data.schema import Data
+from tritium.errors import BadSetting, TritiumWarning
+from tritium.gang.inspect import inspect
+from tritium.gang.settings import Gang
+from tritium.observe.events import RunLog, new_run_dir
+from tritium.observe.progress import Progress
+
+if TYPE_CHECKING:
+    from tritium.data.exchange import Exchange
+
+
+@dataclass
+class Run:
+    """One launch that has ended well: every rank's result in rank order, and where its run directory is."""
+
+    run_id: str
+    run_dir: str
+    results: list[Any] = field(default_factory=list)
+    report: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass
+class Launch:
+    """What the three places where a gang can run need to start one."""
+
+    function: Callable[..., Any]
+    args: Sequence[Any]
+    kwargs: Mapping[str, Any]
+    gang: Gang
+    data: Mapping[str, Data]
+    exchange: Exchange | None
+    spark: Any
+    run_id: str
+    watch: Watch
+
+    def job(self) -> bytes:
+        """The user's function with everything that goes with it, for the ranks."""
+        decode = {name: dict(data.decode) for name, data in self.data.items()}
+        return ship.pickle((self.function, tuple(self.args), dict(self.kwargs), decode), self.gang.py_files)
+
+
+def launch(
+    fn: Callable[..., Any],
+    gang: Gang | None = None,
+    *,
+    args: Sequence[Any] = (),
+    kwargs: Mapping[str, Any] | None = None,
+    data: Mapping[str, Any] | Exchange | None = None,
+    spark: Any = None,
+    **fields: Any,
+) -> list[Any]:
+    """Run `fn(*args, **kwargs)` on every rank of a gang, and return one value per rank, in rank order.
+
+    Args:
+        fn: any picklable function. It need not know Tritium; `tritium.world()` tells it its rank and gives it its
+            rows.
+        gang: how the gang is started. Its fields can be given directly as keywords: `launch(train, ranks=4, gpus=1)`.
+        data: named DataFrames, `{"train": df}`, or `tritium.Data` to say how columns are read. Every row goes to one
+            rank, which reads it with `tritium.world().shard("train")`. pandas and Arrow tables are taken with
+            `on="driver"` and `on="here"`.
+        spark: the session; None takes the active one.
+
+    Raises:
+        SetupError: before anything has started (settings, function, data, slots, versions).
+        StartTimeout: not every rank had started within `start_timeout`; none is left.
+        DataError: a value that can't be trained on, or a shard without rows.
+        RankFailed: a rank raised (then it is the `__cause__`), was killed or left; the others have been ended.
+    """
+    return start(fn, Gang.of(gang, fields), args=args, kwargs=kwargs, data=data, spark=spark).results
+
+
+def start(
+    fn: Callable[..., Any],
+    gang: Gang,
+    *,
+    args: Sequence[Any] = (),
+    kwargs: Mapping[str, Any] | None = None,
+    data: Mapping[str, Any] | Exchange | None = None,
+    spark: Any = None,
+) -> Run:
+    """`launch`, with the run's directory and report beside its results."""
+    if not callable(fn):
+        raise BadSetting(f"launch takes a function, not {fn!r}. Pass it without calling it: launch(train, …).")
+    for warning in inspect(fn, tuple(args), dict(kwargs or {}), gang.py_files):
+        warnings.warn(warning, TritiumWarning, stacklevel=3)
+    frames, exchange = _frames(data, gang)
+    run_id, run_dir = new_run_dir(gang.run_dir)
+    watch = Watch(run_id, run_dir, gang, sorted(frames))
+    request = Launch(fn, args, kwargs or {}, gang, frames, exchange, spark, run_id, watch)
+    place = importlib.import_module({"cluster": "tritium.gang.cluster_run", "driver": "tritium.gang.driver_run",
+                                     "here": "tritium.gang.here"}[gang.on])
+    ok = False
+    try:
+        results = place.run(request)
+        ok = True
+    finally:
+        report = watch.close(ok)
+    return Run(run_id, run_dir, results, report)
+
+
+def _frames(data: Mapping[str, Any] | Exchange | None, gang: Gang) -> tuple[dict[str, Data], Exchange | None]:
+    if data is None:
+        return {}, None
+    if not isinstance(data, Mapping):
+        exchange_type = importlib.import_module("tritium.data.exchange").Exchange
+        if not isinstance(data, exchange_type):
+            raise BadSetting(f'data={type(data).__name__} must be a mapping of names: data={{"train": df}}.')
+        if data.ranks != gang.ranks:
+            raise BadSetting(f"This exchange deals to {data.ranks} ranks, and the gang has {gang.ranks}.")
+        return dict(data.data), data
+    frames = {}
+    for name, frame in data.items():
+        if not isinstance(name, str) or not name.isidentifier():
+            raise BadSetting(f"data={{{name!r}: …}}: a name of a shard must be an identifier, such as 'train'.")
+        frames[name] = frame if isinstance(frame, Data) else Data(frame)
+    return frames, None
+
+
+class Watch:
+    """What is seen of a run while it goes on: everything goes to the run directory, and to the progress display."""
+
+    def __init__(self, run_id: str, run_dir: str, gang: Gang, names: Sequence[str]) -> None:
+        settings = {name: getattr(gang, name) for name in Gang.fields()} | {"run_id": run_id, "data": list(names)}
+        settings["env"] = sorted(gang.env)  # names only: values may be secrets
+        self._log = RunLog(run_dir, settings)
+        self._progress = Progress(gang.ranks, output=gang.output) if gang.progress else None
+        self._output = gang.output
+        self._started = time.monotonic()
+        self.run_dir = run_dir
+        self._receipts: dict[int, dict[str, Any]] = {}
+
+    def event(self, kind: str, **fields: Any) -> None:
+        """Something happened."""
+        self._log.event(kind, **fields)
+        if self._progress is not None:
+            self._progress.event(kind, **fields)
+
+    def output(self, rank: int, text: str) -> None:
+        """A rank has printed."""
+        self._log.output(rank, text)
+        if self._progress is not None:
+            self._progress.output(rank, text)
+
+    def store(self, name: str, chunk: bytes, last: bool) -> None:
+        """A rank stores a file, piece by piece."""
+        self._log.store(name, chunk, last)
+        if last:
+            self.event("stored", name=name)
+
+    def receipts(self, receipts: Mapping[int, dict[str, Any]]) -> None:
+        """What every rank has received: rows and fingerprints, for the report."""
+        self._receipts = dict(receipts)
+
+    def note(self, text: str) -> None:
+        """A line for the person who waits."""
+        self.event("note", text=text)
+
+    def close(self, ok: bool) -> dict[str, Any]:
+        """The end of the run; returns its report."""
+        self.event("ended", ok=ok, seconds=round(time.monotonic() - self._started, 3))
+        if self._progress is not None:
+            self._progress.close()
+        self._log.close()
+        return {}

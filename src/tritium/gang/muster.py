@@ -1,0 +1,173 @@
+"""Who is who in a gang: ranks, hosts, devices, and what ranks agree on (driver, or the first supervisor)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from tritium.errors import BadRow
+from tritium.wire import MAX_BLOB, Message
+
+
+@dataclass
+class Member:
+    """One supervisor and its rank, as it reported."""
+
+    partition: int
+    attempt: int
+    host: str
+    address: str
+    port: int
+    pid: int
+    gpus: tuple[str, ...] = ()
+    ready: bool = False
+    finished: bool = False
+    rank: int | None = None
+    local_rank: int = 0
+    link: Any = None
+    early: list[Message] = field(default_factory=list)
+    early_output: list[str] = field(default_factory=list)
+
+    @classmethod
+    def read(cls, fields: Mapping[str, Any]) -> Member:
+        """From the fields of a hello."""
+        return cls(
+            partition=int(fields["partition"]),
+            attempt=int(fields["attempt"]),
+            host=str(fields["host"]),
+            address=str(fields["address"]),
+            port=int(fields["port"]),
+            pid=int(fields["pid"]),
+            gpus=tuple(map(str, fields["gpus"])),
+        )
+
+    @property
+    def number(self) -> int:
+        """The rank; known once the gang has formed."""
+        assert self.rank is not None
+        return self.rank
+
+    def peer(self) -> dict[str, Any]:
+        """What every rank learns of this one."""
+        device = f"cuda:{self.local_rank * len(self.gpus)}" if self.gpus else "cpu"
+        return {
+            "rank": self.number,
+            "host": self.host,
+            "address": self.address,
+            "local_rank": self.local_rank,
+            "device": device,
+            "pid": self.pid,
+        }
+
+    def assignment(self, gang: Sequence[Member], peers: list[dict[str, Any]]) -> dict[str, Any]:
+        """What this rank needs to start. GPUs of a host's ranks are all visible, in the order of local ranks."""
+        neighbours = [m for m in gang if m.host == self.host]
+        return {
+            "rank": self.number,
+            "size": len(gang),
+            "local_rank": self.local_rank,
+            "local_size": len(neighbours),
+            "master_address": gang[0].address,
+            "master_port": gang[0].port,
+            "visible_gpus": [gpu for m in neighbours for gpu in m.gpus],
+            "peers": peers,
+        }
+
+
+def muster(members: Sequence[Member]) -> list[Member]:
+    """Give ranks: hosts by their first partition, within a host by accelerator address, then by partition.
+
+    So local ranks are neighbours on the ring, and a gang on one host has its ranks in the order of the partitions.
+    """
+    first: dict[str, int] = {}
+    for member in sorted(members, key=lambda m: m.partition):
+        first.setdefault(member.host, member.partition)
+    gang = sorted(members, key=lambda m: (first[m.host], [_numeric(g) for g in m.gpus], m.partition))
+    count: dict[str, int] = {}
+    for rank, member in enumerate(gang):
+        member.rank = rank
+        member.local_rank = count.get(member.host, 0)
+        count[member.host] = member.local_rank + 1
+    return gang
+
+
+def _numeric(address: str) -> tuple[int, str]:
+    return (int(address), "") if address.isdigit() else (1 << 30, address)
+
+
+@dataclass
+class Rendezvous:
+    """One `gather` or `barrier`: the values so far, until every rank has come."""
+
+    number: int
+    size: int
+    values: dict[int, bytes] = field(default_factory=dict)
+    operations: dict[int, str] = field(default_factory=dict)
+    problem: str | None = None
+
+    def add(self, rank: int, message: Message) -> None:
+        """A rank has come. All must have come for the same."""
+        self.values[rank] = message.blob
+        self.operations[rank] = str(message["operation"])
+        if len(set(self.operations.values())) > 1:
+            calls = ", ".join(f"rank {r} calls {op}()" for r, op in sorted(self.operations.items()))
+            self.problem = (
+                f"Ranks disagree about meeting {self.number + 1}: {calls}. All must make the same calls."
+            )
+        elif sum(map(len, self.values.values())) > MAX_BLOB:
+            self.problem = (
+                f"The values to gather are over {MAX_BLOB:,} bytes together; use a collective for them."
+            )
+
+    def left_by(self, gone: Sequence[int]) -> str | None:
+        """What to say when ranks that have returned will never come."""
+        absent = sorted(set(gone) - set(self.values))
+        if not absent or not self.values:
+            return None
+        waiting = ", ".join(map(str, sorted(self.values)))
+        operation = next(iter(self.operations.values()))
+        return (
+            f"rank {absent[0]} has returned and will never reach {operation}(), where rank {waiting} waits."
+        )
+
+    @property
+    def full(self) -> bool:
+        """Whether every rank has come."""
+        return len(self.values) == self.size
+
+    def outcome(self) -> tuple[bytes, dict[str, Any]]:
+        """What every rank that came is told: all values in rank order, or the problem."""
+        if self.problem is not None:
+            return b"", {"number": self.number, "problem": self.problem}
+        blobs = [self.values[rank] for rank in range(self.size)]
+        return b"".join(blobs), {"number": self.number, "lengths": [len(b) for b in blobs]}
+
+
+Columns = Mapping[str, Sequence[Mapping[str, Any]]]
+
+
+def agree(columns: Mapping[int, Columns]) -> tuple[dict[str, dict[str, list[int]]], BadRow | None]:
+    """The shape of every column, which an empty shard can't know itself; or the error that ranks have different ones.
+
+    `columns` is, per rank and name, the spool's descriptions; a shape of None is not known there.
+    """
+    shapes: dict[str, dict[str, list[int]]] = {}
+    seen: dict[tuple[str, str], int] = {}
+    for rank, names in sorted(columns.items()):
+        for name, descriptions in names.items():
+            known = shapes.setdefault(name, {})
+            for column in descriptions:
+                label, shape = column["name"], column.get("shape")
+                if shape is None:
+                    continue
+                if known.setdefault(label, list(shape)) != list(shape):
+                    other = seen[name, label]
+                    return shapes, BadRow(
+                        f"{name}: rows of column {label!r} have the shape {known[label]} on rank {other} and "
+                        f"{list(shape)} on rank {rank}. Make them one length, or pad them: "
+                        f"tr.Data(df, pad={{{label!r}: length}}).",
+                        column=label,
+                    )
+                seen.setdefault((name, label), rank)
+    return shapes, None

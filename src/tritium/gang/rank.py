@@ -1,0 +1,279 @@
+"""The process in which the user's function runs (rank).
+
+It starts before the gang is complete and imports the framework meanwhile; everything else it learns from its
+supervisor, over one inherited socket.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import importlib
+import json
+import os
+import pickle
+import signal
+import socket
+import sys
+import threading
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from tritium import ship
+from tritium.errors import BadSetting, ResultError, TritiumError, WireError, WrongVersion
+from tritium.gang.failure import Failure
+from tritium.gang.world import World, entered, peers_of
+from tritium.wire import CHUNK, Channel, Message
+
+if TYPE_CHECKING:
+    from tritium.data.shard import Shard
+    from tritium.data.watermark import Feed
+
+_PR_SET_PDEATHSIG = 1
+
+
+def main(argument: str) -> None:
+    """Everything a rank process does, from its first line to its exit code."""
+    settings = json.loads(argument)
+    _die_with(settings["parent"])
+    os.set_inheritable(settings["control"], False)
+    channel = Channel(socket.socket(fileno=settings["control"]))
+    control = RankControl(channel)
+    try:
+        _import_framework(settings["framework"])
+        channel.send("ready", pid=os.getpid())
+        control.listen()
+        with entered(control.join()) as world:
+            prepare_environment(world, control.assignment)
+            _run(control, world, settings)
+    except BaseException as error:  # noqa: BLE001 - whatever it is, the driver must hear of it
+        _report(channel, control, error)
+    control.await_all()
+    _flush()
+
+
+def _run(control: RankControl, world: World, settings: Mapping[str, Any]) -> None:
+    sys.path[:0] = settings["mounts"]
+    function, args, kwargs, control.decoders = pickle.loads(control.job)
+    result = function(*args, **kwargs)
+    with os.fdopen(settings["result"], "wb") as file:
+        try:
+            file.write(ship.pickle(result))
+        except Exception as error:
+            raise ResultError(
+                f"The result of rank {world.rank}, a {type(result).__qualname__}, can't be pickled: {error}. "
+                "Return plain data, or store large things with world.store().",
+                rank=world.rank,
+            ) from error
+    _flush()
+    control.send("finished")
+
+
+def _report(channel: Channel, control: RankControl, error: BaseException) -> None:
+    rank = control.assignment.get("rank", -1)
+    if isinstance(error, WireError):  # the supervisor is gone, and with it everyone to tell
+        os._exit(1)
+    trimmed = error.__traceback__
+    while trimmed is not None and trimmed.tb_frame.f_code.co_filename == __file__:
+        trimmed = trimmed.tb_next
+    if trimmed is not None:
+        error = error.with_traceback(trimmed)
+    if isinstance(error, SystemExit):
+        error = RuntimeError(f"The function called sys.exit({error.code!r}) instead of returning.").with_traceback(trimmed)
+    failure = Failure.of(error, rank, pid=os.getpid())
+    _flush()
+    try:
+        channel.send("failed", failure.pickled, **failure.fields())
+    finally:
+        os._exit(1)  # not sys.exit: a thread or an exit handler of the user's could keep a failed rank alive
+
+
+def _flush() -> None:
+    for stream in (sys.stdout, sys.stderr):
+        stream.flush()
+
+
+def _die_with(parent: int) -> None:
+    """The kernel kills this process when the thread that started it ends (Linux); elsewhere the control socket tells."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != parent:
+        os._exit(1)
+
+
+def _import_framework(framework: str | None) -> None:
+    if framework is None:
+        return
+    try:
+        importlib.import_module(framework)
+    except ImportError as error:
+        raise WrongVersion(
+            f"{framework} can't be imported on {socket.gethostname()} by {sys.executable}: {error}. "
+            f"Install it there: {sys.executable} -m pip install {framework}",
+            framework=framework,
+        ) from error
+
+
+def prepare_environment(world: World, assignment: Mapping[str, Any]) -> None:
+    """What torchrun would set, so that `torch.distributed.init_process_group()` works as it stands."""
+    os.environ.update(
+        RANK=str(world.rank),
+        WORLD_SIZE=str(world.size),
+        LOCAL_RANK=str(world.local_rank),
+        LOCAL_WORLD_SIZE=str(world.local_size),
+        MASTER_ADDR=str(assignment["master_address"]),
+        MASTER_PORT=str(assignment["master_port"]),
+    )
+    if assignment["visible_gpus"]:
+        os.environ["CUDA_VISIBLE_DEVICES"] = ",".join(assignment["visible_gpus"])
+    interface = _interface(world.peers[world.rank].address)
+    if interface is not None:
+        for library in ("GLOO", "NCCL"):
+            os.environ.setdefault(f"{library}_SOCKET_IFNAME", interface)
+
+
+def _interface(address: str) -> str | None:
+    """The network interface that has `address`: the one that routes to the driver, whatever the host's name says."""
+    if sys.platform != "linux":
+        return None
+    import fcntl
+    import struct
+
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        for _, name in socket.if_nameindex():
+            request = struct.pack("256s", name[:15].encode())
+            try:
+                answer = fcntl.ioctl(probe.fileno(), 0x8915, request)  # SIOCGIFADDR
+            except OSError:  # an interface without an IPv4 address
+                continue
+            if socket.inet_ntoa(answer[20:24]) == address:
+                return name
+    return None
+
+
+class RankControl:
+    """The rank's end of the control socket: one thread listens, any thread asks."""
+
+    def __init__(self, channel: Channel) -> None:
+        self._channel = channel
+        self._changed = threading.Condition()
+        self._thread: threading.Thread | None = None
+        self._gathered: dict[int, Message] = {}
+        self._meetings = 0
+        self._feeds: dict[str, Feed] = {}
+        self._spools: dict[str, Message] = {}
+        self._shards: dict[str, Shard] = {}
+        self._all_finished = False
+        self.assignment: dict[str, Any] = {}
+        self.job = b""
+        self.decoders: Mapping[str, Mapping[str, Any]] = {}
+
+    def listen(self) -> None:
+        """Begin to receive."""
+        self._thread = threading.Thread(target=self._listen, name="tritium-control", daemon=True)
+        self._thread.start()
+
+    def _listen(self) -> None:
+        while (message := self._channel.receive()) is not None:
+            with self._changed:
+                self._take(message)
+                self._changed.notify_all()
+        os._exit(1)  # the supervisor is gone; where the kernel does not end this process, this does
+
+    def _take(self, message: Message) -> None:
+        if message.kind == "job":
+            self.job = message.blob
+        elif message.kind == "assign":
+            self.assignment = message.fields
+        elif message.kind == "gathered":
+            self._gathered[message["number"]] = message
+        elif message.kind == "spool":
+            self._spools[message["name"]] = message
+        elif message.kind == "mark":
+            from tritium.data.watermark import Mark
+
+            ended = {int(rank): int(rows) for rank, rows in message["ended"]}
+            self._feed(message["name"]).publish(Mark(message["rows"], ended, self.assignment["size"]))
+        elif message.kind == "finished":
+            self._all_finished = True
+
+    def _feed(self, name: str) -> Feed:
+        from tritium.data.watermark import Feed
+
+        return self._feeds.setdefault(name, Feed())
+
+    def join(self) -> World:
+        """Wait until the gang is complete."""
+        with self._changed:
+            self._changed.wait_for(lambda: self.assignment)
+        a = self.assignment
+        peers = peers_of(a["peers"])
+        me = peers[a["rank"]]
+        return World(
+            a["rank"], a["size"], a["local_rank"], a["local_size"], me.host, me.device, peers, a["run_id"], self
+        )
+
+    def await_all(self) -> None:
+        """Wait until every rank's function has returned: this process may hold the store that others still use."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._all_finished)
+
+    def send(self, kind: str, blob: bytes = b"", /, **fields: Any) -> None:
+        """Tell the coordinator, by way of the supervisor."""
+        self._channel.send(kind, blob, **fields)
+
+    def meet(self, operation: str, value: bytes) -> list[bytes]:
+        """Every rank's bytes, in rank order."""
+        with self._changed:
+            number = self._meetings
+            self._meetings += 1
+        self.send("gather", value, number=number, operation=operation)
+        with self._changed:
+            self._changed.wait_for(lambda: number in self._gathered)
+            message = self._gathered.pop(number)
+        if "problem" in message.fields:
+            raise TritiumError(f"world.{operation}(): {message['problem']}")
+        values, start = [], 0
+        for length in message["lengths"]:
+            values.append(message.blob[start : start + length])
+            start += length
+        return values
+
+    def log(self, fields: Mapping[str, Any]) -> None:
+        """To the driver's progress display and events."""
+        self.send("log", **fields)
+
+    def store(self, name: str, chunk: bytes, last: bool) -> None:
+        """To the run directory, in pieces."""
+        view = memoryview(chunk)
+        for start in range(0, max(1, len(view)), CHUNK):
+            piece = bytes(view[start : start + CHUNK])
+            self.send("store", piece, name=name, last=last and start + CHUNK >= len(view))
+
+    def shard(self, name: str) -> Shard:
+        """Wait until the supervisor has spooled its rows (or the first of them, when they stream)."""
+        names = self.assignment["names"]
+        if name not in names:
+            there = ", ".join(map(repr, names)) or "none: launch(…, data={…}) names them"
+            raise BadSetting(f"There is no shard {name!r}. There are: {there}.")
+        with self._changed:
+            self._changed.wait_for(lambda: name in self._spools)
+            if name not in self._shards:
+                self._shards[name] = self._open(name, self._spools[name])
+            return self._shards[name]
+
+    def _open(self, name: str, message: Message) -> Shard:
+        from tritium.data.schema import Field
+        from tritium.data.shard import Shard
+
+        body = json.loads(message.blob)
+        return Shard(
+            name,
+            body["columns"],
+            [Field.from_json(f) for f in body["fields"]],
+            index=self.assignment["rank"],
+            size=self.assignment["size"],
+            feed=self._feed(name),
+            decode=self.decoders.get(name, {}),
+            prepared=message["prepared"],
+            note=lambda counts: self.send("counts", name=name, counts=dict(counts)),
+        )

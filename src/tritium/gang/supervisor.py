@@ -1,0 +1,382 @@
+"""The Spark task's own work: start a rank process, feed it and watch it (supervisor).
+
+`supervise` is what `mapInArrow` calls on an executor; `Supervisor.run` is the same for a thread on the driver.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import pickle
+import socket
+import tempfile
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import IO, TYPE_CHECKING, Any
+
+import pyarrow as pa
+
+from tritium import ship
+from tritium.errors import TritiumError, WireError
+from tritium.gang.child import start_rank
+from tritium.gang.failure import Failure, signal_name
+from tritium.wire import CHUNK, Channel, Message
+
+if TYPE_CHECKING:
+    from tritium.data.receive import Receiver
+    from tritium.data.schema import Field
+    from tritium.data.spool import Spool
+
+RESULT_SCHEMA = pa.schema(
+    [("rank", pa.int32()), ("kind", pa.string()), ("part", pa.int32()), ("body", pa.binary())]
+)
+SPARK_SCHEMA = "rank int, kind string, part int, body binary"
+CONNECT_SECONDS = 10.0
+TAIL = 20  # lines of a rank's output that travel with its failure
+ROWS_SECONDS = 0.02  # how often rows are reported at most, while they arrive
+
+
+@dataclass(frozen=True, kw_only=True)
+class Order:
+    """What every supervisor of a run is told, by value."""
+
+    launch: str
+    size: int
+    address: tuple[str, int]
+    secret: bytes
+    job: bytes
+    env: Mapping[str, str]
+    cpus: int | None = None
+    gpus: int = 0
+    framework: str | None = None
+    plan: Mapping[str, tuple[Field, ...]] = field(default_factory=dict)
+    sorted: bool = True
+    prepared: Mapping[str, str] = field(default_factory=dict)
+    user_code: bytes = b""
+    far_client: bool = False
+
+
+class GangEnded(TritiumError):
+    """The coordinator has ended this gang; the text says why."""
+
+
+def supervise(payload: bytes, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    """Runs in Spark's Python worker, once a barrier task."""
+    from pyspark import BarrierTaskContext
+
+    from tritium.data.receive import stream_is_complete
+
+    order: Order = pickle.loads(payload)
+    context = BarrierTaskContext.get()
+    resources = context.resources()
+    gpus = tuple(resources["gpu"].addresses)[: order.gpus] if order.gpus and "gpu" in resources else ()
+    cpus = order.cpus or context.cpus()
+    supervisor = Supervisor(
+        order, partition=context.partitionId(), attempt=context.taskAttemptId(), gpus=gpus, cpus=cpus
+    )
+    if order.far_client:
+        from tritium.gang.far import supervise_far
+
+        yield from supervise_far(supervisor, context, batches, stream_is_complete)
+        return
+    yield from supervisor.run(batches, stream_is_complete)
+
+
+class Supervisor:
+    """Feeds and watches one rank."""
+
+    def __init__(self, order: Order, *, partition: int, attempt: int, gpus: tuple[str, ...], cpus: int) -> None:
+        self.order = order
+        self.partition = partition
+        self.attempt = attempt
+        self.gpus = gpus
+        self.cpus = cpus
+        self.rank = partition
+        self.host = socket.gethostname()
+        self.failure: Failure | None = None
+        self._changed = threading.Condition()
+        self._end: str | None = None
+        self._all_finished = False
+        self._rank_finished = False
+        self._exit: int | None = None
+        self._tail: deque[str] = deque(maxlen=TAIL)
+        self._threads: list[threading.Thread] = []
+        self._spools: dict[str, Spool] = {}
+        self._user_code: ship.Mount | None = None
+        self._announced: set[str] = set()
+        self._reported = 0.0
+
+    # ---- the whole of it
+
+    def run(
+        self,
+        batches: Iterator[pa.RecordBatch],
+        confirm: Callable[[], bool],
+        address: tuple[str, int] | None = None,
+    ) -> Iterator[pa.RecordBatch]:
+        """Start the rank, spool `batches`, wait for the end; yields the rank's result.
+
+        `confirm` tells, once `batches` has ended, whether an unsorted stream was complete.
+        """
+        self._channel = Channel.connect(address or self.order.address, self.order.secret, CONNECT_SECONDS)
+        placeholder = socket.socket()
+        result = tempfile.TemporaryFile()
+        try:
+            # Bound but never listening: the port stays ours until the framework binds over it (SO_REUSEADDR).
+            placeholder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            placeholder.bind((self._channel.addresses[0], 0))
+            self._open_spools()
+            self._start(result)
+            self._hello(placeholder.getsockname()[1])
+            self._spawn(self._follow_coordinator, "coordinator")
+            self._receive(batches, confirm)
+            self._await_end()
+            yield from chunks(self.rank, "result", result)
+        finally:
+            placeholder.close()
+            self._stop()
+            result.close()
+
+    def _open_spools(self) -> None:
+        if self.order.plan:
+            from tritium.data.spool import Spool
+
+            self._spools = {name: Spool(fields) for name, fields in self.order.plan.items()}
+
+    def _start(self, result: IO[bytes]) -> None:
+        if self.order.user_code:
+            self._user_code = ship.Mount(self.order.user_code)
+        ours, theirs = socket.socketpair()
+        fds = [fd for spool in self._spools.values() for fd in spool.fds]
+        settings = {
+            "control": theirs.fileno(),
+            "result": result.fileno(),
+            "parent": os.getpid(),
+            "framework": self.order.framework,
+            "mounts": [self._user_code.path] if self._user_code else [],
+        }
+        self._process = start_rank(
+            settings, keep=(theirs.fileno(), result.fileno(), *fds), env=self.order.env, cpus=self.cpus
+        )
+        theirs.close()
+        self._to_rank = Channel(ours)
+        follower = self._spawn(self._follow_rank, "rank")
+        self._outputs = [
+            self._spawn(lambda pipe=pipe: self._follow_output(pipe), "output")
+            for pipe in (self._process.stdout, self._process.stderr)
+        ]
+        self._from_rank = [follower, *self._outputs]
+        self._spawn(self._follow_process, "process")
+
+    def _hello(self, port: int) -> None:
+        self._channel.send(
+            "hello",
+            launch=self.order.launch,
+            partition=self.partition,
+            attempt=self.attempt,
+            host=self.host,
+            address=self._channel.addresses[0],
+            port=port,
+            pid=self._process.pid,
+            gpus=list(self.gpus),
+        )
+
+    def _receive(self, batches: Iterator[pa.RecordBatch], confirm: Callable[[], bool]) -> None:
+        if not self.order.plan:
+            for _ in batches:
+                pass
+            return
+        from tritium.data.receive import Receiver
+
+        receiver = Receiver(self.order.plan, self._spools, sorted=self.order.sorted)
+        try:
+            for batch in batches:
+                self._check()
+                receiver.take(batch)
+                self._report_rows(receiver)
+            self._check()
+            receipt = receiver.finish(confirmed=self.order.sorted or confirm())
+        except GangEnded:
+            raise
+        except TritiumError as error:
+            self._fail(Failure.of(error, self.rank, host=self.host, pid=os.getpid()))
+            self._check()
+            raise
+        body = {"columns": receipt.columns, "fingerprint": _plain(receipt.fingerprint)}
+        self._channel.send("receipt", json.dumps(body).encode(), rows=receipt.rows)
+
+    def _report_rows(self, receiver: Receiver) -> None:
+        now = time.monotonic()
+        if now - self._reported < (0.25 if self.order.sorted else ROWS_SECONDS):
+            return
+        self._reported = now
+        for name, rows in receiver.rows.items():
+            if rows and not self.order.sorted and name not in self._announced:
+                # Before the rank may take rows it must know their shape, which the first row has shown.
+                self._announced.add(name)
+                self._announce(name, {})
+        self._channel.send("rows", rows=receiver.rows)
+
+    def _announce(self, name: str, shapes: Mapping[str, Any]) -> None:
+        columns = self._spools[name].describe()
+        for column in columns:
+            if column.get("shape") is None:
+                column["shape"] = shapes.get(column["name"])
+        fields = [f.to_json() for f in self.order.plan[name]]
+        body = json.dumps({"columns": columns, "fields": fields}).encode()
+        self._to_rank.send("spool", body, name=name, prepared=self.order.prepared[name])
+
+    def _await_end(self) -> None:
+        with self._changed:
+            self._changed.wait_for(lambda: self._end is not None or (self._all_finished and self._exit is not None))
+        self._check()
+
+    def _check(self) -> None:
+        if self._end is not None:
+            raise GangEnded(self._story())
+
+    def _story(self) -> str:
+        if self.failure is None:
+            return f"This gang was ended: {self._end}"
+        return "\n".join([self.failure.headline(), "", self.failure.traceback]).rstrip()
+
+    def _stop(self) -> None:
+        if self._process.poll() is None:
+            self._process.kill()
+        self._process.kill_group()
+        for thread in self._from_rank:  # what the rank still said is passed on before the connection closes
+            thread.join(2.0)
+        self._channel.close()
+        self._to_rank.close()
+        for thread in self._threads:
+            thread.join(2.0)
+        self._process.close()
+        for spool in self._spools.values():
+            spool.close()
+        if self._user_code:
+            self._user_code.close()
+
+    # ---- threads
+
+    def _spawn(self, target: Callable[[], None], what: str) -> threading.Thread:
+        thread = threading.Thread(target=target, name=f"tritium-{what}-{self.partition}", daemon=True)
+        self._threads.append(thread)
+        thread.start()
+        return thread
+
+    def _follow_coordinator(self) -> None:
+        try:
+            while (message := self._channel.receive()) is not None:
+                self._obey(message)
+        except WireError as error:
+            self._over(f"the coordinator's messages can't be read: {error}")
+            return
+        if not self._all_finished:
+            self._over("the coordinator is gone (did the driver end?)")
+
+    def _obey(self, message: Message) -> None:
+        if message.kind == "end":
+            if message.fields.get("failure"):
+                self.failure = Failure.read(message["failure"], message.blob)
+            self._over(message["reason"])
+            return
+        if message.kind == "assign":
+            self.rank = message["rank"]
+            self._tell_rank(Message("job", {}, self.order.job))
+        elif message.kind == "spooled":
+            for name, shapes in json.loads(message.blob).items():
+                self._announce(name, shapes)
+            return
+        elif message.kind == "finished":
+            with self._changed:
+                self._all_finished = True
+                self._changed.notify_all()
+        self._tell_rank(message)
+
+    def _tell_rank(self, message: Message) -> None:
+        try:
+            self._to_rank.pass_on(message)
+        except WireError:  # the rank has ended; `_follow_process` says how
+            return
+
+    def _follow_rank(self) -> None:
+        while (message := self._to_rank.receive()) is not None:
+            if message.kind == "failed":
+                failure = Failure.read({**message.fields, "host": self.host}, message.blob)
+                self._fail(failure)
+                continue
+            if message.kind == "finished":
+                with self._changed:
+                    self._rank_finished = True
+            try:
+                self._channel.pass_on(message)
+            except WireError as error:
+                if message.kind == "gather" or "limit" in str(error):
+                    self._fail(Failure.of(error, self.rank, host=self.host, pid=self._process.pid))
+                return
+
+    def _follow_output(self, pipe: IO[bytes] | None) -> None:
+        assert pipe is not None
+        rest = b""
+        while data := os.read(pipe.fileno(), 1 << 16):
+            *lines, rest = (rest + data).split(b"\n")
+            self._tail.extend(line.decode("utf-8", "replace") for line in lines if line.strip())
+            try:
+                self._channel.send("output", data)
+            except WireError:  # keep reading, so that the rank does not block on a full pipe
+                continue
+        if rest.strip():
+            self._tail.append(rest.decode("utf-8", "replace"))
+
+    def _follow_process(self) -> None:
+        code = self._process.wait()
+        self._process.kill_group()
+        self._from_rank[0].join(1.0)  # what the rank said before its end comes first
+        if code != 0 or not self._rank_finished:
+            facts: dict[str, Any] = {"rank": self.rank, "host": self.host, "pid": self._process.pid}
+            if code < 0:
+                self._fail(Failure(how="signal", signal=signal_name(-code), exit_code=code, **facts))
+            else:
+                self._fail(Failure(how="exit", exit_code=code, **facts))
+        with self._changed:
+            self._exit = code
+            self._changed.notify_all()
+
+    def _fail(self, failure: Failure) -> None:
+        with self._changed:
+            if self.failure is not None or self._end is not None:
+                return
+            self.failure = failure
+        if failure.how in ("exception", "exit", "signal"):
+            for thread in self._outputs:
+                thread.join(0.3)
+            failure = Failure.read({**failure.fields(), "log": [*failure.log, *self._tail]}, failure.pickled)
+        try:
+            self._channel.send("failed", failure.pickled, **failure.fields())
+        except WireError:
+            self._over("the coordinator is gone")
+
+    def _over(self, reason: str) -> None:
+        """The gang has ended: the rank is killed at once; the task ends as soon as its thread can look up."""
+        with self._changed:
+            if self._end is None and not (self._all_finished and self._exit == 0):
+                self._end = reason
+            self._changed.notify_all()
+        self._process.kill_group()
+
+
+def _plain(fingerprint: Mapping[str, Mapping[int, tuple[int, int]]]) -> dict[str, list[list[int]]]:
+    return {name: [[p, n, h] for p, (n, h) in parts.items()] for name, parts in fingerprint.items()}
+
+
+def chunks(rank: int, kind: str, file: IO[bytes]) -> Iterator[pa.RecordBatch]:
+    """A file's bytes as rows, small enough for Arrow and for Spark's own buffers."""
+    size = file.seek(0, os.SEEK_END)
+    file.seek(0)
+    for part in range(max(1, -(-size // (CHUNK * 2)))):
+        body = file.read(CHUNK * 2)
+        yield pa.record_batch([[rank], [kind], [part], [body]], schema=RESULT_SCHEMA)
+

@@ -46,7 +46,7 @@ lend_pip_settings() {  # uv reads its own configuration; where that names no ind
   cert=${PIP_CERT:-$(pip_setting global.cert)}
   if [ -n "$index" ] && [ -z "${UV_DEFAULT_INDEX:-}${UV_INDEX_URL:-}${UV_CONFIG_FILE:-}" ]; then export UV_DEFAULT_INDEX="$index"; fi
   if [ -n "$extra" ] && [ -z "${UV_INDEX:-}${UV_EXTRA_INDEX_URL:-}" ]; then export UV_INDEX="$extra"; fi
-  if [ -n "$links" ] && [ -z "${UV_FIND_LINKS:-}" ]; then UV_FIND_LINKS=$(echo "$links" | tr -s ' \n' ','); export UV_FIND_LINKS; fi
+  if [ -n "$links" ] && [ -z "${UV_FIND_LINKS:-}" ]; then UV_FIND_LINKS=$(printf '%s' "$links" | tr -s ' \n' ','); export UV_FIND_LINKS; fi
   if [ -n "$cert" ] && [ -z "${SSL_CERT_FILE:-}" ]; then export SSL_CERT_FILE="$cert"; fi
 }
 

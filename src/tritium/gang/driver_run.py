@@ -56,9 +56,10 @@ def deal_tables(launch: Launch) -> tuple[dict[str, tuple[Field, ...]], list[Iter
     """The plan of every named table, and each rank's rows in the form in which Spark would hand them over."""
     if not launch.data:
         return {}, [iter(()) for _ in range(launch.gang.ranks)]
-    from tritium.data.tables import deal, plan_tables
+    from tritium.data.tables import Tables
 
-    return plan_tables(launch.data), deal(launch.data, launch.gang.ranks)
+    tables = Tables(launch.data, launch.gang.ranks)
+    return tables.plan, [tables.batches(rank) for rank in range(launch.gang.ranks)]
 
 
 def ship_user_code(launch: Launch) -> bytes:

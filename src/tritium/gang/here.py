@@ -39,13 +39,14 @@ def _shards(launch: Launch, stack: ExitStack) -> dict[str, Shard]:
     from tritium.data.receive import Receiver
     from tritium.data.shard import Shard
     from tritium.data.spool import Spool
-    from tritium.data.tables import deal, plan_tables
+    from tritium.data.tables import Tables
     from tritium.data.watermark import Feed, Mark
 
-    plan = plan_tables(launch.data)
+    tables = Tables(launch.data, 1)
+    plan = tables.plan
     spools = {name: stack.enter_context(closing(Spool(fields))) for name, fields in plan.items()}
     receiver = Receiver(plan, spools, sorted=True)
-    for batch in deal(launch.data, 1)[0]:
+    for batch in tables.batches(0):
         receiver.take(batch)
     receipt = receiver.finish(confirmed=True)
     launch.watch.receipts({0: {"rows": receipt.rows, "fingerprint": receipt.fingerprint}})

@@ -1,0 +1,291 @@
+"""What the cluster offers: its kind, slots, accelerators, and what stands in a gang's way (driver).
+
+On classic Spark the slots are counted before anything is submitted. Spark Connect tells no client how many there are:
+there the gang is submitted as it is, and `start_timeout` ends what could not start. Jobs of other drivers, and jobs of
+this driver that are not launches, are not counted either: they only make a gang wait for its tasks.
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from fractions import Fraction
+from typing import TYPE_CHECKING, Any
+
+from tritium.errors import BadSetting, NotEnoughSlots, StartTimeout, WrongVersion
+from tritium.gang.settings import Gang
+
+if TYPE_CHECKING:
+    from pyspark.resource import ResourceProfile
+
+OLDEST_SPARK = (4, 1)
+OLDEST_PYTHON = (3, 10)
+
+_EXECUTOR_GPUS = "spark.executor.resource.gpu.amount"
+_TASK_GPUS = "spark.task.resource.gpu.amount"
+_IDLE = "spark.python.worker.idleTimeoutSeconds"
+_KILL_IDLE = "spark.python.worker.killOnIdleTimeout"
+_REGISTRATION = "spark.scheduler.maxRegisteredResourcesWaitingTime"
+_POLL_SECONDS = 0.1  # Spark tells nobody when an executor registers
+
+Note = Callable[[str], object]
+
+
+def _unheard(text: str) -> None:
+    """The note that nobody asked for."""
+
+
+class Cluster:
+    """The cluster behind a SparkSession. Make it with `Cluster.of(spark)`."""
+
+    def __init__(self, spark: Any) -> None:
+        self.spark = spark
+        self.is_connect = type(spark).__module__.startswith("pyspark.sql.connect")
+        self._profiles: dict[tuple[int | None, int], ResourceProfile | None] = {}
+        if not self.is_connect and spark.sparkContext._jsc is None:
+            raise BadSetting("This SparkSession has been stopped. Make a new one, and launch with it.")
+        self.version: str = spark.version
+        self.master: str = self._setting("spark.master", "")
+
+    @classmethod
+    def of(cls, spark: Any) -> Cluster:
+        """The cluster of a classic or Connect session."""
+        if not hasattr(spark, "range") or not hasattr(spark, "conf"):
+            raise BadSetting(f"spark={spark!r} is no SparkSession.", setting="spark")
+        return cls(spark)
+
+    @property
+    def is_local(self) -> bool:
+        """Whether tasks run in the driver's own JVM (`local`, `local[N]`): such a Spark knows no resource profiles."""
+        return self.master == "local" or self.master.startswith("local[")
+
+    # ---- before anything is submitted
+
+    def check(self, gang: Gang, note: Note = _unheard) -> None:
+        """Raise what would keep this gang from starting or from running to its end.
+
+        WrongVersion (Spark, Python), BadSetting (dynamic allocation; idle workers that are killed), NotEnoughSlots
+        (with facts `needed` and `available`). Executors of a young application may still register: they are waited
+        for as long as Spark itself would (`spark.scheduler.maxRegisteredResourcesWaitingTime`), and `note` is told.
+        """
+        check_versions(self.version, sys.version_info[:2])
+        self._check_settings()
+        self._check_gpus(gang)
+        if self.is_connect:
+            return
+        available = self._slots_once_registered(gang, note)
+        if available < gang.ranks:
+            raise NotEnoughSlots(self._too_few(gang, available), needed=gang.ranks, available=available)
+
+    def slots(self, gang: Gang) -> int | None:
+        """How many ranks of this gang the whole cluster can run at once; None on Connect, which doesn't say."""
+        if self.is_connect:
+            return None
+        context = self.spark.sparkContext._jsc.sc()
+        manager = context.resourceProfileManager()
+        profile = self.profile(gang)
+        if profile is None:
+            return int(context.maxNumConcurrentTasks(manager.defaultResourceProfile()))
+        manager.addResourceProfile(profile._java_resource_profile)  # else Spark throws, not knowing it
+        return int(context.maxNumConcurrentTasks(profile._java_resource_profile))
+
+    def profile(self, gang: Gang) -> ResourceProfile | None:
+        """The resource profile for `mapInArrow(…, profile=)`. None: every task of this session is already like that.
+
+        `local` refuses profiles; there `cpus` is only the number of threads of a rank.
+        """
+        key = (gang.cpus, gang.gpus)
+        if key not in self._profiles:
+            self._profiles[key] = self._make_profile(gang)
+        return self._profiles[key]
+
+    @contextmanager
+    def wait_for_slots(self, gang: Gang, timeout: float, note: Note = _unheard) -> Iterator[None]:
+        """Hold the gang's slots against other launches of this process for as long as the block runs.
+
+        When slots suffice in total but earlier launches hold them, this waits for its turn, in the order of the
+        calls, and tells `note` so; after `timeout` seconds it raises StartTimeout. A gang's share is counted as its
+        part of what the whole cluster can run of its kind, so that gangs of different `cpus` and `gpus` add up. On
+        Connect nothing can be counted, and nothing waits.
+        """
+        available = self.slots(gang)
+        if not available:
+            yield
+            return
+        share = Fraction(gang.ranks, available)
+        with _reservations(self.spark.sparkContext.applicationId).hold(share, gang, available, timeout, note):
+            yield
+
+    # ---- details
+
+    def _setting(self, name: str, default: str) -> str:
+        value = self.spark.conf.get(name, default)
+        return default if value is None else str(value)
+
+    def _check_settings(self) -> None:
+        if not self.is_local and self._setting("spark.dynamicAllocation.enabled", "false").lower() == "true":
+            raise BadSetting(
+                "Spark refuses to start a gang while spark.dynamicAllocation.enabled=true. Start the session with "
+                "spark.dynamicAllocation.enabled=false and a fixed number of executors (spark.executor.instances).",
+                setting="spark.dynamicAllocation.enabled",
+            )
+        # 4.2 has session settings of the same meaning, which default to these
+        idle = self._setting("spark.sql.execution.pyspark.udf.idleTimeoutSeconds", self._setting(_IDLE, "0"))
+        kill = self._setting("spark.sql.execution.pyspark.udf.killOnIdleTimeout", self._setting(_KILL_IDLE, "false"))
+        if kill.lower() == "true" and idle.strip("s") not in ("", "0"):
+            raise BadSetting(
+                f"With {_KILL_IDLE}=true Spark kills a Python worker that has sent nothing for {idle} s ({_IDLE}): "
+                f"a gang would be killed while it trains. Set {_KILL_IDLE}=false, or {_IDLE}=0.",
+                setting=_KILL_IDLE,
+            )
+
+    def _check_gpus(self, gang: Gang) -> None:
+        if not gang.gpus:
+            return
+        configured = int(self._setting(_EXECUTOR_GPUS, "0"))
+        if configured >= gang.gpus and not self.is_local:
+            return
+        if self.is_local:
+            why = f'{self.master!r} knows no GPUs. Use on="driver", or a cluster'
+        elif configured:
+            why = f"an executor has {configured} ({_EXECUTOR_GPUS}={configured}). Ask for fewer, or use executors"
+        else:
+            why = f"the executors of {self.master!r} offer none. Start the session"
+        raise NotEnoughSlots(
+            f"Every rank needs {gang.gpus} GPU{'s' * (gang.gpus > 1)} (gpus={gang.gpus}), and {why} with "
+            f"{_EXECUTOR_GPUS} and {_TASK_GPUS} set, on workers whose discovery script lists GPUs. "
+            "A gang never falls back to CPUs; gpus=0 asks for them.",
+            needed=gang.gpus,
+            available=configured,
+            setting=_EXECUTOR_GPUS,
+        )
+
+    def _make_profile(self, gang: Gang) -> ResourceProfile | None:
+        if self.is_local:
+            return None
+        cpus = int(self._setting("spark.task.cpus", "1"))
+        gpus = float(self._setting(_TASK_GPUS, "0"))
+        if (gang.cpus in (None, cpus)) and gang.gpus == gpus:
+            return None
+        from pyspark.resource import ResourceProfileBuilder, TaskResourceRequests
+
+        requests = TaskResourceRequests().cpus(gang.cpus or cpus)
+        if gang.gpus:
+            requests = requests.resource("gpu", gang.gpus)
+        return ResourceProfileBuilder().require(requests).build
+
+    def _slots_once_registered(self, gang: Gang, note: Note) -> int:
+        available = self.slots(gang) or 0
+        seconds = 0.0 if available >= gang.ranks else self._registration_seconds_left()
+        deadline = time.monotonic() + seconds
+        if seconds:
+            note(f"waiting for executors: {available} of {gang.ranks} slots so far, at most {seconds:.0f} s")
+        while available < gang.ranks and time.monotonic() < deadline and not self._all_registered():
+            time.sleep(_POLL_SECONDS)
+            available = self.slots(gang) or 0
+        return available
+
+    def _registration_seconds_left(self) -> float:
+        """How long executors of this application may still take to register."""
+        if self.is_local or self._all_registered():
+            return 0.0
+        context = self.spark.sparkContext
+        allowed = float(context._jsc.sc().conf().getTimeAsSeconds(_REGISTRATION, "30s"))
+        return max(0.0, allowed - (time.time() - float(context.startTime) / 1000))
+
+    def _all_registered(self) -> bool:
+        cluster = re.match(r"local-cluster\[\s*(\d+)", self.master)
+        expected = int(cluster[1]) if cluster else int(self._setting("spark.executor.instances", "0"))
+        executors = int(self.spark.sparkContext._jsc.sc().getExecutorMemoryStatus().size()) - 1  # less the driver
+        return 0 < expected <= executors
+
+    def _too_few(self, gang: Gang, available: int) -> str:
+        each = "1 task" if self.is_local else f"{gang.cpus or self._setting('spark.task.cpus', '1')} CPU core(s)"
+        each += f" and {gang.gpus} GPU(s)" if gang.gpus else ""
+        more = {
+            True: f"start Spark with more: local[{gang.ranks}]",
+            False: "give the application more executors or cores (spark.executor.instances, spark.executor.cores, "
+            "spark.cores.max)",
+        }[self.is_local]
+        fewer = f"Ask for ranks={available}, or " if available else ""
+        change = f"{fewer}{more}" if fewer else more[0].upper() + more[1:]
+        change += "" if self.is_local or gang.cpus in (None, 1) else f", or ask for fewer than cpus={gang.cpus} a rank"
+        return (
+            f"{gang.ranks} ranks need {gang.ranks} slots at once, of {each} each; {self.master!r} has {available}. "
+            f"{change}."
+        )
+
+
+def check_versions(spark: str, python: Sequence[int]) -> None:
+    """WrongVersion when the driver's Python or the cluster's Spark is too old."""
+    if tuple(python) < OLDEST_PYTHON:
+        found, oldest = ".".join(map(str, python)), ".".join(map(str, OLDEST_PYTHON))
+        raise WrongVersion(f"Tritium needs Python {oldest} or newer; this is {found}.", found=found, needed=oldest)
+    numbers = tuple(int(part) for part in re.findall(r"\d+", spark)[:2])
+    if numbers < OLDEST_SPARK:
+        oldest = ".".join(map(str, OLDEST_SPARK))
+        raise WrongVersion(
+            f"Tritium needs Spark {oldest} or newer (DataFrame.repartitionById, arrow_udf); this cluster runs {spark}. "
+            f"Use a cluster with Spark {oldest}, and the pyspark of the same version.",
+            found=spark,
+            needed=oldest,
+        )
+
+
+class _Reservations:
+    """The launches of this process that hold, or wait for, their share of one application's slots."""
+
+    def __init__(self) -> None:
+        self._changed = threading.Condition()
+        self._holders: dict[object, tuple[Fraction, int]] = {}
+        self._queue: list[object] = []
+
+    @contextmanager
+    def hold(self, share: Fraction, gang: Gang, available: int, timeout: float, note: Note) -> Iterator[None]:
+        ticket = object()
+        with self._changed:
+            self._queue.append(ticket)
+            try:
+                if not self._fits(ticket, share):
+                    note(self._waiting(gang, available))
+                    if not self._changed.wait_for(lambda: self._fits(ticket, share), timeout):
+                        raise StartTimeout(self._late(gang, available, timeout), needed=gang.ranks, available=available)
+                self._holders[ticket] = (share, gang.ranks)
+            finally:
+                self._queue.remove(ticket)
+                self._changed.notify_all()
+        try:
+            yield
+        finally:
+            with self._changed:
+                del self._holders[ticket]
+                self._changed.notify_all()
+
+    def _fits(self, ticket: object, share: Fraction) -> bool:
+        return self._queue[0] is ticket and sum((s for s, _ in self._holders.values()), share) <= 1
+
+    def _waiting(self, gang: Gang, available: int) -> str:
+        held = sum(ranks for _, ranks in self._holders.values())
+        return (
+            f"waiting for slots: {gang.ranks} needed, {available} in all, and other launches of this driver hold "
+            f"theirs ({held} rank{'s' * (held != 1)} running, {len(self._queue) - 1} launch(es) waiting before it)"
+        )
+
+    def _late(self, gang: Gang, available: int, timeout: float) -> str:
+        return (
+            f"{self._waiting(gang, available)}. None came free within start_timeout={timeout:g} s. Wait for the other "
+            "launches, ask for fewer ranks, or raise start_timeout."
+        )
+
+
+_applications: dict[str, _Reservations] = {}
+_applications_lock = threading.Lock()
+
+
+def _reservations(application: str) -> _Reservations:
+    with _applications_lock:
+        return _applications.setdefault(application, _Reservations())

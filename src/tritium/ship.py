@@ -29,7 +29,10 @@ import cloudpickle
 from tritium.errors import BadSetting
 
 if TYPE_CHECKING:
-    from importlib.resources.abc import Traversable
+    if sys.version_info >= (3, 11):
+        from importlib.resources.abc import Traversable
+    else:
+        from importlib.abc import Traversable
 
 _STAMP = (2020, 1, 1, 0, 0, 0)  # the same sources always make the same zip
 

@@ -11,6 +11,7 @@ neither forged, changed, dropped, reordered nor replayed.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import hmac
 import json
@@ -99,9 +100,7 @@ class Codec:
             view = memoryview(frame)
             if not hmac.compare_digest(self._code(view[:body]), bytes(view[body:])):
                 raise WireError("A frame's authentication code is wrong.")
-            yield _message(
-                frame[_LENGTHS.size : _LENGTHS.size + header_size], bytes(view[body - blob_size : body])
-            )
+            yield _message(frame[_LENGTHS.size : _LENGTHS.size + header_size], bytes(view[body - blob_size : body]))
 
 
 def _message(header: bytes, blob: bytes) -> Message:
@@ -130,9 +129,7 @@ class Challenge:
         theirs, proof = packet[:NONCE], packet[NONCE:]
         if not hmac.compare_digest(proof, _prove(self._secret, b"client", self._nonce, theirs)):
             raise WireError("A client did not prove that it knows this run's secret.")
-        return _prove(self._secret, b"server", self._nonce, theirs), _prove(
-            self._secret, b"key", self._nonce, theirs
-        )
+        return _prove(self._secret, b"server", self._nonce, theirs), _prove(self._secret, b"key", self._nonce, theirs)
 
 
 def _prove(secret: bytes, what: bytes, server: bytes, client: bytes) -> bytes:
@@ -206,10 +203,8 @@ class Channel:
 
     def close(self) -> None:
         """Close both directions, which also wakes a thread that waits in `receive`."""
-        try:
+        with contextlib.suppress(OSError):  # the other end was faster
             self._socket.shutdown(socket.SHUT_RDWR)
-        except OSError:  # the other end was faster
-            pass
         self._socket.close()
 
 

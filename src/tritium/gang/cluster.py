@@ -75,6 +75,7 @@ class Cluster:
         check_versions(self.version, sys.version_info[:2])
         self._check_settings()
         self._check_gpus(gang)
+        self._check_cores(gang)
         if self.is_connect:
             return
         available = self._slots_once_registered(gang, note)
@@ -90,6 +91,8 @@ class Cluster:
         profile = self.profile(gang)
         if profile is None:
             return int(context.maxNumConcurrentTasks(manager.defaultResourceProfile()))
+        if 0 < self._cores_of_an_executor() < (gang.cpus or 1):
+            return 0  # where Spark throws
         manager.addResourceProfile(profile._java_resource_profile)  # else Spark throws, not knowing it
         return int(context.maxNumConcurrentTasks(profile._java_resource_profile))
 
@@ -163,6 +166,23 @@ class Cluster:
             available=configured,
             setting=_EXECUTOR_GPUS,
         )
+
+    def _check_cores(self, gang: Gang) -> None:
+        cores = self._cores_of_an_executor()
+        if not self.is_local and gang.cpus and 0 < cores < gang.cpus:
+            raise NotEnoughSlots(
+                f"Every rank needs {gang.cpus} CPU cores (cpus={gang.cpus}), and an executor of {self.master!r} has "
+                f"{cores} (spark.executor.cores). Ask for fewer, or start the session with spark.executor.cores="
+                f"{gang.cpus} or more.",
+                needed=gang.cpus,
+                available=cores,
+                setting="spark.executor.cores",
+            )
+
+    def _cores_of_an_executor(self) -> int:
+        """As far as settings tell; 0: all of its worker's."""
+        default = "1" if self.master.startswith(("yarn", "k8s")) else "0"
+        return int(self._setting("spark.executor.cores", default))
 
     def _make_profile(self, gang: Gang) -> ResourceProfile | None:
         if self.is_local:

@@ -190,12 +190,14 @@ def translate(error: BaseException) -> BaseException:
     problem: Exception
     if "PYTHON_VERSION_MISMATCH" in text:
         problem = WrongVersion(
-            "Driver and executors run different Python versions: " + _line_with(text, "PYTHON_VERSION_MISMATCH")
+            "Driver and executors run different Python versions: "
+            + _line_with(text, "PYTHON_VERSION_MISMATCH")
             + " Point spark.pyspark.python (or PYSPARK_PYTHON) to the same minor version."
         )
     elif "maxResultSize" in text:
         problem = ResultError(
-            "The results of all ranks together are over spark.driver.maxResultSize: " + _line_with(text, "maxResultSize")
+            "The results of all ranks together are over spark.driver.maxResultSize: "
+            + _line_with(text, "maxResultSize")
             + " Return less, raise that setting, or store large things with world.store()."
         )
     elif (lacking := _WORKER_LACKS.search(text)) is not None:

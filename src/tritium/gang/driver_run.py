@@ -139,5 +139,3 @@ class Local:
 def gpus_of(order: Order, index: int) -> tuple[str, ...]:
     """Without Spark there is no one who assigns GPUs: rank k takes the k-th `gpus` of this machine."""
     return tuple(str(index * order.gpus + k) for k in range(order.gpus))
-
-

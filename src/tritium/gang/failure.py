@@ -110,11 +110,7 @@ class Failure:
     def cause(self) -> BaseException | None:
         """The rank's own exception, where it can be rebuilt here."""
         if not self.pickled:
-            known = (
-                getattr(errors, self.type.removeprefix("tritium.errors."), None)
-                if self.how == "error"
-                else None
-            )
+            known = getattr(errors, self.type.removeprefix("tritium.errors."), None) if self.how == "error" else None
             return known(self.text) if known else None
         try:
             cause = pickle.loads(self.pickled)

@@ -31,7 +31,7 @@ class Ledger:
     """What the driver would have seen, written down for later."""
 
     def __init__(self) -> None:
-        self.file = tempfile.TemporaryFile()
+        self.file = tempfile.TemporaryFile()  # noqa: SIM115 - closed in supervise_far
 
     def _write(self, *entry: Any) -> None:
         pickle.dump(entry, self.file)

@@ -5,11 +5,12 @@ The same receiver, spool and shard as on a cluster; what is missing is the child
 
 from __future__ import annotations
 
+import functools
 import os
 import socket
 from collections.abc import Mapping
 from contextlib import ExitStack, closing
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from tritium.errors import BadSetting
 from tritium.gang.world import Peer, World, entered
@@ -65,14 +66,18 @@ def _shards(launch: Launch, stack: ExitStack) -> dict[str, Shard]:
                     feed=feed,
                     decode=launch.data[name].decode,
                     prepared=prepared(launch.data[name].shuffle),
-                    note=lambda counts, name=name: launch.watch.event("counts", rank=0, name=name, **counts),
+                    note=functools.partial(_note, launch.watch, name),
                 )
             )
         )
     return shards
 
 
-def prepared(shuffle: Any) -> str:
+def _note(watch: Watch, name: str, counts: Mapping[str, Any]) -> None:
+    watch.event("counts", rank=0, name=name, **counts)
+
+
+def prepared(shuffle: Any) -> Literal["full", "stream"]:
     """What an exchange must prepare for a kind of shuffle: rows sorted by id, or as they arrive."""
     return "stream" if shuffle == "stream" else "full"
 
@@ -102,4 +107,3 @@ class HereControl:
             there = ", ".join(map(repr, self._shards)) or "none: launch(…, data={…}) names them"
             raise BadSetting(f"There is no shard {name!r}. There are: {there}.")
         return self._shards[name]
-

@@ -99,8 +99,11 @@ def start(
     run_id, run_dir = new_run_dir(gang.run_dir)
     watch = Watch(run_id, run_dir, gang, sorted(frames))
     request = Launch(fn, args, kwargs or {}, gang, frames, exchange, spark, run_id, watch)
-    place = importlib.import_module({"cluster": "tritium.gang.cluster_run", "driver": "tritium.gang.driver_run",
-                                     "here": "tritium.gang.here"}[gang.on])
+    place = importlib.import_module(
+        {"cluster": "tritium.gang.cluster_run", "driver": "tritium.gang.driver_run", "here": "tritium.gang.here"}[
+            gang.on
+        ]
+    )
     ok = False
     try:
         results = place.run(request)

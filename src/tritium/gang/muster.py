@@ -112,13 +112,9 @@ class Rendezvous:
         self.operations[rank] = str(message["operation"])
         if len(set(self.operations.values())) > 1:
             calls = ", ".join(f"rank {r} calls {op}()" for r, op in sorted(self.operations.items()))
-            self.problem = (
-                f"Ranks disagree about meeting {self.number + 1}: {calls}. All must make the same calls."
-            )
+            self.problem = f"Ranks disagree about meeting {self.number + 1}: {calls}. All must make the same calls."
         elif sum(map(len, self.values.values())) > MAX_BLOB:
-            self.problem = (
-                f"The values to gather are over {MAX_BLOB:,} bytes together; use a collective for them."
-            )
+            self.problem = f"The values to gather are over {MAX_BLOB:,} bytes together; use a collective for them."
 
     def left_by(self, gone: Sequence[int]) -> str | None:
         """What to say when ranks that have returned will never come."""
@@ -127,9 +123,7 @@ class Rendezvous:
             return None
         waiting = ", ".join(map(str, sorted(self.values)))
         operation = next(iter(self.operations.values()))
-        return (
-            f"rank {absent[0]} has returned and will never reach {operation}(), where rank {waiting} waits."
-        )
+        return f"rank {absent[0]} has returned and will never reach {operation}(), where rank {waiting} waits."
 
     @property
     def full(self) -> bool:

@@ -73,12 +73,14 @@ def _report(channel: Channel, control: RankControl, error: BaseException) -> Non
     if isinstance(error, WireError):  # the supervisor is gone, and with it everyone to tell
         os._exit(1)
     trimmed = error.__traceback__
-    while trimmed is not None and trimmed.tb_frame.f_code.co_filename == __file__:
+    while trimmed is not None and trimmed.tb_frame.f_globals.get("__name__") == __name__:
         trimmed = trimmed.tb_next
     if trimmed is not None:
         error = error.with_traceback(trimmed)
     if isinstance(error, SystemExit):
-        error = RuntimeError(f"The function called sys.exit({error.code!r}) instead of returning.").with_traceback(trimmed)
+        error = RuntimeError(f"The function called sys.exit({error.code!r}) instead of returning.").with_traceback(
+            trimmed
+        )
     failure = Failure.of(error, rank, pid=os.getpid())
     _flush()
     try:
@@ -93,7 +95,7 @@ def _flush() -> None:
 
 
 def _die_with(parent: int) -> None:
-    """The kernel kills this process when the thread that started it ends (Linux); elsewhere the control socket tells."""
+    """The kernel kills this process when the thread that started it ends (Linux); elsewhere the socket's end does."""
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != parent:

@@ -33,9 +33,7 @@ class Gang:
         "None: as `spark.task.cpus` says.",
     )
     gpus: int = _field(0, "GPUs of a rank, assigned by Spark. A rank never falls back to the CPU.")
-    env: Mapping[str, str] = _field(
-        dict, "Environment variables set in every rank before anything is imported."
-    )
+    env: Mapping[str, str] = _field(dict, "Environment variables set in every rank before anything is imported.")
     run_dir: str | None = _field(
         None,
         "Where events, logs, the report and what the ranks store are written: any fsspec path. "
@@ -51,9 +49,7 @@ class Gang:
         '"here" (this process, one rank: for a debugger).',
     )
     output: Output = _field("all", 'Whose stdout and stderr is shown live: "all", "rank 0" or "none".')
-    progress: bool = _field(
-        True, "Whether progress is shown: a live display on a terminal, plain lines elsewhere."
-    )
+    progress: bool = _field(True, "Whether progress is shown: a live display on a terminal, plain lines elsewhere.")
     py_files: Sequence[str] = _field(
         tuple, "Python files, packages (directories) and zips of the user's that the ranks can import."
     )

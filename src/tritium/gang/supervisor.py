@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import os
 import pickle
@@ -31,9 +32,7 @@ if TYPE_CHECKING:
     from tritium.data.schema import Field
     from tritium.data.spool import Spool
 
-RESULT_SCHEMA = pa.schema(
-    [("rank", pa.int32()), ("kind", pa.string()), ("part", pa.int32()), ("body", pa.binary())]
-)
+RESULT_SCHEMA = pa.schema([("rank", pa.int32()), ("kind", pa.string()), ("part", pa.int32()), ("body", pa.binary())])
 SPARK_SCHEMA = "rank int, kind string, part int, body binary"
 CONNECT_SECONDS = 10.0
 TAIL = 20  # lines of a rank's output that travel with its failure
@@ -124,7 +123,7 @@ class Supervisor:
         """
         self._channel = Channel.connect(address or self.order.address, self.order.secret, CONNECT_SECONDS)
         placeholder = socket.socket()
-        result = tempfile.TemporaryFile()
+        result = tempfile.TemporaryFile()  # noqa: SIM115 - closed below
         try:
             # Bound but never listening: the port stays ours until the framework binds over it (SO_REUSEADDR).
             placeholder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -166,7 +165,7 @@ class Supervisor:
         self._to_rank = Channel(ours)
         follower = self._spawn(self._follow_rank, "rank")
         self._outputs = [
-            self._spawn(lambda pipe=pipe: self._follow_output(pipe), "output")
+            self._spawn(functools.partial(self._follow_output, pipe), "output")
             for pipe in (self._process.stdout, self._process.stderr)
         ]
         self._from_rank = [follower, *self._outputs]

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
 
 import numpy as np
 
@@ -13,9 +14,7 @@ from tritium.data.types import SourceType, columns_of
 from tritium.errors import BadData, BadRow, SignatureMismatch
 from tritium.model.signature import Input, Signature, shown
 
-if TYPE_CHECKING:
-    import pyarrow as pa
-
+_POSITION = (1 << 33) - 1
 _FAMILY = {"decimal": "number", "vector": "array"}
 
 
@@ -114,12 +113,36 @@ def _settings(taken: Input, columns: Mapping[str, SourceType]) -> Data:
     )
 
 
+@contextmanager
+def advising() -> Iterator[None]:
+    """What to do about a null or a NaN is another thing at prediction than at training."""
+    try:
+        yield
+    except BadRow as error:
+        value = error.value
+        if value is not None and not (isinstance(value, float) and np.isnan(value)):
+            raise
+        raise refused(error.column, error.batch_column, error.row_id, value) from None
+
+
+def refused(column: str, taken: str, row_id: int, value: float | None) -> BadRow:
+    """The error for a null or a NaN."""
+    what, remedy = ("null", "df.dropna(subset=[{0!r}])") if value is None else ("NaN", "df.where(~isnan({0!r}))")
+    return BadRow(
+        f"column {column!r} is {what} in row {row_id & _POSITION} of partition {row_id >> 33} (input {taken!r}), and "
+        f"the "
+        f"model was trained without. Drop such rows before, {remedy.format(column)}, or fill them as the training did.",
+        column=column,
+        row_id=row_id,
+        value=value,
+    )
+
+
 def arrays(signature: Signature, data: Any) -> dict[str, np.ndarray[Any, Any]]:
     """The model's inputs `[rows, *shape]` by name, from any kind of table or array that `Model.predict`
     takes."""
-    table = _as_table(data)
-    if table is not None:
-        return _from_table(signature, table)
+    if _is_table(data):
+        return _from_table(signature, data)
     if not isinstance(data, Mapping):
         if len(signature.inputs) > 1:
             names = ", ".join(repr(i.name) for i in signature.inputs)
@@ -128,16 +151,32 @@ def arrays(signature: Signature, data: Any) -> dict[str, np.ndarray[Any, Any]]:
     return _from_arrays(signature, data)
 
 
-def _as_table(data: Any) -> pa.Table | None:
+def _is_table(data: Any) -> bool:
     import pyarrow as pa
 
-    if isinstance(data, pa.Table):
-        return data
-    if isinstance(data, pa.RecordBatch):
-        return pa.Table.from_batches([data])
-    if hasattr(data, "columns") and hasattr(data, "iloc"):
-        return pa.Table.from_pandas(data, preserve_index=False)
-    return None
+    return isinstance(data, pa.Table | pa.RecordBatch) or (hasattr(data, "iloc") and hasattr(data, "columns"))
+
+
+def _from_table(signature: Signature, data: Any) -> dict[str, np.ndarray[Any, Any]]:
+    from tritium.data.codec import read
+    from tritium.data.tables import Tables, table_of
+
+    table = table_of(data, "predict")
+    planned = fields(signature, table.schema)
+    columns = columns_of(table.schema)
+    found: dict[str, Any] = {}
+    for taken in signature.inputs:
+        field = planned[taken.name]
+        frame = dataclasses.replace(_settings(taken, columns), frame=table)
+        parts: list[Any] = []
+        for batch in Tables({taken.name: frame}, 1).batches(0):
+            ids, anchor, rows = batch.columns
+            if anchor.null_count or not parts:
+                there = rows.drop_null().field(0)
+                with advising():
+                    parts.append(read(field, there, ids.to_numpy()[: len(there)])[0])
+        found[taken.name] = np.concatenate(parts)
+    return found
 
 
 def _from_arrays(signature: Signature, given: Mapping[str, Any]) -> dict[str, np.ndarray[Any, Any]]:
@@ -185,22 +224,4 @@ def _refuse_nan(taken: Input, array: np.ndarray[Any, Any]) -> None:
     where = tuple(int(k) for k in np.argwhere(np.isnan(array))[0])
     packed = len(taken.columns) > 1 and len(where) > 1
     column = taken.columns[where[1]] if packed else taken.columns[0]
-    raise BadRow(
-        f"Row {where[0]} of input {taken.name!r} is NaN in column {column!r}. Fill it or leave the row out.",
-        column=column,
-        row_id=where[0],
-        value=float("nan"),
-    )
-
-
-def _from_table(signature: Signature, table: pa.Table) -> dict[str, np.ndarray[Any, Any]]:
-    from tritium.data.codec import read
-    from tritium.data.tables import pack
-
-    planned = fields(signature, table.schema)
-    ids = np.arange(table.num_rows, dtype=np.int64)
-    found: dict[str, Any] = {}
-    for taken in signature.inputs:
-        field = planned[taken.name]
-        found[taken.name], _ = read(field, pack(field, table), ids)
-    return found
+    raise refused(column, taken.name, where[0], float("nan"))

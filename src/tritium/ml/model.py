@@ -1,0 +1,195 @@
+"""`TorchModel`: a trained model as a Spark ML transformer, for batches and for streams (driver)."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+from pyspark.ml import Model as SparkModel
+from pyspark.ml.param import Param, Params, TypeConverters
+from pyspark.ml.param.shared import HasOutputCols
+from pyspark.ml.util import DefaultParamsReader, DefaultParamsWriter, MLReadable, MLReader, MLWritable, MLWriter
+
+from tritium.errors import BadSetting, ModelError
+from tritium.model.model import Model, load
+from tritium.model.signature import Signature
+from tritium.predict.spark import output_names, score
+from tritium.predict.weights import is_connect
+
+if TYPE_CHECKING:
+    import torch
+    from pyspark.sql import DataFrame
+
+TRUST = "spark.tritium.trustModels"
+_FOLDER = "model"
+
+
+class TorchModel(SparkModel, HasOutputCols, MLReadable["TorchModel"], MLWritable):
+    """A model that adds its predictions to a DataFrame.
+
+    One number a row is a column `prediction` (double). A classification is `prediction` (the class index, double) and
+    `probability` (an ml vector). Anything else is an array, several outputs a struct, in `prediction`.
+    """
+
+    batch_size: Param[int] = Param(
+        Params._dummy(), "batch_size", "rows that the module is called with at once", TypeConverters.toInt
+    )
+    device: Param[str] = Param(
+        Params._dummy(),
+        "device",
+        'where the executors compute: "cpu", or "cuda" for the GPU of the Spark task',
+        TypeConverters.toString,
+    )
+
+    def __init__(
+        self,
+        model: Model,
+        *,
+        batch_size: int = 1024,
+        device: str = "cpu",
+        output_cols: Sequence[str] | None = None,
+    ) -> None:
+        super().__init__()
+        self.model = model
+        self._setDefault(batch_size=1024, device="cpu")
+        self.setParams(batch_size=batch_size, device=device)
+        if output_cols is not None:
+            self.setOutputCols(output_cols)
+
+    def setParams(self, **params: Any) -> TorchModel:
+        """Set any of the parameters by name: `setParams(batch_size=4096, device="cuda")`."""
+        unknown = [name for name in params if not self.hasParam(name)]
+        if unknown:
+            known = ", ".join(p.name for p in self.params)
+            raise BadSetting(f"TorchModel has no parameter {', '.join(map(repr, unknown))}. It has: {known}.")
+        self._set(**params)
+        return self
+
+    def setOutputCols(self, value: Sequence[str]) -> TorchModel:
+        """The names of the columns that `transform` adds: one for each output, or one for them all."""
+        self._set(outputCols=output_names(self.signature, value))
+        return self
+
+    @property
+    def signature(self) -> Signature:
+        """The columns, dtypes and shapes that the model takes and gives."""
+        return self.model.signature
+
+    @property
+    def history(self) -> list[dict[str, Any]]:
+        """One dict per epoch of the training."""
+        return self.model.history
+
+    def module(self) -> torch.nn.Module:
+        """The PyTorch module itself, no copy."""
+        return self.model.module
+
+    def _transform(self, dataset: DataFrame) -> DataFrame:
+        names = self.getOutputCols() if self.isDefined(self.outputCols) else None
+        return score(
+            self.model,
+            dataset,
+            output_cols=names,
+            batch_size=self.getOrDefault(self.batch_size),
+            device=self.getOrDefault(self.device),
+        )
+
+    def write(self) -> TorchModelWriter:
+        """A Spark ML writer: `.save(path)`, `.overwrite().save(path)`."""
+        return TorchModelWriter(self)
+
+    @classmethod
+    def read(cls) -> TorchModelReader:
+        """A Spark ML reader: `.load(path)`."""
+        return TorchModelReader()
+
+
+class TorchModelWriter(MLWriter):
+    """Writes `model/`, what `tr.load` reads, and then `metadata/`, the parameters as Spark ML keeps them.
+
+    On classic Spark through Hadoop's file systems, so that a path means what it means to the rest of the pipeline. On
+    Connect the client writes `model/` itself, through fsspec: give a URL that client and server both reach.
+    """
+
+    def __init__(self, instance: TorchModel) -> None:
+        super().__init__()
+        self.instance = instance
+
+    def save(self, path: str) -> None:
+        """Save to `path`. Without `overwrite()` nothing may be there."""
+        spark = self.sparkSession
+        if is_connect(spark):
+            self.instance.model.save(os.path.join(path, _FOLDER), overwrite=self.shouldOverwrite)
+        else:
+            if self.shouldOverwrite:
+                self._handleOverwrite(path)
+            _save_by_hadoop(spark, self.instance.model, path)
+        metadata = DefaultParamsWriter._get_metadata_to_save(self.instance, spark)
+        writer = spark.createDataFrame([(metadata,)], ["value"]).coalesce(1).write
+        writer.mode("overwrite" if self.shouldOverwrite else "error").text(os.path.join(path, "metadata"))
+
+
+class TorchModelReader(MLReader["TorchModel"]):
+    """Reads what TorchModelWriter wrote. Code by value runs only with `spark.tritium.trustModels=true`."""
+
+    def load(self, path: str) -> TorchModel:
+        """The TorchModel at `path`."""
+        spark = self.sparkSession
+        metadata = DefaultParamsReader.loadMetadata(path, spark)
+        trusted = str(spark.conf.get(TRUST, "false")).lower() == "true"
+        if is_connect(spark):
+            model = load(os.path.join(path, _FOLDER), trusted=trusted)
+        else:
+            with _local_copy(spark, path) as folder:
+                model = load(folder, trusted=trusted)
+        made = TorchModel(model)
+        made._resetUid(metadata["uid"])
+        DefaultParamsReader.getAndSetParams(made, metadata)
+        return made
+
+
+def _hadoop(spark: Any, path: str) -> tuple[Any, Any, str | None]:
+    """Hadoop's file system of `path`, the path as Hadoop's object, and its local form when it is on this machine."""
+    place = spark._jvm.org.apache.hadoop.fs.Path(path)
+    files = place.getFileSystem(spark._jsparkSession.sessionState().newHadoopConf())
+    whole = files.makeQualified(place)
+    uri = whole.toUri()
+    return files, whole, uri.getPath() if uri.getScheme() == "file" else None
+
+
+def _save_by_hadoop(spark: Any, model: Model, path: str) -> None:
+    files, place, local = _hadoop(spark, path)
+    if files.exists(place):
+        raise BadSetting(
+            f"There is something at {path!r} already. Choose another path, or write().overwrite().save(path)."
+        )
+    if local is not None:
+        model.save(os.path.join(local, _FOLDER))
+        return
+    with tempfile.TemporaryDirectory(prefix="tritium-") as folder:
+        model.save(os.path.join(folder, _FOLDER))
+        source = spark._jvm.org.apache.hadoop.fs.Path("file://" + os.path.join(folder, _FOLDER))
+        files.mkdirs(place)
+        files.copyFromLocalFile(False, True, source, spark._jvm.org.apache.hadoop.fs.Path(place, _FOLDER))
+
+
+@contextmanager
+def _local_copy(spark: Any, path: str) -> Iterator[str]:
+    """The `model/` directory as a local path while inside; what was mapped from it stays readable after."""
+    files, place, local = _hadoop(spark, path)
+    if local is not None:
+        yield os.path.join(local, _FOLDER)
+        return
+    source = spark._jvm.org.apache.hadoop.fs.Path(place, _FOLDER)
+    if not files.exists(source):
+        raise ModelError(f"No model at {path!r}: there is no {_FOLDER}/ in it.")
+    with tempfile.TemporaryDirectory(prefix="tritium-") as folder:
+        target = spark._jvm.org.apache.hadoop.fs.Path("file://" + os.path.join(folder, _FOLDER))
+        files.copyToLocalFile(False, source, target, True)
+        yield os.path.join(folder, _FOLDER)
+
+
+__all__ = ["TRUST", "TorchModel", "TorchModelReader", "TorchModelWriter"]

@@ -1,0 +1,154 @@
+"""`score`: a model's predictions as columns of a DataFrame, a batch or a stream (driver)."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import pickle
+import uuid
+from collections.abc import Callable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any, cast
+from weakref import WeakKeyDictionary
+
+import pyarrow as pa
+
+from tritium import ship
+from tritium.data.exchange import pack
+from tritium.errors import BadSetting
+from tritium.model.model import Model, check_batch_size
+from tritium.model.module import by_value, trainable
+from tritium.model.signature import Signature
+from tritium.model.table import fields
+from tritium.model.weights import Tensors
+from tritium.predict import weights
+from tritium.predict.worker import result_type
+
+if TYPE_CHECKING:
+    from pyspark.sql import Column, DataFrame
+
+_sent: WeakKeyDictionary[Model, tuple[Any, str, Any]] = WeakKeyDictionary()
+
+
+def score(
+    model: Model,
+    df: DataFrame,
+    *,
+    output_cols: Sequence[str] | None = None,
+    batch_size: int = 1024,
+    device: str = "cpu",
+) -> DataFrame:
+    """`df` with the model's predictions. Only the packed inputs leave the JVM; nothing runs yet.
+
+    `output_cols` are the names of the new columns: one for each output ("prediction" and "probability" for a
+    classification), or a single one: a struct of several outputs, the class alone for a classification.
+
+    Raises SignatureMismatch with every difference between the columns and what the model takes.
+    """
+    check_batch_size(batch_size)
+    names = output_names(model.signature, output_cols)
+    _refuse_taken(names, df.columns)
+    schema = df.schema
+    planned = fields(model.signature, schema)
+    plan, sent = _parts(model, df.sparkSession)
+    plan["fields"] = json.dumps([planned[i.name].to_json() for i in model.signature.inputs])
+    plan |= {"batch_size": batch_size, "device": device}
+    packed = [pack(planned[i.name], schema) for i in model.signature.inputs]
+    predicted = _udf(model.signature, pickle.dumps(plan), sent)(*packed)
+    return _with_columns(df, model.signature, predicted, names)
+
+
+def output_names(signature: Signature, asked: Sequence[str] | None) -> list[str]:
+    """The names of the columns that `score` adds; BadSetting when the number of `asked` does not fit."""
+    if asked is None:
+        return list(signature.output_columns)
+    parts = 2 if signature.task == "classification" else len(signature.outputs)
+    if isinstance(asked, str) or len(asked) not in (1, parts) or len(set(asked)) != len(asked):
+        what = "prediction, probability" if signature.task else ", ".join(o.name for o in signature.outputs)
+        raise BadSetting(f"output columns {asked!r}: the model gives {parts} ({what}); name 1 or {parts} of them.")
+    return list(asked)
+
+
+def _refuse_taken(names: Sequence[str], there: Sequence[str]) -> None:
+    taken = sorted({n.lower() for n in names} & {n.lower() for n in there})
+    if taken:
+        raise BadSetting(
+            f"The DataFrame has a column {', '.join(map(repr, taken))} already, and the model would add one. Rename "
+            f"it, "
+            "or choose other names with setOutputCols([...])."
+        )
+
+
+def _parts(model: Model, spark: Any) -> tuple[dict[str, Any], Any]:
+    """What the workers rebuild the module from, and how its weights travel; they are sent once a session."""
+    tensors = Tensors.of(model.module)
+    version = (weights.session_of(spark), tensors.version())
+    known, name, sent = _sent.get(model, (None, "", None))
+    if known != version or tensors.version() is None:
+        name = tensors.digest()
+        sent = weights.send(spark, name, tensors)
+        _sent[model] = (version, name, sent)
+    code = by_value(model.module, tensors.named)
+    signature = json.dumps(model.signature.to_json())
+    content = hashlib.sha256(b"".join([name.encode(), code, signature.encode()])).hexdigest()[:32]
+    plan = {
+        "signature": signature,
+        "weights": name,
+        "code": code,
+        "content": content,
+        "trainable": trainable(tensors.named),
+    }
+    return plan, sent
+
+
+def _udf(signature: Signature, payload: bytes, sent: Any) -> Callable[..., Column]:
+    """A Spark function of the packed inputs that is computed once: not again for a filter on what it returns."""
+    from pyspark.sql.pandas.functions import arrow_udf
+
+    run = ship.entry("tritium.predict.worker:score", payload)
+
+    def predict(batches: Any) -> Any:  # apart from `run`, so that Spark sees the broadcast in the closure
+        return run(sent, batches)
+
+    given: Any = pa.Array if len(signature.inputs) == 1 else tuple[pa.Array, ...]
+    predict.__annotations__ = {"batches": Iterator[given], "return": Iterator[pa.Array]}  # how Spark knows its kind
+    predict.__module__ = "__main__"  # by value: the executors may not have Tritium
+    make = cast("Callable[..., Any]", arrow_udf)  # its stubs know no way without the deprecated functionType
+    return cast("Callable[..., Column]", make(predict, _ddl(result_type(signature))).asNondeterministic())
+
+
+def _ddl(kind: pa.DataType) -> str:
+    """An Arrow type as Spark writes it."""
+    if pa.types.is_struct(kind):
+        parts = ", ".join(f"`{f.name.replace('`', '``')}`: {_ddl(f.type)}" for f in kind)
+        return f"struct<{parts}>"
+    if pa.types.is_list(kind):
+        return f"array<{_ddl(kind.value_type)}>"
+    return _SPARK[kind]
+
+
+_SPARK = {
+    pa.float64(): "double",
+    pa.float32(): "float",
+    pa.int64(): "bigint",
+    pa.int32(): "int",
+    pa.int16(): "smallint",
+    pa.int8(): "tinyint",
+    pa.bool_(): "boolean",
+}
+
+
+def _with_columns(df: DataFrame, signature: Signature, predicted: Column, names: Sequence[str]) -> DataFrame:
+    """The UDF's result under the names that were asked for, its struct taken apart in the JVM."""
+    from pyspark.ml.functions import array_to_vector
+    from pyspark.sql.functions import col
+
+    classes = signature.task == "classification"
+    if len(names) == 1 and not classes:
+        return df.withColumn(names[0], predicted)
+    whole = f"_tritium_{uuid.uuid4().hex}"
+    outputs = ["prediction", "probability"] if classes else [o.name for o in signature.outputs]
+    columns = {}
+    for name, output in zip(names, outputs, strict=False):
+        value = col(whole).getField(output)
+        columns[name] = array_to_vector(value) if output == "probability" and classes else value
+    return df.withColumn(whole, predicted).withColumns(columns).drop(whole)

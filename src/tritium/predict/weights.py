@@ -1,0 +1,96 @@
+"""Weights on their way to the executors, and one mapped file of them there (driver sends, Python worker maps).
+
+Classic Spark has broadcasts: the first worker of an executor writes the broadcast to a file in Spark's own scratch
+directory, which Spark removes, and every worker maps that file. Spark Connect has artifacts, which are files already.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import tempfile
+from collections.abc import Iterable, Mapping
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    import torch
+
+    from tritium.model.weights import Tensors
+
+
+_artifacts: set[tuple[str, str]] = set()
+
+
+def send(spark: Any, name: str, weights: Tensors) -> Any:
+    """What a closure carries to `receive`: a broadcast on classic Spark, the name of an artifact on Connect."""
+    if not is_connect(spark):
+        return spark.sparkContext.broadcast([bytes(piece) for piece in weights.stream()])
+    artifact = f"tritium-{name}.safetensors"
+    if (spark.session_id, artifact) not in _artifacts:  # Connect refuses to be given the same one again
+        with tempfile.TemporaryDirectory(prefix="tritium-") as folder:
+            path = os.path.join(folder, artifact)
+            with open(path, "wb") as file:
+                file.writelines(weights.stream())
+            spark.addArtifacts(path, file=True)
+        _artifacts.add((spark.session_id, artifact))
+    return artifact
+
+
+def is_connect(spark: Any) -> bool:
+    """Whether this session is a client of Spark Connect."""
+    return type(spark).__module__.startswith("pyspark.sql.connect")
+
+
+def session_of(spark: Any) -> str:
+    """What the sent weights live as long as: the Connect session, or the classic application."""
+    return str(spark.session_id if is_connect(spark) else spark.sparkContext.applicationId)
+
+
+def receive(name: str, sent: Any) -> Mapping[str, torch.Tensor]:
+    """The tensors, as views of a file that all workers of this executor map (Python worker)."""
+    from tritium.model.weights import open_map
+
+    if isinstance(sent, str):
+        from pyspark import SparkFiles
+
+        return open_map(SparkFiles.get(sent))
+    folder = scratch()
+    if folder is None:
+        with tempfile.NamedTemporaryFile(suffix=".safetensors") as file:
+            file.writelines(_pieces(sent))
+            file.flush()
+            return open_map(file.name)
+    return open_map(_shared(os.path.join(folder, f"tritium-{name}.safetensors"), sent))
+
+
+def scratch() -> str | None:
+    """Where Spark keeps what it removes itself: YARN's directory of this application, or this executor's own."""
+    for variable in ("LOCAL_DIRS", "SPARK_LOCAL_DIRS"):
+        for folder in os.environ.get(variable, "").split(","):
+            if folder and os.access(folder, os.W_OK):
+                return folder
+    return None
+
+
+def _shared(path: str, sent: Any) -> str:
+    """`path`, written by whoever comes first; its name is the hash of its content and it appears by a rename."""
+    if os.path.exists(path):
+        return path
+    with open(f"{path}.lock", "wb") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)  # the others wait, rather than each unpack the weights into its own memory
+        if not os.path.exists(path):
+            handle, beside = tempfile.mkstemp(dir=os.path.dirname(path), prefix="tritium-", suffix=".part")
+            try:
+                with os.fdopen(handle, "wb") as file:
+                    file.writelines(_pieces(sent))
+                os.rename(beside, path)
+            except BaseException:
+                os.unlink(beside)
+                raise
+    return path
+
+
+def _pieces(sent: Any) -> Iterable[bytes]:
+    pieces: list[bytes] = sent.value
+    vars(sent).pop("_value", None)  # Broadcast keeps what it unpickled: a second copy in every reused worker
+    return pieces

@@ -1,0 +1,163 @@
+"""Score Arrow batches with a model that stays in the process (Spark's Python worker)."""
+
+from __future__ import annotations
+
+import json
+import pickle
+from collections import OrderedDict
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pyarrow as pa
+
+from tritium.errors import BadSetting, TritiumError
+from tritium.model.signature import Output, Signature
+
+if TYPE_CHECKING:
+    import torch
+
+_KEPT = 4  # models a process keeps: a stream asks for the same one in each micro-batch
+_modules: OrderedDict[tuple[str, str], torch.nn.Module] = OrderedDict()
+
+_ARROW = {
+    "float64": pa.float64(),
+    "int64": pa.int64(),
+    "int32": pa.int32(),
+    "int16": pa.int16(),
+    "int8": pa.int8(),
+    "uint8": pa.int16(),
+    "bool": pa.bool_(),
+}  # the floating dtypes that are not here are float32
+
+
+def score(payload: bytes, sent: Any, batches: Iterator[Any]) -> Iterator[pa.Array]:
+    """One Arrow array of predictions for each batch of packed columns: the function of the UDF.
+
+    `payload` is what `tritium.predict.spark` pickled; `sent` is how the weights travel; a batch is one array, or a
+    tuple of them in the order of the signature's inputs.
+    """
+    from tritium.data.codec import read
+    from tritium.data.schema import Field
+    from tritium.model.score import score as apply
+    from tritium.model.table import advising
+
+    plan = pickle.loads(payload)
+    signature = Signature.from_json(json.loads(plan["signature"]))
+    fields = [Field.from_json(f) for f in json.loads(plan["fields"])]
+    partition, cpus, addresses = _task()
+    device = _device(plan["device"], addresses)
+    with _threads(cpus):
+        module = _module(plan, sent, device)
+        seen = 0
+        for batch in batches:
+            columns = batch if isinstance(batch, tuple) else (batch,)
+            ids = np.arange(seen, seen + len(columns[0]), dtype=np.int64) + (partition << 33)
+            seen += len(ids)
+            with advising():
+                inputs: dict[str, Any] = {f.name: read(f, c, ids)[0] for f, c in zip(fields, columns, strict=True)}
+            found = apply(module, signature, inputs, batch_size=plan["batch_size"], device=device)
+            yield to_arrow(signature, found)
+
+
+def _task() -> tuple[int, int, list[str]]:
+    """This task's partition, its cores, and the addresses of its GPUs."""
+    from pyspark import TaskContext
+
+    task = TaskContext.get()
+    if task is None:
+        return 0, 1, []
+    gpus = task.resources().get("gpu")
+    return task.partitionId(), task.cpus() or 1, list(gpus.addresses) if gpus else []
+
+
+def _device(asked: str, addresses: list[str]) -> torch.device:
+    import torch
+
+    device = torch.device(asked)
+    if device.type != "cuda":
+        return device
+    count = torch.cuda.device_count()
+    if device.index is None and addresses:
+        device = torch.device("cuda", int(addresses[0]) if int(addresses[0]) < count else 0)
+    if (device.index or 0) >= count:
+        raise BadSetting(
+            f"device={asked!r}: torch sees {count} GPU(s) on this executor. Use device='cpu', or executors with GPUs."
+        )
+    return device
+
+
+@contextmanager
+def _threads(cpus: int) -> Iterator[None]:
+    """torch computes with the task's cores: more would take those of the tasks beside it."""
+    import torch
+
+    before = torch.get_num_threads()
+    torch.set_num_threads(cpus)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
+def _module(plan: dict[str, Any], sent: Any, device: torch.device) -> torch.nn.Module:
+    from tritium.model.module import restore
+    from tritium.predict.weights import receive
+
+    key = (plan["content"], str(device))
+    if key in _modules:
+        _modules.move_to_end(key)
+        return _modules[key]
+    tensors = receive(plan["weights"], sent)
+    try:
+        module = restore(plan["code"], tensors, plan["trainable"])
+    except (ImportError, AttributeError) as error:
+        raise TritiumError(
+            f"The model's code can't run on this executor: {error}. Install the missing package there; your own "
+            f"modules "
+            "go along by value, what is in site-packages does not."
+        ) from error
+    module.requires_grad_(False).eval().to(device)
+    while len(_modules) >= _KEPT:
+        _modules.popitem(last=False)
+    _modules[key] = module
+    return module
+
+
+def arrow_type(output: Output) -> pa.DataType:
+    """The column type of one output: double for one number a row, (nested) arrays otherwise."""
+    if output.scalar:
+        return pa.float64()
+    kind = _ARROW.get(output.dtype, pa.float32())
+    for _ in output.shape:
+        kind = pa.list_(kind)
+    return kind
+
+
+def result_type(signature: Signature) -> pa.DataType:
+    """What the UDF returns: the only output's type, or a struct."""
+    if signature.task == "classification":
+        return pa.struct([("prediction", pa.float64()), ("probability", pa.list_(pa.float64()))])
+    if len(signature.outputs) == 1:
+        return arrow_type(signature.outputs[0])
+    return pa.struct([(o.name, arrow_type(o)) for o in signature.outputs])
+
+
+def to_arrow(signature: Signature, found: dict[str, np.ndarray[Any, Any]]) -> pa.Array:
+    """The predictions of one batch as an Arrow array of `result_type`."""
+    kind = result_type(signature)
+    if not pa.types.is_struct(kind):
+        return _nested(found["prediction"], kind)
+    parts = [_nested(found[kind.field(i).name], kind.field(i).type) for i in range(kind.num_fields)]
+    return pa.StructArray.from_arrays(parts, fields=list(kind))
+
+
+def _nested(rows: np.ndarray[Any, Any], kind: pa.DataType) -> pa.Array:
+    """`[rows, n, m]` as lists of lists over one flat buffer."""
+    if not pa.types.is_list(kind):
+        return pa.array(rows.reshape(-1), type=kind)
+    flat = rows.reshape(-1, *rows.shape[2:]) if rows.ndim > 1 else rows
+    width = rows.shape[1] if rows.ndim > 1 else 1
+    offsets = pa.array(np.arange(len(rows) + 1, dtype=np.int32) * width)
+    return pa.ListArray.from_arrays(offsets, _nested(flat, kind.value_type), type=kind)

@@ -32,6 +32,7 @@ COMMON = {
     "spark.driver.host": "127.0.0.1",
     "spark.driver.bindAddress": "127.0.0.1",
     "spark.log.level": "ERROR",
+    "spark.scheduler.maxRegisteredResourcesWaitingTime": "5s",
 }
 SMALL = {"spark.executor.memory": "512m", "spark.executor.cores": "1"}
 
@@ -208,7 +209,7 @@ def listens(port: int) -> bool:
         return probe.connect_ex(("127.0.0.1", port)) == 0
 
 
-def wait(condition: Callable[[], bool], what: str, seconds: float = 60.0) -> None:
+def wait(condition: Callable[[], bool], what: str, seconds: float = 120.0) -> None:
     """Polls, since these are states of processes that tell nobody; names what did not come about."""
     deadline = time.monotonic() + seconds
     while not condition():

@@ -1,0 +1,168 @@
+"""What a cluster offers, counted by Spark itself, and the errors of what it doesn't."""
+
+from __future__ import annotations
+
+import threading
+import time
+from typing import Any
+
+import pytest
+
+from tritium.errors import BadSetting, NotEnoughSlots, StartTimeout, WrongVersion
+from tritium.gang.cluster import Cluster, check_versions
+from tritium.gang.settings import Gang
+
+
+def test_a_gang_that_fits_is_let_pass_on_every_kind(cluster: Any) -> None:
+    found = Cluster.of(cluster.spark)
+    assert found.is_connect == (cluster.kind == "connect")
+    assert found.is_local == (cluster.kind in ("local", "connect"))
+    assert found.version == cluster.spark.version
+    assert found.slots(Gang(ranks=2)) == (None if cluster.kind == "connect" else 2)
+    assert found.profile(Gang(ranks=2)) is None
+    found.check(Gang(ranks=2))
+
+
+def test_too_few_slots_are_counted_before_anything_is_submitted(cluster: Any) -> None:
+    found = Cluster.of(cluster.spark)
+    if found.is_connect:
+        found.check(Gang(ranks=3))  # Connect has no count; start_timeout ends such a launch
+        return
+    with pytest.raises(NotEnoughSlots, match=r"3 ranks need 3 slots at once.* has 2\. Ask for ranks=2, or ") as error:
+        found.check(Gang(ranks=3))
+    assert (error.value.needed, error.value.available) == (3, 2)
+
+
+def test_without_gpu_resources_gpus_are_refused(cluster: Any) -> None:
+    with pytest.raises(NotEnoughSlots, match=r"spark\.executor\.resource\.gpu\.amount.*spark\.task\.resource\.gpu"):
+        Cluster.of(cluster.spark).check(Gang(ranks=1, gpus=1))
+
+
+@pytest.mark.parametrize("cluster", ["standalone"], indirect=True)
+def test_cpus_make_a_profile_that_is_counted(cluster: Any) -> None:
+    found = Cluster.of(cluster.spark)  # two executors of one core each
+    assert found.slots(Gang(cpus=1)) == 2
+    with pytest.raises(NotEnoughSlots, match=r"cpus=2.* an executor .* has 1 \(spark\.executor\.cores\)"):
+        found.check(Gang(cpus=2))
+
+
+@pytest.mark.parametrize("cluster", ["standalone-gpus"], indirect=True)
+def test_cores_of_a_rank_take_slots(cluster: Any) -> None:
+    found = Cluster.of(cluster.spark)  # two executors of two cores
+    with pytest.raises(NotEnoughSlots, match=r"of 2 CPU core\(s\) each; .* has 2\. .*fewer than cpus=2 a rank"):
+        found.check(Gang(ranks=3, cpus=2))
+
+
+@pytest.mark.parametrize("cluster", ["standalone-gpus"], indirect=True)
+class TestPretendedGpus:
+    def test_gpus_are_counted(self, cluster: Any) -> None:
+        found = Cluster.of(cluster.spark)  # two executors of two GPUs and two cores; a task has one GPU by default
+        assert found.profile(Gang(gpus=1)) is None
+        assert found.slots(Gang(gpus=1)) == 4
+        assert found.slots(Gang(gpus=2)) == 2
+        with pytest.raises(NotEnoughSlots, match=r"of 1 CPU core\(s\) and 2 GPU\(s\) each"):
+            found.check(Gang(ranks=3, gpus=2))
+        with pytest.raises(NotEnoughSlots, match=r"an executor has 2 \(spark\.executor\.resource\.gpu\.amount=2\)"):
+            found.check(Gang(gpus=3))
+
+    def test_the_profile_gives_each_task_its_own(self, cluster: Any) -> None:
+        profile = Cluster.of(cluster.spark).profile(Gang(ranks=2, gpus=2))
+
+        def addresses(batches: Any) -> Any:
+            import pyarrow as pa
+            from pyspark import TaskContext
+
+            for _ in batches:
+                continue
+            yield pa.RecordBatch.from_pydict({"gpus": [",".join(TaskContext.get().resources()["gpu"].addresses)]})
+
+        frame = cluster.spark.range(0, 2, 1, 2)
+        rows = frame.mapInArrow(addresses, "gpus string", barrier=True, profile=profile).collect()
+        assert [row.gpus for row in rows] == ["0,1", "0,1"]
+
+
+@pytest.mark.parametrize("cluster", ["dynamic"], indirect=True)
+def test_dynamic_allocation_is_refused_by_name(cluster: Any) -> None:
+    with pytest.raises(BadSetting, match=r"spark\.dynamicAllocation\.enabled=false"):
+        Cluster.of(cluster.spark).check(Gang())
+
+
+def test_a_cluster_that_kills_idle_workers_is_refused(spark: Any) -> None:
+    seconds, kill = (f"spark.sql.execution.pyspark.udf.{name}" for name in ("idleTimeoutSeconds", "killOnIdleTimeout"))
+    spark.conf.set(seconds, "60")
+    try:
+        Cluster.of(spark).check(Gang())  # Spark only logs then
+        spark.conf.set(kill, "true")
+        with pytest.raises(BadSetting, match=r"sent nothing for 60 s.*killOnIdleTimeout=false"):
+            Cluster.of(spark).check(Gang())
+    finally:
+        spark.conf.unset(seconds)
+        spark.conf.unset(kill)
+
+
+def test_what_is_no_session_is_said_so() -> None:
+    with pytest.raises(BadSetting, match="is no SparkSession"):
+        Cluster.of("local[2]")
+
+
+@pytest.mark.parametrize("spark_version", ["4.0.1", "3.5.3", "4.0.0-SNAPSHOT"])
+def test_an_old_spark_is_refused(spark_version: str) -> None:
+    with pytest.raises(WrongVersion, match=rf"needs Spark 4\.1 or newer.*runs {spark_version}"):
+        check_versions(spark_version, (3, 11))
+
+
+def test_an_old_python_is_refused() -> None:
+    with pytest.raises(WrongVersion, match=r"needs Python 3\.10 or newer; this is 3\.9"):
+        check_versions("4.2.0", (3, 9))
+
+
+@pytest.mark.parametrize("spark_version", ["4.1.0", "4.2.0", "4.10.0", "5.0.0-SNAPSHOT"])
+def test_a_newer_spark_passes(spark_version: str) -> None:
+    check_versions(spark_version, (3, 10))
+
+
+class TestTwoLaunchesAtOnce:
+    def test_the_second_waits_visibly_for_its_turn(self, spark: Any) -> None:
+        order: list[str] = []
+        waiting, free = threading.Event(), threading.Event()
+
+        def second() -> None:
+            def note(text: str) -> None:
+                order.append(text)
+                waiting.set()
+
+            with Cluster.of(spark).wait_for_slots(Gang(ranks=2), 20, note):
+                order.append("second")
+
+        def first() -> None:
+            with Cluster.of(spark).wait_for_slots(Gang(ranks=1), 1, order.append):
+                thread.start()
+                assert waiting.wait(20)
+                order.append("first")
+            free.set()
+
+        thread = threading.Thread(target=second)
+        first()
+        thread.join()
+        assert free.is_set()
+        assert order[1:] == ["first", "second"]
+        assert order[0].startswith("waiting for slots: 2 needed, 2 in all, and other launches of this driver")
+
+    def test_the_second_fails_by_start_timeout(self, spark: Any) -> None:
+        cluster = Cluster.of(spark)
+        with cluster.wait_for_slots(Gang(ranks=2), 1):
+            begun = time.monotonic()
+            with (
+                pytest.raises(StartTimeout, match=r"2 ranks running.*start_timeout=0\.2 s"),
+                cluster.wait_for_slots(Gang(ranks=1), 0.2),
+            ):
+                pass
+            assert 0.2 <= time.monotonic() - begun < 2
+        with cluster.wait_for_slots(Gang(ranks=2), 0.2):  # and everything was given back
+            pass
+
+    def test_both_go_when_slots_suffice(self, spark: Any) -> None:
+        notes: list[str] = []
+        cluster = Cluster.of(spark)
+        with cluster.wait_for_slots(Gang(ranks=1), 1, notes.append), cluster.wait_for_slots(Gang(), 1, notes.append):
+            assert notes == []

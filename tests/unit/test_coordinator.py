@@ -1,0 +1,525 @@
+"""The control server over real sockets: who is let in, who is who, and what everyone is told."""
+
+from __future__ import annotations
+
+import json
+import random
+import socket
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+from tritium.errors import BadRow, WireError
+from tritium.gang import coordinator as coordinator_module
+from tritium.gang import muster as muster_module
+from tritium.gang.coordinator import STRANGERS, Coordinator
+from tritium.gang.failure import Failure
+from tritium.gang.muster import Member, agree, muster
+from tritium.wire import MAGIC, NONCE, Challenge, Channel, Message
+
+SECONDS = 10.0
+
+
+class Observer:
+    """Keeps what the coordinator tells."""
+
+    def __init__(self) -> None:
+        self.heard = threading.Condition()
+        self.events: list[tuple[str, dict[str, Any]]] = []
+        self.text: dict[int, str] = {}
+        self.stored: list[tuple[str, bytes, bool]] = []
+
+    def event(self, kind: str, **fields: Any) -> None:
+        with self.heard:
+            self.events.append((kind, fields))
+            self.heard.notify_all()
+
+    def await_event(self, kind: str) -> None:
+        with self.heard:
+            assert self.heard.wait_for(lambda: self.of(kind), SECONDS), f"no event {kind!r} came"
+
+    def output(self, rank: int, text: str) -> None:
+        self.text[rank] = self.text.get(rank, "") + text
+
+    def store(self, name: str, chunk: bytes, last: bool) -> None:
+        self.stored.append((name, chunk, last))
+
+    def of(self, kind: str) -> list[dict[str, Any]]:
+        return [fields for name, fields in self.events if name == kind]
+
+
+class Gang:
+    """A coordinator and the supervisors that a test plays."""
+
+    def __init__(self, size: int, **settings: Any) -> None:
+        self.observer = settings.pop("observer", Observer())
+        self.coordinator = Coordinator(size, launch="L1", observer=self.observer, **settings).start()
+        self.supervisors: list[Channel] = []
+
+    def connect(self) -> Channel:
+        channel = Channel.connect(self.coordinator.address, self.coordinator.secret, SECONDS)
+        channel._socket.settimeout(SECONDS)
+        self.supervisors.append(channel)
+        return channel
+
+    def hello(self, partition: int, **fields: Any) -> Channel:
+        channel = self.connect()
+        host = fields.pop("host", "a")
+        said = {"launch": "L1", "attempt": 0, "address": f"10.0.0.{ord(host[0])}", "port": 4000 + partition, "pid": 7}
+        channel.send("hello", partition=partition, host=host, **{**said, "gpus": [], **fields})
+        return channel
+
+    def form(self) -> list[Channel]:
+        """All have come; the supervisors in the order of their ranks (one host: of their partitions)."""
+        supervisors = [self.hello(partition) for partition in range(self.coordinator.size)]
+        for channel in supervisors:
+            channel.send("ready", pid=100)
+        for channel in supervisors:
+            heard(channel, "assign")
+        return supervisors
+
+    def until(self, condition: Callable[[], Any], what: str) -> None:
+        with self.coordinator.changed:
+            assert self.coordinator.changed.wait_for(condition, SECONDS), what
+
+    def close(self) -> None:
+        self.coordinator.close()
+        for channel in self.supervisors:
+            channel.close()
+
+
+@pytest.fixture
+def start() -> Iterator[Callable[..., Gang]]:
+    gangs: list[Gang] = []
+
+    def start(size: int = 2, **settings: Any) -> Gang:
+        gangs.append(Gang(size, **settings))
+        return gangs[-1]
+
+    yield start
+    for gang in gangs:
+        gang.close()
+
+
+Start = Callable[..., Gang]
+
+
+def heard(channel: Channel, kind: str) -> Message:
+    """The next message, which is of this kind."""
+    message = channel.receive()
+    assert message is not None, f"the coordinator hung up instead of saying {kind!r}"
+    assert message.kind == kind, message
+    return message
+
+
+def hung_up(sock: socket.socket) -> bool:
+    sock.settimeout(SECONDS)
+    try:
+        while sock.recv(4096):
+            continue
+    except ConnectionError:
+        return True
+    return True
+
+
+class TestStrangers:
+    def test_garbage_is_dropped_and_the_gang_forms_all_the_same(self, start: Start) -> None:
+        gang, chance = start(), random.Random(3)
+        first = gang.hello(0)
+        for size in (1, 64, 5000):
+            with socket.create_connection(gang.coordinator.address) as stranger:
+                stranger.sendall(chance.randbytes(size))
+                stranger.shutdown(socket.SHUT_WR)
+                assert hung_up(stranger)
+        second = gang.hello(1)
+        for channel in (first, second):
+            channel.send("ready", pid=1)
+        assert [heard(channel, "assign")["rank"] for channel in (first, second)] == [0, 1]
+        assert gang.coordinator.failure is None
+        assert [refused["reason"] for refused in gang.observer.of("refused")] == [
+            "A client did not prove that it knows this run's secret."
+        ] * 2  # one byte was no answer yet
+
+    def test_without_the_secret_no_one_is_let_in(self, start: Start) -> None:
+        gang = start()
+        with pytest.raises(WireError, match=r"closed during the handshake|broke off"):
+            Channel.connect(gang.coordinator.address, b"not the secret", SECONDS)
+        gang.form()
+
+    def test_a_coordinator_that_repeats_our_challenge_back_learns_nothing(self, start: Start) -> None:
+        """The server's proof can't be had by asking the server itself to answer: the two directions differ."""
+        gang = start()
+        with socket.create_connection(gang.coordinator.address) as stranger:
+            greeting = stranger.recv(len(MAGIC) + NONCE, socket.MSG_WAITALL)
+            stranger.sendall(greeting[len(MAGIC) :] + bytes(Challenge.size - NONCE))
+            assert hung_up(stranger)
+        gang.form()
+
+    def test_half_open_connections_change_nothing(self, start: Start) -> None:
+        gang = start()
+        strangers = [socket.create_connection(gang.coordinator.address) for _ in range(STRANGERS + 40)]
+        strangers[-1].sendall(b"half of an answer")
+        gang.form()
+        assert gang.coordinator.failure is None
+        for stranger in strangers:
+            stranger.close()
+
+    def test_who_says_nothing_is_dropped_after_a_while(self, start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(coordinator_module, "HANDSHAKE_SECONDS", 0.1)
+        gang = start()
+        with socket.create_connection(gang.coordinator.address) as stranger:
+            assert hung_up(stranger)
+        gang.form()
+
+    def test_a_client_that_is_cut_off_in_the_handshake_leaves_nothing(self, start: Start) -> None:
+        gang = start(1)
+        for sent in (b"", b"x", bytes(Challenge.size - 1)):
+            with socket.create_connection(gang.coordinator.address) as stranger:
+                stranger.sendall(sent)
+        gang.form()
+        gang.until(lambda: len(gang.coordinator._links) == 1, "only the supervisor's connection is left")
+
+    @pytest.mark.parametrize(
+        "said",
+        [
+            Message("ready", {"pid": 1}),
+            Message("hello", {"partition": "x"}),
+            Message("hello", {}),
+            Message("hello", {"launch": "L1", "partition": 0, "attempt": 0, "host": "a", "gpus": 3}),
+            Message("_drop", {}),
+            Message("serve", {}),
+        ],
+    )
+    def test_a_client_with_the_secret_that_talks_nonsense_is_dropped(self, start: Start, said: Message) -> None:
+        gang = start()
+        odd = gang.connect()
+        odd.pass_on(said)
+        assert odd.receive() is None
+        gang.form()
+        assert gang.coordinator.failure is None
+
+
+class TestRefusals:
+    def refused(self, gang: Gang, channel: Channel) -> str:
+        reason = str(heard(channel, "end")["reason"])
+        assert channel.receive() is None
+        assert any(reason in said["reason"] for said in gang.observer.of("refused"))
+        return reason
+
+    def test_another_launch(self, start: Start) -> None:
+        gang = start()
+        assert self.refused(gang, gang.hello(0, launch="L0")) == "this is launch L1, not L0"
+        gang.form()
+
+    def test_a_partition_that_has_reported_already(self, start: Start) -> None:
+        gang = start()
+        gang.hello(0, attempt=5)
+        again = self.refused(gang, gang.hello(0, attempt=6))
+        assert again == "partition 0 has reported already (attempt 5)"
+
+    @pytest.mark.parametrize("partition", [2, -1])
+    def test_a_partition_that_there_is_not(self, start: Start, partition: int) -> None:
+        gang = start()
+        assert self.refused(gang, gang.hello(partition)) == f"there is no partition {partition} among 2"
+        gang.form()
+
+    def test_a_supervisor_that_comes_after_the_end(self, start: Start) -> None:
+        gang = start()
+        gang.hello(0).send("failed", how="exit", rank=0, exit_code=3, host="a")
+        gang.until(lambda: gang.coordinator.failure, "the failure is known")
+        assert self.refused(gang, gang.hello(1)).startswith("the run has ended: rank 0 on a")
+
+
+def member(partition: int, host: str, *gpus: str) -> Member:
+    return Member(partition, 0, host, f"10.0.0.{ord(host)}", 4000 + partition, 7, gpus)
+
+
+class TestMuster:
+    def test_ranks_of_a_host_are_neighbours(self) -> None:
+        gang = muster([member(k, host) for k, host in enumerate("babca")])
+        assert [(m.host, m.partition, m.rank, m.local_rank) for m in gang] == [
+            ("b", 0, 0, 0),
+            ("b", 2, 1, 1),
+            ("a", 1, 2, 0),
+            ("a", 4, 3, 1),
+            ("c", 3, 4, 0),
+        ]
+
+    def test_the_order_does_not_depend_on_who_came_first(self) -> None:
+        members = [member(k, host) for k, host in enumerate("babca")]
+        chance = random.Random(1)
+        for _ in range(20):
+            chance.shuffle(members)
+            assert [m.partition for m in muster(members)] == [0, 2, 1, 4, 3]
+
+    def test_within_a_host_by_gpu_address_as_a_number(self) -> None:
+        gang = muster([member(0, "a", "10"), member(1, "a", "9"), member(2, "b", "1"), member(3, "b", "0")])
+        assert [(m.host, m.gpus) for m in gang] == [("a", ("9",)), ("a", ("10",)), ("b", ("0",)), ("b", ("1",))]
+
+    def test_gpu_addresses_that_are_no_numbers(self) -> None:
+        gang = muster([member(0, "a", "GPU-b"), member(1, "a", "GPU-a"), member(2, "a", "3")])
+        assert [m.gpus for m in gang] == [("3",), ("GPU-a",), ("GPU-b",)]
+
+    def test_a_rank_sees_the_gpus_of_its_hosts_ranks_and_its_own_first_one(self) -> None:
+        gang = muster([member(0, "a", "2", "3"), member(1, "a", "0", "1"), member(2, "b", "4", "5")])
+        peers = [m.peer() for m in gang]
+        assert [(p["host"], p["device"], p["local_rank"]) for p in peers] == [
+            ("a", "cuda:0", 0),
+            ("a", "cuda:2", 1),
+            ("b", "cuda:0", 0),
+        ]
+        assignments = [m.assignment(gang, peers) for m in gang]
+        assert [a["visible_gpus"] for a in assignments] == [["0", "1", "2", "3"], ["0", "1", "2", "3"], ["4", "5"]]
+        assert [a["local_size"] for a in assignments] == [2, 2, 1]
+        assert {(a["master_address"], a["master_port"]) for a in assignments} == {("10.0.0.97", 4001)}
+
+    def test_over_sockets_each_learns_its_own_place_and_everyones(self, start: Start) -> None:
+        gang = start(3)
+        channels = [gang.hello(0, host="b"), gang.hello(1, host="a"), gang.hello(2, host="b")]
+        assert gang.coordinator.missing() == [0, 1, 2]
+        for channel in channels[::-1]:
+            channel.send("ready", pid=50)
+        told = [heard(channel, "assign") for channel in channels]
+        assert [(t["rank"], t["local_rank"], t["local_size"]) for t in told] == [(0, 0, 2), (2, 0, 1), (1, 1, 2)]
+        assert all(t["peers"] == told[0]["peers"] for t in told)
+        assert [(p["rank"], p["host"], p["pid"], p["device"]) for p in told[0]["peers"]] == [
+            (0, "b", 50, "cpu"),
+            (1, "b", 50, "cpu"),
+            (2, "a", 50, "cpu"),
+        ]
+        assert gang.coordinator.missing() == []
+
+    def test_what_a_rank_prints_before_it_has_its_number_is_kept_for_it(self, start: Start) -> None:
+        gang = start(2)
+        first, second = gang.hello(0, host="b", gpus=["1"]), gang.hello(1, host="b", gpus=["0"])
+        first.send("output", b"early\n")
+        first.send("ready", pid=1)
+        second.send("ready", pid=2)
+        assert heard(first, "assign")["rank"] == 1
+        gang.until(lambda: gang.coordinator.formed, "the gang has formed")
+        assert gang.observer.text == {1: "early\n"}
+
+
+class TestMeetings:
+    def meet(self, channel: Channel, operation: str, value: bytes = b"", number: int = 0) -> None:
+        channel.send("gather", value, number=number, operation=operation)
+
+    def test_everyone_hears_every_value_in_rank_order(self, start: Start) -> None:
+        gang = start(3)
+        supervisors = gang.form()
+        for number in range(3):
+            for rank in (2, 0, 1):
+                self.meet(supervisors[rank], "gather", b"%d" % rank * (rank + 1), number)
+            for channel in supervisors:
+                message = heard(channel, "gathered")
+                assert (message.blob, message["lengths"], message["number"]) == (b"011222", [1, 2, 3], number)
+        assert gang.coordinator._rendezvous == {}
+
+    def test_different_calls_are_named_on_both_sides(self, start: Start) -> None:
+        supervisors = start(2).form()
+        self.meet(supervisors[0], "gather")
+        self.meet(supervisors[1], "barrier")
+        for channel in supervisors:
+            problem = heard(channel, "gathered")["problem"]
+            assert problem.startswith("Ranks disagree about meeting 1: rank 0 calls gather(), rank 1 calls barrier().")
+
+    def test_a_rank_that_returns_while_another_waits(self, start: Start) -> None:
+        supervisors = start(3).form()
+        self.meet(supervisors[0], "barrier")
+        supervisors[1].send("finished")
+        problem = heard(supervisors[0], "gathered")["problem"]
+        assert problem == "rank 1 has returned and will never reach barrier(), where rank 0 waits."
+
+    def test_a_rank_that_has_returned_before_another_waits(self, start: Start) -> None:
+        gang = start(3)
+        supervisors = gang.form()
+        supervisors[2].send("finished")
+        gang.observer.await_event("rank_ended")
+        for channel in supervisors[:2]:
+            self.meet(channel, "gather")
+            assert "rank 2 has returned and will never reach gather()" in heard(channel, "gathered")["problem"]
+
+    def test_too_much_to_gather_is_said_to_all_who_came(self, start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(muster_module, "MAX_BLOB", 1000)
+        supervisors = start(2).form()
+        for channel in supervisors:
+            self.meet(channel, "gather", bytes(600))
+        for channel in supervisors:
+            assert "over 1,000 bytes together" in heard(channel, "gathered")["problem"]
+
+
+def column(name: str, shape: list[int] | None) -> dict[str, Any]:
+    return {"name": name, "shape": shape}
+
+
+class TestRows:
+    def receipt(self, channel: Channel, rows: dict[str, int], *columns: dict[str, Any]) -> None:
+        body = {"columns": {name: list(columns) for name in rows}, "fingerprint": {}}
+        channel.send("receipt", json.dumps(body).encode(), rows=rows)
+
+    def test_an_empty_shard_learns_its_shape_from_the_others(self, start: Start) -> None:
+        supervisors = start(2, names=["train"]).form()
+        self.receipt(supervisors[0], {"train": 0}, column("x", None))
+        self.receipt(supervisors[1], {"train": 5}, column("x", [3]))
+        for channel in supervisors:
+            assert json.loads(heard(channel, "spooled").blob) == {"train": {"x": [3]}}
+            mark = heard(channel, "mark")
+            assert (mark["name"], sorted(mark["ended"])) == ("train", [[0, 0], [1, 5]])
+
+    def test_widths_that_disagree_are_one_error_on_every_rank(self, start: Start) -> None:
+        gang = start(2, names=["train"])
+        supervisors = gang.form()
+        self.receipt(supervisors[1], {"train": 5}, column("x", [4]))
+        self.receipt(supervisors[0], {"train": 5}, column("x", [3]))
+        said = {str(heard(channel, "end")["reason"]) for channel in supervisors}
+        assert len(said) == 1
+        assert gang.coordinator.failure is not None
+        error = gang.coordinator.failure.error()
+        assert isinstance(error, BadRow)
+        assert error.column == "x"
+        assert str(error).startswith("train: rows of column 'x' have the shape [3] on rank 0 and [4] on rank 1.")
+
+    def test_agree_takes_what_anyone_knows(self) -> None:
+        shapes, problem = agree({0: {"a": [column("x", None)]}, 1: {"a": [column("x", [2, 2]), column("y", [])]}})
+        assert (shapes, problem) == ({"a": {"x": [2, 2], "y": []}}, None)
+
+    def test_the_watermark_is_what_every_rank_can_take(self, start: Start) -> None:
+        supervisors = start(2, names=["train"], stream=True).form()
+        supervisors[0].send("rows", rows={"train": 100})
+        supervisors[1].send("rows", rows={"train": 40})
+        for channel in supervisors:
+            assert heard(channel, "mark")["rows"] == 40
+        self.receipt(supervisors[1], {"train": 60}, column("x", []))
+        marks = [heard(channel, "mark") for channel in supervisors]
+        assert [(mark["rows"], mark["ended"]) for mark in marks] == [(100, [[1, 60]])] * 2
+
+    def test_rows_that_come_before_the_gang_has_formed_are_kept(self, start: Start) -> None:
+        gang = start(2, names=["train"])
+        supervisors = [gang.hello(0), gang.hello(1)]
+        for channel in supervisors:
+            self.receipt(channel, {"train": 3}, column("x", []))
+        for channel in supervisors:
+            channel.send("ready", pid=1)
+        for channel in supervisors:
+            for kind in ("assign", "spooled", "mark"):
+                heard(channel, kind)
+        assert {rank: receipt["rows"] for rank, receipt in gang.coordinator.receipts.items()} == {
+            0: {"train": 3},
+            1: {"train": 3},
+        }
+
+
+class TestTheEnd:
+    def test_all_have_returned(self, start: Start) -> None:
+        gang = start(2)
+        supervisors = gang.form()
+        supervisors[1].send("finished")
+        supervisors[0].send("finished")
+        for channel in supervisors:
+            heard(channel, "finished")
+        gang.until(lambda: gang.coordinator.finished, "it is finished")
+        for channel in supervisors:
+            channel.close()
+        gang.coordinator.await_gone(SECONDS)
+        assert gang.coordinator.failure is None
+
+    def test_a_supervisor_that_is_gone_is_a_lost_rank(self, start: Start) -> None:
+        gang = start(3)
+        supervisors = gang.form()
+        supervisors[1].close()
+        for channel in (supervisors[0], supervisors[2]):
+            assert heard(channel, "end")["reason"].startswith("rank 1 on a was lost")
+        failure = gang.coordinator.failure
+        assert failure is not None
+        assert (failure.how, failure.rank, failure.pid) == ("lost", 1, 100)
+
+    def test_a_supervisor_that_is_gone_after_its_rank_has_returned_is_not(self, start: Start) -> None:
+        gang = start(2)
+        supervisors = gang.form()
+        supervisors[1].send("finished")
+        supervisors[1].close()
+        gang.observer.await_event("rank_ended")
+        supervisors[0].send("finished")
+        heard(supervisors[0], "finished")
+        assert gang.coordinator.failure is None
+
+    def test_the_first_failure_counts_and_everyone_hears_it(self, start: Start) -> None:
+        gang = start(2)
+        supervisors = gang.form()
+        for rank in (1, 0):
+            failure = Failure.of(KeyError(f"of rank {rank}"), rank, host="a")
+            supervisors[rank].send("failed", failure.pickled, **failure.fields())
+            gang.until(lambda: gang.coordinator.failure, "a failure is known")
+        for channel in supervisors:
+            told = heard(channel, "end")
+            assert Failure.read(told["failure"], told.blob).cause().args == ("of rank 1",)  # type: ignore[union-attr]
+        assert len(gang.observer.of("failed")) == 1
+
+    def test_an_echo_waits_for_the_death_that_caused_it(self, start: Start) -> None:
+        gang = start(2)
+        supervisors = gang.form()
+        echo = Failure.of(RuntimeError("[gloo] Connection closed by peer"), 0, host="a")
+        supervisors[0].send("failed", echo.pickled, **echo.fields())
+        killed = Failure(how="signal", rank=1, host="a", signal="SIGKILL")
+        supervisors[1].send("failed", b"", **killed.fields())
+        gang.until(lambda: gang.coordinator.failure, "a failure is known")
+        assert gang.coordinator.failure == killed
+
+    def test_an_echo_that_stays_alone_is_the_failure(self, start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(coordinator_module, "ECHO_SECONDS", 0.05)
+        gang = start(2)
+        echo = Failure.of(RuntimeError("Connection refused by the database"), 0, host="a")
+        gang.form()[0].send("failed", echo.pickled, **echo.fields())
+        gang.until(lambda: gang.coordinator.failure, "a failure is known")
+        assert gang.coordinator.failure == echo
+
+    def test_abort_ends_every_rank_and_blames_none(self, start: Start) -> None:
+        gang = start(2)
+        supervisors = gang.form()
+        gang.coordinator.abort("Ctrl-C")
+        assert [heard(channel, "end")["reason"] for channel in supervisors] == ["Ctrl-C"] * 2
+        assert gang.coordinator.failure is None
+
+    def test_close_hangs_up_and_frees_the_port(self, start: Start) -> None:
+        gang = start(1)
+        (supervisor,) = gang.form()
+        gang.close()
+        assert supervisor.receive() is None
+        with socket.socket() as again:
+            again.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            again.bind(gang.coordinator.address)
+
+    def test_one_that_never_served_can_be_closed(self) -> None:
+        Coordinator(1, launch="L1", observer=Observer()).close()
+
+    def test_an_observer_that_fails_ends_the_run_and_says_why(self, start: Start) -> None:
+        class Full(Observer):
+            def event(self, kind: str, **fields: Any) -> None:
+                if kind == "log":
+                    raise OSError(28, "No space left on device")
+                super().event(kind, **fields)
+
+        gang = start(1, observer=Full())
+        (supervisor,) = gang.form()
+        supervisor.send("log", values={"loss": 1.0})
+        assert supervisor.receive() is None
+        gang.until(lambda: gang.coordinator.failure, "a failure is known")
+        assert gang.coordinator.failure is not None
+        assert "No space left on device" in gang.coordinator.failure.headline()
+
+
+def test_what_ranks_say_reaches_the_observer(start: Start) -> None:
+    gang = start(1)
+    (supervisor,) = gang.form()
+    supervisor.send("output", "größer\n".encode())
+    supervisor.send("log", step=3, values={"loss": 0.5})
+    supervisor.send("store", b"abc", name="w.bin", last=False)
+    supervisor.send("store", b"", name="w.bin", last=True)
+    supervisor.send("counts", name="train", counts={"used": 5})
+    gang.observer.await_event("counts")
+    assert gang.observer.text == {0: "größer\n"}
+    assert gang.observer.of("log") == [{"rank": 0, "step": 3, "values": {"loss": 0.5}}]
+    assert gang.observer.stored == [("w.bin", b"abc", False), ("w.bin", b"", True)]
+    assert gang.observer.of("counts") == [{"rank": 0, "name": "train", "used": 5}]

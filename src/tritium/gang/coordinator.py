@@ -184,9 +184,8 @@ class Coordinator:
             sock, _ = self._server.accept()
         except OSError:  # the client was gone again, or this process is out of file descriptors
             return
-        if self._strangers >= STRANGERS:
-            sock.close()
-            return
+        if self._strangers >= STRANGERS:  # the oldest goes: one of ours would have proved itself by now
+            self._drop(next(link for link in self._links.values() if link.challenge))
         sock.setblocking(False)
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)

@@ -28,7 +28,7 @@ SPARK_FILES = (
     "libnetty",
     "pytest-of-",
 )
-ENVIRONMENT_OF_OTHERS = ("PYTEST_", "SPARK_", "PYSPARK_", "COLUMNS", "LINES")
+ENVIRONMENT_OF_OTHERS = ("PYTEST_", "SPARK_", "PYSPARK_", "COLUMNS", "LINES", "TORCHINDUCTOR_")
 PYSPARK_THREADS = ("py4j", "pyspark", "grpc")
 
 

@@ -157,7 +157,7 @@ def pickle(obj: Any, by_reference: Sequence[str] = ()) -> bytes:
 def _by_value(by_reference: Sequence[str]) -> Iterator[None]:
     roots = tuple(os.path.abspath(p) for p in by_reference)
     already = set(cloudpickle.list_registry_pickle_by_value())
-    modules = [m for m in list(sys.modules.values()) if _is_users_own(m, roots) and m.__name__ not in already]
+    modules = [m for m in list(sys.modules.values()) if is_users_own(m, roots) and m.__name__ not in already]
     for module in modules:
         cloudpickle.register_pickle_by_value(module)
     try:
@@ -173,7 +173,8 @@ def _installed_roots() -> tuple[str, ...]:
     return tuple(os.path.realpath(p) + os.sep for p in paths if p)
 
 
-def _is_users_own(module: ModuleType, by_reference: tuple[str, ...]) -> bool:
+def is_users_own(module: ModuleType, by_reference: tuple[str, ...]) -> bool:
+    """Whether the module is neither installed nor below one of the absolute paths `by_reference`: it goes by value."""
     file = getattr(module, "__file__", None)
     name = getattr(module, "__name__", None)
     if not isinstance(file, str) or not isinstance(name, str) or name in ("__main__", "__mp_main__"):

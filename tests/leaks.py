@@ -183,7 +183,7 @@ def _files() -> set[str]:
         for folder in folders
         if folder and os.path.isdir(folder)
         for entry in os.scandir(folder)
-        if not entry.name.startswith(SPARK_FILES)
+        if not entry.name.startswith(SPARK_FILES + OTHER_FILES)
     }
 
 

@@ -17,17 +17,8 @@ from typing import Any
 import psutil
 
 SECONDS = 6.0  # Spark ends the other tasks of a failed gang after 3.8 s at the latest
-SPARK_FILES = (
-    "spark-",
-    "blockmgr-",
-    "pyspark-",
-    "hsperfdata_",
-    "liblz4",
-    "libzstd",
-    "snappy-",
-    "libnetty",
-    "pytest-of-",
-)
+SPARK_FILES = ("spark-", "blockmgr-", "pyspark-", "hsperfdata_", "liblz4", "libzstd", "snappy-", "libnetty")
+OTHER_FILES = ("pytest-of-", "artifacts", "tritium-tests-", "torchinductor_")
 ENVIRONMENT_OF_OTHERS = ("PYTEST_", "SPARK_", "PYSPARK_", "COLUMNS", "LINES", "TORCHINDUCTOR_")
 PYSPARK_THREADS = ("py4j", "pyspark", "grpc")
 

@@ -54,7 +54,8 @@ def run(launch: Launch) -> list[Any]:
             names=list(exchange.plan) if exchange else [],
             stream=any(prepared(data.shuffle) == "stream" for data in launch.data.values()),
         ).start()
-        order = order_of(launch, coordinator, exchange.plan if exchange else {}, job, user_code)
+        plan = exchange.plan if exchange else {}
+        order = order_of(launch, coordinator, plan, job, user_code, far_client=cluster.is_connect)
         frame = exchange.frame if exchange else spark.range(0, gang.ranks, 1, gang.ranks)
         spark_job = SparkJob(spark, cluster, launch, coordinator, order, frame)
         try:

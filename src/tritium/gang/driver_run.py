@@ -7,7 +7,7 @@ pandas and Arrow tables are dealt to the ranks here.
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
@@ -69,7 +69,15 @@ def ship_user_code(launch: Launch) -> bytes:
     return ship.archive(launch.gang.py_files) if launch.gang.py_files else b""
 
 
-def order_of(launch: Launch, coordinator: Coordinator, plan: Any, job: bytes, user_code: bytes) -> Order:
+def order_of(
+    launch: Launch,
+    coordinator: Coordinator,
+    plan: Mapping[str, tuple[Field, ...]],
+    job: bytes,
+    user_code: bytes,
+    *,
+    far_client: bool = False,
+) -> Order:
     """What every supervisor of this launch is told."""
     gang = launch.gang
     return Order(
@@ -86,6 +94,7 @@ def order_of(launch: Launch, coordinator: Coordinator, plan: Any, job: bytes, us
         sorted=not any(prepared(data.shuffle) == "stream" for data in launch.data.values()),
         prepared={name: prepared(data.shuffle) for name, data in launch.data.items()},
         user_code=user_code,
+        far_client=far_client,
     )
 
 

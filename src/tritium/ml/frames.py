@@ -1,0 +1,240 @@
+"""Which columns of a frame become features, label and weight, and which rows validate (driver)."""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from tritium.data.schema import Data, Field, close, plan
+from tritium.data.tables import table_of
+from tritium.data.types import SourceType, columns_of, path_of
+from tritium.errors import BadData, BadSetting
+from tritium.ml.settings import LABEL, WEIGHT, TorchSettings, name_of
+
+_PARTS = 1 << 32  # of a hash, for the validation fraction
+_ONE_SCORE = ("BCEWithLogitsLoss", "BCELoss", "binary_cross_entropy", "binary_cross_entropy_with_logits")
+
+
+@dataclass(frozen=True)
+class Columns:
+    """Batch column → source columns and dtype; `class_label` is a floating column that holds class indices."""
+
+    sources: dict[str, str | list[str]]
+    dtypes: dict[str, str]
+    class_label: str | None = None
+
+    def data(self, frame: Any, settings: TorchSettings) -> Data:
+        """How `frame` is read."""
+        if self.class_label is not None:
+            frame = whole_numbers(frame, self.class_label)
+        return Data(frame, columns=self.sources, dtype=self.dtypes, shuffle=settings.shuffle)
+
+    def fields(self, frame: Any, name: str) -> tuple[Field, ...]:
+        """The planned batch columns; BadData for what can't be read."""
+        return plan(schema_of(frame), Data(frame, columns=self.sources, dtype=self.dtypes), name)
+
+
+def as_frame(frame: Any, name: str) -> Any:
+    """A Spark DataFrame as it is, a pandas DataFrame as an Arrow table. BadData for anything else."""
+    return frame if is_spark(frame) else table_of(frame, name)
+
+
+def is_spark(frame: Any) -> bool:
+    """Whether it is a Spark DataFrame, classic or Connect."""
+    return hasattr(frame, "sparkSession")
+
+
+def schema_of(frame: Any) -> Any:
+    """A pyspark StructType or a pyarrow Schema."""
+    return frame.schema
+
+
+def columns(frame: Any, settings: TorchSettings) -> Columns:
+    """What is read of `frame`. BadData lists every column that is missing or of a type that can't be trained on."""
+    known = columns_of(schema_of(frame))
+    labels = settings.labels()
+    features = [name for given in settings.inputs().values() for name in _listed(given)]
+    weight = [settings.weight_col] if settings.weight_col is not None else []
+    problems = []
+    for role, names in (("feature", features), ("label", labels), ("weight", weight)):
+        for name in names:
+            if name not in known:
+                problems.append(f"{role} column {name!r} is missing.{close(name, known)}")
+            elif problem := _unfit(known[name], role):
+                problems.append(f"{role} column {name!r} is {problem}")
+    if problems:
+        listed = "".join(f"\n  - {problem}" for problem in problems)
+        raise BadData(f"This frame can't be trained on:{listed}", problems=problems)
+    sources: dict[str, str | list[str]] = dict(settings.inputs())
+    dtypes = {name: _dtype(given, known) for name, given in sources.items()}
+    one = known[labels[0]] if len(labels) == 1 else None
+    sources[LABEL] = labels if one is None or _floating(one) else labels[0]
+    dtypes[LABEL] = _dtype(sources[LABEL], known)
+    if one is not None and one.scalar and one.dtype == "bool":
+        dtypes[LABEL] = "int64"
+    if settings.weight_col is not None:
+        sources[WEIGHT], dtypes[WEIGHT] = settings.weight_col, "float32"
+    return Columns(sources, dtypes)
+
+
+def maybe_classes(found: Columns, frame: Any, settings: TorchSettings, scores: tuple[int, ...] | None) -> Columns:
+    """The same with class indices as label, for `task="classification"`, one floating column and a score per class.
+
+    `scores` is the shape of a row of the module's output; None when that is not known yet.
+    """
+    labels = settings.labels()
+    if settings.task != "classification" or len(labels) > 1 or settings.train_step is not None:
+        return found
+    if not _floating(columns_of(schema_of(frame))[labels[0]]):
+        return found
+    one_score = name_of(settings.loss) in _ONE_SCORE if scores is None else scores in ((), (1,))
+    if one_score:
+        return found
+    return Columns({**found.sources, LABEL: labels[0]}, {**found.dtypes, LABEL: "int64"}, class_label=labels[0])
+
+
+def whole_numbers(frame: Any, column: str) -> Any:
+    """The frame with this floating column as int64; a fraction in it is an error, not rounded."""
+    if not is_spark(frame):
+        position = frame.schema.get_field_index(column)
+        try:
+            return frame.set_column(position, column, frame[column].cast(pa.int64(), safe=True))
+        except pa.ArrowInvalid as error:
+            raise BadData(f"label column {column!r} must hold class indices, whole numbers: {error}.") from error
+    from pyspark.sql import functions as F
+
+    value = _column(frame, column)
+    message = F.concat(F.lit(f"label column {column!r} must hold class indices, and holds "), value.cast("string"))
+    whole = value.isNull() | (value == F.floor(value))
+    return frame.withColumn(column, F.when(whole, value.cast("long")).otherwise(F.raise_error(message).cast("long")))
+
+
+def split(frame: Any, settings: TorchSettings) -> tuple[Any, Any]:
+    """The rows to train on and those to validate on (None: there are none)."""
+    given = settings.validation
+    if given is None:
+        return frame, None
+    if not isinstance(given, str | float | int):
+        other = as_frame(given, "validation")
+        if is_spark(other) != is_spark(frame):
+            raise BadSetting(
+                f"validation is a {type(given).__name__}, and the data to train on a {type(frame).__name__}."
+            )
+        return frame, other
+    if isinstance(given, str):
+        chosen = _marked(frame, given)
+    else:
+        names = [name for source in columns(frame, settings).sources.values() for name in _listed(source)]
+        chosen = _hashed(frame, list(dict.fromkeys(names)), float(given), settings.seed)
+    if is_spark(frame):
+        return frame.where(~chosen), frame.where(chosen)
+    return frame.filter(pc.invert(chosen)), frame.filter(chosen)
+
+
+def _marked(frame: Any, name: str) -> Any:
+    known = columns_of(schema_of(frame))
+    if name not in known:
+        raise BadData(f"validation column {name!r} is missing.{close(name, known)}")
+    if known[name].dtype != "bool":
+        raise BadData(f"validation column {name!r} is {known[name].text}; it must be boolean (True: validate).")
+    null = f"validation column {name!r} holds a null; it must be True (validate) or False (train)"
+    if not is_spark(frame):
+        if frame[name].null_count:
+            raise BadData(f"{null}.")
+        return frame[name]
+    from pyspark.sql import functions as F
+
+    value = _column(frame, name)
+    return F.when(value.isNull(), F.raise_error(F.lit(null)).cast("boolean")).otherwise(value)
+
+
+def _hashed(frame: Any, names: Sequence[str], fraction: float, seed: int) -> Any:
+    """True for about this fraction of the rows: equal rows always go the same way."""
+    limit = int(fraction * _PARTS)
+    if is_spark(frame):
+        from pyspark.sql import functions as F
+
+        drawn = F.xxhash64(F.lit(seed), *(_column(frame, name) for name in names))
+        return F.pmod(drawn, F.lit(_PARTS)) < limit
+    start = zlib.crc32(str(seed).encode())
+    rows = zip(*(_leaf(frame, name).to_pylist() for name in names), strict=True)
+    return pa.array([zlib.crc32(repr(row).encode(), start) < limit for row in rows], pa.bool_())
+
+
+def _leaf(table: pa.Table, name: str) -> Any:
+    if name in table.schema.names:
+        return table[name]
+    top, *below = path_of(table.schema, name)
+    return pc.struct_field(table[top], below)
+
+
+def _column(frame: Any, name: str) -> Any:
+    from pyspark.sql import functions as F
+
+    top, *below = path_of(frame.schema, name)
+    column = F.col("`" + top.replace("`", "``") + "`")
+    for child in below:
+        column = column.getField(child)
+    return column
+
+
+def width(frame: Any, name: str, kind: SourceType) -> int | None:
+    """The length of a vector or array column where it is known without reading the data: its type or its metadata."""
+    if kind.width is not None:
+        return kind.width
+    if is_spark(frame):
+        found = [f.metadata.get("ml_attr", {}).get("num_attrs") for f in frame.schema.fields if f.name == name]
+        return int(found[0]) if found and found[0] else None
+    first = _leaf(frame, name).slice(0, 1).to_pylist()
+    return len(first[0]) if first and isinstance(first[0], list) else None
+
+
+def row_shape(frame: Any, field: Field) -> tuple[int, ...] | None:
+    """A row's shape of this batch column, or None where only the first row will tell."""
+    if field.shape is not None:
+        return field.shape
+    if field.depth != 1 or field.kind != "fixed":
+        return None
+    known = columns_of(schema_of(frame))
+    found = width(frame, field.sources[0], known[field.sources[0]])
+    return None if found is None else (found,)
+
+
+def _listed(given: str | Sequence[str]) -> list[str]:
+    return [given] if isinstance(given, str) else list(given)
+
+
+def _floating(kind: SourceType) -> bool:
+    return kind.scalar and kind.dtype in ("float32", "float64")
+
+
+def _dtype(given: str | Sequence[str], known: dict[str, SourceType]) -> str:
+    """Packed scalars and floats become float32; one integer column, or an array of integers, stays whole."""
+    if not isinstance(given, str) and (len(given) > 1 or known[given[0]].scalar):
+        return "float32"
+    leaf, _ = known[_listed(given)[0]].leaf()
+    return "int64" if leaf.dtype.lstrip("u").startswith("int") else "float32"
+
+
+def _unfit(kind: SourceType, role: str) -> str | None:
+    """What is wrong with a column of this type in this role, with advice, or None."""
+    leaf, depth = kind.leaf()
+    if leaf.name == "string":
+        if role == "label":
+            return "a string. Make class indices of it with Spark's StringIndexer."
+        return (
+            "a string. Index it with Spark's StringIndexer (and OneHotEncoder), hash it with FeatureHasher, or train "
+            "with tr.launch, where tr.Data takes a vocabulary= or hash_buckets=."
+        )
+    if leaf.name == "timestamp":
+        return f"a {kind.text}. Take numbers from it in Spark: F.hour, F.dayofweek, F.unix_timestamp."
+    if leaf.name == "binary":
+        return "binary. Decode it in Spark, or train with tr.launch, where tr.Data takes decode=."
+    if role == "weight" and depth:
+        return f"{kind.text}; a weight is one number a row."
+    return None

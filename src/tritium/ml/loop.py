@@ -1,0 +1,122 @@
+"""The training loop (rank)."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Iterator
+from itertools import islice
+from typing import Any
+
+import torch
+
+from tritium.gang.world import world as this_world
+from tritium.ml.callbacks import TrainState
+from tritium.ml.pace import Pace, Show, Stopper
+from tritium.ml.ranks import Ranks, joined
+from tritium.ml.settings import TorchSettings
+from tritium.ml.step import Step, describe, make_step
+from tritium.ml.totals import Alarm, Totals
+from tritium.model.weights import Tensors
+
+WEIGHTS = "weights.safetensors"
+_PIECE = 4 << 20
+
+
+def train(settings: TorchSettings, batch_size: int, validate: bool, unused: bool) -> dict[str, Any] | None:
+    """Train on this rank's shards. Rank 0 stores the weights, and returns the history and the shapes it saw.
+
+    `unused` says that some parameters get no gradient, so that ranks do not wait for one.
+    """
+    world = this_world()
+    with joined(world) as ranks:
+        torch.manual_seed(settings.seed)
+        module = settings.make_module().to(ranks.device)
+        net = ranks.replicate(module, unused)
+        torch.manual_seed(settings.seed + ranks.rank)  # dropout differs from rank to rank
+        optimizer = settings.optimizer(net.parameters())
+        step = make_step(settings, ranks.device)
+        shard = world.shard("train")
+        alarm, pace = Alarm(ranks, shard.schema), Pace(settings, optimizer)
+        stopper, show = Stopper(settings, module), Show(settings, world)
+        state = TrainState(module, optimizer, ranks.rank, ranks.size, ranks.device)
+        for callback in settings.callbacks:
+            callback.on_train_start(state)
+        for epoch in shard.epochs(
+            settings.epochs,
+            batch_size=batch_size,
+            shuffle=settings.shuffle,
+            seed=settings.seed,
+            remainder=settings.remainder,
+            device=ranks.device,
+        ):
+            started = time.monotonic()
+            totals = Totals(settings.named_metrics(), ranks)
+            pace.before_epoch(epoch)
+            net.train()
+            for batches in together(epoch, settings.gradient_accumulation):
+                rows = sum(batch.total for batch in batches)
+                losses = []
+                for batch in batches:
+                    last = batch is batches[-1]
+                    with ranks.exchange_gradients(net, now=last):
+                        loss, output = step(net, batch)
+                        losses.append(loss.detach())
+                        if last:
+                            alarm.watch(batches, losses)
+                        # The mean over all rows of all ranks and batches, as one process would compute it.
+                        (loss * (batch.scale * batch.total / rows)).backward()
+                    totals.add(batch, loss, output)
+                if settings.clip_grad_norm is not None:
+                    torch.nn.utils.clip_grad_norm_(net.parameters(), settings.clip_grad_norm)
+                optimizer.step()
+                optimizer.zero_grad()
+                pace.after_step()
+                show.step(epoch, batches, losses[-1])
+            alarm.check()
+            entry = totals.close(epoch.number, time.monotonic() - started)
+            if validate:
+                entry |= validation(world.shard("validation"), batch_size, module, step, settings, ranks)
+            entry["learning_rate"] = pace.learning_rate()
+            state.epoch = epoch.number
+            state.history.append(entry)
+            pace.after_epoch(entry)
+            stopper.look_at(entry)
+            for callback in settings.callbacks:
+                callback.on_epoch_end(state)
+            show.epoch(entry)
+            if ranks.any(state.stop or stopper.enough):
+                break
+        stopper.restore_best()
+        for callback in settings.callbacks:
+            callback.on_train_end(state)
+        if ranks.rank != 0:
+            return None
+        world.store(WEIGHTS, pieces(Tensors.of(module).stream()))
+        return {"history": state.history, **describe(module, settings, batches[-1])}
+
+
+def pieces(views: Iterable[memoryview]) -> Iterator[bytes]:
+    """What `world.store` takes at a time, without a second copy of the weights."""
+    for view in views:
+        for start in range(0, len(view), _PIECE):
+            yield bytes(view[start : start + _PIECE])
+
+
+def together(epoch: Iterable[Any], count: int) -> Iterator[list[Any]]:
+    """Lists of up to `count` batches that make one optimizer step."""
+    batches = iter(epoch)
+    while group := list(islice(batches, count)):
+        yield group
+
+
+def validation(
+    shard: Any, batch_size: int, module: torch.nn.Module, step: Step, settings: TorchSettings, ranks: Ranks
+) -> dict[str, Any]:
+    """Loss and metrics over the validation rows of all ranks, under names that begin with `validation_`."""
+    totals = Totals(settings.named_metrics(), ranks)
+    module.eval()
+    with torch.no_grad():
+        for epoch in shard.epochs(1, batch_size=batch_size, shuffle=False, remainder="pad", device=ranks.device):
+            for batch in epoch:
+                totals.add(batch, *step(module, batch))
+    return {f"validation_{name}": value for name, value in totals.means().items()}

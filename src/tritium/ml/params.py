@@ -1,0 +1,136 @@
+"""Spark ML Params out of a dataclass: name, documentation, default, getter and setter of each field (driver)."""
+
+from __future__ import annotations
+
+import base64
+import dataclasses
+import json
+import pickle
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+from pyspark.ml.param import Param, Params
+from pyspark.ml.util import DefaultParamsReader, DefaultParamsWriter, MLReader, MLWriter
+
+from tritium import ship
+from tritium.errors import BadSetting, UntrustedModel
+
+C = TypeVar("C", bound=type)
+_PICKLED = "pickledParams"
+
+
+def with_params(*sources: type) -> Callable[[C], C]:
+    """A class decorator: every field of these dataclasses becomes a Param of the same name.
+
+    `batch_size` gets `getBatchSize()` and `setBatchSize(value)`, as Spark ML has it. Values are held as they are and
+    checked by the dataclass itself, not converted.
+    """
+
+    def decorate(cls: C) -> C:
+        for source in sources:
+            for field in dataclasses.fields(source):
+                param: Param[Any] = Param(Params._dummy(), field.name, field.metadata["doc"])
+                setattr(cls, field.name, param)
+                camel = "".join(part.capitalize() for part in field.name.split("_"))
+                setattr(cls, f"get{camel}", _getter(field.name, f"get{camel}"))
+                setattr(cls, f"set{camel}", _setter(field.name, f"set{camel}"))
+        return cls
+
+    return decorate
+
+
+def _getter(name: str, method: str) -> Callable[[Params], Any]:
+    def get(self: Params) -> Any:
+        return self.getOrDefault(name)
+
+    get.__name__, get.__doc__ = method, f"The value of `{name}`."
+    return get
+
+
+def _setter(name: str, method: str) -> Callable[[Params, Any], Params]:
+    def set(self: Params, value: Any) -> Params:
+        return self._set(**{name: value})
+
+    set.__name__, set.__doc__ = method, f"Sets `{name}`; it is checked when `fit` is called."
+    return set
+
+
+def set_defaults(params: Params, *sources: type) -> None:
+    """The dataclasses' defaults as the Params' defaults."""
+    for source in sources:
+        for field in dataclasses.fields(source):
+            if field.default_factory is not dataclasses.MISSING:
+                params._setDefault(**{field.name: field.default_factory()})
+            elif field.default is not dataclasses.MISSING:
+                params._setDefault(**{field.name: field.default})
+
+
+def values(params: Params, source: type) -> dict[str, Any]:
+    """What is set or default, of the fields of this dataclass."""
+    names = (field.name for field in dataclasses.fields(source))
+    return {name: params.getOrDefault(name) for name in names if params.isDefined(name)}
+
+
+class ParamsWriter(MLWriter):
+    """Spark ML's metadata layout; what JSON can't hold goes along by value, pickled."""
+
+    def __init__(self, instance: Params) -> None:
+        super().__init__()
+        self._instance = instance
+
+    def saveImpl(self, path: str) -> None:
+        """Called by `save`, after `overwrite` has been dealt with."""
+        plain: dict[str, Any] = {}
+        pickled: dict[str, str] = {}
+        for param, value in self._instance._paramMap.items():
+            if hasattr(value, "sparkSession"):
+                raise BadSetting(
+                    f"{param.name} is a DataFrame, which can't be saved: clear it first, and give it to fit."
+                )
+            if _is_json(value):
+                plain[param.name] = value
+            else:
+                pickled[param.name] = base64.b64encode(ship.pickle(value)).decode()
+        without_defaults = self._instance.copy()
+        without_defaults._defaultParamMap = {}  # they are the dataclass's, and some are no JSON
+        extra = {_PICKLED: pickled} if pickled else None
+        DefaultParamsWriter.saveMetadata(without_defaults, path, self.sparkSession, extra, plain)
+
+
+class ParamsReader(MLReader[Any]):
+    """The inverse of ParamsWriter. Values by value are only unpickled for who trusts them."""
+
+    def __init__(self, cls: type) -> None:
+        super().__init__()
+        self._cls = cls
+
+    def load(self, path: str) -> Any:
+        """The instance that was saved at `path`. Raises UntrustedModel."""
+        metadata = DefaultParamsReader.loadMetadata(path, self.sparkSession)
+        pickled = metadata.get(_PICKLED, {})
+        if pickled and not trusted(self.sparkSession):
+            raise UntrustedModel(
+                f"The estimator at {path!r} holds {', '.join(sorted(pickled))} by value: loading it runs code from "
+                "there, with your rights. If you know who made it and that nobody changed it since, say so: "
+                'spark.conf.set("spark.tritium.trustModels", "true").',
+                path=path,
+            )
+        instance = self._cls()
+        instance._resetUid(metadata["uid"])
+        instance._set(**metadata["paramMap"])
+        instance._set(**{name: pickle.loads(base64.b64decode(text)) for name, text in pickled.items()})
+        return instance
+
+
+def trusted(spark: Any) -> bool:
+    """Whether this session loads code by value: `spark.tritium.trustModels=true`."""
+    return str(spark.conf.get("spark.tritium.trustModels", "false")).lower() == "true"
+
+
+def _is_json(value: Any) -> bool:
+    """Whether JSON gives back an equal value of the same type; a tuple would come back as a list."""
+    try:
+        again = json.loads(json.dumps(value, allow_nan=False))
+    except (TypeError, ValueError):
+        return False
+    return type(again) is type(value) and bool(again == value)

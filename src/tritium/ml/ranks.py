@@ -1,0 +1,71 @@
+"""The ranks of one training as torch.distributed sees them: one process group, ours from start to end (rank)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from typing import Any, TypeVar
+
+import torch
+import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
+
+T = TypeVar("T")
+
+
+class Ranks:
+    """Collectives that every rank calls at the same places; with one rank they cost nothing."""
+
+    def __init__(self, rank: int, size: int, device: torch.device) -> None:
+        self.rank, self.size, self.device = rank, size, device
+
+    def replicate(self, module: torch.nn.Module, unused: bool) -> torch.nn.Module:
+        """The module with rank 0's weights, whose gradients are averaged over ranks in `backward`.
+
+        `unused`: some parameters get no gradient, and must not be waited for.
+        """
+        if self.size == 1 or not any(p.requires_grad for p in module.parameters()):
+            return module
+        return DistributedDataParallel(module, gradient_as_bucket_view=True, find_unused_parameters=unused)
+
+    def exchange_gradients(self, net: torch.nn.Module, now: bool) -> AbstractContextManager[None]:
+        """While gradients are still being accumulated (`now=False`) they stay on their rank."""
+        return nullcontext() if now or not isinstance(net, DistributedDataParallel) else net.no_sync()
+
+    def sum(self, values: torch.Tensor) -> torch.Tensor:
+        """The element-wise sum over ranks."""
+        if self.size > 1:
+            dist.all_reduce(values)
+        return values
+
+    def highest(self, value: torch.Tensor) -> Any:
+        """Starts finding the maximum over ranks, in place; None, or what to `wait()` for."""
+        return dist.all_reduce(value, dist.ReduceOp.MAX, async_op=True) if self.size > 1 else None
+
+    def any(self, flag: bool) -> bool:
+        """Whether it is true on any rank."""
+        return bool(self.sum(torch.tensor([float(flag)], device=self.device)).item())
+
+    def gather(self, value: T) -> list[T]:
+        """Every rank's value, in rank order, on every rank. Picklable."""
+        held = [value] * self.size
+        if self.size > 1:
+            dist.all_gather_object(held, value)
+        return held
+
+
+@contextmanager
+def joined(world: Any) -> Iterator[Ranks]:
+    """A process group over the gang (gloo, with nccl for GPUs), and a random state that is put back at the end."""
+    device = torch.device(world.device or "cpu")
+    gpus = [device] if device.type == "cuda" else []
+    with torch.random.fork_rng(devices=gpus):
+        if gpus:
+            torch.cuda.set_device(device)
+        if world.size > 1:
+            dist.init_process_group("cpu:gloo,cuda:nccl" if gpus else "gloo")
+        try:
+            yield Ranks(world.rank, world.size, device)
+        finally:
+            if world.size > 1:
+                dist.destroy_process_group()

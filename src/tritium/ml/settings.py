@@ -1,0 +1,227 @@
+"""What and how to train: `TorchSettings`, each setting written once (any process)."""
+
+from __future__ import annotations
+
+import copy
+import inspect
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import MISSING, dataclass, field, fields
+from typing import Any, Literal
+
+from tritium.errors import BadSetting
+
+FEATURES, LABEL, WEIGHT = "features", "label", "weight"
+DEFAULT_BATCH_SIZE = 32
+
+
+def setting(doc: str, default: Any = MISSING) -> Any:
+    """A dataclass field whose `doc` is also the documentation of the Spark ML Param."""
+    return field(metadata={"doc": doc}) if default is MISSING else field(default=default, metadata={"doc": doc})
+
+
+@dataclass(frozen=True, kw_only=True)
+class EarlyStopping:
+    """Stop when `monitor` has not improved for `patience` epochs. Every rank stops after the same epoch."""
+
+    patience: int = setting("Epochs without an improvement after which training stops.", 3)
+    monitor: str | None = setting(
+        'The value of the history that counts. None: "validation_loss", or "loss" without validation.', None
+    )
+    min_delta: float = setting("By how much a value must be better to count as an improvement.", 0.0)
+    mode: Literal["min", "max"] = setting('Whether smaller ("min") or larger ("max") values are better.', "min")
+    restore_best: bool = setting("Whether the model gets the weights of its best epoch, or of its last.", True)
+
+    def __post_init__(self) -> None:
+        wrong = []
+        if not whole(self.patience, 1):
+            wrong.append(f"patience={self.patience!r} must be a whole number of at least 1.")
+        if self.mode not in ("min", "max"):
+            wrong.append(f"mode={self.mode!r} is unknown; choose 'min' or 'max'.")
+        if wrong:
+            raise BadSetting("EarlyStopping: " + " ".join(wrong), settings=wrong)
+
+    def better(self, value: float, best: float | None) -> bool:
+        """Whether `value` improves on `best` (None: there is none yet)."""
+        if best is None:
+            return True
+        return value < best - self.min_delta if self.mode == "min" else value > best + self.min_delta
+
+
+@dataclass(frozen=True, kw_only=True)
+class TorchSettings:
+    """What and how to train with PyTorch: every field is also a Spark ML Param of `TorchEstimator`."""
+
+    model: Any = setting(
+        "A torch.nn.Module, or a function without arguments that makes one. A function is called in every rank "
+        "after torch.manual_seed(seed), and all ranks start from the weights of rank 0."
+    )
+    optimizer: Any = setting(
+        "A function of the module's parameters: lambda p: torch.optim.Adam(p, lr=1e-3). "
+        "The learning rate is never scaled with the number of ranks."
+    )
+    feature_cols: Any = setting(
+        "What the module is called with. A list of scalar columns: one float32 tensor [batch, n]. The name of "
+        "one vector, array or scalar column: that column, floats as float32, integers as int64. A mapping from "
+        "names to either of these: several tensors, passed by keyword."
+    )
+    label_cols: Any = setting(
+        "Floating columns: a float32 label [batch, n]. One integer column: class indices, int64 [batch]; with "
+        'task="classification" and a score per class also one floating column of whole numbers, as '
+        "StringIndexer makes it."
+    )
+    loss: Any = setting(
+        "A function (output, label) -> mean over the rows of the batch: torch.nn.MSELoss(), "
+        "torch.nn.functional.cross_entropy, your own. Not needed with train_step.",
+        None,
+    )
+    weight_col: str | None = setting(
+        "A column of weights. They multiply the per-row losses, and the mean stays over rows (as in Keras). "
+        'The loss must offer reduction="none".',
+        None,
+    )
+    task: Literal["regression", "classification"] | None = setting(
+        'What predictions are: "regression" (a double for one output, else an array), "classification" (a class '
+        'index, with "probability" beside it), or None (arrays).',
+        "regression",
+    )
+    batch_size: int | None = setting(
+        f"Rows per rank in a batch. None: {DEFAULT_BATCH_SIZE}, or what global_batch_size says.", None
+    )
+    global_batch_size: int | None = setting(
+        "Rows of one optimizer step over all ranks and accumulated batches: "
+        "batch_size x ranks x gradient_accumulation.",
+        None,
+    )
+    epochs: int = setting("How often every row is seen.", 1)
+    validation: Any = setting(
+        "Rows to validate on after each epoch: a fraction (chosen by a hash of the row and the seed), the name of "
+        "a boolean column (True: validate), or a DataFrame.",
+        None,
+    )
+    seed: int = setting("Decides initial weights, the order of rows and the validation fraction.", 0)
+    remainder: Literal["pad", "drop", "repeat"] = setting(
+        'When rows do not divide evenly: "pad" (every row exactly once an epoch, with the mean that one process '
+        'would compute), "drop" or "repeat".',
+        "pad",
+    )
+    shuffle: Literal["full", "stream"] | bool = setting(
+        'The order of rows: "full" (a new permutation each epoch), "stream" (the first epoch begins while Spark '
+        "is still sending, shuffled in windows), False (by row id).",
+        "full",
+    )
+    gradient_accumulation: int = setting("Batches whose gradients make one optimizer step.", 1)
+    clip_grad_norm: float | None = setting("The largest L2 norm that all gradients together may have; None: any.", None)
+    precision: Literal["fp32", "bf16"] = setting(
+        'What forward and loss compute in: "fp32", or "bf16" (autocast; weights stay float32).', "fp32"
+    )
+    lr_scheduler: Any = setting(
+        "A function of the optimizer that makes a scheduler, which is stepped after each epoch "
+        "(ReduceLROnPlateau with the validation loss, or else the loss). A function (optimizer, steps) is also "
+        "given the number of optimizer steps of the whole training, and stepped after each of them.",
+        None,
+    )
+    callbacks: Sequence[Any] = setting("Objects with the methods of tritium.ml.Callback, called in every rank.", ())
+    metrics: Any = setting(
+        "Name -> a torchmetrics Metric (synchronised over ranks by torchmetrics), or a function (output, label) "
+        "-> mean over the rows of the batch (averaged over all rows of all ranks). A list takes the names of the "
+        "functions and classes.",
+        (),
+    )
+    early_stopping: Any = setting("EarlyStopping(...), or its patience in epochs.", None)
+    train_step: Any = setting(
+        "Your own step: a function (module, batch) -> loss, or (loss, output) if there are metrics. The loss is "
+        "the mean over the batch's rows; the batch is a mapping of tensors. It runs for validation too, in eval "
+        "mode and without gradients.",
+        None,
+    )
+    verbose: bool = setting("Whether steps and losses are shown while training.", True)
+
+    def __post_init__(self) -> None:
+        from tritium.ml.checks import wrong_settings
+
+        wrong = list(wrong_settings(self))
+        if wrong:
+            raise BadSetting(" ".join(wrong), settings=wrong)
+
+    @classmethod
+    def fields(cls) -> tuple[str, ...]:
+        """The names of the settings, in order."""
+        return tuple(f.name for f in fields(cls))
+
+    def make_module(self) -> Any:
+        """A module of our own: the function's, or a copy of the one that was given."""
+        import torch
+
+        if isinstance(self.model, torch.nn.Module):
+            return copy.deepcopy(self.model)
+        made = self.model()
+        if not isinstance(made, torch.nn.Module):
+            raise BadSetting(f"model={name_of(self.model)} returned a {type(made).__name__}, not a torch.nn.Module.")
+        return made
+
+    def rows_per_rank(self, ranks: int) -> int:
+        """The batch size of one rank; BadSetting when `global_batch_size` can't be shared out evenly."""
+        if self.global_batch_size is None:
+            return self.batch_size or DEFAULT_BATCH_SIZE
+        share = ranks * self.gradient_accumulation
+        if self.global_batch_size % share:
+            below = self.global_batch_size - self.global_batch_size % share
+            near = f"{below} or {below + share}" if below else str(share)
+            raise BadSetting(
+                f"global_batch_size={self.global_batch_size} is not a multiple of ranks x gradient_accumulation "
+                f"= {ranks} x {self.gradient_accumulation} = {share}. Use {near}."
+            )
+        return self.global_batch_size // share
+
+    def inputs(self) -> dict[str, str | list[str]]:
+        """Batch column → source columns, of the features alone."""
+        if isinstance(self.feature_cols, Mapping):
+            return {k: v if isinstance(v, str) else list(v) for k, v in self.feature_cols.items()}
+        return {FEATURES: self.feature_cols if isinstance(self.feature_cols, str) else list(self.feature_cols)}
+
+    def labels(self) -> list[str]:
+        """The label columns."""
+        return [self.label_cols] if isinstance(self.label_cols, str) else list(self.label_cols)
+
+    def named_metrics(self) -> dict[str, Any]:
+        """Metrics by name."""
+        if isinstance(self.metrics, Mapping):
+            return dict(self.metrics)
+        return {metric_name(metric): metric for metric in self.metrics}
+
+    def stopping(self) -> EarlyStopping | None:
+        """`early_stopping` as an object."""
+        if isinstance(self.early_stopping, int):
+            return EarlyStopping(patience=self.early_stopping)
+        return self.early_stopping  # type: ignore[no-any-return]
+
+    def scheduler_per_step(self) -> bool:
+        """Whether `lr_scheduler` takes (optimizer, steps), and so is stepped after each optimizer step."""
+        return self.lr_scheduler is not None and "steps" in needed_arguments(self.lr_scheduler)
+
+
+def whole(value: Any, least: int) -> bool:
+    """Whether `value` is a whole number of at least `least`."""
+    return isinstance(value, int) and not isinstance(value, bool) and value >= least
+
+
+def name_of(thing: Any) -> str:
+    """A function's name, or an object's class."""
+    return str(getattr(thing, "__name__", type(thing).__name__))
+
+
+def metric_name(metric: Any) -> str:
+    """MeanAbsoluteError() → mean_absolute_error."""
+    name = name_of(metric)
+    starts = [i and c.isupper() and not name[i - 1].isupper() for i, c in enumerate(name)]
+    return "".join(f"_{c}" if start else c for c, start in zip(name, starts, strict=True)).lower()
+
+
+def needed_arguments(function: Callable[..., Any]) -> list[str]:
+    """The arguments without a default that a function takes by position."""
+    try:
+        parameters = inspect.signature(function).parameters.values()
+    except (TypeError, ValueError):  # some builtins have no signature
+        return []
+    by_position = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+    return [p.name for p in parameters if p.default is p.empty and p.kind in by_position]

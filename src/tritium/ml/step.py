@@ -1,0 +1,135 @@
+"""From a batch to its loss: what the rank runs at every step, and the driver tries once on zeros (rank, driver)."""
+
+from __future__ import annotations
+
+import copy
+import functools
+import inspect
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+
+from tritium.errors import BadData, BadSetting
+from tritium.ml.settings import LABEL, WEIGHT, TorchSettings, name_of
+
+Step = Callable[[Any, Mapping[str, torch.Tensor]], tuple[torch.Tensor, Any]]
+
+
+def make_step(settings: TorchSettings, device: torch.device) -> Step:
+    """The function (net, batch) -> (mean loss over the batch's rows, output), in the precision of the settings."""
+    own = settings.train_step
+    inputs = list(settings.inputs())
+    row_losses = per_row(settings.loss) if settings.weight_col is not None else None
+    checked: list[bool] = []
+
+    def step(net: Any, batch: Mapping[str, torch.Tensor]) -> tuple[torch.Tensor, Any]:
+        with torch.autocast(device.type, torch.bfloat16, enabled=settings.precision == "bf16"):
+            if own is not None:
+                return _own(own(net, batch), bool(settings.metrics))
+            output = forward(net, batch, inputs)
+            label = batch[LABEL]
+            if not checked:
+                refuse_broadcast(output, label, settings.loss)
+                checked.append(True)
+            if row_losses is None:
+                loss = settings.loss(output, label)
+                loss = loss if loss.ndim == 0 else loss.mean()
+            else:
+                loss = (_rows(row_losses(output, label)) * batch[WEIGHT]).mean()
+        return loss, output
+
+    return step
+
+
+def forward(net: Any, batch: Mapping[str, torch.Tensor], inputs: list[str]) -> Any:
+    """One input is handed over as it is, several by keyword."""
+    return net(batch[inputs[0]]) if len(inputs) == 1 else net(**{name: batch[name] for name in inputs})
+
+
+def describe(net: torch.nn.Module, settings: TorchSettings, batch: Mapping[str, torch.Tensor]) -> dict[str, Any]:
+    """What the trained module takes and gives, by name: dtype and shape of one row."""
+    net.eval()
+    inputs = {name: batch[name] for name in settings.inputs()}
+    with torch.no_grad():
+        output = forward(net, inputs, list(inputs))
+    if isinstance(output, torch.Tensor):
+        outputs = {"prediction": output}
+    elif isinstance(output, Mapping):
+        outputs = dict(output)
+    else:
+        outputs = {f"output_{i}": tensor for i, tensor in enumerate(output)}
+    return {"inputs": _rows_like(inputs), "outputs": _rows_like(outputs)}
+
+
+def _rows_like(tensors: Mapping[str, torch.Tensor]) -> dict[str, tuple[str, tuple[int, ...]]]:
+    return {n: (str(t.dtype).removeprefix("torch."), tuple(t.shape[1:])) for n, t in tensors.items()}
+
+
+def per_row(loss: Any) -> Callable[..., torch.Tensor]:
+    """The same loss without its mean; BadSetting for one that can't."""
+    if hasattr(loss, "reduction"):
+        rows: Callable[..., torch.Tensor] = copy.copy(loss)
+        rows.reduction = "none"  # type: ignore[attr-defined]
+        return rows
+    try:
+        offers = "reduction" in inspect.signature(loss).parameters
+    except (TypeError, ValueError):
+        offers = False
+    if not offers:
+        raise BadSetting(
+            f"weight_col needs a loss per row, and loss={name_of(loss)} gives only its mean. Let it take "
+            f'reduction="none", as those of torch.nn and torch.nn.functional do, or weight the loss in a train_step.'
+        )
+    return functools.partial(loss, reduction="none")
+
+
+def refuse_broadcast(output: Any, label: torch.Tensor, loss: Any) -> None:
+    """BadData when output and label `[batch, ...]` would be stretched to each other, which trains silently wrong."""
+    if not isinstance(output, torch.Tensor) or output.shape == label.shape:
+        return
+    got, wanted = list(output.shape), list(label.shape)
+    if min(output.ndim, label.ndim) == 0:
+        raise BadData(f"The module gives {_shown(got)} for a label of {_shown(wanted)}: no output per row.")
+    one_against_rows = {output.ndim, label.ndim} == {1, 2} and 1 in (got[-1:] + wanted[-1:])
+    native = type(loss).__module__.startswith("torch.") or getattr(loss, "__module__", "") == "torch.nn.functional"
+    stretched = native and label.is_floating_point() and _fits(got, wanted)
+    if not (one_against_rows or stretched):
+        return
+    if not label.is_floating_point():
+        fix = (
+            "One integer label column means class indices. For a number to predict, cast it to double in Spark; "
+            "for classes, let the module give one score per class."
+        )
+    elif output.ndim < label.ndim:
+        fix = f"Let the module return {_shown(wanted)}: leave out its squeeze, or end it with output.unsqueeze(-1)."
+    else:
+        fix = f"Let the module's last layer give {_shown(wanted)}, or name as many label_cols as it has outputs."
+    raise BadData(
+        f"The module's output has shape {_shown(got)} and the label {_shown(wanted)}: one would be broadcast "
+        f"against the other, and training would go silently wrong. {fix}",
+        output=tuple(got),
+        label=tuple(wanted),
+    )
+
+
+def _fits(one: list[int], other: list[int]) -> bool:
+    return all(a == b or 1 in (a, b) for a, b in zip(reversed(one), reversed(other), strict=False))
+
+
+def _shown(shape: list[int]) -> str:
+    return "[" + ", ".join(["batch", *map(str, shape[1:])]) + "]" if shape else "[]"
+
+
+def _rows(losses: torch.Tensor) -> torch.Tensor:
+    return losses if losses.ndim == 1 else losses.reshape(len(losses), -1).mean(1)
+
+
+def _own(given: Any, wants_output: bool) -> tuple[torch.Tensor, Any]:
+    loss, output = given if isinstance(given, tuple) else (given, None)
+    if not isinstance(loss, torch.Tensor) or loss.ndim != 0:
+        what = f"a tensor of shape {list(loss.shape)}" if isinstance(loss, torch.Tensor) else f"{loss!r}"
+        raise BadSetting(f"train_step gave {what}; it must give the mean loss as a tensor without dimensions.")
+    if wants_output and output is None:
+        raise BadSetting("train_step gave no output to compute the metrics of; let it return (loss, output).")
+    return loss, output

@@ -1,0 +1,148 @@
+"""`TorchEstimator`: PyTorch on a Spark DataFrame as a Spark ML Estimator (driver)."""
+
+from __future__ import annotations
+
+import threading
+import weakref
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, Any
+
+from pyspark.ml.base import Estimator
+from pyspark.ml.util import MLReadable, MLReader, MLWritable, MLWriter
+
+from tritium.errors import BadSetting
+from tritium.gang.settings import Gang
+from tritium.ml.params import ParamsReader, ParamsWriter, set_defaults, values, with_params
+from tritium.ml.settings import TorchSettings
+
+if TYPE_CHECKING:
+    from pyspark.ml.param import Param
+    from pyspark.sql import DataFrame
+
+    from tritium.data.exchange import Exchange
+    from tritium.ml.fitting import Plan
+    from tritium.ml.model import TorchModel
+
+
+@with_params(TorchSettings, Gang)
+class TorchEstimator(Estimator[Any], MLReadable[Any], MLWritable):
+    """Trains a PyTorch module on a Spark DataFrame, on the ranks of a gang on the same cluster.
+
+    Every field of `TorchSettings` and of `Gang` is a keyword and a Param of the same name: `est.batch_size` in a
+    ParamGridBuilder, `est.getBatchSize()`, `est.explainParams()`. `gang=` gives all fields of a Gang at once; a field
+    given beside it counts. `fit` returns a `TorchModel`.
+    """
+
+    def __init__(self, *, gang: Gang | None = None, **settings: Any) -> None:
+        super().__init__()
+        set_defaults(self, TorchSettings, Gang)
+        if gang is not None:
+            settings = {name: getattr(gang, name) for name in Gang.fields()} | settings
+        known = (*TorchSettings.fields(), *Gang.fields())
+        if unknown := [name for name in settings if name not in known]:
+            from tritium.data.schema import close
+
+            raise BadSetting(
+                " ".join(f"There is no setting {n!r}.{close(n, known)}" for n in unknown), settings=unknown
+            )
+        self._set(**settings)
+        if all(self.isDefined(name) for name in TorchSettings.fields()):
+            self.settings()
+        Gang(**values(self, Gang))
+
+    def settings(self) -> tuple[TorchSettings, Gang]:
+        """What `fit` will train with. Raises BadSetting that names everything that is wrong."""
+        from tritium.ml.fitting import combined
+
+        return combined(None, None, {**values(self, TorchSettings), **values(self, Gang)})
+
+    def _fit(self, dataset: DataFrame) -> TorchModel:
+        from tritium.ml.fitting import prepare
+
+        return self._trained(prepare(dataset, *self.settings()), dataset)
+
+    def _trained(self, plan: Plan, dataset: DataFrame, exchange: Exchange | None = None) -> TorchModel:
+        from tritium.ml.fitting import run
+        from tritium.ml.model import TorchModel
+
+        model = TorchModel(run(plan, spark=dataset.sparkSession, exchange=exchange))
+        return model._resetUid(self.uid)
+
+    def fitMultiple(self, dataset: DataFrame, paramMaps: Sequence[dict[Param[Any], Any]]) -> Iterator[tuple[int, Any]]:
+        """A model for each param map, as (index, model). Trainings that read the same rows share one exchange.
+
+        The iterator may be used by several threads. The exchange is given back after the last model, after an error,
+        and when the iterator is dropped.
+        """
+        return Trainings(self, dataset, paramMaps)
+
+    def write(self) -> MLWriter:
+        """Saves the Params; a module and functions go along by value."""
+        return ParamsWriter(self)
+
+    @classmethod
+    def read(cls) -> MLReader[Any]:
+        """Loads what `write` saved; needs `spark.tritium.trustModels=true`, since it holds code."""
+        return ParamsReader(cls)
+
+
+class Trainings(Iterator[tuple[int, Any]]):
+    """One training after another, as they are asked for; those that read the same rows share a persisted exchange."""
+
+    def __init__(
+        self, estimator: TorchEstimator, dataset: DataFrame, paramMaps: Sequence[dict[Param[Any], Any]]
+    ) -> None:
+        from tritium.ml.fitting import prepare
+
+        self._estimators = [estimator.copy(params) for params in paramMaps]
+        self._plans = [prepare(dataset, *one.settings()) for one in self._estimators]
+        self._dataset = dataset
+        self._lock = threading.Lock()
+        self._next = self._running = 0
+        self._left = Counter(plan.reads for plan in self._plans)
+        self._exchanges: dict[Any, Exchange] = {}
+        self._error: BaseException | None = None
+        weakref.finalize(self, _unpersist, self._exchanges)
+
+    def __next__(self) -> tuple[int, Any]:
+        with self._lock:
+            if self._error is not None:
+                raise self._error
+            if self._next == len(self._plans):
+                raise StopIteration
+            index, self._next = self._next, self._next + 1
+            plan = self._plans[index]
+            exchange = self._exchange(plan)
+            self._running += 1
+        try:
+            return index, self._estimators[index]._trained(plan, self._dataset, exchange)
+        except BaseException as error:
+            self._error = error
+            raise
+        finally:
+            self._release(plan)
+
+    def _exchange(self, plan: Plan) -> Exchange | None:
+        """What the trainings that read these rows share; None for the only one."""
+        from tritium.data.exchange import Exchange
+
+        if plan.reads not in self._exchanges and self._left[plan.reads] > 1:
+            self._exchanges[plan.reads] = Exchange(
+                plan.data, plan.gang.ranks, spark=self._dataset.sparkSession
+            ).persist()
+        return self._exchanges.get(plan.reads)
+
+    def _release(self, plan: Plan) -> None:
+        with self._lock:
+            self._running -= 1
+            self._left[plan.reads] -= 1
+            if self._left[plan.reads] == 0 and plan.reads in self._exchanges:
+                self._exchanges.pop(plan.reads).unpersist()
+            if self._error is not None and self._running == 0:
+                _unpersist(self._exchanges)
+
+
+def _unpersist(exchanges: dict[Any, Exchange]) -> None:
+    while exchanges:
+        exchanges.popitem()[1].unpersist()

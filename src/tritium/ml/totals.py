@@ -1,0 +1,126 @@
+"""What an epoch adds up to over all rows of all ranks, and the alarm when a loss is not a number (rank)."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+
+from tritium.errors import TrainingDiverged
+from tritium.ml.ranks import Ranks
+from tritium.ml.settings import LABEL
+
+
+class Totals:
+    """Sums of losses and metrics, exact over rows: a mean of means would weigh a short batch like a full one."""
+
+    def __init__(self, metrics: Mapping[str, Any], ranks: Ranks) -> None:
+        self._ranks = ranks
+        self._own = {name: m for name, m in metrics.items() if not hasattr(m, "compute")}
+        self._kept = {name: copy.deepcopy(m) for name, m in metrics.items() if hasattr(m, "compute")}
+        for metric in self._kept.values():
+            metric.to(ranks.device)
+            metric.reset()
+        self._sums = torch.zeros(3 + len(self._own), dtype=torch.float64, device=ranks.device)
+
+    def add(self, batch: Any, loss: torch.Tensor, output: Any) -> None:
+        """A batch's mean loss and its output; a row that is only there to keep the ranks in step does not count."""
+        with torch.no_grad():
+            label = batch.get(LABEL)
+            means = [loss, *(metric(output, label) for metric in self._own.values())]
+            counts = [m.detach() * batch.rows if isinstance(m, torch.Tensor) else m * batch.rows for m in means]
+            padded = len(next(iter(batch.values()))) - batch.rows
+            for i, value in enumerate([batch.rows, padded, *counts]):
+                self._sums[i] += value
+            if batch.rows:
+                for metric in self._kept.values():
+                    metric.update(output, label)
+
+    def close(self, epoch: int, seconds: float) -> dict[str, Any]:
+        """The epoch's entry in the history. A collective."""
+        means, rows, padded = self._collect()
+        return {
+            "epoch": epoch,
+            **means,
+            "seconds": seconds,
+            "rows": rows,
+            "rows_per_second": rows / seconds,
+            "rows_padded": padded,
+        }
+
+    def means(self) -> dict[str, Any]:
+        """Loss and metrics alone. A collective."""
+        return self._collect()[0]
+
+    def _collect(self) -> tuple[dict[str, Any], int, int]:
+        rows, padded, *sums = self._ranks.sum(self._sums).tolist()
+        found: dict[str, Any] = dict(zip(["loss", *self._own], (s / rows for s in sums), strict=True))
+        for name, metric in self._kept.items():
+            value = metric.compute()
+            found |= value if isinstance(value, Mapping) else {name: value}
+            metric.reset()
+        plain = {name: v.tolist() if isinstance(v, torch.Tensor) else v for name, v in found.items()}
+        return plain, int(rows), int(padded)
+
+
+class Alarm:
+    """Raises TrainingDiverged on every rank when the loss of one is NaN or infinite, without holding up a step.
+
+    What a rank saw travels beside the gradients, and is looked at one step later, when it has long arrived.
+    """
+
+    def __init__(self, ranks: Ranks, schema: Any) -> None:
+        self._ranks, self._schema = ranks, schema
+        self._sent: tuple[torch.Tensor, torch.Tensor, Any] | None = None
+        self._recent: list[list[Any]] = []
+
+    def watch(self, batches: list[Any], losses: list[torch.Tensor]) -> None:
+        """The losses of one optimizer step, before its last `backward`. A collective."""
+        self.check()
+        own = (~torch.isfinite(torch.stack(losses)).all()).to(torch.int32)
+        of_all = own.clone()
+        self._sent = (own, of_all, self._ranks.highest(of_all))
+        self._recent = [*self._recent[-1:], batches]
+
+    def check(self) -> None:
+        """Looks at the step that was watched last."""
+        if self._sent is None:
+            return
+        (own, of_all, arriving), self._sent = self._sent, None
+        if arriving is not None:
+            arriving.wait()
+        if of_all.item():
+            raise self._error(bool(own.item()))
+
+    def _error(self, own: bool) -> TrainingDiverged:
+        """The same on every rank. An infinite input may have spoilt the weights one step before the loss shows it."""
+        inputs = ((b.epoch, b.step, column) for group in self._recent for b in group if (column := self._culprit(b)))
+        reports = self._ranks.gather((own, next(inputs, None)))
+        blamed = [(*seen, rank) for rank, (_, seen) in enumerate(reports) if seen is not None]
+        last = self._recent[-1][0]
+        diverged = [(last.epoch, last.step, None, rank) for rank, (bad, _) in enumerate(reports) if bad]
+        epoch, step, column, rank = min(blamed, key=lambda found: found[:2]) if blamed else diverged[0]
+        cause = (
+            f"column {column!r} holds a value that is not finite. Leave such rows out, or clip them in Spark."
+            if column
+            else "its input is finite. Lower the learning rate, set clip_grad_norm=, or scale the features."
+        )
+        return TrainingDiverged(
+            f"The loss is NaN or infinite: epoch {epoch}, step {step}, rank {rank} of {self._ranks.size}; {cause}",
+            epoch=epoch,
+            step=step,
+            rank=rank,
+            column=column,
+        )
+
+    def _culprit(self, batch: Any) -> str | None:
+        """The first source column with a value that is not finite."""
+        for field in self._schema:
+            value = batch[field.name]
+            if not isinstance(value, torch.Tensor) or bool(torch.isfinite(value).all()):
+                continue
+            wrong = (~torch.isfinite(value.reshape(len(value), -1))).any(0).nonzero()[0]
+            return str(field.sources[int(wrong) if field.packed else 0])
+        return None

@@ -1,0 +1,111 @@
+"""A step of training on two rows of zeros, before anything starts (driver)."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from tritium.data.schema import Field
+from tritium.errors import BadData, BadSetting, TritiumError
+from tritium.ml.settings import LABEL, WEIGHT, TorchSettings, name_of
+from tritium.ml.step import forward, make_step
+
+_ROWS = 2
+_CPU = torch.device("cpu")
+
+Shapes = Mapping[str, tuple[int, ...]]
+
+
+@dataclass(frozen=True)
+class Trial:
+    """What a module does with rows of these fields; its shapes are a row's."""
+
+    module: torch.nn.Module
+    inputs: dict[str, torch.Tensor]
+    output: Any
+
+    @property
+    def scores(self) -> tuple[int, ...] | None:
+        """The shape of a row of the output, if that is one tensor."""
+        return tuple(self.output.shape[1:]) if isinstance(self.output, torch.Tensor) else None
+
+
+def try_forward(settings: TorchSettings, fields: Mapping[str, Field], shapes: Shapes) -> Trial:
+    """The module's output for zeros. BadData with the shapes when it does not take them."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(settings.seed)
+        try:
+            module = settings.make_module().cpu()
+        except TritiumError:
+            raise
+        except Exception as error:
+            raise BadSetting(f"model={name_of(settings.model)} could not be made: {_text(error)}") from error
+        lazy = [n for n, p in module.named_parameters() if isinstance(p, torch.nn.UninitializedParameter)]
+        if lazy:
+            raise BadSetting(f"the model has lazy layers ({lazy[0]}, …): an optimizer needs their sizes; give them.")
+        inputs = {name: zeros(fields[name], shapes[name]) for name in settings.inputs()}
+        try:
+            output = forward(module.train(), inputs, list(inputs))
+        except Exception as error:
+            listed = "".join(f"\n  - {described(fields[name], value)}" for name, value in inputs.items())
+            raise BadData(
+                f"The model's forward can't take these features: {_text(error)}\nIt was called with{listed}",
+                shapes={name: tuple(value.shape[1:]) for name, value in inputs.items()},
+            ) from error
+    return Trial(module, inputs, output)
+
+
+def try_step(settings: TorchSettings, trial: Trial, label: Field, shape: tuple[int, ...]) -> list[str]:
+    """Loss and gradients for zeros: BadData when output and label don't fit, BadSetting when the loss can't be used.
+
+    Returns the names of the parameters that got no gradient.
+    """
+    batch = {**trial.inputs, LABEL: zeros(label, shape), WEIGHT: torch.ones(_ROWS)}
+    step = make_step(dataclasses.replace(settings, model=trial.module), _CPU)
+    with torch.random.fork_rng(devices=[]):
+        try:
+            loss, _ = step(trial.module, batch)
+            loss.backward()  # type: ignore[no-untyped-call]
+        except TritiumError:
+            raise
+        except Exception as error:
+            output = trial.output
+            gives = f"[{_dims(output)}] {_dtype(output)}" if isinstance(output, torch.Tensor) else type(output).__name__
+            raise BadData(
+                f"loss={name_of(settings.loss)} can't take what there is: {_text(error)}\nIt was called with"
+                f"\n  - the module's output {gives}\n  - {described(label, batch[LABEL])}{_advice(label, batch[LABEL])}"
+            ) from error
+    return [n for n, p in trial.module.named_parameters() if p.requires_grad and p.grad is None]
+
+
+def zeros(field: Field, shape: tuple[int, ...]) -> torch.Tensor:
+    """Two rows of this batch column."""
+    return torch.zeros((_ROWS, *shape), dtype=getattr(torch, field.dtype))
+
+
+def described(field: Field, value: torch.Tensor) -> str:
+    """`label [batch, 1] float32 of column 'cnt'`."""
+    names = ", ".join(map(repr, field.sources[:8])) + (", …" if len(field.sources) > 8 else "")
+    return f"{field.name} [{_dims(value)}] {_dtype(value)} of column{'s' * (len(field.sources) > 1)} {names}"
+
+
+def _advice(field: Field, label: torch.Tensor) -> str:
+    if label.is_floating_point():
+        return '\nFor classes, give an integer label column, or task="classification" with a score per class.'
+    return f"\nOne integer column means class indices. For a number to predict, cast {field.sources[0]!r} to double."
+
+
+def _dims(value: torch.Tensor) -> str:
+    return ", ".join(["batch", *map(str, value.shape[1:])])
+
+
+def _dtype(value: torch.Tensor) -> str:
+    return str(value.dtype).removeprefix("torch.")
+
+
+def _text(error: Exception) -> str:
+    return f"{type(error).__name__}: {error}"

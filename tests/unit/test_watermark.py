@@ -1,0 +1,101 @@
+"""The watermark: what every rank has, and who waits for it."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tritium.data.watermark import Feed, Mark, MarkKeeper
+
+
+@given(
+    size=st.integers(1, 4),
+    reports=st.lists(st.tuples(st.integers(0, 3), st.integers(0, 9), st.booleans()), max_size=30),
+)
+@settings(deadline=None)
+def test_the_mark_never_promises_what_a_rank_lacks(size: int, reports: list[tuple[int, int, bool]]) -> None:
+    keeper, rows, ended = MarkKeeper(size), [0] * size, set[int]()
+    for index, more, end in reports:
+        if index >= size or index in ended:
+            continue
+        before = keeper.mark
+        rows[index] += more
+        if end:
+            ended.add(index)
+        mark = keeper.report(index, rows[index], end)
+        assert keeper.mark == (before if mark is None else mark)
+        assert (mark is None) == (keeper.mark == before)
+        assert keeper.mark.ended == {i: rows[i] for i in ended}
+        going = [rows[i] for i in range(size) if i not in ended]
+        assert keeper.mark.rows == (min(going) if going else max(rows))
+        assert keeper.mark.rows >= before.rows
+        assert keeper.mark.complete == (len(ended) == size)
+
+
+def waiting(ask: Callable[[], object], answers: list[object]) -> threading.Thread:
+    """A thread that asks, and keeps the answer or what was raised."""
+
+    def run() -> None:
+        try:
+            answers.append(ask())
+        except ConnectionError as error:
+            answers.append(str(error))
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    return thread
+
+
+def test_a_waiter_is_woken_by_the_rows_it_waits_for() -> None:
+    feed, answers = Feed(), list[object]()
+    thread = waiting(lambda: feed.wait(5), answers)
+    feed.publish(Mark(4, {}, 2))
+    assert not answers
+    feed.publish(Mark(5, {}, 2))
+    thread.join()
+    assert answers == [Mark(5, {}, 2)]
+
+
+def test_waiters_are_woken_by_the_end() -> None:
+    feed, answers = Feed(), list[object]()
+    threads = [waiting(feed.counts, answers), waiting(lambda: feed.wait(10).rows, answers)]
+    feed.publish(Mark(5, {1: 5}, 2))
+    assert not answers
+    feed.publish(Mark(6, {0: 6, 1: 5}, 2))
+    for thread in threads:
+        thread.join()
+    assert sorted(map(str, answers)) == ["6", "[6, 5]"]
+
+
+def test_waiters_are_woken_by_a_failure() -> None:
+    feed, answers = Feed(), list[object]()
+    threads = [waiting(feed.counts, answers), waiting(lambda: feed.wait(10), answers)]
+    feed.fail(ConnectionError("the coordinator is gone"))
+    for thread in threads:
+        thread.join()
+    assert answers == ["the coordinator is gone"] * 2
+
+
+def test_counts_are_in_the_order_of_the_indices() -> None:
+    keeper, feed = MarkKeeper(3), Feed()
+    for index, rows in ((2, 7), (0, 3), (1, 5)):
+        mark = keeper.report(index, rows, True)
+        assert mark is not None
+        feed.publish(mark)
+    assert feed.counts() == [3, 5, 7]
+    assert feed.wait(10**9).complete
+
+
+def test_rows_that_have_come_can_still_be_taken_after_a_failure() -> None:
+    feed = Feed()
+    feed.publish(Mark(5, {}, 2))
+    feed.fail(ConnectionError("gone"))
+    assert feed.wait(5).rows == 5
+    with pytest.raises(ConnectionError, match="gone"):
+        feed.wait(6)
+    with pytest.raises(ConnectionError, match="gone"):
+        feed.counts()

@@ -16,6 +16,7 @@ from tritium.gang.inspect import inspect
 from tritium.gang.settings import Gang
 from tritium.observe.events import RunLog, new_run_dir
 from tritium.observe.progress import Progress
+from tritium.observe.report import Report
 
 if TYPE_CHECKING:
     from tritium.data.exchange import Exchange
@@ -136,25 +137,22 @@ class Watch:
 
     def __init__(self, run_id: str, run_dir: str, gang: Gang, names: Sequence[str]) -> None:
         settings = {name: getattr(gang, name) for name in Gang.fields()} | {"run_id": run_id, "data": list(names)}
-        settings["env"] = sorted(gang.env)  # names only: values may be secrets
         self._log = RunLog(run_dir, settings)
-        self._progress = Progress(gang.ranks, output=gang.output) if gang.progress else None
-        self._output = gang.output
+        self._report = Report(run_id, run_dir, settings)
+        self._progress = Progress(gang.ranks, output=gang.output, show=gang.progress)
         self._started = time.monotonic()
         self.run_dir = run_dir
-        self._receipts: dict[int, dict[str, Any]] = {}
 
     def event(self, kind: str, **fields: Any) -> None:
         """Something happened."""
         self._log.event(kind, **fields)
-        if self._progress is not None:
-            self._progress.event(kind, **fields)
+        self._report.event(kind, **fields)
+        self._progress.event(kind, **fields)
 
     def output(self, rank: int, text: str) -> None:
         """A rank has printed."""
         self._log.output(rank, text)
-        if self._progress is not None:
-            self._progress.output(rank, text)
+        self._progress.output(rank, text)
 
     def store(self, name: str, chunk: bytes, last: bool) -> None:
         """A rank stores a file, piece by piece."""
@@ -164,7 +162,7 @@ class Watch:
 
     def receipts(self, receipts: Mapping[int, dict[str, Any]]) -> None:
         """What every rank has received: rows and fingerprints, for the report."""
-        self._receipts = dict(receipts)
+        self._report.receipts(receipts)
 
     def note(self, text: str) -> None:
         """A line for the person who waits."""
@@ -173,7 +171,10 @@ class Watch:
     def close(self, ok: bool) -> dict[str, Any]:
         """The end of the run; returns its report."""
         self.event("ended", ok=ok, seconds=round(time.monotonic() - self._started, 3))
-        if self._progress is not None:
-            self._progress.close()
+        self._progress.close()
+        report = self._report.build()
+        self._log.report(report)
         self._log.close()
-        return {}
+        if self._log.problem is not None:
+            warnings.warn(f"The run directory is not complete: {self._log.problem}", TritiumWarning, stacklevel=4)
+        return report

@@ -52,6 +52,11 @@ class Steps:
                 self._first = (now, self.fraction)
 
     @property
+    def begun(self) -> bool:
+        """Whether a rank has logged anything."""
+        return self._leader is not None
+
+    @property
     def fraction(self) -> float | None:
         """How much of all steps is done, 0 to 1; None when the ranks don't say of how many."""
         place = self.position
@@ -122,7 +127,8 @@ class Progress:
         self._reported = 0
         self._rows: dict[str, dict[int, int]] = {}
         self._steps = Steps(clock)
-        self._last_line = -LINE_SECONDS
+        self._ended: set[tuple[str, int]] = set()
+        self._last_line = clock()
         self._unsaid = False
         self._silent = False
         self._closed = threading.Event()
@@ -188,13 +194,16 @@ class Progress:
 
     def _on_rows(self, name: str, rank: int, rows: int, ended: bool = False, **_: Any) -> list[str]:
         self._rows.setdefault(name, {})[rank] = int(rows)
-        return self._now_and_then() if not self._steps.position and not self._steps.values else []
+        if ended:
+            self._ended.add((name, rank))
+            if all((known, k) in self._ended for known in self._rows for k in range(self.ranks)):
+                return self._said(f"{self._spooled()} after {self._elapsed():.1f} s")
+        return [] if self._steps.begun else self._now_and_then()
 
     def _on_log(self, rank: int, **fields: Any) -> list[str]:
-        first = not self._steps.position and not self._steps.values
+        if not self._steps.begun:
+            self._last_line = -LINE_SECONDS  # the first numbers are shown at once
         self._steps.log(rank, fields)
-        if first:
-            self._last_line = -LINE_SECONDS
         return self._now_and_then()
 
     def _on_failed(
@@ -227,9 +236,7 @@ class Progress:
         return [self._summary()]
 
     def _summary(self) -> str:
-        if self._steps.position or self._steps.values:
-            return self._steps.text()
-        return self._spooled()
+        return self._steps.text() if self._steps.begun else self._spooled()
 
     def _spooled(self) -> str:
         totals = [f"{sum(by_rank.values()):,} rows of {name!r}" for name, by_rank in self._rows.items()]

@@ -1,0 +1,131 @@
+"""What came of a run, put together from its events: report.json (driver)."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Mapping
+from datetime import datetime, timezone
+from typing import Any
+
+from tritium.observe.events import versions, without_secrets
+
+_COUNTS = ("used", "padded", "dropped", "repeated")
+
+
+class Report:
+    """Takes every event of a run; `build()` is the report so far. Methods may be called from any thread."""
+
+    def __init__(self, run_id: str, run_dir: str, settings: Mapping[str, Any]) -> None:
+        self._lock = threading.Lock()
+        self._begun = time.monotonic()
+        self._since: dict[str, float] = {}
+        self._ranks: dict[int, dict[str, Any]] = {}
+        self._fingerprint: dict[str, dict[int, tuple[int, int]]] = {}
+        self._ended: set[tuple[str, int]] = set()
+        self._report: dict[str, Any] = {
+            "run": run_id,
+            "run_dir": run_dir,
+            "ok": False,
+            "started": datetime.now(timezone.utc).isoformat(timespec="milliseconds"),
+            "seconds": None,
+            "settings": without_secrets(settings),
+            "versions": versions(),
+            "stored": [],
+            "notes": [],
+            "failure": None,
+        }
+
+    def event(self, kind: str, **fields: Any) -> None:
+        """Take one event; kinds that say nothing for the report are passed over."""
+        handler = getattr(self, f"_on_{kind}", None)
+        if handler is not None:
+            with self._lock:
+                handler(**fields)
+
+    def receipts(self, receipts: Mapping[int, Mapping[str, Any]]) -> None:
+        """What every rank has received: `rows` by name, and the `fingerprint` of their contents by name and partition.
+
+        A fingerprint's parts are partition → (rows, sum of hashes), or a list of (partition, rows, sum of hashes).
+        """
+        with self._lock:
+            for rank, receipt in receipts.items():
+                for name, rows in receipt.get("rows", {}).items():
+                    self._shard(rank, name)["rows"] = int(rows)
+                for name, parts in receipt.get("fingerprint", {}).items():
+                    total = self._fingerprint.setdefault(name, {})
+                    flat = ((p, *sums) for p, sums in parts.items()) if isinstance(parts, Mapping) else parts
+                    for partition, count, hashes in flat:
+                        rows, before = total.get(int(partition), (0, 0))
+                        total[int(partition)] = (rows + count, (before + hashes) % 2**64)
+
+    def build(self) -> dict[str, Any]:
+        """The report as it stands, as JSON.
+
+        `seconds_until` says when every rank was there, when every row was spooled and when the first numbers were
+        logged; `ranks` has a rank's host and pid, its rows by name (read, and by all epochs together used, padded,
+        dropped and repeated) and its last logged numbers; `fingerprint` has the rows and the sum of their hashes, in
+        hexadecimal, by source partition.
+        """
+        with self._lock:
+            return {
+                **self._report,
+                "seconds_until": dict(self._since),
+                "ranks": [{"rank": rank, **facts} for rank, facts in sorted(self._ranks.items())],
+                "fingerprint": {
+                    name: {str(part): [rows, f"{total:016x}"] for part, (rows, total) in sorted(parts.items())}
+                    for name, parts in self._fingerprint.items()
+                },
+            }
+
+    # ---- events, under the lock
+
+    def _on_formed(self, peers: Any, **_: Any) -> None:
+        self._reached("formed")
+        for number, peer in enumerate(peers):
+            facts = {key: value for key, value in dict(peer).items() if key != "rank"}
+            self._rank(int(dict(peer).get("rank", number))).update(facts)
+
+    def _on_rows(self, name: str, rank: int, rows: int, ended: bool = False, **_: Any) -> None:
+        self._shard(rank, name)["rows"] = int(rows)
+        if ended:
+            self._ended.add((name, rank))
+            shards = [(name, rank) for rank, facts in self._ranks.items() for name in facts.get("shards", ())]
+            if self._ended.issuperset(shards):
+                self._since["spooled"] = self._elapsed()
+
+    def _on_log(self, rank: int, values: Mapping[str, Any] | None = None, **position: Any) -> None:
+        self._reached("first_log")
+        self._rank(rank).setdefault("logged", {}).update({**position, **(values or {})})
+
+    def _on_counts(self, rank: int, name: str, **counts: Any) -> None:
+        shard = self._shard(rank, name)
+        for key in _COUNTS:
+            shard[key] = shard.get(key, 0) + int(counts.get(key, 0))
+
+    def _on_stored(self, name: str, **_: Any) -> None:
+        if name not in self._report["stored"]:
+            self._report["stored"].append(name)
+
+    def _on_note(self, text: str, **_: Any) -> None:
+        self._report["notes"].append(text)
+
+    def _on_failed(self, **failure: Any) -> None:
+        self._report["failure"] = self._report["failure"] or failure
+
+    def _on_ended(self, ok: bool, seconds: float | None = None, **_: Any) -> None:
+        self._report["ok"] = ok
+        self._report["seconds"] = self._elapsed() if seconds is None else seconds
+
+    def _rank(self, rank: int) -> dict[str, Any]:
+        return self._ranks.setdefault(rank, {})
+
+    def _shard(self, rank: int, name: str) -> dict[str, Any]:
+        shard: dict[str, Any] = self._rank(rank).setdefault("shards", {}).setdefault(name, {})
+        return shard
+
+    def _reached(self, what: str) -> None:
+        self._since.setdefault(what, self._elapsed())
+
+    def _elapsed(self) -> float:
+        return round(time.monotonic() - self._begun, 3)

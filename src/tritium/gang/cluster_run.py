@@ -28,7 +28,11 @@ from tritium.gang.supervisor import SPARK_SCHEMA
 if TYPE_CHECKING:
     from tritium.gang.launch import Launch
 
-FIRST_WORD_SECONDS = 20.0
+_SILENCE = "no rank has reported yet: Spark still computes the source, or all its slots are taken"
+_FAR_SILENCE = (
+    "no rank has reported yet: Spark still computes the source, all its slots are taken, or executors can't reach this "
+    "client (then output and progress come at the end)"
+)
 
 
 def run(launch: Launch) -> list[Any]:
@@ -62,7 +66,7 @@ def run(launch: Launch) -> list[Any]:
             with own_interrupts():
                 spark_job.start()
                 launch.watch.event("started", ranks=gang.ranks, tag=spark_job.tag)
-                await_formed(coordinator, gang, spark_job, time.monotonic() - began)
+                await_formed(coordinator, launch, spark_job, time.monotonic() - began)
                 await_end(coordinator, launch, spark_job)
             batches = spark_job.table.to_batches()
             replay(batches, launch.watch)
@@ -74,7 +78,6 @@ def run(launch: Launch) -> list[Any]:
                 spark_job.join(4.0)
             coordinator.await_gone(1.0)
             coordinator.close()
-            launch.watch.receipts(coordinator.receipts)
 
 
 def session_of(launch: Launch) -> Any:
@@ -139,6 +142,8 @@ class SparkJob:
         self.table = pa.table({})
         self._spark = spark
         self._connect = cluster.is_connect
+        self.silence = _FAR_SILENCE if self._connect else _SILENCE
+        self._completed = 0
         self._coordinator = coordinator
         self._name = f"Tritium: {getattr(launch.function, '__qualname__', 'a function')} on {order.size} ranks"
         entry = ship.entry("tritium.gang.supervisor:supervise", pickle.dumps(order))
@@ -169,6 +174,20 @@ class SparkJob:
         with self._coordinator.changed:
             self.ended = True
             self._coordinator.changed.notify_all()
+
+    def computing(self, ranks: int) -> bool:
+        """Whether Spark is busy with the sources: tasks have ended since the last look, or run in a stage that is not
+        the gang's (which has as many tasks as ranks). Connect does not tell.
+        """
+        if self._connect:
+            return False
+        tracker = self._spark.sparkContext._jsc.sc().statusTracker()
+        jobs = [tracker.getJobInfo(job) for job in tracker.getJobIdsForTag(self.tag)]
+        ids = {stage for job in jobs if job.isDefined() for stage in job.get().stageIds()}
+        stages = [info.get() for info in map(tracker.getStageInfo, ids) if info.isDefined()]
+        before, self._completed = self._completed, sum(stage.numCompletedTasks() for stage in stages)
+        others = any(stage.numActiveTasks() and stage.numTasks() != ranks for stage in stages)
+        return others or self._completed != before
 
     def cancel(self) -> None:
         """Cancel this job alone."""

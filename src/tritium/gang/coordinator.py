@@ -15,7 +15,7 @@ import socket
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
 
 from tritium.data.watermark import MarkKeeper
@@ -363,6 +363,7 @@ class Coordinator:
             if problem is not None:
                 self._failed(Failure.of(problem, member.number, host=member.host, pid=member.pid))
                 return
+            self._observer.event("received", **received(self.receipts))
             self._broadcast("spooled", json.dumps(shapes).encode())
         for name, rows in message["rows"].items():
             self._mark(name, member.number, int(rows), ended=True)
@@ -432,3 +433,18 @@ class Coordinator:
         self._observer.event("failed", **failure.fields())
         self._broadcast("end", failure.pickled, reason=failure.headline(), failure=failure.fields())
         self._notify()
+
+
+def received(receipts: Mapping[int, Mapping[str, Any]]) -> dict[str, Any]:
+    """Rows per rank of every name, and the fingerprints of the ranks added up to that of the whole exchange."""
+    rows: dict[str, list[int]] = {}
+    prints: dict[str, dict[int, tuple[int, int]]] = {}
+    for _, receipt in sorted(receipts.items()):
+        for name, count in receipt["rows"].items():
+            rows.setdefault(name, []).append(count)
+        for name, parts in receipt["fingerprint"].items():
+            for partition, count, digest in parts:
+                n, h = prints.setdefault(name, {}).get(partition, (0, 0))
+                prints[name][partition] = (n + count, (h + digest) % (1 << 64))
+    fingerprint = {name: [[p, n, f"{h:016x}"] for p, (n, h) in sorted(v.items())] for name, v in prints.items()}
+    return {"rows": rows, "fingerprint": fingerprint}

@@ -41,7 +41,7 @@ def run(launch: Launch) -> list[Any]:
     local = Local(order, coordinator, shards)
     try:
         local.start()
-        await_formed(coordinator, gang, local)
+        await_formed(coordinator, launch, local)
         await_end(coordinator, launch, local)
         return results_of(local.batches, gang.ranks)
     finally:
@@ -49,7 +49,6 @@ def run(launch: Launch) -> list[Any]:
         local.join()
         coordinator.await_gone(1.0)
         coordinator.close()
-        launch.watch.receipts(coordinator.receipts)
 
 
 def deal_tables(launch: Launch) -> tuple[dict[str, tuple[Field, ...]], list[Iterator[pa.RecordBatch]]]:
@@ -101,6 +100,8 @@ def order_of(
 class Local:
     """A thread for every supervisor; the place of Spark's tasks."""
 
+    silence = "the rank processes are slow to start"
+
     def __init__(self, order: Order, coordinator: Coordinator, shards: list[Iterator[pa.RecordBatch]]) -> None:
         self._coordinator = coordinator
         self.batches: list[pa.RecordBatch] = []
@@ -134,6 +135,10 @@ class Local:
             self._left -= 1
             self.ended = self._left == 0 or self.problem is not None
             self._coordinator.changed.notify_all()
+
+    def computing(self, ranks: int) -> bool:
+        """Tables are there already."""
+        return False
 
     def cancel(self) -> None:
         """Supervisors end by themselves once the coordinator has said so."""

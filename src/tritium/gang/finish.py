@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pickle
+import time
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -13,8 +14,9 @@ from tritium.errors import JobFailed, ResultError, StartTimeout
 if TYPE_CHECKING:
     from tritium.gang.coordinator import Coordinator
     from tritium.gang.launch import Launch
-    from tritium.gang.settings import Gang
 
+LOOK_SECONDS = 1.0  # how often Spark is asked whether it still computes the sources
+FIRST_WORD_SECONDS = 20.0
 LEAVE_SECONDS = 1.0  # how long supervisors have to end by themselves before the Spark job is cancelled
 
 
@@ -23,20 +25,33 @@ class Tasks(Protocol):
 
     ended: bool
     problem: BaseException | None
+    silence: str  # what to say when no supervisor has reported for a while
 
+    def computing(self, ranks: int) -> bool: ...
     def cancel(self) -> None: ...
     def join(self, seconds: float = ...) -> None: ...
 
 
-def await_formed(coordinator: Coordinator, gang: Gang, tasks: Tasks, waited: float = 0.0) -> None:
-    """Wait until every rank is ready, within the rest of `start_timeout`; or until something has ended."""
-    left = gang.start_timeout - waited
-    with coordinator.changed:
-        coordinator.changed.wait_for(
-            lambda: coordinator.formed or coordinator.failure is not None or tasks.ended, timeout=max(left, 0.0)
-        )
-        formed = coordinator.formed or coordinator.failure is not None or tasks.ended
-    if formed:
+def await_formed(coordinator: Coordinator, launch: Launch, tasks: Tasks, waited: float = 0.0) -> None:
+    """Wait until every rank is ready, within the rest of `start_timeout`; or until something has ended.
+
+    The time in which Spark computes the sources does not count, where Spark tells (it does not on Connect).
+    """
+    gang, now = launch.gang, time.monotonic()
+    deadline, first_word = now + gang.start_timeout - waited, now + FIRST_WORD_SECONDS
+    over = False
+    while not over and (now := time.monotonic()) < deadline:
+        with coordinator.changed:
+            over = coordinator.changed.wait_for(
+                lambda: coordinator.formed or coordinator.failure is not None or tasks.ended,
+                timeout=min(LOOK_SECONDS, deadline - now),
+            )
+        if not over and tasks.computing(gang.ranks):
+            deadline = time.monotonic() + gang.start_timeout
+        if not over and now > first_word and not coordinator.members:
+            first_word = float("inf")
+            launch.watch.note(tasks.silence)
+    if over:
         return
     missing = coordinator.missing()
     reported = gang.ranks - len(missing)

@@ -42,6 +42,8 @@ def _shards(launch: Launch, stack: ExitStack) -> dict[str, Shard]:
     from tritium.data.spool import Spool
     from tritium.data.tables import Tables
     from tritium.data.watermark import Feed, Mark
+    from tritium.gang.coordinator import received
+    from tritium.gang.supervisor import plain_fingerprint
 
     tables = Tables(launch.data, 1)
     plan = tables.plan
@@ -50,7 +52,8 @@ def _shards(launch: Launch, stack: ExitStack) -> dict[str, Shard]:
     for batch in tables.batches(0):
         receiver.take(batch)
     receipt = receiver.finish(confirmed=True)
-    launch.watch.receipts({0: {"rows": receipt.rows, "fingerprint": receipt.fingerprint}})
+    prints = plain_fingerprint(receipt.fingerprint)
+    launch.watch.event("received", **received({0: {"rows": receipt.rows, "fingerprint": prints}}))
     shards = {}
     for name, fields in plan.items():
         feed = Feed()

@@ -160,10 +160,6 @@ class Watch:
         if last:
             self.event("stored", name=name)
 
-    def receipts(self, receipts: Mapping[int, dict[str, Any]]) -> None:
-        """What every rank has received: rows and fingerprints, for the report."""
-        self._report.receipts(receipts)
-
     def note(self, text: str) -> None:
         """A line for the person who waits."""
         self.event("note", text=text)

@@ -205,7 +205,7 @@ class Supervisor:
             self._fail(Failure.of(error, self.rank, host=self.host, pid=os.getpid()))
             self._check()
             raise
-        body = {"columns": receipt.columns, "fingerprint": _plain(receipt.fingerprint)}
+        body = {"columns": receipt.columns, "fingerprint": plain_fingerprint(receipt.fingerprint)}
         self._channel.send("receipt", json.dumps(body).encode(), rows=receipt.rows)
 
     def _report_rows(self, receiver: Receiver) -> None:
@@ -368,7 +368,7 @@ class Supervisor:
         self._process.kill_group()
 
 
-def _plain(fingerprint: Mapping[str, Mapping[int, tuple[int, int]]]) -> dict[str, list[list[int]]]:
+def plain_fingerprint(fingerprint: Mapping[str, Mapping[int, tuple[int, int]]]) -> dict[str, list[list[int]]]:
     return {name: [[p, n, h] for p, (n, h) in parts.items()] for name, parts in fingerprint.items()}
 
 

@@ -128,10 +128,17 @@ def pick_device(device: str | None, module: torch.nn.Module) -> torch.device:
     if device is None:
         weight = next(itertools.chain(module.parameters(), module.buffers()), None)
         return torch.device("cpu") if weight is None else weight.device
-    try:
-        wanted = torch.device(device)
-    except RuntimeError as error:
-        raise BadSetting(f"device={device!r} is no torch device: {error}") from error
+    wanted = check_device(device)
     if wanted.type == "cuda" and (wanted.index or 0) >= torch.cuda.device_count():
         raise BadSetting(f"device={device!r}: torch sees {torch.cuda.device_count()} GPU(s) here. Use device='cpu'.")
     return wanted
+
+
+def check_device(device: str) -> torch.device:
+    """The torch device of this name, which need not be on this machine; BadSetting when there is none."""
+    import torch
+
+    try:
+        return torch.device(device)
+    except (RuntimeError, TypeError) as error:
+        raise BadSetting(f"device={device!r} is no torch device: {error}") from error

@@ -17,6 +17,7 @@ from tritium.data.exchange import pack
 from tritium.errors import BadSetting
 from tritium.model.model import Model, check_batch_size
 from tritium.model.module import by_value, trainable
+from tritium.model.score import check_device
 from tritium.model.signature import Signature
 from tritium.model.table import fields
 from tritium.model.weights import Tensors
@@ -45,6 +46,7 @@ def score(
     Raises SignatureMismatch with every difference between the columns and what the model takes.
     """
     check_batch_size(batch_size)
+    check_device(device)
     names = output_names(model.signature, output_cols)
     _refuse_taken(names, df.columns)
     schema = df.schema

@@ -1,0 +1,311 @@
+"""A model over DataFrames: what leaves the JVM, what comes back, and how often the model runs."""
+
+from __future__ import annotations
+
+import os
+import re
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from pyspark.errors import PythonException
+from pyspark.ml import Pipeline, PipelineModel
+from pyspark.ml.evaluation import BinaryClassificationEvaluator, MulticlassClassificationEvaluator, RegressionEvaluator
+from pyspark.ml.feature import VectorAssembler
+from pyspark.ml.linalg import Vectors
+from pyspark.sql import functions as F
+from torch import nn
+
+import tritium as tr
+from tritium.errors import BadSetting, SignatureMismatch, UntrustedModel
+from tritium.ml.model import TorchModel
+from tritium.model.signature import Input, Output, Signature
+from tritium.model.weights import Tensors
+
+FEATURES = Input("features", ("a", "b", "c"), "float32", (3,))
+NUMBER = Signature((FEATURES,), (Output("y", shape=(1,)),), "regression")
+
+
+class Witness(nn.Module):
+    """Says in a file of its process what it was called with, and when it was loaded."""
+
+    def __init__(self, place: str) -> None:
+        super().__init__()
+        self.place = place
+        self.line = nn.Linear(3, 1)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.say(f"rows {len(x)} threads {torch.get_num_threads()} grad {torch.is_grad_enabled()}")
+        maps = Path("/proc/self/smaps").read_text().split("tritium-")[1:]
+        for part in maps:
+            dirty = re.search(r"Private_Dirty: +(\d+)", part)
+            self.say(f"map {part.split()[0]} {dirty and dirty[1]}")
+        return self.line(x)
+
+    def say(self, text: str) -> None:
+        with open(os.path.join(self.place, str(os.getpid())), "a") as file:
+            file.write(text + "\n")
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        super().__setstate__(state)
+        self.say("loaded")
+
+
+@pytest.fixture
+def place() -> Iterator[str]:
+    with tempfile.TemporaryDirectory() as folder:
+        yield folder
+
+
+def said(place: str) -> dict[str, list[str]]:
+    return {file.name: file.read_text().splitlines() for file in Path(place).iterdir()}
+
+
+def rows(place: str) -> list[int]:
+    return [int(line.split()[1]) for lines in said(place).values() for line in lines if line.startswith("rows")]
+
+
+def table(spark: Any, count: int = 200) -> Any:
+    return spark.range(0, count, 1, 2).select(
+        "id",
+        (F.col("id") / 7).alias("a"),
+        F.sin("id").cast("float").alias("b"),
+        (F.col("id") % 5).cast("int").alias("c"),
+        F.concat(F.lit("secret-"), "id").alias("other"),
+    )
+
+
+def regression(module: nn.Module | None = None, **settings: Any) -> TorchModel:
+    return TorchModel(
+        tr.Model(module or nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 1)), NUMBER), **settings
+    )
+
+
+def test_the_same_numbers_on_every_cluster(cluster: Any) -> None:
+    df = table(cluster.spark)
+    model = regression(batch_size=64)
+    found = model.transform(df).orderBy("id").toPandas()
+    assert model.transform(df).schema["prediction"].dataType.simpleString() == "double"
+    assert list(found.columns) == [*df.columns, "prediction"]
+    np.testing.assert_allclose(found.prediction, model.model.predict(found), rtol=1e-5, atol=1e-6)
+    classes = TorchModel(
+        tr.Model(nn.Linear(3, 2), Signature((FEATURES,), (Output("y", shape=(2,)),), "classification"))
+    )
+    first = classes.transform(df).orderBy("id").first()
+    expected = classes.model.predict(found.head(1))
+    assert isinstance(expected, dict)
+    np.testing.assert_allclose(first.probability.toArray(), expected["probability"][0], rtol=1e-5)
+
+
+def plan_of(df: Any) -> str:
+    return str(df._jdf.queryExecution().executedPlan().toString())
+
+
+def test_only_the_packed_features_leave_the_jvm(spark: Any) -> None:
+    model = regression()
+    plan = plan_of(model.transform(table(spark)).select("other", "prediction"))
+    calls = re.findall(r"ArrowEvalPython \[(.*)\], \[", plan)
+    assert len(calls) == 1
+    assert re.fullmatch(r"predict\(array\([^\[\]]*\)\)#\d+", calls[0])
+    assert "secret" in plan
+    assert "secret" not in calls[0]
+
+
+@pytest.mark.parametrize("kind", ["regression", "classification", "several"])
+def test_a_filter_on_the_prediction_runs_the_model_once(spark: Any, place: str, kind: str) -> None:
+    df = table(spark)
+    if kind == "regression":
+        scored = regression(Witness(place)).transform(df).where("prediction > 0 AND id > 3")
+    elif kind == "classification":
+        signature = Signature((FEATURES,), (Output("y", shape=(1,)),), "classification")
+        scored = TorchModel(tr.Model(Witness(place), signature)).transform(df).where("prediction = 1")
+    else:
+        two = nn.Sequential(Witness(place), Twice())
+        signature = Signature((FEATURES,), (Output("one", shape=(1,)), Output("two", shape=(1,))))
+        scored = TorchModel(tr.Model(two, signature), output_cols=["x", "y"]).transform(df).where("x > 0 AND y > 0")
+    assert len(re.findall(r"ArrowEvalPython", plan_of(scored))) == 1
+    assert 0 < len(scored.collect()) < 200
+    assert sum(rows(place)) == 200
+
+
+class Twice(nn.Module):
+    def forward(self, x: torch.Tensor) -> Any:
+        return x, 2 * x
+
+
+def test_batches_inside_and_the_session_left_alone(spark: Any, place: str) -> None:
+    before = spark.conf.get("spark.sql.execution.arrow.maxRecordsPerBatch")
+    regression(Witness(place), batch_size=16).transform(table(spark, 100)).toPandas()
+    assert sorted(rows(place)) == [2, 2, *[16] * 6]
+    lines = [line for lines in said(place).values() for line in lines if line.startswith("rows")]
+    assert all(line.endswith("threads 1 grad False") for line in lines)
+    assert spark.conf.get("spark.sql.execution.arrow.maxRecordsPerBatch") == before
+
+
+def test_one_file_of_weights_for_all_workers(spark: Any, place: str) -> None:
+    model = regression(Witness(place))
+    for _ in range(2):  # the second job reuses the workers
+        model.transform(table(spark).repartition(4)).toPandas()
+    told = said(place)
+    assert all(lines.count("loaded") == 1 for lines in told.values())
+    name = f"{Tensors.of(model.module()).digest()}.safetensors"
+    maps = {line for lines in told.values() for line in lines if line.startswith(f"map {name}")}
+    assert maps == {f"map {name} 0"}  # 0 kB of it belong to one worker alone
+    scratch = Path(os.environ["SPARK_LOCAL_DIRS"])
+    assert len(list(scratch.glob(f"blockmgr-*/tritium-{name}"))) == 1  # Spark removes this directory at its end
+    assert not list(scratch.glob("blockmgr-*/*.part"))
+
+
+def test_several_inputs_and_outputs(spark: Any) -> None:
+    class Several(nn.Module):
+        def forward(self, v: torch.Tensor, m: torch.Tensor, k: torch.Tensor) -> Any:
+            return v.sum(1), m * 2, k[:, None].repeat(1, 2)
+
+    data = [(Vectors.dense(1, 2), [[1.0, 2.0], [3.0, 4.0]], 3), (Vectors.sparse(2, [1], [5]), [[0.0] * 2] * 2, 4)]
+    df = _typed(spark, data)
+    inputs = (
+        Input("v", ("v",), "float32", (2,)),
+        Input("m", ("m",), "float32", (2, 2)),
+        Input("k", ("k",), "int64", ()),
+    )
+    outputs = (Output("s"), Output("m", shape=(2, 2)), Output("k", "int64", (2,)))
+    model = TorchModel(tr.Model(Several(), Signature(inputs, outputs)))
+    scored = model.transform(df)
+    kind = scored.schema["prediction"].dataType.simpleString()
+    assert kind == "struct<s:double,m:array<array<float>>,k:array<bigint>>"
+    first, second = scored.select("prediction.*").collect()
+    assert (first.s, first.m, first.k) == (3.0, [[2.0, 4.0], [6.0, 8.0]], [3, 3])
+    assert second.s == 5.0
+    apart = model.copy().setOutputCols(["x", "y", "z"]).transform(df)
+    assert [f.dataType.simpleString() for f in apart.schema[-3:]] == ["double", "array<array<float>>", "array<bigint>"]
+    with pytest.raises(BadSetting, match=r"gives 3 .*name 1 or 3"):
+        model.setOutputCols(["x", "y"])
+
+
+def _typed(spark: Any, data: list[Any]) -> Any:
+    from pyspark.ml.linalg import VectorUDT
+    from pyspark.sql.types import ArrayType, DoubleType, IntegerType, StructField, StructType
+
+    matrix = ArrayType(ArrayType(DoubleType()))
+    fields = [StructField("v", VectorUDT()), StructField("m", matrix), StructField("k", IntegerType())]
+    return spark.createDataFrame(data, StructType(fields))
+
+
+def test_an_array_output_is_an_array(spark: Any) -> None:
+    signature = Signature((FEATURES,), (Output("y", shape=(2,)),), "regression")
+    scored = TorchModel(tr.Model(nn.Linear(3, 2), signature)).transform(table(spark))
+    assert scored.schema["prediction"].dataType.simpleString() == "array<float>"
+    assert len(scored.first().prediction) == 2
+
+
+def test_every_difference_before_the_job_starts(spark: Any) -> None:
+    df = table(spark).select("id", F.col("other").alias("a"), F.array("b").alias("c"))
+    with pytest.raises(SignatureMismatch) as caught:
+        regression().transform(df)
+    assert len(caught.value.differences) == 3
+    with pytest.raises(BadSetting, match=r"has a column 'prediction' already"):
+        regression().transform(table(spark).withColumn("prediction", F.lit(1)))
+
+
+@pytest.mark.parametrize(("value", "what"), [("NULL", "null"), ("float('nan')", "NaN")])
+def test_a_null_or_nan_names_the_column(spark: Any, value: str, what: str) -> None:
+    df = table(spark).withColumn("b", F.expr(f"IF(id = 7, {value}, b)"))
+    with pytest.raises(PythonException, match=f"BadRow: column 'b' is {what} in row 7 of partition 0"):
+        regression().transform(df.coalesce(1)).collect()
+
+
+def test_rows_of_another_length(spark: Any) -> None:
+    df = table(spark).withColumn("features", F.array("a", "b"))
+    model = TorchModel(
+        tr.Model(nn.Linear(3, 1), Signature((Input("x", ("features",), "float32", (3,)),), NUMBER.outputs))
+    )
+    with pytest.raises(PythonException, match=r"column 'features' .* of length 2, where 3 was expected"):
+        model.transform(df.coalesce(1)).collect()
+
+
+def test_a_gpu_that_is_not_there(spark: Any) -> None:
+    if torch.cuda.is_available():
+        pytest.skip("there is a GPU")
+    with pytest.raises(PythonException, match=r"device='cuda': torch sees 0 GPU"):
+        regression(device="cuda").transform(table(spark).coalesce(1)).collect()
+    with pytest.raises(BadSetting, match=r"no torch device"):
+        regression(device="warp").transform(table(spark))
+
+
+def test_weights_that_changed_are_sent_again(spark: Any) -> None:
+    model = regression()
+    first = model.transform(table(spark)).orderBy("id").first().prediction
+    with torch.no_grad():
+        model.module().get_parameter("2.bias").add_(1)
+    assert model.transform(table(spark)).orderBy("id").first().prediction == pytest.approx(first + 1, rel=1e-5)
+
+
+def test_sparks_evaluators_read_it(spark: Any) -> None:
+    df = table(spark).withColumn("label", (F.col("a") > 10).cast("double"))
+    scored = regression().transform(df)
+    assert RegressionEvaluator(labelCol="label").evaluate(scored) > 0
+    signature = Signature((FEATURES,), (Output("y", shape=(2,)),), "classification")
+    classes = TorchModel(tr.Model(nn.Linear(3, 2), signature)).transform(df)
+    assert 0 <= MulticlassClassificationEvaluator(labelCol="label").evaluate(classes) <= 1
+    assert MulticlassClassificationEvaluator(labelCol="label", metricName="logLoss").evaluate(classes) > 0
+    assert 0 <= BinaryClassificationEvaluator(labelCol="label", rawPredictionCol="probability").evaluate(classes) <= 1
+
+
+# --- as a Spark ML model
+
+
+def test_parameters_and_copies() -> None:
+    model = regression(batch_size=7)
+    assert (
+        "batch_size: rows that the module is called with at once (default: 1024, current: 7)" in model.explainParams()
+    )
+    copy = model.copy({model.batch_size: 9})
+    assert (copy.getOrDefault("batch_size"), model.getOrDefault("batch_size")) == (9, 7)
+    assert copy.module() is model.module()
+    assert copy.uid == model.uid
+    assert (model.signature, model.history) == (NUMBER, [])
+    with pytest.raises(BadSetting, match=r"no parameter 'batchsize'"):
+        model.setParams(batchsize=3)
+
+
+def test_saved_in_a_pipeline(spark: Any, tmp_path: Path) -> None:
+    df = table(spark)
+    assembler = VectorAssembler(inputCols=["a", "b", "c"], outputCol="features")
+    signature = Signature((Input("features", ("features",), "float32", (3,)),), NUMBER.outputs, "regression")
+    model = TorchModel(tr.Model(nn.Linear(3, 1), signature, history=[{"epoch": 0}]), batch_size=50, output_cols=["y"])
+    pipeline = Pipeline(stages=[assembler, model]).fit(df)
+    expected = pipeline.transform(df).orderBy("id").toPandas().y
+    path = str(tmp_path / "pipeline")
+    pipeline.save(path)
+    with pytest.raises(UntrustedModel, match=r"spark.tritium.trustModels=true"):
+        PipelineModel.load(path)
+    spark.conf.set("spark.tritium.trustModels", "true")
+    try:
+        loaded = PipelineModel.load(path)
+    finally:
+        spark.conf.unset("spark.tritium.trustModels")
+    last = loaded.stages[-1]
+    assert (last.uid, last.getOrDefault("batch_size"), last.history) == (model.uid, 50, [{"epoch": 0}])
+    assert (loaded.transform(df).orderBy("id").toPandas().y == expected).all()
+
+
+def test_saving_twice_and_reading_it_without_spark_ml(spark: Any, tmp_path: Path) -> None:
+    path = str(tmp_path / "model")
+    regression().save(path)
+    with pytest.raises(BadSetting, match=r"overwrite"):
+        regression().save(path)
+    model = regression()
+    model.write().overwrite().save(path)
+    spark.conf.set("spark.tritium.trustModels", "true")
+    try:
+        again = TorchModel.load(path)
+    finally:
+        spark.conf.unset("spark.tritium.trustModels")
+    frame = table(spark).toPandas()
+    alone = tr.load(path + "/model", trusted=True)
+    assert (alone.predict(frame) == model.model.predict(frame)).all()
+    assert (again.model.predict(frame) == model.model.predict(frame)).all()

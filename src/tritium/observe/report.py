@@ -21,7 +21,6 @@ class Report:
         self._begun = time.monotonic()
         self._since: dict[str, float] = {}
         self._ranks: dict[int, dict[str, Any]] = {}
-        self._fingerprint: dict[str, dict[int, tuple[int, int]]] = {}
         self._ended: set[tuple[str, int]] = set()
         self._report: dict[str, Any] = {
             "run": run_id,
@@ -31,6 +30,7 @@ class Report:
             "seconds": None,
             "settings": without_secrets(settings),
             "versions": versions(),
+            "fingerprint": {},
             "stored": [],
             "notes": [],
             "failure": None,
@@ -42,22 +42,6 @@ class Report:
         if handler is not None:
             with self._lock:
                 handler(**fields)
-
-    def receipts(self, receipts: Mapping[int, Mapping[str, Any]]) -> None:
-        """What every rank has received: `rows` by name, and the `fingerprint` of their contents by name and partition.
-
-        A fingerprint's parts are partition → (rows, sum of hashes), or a list of (partition, rows, sum of hashes).
-        """
-        with self._lock:
-            for rank, receipt in receipts.items():
-                for name, rows in receipt.get("rows", {}).items():
-                    self._shard(rank, name)["rows"] = int(rows)
-                for name, parts in receipt.get("fingerprint", {}).items():
-                    total = self._fingerprint.setdefault(name, {})
-                    flat = ((p, *sums) for p, sums in parts.items()) if isinstance(parts, Mapping) else parts
-                    for partition, count, hashes in flat:
-                        rows, before = total.get(int(partition), (0, 0))
-                        total[int(partition)] = (rows + count, (before + hashes) % 2**64)
 
     def build(self) -> dict[str, Any]:
         """The report as it stands, as JSON.
@@ -72,10 +56,6 @@ class Report:
                 **self._report,
                 "seconds_until": dict(self._since),
                 "ranks": [{"rank": rank, **facts} for rank, facts in sorted(self._ranks.items())],
-                "fingerprint": {
-                    name: {str(part): [rows, f"{total:016x}"] for part, (rows, total) in sorted(parts.items())}
-                    for name, parts in self._fingerprint.items()
-                },
             }
 
     # ---- events, under the lock
@@ -93,6 +73,15 @@ class Report:
             shards = [(name, rank) for rank, facts in self._ranks.items() for name in facts.get("shards", ())]
             if self._ended.issuperset(shards):
                 self._since["spooled"] = self._elapsed()
+
+    def _on_received(self, rows: Mapping[str, Any], fingerprint: Mapping[str, Any], **_: Any) -> None:
+        for name, counts in rows.items():
+            for rank, count in enumerate(counts):
+                self._shard(rank, name)["rows"] = int(count)
+        self._report["fingerprint"] = {
+            name: {str(partition): [count, digest] for partition, count, digest in parts}
+            for name, parts in fingerprint.items()
+        }
 
     def _on_log(self, rank: int, values: Mapping[str, Any] | None = None, **position: Any) -> None:
         self._reached("first_log")

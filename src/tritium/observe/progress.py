@@ -28,8 +28,7 @@ class Steps:
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
         self._leader: int | None = None  # the lowest rank that logs; its steps and values are shown
-        self._rows: dict[int, int] = {}
-        self._window: deque[tuple[float, int]] = deque()
+        self._windows: dict[int, deque[tuple[float, int]]] = {}  # by rank: when it had taken how many rows
         self._first: tuple[float, float] | None = None  # time and fraction at the first log
         self._latest = 0.0  # time of the last one that moved the fraction
         self.position: dict[str, int] = {}
@@ -38,10 +37,10 @@ class Steps:
     def log(self, rank: int, fields: dict[str, Any]) -> None:
         now = self._clock()
         if fields.get("rows") is not None:
-            self._rows[rank] = max(int(fields["rows"]), self._rows.get(rank, 0))
-            self._window.append((now, sum(self._rows.values())))
-            while self._window[0][0] < now - RATE_SECONDS and len(self._window) > 2:
-                self._window.popleft()
+            window = self._windows.setdefault(rank, deque())
+            window.append((now, int(fields["rows"])))
+            while window[0][0] < now - RATE_SECONDS and len(window) > 2:
+                window.popleft()
         if self._leader is None or rank <= self._leader:
             self._leader = rank
             self.values.update(fields.get("values") or {})
@@ -69,9 +68,12 @@ class Steps:
     @property
     def rows_per_second(self) -> float | None:
         """Rows that all ranks together take a second."""
-        if len(self._window) < 2 or self._window[-1][0] <= self._window[0][0]:
-            return None
-        return (self._window[-1][1] - self._window[0][1]) / (self._window[-1][0] - self._window[0][0])
+        rates = [
+            (window[-1][1] - window[0][1]) / (window[-1][0] - window[0][0])
+            for window in self._windows.values()
+            if window[-1][0] > window[0][0]
+        ]
+        return sum(rates) if rates else None
 
     @property
     def seconds_left(self) -> float | None:

@@ -1,0 +1,292 @@
+"""What a run shows: plain lines where there is no terminal, a live display where there is one."""
+
+from __future__ import annotations
+
+import io
+import os
+import pty
+import subprocess
+import sys
+import textwrap
+import threading
+from typing import Any
+
+import pytest
+
+from tritium.observe.progress import LINE_SECONDS, Progress, Steps, clock_time, number
+
+PEERS = [{"rank": 0, "host": "b7"}, {"rank": 1, "host": "b9"}]
+
+
+class Clock:
+    """Time that passes when the test says so."""
+
+    now = 100.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+@pytest.fixture
+def clock() -> Clock:
+    return Clock()
+
+
+@pytest.fixture
+def stream() -> io.StringIO:
+    return io.StringIO()
+
+
+@pytest.fixture
+def progress(stream: io.StringIO, clock: Clock) -> Any:
+    progress = Progress(2, stream=stream, clock=clock)
+    yield progress
+    progress.close()
+
+
+def lines(stream: io.StringIO) -> list[str]:
+    return stream.getvalue().splitlines()
+
+
+class TestPlainLines:
+    def test_a_run_from_start_to_end(self, progress: Progress, stream: io.StringIO, clock: Clock) -> None:
+        progress.event("started", ranks=2, slots=4)
+        progress.event("reported", partition=0, host="b7", pid=1)
+        clock.now += 3
+        progress.event("formed", peers=PEERS)
+        for rank in (0, 1):
+            progress.event("rows", name="train", rank=rank, rows=6_150, ended=True)
+        for step in range(10):
+            clock.now += 1
+            for rank in (0, 1):
+                position = {"step": step, "steps": 10, "epoch": 0, "epochs": 2, "rows": 100 * (step + 1)}
+                progress.event("log", rank=rank, **position, values={"loss": 1 / (step + 1)})
+        progress.event("rank_ended", rank=0)
+        progress.event("ended", ok=True, seconds=13.2)
+        assert lines(stream) == [
+            "tritium: starting 2 ranks on 4 slots",
+            "tritium: 2 ranks on b7, b9 after 3.0 s",
+            "tritium: spooled 12,300 rows of 'train' after 3.0 s",
+            "tritium: epoch 1/2, step 1/10, loss 1",
+            "tritium: epoch 1/2, step 6/10, 200 rows/s, loss 0.1667, 0:14 left",
+            "tritium: epoch 1/2, step 10/10, 200 rows/s, loss 0.1, 0:10 left",
+            "tritium: done after 13.2 s",
+        ]
+
+    def test_rows_while_exchanging_come_no_more_often(
+        self, progress: Progress, stream: io.StringIO, clock: Clock
+    ) -> None:
+        for second in range(11):
+            for name in ("train", "validation"):
+                progress.event("rows", name=name, rank=0, rows=second * 100, ended=False)
+            clock.now += 1
+        assert lines(stream) == [
+            "tritium: spooled 500 rows of 'train', 400 rows of 'validation'",
+            "tritium: spooled 1,000 rows of 'train', 900 rows of 'validation'",
+        ]
+
+    def test_what_was_held_back_is_said_at_the_end(self, progress: Progress, stream: io.StringIO) -> None:
+        progress.event("log", rank=0, step=0, values={"loss": 2.0})
+        progress.event("log", rank=0, step=1, values={"loss": 1.0})
+        progress.close()
+        progress.close()
+        assert lines(stream) == ["tritium: step 1, loss 2", "tritium: step 2, loss 1"]
+
+    def test_failures_and_notes(self, progress: Progress, stream: io.StringIO) -> None:
+        progress.event("note", text="waiting for slots: 2 needed")
+        progress.event("failed", rank=1, host="b9", type="ValueError", text="a\nb", how="exception", pid=3)
+        progress.event("failed", rank=1, host="b9", type="", text="", signal="SIGKILL")
+        progress.event("ended", ok=False, seconds=2.0)
+        progress.event("something new", x=1)
+        assert lines(stream) == [
+            "tritium: waiting for slots: 2 needed",
+            "tritium: rank 1 on b9 failed: ValueError: a",
+            "tritium: rank 1 on b9 was killed by SIGKILL",
+            "tritium: ended without a result after 2.0 s",
+        ]
+
+
+class TestOutput:
+    def test_whole_lines_with_the_rank_in_front(self, progress: Progress, stream: io.StringIO) -> None:
+        progress.output(0, "one\ntw")
+        progress.output(1, "[red]other[/red]\n")
+        progress.output(0, "o\nthree")
+        assert lines(stream) == ["[rank 0] one", "[rank 1] [red]other[/red]", "[rank 0] two"]
+        progress.close()
+        assert lines(stream)[-1] == "[rank 0] three"
+
+    def test_a_bar_drawn_again_and_again_is_its_last_state(self, progress: Progress, stream: io.StringIO) -> None:
+        for percent in range(0, 101, 20):
+            progress.output(0, f"\r{percent}%")
+        progress.output(0, "\r\nnext\r\n")
+        assert lines(stream) == ["[rank 0] 100%", "[rank 0] next"]
+
+    def test_a_line_without_end_does_not_grow_for_ever(self, progress: Progress, stream: io.StringIO) -> None:
+        for _ in range(100):
+            progress.output(0, "\r" + "#" * 1000)
+        progress.output(1, "x" * 40_000)
+        assert [len(line) for line in lines(stream)] == [40_009]
+
+    @pytest.mark.parametrize(("output", "shown"), [("all", [0, 1]), ("rank 0", [0]), ("none", [])])
+    def test_whose_output_is_shown(self, stream: io.StringIO, output: Any, shown: list[int]) -> None:
+        progress = Progress(2, output=output, stream=stream)
+        for rank in (0, 1):
+            progress.output(rank, "hello\n")
+        progress.close()
+        assert lines(stream) == [f"[rank {rank}] hello" for rank in shown]
+
+    def test_without_progress_only_the_output_is_shown(self, stream: io.StringIO) -> None:
+        progress = Progress(1, show=False, stream=stream)
+        progress.event("ended", ok=True, seconds=1.0)
+        progress.output(0, "hello\n")
+        progress.close()
+        assert lines(stream) == ["[rank 0] hello"]
+
+    def test_a_stream_that_knows_few_letters(self) -> None:
+        narrow = io.TextIOWrapper(io.BytesIO(), encoding="ascii", newline="\n")
+        progress = Progress(1, stream=narrow)
+        progress.output(0, "Zürich ━\n")
+        progress.close()
+        assert narrow.buffer.getvalue() == b"[rank 0] Z\\xfcrich \\u2501\n"  # type: ignore[attr-defined]
+
+    def test_a_terminal_that_has_gone_does_not_end_the_run(self, stream: io.StringIO) -> None:
+        progress = Progress(1, stream=stream)
+        stream.close()
+        progress.output(0, "hello\n")
+        progress.event("ended", ok=True, seconds=1.0)
+        progress.close()
+
+    def test_from_many_threads_lines_stay_whole(self, progress: Progress, stream: io.StringIO) -> None:
+        def print_lines(rank: int) -> None:
+            for i in range(200):
+                progress.output(rank, f"line {i}\n")
+                progress.event("log", rank=rank, rows=i)
+
+        threads = [threading.Thread(target=print_lines, args=(rank,)) for rank in range(8)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        for rank in range(8):
+            assert [line for line in lines(stream) if line.startswith(f"[rank {rank}]")] == [
+                f"[rank {rank}] line {i}" for i in range(200)
+            ]
+
+
+class TestSteps:
+    def test_rows_of_all_ranks_a_second(self, clock: Clock) -> None:
+        steps = Steps(clock)
+        assert steps.rows_per_second is None
+        for second in range(60):
+            clock.now = second
+            for rank in range(3):
+                steps.log(rank, {"rows": 50 * (second + 1) if second >= 30 else 0})
+        assert steps.rows_per_second == pytest.approx(150, rel=0.05)
+
+    def test_time_left_by_steps_alone(self, clock: Clock) -> None:
+        steps = Steps(clock)
+        steps.log(0, {"step": 0, "steps": 100})
+        assert steps.seconds_left is None
+        clock.now += 9
+        steps.log(0, {"step": 9, "steps": 100})
+        assert steps.fraction == pytest.approx(0.1)
+        assert steps.seconds_left == pytest.approx(90)
+        clock.now += 10
+        assert steps.seconds_left == pytest.approx(80)  # it runs down between two logs
+
+    def test_values_of_the_lowest_rank_that_logs(self, clock: Clock) -> None:
+        steps = Steps(clock)
+        steps.log(2, {"values": {"loss": 3.0, "accuracy": 0.5}})
+        steps.log(1, {"values": {"loss": 2.0}})
+        steps.log(2, {"values": {"loss": 9.0}})
+        assert steps.text() == "loss 2, accuracy 0.5"
+
+    def test_an_unknown_number_of_steps(self, clock: Clock) -> None:
+        steps = Steps(clock)
+        steps.log(0, {"epoch": 1, "epochs": 4, "step": 7})
+        assert steps.text() == "epoch 2/4, step 8"
+        assert steps.fraction == pytest.approx(0.25)
+
+    def test_numbers_and_times(self) -> None:
+        assert [number(v) for v in (0.123456, 12345.678, 1e-9, float("nan"), "NaN")] == [
+            "0.1235",
+            "1.235e+04",
+            "1e-09",
+            "nan",
+            "NaN",
+        ]
+        assert [clock_time(s) for s in (0.2, 59.6, 75, 3675)] == ["0:00", "1:00", "1:15", "1:01:15"]
+
+
+class TestLive:
+    def test_the_display_stays_below_the_output(self, stream: io.StringIO) -> None:
+        threads = threading.active_count()
+        progress = Progress(2, live=True, stream=stream)
+        assert threading.active_count() == threads + 1
+        progress.event("formed", peers=PEERS)
+        progress.output(0, "hello [red]\n")
+        progress.event("log", rank=0, step=4, steps=10, epoch=0, epochs=2, values={"loss": 0.5})
+        progress.event("ended", ok=True, seconds=1.0)
+        progress.close()
+        assert threading.active_count() == threads
+        text = stream.getvalue()
+        assert "[rank 0] hello [red]\n" in text
+        *_, last = text.split("\x1b[2K")
+        assert "done after 1.0 s" in last
+        assert "epoch 1/2, step 5/10, loss 0.5" in last
+        assert last.endswith("\x1b[?25h")  # the cursor is shown again
+
+    def test_a_second_run_at_the_same_time_writes_plain_lines(self, stream: io.StringIO) -> None:
+        other = io.StringIO()
+        first = Progress(1, live=True, stream=stream)
+        second = Progress(1, live=True, stream=other)
+        second.event("formed", peers=PEERS[:1])
+        second.close()
+        first.close()
+        assert other.getvalue().startswith("tritium: 1 rank on b7 after 0.")
+        third = Progress(1, live=True, stream=other)  # the terminal was given back
+        third.close()
+        assert "\x1b[" in other.getvalue()
+
+    def test_on_a_real_terminal(self) -> None:
+        """A terminal is found by itself; prints of the driver's own stay above the display."""
+        program = """
+            from tritium.observe.progress import Progress
+            progress = Progress(1)
+            progress.event("log", rank=0, step=1, steps=4, values={"loss": 0.25})
+            print("from the driver")
+            progress.output(0, "from the rank\\n")
+            progress.close()
+            print("afterwards")
+        """
+        ours, theirs = pty.openpty()
+        env = {**os.environ, "TERM": "xterm", "COLUMNS": "100", "LINES": "40"}
+        command = [sys.executable, "-c", textwrap.dedent(program)]
+        process = subprocess.Popen(command, stdin=theirs, stdout=theirs, stderr=theirs, env=env)
+        os.close(theirs)
+        text = b""
+        try:
+            while data := os.read(ours, 4096):
+                text += data
+        except OSError:  # Linux's word for the end of a terminal
+            pass
+        os.close(ours)
+        assert process.wait(30) == 0
+        shown = text.decode()
+        assert shown.index("from the driver") < shown.index("[rank 0] from the rank") < shown.rindex("step 2/4")
+        assert shown.rindex("step 2/4") < shown.index("afterwards")
+        assert "\x1b[?25l" in shown
+
+    def test_in_a_notebook_without_widgets_lines_are_plain(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        import rich.console
+
+        monkeypatch.setattr(rich.console, "_is_jupyter", lambda: True)
+        stream = io.StringIO()
+        progress = Progress(1, stream=stream)
+        progress.event("formed", peers=PEERS[:1])
+        progress.close()
+        assert lines(stream)[0].startswith("tritium: 1 rank on b7")
+
+
+def test_lines_are_a_few_seconds_apart() -> None:
+    assert 1 <= LINE_SECONDS <= 10

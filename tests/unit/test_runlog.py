@@ -1,0 +1,238 @@
+"""What a run leaves on disk, and the report that is put together from its events."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import threading
+from pathlib import Path
+from typing import Any
+
+import fsspec
+import numpy as np
+import pytest
+
+from tritium.errors import BadSetting
+from tritium.observe.events import RunLog, new_run_dir
+from tritium.observe.report import Report
+
+
+def events(folder: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in folder.joinpath("events.jsonl").read_text().splitlines()]
+
+
+class TestWhereARunIs:
+    def test_below_the_variable(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setenv("TRITIUM_RUNS", "s3://bucket/runs/")
+        run_id, path = new_run_dir(None)
+        assert path == f"s3://bucket/runs/{run_id}"
+        assert re.fullmatch(r"\d{8}-\d{6}-[0-9a-f]{6}", run_id)
+        assert new_run_dir(None)[0] != run_id
+
+    def test_else_below_the_working_directory(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.delenv("TRITIUM_RUNS")
+        run_id, path = new_run_dir(None)
+        assert path == os.path.join(os.getcwd(), "tritium-runs", run_id)
+        assert not os.path.exists("tritium-runs")  # made by the first who writes there
+
+    def test_as_given(self, tmp_path: Path) -> None:
+        assert new_run_dir(str(tmp_path))[1] == str(tmp_path)
+
+
+class TestEvents:
+    def test_one_json_object_a_line(self, tmp_path: Path) -> None:
+        log = RunLog(str(tmp_path / "run"), {"ranks": 2, "env": {"WANDB_API_KEY": "secret"}})
+        values = {"loss": float("nan"), "least": float("-inf"), "rate": np.float32(0.5), "at": np.int64(3)}
+        log.event("log", rank=1, values=values, where=tmp_path, some=(1, 2), text="Zürich\n")
+        log.close()
+        first, second = events(tmp_path / "run")
+        assert first["kind"] == "run"
+        assert first["settings"] == {"ranks": 2, "env": ["WANDB_API_KEY"]}
+        assert {"python", "system", "pyarrow"} <= first["versions"].keys()
+        assert re.fullmatch(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}\+00:00", second.pop("time"))
+        assert second == {
+            "kind": "log",
+            "rank": 1,
+            "values": {"loss": "NaN", "least": "-Infinity", "rate": 0.5, "at": 3},
+            "where": str(tmp_path),
+            "some": [1, 2],
+            "text": "Zürich\n",
+        }
+        assert "secret" not in tmp_path.joinpath("run", "events.jsonl").read_text()
+
+    def test_a_second_run_in_the_same_directory_is_appended(self, tmp_path: Path) -> None:
+        for _ in range(2):
+            RunLog(str(tmp_path), {}).close()
+        assert [event["kind"] for event in events(tmp_path)] == ["run", "run"]
+
+    def test_from_many_threads(self, tmp_path: Path) -> None:
+        log = RunLog(str(tmp_path), {})
+        threads = [
+            threading.Thread(target=lambda rank=rank: [log.event("log", rank=rank) for _ in range(50)])
+            for rank in range(4)
+        ]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        log.close()
+        assert len(events(tmp_path)) == 201
+
+    def test_after_close_nothing_is_written(self, tmp_path: Path) -> None:
+        log = RunLog(str(tmp_path), {})
+        log.close()
+        log.close()
+        log.event("late")
+        assert len(events(tmp_path)) == 1
+
+    @pytest.mark.skipif(os.geteuid() == 0 and not os.path.exists("/dev/full"), reason="needs a full disk")
+    def test_a_full_disk_does_not_end_the_run(self, tmp_path: Path) -> None:
+        tmp_path.joinpath("events.jsonl").symlink_to("/dev/full")
+        log = RunLog(str(tmp_path), {})
+        log.event("log", rank=0)
+        log.report({"ok": True})
+        log.close()
+        assert log.problem is not None
+        assert log.problem.startswith("events.jsonl could not be written any further: [Errno 28]")
+
+
+class TestOutput:
+    def test_whole_and_by_rank(self, tmp_path: Path) -> None:
+        log = RunLog(str(tmp_path), {})
+        log.output(0, "half a ")
+        log.output(1, "other\n")
+        log.output(0, "line\r\n\ud800 end")
+        log.close()
+        assert tmp_path.joinpath("logs", "rank-0.log").read_bytes() == b"half a line\r\n\\ud800 end"
+        assert tmp_path.joinpath("logs", "rank-1.log").read_text() == "other\n"
+
+    def test_the_last_lines(self, tmp_path: Path) -> None:
+        log = RunLog(str(tmp_path), {})
+        for i in range(30_000):
+            log.output(3, f"line {i}\n") if i % 1000 == 0 or i > 29_900 else None
+        log.output(3, "x" * 100_000 + "\nlast")
+        log.close()
+        assert log.tail(3)[-1] == "last"
+        assert len(log.tail(3)) == 2
+        assert log.tail(9) == []
+        log = RunLog(str(tmp_path), {})
+        log.output(4, "".join(f"line {i}\n" for i in range(100)))
+        assert log.tail(4, 3) == ["line 97", "line 98", "line 99"]
+        log.close()
+
+
+class TestStoredFiles:
+    def test_in_pieces_and_named_when_whole(self, tmp_path: Path) -> None:
+        log = RunLog(str(tmp_path), {})
+        log.store("model/weights.bin", b"one ", False)
+        assert not tmp_path.joinpath("model", "weights.bin").exists()
+        log.store("model/weights.bin", b"two", True)
+        assert tmp_path.joinpath("model", "weights.bin").read_bytes() == b"one two"
+        log.store("model/weights.bin", b"again", True)
+        log.store("never.bin", b"half", False)
+        log.close()
+        assert tmp_path.joinpath("model", "weights.bin").read_bytes() == b"again"
+        assert sorted(os.listdir(tmp_path)) == ["events.jsonl", "logs", "model"]
+
+    @pytest.mark.parametrize("name", ["../x", "/etc/x", "a/../../x", "", "s3://b/x", "C:x"])
+    def test_not_outside_the_directory(self, tmp_path: Path, name: str) -> None:
+        log = RunLog(str(tmp_path), {})
+        with pytest.raises(BadSetting, match="is no name of a file in the run directory"):
+            log.store(name, b"", True)
+        log.close()
+
+
+class TestARemoteDirectory:
+    @pytest.fixture
+    def files(self) -> Any:
+        files = fsspec.filesystem("memory")
+        yield files
+        files.rm("/", recursive=True)
+
+    def test_is_written_through_fsspec(self, files: Any) -> None:
+        for number in range(2):
+            log = RunLog("memory://bucket/run", {"ranks": 1})
+            log.event("note", text=f"{number}")
+            log.output(0, f"hello {number}\n")
+            log.store("weights/w.bin", b"12", False)
+            log.store("weights/w.bin", b"34", True)
+            log.store("half.bin", b"12", False)
+            assert log.path("report.json") == "memory://bucket/run/report.json"
+            log.report({"ok": True})
+            log.close()
+            assert log.problem is None
+        found = {name: files.cat(name) for name in files.find("/bucket/run")}
+        assert sorted(found) == [
+            "/bucket/run/events.jsonl",
+            "/bucket/run/logs/rank-0.log",
+            "/bucket/run/report.json",
+            "/bucket/run/weights/w.bin",
+        ]
+        assert found["/bucket/run/weights/w.bin"] == b"1234"
+        assert found["/bucket/run/logs/rank-0.log"] == b"hello 0\nhello 1\n"
+        assert len(found["/bucket/run/events.jsonl"].splitlines()) == 4
+
+    def test_that_refuses_leaves_the_local_copy(self, files: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+        log = RunLog("memory://bucket/run", {})
+
+        def refuse(*_: Any) -> None:
+            raise PermissionError("denied")
+
+        monkeypatch.setattr(type(files), "put_file", refuse)
+        log.close()
+        assert log.problem is not None
+        place = Path(log.problem.rpartition("It is kept in ")[2].rstrip("."))
+        assert place.joinpath("events.jsonl").exists()
+        for path in (place / "events.jsonl", place / "logs", place):
+            path.unlink() if path.is_file() else path.rmdir()
+
+
+class TestReport:
+    def test_what_came_of_a_run(self, tmp_path: Path) -> None:
+        report = Report("id", str(tmp_path), {"ranks": 2, "env": {"KEY": "secret"}})
+        report.event("note", text="waiting for slots")
+        report.event("formed", peers=[{"rank": rank, "host": f"b{rank}", "pid": 70 + rank} for rank in (0, 1)])
+        for rank in (0, 1):
+            report.event("rows", name="train", rank=rank, rows=10 + rank, ended=True)
+            for epoch in range(3):
+                report.event("counts", rank=rank, name="train", epoch=epoch, rows=10 + rank, used=10 + rank, padded=1)
+        report.event("log", rank=0, step=4, values={"loss": 0.5})
+        report.event("log", rank=0, step=5, values={"loss": 0.25})
+        report.event("stored", name="model/w.bin")
+        report.event("unknown", anything=1)
+        parts = [[0, 15, "0000000000000001"], [1, 6, "0000000000000005"]]
+        report.event("received", rows={"train": [10, 11]}, fingerprint={"train": parts})
+        report.event("ended", ok=True, seconds=12.5)
+        built = json.loads(json.dumps(report.build()))
+        assert built["ok"] is True
+        assert built["seconds"] == 12.5
+        assert built["settings"] == {"ranks": 2, "env": ["KEY"]}
+        assert built["seconds_until"].keys() == {"formed", "spooled", "first_log"}
+        assert built["notes"] == ["waiting for slots"]
+        assert built["stored"] == ["model/w.bin"]
+        assert built["failure"] is None
+        assert built["fingerprint"] == {"train": {"0": [15, "0000000000000001"], "1": [6, "0000000000000005"]}}
+        assert built["ranks"][1] == {
+            "rank": 1,
+            "host": "b1",
+            "pid": 71,
+            "shards": {"train": {"rows": 11, "used": 33, "padded": 3, "dropped": 0, "repeated": 0}},
+        }
+        assert built["ranks"][0]["logged"] == {"step": 5, "loss": 0.25}
+
+    def test_the_first_failure(self) -> None:
+        report = Report("id", "/tmp/run", {})
+        report.event("failed", rank=1, host="b7", type="ValueError", text="no")
+        report.event("failed", rank=0, host="b7", type="OSError", text="broken pipe")
+        report.event("ended", ok=False)
+        built = report.build()
+        assert built["failure"] == {"rank": 1, "host": "b7", "type": "ValueError", "text": "no"}
+        assert built["seconds"] is not None
+
+    def test_is_written_whole(self, tmp_path: Path) -> None:
+        log = RunLog(str(tmp_path), {})
+        log.report({"loss": float("inf"), "ranks": np.arange(2)})
+        log.close()
+        assert json.loads(tmp_path.joinpath("report.json").read_text()) == {"loss": "Infinity", "ranks": [0, 1]}
+        assert not tmp_path.joinpath("report.json.part").exists()

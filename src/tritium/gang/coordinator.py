@@ -218,6 +218,9 @@ class Coordinator:
             for message in link.codec_in.feed(data) if link.challenge is None else ():
                 self._handle(link, message)
         except (WireError, ValueError, TypeError, KeyError) as error:
+            if link.member is not None:  # one of ours: what it asked for can't be done
+                rank = link.member.partition if link.member.rank is None else link.member.rank
+                self._failed(Failure.of(error, rank, host=link.member.host, pid=link.member.pid))
             # A stranger, or bytes that are no message: this connection ends, the run goes on without it.
             self._observer.event("refused", reason=str(error))
             self._drop(link)

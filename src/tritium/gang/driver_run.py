@@ -14,6 +14,7 @@ import pyarrow as pa
 
 from tritium.gang.finish import await_end, await_formed, results_of
 from tritium.gang.here import prepared
+from tritium.gang.machine import gpus_here
 from tritium.gang.supervisor import GangEnded, Order, Supervisor
 
 if TYPE_CHECKING:
@@ -27,6 +28,7 @@ def run(launch: Launch) -> list[Any]:
     from tritium.gang.coordinator import Coordinator
 
     gang = launch.gang
+    gpus = gpus_here(gang)
     plan, shards = deal_tables(launch)
     job = launch.job()
     user_code = ship_user_code(launch)
@@ -38,7 +40,7 @@ def run(launch: Launch) -> list[Any]:
         stream=any(prepared(data.shuffle) == "stream" for data in launch.data.values()),
     ).start()
     order = order_of(launch, coordinator, plan, job, user_code)
-    local = Local(order, coordinator, shards)
+    local = Local(order, coordinator, shards, gpus)
     try:
         local.start()
         await_formed(coordinator, launch, local)
@@ -102,7 +104,10 @@ class Local:
 
     silence = "the rank processes are slow to start"
 
-    def __init__(self, order: Order, coordinator: Coordinator, shards: list[Iterator[pa.RecordBatch]]) -> None:
+    def __init__(
+        self, order: Order, coordinator: Coordinator, shards: list[Iterator[pa.RecordBatch]], gpus: list[str]
+    ) -> None:
+        self._gpus = gpus
         self._coordinator = coordinator
         self.batches: list[pa.RecordBatch] = []
         self.problem: BaseException | None = None
@@ -121,7 +126,8 @@ class Local:
             thread.start()
 
     def _supervise(self, order: Order, index: int, shard: Iterator[pa.RecordBatch]) -> None:
-        supervisor = Supervisor(order, partition=index, attempt=0, gpus=gpus_of(order, index), cpus=order.cpus or 1)
+        gpus = tuple(self._gpus[index * order.gpus : (index + 1) * order.gpus])
+        supervisor = Supervisor(order, partition=index, attempt=0, gpus=gpus, cpus=order.cpus or 1)
         try:
             # The interpreter of a thread lives as long as the rank does: the kernel ends the child with its thread.
             batches = list(supervisor.run(shard, lambda: True))
@@ -148,8 +154,3 @@ class Local:
         for thread in self._threads:
             if thread.ident is not None:
                 thread.join(seconds)
-
-
-def gpus_of(order: Order, index: int) -> tuple[str, ...]:
-    """Without Spark there is no one who assigns GPUs: rank k takes the k-th `gpus` of this machine."""
-    return tuple(str(index * order.gpus + k) for k in range(order.gpus))

@@ -13,6 +13,7 @@ from contextlib import ExitStack, closing
 from typing import TYPE_CHECKING, Any, Literal
 
 from tritium.errors import BadSetting
+from tritium.gang.machine import gpus_here
 from tritium.gang.world import Peer, World, entered
 
 if TYPE_CHECKING:
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
 
 def run(launch: Launch) -> list[Any]:
     """Call the function once, as rank 0 of 1. What it raises is raised as it is: a debugger stops where it happened."""
+    gpus_here(launch.gang)
     with ExitStack() as stack:
         control = HereControl(launch.watch, _shards(launch, stack))
         device = "cuda:0" if launch.gang.gpus else "cpu"

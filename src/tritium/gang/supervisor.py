@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import json
 import os
@@ -35,6 +36,7 @@ if TYPE_CHECKING:
 RESULT_SCHEMA = pa.schema([("rank", pa.int32()), ("kind", pa.string()), ("part", pa.int32()), ("body", pa.binary())])
 SPARK_SCHEMA = "rank int, kind string, part int, body binary"
 CONNECT_SECONDS = 10.0
+LONGEST_LINE = 1 << 16  # a longer one is passed on in pieces
 TAIL = 20  # lines of a rank's output that travel with its failure
 ROWS_SECONDS = 0.02  # how often rows are reported at most, while they arrive
 
@@ -319,17 +321,22 @@ class Supervisor:
                 return
 
     def _follow_output(self, pipe: IO[bytes] | None) -> None:
+        """Pass on whole lines, so that stdout and stderr don't mix within one, and no character is cut in two."""
         assert pipe is not None
         rest = b""
         while data := os.read(pipe.fileno(), 1 << 16):
-            *lines, rest = (rest + data).split(b"\n")
-            self._tail.extend(line.decode("utf-8", "replace") for line in lines if line.strip())
-            try:
-                self._channel.send("output", data)
-            except WireError:  # keep reading, so that the rank does not block on a full pipe
-                continue
-        if rest.strip():
-            self._tail.append(rest.decode("utf-8", "replace"))
+            text = rest + data
+            end = text.rfind(b"\n") + 1 or (len(text) if len(text) > LONGEST_LINE else 0)
+            self._say(text[:end])
+            rest = text[end:]
+        self._say(rest)
+
+    def _say(self, text: bytes) -> None:
+        if not text:
+            return
+        self._tail.extend(line.decode("utf-8", "replace") for line in text.split(b"\n") if line.strip())
+        with contextlib.suppress(WireError):  # keep reading all the same: the rank must not block on a full pipe
+            self._channel.send("output", text)
 
     def _follow_process(self) -> None:
         code = self._process.wait()

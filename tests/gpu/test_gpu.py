@@ -1,0 +1,55 @@
+"""What needs a real NVIDIA GPU. Skipped where there is none; `pytest -m gpu` runs it where there is."""
+
+from __future__ import annotations
+
+import shutil
+
+import numpy as np
+import pandas as pd
+import pytest
+
+import tritium as tr
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(shutil.which("nvidia-smi") is None, reason="needs an NVIDIA GPU (no nvidia-smi here)"),
+]
+
+
+def test_a_rank_gets_its_gpu_and_trains_there() -> None:
+    def train() -> tuple[str, int, str]:
+        import torch
+
+        world = tr.world()
+        batch = next(iter(next(world.shard("train").epochs(1, batch_size=64, device=world.device))))
+        return world.device, torch.cuda.device_count(), str(batch["x"].device)
+
+    table = pd.DataFrame({"x": np.arange(1000, dtype="float32")})
+    device, count, where = tr.launch(train, ranks=1, gpus=1, on="driver", framework="torch", data={"train": table})[0]
+    assert (device, count, where) == ("cuda:0", 1, "cuda:0")
+
+
+def test_batches_on_the_gpu_are_those_of_the_cpu() -> None:
+    def read(device: str | None) -> list[list[float]]:
+        shard = tr.world().shard("train")
+        return [batch["x"].tolist() for epoch in shard.epochs(2, batch_size=64, device=device) for batch in epoch]
+
+    table = pd.DataFrame({"x": np.arange(1000, dtype="float32")})
+    settings = {"ranks": 1, "gpus": 1, "on": "driver", "data": {"train": table}}
+    on_gpu = tr.launch(read, args=("cuda:0",), **settings)
+    assert on_gpu == tr.launch(read, args=(None,), **settings)
+
+
+def test_an_allreduce_over_nccl() -> None:
+    def reduce() -> list[float]:
+        import torch
+        import torch.distributed as dist
+
+        world = tr.world()
+        dist.init_process_group("nccl")
+        ones = torch.ones(4, device=world.device)
+        dist.all_reduce(ones)
+        dist.destroy_process_group()
+        return ones.tolist()
+
+    assert tr.launch(reduce, ranks=1, gpus=1, on="driver", framework="torch") == [[1.0] * 4]

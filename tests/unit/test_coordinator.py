@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from clusters import wait
 from tritium.errors import BadRow, WireError
 from tritium.gang import coordinator as coordinator_module
 from tritium.gang import muster as muster_module
@@ -315,7 +316,7 @@ class TestMeetings:
             for channel in supervisors:
                 message = heard(channel, "gathered")
                 assert (message.blob, message["lengths"], message["number"]) == (b"011222", [1, 2, 3], number)
-        assert gang.coordinator._rendezvous == {}
+        wait(lambda: gang.coordinator._rendezvous == {}, "no meeting is kept", SECONDS)
 
     def test_different_calls_are_named_on_both_sides(self, start: Start) -> None:
         supervisors = start(2).form()

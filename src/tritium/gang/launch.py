@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import threading
 import time
 import warnings
 from collections.abc import Callable, Mapping, Sequence
@@ -20,6 +21,8 @@ from tritium.observe.report import Report
 
 if TYPE_CHECKING:
     from tritium.data.exchange import Exchange
+
+_PLACES = {"cluster": "tritium.gang.cluster_run", "driver": "tritium.gang.driver_run", "here": "tritium.gang.here"}
 
 
 @dataclass
@@ -100,14 +103,9 @@ def start(
     run_id, run_dir = new_run_dir(gang.run_dir)
     watch = Watch(run_id, run_dir, gang, sorted(frames))
     request = Launch(fn, args, kwargs or {}, gang, frames, exchange, spark, run_id, watch)
-    place = importlib.import_module(
-        {"cluster": "tritium.gang.cluster_run", "driver": "tritium.gang.driver_run", "here": "tritium.gang.here"}[
-            gang.on
-        ]
-    )
     ok = False
     try:
-        results = place.run(request)
+        results = importlib.import_module(_PLACES[gang.on]).run(request)
         ok = True
     finally:
         report = watch.close(ok)
@@ -133,30 +131,44 @@ def _frames(data: Mapping[str, Any] | Exchange | None, gang: Gang) -> tuple[dict
 
 
 class Watch:
-    """What is seen of a run while it goes on: everything goes to the run directory, and to the progress display."""
+    """What is seen of a run while it goes on: everything goes to the run directory, and to the progress display.
+
+    Nothing is written before the first event, so that a launch that is refused leaves nothing behind.
+    """
 
     def __init__(self, run_id: str, run_dir: str, gang: Gang, names: Sequence[str]) -> None:
         settings = {name: getattr(gang, name) for name in Gang.fields()} | {"run_id": run_id, "data": list(names)}
-        self._log = RunLog(run_dir, settings)
-        self._report = Report(run_id, run_dir, settings)
-        self._progress = Progress(gang.ranks, output=gang.output, show=gang.progress)
-        self._started = time.monotonic()
         self.run_dir = run_dir
+        self._settings = settings
+        self._gang = gang
+        self._report = Report(run_id, run_dir, settings)
+        self._started = time.monotonic()
+        self._lock = threading.Lock()
+        self._opened: tuple[RunLog, Progress] | None = None
+
+    def _open(self) -> tuple[RunLog, Progress]:
+        with self._lock:
+            if self._opened is None:
+                progress = Progress(self._gang.ranks, output=self._gang.output, show=self._gang.progress)
+                self._opened = RunLog(self.run_dir, self._settings), progress
+            return self._opened
 
     def event(self, kind: str, **fields: Any) -> None:
         """Something happened."""
-        self._log.event(kind, **fields)
+        log, progress = self._open()
+        log.event(kind, **fields)
         self._report.event(kind, **fields)
-        self._progress.event(kind, **fields)
+        progress.event(kind, **fields)
 
     def output(self, rank: int, text: str) -> None:
         """A rank has printed."""
-        self._log.output(rank, text)
-        self._progress.output(rank, text)
+        log, progress = self._open()
+        log.output(rank, text)
+        progress.output(rank, text)
 
     def store(self, name: str, chunk: bytes, last: bool) -> None:
         """A rank stores a file, piece by piece."""
-        self._log.store(name, chunk, last)
+        self._open()[0].store(name, chunk, last)
         if last:
             self.event("stored", name=name)
 
@@ -166,11 +178,14 @@ class Watch:
 
     def close(self, ok: bool) -> dict[str, Any]:
         """The end of the run; returns its report."""
+        if self._opened is None:
+            return {}
         self.event("ended", ok=ok, seconds=round(time.monotonic() - self._started, 3))
-        self._progress.close()
+        log, progress = self._opened
+        progress.close()
         report = self._report.build()
-        self._log.report(report)
-        self._log.close()
-        if self._log.problem is not None:
-            warnings.warn(f"The run directory is not complete: {self._log.problem}", TritiumWarning, stacklevel=4)
+        log.report(report)
+        log.close()
+        if log.problem is not None:
+            warnings.warn(f"The run directory is not complete: {log.problem}", TritiumWarning, stacklevel=4)
         return report

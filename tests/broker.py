@@ -1,0 +1,96 @@
+"""A real Kafka broker (KRaft, one node) for tests, and the jars that Spark needs to talk to it."""
+
+from __future__ import annotations
+
+import contextlib
+import shutil
+import socket
+import subprocess
+import tempfile
+import time
+import uuid
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+POM = Path(__file__).parent / "kafka" / "pom.xml"
+CACHE = Path.home() / ".cache" / "tritium-tests"
+SECONDS = 60.0  # for the broker to answer; 2 on a quiet machine
+
+PROPERTIES = """
+process.roles=broker,controller
+node.id=1
+controller.quorum.voters=1@127.0.0.1:{controller}
+listeners=PLAINTEXT://127.0.0.1:{port},CONTROLLER://127.0.0.1:{controller}
+advertised.listeners=PLAINTEXT://127.0.0.1:{port}
+controller.listener.names=CONTROLLER
+log.dirs={logs}
+num.partitions=2
+offsets.topic.num.partitions=1
+offsets.topic.replication.factor=1
+transaction.state.log.replication.factor=1
+transaction.state.log.min.isr=1
+group.initial.rebalance.delay.ms=0
+"""
+
+
+def jars(profile: str) -> Path:
+    """The folder with the jars of one profile of the pom, fetched once and kept outside the repository."""
+    folder = CACHE / f"{profile}-{uuid.uuid5(uuid.NAMESPACE_OID, POM.read_text())}"
+    if folder.exists():
+        return folder
+    maven = shutil.which("mvn")
+    if maven is None:
+        pytest.skip("Kafka's jars are fetched by Maven, and there is no mvn (Debian: apt-get install maven)")
+    CACHE.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=CACHE) as beside:
+        command = [maven, "-q", "-B", "-f", str(POM), "-P", profile, "dependency:copy-dependencies"]
+        done = subprocess.run(
+            [*command, f"-DoutputDirectory={beside}/jars"], capture_output=True, text=True, timeout=170, check=False
+        )
+        if done.returncode:
+            pytest.skip(f"Maven could not fetch Kafka's jars: {(done.stdout + done.stderr)[-300:]}")
+        with contextlib.suppress(FileExistsError, OSError):  # another run was quicker
+            Path(beside, "jars").rename(folder)
+    return folder
+
+
+@contextlib.contextmanager
+def broker() -> Iterator[str]:
+    """The address of a broker with topics of two partitions, made on first use. It is gone afterwards."""
+    path = f"{jars('broker')}/*"
+    with tempfile.TemporaryDirectory() as folder, _free_ports(2) as (port, controller):
+        config = Path(folder, "server.properties")
+        config.write_text(PROPERTIES.format(port=port, controller=controller, logs=f"{folder}/logs"))
+        java = ["java", "-Xmx512m", "-cp", path]
+        storage = [*java, "kafka.tools.StorageTool", "format", "-t", "AAAAAAAAAAAAAAAAAAAAAQ", "-c", str(config)]
+        subprocess.run(storage, check=True, capture_output=True, timeout=SECONDS)
+        with open(Path(folder, "out"), "wb") as out:
+            process = subprocess.Popen([*java, "kafka.Kafka", str(config)], stdout=out, stderr=out)
+        try:
+            _wait_for(process, port, Path(folder, "out"))
+            yield f"127.0.0.1:{port}"
+        finally:
+            process.kill()
+            process.wait()
+
+
+@contextlib.contextmanager
+def _free_ports(count: int) -> Iterator[list[int]]:
+    with contextlib.ExitStack() as stack:
+        sockets = [stack.enter_context(socket.socket()) for _ in range(count)]
+        for taken in sockets:
+            taken.bind(("127.0.0.1", 0))
+        ports = [taken.getsockname()[1] for taken in sockets]
+    yield ports
+
+
+def _wait_for(process: subprocess.Popen[bytes], port: int, out: Path) -> None:
+    deadline = time.monotonic() + SECONDS
+    while True:
+        with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", port), 1):
+            return
+        if process.poll() is not None or time.monotonic() > deadline:
+            raise RuntimeError(f"the broker did not start: {out.read_text()[-2000:]}")
+        time.sleep(0.1)

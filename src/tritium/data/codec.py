@@ -264,7 +264,7 @@ def _ragged(field: Field, width: int, counts: Array, above: list[Array], ids: Ar
     position = int(np.argmin(counts == width))
     value = int(counts[position])
     what = f"of length {value}, where {width} was expected from the rows before it,"
-    if above:
+    if field.depth > 1:
         advice = "Give the matrices of {0!r} one shape in Spark"
     else:
         advice = f"Pad it: pad={{{{{{0!r}}: {max(value, width)}}}}}, or with (length, fill)"

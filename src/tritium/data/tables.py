@@ -15,6 +15,7 @@ from tritium.errors import BadData, BadSetting
 
 Array = np.ndarray[Any, Any]
 ROWS = 8192  # of a batch
+_VIEWS = {pa.string_view(): pa.large_string(), pa.binary_view(): pa.large_binary()}  # Arrow can't take rows of them
 
 
 def deal(data: Mapping[str, Data | Any], ranks: int) -> list[Iterator[pa.RecordBatch]]:
@@ -67,10 +68,11 @@ def table_of(frame: Any, name: str) -> pa.Table:
 
     Raises BadData for anything else, and for a pandas column that Arrow can't hold.
     """
-    if isinstance(frame, pa.Table):
-        return frame.combine_chunks()
     if isinstance(frame, pa.RecordBatch):
-        return pa.Table.from_batches([frame])
+        frame = pa.Table.from_batches([frame])
+    if isinstance(frame, pa.Table):
+        fields = [field.with_type(_VIEWS.get(field.type, field.type)) for field in frame.schema]
+        return frame.cast(pa.schema(fields)).combine_chunks()
     kind = type(frame)
     if kind.__module__.partition(".")[0] != "pandas" or kind.__name__ != "DataFrame":
         raise BadData(
@@ -109,7 +111,7 @@ def _travelling(kind: pa.DataType, travel: str) -> pa.DataType:
         return pa.date32()
     if pa.types.is_timestamp(kind):
         return pa.timestamp("us", kind.tz)
-    if pa.types.is_string(kind) or pa.types.is_large_string(kind) or pa.types.is_string_view(kind):
+    if pa.types.is_string(kind) or pa.types.is_large_string(kind):
         return pa.large_string()
     return pa.from_numpy_dtype(travel) if travel else pa.large_binary()
 
@@ -152,6 +154,8 @@ def _converted(column: pa.Array, to: pa.DataType, source: str, name: str) -> pa.
     options.allow_float_truncate = True  # double → float is asked for by dtype=
     options.allow_decimal_truncate = True
     try:
+        if pa.types.is_floating(_leaf(to)) and pa.types.is_decimal(_leaf(column.type)):
+            column = column.cast(_with_leaf(to, pa.string()))  # Arrow's own cast misses the nearest float by a bit
         return pc.cast(column, options=options)
     except pa.ArrowInvalid as error:
         raise BadData(
@@ -159,6 +163,16 @@ def _converted(column: pa.Array, to: pa.DataType, source: str, name: str) -> pa.
             f"df[{source!r}].dt.floor('us')",
             name=name,
         ) from None
+
+
+def _leaf(kind: pa.DataType) -> pa.DataType:
+    return _leaf(kind.value_type) if pa.types.is_nested(kind) else kind
+
+
+def _with_leaf(kind: pa.DataType, leaf: pa.DataType) -> pa.DataType:
+    if pa.types.is_fixed_size_list(kind):
+        return pa.list_(_with_leaf(kind.value_type, leaf), kind.list_size)
+    return pa.large_list(_with_leaf(kind.value_type, leaf)) if pa.types.is_nested(kind) else leaf
 
 
 def _column(rows: pa.Table, source: str) -> pa.Array:

@@ -88,7 +88,7 @@ def from_arrow(arrow: pa.DataType) -> SourceType:
         return SourceType("date", text, "int32")
     if pa.types.is_timestamp(arrow):
         return SourceType("timestamp", text, "int64", zoned=arrow.tz is not None)
-    if pa.types.is_string(arrow) or pa.types.is_large_string(arrow) or pa.types.is_string_view(arrow):
+    if pa.types.is_string(arrow) or pa.types.is_large_string(arrow):
         return SourceType("string", text)
     if pa.types.is_binary(arrow) or pa.types.is_large_binary(arrow) or pa.types.is_fixed_size_binary(arrow):
         return SourceType("binary", text)

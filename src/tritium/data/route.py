@@ -21,6 +21,9 @@ class Route(Protocol):
         ...
 
 
+Key = tuple[int, int, int]  # seed, epoch, shard: shards of one epoch have orders that have nothing in common
+
+
 class Straight:
     """Every row by id."""
 
@@ -34,10 +37,10 @@ class Straight:
 class Shuffled:
     """Every row, permuted over the rows sorted by id: the order of their arrival makes no difference."""
 
-    def __init__(self, rows: int, by_id: Lookup | None, seed: int, epoch: int) -> None:
+    def __init__(self, rows: int, by_id: Lookup | None, key: Key) -> None:
         self._rows = rows
         self._by_id = by_id
-        self._permuted = permutation(rows, seed, epoch)
+        self._permuted = permutation(rows, *key)
         self._first = 0
         self._ahead = np.empty(0, np.int64)
 
@@ -51,10 +54,10 @@ class Shuffled:
 class Windows:
     """Every row in the order of arrival, permuted within windows of `window` rows; the last one may be shorter."""
 
-    def __init__(self, window: int, rows: Callable[[], int | None], seed: int, epoch: int) -> None:
+    def __init__(self, window: int, rows: Callable[[], int | None], key: Key) -> None:
         self._window = window
         self._rows = rows  # in all; None as long as they arrive
-        self._key = (seed, epoch)
+        self._key = key
         self._number = -1
         self._permuted: Lookup = permutation(0)
 
@@ -82,9 +85,7 @@ class Rest:
     Needs 8 bytes for each row that is left. Positions before `taken` (asked for only by rows that repeat) are by id.
     """
 
-    def __init__(
-        self, ids: Array, by_id: Lookup | None, seen: Sequence[str], taken: int, seed: int, epoch: int
-    ) -> None:
+    def __init__(self, ids: Array, by_id: Lookup | None, seen: Sequence[str], taken: int, key: Key) -> None:
         left = [
             start + np.flatnonzero(~contains(seen, ids[start : start + _SPAN])) for start in range(0, len(ids), _SPAN)
         ]
@@ -92,7 +93,7 @@ class Rest:
         self.rows = rows[np.argsort(ids[rows], kind="stable")]
         self._by_id = by_id
         self._taken = taken
-        self._permuted = permutation(len(self.rows), seed, epoch, taken)
+        self._permuted = permutation(len(self.rows), *key, taken)
 
     def take(self, start: int, stop: int) -> slice | Array:
         positions = np.arange(start, stop)

@@ -229,14 +229,15 @@ class _Run:
 
     def _route(self, number: int, step: int, schedule: Schedule) -> Route:
         shard, plan = self._shard, self._plan
+        key = (plan.seed, number, shard.index)
         if plan.shuffle is False:
             return Straight(shard.by_id)
         if self._streamed(number, step):
-            return Windows(plan.window, lambda: schedule.own, plan.seed, number)
+            return Windows(plan.window, lambda: schedule.own, key)
         if plan.shuffle == "full" or number:
-            return Shuffled(shard.rows, shard.by_id, plan.seed, number)
+            return Shuffled(shard.rows, shard.by_id, key)
         by_id, taken = shard.by_id, step * plan.batch_size
-        rest = Rest(shard.reader.ids, by_id, self._seen, taken, plan.seed, number)
+        rest = Rest(shard.reader.ids, by_id, self._seen, taken, key)
         if len(rest.rows) != max(0, shard.rows - taken):
             raise DataError(
                 f"shard {shard.name!r} of rank {shard.index} can't resume: of its {shard.rows} rows {len(rest.rows)} "

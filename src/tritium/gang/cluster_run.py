@@ -40,7 +40,7 @@ def run(launch: Launch) -> list[Any]:
     gang = launch.gang
     spark = session_of(launch)
     cluster = Cluster.of(spark)
-    cluster.check(gang)
+    cluster.check(gang, launch.watch.note)
     exchange = launch.exchange
     if exchange is None and launch.data:
         from tritium.data.exchange import Exchange
@@ -65,7 +65,7 @@ def run(launch: Launch) -> list[Any]:
         try:
             with own_interrupts():
                 spark_job.start()
-                launch.watch.event("started", ranks=gang.ranks, tag=spark_job.tag)
+                launch.watch.event("started", ranks=gang.ranks, slots=cluster.slots(gang), tag=spark_job.tag)
                 await_formed(coordinator, launch, spark_job, time.monotonic() - began)
                 await_end(coordinator, launch, spark_job)
             batches = spark_job.table.to_batches()

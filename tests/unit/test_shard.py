@@ -596,6 +596,26 @@ def test_every_dtype_becomes_a_tensor(dtype: str) -> None:
     spool.close()
 
 
+@pytest.mark.parametrize("shuffle", ["full", "stream"])
+def test_for_another_device_a_thread_is_a_batch_ahead_and_ends_with_the_epoch(shuffle: Any) -> None:
+    """torch's meta device stands for an accelerator: whatever is not the CPU takes this way."""
+    pytest.importorskip("torch")
+    names = [thread.name for thread in threading.enumerate()]
+    with Gang.filled(deal([100], 2), "stream", window=20) as gang:
+        shard = gang.shards[0]
+        for stop in (3, FOREVER):
+            for epoch in shard.epochs(2, batch_size=8, device="meta", shuffle=shuffle):
+                for number, batch in enumerate(epoch):
+                    assert batch["x"].device.type == "meta"
+                    assert tuple(batch["x"].shape) == (8 if number < 6 else 2, 2)
+                    assert "tritium-batches_0" in [thread.name for thread in threading.enumerate()]
+                    if number == stop:
+                        break
+                assert shard.state()["step"] == (stop + 1 if stop == 3 else 0)
+                del epoch, batch
+                assert [thread.name for thread in threading.enumerate()] == names
+
+
 def test_ragged_columns_and_masks() -> None:
     torch = pytest.importorskip("torch")
     fields = (

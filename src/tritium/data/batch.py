@@ -65,9 +65,9 @@ class Gather:
             self._torch = torch
 
     @property
-    def pinned(self) -> bool:
-        """Whether `take` fills pinned memory, so that `place` does not wait for the copy."""
-        return self.device is not None and self.device.type == "cuda"
+    def ahead(self) -> bool:
+        """Whether a batch is worth preparing while the one before it is used: the device is not this processor."""
+        return self.device is not None and self.device.type != "cpu"
 
     def take(self, rows: Rows) -> dict[str, Any]:
         """The columns at `rows`, still in host memory."""
@@ -75,7 +75,7 @@ class Gather:
 
     def place(self, columns: dict[str, Any]) -> dict[str, Any]:
         """The columns on the device."""
-        if self.device is None or self.device.type == "cpu":
+        if not self.ahead:
             return columns
         return {name: self._moved(value) for name, value in columns.items()}
 
@@ -86,7 +86,7 @@ class Gather:
             return self._ragged(name, column.take(index), index)
         if self.device is None:
             return column[rows] if isinstance(rows, slice) else column.take(rows, axis=0)
-        if not self.pinned:
+        if self.device.type != "cuda":
             return self._torch.from_numpy(column[rows].copy() if isinstance(rows, slice) else column.take(rows, axis=0))
         count = rows.stop - rows.start if isinstance(rows, slice) else len(rows)
         dtype = self._torch.from_numpy(np.empty(0, column.dtype)).dtype
@@ -146,7 +146,7 @@ class Gather:
 
     def _tensor(self, array: Array) -> Any:
         tensor = self._torch.from_numpy(np.require(array, requirements=["C", "W"]))
-        return tensor.pin_memory() if self.pinned else tensor
+        return tensor.pin_memory() if self.device.type == "cuda" else tensor
 
     def _moved(self, value: Any) -> Any:
         if isinstance(value, Ragged):

@@ -64,7 +64,7 @@ class Epoch:
                     return
                 columns = (ahead or prepare(share))()
                 ahead = None
-                if self._gather.pinned and self._schedule.ready(self.taken + 1):
+                if self._gather.ahead and self._schedule.ready(self.taken + 1):
                     following = self._schedule.share(self.taken + 1)
                     ahead = None if following is None else prepare(following)
                 self.taken += 1
@@ -79,8 +79,8 @@ class Epoch:
 
     @contextmanager
     def _worker(self) -> Iterator[Callable[[Share], Callable[[], dict[str, Any]]]]:
-        """What makes a batch: this thread at once, or, before a GPU, one thread that is a batch ahead."""
-        if not self._gather.pinned:
+        """What makes a batch: this thread, when asked; for another device one thread that is a batch ahead."""
+        if not self._gather.ahead:
             yield lambda share: lambda: self._gather.take(self._rows(share))
             return
         with ThreadPoolExecutor(1, "tritium-batches") as pool:

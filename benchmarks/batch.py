@@ -1,0 +1,135 @@
+"""What a batch out of the mapped shard costs, against tensors in RAM (one process, one thread, no JVM).
+
+    python benchmarks/batch.py [--rows 1000000] [--rounds 5]
+
+1. A batch of 1024 × 64 float32 from the shuffled, memory-mapped shard against `index_select` over a tensor in RAM
+   with a permutation that is already there. Goal: at most 1.3 times as long.
+2. An epoch of training (MLP 64-256-256-1, Adam) over the shard against the same loop over tensors in RAM. Goal: at
+   least 0.97 of its rows per second.
+
+Rounds alternate between the two sides and the best of each counts, since other work on the machine only ever adds.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import time
+from collections.abc import Callable, Iterator
+
+import numpy as np
+import torch
+
+from tritium.data.schema import Field
+from tritium.data.shard import Shard
+from tritium.data.spool import Spool, SpoolReader
+
+WIDTH, BATCH = 64, 1024
+FIELDS = (
+    Field(name="x", sources=("x",), kind="fixed", dtype="float32", shape=(WIDTH,)),
+    Field(name="y", sources=("y",), kind="fixed", dtype="float32", shape=(1,)),
+)
+
+
+def filled(x: np.ndarray, y: np.ndarray) -> tuple[Spool, float]:
+    """A spool of the rows, and the MB/s at which it took them."""
+    spool, started = Spool(FIELDS), time.perf_counter()
+    for start in range(0, len(x), 10_000):
+        part = slice(start, start + 10_000)
+        spool.append(np.arange(len(x))[part], {"x": x[part], "y": y[part]})
+        spool.commit()
+    return spool, spool.bytes / 1e6 / (time.perf_counter() - started)
+
+
+def seconds(batches: Callable[[], Iterator[object]]) -> float:
+    started = time.perf_counter()
+    for _ in batches():
+        pass
+    return time.perf_counter() - started
+
+
+def best(rounds: int, sides: dict[str, Callable[[], float]]) -> dict[str, float]:
+    """The least of each side; the sides take turns."""
+    times = [{name: run() for name, run in sides.items()} for _ in range(rounds)]
+    return {name: min(each[name] for each in times) for name in sides}
+
+
+def train(batches: Iterator[tuple[torch.Tensor, torch.Tensor]]) -> float:
+    torch.manual_seed(0)
+    layers = [torch.nn.Linear(WIDTH, 256), torch.nn.ReLU(), torch.nn.Linear(256, 256), torch.nn.ReLU()]
+    net = torch.nn.Sequential(*layers, torch.nn.Linear(256, 1))
+    optimizer = torch.optim.Adam(net.parameters(), lr=1e-3)
+    started = time.perf_counter()
+    for x, y in batches:
+        optimizer.zero_grad()
+        torch.nn.functional.mse_loss(net(x), y).backward()
+        optimizer.step()
+    return time.perf_counter() - started
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--rows", type=int, default=1_000_000)
+    parser.add_argument("--rounds", type=int, default=5)
+    options = parser.parse_args()
+    torch.set_num_threads(1)
+    n = options.rows
+    x = np.random.default_rng(0).random((n, WIDTH), np.float32)
+    y = x[:, :1].copy()
+    spool, speed = filled(x, y)
+    shard = Shard.of("train", spool, FIELDS)
+    one = Shard.of("train", only_x := spool_of_x(x), FIELDS[:1])
+    mapped = SpoolReader(spool.describe(), spool.rows).column("x")
+    in_ram, target, permutation = torch.from_numpy(x), torch.from_numpy(y), torch.randperm(n)
+    parts = [permutation[start : start + BATCH] for start in range(0, n, BATCH)]
+    print(
+        f"{n:,} rows × {WIDTH} float32, torch {torch.__version__}, numpy {np.__version__}; spooled at {speed:.0f} MB/s"
+    )
+
+    def epoch(shard: Shard, device: str | None) -> Iterator[object]:
+        for each in shard.epochs(1, batch_size=BATCH, device=device):
+            yield from each
+
+    def ram() -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+        order = torch.randperm(n)
+        for start in range(0, n, BATCH):
+            rows = order[start : start + BATCH]
+            yield in_ram.index_select(0, rows), target.index_select(0, rows)
+
+    def mine() -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+        for each in shard.epochs(1, batch_size=BATCH, device="cpu"):
+            for batch in each:
+                yield batch["x"], batch["y"]
+
+    each = best(
+        options.rounds,
+        {
+            "index_select in RAM": lambda: seconds(lambda: (in_ram.index_select(0, part) for part in parts)),
+            "np.take on the map": lambda: seconds(lambda: (mapped.take(part.numpy(), axis=0) for part in parts)),
+            "shard, NumPy": lambda: seconds(lambda: epoch(one, None)),
+            "shard, tensors": lambda: seconds(lambda: epoch(one, "cpu")),
+        },
+    )
+    base = each["index_select in RAM"]
+    for name, took in each.items():
+        print(f"  {name:22} {took / len(parts) * 1e6:7.1f} µs a batch   {took / base:5.2f}")
+    loops = best(options.rounds, {"tensors in RAM": lambda: train(ram()), "shard": lambda: train(mine())})
+    for name, took in loops.items():
+        print(f"  loop over {name:15} {n / took:9,.0f} rows/s   {loops['tensors in RAM'] / took:5.3f}")
+    spool.close()
+    only_x.close()
+    ratio, share = each["shard, tensors"] / base, loops["tensors in RAM"] / loops["shard"]
+    print(f"batch {ratio:.2f} (goal ≤ 1.3), loop {share:.3f} (goal ≥ 0.97)")
+    return 0 if ratio <= 1.3 and share >= 0.97 else 1
+
+
+def spool_of_x(x: np.ndarray) -> Spool:
+    """Only the matrix, so that a batch of both sides is one column."""
+    spool = Spool(FIELDS[:1])
+    spool.append(np.arange(len(x)), {"x": x})
+    spool.commit()
+    return spool
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -10,6 +10,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from tritium.data.exchange import Exchange
     from tritium.data.schema import Data
     from tritium.gang.launch import launch
     from tritium.gang.settings import Gang
@@ -18,10 +19,11 @@ if TYPE_CHECKING:
 
 __version__ = "0.1.0.dev0"
 
-__all__ = ["Data", "Gang", "Model", "World", "errors", "launch", "load", "ml", "world"]
+__all__ = ["Data", "Exchange", "Gang", "Model", "World", "errors", "launch", "load", "ml", "world"]
 
 _HOME = {
     "Data": "tritium.data.schema",
+    "Exchange": "tritium.data.exchange",
     "Gang": "tritium.gang.settings",
     "Model": "tritium.model.model",
     "World": "tritium.gang.world",

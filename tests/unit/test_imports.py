@@ -15,7 +15,7 @@ import tritium
 PACKAGE = Path(tritium.__file__).parent
 # From the front door down: a module imports from its own layer and from those below it.
 LAYERS = ("", "cli", "ml", "predict", "gang", "frameworks", "model", "data", "observe", "wire ship errors")
-PUBLIC = {"Data", "Gang", "Model", "World", "errors", "launch", "load", "ml", "world"}
+PUBLIC = {"Data", "Exchange", "Gang", "Model", "World", "errors", "launch", "load", "ml", "world"}
 
 
 def depth(module: str) -> int:

@@ -12,6 +12,7 @@ import json
 import os
 import select
 import shutil
+import signal
 import socket
 import subprocess
 import sys
@@ -236,6 +237,7 @@ class Elsewhere:
             stdout=self._log,
             stderr=self._log,
             pass_fds=(requests, answers),
+            start_new_session=True,
         )
         os.close(requests)
         os.close(answers)
@@ -287,4 +289,6 @@ class Elsewhere:
         except subprocess.TimeoutExpired:
             self._process.kill()
             self._process.wait()
+        with contextlib.suppress(ProcessLookupError):  # what a process that crashed has left of its cluster
+            os.killpg(self._process.pid, signal.SIGKILL)
         self._log.close()

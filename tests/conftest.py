@@ -33,6 +33,7 @@ tempfile.tempdir = None
 PIPES = os.environ.pop("TRITIUM_TEST_PIPES", "")
 
 _elsewhere: dict[str, clusters.Elsewhere] = {}
+_LIMIT = pytest.StashKey[float]()  # seconds for a test elsewhere
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -85,6 +86,11 @@ def _kind(item: pytest.Item) -> str:
     return callspec.params.get("cluster", "local") if callspec else "local"
 
 
+def _limit(item: pytest.Item) -> float:
+    marker = item.get_closest_marker("timeout")
+    return float(marker.args[0] if marker and marker.args else item.config.getini("timeout") or 240)
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     order = [*clusters.KINDS, *clusters.EXTRA]
     if (
@@ -94,7 +100,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     items.sort(key=lambda item: order.index(_kind(item)))  # stable: one cluster at a time
     for item in items:
         if _kind(item) != clusters.KIND:
-            item.add_marker(pytest.mark.timeout(0))  # the other process has the time limit
+            item.stash[_LIMIT] = _limit(item)
+            item.add_marker(pytest.mark.timeout(0), append=False)  # the other process keeps the time
 
 
 @pytest.hookimpl(tryfirst=True)
@@ -119,8 +126,7 @@ def _reports(item: pytest.Item, kind: str, following: str | None) -> list[Any]:
             files = sorted({str(other.path) for other in item.session.items if _kind(other) == kind})
             options = [text for rule in config.getoption("pythonwarnings") or () for text in ("-W", rule)]
             _elsewhere[kind] = clusters.Elsewhere(kind, files, config.rootpath, options)
-        seconds = 60.0 + float(config.getini("timeout") or 240)
-        answers = _elsewhere[kind].run(item.nodeid, following, seconds)
+        answers = _elsewhere[kind].run(item.nodeid, following, item.stash[_LIMIT] + 60)
         from_json = config.hook.pytest_report_from_serializable
         return [from_json(config=config, data=answer) for answer in answers]
     except RuntimeError as problem:

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tritium.data.order import by_id, contains, pack_ids, permutation
+from tritium.data.order import blocked, by_id, contains, pack_ids, permutation
 
 ids_of_one_shard = st.lists(
     st.tuples(st.integers(0, 40), st.integers(1, 4), st.integers(0, 3)), min_size=0, max_size=6
@@ -67,6 +67,25 @@ def test_a_permutation_looks_random(n: int) -> None:
     assert neighbours == 1
     near = (np.abs(np.diff(rows)) < n / 1000).mean()  # neighbours in the epoch are not neighbours in the shard
     assert abs(near - 2 / 1000) < 5 * (2 / 1000 / n) ** 0.5 + 1 / n
+
+
+@given(n=st.integers(1, 300), block=st.integers(1, 320), seed=st.integers(0, 3), data=st.data())
+@settings(deadline=None)
+def test_blocks_take_every_row_once_from_few_rows_at_a_time(n: int, block: int, seed: int, data: st.DataObject) -> None:
+    order = blocked(n, block, seed)
+    rows = order(np.arange(n))
+    assert sorted(rows.tolist()) == list(range(n))
+    some = np.array(data.draw(st.lists(st.integers(0, n - 1), max_size=5)), np.int64)
+    assert np.array_equal(order(some), rows[some])
+    if block >= n:
+        assert np.array_equal(rows, permutation(n, seed)(np.arange(n)))
+
+
+def test_a_block_reads_stripes_of_neighbouring_rows() -> None:
+    rows = blocked(10_000_000, 1_000_000, 5)(np.arange(1_000_000, 2_000_000))
+    inside = np.sort(rows)
+    assert (np.diff(inside) > 1).sum() < 1100
+    assert abs(np.corrcoef(rows, np.arange(1_000_000))[0, 1]) < 0.01
 
 
 def test_the_order_never_changes_between_versions() -> None:

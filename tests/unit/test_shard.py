@@ -24,6 +24,7 @@ FIELDS = (
     Field(name="row", sources=("row",), kind="fixed", dtype="int64", shape=()),
     Field(name="x", sources=("a", "b"), kind="fixed", dtype="float32", shape=(2,)),
 )
+ROW = 16  # bytes
 FOREVER = 1 << 60
 
 
@@ -34,7 +35,7 @@ def values(ids: np.ndarray) -> np.ndarray:
 class Gang:
     """N shards over real spools, each with its own Feed, all fed by one MarkKeeper. `deliver` plays Spark."""
 
-    def __init__(self, size: int, prepared: Any = "full", window: int = 4) -> None:
+    def __init__(self, size: int, prepared: Any = "full", window: int = 4, memory: int | None = None) -> None:
         self.size = size
         self.keeper = MarkKeeper(size)
         self.spools = [Spool(FIELDS) for _ in range(size)]
@@ -51,6 +52,7 @@ class Gang:
                 prepared=prepared,
                 note=self.notes[i].append,
                 window=window,
+                memory=memory,
             )
             for i in range(size)
         ]
@@ -72,8 +74,10 @@ class Gang:
                 feed.publish(mark)
 
     @classmethod
-    def filled(cls, shards: list[np.ndarray], prepared: Any = "full", window: int = 4) -> Gang:
-        gang = cls(len(shards), prepared, window)
+    def filled(
+        cls, shards: list[np.ndarray], prepared: Any = "full", window: int = 4, memory: int | None = None
+    ) -> Gang:
+        gang = cls(len(shards), prepared, window, memory)
         for rank, ids in enumerate(shards):
             gang.deliver(rank, ids, ended=True)
         return gang
@@ -156,6 +160,7 @@ def check_notes(gang: Gang, shards: list[np.ndarray], steps: int, batch_size: in
 partitions = st.lists(st.integers(0, 14), min_size=1, max_size=6)
 remainders = st.sampled_from(["pad", "drop", "repeat"])
 shuffles = st.sampled_from(["full", "stream", False])
+memories = st.sampled_from([None, 0, 3 * ROW, 10 * ROW])
 
 
 def may_run(shards: list[np.ndarray], batch_size: int, remainder: str) -> bool:
@@ -172,9 +177,10 @@ def may_run(shards: list[np.ndarray], batch_size: int, remainder: str) -> bool:
     n=st.integers(1, 3),
     seed=st.integers(0, 3),
     window=st.integers(1, 12),
+    memory=memories,
     data=st.data(),
 )
-@settings(deadline=None, max_examples=150)
+@settings(deadline=None, max_examples=200)
 def test_every_row_once_in_equal_steps(
     counts: list[int],
     size: int,
@@ -184,12 +190,13 @@ def test_every_row_once_in_equal_steps(
     n: int,
     seed: int,
     window: int,
+    memory: int | None,
     data: st.DataObject,
 ) -> None:
     shards = deal(counts, size)
     arrived = [data.draw(arrival(ids)) for ids in shards] if shuffle == "stream" else shards
     how = {"n": n, "batch_size": batch_size, "shuffle": shuffle, "remainder": remainder, "seed": seed}
-    with Gang.filled(arrived, "stream" if shuffle == "stream" else "full", window) as gang:
+    with Gang.filled(arrived, "stream" if shuffle == "stream" else "full", window, memory) as gang:
         if not may_run(shards, batch_size, remainder):
             texts = set()
             for shard in gang.shards:
@@ -244,6 +251,9 @@ def test_epochs_and_seeds_have_orders_of_their_own() -> None:
     for i, one in enumerate(orders):
         assert not np.array_equal(one, np.sort(one))
         assert not any(np.array_equal(one, other) for other in orders[:i])
+    with Gang.filled([np.arange(100)] * 2) as gang:
+        (epoch,) = steps_of(gang, n=1, batch_size=100)
+        assert not np.array_equal(epoch[0][0]["row"], epoch[0][1]["row"]), "nor do two ranks share one"
 
 
 @given(
@@ -254,6 +264,7 @@ def test_epochs_and_seeds_have_orders_of_their_own() -> None:
     shuffle=shuffles,
     stops=st.lists(st.integers(0, 25), min_size=1, max_size=2),
     window=st.integers(1, 12),
+    memory=memories,
     data=st.data(),
 )
 @settings(deadline=None, max_examples=150)
@@ -265,6 +276,7 @@ def test_resuming_at_any_step_takes_exactly_the_rows_not_yet_seen(
     shuffle: Any,
     stops: list[int],
     window: int,
+    memory: int | None,
     data: st.DataObject,
 ) -> None:
     """Interrupted at one or two steps of two epochs; before each resume the rows may arrive in another order."""
@@ -278,7 +290,7 @@ def test_resuming_at_any_step_takes_exactly_the_rows_not_yet_seen(
     whole: list[Any] = []
     for stop in [*stops, FOREVER]:
         arrived = [data.draw(arrival(ids)) for ids in shards] if shuffle == "stream" else shards
-        with Gang.filled(arrived, prepared, window) as gang:
+        with Gang.filled(arrived, prepared, window, memory) as gang:
             for rank, shard in enumerate(gang.shards):
                 taken = 0
                 for epoch in shard.epochs(**how, resume=states[rank]):
@@ -472,6 +484,26 @@ def test_a_large_shard_by_pieces() -> None:
             assert len(json.dumps(state)) < 20_000
             assert np.array_equal(np.sort(np.concatenate(seen + rest)), np.sort(ids))
             assert len(rest) == 80
+
+
+def test_a_shard_larger_than_memory_is_permuted_by_blocks_and_says_so() -> None:
+    with Gang.filled(deal([8000], 1), memory=2000 * ROW) as gang, Gang.filled(deal([8000], 1)) as roomy:
+        rows = np.concatenate([step[0]["row"] for step in steps_of(gang, n=1, batch_size=100)[0]])
+        assert sorted(rows) == list(range(8000))
+        assert gang.notes[0][0]["shuffle_score"] == 0.25
+        for start in range(0, 8000, 2000):
+            block = rows[start : start + 2000]
+            assert abs(np.corrcoef(block, np.arange(2000))[0, 1]) < 0.1, "in no order within a block"
+            assert abs(block.mean() - 4000) < 400, "a block has rows from all over the shard"
+        whole = np.concatenate([step[0]["row"] for step in steps_of(roomy, n=1, batch_size=100)[0]])
+        for one, other, expected in ((gang, roomy, rows), (roomy, gang, whole)):
+            epoch = next(one.shards[0].epochs(1, batch_size=100))
+            assert sum(1 for _ in zip(range(31), epoch, strict=False)) == 31
+            rest = [b["row"] for b in next(other.shards[0].epochs(1, batch_size=100, resume=one.shards[0].state()))]
+            assert np.array_equal(np.concatenate(rest), expected[3100:]), "in the same blocks, with other memory"
+        for shuffle, score in (("full", 1.0), (False, 0.0)):
+            steps_of(roomy, n=1, batch_size=100, shuffle=shuffle)
+            assert roomy.notes[0][-1]["shuffle_score"] == score
 
 
 # --- settings

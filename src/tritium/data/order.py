@@ -21,6 +21,7 @@ _SMALL = 1 << 16
 _CHUNK = 1 << 14
 _SPAN = 1 << 20
 _ROUNDS = 6
+_STRIPES = 1024
 _WORD = (1 << 64) - 1
 
 
@@ -77,6 +78,38 @@ class _Feistel:
             np.bitwise_xor(target, mixed, out=target)
         joined: Array = (high.astype(np.int64) << self._low_bits) | low
         return joined
+
+
+def blocked(n: int, block: int, *key: int) -> Lookup:
+    """As `permutation`, where each `block` positions draw from `block` rows only: for rows that memory can't hold.
+
+    A block is made of 1024 stripes of neighbouring rows from all over 0..n-1, and permuted as a whole, so a disk is
+    read once an epoch, in stripes.
+    """
+    return permutation(n, *key) if block >= n else _Blocked(n, block, key)
+
+
+class _Blocked:
+    def __init__(self, n: int, block: int, key: tuple[int, ...]) -> None:
+        self._n, self._block, self._key = n, block, key
+        count = min(n, -(-n * _STRIPES // block))
+        sizes = np.full(count, n // count)
+        sizes[: n % count] += 1
+        order = permutation(count, *key)(np.arange(count))
+        self._stripes = _Runs((np.cumsum(sizes) - sizes)[order], sizes[order])
+        self._number = -1
+        self._permuted: Lookup = permutation(0)
+
+    def __call__(self, positions: Array) -> Array:
+        rows = np.empty(len(positions), np.int64)
+        numbers = positions // self._block
+        for number in np.unique(numbers).tolist():
+            first, inside = number * self._block, numbers == number
+            if number != self._number:
+                length = min(self._block, self._n - first)
+                self._number, self._permuted = number, permutation(length, *self._key, number)
+            rows[inside] = self._permuted(positions[inside] - first) + first
+        return self._stripes(rows)
 
 
 def by_id(ids: Array) -> Lookup | None:

@@ -7,7 +7,7 @@ from typing import Protocol
 
 import numpy as np
 
-from tritium.data.order import Array, Lookup, contains, permutation
+from tritium.data.order import Array, Lookup, blocked, contains, permutation
 
 _AHEAD = 1 << 14
 _SPAN = 1 << 20
@@ -35,12 +35,15 @@ class Straight:
 
 
 class Shuffled:
-    """Every row, permuted over the rows sorted by id: the order of their arrival makes no difference."""
+    """Every row, permuted over the rows sorted by id: the order of their arrival makes no difference.
 
-    def __init__(self, rows: int, by_id: Lookup | None, key: Key) -> None:
+    With `block` below `rows`, permuted by blocks of that many rows.
+    """
+
+    def __init__(self, rows: int, by_id: Lookup | None, block: int, key: Key) -> None:
         self._rows = rows
         self._by_id = by_id
-        self._permuted = permutation(rows, *key)
+        self._permuted = blocked(rows, block, *key)
         self._first = 0
         self._ahead = np.empty(0, np.int64)
 

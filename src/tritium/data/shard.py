@@ -12,6 +12,7 @@ import numpy as np
 
 from tritium.data.batch import Decode, Gather, checked_device
 from tritium.data.epoch import Epoch, Note
+from tritium.data.memory import memory_limit
 from tritium.data.order import Lookup, by_id, pack_ids
 from tritium.data.policy import REMAINDERS, Known, Schedule, Streamed, step_count
 from tritium.data.route import Rest, Route, Shuffled, Straight, Windows
@@ -46,6 +47,8 @@ class Shard:
     prepared    : what the exchange prepared: "full" or False (sorted by id) or "stream" (as it arrives).
     note        : called at the end of every epoch with its counts (rows used, padded, dropped, repeated).
     window      : the least number of rows that "stream" permutes together.
+    memory      : bytes of this shard that may stay in memory (the page cache); a larger shard is permuted by blocks
+                  of that size. None: half of what the machine or its container has.
     """
 
     def __init__(
@@ -61,6 +64,7 @@ class Shard:
         prepared: Literal["full", "stream"] | bool = "full",
         note: Note | None = None,
         window: int = 16_384,
+        memory: int | None = None,
     ) -> None:
         self.name = name
         self.index = index
@@ -73,6 +77,7 @@ class Shard:
         self._prepared = prepared
         self._note = note
         self._window = window
+        self._memory = memory
         self._history: list[dict[str, Any]] = []
         self._run: _Run | None = None
 
@@ -110,7 +115,7 @@ class Shard:
                     permuted within windows, while rows still arrive; then as "full"), False (by id). None: as prepared.
         remainder : "pad" (the last batches may be short, or one row of scale 0), "drop", "repeat".
         device    : None for NumPy arrays, else torch tensors there.
-        resume    : what `state()` gave: continues with exactly the rows not yet seen.
+        resume    : what `state()` gave on this rank: continues with exactly the rows not yet seen.
 
         Raises BadSetting at once; EmptyShard at the first epoch, the same on every rank.
         """
@@ -146,6 +151,13 @@ class Shard:
         """Position among the rows sorted by id → row in the spool; None where both are the same. Waits for the end."""
         self.reader.extend(self.rows)
         return by_id(self.reader.ids)
+
+    @cached_property
+    def block(self) -> int:
+        """Rows that are permuted together: as many as memory holds. Waits for the end."""
+        self.reader.extend(self.rows)
+        memory = memory_limit() // 2 if self._memory is None else self._memory
+        return max(1, memory // max(1, self.reader.row_bytes))
 
     def keep(self, counts: dict[str, Any]) -> None:
         """Keep what an epoch has done with the rows, and pass it on."""
@@ -193,17 +205,32 @@ class _Run:
                 yield self._epoch
 
     def state(self) -> dict[str, Any]:
-        """JSON: epoch, step, the plan; the counts where they are known; the ids seen in a streamed epoch."""
+        """JSON: epoch, step, the plan; counts and block where they are known; the ids seen in a streamed epoch."""
         (number, step), epoch = self._start, self._epoch
         if epoch is not None:
             number, step = (epoch.number + 1, 0) if epoch.over else (epoch.number, epoch.taken)
         state = {"epoch": number, "step": step, **asdict(self._plan)}
+        if step and (self._plan.shuffle == "full" or (self._plan.shuffle == "stream" and number)):
+            state["block"] = self._block
         if epoch is not None and not self._streamed(number, 0):
             state["counts"] = self._shard.counts
         if step and self._plan.shuffle == "stream" and number == 0:
             fresh = [] if epoch is None else [pack_ids(ids) for ids in epoch.seen(self._plan.batch_size)]
             state |= {"index": self._shard.index, "seen": self._seen + fresh}
         return state
+
+    @property
+    def _block(self) -> int:
+        """Rows permuted together: as when the epoch began, also where it continues with other memory."""
+        return int(self._resume["block"]) if self._resume and "block" in self._resume else self._shard.block
+
+    def _score(self, number: int) -> float:
+        """The share of the rows among which the place of a row in an epoch is drawn."""
+        if self._plan.shuffle is False:
+            return 0.0
+        streamed = self._streamed(number, 0)
+        drawn = self._plan.window if streamed else self._block
+        return min(1.0, drawn / self._shard.rows)
 
     def _streamed(self, number: int, step: int) -> bool:
         return self._plan.shuffle == "stream" and number == 0 and step == 0
@@ -235,7 +262,7 @@ class _Run:
         if self._streamed(number, step):
             return Windows(plan.window, lambda: schedule.own, key)
         if plan.shuffle == "full" or number:
-            return Shuffled(shard.rows, shard.by_id, key)
+            return Shuffled(shard.rows, shard.by_id, self._block, key)
         by_id, taken = shard.by_id, step * plan.batch_size
         rest = Rest(shard.reader.ids, by_id, self._seen, taken, key)
         if len(rest.rows) != max(0, shard.rows - taken):
@@ -286,6 +313,7 @@ class _Run:
                 "padded": max(0, steps - max(-(-count // size), epoch.first)) if remainder == "pad" else 0,
                 "dropped": max(0, count - taken),
                 "repeated": max(0, taken - max(count, before)) if remainder == "repeat" else 0,
+                "shuffle_score": self._score(epoch.number),
             }
         )
 

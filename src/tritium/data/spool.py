@@ -163,6 +163,13 @@ class SpoolReader:
         return tuple(name for name in self._entries if name != IDS)
 
     @property
+    def row_bytes(self) -> int:
+        """Bytes of a row in all columns, on average; what a shuffled epoch reads for it."""
+        columns = [self.column(name) for name in self.names]
+        size = sum(c.values.nbytes + c.ends.nbytes if isinstance(c, RaggedView) else c.nbytes for c in columns)
+        return -(-size // max(1, self.rows))
+
+    @property
     def ids(self) -> Array:
         """int64 [rows], in the order in which the rows arrived."""
         column = self.column(IDS)

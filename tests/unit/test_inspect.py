@@ -169,6 +169,23 @@ def _with_default(frame: Any) -> Callable[..., Any]:
     return train
 
 
+class LeavesItBehind(Trainer):
+    """Picklable in spite of what it holds on the driver."""
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {key: value for key, value in vars(self).items() if key not in ("spark", "lock")}
+
+
+def test_what_an_object_leaves_behind_is_not_looked_at() -> None:
+    from pyspark.sql.session import SparkSession
+
+    spark = SparkSession.__new__(SparkSession)
+    trainer = LeavesItBehind(spark=spark, lock=threading.Lock(), table=np.zeros(3 << 20))
+    (warning,) = inspect(print, (trainer,))
+    assert warning.startswith("'args[0]' (a ")
+    assert "LeavesItBehind) is 25 MB" in warning
+
+
 class TestWarnings:
     def test_nothing_to_say(self) -> None:
         rate = 0.1

@@ -164,6 +164,10 @@ def _goes_by_value(fn: FunctionType, by_reference: Sequence[str]) -> bool:
 
 
 def _attributes(value: Any) -> list[tuple[str, Any]]:
+    """What an object takes along; nothing is known of one that says itself how it is pickled."""
+    own = ("__getstate__", "__reduce__", "__reduce_ex__")
+    if any(name in vars(kind) for kind in type(value).__mro__ if kind is not object for name in own):
+        return []
     found = dict(getattr(value, "__dict__", None) or {})
     for kind in type(value).__mro__:
         slots = kind.__dict__.get("__slots__", ())
@@ -301,9 +305,9 @@ def _large(
     if len(payload) <= LARGE_BYTES:
         return
     for capture, size in zip(captures, sizes, strict=True):
-        if size is None:
+        if size is None and _refusal(capture.value, by_reference) is None:  # its owner may leave it behind
             size = len(ship.pickle(capture.value, by_reference))
-        if size > LARGE_BYTES:
+        if size is not None and size > LARGE_BYTES:
             yield (
                 f"{capture} is {size / 1e6:,.0f} MB, sent with every task. Rows belong in data=; let the ranks read "
                 "other large things from where they are stored."

@@ -19,7 +19,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
 
 from tritium.data.watermark import MarkKeeper
-from tritium.errors import WireError
+from tritium.errors import TritiumError, WireError
 from tritium.gang.failure import Failure
 from tritium.gang.muster import Member, Rendezvous, agree, muster
 from tritium.wire import Challenge, Codec, Message
@@ -84,6 +84,7 @@ class Coordinator:
         self._rendezvous: dict[int, Rendezvous] = {}
         self._links: dict[int, _Link] = {}
         self._strangers = 0
+        self._storing: dict[str, int] = {}  # which rank is in the middle of which file
         self._timers: list[tuple[float, int, Callable[[], None]]] = []
         self._ticket = itertools.count()
         self._calls: deque[Callable[[], None]] = deque()
@@ -390,7 +391,18 @@ class Coordinator:
             self._observer.output(member.rank, text)
 
     def _on_store(self, member: Member, message: Message) -> None:
-        self._observer.store(message["name"], message.blob, bool(message["last"]))
+        name, last = str(message["name"]), bool(message["last"])
+        owner = self._storing.setdefault(name, member.number)
+        if owner != member.number:
+            problem = TritiumError(
+                f"Ranks {owner} and {member.number} both store {name!r} at the same time: their pieces would mix. Let "
+                f"one of them store it, or give each a name of its own, such as f'{{world.rank}}-{name}'."
+            )
+            self._failed(Failure.of(problem, member.number, host=member.host, pid=member.pid))
+            return
+        if last:
+            del self._storing[name]
+        self._observer.store(name, message.blob, last)
 
     def _on_gather(self, member: Member, message: Message) -> None:
         number = int(message["number"])

@@ -125,6 +125,13 @@ def _exchange(one: str, other: str) -> bool:
     return rename is not None and rename(here, os.fsencode(one), here, os.fsencode(other), exchange) == 0
 
 
+def located(path: str) -> str:
+    """`path`, or the folder `model` within it, which is where `TorchModel.save` puts a model beside its Params."""
+    files, root, _ = _open(path)
+    within = not files.exists(f"{root}/{MANIFEST}") and files.exists(f"{root}/model/{MANIFEST}")
+    return f"{path.rstrip('/')}/model" if within else path
+
+
 def read_manifest(path: str) -> dict[str, Any]:
     """The manifest of the model at `path`; ModelError when there is none, or one of a later format."""
     files, root, _ = _open(path)
@@ -139,8 +146,7 @@ def read_manifest(path: str) -> dict[str, Any]:
         raise ModelError(f"{MANIFEST} of the model at {path!r} is damaged: {error}.") from error
     if manifest.get("format") != _FORMAT:
         raise ModelError(
-            f"The model at {path!r} has format {manifest.get('format')!r}, and this Tritium reads format "
-            f"{_FORMAT}. "
+            f"The model at {path!r} has format {manifest.get('format')!r}, and this Tritium reads format {_FORMAT}. "
             f"It was saved with {manifest.get('versions')}."
         )
     return manifest

@@ -92,7 +92,7 @@ class Model:
 
 
 def load(path: str, trusted: bool = False) -> Model:
-    """The model that was saved at `path`. Every file is checked against its SHA-256 first.
+    """The model that was saved at `path`, by `Model.save` or by `TorchModel.save`. Every file is checked against its SHA-256 first.
 
     A model that names an import path runs that function, from this machine's own packages. A model that holds
     its code by value runs whatever the file says: that needs `trusted=True`, and raises UntrustedModel
@@ -101,16 +101,15 @@ def load(path: str, trusted: bool = False) -> Model:
     from tritium.model.module import rebuild, restore
     from tritium.model.weights import read
 
-    path = str(path)
+    path = files.located(str(path))
     manifest = files.read_manifest(path)
     origin = manifest["module"].get("import")
     if origin is None and not trusted:
         raise UntrustedModel(
-            f"The model at {path!r} holds its code by value: loading it runs code from that file, with your "
-            f"rights, on this "
-            "machine and on every executor that scores with it. If you know who made it and that nobody "
-            "changed it since, "
-            "say so: tr.load(path, trusted=True), or spark.tritium.trustModels=true for Spark ML's loaders.",
+            f"The model at {path!r} holds its code by value: loading it runs code from that file, with your rights, "
+            "on this machine and on every executor that scores with it. If you know who made it and that nobody "
+            "changed it since, say so: tr.load(path, trusted=True), or spark.tritium.trustModels=true for Spark ML's "
+            "loaders.",
             path=path,
         )
     signature = Signature.from_json(json.loads(bytes(files.read(path, _SIGNATURE, manifest))))

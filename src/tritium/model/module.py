@@ -102,10 +102,8 @@ def rebuild(origin: str, tensors: Mapping[str, torch.Tensor]) -> torch.nn.Module
             made = getattr(made, part)
     except (ImportError, AttributeError) as error:
         raise ModelError(
-            f"The model is made by {origin!r}, which can't be imported here: {error}. Put its package on "
-            f"the path "
-            "(PYTHONPATH, or install it), or save the model by value: tr.Model(module, signature, "
-            "origin=None)."
+            f"The model is made by {origin!r}, which can't be imported here: {error}. Put its package on the path "
+            "(PYTHONPATH, or install it), or save the model by value: tr.Model(module, signature, origin=None)."
         ) from error
     if not (inspect.isfunction(made) or (inspect.isclass(made) and issubclass(made, torch.nn.Module))):
         raise ModelError(

@@ -87,8 +87,7 @@ def _check(output: Output, tensor: torch.Tensor, rows: int) -> None:
     same = len(shape) == len(output.shape) and all(w in (None, n) for w, n in zip(output.shape, shape, strict=True))
     if tensor.ndim == 0 or tensor.shape[0] != rows or not (same or (output.scalar and shape in ((), (1,)))):
         raise ModelError(
-            f"Output {output.name!r} should be {shown(output.shape)} with a batch of {rows}, and the module "
-            f"returned "
+            f"Output {output.name!r} should be {shown(output.shape)} with a batch of {rows}, and the module returned "
             f"{list(tensor.shape)}."
         )
 

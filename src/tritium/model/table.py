@@ -130,8 +130,8 @@ def refused(column: str, taken: str, row_id: int, value: float | None) -> BadRow
     what, remedy = ("null", "df.dropna(subset=[{0!r}])") if value is None else ("NaN", "df.where(~isnan({0!r}))")
     return BadRow(
         f"column {column!r} is {what} in row {row_id & _POSITION} of partition {row_id >> 33} (input {taken!r}), and "
-        f"the "
-        f"model was trained without. Drop such rows before, {remedy.format(column)}, or fill them as the training did.",
+        f"the model was trained without. Drop such rows before, {remedy.format(column)}, or fill them as the training "
+        "did.",
         column=column,
         row_id=row_id,
         value=value,

@@ -75,8 +75,7 @@ def _refuse_taken(names: Sequence[str], there: Sequence[str]) -> None:
     if taken:
         raise BadSetting(
             f"The DataFrame has a column {', '.join(map(repr, taken))} already, and the model would add one. Rename "
-            f"it, "
-            "or choose other names with setOutputCols([...])."
+            "it, or choose other names with setOutputCols([...])."
         )
 
 

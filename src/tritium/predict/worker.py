@@ -115,8 +115,7 @@ def _module(plan: dict[str, Any], sent: Any, device: torch.device) -> torch.nn.M
     except (ImportError, AttributeError) as error:
         raise TritiumError(
             f"The model's code can't run on this executor: {error}. Install the missing package there; your own "
-            f"modules "
-            "go along by value, what is in site-packages does not."
+            "modules go along by value, what is in site-packages does not."
         ) from error
     module.requires_grad_(False).eval().to(device)
     while len(_modules) >= _KEPT:

@@ -92,9 +92,9 @@ class Model:
 
 
 def load(path: str, trusted: bool = False) -> Model:
-    """The model that was saved at `path`, by `Model.save` or by `TorchModel.save`. Every file is checked against its SHA-256 first.
+    """The model that was saved at `path`, by `Model.save` or by `TorchModel.save`.
 
-    A model that names an import path runs that function, from this machine's own packages. A model that holds
+    Every file is checked against its SHA-256 first. A model that names an import path runs that function, from this machine's own packages. A model that holds
     its code by value runs whatever the file says: that needs `trusted=True`, and raises UntrustedModel
     without.
     """

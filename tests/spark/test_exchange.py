@@ -178,17 +178,19 @@ def typed_rows(spark: Any) -> Any:
         "float(i) AS f32", "double(i) AS f64", "cast(cent AS decimal(12,2)) AS cent", "day", "moment",
         "timestamp_ntz'1970-01-02 03:04:05.000006' AS wall", "flag", "dense", "old", "fixed",
         "cast(matrix AS array<array<float>>) AS matrix", "cast(ragged AS array<int>) AS ragged", "word", "words",
-        "image", "inner", "maybe",
+        "image", "inner", "maybe", "if(i = 1, null, dense) AS gap",
     )  # fmt: skip
 
 
-def test_every_type_becomes_the_numbers_that_the_documentation_states(spark: Any) -> None:
+@pytest.mark.parametrize("cluster", ["local", "connect"], indirect=True)
+def test_every_type_becomes_the_numbers_that_the_documentation_states(cluster: Any) -> None:
+    spark = cluster.spark
     data = Data(
         typed_rows(spark),
         vocabulary={"word": ["b", "a"]},
         hash_buckets={"words": 1000},
         pad={"ragged": (4, -1), "words": 3},
-        nulls={"maybe": "mask"},
+        nulls={"maybe": "mask", "gap": "mask"},
         dtype={"dense": "float32"},
     )
     (rank,) = receive(Exchange({"train": data}, 1))
@@ -225,6 +227,8 @@ def test_every_type_becomes_the_numbers_that_the_documentation_states(spark: Any
     check("inner.deep.b", i, "float64")
     check("maybe", [0, 0, 2, 3], "int64")
     check("maybe_mask", [True, False, True, True], "bool")
+    check("gap", [[1, 0, 3], [0, 0, 0], [1, 0, 5], [1, 3, 3]], "float64")
+    check("gap_mask", [[True] * 3, [False] * 3, [True] * 3, [True] * 3], "bool")
 
 
 def test_scalars_of_every_kind_pack_to_one_row(spark: Any) -> None:

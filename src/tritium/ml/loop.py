@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 
+from tritium.gang.world import World
 from tritium.gang.world import world as this_world
 from tritium.ml.callbacks import TrainState
 from tritium.ml.pace import Pace, Show, Stopper
@@ -29,70 +30,76 @@ def train(settings: TorchSettings, batch_size: int, validate: bool, unused: bool
     """
     world = this_world()
     with joined(world) as ranks:
-        torch.manual_seed(settings.seed)
-        module = settings.make_module().to(ranks.device)
-        net = ranks.replicate(module, unused)
-        torch.manual_seed(settings.seed + ranks.rank)  # dropout differs from rank to rank
-        optimizer = settings.optimizer(net.parameters())
-        step = make_step(settings, ranks.device)
-        shard = world.shard("train")
-        alarm, pace = Alarm(ranks, shard.schema), Pace(settings, optimizer)
-        stopper, show = Stopper(settings, module), Show(settings, world)
-        state = TrainState(module, optimizer, ranks.rank, ranks.size, ranks.device)
+        return _train(settings, batch_size, validate, unused, world, ranks)
+
+
+def _train(
+    settings: TorchSettings, batch_size: int, validate: bool, unused: bool, world: World, ranks: Ranks
+) -> dict[str, Any] | None:
+    torch.manual_seed(settings.seed)
+    module = settings.make_module().to(ranks.device)
+    net = ranks.replicate(module, unused)
+    torch.manual_seed(settings.seed + ranks.rank)  # dropout differs from rank to rank
+    optimizer = settings.optimizer(net.parameters())
+    step = make_step(settings, ranks.device)
+    shard = world.shard("train")
+    alarm, pace = Alarm(ranks, shard.schema), Pace(settings, optimizer)
+    stopper, show = Stopper(settings, module), Show(settings, world)
+    state = TrainState(module, optimizer, ranks.rank, ranks.size, ranks.device)
+    for callback in settings.callbacks:
+        callback.on_train_start(state)
+    for epoch in shard.epochs(
+        settings.epochs,
+        batch_size=batch_size,
+        shuffle=settings.shuffle,
+        seed=settings.seed,
+        remainder=settings.remainder,
+        device=ranks.device,
+    ):
+        started = time.monotonic()
+        totals = Totals(settings.named_metrics(), ranks)
+        pace.before_epoch(epoch)
+        net.train()
+        for batches in together(epoch, settings.gradient_accumulation):
+            rows = sum(batch.total for batch in batches)
+            losses = []
+            for batch in batches:
+                last = batch is batches[-1]
+                with ranks.exchange_gradients(net, now=last):
+                    loss, output = step(net, batch)
+                    losses.append(loss.detach())
+                    if last:
+                        alarm.watch(batches, losses)
+                    # The mean over all rows of all ranks and batches, as one process would compute it.
+                    (loss * (batch.scale * batch.total / rows)).backward()
+                totals.add(batch, loss, output)
+            if settings.clip_grad_norm is not None:
+                torch.nn.utils.clip_grad_norm_(net.parameters(), settings.clip_grad_norm)
+            optimizer.step()
+            optimizer.zero_grad()
+            pace.after_step()
+            show.step(epoch, batches, losses[-1])
+        alarm.check()
+        entry = totals.close(epoch.number, time.monotonic() - started)
+        if validate:
+            entry |= validation(world.shard("validation"), batch_size, module, step, settings, ranks)
+        entry["learning_rate"] = pace.learning_rate()
+        state.epoch = epoch.number
+        state.history.append(entry)
+        pace.after_epoch(entry)
+        stopper.look_at(entry)
         for callback in settings.callbacks:
-            callback.on_train_start(state)
-        for epoch in shard.epochs(
-            settings.epochs,
-            batch_size=batch_size,
-            shuffle=settings.shuffle,
-            seed=settings.seed,
-            remainder=settings.remainder,
-            device=ranks.device,
-        ):
-            started = time.monotonic()
-            totals = Totals(settings.named_metrics(), ranks)
-            pace.before_epoch(epoch)
-            net.train()
-            for batches in together(epoch, settings.gradient_accumulation):
-                rows = sum(batch.total for batch in batches)
-                losses = []
-                for batch in batches:
-                    last = batch is batches[-1]
-                    with ranks.exchange_gradients(net, now=last):
-                        loss, output = step(net, batch)
-                        losses.append(loss.detach())
-                        if last:
-                            alarm.watch(batches, losses)
-                        # The mean over all rows of all ranks and batches, as one process would compute it.
-                        (loss * (batch.scale * batch.total / rows)).backward()
-                    totals.add(batch, loss, output)
-                if settings.clip_grad_norm is not None:
-                    torch.nn.utils.clip_grad_norm_(net.parameters(), settings.clip_grad_norm)
-                optimizer.step()
-                optimizer.zero_grad()
-                pace.after_step()
-                show.step(epoch, batches, losses[-1])
-            alarm.check()
-            entry = totals.close(epoch.number, time.monotonic() - started)
-            if validate:
-                entry |= validation(world.shard("validation"), batch_size, module, step, settings, ranks)
-            entry["learning_rate"] = pace.learning_rate()
-            state.epoch = epoch.number
-            state.history.append(entry)
-            pace.after_epoch(entry)
-            stopper.look_at(entry)
-            for callback in settings.callbacks:
-                callback.on_epoch_end(state)
-            show.epoch(entry)
-            if ranks.any(state.stop or stopper.enough):
-                break
-        stopper.restore_best()
-        for callback in settings.callbacks:
-            callback.on_train_end(state)
-        if ranks.rank != 0:
-            return None
-        world.store(WEIGHTS, pieces(Tensors.of(module).stream()))
-        return {"history": state.history, **describe(module, settings, batches[-1])}
+            callback.on_epoch_end(state)
+        show.epoch(entry)
+        if ranks.any(state.stop or stopper.enough):
+            break
+    stopper.restore_best()
+    for callback in settings.callbacks:
+        callback.on_train_end(state)
+    if ranks.rank != 0:
+        return None
+    world.store(WEIGHTS, pieces(Tensors.of(module).stream()))
+    return {"history": state.history, **describe(module, settings, batches[-1])}
 
 
 def pieces(views: Iterable[memoryview]) -> Iterator[bytes]:

@@ -8,6 +8,7 @@ does. Each test runs alone in its order; nothing is shared but the cluster's ses
 from __future__ import annotations
 
 import contextlib
+import functools
 import json
 import os
 import select
@@ -35,6 +36,8 @@ COMMON = {
     "spark.log.level": "ERROR",
     "spark.scheduler.maxRegisteredResourcesWaitingTime": "5s",
 }
+# What another executor holds is read in small pieces, so that a test can break in; a lost file is asked for quickly.
+READS = {"spark.reducer.maxSizeInFlight": "256k", "spark.shuffle.io.retryWait": "1s"}
 SMALL = {"spark.executor.memory": "512m", "spark.executor.cores": "1"}
 
 
@@ -134,7 +137,7 @@ def _connect() -> Iterator[Any]:
 
 STARTERS: dict[str, Callable[[], contextlib.AbstractContextManager[Any]]] = {
     "local": _local,
-    "local-cluster": _local_cluster,
+    "local-cluster": functools.partial(_local_cluster, **READS),
     "standalone": _standalone,
     "connect": _connect,
     "standalone-gpus": _standalone_gpus,

@@ -101,7 +101,7 @@ def _processes(strangers: set[int]) -> dict[int, str]:
         workers = depth + 1 if "pyspark.daemon" in command else 0
         # the JVM, the daemon that it starts, and the daemon's workers; what hangs below a worker is a rank's
         if command and not (0 < workers <= 2 or _is_spark(command)):
-            found[pid] = command
+            found[pid] = command[:300]
         queue += [(child, workers) for child in children.get(pid, ())]
     return found
 
@@ -125,7 +125,7 @@ def _command(pid: int) -> str:
         zombie = process.status() == psutil.STATUS_ZOMBIE
         if zombie:
             return "zombie (never waited for)" if process.ppid() == os.getpid() else ""
-        return " ".join(process.cmdline())[:300]
+        return " ".join(process.cmdline())
     except psutil.Error:
         return ""
 

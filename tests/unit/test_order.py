@@ -1,4 +1,4 @@
-"""Permutations without a table, rows by id, sets of ids as text."""
+"""Permutations without a table, rows by id."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tritium.data.order import blocked, by_id, contains, pack_ids, permutation
+from tritium.data.order import blocked, by_id, permutation
 
 ids_of_one_shard = st.lists(
     st.tuples(st.integers(0, 40), st.integers(1, 4), st.integers(0, 3)), min_size=0, max_size=6
@@ -116,16 +116,3 @@ def test_by_id_of_many_rows_crosses_its_pieces() -> None:
     some = np.array([0, 699_999, 700_000, 1_048_575, 1_048_576, 1_400_000, 2_799_999])
     assert np.array_equal(ids[lookup(some)], np.sort(ids)[some])
     assert by_id(np.sort(ids)) is None
-
-
-@given(ids=st.sets(st.integers(0, 80)), more=st.sets(st.integers(100, 120)))
-@settings(deadline=None)
-def test_packed_ids_contain_exactly_what_was_packed(ids: set[int], more: set[int]) -> None:
-    packed = [pack_ids(np.array(list(part), np.int64)) for part in (ids, more)]
-    asked = np.arange(-3, 130)
-    assert np.array_equal(contains(packed, asked), np.isin(asked, list(ids | more)))
-
-
-def test_packed_ids_of_a_shard_are_small() -> None:
-    ids = np.concatenate([(p << 33) + np.arange(p % 3, 300_000, 3) for p in range(8)])
-    assert len(pack_ids(np.random.default_rng(0).permutation(ids))) < 400

@@ -323,6 +323,65 @@ def test_resuming_at_any_step_takes_exactly_the_rows_not_yet_seen(
                     assert np.array_equal(one["row"], other["row"])
 
 
+@given(
+    counts=st.lists(st.integers(0, 20), min_size=1, max_size=5),
+    sizes=st.lists(st.integers(1, 5), min_size=2, max_size=3),
+    batch_sizes=st.lists(st.integers(1, 6), min_size=3, max_size=3),
+    remainder=remainders,
+    shuffle=shuffles,
+    stops=st.lists(st.integers(0, 15), min_size=2, max_size=2),
+    memory=memories,
+    data=st.data(),
+)
+@settings(deadline=None, max_examples=200)
+def test_a_gang_of_another_size_takes_exactly_the_rows_not_yet_seen(
+    counts: list[int],
+    sizes: list[int],
+    batch_sizes: list[int],
+    remainder: str,
+    shuffle: Any,
+    stops: list[int],
+    memory: int | None,
+    data: st.DataObject,
+) -> None:
+    """An epoch interrupted once or twice, each time continued by other ranks with other batches."""
+    if any(not may_run(deal(counts, n), b, remainder) for n, b in zip(sizes, batch_sizes, strict=False)):
+        return
+    prepared = "stream" if shuffle == "stream" else "full"
+    states: Any = None
+    epochs: list[list[np.ndarray]] = [[], []]
+    for size, batch_size, stop in zip(sizes, batch_sizes, [*stops[: len(sizes) - 1], FOREVER], strict=False):
+        shards = deal(counts, size)
+        arrived = [data.draw(arrival(ids)) for ids in shards] if shuffle == "stream" else shards
+        how: dict[str, Any] = {"n": 2, "batch_size": batch_size, "shuffle": shuffle, "remainder": remainder}
+        fresh, steps = [], []
+        with Gang.filled(arrived, prepared, 4, memory) as gang:
+            for rank, shard in enumerate(gang.shards):
+                steps.append([])
+                for epoch in shard.epochs(**how, resume=states):
+                    for batch in epoch:
+                        steps[rank].append(batch)
+                        real = batch["row"] if remainder == "drop" else batch["row"][: batch.rows]
+                        epochs[epoch.number].append(real)
+                        if len(steps[rank]) >= stop:
+                            break
+                    if len(steps[rank]) >= stop:
+                        break
+                fresh.append(json.loads(json.dumps(shard.state())))
+        states = fresh
+        assert len({(state["epoch"], state["step"]) for state in states}) == 1
+        for step in zip(*steps, strict=True):
+            assert {b.total for b in step} == {sum(b.rows for b in step)}
+    rows = sum(counts)
+    for number, taken in enumerate(epochs):
+        ids = np.concatenate(taken) if taken else np.empty(0, np.int64)
+        if remainder == "repeat":
+            assert len(np.unique(ids)) == rows
+            continue
+        assert len(np.unique(ids)) == len(ids), f"a row of epoch {number} was taken twice"
+        assert remainder == "drop" or len(ids) == rows
+
+
 def available(gang: Gang, step: int, batch_size: int, window: int, remainder: str) -> bool:
     """Whether a rank may take the step, or end, by the definition: every rank has the whole window, or has ended.
 
@@ -519,7 +578,7 @@ BAD = [
     ({"shuffle": 7}, "shuffle=7 is none of"),
     ({"shuffle": "stream"}, "tr.Data(df, shuffle='stream')"),
     ({"device": "gpu7"}, "device='gpu7' is no torch device"),
-    ({"resume": {"epoch": 1}}, "the state lacks step, batch_size"),
+    ({"resume": {"epoch": 1}}, "the state lacks step, index, batch_size"),
 ]
 
 
@@ -550,6 +609,36 @@ def test_a_state_resumes_only_under_its_own_settings_and_counts() -> None:
             gang.shards[1].epochs(2, batch_size=4, resume=streamed)
         with pytest.raises(DataError, match="of its 22 rows 18 are not among those seen, and 14 should be"):
             next(other.shards[0].epochs(2, batch_size=4, resume={**streamed, "step": 2}))
+
+
+def test_the_states_of_all_ranks_are_checked_before_another_size_continues() -> None:
+    with (
+        Gang.filled(deal([60], 3)) as three,
+        Gang.filled(deal([60], 2)) as two,
+        Gang.filled(deal([30, 30], 2)) as other,
+    ):
+        epochs = [iter(next(shard.epochs(1, batch_size=4))) for shard in three.shards]
+        for epoch in epochs:
+            next(epoch)
+        states = [shard.state() for shard in three.shards]
+        shard = two.shards[0]
+        with pytest.raises(BadSetting, match=r"size=2 \(was 3\).* or give the states of all ranks as a list"):
+            shard.epochs(1, batch_size=4, resume=states[0])
+        with pytest.raises(BadSetting, match="of all ranks, in rank order, and has those of: 0, 2"):
+            shard.epochs(1, batch_size=4, resume=[states[0], states[2]])
+        with pytest.raises(BadSetting, match="has those of: none"):
+            shard.epochs(1, batch_size=4, resume=[])
+        with pytest.raises(BadSetting, match="seed=1, and in the state of rank 0 0"):
+            shard.epochs(1, batch_size=4, seed=1, resume=states)
+        next(epochs[1])
+        with pytest.raises(BadSetting, match="step=1, and in the state of rank 1 2"):
+            shard.epochs(1, batch_size=4, resume=[states[0], three.shards[1].state(), states[2]])
+        with pytest.raises(DataError, match=r"of the \d+ rows that were seen are not there, the first with id \d+"):
+            next(other.shards[0].epochs(1, batch_size=4, resume=states))
+        for rank in range(2):  # a list is as good where the size is the same
+            assert next(two.shards[rank].epochs(1, batch_size=4, resume=states)).taken == 2
+        again = next(three.shards[1].epochs(1, batch_size=4, resume=states))
+        assert again.taken == 1
 
 
 def test_the_state_after_the_last_step_is_the_next_epoch() -> None:

@@ -5,18 +5,16 @@ Everything here maps an array of positions to an array of rows, and needs memory
 
 from __future__ import annotations
 
-import base64
-import zlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
 
+from tritium.data.idset import PARTITION_BITS
+
 Array = np.ndarray[Any, Any]
 Lookup = Callable[[Array], Array]
 
-PARTITION_BITS = 33
-"""An id is `source partition << 33 | position` (Spark's `monotonically_increasing_id`)."""
 _SMALL = 1 << 16
 _CHUNK = 1 << 14
 _SPAN = 1 << 20
@@ -160,30 +158,6 @@ def _breaks(ids: Array) -> Iterator[Array]:
 def _overlapping(ids: Array) -> Iterator[Array]:
     for start in range(0, len(ids), _SPAN):
         yield ids[start : start + _SPAN + 1]
-
-
-def pack_ids(ids: Array) -> str:
-    """A set of ids as text: runs of constant stride, each (first, stride, count), compressed."""
-    ids = np.sort(ids)
-    steps = np.diff(ids)
-    starts = np.concatenate([np.zeros(min(1, len(ids)), np.int64), np.flatnonzero(np.diff(steps)) + 2])
-    # A change of stride at i makes row i + 2 the first that is not explained by the run before it.
-    counts = np.diff(starts, append=len(ids))
-    strides = np.where(counts > 1, np.append(steps, 0)[np.minimum(starts, len(ids) - 1)], 1) if len(ids) else counts
-    runs = np.stack([ids[starts], strides, counts]).astype("<i8")
-    return base64.b64encode(zlib.compress(runs.tobytes())).decode()
-
-
-def contains(packed: Sequence[str], ids: Array) -> Array:
-    """bool [k]: which of `ids` are in one of the packed sets."""
-    found = np.zeros(len(ids), bool)
-    for text in packed:
-        first, stride, count = np.frombuffer(zlib.decompress(base64.b64decode(text)), "<i8").reshape(3, -1)
-        if len(first):
-            run = np.maximum(np.searchsorted(first, ids, side="right") - 1, 0)
-            ahead = ids - first[run]
-            found |= (ahead >= 0) & (ahead % stride[run] == 0) & (ahead // stride[run] < count[run])
-    return found
 
 
 def _shuffled(n: int, key: int) -> Array:

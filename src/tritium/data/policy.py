@@ -75,13 +75,18 @@ class Schedule(Protocol):
 
 
 class Known:
-    """All counts are known: every step is."""
+    """All counts are known: every step is.
 
-    def __init__(self, name: str, counts: Sequence[int], index: int, batch_size: int, remainder: str) -> None:
+    `visible` differs from the count where an epoch continues at another world size.
+    """
+
+    def __init__(
+        self, name: str, counts: Sequence[int], index: int, batch_size: int, remainder: str, visible: int
+    ) -> None:
         check_counts(name, counts, batch_size, remainder)
         self._counts, self._index, self._batch_size, self._remainder = counts, index, batch_size, remainder
         self._steps = step_count(counts, batch_size, remainder)
-        self.visible = counts[index]
+        self.visible = visible
         self.own: int | None = counts[index]
 
     def ready(self, step: int) -> bool:

@@ -7,7 +7,8 @@ from typing import Protocol
 
 import numpy as np
 
-from tritium.data.order import Array, Lookup, blocked, contains, permutation
+from tritium.data.idset import IdSet, in_any
+from tritium.data.order import Array, Lookup, blocked, permutation
 
 _AHEAD = 1 << 14
 _SPAN = 1 << 20
@@ -83,24 +84,27 @@ class Windows:
 
 
 class Rest:
-    """What is left of a streamed epoch that was interrupted after `taken` positions: the rows not in `seen`, permuted.
+    """What is left of an epoch that was interrupted: the rows not in `seen`, from position `taken` on.
+
+    Permuted by `key`; by id where that is None.
 
     Needs 8 bytes for each row that is left. Positions before `taken` (asked for only by rows that repeat) are by id.
     """
 
-    def __init__(self, ids: Array, by_id: Lookup | None, seen: Sequence[str], taken: int, key: Key) -> None:
+    def __init__(self, ids: Array, by_id: Lookup | None, seen: Sequence[IdSet], taken: int, key: Key | None) -> None:
         left = [
-            start + np.flatnonzero(~contains(seen, ids[start : start + _SPAN])) for start in range(0, len(ids), _SPAN)
+            start + np.flatnonzero(~in_any(seen, ids[start : start + _SPAN])) for start in range(0, len(ids), _SPAN)
         ]
         rows = np.concatenate(left)
         self.rows = rows[np.argsort(ids[rows], kind="stable")]
         self._by_id = by_id
+        self._all = len(ids)
         self._taken = taken
-        self._permuted = permutation(len(self.rows), *key, taken)
+        self._permuted = None if key is None else permutation(len(self.rows), *key, taken)
 
     def take(self, start: int, stop: int) -> slice | Array:
         positions = np.arange(start, stop)
-        before = positions[positions < self._taken]
+        before = positions[positions < self._taken] % self._all
         after = positions[len(before) :] - self._taken
         old = before if self._by_id is None else self._by_id(before)
-        return np.concatenate([old, self.rows[self._permuted(after)]])
+        return np.concatenate([old, self.rows[after if self._permuted is None else self._permuted(after)]])

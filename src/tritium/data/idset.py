@@ -1,0 +1,87 @@
+"""Sets of row ids as text, small enough for a checkpoint (any process)."""
+
+from __future__ import annotations
+
+import base64
+import zlib
+from collections.abc import Iterable
+from typing import Any
+
+import numpy as np
+
+Array = np.ndarray[Any, Any]
+
+PARTITION_BITS = 33
+"""An id is `source partition << 33 | position` (Spark's `monotonically_increasing_id`)."""
+
+
+def dealt_to(ids: Array, ranks: int) -> Array:
+    """The rank of each id, int64 [k]: how the exchange deals rows to `ranks`."""
+    owner: Array = ((ids >> PARTITION_BITS) + (ids & ((1 << PARTITION_BITS) - 1))) % ranks
+    return owner
+
+
+class IdSet:
+    """Ids of a shard: for each source partition the first, the stride, and one bit for each step of it.
+
+    A shard's rows of a partition are a constant stride apart, so a whole shard is a few compressed bytes a partition,
+    and any part of it at most a bit a row.
+    """
+
+    def __init__(self, first: Array, stride: Array, length: Array, bits: Array) -> None:
+        self._first, self._stride, self._length, self._bits = first, stride, length, bits
+        self._offset = np.cumsum(-(-length // 8) * 8) - (-(-length // 8) * 8)
+
+    @classmethod
+    def of(cls, ids: Array) -> IdSet:
+        """The set of `ids`, in any order."""
+        ids = np.sort(ids)
+        parts = np.split(ids, np.flatnonzero(np.diff(ids >> PARTITION_BITS)) + 1) if len(ids) else []
+        first = np.array([part[0] for part in parts], np.int64)
+        stride = np.array([max(1, int(np.gcd.reduce(np.diff(part)))) for part in parts], np.int64)
+        length = np.array([(part[-1] - part[0]) // s + 1 for part, s in zip(parts, stride, strict=True)], np.int64)
+        made = cls(first, stride, length, np.zeros(int((-(-length // 8) * 8).sum()), bool))
+        for number, part in enumerate(parts):
+            made._bits[made._offset[number] + (part - first[number]) // stride[number]] = True
+        return made
+
+    def ids(self) -> Array:
+        """The ids, ascending."""
+        found = np.flatnonzero(self._bits)
+        part = np.searchsorted(self._offset, found, side="right") - 1
+        ids: Array = self._first[part] + (found - self._offset[part]) * self._stride[part]
+        return ids
+
+    def has(self, ids: Array) -> Array:
+        """bool [k]: which of `ids` are in the set."""
+        if not len(self._first):
+            return np.zeros(len(ids), bool)
+        part = np.maximum(np.searchsorted(self._first, ids, side="right") - 1, 0)
+        ahead = ids - self._first[part]
+        step = ahead // self._stride[part]
+        inside = (ahead >= 0) & (step * self._stride[part] == ahead) & (step < self._length[part])
+        inside[inside] = self._bits[(self._offset[part] + step)[inside]]
+        found: Array = inside
+        return found
+
+    def pack(self) -> str:
+        """As text."""
+        head = np.concatenate([[len(self._first)], self._first, self._stride, self._length]).astype("<i8")
+        return base64.b64encode(zlib.compress(head.tobytes() + np.packbits(self._bits).tobytes())).decode()
+
+    @classmethod
+    def unpack(cls, text: str) -> IdSet:
+        """From `pack()`."""
+        content = zlib.decompress(base64.b64decode(text))
+        count = int(np.frombuffer(content, "<i8", 1)[0])
+        first, stride, length = np.frombuffer(content, "<i8", 3 * count, 8).reshape(3, count).astype(np.int64)
+        bits = np.unpackbits(np.frombuffer(content, np.uint8, offset=8 + 24 * count)).astype(bool)
+        return cls(first, stride, length, bits)
+
+
+def in_any(sets: Iterable[IdSet], ids: Array) -> Array:
+    """bool [k]: which of `ids` are in one of the sets."""
+    found = np.zeros(len(ids), bool)
+    for each in sets:
+        found |= each.has(ids)
+    return found

@@ -5,14 +5,19 @@ from __future__ import annotations
 import datetime
 import decimal
 import pickle
+import zlib
 from collections.abc import Callable
+from contextlib import closing
 from typing import Any
 
 import numpy as np
 import pytest
 
 from tritium.data.exchange import Exchange
+from tritium.data.receive import Receiver
 from tritium.data.schema import Data
+from tritium.data.spool import Spool
+from tritium.data.tables import Tables
 from tritium.errors import BadData, BadSetting
 
 UTC = datetime.timezone.utc
@@ -220,7 +225,7 @@ def test_every_type_becomes_the_numbers_that_the_documentation_states(cluster: A
     check("matrix", [[[1, 2, 3], [4, 5, k]] for k in i], "float32")
     check("ragged", [[-1] * 4, [0, -1, -1, -1], [0, 1, -1, -1], [0, 1, 2, -1]], "int32")
     check("word", [1, 0, 1, 0], "int64")
-    a = __import__("zlib").crc32(b"a") % 1000
+    a = zlib.crc32(b"a") % 1000
     check("words", [[0, 0, 0], [a, 0, 0], [a, a, 0], [a, a, a]], "int64")
     assert [got["image"][row] for row in order] == [bytes([k]) * k for k in i]
     check("inner.a", i * 10, "int64")
@@ -229,6 +234,26 @@ def test_every_type_becomes_the_numbers_that_the_documentation_states(cluster: A
     check("maybe_mask", [True, False, True, True], "bool")
     check("gap", [[1, 0, 3], [0, 0, 0], [1, 0, 5], [1, 3, 3]], "float64")
     check("gap_mask", [[True] * 3, [False] * 3, [True] * 3, [True] * 3], "bool")
+
+
+def test_the_twin_without_a_jvm_gives_the_same_rows(spark: Any) -> None:
+    frame = typed_rows(spark).drop("dense", "old", "gap").coalesce(1)
+    settings: dict[str, Any] = {
+        "vocabulary": {"word": ["b", "a"]},
+        "hash_buckets": {"words": 1000},
+        "pad": {"ragged": (4, -1), "words": 3},
+        "nulls": {"maybe": "mask"},
+        "dtype": {"fixed": "float32"},
+    }
+    tables = Tables({"train": Data(frame.toArrow(), **settings)}, 2)
+    exchange = Exchange({"train": Data(frame, **settings)}, 2)
+    assert tables.plan == exchange.plan
+    for rank, expected in enumerate(receive(exchange)):
+        with closing(Spool(tables.plan["train"])) as spool:
+            receiver = Receiver(tables.plan, {"train": spool}, sorted=True)
+            for batch in tables.batches(rank):
+                receiver.take(batch)
+            assert receiver.finish(confirmed=False).fingerprint == expected["parts"]
 
 
 def test_scalars_of_every_kind_pack_to_one_row(spark: Any) -> None:

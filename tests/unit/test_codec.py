@@ -83,6 +83,21 @@ def test_bytes_are_ragged() -> None:
     assert decoded(pa.array([b"xy"], pa.large_binary())).lengths.tolist() == [2]
 
 
+@pytest.mark.parametrize(
+    ("kind", "settings", "shape"),
+    [
+        (pa.float32(), {}, (0,)),
+        (pa.bool_(), {}, (0,)),
+        (pa.list_(pa.float32(), 3), {}, (0, 3)),
+        (pa.list_(pa.float32()), {"pad": {"x": 4}}, (0, 4)),
+        (pa.string(), {"vocabulary": {"x": ["a"]}}, (0,)),
+    ],
+)
+def test_no_rows(kind: pa.DataType, settings: Any, shape: tuple[int, ...]) -> None:
+    assert decoded(pa.array([], kind), **settings).shape == shape
+    assert len(decoded(pa.array([], pa.binary()))) == 0
+
+
 def test_nulls_are_filled_or_marked() -> None:
     column = pa.array([1.0, None, 3.0])
     assert decoded(column, nulls={"x": -1}).tolist() == [1, -1, 3]

@@ -170,6 +170,11 @@ def test_a_wrong_setting(settings: dict[str, Any], text: str) -> None:
     assert text in problem
 
 
+def test_columns_of_one_name() -> None:
+    with pytest.raises(BadData, match="there are 2 columns called 'i8'"):
+        plan(T.StructType([SPARK["i8"], SPARK["f32"], SPARK["i8"]]), Data(None, ["f32"]), "t")
+
+
 def test_no_columns_at_all() -> None:
     with pytest.raises(BadData, match="it has no columns"):
         plan(T.StructType([]), Data(None), "t")

@@ -70,6 +70,8 @@ def _bytes(field: Field, column: pa.Array, ids: Array) -> Ragged:
     if column.null_count:
         row = int(np.argmax(column.is_null().to_numpy(zero_copy_only=False)))
         raise _bad(field, ids, row, None, "null", "Drop such rows in Spark (`df.dropna(subset=[{0!r}])`)")
+    if not len(column):  # Arrow may leave the buffers out
+        return Ragged(np.zeros(0, np.uint8), np.zeros(0, np.int64))
     wide = pa.types.is_large_binary(column.type)
     offset_type = np.dtype(np.int64 if wide else np.int32)
     _, offsets_buffer, data = column.buffers()

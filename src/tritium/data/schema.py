@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from dataclasses import field as setting
@@ -109,6 +110,7 @@ def plan(schema: Any, data: Data, name: str) -> tuple[Field, ...]:
     Raises BadData that lists every problem of the frame at once. Nothing is read.
     """
     planner = _Planner(columns_of(schema), data)
+    planner.check_doubles(schema.names)
     wanted = planner.wanted()
     fields = [planner.field(batch, sources, packed) for batch, (sources, packed) in wanted.items()]
     planner.check_settings(wanted)
@@ -147,6 +149,14 @@ class _Planner:
         self.columns = dict(columns)
         self.data = data
         self.problems: list[str] = []
+
+    def check_doubles(self, names: Sequence[str]) -> None:
+        """Columns of one name, as a join leaves them, can't be told apart."""
+        self.problems += [
+            f"there are {count} columns called {name!r}. Rename or drop all but one."
+            for name, count in Counter(names).items()
+            if count > 1
+        ]
 
     def wanted(self) -> dict[str, tuple[tuple[str, ...], bool]]:
         """Batch column → (source columns, packed?); structs flattened, unknown columns noted."""

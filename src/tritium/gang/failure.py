@@ -83,7 +83,8 @@ class Failure:
         """The exception for the driver: Tritium's own as it was raised, any other as the cause of RankFailed."""
         cause = self.cause()
         if isinstance(cause, TritiumError) and self.how == "error":
-            cause.__dict__.update(rank=self.rank, host=self.host, pid=self.pid, run_dir=run_dir)
+            here = {"rank": self.rank, "host": self.host, "pid": self.pid, "run_dir": run_dir}
+            cause.__dict__.update(here | cause.__dict__)  # an error that names a rank means the one at fault
             cause.__dict__["rank_traceback"] = self.traceback
             return cause
         story = [self.headline()[0].upper() + self.headline()[1:] + "."]

@@ -22,14 +22,14 @@ _PICKLED = "pickledParams"
 def with_params(*sources: type) -> Callable[[C], C]:
     """A class decorator: every field of these dataclasses becomes a Param of the same name.
 
-    `batch_size` gets `getBatchSize()` and `setBatchSize(value)`, as Spark ML has it. Values are held as they are and
-    checked by the dataclass itself, not converted.
+    `batch_size` gets `getBatchSize()` and `setBatchSize(value)`, as Spark ML has it. Values are held as they are, and
+    checked by the dataclass itself.
     """
 
     def decorate(cls: C) -> C:
         for source in sources:
             for field in dataclasses.fields(source):
-                param: Param[Any] = Param(Params._dummy(), field.name, field.metadata["doc"])
+                param: Param[Any] = Param(Params._dummy(), field.name, field.metadata["doc"], _as_held)
                 setattr(cls, field.name, param)
                 camel = "".join(part.capitalize() for part in field.name.split("_"))
                 setattr(cls, f"get{camel}", _getter(field.name, f"get{camel}"))
@@ -37,6 +37,11 @@ def with_params(*sources: type) -> Callable[[C], C]:
         return cls
 
     return decorate
+
+
+def _as_held(value: Any) -> Any:
+    """The value itself; but a list for a tuple, which Spark's `explainParams` can't print, nor JSON keep."""
+    return list(value) if type(value) is tuple else value
 
 
 def _getter(name: str, method: str) -> Callable[[Params], Any]:

@@ -74,15 +74,16 @@ def joined(world: Any) -> Iterator[Ranks]:
                 dist.destroy_process_group()
 
 
-def _store(world: Any) -> dist.Store:
+def _store(world: Any) -> Any:
     """Where the ranks meet: a server of our own in rank 0, at a port that it alone has.
 
     torch's own (`env://`) is still there when a second training begins in the same process, because DDP outlives its
     process group; some ranks then meet at the old one, and wait for ever.
     """
     host = world.peers[0].address
+    store: Any = dist.TCPStore  # type: ignore[attr-defined]  # public, but not in its module's list
     if world.rank == 0:
-        server = dist.TCPStore(host, 0, world.size, is_master=True, wait_for_workers=False)
+        server = store(host, 0, world.size, is_master=True, wait_for_workers=False)
         world.gather(server.port)
         return server
-    return dist.TCPStore(host, world.gather(None)[0], world.size, is_master=False)
+    return store(host, world.gather(None)[0], world.size, is_master=False)

@@ -92,8 +92,7 @@ def refuse_broadcast(output: Any, label: torch.Tensor, loss: Any) -> None:
     if min(output.ndim, label.ndim) == 0:
         raise BadData(f"The module gives {_shown(got)} for a label of {_shown(wanted)}: no output per row.")
     one_against_rows = {output.ndim, label.ndim} == {1, 2} and 1 in (got[-1:] + wanted[-1:])
-    native = type(loss).__module__.startswith("torch.") or getattr(loss, "__module__", "") == "torch.nn.functional"
-    stretched = native and label.is_floating_point() and _fits(got, wanted)
+    stretched = _is_elementwise(loss) and label.is_floating_point() and _fits(got, wanted)
     if not (one_against_rows or stretched):
         return
     if not label.is_floating_point():
@@ -111,6 +110,13 @@ def refuse_broadcast(output: Any, label: torch.Tensor, loss: Any) -> None:
         output=tuple(got),
         label=tuple(wanted),
     )
+
+
+def _is_elementwise(loss: Any) -> bool:
+    """Torch's own losses, but for those that have a score per class by nature."""
+    home = loss.__module__ if inspect.isfunction(loss) else type(loss).__module__
+    by_class = ("CrossEntropyLoss", "NLLLoss", "cross_entropy", "nll_loss", "MultiMarginLoss", "multi_margin_loss")
+    return home.startswith("torch.") and name_of(loss) not in by_class
 
 
 def _fits(one: list[int], other: list[int]) -> bool:

@@ -1,0 +1,315 @@
+"""What is wrong with settings, columns or a model is said before anything starts; Params derive from dataclasses."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pyarrow as pa
+import pytest
+import torch
+from torch import nn
+
+import tritium as tr
+from tritium.errors import BadData, BadRow, BadSetting, TrainingDiverged
+from tritium.ml import EarlyStopping, TorchEstimator, TorchSettings, fit
+from tritium.ml.fitting import prepare
+
+X = ["a", "b", "c"]
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _torch_settled() -> None:
+    """The first optimizer of a process makes torch set an environment variable and a cache directory."""
+    torch.optim.SGD([torch.zeros(1, requires_grad=True)], 0.1)
+
+
+def sgd(p: Any) -> torch.optim.Optimizer:
+    return torch.optim.SGD(p, 0.05)
+
+
+def linear() -> nn.Module:
+    return nn.Linear(3, 1)
+
+
+GOOD: dict[str, Any] = {
+    "model": linear,
+    "loss": nn.MSELoss(),
+    "optimizer": sgd,
+    "feature_cols": X,
+    "label_cols": ["y"],
+    "verbose": False,
+}
+HERE: dict[str, Any] = {"on": "here", "progress": False, "output": "none"}
+
+
+def table(rows: int = 20) -> pa.Table:
+    random = np.random.default_rng(1)
+    columns: dict[str, Any] = {name: random.normal(size=rows) for name in X}
+    columns["y"] = columns["a"] + 2 * columns["b"]
+    columns["count"] = np.arange(rows)
+    columns["cls"] = np.arange(rows) % 3
+    columns["index"] = (np.arange(rows) % 3).astype(float)
+    columns["city"] = ["x"] * rows
+    columns["when"] = pa.array([pd.Timestamp("2026-01-01")] * rows)
+    columns["held"] = np.arange(rows) % 4 == 0
+    columns["vector"] = pa.FixedSizeListArray.from_arrays(pa.array(random.normal(size=rows * 4)), 4)
+    columns["ragged"] = pa.array([[1.0] * (1 + i % 2) for i in range(rows)])
+    return pa.table(columns)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "says"),
+    [
+        ({"batch_size": 0}, "batch_size=0 must be a whole number of at least 1"),
+        ({"batch_size": True}, "batch_size=True"),
+        ({"epochs": 1.5}, "epochs=1.5"),
+        ({"gradient_accumulation": 0}, "gradient_accumulation=0"),
+        ({"batch_size": 8, "global_batch_size": 16}, "contradict each other"),
+        ({"seed": -1}, "seed=-1"),
+        ({"clip_grad_norm": 0}, "clip_grad_norm=0"),
+        ({"early_stopping": 0}, "early_stopping=0"),
+        ({"validation": 1.5}, "validation=1.5 must be a fraction between 0 and 1"),
+        ({"task": "regresion"}, "Did you mean 'regression'?"),
+        ({"remainder": "keep"}, "remainder='keep' is unknown; choose one of 'pad', 'drop', 'repeat'"),
+        ({"shuffle": "ful"}, "Did you mean 'full'?"),
+        ({"precision": "fp16"}, "precision='fp16' is unknown"),
+        ({"optimizer": "adam"}, "optimizer='adam' is not a function. Give a function of the parameters"),
+        ({"model": 3}, "model=3 is not a function"),
+        ({"model": nn.Linear}, "model=Linear is a class that needs in_features, out_features"),
+        ({"loss": None}, "there is no loss"),
+        ({"loss": nn.MSELoss}, "loss=MSELoss is a class; give an instance, MSELoss()"),
+        ({"loss": nn.MSELoss(reduction="sum")}, 'reduction="sum"'),
+        ({"feature_cols": []}, "feature_cols=[] must be a column, or a list of columns"),
+        ({"feature_cols": {"label": ["a"]}}, "feature_cols names an input 'label'"),
+        ({"label_cols": 3}, "label_cols=3"),
+        ({"weight_col": ["a"]}, "weight_col=['a'] must be the name of one column"),
+        ({"weight_col": "a", "train_step": min}, "can't weight the loss of a train_step"),
+        ({"metrics": "mae"}, "metrics='mae' must be a mapping"),
+        ({"metrics": {"loss": max}}, "a metric is called 'loss'"),
+        ({"metrics": [max, max]}, "two metrics are called 'max'"),
+        ({"metrics": {"m": 3}}, "the metric 'm' is 3"),
+        ({"callbacks": [object()]}, "has no on_train_start, on_epoch_end, on_train_end"),
+        ({"lr_scheduler": torch.optim.lr_scheduler.StepLR}, "StepLR needs optimizer, step_size"),
+        ({"early_stopping": EarlyStopping(monitor="acc")}, "monitors 'acc'; the history will have loss"),
+    ],
+)
+def test_a_wrong_setting_is_named(wrong: dict[str, Any], says: str) -> None:
+    with pytest.raises(BadSetting) as caught:
+        TorchSettings(**(GOOD | wrong))
+    assert says in str(caught.value)
+
+
+def test_every_wrong_setting_is_listed_at_once() -> None:
+    with pytest.raises(BadSetting) as caught:
+        TorchSettings(**(GOOD | {"batch_size": 0, "task": "x", "epochs": -1}))
+    assert len(caught.value.settings) == 3
+
+
+def test_the_global_batch_is_shared_out_evenly() -> None:
+    settings = TorchSettings(**GOOD, global_batch_size=24, gradient_accumulation=2)
+    assert settings.rows_per_rank(3) == 4
+    with pytest.raises(BadSetting, match=r"24 is not a multiple of .* 5 x 2 = 10. Use 20 or 30"):
+        settings.rows_per_rank(5)
+    assert TorchSettings(**GOOD).rows_per_rank(5) == 32
+
+
+def refused(frame: Any = None, **changes: Any) -> str:
+    """What is said about these settings, before anything starts."""
+    with pytest.raises((BadData, BadSetting)) as caught:
+        prepare(table() if frame is None else frame, TorchSettings(**(GOOD | changes)), tr.Gang(on="here"))
+    return str(caught.value)
+
+
+def test_every_column_that_can_not_be_read_is_listed_at_once() -> None:
+    said = refused(feature_cols=["a", "B", "city", "when"], label_cols=["z"], weight_col="w")
+    assert "feature column 'B' is missing. Did you mean 'b'?" in said
+    assert "feature column 'city' is a string. Index it with Spark's StringIndexer" in said
+    assert "feature column 'when' is a timestamp" in said
+    assert "label column 'z' is missing" in said
+    assert "weight column 'w' is missing" in said
+
+
+def test_a_forward_that_does_not_fit_is_shown_with_shapes() -> None:
+    said = refused(feature_cols=["a", "b"])
+    assert "forward can't take these features: RuntimeError" in said
+    assert "features [batch, 2] float32 of columns 'a', 'b'" in said
+    assert "features [batch, 4] float32 of column 'vector'" in refused(feature_cols="vector")
+
+
+class Squeezed(nn.Module):
+    def __init__(self, outputs: int = 1) -> None:
+        super().__init__()
+        self.last = nn.Linear(3, outputs)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.last(x).squeeze(-1)
+
+
+def test_a_label_that_would_be_broadcast_is_refused_with_the_fix() -> None:
+    said = refused(model=Squeezed)
+    assert "output has shape [batch] and the label [batch, 1]" in said
+    assert "unsqueeze(-1)" in said
+    said = refused(label_cols=["count"])
+    assert "output has shape [batch, 1] and the label [batch]" in said
+    assert "cast it to double" in said
+    said = refused(model=lambda: nn.Linear(3, 4))
+    assert "output has shape [batch, 4] and the label [batch, 1]" in said
+    own = refused(model=Squeezed, loss=lambda output, label: (output - label).square().mean())
+    assert "broadcast" in own
+
+
+def test_a_loss_that_does_not_fit_is_shown_with_shapes() -> None:
+    said = refused(model=lambda: nn.Linear(3, 3), loss=nn.CrossEntropyLoss())
+    assert "loss=CrossEntropyLoss can't take what there is" in said
+    assert "the module's output [batch, 3] float32" in said
+    assert "label [batch, 1] float32 of column 'y'" in said
+    assert "integer label column" in said
+
+
+def test_a_weighted_loss_must_give_a_loss_per_row() -> None:
+    said = refused(weight_col="c", loss=lambda output, label: (output - label).abs().mean())
+    assert "weight_col needs a loss per row" in said
+
+
+def test_other_models_that_can_not_be_trained() -> None:
+    assert "returned a int, not a torch.nn.Module" in refused(model=lambda: 3)
+    assert "could not be made: ZeroDivisionError" in refused(model=lambda: 1 / 0)
+    assert "lazy layers" in refused(model=lambda: nn.LazyLinear(1))
+    assert "validation column 'nope' is missing" in refused(validation="nope")
+    assert "it must be boolean" in refused(validation="a")
+    assert "global_batch_size=7 is not a multiple" in refused(global_batch_size=7, gradient_accumulation=2)
+
+
+def test_tables_need_no_cluster() -> None:
+    with pytest.raises(BadSetting, match=r'on="driver"'):
+        prepare(table(), TorchSettings(**GOOD), tr.Gang())
+    with pytest.raises(BadData, match="a pandas DataFrame or a pyarrow Table"):
+        prepare([1, 2], TorchSettings(**GOOD), tr.Gang(on="here"))
+
+
+def test_labels_become_what_the_model_gives() -> None:
+    """Floating columns `[batch, n]`; one integer column, or whole numbers with a score per class, `[batch]`."""
+
+    def label(**changes: Any) -> tuple[str, tuple[int, ...]]:
+        field = prepare(table(), TorchSettings(**(GOOD | changes)), tr.Gang(on="here")).fields["label"]
+        return field.dtype, field.shape
+
+    scores: Callable[[], nn.Module] = lambda: nn.Linear(3, 3)  # noqa: E731
+    classes: dict[str, Any] = {"model": scores, "loss": nn.CrossEntropyLoss(), "task": "classification"}
+    assert label() == ("float32", (1,))
+    assert label(label_cols=["y", "a"], model=lambda: nn.Linear(3, 2)) == ("float32", (2,))
+    assert label(label_cols="cls", **classes) == ("int64", ())
+    assert label(label_cols="index", **classes) == ("int64", ())
+    one = {"loss": nn.BCEWithLogitsLoss(), "task": "classification", "label_cols": "index"}
+    assert label(**one) == ("float32", (1,))
+    assert "whole numbers" in refused(label_cols="a", **classes)
+
+
+def test_parameters_without_a_gradient_are_known_before() -> None:
+    class Unused(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.used, self.unused = nn.Linear(3, 1), nn.Linear(3, 1)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.used(x)
+
+    assert prepare(table(), TorchSettings(**(GOOD | {"model": Unused})), tr.Gang(on="here")).unused
+    assert not prepare(table(), TorchSettings(**GOOD), tr.Gang(on="here")).unused
+
+
+def test_fit_gives_a_model_without_spark(tmp_path: Any) -> None:
+    given = nn.Linear(3, 1)
+    before = given.weight.detach().clone()
+    frame = table(200).to_pandas()[[*X, "y", "held"]]
+    model = fit(frame, **(GOOD | {"model": given, "epochs": 30, "validation": "held"}), **HERE, run_dir=str(tmp_path))
+    assert torch.equal(given.weight, before), "the user's module stays as it was"
+    assert model.history[-1]["validation_loss"] < 0.05
+    assert model.signature.inputs[0].columns == ("a", "b", "c")
+    assert model.signature.inputs[0].shape == (3,)
+    assert np.abs(model.predict(frame) - frame["y"]).max() < 1
+    assert len(model.history) == 30
+
+
+def test_the_validation_fraction_is_the_same_for_the_same_seed() -> None:
+    def rows(seed: int) -> int:
+        return (
+            prepare(table(200), TorchSettings(**GOOD, validation=0.25, seed=seed), tr.Gang(on="here"))
+            .data["validation"]
+            .frame.num_rows
+        )
+
+    assert rows(0) == rows(0)
+    assert 25 < rows(0) < 75
+    assert len({rows(seed) for seed in range(5)}) > 1
+
+
+def test_validation_on_another_frame() -> None:
+    model = fit(table(50), **GOOD, validation=table(10), **HERE)
+    assert "validation_loss" in model.history[0]
+    assert model.history[0]["rows"] == 50
+
+
+def test_rows_that_can_not_be_trained_on() -> None:
+    holes = table(20).set_column(0, "a", pa.array([None if i == 3 else 1.0 for i in range(20)]))
+    with pytest.raises(BadRow) as caught:
+        fit(holes, **GOOD, **HERE)
+    assert (caught.value.column, caught.value.row_id) == ("a", 3)
+    with pytest.raises(BadRow, match="ragged"):
+        fit(table(20), **(GOOD | {"feature_cols": "ragged", "model": lambda: nn.Linear(1, 1)}), **HERE)
+
+
+def test_divergence_is_raised_as_it_is() -> None:
+    with pytest.raises(TrainingDiverged) as caught:
+        fit(table(40), **(GOOD | {"optimizer": lambda p: torch.optim.SGD(p, 1e30), "batch_size": 4}), **HERE)
+    assert (caught.value.rank, caught.value.epoch) == (0, 0)
+
+
+def test_missing_settings_are_named() -> None:
+    with pytest.raises(BadSetting, match="optimizer, feature_cols, label_cols must be given"):
+        fit(table(), model=linear, on="here")
+    with pytest.raises(BadSetting, match="Did you mean 'ranks'"):
+        fit(table(), **GOOD, rank=2)
+
+
+# --- Params
+
+
+def test_every_setting_is_a_param_with_its_documentation() -> None:
+    estimator = TorchEstimator()
+    names = {param.name for param in estimator.params}
+    assert names == {*TorchSettings.fields(), *tr.Gang.fields()}
+    for source in (TorchSettings, tr.Gang):
+        for field in dataclasses.fields(source):
+            assert estimator.getParam(field.name).doc == field.metadata["doc"]
+            assert field.name in estimator.explainParams()
+    assert estimator.getRemainder() == "pad"
+    assert estimator.getOrDefault(estimator.ranks) == 1
+
+
+def test_params_are_set_by_keyword_by_setter_and_by_gang() -> None:
+    estimator = TorchEstimator(**GOOD, gang=tr.Gang(ranks=3, cpus=2), ranks=2)
+    assert (estimator.getRanks(), estimator.getCpus()) == (2, 2)
+    assert estimator.setBatchSize(7) is estimator
+    settings, gang = estimator.settings()
+    assert (settings.batch_size, gang.ranks, gang.framework) == (7, 2, "torch")
+    changed = estimator.copy({estimator.batch_size: 9, estimator.ranks: 4})
+    assert (changed.getBatchSize(), changed.getRanks()) == (9, 4)
+    assert estimator.getBatchSize() == 7
+
+
+def test_the_estimator_refuses_what_the_settings_refuse() -> None:
+    with pytest.raises(BadSetting, match="batch_size=0"):
+        TorchEstimator(**GOOD, batch_size=0)
+    with pytest.raises(BadSetting, match="ranks=0"):
+        TorchEstimator(**GOOD, ranks=0)
+    with pytest.raises(BadSetting, match=r"no setting 'epoch'.*Did you mean 'epochs'"):
+        TorchEstimator(**GOOD, epoch=3)
+    with pytest.raises(BadSetting, match="must be given"):
+        TorchEstimator(loss=nn.MSELoss()).settings()
+    with pytest.raises(BadSetting, match="task='x'"):
+        TorchEstimator(**GOOD).setTask("x").settings()

@@ -1,0 +1,506 @@
+"""The training loop on 1, 2 and 3 ranks against a plain PyTorch loop; one gang of each size trains every case."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import math
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+import torch
+import torchmetrics
+from safetensors.torch import load_file
+from torch import nn
+
+import tritium as tr
+from tritium.errors import EmptyShard, TrainingDiverged, TritiumError
+from tritium.gang import launch
+from tritium.gang import world as worlds
+from tritium.ml import Callback, EarlyStopping, TorchSettings, TrainState
+from tritium.ml.fitting import prepare
+from tritium.ml.loop import train
+
+SIZES = (1, 2, 3)
+pytestmark = pytest.mark.timeout(400)  # the first test of each size trains for all
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _torch_settled() -> None:
+    """The first optimizer of a process makes torch set an environment variable and a cache directory."""
+    torch.optim.SGD([torch.zeros(1, requires_grad=True)], 0.1)
+
+
+def mlp() -> nn.Module:
+    torch.manual_seed(1)
+    return nn.Sequential(nn.Linear(5, 8), nn.Tanh(), nn.Linear(8, 1))
+
+
+def classifier() -> nn.Module:
+    torch.manual_seed(2)
+    return nn.Sequential(nn.Linear(4, 16), nn.ReLU(), nn.Linear(16, 16), nn.ReLU(), nn.Linear(16, 3))
+
+
+def sgd(p: Any) -> torch.optim.Optimizer:
+    return torch.optim.SGD(p, 0.02, momentum=0.8)
+
+
+def adam(p: Any) -> torch.optim.Optimizer:
+    return torch.optim.Adam(p, 3e-3)
+
+
+def table(rows: int = 101) -> pa.Table:
+    random = np.random.default_rng(rows)
+    x = random.normal(size=(rows, 5))
+    y = np.sin(x[:, 0]) + x[:, 1] * x[:, 2] + 0.1 * random.normal(size=rows)
+    columns = {f"x{i}": x[:, i] for i in range(5)} | {"y": y, "w": random.uniform(0.1, 3, rows)}
+    columns |= {"cls": np.digitize(y, [-0.5, 0.5]), "held": random.uniform(size=rows) < 0.3}
+    return pa.table(columns)
+
+
+def regression(**changes: Any) -> TorchSettings:
+    base = TorchSettings(
+        model=mlp,
+        loss=nn.MSELoss(),
+        optimizer=sgd,
+        feature_cols=[f"x{i}" for i in range(5)],
+        label_cols=["y"],
+        batch_size=8,
+        epochs=3,
+        seed=5,
+        verbose=False,
+    )
+    return dataclasses.replace(base, **changes)
+
+
+def classification(**changes: Any) -> TorchSettings:
+    base = regression(
+        model=classifier,
+        loss=nn.CrossEntropyLoss(),
+        optimizer=adam,
+        feature_cols=["x0", "x1", "x2", "x3"],
+        label_cols="cls",
+        task="classification",
+    )
+    return dataclasses.replace(base, **changes)
+
+
+class Recorder(Callback):
+    """Keeps its own calls in the history, where the driver sees them."""
+
+    def on_train_start(self, state: TrainState) -> None:
+        self.calls = [f"start {state.epoch}"]
+
+    def on_epoch_end(self, state: TrainState) -> None:
+        self.calls.append(f"epoch {state.epoch}")
+        state.history[-1]["calls"] = list(self.calls)
+        state.history[-1]["weights"] = [p.detach().clone().tolist() for p in state.module.parameters()]
+
+
+class StopOnLastRank(Callback):
+    """Asks to stop after epoch 1, on one rank only."""
+
+    def on_epoch_end(self, state: TrainState) -> None:
+        state.stop = state.epoch == 1 and state.rank == state.size - 1
+
+
+class Several(nn.Module):
+    """Two inputs: floats, and integers for an embedding; one parameter is never used."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(3)
+        self.embed, self.last, self.unused = nn.Embedding(3, 4), nn.Linear(6, 1), nn.Linear(2, 2)
+
+    def forward(self, numbers: torch.Tensor, kind: torch.Tensor) -> torch.Tensor:
+        return self.last(torch.cat([numbers, self.embed(kind)], 1))
+
+
+class Normed(nn.Module):
+    """Buffers and dropout."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.Sequential(nn.Linear(5, 8), nn.BatchNorm1d(8), nn.Dropout(0.2), nn.Linear(8, 1))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.layers(x)
+
+
+def absolute(output: torch.Tensor, label: torch.Tensor) -> torch.Tensor:
+    return (output - label).abs().mean()
+
+
+def own_step(module: Any, batch: Any) -> Any:
+    output = module(batch["features"])
+    return ((output - batch["label"]) ** 2).mean(), output
+
+
+def rising(epoch: int) -> float:
+    """Makes the training worse from the third epoch on."""
+    return 1.0 if epoch < 2 else -1.0
+
+
+CASES: dict[str, tuple[TorchSettings, pa.Table]] = {
+    "even": (regression(), table(96)),
+    "pad": (regression(epochs=4), table(101)),
+    "pad_short": (regression(), table(25)),
+    "classes": (classification(), table(101)),
+    "drop": (regression(remainder="drop"), table(101)),
+    "repeat": (regression(remainder="repeat"), table(101)),
+    "in_order": (regression(shuffle=False), table(50)),
+    "weights": (regression(weight_col="w"), table(101)),
+    "class_weights": (classification(weight_col="w", loss=nn.functional.cross_entropy), table(101)),
+    "accumulate": (regression(gradient_accumulation=3, batch_size=4), table(101)),
+    "clip": (regression(clip_grad_norm=0.05), table(101)),
+    "per_epoch": (regression(lr_scheduler=lambda o: torch.optim.lr_scheduler.StepLR(o, 1, 0.5)), table(101)),
+    "per_step": (
+        regression(lr_scheduler=lambda o, steps: torch.optim.lr_scheduler.LinearLR(o, 1.0, 0.1, steps)),
+        table(101),
+    ),
+    "plateau": (
+        regression(
+            lr_scheduler=lambda o: torch.optim.lr_scheduler.ReduceLROnPlateau(o, patience=0, threshold=10.0),
+            validation="held",
+        ),
+        table(101),
+    ),
+    "own_step": (regression(train_step=own_step, loss=None, metrics=[absolute]), table(101)),
+    "held": (
+        regression(
+            validation="held",
+            metrics={"mse": torchmetrics.MeanSquaredError(), "r2": torchmetrics.R2Score(), "mae": absolute},
+            callbacks=[Recorder()],
+        ),
+        table(101),
+    ),
+    "accuracy": (
+        classification(validation=0.3, metrics=[torchmetrics.classification.MulticlassAccuracy(3, average="micro")]),
+        table(101),
+    ),
+    "stopped": (regression(callbacks=[StopOnLastRank()], epochs=6), table(40)),
+    "early": (
+        regression(
+            epochs=9,
+            early_stopping=EarlyStopping(patience=2),
+            optimizer=lambda p: torch.optim.SGD(p, 0.02),
+            lr_scheduler=lambda o: torch.optim.lr_scheduler.LambdaLR(o, rising),
+            callbacks=[Recorder()],
+        ),
+        table(101),
+    ),
+    "inputs": (
+        regression(model=Several, feature_cols={"numbers": ["x0", "x1"], "kind": "cls"}, label_cols=["y"]),
+        table(101),
+    ),
+    "buffers": (regression(model=Normed), table(96)),
+    "half": (regression(precision="bf16"), table(101)),
+    "diverges": (regression(optimizer=lambda p: torch.optim.SGD(p, 1e30), batch_size=2), table(40)),
+    "infinite": (
+        regression(),
+        table(40).set_column(2, "x2", pa.array([math.inf if i == 37 else 1.0 for i in range(40)])),
+    ),
+    "empty": (regression(), table(0)),
+    "no_step": (regression(remainder="drop", batch_size=64), table(40)),
+    "null": (regression(epochs=1), table(40)),
+}
+"""Name → settings and rows. `null` is what all the others leave behind: a process group can be made again."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Renamed:
+    """A rank's control whose shards are those of one case."""
+
+    control: Any
+    case: str
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.control, name)
+
+    def shard(self, name: str) -> Any:
+        return self.control.shard(f"{self.case}_{name}")
+
+    def store(self, name: str, chunk: bytes, last: bool) -> None:
+        self.control.store(f"{self.case}/{name}", chunk, last)
+
+
+def every_case(cases: dict[str, tuple[Any, ...]]) -> dict[str, Any]:
+    """Runs in each rank: trains every case, and keeps the batches that it took."""
+    world = tr.world()
+    found: dict[str, Any] = {}
+    for name, (settings, batch_size, validate, unused) in cases.items():
+        own = dataclasses.replace(world, _control=Renamed(world._control, name))
+        with worlds.entered(own):
+            try:
+                trained: Any = train(settings, batch_size, validate, unused)
+                batches = taken(own, settings, batch_size)
+            except TritiumError as error:
+                trained, batches = error, None
+        world.barrier()
+        leftover = torch.distributed.is_initialized()
+        found[name] = (trained, batches, leftover)
+    return found
+
+
+def taken(world: Any, settings: TorchSettings, batch_size: int) -> list[list[dict[str, Any]]]:
+    """The rows of every step that count, of every epoch."""
+    epochs = world.shard("train").epochs(
+        settings.epochs,
+        batch_size=batch_size,
+        shuffle=settings.shuffle,
+        seed=settings.seed,
+        remainder=settings.remainder,
+    )
+    return [[{name: np.array(batch[name][: batch.rows]) for name in batch} for batch in epoch] for epoch in epochs]
+
+
+def trained(size: int) -> list[dict[str, Any]]:
+    found = gang_of(size)
+    if isinstance(found, Exception):
+        raise found
+    return found
+
+
+@functools.cache
+def gang_of(size: int) -> Any:
+    """Started once, also when it fails."""
+    try:
+        return started(size)
+    except Exception as error:  # noqa: BLE001 - every test that needs this gang raises it
+        return error
+
+
+def started(size: int) -> list[dict[str, Any]]:
+    """What every rank of a gang of this size says about every case."""
+    gang = tr.Gang(ranks=size, on="here" if size == 1 else "driver", framework="torch", progress=False, output="none")
+    plans = {name: prepare(rows, settings, gang) for name, (settings, rows) in CASES.items()}
+    run = launch.start(
+        every_case,
+        gang,
+        args=({n: (p.settings, p.batch_size, "validation" in p.data, p.unused) for n, p in plans.items()},),
+        data={f"{name}_{shard}": data for name, plan in plans.items() for shard, data in plan.data.items()},
+    )
+    run_dirs[size] = run.run_dir
+    return run.results
+
+
+run_dirs: dict[int, str] = {}
+
+
+def outcome(case: str, size: int) -> dict[str, Any]:
+    """Rank 0's history and shapes."""
+    found = trained(size)[0][case][0]
+    if isinstance(found, Exception):
+        raise found
+    return found
+
+
+def history(case: str, size: int) -> list[dict[str, Any]]:
+    return outcome(case, size)["history"]
+
+
+def steps(case: str, size: int) -> Iterator[list[dict[str, torch.Tensor]]]:
+    """Epoch by epoch: for every step the union of the ranks' batches."""
+    for epoch in zip(*(rank[case][1] for rank in trained(size)), strict=True):
+        yield [
+            {name: torch.from_numpy(np.concatenate([part[name] for part in parts])) for name in parts[0]}
+            for parts in zip(*epoch, strict=True)
+        ]
+
+
+def plain_losses(case: str, size: int) -> list[float]:
+    """The loss curve of a plain loop in one process, over the union of the ranks' batches."""
+    settings = CASES[case][0]
+    torch.manual_seed(settings.seed)
+    module = settings.model()
+    optimizer = settings.optimizer(module.parameters())
+    loss_of = settings.loss or nn.MSELoss()
+    scheduler = None
+    curve = []
+    for batches in steps(case, size):
+        group = settings.gradient_accumulation
+        if settings.lr_scheduler is not None and scheduler is None:
+            per_step = settings.scheduler_per_step()
+            scheduler = settings.lr_scheduler(optimizer, *[len(batches) * settings.epochs] * per_step)
+        losses, rows = 0.0, 0
+        for start in range(0, len(batches), group):
+            together = batches[start : start + group]
+            whole = {name: torch.cat([batch[name] for batch in together]) for name in together[0]}
+            inputs = {name: whole[name] for name in settings.inputs()}
+            output = module(whole["features"]) if len(inputs) == 1 else module(**inputs)
+            if settings.weight_col is not None:
+                kind = {"MSELoss": nn.functional.mse_loss}.get(type(loss_of).__name__, nn.functional.cross_entropy)
+                each = kind(output, whole["label"], reduction="none").reshape(len(output), -1).mean(1)
+                loss = (each * whole["weight"]).mean()
+            else:
+                loss = loss_of(output, whole["label"])
+            optimizer.zero_grad()
+            loss.backward()
+            if settings.clip_grad_norm:
+                nn.utils.clip_grad_norm_(module.parameters(), settings.clip_grad_norm)
+            optimizer.step()
+            if scheduler is not None and per_step:
+                scheduler.step()
+            losses, rows = losses + loss.item() * len(output), rows + len(output)
+        if scheduler is not None and not per_step:
+            scheduler.step()
+        curve.append(losses / rows)
+    return curve
+
+
+@pytest.mark.parametrize("size", SIZES)
+@pytest.mark.parametrize(
+    "case",
+    [
+        "even",
+        "pad",
+        "pad_short",
+        "classes",
+        "drop",
+        "repeat",
+        "in_order",
+        "weights",
+        "class_weights",
+        "accumulate",
+        "clip",
+        "per_epoch",
+        "per_step",
+        "own_step",
+        "inputs",
+    ],
+)
+def test_ranks_learn_what_one_process_learns(case: str, size: int) -> None:
+    curve = [entry["loss"] for entry in history(case, size)]
+    assert curve == pytest.approx(plain_losses(case, size), rel=1e-5)
+    assert len(curve) == CASES[case][0].epochs
+    assert curve[-1] < curve[0]
+
+
+@pytest.mark.parametrize("size", SIZES)
+def test_every_row_counts_once_under_pad(size: int) -> None:
+    entry = history("pad", size)[0]
+    assert entry["rows"] == 101
+    assert entry["rows_padded"] == 0
+    assert entry["rows_per_second"] == pytest.approx(101 / entry["seconds"])
+    padded = history("pad_short", size)[0]
+    counts = [len(range(rank, 25, size)) for rank in range(size)]
+    most = max(-(-count // 8) for count in counts)
+    assert padded["rows_padded"] == sum(most - -(-count // 8) for count in counts)
+
+
+@pytest.mark.parametrize("size", SIZES)
+def test_dropped_and_repeated_rows_show_in_the_history(size: int) -> None:
+    counts = [len(range(rank, 101, size)) for rank in range(size)]
+    assert history("drop", size)[0]["rows"] == min(counts) // 8 * 8 * size
+    assert history("repeat", size)[0]["rows"] == -(-max(counts) // 8) * 8 * size
+
+
+def test_the_learning_rate_follows_the_scheduler() -> None:
+    assert [e["learning_rate"] for e in history("per_epoch", 2)] == pytest.approx([0.02, 0.01, 0.005])
+    falling = [e["learning_rate"] for e in history("per_step", 2)]
+    assert falling[0] < 0.02
+    assert falling[-1] == pytest.approx(0.002)
+    # ReduceLROnPlateau is shown the validation loss, which never gets better by the factor that it asks for.
+    assert [e["learning_rate"] for e in history("plateau", 2)] == pytest.approx([0.02, 0.002, 0.0002])
+
+
+@pytest.mark.parametrize("size", SIZES)
+def test_validation_and_metrics_are_exact_over_all_rows(size: int) -> None:
+    rows = CASES["held"][1].to_pandas()
+    for entry in history("held", size):
+        module = mlp()
+        for parameter, weights in zip(module.parameters(), entry["weights"], strict=True):
+            parameter.data = torch.tensor(weights)
+        held = rows[rows["held"]]
+        x = torch.tensor(held[[f"x{i}" for i in range(5)]].to_numpy(), dtype=torch.float32)
+        y = torch.tensor(held[["y"]].to_numpy(), dtype=torch.float32)
+        with torch.no_grad():
+            output = module(x)
+        squared = (output - y).square().mean().item()
+        assert entry["validation_loss"] == pytest.approx(squared, rel=1e-5)
+        assert entry["validation_mse"] == pytest.approx(squared, rel=1e-5)
+        assert entry["validation_mae"] == pytest.approx((output - y).abs().mean().item(), rel=1e-5)
+        assert 1 - entry["validation_r2"] == pytest.approx(squared / y.var(correction=0).item(), rel=1e-5)
+        assert entry["mse"] == pytest.approx(entry["loss"], rel=1e-5)
+        assert entry["rows"] == len(rows) - len(held)
+
+
+def test_metrics_from_a_list_have_the_names_of_their_classes() -> None:
+    entry = history("accuracy", 2)[-1]
+    assert 0 <= entry["multiclass_accuracy"] <= 1
+    assert 0 <= entry["validation_multiclass_accuracy"] <= 1
+    assert entry["rows"] == history("accuracy", 1)[-1]["rows"], "the fraction depends on the rows and the seed alone"
+    assert 50 < entry["rows"] < 90
+
+
+def test_a_metric_of_the_own_step_sees_its_output() -> None:
+    assert all(0 < entry["absolute"] < 3 for entry in history("own_step", 2))
+
+
+@pytest.mark.parametrize("size", SIZES)
+def test_callbacks_are_called_in_every_epoch_and_any_rank_can_stop(size: int) -> None:
+    assert history("held", size)[-1]["calls"] == ["start -1", "epoch 0", "epoch 1", "epoch 2"]
+    assert len(history("stopped", size)) == 2
+
+
+@pytest.mark.parametrize("size", SIZES)
+def test_early_stopping_stops_all_ranks_and_restores_the_best_weights(size: int) -> None:
+    entries = history("early", size)
+    losses = [entry["loss"] for entry in entries]
+    best = losses.index(min(losses))
+    assert len(entries) == best + 3 < 9
+    stored = load_file(f"{run_dirs[size]}/early/weights.safetensors")
+    names = [name for name, _ in mlp().named_parameters()]
+    assert [stored[name].tolist() for name in names] == entries[best]["weights"]
+
+
+@pytest.mark.parametrize("size", SIZES)
+def test_a_loss_that_is_not_finite_is_one_error_on_every_rank(size: int) -> None:
+    errors = [rank["diverges"][0] for rank in trained(size)]
+    assert {type(error) for error in errors} == {TrainingDiverged}
+    assert len({str(error) for error in errors}) == 1
+    assert errors[0].epoch == 0
+    assert errors[0].step > 0
+    assert errors[0].column is None
+    assert "learning rate" in str(errors[0])
+
+
+@pytest.mark.parametrize("size", SIZES)
+def test_an_input_that_is_not_finite_is_named(size: int) -> None:
+    errors = [rank["infinite"][0] for rank in trained(size)]
+    assert len({str(error) for error in errors}) == 1
+    assert isinstance(errors[0], TrainingDiverged)
+    assert errors[0].column == "x2"
+    assert errors[0].rank == 37 % size
+    assert f"rank {37 % size} of {size}; column 'x2'" in str(errors[0])
+
+
+@pytest.mark.parametrize("size", SIZES)
+@pytest.mark.parametrize("case", ["empty", "no_step"])
+def test_nothing_to_train_on_is_one_error_on_every_rank(case: str, size: int) -> None:
+    errors = [rank[case][0] for rank in trained(size)]
+    assert {type(error) for error in errors} == {EmptyShard}
+    assert len({str(error) for error in errors}) == 1
+
+
+@pytest.mark.parametrize("size", SIZES)
+def test_other_modules_train_too(size: int) -> None:
+    for case in ("buffers", "half", "null"):
+        assert all(math.isfinite(entry["loss"]) for entry in history(case, size))
+    half, full = history("half", size), history("pad", size)[:3]
+    assert [e["loss"] for e in half] == pytest.approx([e["loss"] for e in full], rel=0.05)
+    assert half != full
+
+
+@pytest.mark.parametrize("size", SIZES)
+def test_no_process_group_is_left_behind(size: int) -> None:
+    assert not any(leftover for rank in trained(size) for _, _, leftover in rank.values())
+
+
+def test_what_was_seen_makes_the_signature() -> None:
+    found = outcome("inputs", 2)
+    assert found["inputs"] == {"numbers": ("float32", (2,)), "kind": ("int64", ())}
+    assert found["outputs"] == {"prediction": ("float32", (1,))}

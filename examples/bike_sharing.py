@@ -26,8 +26,9 @@ def quality(hours):
 
 csv = sys.argv[1] if len(sys.argv) > 1 else f"{Path(__file__).resolve().parent}/bike-sharing/hour.csv"
 run_dir = f"{Path.cwd()}/tritium-runs/{time.strftime('bikes-%Y%m%d-%H%M%S')}"
-settings = {"spark.log.level": "ERROR", "spark.tritium.trustModels": "true"}  # the model that is loaded is our own
-spark = SparkSession.builder.master("local[2]").config(map=settings).getOrCreate()
+quiet = {"spark.log.level": "ERROR", "spark.ui.enabled": "false", "spark.ui.showConsoleProgress": "false"}
+trust = {"spark.tritium.trustModels": "true"}  # the model that is loaded below is our own
+spark = SparkSession.builder.master("local[2]").config(map=quiet | trust).getOrCreate()
 
 # Numbers as they are, what comes round again as sine and cosine, categories one-hot; 20 % of the hours held out.
 hours = spark.read.csv(csv, header=True, inferSchema=True).withColumn("log_cnt", F.log1p("cnt"))
@@ -57,10 +58,9 @@ estimator = TorchEstimator(
 )
 estimator.fit(train).save(f"{run_dir}/model")
 model = TorchModel.load(f"{run_dir}/model")
-
 usual = train.groupBy("hr", "workingday").agg(F.log1p(F.avg("cnt")).alias("prediction"))
 print("held-out hours, guessed by hour and working day:", quality(test.join(usual, ["hr", "workingday"])))
-batch = model.transform(test)
+batch = model.transform(test).cache()
 print("scored as a batch:", quality(batch))
 
 test.repartition(4).write.parquet(f"{run_dir}/events")

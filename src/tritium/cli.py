@@ -1,0 +1,206 @@
+"""The `tritium` command: doctor, demo, report (driver)."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import json
+import os
+import re
+import runpy
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import click
+import fsspec  # type: ignore[import-untyped]
+
+from tritium.errors import TritiumError
+
+_JAVA = (
+    "Debian: sudo apt-get install openjdk-17-jre-headless; macOS: brew install --cask temurin@17; "
+    "conda: conda install -c conda-forge openjdk=17"
+)
+_RULE = re.compile(r"([\w-]+)[^>]*>=([\d.]+)(?:.*extra == .(\w+))?")  # pandas<3,>=2.2; extra == "spark"
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One thing that was looked at: what was found, and, where it will not do, what mends it."""
+
+    subject: str
+    found: str
+    mend: str = ""
+
+
+class _Commands(click.Group):
+    """Shows an error of Tritium's as its text, without the way it took through the library."""
+
+    def invoke(self, ctx: click.Context) -> Any:
+        try:
+            return super().invoke(ctx)
+        except TritiumError as error:
+            raise click.ClickException(f"{type(error).__name__}: {error}") from error
+
+
+@click.group(cls=_Commands, context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(package_name="tritium", prog_name="tritium")
+def main() -> None:
+    """Big data and deep learning as one job on Apache Spark."""
+
+
+@main.command()
+def doctor() -> None:
+    """Look at what Tritium needs on this machine, and start a gang of two ranks here."""
+    findings = [python(), java(), *map(library, ("pyspark", "pandas", "pyarrow", "numpy", "torch")), gpus(), scratch()]
+    wrong = [finding for finding in findings if finding.mend]
+    if not wrong:
+        findings.append(gang())
+        wrong = [finding for finding in findings if finding.mend]
+    _show(findings)
+    if wrong:
+        raise click.ClickException(
+            f"{len(wrong)} of {len(findings)} will not do; what mends each is written beside it."
+        )
+    click.echo("Everything is in place.")
+
+
+@main.command()
+@click.option("--data", type=click.Path(exists=True, dir_okay=False, resolve_path=True), help="Another hour.csv.")
+def demo(data: str | None) -> None:
+    """Train on the bike-sharing data with two ranks, then score a batch and a stream."""
+    example = Path(__file__).resolve().parents[2] / "examples" / "bike_sharing.py"
+    if not example.is_file():
+        raise click.ClickException(
+            "The demo is a file of Tritium's repository, examples/bike_sharing.py, and not part of the installed "
+            f"package: there is no {example}. Clone the repository and type `make demo` there."
+        )
+    wrong = [f for f in (java(), *map(library, ("pyspark", "pandas", "torch", "matplotlib"))) if f.mend]
+    if wrong:
+        _show(wrong)
+        raise click.ClickException("The demo can't start without these.")
+    os.environ.setdefault("PYSPARK_PYTHON", sys.executable)  # Spark would take the python3 of the PATH
+    os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
+    sys.argv = [str(example), *([data] if data else [])]
+    runpy.run_path(str(example), run_name="__main__")
+
+
+@main.command()
+@click.argument("run_dir")
+def report(run_dir: str) -> None:
+    """Say what came of the run in RUN_DIR: a path, or any URL that fsspec knows."""
+    place = f"{run_dir.rstrip('/')}/report.json"
+    try:
+        with fsspec.open(place, encoding="utf-8", mode="r") as file:
+            found = json.load(file)
+    except FileNotFoundError:
+        raise click.ClickException(f"There is no {place}: it is written when a run has ended.") from None
+    how = "ended well" if found["ok"] else "failed"
+    click.echo(f"run {found['run']} {how} after {found['seconds']} s, started {found['started']}")
+    until = ", ".join(f"{what} after {seconds} s" for what, seconds in found["seconds_until"].items())
+    click.echo(f"  {until}" if until else "  no rank was ever there")
+    for rank in found["ranks"]:
+        click.echo(f"rank {rank['rank']} on {rank.get('host', '?')}, {rank.get('device', '?')}, pid {rank.get('pid')}")
+        for name, counts in rank.get("shards", {}).items():
+            click.echo(f"  {name}: " + ", ".join(f"{what} {count:,}" for what, count in counts.items()))
+        if logged := rank.get("logged"):
+            click.echo("  last logged: " + ", ".join(f"{name} {_short(value)}" for name, value in logged.items()))
+    for title, lines in (("note", found["notes"]), ("stored", found["stored"])):
+        for line in lines:
+            click.echo(f"{title}: {line}")
+    if failure := found["failure"]:
+        click.echo(f"rank {failure['rank']} failed ({failure['how']}): {failure['type']} {failure['text']}".rstrip())
+        click.echo(failure["traceback"].rstrip())
+
+
+def _short(value: Any) -> str:
+    return f"{value:.4g}" if isinstance(value, float) else str(value)
+
+
+def python() -> Finding:
+    """The Python that runs this."""
+    return Finding("Python", f"{sys.version.split()[0]}, {sys.executable}")  # an older one could not have started
+
+
+def java() -> Finding:
+    """The Java that Spark will start: JAVA_HOME's before the PATH's."""
+    home = os.environ.get("JAVA_HOME")
+    program = os.path.join(home, "bin", "java") if home else "java"
+    place = shutil.which(program)
+    if place is None:
+        return Finding("Java", f"no {program}", _JAVA)
+    said = subprocess.run([place, "-version"], capture_output=True, text=True, check=False, stdin=subprocess.DEVNULL)
+    version = re.search(r'version "(?:1\.)?(\d+)[^"]*"', said.stderr + said.stdout)
+    if version is None:
+        return Finding("Java", f"{place} says no version", _JAVA)
+    return Finding("Java", f"{version[0][9:-1]}, {place}", "" if int(version[1]) >= 17 else f"Spark needs 17. {_JAVA}")
+
+
+def library(name: str) -> Finding:
+    """An installed library against what Tritium's own metadata asks for: nothing is imported."""
+    rule = next(
+        rule for rule in map(_RULE.match, importlib.metadata.requires("tritium") or ()) if rule and rule[1] == name
+    )
+    mend = f'pip install "tritium[{rule[3]}]"' if rule[3] else f'pip install "{name}>={rule[2]}"'
+    try:
+        version = importlib.metadata.version(name)
+    except importlib.metadata.PackageNotFoundError:
+        return Finding(name, "not installed", mend)
+    old = _numbers(version) < _numbers(rule[2])
+    return Finding(name, version, f"needs {rule[2]} or newer: {mend}" if old else "")
+
+
+def _numbers(version: str) -> list[int]:
+    return [int(number) for number in re.findall(r"\d+", version.partition("+")[0])]
+
+
+def gpus() -> Finding:
+    """What torch sees. None is no fault: a rank uses a GPU only when it is asked for with `gpus=`."""
+    try:
+        import torch
+    except ImportError:
+        return Finding("GPUs", "not known without torch")
+    names = [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())]
+    return Finding("GPUs", ", ".join(names) or "none")
+
+
+def scratch() -> Finding:
+    """Where shards are spooled in local mode."""
+    place = (os.environ.get("SPARK_LOCAL_DIRS") or tempfile.gettempdir()).split(",")[0]
+    if not os.access(place, os.W_OK):
+        return Finding("scratch", f"{place} can't be written", "set SPARK_LOCAL_DIRS to a directory on a local disk")
+    return Finding("scratch", f"{place}, {shutil.disk_usage(place).free / 1e9:,.0f} GB free")
+
+
+def gang() -> Finding:
+    """Two ranks as child processes here, without Spark: they meet, and give back what each one knows."""
+    from tritium.gang.launch import launch
+
+    with tempfile.TemporaryDirectory(prefix="tritium-doctor-") as run_dir:
+        before = time.monotonic()
+        try:
+            met = launch(_meet, ranks=2, on="driver", run_dir=run_dir, progress=False, output="none")
+        except TritiumError as error:
+            return Finding("two ranks", f"{type(error).__name__}: {error}", "see the error beside this")
+        seconds = time.monotonic() - before
+    return Finding("two ranks", f"met in {seconds:.1f} s", "" if met == [[0, 1]] * 2 else f"they gave back {met}")
+
+
+def _meet() -> list[Any]:
+    from tritium.gang.world import world
+
+    return list(world().gather(world().rank))
+
+
+def _show(findings: list[Finding]) -> None:
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table(box=None, show_header=False, pad_edge=False)
+    for finding in findings:
+        table.add_row("[red]✗" if finding.mend else "[green]✓", finding.subject, finding.found, finding.mend)
+    Console().print(table)

@@ -32,7 +32,7 @@ class Fingerprint:
         """Add the rows with these `ids` (int64 `[rows]`); every column is `[rows, ...]` or Ragged."""
         if not len(ids):
             return
-        hashes = ids.astype(np.uint64) * _GOLDEN
+        hashes = ids.view(np.uint64) * _GOLDEN
         for name, column in columns.items():
             hashes += self._ragged(name, column) if isinstance(column, Ragged) else self._fixed(name, column)
         hashes = _mixed(hashes)
@@ -83,8 +83,11 @@ class Fingerprint:
 
 
 def _mixed(values: Array) -> Array:
-    """Every bit of each value spread over all 64 (splitmix64's finish)."""
-    values = (values ^ (values >> np.uint64(30))) * _MIX_1
-    values = (values ^ (values >> np.uint64(27))) * _MIX_2
-    mixed: Array = values ^ (values >> np.uint64(31))
-    return mixed
+    """`values` themselves, every bit of each spread over all 64 (splitmix64's finish)."""
+    shifted = values >> np.uint64(30)
+    values ^= shifted
+    values *= _MIX_1
+    values ^= np.right_shift(values, np.uint64(27), out=shifted)
+    values *= _MIX_2
+    values ^= np.right_shift(values, np.uint64(31), out=shifted)
+    return values

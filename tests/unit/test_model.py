@@ -11,6 +11,7 @@ import textwrap
 from pathlib import Path
 from typing import Any
 
+import fsspec
 import numpy as np
 import pandas as pd
 import pyarrow as pa
@@ -385,6 +386,18 @@ def test_an_interrupted_save_leaves_nothing(tmp_path: Path) -> None:
         files.save("memory://half/model", {"model.safetensors": pieces()}, {}, overwrite=False)
     with pytest.raises(ModelError, match=r"incomplete model"):
         tr.load("memory://half/model")
+
+
+@pytest.mark.parametrize("place", ["memory://things", "{}"])
+def test_only_a_model_is_overwritten(place: str, tmp_path: Path) -> None:
+    path = place.format(tmp_path) + "/mine"
+    system, root = fsspec.url_to_fs(path)
+    system.makedirs(root)
+    system.pipe(f"{root}/letter.txt", b"dear")
+    for target in (path, f"{path}/letter.txt"):
+        with pytest.raises(BadSetting, match=r"holds 'letter.txt', which is no part of a model"):
+            regression().save(target, overwrite=True)
+    assert system.cat(f"{root}/letter.txt") == b"dear"
 
 
 def test_without_an_exchange_of_names_two_renames_do(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

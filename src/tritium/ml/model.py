@@ -14,6 +14,7 @@ from pyspark.ml.param.shared import HasOutputCols
 from pyspark.ml.util import DefaultParamsReader, DefaultParamsWriter, MLReadable, MLReader, MLWritable, MLWriter
 
 from tritium.errors import BadSetting, ModelError
+from tritium.ml.params import trusted
 from tritium.model.model import Model, load
 from tritium.model.signature import Signature
 from tritium.predict.spark import output_names, score
@@ -23,7 +24,6 @@ if TYPE_CHECKING:
     import torch
     from pyspark.sql import DataFrame
 
-TRUST = "spark.tritium.trustModels"
 _FOLDER = "model"
 
 
@@ -139,12 +139,12 @@ class TorchModelReader(MLReader["TorchModel"]):
         """The TorchModel at `path`."""
         spark = self.sparkSession
         metadata = DefaultParamsReader.loadMetadata(path, spark)
-        trusted = str(spark.conf.get(TRUST, "false")).lower() == "true"
+        trust = trusted(spark)
         if is_connect(spark):
-            model = load(os.path.join(path, _FOLDER), trusted=trusted)
+            model = load(os.path.join(path, _FOLDER), trusted=trust)
         else:
             with _local_copy(spark, path) as folder:
-                model = load(folder, trusted=trusted)
+                model = load(folder, trusted=trust)
         made = TorchModel(model)
         made._resetUid(metadata["uid"])
         DefaultParamsReader.getAndSetParams(made, metadata)
@@ -190,6 +190,3 @@ def _local_copy(spark: Any, path: str) -> Iterator[str]:
         target = spark._jvm.org.apache.hadoop.fs.Path("file://" + os.path.join(folder, _FOLDER))
         files.copyToLocalFile(False, source, target, True)
         yield os.path.join(folder, _FOLDER)
-
-
-__all__ = ["TRUST", "TorchModel", "TorchModelReader", "TorchModelWriter"]

@@ -30,6 +30,7 @@ from tritium.errors import BadSetting, ModelError
 
 MANIFEST = "manifest.json"
 _FORMAT = 1
+_EVER = ("model.safetensors", "signature.json", "history.json", "module.pkl")
 _CHUNK = 16 << 20
 
 
@@ -43,8 +44,10 @@ def save(
     """Write every file of `contents` and a manifest with `facts`. A crash leaves what was there before, or a
     directory that `load` refuses; on a local disk never the latter."""
     files, root, local = _open(path)
-    if _exists(files, root) and not overwrite:
-        raise BadSetting(f"There is something at {path!r} already. Choose another path, or overwrite=True.")
+    if _exists(files, root):
+        if not overwrite:
+            raise BadSetting(f"There is something at {path!r} already. Choose another path, or overwrite=True.")
+        _refuse_other_files(files, root, path, {MANIFEST, *_EVER, *contents})
     if not local:
         if _exists(files, root):
             files.rm(root, recursive=True)
@@ -68,6 +71,17 @@ def _open(path: str) -> tuple[Any, str, bool]:
 def _exists(files: Any, root: str) -> bool:
     files.invalidate_cache()
     return bool(files.exists(root))
+
+
+def _refuse_other_files(files: Any, root: str, path: str, ours: set[str]) -> None:
+    """Overwriting removes what is there: never anything but a model."""
+    there = [entry.rstrip("/").rpartition("/")[2] for entry in files.ls(root, detail=False)]
+    other = sorted(name for name in there if name not in ours and not name.endswith(".crc"))
+    if other or not files.isdir(root):
+        raise BadSetting(
+            f"{path!r} holds {', '.join(map(repr, other[:5]))}, which is no part of a model, so it is not overwritten. "
+            "Choose another path, or remove it yourself."
+        )
 
 
 def _write(

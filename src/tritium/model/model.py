@@ -94,9 +94,9 @@ class Model:
 def load(path: str, trusted: bool = False) -> Model:
     """The model that was saved at `path`, by `Model.save` or by `TorchModel.save`.
 
-    Every file is checked against its SHA-256 first. A model that names an import path runs that function, from this machine's own packages. A model that holds
-    its code by value runs whatever the file says: that needs `trusted=True`, and raises UntrustedModel
-    without.
+    Every file is checked against its SHA-256 first. A model that names an import path runs that function, from this
+    machine's own packages. A model that holds its code by value runs whatever the file says: that needs `trusted=True`,
+    and raises UntrustedModel without.
     """
     from tritium.model.module import rebuild, restore
     from tritium.model.weights import read

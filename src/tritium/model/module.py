@@ -1,5 +1,4 @@
-"""A module without its weights: by import path, or by value with each weight replaced by its name (any
-process)."""
+"""A module without its weights: by import path, or by value with names in their place (any process)."""
 
 from __future__ import annotations
 
@@ -10,7 +9,7 @@ import pickle
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-import cloudpickle  # type: ignore[import-untyped]
+import cloudpickle
 
 from tritium.errors import ModelError
 
@@ -47,8 +46,7 @@ class _ModuleUnpickler(pickle.Unpickler):
 
 
 def restore(data: bytes, tensors: Mapping[str, torch.Tensor], trainable: Mapping[str, bool]) -> torch.nn.Module:
-    """The module of `by_value` over these tensors. `trainable` says which are parameters, and whether they
-    learn."""
+    """The module of `by_value` over these tensors; `trainable` as the function of that name says it."""
     import torch
 
     held = {

@@ -22,7 +22,7 @@ class Input:
 
     `columns` are the source columns: one column, or several scalars that together make one row of the tensor.
     `shape` is a row's, without the batch: () for one number, (n,) for n columns, None for a length that
-    varies. `types` are the columns' types at training, in the words of `tritium.data.types` ("number",
+    varies. `types` are what the columns held at training, in the words of `tritium.data.types` ("number",
     "date", "string", ...). `codec` is how the values became numbers (`tritium.data.schema.Field.to_json()`):
     vocabulary, buckets, padding.
     """
@@ -52,7 +52,7 @@ class Input:
             columns=planned.sources,
             dtype=planned.dtype,
             shape=shape if shape is not None else planned.shape or (),
-            types=tuple(known[source].name for source in planned.sources),
+            types=tuple(known[source].leaf()[0].name for source in planned.sources),
             codec=planned.to_json(),
         )
 

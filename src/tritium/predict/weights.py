@@ -65,7 +65,7 @@ def receive(name: str, sent: Any) -> Mapping[str, torch.Tensor]:
 
 def scratch() -> str | None:
     """Where Spark keeps what it removes itself: YARN's directory of this application, or this executor's own."""
-    for variable in ("LOCAL_DIRS", "SPARK_LOCAL_DIRS"):
+    for variable in ["LOCAL_DIRS"] * ("CONTAINER_ID" in os.environ) + ["SPARK_LOCAL_DIRS"]:
         for folder in os.environ.get(variable, "").split(","):
             if folder and os.access(folder, os.W_OK):
                 return folder

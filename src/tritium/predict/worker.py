@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import pickle
+import socket
+import sys
 from collections import OrderedDict
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -12,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pyarrow as pa
 
-from tritium.errors import BadSetting, TritiumError
+from tritium.errors import BadSetting, TritiumError, WrongVersion
 from tritium.model.signature import Output, Signature
 
 if TYPE_CHECKING:
@@ -43,6 +45,7 @@ def score(payload: bytes, sent: Any, batches: Iterator[Any]) -> Iterator[pa.Arra
     from tritium.model.score import score as apply
     from tritium.model.table import advising
 
+    _need_torch()
     plan = pickle.loads(payload)
     signature = Signature.from_json(json.loads(plan["signature"]))
     fields = [Field.from_json(f) for f in json.loads(plan["fields"])]
@@ -59,6 +62,17 @@ def score(payload: bytes, sent: Any, batches: Iterator[Any]) -> Iterator[pa.Arra
                 inputs: dict[str, Any] = {f.name: read(f, c, ids)[0] for f, c in zip(fields, columns, strict=True)}
             found = apply(module, signature, inputs, batch_size=plan["batch_size"], device=device)
             yield to_arrow(signature, found)
+
+
+def _need_torch() -> None:
+    try:
+        import torch  # noqa: F401
+    except ImportError as error:
+        raise WrongVersion(
+            f"{sys.executable} on {socket.gethostname()} can't import torch: {error}. Executors that score with a "
+            f"model "
+            "need it: install it there, or point spark.pyspark.python at a Python that has it."
+        ) from error
 
 
 def _task() -> tuple[int, int, list[str]]:

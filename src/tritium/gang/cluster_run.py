@@ -16,7 +16,7 @@ from urllib.parse import urlsplit
 import pyarrow as pa
 
 from tritium import ship
-from tritium.errors import BadSetting, JobFailed, ResultError, WrongVersion
+from tritium.errors import BadSetting, IncompleteShard, JobFailed, ResultError, WrongVersion
 from tritium.gang.cluster import Cluster
 from tritium.gang.coordinator import Coordinator
 from tritium.gang.driver_run import order_of, ship_user_code
@@ -226,10 +226,16 @@ def translate(error: BaseException) -> BaseException:
             "spark.pyspark.python points.",
             module=lacking[1],
         )
+    elif "FetchFailed" in text:
+        problem = IncompleteShard(
+            "Spark lost map output of the exchange, with its executor or its disk, before the ranks had read it: "
+            + _line_with(text, "FetchFailed")
+            + " No rank took its shard for complete. Launch again, and Spark computes the source anew."
+        )
     elif "cancelled" in text.lower() or "OPERATION_CANCELED" in text:
         problem = JobFailed("The Spark job of this run was cancelled; all its ranks have been ended.")
     else:
-        problem = JobFailed(f"The Spark job of this run failed: {_first_line(text)}")
+        problem = JobFailed(f"The Spark job of this run failed: {_reason(text)}")
     problem.__cause__ = error
     return problem
 
@@ -238,7 +244,10 @@ def _line_with(text: str, word: str) -> str:
     return next((line.strip() for line in text.splitlines() if word in line), word)[:500]
 
 
-def _first_line(text: str) -> str:
+def _reason(text: str) -> str:
+    """The line that says why: why Spark gave the job up, or the innermost cause, or the first line."""
     lines = [line.strip() for line in text.splitlines() if line.strip() and not line.strip().startswith("at ")]
-    caused = [line for line in lines if line.startswith(("Caused by:", "pyspark.errors", "py4j")) is False]
-    return (caused or lines or [text])[0][:800]
+    given_up = [line for line in lines if "Job aborted" in line]
+    causes = [line for line in lines if line.startswith("Caused by:")][-1:]
+    own = [line for line in lines if not line.startswith("An error occurred while calling")]
+    return (given_up or causes or own or [text])[0].removeprefix("Caused by:").lstrip(": ")[:800]

@@ -26,6 +26,10 @@ from tritium.wire import Challenge, Codec, Message
 
 HANDSHAKE_SECONDS = 10.0
 ECHO_SECONDS = 0.7  # how long an exception that looks like an echo waits for the death that caused it
+LOST = (
+    "the connection to its supervisor broke. Its executor died, or Spark ended its task because it lost what the task "
+    "read: see lost executors and failed fetches in the Spark UI, and launch again"
+)
 STRANGERS = 256  # connections that have not yet proved themselves, at most
 
 
@@ -273,7 +277,7 @@ class Coordinator:
         member = link.member
         if member is not None and not member.finished and not self.finished:
             rank = member.partition if member.rank is None else member.rank
-            self._failed(Failure(how="lost", rank=rank, host=member.host, pid=member.pid))
+            self._failed(Failure(how="lost", rank=rank, host=member.host, pid=member.pid, text=LOST))
 
     def _send(self, link: _Link, kind: str, blob: bytes = b"", /, **fields: Any) -> None:
         if link.open:

@@ -5,11 +5,12 @@ from __future__ import annotations
 import pickle
 import time
 from collections.abc import Iterable
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Protocol
 
 import pyarrow as pa
 
-from tritium.errors import JobFailed, ResultError, StartTimeout
+from tritium.errors import IncompleteShard, JobFailed, ResultError, StartTimeout
 
 if TYPE_CHECKING:
     from tritium.gang.coordinator import Coordinator
@@ -80,11 +81,14 @@ def await_end(coordinator: Coordinator, launch: Launch, tasks: Tasks) -> None:
             coordinator.changed.wait_for(lambda: coordinator.failure is not None, timeout=LEAVE_SECONDS)
     if coordinator.failure is not None:
         tasks.join(LEAVE_SECONDS)
+        why = tasks.problem  # before we cancel the job ourselves
         if not tasks.ended:
             tasks.cancel()
             tasks.join(LEAVE_SECONDS / 2)
-        if coordinator.failure.how == "lost" and tasks.problem is not None and is_cancelled(tasks.problem):
-            raise tasks.problem  # Spark took the supervisors away because someone cancelled the job
+        if coordinator.failure.how == "lost" and why is not None:
+            if is_cancelled(why) or isinstance(why, IncompleteShard):
+                raise why  # Spark took the supervisors away: someone cancelled the job, or it lost what they read
+            raise replace(coordinator.failure, text=str(why)).error(launch.watch.run_dir) from why
         raise coordinator.failure.error(launch.watch.run_dir)
     if tasks.problem is not None:
         raise tasks.problem

@@ -1,0 +1,229 @@
+"""A shard that Spark cuts short is never taken for complete, in whichever order its rows come."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+import clusters
+import tritium as tr
+from tritium.errors import IncompleteShard, RankFailed
+
+pytestmark = pytest.mark.parametrize("cluster", ["local-cluster"], indirect=True)
+SHUFFLES = pytest.mark.parametrize("shuffle", ["full", "stream"])
+SECONDS = 60.0  # Spark itself asks three times, 5 s apart, for a file that another executor lost
+
+
+def take_all(place: str) -> int:
+    """What a user's function takes for complete is written down: each count, and what an epoch gave in all."""
+    shard = tr.world().shard("train")
+    taken = 0
+    for epoch in shard.epochs(1, batch_size=4096):
+        for batch in epoch:
+            taken += batch.rows
+    with Path(place, f"{os.getpid()}-{threading.get_native_id()}").open("w") as file:
+        json.dump({"rows": shard.rows, "taken": taken, "counts": shard.counts}, file)
+    return taken
+
+
+@SHUFFLES
+def test_an_executor_that_holds_map_output_is_killed_while_its_output_is_read(
+    cluster: Any, shuffle: str, tmp_path: Path
+) -> None:
+    spark = cluster.spark
+    with Accomplice(lambda: gang_stage(spark), lambda stage: kill_others(spark, stage, tmp_path / "run")) as killer:
+        fail(spark, wide(spark), shuffle, tmp_path, ranks=1)
+    assert killer.done == 1, "it was another executor than the gang's own that was to be killed"
+    succeed(spark, shuffle, tmp_path)
+
+
+@SHUFFLES
+def test_shuffle_files_are_deleted_between_the_map_stage_and_the_read(
+    cluster: Any, shuffle: str, tmp_path: Path
+) -> None:
+    spark, scratch = cluster.spark, os.environ["SPARK_LOCAL_DIRS"]
+
+    def lose(batches: Iterator[Any]) -> Iterator[Any]:
+        """The last task to start on two slots finds the files of those that have ended, and removes them."""
+        from pyspark import TaskContext
+
+        context = TaskContext.get()
+        if context is not None and context.partitionId() == 7:
+            lost = [file for file in Path(scratch).rglob("shuffle_*.data") if file.stat().st_size]
+            for file in lost:
+                file.unlink()
+            tmp_path.joinpath("lost").write_text(str(len(lost)))
+        yield from batches
+
+    frame = spark.range(0, 80_000, 1, 8).mapInArrow(lose, "id long")
+    fail(spark, frame, shuffle, tmp_path, ranks=2)
+    assert int(tmp_path.joinpath("lost").read_text()) >= 6
+    succeed(spark, shuffle, tmp_path)
+
+
+@SHUFFLES
+def test_the_gangs_own_executor_is_killed_while_it_reads(cluster: Any, shuffle: str, tmp_path: Path) -> None:
+    spark = cluster.spark
+    with Accomplice(lambda: reported(tmp_path / "run"), kill_own) as killer:
+        error = fail(spark, wide(spark), shuffle, tmp_path, ranks=2)
+    assert killer.done == 1
+    assert isinstance(error, RankFailed | IncompleteShard)
+    succeed(spark, shuffle, tmp_path)
+
+
+# --- what goes wrong
+
+
+class Accomplice:
+    """A thread that acts once, as soon as there is something to act on."""
+
+    def __init__(self, look: Callable[[], Any], act: Callable[[Any], int]) -> None:
+        self.done = 0
+        self._look = look
+        self._act = act
+        self._thread = threading.Thread(target=self._run)
+        self._over = threading.Event()
+
+    def _run(self) -> None:
+        while not self._over.wait(0.002):  # Spark and the run directory tell nobody
+            if (found := self._look()) is not None:
+                self.done = self._act(found)
+                return
+
+    def __enter__(self) -> Accomplice:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._over.set()
+        self._thread.join()
+
+
+def gang_stage(spark: Any) -> int | None:
+    """The stage of a gang of one, once its task runs: no other stage here has one task."""
+    tracker = spark.sparkContext.statusTracker()
+    for stage in tracker.getActiveStageIds():
+        info = tracker.getStageInfo(stage)
+        if info is not None and info.numTasks == info.numActiveTasks == 1:
+            return int(stage)
+    return None
+
+
+def reported(run_dir: Path) -> psutil.Process | None:
+    """The first rank process whose supervisor has reported."""
+    found = events(run_dir, "reported")
+    return psutil.Process(found[0]["pid"]) if found else None
+
+
+def events(run_dir: Path, kind: str) -> list[dict[str, Any]]:
+    file = run_dir / "events.jsonl"
+    whole = file.read_text().rpartition("\n")[0] if file.exists() else ""
+    return [event for event in map(json.loads, whole.splitlines()) if event["kind"] == kind]
+
+
+def kill_others(spark: Any, stage: int, run_dir: Path) -> int:
+    """SIGKILL every executor but the one that runs this stage; how many.
+
+    They stand still from the stage's first moment on, so that what they hold is still unread when its gang has formed.
+    """
+    processes = executors()
+    for process in processes.values():
+        process.suspend()
+    tasks = spark.sparkContext._jsc.sc().statusStore().taskList(stage, 0, 10)
+    own = {tasks.apply(i).executorId() for i in range(tasks.size())}
+    for executor in own:
+        processes[executor].resume()
+    clusters.wait(lambda: bool(events(run_dir, "formed")), "the gang has formed")
+    for executor in processes.keys() - own:
+        processes[executor].kill()
+    return len(processes) - len(own)
+
+
+def kill_own(rank: psutil.Process) -> int:
+    """SIGKILL the executor that this rank's supervisor belongs to."""
+    own = {parent.pid for parent in rank.parents()}
+    killed = [process for process in executors().values() if process.pid in own]
+    for process in killed:
+        process.kill()
+    return len(killed)
+
+
+def executors() -> dict[str, psutil.Process]:
+    """Executor id → its JVM."""
+    found = {}
+    for child in psutil.Process().children(recursive=True):
+        with contextlib.suppress(psutil.Error):  # it has ended meanwhile
+            command = child.cmdline()
+            if any("CoarseGrainedExecutorBackend" in word for word in command):
+                found[command[command.index("--executor-id") + 1]] = child
+    return found
+
+
+# --- what must hold
+
+
+def wide(spark: Any) -> Any:
+    """26 MB that don't compress, half of them on the other executor: far more than what is in flight at once."""
+    from pyspark.sql import functions as F
+
+    packed = F.array(*(F.xxhash64("id", F.lit(column)) for column in range(32)))
+    return spark.range(0, 100_000, 1, 8).select("id", packed.alias("x"))
+
+
+def fail(spark: Any, frame: Any, shuffle: str, tmp_path: Path, *, ranks: int) -> BaseException:
+    """The launch fails with a clear error in time, no rank took its shard for complete, and the session answers."""
+    records = tmp_path / "records"
+    records.mkdir()
+    clusters.wait(lambda: settled(spark), "both executors are there")
+    began = time.monotonic()
+    with pytest.raises((IncompleteShard, RankFailed)) as raised:
+        tr.launch(
+            take_all,
+            ranks=ranks,
+            args=(str(records),),
+            data={"train": tr.Data(frame, shuffle=shuffle)},
+            run_dir=str(tmp_path / "run"),
+            spark=spark,
+        )
+    assert time.monotonic() - began < SECONDS
+    assert not list(records.iterdir()), "a rank took its shard for complete"
+    text = str(raised.value)
+    assert len(text.split("\n\n")[0]) < 800, text
+    report = json.loads(tmp_path.joinpath("run", "report.json").read_text())
+    assert not report["ok"]
+    assert not report["fingerprint"]
+    if isinstance(raised.value, IncompleteShard):
+        assert "Spark ended the rows of this rank early" in text or "Spark lost map output of the exchange" in text
+        assert "aunch again" in text
+    else:
+        assert "was lost" in text
+    print(f"{type(raised.value).__name__} after {time.monotonic() - began:.1f} s: {text}")
+    assert spark.range(1000).count() == 1000
+    return raised.value
+
+
+def succeed(spark: Any, shuffle: str, tmp_path: Path) -> None:
+    """The same session, and the same function, over a shard that nobody cuts short."""
+    clusters.wait(lambda: settled(spark), "Spark has replaced what was killed")
+    records = tmp_path / "whole"
+    records.mkdir()
+    data = {"train": tr.Data(spark.range(0, 9000, 1, 3), shuffle=shuffle)}
+    assert sum(tr.launch(take_all, ranks=2, args=(str(records),), data=data, spark=spark)) == 9000
+    found = [json.loads(file.read_text()) for file in records.iterdir()]
+    assert sum(record["rows"] for record in found) == sum(record["taken"] for record in found) == 9000
+
+
+def settled(spark: Any) -> bool:
+    """Whether the executors that Spark counts on are those that live, both of them."""
+    ids = spark.sparkContext._jsc.sc().getExecutorIds()
+    known = {ids.apply(i) for i in range(ids.size())}
+    return len(known) == 2 and known == executors().keys()

@@ -1,0 +1,170 @@
+"""Memory of every process of a training over 1M and 8M rows of 64 floats: what grows with the rows and what doesn't.
+
+    .venv/bin/python benchmarks/memory.py [--rows 1000000 8000000] [--shuffle full]
+
+For each number of rows a fresh session (local[2], 2 ranks) takes one epoch over all batches, and a thread reads
+/proc/PID/smaps_rollup of the driver's Python, of the supervisors (Spark's Python workers) and of the ranks. Printed is
+the peak over time of the largest process of each kind, in MB:
+
+    private   Pss_Anon + Pss_Shmem: what the process itself has allocated. This is what stays flat.
+    mapped    Pss_File: code and, in a rank, pages of the mapped spool. They are the page cache's: there as long as
+              nobody else needs the memory, and gone at once when somebody does, without being written again.
+    PSS       both together.
+
+The last table is the ratio of the largest to the smallest number of rows; private memory is promised to grow by at
+most a tenth (exit code 1 otherwise).
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import threading
+import time
+from typing import Any
+
+import psutil
+
+WIDTH, RANKS, BATCH = 64, 2, 1024
+KINDS = ("driver", "supervisor", "rank")
+COLUMNS = ("private", "mapped", "pss")
+ALLOWED = 1.1
+
+
+class Sampler:
+    """A thread that keeps the peak of each kind of process."""
+
+    def __init__(self, seconds: float = 0.1) -> None:
+        self.peaks = {kind: dict.fromkeys(COLUMNS, 0.0) for kind in KINDS}
+        self._kinds: dict[int, str | None] = {}
+        self._seconds = seconds
+        self._over = threading.Event()
+        self._thread = threading.Thread(target=self._run)
+
+    def __enter__(self) -> Sampler:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._over.set()
+        self._thread.join()
+
+    def _run(self) -> None:
+        me = psutil.Process()
+        while not self._over.wait(self._seconds):
+            self._look(os.getpid(), "driver")
+            for process in me.children(recursive=True):
+                try:
+                    kind = kind_of(process)
+                except psutil.Error:
+                    continue
+                if kind is not None:
+                    self._look(process.pid, kind)
+
+    def _look(self, pid: int, kind: str) -> None:
+        try:
+            with open(f"/proc/{pid}/smaps_rollup") as file:
+                lines = [line.split() for line in file.readlines()[1:]]
+        except OSError:  # it has ended
+            return
+        found = {line[0].rstrip(":"): int(line[1]) / 1e3 for line in lines}
+        if "Pss" not in found:
+            return
+        now = {"private": found["Pss_Anon"] + found["Pss_Shmem"], "mapped": found["Pss_File"], "pss": found["Pss"]}
+        peak = self.peaks[kind]
+        for column in COLUMNS:
+            peak[column] = max(peak[column], now[column])
+
+
+def kind_of(process: psutil.Process) -> str | None:
+    """A rank, a supervisor (which has started one), or neither."""
+    if "tritium.gang.rank" in " ".join(process.cmdline()[:3]):
+        return "rank"
+    children = process.children()
+    return "supervisor" if any("tritium.gang.rank" in " ".join(child.cmdline()[:3]) for child in children) else None
+
+
+def take_all() -> tuple[int, int]:
+    """One epoch over every batch, each of whose numbers is read."""
+    import tritium as tr
+
+    rows = steps = 0
+    for epoch in tr.world().shard("train").epochs(1, batch_size=BATCH):
+        for batch in epoch:
+            batch["x"].sum()
+            rows, steps = rows + batch.rows, steps + 1
+    return rows, steps
+
+
+def measure(rows: int, shuffle: str) -> dict[str, Any]:
+    """One launch in this process, which has a session of its own."""
+    from pyspark.sql import SparkSession
+    from pyspark.sql import functions as F
+
+    import tritium as tr
+
+    os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
+    builder = SparkSession.builder.master("local[2]").config("spark.ui.enabled", "false")
+    spark = (
+        builder.config("spark.log.level", "ERROR")
+        .config("spark.ui.showConsoleProgress", "false")
+        .config("spark.driver.memory", "2g")
+        .getOrCreate()
+    )
+    packed = F.array_repeat(F.rand(0).cast("float"), WIDTH)  # cheap to make; what the numbers are makes no difference
+    frame = spark.range(0, rows, 1, 16).select(packed.alias("x"))
+    began = time.perf_counter()
+    with Sampler() as sampler:
+        data = {"train": tr.Data(frame, shuffle=shuffle)}
+        results = tr.launch(take_all, ranks=RANKS, data=data, spark=spark, progress=False)
+    assert sum(taken for taken, _ in results) == rows
+    spark.stop()
+    return {"rows": rows, "seconds": round(time.perf_counter() - began, 1), "peaks": sampler.peaks}
+
+
+def table(found: list[dict[str, Any]]) -> None:
+    print(f"{'rows':>10} {'seconds':>8}  {'process':<11}{'private MB':>11}{'mapped MB':>11}{'PSS MB':>11}")
+    for one in found:
+        for kind in KINDS:
+            numbers = "".join(f"{one['peaks'][kind][column]:>11.0f}" for column in COLUMNS)
+            print(f"{one['rows']:>10,} {one['seconds']:>8.1f}  {kind:<11}{numbers}")
+
+
+def ratios(first: dict[str, Any], last: dict[str, Any]) -> dict[str, dict[str, float]]:
+    both = {kind: (first["peaks"][kind], last["peaks"][kind]) for kind in KINDS}
+    return {
+        kind: {column: round(after[column] / max(before[column], 1.0), 2) for column in COLUMNS}
+        for kind, (before, after) in both.items()
+    }
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--rows", type=int, nargs="+", default=[1_000_000, 8_000_000])
+    parser.add_argument("--shuffle", choices=("full", "stream"), default="full")
+    parser.add_argument("--only", type=int, help=argparse.SUPPRESS)  # in a process of its own, as JSON
+    options = parser.parse_args()
+    if options.only:
+        print(json.dumps(measure(options.only, options.shuffle)))
+        return 0
+    found = []
+    for rows in options.rows:
+        command = [sys.executable, __file__, "--only", str(rows), "--shuffle", options.shuffle]
+        done = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True)
+        found.append(json.loads(done.stdout.splitlines()[-1]))
+    table(found)
+    grown = ratios(found[0], found[-1])
+    print(f"\n{found[-1]['rows']:,} rows / {found[0]['rows']:,} rows:")
+    for kind in KINDS:
+        print(f"  {kind:<11}" + "  ".join(f"{column} {grown[kind][column]:.2f}" for column in COLUMNS))
+    flat = all(grown[kind]["private"] <= ALLOWED for kind in KINDS)
+    print(f"private memory is {'flat' if flat else 'NOT flat'} (at most {ALLOWED} was promised)")
+    print(json.dumps({"benchmark": "memory", "shuffle": options.shuffle, "sizes": found, "ratio": grown, "flat": flat}))
+    return 0 if flat else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

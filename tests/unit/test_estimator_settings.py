@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -313,3 +314,11 @@ def test_the_estimator_refuses_what_the_settings_refuse() -> None:
         TorchEstimator(loss=nn.MSELoss()).settings()
     with pytest.raises(BadSetting, match="task='x'"):
         TorchEstimator(**GOOD).setTask("x").settings()
+
+
+def test_the_page_says_what_the_settings_say() -> None:
+    page = Path(__file__).parents[2].joinpath("docs", "estimator.md").read_text()
+    for source in (TorchSettings, EarlyStopping):
+        for field in dataclasses.fields(source):
+            default = "required" if field.default is dataclasses.MISSING else f"`{field.default!r}`"
+            assert f"| `{field.name}` | {default} | {field.metadata['doc']} |" in page

@@ -48,14 +48,7 @@ def _train(
     state = TrainState(module, optimizer, ranks.rank, ranks.size, ranks.device)
     for callback in settings.callbacks:
         callback.on_train_start(state)
-    for epoch in shard.epochs(
-        settings.epochs,
-        batch_size=batch_size,
-        shuffle=settings.shuffle,
-        seed=settings.seed,
-        remainder=settings.remainder,
-        device=ranks.device,
-    ):
+    for epoch in shard.epochs(settings.epochs, batch_size=batch_size, device=ranks.device, **settings.order()):
         started = time.monotonic()
         totals = Totals(settings.named_metrics(), ranks)
         pace.before_epoch(epoch)

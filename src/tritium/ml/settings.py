@@ -173,6 +173,10 @@ class TorchSettings:
             )
         return self.global_batch_size // share
 
+    def order(self) -> dict[str, Any]:
+        """What decides the order of the rows: keywords of `Shard.epochs`."""
+        return {"shuffle": self.shuffle, "seed": self.seed, "remainder": self.remainder}
+
     def inputs(self) -> dict[str, str | list[str]]:
         """Batch column → source columns, of the features alone."""
         if isinstance(self.feature_cols, Mapping):

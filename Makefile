@@ -32,7 +32,7 @@ imports: setup   ## imports point down, and `import tritium` is light
 	@$(BIN)/python -m pytest -q tests/unit/test_imports.py
 
 docs: setup      ## the pages, built strictly into site/
-	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
+	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 
 bench: setup     ## the benchmarks
 	@$(BIN)/python benchmarks

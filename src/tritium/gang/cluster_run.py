@@ -144,6 +144,7 @@ class SparkJob:
         self._connect = cluster.is_connect
         self.silence = _FAR_SILENCE if self._connect else _SILENCE
         self._completed = 0
+        self._in_flight = 0
         self._coordinator = coordinator
         self._name = f"Tritium: {getattr(launch.function, '__qualname__', 'a function')} on {order.size} ranks"
         entry = ship.entry("tritium.gang.supervisor:supervise", pickle.dumps(order))
@@ -156,6 +157,8 @@ class SparkJob:
 
     def start(self) -> None:
         """Submit."""
+        if self._connect:
+            self._spark.registerProgressHandler(self._on_progress)
         self._thread.start()
 
     def _collect(self) -> None:
@@ -171,16 +174,19 @@ class SparkJob:
             failure = failure_in(str(error))
             if failure is not None:
                 self._coordinator.fail(failure)
+        if self._connect:
+            self._spark.removeProgressHandler(self._on_progress)
         with self._coordinator.changed:
             self.ended = True
             self._coordinator.changed.notify_all()
 
     def computing(self, ranks: int) -> bool:
         """Whether Spark is busy with the sources: tasks have ended since the last look, or run in a stage that is not
-        the gang's (which has as many tasks as ranks). Connect does not tell.
+        the gang's (which has as many tasks as ranks). Connect does not tell whose tasks run; there they may be those
+        of a gang that can't reach this client, as long as nobody has reported.
         """
         if self._connect:
-            return False
+            return self._in_flight > 0 and not self._coordinator.members
         tracker = self._spark.sparkContext._jsc.sc().statusTracker()
         jobs = [tracker.getJobInfo(job) for job in tracker.getJobIdsForTag(self.tag)]
         ids = {stage for job in jobs if job.isDefined() for stage in job.get().stageIds()}
@@ -188,6 +194,10 @@ class SparkJob:
         before, self._completed = self._completed, sum(stage.numCompletedTasks() for stage in stages)
         others = any(stage.numActiveTasks() and stage.numTasks() != ranks for stage in stages)
         return others or self._completed != before
+
+    def _on_progress(self, *_: Any, inflight_tasks: int, **__: Any) -> None:
+        if threading.current_thread() is self._thread:  # a session's handlers hear of all its operations
+            self._in_flight = inflight_tasks
 
     def cancel(self) -> None:
         """Cancel this job alone."""
@@ -245,9 +255,9 @@ def _line_with(text: str, word: str) -> str:
 
 
 def _reason(text: str) -> str:
-    """The line that says why: why Spark gave the job up, or the innermost cause, or the first line."""
+    """The line that says why: an executor lost, why Spark gave the job up, the innermost cause, or the first line."""
     lines = [line.strip() for line in text.splitlines() if line.strip() and not line.strip().startswith("at ")]
-    given_up = [line for line in lines if "Job aborted" in line]
+    given_up = [line for word in ("ExecutorLostFailure", "Job aborted") for line in lines if word in line]
     causes = [line for line in lines if line.startswith("Caused by:")][-1:]
     own = [line for line in lines if not line.startswith("An error occurred while calling")]
     return (given_up or causes or own or [text])[0].removeprefix("Caused by:").lstrip(": ")[:800]

@@ -15,9 +15,11 @@ from clusters import wait
 from tritium.errors import BadRow, WireError
 from tritium.gang import coordinator as coordinator_module
 from tritium.gang import muster as muster_module
-from tritium.gang.coordinator import STRANGERS, Coordinator
+from tritium.gang import server as server_module
+from tritium.gang.coordinator import Coordinator
 from tritium.gang.failure import Failure
 from tritium.gang.muster import Member, agree, muster
+from tritium.gang.server import STRANGERS
 from tritium.wire import MAGIC, NONCE, Challenge, Channel, Message
 
 SECONDS = 10.0
@@ -168,7 +170,7 @@ class TestStrangers:
             stranger.close()
 
     def test_who_says_nothing_is_dropped_after_a_while(self, start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(coordinator_module, "HANDSHAKE_SECONDS", 0.1)
+        monkeypatch.setattr(server_module, "HANDSHAKE_SECONDS", 0.1)
         gang = start()
         with socket.create_connection(gang.coordinator.address) as stranger:
             assert hung_up(stranger)
@@ -180,7 +182,7 @@ class TestStrangers:
             with socket.create_connection(gang.coordinator.address) as stranger:
                 stranger.sendall(sent)
         gang.form()
-        gang.until(lambda: len(gang.coordinator._links) == 1, "only the supervisor's connection is left")
+        gang.until(lambda: len(gang.coordinator._server.links) == 1, "only the supervisor's connection is left")
 
     @pytest.mark.parametrize(
         "said",

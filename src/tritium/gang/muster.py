@@ -48,6 +48,11 @@ class Member:
         assert self.rank is not None
         return self.rank
 
+    @property
+    def best_number(self) -> int:
+        """The rank, or the partition as long as there are no ranks: for messages to people."""
+        return self.partition if self.rank is None else self.rank
+
     def peer(self) -> dict[str, Any]:
         """What every rank learns of this one."""
         device = f"cuda:{self.local_rank * len(self.gpus)}" if self.gpus else "cpu"

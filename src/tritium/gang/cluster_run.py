@@ -21,9 +21,9 @@ from tritium.gang.cluster import Cluster
 from tritium.gang.coordinator import Coordinator
 from tritium.gang.driver_run import order_of, ship_user_code
 from tritium.gang.far import failure_in, replay
-from tritium.gang.finish import await_end, await_formed, results_of
+from tritium.gang.finish import await_end, await_formed
 from tritium.gang.here import prepared
-from tritium.gang.supervisor import SPARK_SCHEMA
+from tritium.gang.results import SPARK_SCHEMA, results_of
 
 if TYPE_CHECKING:
     from tritium.gang.launch import Launch

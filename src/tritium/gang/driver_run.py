@@ -12,9 +12,10 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
-from tritium.gang.finish import await_end, await_formed, results_of
+from tritium.gang.finish import await_end, await_formed
 from tritium.gang.here import prepared
 from tritium.gang.machine import gpus_here
+from tritium.gang.results import results_of
 from tritium.gang.supervisor import GangEnded, Order, Supervisor
 
 if TYPE_CHECKING:

@@ -18,6 +18,7 @@ import pyarrow as pa
 from tritium.errors import TritiumError, WireError
 from tritium.gang.coordinator import Coordinator
 from tritium.gang.failure import Failure
+from tritium.gang.results import chunks
 from tritium.wire import Channel
 
 if TYPE_CHECKING:
@@ -53,8 +54,6 @@ def supervise_far(
     supervisor: Supervisor, context: Any, batches: Iterator[pa.RecordBatch], confirm: Callable[[], bool]
 ) -> Iterator[pa.RecordBatch]:
     """`Supervisor.run`, with the coordinator wherever every supervisor can reach it."""
-    from tritium.gang.supervisor import chunks
-
     order = supervisor.order
     first = supervisor.partition == 0
     ledger = Ledger()

@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-import pickle
 import time
-from collections.abc import Iterable
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Protocol
 
-import pyarrow as pa
-
-from tritium.errors import IncompleteShard, JobFailed, ResultError, StartTimeout
+from tritium.errors import IncompleteShard, JobFailed, StartTimeout
 
 if TYPE_CHECKING:
     from tritium.gang.coordinator import Coordinator
@@ -97,28 +93,3 @@ def await_end(coordinator: Coordinator, launch: Launch, tasks: Tasks) -> None:
 def is_cancelled(problem: BaseException) -> bool:
     """Whether a Spark job ended because someone cancelled it."""
     return isinstance(problem, JobFailed) and "cancel" in str(problem).lower()
-
-
-def results_of(batches: Iterable[pa.RecordBatch], ranks: int) -> list[Any]:
-    """The ranks' results, put together from their parts and in rank order."""
-    parts: dict[int, dict[int, pa.Scalar[Any]]] = {}
-    for batch in batches:
-        for rank, kind, part, body in zip(*(batch.column(i) for i in range(4)), strict=True):
-            if kind.as_py() == "result":
-                parts.setdefault(rank.as_py(), {})[part.as_py()] = body
-    if sorted(parts) != list(range(ranks)):
-        raise ResultError(f"Spark handed over the results of ranks {sorted(parts)} only, of {ranks}.")
-    results = []
-    for rank in range(ranks):
-        of_rank = parts.pop(rank)
-        body = bytearray().join(of_rank[k].as_buffer() for k in sorted(of_rank))
-        del of_rank
-        try:
-            results.append(pickle.loads(body))
-        except Exception as error:
-            raise ResultError(
-                f"The result of rank {rank} can't be rebuilt on the driver: {error!r}. What it is made of must be "
-                "importable here.",
-                rank=rank,
-            ) from error
-    return results

@@ -11,7 +11,6 @@ import json
 import os
 import pickle
 import socket
-import struct
 import tempfile
 import threading
 import time
@@ -26,15 +25,14 @@ from tritium import ship
 from tritium.errors import TritiumError, WireError
 from tritium.gang.child import start_rank
 from tritium.gang.failure import Failure, signal_name
-from tritium.wire import CHUNK, Channel, Message
+from tritium.gang.results import chunks
+from tritium.wire import Channel, Message
 
 if TYPE_CHECKING:
     from tritium.data.receive import Receiver
     from tritium.data.schema import Field
     from tritium.data.spool import Spool
 
-RESULT_SCHEMA = pa.schema([("rank", pa.int32()), ("kind", pa.string()), ("part", pa.int32()), ("body", pa.binary())])
-SPARK_SCHEMA = "rank int, kind string, part int, body binary"
 CONNECT_SECONDS = 10.0
 LONGEST_LINE = 1 << 16  # a longer one is passed on in pieces
 TAIL = 20  # lines of a rank's output that travel with its failure
@@ -377,25 +375,3 @@ class Supervisor:
 
 def plain_fingerprint(fingerprint: Mapping[str, Mapping[int, tuple[int, int]]]) -> dict[str, list[list[int]]]:
     return {name: [[p, n, h] for p, (n, h) in parts.items()] for name, parts in fingerprint.items()}
-
-
-def chunks(rank: int, kind: str, file: IO[bytes]) -> Iterator[pa.RecordBatch]:
-    """A file's bytes as rows, small enough for Arrow and for Spark's own buffers."""
-    size = file.seek(0, os.SEEK_END)
-    file.seek(0)
-    for part in range(max(1, -(-size // (CHUNK * 2)))):
-        body = file.read(CHUNK * 2)
-        yield pa.RecordBatch.from_arrays(
-            [_number(rank), _bytes(pa.string(), kind.encode()), _number(part), _bytes(pa.binary(), body)],
-            schema=RESULT_SCHEMA,
-        )
-
-
-# From buffers, because `pa.array` imports pandas to look at a list: half a second at the end of a run.
-def _number(value: int) -> pa.Array:
-    return pa.Array.from_buffers(pa.int32(), 1, [None, pa.py_buffer(struct.pack("=i", value))])
-
-
-def _bytes(kind: pa.DataType, value: bytes) -> pa.Array:
-    offsets = pa.py_buffer(struct.pack("=2i", 0, len(value)))
-    return pa.Array.from_buffers(kind, 1, [None, offsets, pa.py_buffer(value)])

@@ -18,6 +18,7 @@ import pathlib
 import sys
 import sysconfig
 import tempfile
+import threading
 import zipfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -49,12 +50,10 @@ def package() -> bytes:
     out = io.BytesIO()
     with zipfile.ZipFile(out, "w") as archive:
         for name, source in _sources("tritium", "cloudpickle"):
-            archive.writestr(zipfile.ZipInfo(name, _STAMP), source)
+            _add(archive, name, source)
             code = compile(source, name, "exec", dont_inherit=True)
-            header = (
-                importlib.util.MAGIC_NUMBER + (1).to_bytes(4, "little") + importlib.util.source_hash(source)
-            )
-            archive.writestr(zipfile.ZipInfo(name + "c", _STAMP), header + marshal.dumps(code))
+            header = importlib.util.MAGIC_NUMBER + (1).to_bytes(4, "little") + importlib.util.source_hash(source)
+            _add(archive, name + "c", header + marshal.dumps(code))
     return out.getvalue()
 
 
@@ -68,6 +67,12 @@ def _sources(*packages: str) -> Iterator[tuple[str, bytes]]:
 
     for package in packages:
         yield from walk(importlib.resources.files(package), package)
+
+
+def _add(archive: zipfile.ZipFile, name: str, content: bytes) -> None:
+    info = zipfile.ZipInfo(name, _STAMP)
+    info.compress_type = zipfile.ZIP_DEFLATED
+    archive.writestr(info, content)
 
 
 def home() -> str:
@@ -118,9 +123,7 @@ def entry(target: str, payload: bytes, annotations: Mapping[str, Any] | None = N
         if getattr(sys.modules.get("tritium"), "__digest__", None) != name:
             for module in [m for m in sys.modules if m.partition(".")[0] == "tritium"]:
                 del sys.modules[module]
-            sys.path[:] = [
-                p for p in sys.path if "tritium-mount" not in p and p not in getattr(sys, "_tritium", ())
-            ]
+            sys.path[:] = [p for p in sys.path if "tritium-mount" not in p and p not in getattr(sys, "_tritium", ())]
             if hasattr(os, "memfd_create"):
                 handle = os.memfd_create(f"tritium-{name}")
                 path = f"/proc/{os.getpid()}/fd/{handle}"
@@ -149,22 +152,27 @@ def pickle(obj: Any, by_reference: Sequence[str] = ()) -> bytes:
     Modules below a path of `by_reference` (the user's `py_files`) stay references. Reading it needs cloudpickle, which
     travels in the same zip as this package.
     """
-    with _by_value(by_reference):
+    with by_value(by_reference):
         return bytes(cloudpickle.dumps(obj, protocol=5))
 
 
 @contextmanager
-def _by_value(by_reference: Sequence[str]) -> Iterator[None]:
+def by_value(by_reference: Sequence[str] = ()) -> Iterator[None]:
+    """Whatever cloudpickle writes in this block takes the user's own modules by value, but those of `by_reference`."""
     roots = tuple(os.path.abspath(p) for p in by_reference)
-    already = set(cloudpickle.list_registry_pickle_by_value())
-    modules = [m for m in list(sys.modules.values()) if is_users_own(m, roots) and m.__name__ not in already]
-    for module in modules:
-        cloudpickle.register_pickle_by_value(module)
-    try:
-        yield
-    finally:
+    with _registry:  # cloudpickle's list is the process's: one launch must not take away what another relies on
+        already = set(cloudpickle.list_registry_pickle_by_value())
+        modules = [m for m in list(sys.modules.values()) if is_users_own(m, roots) and m.__name__ not in already]
         for module in modules:
-            cloudpickle.unregister_pickle_by_value(module)
+            cloudpickle.register_pickle_by_value(module)
+        try:
+            yield
+        finally:
+            for module in modules:
+                cloudpickle.unregister_pickle_by_value(module)
+
+
+_registry = threading.RLock()
 
 
 @functools.cache
@@ -183,11 +191,7 @@ def is_users_own(module: ModuleType, by_reference: tuple[str, ...]) -> bool:
         return False
     path = os.path.realpath(file)
     inside = ("site-packages" + os.sep, "dist-packages" + os.sep)
-    if (
-        path.startswith(_installed_roots())
-        or any(part in path for part in inside)
-        or not path.endswith(".py")
-    ):
+    if path.startswith(_installed_roots()) or any(part in path for part in inside) or not path.endswith(".py"):
         return False
     return not any(os.path.abspath(file).startswith(root) for root in by_reference)
 

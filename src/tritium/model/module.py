@@ -24,7 +24,7 @@ def by_value(module: torch.nn.Module, tensors: Mapping[str, torch.Tensor]) -> by
     out = io.BytesIO()
     pickler = _ModulePickler(out, protocol=5)
     pickler.names = {id(tensor): name for name, tensor in tensors.items()}
-    with ship._by_value(()):
+    with ship.by_value():
         pickler.dump(module)
     return out.getvalue()
 

@@ -82,9 +82,9 @@ def _note(watch: Watch, name: str, counts: Mapping[str, Any]) -> None:
     watch.event("counts", rank=0, name=name, **counts)
 
 
-def prepared(shuffle: Any) -> Literal["full", "stream"]:
-    """What an exchange must prepare for a kind of shuffle: rows sorted by id, or as they arrive."""
-    return "stream" if shuffle == "stream" else "full"
+def prepared(shuffle: Any) -> Literal["full", "stream"] | bool:
+    """What an exchange prepares for a kind of shuffle: rows as they arrive, or sorted by id (for "full" and False)."""
+    return "stream" if shuffle == "stream" else "full" if shuffle else False
 
 
 class HereControl:

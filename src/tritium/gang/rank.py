@@ -264,6 +264,7 @@ class RankControl:
             return self._shards[name]
 
     def _open(self, name: str, message: Message) -> Shard:
+        from tritium.data.memory import memory_limit
         from tritium.data.schema import Field
         from tritium.data.shard import Shard
 
@@ -277,5 +278,6 @@ class RankControl:
             feed=self._feed(name),
             decode=self.decoders.get(name, {}),
             prepared=message["prepared"],
+            memory=memory_limit() // (2 * self.assignment["local_size"]),  # the ranks of a host share its memory
             note=lambda counts: self.send("counts", name=name, counts=dict(counts)),
         )

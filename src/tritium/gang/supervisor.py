@@ -54,7 +54,7 @@ class Order:
     framework: str | None = None
     plan: Mapping[str, tuple[Field, ...]] = field(default_factory=dict)
     sorted: bool = True
-    prepared: Mapping[str, str] = field(default_factory=dict)
+    prepared: Mapping[str, str | bool] = field(default_factory=dict)
     user_code: bytes = b""
     far_client: bool = False
 

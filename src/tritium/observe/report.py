@@ -91,6 +91,8 @@ class Report:
         shard = self._shard(rank, name)
         for key in _COUNTS:
             shard[key] = shard.get(key, 0) + int(counts.get(key, 0))
+        if counts.get("shuffle_score") is not None:
+            shard["shuffle_score"] = min(counts["shuffle_score"], shard.get("shuffle_score", 1.0))
 
     def _on_stored(self, name: str, **_: Any) -> None:
         if name not in self._report["stored"]:

@@ -124,7 +124,12 @@ def main() -> int:
 
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
     builder = SparkSession.builder.master("local[2]").config("spark.ui.enabled", "false")
-    spark = builder.config("spark.log.level", "ERROR").config("spark.driver.memory", "3g").getOrCreate()
+    spark = (
+        builder.config("spark.log.level", "ERROR")
+        .config("spark.ui.showConsoleProgress", "false")
+        .config("spark.driver.memory", "3g")
+        .getOrCreate()
+    )
     megabytes = options.rows * options.width * 4 / 1e6
     with tempfile.TemporaryDirectory(prefix="tritium-bench-") as folder:
         path = f"{folder}/rows"

@@ -127,7 +127,12 @@ def main() -> int:
 
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
     builder = SparkSession.builder.master("local[2]").config("spark.ui.enabled", "false")
-    spark = builder.config("spark.log.level", "ERROR").config("spark.driver.memory", "3g").getOrCreate()
+    spark = (
+        builder.config("spark.log.level", "ERROR")
+        .config("spark.ui.showConsoleProgress", "false")
+        .config("spark.driver.memory", "3g")
+        .getOrCreate()
+    )
     columns = [F.rand(column).cast("float").alias(name) for column, name in enumerate(FEATURES)]
     frame = spark.range(0, options.rows, 1, 8).select(*columns)
     frame = frame.withColumn("y", (F.col("f0") * 3 + F.sin("f1") - F.col("f2") * F.col("f3")).cast("float"))

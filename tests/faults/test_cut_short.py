@@ -113,9 +113,15 @@ def gang_stage(spark: Any) -> int | None:
     tracker = spark.sparkContext.statusTracker()
     for stage in tracker.getActiveStageIds():
         info = tracker.getStageInfo(stage)
-        if info is not None and info.numTasks == info.numActiveTasks == 1:
+        if info is not None and info.numTasks == 1 and executors_of(spark, stage):
             return int(stage)
     return None
+
+
+def executors_of(spark: Any, stage: int) -> set[str]:
+    """The ids of the executors that run this stage's tasks."""
+    tasks = spark.sparkContext._jsc.sc().statusStore().taskList(stage, 0, 10)
+    return {tasks.apply(i).executorId() for i in range(tasks.size())}
 
 
 def reported(run_dir: Path) -> psutil.Process | None:
@@ -138,8 +144,7 @@ def kill_others(spark: Any, stage: int, run_dir: Path) -> int:
     processes = executors()
     for process in processes.values():
         process.suspend()
-    tasks = spark.sparkContext._jsc.sc().statusStore().taskList(stage, 0, 10)
-    own = {tasks.apply(i).executorId() for i in range(tasks.size())}
+    own = executors_of(spark, stage)
     for executor in own:
         processes[executor].resume()
     clusters.wait(lambda: bool(events(run_dir, "formed")), "the gang has formed")

@@ -210,6 +210,29 @@ class TestCancel:
         assert launch(spark, lambda: 1) == [1, 1]
 
 
+@pytest.mark.parametrize("cluster", ["connect"], indirect=True)
+@pytest.mark.parametrize("how", ["everything", "the user's own tag"])
+def test_interrupting_on_connect_ends_all_ranks_too(cluster: Any, how: str, tmp_path: Path) -> None:
+    spark = cluster.spark
+    if how == "the user's own tag":
+        spark.addTag("mine")
+
+    def interrupt() -> None:
+        pids(tmp_path)
+        spark.interruptAll() if how == "everything" else spark.interruptTag("mine")
+
+    interrupter = threading.Thread(target=interrupt)
+    interrupter.start()
+    try:
+        with pytest.raises(JobFailed, match="was cancelled; all its ranks have been ended"):
+            launch(spark, sleeper(tmp_path))
+    finally:
+        interrupter.join()
+        spark.clearTags()
+    wait(lambda: not any(map(alive, pids(tmp_path))), "the ranks are gone", SECONDS)
+    assert launch(spark, lambda: 1) == [1, 1]
+
+
 def test_a_source_that_fails_is_sparks_own_error(spark: Any) -> None:
     frame = spark.range(10).selectExpr("cast(raise_error('the source broke') as double) as x")
     with pytest.raises(JobFailed, match="the source broke") as error:

@@ -8,10 +8,12 @@ Source: a Parquet file of `array<float>`, written first; local[2], two tasks. Si
     sorted   the same over our exchange's own DataFrame: ids, anchors, sort
     full     a whole launch of two ranks that wait until their shard is complete, shuffle="full"
     stream   the same with shuffle="stream"
+    start    the same launch over a frame of two rows: what a gang costs whatever the size of its data
 
 Printed for the first time in the session (cold) and for the median of the others (warm): seconds, MB/s of packed
 floats, and the processor seconds of Spark, its workers and the ranks. The clock suffers from other work on the machine;
-the ratio of processor seconds hardly does. What the fingerprint costs is benchmarks/exchange_fingerprint.py's.
+the ratio of processor seconds hardly does. The last column leaves the start out of it. What the fingerprint costs is
+benchmarks/exchange_fingerprint.py's.
 """
 
 from __future__ import annotations
@@ -93,7 +95,9 @@ def sides(spark: Any, path: str) -> dict[str, Callable[[], object]]:
         dealt = numbered.repartitionById(RANKS, F.pmod("_id", F.lit(RANKS)).cast("int"))
         return dealt.mapInArrow(drop, "a int").collect()
 
-    def ours(shuffle: str) -> object:
+    few = spark.range(2).select(F.array(F.lit(0.0).cast("float")).alias("x"))
+
+    def ours(shuffle: str, frame: Any = frame) -> object:
         data = {"train": tr.Data(frame, shuffle=shuffle)}
         return tr.launch(wait_for_all, ranks=RANKS, data=data, spark=spark, progress=False)
 
@@ -102,6 +106,7 @@ def sides(spark: Any, path: str) -> dict[str, Callable[[], object]]:
         "sorted": lambda: Exchange({"train": frame}, RANKS).frame.mapInArrow(drop, "a int").collect(),
         "full": lambda: ours("full"),
         "stream": lambda: ours("stream"),
+        "start": lambda: ours("full", few),
     }
 
 
@@ -111,6 +116,27 @@ def measure(run: Callable[[], object]) -> tuple[float, float]:
         run()
         seconds = time.perf_counter() - began
     return seconds, processor.seconds
+
+
+def summary(times: dict[str, list[tuple[float, float]]], megabytes: float) -> dict[str, dict[str, float]]:
+    """Prints a line a side; ratios are Spark's own seconds by ours."""
+    found = {}
+    for name, [cold, *warm] in times.items():
+        clock, spent = (statistics.median(run[i] for run in warm) for i in (0, 1))
+        found[name] = {"cold": cold[0], "warm": clock, "processor": spent, "MB/s": megabytes / clock}
+    spark, start = found["spark"], found["start"]["processor"]
+    print(
+        f"{'side':<8}{'cold s':>8}{'warm s':>8}{'MB/s':>7}{'of spark':>10}{'cpu s':>7}{'of spark':>10}{'less start':>12}"
+    )
+    for name, one in found.items():
+        one["of spark"], one["processor of spark"] = spark["warm"] / one["warm"], spark["processor"] / one["processor"]
+        launched = name in ("full", "stream")
+        one["less start"] = spark["processor"] / (one["processor"] - start) if launched else one["processor of spark"]
+        print(
+            f"{name:<8}{one['cold']:>8.2f}{one['warm']:>8.2f}{one['MB/s']:>7.0f}{one['of spark']:>9.2f}x"
+            f"{one['processor']:>7.2f}{one['processor of spark']:>9.2f}x{one['less start']:>11.2f}x"
+        )
+    return found
 
 
 def main() -> int:
@@ -144,16 +170,7 @@ def main() -> int:
                 times[name].append(measure(run))
     spark.stop()
     print(f"{megabytes:.0f} MB of packed floats; load average {os.getloadavg()[0]:.1f} on {os.cpu_count()} cores")
-    print(f"{'side':<8}{'cold s':>8}{'MB/s':>7}{'warm s':>8}{'MB/s':>7}{'of spark':>10}{'cpu s':>7}{'of spark':>10}")
-    found = {}
-    for name, [cold, *warm] in times.items():
-        clock, spent = (statistics.median(run[i] for run in warm) for i in (0, 1))
-        found[name] = {"cold": cold[0], "warm": clock, "processor": spent, "MB/s": megabytes / clock}
-        of_clock, of_spent = (found["spark"][key] / found[name][key] for key in ("warm", "processor"))
-        print(
-            f"{name:<8}{cold[0]:>8.2f}{megabytes / cold[0]:>7.0f}{clock:>8.2f}{megabytes / clock:>7.0f}"
-            f"{of_clock:>9.2f}x{spent:>7.2f}{of_spent:>9.2f}x"
-        )
+    found = summary(times, megabytes)
     print(json.dumps({"benchmark": "exchange", "megabytes": megabytes, "sides": found}))
     return 0
 

@@ -125,9 +125,8 @@ def summary(times: dict[str, list[tuple[float, float]]], megabytes: float) -> di
         clock, spent = (statistics.median(run[i] for run in warm) for i in (0, 1))
         found[name] = {"cold": cold[0], "warm": clock, "processor": spent, "MB/s": megabytes / clock}
     spark, start = found["spark"], found["start"]["processor"]
-    print(
-        f"{'side':<8}{'cold s':>8}{'warm s':>8}{'MB/s':>7}{'of spark':>10}{'cpu s':>7}{'of spark':>10}{'less start':>12}"
-    )
+    heads = f"{'of spark':>10}{'cpu s':>7}{'of spark':>10}{'less start':>12}"
+    print(f"{'side':<8}{'cold s':>8}{'warm s':>8}{'MB/s':>7}{heads}")
     for name, one in found.items():
         one["of spark"], one["processor of spark"] = spark["warm"] / one["warm"], spark["processor"] / one["processor"]
         launched = name in ("full", "stream")

@@ -65,7 +65,8 @@ echo "setup: uv"
 .venv/bin/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt uv
 lend_pip_settings
 echo "setup: the dependencies of constraints.txt (torch is large: about 5 GB the first time)"
-.venv/bin/uv pip install --quiet --python .venv/bin/python --constraints constraints.txt \
+# Compiled now, once: every rank imports torch, and where Python may not write bytecode each would compile it again.
+.venv/bin/uv pip install --quiet --compile-bytecode --python .venv/bin/python --constraints constraints.txt \
   --build-constraints constraints.txt --editable '.[dev]'
 echo "$made_from" >"$stamp"
 echo "setup: done"

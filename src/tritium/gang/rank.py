@@ -106,7 +106,7 @@ def _import_framework(framework: str | None) -> None:
     if framework is None:
         return
     try:
-        importlib.import_module(framework)
+        importlib.import_module(f"tritium.frameworks.{framework}").load()
     except ImportError as error:
         raise WrongVersion(
             f"{framework} can't be imported on {socket.gethostname()} by {sys.executable}: {error}. "

@@ -104,6 +104,8 @@ class Supervisor:
         self._exit: int | None = None
         self._tail: deque[str] = deque(maxlen=TAIL)
         self._threads: list[threading.Thread] = []
+        self._outputs: list[threading.Thread] = []
+        self._from_rank: list[threading.Thread] = []
         self._spools: dict[str, Spool] = {}
         self._user_code: ship.Mount | None = None
         self._announced: set[str] = set()
@@ -130,8 +132,8 @@ class Supervisor:
             placeholder.bind((self._channel.addresses[0], 0))
             self._open_spools()
             self._start(result)
-            self._hello(placeholder.getsockname()[1])
-            self._spawn(self._follow_coordinator, "coordinator")
+            self._hello(placeholder.getsockname()[1])  # before anything that the rank says is passed on
+            self._follow()
             self._receive(batches, confirm)
             self._await_end()
             yield from chunks(self.rank, "result", result)
@@ -163,6 +165,8 @@ class Supervisor:
         )
         theirs.close()
         self._to_rank = Channel(ours)
+
+    def _follow(self) -> None:
         follower = self._spawn(self._follow_rank, "rank")
         self._outputs = [
             self._spawn(functools.partial(self._follow_output, pipe), "output")
@@ -170,6 +174,7 @@ class Supervisor:
         ]
         self._from_rank = [follower, *self._outputs]
         self._spawn(self._follow_process, "process")
+        self._spawn(self._follow_coordinator, "coordinator")
 
     def _hello(self, port: int) -> None:
         self._channel.send(

@@ -8,6 +8,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 from collections.abc import Mapping, Sequence
 from typing import IO, Any
 
@@ -32,14 +33,23 @@ class RankProcess:
         self.pid = process.pid
         self.stdout: IO[bytes] | None = process.stdout
         self.stderr: IO[bytes] | None = process.stderr
-        self.wait = process.wait
-        self.poll = process.poll
-        self.kill = process.kill
+        self._lock = threading.Lock()
+        self._ended = False
+
+    def wait(self) -> int:
+        """Wait for its end, and end what it started too; returns its exit code, or minus the signal's number."""
+        # Looked at without being collected, so that its number is still its own when the group is killed.
+        os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOWAIT)
+        self.kill_group()
+        with self._lock:
+            self._ended = True
+            return self._process.wait()
 
     def kill_group(self) -> None:
         """SIGKILL to the rank and to everything it started; nothing when they have ended."""
-        with contextlib.suppress(ProcessLookupError, PermissionError):
-            os.killpg(self.pid, signal.SIGKILL)
+        with self._lock, contextlib.suppress(ProcessLookupError, PermissionError):
+            if not self._ended:
+                os.killpg(self.pid, signal.SIGKILL)
 
     def close(self) -> None:
         """Close the pipes."""

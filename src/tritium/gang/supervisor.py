@@ -102,6 +102,7 @@ class Supervisor:
         self._all_finished = False
         self._rank_finished = False
         self._exit: int | None = None
+        self._started = False
         self._tail: deque[str] = deque(maxlen=TAIL)
         self._threads: list[threading.Thread] = []
         self._outputs: list[threading.Thread] = []
@@ -130,9 +131,13 @@ class Supervisor:
             # Bound but never listening: the port stays ours until the framework binds over it (SO_REUSEADDR).
             placeholder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             placeholder.bind((self._channel.addresses[0], 0))
-            self._open_spools()
-            self._start(result)
-            self._hello(placeholder.getsockname()[1])  # before anything that the rank says is passed on
+            self._hello(placeholder.getsockname()[1])  # first, so that the coordinator knows who tells of a failure
+            try:
+                self._open_spools()
+                self._start(result)
+            except (TritiumError, OSError) as error:  # a full disk, too many open files, no memory for a process
+                self._fail(Failure.of(error, self.rank, host=self.host, pid=os.getpid()))
+                raise
             self._follow()
             self._receive(batches, confirm)
             self._await_end()
@@ -165,6 +170,7 @@ class Supervisor:
         )
         theirs.close()
         self._to_rank = Channel(ours)
+        self._started = True
 
     def _follow(self) -> None:
         follower = self._spawn(self._follow_rank, "rank")
@@ -185,7 +191,7 @@ class Supervisor:
             host=self.host,
             address=self._channel.addresses[0],
             port=port,
-            pid=self._process.pid,
+            pid=os.getpid(),
             gpus=list(self.gpus),
         )
 
@@ -206,7 +212,7 @@ class Supervisor:
             receipt = receiver.finish(confirmed=self.order.sorted or confirm())
         except GangEnded:
             raise
-        except TritiumError as error:
+        except Exception as error:
             self._fail(Failure.of(error, self.rank, host=self.host, pid=os.getpid()))
             self._check()
             raise
@@ -249,16 +255,17 @@ class Supervisor:
         return "\n".join([self.failure.headline(), "", self.failure.traceback]).rstrip()
 
     def _stop(self) -> None:
-        if self._process.poll() is None:
-            self._process.kill()
-        self._process.kill_group()
+        if self._started:
+            self._process.kill_group()
         for thread in self._from_rank:  # what the rank still said is passed on before the connection closes
             thread.join(2.0)
         self._channel.close()
-        self._to_rank.close()
+        if self._started:
+            self._to_rank.close()
         for thread in self._threads:
             thread.join(2.0)
-        self._process.close()
+        if self._started:
+            self._process.close()
         for spool in self._spools.values():
             spool.close()
         if self._user_code:
@@ -343,7 +350,6 @@ class Supervisor:
 
     def _follow_process(self) -> None:
         code = self._process.wait()
-        self._process.kill_group()
         self._from_rank[0].join(1.0)  # what the rank said before its end comes first
         if code != 0 or not self._rank_finished:
             facts: dict[str, Any] = {"rank": self.rank, "host": self.host, "pid": self._process.pid}

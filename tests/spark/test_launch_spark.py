@@ -491,7 +491,9 @@ class TestTheDriver:
     @pytest.mark.timeout(240)  # 15 s on an idle machine
     def test_takes_500_mb_of_results_and_refuses_more_than_its_limit(self, tmp_path: Path) -> None:
         script = """
+import faulthandler
 import numpy as np
+faulthandler.dump_traceback_later(150)
 MB = 1 << 20
 
 def train(size):
@@ -500,8 +502,7 @@ def train(size):
 began = time.monotonic()
 for rank, array in enumerate(launch(train(250))):
     assert array.nbytes == 250 * MB and array[0] == array[-1] == rank and (array == rank).all()
-print("500 MB", file=sys.stderr)
-print(time.monotonic() - began, file=sys.stderr)
+print("500 MB", time.monotonic() - began, file=sys.stderr, flush=True)
 try:
     launch(train(260))
 except tr.errors.ResultError as error:
@@ -513,6 +514,8 @@ spark.stop()
         with driver(script, tmp_path, **conf) as process:
             try:
                 output, errors = process.communicate(timeout=200)
+            except subprocess.TimeoutExpired as late:
+                pytest.fail(f"{late.stdout!r}\n{(late.stderr or b'').decode()[-6000:]}", pytrace=False)
             finally:
                 process.kill()
         refused, after = output.splitlines()

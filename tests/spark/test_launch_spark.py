@@ -510,7 +510,7 @@ except tr.errors.ResultError as error:
 print(launch(lambda: 1))
 spark.stop()
 """
-        conf = {"spark.driver.memory": "3g", "spark.driver.maxResultSize": "510m"}
+        conf = {"spark.driver.memory": "4g", "spark.driver.maxResultSize": "510m"}
         with driver(script, tmp_path, **conf) as process:
             try:
                 output, errors = process.communicate(timeout=200)

@@ -102,19 +102,23 @@ class Receiver:
             rows=dict(self.rows),
         )
 
+    def cut_short(self) -> IncompleteShard:
+        """The error for a stream that ended, or broke off, before the shard did."""
+        return IncompleteShard(
+            f"Spark ended the rows of this rank early: {self.rows} came, and the "
+            f"{'last one' if self._anchors != 1 else 'confirmation of their end'} is missing. Map output was "
+            "probably lost with its executor or disk: launch again. If it happens again, persist the exchange "
+            'or look for lost executors in the Spark UI; shuffle="full" proves the end by itself.',
+            rows=dict(self.rows),
+        )
+
     def finish(self, *, confirmed: bool) -> Receipt:
         """The receipt of a complete shard. `confirmed` is the end's own proof for unsorted rows (stream_is_complete).
 
         Raises IncompleteShard when Spark's stream ended before the shard did.
         """
         if self._anchors != 1 or not (self._sorted or confirmed):
-            raise IncompleteShard(
-                f"Spark ended the rows of this rank early: {self.rows} came, and the "
-                f"{'last one' if self._anchors != 1 else 'confirmation of their end'} is missing. Map output was "
-                "probably lost with its executor or disk: launch again. If it happens again, persist the exchange "
-                'or look for lost executors in the Spark UI; shuffle="full" proves the end by itself.',
-                rows=dict(self.rows),
-            )
+            raise self.cut_short()
         return Receipt(
             rows=dict(self.rows),
             fingerprint={name: dict(found.parts) for name, found in self._fingerprints.items()},

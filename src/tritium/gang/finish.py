@@ -81,9 +81,11 @@ def await_end(coordinator: Coordinator, launch: Launch, tasks: Tasks) -> None:
         if not tasks.ended:
             tasks.cancel()
             tasks.join(LEAVE_SECONDS / 2)
-        if coordinator.failure.how == "lost" and why is not None:
-            if is_cancelled(why) or isinstance(why, IncompleteShard):
-                raise why  # Spark took the supervisors away: someone cancelled the job, or it lost what they read
+        lost = coordinator.failure.how == "lost"
+        taken = lost or coordinator.failure.type.endswith(IncompleteShard.__name__)
+        if why is not None and taken and (is_cancelled(why) or isinstance(why, IncompleteShard)):
+            raise why  # Spark took the supervisors or their rows away: the job was cancelled, or lost what they read
+        if why is not None and lost:
             raise replace(coordinator.failure, text=str(why)).error(launch.watch.run_dir) from why
         raise coordinator.failure.error(launch.watch.run_dir)
     if tasks.problem is not None:

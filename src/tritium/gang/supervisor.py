@@ -204,7 +204,7 @@ class Supervisor:
 
         receiver = Receiver(self.order.plan, self._spools, sorted=self.order.sorted)
         try:
-            for batch in batches:
+            for batch in unbroken(batches, receiver):
                 self._check()
                 receiver.take(batch)
                 self._report_rows(receiver)
@@ -382,6 +382,16 @@ class Supervisor:
                 self._end = reason
             self._changed.notify_all()
         self._process.kill_group()
+
+
+def unbroken(batches: Iterator[pa.RecordBatch], receiver: Receiver) -> Iterator[pa.RecordBatch]:
+    """Spark's stream. When it breaks off in the middle, the error says what that means, not what Arrow calls it."""
+    try:
+        yield from batches
+    except TritiumError:  # a table that is dealt on the driver may hold what can't be converted
+        raise
+    except Exception as error:
+        raise receiver.cut_short() from error
 
 
 def plain_fingerprint(fingerprint: Mapping[str, Mapping[int, tuple[int, int]]]) -> dict[str, list[list[int]]]:

@@ -58,6 +58,7 @@ def fit(batches: Callable[[int], Iterator[tuple[Any, Any, float]]], epochs: int)
             rows += len(x)
     seconds = time.perf_counter() - began
     weights = {name: value.numpy() for name, value in net.module.state_dict().items()} if dist.get_rank() == 0 else {}
+    del net, optimizer, loss  # before their process group: torch 2.13 may deadlock where DDP outlives it
     dist.destroy_process_group()
     return {"seconds": seconds, "rows": rows, "weights": weights}
 

@@ -37,6 +37,9 @@ class Witness(nn.Module):
         super().__init__()
         self.place = place
         self.line = nn.Linear(3, 1)
+        with torch.no_grad():  # the sine of the id: above zero for about half of the rows
+            self.line.weight.copy_(torch.tensor([[0.0, 1.0, 0.0]]))
+            self.line.bias.zero_()
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         self.say(f"rows {len(x)} threads {torch.get_num_threads()} grad {torch.is_grad_enabled()}")

@@ -6,6 +6,7 @@ supervisor, over one inherited socket.
 
 from __future__ import annotations
 
+import atexit
 import ctypes
 import importlib
 import json
@@ -48,7 +49,7 @@ def main(argument: str) -> None:
     except BaseException as error:  # noqa: BLE001 - whatever it is, the driver must hear of it
         _report(channel, control, error)
     control.await_all()
-    _flush()
+    _leave()
 
 
 def _run(control: RankControl, world: World, settings: Mapping[str, Any]) -> None:
@@ -87,6 +88,19 @@ def _report(channel: Channel, control: RankControl, error: BaseException) -> Non
         channel.send("failed", failure.pickled, **failure.fields())
     finally:
         os._exit(1)  # not sys.exit: a thread or an exit handler of the user's could keep a failed rank alive
+
+
+def _leave() -> None:
+    """End as Python does, but for the last act, in which it takes its modules apart.
+
+    There torch may wait for ever: what is left of a process group joins a thread that waits for the interpreter's lock.
+    """
+    for thread in threading.enumerate():
+        if thread is not threading.main_thread() and not thread.daemon:
+            thread.join()
+    atexit._run_exitfuncs()
+    _flush()
+    os._exit(0)
 
 
 def _flush() -> None:

@@ -46,6 +46,7 @@ def run(launch: Launch) -> list[Any]:
         from tritium.data.exchange import Exchange
 
         exchange = Exchange(launch.data, gang.ranks)
+    frame = exchange.frame if exchange else spark.range(0, gang.ranks, 1, gang.ranks)
     job = launch.job()
     user_code = ship_user_code(launch)
     began = time.monotonic()
@@ -60,7 +61,6 @@ def run(launch: Launch) -> list[Any]:
         ).start()
         plan = exchange.plan if exchange else {}
         order = order_of(launch, coordinator, plan, job, user_code, far_client=cluster.is_connect)
-        frame = exchange.frame if exchange else spark.range(0, gang.ranks, 1, gang.ranks)
         spark_job = SparkJob(spark, cluster, launch, coordinator, order, frame)
         try:
             with own_interrupts():

@@ -77,18 +77,23 @@ def inspect(
 
 
 def _captures(fn: Any, by_reference: Sequence[str]) -> Iterator[Capture]:
+    for _, captures in _travelling(fn, by_reference, _is_helper):
+        yield from (capture for capture in captures if not _is_helper(capture.value))
+
+
+def _travelling(
+    fn: Any, by_reference: Sequence[str], follow: Callable[[Any], bool]
+) -> Iterator[tuple[Any, list[Capture]]]:
+    """`fn` and the code that it refers to, as far as `follow` says, each once and with what it captures itself."""
     seen: set[int] = set()
     queue = [fn]
     while queue:
         function = queue.pop()
-        if id(function) in seen:
-            continue
-        seen.add(id(function))
-        for capture in _own_captures(function, by_reference):
-            if _is_code(capture.value) and not isinstance(capture.value, MethodType):
-                queue.append(capture.value)  # a helper: what it captures travels as well
-            else:
-                yield capture
+        if id(function) not in seen:
+            seen.add(id(function))
+            captures = list(_own_captures(function, by_reference))
+            yield function, captures
+            queue += [capture.value for capture in captures if follow(capture.value)]
 
 
 def _own_captures(fn: Any, by_reference: Sequence[str]) -> Iterator[Capture]:
@@ -129,18 +134,16 @@ def _is_code(value: Any) -> bool:
     return isinstance(value, (FunctionType, MethodType, functools.partial))
 
 
+def _is_helper(value: Any) -> bool:
+    """Code whose captures travel as the function's own; a method is looked at as the object that it belongs to."""
+    return _is_code(value) and not isinstance(value, MethodType)
+
+
 def _functions(fn: Any, by_reference: Sequence[str]) -> Iterator[FunctionType]:
     """The user's functions that travel: `fn` and those it refers to."""
-    seen: set[int] = set()
-    queue = [fn]
-    while queue:
-        function = queue.pop()
-        if id(function) in seen:
-            continue
-        seen.add(id(function))
+    for function, _ in _travelling(fn, by_reference, _is_code):
         if isinstance(function, FunctionType) and _goes_by_value(function, by_reference):
             yield function
-        queue += [c.value for c in _own_captures(function, by_reference) if _is_code(c.value)]
 
 
 def _globals_of(code: CodeType) -> list[str]:

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from tritium.data.receive import Receiver
 from tritium.data.schema import Data
 from tritium.data.spool import Spool, SpoolReader
-from tritium.data.tables import ROWS, Tables, deal, table_of
+from tritium.data.tables import ROWS, Tables, table_of
 from tritium.errors import BadData, BadSetting
 
 
@@ -58,7 +58,8 @@ def test_tables_longer_than_a_batch() -> None:
     count = 2 * ROWS + 17
     (columns,) = received({"t": pa.table({"k": np.arange(count), "x": np.arange(count) / 2})})
     assert columns["t"]["k"].tolist() == list(range(count))
-    batches = deal({"t": pa.table({"k": np.arange(count)})}, 2)
+    tables = Tables({"t": pa.table({"k": np.arange(count)})}, 2)
+    batches = [tables.batches(rank) for rank in range(2)]
     assert [sum(batch.num_rows for batch in rank) for rank in batches] == [ROWS + 9 + 1, ROWS + 8 + 1]
 
 
@@ -155,4 +156,5 @@ def test_what_is_no_table() -> None:
 
 
 def test_no_data_still_gives_every_rank_its_anchor() -> None:
-    assert [[batch.num_rows for batch in rank] for rank in deal({}, 3)] == [[1], [1], [1]]
+    tables = Tables({}, 3)
+    assert [[batch.num_rows for batch in tables.batches(rank)] for rank in range(3)] == [[1], [1], [1]]

@@ -26,7 +26,7 @@ _POSITION = (1 << 33) - 1
 def read(field: Field, column: pa.Array, ids: Array) -> tuple[Column, Array | None]:
     """The rows of one Field: `[rows, *field.shape]` (Ragged for bytes), and its bool mask, or None.
 
-    `column` is as `exchange.pack` or `tables.deal` makes it, `ids` int64 `[rows]`. Where nothing has to be changed
+    `column` is as `exchange.pack` or `Tables.batches` makes it, `ids` int64 `[rows]`. Where nothing has to be changed
     the array is a view of Arrow's own buffer. A `shape` that is still None is taken from the first row.
     Raises BadRow for a null, a NaN, an unknown value, a ragged or too long row, a number beyond the dtype.
     """

@@ -18,12 +18,6 @@ ROWS = 8192  # of a batch
 _VIEWS = {pa.string_view(): pa.large_string(), pa.binary_view(): pa.large_binary()}  # Arrow can't take rows of them
 
 
-def deal(data: Mapping[str, Data | Any], ranks: int) -> list[Iterator[pa.RecordBatch]]:
-    """The batches of every rank, as `Tables` makes them."""
-    tables = Tables(data, ranks)
-    return [tables.batches(rank) for rank in range(ranks)]
-
-
 class Tables:
     """Named tables and their plan: what Exchange is to DataFrames. A name is one source partition."""
 

@@ -393,6 +393,24 @@ class TestEnvironment:
 
         assert run(train, framework="torch", cpus=1) == [(1, 3.0, True)] * 2
 
+    @pytest.mark.parametrize("framework", ["torch", None])
+    def test_a_ddp_module_may_outlive_its_process_group(self, framework: str | None) -> None:
+        def train() -> int:
+            import torch
+            import torch.distributed as dist
+            from torch.nn.parallel import DistributedDataParallel
+
+            for _ in range(6):  # torch alone waits for ever in the destructor, most often the first time
+                dist.init_process_group("gloo")
+                model = DistributedDataParallel(torch.nn.Linear(64, 64))
+                for _ in range(5):
+                    model(torch.randn(8, 64)).sum().backward()
+                dist.destroy_process_group()
+                del model
+            return 6
+
+        assert run(train, framework=framework) == [6, 6]
+
     def test_a_framework_that_is_missing_is_named_with_host_and_command(self, tmp_path: Path) -> None:
         (tmp_path / "torch.py").write_text("raise ImportError(\"No module named 'torch'\")\n")
         command = rf"torch can't be imported on {socket.gethostname()} by .*Install it there: .*-m pip install torch"

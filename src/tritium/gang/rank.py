@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any
 
 from tritium import ship
 from tritium.errors import BadSetting, ResultError, TritiumError, WireError, WrongVersion
+from tritium.frameworks.torch import keep_groups
 from tritium.gang.failure import Failure
 from tritium.gang.world import World, entered, peers_of
 from tritium.wire import CHUNK, Channel, Message
@@ -40,6 +41,7 @@ def main(argument: str) -> None:
     channel = Channel(socket.socket(fileno=settings["control"]))
     control = RankControl(channel)
     try:
+        keep_groups()
         _import_framework(settings["framework"])
         channel.send("ready", pid=os.getpid())
         control.listen()
@@ -91,10 +93,7 @@ def _report(channel: Channel, control: RankControl, error: BaseException) -> Non
 
 
 def _leave() -> None:
-    """End as Python does, but for the last act, in which it takes its modules apart.
-
-    There torch may wait for ever: what is left of a process group joins a thread that waits for the interpreter's lock.
-    """
+    """End as Python does, but for the last act, in which it takes its modules apart: see `keep_groups`."""
     for thread in threading.enumerate():
         if thread is not threading.main_thread() and not thread.daemon:
             thread.join()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any, TypeVar
@@ -64,26 +63,9 @@ def joined(world: Any) -> Iterator[Ranks]:
         if gpus:
             torch.cuda.set_device(device)
         if world.size > 1:
-            backend = "cpu:gloo,cuda:nccl" if gpus else "gloo"
-            dist.init_process_group(backend, store=_store(world), rank=world.rank, world_size=world.size)
+            dist.init_process_group("cpu:gloo,cuda:nccl" if gpus else "gloo")
         try:
             yield Ranks(world.rank, world.size, device)
         finally:
             if world.size > 1:
-                gc.collect()  # DDP goes before the process group that it works with
                 dist.destroy_process_group()
-
-
-def _store(world: Any) -> Any:
-    """Where the ranks meet: a server of our own in rank 0, at a port that it alone has.
-
-    torch's own (`env://`) is still there when a second training begins in the same process, because DDP outlives its
-    process group; some ranks then meet at the old one, and wait for ever.
-    """
-    host = world.peers[0].address
-    store: Any = dist.TCPStore  # type: ignore[attr-defined]  # public, but not in its module's list
-    if world.rank == 0:
-        server = store(host, 0, world.size, is_master=True, wait_for_workers=False)
-        world.gather(server.port)
-        return server
-    return store(host, world.gather(None)[0], world.size, is_master=False)

@@ -77,6 +77,24 @@ def test_two_ranks_fit_a_line(rows: DataFrame, tmp_path: Path) -> None:
     assert (tmp_path / "run" / "weights.safetensors").exists()
 
 
+def test_fits_on_every_cluster_while_the_shuffle_is_read(cluster: Any) -> None:
+    rows = cluster.spark.range(0, 100, 1, 3).selectExpr("id % 2 == 0 as even", "sin(id) as a", "2 * sin(id) - 1 as y")
+    model = regression(
+        ranks=2,
+        feature_cols=["a"],
+        model=lambda: nn.Linear(1, 1),
+        epochs=3,
+        shuffle="stream",
+        seed=1,
+        validation="even",
+    ).fit(rows)
+    assert [entry["rows"] for entry in model.history] == [50] * 3
+    losses = [entry["validation_loss"] for entry in model.history]
+    assert losses == sorted(losses, reverse=True)
+    scored = model.transform(rows).toPandas()
+    assert ((scored.prediction - scored.y)[scored.even] ** 2).mean() == pytest.approx(losses[-1], rel=1e-5)
+
+
 def test_a_pipeline_of_assembler_indexer_and_classifier(spark: SparkSession, rows: DataFrame, tmp_path: Path) -> None:
     assembler = VectorAssembler(inputCols=["a", "b"], outputCol="features")
     indexer = StringIndexer(inputCol="kind", outputCol="label")

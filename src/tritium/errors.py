@@ -91,13 +91,16 @@ class RankFailed(TritiumError):
     """The first rank that failed.
 
     `__cause__` is the user's own exception where it could be rebuilt. Facts: `rank`, `host`, `pid`, `signal` (a name
-    such as "SIGKILL", or None), `exit_code` (or None), `traceback` (the rank's own, as text), `log` (its last lines),
-    `run_dir`.
+    such as "SIGKILL", or None), `exit_code` (or None), `lost` (it did not fail by itself, so the gang was started again
+    as often as `retries` allows), `traceback` (the rank's own, as text), `log` (its last lines), `run_dir`.
     """
 
 
 class JobFailed(TritiumError):
-    """The Spark job ended for a reason that is no rank's own; Spark's exception is the `__cause__`."""
+    """The Spark job ended for a reason that is no rank's own; Spark's exception is the `__cause__`.
+
+    Facts: `lost`, whether Spark lost an executor or a worker, so that the gang was started again (`retries`).
+    """
 
 
 class ResultError(TritiumError):

@@ -46,6 +46,7 @@ class Coordinator:
         size: int,
         *,
         launch: str,
+        run_id: str | None = None,
         observer: Observer,
         host: str = "127.0.0.1",
         names: Sequence[str] = (),
@@ -54,6 +55,7 @@ class Coordinator:
     ) -> None:
         self.size = size
         self.launch = launch
+        self.run_id = run_id or launch
         self.secret = secret or secrets.token_bytes(32)
         self.changed = threading.Condition()
         self.formed = False
@@ -180,7 +182,7 @@ class Coordinator:
         gang = muster(list(self.members.values()))
         peers = [m.peer() for m in gang]
         for m in gang:
-            m.link.send("assign", names=self._names, run_id=self.launch, **m.assignment(gang, peers))
+            m.link.send("assign", names=self._names, run_id=self.run_id, **m.assignment(gang, peers))
         self.formed = True
         self._observer.event("formed", peers=peers)
         for m in gang:

@@ -17,6 +17,7 @@ import socket
 import sys
 import threading
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from tritium import ship
@@ -80,11 +81,9 @@ def _report(channel: Channel, control: RankControl, error: BaseException) -> Non
         trimmed = trimmed.tb_next
     if trimmed is not None:
         error = error.with_traceback(trimmed)
-    if isinstance(error, SystemExit):
-        error = RuntimeError(f"The function called sys.exit({error.code!r}) instead of returning.").with_traceback(
-            trimmed
-        )
     failure = Failure.of(error, rank, pid=os.getpid())
+    if isinstance(error, SystemExit):
+        failure = replace(failure, how="exit", text=f"it called sys.exit({error.code!r}) instead of returning")
     _flush()
     try:
         channel.send("failed", failure.pickled, **failure.fields())

@@ -44,6 +44,7 @@ class Order:
     """What every supervisor of a run is told, by value."""
 
     launch: str
+    run_id: str
     size: int
     address: tuple[str, int]
     secret: bytes

@@ -23,19 +23,18 @@ WEIGHTS = "weights.safetensors"
 _PIECE = 4 << 20
 
 
-def train(settings: TorchSettings, batch_size: int, validate: bool, unused: bool) -> dict[str, Any] | None:
+def train(settings: TorchSettings, validate: bool, unused: bool) -> dict[str, Any] | None:
     """Train on this rank's shards. Rank 0 stores the weights, and returns the history and the shapes it saw.
 
     `unused` says that some parameters get no gradient, so that ranks do not wait for one.
     """
     world = this_world()
     with joined(world) as ranks:
-        return _train(settings, batch_size, validate, unused, world, ranks)
+        return _train(settings, validate, unused, world, ranks)
 
 
-def _train(
-    settings: TorchSettings, batch_size: int, validate: bool, unused: bool, world: World, ranks: Ranks
-) -> dict[str, Any] | None:
+def _train(settings: TorchSettings, validate: bool, unused: bool, world: World, ranks: Ranks) -> dict[str, Any] | None:
+    batch_size = settings.rows_per_rank(ranks.size)
     torch.manual_seed(settings.seed)
     module = settings.make_module().to(ranks.device)
     net = ranks.replicate(module, unused)

@@ -12,6 +12,7 @@ TritiumError
 │   ├── BadRow              a null, NaN, ragged or unknown value: column, row id and value
 │   ├── EmptyShard          a rank has no rows to train on
 │   ├── IncompleteShard     Spark cut a shard short
+│   ├── DataChanged         the rows are not those of the checkpoint
 │   └── SpoolFull           the disk under a spool is full
 ├── RankFailed              the first rank that failed; its own exception is `__cause__`
 ├── JobFailed               the Spark job ended for a reason that is no rank's: cancelled, or its source failed
@@ -81,6 +82,10 @@ class EmptyShard(DataError):
 
 class IncompleteShard(DataError):
     """Spark ended a shard before its last row."""
+
+
+class DataChanged(DataError):
+    """The rows are not those of the checkpoint. Facts: `shard`, and in rows `before` and `rows`."""
 
 
 class SpoolFull(DataError):

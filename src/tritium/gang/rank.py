@@ -207,6 +207,9 @@ class RankControl:
 
             ended = {int(rank): int(rows) for rank, rows in message["ended"]}
             self._feed(message["name"]).publish(Mark(message["rows"], ended, self.assignment["size"]))
+        elif message.kind == "fingerprint":
+            for name, table in json.loads(message.blob).items():
+                self._feed(name).fingerprint = table
         elif message.kind == "finished":
             self._all_finished = True
 
@@ -263,6 +266,10 @@ class RankControl:
             piece = bytes(view[start : start + CHUNK])
             self.send("store", piece, name=name, last=last and start + CHUNK >= len(view))
 
+    def say(self, text: str) -> None:
+        """To the person who waits."""
+        self.send("note", text=text)
+
     def shard(self, name: str) -> Shard:
         """Wait until the supervisor has spooled its rows (or the first of them, when they stream)."""
         names = self.assignment["names"]
@@ -292,4 +299,5 @@ class RankControl:
             prepared=message["prepared"],
             memory=memory_limit() // (2 * self.assignment["local_size"]),  # the ranks of a host share its memory
             note=lambda counts: self.send("counts", name=name, counts=dict(counts)),
+            say=self.say,
         )

@@ -109,6 +109,11 @@ class TorchSettings:
         "is still sending, shuffled in windows), False (by row id).",
         "full",
     )
+    row_key: Any = setting(
+        "Columns that identify a row. Rows are sorted by them within their partitions, so that an epoch which is "
+        "resumed after a loss goes on exactly, also when Spark computes a join or an aggregation again.",
+        None,
+    )
     gradient_accumulation: int = setting("Batches whose gradients make one optimizer step.", 1)
     clip_grad_norm: float | None = setting("The largest L2 norm that all gradients together may have; None: any.", None)
     precision: Literal["fp32", "bf16"] = setting(

@@ -80,7 +80,7 @@ class Report:
             for rank, count in enumerate(counts):
                 self._shard(rank, name)["rows"] = int(count)
         self._report["fingerprint"] = {
-            name: {str(partition): [count, digest] for partition, count, digest in parts}
+            name: {str(partition): [count, digest] for partition, count, digest, *_ in parts}
             for name, parts in fingerprint.items()
         }
 

@@ -87,8 +87,7 @@ class Passes:
         first, step = self._start()
         for number in range(first, self._n):
             self._epoch = self._make(number, step if number == first else 0)
-            if not self._epoch.over:
-                yield self._epoch
+            yield self._epoch
 
     def state(self) -> dict[str, Any]:
         """JSON. Waits for the end of the shard unless the epoch is streamed."""
@@ -232,7 +231,6 @@ class Passes:
             ended=self._ended,
             taken=step,
         )
-        epoch.over = step > 0 and step >= epoch.steps
         return epoch
 
     def _route(self, number: int, step: int, schedule: Schedule) -> Route:

@@ -104,6 +104,10 @@ class HereControl:
         """To the progress display and the events."""
         self._watch.event("log", rank=0, **fields)
 
+    def say(self, text: str) -> None:
+        """To the progress display and the events."""
+        self._watch.note(text)
+
     def store(self, name: str, chunk: bytes, last: bool) -> None:
         """To the run directory."""
         self._watch.store(name, chunk, last)

@@ -37,6 +37,7 @@ class Control(Protocol):
     def meet(self, operation: str, value: bytes) -> list[bytes]: ...
     def log(self, fields: Mapping[str, Any]) -> None: ...
     def store(self, name: str, chunk: bytes, last: bool) -> None: ...
+    def say(self, text: str) -> None: ...
     def shard(self, name: str) -> Shard: ...
 
 
@@ -94,6 +95,10 @@ class World:
                 "world.log takes numbers: " + "; ".join(f"{name}={values[name]!r} is none" for name in wrong) + "."
             )
         self._control.log(fields)
+
+    def note(self, text: str) -> None:
+        """A line for the person who waits: in the progress display, the events and the report."""
+        self._control.say(text)
 
     def shard(self, name: str = "train") -> Shard:
         """The rows of the DataFrame `data[name]` that this rank trains on."""
@@ -218,6 +223,10 @@ class Elsewhere:
         """One plain line, as any script would print."""
         words = {k: v for k, v in fields.items() if k != "values"} | fields.get("values", {})
         print(" ".join(f"{k}={v:.6g}" for k, v in words.items()), flush=True)  # noqa: T201 - there is no driver here
+
+    def say(self, text: str) -> None:
+        """One plain line."""
+        print(text, flush=True)  # noqa: T201 - there is no driver here
 
     def store(self, name: str, chunk: bytes, last: bool) -> None:
         """There is no run directory."""

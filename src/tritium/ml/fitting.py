@@ -118,7 +118,7 @@ def run(plan: Plan, *, spark: Any = None, exchange: Any = None) -> Model:
     ended = launch.start(
         train,
         plan.gang,
-        args=(settings, "validation" in plan.data, plan.unused),
+        args=(settings, "validation" in plan.data, plan.unused, plan.gang.run_dir is not None),
         data=plan.data if exchange is None else exchange,
         spark=spark,
     )

@@ -132,6 +132,17 @@ class TorchSettings:
         "functions and classes.",
         (),
     )
+    checkpoint_every: Any = setting(
+        "How often the training is saved to the run directory, from which a retry, or a later fit with the same "
+        'run_dir, goes on: a time ("1min"), a number of optimizer steps, or None: never.',
+        "1min",
+    )
+    checkpoint_keep: int = setting("How many checkpoints are kept.", 2)
+    if_data_changed: Literal["refuse", "anew"] = setting(
+        "When a training goes on over other rows than it was begun with: "
+        '"refuse", or begin the epoch "anew" with the rows of now.',
+        "refuse",
+    )
     early_stopping: Any = setting("EarlyStopping(...), or its patience in epochs.", None)
     train_step: Any = setting(
         "Your own step: a function (module, batch) -> loss, or (loss, output) if there are metrics. The loss is "
@@ -180,7 +191,12 @@ class TorchSettings:
 
     def order(self) -> dict[str, Any]:
         """What decides the order of the rows: keywords of `Shard.epochs`."""
-        return {"shuffle": self.shuffle, "seed": self.seed, "remainder": self.remainder}
+        return {
+            "shuffle": self.shuffle,
+            "seed": self.seed,
+            "remainder": self.remainder,
+            "if_changed": self.if_data_changed,
+        }
 
     def inputs(self) -> dict[str, str | list[str]]:
         """Batch column → source columns, of the features alone."""

@@ -8,7 +8,7 @@
                                                                       every other file; written last
 
 Files are written beside, put on the disk itself and renamed where the directory is local; elsewhere they are put.
-Either way the manifest decides: without it there is no checkpoint, and one that does not match it is passed over, aloud.
+Either way the manifest decides: without it there is no checkpoint, and one that does not match it is passed over.
 A step that is saved again gets a directory of its own, `000000001200-2`, so that the first is there until then.
 """
 
@@ -108,8 +108,8 @@ class Store:
             self._files.invalidate_cache()
             with self._files.open(path, "rb") as file:
                 text = file.read()
-        except OSError as error:
-            raise Damaged(f"{MANIFEST} of the checkpoint {self.where(name)} can't be read: {error}.") from error
+        except Exception as error:
+            raise self._unread(name, MANIFEST, error) from error
         try:
             said = json.loads(text)
             if said["format"] != _FORMAT:
@@ -173,9 +173,8 @@ class Store:
                 while len(data) <= wanted["bytes"] and (piece := file.read(_CHUNK)):
                     checksum.update(piece)
                     data += piece
-        except OSError as error:
-            said = "is missing" if isinstance(error, FileNotFoundError) else f"can't be read ({error})"
-            raise Damaged(f"{name} of the checkpoint {where} {said}; {wanted['bytes']:,} bytes were saved.") from error
+        except Exception as error:
+            raise self._unread(checkpoint.name, name, error) from error
         if len(data) != wanted["bytes"]:
             more = "more than " if len(data) > wanted["bytes"] else ""
             raise Damaged(
@@ -188,6 +187,20 @@ class Store:
                 f"{checksum.hexdigest()[:12]}…, and {wanted['sha256'][:12]}… was saved."
             )
         return data
+
+    def _unread(self, name: str, part: str, error: Exception) -> Exception:
+        """A file that is gone, or that the disk can't give, is damage. A store that does not answer is none: with the
+        next start it may, so nothing is passed over for it."""
+        where = self.where(name)
+        if isinstance(error, FileNotFoundError):
+            return Damaged(f"{part} of the checkpoint {where} is missing.")
+        if isinstance(error, OSError) and self._local and error.errno in (errno.EIO, errno.EISDIR):
+            return Damaged(f"{part} of the checkpoint {where} can't be read: {error.strerror}.")
+        return CheckpointFailed(
+            f"{part} of the checkpoint {where} can't be read: {type(error).__name__}: {error}. It is left as it is; "
+            "mend what keeps this process from reading it, and start again.",
+            path=where,
+        )
 
     # ---- writing
 
@@ -212,7 +225,7 @@ class Store:
                 self.damaged.pop(leftover, None)
             self._files.makedirs(f"{self._root}/{name}", exist_ok=True)
             self._sync(os.path.dirname(self._root), self._root)
-        except OSError as error:
+        except Exception as error:
             raise self.failed(name, error, 0) from error
         return name
 
@@ -225,7 +238,7 @@ class Store:
             for kind, pieces in (("safetensors", snapshot.pieces()), ("json", [snapshot.structure])):
                 sums[f"{part}.{kind}"] = self._put(f"{folder}/{part}.{kind}", pieces)
             self._sync(folder)
-        except OSError as error:
+        except Exception as error:
             raise self.failed(name, error, snapshot.total, part) from error
         return sums
 
@@ -243,21 +256,32 @@ class Store:
         try:
             self._put(f"{self._root}/{name}/{MANIFEST}", [text])
             self._sync(f"{self._root}/{name}", self._root)
-        except OSError as error:
+        except Exception as error:
             raise self.failed(name, error, len(text), "manifest") from error
         return Checkpoint(name, manifest["step"], size, manifest["files"])
 
     def prune(self, keep: int) -> None:
-        """Remove all but the newest `keep`, and those that were found damaged. A manifest goes before its files."""
+        """Remove all but the newest `keep` (of one step, the last) and those that were found damaged, each with its
+        manifest first."""
         good = [name for name in self.names() if name not in self.damaged]
-        for name in [*good[keep:], *self.damaged]:
-            self._remove(name)
+        newest = dict.fromkeys(_order(name)[0] for name in good)
+        kept = {next(name for name in good if _order(name)[0] == step) for step in list(newest)[:keep]}
+        for name in [*(name for name in good if name not in kept), *self.damaged]:
+            try:
+                self._remove(name)
+            except Exception as error:
+                raise CheckpointFailed(
+                    f"The checkpoint {self.where(name)} is older than the newest {keep} and can't be removed: {error!r}.",
+                    path=self.where(name),
+                ) from error
         self.damaged.clear()
 
     def discard(self, name: str) -> None:
         """Remove what there is of a checkpoint that could not be written."""
-        with contextlib.suppress(OSError):  # on a read-only disk; its error is on its way already
+        try:
             self._remove(name)
+        except Exception:  # noqa: BLE001 - the same disk refuses again; what it said first is on its way already
+            return
 
     def _put(self, path: str, pieces: Iterable[bytes | memoryview]) -> dict[str, Any]:
         if not self._local:
@@ -283,7 +307,7 @@ class Store:
                 finally:
                     os.close(number)
 
-    def failed(self, name: str, error: OSError, needed: int, part: str = "") -> CheckpointFailed:
+    def failed(self, name: str, error: Exception, needed: int, part: str = "") -> CheckpointFailed:
         """The error that a refusal of the disk is, with its numbers."""
         written, free = 0, None
         if self._local:
@@ -300,8 +324,8 @@ class Store:
             errno.EDQUOT: "Free space within the quota, choose another run_dir, or keep fewer checkpoints (keep=1).",
             errno.EROFS: "Choose a run_dir that can be written to.",
             errno.EACCES: "Choose a run_dir that this process may write to.",
-        }.get(error.errno or 0, "")
-        why = error.strerror or str(error) or type(error).__name__
+        }.get(getattr(error, "errno", None) or 0, "")
+        why = getattr(error, "strerror", None) or f"{type(error).__name__}: {error}"
         text = (
             f"The checkpoint {self.where(name)} could not be written{f' ({part})' if part else ''}: {why}. "
             f"{needed:,} bytes are needed, {written:,} were written{known}."
@@ -335,6 +359,6 @@ def _there(path: str) -> str:
 def _quietly(names: Any) -> Sequence[str]:
     try:
         found: Sequence[str] = names()
-    except OSError:  # the directory can't be listed either; the error at hand says enough
+    except Exception:  # noqa: BLE001 - the directory can't be listed either; the error at hand says enough
         return ()
     return found

@@ -18,6 +18,7 @@ TritiumError
 ├── JobFailed               the Spark job ended for a reason that is no rank's: cancelled, or its source failed
 ├── ResultError             a result can't be pickled, or all together exceed Spark's limit
 ├── TrainingDiverged        the loss is NaN or infinite
+├── CheckpointFailed        a checkpoint could not be written; earlier ones are intact
 ├── ModelError              a saved model can't be read
 │   ├── SignatureMismatch   a DataFrame does not fit the model; every difference is listed
 │   └── UntrustedModel      the model holds code by value and was not trusted
@@ -114,6 +115,10 @@ class ResultError(TritiumError):
 
 class TrainingDiverged(TritiumError, ArithmeticError):
     """The loss is NaN or infinite. Facts: `epoch`, `step`, `rank`, `column`."""
+
+
+class CheckpointFailed(TritiumError, OSError):
+    """A checkpoint could not be written. Facts: `path`, and in bytes `needed`, `written`, `free` (None: not known)."""
 
 
 class ModelError(TritiumError):

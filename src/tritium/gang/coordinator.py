@@ -68,7 +68,7 @@ class Coordinator:
         self._stream = stream
         self._names = tuple(names)
         self._keepers = {name: MarkKeeper(size) for name in names}
-        self._rendezvous: dict[int, Rendezvous] = {}
+        self._rendezvous: dict[tuple[str, int], Rendezvous] = {}
         self._storing: dict[str, int] = {}  # which rank is in the middle of which file
         self._server: Server[Member] = Server(
             host, self.secret, on_message=self._handle, on_broken=self._broken, on_gone=self._gone
@@ -232,9 +232,6 @@ class Coordinator:
     def _on_log(self, member: Member, message: Message) -> None:
         self._observer.event("log", rank=member.number, **message.fields)
 
-    def _on_note(self, member: Member, message: Message) -> None:
-        self._observer.event("note", text=str(message["text"]))
-
     def _on_counts(self, member: Member, message: Message) -> None:
         self._observer.event("counts", rank=member.number, name=message["name"], **message["counts"])
 
@@ -260,8 +257,8 @@ class Coordinator:
         self._observer.store(name, message.blob, last)
 
     def _on_gather(self, member: Member, message: Message) -> None:
-        number = int(message["number"])
-        meeting = self._rendezvous.setdefault(number, Rendezvous(number, self.size))
+        lane, number = str(message["lane"]), int(message["number"])
+        meeting = self._rendezvous.setdefault((lane, number), Rendezvous(number, self.size, lane))
         meeting.add(member.number, message)
         if meeting.problem is None:
             meeting.problem = meeting.left_by([m.number for m in self.members.values() if m.finished])
@@ -271,7 +268,14 @@ class Coordinator:
                 if m.number in meeting.values:
                     m.link.send("gathered", blob, **fields)
             if meeting.full:
-                del self._rendezvous[number]
+                del self._rendezvous[lane, number]
+
+    def _on_note(self, member: Member, message: Message) -> None:
+        self._observer.event("note", text=str(message["text"]))
+
+    def _on_checkpoint(self, member: Member, message: Message) -> None:
+        facts = {name: message[name] for name in ("step", "bytes", "seconds", "path")}
+        self._observer.event("checkpoint", rank=member.number, **facts)
 
     def _on_finished(self, member: Member, message: Message) -> None:
         member.finished = True

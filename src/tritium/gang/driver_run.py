@@ -100,6 +100,7 @@ def order_of(
         prepared={name: prepared(data.shuffle) for name, data in launch.data.items()},
         user_code=user_code,
         far_client=far_client,
+        run_dir=launch.watch.run_dir,
     )
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import atexit
 import ctypes
+import functools
 import importlib
 import json
 import os
@@ -16,7 +17,7 @@ import signal
 import socket
 import sys
 import threading
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -40,7 +41,7 @@ def main(argument: str) -> None:
     _die_with(settings["parent"])
     os.set_inheritable(settings["control"], False)
     channel = Channel(socket.socket(fileno=settings["control"]))
-    control = RankControl(channel)
+    control = RankControl(channel, settings["run_dir"])
     try:
         keep_groups()
         _import_framework(settings["framework"])
@@ -59,6 +60,7 @@ def _run(control: RankControl, world: World, settings: Mapping[str, Any]) -> Non
     sys.path[:0] = settings["mounts"]
     function, args, kwargs, control.decoders = pickle.loads(control.job)
     result = function(*args, **kwargs)
+    _finish_checkpoints(world)
     with os.fdopen(settings["result"], "wb") as file:
         try:
             file.write(ship.pickle(result))
@@ -70,6 +72,13 @@ def _run(control: RankControl, world: World, settings: Mapping[str, Any]) -> Non
             ) from error
     _flush()
     control.send("finished")
+
+
+def _finish_checkpoints(world: World) -> None:
+    if "checkpoint" in vars(world):  # not imported in vain
+        from tritium.gang.checkpoints import finish
+
+        finish(world)
 
 
 def _report(channel: Channel, control: RankControl, error: BaseException) -> None:
@@ -167,12 +176,13 @@ def _interface(address: str) -> str | None:
 class RankControl:
     """The rank's end of the control socket: one thread listens, any thread asks."""
 
-    def __init__(self, channel: Channel) -> None:
+    def __init__(self, channel: Channel, run_dir: str = "") -> None:
+        self.run_dir = run_dir
         self._channel = channel
         self._changed = threading.Condition()
         self._thread: threading.Thread | None = None
-        self._gathered: dict[int, Message] = {}
-        self._meetings = 0
+        self._gathered: dict[tuple[str, int], Message] = {}
+        self._meetings: dict[str, int] = {}
         self._feeds: dict[str, Feed] = {}
         self._spools: dict[str, Message] = {}
         self._shards: dict[str, Shard] = {}
@@ -199,7 +209,7 @@ class RankControl:
         elif message.kind == "assign":
             self.assignment = message.fields
         elif message.kind == "gathered":
-            self._gathered[message["number"]] = message
+            self._gathered[message["lane"], message["number"]] = message
         elif message.kind == "spool":
             self._spools[message["name"]] = message
         elif message.kind == "mark":
@@ -238,15 +248,22 @@ class RankControl:
         """Tell the coordinator, by way of the supervisor."""
         self._channel.send(kind, blob, **fields)
 
-    def meet(self, operation: str, value: bytes) -> list[bytes]:
-        """Every rank's bytes, in rank order."""
+    def meet(self, operation: str, value: bytes, lane: str = "main") -> list[bytes]:
+        """Every rank's bytes, in rank order. Each thread that meets has a lane of its own."""
+        return self.post(operation, value, lane)()
+
+    def post(self, operation: str, value: bytes, lane: str = "main") -> Callable[[], list[bytes]]:
+        """Begin to meet; what is returned waits for the others."""
         with self._changed:
-            number = self._meetings
-            self._meetings += 1
-        self.send("gather", value, number=number, operation=operation)
+            number = self._meetings.get(lane, 0)
+            self._meetings[lane] = number + 1
+        self.send("gather", value, lane=lane, number=number, operation=operation)
+        return functools.partial(self._met, operation, (lane, number))
+
+    def _met(self, operation: str, key: tuple[str, int]) -> list[bytes]:
         with self._changed:
-            self._changed.wait_for(lambda: number in self._gathered)
-            message = self._gathered.pop(number)
+            self._changed.wait_for(lambda: key in self._gathered)
+            message = self._gathered.pop(key)
         if "problem" in message.fields:
             raise TritiumError(f"world.{operation}(): {message['problem']}")
         values, start = [], 0
@@ -254,6 +271,10 @@ class RankControl:
             values.append(message.blob[start : start + length])
             start += length
         return values
+
+    def tell(self, kind: str, **fields: Any) -> None:
+        """To the driver's events."""
+        self.send(kind, **fields)
 
     def log(self, fields: Mapping[str, Any]) -> None:
         """To the driver's progress display and events."""
@@ -265,10 +286,6 @@ class RankControl:
         for start in range(0, max(1, len(view)), CHUNK):
             piece = bytes(view[start : start + CHUNK])
             self.send("store", piece, name=name, last=last and start + CHUNK >= len(view))
-
-    def say(self, text: str) -> None:
-        """To the person who waits."""
-        self.send("note", text=text)
 
     def shard(self, name: str) -> Shard:
         """Wait until the supervisor has spooled its rows (or the first of them, when they stream)."""
@@ -299,5 +316,5 @@ class RankControl:
             prepared=message["prepared"],
             memory=memory_limit() // (2 * self.assignment["local_size"]),  # the ranks of a host share its memory
             note=lambda counts: self.send("counts", name=name, counts=dict(counts)),
-            say=self.say,
+            say=lambda text: self.tell("note", text=text),
         )

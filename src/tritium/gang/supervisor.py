@@ -58,6 +58,7 @@ class Order:
     prepared: Mapping[str, str | bool] = field(default_factory=dict)
     user_code: bytes = b""
     far_client: bool = False
+    run_dir: str = ""
 
 
 class GangEnded(TritiumError):
@@ -164,6 +165,7 @@ class Supervisor:
             "result": result.fileno(),
             "parent": os.getpid(),
             "framework": self.order.framework,
+            "run_dir": self.order.run_dir,
             "mounts": [self._user_code.path] if self._user_code else [],
         }
         self._process = start_rank(

@@ -256,9 +256,12 @@ class Clock:
     the slowest rank it is about a second of calls.
     """
 
-    def __init__(self, post: Callable[[bytes], Callable[[], list[bytes]]]) -> None:
+    def __init__(
+        self, post: Callable[[bytes], Callable[[], list[bytes]]], now: Callable[[], float] = time.monotonic
+    ) -> None:
         self._post = post
-        self._saved = self._posted = time.monotonic()
+        self._now = now
+        self._saved = self._posted = now()
         self._answers: Callable[[], list[bytes]] | None = None
         self._calls = 0  # since the last post
         self._ahead = 1  # the calls from a post to its reading
@@ -266,12 +269,12 @@ class Clock:
 
     def reset(self) -> None:
         """There was a save, for another reason."""
-        self._saved = time.monotonic()
+        self._saved = self._now()
         self._stale = True
 
     def due(self, seconds: float) -> bool:
         """Called once a step."""
-        now = time.monotonic()
+        now = self._now()
         self._calls += 1
         if self._answers is not None and self._calls < self._ahead:
             return False

@@ -13,6 +13,7 @@ import threading
 from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
+from tritium.data.fingerprint import Part, added, table
 from tritium.data.watermark import MarkKeeper
 from tritium.errors import TritiumError, WireError
 from tritium.gang.failure import Failure
@@ -46,6 +47,7 @@ class Coordinator:
         size: int,
         *,
         launch: str,
+        run_id: str | None = None,
         observer: Observer,
         host: str = "127.0.0.1",
         names: Sequence[str] = (),
@@ -54,6 +56,7 @@ class Coordinator:
     ) -> None:
         self.size = size
         self.launch = launch
+        self.run_id = run_id or launch
         self.secret = secret or secrets.token_bytes(32)
         self.changed = threading.Condition()
         self.formed = False
@@ -180,7 +183,7 @@ class Coordinator:
         gang = muster(list(self.members.values()))
         peers = [m.peer() for m in gang]
         for m in gang:
-            m.link.send("assign", names=self._names, run_id=self.launch, **m.assignment(gang, peers))
+            m.link.send("assign", names=self._names, run_id=self.run_id, **m.assignment(gang, peers))
         self.formed = True
         self._observer.event("formed", peers=peers)
         for m in gang:
@@ -214,8 +217,10 @@ class Coordinator:
             if problem is not None:
                 self._failed(Failure.of(problem, member.number, host=member.host, pid=member.pid))
                 return
-            self._observer.event("received", **received(self.receipts))
+            whole = received(self.receipts)
+            self._observer.event("received", **whole)
             self._broadcast("spooled", json.dumps(shapes).encode())
+            self._broadcast("fingerprint", json.dumps(whole["fingerprint"]).encode())  # before the last mark
         for name, rows in message["rows"].items():
             self._mark(name, member.number, int(rows), ended=True)
 
@@ -307,13 +312,12 @@ class Coordinator:
 def received(receipts: Mapping[int, Mapping[str, Any]]) -> dict[str, Any]:
     """Rows per rank of every name, and the fingerprints of the ranks added up to that of the whole exchange."""
     rows: dict[str, list[int]] = {}
-    prints: dict[str, dict[int, tuple[int, int]]] = {}
+    prints: dict[str, dict[int, Part]] = {}
     for _, receipt in sorted(receipts.items()):
         for name, count in receipt["rows"].items():
             rows.setdefault(name, []).append(count)
         for name, parts in receipt["fingerprint"].items():
-            for partition, count, digest in parts:
-                n, h = prints.setdefault(name, {}).get(partition, (0, 0))
-                prints[name][partition] = (n + count, (h + digest) % (1 << 64))
-    fingerprint = {name: [[p, n, f"{h:016x}"] for p, (n, h) in sorted(v.items())] for name, v in prints.items()}
-    return {"rows": rows, "fingerprint": fingerprint}
+            for partition, *part in parts:
+                whole = prints.setdefault(name, {})
+                whole[partition] = added(whole.get(partition, (0, 0, 0)), part)
+    return {"rows": rows, "fingerprint": {name: table(parts) for name, parts in prints.items()}}

@@ -58,10 +58,11 @@ def _shards(launch: Launch, stack: ExitStack) -> dict[str, Shard]:
         receiver.take(batch)
     receipt = receiver.finish(confirmed=True)
     prints = plain_fingerprint(receipt.fingerprint)
-    launch.watch.event("received", **received({0: {"rows": receipt.rows, "fingerprint": prints}}))
+    whole = received({0: {"rows": receipt.rows, "fingerprint": prints}})
+    launch.watch.event("received", **whole)
     shards = {}
     for name, fields in plan.items():
-        feed = Feed()
+        feed = Feed(fingerprint=whole["fingerprint"][name])
         feed.publish(Mark(receipt.rows[name], {0: receipt.rows[name]}, 1))
         shards[name] = stack.enter_context(
             closing(
@@ -75,6 +76,7 @@ def _shards(launch: Launch, stack: ExitStack) -> dict[str, Shard]:
                     decode=launch.data[name].decode,
                     prepared=prepared(launch.data[name].shuffle),
                     note=functools.partial(_note, launch.watch, name),
+                    say=launch.watch.note,
                 )
             )
         )

@@ -18,6 +18,7 @@ import socket
 import sys
 import threading
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from tritium import ship
@@ -89,11 +90,9 @@ def _report(channel: Channel, control: RankControl, error: BaseException) -> Non
         trimmed = trimmed.tb_next
     if trimmed is not None:
         error = error.with_traceback(trimmed)
-    if isinstance(error, SystemExit):
-        error = RuntimeError(f"The function called sys.exit({error.code!r}) instead of returning.").with_traceback(
-            trimmed
-        )
     failure = Failure.of(error, rank, pid=os.getpid())
+    if isinstance(error, SystemExit):
+        failure = replace(failure, how="exit", text=f"it called sys.exit({error.code!r}) instead of returning")
     _flush()
     try:
         channel.send("failed", failure.pickled, **failure.fields())
@@ -218,6 +217,9 @@ class RankControl:
 
             ended = {int(rank): int(rows) for rank, rows in message["ended"]}
             self._feed(message["name"]).publish(Mark(message["rows"], ended, self.assignment["size"]))
+        elif message.kind == "fingerprint":
+            for name, table in json.loads(message.blob).items():
+                self._feed(name).fingerprint = table
         elif message.kind == "finished":
             self._all_finished = True
 
@@ -314,4 +316,5 @@ class RankControl:
             prepared=message["prepared"],
             memory=memory_limit() // (2 * self.assignment["local_size"]),  # the ranks of a host share its memory
             note=lambda counts: self.send("counts", name=name, counts=dict(counts)),
+            say=lambda text: self.tell("note", text=text),
         )

@@ -112,6 +112,10 @@ class World:
             )
         self._control.log(fields)
 
+    def note(self, text: str) -> None:
+        """A line for the person who waits: in the progress display, the events and the report."""
+        self._control.tell("note", text=text)
+
     def shard(self, name: str = "train") -> Shard:
         """The rows of the DataFrame `data[name]` that this rank trains on."""
         return self._control.shard(name)
@@ -218,7 +222,9 @@ class Elsewhere:
         return lambda: values
 
     def tell(self, kind: str, **fields: Any) -> None:
-        """There is no driver."""
+        """One plain line of what is meant for people; there is no driver for the rest."""
+        if kind == "note":
+            print(fields["text"], flush=True)  # noqa: T201 - there is no progress display here
 
     def meet(self, operation: str, value: bytes, lane: str = "main") -> list[bytes]:
         """Through torch.distributed under torchrun, through mpi4py under mpirun."""

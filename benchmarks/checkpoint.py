@@ -1,6 +1,6 @@
 """What a checkpoint costs the training: two DDP ranks with a model of 100 MB, with and without saving, interleaved.
 
-    .venv/bin/python benchmarks/checkpoint.py [--megabytes 100] [--optimizer sgd adam] [--steps 20] [--pairs 6] [--dir D]
+    .venv/bin/python benchmarks/checkpoint.py [--megabytes 100] [--optimizer sgd adam] [--steps 20] [--pairs 6]
 
 A pair is a block of steps without a save and a block of as many with one save after the first step, `wait()` included,
 so that whatever the background thread takes from the training is counted; every other pair has them the other way
@@ -80,7 +80,6 @@ def train(megabytes: float, kind: str, steps: int, pairs: int) -> dict[str, Any]
     for _ in range(2000):
         world.checkpoint.save(state, total[0], every="1min")
     idle = (time.perf_counter() - began) / 2000
-    del net, optimizer
     dist.destroy_process_group()
     return {"pairs": found, "call": statistics.median(calls), "idle": idle}
 

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 import tritium as tr
-from tritium.errors import CheckpointFailed, TritiumError
+from tritium.errors import CheckpointFailed
 from tritium.gang.launch import start
 from tritium.model.checkpoint import Loaded, Store
 

@@ -17,7 +17,7 @@ import fsspec
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import tritium as tr
@@ -118,7 +118,7 @@ states = st.recursive(
 
 class TestState:
     @given(states, states)
-    @settings(deadline=None, max_examples=150)
+    @settings(deadline=None, max_examples=150, suppress_health_check=[HealthCheck.too_slow])
     def test_every_value_and_type_comes_back(self, one: Any, other: Any) -> None:
         snapshot = Snapshot()
         for state in (one, other, {"a": one, "b": [other]}):  # the same memory again and again
@@ -417,21 +417,21 @@ class TestInAGang:
         assert (loaded.step, dict(loaded), loaded.own) == (9, {"step": 9}, [None, None])
 
     def test_by_time_all_ranks_agree(self, tmp_path: Path) -> None:
-        def train() -> list[int]:
-            world, saved = tr.world(), []
+        def train() -> tuple[list[int], float]:
+            import time
+
+            world, saved, began = tr.world(), [], time.monotonic()
             for step in range(300):
                 world.barrier()
                 if world.checkpoint.save({"step": step}, step, every=0.2, keep=1):
                     saved.append(step)
                 if world.rank == step % 2:
-                    import time
-
                     time.sleep(0.004)
-            return saved
+            return saved, time.monotonic() - began
 
-        one, two = launch(train, tmp_path)
+        (one, seconds), (two, _) = launch(train, tmp_path)
         assert one == two
-        assert 2 <= len(one) <= 12
+        assert 2 <= len(one) <= seconds / 0.2 + 1
 
     def test_a_function_gives_the_state_only_when_a_save_is_due(self, tmp_path: Path) -> None:
         def train() -> int:

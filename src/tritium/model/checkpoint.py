@@ -271,7 +271,7 @@ class Store:
                 self._remove(name)
             except Exception as error:
                 raise CheckpointFailed(
-                    f"The checkpoint {self.where(name)} is older than the newest {keep} and stays: {error!r}.",
+                    f"{self.where(name)} is older than the newest {keep} checkpoints and can't be removed: {error!r}.",
                     path=self.where(name),
                 ) from error
         self.damaged.clear()

@@ -14,6 +14,7 @@ TritiumError
 │   ├── IncompleteShard     Spark cut a shard short
 │   └── SpoolFull           the disk under a spool is full
 ├── RankFailed              the first rank that failed; its own exception is `__cause__`
+│   └── Stalled             no progress: a rank stands still, or no rows come
 ├── JobFailed               the Spark job ended for a reason that is no rank's: cancelled, or its source failed
 ├── ResultError             a result can't be pickled, or all together exceed Spark's limit
 ├── TrainingDiverged        the loss is NaN or infinite
@@ -92,7 +93,16 @@ class RankFailed(TritiumError):
 
     `__cause__` is the user's own exception where it could be rebuilt. Facts: `rank`, `host`, `pid`, `signal` (a name
     such as "SIGKILL", or None), `exit_code` (or None), `traceback` (the rank's own, as text), `log` (its last lines),
+    `memory` (of one that was killed by SIGKILL, in bytes: its `peak`, its host's memory, its cgroup's limit and kills),
     `run_dir`.
+    """
+
+
+class Stalled(RankFailed):
+    """A rank made no progress for longer than `stall_timeout`, or no rows came. The message says where every rank is.
+
+    Facts beside RankFailed's: `step` (its last, from 1; None when it reported none), `phase`, `seconds` without
+    progress, and `stacks`, the Python stacks of every rank as text (rank → text).
     """
 
 

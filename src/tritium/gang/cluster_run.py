@@ -24,6 +24,7 @@ from tritium.gang.far import failure_in, replay
 from tritium.gang.finish import await_end, await_formed
 from tritium.gang.here import prepared
 from tritium.gang.results import SPARK_SCHEMA, results_of
+from tritium.gang.stall import Patience
 
 if TYPE_CHECKING:
     from tritium.gang.launch import Launch
@@ -58,6 +59,7 @@ def run(launch: Launch) -> list[Any]:
             host=driver_address(spark, cluster),
             names=list(exchange.plan) if exchange else [],
             stream=any(prepared(data.shuffle) == "stream" for data in launch.data.values()),
+            patience=Patience.of(gang),
         ).start()
         plan = exchange.plan if exchange else {}
         order = order_of(launch, coordinator, plan, job, user_code, far_client=cluster.is_connect)

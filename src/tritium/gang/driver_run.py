@@ -16,6 +16,7 @@ from tritium.gang.finish import await_end, await_formed
 from tritium.gang.here import prepared
 from tritium.gang.machine import gpus_here
 from tritium.gang.results import results_of
+from tritium.gang.stall import Patience
 from tritium.gang.supervisor import GangEnded, Order, Supervisor
 
 if TYPE_CHECKING:
@@ -39,6 +40,7 @@ def run(launch: Launch) -> list[Any]:
         observer=launch.watch,
         names=list(plan),
         stream=any(prepared(data.shuffle) == "stream" for data in launch.data.values()),
+        patience=Patience.of(gang),
     ).start()
     order = order_of(launch, coordinator, plan, job, user_code)
     local = Local(order, coordinator, shards, gpus)
@@ -97,6 +99,7 @@ def order_of(
         prepared={name: prepared(data.shuffle) for name, data in launch.data.items()},
         user_code=user_code,
         far_client=far_client,
+        patience=Patience.of(gang),
     )
 
 

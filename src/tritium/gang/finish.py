@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Protocol
 
 from tritium.errors import IncompleteShard, JobFailed, StartTimeout
+from tritium.gang.vitals import STATES
 
 if TYPE_CHECKING:
     from tritium.gang.coordinator import Coordinator
@@ -36,6 +38,7 @@ def await_formed(coordinator: Coordinator, launch: Launch, tasks: Tasks, waited:
     """
     gang, now = launch.gang, time.monotonic()
     deadline, first_word = now + gang.start_timeout - waited, now + FIRST_WORD_SECONDS
+    begun, next_word = now, first_word
     over = False
     while not over and (now := time.monotonic()) < deadline:
         with coordinator.changed:
@@ -48,23 +51,40 @@ def await_formed(coordinator: Coordinator, launch: Launch, tasks: Tasks, waited:
         if not over and now > first_word and not coordinator.members:
             first_word = float("inf")
             launch.watch.note(tasks.silence)
+        elif not over and now > next_word and coordinator.members:
+            next_word = now + 2 * (next_word - begun)
+            missing = coordinator.missing()
+            launch.watch.note(
+                f"{len(coordinator.members)} of {gang.ranks} ranks have reported; still missing: "
+                f"{whereabouts(coordinator, missing)}"
+            )
     if over:
         return
     missing = coordinator.missing()
     reported = gang.ranks - len(missing)
-    waiting = "; ".join(_whereabouts(coordinator, p) for p in missing[:8])
     raise StartTimeout(
         f"{reported} of {gang.ranks} ranks were ready after start_timeout={gang.start_timeout:g} s. Still missing: "
-        f"{waiting}. Raise start_timeout, or free slots on the cluster.",
+        f"{whereabouts(coordinator, missing)}. Raise start_timeout, or free slots on the cluster.",
         missing=missing,
     )
+
+
+def whereabouts(coordinator: Coordinator, missing: Sequence[int]) -> str:
+    """`task 1 (not started: no slot, …); task 3 (on b, importing torch for 12 s)`."""
+    more = f"; and {len(missing) - 8} more" if len(missing) > 8 else ""
+    return "; ".join(_whereabouts(coordinator, partition) for partition in missing[:8]) + more
 
 
 def _whereabouts(coordinator: Coordinator, partition: int) -> str:
     member = coordinator.members.get(partition)
     if member is None:
         return f"task {partition} (not started: no slot, or its source is still being computed)"
-    return f"task {partition} (on {member.host}, importing)"
+    standing, now = member.standing, time.monotonic()
+    if standing is None:
+        return f"task {partition} (on {member.host}, starting for {now - member.joined:.0f} s)"
+    state = f", its process is {STATES[standing.state]}" if standing.state in STATES else ""
+    seconds = standing.seconds + now - standing.heard
+    return f"task {partition} (on {member.host}, {standing.phase} for {seconds:.0f} s{state})"
 
 
 def await_end(coordinator: Coordinator, launch: Launch, tasks: Tasks) -> None:

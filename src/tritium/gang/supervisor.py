@@ -10,6 +10,7 @@ import functools
 import json
 import os
 import pickle
+import signal
 import socket
 import tempfile
 import threading
@@ -26,6 +27,9 @@ from tritium.errors import TritiumError, WireError
 from tritium.gang.child import start_rank
 from tritium.gang.failure import Failure, signal_name
 from tritium.gang.results import chunks
+from tritium.gang.stacks import SIGNAL, Stacks, in_collective, main_thread, where
+from tritium.gang.stall import Patience, why_no_answer
+from tritium.gang.watcher import Watcher
 from tritium.wire import Channel, Message
 
 if TYPE_CHECKING:
@@ -36,6 +40,7 @@ if TYPE_CHECKING:
 CONNECT_SECONDS = 10.0
 LONGEST_LINE = 1 << 16  # a longer one is passed on in pieces
 TAIL = 20  # lines of a rank's output that travel with its failure
+PULSE_SECONDS = 1.0  # how often the coordinator hears how a rank stands
 ROWS_SECONDS = 0.02  # how often rows are reported at most, while they arrive
 
 
@@ -57,6 +62,7 @@ class Order:
     prepared: Mapping[str, str | bool] = field(default_factory=dict)
     user_code: bytes = b""
     far_client: bool = False
+    patience: Patience | None = None
 
 
 class GangEnded(TritiumError):
@@ -111,6 +117,7 @@ class Supervisor:
         self._user_code: ship.Mount | None = None
         self._announced: set[str] = set()
         self._reported = 0.0
+        self._over_event = threading.Event()
 
     # ---- the whole of it
 
@@ -127,6 +134,7 @@ class Supervisor:
         self._channel = Channel.connect(address or self.order.address, self.order.secret, CONNECT_SECONDS)
         placeholder = socket.socket()
         result = tempfile.TemporaryFile()  # noqa: SIM115 - closed below
+        self._stacks = Stacks()
         try:
             # Bound but never listening: the port stays ours until the framework binds over it (SO_REUSEADDR).
             placeholder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -146,6 +154,7 @@ class Supervisor:
             placeholder.close()
             self._stop()
             result.close()
+            self._stacks.close()
 
     def _open_spools(self) -> None:
         if self.order.plan:
@@ -161,13 +170,15 @@ class Supervisor:
         settings = {
             "control": theirs.fileno(),
             "result": result.fileno(),
+            "stacks": self._stacks.file.fileno(),
+            "signal": SIGNAL,
             "parent": os.getpid(),
             "framework": self.order.framework,
             "mounts": [self._user_code.path] if self._user_code else [],
         }
-        self._process = start_rank(
-            settings, keep=(theirs.fileno(), result.fileno(), *fds), env=self.order.env, cpus=self.cpus
-        )
+        keep = (theirs.fileno(), result.fileno(), self._stacks.file.fileno(), *fds)
+        self._process = start_rank(settings, keep=keep, env=self.order.env, cpus=self.cpus)
+        self._watcher = Watcher(self._process.pid)
         theirs.close()
         self._to_rank = Channel(ours)
         self._started = True
@@ -181,6 +192,7 @@ class Supervisor:
         self._from_rank = [follower, *self._outputs]
         self._spawn(self._follow_process, "process")
         self._spawn(self._follow_coordinator, "coordinator")
+        self._spawn(self._tell_pulse, "pulse")
 
     def _hello(self, port: int) -> None:
         self._channel.send(
@@ -203,6 +215,7 @@ class Supervisor:
         from tritium.data.receive import Receiver
 
         receiver = Receiver(self.order.plan, self._spools, sorted=self.order.sorted)
+        self._watcher.receives(receiver.rows)
         try:
             for batch in unbroken(batches, receiver):
                 self._check()
@@ -210,6 +223,7 @@ class Supervisor:
                 self._report_rows(receiver)
             self._check()
             receipt = receiver.finish(confirmed=self.order.sorted or confirm())
+            self._watcher.receives(None)
         except GangEnded:
             raise
         except Exception as error:
@@ -255,6 +269,7 @@ class Supervisor:
         return "\n".join([self.failure.headline(), "", self.failure.traceback]).rstrip()
 
     def _stop(self) -> None:
+        self._over_event.set()
         if self._started:
             self._process.kill_group()
         for thread in self._from_rank:  # what the rank still said is passed on before the connection closes
@@ -298,6 +313,9 @@ class Supervisor:
         if message.kind == "assign":
             self.rank = message["rank"]
             self._tell_rank(Message("job", {}, self.order.job))
+        elif message.kind == "stacks":
+            self._spawn(functools.partial(self._tell_stacks, message["number"]), "stacks")
+            return
         elif message.kind == "spooled":
             for name, shapes in json.loads(message.blob).items():
                 self._announce(name, shapes)
@@ -319,6 +337,9 @@ class Supervisor:
             if message.kind == "failed":
                 failure = Failure.read({**message.fields, "host": self.host}, message.blob)
                 self._fail(failure)
+                continue
+            if message.kind == "pulse":
+                self._watcher.hear(message.fields)
                 continue
             if message.kind == "finished":
                 with self._changed:
@@ -344,6 +365,7 @@ class Supervisor:
     def _say(self, text: bytes) -> None:
         if not text:
             return
+        self._watcher.output += 1
         self._tail.extend(line.decode("utf-8", "replace") for line in text.split(b"\n") if line.strip())
         with contextlib.suppress(WireError):  # keep reading all the same: the rank must not block on a full pipe
             self._channel.send("output", text)
@@ -354,12 +376,32 @@ class Supervisor:
         if code != 0 or not self._rank_finished:
             facts: dict[str, Any] = {"rank": self.rank, "host": self.host, "pid": self._process.pid}
             if code < 0:
+                if code == -signal.SIGKILL:
+                    facts["memory"] = self._watcher.memory.figures(self._process.peak)
                 self._fail(Failure(how="signal", signal=signal_name(-code), exit_code=code, **facts))
             else:
                 self._fail(Failure(how="exit", exit_code=code, **facts))
         with self._changed:
             self._exit = code
             self._changed.notify_all()
+
+    def _tell_pulse(self) -> None:
+        """About once a second, how the rank stands."""
+        while not self._over_event.wait(PULSE_SECONDS):
+            with contextlib.suppress(WireError):  # `_follow_coordinator` sees that it is gone
+                self._channel.send("pulse", **self._watcher.look())
+
+    def _tell_stacks(self, number: int) -> None:
+        """The stacks of the rank's threads, or why there are none."""
+        heard, state = self._watcher.heard, self._watcher.state()
+        why, text = "it has only just started", ""
+        if heard:  # before its first word, it would not know the signal
+            text = "" if state == "T" else self._stacks.ask(self._process)
+            why = "" if text else why_no_answer(state)
+        frames = main_thread(text, heard.get("main"))
+        facts = {"where": where(frames), "collective": in_collective(frames), "why": why}
+        with contextlib.suppress(WireError):
+            self._channel.send("stacks", text.encode()[: 1 << 20], number=number, **facts)
 
     def _fail(self, failure: Failure) -> None:
         with self._changed:

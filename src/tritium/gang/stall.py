@@ -1,0 +1,219 @@
+"""Which ranks stand still, which of them is at fault, and the story of it (driver, or the first supervisor)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from tritium.gang.vitals import STATES
+
+if TYPE_CHECKING:
+    from tritium.gang.settings import Gang
+
+LEAST = 60.0  # seconds: a limit by the run's own steps is never shorter
+STEPS = 100  # median steps, after which a rank that does nothing stands still
+
+
+@dataclass(frozen=True)
+class Patience:
+    """How long a rank may stand still. `own_pace` says that the limit follows the run's steps once there are some."""
+
+    timeout: float
+    end: bool = True
+    own_pace: bool = False
+
+    @classmethod
+    def of(cls, gang: Gang) -> Patience:
+        """As the settings say. A limit that was given is kept as it is."""
+        default = type(gang).__dataclass_fields__["stall_timeout"].default
+        return cls(gang.stall_timeout, gang.on_stall == "end", gang.stall_timeout == default)
+
+    def short(self, pace: float | None) -> float:
+        """The limit for a rank that does nothing at all in the middle of its steps, of `pace` seconds each."""
+        return min(self.timeout, max(LEAST, STEPS * pace)) if self.own_pace and pace is not None else self.timeout
+
+
+@dataclass
+class Standing:
+    """What is known of one rank: its supervisor's last word, `heard` when. All seconds are as of then."""
+
+    heard: float
+    step: int | None = None
+    epoch: int | None = None
+    doing: str = "other"
+    phase: str = "starting"
+    seconds: float = 0.0
+    quiet: float = 0.0
+    """Since its last progress."""
+    idle: float = 0.0
+    """Since its process last used CPU."""
+    silent: float = 0.0
+    """Since the rank itself said a word."""
+    taken: int = 0
+    pace: float | None = None
+    state: str = ""
+    rows: dict[str, int] = field(default_factory=dict)
+    receiving: bool = False
+    rows_quiet: float = 0.0
+    """Since the last row came, or Spark was busy with them."""
+    main: int | None = None
+
+    @classmethod
+    def read(cls, fields: Mapping[str, Any], heard: float) -> Standing:
+        """From a pulse message."""
+        known = {k: v for k, v in fields.items() if k in cls.__dataclass_fields__ and k != "heard"}
+        return cls(heard=heard, **known)
+
+    def place(self) -> str:
+        """`step 310, in gather`: the last step, and what came after it."""
+        step = "" if self.step is None else f"step {self.step}"
+        if self.epoch is not None and self.epoch > 1 and step:
+            step = f"epoch {self.epoch}, {step}"
+        return ", ".join(dict.fromkeys(part for part in (step, self.phase) if part))
+
+
+@dataclass(frozen=True)
+class Seat:
+    """One rank, its host, and how it stands. `finished`: its function has returned."""
+
+    rank: int
+    host: str
+    standing: Standing
+    finished: bool = False
+
+
+def still(seats: Iterable[Seat], patience: Patience, now: float) -> list[Seat]:
+    """The ranks that stand still.
+
+    A rank that has reported a step, or whose process is stopped, does when it made no progress for the limit. One that
+    never reported a step only when it used nearly no CPU either, and no other rank moves. One that waits for the
+    others, or for rows, or has returned, never does: something else is at fault.
+    """
+    seats = [seat for seat in seats if not seat.finished or seat.standing.phase == "leaving"]
+    sure, perhaps, moving = [], [], 0
+    for seat in seats:
+        s = seat.standing
+        age = now - s.heard
+        quiet, idle = s.quiet + age, s.idle + age
+        short = patience.short(s.pace if s.doing == "step" else None)
+        if s.doing in ("wait", "rows") and s.state != "T":
+            continue
+        proven = s.step is not None or s.state == "T"
+        if proven and (quiet > patience.timeout or min(quiet, idle) > short):
+            sure.append(seat)
+        elif quiet > patience.timeout and idle > patience.timeout:
+            perhaps.append(seat)
+        else:
+            moving += 1
+    return sorted(sure + (perhaps if not moving else []), key=lambda seat: seat.rank)
+
+
+def starved(seats: Iterable[Seat], patience: Patience, now: float) -> Seat | None:
+    """The rank for which no row has come for the limit, while ranks wait for rows; None when rows come or none waits.
+
+    Of several the one with the fewest rows.
+    """
+    seats = list(seats)
+    receiving = [seat for seat in seats if seat.standing.receiving]
+    waits = any(s.standing.doing == "rows" for s in seats) or all(seat.finished for seat in seats)
+    if not receiving or not waits:
+        return None
+    if any(seat.standing.rows_quiet + now - seat.standing.heard <= patience.timeout for seat in receiving):
+        return None
+    return min(receiving, key=lambda seat: (sum(seat.standing.rows.values()), seat.rank))
+
+
+@dataclass(frozen=True)
+class Answer:
+    """The stacks of one rank as its supervisor read them: `where` is its main thread's in one line, `why` why none."""
+
+    text: str = ""
+    where: str = ""
+    collective: bool = False
+    why: str = ""
+
+
+NO_ANSWER = Answer(why="its supervisor does not answer")
+
+
+def at_fault(seats: Iterable[Seat], stuck: list[Seat], answers: Mapping[int, Answer]) -> list[Seat]:
+    """Every rank that stands still, waits or has returned; first those that the others wait for.
+
+    That is: a process that can't run; then the lowest step; then a rank that is in no exchange while others are in one.
+    """
+    ranks = {seat.rank for seat in stuck}
+    chosen = [s for s in seats if s.rank in ranks or s.finished or s.standing.doing in ("wait", "rows")]
+    steps = any(seat.standing.taken for seat in chosen)
+    logged = all(seat.standing.step is not None for seat in chosen)
+
+    def key(seat: Seat) -> tuple[Any, ...]:
+        s, answer = seat.standing, answers.get(seat.rank, NO_ANSWER)
+        done = (s.taken,) if steps else (s.epoch or 0, s.step or 0) if logged else ()
+        exchanging = answer.collective or (s.doing == "wait" and not seat.finished)
+        return s.state != "T", done, exchanging, seat.rank not in ranks, seat.rank
+
+    return sorted(chosen, key=key)
+
+
+def line(seat: Seat, answer: Answer) -> str:
+    """`rank 2 (host b): step 309, in train() at train.py:42 → all_reduce (…)`."""
+    where = answer.where or answer.why
+    if seat.finished:
+        where = "its function has returned"
+    place = seat.standing.place()
+    return f"rank {seat.rank} (host {seat.host}): {place}{', ' if place and where else ''}{where}"
+
+
+def why_no_answer(state: str) -> str:
+    """Why a rank's process did not write its stacks."""
+    return f"its process is {STATES.get(state, 'running, but does not answer a signal')}"
+
+
+def story(first: Seat, order: list[Seat], others: list[Seat], answers: Mapping[int, Answer], now: float) -> str:
+    """What stands still, and where every rank is; those behind first."""
+    s = first.standing
+    stopped = f" (its process is {STATES[s.state]})" if s.state in ("T", "D") else ""
+    behind = "" if len(order) == 1 else _behind(first, order, answers)
+    seconds = s.quiet + now - s.heard
+    if first.finished:
+        head = f"rank {first.rank} on {first.host} is not where the others wait: its function has returned"
+    else:
+        head = f"rank {first.rank} on {first.host} stands still: {s.place()}, no progress for {seconds:.1f} s{stopped}"
+    lines = [line(seat, answers.get(seat.rank, NO_ANSWER)) for seat in [*order, *others]]
+    return "\n".join([f"{head}.{behind}", "", "Where the ranks are:", *(f"  {text}" for text in lines)])
+
+
+def _behind(first: Seat, order: list[Seat], answers: Mapping[int, Answer]) -> str:
+    others = [seat for seat in order if seat.rank != first.rank]
+    ahead = [seat for seat in others if seat.standing.taken > first.standing.taken]
+    waiting = [seat for seat in others if answers.get(seat.rank, NO_ANSWER).collective]
+    if answers.get(first.rank, NO_ANSWER).collective and not ahead:
+        return ""
+    if waiting:
+        place = waiting[0].standing.place()
+        names = ", ".join(str(seat.rank) for seat in waiting)
+        verb = "wait" if len(waiting) > 1 else "waits"
+        return f" It never reached the exchange in which rank {names} {verb} ({place})."
+    if ahead:
+        names = ", ".join(f"{seat.rank} ({seat.standing.place()})" for seat in ahead)
+        return f" Ahead of it: rank {names}."
+    return ""
+
+
+def starved_story(seat: Seat, order: list[Seat], answers: Mapping[int, Answer], now: float) -> str:
+    """No rows come, and who waits for what."""
+    s = seat.standing
+    rows = ", ".join(f"{count:,} rows of {name!r}" for name, count in s.rows.items()) or "no rows"
+    seconds = s.rows_quiet + now - s.heard
+    waiting = [line(each, answers.get(each.rank, Answer())) for each in order]
+    return "\n".join(
+        [
+            f"no rows came from the source for {seconds:.1f} s: rank {seat.rank} on {seat.host} has {rows} so far, and "
+            "their end has not come. What Spark still computes of them stands still, or a disk or network that it "
+            "reads from: see the running stages in the Spark UI.",
+            "",
+            "Where the ranks are:",
+            *(f"  {text}" for text in waiting),
+        ]
+    )

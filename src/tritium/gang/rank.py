@@ -25,7 +25,7 @@ from tritium import ship
 from tritium.errors import BadSetting, ResultError, TritiumError, WireError, WrongVersion
 from tritium.frameworks.torch import keep_groups
 from tritium.gang.failure import Failure
-from tritium.gang.pulse import Pulse, start_heart
+from tritium.gang.pulse import Pulse
 from tritium.gang.world import World, entered, peers_of
 from tritium.wire import CHUNK, Channel, Message
 
@@ -42,9 +42,8 @@ def main(argument: str) -> None:
     _die_with(settings["parent"])
     os.set_inheritable(settings["control"], False)
     channel = Channel(socket.socket(fileno=settings["control"]))
-    control = RankControl(channel)
     _answer_with_stacks(settings)
-    start_heart(control.pulse, channel)
+    control = RankControl(channel, Pulse.on(settings["pulse"]))
     try:
         keep_groups()
         if settings["framework"]:
@@ -68,7 +67,7 @@ def _run(control: RankControl, world: World, settings: Mapping[str, Any]) -> Non
     sys.path[:0] = settings["mounts"]
     control.pulse.enter("loading the function")
     function, args, kwargs, control.decoders = pickle.loads(control.job)
-    control.pulse.enter("before the first step")
+    control.pulse.enter("no step reported")
     result = function(*args, **kwargs)
     control.pulse.enter("returning its result")
     with os.fdopen(settings["result"], "wb") as file:
@@ -131,7 +130,8 @@ def _die_with(parent: int) -> None:
 def _answer_with_stacks(settings: Mapping[str, Any]) -> None:
     """A signal writes the stacks of all threads to the supervisor's file; a crash writes its own to stderr."""
     faulthandler.enable(all_threads=False)  # the last lines of output travel with a failure: the one that crashed
-    os.set_inheritable(settings["stacks"], False)
+    for name in ("stacks", "pulse"):
+        os.set_inheritable(settings[name], False)
     faulthandler.register(settings["signal"], file=settings["stacks"], all_threads=True)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {settings["signal"]})
 
@@ -189,9 +189,9 @@ def _interface(address: str) -> str | None:
 class RankControl:
     """The rank's end of the control socket: one thread listens, any thread asks."""
 
-    def __init__(self, channel: Channel) -> None:
+    def __init__(self, channel: Channel, pulse: Pulse | None = None) -> None:
         self._channel = channel
-        self.pulse = Pulse()
+        self.pulse = pulse or Pulse()
         self._changed = threading.Condition()
         self._thread: threading.Thread | None = None
         self._gathered: dict[int, Message] = {}

@@ -10,12 +10,12 @@ import os
 import re
 import signal
 import sysconfig
-import tempfile
 import time
 from dataclasses import dataclass
-from typing import IO, Any
+from typing import Any
 
 from tritium import ship
+from tritium.gang.pulse import memory_file
 
 # SIGRTMAX - 1 where there are real-time signals: users, launchers, profilers and C libraries take the first of them.
 SIGNAL = int(signal.SIGRTMAX) - 1 if hasattr(signal, "SIGRTMAX") else int(signal.SIGUSR2)
@@ -34,7 +34,7 @@ class Stacks:
     """The file that a rank writes its stacks to."""
 
     def __init__(self) -> None:
-        self.file: IO[bytes] = tempfile.TemporaryFile("a+b", buffering=0)  # noqa: SIM115 - `close` is called
+        self.file = memory_file("stacks")
 
     def ask(self, rank: Any) -> str:
         """Have `rank` (a RankProcess) write its stacks, and wait for them; empty when it does not answer in time."""

@@ -48,8 +48,6 @@ class Standing:
     """Since its last progress."""
     idle: float = 0.0
     """Since its process last used CPU."""
-    silent: float = 0.0
-    """Since the rank itself said a word."""
     taken: int = 0
     pace: float | None = None
     state: str = ""
@@ -57,7 +55,6 @@ class Standing:
     receiving: bool = False
     rows_quiet: float = 0.0
     """Since the last row came, or Spark was busy with them."""
-    main: int | None = None
 
     @classmethod
     def read(cls, fields: Mapping[str, Any], heard: float) -> Standing:
@@ -70,7 +67,7 @@ class Standing:
         step = "" if self.step is None else f"step {self.step}"
         if self.epoch is not None and self.epoch > 1 and step:
             step = f"epoch {self.epoch}, {step}"
-        return ", ".join(dict.fromkeys(part for part in (step, self.phase) if part))
+        return self.phase if step in self.phase else f"{step}, {self.phase}"
 
 
 @dataclass(frozen=True)
@@ -173,7 +170,7 @@ def why_no_answer(state: str) -> str:
 def story(first: Seat, order: list[Seat], others: list[Seat], answers: Mapping[int, Answer], now: float) -> str:
     """What stands still, and where every rank is; those behind first."""
     s = first.standing
-    stopped = f" (its process is {STATES[s.state]})" if s.state in ("T", "D") else ""
+    stopped = f"; its process is {STATES[s.state]}" if s.state in ("T", "D") else ""
     behind = "" if len(order) == 1 else _behind(first, order, answers)
     seconds = s.quiet + now - s.heard
     if first.finished:

@@ -26,6 +26,7 @@ from tritium import ship
 from tritium.errors import TritiumError, WireError
 from tritium.gang.child import start_rank
 from tritium.gang.failure import Failure, signal_name
+from tritium.gang.pulse import Page
 from tritium.gang.results import chunks
 from tritium.gang.stacks import SIGNAL, Stacks, in_collective, main_thread, where
 from tritium.gang.stall import Patience, why_no_answer
@@ -134,7 +135,7 @@ class Supervisor:
         self._channel = Channel.connect(address or self.order.address, self.order.secret, CONNECT_SECONDS)
         placeholder = socket.socket()
         result = tempfile.TemporaryFile()  # noqa: SIM115 - closed below
-        self._stacks = Stacks()
+        self._stacks, self._page = Stacks(), Page()
         try:
             # Bound but never listening: the port stays ours until the framework binds over it (SO_REUSEADDR).
             placeholder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -155,6 +156,7 @@ class Supervisor:
             self._stop()
             result.close()
             self._stacks.close()
+            self._page.close()
 
     def _open_spools(self) -> None:
         if self.order.plan:
@@ -172,13 +174,14 @@ class Supervisor:
             "result": result.fileno(),
             "stacks": self._stacks.file.fileno(),
             "signal": SIGNAL,
+            "pulse": self._page.fd,
             "parent": os.getpid(),
             "framework": self.order.framework,
             "mounts": [self._user_code.path] if self._user_code else [],
         }
-        keep = (theirs.fileno(), result.fileno(), self._stacks.file.fileno(), *fds)
+        keep = (theirs.fileno(), result.fileno(), self._stacks.file.fileno(), self._page.fd, *fds)
         self._process = start_rank(settings, keep=keep, env=self.order.env, cpus=self.cpus)
-        self._watcher = Watcher(self._process.pid)
+        self._watcher = Watcher(self._process.pid, self._page)
         theirs.close()
         self._to_rank = Channel(ours)
         self._started = True
@@ -338,9 +341,6 @@ class Supervisor:
                 failure = Failure.read({**message.fields, "host": self.host}, message.blob)
                 self._fail(failure)
                 continue
-            if message.kind == "pulse":
-                self._watcher.hear(message.fields)
-                continue
             if message.kind == "finished":
                 with self._changed:
                     self._rank_finished = True
@@ -393,12 +393,12 @@ class Supervisor:
 
     def _tell_stacks(self, number: int) -> None:
         """The stacks of the rank's threads, or why there are none."""
-        heard, state = self._watcher.heard, self._watcher.state()
+        word, state = self._page.read(), self._watcher.state()
         why, text = "it has only just started", ""
-        if heard:  # before its first word, it would not know the signal
+        if word["beats"]:  # before its first word, it would not know the signal
             text = "" if state == "T" else self._stacks.ask(self._process)
             why = "" if text else why_no_answer(state)
-        frames = main_thread(text, heard.get("main"))
+        frames = main_thread(text, word["main"])
         facts = {"where": where(frames), "collective": in_collective(frames), "why": why}
         with contextlib.suppress(WireError):
             self._channel.send("stacks", text.encode()[: 1 << 20], number=number, **facts)

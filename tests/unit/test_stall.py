@@ -28,7 +28,7 @@ def seat(rank: int, *, finished: bool = False, **facts: Any) -> Seat:
 
 
 def stuck(*seats: Seat, patience: Patience = PATIENCE) -> list[int]:
-    return [each.rank for each in still(seats, patience, 1000.0)]
+    return [each.rank for each in still(seats, patience, 1000.0)[0]]
 
 
 class TestWhoStandsStill:
@@ -37,7 +37,7 @@ class TestWhoStandsStill:
         assert stuck(seat(0, step=3, quiet=599.0)) == []
 
     def test_what_was_heard_long_ago_counts_from_then(self) -> None:
-        assert [s.rank for s in still([seat(0, step=3, quiet=1.0)], PATIENCE, 1600.0)] == [0]
+        assert [s.rank for s in still([seat(0, step=3, quiet=1.0)], PATIENCE, 1600.0)[0]] == [0]
 
     def test_a_rank_without_steps_only_when_it_is_idle_and_no_other_rank_moves(self) -> None:
         assert stuck(seat(0, idle=3.0)) == []
@@ -73,6 +73,13 @@ class TestTheRunsOwnPace:
         assert self.stuck(pace=1.0, quiet=101.0, idle=101.0)
         assert self.stuck(pace=1000.0, quiet=601.0, idle=0.0)
 
+    def test_not_while_another_rank_moves_for_which_it_may_wait(self) -> None:
+        waits = {"step": 9, "doing": "step", "pace": 0.1, "quiet": 61.0, "idle": 61.0}
+        saves = seat(1, step=9, phase="saving a checkpoint", quiet=61.0, idle=61.0)
+        assert stuck(seat(0, **waits), saves, patience=self.own) == []
+        assert stuck(seat(0, **waits), seat(1, **waits), patience=self.own) == [0, 1]
+        assert stuck(seat(0, **waits, state="T"), saves, patience=self.own) == [0]
+
     def test_not_of_a_limit_that_was_given(self) -> None:
         assert Patience.of(Gang()) == self.own
         assert Patience.of(Gang(stall_timeout=30)) == Patience(30)
@@ -83,7 +90,7 @@ class TestTheRunsOwnPace:
 class TestWhoIsAtFault:
     def first(self, *seats: Seat, collective: tuple[int, ...] = ()) -> int:
         answers = {each.rank: Answer("…", "in f() at f.py:1", each.rank in collective) for each in seats}
-        return at_fault(seats, still(seats, PATIENCE, 1000.0), answers)[0].rank
+        return at_fault(seats, still(seats, PATIENCE, 1000.0)[0], answers)[0].rank
 
     def test_the_stopped_process(self) -> None:
         assert self.first(seat(0, step=1, taken=1), seat(1, step=2, taken=2, state="T")) == 1
@@ -197,7 +204,7 @@ DUMP = """Thread 0x00000000000000aa (most recent call first):
 Current thread 0x00000000000000bb (most recent call first):
   File "/lib/site-packages/torch/distributed/distributed_c10d.py", line 3252 in all_reduce
   File "/lib/site-packages/torch/distributed/c10d_logger.py", line 83 in wrapper
-  File "/home/me/train.py", line 42 in train
+  File "/x/train.py", line 42 in train
   File "<string>", line 6 in <module>
 """
 
@@ -216,7 +223,7 @@ class TestStacks:
         assert where([]) == ""
 
     def test_the_standard_library_is_not_the_users(self) -> None:
-        frames = [Frame(threading.__file__, "327", "wait"), Frame("/home/me/t.py", "3", "go")]
+        frames = [Frame(threading.__file__, "327", "wait"), Frame("/x/t.py", "3", "go")]
         assert where(frames) == "in go() at t.py:3 → wait (threading.py:327)"
 
 

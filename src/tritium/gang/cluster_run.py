@@ -144,8 +144,8 @@ class SparkJob:
         self.table = pa.table({})
         self._spark = spark
         self._connect = cluster.is_connect
-        self.silence = _FAR_SILENCE if self._connect else _SILENCE
-        self._completed = 0
+        self._completed = self._tasks = 0
+        self._moved = time.monotonic()
         self._in_flight = 0
         self._coordinator = coordinator
         self._name = f"Tritium: {getattr(launch.function, '__qualname__', 'a function')} on {order.size} ranks"
@@ -156,6 +156,17 @@ class SparkJob:
         session = spark if self._connect else None
         self._thread = InheritableThread(self._collect, session=session, name=f"tritium-job-{launch.run_id}")
         self._thread.daemon = True
+
+    @property
+    def silence(self) -> str:
+        """Why no rank has reported yet, and how far Spark has come with the sources."""
+        if self._connect or not self._tasks:
+            return _FAR_SILENCE if self._connect else _SILENCE
+        quiet = time.monotonic() - self._moved
+        return (
+            f"no rank has reported yet: Spark still computes the source ({self._completed} of {self._tasks} tasks have "
+            f"ended, none in the last {quiet:.0f} s; see the Spark UI), or all its slots are taken"
+        )
 
     def start(self) -> None:
         """Submit."""
@@ -194,6 +205,9 @@ class SparkJob:
         ids = {stage for job in jobs if job.isDefined() for stage in job.get().stageIds()}
         stages = [info.get() for info in map(tracker.getStageInfo, ids) if info.isDefined()]
         before, self._completed = self._completed, sum(stage.numCompletedTasks() for stage in stages)
+        self._tasks = sum(stage.numTasks() for stage in stages)
+        if self._completed != before:
+            self._moved = time.monotonic()
         others = any(stage.numActiveTasks() and stage.numTasks() != ranks for stage in stages)
         return others or self._completed != before
 

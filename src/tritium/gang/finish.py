@@ -24,8 +24,9 @@ class Tasks(Protocol):
 
     ended: bool
     problem: BaseException | None
-    silence: str  # what to say when no supervisor has reported for a while
 
+    @property
+    def silence(self) -> str: ...  # what to say when no supervisor has reported for a while
     def computing(self, ranks: int) -> bool: ...
     def cancel(self) -> None: ...
     def join(self, seconds: float = ...) -> None: ...
@@ -37,8 +38,7 @@ def await_formed(coordinator: Coordinator, launch: Launch, tasks: Tasks, waited:
     The time in which Spark computes the sources does not count, where Spark tells (it does not on Connect).
     """
     gang, now = launch.gang, time.monotonic()
-    deadline, first_word = now + gang.start_timeout - waited, now + FIRST_WORD_SECONDS
-    begun, next_word = now, first_word
+    deadline, began, next_word = now + gang.start_timeout - waited, now, now + FIRST_WORD_SECONDS
     over = False
     while not over and (now := time.monotonic()) < deadline:
         with coordinator.changed:
@@ -48,16 +48,9 @@ def await_formed(coordinator: Coordinator, launch: Launch, tasks: Tasks, waited:
             )
         if not over and tasks.computing(gang.ranks):
             deadline = time.monotonic() + gang.start_timeout
-        if not over and now > first_word and not coordinator.members:
-            first_word = float("inf")
-            launch.watch.note(tasks.silence)
-        elif not over and now > next_word and coordinator.members:
-            next_word = now + 2 * (next_word - begun)
-            missing = coordinator.missing()
-            launch.watch.note(
-                f"{len(coordinator.members)} of {gang.ranks} ranks have reported; still missing: "
-                f"{whereabouts(coordinator, missing)}"
-            )
+        if not over and now > next_word:
+            next_word = now + (now - began)
+            launch.watch.note(missing_note(coordinator, gang.ranks) if coordinator.members else tasks.silence)
     if over:
         return
     missing = coordinator.missing()
@@ -69,8 +62,14 @@ def await_formed(coordinator: Coordinator, launch: Launch, tasks: Tasks, waited:
     )
 
 
+def missing_note(coordinator: Coordinator, ranks: int) -> str:
+    """For the person who waits for the rest of a gang."""
+    missing = coordinator.missing()
+    return f"{ranks - len(missing)} of {ranks} ranks have reported; still missing: {whereabouts(coordinator, missing)}"
+
+
 def whereabouts(coordinator: Coordinator, missing: Sequence[int]) -> str:
-    """`task 1 (not started: no slot, …); task 3 (on b, importing torch for 12 s)`."""
+    """`task 1 (not started: no slot, …); task 3 (host b, importing torch for 12 s)`."""
     more = f"; and {len(missing) - 8} more" if len(missing) > 8 else ""
     return "; ".join(_whereabouts(coordinator, partition) for partition in missing[:8]) + more
 
@@ -81,10 +80,10 @@ def _whereabouts(coordinator: Coordinator, partition: int) -> str:
         return f"task {partition} (not started: no slot, or its source is still being computed)"
     standing, now = member.standing, time.monotonic()
     if standing is None:
-        return f"task {partition} (on {member.host}, starting for {now - member.joined:.0f} s)"
+        return f"task {partition} (host {member.host}, starting for {now - member.joined:.0f} s)"
     state = f", its process is {STATES[standing.state]}" if standing.state in STATES else ""
     seconds = standing.seconds + now - standing.heard
-    return f"task {partition} (on {member.host}, {standing.phase} for {seconds:.0f} s{state})"
+    return f"task {partition} (host {member.host}, {standing.phase} for {seconds:.0f} s{state})"
 
 
 def await_end(coordinator: Coordinator, launch: Launch, tasks: Tasks) -> None:

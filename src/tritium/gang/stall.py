@@ -29,6 +29,11 @@ class Patience:
         default = type(gang).__dataclass_fields__["stall_timeout"].default
         return cls(gang.stall_timeout, gang.on_stall == "end", gang.stall_timeout == default)
 
+    @property
+    def look_seconds(self) -> float:
+        """How often to look, and to tell: four times within the limit, and once a second is enough."""
+        return max(0.05, min(1.0, self.timeout / 4))
+
     def short(self, pace: float | None) -> float:
         """The limit for a rank that does nothing at all in the middle of its steps, of `pace` seconds each."""
         return min(self.timeout, max(LEAST, STEPS * pace)) if self.own_pace and pace is not None else self.timeout
@@ -59,8 +64,19 @@ class Standing:
     @classmethod
     def read(cls, fields: Mapping[str, Any], heard: float) -> Standing:
         """From a pulse message."""
-        known = {k: v for k, v in fields.items() if k in cls.__dataclass_fields__ and k != "heard"}
-        return cls(heard=heard, **known)
+        words: dict[str, Any] = {name: str(fields[name]) for name in ("doing", "phase", "state")}
+        words |= {name: float(fields[name]) for name in ("seconds", "quiet", "idle", "rows_quiet")}
+        step, epoch, pace = fields.get("step"), fields.get("epoch"), fields.get("pace")
+        return cls(
+            heard=heard,
+            step=None if step is None else int(step),
+            epoch=None if epoch is None else int(epoch),
+            pace=None if pace is None else float(pace),
+            taken=int(fields["taken"]),
+            receiving=bool(fields["receiving"]),
+            rows={str(name): int(count) for name, count in fields["rows"].items()},
+            **words,
+        )
 
     def place(self) -> str:
         """`step 310, in gather`: the last step, and what came after it."""
@@ -80,30 +96,29 @@ class Seat:
     finished: bool = False
 
 
-def still(seats: Iterable[Seat], patience: Patience, now: float) -> list[Seat]:
-    """The ranks that stand still.
+def still(seats: Iterable[Seat], patience: Patience, now: float) -> tuple[list[Seat], list[Seat]]:
+    """(those that stand still, those that move).
 
-    A rank that has reported a step, or whose process is stopped, does when it made no progress for the limit. One that
-    never reported a step only when it used nearly no CPU either, and no other rank moves. One that waits for the
-    others, or for rows, or has returned, never does: something else is at fault.
+    A rank that has reported a step, or whose process is stopped, stands still when it made no progress for the limit.
+    Two kinds do only when no other rank moves, for they may wait for it: one that never reported a step, and used
+    nearly no CPU either; and one that did nothing at all for the shorter limit of the run's own steps.
+    A rank that waits for the others, or for rows, or has returned, does neither: something else is at fault.
     """
-    seats = [seat for seat in seats if not seat.finished or seat.standing.phase == "leaving"]
-    sure, perhaps, moving = [], [], 0
-    for seat in seats:
+    sure, perhaps, moving = [], [], []
+    for seat in sorted(seats, key=lambda seat: seat.rank):
         s = seat.standing
-        age = now - s.heard
-        quiet, idle = s.quiet + age, s.idle + age
-        short = patience.short(s.pace if s.doing == "step" else None)
-        if s.doing in ("wait", "rows") and s.state != "T":
+        if (seat.finished and s.phase != "leaving") or (s.doing in ("wait", "rows") and s.state != "T"):
             continue
-        proven = s.step is not None or s.state == "T"
-        if proven and (quiet > patience.timeout or min(quiet, idle) > short):
+        quiet, idle = s.quiet + now - s.heard, s.idle + now - s.heard
+        stepping = s.step is not None
+        short = patience.short(s.pace) if s.doing == "step" else patience.timeout
+        if (stepping and quiet > patience.timeout) or (s.state == "T" and quiet > short):
             sure.append(seat)
-        elif quiet > patience.timeout and idle > patience.timeout:
+        elif min(quiet, idle) > short:
             perhaps.append(seat)
         else:
-            moving += 1
-    return sorted(sure + (perhaps if not moving else []), key=lambda seat: seat.rank)
+            moving.append(seat)
+    return (sure, moving) if moving else (sorted(sure + perhaps, key=lambda seat: seat.rank), [])
 
 
 def starved(seats: Iterable[Seat], patience: Patience, now: float) -> Seat | None:
@@ -135,7 +150,7 @@ NO_ANSWER = Answer(why="its supervisor does not answer")
 
 
 def at_fault(seats: Iterable[Seat], stuck: list[Seat], answers: Mapping[int, Answer]) -> list[Seat]:
-    """Every rank that stands still, waits or has returned; first those that the others wait for.
+    """Every rank that stands still, waits or has returned; first the one that the others wait for.
 
     That is: a process that can't run; then the lowest step; then a rank that is in no exchange while others are in one.
     """

@@ -27,12 +27,13 @@ class StallWatch:
 
     def __init__(self, patience: Patience, size: int) -> None:
         self.patience = patience
-        self.seconds = max(0.05, min(1.0, patience.timeout / 4))
+        self.seconds = patience.look_seconds
         """From one look to the next."""
         self._size = size
         self._lapse: Lapse | None = None
         self._forgiven = 0.0
         self._told: set[int] = set()
+        self._dismissed: object = None
         self._number = 0
         self._open = False
         self._answers: dict[int, Answer] = {}
@@ -45,13 +46,14 @@ class StallWatch:
         if lapse:  # this process did not run: what was said meanwhile is still to be read
             self._forgiven = now
         seats = self._seats(members)
-        found = {seat.rank for seat in still(seats, self.patience, now)}
+        stuck, moving = still(seats, self.patience, now)
+        found = {seat.rank for seat in stuck}
         hungry = starved(seats, self.patience, now)
         if hungry is not None:
             found.add(self._size + hungry.rank)  # another matter than its standing still
         if not found:
             self._told = set()
-        return bool(found - self._told) and not self._open
+        return bool(found - self._told) and not self._open and self._dismissed != _who(seats, stuck, moving)
 
     def ask(self) -> int:
         """A new number, for the answers to come."""
@@ -76,7 +78,10 @@ class StallWatch:
         self._open = False
         members = list(members)
         seats = self._seats(members)
-        stuck, hungry = still(seats, self.patience, now), starved(seats, self.patience, now)
+        (stuck, moving), hungry = still(seats, self.patience, now), starved(seats, self.patience, now)
+        self._dismissed = _who(seats, stuck, moving)
+        if moving:  # a rank in an exchange may wait for one that moves, a checkpoint being saved, say
+            stuck = [seat for seat in stuck if not self._answers.get(seat.rank, NO_ANSWER).collective]
         if not stuck and hungry is None:
             return None
         self._told = {seat.rank for seat in stuck} | ({self._size + hungry.rank} if hungry else set())
@@ -107,3 +112,9 @@ class StallWatch:
             standing.heard = max(standing.heard, self._forgiven)
             seats.append(Seat(member.number, member.host, standing, member.finished))
         return sorted(seats, key=lambda seat: seat.rank)
+
+
+def _who(seats: Iterable[Seat], stuck: Iterable[Seat], moving: Iterable[Seat]) -> tuple[frozenset[int], ...]:
+    """What must change before those that stand still are looked at again."""
+    finished = [seat for seat in seats if seat.finished]
+    return tuple(frozenset(seat.rank for seat in some) for some in (stuck, moving, finished))

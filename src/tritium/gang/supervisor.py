@@ -387,7 +387,8 @@ class Supervisor:
 
     def _tell_pulse(self) -> None:
         """About once a second, how the rank stands."""
-        while not self._over_event.wait(PULSE_SECONDS):
+        seconds = self.order.patience.look_seconds if self.order.patience else PULSE_SECONDS
+        while not self._over_event.wait(seconds):
             with contextlib.suppress(WireError):  # `_follow_coordinator` sees that it is gone
                 self._channel.send("pulse", **self._watcher.look())
 

@@ -36,10 +36,10 @@ class Busy:
         self._used = 0.0
 
     def look(self, now: float) -> float:
-        """Seconds since it last worked."""
+        """Seconds since it last worked; 0 where that is not known."""
         used = cpu_seconds(self._pid)
-        if used < self._used or used - self._used > max(_LEAST, _SHARE * (now - self._since)):
-            self._since, self._used = now, used
+        if used is None or used < self._used or used - self._used > max(_LEAST, _SHARE * (now - self._since)):
+            self._since, self._used = now, used or 0.0
         return now - self._since
 
     def forgive(self, seconds: float) -> None:
@@ -83,13 +83,13 @@ def state(pid: int) -> str:
     return found[0] if found else ""
 
 
-def cpu_seconds(pid: int) -> float:
-    """CPU time of a process, its threads and what it started (those that have ended too)."""
+def cpu_seconds(pid: int) -> float | None:
+    """CPU time of a process, its threads and what it started (those that have ended too); None when it is not known."""
     found = _stat(pid)
     if not found:
-        return 0.0
+        return None
     own = sum(int(part) for part in found[11:15]) * _TICK  # utime, stime, and those of children that were waited for
-    return own + sum(cpu_seconds(child) for child in _children(pid))
+    return own + sum(cpu_seconds(child) or 0.0 for child in _children(pid))
 
 
 def _stat(pid: int) -> list[str]:

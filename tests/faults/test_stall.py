@@ -24,7 +24,7 @@ BOUND = 9.0  # seconds from the fault to the error: the limit, looks a second ap
 
 
 def run(fn: Callable[..., Any], ranks: int = 2, **settings: Any) -> list[Any]:
-    quiet = {"progress": False, "output": "none", "stall_timeout": LIMIT}
+    quiet = {"progress": False, "output": "none", "stall_timeout": LIMIT, "retries": 0}
     return tr.launch(fn, ranks=ranks, on="driver", **{**quiet, **settings})
 
 
@@ -318,13 +318,15 @@ def test_out_of_memory_is_named_with_its_figures(cgroup: Path) -> None:
 
 def test_a_rank_that_someone_killed_has_figures_too() -> None:
     def train() -> None:
+        tr.world().log(step=6)
         os.kill(os.getpid(), signal.SIGKILL)
 
     with pytest.raises(RankFailed) as caught:
         run(train, 1)
+    assert (caught.value.step, caught.value.phase) == (7, "after step 7")
     assert re.search(
-        r"was killed by SIGKILL: probably out of memory, unless someone killed it \(peak [\d.]+ MB; .*the host had "
-        r"[\d.]+ [GM]B of [\d.]+ [GM]B available\)",
+        r"was killed by SIGKILL \(after step 7\): probably out of memory, unless someone killed it \(peak [\d.]+ MB; "
+        r".*the host had [\d.]+ [GM]B of [\d.]+ [GM]B available\)",
         str(caught.value),
     ), str(caught.value)
 

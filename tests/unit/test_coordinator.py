@@ -370,6 +370,7 @@ class TestRows:
         self.receipt(supervisors[1], {"train": 5}, column("x", [3]))
         for channel in supervisors:
             assert json.loads(heard(channel, "spooled").blob) == {"train": {"x": [3]}}
+            assert json.loads(heard(channel, "fingerprint").blob) == {}
             mark = heard(channel, "mark")
             assert (mark["name"], sorted(mark["ended"])) == ("train", [[0, 0], [1, 5]])
 
@@ -408,7 +409,7 @@ class TestRows:
         for channel in supervisors:
             channel.send("ready", pid=1)
         for channel in supervisors:
-            for kind in ("assign", "spooled", "mark"):
+            for kind in ("assign", "spooled", "fingerprint", "mark"):
                 heard(channel, kind)
         assert {rank: receipt["rows"] for rank, receipt in gang.coordinator.receipts.items()} == {
             0: {"train": 3},

@@ -260,8 +260,8 @@ class TestWords:
         assert killed_for({}) == "probably out of memory, unless someone killed it"
 
     def test_the_error(self) -> None:
-        stall = {"step": 309, "phase": "step 309", "seconds": 3.1}
-        failure = Failure(how="stalled", rank=2, host="b", text="rank 2 …\n\nmore", stall=stall, stacks={2: "stack"})
+        at = {"step": 309, "phase": "step 309", "seconds": 3.1}
+        failure = Failure(how="stalled", rank=2, host="b", text="rank 2 …\n\nmore", at=at, stacks={2: "stack"})
         error = Failure.read(failure.fields(), b"").error("/runs/1")
         assert isinstance(error, Stalled)
         assert isinstance(error, RankFailed)

@@ -7,6 +7,8 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import dataclass, field
 
+from tritium.data.fingerprint import Table
+
 
 @dataclass(frozen=True)
 class Mark:
@@ -51,6 +53,8 @@ class Feed:
     _mark: Mark | None = None
     _error: BaseException | None = None
     _moved: threading.Condition = field(default_factory=threading.Condition)
+    fingerprint: Table | None = None
+    """Of the rows of all indices; there before the mark is complete, or never."""
 
     def publish(self, mark: Mark) -> None:
         """Take a newer mark, and wake those who wait for it."""

@@ -31,8 +31,8 @@ class Failure:
 
     `how` is "exception" (the user's function raised), "signal" (killed), "exit" (the process left without returning),
     "lost" (its supervisor is gone), "stalled" (it makes no progress; `text` is the story) or "error" (an error of
-    Tritium's own tree, such as BadRow: raised as it is). `memory` are figures of a rank that was killed, `stall` what
-    is known of one that stands still; `stacks` stay where they were collected, as they are large.
+    Tritium's own tree, such as BadRow: raised as it is). `memory` are figures of a rank that was killed, `at` is where
+    it stood (its step and phase), `stacks` stay where they were collected, as they are large.
     """
 
     how: How
@@ -46,7 +46,7 @@ class Failure:
     exit_code: int | None = None
     log: tuple[str, ...] = ()
     memory: Mapping[str, Any] | None = None
-    stall: Mapping[str, Any] | None = None
+    at: Mapping[str, Any] = field(default_factory=dict)
     stacks: Mapping[int, str] = field(default_factory=dict)
     pickled: bytes = b""
 
@@ -79,14 +79,28 @@ class Failure:
         who = f"rank {self.rank} on {self.host}"
         if self.how == "signal":
             more = f": {killed_for(self.memory or {})}" if self.signal == "SIGKILL" else ""
-            return f"{who} (pid {self.pid}) was killed by {self.signal}{more}"
+            return f"{who} (pid {self.pid}) was killed by {self.signal}{self._place()}{more}"
         if self.how == "stalled":
             return self.text.partition("\n")[0].rstrip(".")
         if self.how == "exit":
-            return f"{who} (pid {self.pid}) left with exit code {self.exit_code} before its function returned"
+            how = (
+                f": {self.text}"
+                if self.text
+                else f" with exit code {self.exit_code} before its function returned{self._place()}"
+            )
+            return f"{who} (pid {self.pid}) left{how}"
         if self.how == "lost":
             return f"{who} was lost: {self.text or 'the connection to its supervisor broke'}"
         return f"{who} (pid {self.pid}) raised {self.type}: {self.text}"
+
+    def _place(self) -> str:
+        step, phase = self.at.get("step"), self.at.get("phase")
+        return "" if step is None else f" ({phase if f'step {step}' in str(phase) else f'step {step}, {phase}'})"
+
+    @property
+    def is_loss(self) -> bool:
+        """Whether the rank was taken away, or lost its connection to one that was, and did not fail by itself."""
+        return self.how in ("signal", "exit", "lost") or self.is_echo
 
     def error(self, run_dir: str | None = None) -> TritiumError:
         """The exception for the driver: Tritium's own as it was raised, any other as the cause of RankFailed."""
@@ -112,6 +126,10 @@ class Failure:
             pid=self.pid,
             signal=self.signal,
             exit_code=self.exit_code,
+            lost=self.is_loss,
+            headline=self.headline(),
+            step=self.at.get("step"),
+            phase=self.at.get("phase"),
             traceback=self.traceback,
             log=list(self.log),
             memory=self.memory,
@@ -137,7 +155,8 @@ class Failure:
             "run_dir": run_dir,
         }
         facts |= {"rank": self.rank, "host": self.host, "pid": self.pid, "memory": None, "stacks": dict(self.stacks)}
-        return Stalled("\n".join(story), **facts, **(self.stall or {}))
+        facts |= {"lost": False, "headline": self.headline(), "step": None, "phase": "", "seconds": 0.0}
+        return Stalled("\n".join(story), **{**facts, **self.at})
 
     def cause(self) -> BaseException | None:
         """The rank's own exception, where it can be rebuilt here."""

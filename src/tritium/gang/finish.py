@@ -46,17 +46,17 @@ def await_formed(coordinator: Coordinator, launch: Launch, tasks: Tasks, waited:
                 lambda: coordinator.formed or coordinator.failure is not None or tasks.ended,
                 timeout=min(LOOK_SECONDS, deadline - now),
             )
-        if not over and tasks.computing(gang.ranks):
+        if not over and tasks.computing(launch.ranks):
             deadline = time.monotonic() + gang.start_timeout
         if not over and now > next_word:
             next_word = now + (now - began)
-            launch.watch.note(missing_note(coordinator, gang.ranks) if coordinator.members else tasks.silence)
+            launch.watch.note(missing_note(coordinator, launch.ranks) if coordinator.members else tasks.silence)
     if over:
         return
     missing = coordinator.missing()
-    reported = gang.ranks - len(missing)
+    reported = launch.ranks - len(missing)
     raise StartTimeout(
-        f"{reported} of {gang.ranks} ranks were ready after start_timeout={gang.start_timeout:g} s. Still missing: "
+        f"{reported} of {launch.ranks} ranks were ready after start_timeout={gang.start_timeout:g} s. Still missing: "
         f"{whereabouts(coordinator, missing)}. Raise start_timeout, or free slots on the cluster.",
         missing=missing,
     )

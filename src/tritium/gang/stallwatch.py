@@ -102,8 +102,8 @@ class StallWatch:
             for seat in seats
         }
         pid = next(member.pid for member in members if member.number == first.rank)
-        stall = {"step": first.standing.step, "phase": first.standing.phase, "seconds": round(seconds, 1)}
-        return Failure(how="stalled", rank=first.rank, host=first.host, pid=pid, text=text, stall=stall, stacks=stacks)
+        at = {"step": first.standing.step, "phase": first.standing.phase, "seconds": round(seconds, 1)}
+        return Failure(how="stalled", rank=first.rank, host=first.host, pid=pid, text=text, at=at, stacks=stacks)
 
     def _seats(self, members: Iterable[Member]) -> list[Seat]:
         seats = []

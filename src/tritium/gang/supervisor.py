@@ -16,7 +16,7 @@ import tempfile
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import IO, TYPE_CHECKING, Any
 
@@ -50,6 +50,7 @@ class Order:
     """What every supervisor of a run is told, by value."""
 
     launch: str
+    run_id: str
     size: int
     address: tuple[str, int]
     secret: bytes
@@ -64,6 +65,7 @@ class Order:
     user_code: bytes = b""
     far_client: bool = False
     patience: Patience | None = None
+    run_dir: str = ""
 
 
 class GangEnded(TritiumError):
@@ -177,6 +179,7 @@ class Supervisor:
             "pulse": self._page.fd,
             "parent": os.getpid(),
             "framework": self.order.framework,
+            "run_dir": self.order.run_dir,
             "mounts": [self._user_code.path] if self._user_code else [],
         }
         keep = (theirs.fileno(), result.fileno(), self._stacks.file.fileno(), self._page.fd, *fds)
@@ -375,6 +378,7 @@ class Supervisor:
         self._from_rank[0].join(1.0)  # what the rank said before its end comes first
         if code != 0 or not self._rank_finished:
             facts: dict[str, Any] = {"rank": self.rank, "host": self.host, "pid": self._process.pid}
+            facts["at"] = {name: self._page.read().get(name) for name in ("step", "phase")}
             if code < 0:
                 if code == -signal.SIGKILL:
                     facts["memory"] = self._watcher.memory.figures(self._process.peak)
@@ -437,5 +441,5 @@ def unbroken(batches: Iterator[pa.RecordBatch], receiver: Receiver) -> Iterator[
         raise receiver.cut_short() from error
 
 
-def plain_fingerprint(fingerprint: Mapping[str, Mapping[int, tuple[int, int]]]) -> dict[str, list[list[int]]]:
-    return {name: [[p, n, h] for p, (n, h) in parts.items()] for name, parts in fingerprint.items()}
+def plain_fingerprint(fingerprint: Mapping[str, Mapping[int, Sequence[int]]]) -> dict[str, list[list[int]]]:
+    return {name: [[p, *part] for p, part in parts.items()] for name, parts in fingerprint.items()}

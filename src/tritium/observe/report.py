@@ -33,6 +33,7 @@ class Report:
             "fingerprint": {},
             "stored": [],
             "notes": [],
+            "retries": [],
             "failure": None,
         }
 
@@ -79,7 +80,7 @@ class Report:
             for rank, count in enumerate(counts):
                 self._shard(rank, name)["rows"] = int(count)
         self._report["fingerprint"] = {
-            name: {str(partition): [count, digest] for partition, count, digest in parts}
+            name: {str(partition): [count, digest] for partition, count, digest, *_ in parts}
             for name, parts in fingerprint.items()
         }
 
@@ -100,6 +101,11 @@ class Report:
 
     def _on_note(self, text: str, **_: Any) -> None:
         self._report["notes"].append(text)
+
+    def _on_retry(self, **retry: Any) -> None:
+        self._report["retries"].append({**retry, "failure": self._report["failure"]})
+        self._report["failure"] = None
+        self._ended.clear()
 
     def _on_failed(self, **failure: Any) -> None:
         self._report["failure"] = self._report["failure"] or failure

@@ -71,6 +71,7 @@ def regression(**changes: Any) -> TorchSettings:
         batch_size=8,
         epochs=3,
         seed=5,
+        checkpoint_every=None,  # the trainings of a launch share a run directory
         verbose=False,
     )
     return dataclasses.replace(base, **changes)

@@ -17,8 +17,8 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from tritium.errors import BadSetting, CheckpointFailed, TritiumError
-from tritium.model.checkpoint import REPLICATED, Damaged, Loaded, Store, own
+from tritium.errors import BadSetting, TritiumError
+from tritium.model.checkpoint import REPLICATED, Checkpoint, Damaged, Loaded, Store, own
 from tritium.model.state import Snapshot
 from tritium.observe.events import run_at
 
@@ -165,39 +165,43 @@ class Checkpoints:
             self._problem = error
 
     def _save(self, step: int, keep: int, owns: bool, began: float) -> None:
-        store, first = self._store, self._world.rank == 0
-        name = self._attempt(lambda: store.prepare(step)) if first else None
+        first = self._world.rank == 0
+        name = self._attempt(lambda: self._store.prepare(step)) if first else None
         answers = self._exchange("checkpoint.save", name if isinstance(name, BaseException) else (name, step))
-        if len({at for _, at in answers}) > 1:
-            said = ", ".join(f"rank {rank} saves step {at}" for rank, (_, at) in enumerate(answers))
-            raise BadSetting(f"world.checkpoint.save: {said}. All ranks must save at the same steps.")
         name = answers[0][0]
+        try:
+            done = self._fill(name, [at for _, at in answers], owns)
+        except BaseException:
+            if first:
+                self._store.discard(name)
+            raise
+        if first:
+            facts = {
+                "bytes": done.total,
+                "seconds": round(time.monotonic() - began, 3),
+                "path": self._store.where(name),
+            }
+            self._control.tell("checkpoint", step=step, **facts)
+            self._store.prune(keep)
+
+    def _fill(self, name: str, steps: list[int], owns: bool) -> Checkpoint:
+        """Write what is in a checkpoint, the manifest last."""
+        store, first = self._store, self._world.rank == 0
+        if len(set(steps)) > 1:
+            said = ", ".join(f"rank {rank} saves step {step}" for rank, step in enumerate(steps))
+            raise BadSetting(f"world.checkpoint.save: {said}. All ranks must save at the same steps.")
 
         def write() -> dict[str, Any]:
             sums = store.write(name, REPLICATED, self._state) if first else {}
             return sums | (store.write(name, own(self._world.rank), self._own) if owns else {})
 
-        try:
-            answers = self._exchange("checkpoint.save", self._attempt(write))
-        except TritiumError:
-            if first:
-                store.discard(name)
-            raise
-        sums = {part: facts for answer in answers for part, facts in answer.items()}
-        self._exchange(
-            "checkpoint.save", self._attempt(lambda: self._commit(name, sums, keep, began)) if first else None
-        )
+        def commit() -> Checkpoint:
+            return store.commit(name, self._world.size, sums)
 
-    def _commit(self, name: str, sums: Mapping[str, Any], keep: int, began: float) -> None:
-        try:
-            done = self._store.commit(name, self._world.size, sums)
-        except CheckpointFailed:
-            self._store.discard(name)
-            raise
-        seconds = round(time.monotonic() - began, 3)
-        path = self._store.where(name)
-        self._control.tell("checkpoint", step=done.step, bytes=done.total, seconds=seconds, path=path)
-        self._store.prune(keep)
+        answers = self._exchange("checkpoint.save", self._attempt(write))
+        sums = {part: facts for answer in answers for part, facts in answer.items()}
+        done: Checkpoint = self._exchange("checkpoint.save", self._attempt(commit) if first else None)[0]
+        return done
 
     # ---- with the others
 
@@ -261,9 +265,12 @@ class Clock:
     the slowest rank it is about a second of calls.
     """
 
-    def __init__(self, post: Callable[[bytes], Callable[[], list[bytes]]]) -> None:
+    def __init__(
+        self, post: Callable[[bytes], Callable[[], list[bytes]]], now: Callable[[], float] = time.monotonic
+    ) -> None:
         self._post = post
-        self._saved = self._posted = time.monotonic()
+        self._now = now
+        self._saved = self._posted = now()
         self._answers: Callable[[], list[bytes]] | None = None
         self._calls = 0  # since the last post
         self._ahead = 1  # the calls from a post to its reading
@@ -271,12 +278,12 @@ class Clock:
 
     def reset(self) -> None:
         """There was a save, for another reason."""
-        self._saved = time.monotonic()
+        self._saved = self._now()
         self._stale = True
 
     def due(self, seconds: float) -> bool:
         """Called once a step."""
-        now = time.monotonic()
+        now = self._now()
         self._calls += 1
         if self._answers is not None and self._calls < self._ahead:
             return False

@@ -265,7 +265,7 @@ class Coordinator:
         self._observer.store(name, message.blob, last)
 
     def _on_gather(self, member: Member, message: Message) -> None:
-        lane, number = str(message["lane"]), int(message["number"])
+        lane, number = str(message.fields.get("lane", "main")), int(message["number"])
         meeting = self._rendezvous.setdefault((lane, number), Rendezvous(number, self.size, lane))
         meeting.add(member.number, message)
         if meeting.problem is None:

@@ -27,7 +27,7 @@ _ANY = (
     "checkpoint_keep",
     "if_data_changed",
 )
-_NAMED = ("optimizer", "loss", "lr_scheduler", "train_step")
+_CODE = ("model", "optimizer", "loss", "lr_scheduler", "train_step")  # may be rewritten, and mean the same
 
 
 class Keeper:
@@ -51,7 +51,7 @@ class Keeper:
     ) -> None:
         self._settings, self._world, self._shard = settings, world, shard
         self._state, self._alarm, self._pace, self._stopper = state, alarm, pace, stopper
-        self._about = about(settings, state.module, shard)
+        self._about = about(settings, state.module, state.optimizer, shard)
         self._on, self._must = settings.checkpoint_every is not None, must
         self._finished = self._stopped = False
         self._step = 0
@@ -102,12 +102,12 @@ class Keeper:
         """How many epochs there are in all: no more than there were when callbacks or early stopping ended it."""
         return len(self._state.history) if self._stopped else self._settings.epochs
 
-    def totals(self, ranks: Any) -> Totals:
+    def totals(self, epoch: Any, ranks: Any) -> Totals:
         """The sums of an epoch: as they were where it goes on, else zero."""
-        totals = Totals(self._settings.named_metrics(), ranks)
-        if self._totals is not None:
-            totals.load_state(self._totals)
-            self._totals = None
+        totals, before = Totals(self._settings.named_metrics(), ranks), self._totals
+        self._totals = None
+        if before is not None and epoch.first > 0:
+            totals.load_state(before)
         return totals
 
     def after_step(self, batch: Mapping[str, torch.Tensor], totals: Totals) -> None:
@@ -180,14 +180,14 @@ class Keeper:
             )
 
 
-def about(settings: TorchSettings, module: torch.nn.Module, shard: Any) -> dict[str, Any]:
+def about(settings: TorchSettings, module: torch.nn.Module, optimizer: Any, shard: Any) -> dict[str, Any]:
     """What must be equal for a training to go on: what is trained, on which columns, and by which settings."""
     found: dict[str, Any] = {
         name: getattr(settings, name)
         for name in settings.fields()
-        if name not in (*_ANY, *_NAMED, "model", "feature_cols", "label_cols", "row_key")
+        if name not in (*_ANY, *_CODE, "feature_cols", "label_cols", "row_key")
     }
-    found |= {name: name_of(getattr(settings, name)) for name in _NAMED}
+    found["optimizer"] = name_of(optimizer)
     found |= {f"weights {k}": f"{v.dtype} {list(v.shape)}" for k, v in module.state_dict().items()}
     return found | {f"column {f.name}": f"{f.dtype} of {', '.join(f.sources)}" for f in shard.schema}
 

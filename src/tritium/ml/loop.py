@@ -56,7 +56,7 @@ def _train(
     order = settings.order() | {"batch_size": batch_size, "device": ranks.device, "resume": resume}
     for epoch in shard.epochs(keeper.epochs, **order):
         started = time.monotonic()
-        totals = keeper.totals(ranks)
+        totals = keeper.totals(epoch, ranks)
         pace.before_epoch(epoch)
         net.train()
         for batches in together(epoch, settings.gradient_accumulation):

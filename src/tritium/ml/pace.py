@@ -27,9 +27,12 @@ class Pace:
         """Makes a scheduler that counts steps, now that their number is known."""
         if self._per_step and self._scheduler is None:
             steps = -(-epoch.steps // self._settings.gradient_accumulation)
+            options = [{k: v for k, v in group.items() if k != "params"} for group in self._optimizer.param_groups]
             self._scheduler = self._settings.lr_scheduler(self._optimizer, steps * self._settings.epochs)
             if self._restored is not None:
                 self._scheduler.load_state_dict(self._restored)
+                for group, then in zip(self._optimizer.param_groups, options, strict=True):
+                    group.update(then)  # a new scheduler begins with the first step's
 
     def state_dict(self) -> dict[str, Any]:
         """For a checkpoint."""

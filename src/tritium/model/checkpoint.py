@@ -274,15 +274,16 @@ class Store:
                 self._remove(name)
             except Exception as error:
                 raise CheckpointFailed(
-                    f"The checkpoint {self.where(name)} is older than the newest {keep} and can't be removed: {error!r}.",
+                    f"The checkpoint {self.where(name)} is older than the newest {keep} and stays: {error!r}.",
                     path=self.where(name),
                 ) from error
         self.damaged.clear()
 
     def discard(self, name: str) -> None:
-        """Remove what there is of a checkpoint that could not be written."""
+        """Remove what there is of a checkpoint that could not be written; one that has its manifest is there."""
         try:
-            self._remove(name)
+            if name not in self.names():
+                self._remove(name)
         except Exception:  # noqa: BLE001 - the same disk refuses again; what it said first is on its way already
             return
 

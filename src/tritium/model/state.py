@@ -73,13 +73,14 @@ class Snapshot:
         self.structure = json.dumps({"format": 1, "state": tree}, separators=(",", ":")).encode()
         self._header = weights.header((leaf.entry for leaf in leaves), {"format": "tritium"})
         self.size = sum(leaf.size for leaf in leaves)
-        self._reserve(any(leaf.torch and leaf.value.is_cuda for leaf in leaves))
+        devices = {leaf.value.device for leaf in leaves if leaf.torch and leaf.value.is_cuda}
+        self._reserve(bool(devices))
         start = 0
         for leaf in leaves:
             _copy(leaf, self._memory[start : start + leaf.size])
             start += leaf.size
-        if self._owner is not None:
-            sys.modules["torch"].cuda.synchronize()
+        for device in devices:  # copies from there are still under way
+            sys.modules["torch"].cuda.synchronize(device)
         return self
 
     def _reserve(self, locked: bool) -> None:

@@ -32,6 +32,7 @@ class Report:
             "versions": versions(),
             "fingerprint": {},
             "stored": [],
+            "checkpoint": None,
             "notes": [],
             "retries": [],
             "failure": None,
@@ -50,7 +51,7 @@ class Report:
         `seconds_until` says when every rank was there, when every row was spooled and when the first numbers were
         logged; `ranks` has a rank's host and pid, its rows by name (read, and by all epochs together used, padded,
         dropped and repeated) and its last logged numbers; `fingerprint` has the rows and the sum of their hashes, in
-        hexadecimal, by source partition.
+        hexadecimal, by source partition; `checkpoint` is the newest that was saved.
         """
         with self._lock:
             return {
@@ -98,6 +99,9 @@ class Report:
     def _on_stored(self, name: str, **_: Any) -> None:
         if name not in self._report["stored"]:
             self._report["stored"].append(name)
+
+    def _on_checkpoint(self, **facts: Any) -> None:
+        self._report["checkpoint"] = {key: value for key, value in facts.items() if key != "rank"}
 
     def _on_note(self, text: str, **_: Any) -> None:
         self._report["notes"].append(text)

@@ -84,7 +84,7 @@ def test_a_rank_that_skips_a_collective(tmp_path: Path) -> None:
     assert error.rank == 1
     first, *rest = str(error).splitlines()
     assert re.match(r"Rank 1 on \S+ is not where the others wait: its function has returned\.", first)
-    assert "It never reached the exchange in which rank 0, 2 wait" in first
+    assert "It never reached the all_reduce in which ranks 0, 2 wait" in first
     assert [line for line in rest if re.match(r"  rank 0 .*in train\(\) at test_stall\.py:\d+ → all_reduce", line)]
 
 
@@ -105,7 +105,7 @@ def test_a_rank_that_waits_in_another_place_than_the_rest(tmp_path: Path) -> Non
 
     error = stalled(train, mark, framework="torch", data={"train": pd.DataFrame({"x": range(40)})})
     assert (error.rank, error.step) == (1, 4)
-    assert "It never reached the exchange in which rank 0 waits (step 4)." in str(error)
+    assert "It never reached the all_reduce in which rank 0 waits (step 4)." in str(error)
     behind, ahead = (line for line in str(error).splitlines() if line.startswith("  rank"))
     assert re.search(r"rank 1 .*in train\(\) at test_stall\.py:\d+ → wait", behind)
     assert re.search(r"rank 0 .*in train\(\) at test_stall\.py:\d+ → all_reduce", ahead)

@@ -568,7 +568,8 @@ class TestStalls:
         gang.hello(0).send("ready", pid=1)
         gang.hello(2).send("ready", pid=1)
         gang.hello(3, host="b").send("pulse", **pulse(seconds=12.0))
-        wait(lambda: len(coordinator.missing()) == 2 and coordinator.members[3].standing, "all is heard", SECONDS)
+        wait(lambda: len(coordinator.missing()) == 2 and len(coordinator.members) == 3, "three have come", SECONDS)
+        wait(lambda: coordinator.members[3].standing, "the pulse is heard", SECONDS)
         assert missing_note(coordinator, 4) == (
             "2 of 4 ranks have reported; still missing: task 1 (not started: no slot, or its source is still being "
             "computed); task 3 (host b, importing torch for 12 s)"
@@ -584,7 +585,7 @@ class TestStalls:
         two.send("pulse", **pulse(step=309, taken=309, phase="step 309", doing="step", quiet=3.0))
         number = heard(one, "stacks")["number"]
         assert heard(two, "stacks")["number"] == number
-        one.send("stacks", b"the stack", number=number, where="in f() at f.py:1", collective=True, why="")
+        one.send("stacks", b"the stack", number=number, where="in f() at f.py:1", collective="all_reduce", why="")
         gang.until(lambda: gang.coordinator.failure, "the stall is told")
         error = gang.coordinator.failure.error("/runs/1")  # type: ignore[union-attr]
         assert isinstance(error, Stalled)
@@ -600,7 +601,7 @@ class TestStalls:
         one.send("pulse", **pulse(step=1, quiet=3.0))
         number = heard(one, "stacks")["number"]
         one.send("pulse", **pulse(step=2))
-        one.send("stacks", b"", number=number, where="", collective=False, why="")
+        one.send("stacks", b"", number=number, where="", collective="", why="")
         one.send("finished")
         heard(one, "finished")
         assert gang.coordinator.failure is None

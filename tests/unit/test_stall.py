@@ -89,7 +89,10 @@ class TestTheRunsOwnPace:
 
 class TestWhoIsAtFault:
     def first(self, *seats: Seat, collective: tuple[int, ...] = ()) -> int:
-        answers = {each.rank: Answer("…", "in f() at f.py:1", each.rank in collective) for each in seats}
+        answers = {
+            each.rank: Answer("…", "in f() at f.py:1", "all_reduce" if each.rank in collective else "")
+            for each in seats
+        }
         return at_fault(seats, still(seats, PATIENCE, 1000.0)[0], answers)[0].rank
 
     def test_the_stopped_process(self) -> None:
@@ -113,14 +116,14 @@ class TestWhoIsAtFault:
     def test_the_story_names_it_first_and_says_what_it_never_reached(self) -> None:
         seats = [seat(0, step=310, taken=310, phase="step 310"), seat(1, step=309, taken=309, phase="step 309")]
         answers = {
-            0: Answer("…", "in train() at t.py:42 → all_reduce (d.py:1)", True),
+            0: Answer("…", "in train() at t.py:42 → all_reduce (d.py:1)", "all_reduce"),
             1: Answer(why="its process is stopped"),
         }
         order = at_fault(seats, seats, answers)
         text = story(order[0], order, [], answers, 1000.0)
         assert text.splitlines() == [
-            "rank 1 on h1 stands still: step 309, no progress for 601.0 s. It never reached the exchange in which rank "
-            "0 waits (step 310).",
+            "rank 1 on h1 stands still: step 309, no progress for 601.0 s. It never reached the all_reduce in which "
+            "rank 0 waits (step 310).",
             "",
             "Where the ranks are:",
             "  rank 1 (host h1): step 309, its process is stopped",
@@ -213,7 +216,7 @@ class TestStacks:
     def test_the_main_thread_in_one_line(self) -> None:
         frames = main_thread(DUMP, 0xBB)
         assert where(frames) == "in train() at train.py:42 → all_reduce (distributed_c10d.py:3252)"
-        assert in_collective(frames)
+        assert in_collective(frames) == "all_reduce"
         assert where(main_thread(DUMP, 0xAA)) == "in other() at a.py:1"
         assert not in_collective(main_thread(DUMP, 0xAA))
         assert main_thread(DUMP, None) == frames

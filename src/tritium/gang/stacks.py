@@ -95,9 +95,10 @@ def where(frames: list[Frame]) -> str:
     return f"{text} → {' → '.join(names)} ({called[0].place})"
 
 
-def in_collective(frames: list[Frame]) -> bool:
-    """Whether the thread waits in an exchange of the ranks."""
-    return any(part in frame.path for frame in frames[:_WITHIN] for part in _COLLECTIVE)
+def in_collective(frames: list[Frame]) -> str:
+    """The exchange of the ranks that the thread waits in, such as "all_reduce"; empty when it is in none."""
+    found = [frame.name for frame in frames[:_WITHIN] if any(part in frame.path for part in _COLLECTIVE)]
+    return next((name for name in reversed(found) if name not in _WRAPPERS), "")
 
 
 _LIBRARIES = tuple(

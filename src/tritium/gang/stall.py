@@ -138,11 +138,12 @@ def starved(seats: Iterable[Seat], patience: Patience, now: float) -> Seat | Non
 
 @dataclass(frozen=True)
 class Answer:
-    """The stacks of one rank as its supervisor read them: `where` is its main thread's in one line, `why` why none."""
+    """The stacks of one rank as its supervisor read them: `where` is its main thread's in one line, `collective`
+    the exchange of the ranks that it waits in, and `why` why there are none."""
 
     text: str = ""
     where: str = ""
-    collective: bool = False
+    collective: str = ""
     why: str = ""
 
 
@@ -162,7 +163,7 @@ def at_fault(seats: Iterable[Seat], stuck: list[Seat], answers: Mapping[int, Ans
     def key(seat: Seat) -> tuple[Any, ...]:
         s, answer = seat.standing, answers.get(seat.rank, NO_ANSWER)
         done = (s.taken,) if steps else (s.epoch or 0, s.step or 0) if logged else ()
-        exchanging = answer.collective or (s.doing == "wait" and not seat.finished)
+        exchanging = bool(answer.collective) or (s.doing == "wait" and not seat.finished)
         return s.state != "T", done, exchanging, seat.rank not in ranks, seat.rank
 
     return sorted(chosen, key=key)
@@ -203,10 +204,10 @@ def _behind(first: Seat, order: list[Seat], answers: Mapping[int, Answer]) -> st
     if answers.get(first.rank, NO_ANSWER).collective and not ahead:
         return ""
     if waiting:
-        place = waiting[0].standing.place()
-        names = ", ".join(str(seat.rank) for seat in waiting)
-        verb = "wait" if len(waiting) > 1 else "waits"
-        return f" It never reached the exchange in which rank {names} {verb} ({place})."
+        call, at = answers[waiting[0].rank].collective, waiting[0].standing.place()
+        who = f"ranks {', '.join(str(seat.rank) for seat in waiting)} wait"
+        who = who if len(waiting) > 1 else f"rank {waiting[0].rank} waits"
+        return f" It never reached the {call} in which {who} ({at})."
     if ahead:
         names = ", ".join(f"{seat.rank} ({seat.standing.place()})" for seat in ahead)
         return f" Ahead of it: rank {names}."

@@ -67,7 +67,7 @@ class StallWatch:
         if number == self._number and self._open:
             self._texts[rank] = message.blob.decode("utf-8", "replace")
             self._answers[rank] = Answer(
-                self._texts[rank], str(message["where"]), bool(message["collective"]), str(message["why"])
+                self._texts[rank], str(message["where"]), str(message["collective"]), str(message["why"])
             )
         return self._open and len(self._answers) == self._size
 

@@ -26,10 +26,8 @@ from tritium import ship
 from tritium.errors import TritiumError, WireError
 from tritium.gang.child import start_rank
 from tritium.gang.failure import Failure, signal_name
-from tritium.gang.pulse import Page
 from tritium.gang.results import chunks
-from tritium.gang.stacks import SIGNAL, Stacks, in_collective, main_thread, where
-from tritium.gang.stall import Patience, why_no_answer
+from tritium.gang.stall import Patience
 from tritium.gang.watcher import Watcher
 from tritium.wire import Channel, Message
 
@@ -137,7 +135,7 @@ class Supervisor:
         self._channel = Channel.connect(address or self.order.address, self.order.secret, CONNECT_SECONDS)
         placeholder = socket.socket()
         result = tempfile.TemporaryFile()  # noqa: SIM115 - closed below
-        self._stacks, self._page = Stacks(), Page()
+        self._watcher = Watcher()
         try:
             # Bound but never listening: the port stays ours until the framework binds over it (SO_REUSEADDR).
             placeholder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -157,8 +155,7 @@ class Supervisor:
             placeholder.close()
             self._stop()
             result.close()
-            self._stacks.close()
-            self._page.close()
+            self._watcher.close()
 
     def _open_spools(self) -> None:
         if self.order.plan:
@@ -174,17 +171,15 @@ class Supervisor:
         settings = {
             "control": theirs.fileno(),
             "result": result.fileno(),
-            "stacks": self._stacks.file.fileno(),
-            "signal": SIGNAL,
-            "pulse": self._page.fd,
+            **self._watcher.settings,
             "parent": os.getpid(),
             "framework": self.order.framework,
             "run_dir": self.order.run_dir,
             "mounts": [self._user_code.path] if self._user_code else [],
         }
-        keep = (theirs.fileno(), result.fileno(), self._stacks.file.fileno(), self._page.fd, *fds)
+        keep = (theirs.fileno(), result.fileno(), *self._watcher.fds, *fds)
         self._process = start_rank(settings, keep=keep, env=self.order.env, cpus=self.cpus)
-        self._watcher = Watcher(self._process.pid, self._page)
+        self._watcher.watch(self._process)
         theirs.close()
         self._to_rank = Channel(ours)
         self._started = True
@@ -378,10 +373,10 @@ class Supervisor:
         self._from_rank[0].join(1.0)  # what the rank said before its end comes first
         if code != 0 or not self._rank_finished:
             facts: dict[str, Any] = {"rank": self.rank, "host": self.host, "pid": self._process.pid}
-            facts["at"] = {name: self._page.read().get(name) for name in ("step", "phase")}
+            facts["at"] = self._watcher.place()
             if code < 0:
                 if code == -signal.SIGKILL:
-                    facts["memory"] = self._watcher.memory.figures(self._process.peak)
+                    facts["memory"] = self._watcher.memory()
                 self._fail(Failure(how="signal", signal=signal_name(-code), exit_code=code, **facts))
             else:
                 self._fail(Failure(how="exit", exit_code=code, **facts))
@@ -398,13 +393,7 @@ class Supervisor:
 
     def _tell_stacks(self, number: int) -> None:
         """The stacks of the rank's threads, or why there are none."""
-        word, state = self._page.read(), self._watcher.state()
-        why, text = "it has only just started", ""
-        if word["beats"]:  # before its first word, it would not know the signal
-            text = "" if state == "T" else self._stacks.ask(self._process)
-            why = "" if text else why_no_answer(state)
-        frames = main_thread(text, word["main"])
-        facts = {"where": where(frames), "collective": in_collective(frames), "why": why}
+        text, facts = self._watcher.stacks()
         with contextlib.suppress(WireError):
             self._channel.send("stacks", text.encode()[: 1 << 20], number=number, **facts)
 

@@ -11,39 +11,78 @@ from collections.abc import Mapping
 from typing import Any
 
 from tritium.gang import vitals
+from tritium.gang.child import RankProcess
 from tritium.gang.pulse import Page
+from tritium.gang.stacks import SIGNAL, Stacks, in_collective, main_thread, where
+from tritium.gang.stall import why_no_answer
 
 _STEPS = 64  # the pace is the median of so many looks that saw steps
 _ENOUGH = 10
 
 
 class Watcher:
-    """Puts together the pulse that the coordinator hears. `receives` and `look` may come from any thread."""
+    """Puts together the pulse that the coordinator hears, and the stacks of a rank. For any thread, after `watch`."""
 
-    def __init__(self, pid: int, page: Page) -> None:
-        now = time.monotonic()
-        self.memory = vitals.Memory(pid)
+    def __init__(self) -> None:
         self.output = 0
         """Counts the pieces of output: a rank that prints moves."""
-        self._pid = pid
-        self._page = page
-        self._begun = now
+        self._page, self._stacks = Page(), Stacks()
         self._rows: Mapping[str, int] | None = None
+        self._lock = threading.Lock()
+
+    @property
+    def fds(self) -> tuple[int, int]:
+        """What the rank inherits: where it writes its pulse, and where its stacks."""
+        return self._page.fd, self._stacks.file.fileno()
+
+    @property
+    def settings(self) -> dict[str, int]:
+        """What the rank is told: its descriptors, and the signal at which it writes its stacks."""
+        return {"pulse": self._page.fd, "stacks": self._stacks.file.fileno(), "signal": SIGNAL}
+
+    def watch(self, process: RankProcess) -> None:
+        """From now on, this process."""
+        now, pid = time.monotonic(), process.pid
+        self._process = process
+        self._memory = vitals.Memory(pid)
+        self._begun = now
         self._lapse = vitals.Lapse(now)
         self._progress, self._arrived = vitals.Still(now), vitals.Still(now)
         self._busy = vitals.Busy(pid, now)
         source = _source()
         self._source = vitals.Busy(source, now) if source else None
         self._pace = _Pace()
-        self._lock = threading.Lock()
 
     def receives(self, rows: Mapping[str, int] | None) -> None:
         """Rows are expected from now on, and counted in this mapping; None: their end has come."""
         self._rows = rows
 
-    def state(self) -> str:
-        """The state of its process, as `vitals.state`."""
-        return vitals.state(self._pid)
+    def place(self) -> dict[str, Any]:
+        """Its last step and phase, also of a rank that has ended."""
+        word = self._page.read()
+        return {"step": word.get("step"), "phase": word["phase"]}
+
+    def memory(self) -> dict[str, Any]:
+        """The figures of a rank that was killed."""
+        return self._memory.figures(self._process.peak)
+
+    def stacks(self) -> tuple[str, dict[str, str]]:
+        """The stacks of all its threads as it writes them; and in words where its main thread is, or why it can't say.
+
+        Takes up to `stacks.ANSWER_SECONDS`.
+        """
+        word, state = self._page.read(), vitals.state(self._process.pid)
+        text, why = "", "it has only just started"
+        if word["beats"]:  # before its first word, it would not know the signal
+            text = "" if state == "T" else self._stacks.ask(self._process)
+            why = "" if text else why_no_answer(state)
+        frames = main_thread(text, word["main"])
+        return text, {"where": where(frames), "collective": in_collective(frames), "why": why}
+
+    def close(self) -> None:
+        """Let go of what the rank wrote to."""
+        self._page.close()
+        self._stacks.close()
 
     def look(self) -> dict[str, Any]:
         """The fields of a pulse message. All seconds are as of now."""
@@ -53,7 +92,7 @@ class Watcher:
                 for each in (self._progress, self._arrived, self._busy, self._source):
                     if each is not None:
                         each.forgive(lapse)
-            self.memory.look()
+            self._memory.look()
             arrived = self._arrived.look(None if rows is None else tuple(rows.values()), now)
             if self._source is not None:
                 arrived = min(arrived, self._source.look(now))
@@ -63,7 +102,7 @@ class Watcher:
                 "seconds": round(now - (word["since"] or self._begun), 3),
                 "quiet": round(self._progress.look((word["beats"], self.output), now), 3),
                 "idle": round(self._busy.look(now), 3),
-                "state": self.state(),
+                "state": vitals.state(self._process.pid),
                 "receiving": rows is not None,
                 "rows": dict(rows or {}),
                 "rows_quiet": round(arrived, 3),

@@ -7,17 +7,20 @@ import subprocess
 import sys
 import threading
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 
 from tritium.errors import RankFailed, Stalled
 from tritium.gang.failure import Failure
+from tritium.gang.muster import Member
 from tritium.gang.pulse import Page, Pulse
 from tritium.gang.settings import Gang
 from tritium.gang.stacks import Frame, in_collective, main_thread, where
-from tritium.gang.stall import Answer, Patience, Seat, Standing, at_fault, starved, still, story
+from tritium.gang.stall import Answer, Patience, Seat, Standing, at_fault, judge, starved, story
+from tritium.gang.stallwatch import StallWatch
 from tritium.gang.vitals import Busy, Lapse, Still, killed_for
+from tritium.wire import Message
 
 PATIENCE = Patience(600.0)
 
@@ -28,7 +31,7 @@ def seat(rank: int, *, finished: bool = False, **facts: Any) -> Seat:
 
 
 def stuck(*seats: Seat, patience: Patience = PATIENCE) -> list[int]:
-    return [each.rank for each in still(seats, patience, 1000.0)[0]]
+    return [each.rank for each in judge(seats, patience, 1000.0).still]
 
 
 class TestWhoStandsStill:
@@ -37,7 +40,7 @@ class TestWhoStandsStill:
         assert stuck(seat(0, step=3, quiet=599.0)) == []
 
     def test_what_was_heard_long_ago_counts_from_then(self) -> None:
-        assert [s.rank for s in still([seat(0, step=3, quiet=1.0)], PATIENCE, 1600.0)[0]] == [0]
+        assert [s.rank for s in judge([seat(0, step=3, quiet=1.0)], PATIENCE, 1600.0).still] == [0]
 
     def test_a_rank_without_steps_only_when_it_is_idle_and_no_other_rank_moves(self) -> None:
         assert stuck(seat(0, idle=3.0)) == []
@@ -80,6 +83,13 @@ class TestTheRunsOwnPace:
         assert stuck(seat(0, **waits), seat(1, **waits), patience=self.own) == [0, 1]
         assert stuck(seat(0, **waits, state="T"), saves, patience=self.own) == [0]
 
+    def test_in_doubt_while_the_others_are_busy_without_progress(self) -> None:
+        waits = {"step": 9, "doing": "step", "pace": 0.1, "quiet": 61.0}
+        verdict = judge([seat(0, **waits, idle=0.0), seat(1, **waits, idle=61.0)], self.own, 1000.0)
+        assert verdict.still == []
+        assert [each.rank for each in verdict.doubtful] == [1]
+        assert [each.rank for each in verdict.moving] == [0]
+
     def test_not_of_a_limit_that_was_given(self) -> None:
         assert Patience.of(Gang()) == self.own
         assert Patience.of(Gang(stall_timeout=30)) == Patience(30)
@@ -93,7 +103,7 @@ class TestWhoIsAtFault:
             each.rank: Answer("…", "in f() at f.py:1", "all_reduce" if each.rank in collective else "")
             for each in seats
         }
-        return at_fault(seats, still(seats, PATIENCE, 1000.0)[0], answers)[0].rank
+        return at_fault(seats, judge(seats, PATIENCE, 1000.0).still, answers)[0].rank
 
     def test_the_stopped_process(self) -> None:
         assert self.first(seat(0, step=1, taken=1), seat(1, step=2, taken=2, state="T")) == 1
@@ -129,6 +139,45 @@ class TestWhoIsAtFault:
             "  rank 1 (host h1): step 309, its process is stopped",
             "  rank 0 (host h0): step 310, in train() at t.py:42 → all_reduce (d.py:1)",
         ]
+
+
+class TestTelling:
+    """What the coordinator does with it, without a network."""
+
+    own = Patience(600.0, own_pace=True)
+    waits: ClassVar[dict[str, Any]] = {"step": 9, "taken": 9, "doing": "step", "pace": 0.1, "phase": "step 9"}
+
+    def conclude(self, seats: list[Seat], collective: tuple[int, ...], watch: StallWatch | None = None) -> Any:
+        watch = watch or StallWatch(self.own, len(seats))
+        members = [
+            Member(s.rank, 0, s.host, "", 0, 1, rank=s.rank, standing=s.standing, finished=s.finished) for s in seats
+        ]
+        assert watch.look(members, 1000.0)
+        number = watch.ask()
+        assert not watch.look(members, 1000.0)  # one question at a time
+        for s in seats:
+            fields = {"where": "", "collective": "all_reduce" if s.rank in collective else "", "why": ""}
+            assert watch.take(number, s.rank, Message("stacks", fields, b"s")) == (s is seats[-1])
+        found = watch.conclude(number, members, 1000.0)
+        assert not watch.look(members, 1000.0)  # it is told once
+        return found
+
+    def test_ranks_that_wait_in_an_exchange_for_one_that_moves_are_left_alone(self) -> None:
+        saves = seat(0, step=9, phase="saving a checkpoint", quiet=3.0)
+        assert self.conclude([saves, seat(1, **self.waits)], collective=(1,)) is None
+
+    def test_but_not_one_that_stands_still_elsewhere(self) -> None:
+        failure, certain = self.conclude([seat(0, step=9, quiet=3.0), seat(1, **self.waits)], collective=())
+        assert (failure.rank, certain) == (1, True)
+
+    def test_in_doubt_it_is_only_reported_until_the_limit_is_over(self) -> None:
+        watch = StallWatch(self.own, 2)
+        spins = {**self.waits, "idle": 0.0}
+        early = [seat(0, **spins, quiet=61.0), seat(1, **{**self.waits, "quiet": 61.0})]
+        failure, certain = self.conclude(early, (0,), watch)
+        assert (failure.rank, certain) == (1, False)
+        failure, certain = self.conclude([seat(0, **spins), seat(1, **self.waits)], (0,), watch)
+        assert (failure.rank, certain) == (1, True)
 
 
 class TestRows:

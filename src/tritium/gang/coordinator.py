@@ -330,12 +330,13 @@ class Coordinator:
     def _tell_stall(self, number: int) -> None:
         if self._watch is None or self.failure is not None:
             return
-        failure = self._watch.conclude(number, self.members.values(), time.monotonic())
-        if failure is None:  # told already, or the ranks have moved on meanwhile
+        found = self._watch.conclude(number, self.members.values(), time.monotonic())
+        if found is None:  # told already, or the ranks have moved on meanwhile
             return
+        failure, certain = found
         for rank, text in sorted(failure.stacks.items()):
             self._observer.store(f"stacks/rank-{rank}.txt", text.encode(), True)
-        if self._watch.patience.end:
+        if self._watch.patience.end and certain:
             self._failed(failure)
             return
         self._observer.event("stalled", **failure.fields())

@@ -96,29 +96,48 @@ class Seat:
     finished: bool = False
 
 
-def still(seats: Iterable[Seat], patience: Patience, now: float) -> tuple[list[Seat], list[Seat]]:
-    """(those that stand still, those that move).
+@dataclass(frozen=True)
+class Verdict:
+    """Of all ranks: those that stand still; those that seem to, while others are busy; and those that move or may."""
 
-    A rank that has reported a step, or whose process is stopped, stands still when it made no progress for the limit.
-    Two kinds do only when no other rank moves, for they may wait for it: one that never reported a step, and used
-    nearly no CPU either; and one that did nothing at all for the shorter limit of the run's own steps.
-    A rank that waits for the others, or for rows, or has returned, does neither: something else is at fault.
+    still: list[Seat]
+    doubtful: list[Seat]
+    moving: list[Seat]
+
+
+def judge(seats: Iterable[Seat], patience: Patience, now: float) -> Verdict:
+    """How the ranks stand.
+
+    One that has reported a step, or whose process is stopped, stands still when it made no progress for the limit. Two
+    kinds do only when no other rank moves, for they may wait for it: one that never reported a step, and used
+    nearly no CPU either; and one that did nothing at all for the shorter limit of the run's own steps. When the others
+    made no progress for that limit either, but use CPU, as ranks that wait in NCCL do, the latter is in doubt.
+    A rank that waits for the others, or for rows, or has returned, does none of this: something else is at fault.
     """
-    sure, perhaps, moving = [], [], []
+    sure: list[Seat] = []
+    idle: list[Seat] = []
+    short_of: list[Seat] = []
+    busy: list[Seat] = []
+    moving: list[Seat] = []
     for seat in sorted(seats, key=lambda seat: seat.rank):
         s = seat.standing
         if (seat.finished and s.phase != "leaving") or (s.doing in ("wait", "rows") and s.state != "T"):
             continue
-        quiet, idle = s.quiet + now - s.heard, s.idle + now - s.heard
-        stepping = s.step is not None
+        quiet, nothing = s.quiet + now - s.heard, s.idle + now - s.heard
         short = patience.short(s.pace) if s.doing == "step" else patience.timeout
-        if (stepping and quiet > patience.timeout) or (s.state == "T" and quiet > short):
+        if (s.step is not None and quiet > patience.timeout) or (s.state == "T" and quiet > short):
             sure.append(seat)
-        elif min(quiet, idle) > short:
-            perhaps.append(seat)
+        elif min(quiet, nothing) > short:
+            (idle if s.step is None else short_of).append(seat)
+        elif s.step is not None and quiet > short:
+            busy.append(seat)
         else:
             moving.append(seat)
-    return (sure, moving) if moving else (sorted(sure + perhaps, key=lambda seat: seat.rank), [])
+    if moving:
+        return Verdict(sure, [], [*busy, *moving])
+    if busy:
+        return Verdict(sure, short_of, busy)
+    return Verdict(sorted(sure + idle + short_of, key=lambda seat: seat.rank), [], [])
 
 
 def starved(seats: Iterable[Seat], patience: Patience, now: float) -> Seat | None:

@@ -12,10 +12,11 @@ from tritium.gang.stall import (
     Patience,
     Seat,
     Standing,
+    Verdict,
     at_fault,
+    judge,
     starved,
     starved_story,
-    still,
     story,
 )
 from tritium.gang.vitals import Lapse
@@ -32,7 +33,7 @@ class StallWatch:
         self._size = size
         self._lapse: Lapse | None = None
         self._forgiven = 0.0
-        self._told: set[int] = set()
+        self._told: set[tuple[str, int]] = set()
         self._dismissed: object = None
         self._number = 0
         self._open = False
@@ -46,14 +47,11 @@ class StallWatch:
         if lapse:  # this process did not run: what was said meanwhile is still to be read
             self._forgiven = now
         seats = self._seats(members)
-        stuck, moving = still(seats, self.patience, now)
-        found = {seat.rank for seat in stuck}
-        hungry = starved(seats, self.patience, now)
-        if hungry is not None:
-            found.add(self._size + hungry.rank)  # another matter than its standing still
+        verdict, hungry = judge(seats, self.patience, now), starved(seats, self.patience, now)
+        found = _matters(verdict, hungry)
         if not found:
             self._told = set()
-        return bool(found - self._told) and not self._open and self._dismissed != _who(seats, stuck, moving)
+        return bool(found - self._told) and not self._open and self._dismissed != _who(seats, verdict)
 
     def ask(self) -> int:
         """A new number, for the answers to come."""
@@ -71,20 +69,21 @@ class StallWatch:
             )
         return self._open and len(self._answers) == self._size
 
-    def conclude(self, number: int, members: Iterable[Member], now: float) -> Failure | None:
-        """What is told of it; None when it has been told, or when everything moves again."""
+    def conclude(self, number: int, members: Iterable[Member], now: float) -> tuple[Failure, bool] | None:
+        """What is told of it, and whether it is beyond doubt; None when it has been told, or everything moves again."""
         if number != self._number or not self._open:
             return None
         self._open = False
         members = list(members)
         seats = self._seats(members)
-        (stuck, moving), hungry = still(seats, self.patience, now), starved(seats, self.patience, now)
-        self._dismissed = _who(seats, stuck, moving)
-        if moving:  # a rank in an exchange may wait for one that moves, a checkpoint being saved, say
-            stuck = [seat for seat in stuck if not self._answers.get(seat.rank, NO_ANSWER).collective]
+        verdict, hungry = judge(seats, self.patience, now), starved(seats, self.patience, now)
+        self._dismissed = _who(seats, verdict)
+        stuck = self._at_fault(verdict.still, verdict)
+        certain = bool(stuck or hungry)
+        stuck = stuck if certain else self._at_fault(verdict.doubtful, verdict)
         if not stuck and hungry is None:
             return None
-        self._told = {seat.rank for seat in stuck} | ({self._size + hungry.rank} if hungry else set())
+        self._told |= _matters(verdict, hungry)
         order = at_fault(seats, stuck, self._answers)
         ranks = {seat.rank for seat in order}
         others = [seat for seat in seats if seat.rank not in ranks]
@@ -103,7 +102,14 @@ class StallWatch:
         }
         pid = next(member.pid for member in members if member.number == first.rank)
         at = {"step": first.standing.step, "phase": first.standing.phase, "seconds": round(seconds, 1)}
-        return Failure(how="stalled", rank=first.rank, host=first.host, pid=pid, text=text, at=at, stacks=stacks)
+        failure = Failure(how="stalled", rank=first.rank, host=first.host, pid=pid, text=text, at=at, stacks=stacks)
+        return failure, certain
+
+    def _at_fault(self, seats: list[Seat], verdict: Verdict) -> list[Seat]:
+        """Without those in an exchange, as long as a rank moves: they may wait for it, for its checkpoint, say."""
+        if not verdict.moving:
+            return seats
+        return [seat for seat in seats if not self._answers.get(seat.rank, NO_ANSWER).collective]
 
     def _seats(self, members: Iterable[Member]) -> list[Seat]:
         seats = []
@@ -114,7 +120,14 @@ class StallWatch:
         return sorted(seats, key=lambda seat: seat.rank)
 
 
-def _who(seats: Iterable[Seat], stuck: Iterable[Seat], moving: Iterable[Seat]) -> tuple[frozenset[int], ...]:
+def _matters(verdict: Verdict, hungry: Seat | None) -> set[tuple[str, int]]:
+    """What is told once."""
+    found = {("still", seat.rank) for seat in verdict.still} | {("doubtful", seat.rank) for seat in verdict.doubtful}
+    return found if hungry is None else found | {("no rows", hungry.rank)}
+
+
+def _who(seats: Iterable[Seat], verdict: Verdict) -> tuple[frozenset[int], ...]:
     """What must change before those that stand still are looked at again."""
     finished = [seat for seat in seats if seat.finished]
-    return tuple(frozenset(seat.rank for seat in some) for some in (stuck, moving, finished))
+    groups = (verdict.still, verdict.doubtful, verdict.moving, finished)
+    return tuple(frozenset(seat.rank for seat in group) for group in groups)

@@ -11,7 +11,9 @@ from typing import Any, ClassVar
 
 import pytest
 
+from clusters import wait
 from tritium.errors import RankFailed, Stalled
+from tritium.gang import vitals
 from tritium.gang.failure import Failure
 from tritium.gang.muster import Member
 from tritium.gang.pulse import Page, Pulse
@@ -120,6 +122,9 @@ class TestWhoIsAtFault:
     def test_not_one_that_merely_has_returned(self) -> None:
         assert self.first(seat(0, step=5), seat(1, step=5, finished=True)) == 0
 
+        assert self.first(seat(0, step=5, taken=5), seat(1, step=2, taken=2, finished=True)) == 0
+        assert self.first(seat(0, step=5, taken=5), seat(1, step=2, taken=2, finished=True), collective=(0,)) == 1
+
     def test_not_one_that_moves(self) -> None:
         assert self.first(seat(0, step=5, taken=5), seat(1, step=2, taken=2, quiet=0.0)) == 0
 
@@ -178,6 +183,13 @@ class TestTelling:
         assert (failure.rank, certain) == (1, False)
         failure, certain = self.conclude([seat(0, **spins), seat(1, **self.waits)], (0,), watch)
         assert (failure.rank, certain) == (1, True)
+
+    def test_the_same_stall_is_told_again_when_everything_moved_in_between(self) -> None:
+        watch = StallWatch(Patience(600.0, end=False), 1)
+        for _ in range(2):
+            failure, _ = self.conclude([seat(0, step=3)], (), watch)
+            assert failure.rank == 0
+            assert not watch.look([Member(0, 0, "a", "", 0, 1, rank=0, standing=Standing(1000.0, step=4))], 1000.0)
 
 
 class TestRows:
@@ -289,6 +301,18 @@ class TestVitals:
             if busy.look(1.0) == 0.0:
                 break
         assert busy.look(2.0) == 1.0
+
+    def test_with_and_without_what_a_process_started(self) -> None:
+        code = "import time; end = time.monotonic() + 0.5\nwhile time.monotonic() < end: pass\ntime.sleep(60)"
+        before = vitals.cpu_seconds(os.getpid(), whole=False) or 0.0
+        child = subprocess.Popen([sys.executable, "-c", code])
+        wait(lambda: (vitals.cpu_seconds(child.pid) or 0.0) > 0.3, "it has worked", 30)
+        whole, own = vitals.cpu_seconds(os.getpid()) or 0.0, vitals.cpu_seconds(os.getpid(), whole=False) or 0.0
+        child.kill()
+        child.wait()
+        assert whole > own + 0.25
+        assert own >= before
+        assert vitals.cpu_seconds(1 << 22) is None
 
     def test_a_number_that_stays(self) -> None:
         number = Still(0.0)

@@ -334,8 +334,11 @@ class Coordinator:
         if found is None:  # told already, or the ranks have moved on meanwhile
             return
         failure, certain = found
-        for rank, text in sorted(failure.stacks.items()):
-            self._observer.store(f"stacks/rank-{rank}.txt", text.encode(), True)
+        try:
+            for rank, text in sorted(failure.stacks.items()):
+                self._observer.store(f"stacks/rank-{rank}.txt", text.encode(), True)
+        except Exception as error:  # noqa: BLE001 - a full disk, a store that is gone: the stall is what matters
+            self._observer.event("note", text=f"the stacks can't be kept in the run directory: {error}")
         if self._watch.patience.end and certain:
             self._failed(failure)
             return

@@ -173,8 +173,10 @@ def at_fault(seats: Iterable[Seat], stuck: list[Seat], answers: Mapping[int, Ans
     """Every rank that stands still, waits or has returned; first the one that the others wait for.
 
     That is: a process that can't run; then the lowest step; then a rank that is in no exchange while others are in one.
+    One that waits or has returned can only be at fault when all that stand still are in an exchange.
     """
     ranks = {seat.rank for seat in stuck}
+    exchange = all(answers.get(seat.rank, NO_ANSWER).collective for seat in stuck)
     chosen = [s for s in seats if s.rank in ranks or s.finished or s.standing.doing in ("wait", "rows")]
     steps = any(seat.standing.taken for seat in chosen)
     logged = all(seat.standing.step is not None for seat in chosen)
@@ -183,7 +185,8 @@ def at_fault(seats: Iterable[Seat], stuck: list[Seat], answers: Mapping[int, Ans
         s, answer = seat.standing, answers.get(seat.rank, NO_ANSWER)
         done = (s.taken,) if steps else (s.epoch or 0, s.step or 0) if logged else ()
         exchanging = bool(answer.collective) or (s.doing == "wait" and not seat.finished)
-        return s.state != "T", done, exchanging, seat.rank not in ranks, seat.rank
+        could = seat.rank in ranks or (exchange and s.doing != "rows")
+        return s.state != "T", not could, done, exchanging, seat.rank not in ranks, seat.rank
 
     return sorted(chosen, key=key)
 

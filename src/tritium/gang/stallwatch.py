@@ -50,7 +50,7 @@ class StallWatch:
         verdict, hungry = judge(seats, self.patience, now), starved(seats, self.patience, now)
         found = _matters(verdict, hungry)
         if not found:
-            self._told = set()
+            self._told, self._dismissed = set(), None
         return bool(found - self._told) and not self._open and self._dismissed != _who(seats, verdict)
 
     def ask(self) -> int:

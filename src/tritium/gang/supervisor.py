@@ -336,7 +336,8 @@ class Supervisor:
     def _follow_rank(self) -> None:
         while (message := self._to_rank.receive()) is not None:
             if message.kind == "failed":
-                failure = Failure.read({**message.fields, "host": self.host}, message.blob)
+                facts = {"host": self.host, "at": self._watcher.place()}
+                failure = Failure.read({**message.fields, **facts}, message.blob)
                 self._fail(failure)
                 continue
             if message.kind == "finished":

@@ -28,16 +28,17 @@ STATES = {
 
 
 class Busy:
-    """How long a process, with all that it started, has used nearly no CPU. `look` from time to time."""
+    """How long a process, `whole` with all that it started, has used nearly no CPU. `look` from time to time."""
 
-    def __init__(self, pid: int, now: float) -> None:
+    def __init__(self, pid: int, now: float, *, whole: bool = True) -> None:
         self._pid = pid
+        self._whole = whole
         self._since = now
         self._used = 0.0
 
     def look(self, now: float) -> float:
         """Seconds since it last worked; 0 where that is not known."""
-        used = cpu_seconds(self._pid)
+        used = cpu_seconds(self._pid, self._whole)
         if used is None or used < self._used or used - self._used > max(_LEAST, _SHARE * (now - self._since)):
             self._since, self._used = now, used or 0.0
         return now - self._since
@@ -83,11 +84,16 @@ def state(pid: int) -> str:
     return found[0] if found else ""
 
 
-def cpu_seconds(pid: int) -> float | None:
-    """CPU time of a process, its threads and what it started (those that have ended too); None when it is not known."""
+def cpu_seconds(pid: int, whole: bool = True) -> float | None:
+    """CPU time of a process and its threads; `whole` with what it started, those that have ended too.
+
+    None when it is not known.
+    """
     found = _stat(pid)
     if not found:
         return None
+    if not whole:
+        return (int(found[11]) + int(found[12])) * _TICK
     own = sum(int(part) for part in found[11:15]) * _TICK  # utime, stime, and those of children that were waited for
     return own + sum(cpu_seconds(child) or 0.0 for child in _children(pid))
 

@@ -50,7 +50,7 @@ class Watcher:
         self._progress, self._arrived = vitals.Still(now), vitals.Still(now)
         self._busy = vitals.Busy(pid, now)
         source = _source()
-        self._source = vitals.Busy(source, now) if source else None
+        self._source = vitals.Busy(source, now, whole=False) if source else None
         self._pace = _Pace()
 
     def receives(self, rows: Mapping[str, int] | None) -> None:

@@ -142,15 +142,16 @@ def test_an_endless_call_that_holds_the_interpreters_lock(tmp_path: Path) -> Non
     mark = tmp_path / "mark"
 
     def train() -> None:
-        tr.world().log(step=0)
-        if tr.world().rank == 1:
-            mark.touch()
-            re.match(r"(a+)+b", "a" * 60)
-        tr.world().barrier()
+        for epoch in tr.world().shard("train").epochs(1, batch_size=1):
+            for batch in epoch:
+                if (tr.world().rank, batch.step) == (1, 2):
+                    mark.touch()
+                    re.match(r"(a+)+b", "a" * 60)
+                tr.world().barrier()
 
-    error = stalled(train, mark)
-    assert (error.rank, error.step) == (1, 1)
-    assert re.search(r"  rank 1 .*: after step 1, in train\(\) at test_stall\.py:\d+ → match", str(error))
+    error = stalled(train, mark, data={"train": pd.DataFrame({"x": range(40)})})
+    assert (error.rank, error.step) == (1, 3)
+    assert re.search(r"  rank 1 .*: step 3, in train\(\) at test_stall\.py:\d+ → match", str(error))
 
 
 def test_a_thread_that_keeps_a_rank_from_leaving(tmp_path: Path) -> None:
@@ -238,6 +239,17 @@ class TestNoFalseAlarm:
             return "done"
 
         assert run(train) == ["done", "done"]
+
+    def test_a_calculation_that_logs_less_often_than_the_limit(self) -> None:
+        def train() -> str:
+            for step in range(2):
+                until = time.monotonic() + 2 * LIMIT
+                while time.monotonic() < until:
+                    sum(range(1000))
+                tr.world().log(step=step)
+            return "done"
+
+        assert run(train, 1) == ["done"]
 
     def test_ranks_in_a_collective_while_one_that_they_wait_for_moves(self) -> None:
         def train() -> str:

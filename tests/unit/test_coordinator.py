@@ -557,7 +557,16 @@ def test_what_ranks_say_reaches_the_observer(start: Start) -> None:
 def pulse(**facts: Any) -> dict[str, Any]:
     """What a supervisor tells of its rank about once a second."""
     quiet = dict.fromkeys(("seconds", "quiet", "idle", "rows_quiet"), 0.0)
-    word = {"step": None, "epoch": None, "pace": None, "taken": 0, "receiving": False, "rows": {}, "doing": "other"}
+    word = {
+        "step": None,
+        "epoch": None,
+        "pace": None,
+        "patience": 0.0,
+        "taken": 0,
+        "receiving": False,
+        "rows": {},
+        "doing": "other",
+    }
     return {**quiet, **word, "phase": "importing torch", "state": "S", **facts}
 
 

@@ -22,13 +22,14 @@ from tritium.gang.stacks import Frame, in_collective, main_thread, where
 from tritium.gang.stall import Answer, Patience, Seat, Standing, at_fault, judge, starved, story
 from tritium.gang.stallwatch import StallWatch
 from tritium.gang.vitals import Busy, Lapse, Still, killed_for
+from tritium.gang.watcher import _Logs
 from tritium.wire import Message
 
 PATIENCE = Patience(600.0)
 
 
 def seat(rank: int, *, finished: bool = False, **facts: Any) -> Seat:
-    facts = {"quiet": 601.0, "idle": 601.0, **facts}
+    facts = {"quiet": 601.0, "idle": 601.0, "patience": 0.0 if facts.get("step") else None, **facts}
     return Seat(rank, f"h{rank}", Standing(heard=1000.0, **facts), finished)
 
 
@@ -40,6 +41,18 @@ class TestWhoStandsStill:
     def test_a_rank_that_reported_a_step_and_made_no_progress(self) -> None:
         assert stuck(seat(0, step=3, idle=0.0)) == [0]
         assert stuck(seat(0, step=3, quiet=599.0)) == []
+
+    def test_one_that_only_logs_its_steps_by_its_own_intervals(self) -> None:
+        assert stuck(seat(0, step=3, patience=None, idle=0.0)) == []
+        assert stuck(seat(0, step=3, patience=900.0, idle=0.0)) == []
+        assert stuck(seat(0, step=3, patience=900.0, idle=0.0, quiet=901.0)) == [0]
+        logs = _Logs(0.0)
+        assert [logs.look(1, 20.0), logs.look(2, 25.0), logs.look(3, 26.0), logs.look(3, 99.0)] == [
+            None,
+            None,
+            200,
+            200,
+        ]
 
     def test_what_was_heard_long_ago_counts_from_then(self) -> None:
         assert [s.rank for s in judge([seat(0, step=3, quiet=1.0)], PATIENCE, 1600.0).still] == [0]
@@ -189,7 +202,9 @@ class TestTelling:
         for _ in range(2):
             failure, _ = self.conclude([seat(0, step=3)], (), watch)
             assert failure.rank == 0
-            assert not watch.look([Member(0, 0, "a", "", 0, 1, rank=0, standing=Standing(1000.0, step=4))], 1000.0)
+            assert not watch.look(
+                [Member(0, 0, "a", "", 0, 1, rank=0, standing=Standing(1000.0, step=4, patience=0.0))], 1000.0
+            )
 
 
 class TestRows:

@@ -23,8 +23,8 @@ Doing = Literal["other", "step", "wait", "rows"]
 
 _DOING: tuple[Doing, ...] = ("other", "step", "wait", "rows")
 _TEXT = 160  # bytes of the phase's name
-# beats, step, epoch, taken, since, main thread, doing, phase, and beats again: a page that is being written differs
-_PAGE = struct.Struct(f"=QqqQdQB{_TEXT}sQ")
+# beats, step, epoch, taken, logged, since, main thread, doing, phase, and beats again: a page being written differs
+_PAGE = struct.Struct(f"=QqqQQdQB{_TEXT}sQ")
 _NONE = -1
 _TRIES = 5
 
@@ -36,6 +36,7 @@ class Pulse:
         self._page = page
         self._beats = 0
         self._taken = 0  # batches, from all shards
+        self._logged = 0  # steps
         self._step = self._epoch = _NONE  # from 1
         self._first: str | None = None  # the shard whose batches are "step 3"; the others' say their name
         self._phase: tuple[Doing, bytes, float] = ("other", b"starting", time.monotonic())
@@ -85,6 +86,7 @@ class Pulse:
             self._epoch = int(fields["epoch"]) + 1 if fields.get("epoch") is not None else _NONE
             text = f"after {place(self._epoch, self._step)}"
             self._phase = ("other", text.encode(), time.monotonic())
+            self._logged += 1
         self.beat()
 
     def beat(self) -> None:
@@ -100,6 +102,7 @@ class Pulse:
                 self._step,
                 self._epoch,
                 self._taken,
+                self._logged,
                 since,
                 self._main,
                 number,
@@ -136,16 +139,18 @@ class Page:
     def read(self) -> dict[str, Any]:
         """As it stands now; `beats` is 0 before the rank's first word, and `since` is a time of the monotonic clock."""
         for _ in range(_TRIES):
-            beats, step, epoch, taken, since, main, doing, phase, again = _PAGE.unpack_from(self._map)
+            beats, step, epoch, taken, logged, since, main, doing, phase, again = _PAGE.unpack_from(self._map)
             if beats == again:
                 break
         if not beats:
-            return {"beats": 0, "doing": "other", "phase": "starting Python", "since": None, "main": None, "taken": 0}
+            first = {"beats": 0, "doing": "other", "phase": "starting Python"}
+            return {**first, "since": None, "main": None, "taken": 0, "logged": 0}
         return {
             "beats": beats,
             "step": None if step == _NONE else step,
             "epoch": None if epoch == _NONE else epoch,
             "taken": taken,
+            "logged": logged,
             "since": since,
             "main": main,
             "doing": _DOING[doing],

@@ -55,6 +55,8 @@ class Standing:
     """Since its process last used CPU."""
     taken: int = 0
     pace: float | None = None
+    patience: float | None = None
+    """Beyond it, a busy rank that shows no step stands still; None when it never shows its steps."""
     state: str = ""
     rows: dict[str, int] = field(default_factory=dict)
     receiving: bool = False
@@ -67,11 +69,13 @@ class Standing:
         words: dict[str, Any] = {name: str(fields[name]) for name in ("doing", "phase", "state")}
         words |= {name: float(fields[name]) for name in ("seconds", "quiet", "idle", "rows_quiet")}
         step, epoch, pace = fields.get("step"), fields.get("epoch"), fields.get("pace")
+        own = fields.get("patience")
         return cls(
             heard=heard,
             step=None if step is None else int(step),
             epoch=None if epoch is None else int(epoch),
             pace=None if pace is None else float(pace),
+            patience=None if own is None else float(own),
             taken=int(fields["taken"]),
             receiving=bool(fields["receiving"]),
             rows={str(name): int(count) for name, count in fields["rows"].items()},
@@ -108,8 +112,8 @@ class Verdict:
 def judge(seats: Iterable[Seat], patience: Patience, now: float) -> Verdict:
     """How the ranks stand.
 
-    One that has reported a step, or whose process is stopped, stands still when it made no progress for the limit. Two
-    kinds do only when no other rank moves, for they may wait for it: one that never reported a step, and used
+    One that shows its steps, or whose process is stopped, stands still when it made no progress for the limit. Two
+    kinds do only when no other rank moves, for they may wait for it: one that does not show its steps, and used
     nearly no CPU either; and one that did nothing at all for the shorter limit of the run's own steps. When the others
     made no progress for that limit either, but use CPU, as ranks that wait in NCCL do, the latter is in doubt.
     A rank that waits for the others, or for rows, or has returned, does none of this: something else is at fault.
@@ -125,11 +129,12 @@ def judge(seats: Iterable[Seat], patience: Patience, now: float) -> Verdict:
             continue
         quiet, nothing = s.quiet + now - s.heard, s.idle + now - s.heard
         short = patience.short(s.pace) if s.doing == "step" else patience.timeout
-        if (s.step is not None and quiet > patience.timeout) or (s.state == "T" and quiet > short):
+        shown = s.patience is not None
+        if (s.patience is not None and quiet > max(patience.timeout, s.patience)) or (s.state == "T" and quiet > short):
             sure.append(seat)
         elif min(quiet, nothing) > short:
-            (idle if s.step is None else short_of).append(seat)
-        elif s.step is not None and quiet > short:
+            (short_of if shown else idle).append(seat)
+        elif shown and quiet > short:
             busy.append(seat)
         else:
             moving.append(seat)

@@ -18,6 +18,8 @@ from tritium.gang.stall import why_no_answer
 
 _STEPS = 64  # the pace is the median of so many looks that saw steps
 _ENOUGH = 10
+_LOGGED = 3  # logged steps that show how often a rank logs them; it may
+_LONGEST = 10  # take so many times its longest interval for the next
 
 
 class Watcher:
@@ -51,7 +53,7 @@ class Watcher:
         self._busy = vitals.Busy(pid, now)
         source = _source()
         self._source = vitals.Busy(source, now, whole=False) if source else None
-        self._pace = _Pace()
+        self._pace, self._logs = _Pace(), _Logs(now)
 
     def receives(self, rows: Mapping[str, int] | None) -> None:
         """Rows are expected from now on, and counted in this mapping; None: their end has come."""
@@ -99,6 +101,7 @@ class Watcher:
             return {
                 **{key: word[key] for key in ("step", "epoch", "doing", "phase", "taken") if key in word},
                 "pace": self._pace.look(word["taken"], now),
+                "patience": 0.0 if word["taken"] else self._logs.look(word["logged"], now),
                 "seconds": round(now - (word["since"] or self._begun), 3),
                 "quiet": round(self._progress.look((word["beats"], self.output), now), 3),
                 "idle": round(self._busy.look(now), 3),
@@ -123,6 +126,20 @@ class _Pace:
                 self._seen.append((now - self._last[1]) / (taken - self._last[0]))
             self._last = (taken, now)
         return round(statistics.median(self._seen), 6) if len(self._seen) >= _ENOUGH else None
+
+
+class _Logs:
+    """How long to wait for the next step of a rank that only logs them, at intervals of its own."""
+
+    def __init__(self, now: float) -> None:
+        self._count, self._since, self._longest = 0, now, 0.0
+
+    def look(self, logged: int, now: float) -> float | None:
+        """Seconds; None while it is not known how often it logs."""
+        if logged > self._count:
+            self._longest = max(self._longest, now - self._since)
+            self._count, self._since = logged, now
+        return _LONGEST * self._longest if logged >= _LOGGED else None
 
 
 def _source() -> int | None:

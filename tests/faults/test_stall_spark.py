@@ -91,13 +91,13 @@ def test_a_source_that_blocks_before_the_gang_can_start_is_said(
 
     def open_it() -> None:
         try:
-            wait(lambda: len(events(run_dir, "note")) >= 2, "it is said", 60)
+            wait(lambda: len(events(run_dir, "note")) >= 2, "it is said", 50)
         finally:
             Path(gate).touch()
 
     frame = spark.range(0, 8000, 1, 4).mapInPandas(blocks, "id long")
     with Accomplice(open_it):
-        assert sum(launch(spark, total, run_dir, data={"train": frame}, start_timeout=5)) == 8000
+        assert sum(launch(spark, total, run_dir, data={"train": frame}, start_timeout=60)) == 8000
     said = events(run_dir, "note")[1]["text"]
     assert re.search(r"Spark still computes the source \(0 of \d+ tasks have ended, none in the last \d+ s", said)
 

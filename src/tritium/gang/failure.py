@@ -15,7 +15,7 @@ from tritium import errors, ship
 from tritium.errors import RankFailed, Stalled, TritiumError
 from tritium.gang.vitals import killed_for
 
-How = Literal["exception", "signal", "exit", "lost", "error", "stalled"]
+How = Literal["exception", "signal", "exit", "lost", "error", "stalled", "regroup"]
 
 # What a collective says when its partner is gone. Such an exception waits a moment for the death that caused it.
 _ECHO = re.compile(
@@ -25,14 +25,19 @@ _ECHO = re.compile(
 )
 
 
+class Regroup(BaseException):
+    """The gang ends to be started again with more ranks: no failure, and nothing that a function should catch."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class Failure:
     """The end of one rank.
 
     `how` is "exception" (the user's function raised), "signal" (killed), "exit" (the process left without returning),
-    "lost" (its supervisor is gone), "stalled" (it makes no progress; `text` is the story) or "error" (an error of
-    Tritium's own tree, such as BadRow: raised as it is). `memory` are figures of a rank that was killed, `at` is where
-    it stood (its step and phase), `stacks` stay where they were collected, as they are large.
+    "lost" (its supervisor is gone), "stalled" (it makes no progress; `text` is the story), "error" (an error of
+    Tritium's own tree, such as BadRow: raised as it is) or "regroup" (none: the gang has saved its state, to be started
+    again with more ranks). `memory` are figures of a rank that was killed, `at` is where it stood (its step and phase),
+    `stacks` stay where they were collected, as they are large.
     """
 
     how: How
@@ -89,6 +94,8 @@ class Failure:
                 else f" with exit code {self.exit_code} before its function returned{self._place()}"
             )
             return f"{who} (pid {self.pid}) left{how}"
+        if self.how == "regroup":
+            return "the gang starts again with more ranks"
         if self.how == "lost":
             return f"{who} was lost: {self.text or 'the connection to its supervisor broke'}"
         return f"{who} (pid {self.pid}) raised {self.type}: {self.text}"
@@ -102,8 +109,10 @@ class Failure:
         """Whether the rank was taken away, or lost its connection to one that was, and did not fail by itself."""
         return self.how in ("signal", "exit", "lost") or self.is_echo
 
-    def error(self, run_dir: str | None = None) -> TritiumError:
+    def error(self, run_dir: str | None = None) -> TritiumError | Regroup:
         """The exception for the driver: Tritium's own as it was raised, any other as the cause of RankFailed."""
+        if self.how == "regroup":
+            return Regroup("slots have come back")
         cause = self.cause()
         if isinstance(cause, TritiumError) and self.how == "error":
             here = {"rank": self.rank, "host": self.host, "pid": self.pid, "run_dir": run_dir}

@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING, Any
 from tritium import ship
 from tritium.errors import BadSetting, ResultError, TritiumError, WireError, WrongVersion
 from tritium.frameworks.torch import keep_groups
-from tritium.gang.failure import Failure
+from tritium.gang.failure import Failure, Regroup
 from tritium.gang.pulse import Pulse
 from tritium.gang.world import World, entered, peers_of
 from tritium.wire import CHUNK, Channel, Message
@@ -45,7 +45,8 @@ def main(argument: str) -> None:
     os.set_inheritable(settings["control"], False)
     channel = Channel(socket.socket(fileno=settings["control"]))
     _answer_with_stacks(settings)
-    control = RankControl(channel, settings["run_dir"], Pulse.on(settings["pulse"]))
+    pulse = Pulse.on(settings["pulse"])
+    control = RankControl(channel, settings["run_dir"], elastic=settings["elastic"], pulse=pulse)
     try:
         keep_groups()
         if settings["framework"]:
@@ -102,6 +103,9 @@ def _report(channel: Channel, control: RankControl, error: BaseException) -> Non
         trimmed = trimmed.tb_next
     if trimmed is not None:
         error = error.with_traceback(trimmed)
+    if isinstance(error, Regroup):
+        channel.send("regroup")
+        control.await_all()
     failure = Failure.of(error, rank, pid=os.getpid())
     if isinstance(error, SystemExit):
         failure = replace(failure, how="exit", text=f"it called sys.exit({error.code!r}) instead of returning")
@@ -197,8 +201,12 @@ def _interface(address: str) -> str | None:
 class RankControl:
     """The rank's end of the control socket: one thread listens, any thread asks."""
 
-    def __init__(self, channel: Channel, run_dir: str = "", pulse: Pulse | None = None) -> None:
+    def __init__(
+        self, channel: Channel, run_dir: str = "", *, elastic: bool = False, pulse: Pulse | None = None
+    ) -> None:
         self.run_dir = run_dir
+        self.elastic = elastic
+        self.could_be_more = False
         self._channel = channel
         self.pulse = pulse or Pulse()
         self._changed = threading.Condition()
@@ -239,6 +247,8 @@ class RankControl:
 
             ended = {int(rank): int(rows) for rank, rows in message["ended"]}
             self._feed(message["name"]).publish(Mark(message["rows"], ended, self.assignment["size"]))
+        elif message.kind == "more":
+            self.could_be_more = True
         elif message.kind == "fingerprint":
             for name, table in json.loads(message.blob).items():
                 self._feed(name).fingerprint = table

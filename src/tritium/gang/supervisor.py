@@ -61,6 +61,7 @@ class Order:
     sorted: bool = True
     prepared: Mapping[str, str | bool] = field(default_factory=dict)
     user_code: bytes = b""
+    elastic: bool = False
     far_client: bool = False
     patience: Patience | None = None
     run_dir: str = ""
@@ -174,6 +175,7 @@ class Supervisor:
             **self._watcher.settings,
             "parent": os.getpid(),
             "framework": self.order.framework,
+            "elastic": self.order.elastic,
             "run_dir": self.order.run_dir,
             "mounts": [self._user_code.path] if self._user_code else [],
         }

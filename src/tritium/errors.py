@@ -15,6 +15,7 @@ TritiumError
 │   ├── DataChanged         the rows are not those of the checkpoint
 │   └── SpoolFull           the disk under a spool is full
 ├── RankFailed              the first rank that failed; its own exception is `__cause__`
+│   └── Stalled             no progress: a rank stands still, or no rows come
 ├── JobFailed               the Spark job ended for a reason that is no rank's: cancelled, or its source failed
 ├── ResultError             a result can't be pickled, or all together exceed Spark's limit
 ├── TrainingDiverged        the loss is NaN or infinite
@@ -98,7 +99,17 @@ class RankFailed(TritiumError):
 
     `__cause__` is the user's own exception where it could be rebuilt. Facts: `rank`, `host`, `pid`, `signal` (a name
     such as "SIGKILL", or None), `exit_code` (or None), `lost` (it did not fail by itself, so the gang was started again
-    as often as `retries` allows), `traceback` (the rank's own, as text), `log` (its last lines), `run_dir`.
+    as often as `retries` allows), `traceback` (the rank's own, as text), `log` (its last lines), `memory` (of one that
+    was killed by SIGKILL, in bytes: its `peak`, its host's memory, its cgroup's limit and kills),
+    `step` and `phase` (where it stood then; None where it is not known), `run_dir`.
+    """
+
+
+class Stalled(RankFailed):
+    """A rank made no progress for longer than `stall_timeout`, or no rows came. The message says where every rank is.
+
+    Facts beside RankFailed's: `step` (its last, from 1; None when it reported none), `phase`, `seconds` without
+    progress, and `stacks`, the Python stacks of every rank as text (rank → text).
     """
 
 

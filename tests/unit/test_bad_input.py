@@ -41,6 +41,8 @@ def refused(kind: type[SetupError], fn: Any = nothing, **settings: Any) -> str:
         ({"on": "here", "ranks": 2}, 'ranks=2 must be 1; on="driver" starts several'),
         ({"start_timeout": 0}, "start_timeout=0 must be a number of seconds above 0"),
         ({"start_timeout": float("nan")}, "start_timeout=nan must be"),
+        ({"stall_timeout": 0}, "stall_timeout=0 must be a number of seconds above 0"),
+        ({"on_stall": "kill"}, "on_stall='kill' is unknown; choose one of 'end', 'report'"),
         ({"start_timeout": "10s"}, "start_timeout='10s' must be"),
         ({"env": {"A": 1}}, "env['A']=1: names and values must be strings"),
         ({"py_files": "code.py"}, "py_files='code.py' must be a list of paths"),

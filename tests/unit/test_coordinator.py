@@ -12,14 +12,16 @@ from typing import Any
 import pytest
 
 from clusters import wait
-from tritium.errors import BadRow, WireError
+from tritium.errors import BadRow, Stalled, WireError
 from tritium.gang import coordinator as coordinator_module
 from tritium.gang import muster as muster_module
 from tritium.gang import server as server_module
 from tritium.gang.coordinator import Coordinator
 from tritium.gang.failure import Failure
+from tritium.gang.finish import missing_note
 from tritium.gang.muster import Member, agree, muster
 from tritium.gang.server import STRANGERS
+from tritium.gang.stall import Patience
 from tritium.wire import MAGIC, NONCE, Challenge, Channel, Message
 
 SECONDS = 10.0
@@ -550,3 +552,70 @@ def test_what_ranks_say_reaches_the_observer(start: Start) -> None:
     assert gang.observer.of("log") == [{"rank": 0, "step": 3, "values": {"loss": 0.5}}]
     assert gang.observer.stored == [("w.bin", b"abc", False), ("w.bin", b"", True)]
     assert gang.observer.of("counts") == [{"rank": 0, "name": "train", "used": 5}]
+
+
+def pulse(**facts: Any) -> dict[str, Any]:
+    """What a supervisor tells of its rank about once a second."""
+    quiet = dict.fromkeys(("seconds", "quiet", "idle", "rows_quiet"), 0.0)
+    word = {
+        "step": None,
+        "epoch": None,
+        "pace": None,
+        "patience": 0.0,
+        "taken": 0,
+        "receiving": False,
+        "rows": {},
+        "doing": "other",
+    }
+    return {**quiet, **word, "phase": "importing torch", "state": "S", **facts}
+
+
+class TestStalls:
+    def test_who_is_missing_at_the_start_and_what_it_does(self, start: Start) -> None:
+        gang = start(4)
+        coordinator = gang.coordinator
+        gang.hello(0).send("ready", pid=1)
+        gang.hello(2).send("ready", pid=1)
+        gang.hello(3, host="b").send("pulse", **pulse(seconds=12.0))
+        wait(lambda: len(coordinator.missing()) == 2 and len(coordinator.members) == 3, "three have come", SECONDS)
+        wait(lambda: coordinator.members[3].standing, "the pulse is heard", SECONDS)
+        assert missing_note(coordinator, 4) == (
+            "2 of 4 ranks have reported; still missing: task 1 (not started: no slot, or its source is still being "
+            "computed); task 3 (host b, importing torch for 12 s)"
+        )
+
+    def test_every_rank_is_asked_for_its_stacks_and_one_that_does_not_answer_is_named_too(
+        self, start: Start, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(coordinator_module, "STACKS_SECONDS", 0.5)
+        gang = start(2, patience=Patience(2.0))
+        one, two = gang.form()
+        one.send("pulse", **pulse(step=310, taken=310, phase="step 310", doing="step", quiet=3.0))
+        two.send("pulse", **pulse(step=309, taken=309, phase="step 309", doing="step", quiet=3.0))
+        number = heard(one, "stacks")["number"]
+        assert heard(two, "stacks")["number"] == number
+        one.send("stacks", b"the stack", number=number, where="in f() at f.py:1", collective="all_reduce", why="")
+        gang.until(lambda: gang.coordinator.failure, "the stall is told")
+        error = gang.coordinator.failure.error("/runs/1")  # type: ignore[union-attr]
+        assert isinstance(error, Stalled)
+        assert (error.rank, error.step, error.phase) == (1, 309, "step 309")
+        assert "rank 1 (host a): step 309, its supervisor does not answer" in str(error)
+        assert error.stacks == {0: "the stack", 1: "(no stack: its supervisor does not answer)\n"}
+        assert [name for name, _, _ in gang.observer.stored] == ["stacks/rank-0.txt", "stacks/rank-1.txt"]
+        assert "stands still" in heard(one, "end")["reason"]
+
+    def test_a_rank_that_moves_again_meanwhile_is_left_alone(self, start: Start) -> None:
+        gang = start(1, patience=Patience(2.0))
+        (one,) = gang.form()
+        one.send("pulse", **pulse(step=1, quiet=3.0))
+        number = heard(one, "stacks")["number"]
+        one.send("pulse", **pulse(step=2))
+        one.send("stacks", b"", number=number, where="", collective="", why="")
+        one.send("finished")
+        heard(one, "finished")
+        assert gang.coordinator.failure is None
+
+    def test_a_pulse_that_is_none_is_refused(self, start: Start) -> None:
+        gang = start(1)
+        gang.form()[0].send("pulse", step="first")
+        gang.until(lambda: gang.coordinator.failure, "it is refused")

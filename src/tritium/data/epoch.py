@@ -15,6 +15,7 @@ from tritium.data.route import Route
 from tritium.data.spool import Array
 
 Note = Callable[[dict[str, Any]], None]
+Took = Callable[[int, int], None]
 _SPAN = 1 << 20
 
 
@@ -36,6 +37,7 @@ class Epoch:
         *,
         steps: Callable[[], int],
         ended: Callable[[Epoch], None],
+        took: Took | None = None,
         taken: int = 0,
     ) -> None:
         self.number = number
@@ -43,7 +45,7 @@ class Epoch:
         self.over = False
         self.first = taken
         self._schedule, self._route, self._gather = schedule, route, gather
-        self._steps, self._ended = steps, ended
+        self._steps, self._ended, self._took = steps, ended, took
 
     @property
     def steps(self) -> int:
@@ -68,6 +70,8 @@ class Epoch:
                     following = self._schedule.share(self.taken + 1)
                     ahead = None if following is None else prepare(following)
                 self.taken += 1
+                if self._took is not None:
+                    self._took(self.number, share.step)
                 yield Batch(
                     self._gather.place(columns),
                     scale=share.scale,

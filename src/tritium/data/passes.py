@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass
 from typing import Any, Protocol
 
 from tritium.data.batch import Decode, Gather
-from tritium.data.epoch import Epoch
+from tritium.data.epoch import Epoch, Took
 from tritium.data.fingerprint import compare, differences, summary
 from tritium.data.idset import IdSet
 from tritium.data.order import Lookup
@@ -37,6 +37,7 @@ class Rows(Protocol):
     name: str
     index: int
     feed: Feed
+    took: Took | None
 
     @property
     def decode(self) -> Mapping[str, Decode]: ...
@@ -229,6 +230,7 @@ class Passes:
             Gather(shard.name, shard.reader, shard.decode, self._device),
             steps=lambda: step_count(self._counts(number), plan.batch_size, plan.remainder),
             ended=self._ended,
+            took=shard.took,
             taken=step,
         )
         return epoch

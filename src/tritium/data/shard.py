@@ -10,7 +10,7 @@ from typing import Any, Literal
 import numpy as np
 
 from tritium.data.batch import Decode, checked_device
-from tritium.data.epoch import Epoch, Note
+from tritium.data.epoch import Epoch, Note, Took
 from tritium.data.idset import IdSet
 from tritium.data.memory import memory_limit
 from tritium.data.order import Lookup, by_id
@@ -35,6 +35,7 @@ class Shard:
     decode      : bytes column → function from its content to an array.
     prepared    : what the exchange prepared: "full" or False (sorted by id) or "stream" (as it arrives).
     note        : called at the end of every epoch with its counts (rows used, padded, dropped, repeated).
+    took        : called with every batch: its epoch and step, both from 0.
     say         : called with a sentence for the person who waits.
     window      : the least number of rows that "stream" permutes together.
     memory      : bytes of this shard that may stay in memory (the page cache); a larger shard is permuted by blocks
@@ -53,6 +54,7 @@ class Shard:
         decode: Mapping[str, Decode] | None = None,
         prepared: Literal["full", "stream"] | bool = "full",
         note: Note | None = None,
+        took: Took | None = None,
         say: Callable[[str], None] | None = None,
         window: int = 16_384,
         memory: int | None = None,
@@ -67,6 +69,7 @@ class Shard:
         self.decode = dict(decode or {})
         self._prepared = prepared
         self._note = note
+        self.took = took
         self._say = say
         self._window = window
         self._memory = memory

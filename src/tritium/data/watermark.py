@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable
+from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import dataclass, field
 
 from tritium.data.fingerprint import Table
@@ -46,6 +48,8 @@ class MarkKeeper:
 class Feed:
     """The rank's side: waits for the mark. `publish` and `fail` may come from any thread; nothing polls."""
 
+    waiting: Callable[[], AbstractContextManager[None]] = nullcontext
+    """Entered for as long as a wait lasts, so that others can see what this process waits for."""
     _mark: Mark | None = None
     _error: BaseException | None = None
     _moved: threading.Condition = field(default_factory=threading.Condition)
@@ -66,18 +70,21 @@ class Feed:
 
     def wait(self, rows: int) -> Mark:
         """The mark, as soon as it has reached `rows` or every index has ended."""
-        with self._moved:
-            while self._mark is None or not (self._mark.rows >= rows or self._mark.complete):
-                if self._error is not None:
-                    raise self._error
-                self._moved.wait()
-            return self._mark
+        return self._await(lambda mark: mark.rows >= rows or mark.complete)
 
     def counts(self) -> list[int]:
         """The rows of every index, in order, as soon as all have ended."""
-        with self._moved:
-            while self._mark is None or not self._mark.complete:
+        mark = self._await(lambda mark: mark.complete)
+        return [mark.ended[index] for index in range(mark.size)]
+
+    def _await(self, enough: Callable[[Mark], bool]) -> Mark:
+        with ExitStack() as stack, self._moved:
+            entered = False
+            while self._mark is None or not enough(self._mark):
                 if self._error is not None:
                     raise self._error
+                if not entered:
+                    entered = True
+                    stack.enter_context(self.waiting())
                 self._moved.wait()
-            return [self._mark.ended[index] for index in range(self._mark.size)]
+            return self._mark

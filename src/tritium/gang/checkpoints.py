@@ -45,7 +45,7 @@ class Checkpoints:
     def __init__(self, world: World, control: Control) -> None:
         self._world = world
         self._control = control
-        self._store = Store(control.run_dir)
+        self._store = Store(control.run_dir, control.pulse.beat)
         self._state, self._own = Snapshot(), Snapshot()
         self._clock = Clock(lambda value: control.post("checkpoint.save", value, f"{LANE} clock"))
         self._last = 0  # the step that was saved or loaded last
@@ -120,6 +120,10 @@ class Checkpoints:
         told.
         """
         self.wait()
+        with self._control.pulse.within("loading a checkpoint"):
+            return self._load()
+
+    def _load(self) -> Loaded | None:
         self._reach()
         candidates = None
         if self._world.rank == 0:
@@ -163,7 +167,8 @@ class Checkpoints:
     def settle(self) -> None:
         """Wait for the save that is in flight, whatever comes of it."""
         if self._thread is not None:
-            self._thread.join()
+            with self._control.pulse.within("saving a checkpoint"):
+                self._thread.join()
             self._thread = None
 
     # ---- the background

@@ -33,6 +33,8 @@ class RankProcess:
         self.pid = process.pid
         self.stdout: IO[bytes] | None = process.stdout
         self.stderr: IO[bytes] | None = process.stderr
+        self.peak: int | None = None
+        """The most memory it had, in bytes; known once it has ended."""
         self._lock = threading.Lock()
         self._ended = False
 
@@ -43,7 +45,16 @@ class RankProcess:
         self.kill_group()
         with self._lock:
             self._ended = True
-            return self._process.wait()
+            _, status, usage = os.wait4(self.pid, 0)  # as Popen.wait, and tells what the process used
+            self._process.returncode = os.waitstatus_to_exitcode(status)
+            self.peak = usage.ru_maxrss * (1 if sys.platform == "darwin" else 1024)
+            return self._process.returncode
+
+    def send_signal(self, number: int) -> None:
+        """A signal to the rank alone; nothing when it has ended."""
+        with self._lock, contextlib.suppress(ProcessLookupError):
+            if not self._ended:
+                os.kill(self.pid, number)
 
     def kill_group(self) -> None:
         """SIGKILL to the rank and to everything it started; nothing when they have ended."""

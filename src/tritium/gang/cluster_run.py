@@ -24,6 +24,7 @@ from tritium.gang.far import failure_in, replay
 from tritium.gang.finish import await_end, await_formed
 from tritium.gang.here import prepared
 from tritium.gang.results import SPARK_SCHEMA, results_of
+from tritium.gang.stall import Patience
 
 if TYPE_CHECKING:
     from tritium.gang.launch import Launch
@@ -59,6 +60,7 @@ def run(launch: Launch) -> list[Any]:
             host=driver_address(spark, cluster),
             names=list(exchange.plan) if exchange else [],
             stream=any(prepared(data.shuffle) == "stream" for data in launch.data.values()),
+            patience=Patience.of(gang),
         ).start()
         plan = exchange.plan if exchange else {}
         order = order_of(launch, coordinator, plan, job, user_code, far_client=cluster.is_connect)
@@ -144,8 +146,8 @@ class SparkJob:
         self._spark = spark
         self._connect = cluster.is_connect
         self._cluster, self._gang = cluster, launch.gang
-        self.silence = _FAR_SILENCE if self._connect else _SILENCE
-        self._completed = 0
+        self._completed = self._tasks = 0
+        self._moved = time.monotonic()
         self._in_flight = 0
         self._coordinator = coordinator
         self._name = f"Tritium: {getattr(launch.function, '__qualname__', 'a function')} on {order.size} ranks"
@@ -156,6 +158,17 @@ class SparkJob:
         session = spark if self._connect else None
         self._thread = InheritableThread(self._collect, session=session, name=f"tritium-job-{launch.name}")
         self._thread.daemon = True
+
+    @property
+    def silence(self) -> str:
+        """Why no rank has reported yet, and how far Spark has come with the sources."""
+        if self._connect or not self._tasks:
+            return _FAR_SILENCE if self._connect else _SILENCE
+        quiet = time.monotonic() - self._moved
+        return (
+            f"no rank has reported yet: Spark still computes the source ({self._completed} of {self._tasks} tasks have "
+            f"ended, none in the last {quiet:.0f} s; see the Spark UI), or all its slots are taken"
+        )
 
     def start(self) -> None:
         """Submit."""
@@ -194,6 +207,9 @@ class SparkJob:
         ids = {stage for job in jobs if job.isDefined() for stage in job.get().stageIds()}
         stages = [info.get() for info in map(tracker.getStageInfo, ids) if info.isDefined()]
         before, self._completed = self._completed, sum(stage.numCompletedTasks() for stage in stages)
+        self._tasks = sum(stage.numTasks() for stage in stages)
+        if self._completed != before:
+            self._moved = time.monotonic()
         others = any(stage.numActiveTasks() and stage.numTasks() != ranks for stage in stages)
         return others or self._completed != before
 

@@ -10,6 +10,7 @@ import os
 import secrets
 import socket
 import threading
+import time
 from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
@@ -19,8 +20,11 @@ from tritium.errors import TritiumError, WireError
 from tritium.gang.failure import Failure
 from tritium.gang.muster import Member, Rendezvous, agree, muster
 from tritium.gang.server import Link, Server
+from tritium.gang.stall import Patience, Standing
+from tritium.gang.stallwatch import StallWatch
 from tritium.wire import Message
 
+STACKS_SECONDS = 3.0  # how long supervisors have to answer with stacks
 ECHO_SECONDS = 0.7  # how long an exception that looks like an echo waits for the death that caused it
 LOST = (
     "the connection to its supervisor broke. Its executor died, or Spark ended its task because it lost what the task "
@@ -53,6 +57,7 @@ class Coordinator:
         names: Sequence[str] = (),
         stream: bool = False,
         secret: bytes | None = None,
+        patience: Patience | None = None,
     ) -> None:
         self.size = size
         self.launch = launch
@@ -70,6 +75,7 @@ class Coordinator:
         self._keepers = {name: MarkKeeper(size) for name in names}
         self._rendezvous: dict[tuple[str, int], Rendezvous] = {}
         self._storing: dict[str, int] = {}  # which rank is in the middle of which file
+        self._watch = None if patience is None else StallWatch(patience, size)
         self._server: Server[Member] = Server(
             host, self.secret, on_message=self._handle, on_broken=self._broken, on_gone=self._gone
         )
@@ -80,6 +86,8 @@ class Coordinator:
 
     def start(self) -> Coordinator:
         """Begin to serve."""
+        if self._watch is not None:
+            self._server.after(self._watch.seconds, self._look)
         self._thread.start()
         return self
 
@@ -306,6 +314,43 @@ class Coordinator:
             self._server.after(ECHO_SECONDS, lambda: self._failed(failure))
         else:
             self._failed(failure)
+
+    # ---- no progress
+
+    def _on_pulse(self, member: Member, message: Message) -> None:
+        member.standing = Standing.read(message.fields, time.monotonic())
+
+    def _look(self) -> None:
+        """Again and again: does a rank stand still? Then every supervisor is asked for its rank's stacks."""
+        assert self._watch is not None
+        self._server.after(self._watch.seconds, self._look)
+        if self.formed and self.failure is None and self._watch.look(self.members.values(), time.monotonic()):
+            number = self._watch.ask()
+            self._broadcast("stacks", number=number)
+            self._server.after(STACKS_SECONDS, lambda: self._tell_stall(number))
+
+    def _on_stacks(self, member: Member, message: Message) -> None:
+        watch = self._watch
+        if watch is not None and watch.take(int(message["number"]), member.number, message):
+            self._tell_stall(int(message["number"]))
+
+    def _tell_stall(self, number: int) -> None:
+        if self._watch is None or self.failure is not None:
+            return
+        found = self._watch.conclude(number, self.members.values(), time.monotonic())
+        if found is None:  # told already, or the ranks have moved on meanwhile
+            return
+        failure, certain = found
+        try:
+            for rank, text in sorted(failure.stacks.items()):
+                self._observer.store(f"stacks/rank-{rank}.txt", text.encode(), True)
+        except Exception as error:  # noqa: BLE001 - a full disk, a store that is gone: the stall is what matters
+            self._observer.event("note", text=f"the stacks can't be kept in the run directory: {error}")
+        if self._watch.patience.end and certain:
+            self._failed(failure)
+            return
+        self._observer.event("stalled", **failure.fields())
+        self._observer.event("note", text=failure.text)
 
     def _failed(self, failure: Failure) -> None:
         if self.failure is not None:

@@ -16,6 +16,7 @@ from tritium.gang.finish import await_end, await_formed
 from tritium.gang.here import prepared
 from tritium.gang.machine import gpus_here
 from tritium.gang.results import results_of
+from tritium.gang.stall import Patience
 from tritium.gang.supervisor import GangEnded, Order, Supervisor
 
 if TYPE_CHECKING:
@@ -41,6 +42,7 @@ def run(launch: Launch) -> list[Any]:
         observer=launch.watch,
         names=list(plan),
         stream=any(prepared(data.shuffle) == "stream" for data in launch.data.values()),
+        patience=Patience.of(gang),
     ).start()
     order = order_of(launch, coordinator, plan, job, user_code)
     local = Local(order, coordinator, shards, gpus)
@@ -101,6 +103,7 @@ def order_of(
         user_code=user_code,
         elastic=launch.ranks < gang.most,
         far_client=far_client,
+        patience=Patience.of(gang),
         run_dir=launch.watch.run_dir,
     )
 

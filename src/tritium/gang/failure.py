@@ -7,13 +7,15 @@ import pickle
 import re
 import signal as signals
 import traceback
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from tritium import errors, ship
-from tritium.errors import RankFailed, TritiumError
+from tritium.errors import RankFailed, Stalled, TritiumError
+from tritium.gang.vitals import killed_for
 
-How = Literal["exception", "signal", "exit", "lost", "error", "regroup"]
+How = Literal["exception", "signal", "exit", "lost", "error", "stalled", "regroup"]
 
 # What a collective says when its partner is gone. Such an exception waits a moment for the death that caused it.
 _ECHO = re.compile(
@@ -32,8 +34,10 @@ class Failure:
     """The end of one rank.
 
     `how` is "exception" (the user's function raised), "signal" (killed), "exit" (the process left without returning),
-    "lost" (its supervisor is gone), "error" (an error of Tritium's own tree, such as BadRow: raised as it is) or
-    "regroup" (none: the gang has saved its state, to be started again with more ranks).
+    "lost" (its supervisor is gone), "stalled" (it makes no progress; `text` is the story), "error" (an error of
+    Tritium's own tree, such as BadRow: raised as it is) or "regroup" (none: the gang has saved its state, to be started
+    again with more ranks). `memory` are figures of a rank that was killed, `at` is where it stood (its step and phase),
+    `stacks` stay where they were collected, as they are large.
     """
 
     how: How
@@ -46,6 +50,9 @@ class Failure:
     signal: str | None = None
     exit_code: int | None = None
     log: tuple[str, ...] = ()
+    memory: Mapping[str, Any] | None = None
+    at: Mapping[str, Any] = field(default_factory=dict)
+    stacks: Mapping[int, str] = field(default_factory=dict)
     pickled: bytes = b""
 
     @classmethod
@@ -76,16 +83,26 @@ class Failure:
         """One line: who, where, how."""
         who = f"rank {self.rank} on {self.host}"
         if self.how == "signal":
-            more = "; probably out of memory, unless someone killed it" if self.signal == "SIGKILL" else ""
-            return f"{who} (pid {self.pid}) was killed by {self.signal}{more}"
+            more = f": {killed_for(self.memory or {})}" if self.signal == "SIGKILL" else ""
+            return f"{who} (pid {self.pid}) was killed by {self.signal}{self._place()}{more}"
+        if self.how == "stalled":
+            return self.text.partition("\n")[0].rstrip(".")
         if self.how == "exit":
-            how = f": {self.text}" if self.text else f" with exit code {self.exit_code} before its function returned"
+            how = (
+                f": {self.text}"
+                if self.text
+                else f" with exit code {self.exit_code} before its function returned{self._place()}"
+            )
             return f"{who} (pid {self.pid}) left{how}"
         if self.how == "regroup":
             return "the gang starts again with more ranks"
         if self.how == "lost":
             return f"{who} was lost: {self.text or 'the connection to its supervisor broke'}"
         return f"{who} (pid {self.pid}) raised {self.type}: {self.text}"
+
+    def _place(self) -> str:
+        step, phase = self.at.get("step"), self.at.get("phase")
+        return "" if step is None else f" ({phase if f'step {step}' in str(phase) else f'step {step}, {phase}'})"
 
     @property
     def is_loss(self) -> bool:
@@ -102,6 +119,8 @@ class Failure:
             cause.__dict__.update(here | cause.__dict__)  # an error that names a rank means the one at fault
             cause.__dict__["rank_traceback"] = self.traceback
             return cause
+        if self.how == "stalled":
+            return self._stalled(run_dir)
         story = [self.headline()[0].upper() + self.headline()[1:] + "."]
         if self.traceback:
             story += ["", f"Its traceback (rank {self.rank}):", self.traceback.rstrip()]
@@ -118,12 +137,35 @@ class Failure:
             exit_code=self.exit_code,
             lost=self.is_loss,
             headline=self.headline(),
+            step=self.at.get("step"),
+            phase=self.at.get("phase"),
             traceback=self.traceback,
             log=list(self.log),
+            memory=self.memory,
             run_dir=run_dir,
         )
         error.__cause__ = cause
         return error
+
+    def _stalled(self, run_dir: str | None) -> Stalled:
+        story = [self.text[0].upper() + self.text[1:]]
+        if run_dir:
+            story += ["", f"The whole stacks of every rank: {run_dir}/stacks"]
+        story += [
+            "",
+            "If this is how long the work takes: raise stall_timeout, call tritium.world().log() now and then, or say "
+            'on_stall="report".',
+        ]
+        facts: dict[str, Any] = {
+            "traceback": "",
+            "log": list(self.log),
+            "signal": None,
+            "exit_code": None,
+            "run_dir": run_dir,
+        }
+        facts |= {"rank": self.rank, "host": self.host, "pid": self.pid, "memory": None, "stacks": dict(self.stacks)}
+        facts |= {"lost": False, "headline": self.headline(), "step": None, "phase": "", "seconds": 0.0}
+        return Stalled("\n".join(story), **{**facts, **self.at})
 
     def cause(self) -> BaseException | None:
         """The rank's own exception, where it can be rebuilt here."""
@@ -139,7 +181,7 @@ class Failure:
     def fields(self) -> dict[str, Any]:
         """All but the pickled exception, as JSON; that one travels as a message's blob."""
         fields = dataclasses.asdict(self)
-        del fields["pickled"]
+        del fields["pickled"], fields["stacks"]
         return fields
 
     @classmethod

@@ -68,6 +68,7 @@ def supervise_far(
             names=list(order.plan),
             stream=not order.sorted,
             secret=order.secret,
+            patience=order.patience,
         ).start()
     try:
         host = context.getTaskInfos()[0].address.rpartition(":")[0]

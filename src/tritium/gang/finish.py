@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Protocol
 
 from tritium.errors import IncompleteShard, JobFailed, StartTimeout
+from tritium.gang.vitals import STATES
 
 if TYPE_CHECKING:
     from tritium.gang.coordinator import Coordinator
@@ -23,8 +25,9 @@ class Tasks(Protocol):
 
     ended: bool
     problem: BaseException | None
-    silence: str  # what to say when no supervisor has reported for a while
 
+    @property
+    def silence(self) -> str: ...  # what to say when no supervisor has reported for a while
     def computing(self, ranks: int) -> bool: ...
     def slots(self) -> int: ...
     def cancel(self) -> None: ...
@@ -37,7 +40,7 @@ def await_formed(coordinator: Coordinator, launch: Launch, tasks: Tasks, waited:
     The time in which Spark computes the sources does not count, where Spark tells (it does not on Connect).
     """
     gang, now = launch.gang, time.monotonic()
-    deadline, first_word = now + gang.start_timeout - waited, now + FIRST_WORD_SECONDS
+    deadline, began, next_word = now + gang.start_timeout - waited, now, now + FIRST_WORD_SECONDS
     over = False
     while not over and (now := time.monotonic()) < deadline:
         with coordinator.changed:
@@ -47,26 +50,42 @@ def await_formed(coordinator: Coordinator, launch: Launch, tasks: Tasks, waited:
             )
         if not over and tasks.computing(launch.ranks):
             deadline = time.monotonic() + gang.start_timeout
-        if not over and now > first_word and not coordinator.members:
-            first_word = float("inf")
-            launch.watch.note(tasks.silence)
+        if not over and now > next_word:
+            next_word = now + (now - began)
+            launch.watch.note(missing_note(coordinator, launch.ranks) if coordinator.members else tasks.silence)
     if over:
         return
     missing = coordinator.missing()
     reported = launch.ranks - len(missing)
-    waiting = "; ".join(_whereabouts(coordinator, p) for p in missing[:8])
     raise StartTimeout(
         f"{reported} of {launch.ranks} ranks were ready after start_timeout={gang.start_timeout:g} s. Still missing: "
-        f"{waiting}. Raise start_timeout, or free slots on the cluster.",
+        f"{whereabouts(coordinator, missing)}. Raise start_timeout, or free slots on the cluster.",
         missing=missing,
     )
+
+
+def missing_note(coordinator: Coordinator, ranks: int) -> str:
+    """For the person who waits for the rest of a gang."""
+    missing = coordinator.missing()
+    return f"{ranks - len(missing)} of {ranks} ranks have reported; still missing: {whereabouts(coordinator, missing)}"
+
+
+def whereabouts(coordinator: Coordinator, missing: Sequence[int]) -> str:
+    """`task 1 (not started: no slot, …); task 3 (host b, importing torch for 12 s)`."""
+    more = f"; and {len(missing) - 8} more" if len(missing) > 8 else ""
+    return "; ".join(_whereabouts(coordinator, partition) for partition in missing[:8]) + more
 
 
 def _whereabouts(coordinator: Coordinator, partition: int) -> str:
     member = coordinator.members.get(partition)
     if member is None:
         return f"task {partition} (not started: no slot, or its source is still being computed)"
-    return f"task {partition} (on {member.host}, importing)"
+    standing, now = member.standing, time.monotonic()
+    if standing is None:
+        return f"task {partition} (host {member.host}, starting for {now - member.joined:.0f} s)"
+    state = f", its process is {STATES[standing.state]}" if standing.state in STATES else ""
+    seconds = standing.seconds + now - standing.heard
+    return f"task {partition} (host {member.host}, {standing.phase} for {seconds:.0f} s{state})"
 
 
 def await_end(coordinator: Coordinator, launch: Launch, tasks: Tasks) -> None:

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from tritium.errors import BadSetting
 from tritium.gang.checkpoints import finish, settle
 from tritium.gang.machine import gpus_here
+from tritium.gang.pulse import Pulse
 from tritium.gang.world import Peer, World, entered
 
 if TYPE_CHECKING:
@@ -101,6 +102,7 @@ class HereControl:
         self.run_dir = watch.run_dir
         self._watch = watch
         self._shards = shards
+        self.pulse = Pulse()
 
     def meet(self, operation: str, value: bytes, lane: str = "main") -> list[bytes]:
         """Alone, everyone has always come."""

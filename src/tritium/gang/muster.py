@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from tritium.errors import BadRow
+from tritium.gang.stall import Standing
 from tritium.wire import MAX_BLOB, Message
 
 
@@ -26,6 +28,8 @@ class Member:
     rank: int | None = None
     local_rank: int = 0
     link: Any = None
+    standing: Standing | None = None
+    joined: float = field(default_factory=time.monotonic)
     early: list[Message] = field(default_factory=list)
     early_output: list[str] = field(default_factory=list)
 

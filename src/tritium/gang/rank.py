@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import atexit
 import ctypes
+import faulthandler
 import functools
 import importlib
 import json
@@ -18,6 +19,7 @@ import socket
 import sys
 import threading
 from collections.abc import Callable, Mapping
+from contextlib import nullcontext
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -25,6 +27,7 @@ from tritium import ship
 from tritium.errors import BadSetting, ResultError, TritiumError, WireError, WrongVersion
 from tritium.frameworks.torch import keep_groups
 from tritium.gang.failure import Failure, Regroup
+from tritium.gang.pulse import Pulse
 from tritium.gang.world import World, entered, peers_of
 from tritium.wire import CHUNK, Channel, Message
 
@@ -41,10 +44,15 @@ def main(argument: str) -> None:
     _die_with(settings["parent"])
     os.set_inheritable(settings["control"], False)
     channel = Channel(socket.socket(fileno=settings["control"]))
-    control = RankControl(channel, settings["run_dir"], elastic=settings["elastic"])
+    _answer_with_stacks(settings)
+    pulse = Pulse.on(settings["pulse"])
+    control = RankControl(channel, settings["run_dir"], elastic=settings["elastic"], pulse=pulse)
     try:
         keep_groups()
+        if settings["framework"]:
+            control.pulse.enter(f"importing {settings['framework']}")
         _import_framework(settings["framework"])
+        control.pulse.enter("waiting for the other ranks to start", "wait")
         channel.send("ready", pid=os.getpid())
         control.listen()
         with entered(control.join()) as world:
@@ -52,15 +60,20 @@ def main(argument: str) -> None:
             _run(control, world, settings)
     except BaseException as error:  # noqa: BLE001 - whatever it is, the driver must hear of it
         _report(channel, control, error)
+    control.pulse.enter("returned", "wait")
     control.await_all()
+    control.pulse.enter("leaving")
     _leave()
 
 
 def _run(control: RankControl, world: World, settings: Mapping[str, Any]) -> None:
     sys.path[:0] = settings["mounts"]
+    control.pulse.enter("loading the function")
     function, args, kwargs, control.decoders = pickle.loads(control.job)
+    control.pulse.enter("no step reported")
     result = function(*args, **kwargs)
     _finish_checkpoints(world)
+    control.pulse.enter("returning its result")
     with os.fdopen(settings["result"], "wb") as file:
         try:
             file.write(ship.pickle(result))
@@ -126,6 +139,15 @@ def _die_with(parent: int) -> None:
         os._exit(1)
 
 
+def _answer_with_stacks(settings: Mapping[str, Any]) -> None:
+    """A signal writes the stacks of all threads to the supervisor's file; a crash writes its own to stderr."""
+    faulthandler.enable(all_threads=False)  # the last lines of output travel with a failure: the one that crashed
+    for name in ("stacks", "pulse"):
+        os.set_inheritable(settings[name], False)
+    faulthandler.register(settings["signal"], file=settings["stacks"], all_threads=True)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {settings["signal"]})
+
+
 def _import_framework(framework: str | None) -> None:
     if framework is None:
         return
@@ -179,11 +201,14 @@ def _interface(address: str) -> str | None:
 class RankControl:
     """The rank's end of the control socket: one thread listens, any thread asks."""
 
-    def __init__(self, channel: Channel, run_dir: str = "", *, elastic: bool = False) -> None:
+    def __init__(
+        self, channel: Channel, run_dir: str = "", *, elastic: bool = False, pulse: Pulse | None = None
+    ) -> None:
         self.run_dir = run_dir
         self.elastic = elastic
         self.could_be_more = False
         self._channel = channel
+        self.pulse = pulse or Pulse()
         self._changed = threading.Condition()
         self._thread: threading.Thread | None = None
         self._gathered: dict[tuple[str, int], Message] = {}
@@ -233,7 +258,10 @@ class RankControl:
     def _feed(self, name: str) -> Feed:
         from tritium.data.watermark import Feed
 
-        return self._feeds.setdefault(name, Feed())
+        if name not in self._feeds:
+            waiting = functools.partial(self.pulse.within, f"waiting for rows of {name!r}", "rows")
+            self._feeds[name] = Feed(waiting)
+        return self._feeds[name]
 
     def join(self) -> World:
         """Wait until the gang is complete."""
@@ -268,7 +296,8 @@ class RankControl:
         return functools.partial(self._met, operation, (lane, number))
 
     def _met(self, operation: str, key: tuple[str, int]) -> list[bytes]:
-        with self._changed:
+        # A meeting of another lane is held in the background: the rank goes on with what it does.
+        with self.pulse.within(f"in {operation}", "wait") if key[0] == "main" else nullcontext(), self._changed:
             self._changed.wait_for(lambda: key in self._gathered)
             message = self._gathered.pop(key)
         if "problem" in message.fields:
@@ -285,14 +314,17 @@ class RankControl:
 
     def log(self, fields: Mapping[str, Any]) -> None:
         """To the driver's progress display and events."""
+        self.pulse.logged(fields)
         self.send("log", **fields)
 
     def store(self, name: str, chunk: bytes, last: bool) -> None:
         """To the run directory, in pieces."""
         view = memoryview(chunk)
-        for start in range(0, max(1, len(view)), CHUNK):
-            piece = bytes(view[start : start + CHUNK])
-            self.send("store", piece, name=name, last=last and start + CHUNK >= len(view))
+        with self.pulse.within(f"storing {name!r}"):
+            for start in range(0, max(1, len(view)), CHUNK):
+                piece = bytes(view[start : start + CHUNK])
+                self.send("store", piece, name=name, last=last and start + CHUNK >= len(view))
+                self.pulse.beat()
 
     def shard(self, name: str) -> Shard:
         """Wait until the supervisor has spooled its rows (or the first of them, when they stream)."""
@@ -300,8 +332,9 @@ class RankControl:
         if name not in names:
             there = ", ".join(map(repr, names)) or "none: launch(…, data={…}) names them"
             raise BadSetting(f"There is no shard {name!r}. There are: {there}.")
-        with self._changed:
+        with self.pulse.within(f"waiting for rows of {name!r}", "rows"), self._changed:
             self._changed.wait_for(lambda: name in self._spools)
+        with self._changed:
             if name not in self._shards:
                 self._shards[name] = self._open(name, self._spools[name])
             return self._shards[name]
@@ -322,6 +355,11 @@ class RankControl:
             decode=self.decoders.get(name, {}),
             prepared=message["prepared"],
             memory=memory_limit() // (2 * self.assignment["local_size"]),  # the ranks of a host share its memory
-            note=lambda counts: self.send("counts", name=name, counts=dict(counts)),
+            note=functools.partial(self._epoch_ended, name),
+            took=functools.partial(self.pulse.took, name),
             say=lambda text: self.tell("note", text=text),
         )
+
+    def _epoch_ended(self, name: str, counts: Mapping[str, Any]) -> None:
+        self.pulse.enter(f"after epoch {counts['epoch'] + 1} of {name!r}")
+        self.send("counts", name=name, counts=dict(counts))

@@ -12,6 +12,7 @@ from tritium.errors import BadSetting
 
 Where = Literal["cluster", "driver", "here"]
 Output = Literal["all", "rank 0", "none"]
+OnStall = Literal["end", "report"]
 
 _FRAMEWORKS = ("torch",)
 
@@ -49,6 +50,16 @@ class Gang:
         "from the newest checkpoint. An exception of the function is raised at once.",
     )
     start_timeout: float = _field(600.0, "Seconds within which every rank must have started, slots included.")
+    stall_timeout: float = _field(
+        600.0,
+        "Seconds without progress after which a rank stands still. At its default, a rank that also uses no CPU in the "
+        "middle of its steps stands still after 100 of the run's own median steps, but not before 60 s.",
+    )
+    on_stall: OnStall = _field(
+        "end",
+        'What is done when a rank stands still: "end" the gang with the error `Stalled`, or only "report" it, with the '
+        "stacks of every rank in the run directory.",
+    )
     framework: str | None = _field(
         None, 'The framework that a rank imports while its shard is spooled: "torch", or None.'
     )
@@ -95,13 +106,16 @@ class Gang:
             ("on", ("cluster", "driver", "here")),
             ("output", ("all", "rank 0", "none")),
             ("framework", (None, *_FRAMEWORKS)),
+            ("on_stall", ("end", "report")),
         ):
             if getattr(self, name) not in choices:
                 yield f"{name}={getattr(self, name)!r} is unknown; choose one of {', '.join(map(repr, choices))}."
         if self.on == "here" and self.ranks not in (1, (1, 1)):
             yield f'on="here" runs in this process, so ranks={self.ranks} must be 1; on="driver" starts several.'
-        if not isinstance(self.start_timeout, (int, float)) or not self.start_timeout > 0:
-            yield f"start_timeout={self.start_timeout!r} must be a number of seconds above 0."
+        for name in ("start_timeout", "stall_timeout"):
+            value = getattr(self, name)
+            if isinstance(value, bool) or not isinstance(value, (int, float)) or not value > 0:
+                yield f"{name}={value!r} must be a number of seconds above 0."
         for key, value in dict(self.env).items():
             if not isinstance(key, str) or not isinstance(value, str):
                 yield f"env[{key!r}]={value!r}: names and values must be strings."

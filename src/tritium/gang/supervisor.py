@@ -10,6 +10,7 @@ import functools
 import json
 import os
 import pickle
+import signal
 import socket
 import tempfile
 import threading
@@ -26,6 +27,8 @@ from tritium.errors import TritiumError, WireError
 from tritium.gang.child import start_rank
 from tritium.gang.failure import Failure, signal_name
 from tritium.gang.results import chunks
+from tritium.gang.stall import Patience
+from tritium.gang.watcher import Watcher
 from tritium.wire import Channel, Message
 
 if TYPE_CHECKING:
@@ -36,6 +39,7 @@ if TYPE_CHECKING:
 CONNECT_SECONDS = 10.0
 LONGEST_LINE = 1 << 16  # a longer one is passed on in pieces
 TAIL = 20  # lines of a rank's output that travel with its failure
+PULSE_SECONDS = 1.0  # how often the coordinator hears how a rank stands
 ROWS_SECONDS = 0.02  # how often rows are reported at most, while they arrive
 
 
@@ -59,6 +63,7 @@ class Order:
     user_code: bytes = b""
     elastic: bool = False
     far_client: bool = False
+    patience: Patience | None = None
     run_dir: str = ""
 
 
@@ -114,6 +119,7 @@ class Supervisor:
         self._user_code: ship.Mount | None = None
         self._announced: set[str] = set()
         self._reported = 0.0
+        self._over_event = threading.Event()
 
     # ---- the whole of it
 
@@ -130,6 +136,7 @@ class Supervisor:
         self._channel = Channel.connect(address or self.order.address, self.order.secret, CONNECT_SECONDS)
         placeholder = socket.socket()
         result = tempfile.TemporaryFile()  # noqa: SIM115 - closed below
+        self._watcher = Watcher()
         try:
             # Bound but never listening: the port stays ours until the framework binds over it (SO_REUSEADDR).
             placeholder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -149,6 +156,7 @@ class Supervisor:
             placeholder.close()
             self._stop()
             result.close()
+            self._watcher.close()
 
     def _open_spools(self) -> None:
         if self.order.plan:
@@ -164,15 +172,16 @@ class Supervisor:
         settings = {
             "control": theirs.fileno(),
             "result": result.fileno(),
+            **self._watcher.settings,
             "parent": os.getpid(),
             "framework": self.order.framework,
             "elastic": self.order.elastic,
             "run_dir": self.order.run_dir,
             "mounts": [self._user_code.path] if self._user_code else [],
         }
-        self._process = start_rank(
-            settings, keep=(theirs.fileno(), result.fileno(), *fds), env=self.order.env, cpus=self.cpus
-        )
+        keep = (theirs.fileno(), result.fileno(), *self._watcher.fds, *fds)
+        self._process = start_rank(settings, keep=keep, env=self.order.env, cpus=self.cpus)
+        self._watcher.watch(self._process)
         theirs.close()
         self._to_rank = Channel(ours)
         self._started = True
@@ -186,6 +195,7 @@ class Supervisor:
         self._from_rank = [follower, *self._outputs]
         self._spawn(self._follow_process, "process")
         self._spawn(self._follow_coordinator, "coordinator")
+        self._spawn(self._tell_pulse, "pulse")
 
     def _hello(self, port: int) -> None:
         self._channel.send(
@@ -208,6 +218,7 @@ class Supervisor:
         from tritium.data.receive import Receiver
 
         receiver = Receiver(self.order.plan, self._spools, sorted=self.order.sorted)
+        self._watcher.receives(receiver.rows)
         try:
             for batch in unbroken(batches, receiver):
                 self._check()
@@ -215,6 +226,7 @@ class Supervisor:
                 self._report_rows(receiver)
             self._check()
             receipt = receiver.finish(confirmed=self.order.sorted or confirm())
+            self._watcher.receives(None)
         except GangEnded:
             raise
         except Exception as error:
@@ -260,6 +272,7 @@ class Supervisor:
         return "\n".join([self.failure.headline(), "", self.failure.traceback]).rstrip()
 
     def _stop(self) -> None:
+        self._over_event.set()
         if self._started:
             self._process.kill_group()
         for thread in self._from_rank:  # what the rank still said is passed on before the connection closes
@@ -303,6 +316,9 @@ class Supervisor:
         if message.kind == "assign":
             self.rank = message["rank"]
             self._tell_rank(Message("job", {}, self.order.job))
+        elif message.kind == "stacks":
+            self._spawn(functools.partial(self._tell_stacks, message["number"]), "stacks")
+            return
         elif message.kind == "spooled":
             for name, shapes in json.loads(message.blob).items():
                 self._announce(name, shapes)
@@ -322,7 +338,8 @@ class Supervisor:
     def _follow_rank(self) -> None:
         while (message := self._to_rank.receive()) is not None:
             if message.kind == "failed":
-                failure = Failure.read({**message.fields, "host": self.host}, message.blob)
+                facts = {"host": self.host, "at": self._watcher.place()}
+                failure = Failure.read({**message.fields, **facts}, message.blob)
                 self._fail(failure)
                 continue
             if message.kind == "finished":
@@ -349,6 +366,7 @@ class Supervisor:
     def _say(self, text: bytes) -> None:
         if not text:
             return
+        self._watcher.output += 1
         self._tail.extend(line.decode("utf-8", "replace") for line in text.split(b"\n") if line.strip())
         with contextlib.suppress(WireError):  # keep reading all the same: the rank must not block on a full pipe
             self._channel.send("output", text)
@@ -358,13 +376,29 @@ class Supervisor:
         self._from_rank[0].join(1.0)  # what the rank said before its end comes first
         if code != 0 or not self._rank_finished:
             facts: dict[str, Any] = {"rank": self.rank, "host": self.host, "pid": self._process.pid}
+            facts["at"] = self._watcher.place()
             if code < 0:
+                if code == -signal.SIGKILL:
+                    facts["memory"] = self._watcher.memory()
                 self._fail(Failure(how="signal", signal=signal_name(-code), exit_code=code, **facts))
             else:
                 self._fail(Failure(how="exit", exit_code=code, **facts))
         with self._changed:
             self._exit = code
             self._changed.notify_all()
+
+    def _tell_pulse(self) -> None:
+        """About once a second, how the rank stands."""
+        seconds = self.order.patience.look_seconds if self.order.patience else PULSE_SECONDS
+        while not self._over_event.wait(seconds):
+            with contextlib.suppress(WireError):  # `_follow_coordinator` sees that it is gone
+                self._channel.send("pulse", **self._watcher.look())
+
+    def _tell_stacks(self, number: int) -> None:
+        """The stacks of the rank's threads, or why there are none."""
+        text, facts = self._watcher.stacks()
+        with contextlib.suppress(WireError):
+            self._channel.send("stacks", text.encode()[: 1 << 20], number=number, **facts)
 
     def _fail(self, failure: Failure) -> None:
         with self._changed:

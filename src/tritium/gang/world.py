@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from tritium import ship
 from tritium.errors import BadSetting, TritiumError
+from tritium.gang.pulse import Pulse
 
 if TYPE_CHECKING:
     from tritium.data.shard import Shard
@@ -36,6 +37,7 @@ class Peer:
 class Control(Protocol):
     """How a world reaches the rest of its gang."""
 
+    pulse: Pulse
     run_dir: str
     elastic: bool
     """Whether the gang has fewer ranks than are wanted."""
@@ -220,6 +222,7 @@ class Elsewhere:
     def __init__(self, launcher: str, size: int) -> None:
         self.launcher = launcher
         self.size = size
+        self.pulse = Pulse()
 
     def post(self, operation: str, value: bytes, lane: str = "main") -> Callable[[], list[bytes]]:
         """Other launchers have no such thing; all meet at once."""

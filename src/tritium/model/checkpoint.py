@@ -21,7 +21,7 @@ import json
 import os
 import re
 import shutil
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timezone
 from typing import Any
@@ -75,7 +75,9 @@ class Checkpoint:
 class Store:
     """The checkpoints of a run directory. Nothing is written before `prepare`."""
 
-    def __init__(self, run_dir: str) -> None:
+    def __init__(self, run_dir: str, moved: Callable[[], None] = lambda: None) -> None:
+        """`moved` is called with every piece that is read or written: a large checkpoint takes long, and moves."""
+        self._moved = moved
         self._files, root, self._local = files.opened(run_dir)
         self._root = f"{root}/checkpoints"
         self.path = f"{run_dir.rstrip('/')}/checkpoints"
@@ -171,6 +173,7 @@ class Store:
         try:
             with self._files.open(f"{self._root}/{checkpoint.name}/{name}", "rb") as file:
                 while len(data) <= wanted["bytes"] and (piece := file.read(_CHUNK)):
+                    self._moved()
                     checksum.update(piece)
                     data += piece
         except Exception as error:
@@ -286,10 +289,15 @@ class Store:
 
     def _put(self, path: str, pieces: Iterable[bytes | memoryview]) -> dict[str, Any]:
         if not self._local:
-            return files.put(self._files, False, path, pieces)
-        facts = files.put(self._files, True, f"{path}.part", pieces)
+            return files.put(self._files, False, path, self._told(pieces))
+        facts = files.put(self._files, True, f"{path}.part", self._told(pieces))
         os.replace(f"{path}.part", path)
         return facts
+
+    def _told(self, pieces: Iterable[bytes | memoryview]) -> Iterator[bytes | memoryview]:
+        for piece in pieces:
+            self._moved()
+            yield piece
 
     def _remove(self, name: str) -> None:
         folder = f"{self._root}/{name}"

@@ -209,8 +209,18 @@ class Progress:
         return self._now_and_then()
 
     def _on_failed(
-        self, rank: int, host: str = "", type: str = "", text: str = "", signal: str | None = None, **_: Any
+        self,
+        rank: int,
+        how: str = "",
+        host: str = "",
+        type: str = "",
+        text: str = "",
+        signal: str | None = None,
+        **_: Any,
     ) -> list[str]:
+        if how == "stalled":
+            self._phase = text.split("\n")[0]
+            return self._said(self._phase)
         how = f"was killed by {signal}" if signal else f"failed: {type}: {text}" if type else f"failed: {text}"
         self._phase = f"rank {rank}{f' on {host}' if host else ''} {how}".split("\n")[0]
         return self._said(self._phase)

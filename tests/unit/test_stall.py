@@ -1,0 +1,364 @@
+"""Who stands still, who is at fault, and when nobody is; and the pulse of a rank."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from typing import Any, ClassVar
+
+import pytest
+
+from clusters import wait
+from tritium.errors import RankFailed, Stalled
+from tritium.gang import vitals
+from tritium.gang.failure import Failure
+from tritium.gang.muster import Member
+from tritium.gang.pulse import Page, Pulse
+from tritium.gang.settings import Gang
+from tritium.gang.stacks import Frame, in_collective, main_thread, where
+from tritium.gang.stall import Answer, Patience, Seat, Standing, at_fault, judge, starved, story
+from tritium.gang.stallwatch import StallWatch
+from tritium.gang.vitals import Busy, Lapse, Still, killed_for
+from tritium.gang.watcher import _Logs
+from tritium.wire import Message
+
+PATIENCE = Patience(600.0)
+
+
+def seat(rank: int, *, finished: bool = False, **facts: Any) -> Seat:
+    facts = {"quiet": 601.0, "idle": 601.0, "patience": 0.0 if facts.get("step") else None, **facts}
+    return Seat(rank, f"h{rank}", Standing(heard=1000.0, **facts), finished)
+
+
+def stuck(*seats: Seat, patience: Patience = PATIENCE) -> list[int]:
+    return [each.rank for each in judge(seats, patience, 1000.0).still]
+
+
+class TestWhoStandsStill:
+    def test_a_rank_that_reported_a_step_and_made_no_progress(self) -> None:
+        assert stuck(seat(0, step=3, idle=0.0)) == [0]
+        assert stuck(seat(0, step=3, quiet=599.0)) == []
+
+    def test_one_that_only_logs_its_steps_by_its_own_intervals(self) -> None:
+        assert stuck(seat(0, step=3, patience=None, idle=0.0)) == []
+        assert stuck(seat(0, step=3, patience=900.0, idle=0.0)) == []
+        assert stuck(seat(0, step=3, patience=900.0, idle=0.0, quiet=901.0)) == [0]
+        logs = _Logs(0.0)
+        assert [logs.look(1, 20.0), logs.look(2, 25.0), logs.look(3, 26.0), logs.look(3, 99.0)] == [
+            None,
+            None,
+            200,
+            200,
+        ]
+
+    def test_what_was_heard_long_ago_counts_from_then(self) -> None:
+        assert [s.rank for s in judge([seat(0, step=3, quiet=1.0)], PATIENCE, 1600.0).still] == [0]
+
+    def test_a_rank_without_steps_only_when_it_is_idle_and_no_other_rank_moves(self) -> None:
+        assert stuck(seat(0, idle=3.0)) == []
+        assert stuck(seat(0), seat(1)) == [0, 1]
+        assert stuck(seat(0), seat(1, idle=3.0)) == []
+        assert stuck(seat(0), seat(1, idle=3.0, finished=True)) == [0]
+
+    def test_not_a_rank_that_waits_for_others_or_has_returned(self) -> None:
+        assert stuck(seat(0, doing="wait", step=3), seat(1, finished=True), seat(2, doing="rows")) == []
+        assert stuck(seat(0, doing="wait"), seat(1)) == [1]
+
+    def test_a_stopped_process_wherever_it_is(self) -> None:
+        assert stuck(seat(0, doing="wait", state="T"), seat(1, quiet=0.0)) == [0]
+
+    def test_a_rank_that_does_not_leave_after_it_has_returned(self) -> None:
+        assert stuck(seat(0, finished=True, phase="leaving"), seat(1, finished=True, phase="returned")) == [0]
+
+
+class TestTheRunsOwnPace:
+    own = Patience(600.0, own_pace=True)
+
+    def stuck(self, **facts: Any) -> bool:
+        facts = {"step": 9, "doing": "step", "pace": 0.1, "quiet": 61.0, "idle": 61.0, **facts}
+        return bool(stuck(seat(0, **facts), patience=self.own))
+
+    def test_shortens_the_limit_between_two_steps_of_a_rank_that_does_nothing(self) -> None:
+        assert self.stuck()
+        assert not self.stuck(quiet=59.0)
+        assert not self.stuck(idle=59.0)  # a recompilation, a validation of the user's own
+        assert not self.stuck(doing="other")  # a checkpoint, the end of an epoch
+        assert not self.stuck(pace=None)
+        assert not self.stuck(pace=1.0)
+        assert self.stuck(pace=1.0, quiet=101.0, idle=101.0)
+        assert self.stuck(pace=1000.0, quiet=601.0, idle=0.0)
+
+    def test_not_while_another_rank_moves_for_which_it_may_wait(self) -> None:
+        waits = {"step": 9, "doing": "step", "pace": 0.1, "quiet": 61.0, "idle": 61.0}
+        saves = seat(1, step=9, phase="saving a checkpoint", quiet=61.0, idle=61.0)
+        assert stuck(seat(0, **waits), saves, patience=self.own) == []
+        assert stuck(seat(0, **waits), seat(1, **waits), patience=self.own) == [0, 1]
+        assert stuck(seat(0, **waits, state="T"), saves, patience=self.own) == [0]
+
+    def test_in_doubt_while_the_others_are_busy_without_progress(self) -> None:
+        waits = {"step": 9, "doing": "step", "pace": 0.1, "quiet": 61.0}
+        verdict = judge([seat(0, **waits, idle=0.0), seat(1, **waits, idle=61.0)], self.own, 1000.0)
+        assert verdict.still == []
+        assert [each.rank for each in verdict.doubtful] == [1]
+        assert [each.rank for each in verdict.moving] == [0]
+
+    def test_not_of_a_limit_that_was_given(self) -> None:
+        assert Patience.of(Gang()) == self.own
+        assert Patience.of(Gang(stall_timeout=30)) == Patience(30)
+        assert Patience.of(Gang(on_stall="report")) == Patience(600.0, end=False, own_pace=True)
+        assert Patience(30.0).short(0.001) == 30.0
+
+
+class TestWhoIsAtFault:
+    def first(self, *seats: Seat, collective: tuple[int, ...] = ()) -> int:
+        answers = {
+            each.rank: Answer("…", "in f() at f.py:1", "all_reduce" if each.rank in collective else "")
+            for each in seats
+        }
+        return at_fault(seats, judge(seats, PATIENCE, 1000.0).still, answers)[0].rank
+
+    def test_the_stopped_process(self) -> None:
+        assert self.first(seat(0, step=1, taken=1), seat(1, step=2, taken=2, state="T")) == 1
+
+    def test_the_lowest_step(self) -> None:
+        assert self.first(seat(0, step=310, taken=310), seat(1, step=309, taken=309)) == 1
+        assert self.first(seat(0, step=4), seat(1, step=3)) == 1
+        assert self.first(seat(0, epoch=2, step=1), seat(1, epoch=1, step=3)) == 1
+
+    def test_the_one_outside_of_a_collective_that_the_others_are_in(self) -> None:
+        assert self.first(seat(0, step=5, taken=5), seat(1, step=5, taken=5), collective=(0,)) == 1
+        assert self.first(seat(0), seat(1, finished=True, phase="returned"), collective=(0,)) == 1
+
+    def test_not_one_that_merely_has_returned(self) -> None:
+        assert self.first(seat(0, step=5), seat(1, step=5, finished=True)) == 0
+
+        assert self.first(seat(0, step=5, taken=5), seat(1, step=2, taken=2, finished=True)) == 0
+        assert self.first(seat(0, step=5, taken=5), seat(1, step=2, taken=2, finished=True), collective=(0,)) == 1
+
+    def test_not_one_that_moves(self) -> None:
+        assert self.first(seat(0, step=5, taken=5), seat(1, step=2, taken=2, quiet=0.0)) == 0
+
+    def test_the_story_names_it_first_and_says_what_it_never_reached(self) -> None:
+        seats = [seat(0, step=310, taken=310, phase="step 310"), seat(1, step=309, taken=309, phase="step 309")]
+        answers = {
+            0: Answer("…", "in train() at t.py:42 → all_reduce (d.py:1)", "all_reduce"),
+            1: Answer(why="its process is stopped"),
+        }
+        order = at_fault(seats, seats, answers)
+        text = story(order[0], order, [], answers, 1000.0)
+        assert text.splitlines() == [
+            "rank 1 on h1 stands still: step 309, no progress for 601.0 s. It never reached the all_reduce in which "
+            "rank 0 waits (step 310).",
+            "",
+            "Where the ranks are:",
+            "  rank 1 (host h1): step 309, its process is stopped",
+            "  rank 0 (host h0): step 310, in train() at t.py:42 → all_reduce (d.py:1)",
+        ]
+
+
+class TestTelling:
+    """What the coordinator does with it, without a network."""
+
+    own = Patience(600.0, own_pace=True)
+    waits: ClassVar[dict[str, Any]] = {"step": 9, "taken": 9, "doing": "step", "pace": 0.1, "phase": "step 9"}
+
+    def conclude(self, seats: list[Seat], collective: tuple[int, ...], watch: StallWatch | None = None) -> Any:
+        watch = watch or StallWatch(self.own, len(seats))
+        members = [
+            Member(s.rank, 0, s.host, "", 0, 1, rank=s.rank, standing=s.standing, finished=s.finished) for s in seats
+        ]
+        assert watch.look(members, 1000.0)
+        number = watch.ask()
+        assert not watch.look(members, 1000.0)  # one question at a time
+        for s in seats:
+            fields = {"where": "", "collective": "all_reduce" if s.rank in collective else "", "why": ""}
+            assert watch.take(number, s.rank, Message("stacks", fields, b"s")) == (s is seats[-1])
+        found = watch.conclude(number, members, 1000.0)
+        assert not watch.look(members, 1000.0)  # it is told once
+        return found
+
+    def test_ranks_that_wait_in_an_exchange_for_one_that_moves_are_left_alone(self) -> None:
+        saves = seat(0, step=9, phase="saving a checkpoint", quiet=3.0)
+        assert self.conclude([saves, seat(1, **self.waits)], collective=(1,)) is None
+
+    def test_but_not_one_that_stands_still_elsewhere(self) -> None:
+        failure, certain = self.conclude([seat(0, step=9, quiet=3.0), seat(1, **self.waits)], collective=())
+        assert (failure.rank, certain) == (1, True)
+
+    def test_in_doubt_it_is_only_reported_until_the_limit_is_over(self) -> None:
+        watch = StallWatch(self.own, 2)
+        spins = {**self.waits, "idle": 0.0}
+        early = [seat(0, **spins, quiet=61.0), seat(1, **{**self.waits, "quiet": 61.0})]
+        failure, certain = self.conclude(early, (0,), watch)
+        assert (failure.rank, certain) == (1, False)
+        failure, certain = self.conclude([seat(0, **spins), seat(1, **self.waits)], (0,), watch)
+        assert (failure.rank, certain) == (1, True)
+
+    def test_the_same_stall_is_told_again_when_everything_moved_in_between(self) -> None:
+        watch = StallWatch(Patience(600.0, end=False), 1)
+        for _ in range(2):
+            failure, _ = self.conclude([seat(0, step=3)], (), watch)
+            assert failure.rank == 0
+            assert not watch.look(
+                [Member(0, 0, "a", "", 0, 1, rank=0, standing=Standing(1000.0, step=4, patience=0.0))], 1000.0
+            )
+
+
+class TestRows:
+    def test_none_for_the_limit_while_ranks_wait_for_them(self) -> None:
+        hungry = {"doing": "rows", "receiving": True, "rows_quiet": 601.0}
+        seats = [seat(0, **hungry, rows={"train": 9}), seat(1, **hungry, rows={"train": 3})]
+        found = starved(seats, PATIENCE, 1000.0)
+        assert found is not None
+        assert found.rank == 1
+
+    def test_rows_for_any_rank_are_enough(self) -> None:
+        hungry = {"doing": "rows", "receiving": True}
+        assert starved([seat(0, **hungry, rows_quiet=601.0), seat(1, **hungry, rows_quiet=3.0)], PATIENCE, 1000) is None
+
+    def test_none_waits(self) -> None:
+        assert starved([seat(0, receiving=True, rows_quiet=601.0)], PATIENCE, 1000.0) is None
+        assert starved([seat(0, receiving=True, rows_quiet=601.0, finished=True)], PATIENCE, 1000.0) is not None
+
+
+@pytest.fixture
+def page() -> Iterator[Page]:
+    page = Page()
+    yield page
+    page.close()
+
+
+class TestPulse:
+    def test_is_read_from_another_process_even_when_that_one_is_stopped(self, page: Page) -> None:
+        assert page.read()["beats"] == 0
+        code = (
+            "import os, signal, sys; from tritium.gang.pulse import Pulse\n"
+            "pulse = Pulse.on(int(sys.argv[1])); pulse.took('train', 0, 309); os.kill(os.getpid(), signal.SIGSTOP)"
+        )
+        child = subprocess.Popen([sys.executable, "-c", code, str(page.fd)], pass_fds=[page.fd])
+        os.waitid(os.P_PID, child.pid, os.WSTOPPED)
+        word = page.read()
+        child.kill()
+        child.wait()
+        assert (word["step"], word["phase"], word["taken"], word["doing"]) == (310, "step 310", 1, "step")
+
+    def test_steps_phases_and_what_lies_within_them(self, page: Page) -> None:
+        pulse = Pulse.on(page.fd)
+        assert page.read()["phase"] == "starting"
+        pulse.enter("importing torch")
+        assert page.read()["phase"] == "importing torch"
+        pulse.took("train", 1, 9)
+        with pulse.within("in gather", "wait"), pulse.within("saving a checkpoint"):
+            assert (page.read()["phase"], page.read()["step"]) == ("saving a checkpoint", 10)
+        assert page.read()["phase"] == "epoch 2, step 10"
+        pulse.took("validation", 0, 4)
+        assert (page.read()["phase"], page.read()["step"]) == ("step 5 of 'validation'", 10)
+        pulse.logged({"step": 99})  # only shown where no batches are taken
+        assert (page.read()["step"], page.read()["taken"]) == (10, 2)
+        assert page.read()["main"] == threading.main_thread().ident
+
+    def test_logged_steps_are_shown_of_a_rank_that_takes_no_batches(self, page: Page) -> None:
+        pulse = Pulse.on(page.fd)
+        pulse.logged({"step": 3, "epoch": 1})
+        assert (page.read()["step"], page.read()["epoch"], page.read()["phase"]) == (4, 2, "after epoch 2, step 4")
+
+    def test_everything_is_a_beat(self, page: Page) -> None:
+        pulse, seen = Pulse.on(page.fd), []
+        for act in (pulse.beat, lambda: pulse.logged({}), lambda: pulse.took("a", 0, 0), lambda: pulse.enter("b")):
+            act()
+            seen.append(page.read()["beats"])
+        assert seen == [2, 3, 4, 5]
+
+    def test_a_long_phase_is_cut(self, page: Page) -> None:
+        Pulse.on(page.fd).enter("é" * 500)
+        assert page.read()["phase"].startswith("é" * 80)
+
+
+DUMP = """Thread 0x00000000000000aa (most recent call first):
+  File "/x/a.py", line 1 in other
+
+Current thread 0x00000000000000bb (most recent call first):
+  File "/lib/site-packages/torch/distributed/distributed_c10d.py", line 3252 in all_reduce
+  File "/lib/site-packages/torch/distributed/c10d_logger.py", line 83 in wrapper
+  File "/x/train.py", line 42 in train
+  File "<string>", line 6 in <module>
+"""
+
+
+class TestStacks:
+    def test_the_main_thread_in_one_line(self) -> None:
+        frames = main_thread(DUMP, 0xBB)
+        assert where(frames) == "in train() at train.py:42 → all_reduce (distributed_c10d.py:3252)"
+        assert in_collective(frames) == "all_reduce"
+        assert where(main_thread(DUMP, 0xAA)) == "in other() at a.py:1"
+        assert not in_collective(main_thread(DUMP, 0xAA))
+        assert main_thread(DUMP, None) == frames
+
+    def test_nothing_was_written(self) -> None:
+        assert main_thread("", 1) == []
+        assert where([]) == ""
+
+    def test_the_standard_library_is_not_the_users(self) -> None:
+        frames = [Frame(threading.__file__, "327", "wait"), Frame("/x/t.py", "3", "go")]
+        assert where(frames) == "in go() at t.py:3 → wait (threading.py:327)"
+
+
+class TestVitals:
+    def test_a_process_that_works_and_one_that_sleeps(self) -> None:
+        now = 0.0
+        busy = Busy(os.getpid(), now)
+        busy.look(now)
+        assert busy.look(30.0) == 30.0
+        while sum(os.times()[:2]) < 1e9:  # a little work
+            if busy.look(1.0) == 0.0:
+                break
+        assert busy.look(2.0) == 1.0
+
+    def test_with_and_without_what_a_process_started(self) -> None:
+        code = "import time\nwhile time.process_time() < 0.5: pass\ntime.sleep(60)"
+        before = vitals.cpu_seconds(os.getpid(), whole=False) or 0.0
+        child = subprocess.Popen([sys.executable, "-c", code])
+        try:
+            wait(lambda: (vitals.cpu_seconds(child.pid) or 0.0) > 0.3, "it has worked", 30)
+            whole, own = vitals.cpu_seconds(os.getpid()) or 0.0, vitals.cpu_seconds(os.getpid(), whole=False) or 0.0
+        finally:
+            child.kill()
+            child.wait()
+        assert whole > own + 0.25
+        assert own >= before
+        assert vitals.cpu_seconds(1 << 22) is None
+
+    def test_a_number_that_stays(self) -> None:
+        number = Still(0.0)
+        assert [number.look(1, 5.0), number.look(1, 7.0), number.look(2, 8.0)] == [0.0, 2.0, 0.0]
+
+    def test_time_in_which_this_process_did_not_run_is_forgiven(self) -> None:
+        lapse = Lapse(0.0)
+        assert [lapse.look(1.0), lapse.look(301.0), lapse.look(302.0)] == [0.0, 300.0, 0.0]
+
+
+class TestWords:
+    def test_out_of_memory_as_far_as_it_is_known(self) -> None:
+        gb = 1 << 30
+        host = {"host_total": 16 * gb, "host_available": 300 << 20, "peak": gb * 12 // 10}
+        assert killed_for(host) == (
+            "probably out of memory, unless someone killed it (peak 1.2 GB; the host had 300 MB of 16 GB available)"
+        )
+        assert killed_for({**host, "group_limit": gb // 2, "oom_kills": 1}) == (
+            "out of memory (its cgroup's limit of 512 MB was reached: oom_kill 1; peak 1.2 GB)"
+        )
+        assert killed_for({}) == "probably out of memory, unless someone killed it"
+
+    def test_the_error(self) -> None:
+        at = {"step": 309, "phase": "step 309", "seconds": 3.1}
+        failure = Failure(how="stalled", rank=2, host="b", text="rank 2 …\n\nmore", at=at, stacks={2: "stack"})
+        error = Failure.read(failure.fields(), b"").error("/runs/1")
+        assert isinstance(error, Stalled)
+        assert isinstance(error, RankFailed)
+        assert (error.rank, error.host, error.step, error.seconds) == (2, "b", 309, 3.1)
+        assert "/runs/1/stacks" in str(error)
+        assert failure.error().stacks == {2: "stack"}
+        assert "stacks" not in failure.fields()

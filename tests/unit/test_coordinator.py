@@ -18,6 +18,7 @@ from tritium.gang import muster as muster_module
 from tritium.gang import server as server_module
 from tritium.gang.coordinator import Coordinator
 from tritium.gang.failure import Failure
+from tritium.gang.line import Line
 from tritium.gang.muster import Member, agree, muster
 from tritium.gang.server import STRANGERS
 from tritium.wire import MAGIC, NONCE, Challenge, Channel, Message
@@ -59,22 +60,21 @@ class Gang:
     def __init__(self, size: int, **settings: Any) -> None:
         self.observer = settings.pop("observer", Observer())
         self.coordinator = Coordinator(size, launch="L1", observer=self.observer, **settings).start()
-        self.supervisors: list[Channel] = []
+        self.supervisors: list[Line] = []
 
-    def connect(self) -> Channel:
-        channel = Channel.connect(self.coordinator.address, self.coordinator.secret, SECONDS)
-        channel._socket.settimeout(SECONDS)
+    def connect(self) -> Line:
+        channel = Line(self.coordinator.address, self.coordinator.secret, f"task {len(self.supervisors)}", SECONDS)
         self.supervisors.append(channel)
         return channel
 
-    def hello(self, partition: int, **fields: Any) -> Channel:
+    def hello(self, partition: int, **fields: Any) -> Line:
         channel = self.connect()
         host = fields.pop("host", "a")
         said = {"launch": "L1", "attempt": 0, "address": f"10.0.0.{ord(host[0])}", "port": 4000 + partition, "pid": 7}
         channel.send("hello", partition=partition, host=host, **{**said, "gpus": [], **fields})
         return channel
 
-    def form(self) -> list[Channel]:
+    def form(self) -> list[Line]:
         """All have come; the supervisors in the order of their ranks (one host: of their partitions)."""
         supervisors = [self.hello(partition) for partition in range(self.coordinator.size)]
         for channel in supervisors:
@@ -109,7 +109,7 @@ def start() -> Iterator[Callable[..., Gang]]:
 Start = Callable[..., Gang]
 
 
-def heard(channel: Channel, kind: str) -> Message:
+def heard(channel: Line, kind: str) -> Message:
     """The next message, which is of this kind."""
     message = channel.receive()
     assert message is not None, f"the coordinator hung up instead of saying {kind!r}"
@@ -205,7 +205,7 @@ class TestStrangers:
 
 
 class TestRefusals:
-    def refused(self, gang: Gang, channel: Channel) -> str:
+    def refused(self, gang: Gang, channel: Line) -> str:
         reason = str(heard(channel, "end")["reason"])
         assert channel.receive() is None
         assert any(reason in said["reason"] for said in gang.observer.of("refused"))
@@ -306,7 +306,7 @@ class TestMuster:
 
 
 class TestMeetings:
-    def meet(self, channel: Channel, operation: str, value: bytes = b"", number: int = 0) -> None:
+    def meet(self, channel: Line, operation: str, value: bytes = b"", number: int = 0) -> None:
         channel.send("gather", value, number=number, operation=operation)
 
     def test_everyone_hears_every_value_in_rank_order(self, start: Start) -> None:
@@ -358,7 +358,7 @@ def column(name: str, shape: list[int] | None) -> dict[str, Any]:
 
 
 class TestRows:
-    def receipt(self, channel: Channel, rows: dict[str, int], *columns: dict[str, Any]) -> None:
+    def receipt(self, channel: Line, rows: dict[str, int], *columns: dict[str, Any]) -> None:
         body = {"columns": {name: list(columns) for name in rows}, "fingerprint": {}}
         channel.send("receipt", json.dumps(body).encode(), rows=rows)
 

@@ -73,6 +73,7 @@ def await_end(coordinator: Coordinator, launch: Launch, tasks: Tasks) -> None:
         coordinator.changed.wait_for(lambda: coordinator.failure is not None or tasks.ended)
     if coordinator.failure is None and tasks.problem is not None:
         # The coordinator may be about to hear what the tasks' end already shows: let it come first.
+        coordinator.no_one_returns()
         with coordinator.changed:
             coordinator.changed.wait_for(lambda: coordinator.failure is not None, timeout=LEAVE_SECONDS)
     if coordinator.failure is not None:

@@ -25,6 +25,7 @@ from tritium import ship
 from tritium.errors import TritiumError, WireError
 from tritium.gang.child import start_rank
 from tritium.gang.failure import Failure, signal_name
+from tritium.gang.line import Line
 from tritium.gang.results import chunks
 from tritium.wire import Channel, Message
 
@@ -35,6 +36,7 @@ if TYPE_CHECKING:
 
 CONNECT_SECONDS = 10.0
 LONGEST_LINE = 1 << 16  # a longer one is passed on in pieces
+SMALL = 1 << 14  # bytes that a socket with room takes without waiting for its reader
 TAIL = 20  # lines of a rank's output that travel with its failure
 ROWS_SECONDS = 0.02  # how often rows are reported at most, while they arrive
 
@@ -124,7 +126,8 @@ class Supervisor:
 
         `confirm` tells, once `batches` has ended, whether an unsorted stream was complete.
         """
-        self._channel = Channel.connect(address or self.order.address, self.order.secret, CONNECT_SECONDS)
+        who = f"task {self.partition} (attempt {self.attempt}, launch {self.order.launch}) on {self.host}"
+        self._channel = Line(address or self.order.address, self.order.secret, who, CONNECT_SECONDS, self._at_once)
         placeholder = socket.socket()
         result = tempfile.TemporaryFile()  # noqa: SIM115 - closed below
         try:
@@ -280,14 +283,21 @@ class Supervisor:
         return thread
 
     def _follow_coordinator(self) -> None:
-        try:
-            while (message := self._channel.receive()) is not None:
-                self._obey(message)
-        except WireError as error:
-            self._over(f"the coordinator's messages can't be read: {error}")
-            return
+        while (message := self._channel.receive()) is not None:
+            self._obey(message)
         if not self._all_finished:
-            self._over("the coordinator is gone (did the driver end?)")
+            self._over(f"the coordinator is gone (did the driver end?): {self._channel.reason}")
+
+    def _at_once(self, message: Message, idle: bool) -> bool:
+        """What must not wait behind a rank that does not listen, and what should not wait for another thread."""
+        if message.kind == "end" and self._started:
+            self._obey(message)
+            return True
+        quick = idle and message.kind in ("gathered", "mark") and len(message.blob) < SMALL
+        if quick and self._to_rank.has_room:
+            self._obey(message)
+            return True
+        return False
 
     def _obey(self, message: Message) -> None:
         if message.kind == "end":

@@ -71,7 +71,7 @@ def await_end(coordinator: Coordinator, launch: Launch, tasks: Tasks) -> None:
     """Wait until every rank has returned and the tasks have handed over the results; raise the first failure."""
     with coordinator.changed:
         coordinator.changed.wait_for(lambda: coordinator.failure is not None or tasks.ended)
-    if coordinator.failure is None and tasks.problem is not None:
+    if coordinator.failure is None and (tasks.problem is not None or not coordinator.finished):
         # The coordinator may be about to hear what the tasks' end already shows: let it come first.
         coordinator.no_one_returns()
         with coordinator.changed:

@@ -211,7 +211,7 @@ class Line:
         """Send what was left when a connection broke; a beat when nothing was sent for a while, or much received."""
         while True:
             with self._changed:
-                self._changed.wait_for(lambda: self._over or self._is_idle and self._has_news, TICK)
+                self._changed.wait_for(lambda: self._over or (self._is_idle and self._has_news), TICK)
                 if self._over:
                     return
                 if not self._is_idle or not (self._has_news or time.monotonic() - self._sent >= BEAT):

@@ -21,6 +21,7 @@ from tritium.gang.server import Server, Session
 from tritium.wire import Message
 
 ECHO_SECONDS = 0.7  # how long an exception that looks like an echo waits for the death that caused it
+REFUSALS = 200  # so many are recorded one by one, and every so many after that
 LOST = (
     "its supervisor is gone ({why}). Its host, its network or its executor died, or Spark ended its task because it "
     "lost what the task read: see lost executors and failed fetches in the Spark UI, and launch again"
@@ -65,6 +66,7 @@ class Coordinator:
         self._stream = stream
         self._names = tuple(names)
         self._keepers = {name: MarkKeeper(size) for name in names}
+        self._refused = 0
         self._rendezvous: dict[int, Rendezvous] = {}
         self._storing: dict[str, int] = {}  # which rank is in the middle of which file
         self._server: Server[Member] = Server(
@@ -130,7 +132,12 @@ class Coordinator:
         if session is not None and session.owner is not None:  # one of ours: what it asked for can't be done
             member = session.owner
             self._failed(Failure.of(error, member.best_number, host=member.host, pid=member.pid))
-        self._observer.event("refused", reason=str(error))
+        self._refuse(str(error))
+
+    def _refuse(self, reason: str) -> None:
+        self._refused += 1
+        if self._refused <= REFUSALS or self._refused % REFUSALS == 0:  # a stranger must not fill the disk
+            self._observer.event("refused", reason=reason, number=self._refused)
 
     def _connection(self, session: SupervisorSession) -> None:
         self._notify()
@@ -170,6 +177,8 @@ class Coordinator:
     def _hello(self, session: SupervisorSession, message: Message) -> None:
         member = Member.read(message.fields)
         earlier = self.members.get(member.partition)
+        if earlier is not None and earlier.link.link is None and earlier.attempt != member.attempt:
+            self._server.give_up(earlier.link, f"Spark has started its task again, as attempt {member.attempt}")
         if message["launch"] != self.launch:
             refusal = f"this is launch {self.launch}, not {message['launch']}"
         elif earlier is not None:
@@ -183,7 +192,7 @@ class Coordinator:
             member.link = session
             self._observer.event("reported", partition=member.partition, host=member.host, pid=member.pid)
             return
-        self._observer.event("refused", reason=f"A late supervisor on {member.host}: {refusal}.")
+        self._refuse(f"A late supervisor on {member.host}: {refusal}.")
         session.send("end", reason=refusal)
         self._server.give_up(session, refusal)
 

@@ -131,6 +131,7 @@ class Line:
     def _listen(self, channel: Channel) -> None:
         """Until this connection is broken."""
         while not self._over:
+            began = time.monotonic()
             try:
                 messages = channel.take(TICK)
                 if messages is None:
@@ -138,7 +139,10 @@ class Line:
                 self._heard = time.monotonic()
                 self._take(messages)
             except TimeoutError:
-                if time.monotonic() - self._heard > SILENCE:
+                now = time.monotonic()
+                if now - began > 2 * TICK:  # this process itself stood still, and could hear no one
+                    self._heard = now
+                if now - self._heard > SILENCE:
                     return
             except WireError:  # damaged, or a stranger's: what was not received will be sent again
                 return
@@ -171,7 +175,7 @@ class Line:
             if self._over:
                 raise WireError("This line was closed.")
             try:
-                return self._attempt(min(ATTEMPT_SECONDS, max(0.1, deadline - time.monotonic())))
+                return self._attempt(min(ATTEMPT_SECONDS, max(TICK, deadline - time.monotonic())))
             except WireError as error:
                 if isinstance(error, _Refused) or time.monotonic() + pause > deadline:
                     raise

@@ -338,6 +338,8 @@ class Server(Generic[Owner]):
     def _take(self, link: Link[Owner], message: Message) -> bool:
         """One message; whether those after it still count. All of them do when only the connection is gone."""
         session = link.session
+        if session is not None and session.over is not None:
+            return False
         try:
             if session is None:
                 self._join(link, message)
@@ -365,11 +367,10 @@ class Server(Generic[Owner]):
         session = self.sessions.get(name)
         if session is None and not first and not received:
             session = self.sessions[name] = Session(self, name, str(message["who"]))
-        reason = OVER if session is None else session.over
-        if session is None or reason is not None:
+        if session is None or session.over is not None:
+            reason = OVER if session is None else str(session.over)
             self._on_broken(None, WireError(f"{message['who']} came back, but {reason}."))
-            link.say("over", reason=reason)
-            link.end()
+            self._dismiss(link, reason)
             return
         session.outbox.again(received)
         if session.link is not None:
@@ -388,9 +389,14 @@ class Server(Generic[Owner]):
         session.over = reason
         link, session.link = session.link, None
         if link is not None:
-            link.say("over", reason=reason)
-            link.end()
+            self._dismiss(link, reason)
         self._on_gone(session)
+
+    def _dismiss(self, link: Link[Owner], reason: str) -> None:
+        """Tell the other end that it is not wanted, and close once that has left, or can't leave."""
+        link.say("over", reason=reason)
+        link.end()
+        self.after(HANDSHAKE_SECONDS, lambda: self.drop(link))
 
     def watch(self, link: Link[Owner], sock: socket.socket, *, writing: bool) -> None:
         """Whether to be told when there is room to write."""

@@ -285,21 +285,27 @@ class Supervisor:
     def _follow_coordinator(self) -> None:
         while (message := self._channel.receive()) is not None:
             self._obey(message)
-        if not self._all_finished:
+        if not self._all_finished and self._end is None:
             self._over(f"the coordinator is gone (did the driver end?): {self._channel.reason}")
 
     def _at_once(self, message: Message, idle: bool) -> bool:
         """What must not wait behind a rank that does not listen, and what should not wait for another thread."""
-        if message.kind == "end" and self._started:
+        if message.kind == "end":
+            now = self._started
+        else:
+            quick = idle and message.kind in ("gathered", "mark") and len(message.blob) < SMALL
+            now = quick and self._to_rank.has_room
+        if now:
             self._obey(message)
-            return True
-        quick = idle and message.kind in ("gathered", "mark") and len(message.blob) < SMALL
-        if quick and self._to_rank.has_room:
-            self._obey(message)
-            return True
-        return False
+        return now
 
     def _obey(self, message: Message) -> None:
+        try:
+            self._do(message)
+        except (WireError, ValueError, TypeError, KeyError) as error:
+            self._over(f"the coordinator's messages can't be read: {error}")
+
+    def _do(self, message: Message) -> None:
         if message.kind == "end":
             if message.fields.get("failure"):
                 self.failure = Failure.read(message["failure"], message.blob)

@@ -448,6 +448,33 @@ class TestTheEnd:
         heard(supervisors[0], "finished")
         assert gang.coordinator.failure is None
 
+    def cut_off(self, gang: Gang) -> None:
+        """A supervisor of partition 0 whose process was killed: its connection closes without a word."""
+        channel = Channel.connect(gang.coordinator.address, gang.coordinator.secret, SECONDS)
+        channel.send("session", id="killed", who="task 0", first=0, received=0)
+        said = {"launch": "L1", "partition": 0, "attempt": 5, "host": "a", "address": "b", "port": 1, "pid": 7}
+        channel.send("hello", gpus=[], **said)
+        gang.until(lambda: gang.coordinator.members.get(0), "it is known")
+        channel.close()
+        gang.until(lambda: gang.coordinator.members[0].link.link is None, "its connection is closed")
+        assert gang.coordinator.failure is None
+
+    def test_who_was_killed_is_lost_once_sparks_job_has_failed(self, start: Start) -> None:
+        gang = start(2)
+        self.cut_off(gang)
+        gang.coordinator.no_one_returns()
+        gang.until(lambda: gang.coordinator.failure, "a failure is known")
+        failure = gang.coordinator.failure
+        assert failure is not None
+        assert failure.headline().startswith("rank 0 on a was lost: its supervisor is gone (its connection broke)")
+
+    def test_who_was_killed_is_lost_once_spark_starts_its_task_again(self, start: Start) -> None:
+        gang = start(2)
+        self.cut_off(gang)
+        assert "was lost" in heard(gang.hello(0, attempt=6), "end")["reason"]
+        assert gang.coordinator.failure is not None
+        assert "Spark has started its task again, as attempt 6" in gang.coordinator.failure.headline()
+
     def test_the_first_failure_counts_and_everyone_hears_it(self, start: Start) -> None:
         gang = start(2)
         supervisors = gang.form()

@@ -177,16 +177,17 @@ class Coordinator:
     def _hello(self, session: SupervisorSession, message: Message) -> None:
         member = Member.read(message.fields)
         earlier = self.members.get(member.partition)
-        if earlier is not None and earlier.link.link is None and earlier.attempt != member.attempt:
+        returned = earlier is not None and earlier.attempt != member.attempt and message["launch"] == self.launch
+        if earlier is not None and returned and earlier.link.link is None:
             self._server.give_up(earlier.link, f"Spark has started its task again, as attempt {member.attempt}")
         if message["launch"] != self.launch:
             refusal = f"this is launch {self.launch}, not {message['launch']}"
+        elif self.failure is not None:
+            refusal = f"the run has ended: {self.failure.headline()}"
         elif earlier is not None:
             refusal = f"partition {member.partition} has reported already (attempt {earlier.attempt})"
         elif not 0 <= member.partition < self.size:
             refusal = f"there is no partition {member.partition} among {self.size}"
-        elif self.failure is not None:
-            refusal = f"the run has ended: {self.failure.headline()}"
         else:
             session.owner = self.members[member.partition] = member
             member.link = session

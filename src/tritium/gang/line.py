@@ -108,25 +108,26 @@ class Line:
         with self._changed:
             if not self._over:
                 self._over = True
-                self.reason = reason
+                self.reason = None if self._leaving else reason
             if self._channel is not None:
                 self._channel.hang_up()
             self._changed.notify_all()
 
     def _read(self, channel: Channel) -> None:
         """Receive; connect again when the connection breaks; end when the coordinator is gone, or says so."""
-        while True:
-            try:
-                self._listen(channel)
-            finally:
-                with self._changed:
-                    self._channel = None
-                channel.close()
-            try:
+        try:
+            while True:
+                try:
+                    self._listen(channel)
+                finally:
+                    with self._changed:
+                        self._channel = None
+                    channel.close()
                 channel = self._reach(self._heard + GRACE)
-            except WireError as error:
-                self._end(str(error))
-                return
+        except WireError as error:
+            self._end(str(error))
+        finally:
+            self._end("its thread has failed")  # then no one shall wait for it
 
     def _listen(self, channel: Channel) -> None:
         """Until this connection is broken."""
@@ -252,6 +253,9 @@ class Line:
                     if self._channel is channel:
                         self._channel = None
                 channel.hang_up()
+            except BaseException:  # no one sends any more: it must not look as if someone did
+                self._end("its thread has failed")
+                raise
 
 
 class _Refused(WireError):

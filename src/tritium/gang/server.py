@@ -387,6 +387,7 @@ class Server(Generic[Owner]):
         if session.over is not None:
             return
         session.over = reason
+        session.outbox = Outbox()
         link, session.link = session.link, None
         if link is not None:
             self._dismiss(link, reason)

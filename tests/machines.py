@@ -32,7 +32,13 @@ except GangEnded as error:
 def order_for(coordinator: Coordinator, function: Callable[..., Any], *args: Any, **changes: Any) -> Order:
     """What every supervisor of this gang is told."""
     job = ship.pickle((function, args, {}, {}))
-    facts = {"launch": coordinator.launch, "size": coordinator.size, "secret": coordinator.secret, "env": {}}
+    facts = {
+        "launch": coordinator.launch,
+        "run_id": "r",
+        "size": coordinator.size,
+        "secret": coordinator.secret,
+        "env": {},
+    }
     return Order(**{**facts, "address": coordinator.address, "job": job, **changes})
 
 

@@ -112,6 +112,8 @@ def report(run_dir: str) -> None:
     for title, lines in (("note", found["notes"]), ("stored", found["stored"])):
         for line in lines:
             click.echo(f"{title}: {line}")
+    if saved := found.get("checkpoint"):
+        click.echo(f"checkpoint: step {saved['step']}, {saved['bytes']:,} bytes, {saved['path']}")
     if failure := found["failure"]:
         click.echo(f"rank {failure['rank']} failed ({failure['how']}): {failure['type']} {failure['text']}".rstrip())
         click.echo(failure["traceback"].rstrip())

@@ -12,11 +12,13 @@ TritiumError
 │   ├── BadRow              a null, NaN, ragged or unknown value: column, row id and value
 │   ├── EmptyShard          a rank has no rows to train on
 │   ├── IncompleteShard     Spark cut a shard short
+│   ├── DataChanged         the rows are not those of the checkpoint
 │   └── SpoolFull           the disk under a spool is full
 ├── RankFailed              the first rank that failed; its own exception is `__cause__`
 ├── JobFailed               the Spark job ended for a reason that is no rank's: cancelled, or its source failed
 ├── ResultError             a result can't be pickled, or all together exceed Spark's limit
 ├── TrainingDiverged        the loss is NaN or infinite
+├── CheckpointFailed        a checkpoint could not be written; earlier ones are intact
 ├── ModelError              a saved model can't be read
 │   ├── SignatureMismatch   a DataFrame does not fit the model; every difference is listed
 │   └── UntrustedModel      the model holds code by value and was not trusted
@@ -83,6 +85,10 @@ class IncompleteShard(DataError):
     """Spark ended a shard before its last row."""
 
 
+class DataChanged(DataError):
+    """The rows are not those of the checkpoint. Facts: `shard`, and in rows `before` and `rows`."""
+
+
 class SpoolFull(DataError):
     """The disk under a spool is full. Facts: `directory`, and in bytes `written`, `needed`, `free`."""
 
@@ -91,13 +97,16 @@ class RankFailed(TritiumError):
     """The first rank that failed.
 
     `__cause__` is the user's own exception where it could be rebuilt. Facts: `rank`, `host`, `pid`, `signal` (a name
-    such as "SIGKILL", or None), `exit_code` (or None), `traceback` (the rank's own, as text), `log` (its last lines),
-    `run_dir`.
+    such as "SIGKILL", or None), `exit_code` (or None), `lost` (it did not fail by itself, so the gang was started again
+    as often as `retries` allows), `traceback` (the rank's own, as text), `log` (its last lines), `run_dir`.
     """
 
 
 class JobFailed(TritiumError):
-    """The Spark job ended for a reason that is no rank's own; Spark's exception is the `__cause__`."""
+    """The Spark job ended for a reason that is no rank's own; Spark's exception is the `__cause__`.
+
+    Facts: `lost`, whether Spark lost an executor or a worker, so that the gang was started again (`retries`).
+    """
 
 
 class ResultError(TritiumError):
@@ -106,6 +115,10 @@ class ResultError(TritiumError):
 
 class TrainingDiverged(TritiumError, ArithmeticError):
     """The loss is NaN or infinite. Facts: `epoch`, `step`, `rank`, `column`."""
+
+
+class CheckpointFailed(TritiumError, OSError):
+    """A checkpoint could not be written. Facts: `path`, and in bytes `needed`, `written`, `free` (None: not known)."""
 
 
 class ModelError(TritiumError):

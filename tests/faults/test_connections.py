@@ -104,7 +104,7 @@ def launch(function: Callable[..., Any], ranks: int, run_dir: Path, *args: Any, 
         on="driver",
         args=args,
         run_dir=str(run_dir),
-        **{"progress": False, "output": "none", **settings},
+        **{"progress": False, "output": "none", "retries": 0, **settings},
     )
 
 

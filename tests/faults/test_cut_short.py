@@ -197,6 +197,7 @@ def fail(spark: Any, frame: Any, shuffle: str, tmp_path: Path, *, ranks: int) ->
             args=(str(records),),
             data={"train": tr.Data(frame, shuffle=shuffle)},
             run_dir=str(tmp_path / "run"),
+            retries=0,
             spark=spark,
         )
     assert time.monotonic() - began < SECONDS

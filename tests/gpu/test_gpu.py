@@ -40,6 +40,32 @@ def test_batches_on_the_gpu_are_those_of_the_cpu() -> None:
     assert on_gpu == tr.launch(read, args=(None,), **settings)
 
 
+def test_a_checkpoint_of_tensors_on_the_gpu() -> None:
+    def save() -> list[bool]:
+        import torch
+
+        world = tr.world()
+        net = torch.nn.Linear(300, 200, device=world.device)
+        optimizer = torch.optim.Adam(net.parameters())
+        equal = []
+        for step in (1, 2):  # the second time in the same page-locked memory
+            net(torch.rand(8, 300, device=world.device)).sum().backward()
+            optimizer.step()
+            state = {"net": net.state_dict(), "optimizer": optimizer.state_dict(), "rng": torch.cuda.get_rng_state()}
+            wanted = {name: value.cpu().clone() for name, value in net.state_dict().items()}
+            world.checkpoint.save(state, step)
+            with torch.no_grad():
+                net.weight.zero_()
+            found = world.checkpoint.load()
+            assert found is not None
+            equal.append(all(torch.equal(found["net"][name], value) for name, value in wanted.items()))
+            optimizer.load_state_dict(found["optimizer"])
+            net.load_state_dict(found["net"])
+        return equal
+
+    assert tr.launch(save, ranks=1, gpus=1, on="driver", framework="torch") == [[True, True]]
+
+
 def test_an_allreduce_over_nccl() -> None:
     def reduce() -> list[float]:
         import torch

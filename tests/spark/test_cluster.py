@@ -20,22 +20,22 @@ def test_a_gang_that_fits_is_let_pass_on_every_kind(cluster: Any) -> None:
     assert found.version == cluster.spark.version
     assert found.slots(Gang(ranks=2)) == (None if cluster.kind == "connect" else 2)
     assert found.profile(Gang(ranks=2)) is None
-    found.check(Gang(ranks=2))
+    found.ranks_for(Gang(ranks=2))
 
 
 def test_too_few_slots_are_counted_before_anything_is_submitted(cluster: Any) -> None:
     found = Cluster.of(cluster.spark)
     if found.is_connect:
-        found.check(Gang(ranks=3))  # Connect has no count; start_timeout ends such a launch
+        found.ranks_for(Gang(ranks=3))  # Connect has no count; start_timeout ends such a launch
         return
     with pytest.raises(NotEnoughSlots, match=r"3 ranks need 3 slots at once.* has 2\. Ask for ranks=2, or ") as error:
-        found.check(Gang(ranks=3))
+        found.ranks_for(Gang(ranks=3))
     assert (error.value.needed, error.value.available) == (3, 2)
 
 
 def test_without_gpu_resources_gpus_are_refused(cluster: Any) -> None:
     with pytest.raises(NotEnoughSlots, match=r"spark\.executor\.resource\.gpu\.amount.*spark\.task\.resource\.gpu"):
-        Cluster.of(cluster.spark).check(Gang(ranks=1, gpus=1))
+        Cluster.of(cluster.spark).ranks_for(Gang(ranks=1, gpus=1))
 
 
 @pytest.mark.parametrize("cluster", ["standalone"], indirect=True)
@@ -43,14 +43,14 @@ def test_cpus_make_a_profile_that_is_counted(cluster: Any) -> None:
     found = Cluster.of(cluster.spark)  # two executors of one core each
     assert found.slots(Gang(cpus=1)) == 2
     with pytest.raises(NotEnoughSlots, match=r"cpus=2.* an executor .* has 1 \(spark\.executor\.cores\)"):
-        found.check(Gang(cpus=2))
+        found.ranks_for(Gang(cpus=2))
 
 
 @pytest.mark.parametrize("cluster", ["standalone-gpus"], indirect=True)
 def test_cores_of_a_rank_take_slots(cluster: Any) -> None:
     found = Cluster.of(cluster.spark)  # two executors of two cores
     with pytest.raises(NotEnoughSlots, match=r"of 2 CPU core\(s\) each; .* has 2\. .*fewer than cpus=2 a rank"):
-        found.check(Gang(ranks=3, cpus=2))
+        found.ranks_for(Gang(ranks=3, cpus=2))
 
 
 @pytest.mark.parametrize("cluster", ["standalone-gpus"], indirect=True)
@@ -61,9 +61,9 @@ class TestPretendedGpus:
         assert found.slots(Gang(gpus=1)) == 4
         assert found.slots(Gang(gpus=2)) == 2
         with pytest.raises(NotEnoughSlots, match=r"of 1 CPU core\(s\) and 2 GPU\(s\) each"):
-            found.check(Gang(ranks=3, gpus=2))
+            found.ranks_for(Gang(ranks=3, gpus=2))
         with pytest.raises(NotEnoughSlots, match=r"an executor has 2 \(spark\.executor\.resource\.gpu\.amount=2\)"):
-            found.check(Gang(gpus=3))
+            found.ranks_for(Gang(gpus=3))
 
     def test_the_profile_gives_each_task_its_own(self, cluster: Any) -> None:
         profile = Cluster.of(cluster.spark).profile(Gang(ranks=2, gpus=2))
@@ -84,17 +84,17 @@ class TestPretendedGpus:
 @pytest.mark.parametrize("cluster", ["dynamic"], indirect=True)
 def test_dynamic_allocation_is_refused_by_name(cluster: Any) -> None:
     with pytest.raises(BadSetting, match=r"spark\.dynamicAllocation\.enabled=false"):
-        Cluster.of(cluster.spark).check(Gang())
+        Cluster.of(cluster.spark).ranks_for(Gang())
 
 
 def test_a_cluster_that_kills_idle_workers_is_refused(spark: Any) -> None:
     seconds, kill = (f"spark.sql.execution.pyspark.udf.{name}" for name in ("idleTimeoutSeconds", "killOnIdleTimeout"))
     spark.conf.set(seconds, "60")
     try:
-        Cluster.of(spark).check(Gang())  # Spark only logs then
+        Cluster.of(spark).ranks_for(Gang())  # Spark only logs then
         spark.conf.set(kill, "true")
         with pytest.raises(BadSetting, match=r"sent nothing for 60 s.*killOnIdleTimeout=false"):
-            Cluster.of(spark).check(Gang())
+            Cluster.of(spark).ranks_for(Gang())
     finally:
         spark.conf.unset(seconds)
         spark.conf.unset(kill)

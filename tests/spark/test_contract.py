@@ -20,7 +20,7 @@ ROWS = 1000
 
 
 def launch(cluster: Any, fn: Callable[[], Any], **settings: Any) -> list[Any]:
-    quiet = {"ranks": 2, "progress": False, "output": "none", "start_timeout": 120}
+    quiet = {"ranks": 2, "progress": False, "output": "none", "start_timeout": 120, "retries": 0}
     return tr.launch(fn, spark=cluster.spark, **{**quiet, **settings})
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
-PAGES = ("README.md", "docs/quickstart.md", "docs/launch.md", "docs/data.md", "docs/errors.md")
+PAGES = ("README.md", "docs/quickstart.md", "docs/launch.md", "docs/data.md", "docs/errors.md", "docs/checkpoints.md")
 
 
 def program(page: str) -> str:

@@ -40,7 +40,7 @@ SECONDS = 5.0  # within which the ranks of a run that was cancelled are gone
 
 
 def launch(spark: Any, fn: Callable[[], Any], **settings: Any) -> list[Any]:
-    quiet = {"ranks": 2, "progress": False, "output": "none", "start_timeout": 120}
+    quiet = {"ranks": 2, "progress": False, "output": "none", "start_timeout": 120, "retries": 0}
     return tr.launch(fn, spark=spark, **{**quiet, **settings})
 
 

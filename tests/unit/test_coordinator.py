@@ -320,6 +320,29 @@ class TestMeetings:
                 assert (message.blob, message["lengths"], message["number"]) == (b"011222", [1, 2, 3], number)
         wait(lambda: gang.coordinator._rendezvous == {}, "no meeting is kept", SECONDS)
 
+    def test_each_lane_counts_its_own_meetings(self, start: Start) -> None:
+        gang = start(2)
+        one, two = gang.form()
+        one.send("gather", b"a", lane="background", number=0, operation="save")
+        self.meet(one, "gather", b"x")
+        self.meet(two, "gather", b"y")
+        two.send("gather", b"b", lane="background", number=0, operation="save")
+        for channel in (one, two):
+            found = [heard(channel, "gathered") for _ in range(2)]
+            told = {(m["lane"], m["number"], m.blob) for m in found}
+            assert told == {("main", 0, b"xy"), ("background", 0, b"ab")}
+
+    def test_what_a_rank_notes_and_saves_is_an_event(self, start: Start) -> None:
+        gang = start(2)
+        _, two = gang.form()
+        two.send("note", text="as you see")
+        two.send("checkpoint", step=5, bytes=100, seconds=0.1, path="/runs/1")
+        gang.observer.await_event("checkpoint")
+        assert gang.observer.of("note") == [{"text": "as you see"}]
+        assert gang.observer.of("checkpoint") == [
+            {"rank": 1, "step": 5, "bytes": 100, "seconds": 0.1, "path": "/runs/1"}
+        ]
+
     def test_different_calls_are_named_on_both_sides(self, start: Start) -> None:
         supervisors = start(2).form()
         self.meet(supervisors[0], "gather")
@@ -368,6 +391,7 @@ class TestRows:
         self.receipt(supervisors[1], {"train": 5}, column("x", [3]))
         for channel in supervisors:
             assert json.loads(heard(channel, "spooled").blob) == {"train": {"x": [3]}}
+            assert json.loads(heard(channel, "fingerprint").blob) == {}
             mark = heard(channel, "mark")
             assert (mark["name"], sorted(mark["ended"])) == ("train", [[0, 0], [1, 5]])
 
@@ -406,7 +430,7 @@ class TestRows:
         for channel in supervisors:
             channel.send("ready", pid=1)
         for channel in supervisors:
-            for kind in ("assign", "spooled", "mark"):
+            for kind in ("assign", "spooled", "fingerprint", "mark"):
                 heard(channel, kind)
         assert {rank: receipt["rows"] for rank, receipt in gang.coordinator.receipts.items()} == {
             0: {"train": 3},

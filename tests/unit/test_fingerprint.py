@@ -13,7 +13,7 @@ from tritium.data.fingerprint import Fingerprint
 from tritium.data.spool import Ragged
 
 
-def of(ids: np.ndarray, columns: dict[str, object], cuts: list[int] | None = None) -> dict[int, tuple[int, int]]:
+def of(ids: np.ndarray, columns: dict[str, object], cuts: list[int] | None = None) -> dict[int, tuple[int, int, int]]:
     found = Fingerprint()
     edges = [0, *sorted(cuts or []), len(ids)]
     for start, stop in itertools.pairwise(edges):
@@ -39,7 +39,7 @@ def test_order_of_delivery_and_segments_do_not_matter(seed: int, cuts: list[int]
     }
     shuffled = rng.permutation(60)
     whole = of(ids, columns)
-    assert {part: rows for part, (rows, _) in whole.items()} == {0: 30, 3: 30}
+    assert {part: rows for part, (rows, _, _) in whole.items()} == {0: 30, 3: 30}
     assert of(ids[shuffled], {name: column[shuffled] for name, column in columns.items()}, cuts) == whole
 
 

@@ -30,7 +30,7 @@ SECONDS = 5.0  # within which the ranks of an ended run are gone
 
 
 def run(fn: Callable[..., Any], ranks: int = 2, **settings: Any) -> list[Any]:
-    return tr.launch(fn, ranks=ranks, on="driver", **{"progress": False, "output": "none", **settings})
+    return tr.launch(fn, ranks=ranks, on="driver", **{"progress": False, "output": "none", "retries": 0, **settings})
 
 
 def failed(fn: Callable[..., Any], ranks: int = 2, **settings: Any) -> RankFailed:

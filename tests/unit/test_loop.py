@@ -71,6 +71,7 @@ def regression(**changes: Any) -> TorchSettings:
         batch_size=8,
         epochs=3,
         seed=5,
+        checkpoint_every=None,  # the trainings of a launch share a run directory
         verbose=False,
     )
     return dataclasses.replace(base, **changes)
@@ -231,12 +232,12 @@ def every_case(cases: dict[str, tuple[Any, ...]]) -> dict[str, Any]:
     """Runs in each rank: trains every case, and keeps the batches that it took."""
     world = tr.world()
     found: dict[str, Any] = {}
-    for name, (settings, batch_size, validate, unused) in cases.items():
+    for name, (settings, validate, unused) in cases.items():
         own = dataclasses.replace(world, _control=Renamed(world._control, name))
         with worlds.entered(own):
             try:
-                trained: Any = train(settings, batch_size, validate, unused)
-                batches = taken(own, settings, batch_size)
+                trained: Any = train(settings, validate, unused)
+                batches = taken(own, settings, settings.rows_per_rank(own.size))
             except TritiumError as error:
                 trained, batches = error, None
         world.barrier()
@@ -280,7 +281,7 @@ def started(size: int) -> list[dict[str, Any]]:
     run = launch.start(
         every_case,
         gang,
-        args=({n: (p.settings, p.batch_size, "validation" in p.data, p.unused) for n, p in plans.items()},),
+        args=({n: (p.settings, "validation" in p.data, p.unused) for n, p in plans.items()},),
         data={f"{name}_{shard}": data for name, plan in plans.items() for shard, data in plan.data.items()},
     )
     run_dirs[size] = run.run_dir

@@ -39,7 +39,7 @@ def test_rows_arrive_under_their_names_with_their_ids() -> None:
             taking.take(batch)
         receipt = taking.finish(confirmed=False)
         assert receipt.rows == taking.rows == {"train": 5, "validation": 1}
-        assert {part: rows for part, (rows, _) in receipt.fingerprint["train"].items()} == {0: 5}
+        assert {part: rows for part, (rows, _, _) in receipt.fingerprint["train"].items()} == {0: 5}
         reader = SpoolReader(receipt.columns["train"], 5)
         assert reader.ids.tolist() == reader.column("k").tolist() == [0, 2, 4, 6, 8]
         assert SpoolReader(receipt.columns["validation"], 1).ids.tolist() == [(1 << 33) + 1]

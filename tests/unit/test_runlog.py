@@ -133,7 +133,7 @@ class TestStoredFiles:
         log.store("never.bin", b"half", False)
         log.close()
         assert tmp_path.joinpath("model", "weights.bin").read_bytes() == b"again"
-        assert sorted(os.listdir(tmp_path)) == ["events.jsonl", "logs", "model"]
+        assert sorted(os.listdir(tmp_path)) == ["events.jsonl", "logs", "model", "run.json"]
 
     @pytest.mark.parametrize("name", ["../x", "/etc/x", "a/../../x", "", "s3://b/x", "C:x"])
     def test_not_outside_the_directory(self, tmp_path: Path, name: str) -> None:
@@ -167,6 +167,7 @@ class TestARemoteDirectory:
             "/bucket/run/events.jsonl",
             "/bucket/run/logs/rank-0.log",
             "/bucket/run/report.json",
+            "/bucket/run/run.json",
             "/bucket/run/weights/w.bin",
         ]
         assert found["/bucket/run/weights/w.bin"] == b"1234"

@@ -82,6 +82,8 @@ class Exchange:
 
         frame = self.data[name].frame
         schema = frame.schema
+        if keys := self.data[name].keys:
+            frame = frame.sortWithinPartitions(*(_column(schema, key) for key in keys))
         children = [pack(field, schema).alias(f"c{i}") for i, field in enumerate(self.plan[name])]
         return frame.select(F.struct(*children).alias(name))
 

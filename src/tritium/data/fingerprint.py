@@ -1,48 +1,55 @@
 """A fingerprint of a shard's contents that does not depend on the order of delivery (any process).
 
-Per source partition it is the number of rows and the sum, modulo 2**64, of a hash of (id, row). Two evaluations of a
-source that gave every id the same row have the same fingerprint; a row that changed, moved or is missing shows. It
-guards against accidents, not against an adversary.
+Per source partition it is the number of rows and two sums modulo 2**64: of a hash of (id, row), and of a hash of the
+row alone. Two evaluations of a source that gave every id the same row have the same fingerprint; a row that changed,
+moved or is missing shows. Where only the second sums are equal in all, the same rows have other ids. It guards against
+accidents, not against an adversary.
 """
 
 from __future__ import annotations
 
+import hashlib
+import json
 import zlib
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal
 
 import numpy as np
 
 from tritium.data.spool import Ragged
 
 Array = np.ndarray[Any, Any]
+Part = tuple[int, int, int]
+Table = list[list[Any]]
+"""A whole fingerprint as JSON: partition, rows, and the two sums in hexadecimal, by partition."""
 _GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 _MIX_1 = np.uint64(0xBF58476D1CE4E5B9)
+_WORD = 0xFFFFFFFFFFFFFFFF
 _MIX_2 = np.uint64(0x94D049BB133111EB)
 
 
 class Fingerprint:
-    """Adds up over segments; `parts` is source partition → (rows, sum of hashes)."""
+    """Adds up over segments; `parts` is source partition → (rows, sum over (id, row), sum over the row alone)."""
 
     def __init__(self) -> None:
-        self.parts: dict[int, tuple[int, int]] = {}
+        self.parts: dict[int, Part] = {}
         self._keys: dict[tuple[str, int], Array] = {}
 
     def add(self, ids: Array, columns: Mapping[str, Array | Ragged]) -> None:
         """Add the rows with these `ids` (int64 `[rows]`); every column is `[rows, ...]` or Ragged."""
         if not len(ids):
             return
-        hashes = ids.view(np.uint64) * _GOLDEN
+        rows = np.zeros(len(ids), np.uint64)
         for name, column in columns.items():
-            hashes += self._ragged(name, column) if isinstance(column, Ragged) else self._fixed(name, column)
-        hashes = _mixed(hashes)
+            rows += self._ragged(name, column) if isinstance(column, Ragged) else self._fixed(name, column)
+        hashes = _mixed(ids.view(np.uint64) * _GOLDEN + rows)
+        contents = _mixed(rows)
         partitions = ids >> 33
         starts = np.flatnonzero(np.diff(partitions, prepend=partitions[0] - 1))
-        sums = np.add.reduceat(hashes, starts)
-        counts = np.diff(starts, append=len(ids))
-        for partition, count, total in zip(partitions[starts].tolist(), counts.tolist(), sums.tolist(), strict=True):
-            rows, before = self.parts.get(partition, (0, 0))
-            self.parts[partition] = (rows + count, (before + total) & 0xFFFFFFFFFFFFFFFF)
+        sums = (np.add.reduceat(each, starts).tolist() for each in (hashes, contents))
+        counts = np.diff(starts, append=len(ids)).tolist()
+        for partition, *part in zip(partitions[starts].tolist(), counts, *sums, strict=True):
+            self.parts[partition] = added(self.parts.get(partition, (0, 0, 0)), part)
 
     def _fixed(self, name: str, column: Array) -> Array:
         """One uint64 per row: the row's words times keys, added up. Its cost is two passes over the column."""
@@ -80,6 +87,42 @@ class Fingerprint:
             found = _mixed(seed + np.arange(1, count + 1, dtype=np.uint64) * _GOLDEN) | np.uint64(1)
             self._keys[name, count] = found
         return found
+
+
+def added(one: Sequence[int], other: Sequence[int]) -> Part:
+    """Two parts of one partition together."""
+    return one[0] + other[0], (one[1] + other[1]) & _WORD, (one[2] + other[2]) & _WORD
+
+
+def table(parts: Mapping[int, Sequence[int]]) -> Table:
+    """A fingerprint as JSON."""
+    return [[partition, rows, f"{h:016x}", f"{c:016x}"] for partition, (rows, h, c) in sorted(parts.items())]
+
+
+def summary(whole: Table) -> dict[str, Any]:
+    """A fingerprint in three values: whether ids and rows, and whether rows alone, are what they were."""
+    content = sum(int(part[3], 16) for part in whole) & _WORD
+    digest = hashlib.sha256(json.dumps(whole).encode()).hexdigest()[:32]
+    return {"digest": digest, "rows": sum(part[1] for part in whole), "content": f"{content:016x}"}
+
+
+def compare(before: Mapping[str, Any], now: Mapping[str, Any]) -> Literal["same", "moved", "changed"]:
+    """Two summaries: every id means the same row, the same rows have other ids, or the rows are others."""
+    if before["digest"] == now["digest"]:
+        return "same"
+    return "moved" if (before["rows"], before["content"]) == (now["rows"], now["content"]) else "changed"
+
+
+def differences(before: Table, now: Table, most: int = 8) -> str:
+    """Which source partitions changed, in words: "partition 3: 100 rows, were 90"."""
+    old, new = ({part[0]: part[1:] for part in one} for one in (before, now))
+    changed = [p for p in sorted({*old, *new}) if old.get(p) != new.get(p)]
+    words = []
+    for p in changed[:most]:
+        was, has = old.get(p, [0])[0], new.get(p, [0])[0]
+        words.append(f"partition {p}: {has} rows, were {was}" if was != has else f"partition {p}: {has} rows, others")
+    more = f", and {len(changed) - most} more" if len(changed) > most else ""
+    return f"{len(changed)} of {len({*old, *new})} source partitions differ ({'; '.join(words)}{more})"
 
 
 def _mixed(values: Array) -> Array:

@@ -8,6 +8,7 @@ from typing import Any, Protocol
 
 from tritium.data.batch import Decode, Gather
 from tritium.data.epoch import Epoch
+from tritium.data.fingerprint import compare, differences, summary
 from tritium.data.idset import IdSet
 from tritium.data.order import Lookup
 from tritium.data.policy import Known, Schedule, Streamed, step_count
@@ -15,7 +16,7 @@ from tritium.data.resize import State, resized
 from tritium.data.route import Rest, Route, Shuffled, Straight, Windows
 from tritium.data.spool import SpoolReader
 from tritium.data.watermark import Feed
-from tritium.errors import BadSetting, DataError
+from tritium.errors import BadSetting, DataChanged, DataError
 
 
 @dataclass(frozen=True)
@@ -50,6 +51,7 @@ class Rows(Protocol):
     @property
     def packed_ids(self) -> list[str]: ...
     def keep(self, counts: dict[str, Any]) -> None: ...
+    def tell(self, text: str) -> None: ...
 
 
 class Passes:
@@ -59,8 +61,20 @@ class Passes:
     it was streamed, or continued at another world size, the state lists them, and the rest is permuted anew.
     """
 
-    def __init__(self, shard: Rows, n: int, plan: Plan, device: Any, resume: State | Sequence[State] | None) -> None:
+    def __init__(
+        self,
+        shard: Rows,
+        n: int,
+        plan: Plan,
+        device: Any,
+        resume: State | Sequence[State] | None,
+        if_changed: str = "refuse",
+    ) -> None:
         self._shard, self._n, self._plan, self._device = shard, n, plan, device
+        self._if_changed = if_changed
+        self._proved = False
+        one = resume if isinstance(resume, Mapping) else resume[0] if resume else {}
+        self._partitions = one.get("partitions")
         self._epoch: Epoch | None = None
         self._others: Sequence[State] = ()
         self._resume: State | None = None
@@ -73,8 +87,7 @@ class Passes:
         first, step = self._start()
         for number in range(first, self._n):
             self._epoch = self._make(number, step if number == first else 0)
-            if not self._epoch.over:
-                yield self._epoch
+            yield self._epoch
 
     def state(self) -> dict[str, Any]:
         """JSON. Waits for the end of the shard unless the epoch is streamed."""
@@ -82,6 +95,10 @@ class Passes:
         if epoch is not None:
             number, step = (epoch.number + 1, 0) if epoch.over else (epoch.number, epoch.taken)
         state: dict[str, Any] = {"epoch": number, "step": step, "index": self._shard.index, **asdict(plan)}
+        if self._shard.feed.fingerprint is not None:
+            state["fingerprint"] = summary(self._shard.feed.fingerprint)
+            if self._shard.index == 0:
+                state["partitions"] = self._shard.feed.fingerprint
         if step == 0:
             return state
         if self._listed(number):
@@ -98,12 +115,42 @@ class Passes:
     # ---- where to begin
 
     def _start(self) -> tuple[int, int]:
+        if not self._proved and (self._resume or self._others):
+            self._proved = True
+            self._prove(self._others[0] if self._others else self._resume or {})
         if self._others:
             shard, others = self._shard, self._others
             counts, self._others = shard.counts, ()
             shard.reader.extend(counts[shard.index])
             self._resume = resized(others, shard.name, shard.index, counts, shard.reader.ids, self._plan.batch_size)
         return (self._resume["epoch"], self._resume["step"]) if self._resume else (0, 0)
+
+    def _prove(self, state: State) -> None:
+        """An id in a state must mean the row that it meant: the same on every rank, since the fingerprint is."""
+        shard, before = self._shard, state.get("fingerprint")
+        if before is None or not shard.counts or shard.feed.fingerprint is None:  # the counts come last
+            return
+        verdict = compare(before, summary(shard.feed.fingerprint))
+        if verdict == "same":
+            return
+        if verdict == "changed" and self._if_changed == "refuse":
+            rows = summary(shard.feed.fingerprint)["rows"]
+            where = differences(self._partitions, shard.feed.fingerprint) if self._partitions else ""
+            raise DataChanged(
+                f"{self._where()}the rows are not those of the checkpoint: {rows} rows, were {before['rows']}"
+                f"{'; ' if where else ''}{where}. Train on the same rows, start anew in another run_dir, or say that "
+                'the epoch shall begin anew with the rows of now: if_changed="anew".',
+                shard=shard.name,
+                rows=rows,
+                before=before["rows"],
+            )
+        what = "its rows have changed" if verdict == "changed" else "Spark gave the same rows other ids this time"
+        if state["step"]:
+            shard.tell(
+                f"shard {shard.name!r}: {what}, so epoch {state['epoch']} starts anew (from step {state['step']}). "
+                "Data(row_key=…) or a persisted exchange keeps the ids."
+            )
+        self._others, self._resume = (), {"epoch": state["epoch"], "step": 0}
 
     @property
     def _known(self) -> dict[int, list[int]]:
@@ -184,7 +231,6 @@ class Passes:
             ended=self._ended,
             taken=step,
         )
-        epoch.over = step > 0 and step >= epoch.steps
         return epoch
 
     def _route(self, number: int, step: int, schedule: Schedule) -> Route:

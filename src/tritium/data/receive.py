@@ -13,7 +13,7 @@ import numpy as np
 import pyarrow as pa
 
 from tritium.data.codec import read
-from tritium.data.fingerprint import Fingerprint
+from tritium.data.fingerprint import Fingerprint, Part
 from tritium.data.schema import Field
 from tritium.data.spool import Ragged, Spool
 from tritium.errors import BadRow, IncompleteShard
@@ -26,7 +26,7 @@ class Receipt:
     """What a complete shard consists of, by name."""
 
     rows: dict[str, int]
-    fingerprint: dict[str, dict[int, tuple[int, int]]]
+    fingerprint: dict[str, dict[int, Part]]
     """Name → source partition → (rows, sum of hashes)."""
     columns: dict[str, list[dict[str, Any]]]
     """Name → `Spool.describe()`, with every shape known unless there are no rows."""

@@ -56,6 +56,14 @@ class Data:
     """Whether NaN in a floating column is BadRow or an ordinary value."""
     shuffle: Literal["full", "stream"] | bool = "full"
     """What the exchange prepares: "full" and False sort the rows by id, "stream" does not."""
+    row_key: Sequence[str] | str = ()
+    """Columns that identify a row. Rows are sorted by them within their source partition before they get their ids, so
+    that a row has the same id when Spark computes a join or an aggregation again: a resumed epoch is then exact."""
+
+    @property
+    def keys(self) -> tuple[str, ...]:
+        """The columns of `row_key`."""
+        return (self.row_key,) if isinstance(self.row_key, str) else tuple(self.row_key)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -359,6 +367,9 @@ class _Planner:
             masked = any(data.nulls.get(name) == "mask" for name in (batch, *sources))
             if masked and f"{batch}_mask" in wanted:
                 self.problems.append(f"the mask of {batch!r} would be called {batch}_mask, as another column is.")
+        for key in data.keys:
+            if key not in self.columns:
+                self.problems.append(f"row_key names {key!r}, which is not there.{close(key, list(self.columns))}")
         if data.nan not in ("error", "keep"):
             self.problems.append(f"nan={data.nan!r} is unknown. Use 'error' or 'keep'.")
         if data.shuffle not in ("full", "stream", True, False):

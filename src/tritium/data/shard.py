@@ -35,6 +35,7 @@ class Shard:
     decode      : bytes column → function from its content to an array.
     prepared    : what the exchange prepared: "full" or False (sorted by id) or "stream" (as it arrives).
     note        : called at the end of every epoch with its counts (rows used, padded, dropped, repeated).
+    say         : called with a sentence for the person who waits.
     window      : the least number of rows that "stream" permutes together.
     memory      : bytes of this shard that may stay in memory (the page cache); a larger shard is permuted by blocks
                   of that size. None: half of what the machine or its container has.
@@ -52,6 +53,7 @@ class Shard:
         decode: Mapping[str, Decode] | None = None,
         prepared: Literal["full", "stream"] | bool = "full",
         note: Note | None = None,
+        say: Callable[[str], None] | None = None,
         window: int = 16_384,
         memory: int | None = None,
     ) -> None:
@@ -65,6 +67,7 @@ class Shard:
         self.decode = dict(decode or {})
         self._prepared = prepared
         self._note = note
+        self._say = say
         self._window = window
         self._memory = memory
         self._history: list[dict[str, Any]] = []
@@ -97,6 +100,7 @@ class Shard:
         remainder: Literal["pad", "drop", "repeat"] = "pad",
         device: Any = None,
         resume: Mapping[str, Any] | Sequence[Mapping[str, Any]] | None = None,
+        if_changed: Literal["refuse", "anew"] = "refuse",
     ) -> Iterator[Epoch]:
         """`n` epochs of batches of `batch_size` rows, with the same number of steps on every rank.
 
@@ -105,12 +109,16 @@ class Shard:
         remainder : "pad" (the last batches may be short, or one row of scale 0), "drop", "repeat".
         device    : None for NumPy arrays, else torch tensors there.
         resume    : what `state()` gave on this rank: continues with exactly the rows not yet seen. A list of the
-                    states of all ranks, in rank order, also continues at another world size.
+                    states of all ranks, in rank order, also continues at another world size. Where Spark has given
+                    the same rows other ids since, the epoch starts anew, and says so.
+        if_changed: what to do when the rows are others than those of the state: "refuse", or begin its epoch "anew".
 
-        Raises BadSetting at once; EmptyShard at the first epoch, the same on every rank.
+        Raises BadSetting at once; at the first epoch, the same on every rank, EmptyShard and DataChanged.
         """
+        if if_changed not in ("refuse", "anew"):
+            raise BadSetting(f"shard {self.name!r}: " + _unknown("if_changed", if_changed, ("refuse", "anew")))
         plan = self._plan(n, batch_size, shuffle, seed, remainder)
-        self._run = Passes(self, int(n), plan, checked_device(device), resume)
+        self._run = Passes(self, int(n), plan, checked_device(device), resume, if_changed)
         return iter(self._run)
 
     def state(self) -> dict[str, Any]:
@@ -161,6 +169,11 @@ class Shard:
         self._history.append(counts)
         if self._note is not None:
             self._note(counts)
+
+    def tell(self, text: str) -> None:
+        """Say it to the person who waits: once for all ranks."""
+        if self._say is not None and self.index == 0:
+            self._say(text)
 
     def _plan(self, n: Any, batch_size: Any, shuffle: Any, seed: Any, remainder: Any) -> Plan:
         where = f"shard {self.name!r}: "

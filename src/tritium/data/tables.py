@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -31,6 +31,9 @@ class Tables:
         self.plan: dict[str, tuple[Field, ...]] = {
             name: plan(self._tables[name].schema, value, name) for name, value in given.items()
         }
+        for name, value in given.items():
+            if value.keys:
+                self._tables[name] = _sorted(self._tables[name], value.keys)
         self.sorted = all(value.shuffle != "stream" for value in given.values())
         self._types = {
             name: pa.struct([(f"c{i}", _arrow(field, table.schema)) for i, field in enumerate(self.plan[name])])
@@ -83,6 +86,11 @@ def table_of(frame: Any, name: str) -> pa.Table:
     if problems:
         raise BadData(f"data {name!r} can't be read: " + "; ".join(problems), name=name, problems=problems)
     return pa.table(columns)
+
+
+def _sorted(table: pa.Table, keys: Sequence[str]) -> pa.Table:
+    columns = pa.table({key: _column(table, key) for key in keys})
+    return table.take(pc.sort_indices(columns, [(key, "ascending") for key in keys])).combine_chunks()
 
 
 def _arrow(field: Field, schema: pa.Schema) -> pa.DataType:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import threading
 from dataclasses import dataclass, field
 
+from tritium.data.fingerprint import Table
+
 
 @dataclass(frozen=True)
 class Mark:
@@ -47,6 +49,8 @@ class Feed:
     _mark: Mark | None = None
     _error: BaseException | None = None
     _moved: threading.Condition = field(default_factory=threading.Condition)
+    fingerprint: Table | None = None
+    """Of the rows of all indices; there before the mark is complete, or never."""
 
     def publish(self, mark: Mark) -> None:
         """Take a newer mark, and wake those who wait for it."""

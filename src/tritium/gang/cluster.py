@@ -30,6 +30,7 @@ _TASK_GPUS = "spark.task.resource.gpu.amount"
 _IDLE = "spark.python.worker.idleTimeoutSeconds"
 _KILL_IDLE = "spark.python.worker.killOnIdleTimeout"
 _REGISTRATION = "spark.scheduler.maxRegisteredResourcesWaitingTime"
+RETURN_SECONDS = 15.0  # how long lost executors are waited for when the gang can do with fewer ranks
 _POLL_SECONDS = 0.1  # Spark tells nobody when an executor registers
 
 Note = Callable[[str], object]
@@ -65,22 +66,24 @@ class Cluster:
 
     # ---- before anything is submitted
 
-    def check(self, gang: Gang, note: Note = _unheard) -> None:
-        """Raise what would keep this gang from starting or from running to its end.
+    def ranks_for(self, gang: Gang, note: Note = _unheard, *, again: bool = False) -> int:
+        """The world size that this gang can start with. Raises what would keep it from starting or from ending well.
 
         WrongVersion (Spark, Python), BadSetting (dynamic allocation; idle workers that are killed), NotEnoughSlots
         (with facts `needed` and `available`). Executors of a young application may still register: they are waited
         for as long as Spark itself would (`spark.scheduler.maxRegisteredResourcesWaitingTime`), and `note` is told.
+        With `again`, after a loss, slots that are missing are waited for: a cluster manager starts executors anew.
         """
         check_versions(self.version, sys.version_info[:2])
         self._check_settings()
         self._check_gpus(gang)
         self._check_cores(gang)
         if self.is_connect:
-            return
-        available = self._slots_once_registered(gang, note)
-        if available < gang.ranks:
-            raise NotEnoughSlots(self._too_few(gang, available), needed=gang.ranks, available=available)
+            return gang.most
+        available = self._slots_once_back(gang, note) if again else self._slots_once_registered(gang, note)
+        if available < gang.least:
+            raise NotEnoughSlots(self._too_few(gang, available), needed=gang.least, available=available)
+        return min(gang.most, available)
 
     def slots(self, gang: Gang) -> int | None:
         """How many ranks of this gang the whole cluster can run at once; None on Connect, which doesn't say."""
@@ -107,8 +110,10 @@ class Cluster:
         return self._profiles[key]
 
     @contextmanager
-    def wait_for_slots(self, gang: Gang, timeout: float, note: Note = _unheard) -> Iterator[None]:
-        """Hold the gang's slots against other launches of this process for as long as the block runs.
+    def wait_for_slots(
+        self, gang: Gang, timeout: float, note: Note = _unheard, ranks: int | None = None
+    ) -> Iterator[None]:
+        """Hold the slots of `ranks` ranks (None: `gang.most`) against other launches of this process, for a block.
 
         When slots suffice in total but earlier launches hold them, this waits for its turn, in the order of the
         calls, and tells `note` so; after `timeout` seconds it raises StartTimeout. A gang's share is counted as its
@@ -119,8 +124,9 @@ class Cluster:
         if not available:
             yield
             return
-        share = Fraction(gang.ranks, available)
-        with _reservations(self.spark.sparkContext.applicationId).hold(share, gang, available, timeout, note):
+        ranks = ranks or gang.most
+        share = Fraction(ranks, available)
+        with _reservations(self.spark.sparkContext.applicationId).hold(share, ranks, available, timeout, note):
             yield
 
     # ---- details
@@ -200,11 +206,25 @@ class Cluster:
 
     def _slots_once_registered(self, gang: Gang, note: Note) -> int:
         available = self.slots(gang) or 0
-        seconds = 0.0 if available >= gang.ranks else self._registration_seconds_left()
+        seconds = 0.0 if available >= gang.most else self._registration_seconds_left()
         deadline = time.monotonic() + seconds
         if seconds:
-            note(f"waiting for executors: {available} of {gang.ranks} slots so far, at most {seconds:.0f} s")
-        while available < gang.ranks and time.monotonic() < deadline and not self._all_registered():
+            note(f"waiting for executors: {available} of {gang.most} slots so far, at most {seconds:.0f} s")
+        while available < gang.most and time.monotonic() < deadline and not self._all_registered():
+            time.sleep(_POLL_SECONDS)
+            available = self.slots(gang) or 0
+        return available
+
+    def _slots_once_back(self, gang: Gang, note: Note) -> int:
+        """The slots after a loss: all that are wanted, or at least the least, within their times."""
+        available = self.slots(gang) or 0
+        began = time.monotonic()
+        if available < gang.most:
+            note(f"waiting for executors to come back: {available} of {gang.most} slots are left")
+        while available < gang.most:
+            waited = time.monotonic() - began
+            if waited > (gang.start_timeout if available < gang.least else min(RETURN_SECONDS, gang.start_timeout)):
+                break
             time.sleep(_POLL_SECONDS)
             available = self.slots(gang) or 0
         return available
@@ -227,7 +247,7 @@ class Cluster:
         each = "1 task" if self.is_local else f"{gang.cpus or self._setting('spark.task.cpus', '1')} CPU core(s)"
         each += f" and {gang.gpus} GPU(s)" if gang.gpus else ""
         more = {
-            True: f"start Spark with more: local[{gang.ranks}]",
+            True: f"start Spark with more: local[{gang.least}]",
             False: "give the application more executors or cores (spark.executor.instances, spark.executor.cores, "
             "spark.cores.max)",
         }[self.is_local]
@@ -235,7 +255,7 @@ class Cluster:
         change = f"{fewer}{more}" if fewer else more[0].upper() + more[1:]
         change += "" if self.is_local or gang.cpus in (None, 1) else f", or ask for fewer than cpus={gang.cpus} a rank"
         return (
-            f"{gang.ranks} ranks need {gang.ranks} slots at once, of {each} each; {self.master!r} has {available}. "
+            f"{gang.least} ranks need {gang.least} slots at once, of {each} each; {self.master!r} has {available}. "
             f"{change}."
         )
 
@@ -265,16 +285,16 @@ class _Reservations:
         self._queue: list[object] = []
 
     @contextmanager
-    def hold(self, share: Fraction, gang: Gang, available: int, timeout: float, note: Note) -> Iterator[None]:
+    def hold(self, share: Fraction, ranks: int, available: int, timeout: float, note: Note) -> Iterator[None]:
         ticket = object()
         with self._changed:
             self._queue.append(ticket)
             try:
                 if not self._fits(ticket, share):
-                    note(self._waiting(gang, available))
+                    note(self._waiting(ranks, available))
                     if not self._changed.wait_for(lambda: self._fits(ticket, share), timeout):
-                        raise StartTimeout(self._late(gang, available, timeout), needed=gang.ranks, available=available)
-                self._holders[ticket] = (share, gang.ranks)
+                        raise StartTimeout(self._late(ranks, available, timeout), needed=ranks, available=available)
+                self._holders[ticket] = (share, ranks)
             finally:
                 self._queue.remove(ticket)
                 self._changed.notify_all()
@@ -288,17 +308,17 @@ class _Reservations:
     def _fits(self, ticket: object, share: Fraction) -> bool:
         return self._queue[0] is ticket and sum((s for s, _ in self._holders.values()), share) <= 1
 
-    def _waiting(self, gang: Gang, available: int) -> str:
+    def _waiting(self, needed: int, available: int) -> str:
         held = sum(ranks for _, ranks in self._holders.values())
         return (
-            f"waiting for slots: {gang.ranks} needed, {available} in all, and other launches of this driver hold "
+            f"waiting for slots: {needed} needed, {available} in all, and other launches of this driver hold "
             f"theirs ({held} rank{'s' * (held != 1)} running, {len(self._queue) - 1} launch(es) waiting before it)"
         )
 
-    def _late(self, gang: Gang, available: int, timeout: float) -> str:
+    def _late(self, needed: int, available: int, timeout: float) -> str:
         return (
-            f"{self._waiting(gang, available)}. None came free within start_timeout={timeout:g} s. Wait for the other "
-            "launches, ask for fewer ranks, or raise start_timeout."
+            f"{self._waiting(needed, available)}. None came free within start_timeout={timeout:g} s. Wait for the "
+            "other launches, ask for fewer ranks, or raise start_timeout."
         )
 
 

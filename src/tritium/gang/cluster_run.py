@@ -40,20 +40,21 @@ def run(launch: Launch) -> list[Any]:
     gang = launch.gang
     spark = session_of(launch)
     cluster = Cluster.of(spark)
-    cluster.check(gang, launch.watch.note)
+    launch = launch.sized(cluster.ranks_for(gang, launch.watch.note, again=launch.attempt > 0))
     exchange = launch.exchange
     if exchange is None and launch.data:
         from tritium.data.exchange import Exchange
 
-        exchange = Exchange(launch.data, gang.ranks)
-    frame = exchange.frame if exchange else spark.range(0, gang.ranks, 1, gang.ranks)
+        exchange = Exchange(launch.data, launch.ranks)
+    frame = exchange.frame if exchange else spark.range(0, launch.ranks, 1, launch.ranks)
     job = launch.job()
     user_code = ship_user_code(launch)
     began = time.monotonic()
-    with cluster.wait_for_slots(gang, gang.start_timeout, launch.watch.note):
+    with cluster.wait_for_slots(gang, gang.start_timeout, launch.watch.note, launch.ranks):
         coordinator = Coordinator(
-            gang.ranks,
-            launch=launch.run_id,
+            launch.ranks,
+            launch=launch.name,
+            run_id=launch.run_id,
             observer=launch.watch,
             host=driver_address(spark, cluster),
             names=list(exchange.plan) if exchange else [],
@@ -65,12 +66,12 @@ def run(launch: Launch) -> list[Any]:
         try:
             with own_interrupts():
                 spark_job.start()
-                launch.watch.event("started", ranks=gang.ranks, slots=cluster.slots(gang), tag=spark_job.tag)
+                launch.watch.event("started", ranks=launch.ranks, slots=cluster.slots(gang), tag=spark_job.tag)
                 await_formed(coordinator, launch, spark_job, time.monotonic() - began)
                 await_end(coordinator, launch, spark_job)
             batches = spark_job.table.to_batches()
             replay(batches, launch.watch)
-            return results_of(batches, gang.ranks)
+            return results_of(batches, launch.ranks)
         finally:
             coordinator.abort("the run is over")
             if not spark_job.ended:
@@ -136,7 +137,7 @@ class SparkJob:
     ) -> None:
         from pyspark import InheritableThread
 
-        self.tag = f"tritium-{launch.run_id}"
+        self.tag = f"tritium-{launch.name}"
         self.ended = False
         self.problem: BaseException | None = None
         self.table = pa.table({})
@@ -152,7 +153,7 @@ class SparkJob:
         self._frame = frame.mapInArrow(entry, SPARK_SCHEMA, barrier=True, profile=profile)
         # Its threads inherit the user's job group and pool, so that "cancel" in a notebook reaches this job too.
         session = spark if self._connect else None
-        self._thread = InheritableThread(self._collect, session=session, name=f"tritium-job-{launch.run_id}")
+        self._thread = InheritableThread(self._collect, session=session, name=f"tritium-job-{launch.name}")
         self._thread.daemon = True
 
     def start(self) -> None:
@@ -213,6 +214,8 @@ class SparkJob:
 
 _WORKER_LACKS = re.compile(r"ModuleNotFoundError: No module named '([\w.]+)'")
 
+_TAKEN_AWAY = re.compile(r"ExecutorLostFailure|exited unexpectedly|Executor heartbeat timed out")
+
 
 def translate(error: BaseException) -> BaseException:
     """Spark's exception as one of ours, with its own as the cause; the Java stack stays in the cause."""
@@ -245,7 +248,7 @@ def translate(error: BaseException) -> BaseException:
     elif "cancelled" in text.lower() or "OPERATION_CANCELED" in text:
         problem = JobFailed("The Spark job of this run was cancelled; all its ranks have been ended.")
     else:
-        problem = JobFailed(f"The Spark job of this run failed: {_reason(text)}")
+        problem = JobFailed(f"The Spark job of this run failed: {_reason(text)}", lost=bool(_TAKEN_AWAY.search(text)))
     problem.__cause__ = error
     return problem
 

@@ -13,6 +13,7 @@ import threading
 from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
+from tritium.data.fingerprint import Part, added, table
 from tritium.data.watermark import MarkKeeper
 from tritium.errors import TritiumError, WireError
 from tritium.gang.failure import Failure
@@ -47,6 +48,7 @@ class Coordinator:
         size: int,
         *,
         launch: str,
+        run_id: str | None = None,
         observer: Observer,
         host: str = "127.0.0.1",
         names: Sequence[str] = (),
@@ -55,6 +57,7 @@ class Coordinator:
     ) -> None:
         self.size = size
         self.launch = launch
+        self.run_id = run_id or launch
         self.secret = secret or secrets.token_bytes(32)
         self.changed = threading.Condition()
         self.formed = False
@@ -67,7 +70,7 @@ class Coordinator:
         self._names = tuple(names)
         self._keepers = {name: MarkKeeper(size) for name in names}
         self._refused = 0
-        self._rendezvous: dict[int, Rendezvous] = {}
+        self._rendezvous: dict[tuple[str, int], Rendezvous] = {}
         self._storing: dict[str, int] = {}  # which rank is in the middle of which file
         self._server: Server[Member] = Server(
             host,
@@ -207,7 +210,7 @@ class Coordinator:
         gang = muster(list(self.members.values()))
         peers = [m.peer() for m in gang]
         for m in gang:
-            m.link.send("assign", names=self._names, run_id=self.launch, **m.assignment(gang, peers))
+            m.link.send("assign", names=self._names, run_id=self.run_id, **m.assignment(gang, peers))
         self.formed = True
         self._observer.event("formed", peers=peers)
         for m in gang:
@@ -241,8 +244,10 @@ class Coordinator:
             if problem is not None:
                 self._failed(Failure.of(problem, member.number, host=member.host, pid=member.pid))
                 return
-            self._observer.event("received", **received(self.receipts))
+            whole = received(self.receipts)
+            self._observer.event("received", **whole)
             self._broadcast("spooled", json.dumps(shapes).encode())
+            self._broadcast("fingerprint", json.dumps(whole["fingerprint"]).encode())  # before the last mark
         for name, rows in message["rows"].items():
             self._mark(name, member.number, int(rows), ended=True)
 
@@ -279,8 +284,8 @@ class Coordinator:
         self._observer.store(name, message.blob, last)
 
     def _on_gather(self, member: Member, message: Message) -> None:
-        number = int(message["number"])
-        meeting = self._rendezvous.setdefault(number, Rendezvous(number, self.size))
+        lane, number = str(message.fields.get("lane", "main")), int(message["number"])
+        meeting = self._rendezvous.setdefault((lane, number), Rendezvous(number, self.size, lane))
         meeting.add(member.number, message)
         if meeting.problem is None:
             meeting.problem = meeting.left_by([m.number for m in self.members.values() if m.finished])
@@ -290,7 +295,14 @@ class Coordinator:
                 if m.number in meeting.values:
                     m.link.send("gathered", blob, **fields)
             if meeting.full:
-                del self._rendezvous[number]
+                del self._rendezvous[lane, number]
+
+    def _on_note(self, member: Member, message: Message) -> None:
+        self._observer.event("note", text=str(message["text"]))
+
+    def _on_checkpoint(self, member: Member, message: Message) -> None:
+        facts = {name: message[name] for name in ("step", "bytes", "seconds", "path")}
+        self._observer.event("checkpoint", rank=member.number, **facts)
 
     def _on_finished(self, member: Member, message: Message) -> None:
         member.finished = True
@@ -327,13 +339,12 @@ class Coordinator:
 def received(receipts: Mapping[int, Mapping[str, Any]]) -> dict[str, Any]:
     """Rows per rank of every name, and the fingerprints of the ranks added up to that of the whole exchange."""
     rows: dict[str, list[int]] = {}
-    prints: dict[str, dict[int, tuple[int, int]]] = {}
+    prints: dict[str, dict[int, Part]] = {}
     for _, receipt in sorted(receipts.items()):
         for name, count in receipt["rows"].items():
             rows.setdefault(name, []).append(count)
         for name, parts in receipt["fingerprint"].items():
-            for partition, count, digest in parts:
-                n, h = prints.setdefault(name, {}).get(partition, (0, 0))
-                prints[name][partition] = (n + count, (h + digest) % (1 << 64))
-    fingerprint = {name: [[p, n, f"{h:016x}"] for p, (n, h) in sorted(v.items())] for name, v in prints.items()}
-    return {"rows": rows, "fingerprint": fingerprint}
+            for partition, *part in parts:
+                whole = prints.setdefault(name, {})
+                whole[partition] = added(whole.get(partition, (0, 0, 0)), part)
+    return {"rows": rows, "fingerprint": {name: table(parts) for name, parts in prints.items()}}

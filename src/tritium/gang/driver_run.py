@@ -29,13 +29,15 @@ def run(launch: Launch) -> list[Any]:
     from tritium.gang.coordinator import Coordinator
 
     gang = launch.gang
-    gpus = gpus_here(gang)
+    gpus, most = gpus_here(gang)
+    launch = launch.sized(most)
     plan, shards = deal_tables(launch)
     job = launch.job()
     user_code = ship_user_code(launch)
     coordinator = Coordinator(
-        gang.ranks,
-        launch=launch.run_id,
+        launch.ranks,
+        launch=launch.name,
+        run_id=launch.run_id,
         observer=launch.watch,
         names=list(plan),
         stream=any(prepared(data.shuffle) == "stream" for data in launch.data.values()),
@@ -46,7 +48,7 @@ def run(launch: Launch) -> list[Any]:
         local.start()
         await_formed(coordinator, launch, local)
         await_end(coordinator, launch, local)
-        return results_of(local.batches, gang.ranks)
+        return results_of(local.batches, launch.ranks)
     finally:
         coordinator.abort("the run is over")
         local.join()
@@ -57,11 +59,11 @@ def run(launch: Launch) -> list[Any]:
 def deal_tables(launch: Launch) -> tuple[dict[str, tuple[Field, ...]], list[Iterator[pa.RecordBatch]]]:
     """The plan of every named table, and each rank's rows in the form in which Spark would hand them over."""
     if not launch.data:
-        return {}, [iter(()) for _ in range(launch.gang.ranks)]
+        return {}, [iter(()) for _ in range(launch.ranks)]
     from tritium.data.tables import Tables
 
-    tables = Tables(launch.data, launch.gang.ranks)
-    return tables.plan, [tables.batches(rank) for rank in range(launch.gang.ranks)]
+    tables = Tables(launch.data, launch.ranks)
+    return tables.plan, [tables.batches(rank) for rank in range(launch.ranks)]
 
 
 def ship_user_code(launch: Launch) -> bytes:
@@ -83,8 +85,9 @@ def order_of(
     """What every supervisor of this launch is told."""
     gang = launch.gang
     return Order(
-        launch=launch.run_id,
-        size=gang.ranks,
+        launch=launch.name,
+        run_id=launch.run_id,
+        size=launch.ranks,
         address=coordinator.address,
         secret=coordinator.secret,
         job=job,
@@ -97,6 +100,7 @@ def order_of(
         prepared={name: prepared(data.shuffle) for name, data in launch.data.items()},
         user_code=user_code,
         far_client=far_client,
+        run_dir=launch.watch.run_dir,
     )
 
 

@@ -74,10 +74,16 @@ class Failure:
             more = "; probably out of memory, unless someone killed it" if self.signal == "SIGKILL" else ""
             return f"{who} (pid {self.pid}) was killed by {self.signal}{more}"
         if self.how == "exit":
-            return f"{who} (pid {self.pid}) left with exit code {self.exit_code} before its function returned"
+            how = f": {self.text}" if self.text else f" with exit code {self.exit_code} before its function returned"
+            return f"{who} (pid {self.pid}) left{how}"
         if self.how == "lost":
             return f"{who} was lost: {self.text or 'the connection to its supervisor broke'}"
         return f"{who} (pid {self.pid}) raised {self.type}: {self.text}"
+
+    @property
+    def is_loss(self) -> bool:
+        """Whether the rank was taken away, or lost its connection to one that was, and did not fail by itself."""
+        return self.how in ("signal", "exit", "lost") or self.is_echo
 
     def error(self, run_dir: str | None = None) -> TritiumError:
         """The exception for the driver: Tritium's own as it was raised, any other as the cause of RankFailed."""
@@ -101,6 +107,8 @@ class Failure:
             pid=self.pid,
             signal=self.signal,
             exit_code=self.exit_code,
+            lost=self.is_loss,
+            headline=self.headline(),
             traceback=self.traceback,
             log=list(self.log),
             run_dir=run_dir,

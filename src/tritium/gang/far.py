@@ -62,6 +62,7 @@ def supervise_far(
         own = Coordinator(
             order.size,
             launch=order.launch,
+            run_id=order.run_id,
             observer=ledger,
             host="0.0.0.0",
             names=list(order.plan),

@@ -43,7 +43,7 @@ def await_formed(coordinator: Coordinator, launch: Launch, tasks: Tasks, waited:
                 lambda: coordinator.formed or coordinator.failure is not None or tasks.ended,
                 timeout=min(LOOK_SECONDS, deadline - now),
             )
-        if not over and tasks.computing(gang.ranks):
+        if not over and tasks.computing(launch.ranks):
             deadline = time.monotonic() + gang.start_timeout
         if not over and now > first_word and not coordinator.members:
             first_word = float("inf")
@@ -51,10 +51,10 @@ def await_formed(coordinator: Coordinator, launch: Launch, tasks: Tasks, waited:
     if over:
         return
     missing = coordinator.missing()
-    reported = gang.ranks - len(missing)
+    reported = launch.ranks - len(missing)
     waiting = "; ".join(_whereabouts(coordinator, p) for p in missing[:8])
     raise StartTimeout(
-        f"{reported} of {gang.ranks} ranks were ready after start_timeout={gang.start_timeout:g} s. Still missing: "
+        f"{reported} of {launch.ranks} ranks were ready after start_timeout={gang.start_timeout:g} s. Still missing: "
         f"{waiting}. Raise start_timeout, or free slots on the cluster.",
         missing=missing,
     )

@@ -8,11 +8,12 @@ from __future__ import annotations
 import functools
 import os
 import socket
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import ExitStack, closing
 from typing import TYPE_CHECKING, Any, Literal
 
 from tritium.errors import BadSetting
+from tritium.gang.checkpoints import finish, settle
 from tritium.gang.machine import gpus_here
 from tritium.gang.world import Peer, World, entered
 
@@ -30,8 +31,10 @@ def run(launch: Launch) -> list[Any]:
         me = Peer(0, socket.gethostname(), "127.0.0.1", 0, device, os.getpid())
         world = World(0, 1, 0, 1, me.host, device, (me,), launch.run_id, control)
         stack.enter_context(entered(world))
+        stack.callback(settle, world)
         launch.watch.event("formed", peers=[vars(me)])
         result = launch.function(*launch.args, **launch.kwargs)
+        finish(world)
         launch.watch.event("rank_ended", rank=0)
         return [result]
 
@@ -55,10 +58,11 @@ def _shards(launch: Launch, stack: ExitStack) -> dict[str, Shard]:
         receiver.take(batch)
     receipt = receiver.finish(confirmed=True)
     prints = plain_fingerprint(receipt.fingerprint)
-    launch.watch.event("received", **received({0: {"rows": receipt.rows, "fingerprint": prints}}))
+    whole = received({0: {"rows": receipt.rows, "fingerprint": prints}})
+    launch.watch.event("received", **whole)
     shards = {}
     for name, fields in plan.items():
-        feed = Feed()
+        feed = Feed(fingerprint=whole["fingerprint"][name])
         feed.publish(Mark(receipt.rows[name], {0: receipt.rows[name]}, 1))
         shards[name] = stack.enter_context(
             closing(
@@ -72,6 +76,7 @@ def _shards(launch: Launch, stack: ExitStack) -> dict[str, Shard]:
                     decode=launch.data[name].decode,
                     prepared=prepared(launch.data[name].shuffle),
                     note=functools.partial(_note, launch.watch, name),
+                    say=launch.watch.note,
                 )
             )
         )
@@ -91,12 +96,21 @@ class HereControl:
     """A gang of one in this process."""
 
     def __init__(self, watch: Watch, shards: Mapping[str, Shard]) -> None:
+        self.run_dir = watch.run_dir
         self._watch = watch
         self._shards = shards
 
-    def meet(self, operation: str, value: bytes) -> list[bytes]:
+    def meet(self, operation: str, value: bytes, lane: str = "main") -> list[bytes]:
         """Alone, everyone has always come."""
         return [value]
+
+    def post(self, operation: str, value: bytes, lane: str = "main") -> Callable[[], list[bytes]]:
+        """As `meet`."""
+        return lambda: [value]
+
+    def tell(self, kind: str, **fields: Any) -> None:
+        """To the events."""
+        self._watch.event(kind, **fields)
 
     def log(self, fields: Mapping[str, Any]) -> None:
         """To the progress display and the events."""

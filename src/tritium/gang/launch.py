@@ -7,13 +7,14 @@ import threading
 import time
 import warnings
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from tritium import ship
 from tritium.data.schema import Data
 from tritium.errors import BadSetting, TritiumWarning
 from tritium.gang.inspect import inspect
+from tritium.gang.retry import until_no_loss
 from tritium.gang.settings import Gang
 from tritium.observe.events import RunLog, new_run_dir
 from tritium.observe.progress import Progress
@@ -48,6 +49,21 @@ class Launch:
     spark: Any
     run_id: str
     watch: Watch
+    ranks: int
+    """The world size of this attempt; the place that runs it may change it within the gang's limits."""
+    attempt: int = 0
+    """How often this launch was lost before."""
+
+    @property
+    def name(self) -> str:
+        """Of this attempt: supervisors of an earlier one are refused by it."""
+        return f"{self.run_id}.{self.attempt}"
+
+    def sized(self, ranks: int) -> Launch:
+        """This attempt with so many ranks."""
+        if self.attempt:
+            self.watch.note(f"starting again with {ranks} rank{'s' * (ranks != 1)}")
+        return replace(self, ranks=ranks)
 
     def job(self) -> bytes:
         """The user's function with everything that goes with it, for the ranks."""
@@ -80,7 +96,8 @@ def launch(
         SetupError: before anything has started (settings, function, data, slots, versions).
         StartTimeout: not every rank had started within `start_timeout`; none is left.
         DataError: a value that can't be trained on, or a shard without rows.
-        RankFailed: a rank raised (then it is the `__cause__`), was killed or left; the others have been ended.
+        RankFailed: a rank raised (then it is the `__cause__`), or was lost (killed, left, cut off) more than `retries`
+            times; the others have been ended.
     """
     return start(fn, Gang.of(gang, fields), args=args, kwargs=kwargs, data=data, spark=spark).results
 
@@ -102,10 +119,10 @@ def start(
     frames, exchange = _frames(data, gang)
     run_id, run_dir = new_run_dir(gang.run_dir)
     watch = Watch(run_id, run_dir, gang, sorted(frames))
-    request = Launch(fn, args, kwargs or {}, gang, frames, exchange, spark, run_id, watch)
+    request = Launch(fn, args, kwargs or {}, gang, frames, exchange, spark, run_id, watch, gang.most)
     ok = False
     try:
-        results = importlib.import_module(_PLACES[gang.on]).run(request)
+        results = until_no_loss(request, importlib.import_module(_PLACES[gang.on]).run)
         ok = True
     finally:
         report = watch.close(ok)
@@ -119,7 +136,7 @@ def _frames(data: Mapping[str, Any] | Exchange | None, gang: Gang) -> tuple[dict
         exchange_type = importlib.import_module("tritium.data.exchange").Exchange
         if not isinstance(data, exchange_type):
             raise BadSetting(f'data={type(data).__name__} must be a mapping of names: data={{"train": df}}.')
-        if data.ranks != gang.ranks:
+        if not data.ranks == gang.least == gang.most:
             raise BadSetting(f"This exchange deals to {data.ranks} ranks, and the gang has {gang.ranks}.")
         return dict(data.data), data
     frames = {}
@@ -145,17 +162,21 @@ class Watch:
         self._started = time.monotonic()
         self._lock = threading.Lock()
         self._opened: tuple[RunLog, Progress] | None = None
+        self.resumes_from: int | None = None
+        """The step of the newest checkpoint of this run."""
 
     def _open(self) -> tuple[RunLog, Progress]:
         with self._lock:
             if self._opened is None:
-                progress = Progress(self._gang.ranks, output=self._gang.output, show=self._gang.progress)
+                progress = Progress(self._gang.most, output=self._gang.output, show=self._gang.progress)
                 self._opened = RunLog(self.run_dir, self._settings), progress
             return self._opened
 
     def event(self, kind: str, **fields: Any) -> None:
         """Something happened."""
         log, progress = self._open()
+        if kind == "checkpoint":
+            self.resumes_from = int(fields["step"])
         log.event(kind, **fields)
         self._report.event(kind, **fields)
         progress.event(kind, **fields)

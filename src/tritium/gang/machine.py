@@ -10,25 +10,25 @@ from tritium.errors import NotEnoughSlots
 from tritium.gang.settings import Gang
 
 
-def gpus_here(gang: Gang) -> list[str]:
-    """The addresses of this machine's GPUs; NotEnoughSlots when the gang asks for more than there are.
+def gpus_here(gang: Gang) -> tuple[list[str], int]:
+    """The addresses of this machine's GPUs, and the world size; NotEnoughSlots when the gang asks for more GPUs.
 
     `CUDA_VISIBLE_DEVICES` limits them, as it does for any other program.
     """
     if not gang.gpus:
-        return []
+        return [], gang.most
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
     found = [g.strip() for g in visible.split(",") if g.strip()] if visible is not None else _listed()
-    needed = gang.ranks * gang.gpus
+    needed = gang.least * gang.gpus
     if len(found) < needed:
         limit = f" (CUDA_VISIBLE_DEVICES={visible!r})" if visible is not None else " (nvidia-smi lists them)"
         raise NotEnoughSlots(
-            f"{gang.ranks} rank(s) of gpus={gang.gpus} need {needed} GPU(s); this machine shows {len(found)}{limit}. "
+            f"{gang.least} rank(s) of gpus={gang.gpus} need {needed} GPU(s); this machine shows {len(found)}{limit}. "
             "A gang never falls back to CPUs; gpus=0 asks for them.",
             needed=needed,
             available=len(found),
         )
-    return found
+    return found, min(gang.most, len(found) // gang.gpus)
 
 
 def _listed() -> list[str]:

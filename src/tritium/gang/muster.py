@@ -107,6 +107,7 @@ class Rendezvous:
 
     number: int
     size: int
+    lane: str = "main"  # meetings are counted by lane
     values: dict[int, bytes] = field(default_factory=dict)
     operations: dict[int, str] = field(default_factory=dict)
     problem: str | None = None
@@ -138,9 +139,9 @@ class Rendezvous:
     def outcome(self) -> tuple[bytes, dict[str, Any]]:
         """What every rank that came is told: all values in rank order, or the problem."""
         if self.problem is not None:
-            return b"", {"number": self.number, "problem": self.problem}
+            return b"", {"lane": self.lane, "number": self.number, "problem": self.problem}
         blobs = [self.values[rank] for rank in range(self.size)]
-        return b"".join(blobs), {"number": self.number, "lengths": [len(b) for b in blobs]}
+        return b"".join(blobs), {"lane": self.lane, "number": self.number, "lengths": [len(b) for b in blobs]}
 
 
 Columns = Mapping[str, Sequence[Mapping[str, Any]]]

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import atexit
 import ctypes
+import functools
 import importlib
 import json
 import os
@@ -16,7 +17,8 @@ import signal
 import socket
 import sys
 import threading
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from tritium import ship
@@ -39,7 +41,7 @@ def main(argument: str) -> None:
     _die_with(settings["parent"])
     os.set_inheritable(settings["control"], False)
     channel = Channel(socket.socket(fileno=settings["control"]))
-    control = RankControl(channel)
+    control = RankControl(channel, settings["run_dir"])
     try:
         keep_groups()
         _import_framework(settings["framework"])
@@ -58,6 +60,7 @@ def _run(control: RankControl, world: World, settings: Mapping[str, Any]) -> Non
     sys.path[:0] = settings["mounts"]
     function, args, kwargs, control.decoders = pickle.loads(control.job)
     result = function(*args, **kwargs)
+    _finish_checkpoints(world)
     with os.fdopen(settings["result"], "wb") as file:
         try:
             file.write(ship.pickle(result))
@@ -71,6 +74,13 @@ def _run(control: RankControl, world: World, settings: Mapping[str, Any]) -> Non
     control.send("finished")
 
 
+def _finish_checkpoints(world: World) -> None:
+    if "checkpoint" in vars(world):  # not imported in vain
+        from tritium.gang.checkpoints import finish
+
+        finish(world)
+
+
 def _report(channel: Channel, control: RankControl, error: BaseException) -> None:
     rank = control.assignment.get("rank", -1)
     if isinstance(error, WireError):  # the supervisor is gone, and with it everyone to tell
@@ -80,11 +90,9 @@ def _report(channel: Channel, control: RankControl, error: BaseException) -> Non
         trimmed = trimmed.tb_next
     if trimmed is not None:
         error = error.with_traceback(trimmed)
-    if isinstance(error, SystemExit):
-        error = RuntimeError(f"The function called sys.exit({error.code!r}) instead of returning.").with_traceback(
-            trimmed
-        )
     failure = Failure.of(error, rank, pid=os.getpid())
+    if isinstance(error, SystemExit):
+        failure = replace(failure, how="exit", text=f"it called sys.exit({error.code!r}) instead of returning")
     _flush()
     try:
         channel.send("failed", failure.pickled, **failure.fields())
@@ -168,12 +176,13 @@ def _interface(address: str) -> str | None:
 class RankControl:
     """The rank's end of the control socket: one thread listens, any thread asks."""
 
-    def __init__(self, channel: Channel) -> None:
+    def __init__(self, channel: Channel, run_dir: str = "") -> None:
+        self.run_dir = run_dir
         self._channel = channel
         self._changed = threading.Condition()
         self._thread: threading.Thread | None = None
-        self._gathered: dict[int, Message] = {}
-        self._meetings = 0
+        self._gathered: dict[tuple[str, int], Message] = {}
+        self._meetings: dict[str, int] = {}
         self._feeds: dict[str, Feed] = {}
         self._spools: dict[str, Message] = {}
         self._shards: dict[str, Shard] = {}
@@ -200,7 +209,7 @@ class RankControl:
         elif message.kind == "assign":
             self.assignment = message.fields
         elif message.kind == "gathered":
-            self._gathered[message["number"]] = message
+            self._gathered[message["lane"], message["number"]] = message
         elif message.kind == "spool":
             self._spools[message["name"]] = message
         elif message.kind == "mark":
@@ -208,6 +217,9 @@ class RankControl:
 
             ended = {int(rank): int(rows) for rank, rows in message["ended"]}
             self._feed(message["name"]).publish(Mark(message["rows"], ended, self.assignment["size"]))
+        elif message.kind == "fingerprint":
+            for name, table in json.loads(message.blob).items():
+                self._feed(name).fingerprint = table
         elif message.kind == "finished":
             self._all_finished = True
 
@@ -236,15 +248,22 @@ class RankControl:
         """Tell the coordinator, by way of the supervisor."""
         self._channel.send(kind, blob, **fields)
 
-    def meet(self, operation: str, value: bytes) -> list[bytes]:
-        """Every rank's bytes, in rank order."""
+    def meet(self, operation: str, value: bytes, lane: str = "main") -> list[bytes]:
+        """Every rank's bytes, in rank order. Each thread that meets has a lane of its own."""
+        return self.post(operation, value, lane)()
+
+    def post(self, operation: str, value: bytes, lane: str = "main") -> Callable[[], list[bytes]]:
+        """Begin to meet; what is returned waits for the others."""
         with self._changed:
-            number = self._meetings
-            self._meetings += 1
-        self.send("gather", value, number=number, operation=operation)
+            number = self._meetings.get(lane, 0)
+            self._meetings[lane] = number + 1
+        self.send("gather", value, lane=lane, number=number, operation=operation)
+        return functools.partial(self._met, operation, (lane, number))
+
+    def _met(self, operation: str, key: tuple[str, int]) -> list[bytes]:
         with self._changed:
-            self._changed.wait_for(lambda: number in self._gathered)
-            message = self._gathered.pop(number)
+            self._changed.wait_for(lambda: key in self._gathered)
+            message = self._gathered.pop(key)
         if "problem" in message.fields:
             raise TritiumError(f"world.{operation}(): {message['problem']}")
         values, start = [], 0
@@ -252,6 +271,10 @@ class RankControl:
             values.append(message.blob[start : start + length])
             start += length
         return values
+
+    def tell(self, kind: str, **fields: Any) -> None:
+        """To the driver's events."""
+        self.send(kind, **fields)
 
     def log(self, fields: Mapping[str, Any]) -> None:
         """To the driver's progress display and events."""
@@ -293,4 +316,5 @@ class RankControl:
             prepared=message["prepared"],
             memory=memory_limit() // (2 * self.assignment["local_size"]),  # the ranks of a host share its memory
             note=lambda counts: self.send("counts", name=name, counts=dict(counts)),
+            say=lambda text: self.tell("note", text=text),
         )

@@ -26,7 +26,11 @@ def _field(default: Any, doc: str) -> Any:
 class Gang:
     """How a gang is started. `launch` and every estimator take `gang=`, or these fields directly as keywords."""
 
-    ranks: int = _field(1, "World size: how many ranks are started together, each as one Spark task.")
+    ranks: int | tuple[int, int] = _field(
+        1,
+        "World size: how many ranks are started together, each as one Spark task. (least, most): as many as there are "
+        "slots for, also when the gang is formed again after a loss.",
+    )
     cpus: int | None = _field(
         None,
         "CPU cores of a rank: the cores of its Spark task, and the threads of OpenMP and torch. "
@@ -38,6 +42,11 @@ class Gang:
         None,
         "Where events, logs, the report and what the ranks store are written: any fsspec path. "
         "None: a new directory under `$TRITIUM_RUNS`, or under `tritium-runs` here.",
+    )
+    retries: int = _field(
+        2,
+        "How often the gang is started again after a loss (a killed rank, a lost executor or host, lost map output), "
+        "from the newest checkpoint. An exception of the function is raised at once.",
     )
     start_timeout: float = _field(600.0, "Seconds within which every rank must have started, slots included.")
     framework: str | None = _field(
@@ -59,10 +68,26 @@ class Gang:
         if wrong:
             raise BadSetting("Gang: " + " ".join(wrong), settings=wrong)
 
+    @property
+    def least(self) -> int:
+        """The smallest world size that will do."""
+        return self.ranks[0] if isinstance(self.ranks, tuple) else self.ranks
+
+    @property
+    def most(self) -> int:
+        """The largest world size that is wanted."""
+        return self.ranks[1] if isinstance(self.ranks, tuple) else self.ranks
+
     def _wrong(self) -> Any:
-        for name, least in (("ranks", 1), ("gpus", 0), ("cpus", 1)):
+        if isinstance(self.ranks, list):  # Spark ML's Params keep no tuples
+            object.__setattr__(self, "ranks", tuple(self.ranks))
+        if isinstance(self.ranks, tuple):
+            whole = len(self.ranks) == 2 and all(isinstance(n, int) and not isinstance(n, bool) for n in self.ranks)
+            if not whole or not 1 <= self.ranks[0] <= self.ranks[1]:
+                yield f"ranks={self.ranks!r} must be a whole number, or (least, most) with 1 <= least <= most."
+        for name, least in (("ranks", 1), ("gpus", 0), ("cpus", 1), ("retries", 0)):
             value = getattr(self, name)
-            if value is None and name == "cpus":
+            if (value is None and name == "cpus") or isinstance(value, tuple):
                 continue
             if isinstance(value, bool) or not isinstance(value, int) or value < least:
                 yield f"{name}={value!r} must be a whole number of at least {least}."
@@ -73,7 +98,7 @@ class Gang:
         ):
             if getattr(self, name) not in choices:
                 yield f"{name}={getattr(self, name)!r} is unknown; choose one of {', '.join(map(repr, choices))}."
-        if self.on == "here" and isinstance(self.ranks, int) and self.ranks > 1:
+        if self.on == "here" and self.ranks not in (1, (1, 1)):
             yield f'on="here" runs in this process, so ranks={self.ranks} must be 1; on="driver" starts several.'
         if not isinstance(self.start_timeout, (int, float)) or not self.start_timeout > 0:
             yield f"start_timeout={self.start_timeout!r} must be a number of seconds above 0."

@@ -15,7 +15,7 @@ import tempfile
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import IO, TYPE_CHECKING, Any
 
@@ -46,6 +46,7 @@ class Order:
     """What every supervisor of a run is told, by value."""
 
     launch: str
+    run_id: str
     size: int
     address: tuple[str, int]
     secret: bytes
@@ -59,6 +60,7 @@ class Order:
     prepared: Mapping[str, str | bool] = field(default_factory=dict)
     user_code: bytes = b""
     far_client: bool = False
+    run_dir: str = ""
 
 
 class GangEnded(TritiumError):
@@ -166,6 +168,7 @@ class Supervisor:
             "result": result.fileno(),
             "parent": os.getpid(),
             "framework": self.order.framework,
+            "run_dir": self.order.run_dir,
             "mounts": [self._user_code.path] if self._user_code else [],
         }
         self._process = start_rank(
@@ -410,5 +413,5 @@ def unbroken(batches: Iterator[pa.RecordBatch], receiver: Receiver) -> Iterator[
         raise receiver.cut_short() from error
 
 
-def plain_fingerprint(fingerprint: Mapping[str, Mapping[int, tuple[int, int]]]) -> dict[str, list[list[int]]]:
-    return {name: [[p, n, h] for p, (n, h) in parts.items()] for name, parts in fingerprint.items()}
+def plain_fingerprint(fingerprint: Mapping[str, Mapping[int, Sequence[int]]]) -> dict[str, list[list[int]]]:
+    return {name: [[p, *part] for p, part in parts.items()] for name, parts in fingerprint.items()}

@@ -7,9 +7,10 @@ import pickle
 import socket
 import sys
 import threading
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import cached_property
 from typing import TYPE_CHECKING, Any, Protocol
 
 from tritium import ship
@@ -17,6 +18,7 @@ from tritium.errors import BadSetting, TritiumError
 
 if TYPE_CHECKING:
     from tritium.data.shard import Shard
+    from tritium.gang.checkpoints import Checkpoints
 
 
 @dataclass(frozen=True)
@@ -34,7 +36,11 @@ class Peer:
 class Control(Protocol):
     """How a world reaches the rest of its gang."""
 
-    def meet(self, operation: str, value: bytes) -> list[bytes]: ...
+    run_dir: str
+
+    def meet(self, operation: str, value: bytes, lane: str = ...) -> list[bytes]: ...
+    def post(self, operation: str, value: bytes, lane: str = ...) -> Callable[[], list[bytes]]: ...
+    def tell(self, kind: str, **fields: Any) -> None: ...
     def log(self, fields: Mapping[str, Any]) -> None: ...
     def store(self, name: str, chunk: bytes, last: bool) -> None: ...
     def shard(self, name: str) -> Shard: ...
@@ -53,6 +59,17 @@ class World:
     peers: tuple[Peer, ...]
     run_id: str
     _control: Control
+
+    @cached_property
+    def checkpoint(self) -> Checkpoints:
+        """Saves and loads a state in the run directory, together with the other ranks."""
+        if not self._control.run_dir:
+            raise TritiumError(
+                "There is no run to keep checkpoints in: this process was not started by tritium.launch(…, run_dir=…)."
+            )
+        from tritium.gang.checkpoints import Checkpoints
+
+        return Checkpoints(self, self._control)
 
     def barrier(self) -> None:
         """Wait until every rank has called `barrier()`. Takes milliseconds; needs no framework."""
@@ -94,6 +111,10 @@ class World:
                 "world.log takes numbers: " + "; ".join(f"{name}={values[name]!r} is none" for name in wrong) + "."
             )
         self._control.log(fields)
+
+    def note(self, text: str) -> None:
+        """A line for the person who waits: in the progress display, the events and the report."""
+        self._control.tell("note", text=text)
 
     def shard(self, name: str = "train") -> Shard:
         """The rows of the DataFrame `data[name]` that this rank trains on."""
@@ -189,11 +210,23 @@ def _plain(numbers: tuple[int, int, int, int], control: Control) -> World:
 class Elsewhere:
     """The control of a process that another launcher started: collectives are that launcher's own."""
 
+    run_dir = ""
+
     def __init__(self, launcher: str, size: int) -> None:
         self.launcher = launcher
         self.size = size
 
-    def meet(self, operation: str, value: bytes) -> list[bytes]:
+    def post(self, operation: str, value: bytes, lane: str = "main") -> Callable[[], list[bytes]]:
+        """Other launchers have no such thing; all meet at once."""
+        values = self.meet(operation, value)
+        return lambda: values
+
+    def tell(self, kind: str, **fields: Any) -> None:
+        """One plain line of what is meant for people; there is no driver for the rest."""
+        if kind == "note":
+            print(fields["text"], flush=True)  # noqa: T201 - there is no progress display here
+
+    def meet(self, operation: str, value: bytes, lane: str = "main") -> list[bytes]:
         """Through torch.distributed under torchrun, through mpi4py under mpirun."""
         if self.size == 1:
             return [value]

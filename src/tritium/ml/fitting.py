@@ -31,7 +31,6 @@ class Plan:
     columns: frames.Columns
     fields: dict[str, Field]
     data: dict[str, Data]
-    batch_size: int
     unused: bool
     """Whether some parameters got no gradient in the trial."""
 
@@ -82,7 +81,8 @@ def combined(
 
 def prepare(frame: Any, settings: TorchSettings, gang: Gang) -> Plan:
     """Everything that can be checked without data. Raises BadData and BadSetting."""
-    batch_size = settings.rows_per_rank(gang.ranks)
+    for ranks in range(gang.least, gang.most + 1):
+        settings.rows_per_rank(ranks)
     frame = frames.as_frame(frame, "train")
     if gang.on == "cluster" and not frames.is_spark(frame):
         raise BadSetting('A pandas or Arrow table needs no cluster: on="driver" trains on it on this machine.')
@@ -107,7 +107,7 @@ def prepare(frame: Any, settings: TorchSettings, gang: Gang) -> Plan:
     if validation is not None:
         frames.columns(validation, settings)
         data["validation"] = found.data(validation, settings)
-    return Plan(settings, gang, frame.schema, found, fields, data, batch_size, bool(unused))
+    return Plan(settings, gang, frame.schema, found, fields, data, bool(unused))
 
 
 def run(plan: Plan, *, spark: Any = None, exchange: Any = None) -> Model:
@@ -118,7 +118,7 @@ def run(plan: Plan, *, spark: Any = None, exchange: Any = None) -> Model:
     ended = launch.start(
         train,
         plan.gang,
-        args=(settings, plan.batch_size, "validation" in plan.data, plan.unused),
+        args=(settings, "validation" in plan.data, plan.unused, plan.gang.run_dir is not None),
         data=plan.data if exchange is None else exchange,
         spark=spark,
     )

@@ -32,7 +32,8 @@ class Columns:
         """How `frame` is read."""
         if self.class_label is not None:
             frame = whole_numbers(frame, self.class_label)
-        return Data(frame, columns=self.sources, dtype=self.dtypes, shuffle=settings.shuffle)
+        keys = settings.row_key or ()
+        return Data(frame, columns=self.sources, dtype=self.dtypes, shuffle=settings.shuffle, row_key=keys)
 
     def fields(self, frame: Any, name: str) -> tuple[Field, ...]:
         """The planned batch columns; BadData for what can't be read."""

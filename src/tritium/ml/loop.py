@@ -12,6 +12,7 @@ import torch
 from tritium.gang.world import World
 from tritium.gang.world import world as this_world
 from tritium.ml.callbacks import TrainState
+from tritium.ml.keeper import Keeper
 from tritium.ml.pace import Pace, Show, Stopper
 from tritium.ml.ranks import Ranks, joined
 from tritium.ml.settings import TorchSettings
@@ -23,19 +24,21 @@ WEIGHTS = "weights.safetensors"
 _PIECE = 4 << 20
 
 
-def train(settings: TorchSettings, batch_size: int, validate: bool, unused: bool) -> dict[str, Any] | None:
+def train(settings: TorchSettings, validate: bool, unused: bool, named: bool = False) -> dict[str, Any] | None:
     """Train on this rank's shards. Rank 0 stores the weights, and returns the history and the shapes it saw.
 
-    `unused` says that some parameters get no gradient, so that ranks do not wait for one.
+    `unused` says that some parameters get no gradient, so that ranks do not wait for one; `named`, that the user named
+    the run directory, where a training goes on that was begun there.
     """
     world = this_world()
     with joined(world) as ranks:
-        return _train(settings, batch_size, validate, unused, world, ranks)
+        return _train(settings, validate, unused, named, world, ranks)
 
 
 def _train(
-    settings: TorchSettings, batch_size: int, validate: bool, unused: bool, world: World, ranks: Ranks
+    settings: TorchSettings, validate: bool, unused: bool, named: bool, world: World, ranks: Ranks
 ) -> dict[str, Any] | None:
+    batch_size = settings.rows_per_rank(ranks.size)
     torch.manual_seed(settings.seed)
     module = settings.make_module().to(ranks.device)
     net = ranks.replicate(module, unused)
@@ -46,11 +49,14 @@ def _train(
     alarm, pace = Alarm(ranks, shard.schema), Pace(settings, optimizer)
     stopper, show = Stopper(settings, module), Show(settings, world)
     state = TrainState(module, optimizer, ranks.rank, ranks.size, ranks.device)
+    keeper = Keeper(settings, world, shard, state, alarm, pace, stopper, must=named)
+    resume = keeper.load()
     for callback in settings.callbacks:
         callback.on_train_start(state)
-    for epoch in shard.epochs(settings.epochs, batch_size=batch_size, device=ranks.device, **settings.order()):
+    order = settings.order() | {"batch_size": batch_size, "device": ranks.device, "resume": resume}
+    for epoch in shard.epochs(keeper.epochs, **order):
         started = time.monotonic()
-        totals = Totals(settings.named_metrics(), ranks)
+        totals = keeper.totals(epoch, ranks)
         pace.before_epoch(epoch)
         net.train()
         for batches in together(epoch, settings.gradient_accumulation):
@@ -71,6 +77,7 @@ def _train(
             optimizer.step()
             optimizer.zero_grad()
             pace.after_step()
+            keeper.after_step(batches[-1], totals)
             show.step(epoch, batches, losses[-1])
         alarm.check()
         entry = totals.close(epoch.number, time.monotonic() - started)
@@ -86,13 +93,14 @@ def _train(
         show.epoch(entry)
         if ranks.any(state.stop or stopper.enough):
             break
+    keeper.at_end()
     stopper.restore_best()
     for callback in settings.callbacks:
         callback.on_train_end(state)
     if ranks.rank != 0:
         return None
     world.store(WEIGHTS, pieces(Tensors.of(module).stream()))
-    return {"history": state.history, **describe(module, settings, batches[-1])}
+    return {"history": state.history, **describe(module, settings, keeper.example())}
 
 
 def pieces(views: Iterable[memoryview]) -> Iterator[bytes]:

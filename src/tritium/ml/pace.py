@@ -18,7 +18,8 @@ class Pace:
     def __init__(self, settings: TorchSettings, optimizer: torch.optim.Optimizer) -> None:
         self._settings, self._optimizer = settings, optimizer
         self._per_step = settings.scheduler_per_step()
-        self._scheduler = None
+        self._scheduler: Any = None
+        self._restored: dict[str, Any] | None = None
         if settings.lr_scheduler is not None and not self._per_step:
             self._scheduler = settings.lr_scheduler(optimizer)
 
@@ -26,7 +27,23 @@ class Pace:
         """Makes a scheduler that counts steps, now that their number is known."""
         if self._per_step and self._scheduler is None:
             steps = -(-epoch.steps // self._settings.gradient_accumulation)
+            options = [{k: v for k, v in group.items() if k != "params"} for group in self._optimizer.param_groups]
             self._scheduler = self._settings.lr_scheduler(self._optimizer, steps * self._settings.epochs)
+            if self._restored is not None:
+                self._scheduler.load_state_dict(self._restored)
+                for group, then in zip(self._optimizer.param_groups, options, strict=True):
+                    group.update(then)  # a new scheduler begins with the first step's
+
+    def state_dict(self) -> dict[str, Any]:
+        """For a checkpoint."""
+        return {"scheduler": None if self._scheduler is None else self._scheduler.state_dict()}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Go on as then; a scheduler that counts steps is yet to be made."""
+        if self._scheduler is None:
+            self._restored = state["scheduler"]
+        elif state["scheduler"] is not None:
+            self._scheduler.load_state_dict(state["scheduler"])
 
     def after_step(self) -> None:
         """After each optimizer step."""
@@ -76,6 +93,14 @@ class Stopper:
         self._best, self._waited = value, 0
         if self._rule.restore_best:
             self._weights = {k: v.detach().cpu().clone() for k, v in self._module.state_dict().items()}
+
+    def state_dict(self) -> dict[str, Any]:
+        """For a checkpoint."""
+        return {"best": self._best, "waited": self._waited, "weights": self._weights}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Go on as then."""
+        self._best, self._waited, self._weights = state["best"], state["waited"], state["weights"]
 
     def restore_best(self) -> None:
         """Gives the module the weights of its best epoch, if that is asked for."""

@@ -109,6 +109,11 @@ class TorchSettings:
         "is still sending, shuffled in windows), False (by row id).",
         "full",
     )
+    row_key: Any = setting(
+        "Columns that identify a row. Rows are sorted by them within their partitions, so that an epoch which is "
+        "resumed after a loss goes on exactly, also when Spark computes a join or an aggregation again.",
+        None,
+    )
     gradient_accumulation: int = setting("Batches whose gradients make one optimizer step.", 1)
     clip_grad_norm: float | None = setting("The largest L2 norm that all gradients together may have; None: any.", None)
     precision: Literal["fp32", "bf16"] = setting(
@@ -126,6 +131,17 @@ class TorchSettings:
         "-> mean over the rows of the batch (averaged over all rows of all ranks). A list takes the names of the "
         "functions and classes.",
         (),
+    )
+    checkpoint_every: Any = setting(
+        "How often the training is saved to the run directory, from which a retry, or a later fit with the same "
+        'run_dir, goes on: a time ("1min"), a number of optimizer steps, or None: never.',
+        "1min",
+    )
+    checkpoint_keep: int = setting("How many checkpoints are kept.", 2)
+    if_data_changed: Literal["refuse", "anew"] = setting(
+        "When a training goes on over other rows than it was begun with: "
+        '"refuse", or begin the epoch "anew" with the rows of now.',
+        "refuse",
     )
     early_stopping: Any = setting("EarlyStopping(...), or its patience in epochs.", None)
     train_step: Any = setting(
@@ -175,7 +191,12 @@ class TorchSettings:
 
     def order(self) -> dict[str, Any]:
         """What decides the order of the rows: keywords of `Shard.epochs`."""
-        return {"shuffle": self.shuffle, "seed": self.seed, "remainder": self.remainder}
+        return {
+            "shuffle": self.shuffle,
+            "seed": self.seed,
+            "remainder": self.remainder,
+            "if_changed": self.if_data_changed,
+        }
 
     def inputs(self) -> dict[str, str | list[str]]:
         """Batch column → source columns, of the features alone."""

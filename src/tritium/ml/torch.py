@@ -127,6 +127,8 @@ class Trainings(Iterator[tuple[int, Any]]):
         """What the trainings that read these rows share; None for the only one."""
         from tritium.data.exchange import Exchange
 
+        if isinstance(plan.gang.ranks, tuple):  # an exchange deals to a number of ranks, and this one is not known yet
+            return None
         if plan.reads not in self._exchanges and self._left[plan.reads] > 1:
             self._exchanges[plan.reads] = Exchange(
                 plan.data, plan.gang.ranks, spark=self._dataset.sparkSession

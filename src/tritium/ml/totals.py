@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -38,6 +38,19 @@ class Totals:
                 for metric in self._kept.values():
                     metric.update(output, label)
 
+    def state(self) -> dict[str, Any]:
+        """This rank's sums so far, for a checkpoint."""
+        kept = {name: {each: getattr(metric, each) for each in metric._defaults} for name, metric in self._kept.items()}
+        return {"sums": self._sums, "kept": kept, "updates": {n: m._update_count for n, m in self._kept.items()}}
+
+    def load_state(self, states: Sequence[Mapping[str, Any] | None]) -> None:
+        """Go on from the sums of all ranks of then; the ranks of now share them out."""
+        for state in states[self._ranks.rank :: self._ranks.size]:
+            if state is not None:
+                self._sums += state["sums"].to(self._sums.device)
+                for name, metric in self._kept.items():
+                    _take_in(metric, state["kept"][name], state["updates"][name])
+
     def close(self, epoch: int, seconds: float) -> dict[str, Any]:
         """The epoch's entry in the history. A collective."""
         means, rows, padded = self._collect()
@@ -63,6 +76,19 @@ class Totals:
             metric.reset()
         plain = {name: v.tolist() if isinstance(v, torch.Tensor) else v for name, v in found.items()}
         return plain, int(rows), int(padded)
+
+
+def _take_in(metric: Any, kept: Mapping[str, Any], updates: int) -> None:
+    """Add a share to a metric, as torchmetrics does when it synchronises ranks (it has no call for a single one)."""
+    for name, value in kept.items():
+        mine, reduce = getattr(metric, name), metric._reductions[name]
+        if isinstance(mine, list):
+            setattr(metric, name, [*mine, *(part.to(metric.device) for part in value)])
+            continue
+        value = value.to(metric.device)
+        both = value if metric._update_count == 0 or reduce is None else reduce(torch.stack([mine, value]))
+        setattr(metric, name, both)
+    metric._update_count += updates
 
 
 class Alarm:

@@ -43,7 +43,7 @@ def save(
 ) -> None:
     """Write every file of `contents` and a manifest with `facts`. A crash leaves what was there before, or a
     directory that `load` refuses; on a local disk never the latter."""
-    files, root, local = _open(path)
+    files, root, local = opened(path)
     if _exists(files, root):
         if not overwrite:
             raise BadSetting(f"There is something at {path!r} already. Choose another path, or overwrite=True.")
@@ -61,7 +61,8 @@ def save(
         shutil.rmtree(beside, ignore_errors=True)
 
 
-def _open(path: str) -> tuple[Any, str, bool]:
+def opened(path: str) -> tuple[Any, str, bool]:
+    """The file system of `path`, its path there, and whether that is a local disk."""
     files, root = importlib.import_module("fsspec").core.url_to_fs(str(path))
     local = "file" in (files.protocol if isinstance(files.protocol, tuple | list) else (files.protocol,))
     root = os.path.abspath(root) if local else root.rstrip("/")
@@ -88,17 +89,18 @@ def _write(
     files: Any, local: bool, root: str, contents: Mapping[str, Iterable[bytes | memoryview]], facts: Mapping[str, Any]
 ) -> None:
     files.makedirs(root, exist_ok=True)
-    sums = {name: _put(files, local, f"{root}/{name}", pieces) for name, pieces in contents.items()}
+    sums = {name: put(files, local, f"{root}/{name}", pieces) for name, pieces in contents.items()}
     manifest = {
         "format": _FORMAT,
         "saved": datetime.now(timezone.utc).isoformat(timespec="seconds"),
         **facts,
         "files": sums,
     }
-    _put(files, local, f"{root}/{MANIFEST}", [json.dumps(manifest, indent=2).encode()])
+    put(files, local, f"{root}/{MANIFEST}", [json.dumps(manifest, indent=2).encode()])
 
 
-def _put(files: Any, local: bool, path: str, pieces: Iterable[bytes | memoryview]) -> dict[str, Any]:
+def put(files: Any, local: bool, path: str, pieces: Iterable[bytes | memoryview]) -> dict[str, Any]:
+    """Write a file, onto the disk itself where that is local; returns its size and checksum."""
     checksum, size = hashlib.sha256(), 0
     with files.open(path, "wb") as out:
         for piece in pieces:
@@ -141,14 +143,14 @@ def _exchange(one: str, other: str) -> bool:
 
 def located(path: str) -> str:
     """`path`, or the folder `model` within it, which is where `TorchModel.save` puts a model beside its Params."""
-    files, root, _ = _open(path)
+    files, root, _ = opened(path)
     within = not files.exists(f"{root}/{MANIFEST}") and files.exists(f"{root}/model/{MANIFEST}")
     return f"{path.rstrip('/')}/model" if within else path
 
 
 def read_manifest(path: str) -> dict[str, Any]:
     """The manifest of the model at `path`; ModelError when there is none, or one of a later format."""
-    files, root, _ = _open(path)
+    files, root, _ = opened(path)
     files.invalidate_cache()
     try:
         with files.open(f"{root}/{MANIFEST}", "rb") as file:
@@ -168,7 +170,7 @@ def read_manifest(path: str) -> dict[str, Any]:
 
 def read(path: str, name: str, manifest: Mapping[str, Any]) -> mmap.mmap | bytearray:
     """One file of the model, checked against the manifest: mapped where it is local, in memory otherwise."""
-    files, root, local = _open(path)
+    files, root, local = opened(path)
     wanted = manifest["files"].get(name)
     if wanted is None:
         raise ModelError(f"The model at {path!r} has no {name}: its manifest lists {sorted(manifest['files'])}.")

@@ -10,7 +10,7 @@ import hashlib
 import json
 import mmap
 import struct
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -19,7 +19,7 @@ from tritium.errors import BadSetting, ModelError
 if TYPE_CHECKING:
     import torch
 
-_CODES = {
+NAMES = {
     "F64": "float64",
     "F32": "float32",
     "F16": "float16",
@@ -37,7 +37,7 @@ _CODES = {
     "U8": "uint8",
     "BOOL": "bool",
 }
-_NAMES = {name: code for code, name in _CODES.items()}
+CODES = {name: code for code, name in NAMES.items()}
 _CHUNK = 64 << 20
 _LONGEST_HEADER = 100_000_000  # the format's own limit
 
@@ -93,16 +93,9 @@ class Tensors:
         import torch
 
         order = sorted(self.named, key=lambda n: (-self.named[n].element_size(), n))  # wide first: all aligned
-        header: dict[str, Any] = {"__metadata__": {"format": "pt", "tied": json.dumps(self.tied)}}
-        offset = 0
-        for name in order:
-            tensor = self.named[name]
-            end = offset + tensor.numel() * tensor.element_size()
-            header[name] = {"dtype": _code(tensor), "shape": list(tensor.shape), "data_offsets": [offset, end]}
-            offset = end
-        text = json.dumps(header, separators=(",", ":")).encode()
-        text += b" " * (-len(text) % 8)
-        yield memoryview(struct.pack("<Q", len(text)) + text)
+        tensors = ((name, self.named[name]) for name in order)
+        sizes = ((name, str(_code(t)), t.shape, t.numel() * t.element_size()) for name, t in tensors)
+        yield memoryview(header(sizes, {"format": "pt", "tied": json.dumps(self.tied)}))
         for name in order:
             flat = self.named[name].detach().resolve_conj().resolve_neg().cpu().contiguous().reshape(-1)
             if flat.numel():
@@ -112,39 +105,75 @@ class Tensors:
 
 
 def _code(tensor: torch.Tensor) -> str | None:
-    return _NAMES.get(str(tensor.dtype).removeprefix("torch."))
+    return CODES.get(str(tensor.dtype).removeprefix("torch."))
 
 
-def read(buffer: mmap.mmap | bytearray) -> dict[str, torch.Tensor]:
-    """Tensors by name as views of `buffer` (writable; a private map copies only the pages that are written)."""
-    import torch
+def header(tensors: Iterable[tuple[str, str, Sequence[int], int]], metadata: Mapping[str, str]) -> bytes:
+    """The first bytes of a file whose tensors (name, code, shape, bytes) follow in this order."""
+    fields: dict[str, Any] = {"__metadata__": dict(metadata)}
+    offset = 0
+    for name, code, shape, size in tensors:
+        fields[name] = {"dtype": code, "shape": list(shape), "data_offsets": [offset, offset + size]}
+        offset += size
+    text = json.dumps(fields, separators=(",", ":")).encode()
+    text += b" " * (-len(text) % 8)
+    return struct.pack("<Q", len(text)) + text
 
+
+@dataclass(frozen=True)
+class Entry:
+    """One tensor of a file: its code, its shape, and where in the file its bytes are."""
+
+    code: str
+    shape: list[int]
+    start: int
+    end: int
+
+
+def entries(buffer: mmap.mmap | bytearray) -> tuple[dict[str, Entry], dict[str, str]]:
+    """What a file says of its tensors, and its metadata; ModelError when it is no such file."""
     size = len(buffer)
     length = struct.unpack_from("<Q", buffer)[0] if size >= 8 else 0
     if not 2 <= length <= min(size - 8, _LONGEST_HEADER):
         raise ModelError(f"The weights are no safetensors file: {size} bytes with a header of {length}.")
-    header: dict[str, Any] = json.loads(bytes(buffer[8 : 8 + length]))
-    metadata = header.pop("__metadata__", {})
-    found: dict[str, torch.Tensor] = {}
-    for name, entry in header.items():
-        if entry["dtype"] not in _CODES:
+    fields: dict[str, Any] = json.loads(bytes(buffer[8 : 8 + length]))
+    metadata = fields.pop("__metadata__", {})
+    found: dict[str, Entry] = {}
+    for name, entry in fields.items():
+        if entry["dtype"] not in NAMES:
             raise ModelError(f"The weights hold {name!r} as {entry['dtype']!r}, a dtype that is not known here.")
-        dtype: torch.dtype = getattr(torch, _CODES[entry["dtype"]])
         start, end = entry["data_offsets"]
-        count = (end - start) // dtype.itemsize
-        if not 0 <= start <= end <= size - 8 - length or _product(entry["shape"]) * dtype.itemsize != end - start:
+        if not 0 <= start <= end <= size - 8 - length:
             raise ModelError(f"The weights are cut short or damaged at {name!r}: bytes {start} to {end} of {size}.")
-        if count == 0:
-            found[name] = torch.empty(entry["shape"], dtype=dtype)
-        else:
-            flat = torch.frombuffer(buffer, dtype=dtype, count=count, offset=8 + length + start)
-            found[name] = flat.view(entry["shape"])
+        found[name] = Entry(entry["dtype"], entry["shape"], 8 + length + start, 8 + length + end)
+    return found, metadata
+
+
+def read(buffer: mmap.mmap | bytearray) -> dict[str, torch.Tensor]:
+    """Tensors by name as views of `buffer` (writable; a private map copies only the pages that are written)."""
+    found, metadata = entries(buffer)
+    tensors = {name: tensor(buffer, name, entry, NAMES[entry.code], entry.shape) for name, entry in found.items()}
     for name, other in json.loads(metadata.get("tied", "{}")).items():
-        found[name] = found[other]
-    return found
+        tensors[name] = tensors[other]
+    return tensors
 
 
-def _product(shape: list[int]) -> int:
+def tensor(buffer: mmap.mmap | bytearray, name: str, entry: Entry, dtype: str, shape: Sequence[int]) -> torch.Tensor:
+    """One tensor of a file, as a view of `buffer`."""
+    import torch
+
+    kind: torch.dtype = getattr(torch, dtype)
+    size = entry.end - entry.start
+    if _product(shape) * kind.itemsize != size:
+        raise ModelError(
+            f"The weights are cut short or damaged at {name!r}: {size} bytes for {dtype} of the shape {list(shape)}."
+        )
+    if size == 0:
+        return torch.empty(list(shape), dtype=kind)
+    return torch.frombuffer(buffer, dtype=kind, count=size // kind.itemsize, offset=entry.start).view(list(shape))
+
+
+def _product(shape: Sequence[int]) -> int:
     total = 1
     for n in shape:
         total *= n

@@ -1,6 +1,7 @@
 """What a run leaves on disk: its events, every rank's whole output, the report, stored files (driver).
 
-    <run directory>/events.jsonl       one JSON object a line: time (UTC), kind, and the kind's own fields
+    <run directory>/run.json           which run is here; there from its start, so that ranks can tell the place
+                    events.jsonl       one JSON object a line: time (UTC), kind, and the kind's own fields
                     logs/rank-0.log    everything that rank 0 wrote to stdout and stderr, in its order
                     report.json        what came of it, written when the run has ended
                     …                  files that ranks stored
@@ -26,6 +27,7 @@ from typing import IO, Any
 
 from tritium.errors import BadSetting
 
+MARK = "run.json"
 _TAIL_BYTES = 64 << 10
 _LIBRARIES = ("tritium", "pyspark", "pyarrow", "numpy", "torch")
 
@@ -34,9 +36,23 @@ def new_run_dir(run_dir: str | None) -> tuple[str, str]:
     """A run's id, and its directory: `run_dir` itself, or a new one under `$TRITIUM_RUNS` or `./tritium-runs`."""
     run_id = f"{datetime.now(timezone.utc):%Y%m%d-%H%M%S}-{secrets.token_hex(3)}"
     if run_dir is not None:
-        return run_id, os.fspath(run_dir)
-    runs = os.environ.get("TRITIUM_RUNS") or os.path.abspath("tritium-runs")
-    return run_id, f"{runs.rstrip('/')}/{run_id}"
+        return run_id, _absolute(os.fspath(run_dir))
+    runs = os.environ.get("TRITIUM_RUNS") or "tritium-runs"
+    return run_id, f"{_absolute(runs).rstrip('/')}/{run_id}"
+
+
+def _absolute(path: str) -> str:
+    return path if "://" in path else os.path.abspath(path)  # ranks work in another directory
+
+
+def run_at(run_dir: str) -> str:
+    """The id of the run whose directory this is, read from here."""
+    import fsspec  # type: ignore[import-untyped]
+
+    files, root = fsspec.core.url_to_fs(run_dir)
+    files.invalidate_cache()
+    with files.open(f"{root.rstrip('/')}/{MARK}", "rb") as file:
+        return str(json.loads(file.read())["run"])
 
 
 class RunLog:
@@ -56,7 +72,7 @@ class RunLog:
         self._files: dict[str, IO[bytes]] = {}
         self._remote: tuple[Any, str] | None = None
         if "://" in self.run_dir:
-            import fsspec  # type: ignore[import-untyped]
+            import fsspec
 
             self._remote = fsspec.core.url_to_fs(self.run_dir)
             self._folder = Path(tempfile.mkdtemp(prefix="tritium-run-"))
@@ -64,7 +80,22 @@ class RunLog:
         else:
             self._folder = Path(self.run_dir)
         self._folder.joinpath("logs").mkdir(parents=True, exist_ok=True)
+        self._mark(str(settings.get("run_id", "")))
         self.event("run", settings=without_secrets(settings), versions=versions())
+
+    def _mark(self, run_id: str) -> None:
+        text = json.dumps({"run": run_id, "started": datetime.now(timezone.utc).isoformat(timespec="seconds")})
+        try:
+            if self._remote is not None:
+                files, root = self._remote
+                files.makedirs(root, exist_ok=True)
+                files.pipe_file(f"{root}/{MARK}", text.encode())
+            else:
+                beside = self._folder / f"{MARK}.part"
+                beside.write_text(text)
+                beside.replace(self._folder / MARK)
+        except OSError as error:
+            self.problem = f"{MARK} could not be written: {error}"
 
     def event(self, kind: str, **fields: Any) -> None:
         """Append one event."""

@@ -32,7 +32,9 @@ class Report:
             "versions": versions(),
             "fingerprint": {},
             "stored": [],
+            "checkpoint": None,
             "notes": [],
+            "retries": [],
             "failure": None,
         }
 
@@ -49,7 +51,7 @@ class Report:
         `seconds_until` says when every rank was there, when every row was spooled and when the first numbers were
         logged; `ranks` has a rank's host and pid, its rows by name (read, and by all epochs together used, padded,
         dropped and repeated) and its last logged numbers; `fingerprint` has the rows and the sum of their hashes, in
-        hexadecimal, by source partition.
+        hexadecimal, by source partition; `checkpoint` is the newest that was saved.
         """
         with self._lock:
             return {
@@ -79,7 +81,7 @@ class Report:
             for rank, count in enumerate(counts):
                 self._shard(rank, name)["rows"] = int(count)
         self._report["fingerprint"] = {
-            name: {str(partition): [count, digest] for partition, count, digest in parts}
+            name: {str(partition): [count, digest] for partition, count, digest, *_ in parts}
             for name, parts in fingerprint.items()
         }
 
@@ -98,8 +100,16 @@ class Report:
         if name not in self._report["stored"]:
             self._report["stored"].append(name)
 
+    def _on_checkpoint(self, **facts: Any) -> None:
+        self._report["checkpoint"] = {key: value for key, value in facts.items() if key != "rank"}
+
     def _on_note(self, text: str, **_: Any) -> None:
         self._report["notes"].append(text)
+
+    def _on_retry(self, **retry: Any) -> None:
+        self._report["retries"].append({**retry, "failure": self._report["failure"]})
+        self._report["failure"] = None
+        self._ended.clear()
 
     def _on_failed(self, **failure: Any) -> None:
         self._report["failure"] = self._report["failure"] or failure

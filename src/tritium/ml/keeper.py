@@ -1,0 +1,207 @@
+"""What a training needs to go on where it was: taken for a checkpoint, and put back (rank)."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import torch
+
+from tritium.errors import BadSetting
+from tritium.gang.world import World
+from tritium.ml.callbacks import TrainState
+from tritium.ml.pace import Pace, Stopper
+from tritium.ml.settings import TorchSettings, name_of
+from tritium.ml.totals import Alarm, Totals
+
+_ANY = (
+    "epochs",
+    "callbacks",
+    "metrics",
+    "early_stopping",
+    "verbose",
+    "validation",
+    "checkpoint_every",
+    "checkpoint_keep",
+    "if_data_changed",
+)
+_CODE = ("model", "optimizer", "loss", "lr_scheduler", "train_step")  # may be rewritten, and mean the same
+
+
+class Keeper:
+    """Saves the training as often as its settings say, and restores what an earlier attempt or run has saved.
+
+    `must`: the user named the run directory, so it is an error when a rank does not reach it. Without that, a training
+    whose ranks do not share a disk goes without checkpoints, and says so.
+    """
+
+    def __init__(
+        self,
+        settings: TorchSettings,
+        world: World,
+        shard: Any,
+        state: TrainState,
+        alarm: Alarm,
+        pace: Pace,
+        stopper: Stopper,
+        *,
+        must: bool,
+    ) -> None:
+        self._settings, self._world, self._shard = settings, world, shard
+        self._state, self._alarm, self._pace, self._stopper = state, alarm, pace, stopper
+        self._about = about(settings, state.module, state.optimizer, shard)
+        self._on, self._must = settings.checkpoint_every is not None, must
+        self._finished = self._stopped = False
+        self._step = 0
+        self._inputs: dict[str, Any] = {}
+        self._totals: list[Any] | None = None
+
+    def load(self) -> list[dict[str, Any]] | None:
+        """Put back the newest checkpoint of the run directory, if there is one, and return the positions of all ranks.
+
+        BadSetting for the checkpoint of another training.
+        """
+        state = self._state
+        if not self._on:
+            return None
+        try:
+            saved = self._world.checkpoint.load()
+        except BadSetting as error:
+            if self._must:
+                raise
+            self._on = False
+            if state.rank == 0:
+                self._world.note(f"no checkpoints, so a retry starts from the beginning: {error}")
+            return None
+        if saved is None:
+            return None
+        self._refuse_another(saved["about"], saved.path)
+        state.module.load_state_dict(saved["module"])
+        state.optimizer.load_state_dict(saved["optimizer"])
+        state.history[:] = saved["history"]
+        state.epoch = len(state.history) - 1
+        self._pace.load_state_dict(saved["pace"])
+        self._stopper.load_state_dict(saved["stopper"])
+        self._inputs, self._step, self._stopped = saved["inputs"], saved.step, saved["stopped"]
+        self._finished = saved["finished"] and self.epochs == len(state.history)
+        if self._finished and state.rank == 0:
+            self._world.note(
+                f"the training in {saved.path} has ended after {self.epochs} epochs: nothing is left to do"
+            )
+        self._totals = [own["totals"] for own in saved.own]
+        if state.rank < saved.size:
+            set_random_state(saved.own[state.rank]["random"], state.device)
+        else:  # a rank that there was not then
+            torch.manual_seed(self._settings.seed + state.rank + 1000 * saved.step)
+        return [own["position"] for own in saved.own]
+
+    @property
+    def epochs(self) -> int:
+        """How many epochs there are in all: no more than there were when callbacks or early stopping ended it."""
+        return len(self._state.history) if self._stopped else self._settings.epochs
+
+    def totals(self, epoch: Any, ranks: Any) -> Totals:
+        """The sums of an epoch: as they were where it goes on, else zero."""
+        totals, before = Totals(self._settings.named_metrics(), ranks), self._totals
+        self._totals = None
+        if before is not None and epoch.first > 0:
+            totals.load_state(before)
+        return totals
+
+    def after_step(self, batch: Mapping[str, torch.Tensor], totals: Totals) -> None:
+        """After an optimizer step: save when it is time."""
+        self._step += 1
+        if not self._inputs:
+            self._inputs = {
+                name: (str(batch[name].dtype).removeprefix("torch."), list(batch[name].shape[1:]))
+                for name in self._settings.inputs()
+            }
+        if self._on:
+            self._world.checkpoint.save(
+                self._replicated,
+                self._step,
+                own=lambda: self._own(totals),
+                every=self._settings.checkpoint_every,
+                keep=self._settings.checkpoint_keep,
+            )
+
+    def at_end(self) -> None:
+        """After the last epoch: what was trained is there for who names this run directory again."""
+        if self._on and self._must and not self._finished:
+            self._finished, self._stopped = True, len(self._state.history) < self._settings.epochs
+            self._world.checkpoint.save(self._replicated, self._step, own=lambda: self._own(None))
+
+    def example(self) -> dict[str, torch.Tensor]:
+        """A batch of two rows of zeros, of the inputs' types and shapes."""
+        return {
+            name: torch.zeros((2, *shape), dtype=getattr(torch, dtype), device=self._state.device)
+            for name, (dtype, shape) in self._inputs.items()
+        }
+
+    # ---- what is kept
+
+    def _replicated(self) -> dict[str, Any]:
+        self._alarm.check()  # of a step whose loss is not a number, nothing is kept
+        state = self._state
+        return {
+            "about": self._about,
+            "module": dict(state.module.state_dict()),
+            "optimizer": state.optimizer.state_dict(),
+            "pace": self._pace.state_dict(),
+            "stopper": self._stopper.state_dict(),
+            "history": state.history,
+            "inputs": self._inputs,
+            "finished": self._finished,
+            "stopped": self._stopped,
+        }
+
+    def _own(self, totals: Totals | None) -> dict[str, Any]:
+        self._shard.counts  # noqa: B018 - rows that still stream in are provisional: nothing kept may rest on them
+        return {
+            "random": random_state(self._state.device),
+            "position": self._shard.state(),
+            "totals": None if totals is None else totals.state(),
+        }
+
+    def _refuse_another(self, before: Mapping[str, Any], path: str) -> None:
+        names = sorted({*before, *self._about})
+        other = [
+            f"{name}: {self._about.get(name)!r}, was {before.get(name)!r}"
+            for name in names
+            if before.get(name) != self._about.get(name)
+        ]
+        if other:
+            raise BadSetting(
+                f"{path} is a checkpoint of another training: {'; '.join(other)}. Name another run_dir to train anew, "
+                "or go on with what it was begun with.",
+                differences=other,
+            )
+
+
+def about(settings: TorchSettings, module: torch.nn.Module, optimizer: Any, shard: Any) -> dict[str, Any]:
+    """What must be equal for a training to go on: what is trained, on which columns, and by which settings."""
+    found: dict[str, Any] = {
+        name: getattr(settings, name)
+        for name in settings.fields()
+        if name not in (*_ANY, *_CODE, "feature_cols", "label_cols", "row_key")
+    }
+    found["optimizer"] = name_of(optimizer)
+    found |= {f"weights {k}": f"{v.dtype} {list(v.shape)}" for k, v in module.state_dict().items()}
+    return found | {f"column {f.name}": f"{f.dtype} of {', '.join(f.sources)}" for f in shard.schema}
+
+
+def random_state(device: torch.device) -> dict[str, Any]:
+    """Of torch on the CPU and on this device, of NumPy and of Python."""
+    state = {"torch": torch.get_rng_state(), "numpy": np.random.get_state(), "python": random.getstate()}
+    return state | ({"cuda": torch.cuda.get_rng_state(device)} if device.type == "cuda" else {})
+
+
+def set_random_state(state: Mapping[str, Any], device: torch.device) -> None:
+    """The inverse of `random_state`."""
+    torch.set_rng_state(state["torch"])
+    np.random.set_state(state["numpy"])
+    random.setstate(state["python"])
+    if device.type == "cuda" and "cuda" in state:
+        torch.cuda.set_rng_state(state["cuda"], device)

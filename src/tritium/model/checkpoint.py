@@ -1,0 +1,365 @@
+"""Checkpoints in a run directory, here or on any fsspec file system (any process).
+
+    <run directory>/checkpoints/000000001200/replicated.safetensors   what is the same on every rank: rank 0 writes it
+                                             replicated.json          (the tensors, and the tree that they hang in)
+                                             own-3.safetensors        what is rank 3's own
+                                             own-3.json
+                                             manifest.json            step, world size, versions; size and SHA-256 of
+                                                                      every other file; written last
+
+Files are written beside, put on the disk itself and renamed where the directory is local; elsewhere they are put.
+Either way the manifest decides: without it there is no checkpoint, and one that does not match it is passed over.
+A step that is saved again gets a directory of its own, `000000001200-2`, so that the first is there until then.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import hashlib
+import json
+import os
+import re
+import shutil
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime, timezone
+from typing import Any
+
+from tritium.errors import BadSetting, CheckpointFailed, ModelError
+from tritium.model import files
+from tritium.model.state import Snapshot, unpack
+
+MANIFEST = files.MANIFEST
+REPLICATED = "replicated"
+_FORMAT = 1
+_NAME = re.compile(r"(\d{12})(?:-(\d+))?$")
+_CHUNK = 16 << 20
+
+
+def own(rank: int) -> str:
+    """What the files of a rank's own state are called."""
+    return f"own-{rank}"
+
+
+class Loaded(dict[Any, Any]):
+    """A state that was loaded, and where it is from."""
+
+    def __init__(self, state: Mapping[Any, Any], *, step: int, size: int, own: list[Any], path: str) -> None:
+        super().__init__(state)
+        self.step = step
+        self.size = size  # the world size of then
+        self.own = own  # every rank's, in rank order; None where a rank had none
+        self.path = path
+
+
+class Damaged(Exception):
+    """A checkpoint can't be used; the text is a sentence that says why, with file and numbers."""
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """One directory with a manifest."""
+
+    name: str
+    step: int
+    size: int
+    files: Mapping[str, Mapping[str, Any]]
+
+    @property
+    def total(self) -> int:
+        """How many bytes its files have together."""
+        return sum(int(facts["bytes"]) for facts in self.files.values())
+
+
+class Store:
+    """The checkpoints of a run directory. Nothing is written before `prepare`."""
+
+    def __init__(self, run_dir: str) -> None:
+        self._files, root, self._local = files.opened(run_dir)
+        self._root = f"{root}/checkpoints"
+        self.path = f"{run_dir.rstrip('/')}/checkpoints"
+        self.damaged: dict[str, str] = {}  # names, and why they were passed over; removed at the next commit
+
+    # ---- reading
+
+    def names(self) -> list[str]:
+        """The checkpoints that have a manifest, the newest first."""
+        found = [name for name in self._directories() if self._files.exists(f"{self._root}/{name}/{MANIFEST}")]
+        return sorted(found, key=_order, reverse=True)
+
+    def _directories(self) -> list[str]:
+        self._files.invalidate_cache()
+        try:
+            entries = self._files.ls(self._root, detail=False)
+        except FileNotFoundError:
+            return []
+        names = [entry.rstrip("/").rpartition("/")[2] for entry in entries]
+        return [name for name in names if _NAME.match(name)]
+
+    def where(self, name: str) -> str:
+        """The path of a checkpoint, for people."""
+        return f"{self.path}/{name}"
+
+    def manifest(self, name: str) -> Checkpoint:
+        """What a checkpoint says of itself."""
+        path = f"{self._root}/{name}/{MANIFEST}"
+        try:
+            self._files.invalidate_cache()
+            with self._files.open(path, "rb") as file:
+                text = file.read()
+        except Exception as error:
+            raise self._unread(name, MANIFEST, error) from error
+        try:
+            said = json.loads(text)
+            if said["format"] != _FORMAT:
+                raise Damaged(
+                    f"The checkpoint {self.where(name)} has format {said['format']!r}, and this Tritium reads format "
+                    f"{_FORMAT}. It was saved with {said.get('versions')}."
+                )
+            found = Checkpoint(name, int(said["step"]), int(said["size"]), said["files"])
+            if said["sha256"] != _digest(said):
+                raise ValueError("its own checksum does not fit it")
+            return found
+        except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+            raise Damaged(
+                f"{MANIFEST} of the checkpoint {self.where(name)} is damaged ({len(text):,} bytes): {error!r}."
+            ) from error
+
+    def candidates(self) -> list[str]:
+        """The checkpoints to try, the newest first; those that were never completed are passed over at once."""
+        complete = self.names()
+        for name in self._directories():
+            if name not in complete and (not complete or _order(name) > _order(complete[0])):
+                self.damaged[name] = (
+                    f"The checkpoint {self.where(name)} was never completed: its save was cut short before {MANIFEST}."
+                )
+        return [name for name in complete if name not in self.damaged]
+
+    def newest(self) -> tuple[Loaded | None, list[str]]:
+        """The newest checkpoint that can be loaded, and for each that is newer a sentence that says why it can't."""
+        for name in self.candidates():
+            try:
+                return self.load(name), list(self.damaged.values())
+            except Damaged as reason:
+                self.damaged[name] = str(reason)
+        return None, list(self.damaged.values())
+
+    def load(self, name: str) -> Loaded:
+        """Read a checkpoint and check every file of it. Raises Damaged."""
+        found = self.manifest(name)
+        state = self._state(found, REPLICATED)
+        owned = [self._state(found, own(r)) if f"{own(r)}.json" in found.files else None for r in range(found.size)]
+        if not isinstance(state, dict):
+            raise Damaged(f"The checkpoint {self.where(name)} holds a {type(state).__name__} instead of a dict.")
+        return Loaded(state, step=found.step, size=found.size, own=owned, path=self.where(name))
+
+    def _state(self, checkpoint: Checkpoint, part: str) -> Any:
+        structure, tensors = (self._checked(checkpoint, f"{part}.{kind}") for kind in ("json", "safetensors"))
+        try:
+            return unpack(structure, tensors)
+        except (ModelError, ValueError, KeyError, TypeError) as error:
+            raise Damaged(f"{part} of the checkpoint {self.where(checkpoint.name)} can't be read: {error}") from error
+
+    def _checked(self, checkpoint: Checkpoint, name: str) -> bytearray:
+        """In memory, not mapped: another rank may remove an old checkpoint while its tensors are still in use."""
+        where = self.where(checkpoint.name)
+        wanted = checkpoint.files.get(name)
+        if wanted is None:
+            raise Damaged(f"The checkpoint {where} has no {name}: its manifest lists {sorted(checkpoint.files)}.")
+        checksum, data = hashlib.sha256(), bytearray()
+        try:
+            with self._files.open(f"{self._root}/{checkpoint.name}/{name}", "rb") as file:
+                while len(data) <= wanted["bytes"] and (piece := file.read(_CHUNK)):
+                    checksum.update(piece)
+                    data += piece
+        except Exception as error:
+            raise self._unread(checkpoint.name, name, error) from error
+        if len(data) != wanted["bytes"]:
+            more = "more than " if len(data) > wanted["bytes"] else ""
+            raise Damaged(
+                f"{name} of the checkpoint {where} has {more}{min(len(data), wanted['bytes']):,} bytes, and "
+                f"{wanted['bytes']:,} were saved."
+            )
+        if checksum.hexdigest() != wanted["sha256"]:
+            raise Damaged(
+                f"{name} of the checkpoint {where} is damaged: of its {len(data):,} bytes the SHA-256 is "
+                f"{checksum.hexdigest()[:12]}…, and {wanted['sha256'][:12]}… was saved."
+            )
+        return data
+
+    def _unread(self, name: str, part: str, error: Exception) -> Exception:
+        """A file that is gone, or that the disk can't give, is damage. A store that does not answer is none: with the
+        next start it may, so nothing is passed over for it."""
+        where = self.where(name)
+        if isinstance(error, FileNotFoundError):
+            return Damaged(f"{part} of the checkpoint {where} is missing.")
+        if isinstance(error, OSError) and self._local and error.errno in (errno.EIO, errno.EISDIR):
+            return Damaged(f"{part} of the checkpoint {where} can't be read: {error.strerror}.")
+        return CheckpointFailed(
+            f"{part} of the checkpoint {where} can't be read: {type(error).__name__}: {error}. It is left as it is; "
+            "mend what keeps this process from reading it, and start again.",
+            path=where,
+        )
+
+    # ---- writing
+
+    def prepare(self, step: int) -> str:
+        """Make the directory of a checkpoint that is to be written; returns its name. Leftovers of a save that was cut
+        short are removed. BadSetting when there is a later checkpoint, which this one would not replace."""
+        if not 0 <= step < 10**12:
+            raise BadSetting(f"step={step} of a checkpoint must be a whole number from 0 to {10**12 - 1:,}.")
+        complete = self.names()
+        later = [name for name in complete if _order(name)[0] > step and name not in self.damaged]
+        if later:
+            raise BadSetting(
+                f"{self.path} holds a checkpoint of step {_order(later[0])[0]}, later than step {step} that is to be "
+                "saved. To go on from it, call world.checkpoint.load() first; to start anew, choose another run_dir.",
+                step=step,
+            )
+        again = [_order(name)[1] for name in complete if _order(name)[0] == step]
+        name = f"{step:012}" + (f"-{max(again) + 1}" if again else "")
+        try:
+            for leftover in set(self._directories()) - set(complete):
+                self._remove(leftover)
+                self.damaged.pop(leftover, None)
+            self._files.makedirs(f"{self._root}/{name}", exist_ok=True)
+            self._sync(os.path.dirname(self._root), self._root)
+        except Exception as error:
+            raise self.failed(name, error, 0) from error
+        return name
+
+    def write(self, name: str, part: str, snapshot: Snapshot) -> dict[str, dict[str, Any]]:
+        """Write the two files of a part; returns what the manifest says of them."""
+        folder = f"{self._root}/{name}"
+        sums = {}
+        try:
+            self._files.makedirs(folder, exist_ok=True)
+            for kind, pieces in (("safetensors", snapshot.pieces()), ("json", [snapshot.structure])):
+                sums[f"{part}.{kind}"] = self._put(f"{folder}/{part}.{kind}", pieces)
+            self._sync(folder)
+        except Exception as error:
+            raise self.failed(name, error, snapshot.total, part) from error
+        return sums
+
+    def commit(self, name: str, size: int, sums: Mapping[str, Mapping[str, Any]]) -> Checkpoint:
+        """Write the manifest: from now on the checkpoint is there."""
+        manifest: dict[str, Any] = {
+            "format": _FORMAT,
+            "step": _order(name)[0],
+            "size": size,
+            "saved": datetime.now(timezone.utc).isoformat(timespec="milliseconds"),
+            "versions": files.versions(),
+            "files": {part: dict(facts) for part, facts in sums.items()},
+        }
+        text = json.dumps({**manifest, "sha256": _digest(manifest)}, indent=1).encode()
+        try:
+            self._put(f"{self._root}/{name}/{MANIFEST}", [text])
+            self._sync(f"{self._root}/{name}", self._root)
+        except Exception as error:
+            raise self.failed(name, error, len(text), "manifest") from error
+        return Checkpoint(name, manifest["step"], size, manifest["files"])
+
+    def prune(self, keep: int) -> None:
+        """Remove all but the newest `keep` (of one step, the last) and those that were found damaged, each with its
+        manifest first."""
+        good = [name for name in self.names() if name not in self.damaged]
+        newest = dict.fromkeys(_order(name)[0] for name in good)
+        kept = {next(name for name in good if _order(name)[0] == step) for step in list(newest)[:keep]}
+        for name in [*(name for name in good if name not in kept), *self.damaged]:
+            try:
+                self._remove(name)
+            except Exception as error:
+                raise CheckpointFailed(
+                    f"The checkpoint {self.where(name)} is older than the newest {keep} and stays: {error!r}.",
+                    path=self.where(name),
+                ) from error
+        self.damaged.clear()
+
+    def discard(self, name: str) -> None:
+        """Remove what there is of a checkpoint that could not be written; one that has its manifest is there."""
+        try:
+            if name not in self.names():
+                self._remove(name)
+        except Exception:  # noqa: BLE001 - the same disk refuses again; what it said first is on its way already
+            return
+
+    def _put(self, path: str, pieces: Iterable[bytes | memoryview]) -> dict[str, Any]:
+        if not self._local:
+            return files.put(self._files, False, path, pieces)
+        facts = files.put(self._files, True, f"{path}.part", pieces)
+        os.replace(f"{path}.part", path)
+        return facts
+
+    def _remove(self, name: str) -> None:
+        folder = f"{self._root}/{name}"
+        with contextlib.suppress(FileNotFoundError):
+            self._files.rm(f"{folder}/{MANIFEST}")
+        self._sync(folder)
+        with contextlib.suppress(FileNotFoundError):
+            self._files.rm(folder, recursive=True)
+
+    def _sync(self, *folders: str) -> None:
+        for folder in folders if self._local else ():
+            with contextlib.suppress(FileNotFoundError):
+                number = os.open(folder, os.O_RDONLY)
+                try:
+                    os.fsync(number)
+                finally:
+                    os.close(number)
+
+    def failed(self, name: str, error: Exception, needed: int, part: str = "") -> CheckpointFailed:
+        """The error that a refusal of the disk is, with its numbers."""
+        written, free = 0, None
+        if self._local:
+            with contextlib.suppress(OSError):
+                mine = [e for e in os.scandir(f"{self._root}/{name}") if e.name.startswith(part)]
+                written = sum(entry.stat().st_size for entry in mine)
+            with contextlib.suppress(OSError):
+                free = shutil.disk_usage(_there(self._root)).free
+        known = f" and {free:,} are free" if free is not None else ""
+        before = [other for other in _quietly(self.names) if other != name and other not in self.damaged]
+        intact = f"Earlier checkpoints are intact, the newest of step {_order(before[0])[0]}." if before else ""
+        move = {
+            errno.ENOSPC: "Free space there, choose another run_dir, or keep fewer checkpoints (keep=1).",
+            errno.EDQUOT: "Free space within the quota, choose another run_dir, or keep fewer checkpoints (keep=1).",
+            errno.EROFS: "Choose a run_dir that can be written to.",
+            errno.EACCES: "Choose a run_dir that this process may write to.",
+        }.get(getattr(error, "errno", None) or 0, "")
+        why = getattr(error, "strerror", None) or f"{type(error).__name__}: {error}"
+        text = (
+            f"The checkpoint {self.where(name)} could not be written{f' ({part})' if part else ''}: {why}. "
+            f"{needed:,} bytes are needed, {written:,} were written{known}."
+        )
+        return CheckpointFailed(
+            " ".join(filter(None, [text, intact, move])),
+            path=self.where(name),
+            needed=needed,
+            written=written,
+            free=free,
+        )
+
+
+def _order(name: str) -> tuple[int, int]:
+    found = _NAME.match(name)
+    assert found is not None
+    return int(found[1]), int(found[2] or 1)
+
+
+def _digest(manifest: Mapping[str, Any]) -> str:
+    body = {key: value for key, value in manifest.items() if key != "sha256"}
+    return hashlib.sha256(json.dumps(body, sort_keys=True).encode()).hexdigest()
+
+
+def _there(path: str) -> str:
+    while not os.path.exists(path):
+        path = os.path.dirname(path)
+    return path
+
+
+def _quietly(names: Any) -> Sequence[str]:
+    try:
+        found: Sequence[str] = names()
+    except Exception:  # noqa: BLE001 - the directory can't be listed either; the error at hand says enough
+        return ()
+    return found

@@ -1,0 +1,142 @@
+"""Programs that the tests of checkpoints run as processes of their own: `python saving.py NAME ARGUMENTS`."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import random
+import signal
+import sys
+import time
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+import tritium as tr
+from tritium.errors import CheckpointFailed
+from tritium.gang.launch import start
+from tritium.model.checkpoint import Loaded, Store
+
+QUIET = {"progress": False, "output": "none"}
+
+
+def state_at(step: int, size: int = 30_000) -> dict[str, Any]:
+    """What is saved at a step, known to whoever checks it."""
+    return {"weight": np.full(size, step, np.float32), "rows": np.arange(step % 7), "history": [step] * 3}
+
+
+def check(loaded: Loaded) -> None:
+    """Nothing but what was saved."""
+    wanted = state_at(loaded.step, len(loaded["weight"]))
+    assert loaded["history"] == wanted["history"], loaded.step
+    assert all(np.array_equal(loaded[name], wanted[name]) for name in ("weight", "rows")), loaded.step
+    assert [mine["step"] for mine in loaded.own] == [loaded.step] * loaded.size
+
+
+def save(steps: int, every: int = 1, size: int = 30_000, said: int | None = None) -> int:
+    """In a rank: go on from the newest checkpoint for so many steps; `said` is told of every one that is there."""
+    checkpoint = tr.world().checkpoint
+    found = checkpoint.load()
+    if found is not None:
+        check(found)
+    start = 0 if found is None else found.step
+    for step in range(start + 1, start + steps + 1):
+        checkpoint.save(state_at(step, size), step, own={"step": step}, every=every)
+        if said is not None:
+            checkpoint.wait()
+            os.write(said, b"%d\n" % step)
+    return start
+
+
+def kill(folder: str, rounds: str, seed: str) -> None:
+    """A process that saves in a loop is killed at any moment, again and again; what is then on the disk is checked."""
+    chance = random.Random(int(seed))
+    saved, partial, passed = 0, 0, 0
+    for _ in range(int(rounds)):
+        ours, theirs = os.pipe()
+        child = os.fork()
+        if child == 0:
+            os.close(ours)
+            with contextlib.suppress(BaseException):
+                tr.launch(save, args=(10_000,), kwargs={"said": theirs}, run_dir=folder, on="here", **QUIET)
+            os._exit(1)
+        os.close(theirs)
+        with os.fdopen(ours, "rb") as told:
+            told.readline()  # it has begun to save
+            time.sleep(chance.random() * 0.06)
+            os.kill(child, signal.SIGKILL)
+            lines = [line for line in told.read().split(b"\n")[:-1] if line]
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == -signal.SIGKILL
+        last = int(lines[-1]) if lines else saved + 1
+        store = Store(folder)
+        loaded, reasons = store.newest()
+        assert loaded is not None
+        assert last <= loaded.step <= last + 1, (last, loaded.step)
+        check(loaded)
+        partial += bool(reasons)
+        for name in store.names():  # a kill damages nothing that was complete
+            check(store.load(name))
+            passed += 1
+        assert len(store.names()) >= min(2, loaded.step)
+        saved = loaded.step
+    print(json.dumps({"saved": saved, "partial": partial, "checked": passed}))
+
+
+def full(folder: str) -> None:
+    """On a disk of 2.5 MB a third checkpoint of 0.8 MB does not fit beside two that are there."""
+    facts: dict[str, Any] = {}
+    size = 200_000
+    tr.launch(save, ranks=2, args=(2,), kwargs={"size": size}, run_dir=folder, on="driver", **QUIET)
+    with open(f"{folder}/ballast", "wb") as file:
+        file.write(bytes(300_000))
+    try:
+        tr.launch(save, ranks=2, args=(2,), kwargs={"size": size}, run_dir=folder, on="driver", **QUIET)
+    except CheckpointFailed as error:
+        facts = {"text": str(error), **{name: getattr(error, name) for name in ("path", "needed", "written", "free")}}
+    store = Store(folder)
+    for name in store.names():
+        check(store.load(name))
+    facts["there"] = sorted(os.listdir(f"{folder}/checkpoints"))
+    os.system(f"mount -o remount,ro {folder}")
+    try:
+        Store(folder).prepare(9)
+    except CheckpointFailed as error:
+        facts["read-only"] = str(error)
+    print(json.dumps(facts))
+
+
+def object_store(url: str) -> None:
+    """Two ranks save to and load from a server that knows no rename."""
+    import fsspec
+
+    facts: dict[str, Any] = {}
+    notes: list[list[str]] = []
+
+    def run(steps: int) -> Any:
+        run = start(save, tr.Gang(ranks=2, run_dir=url, on="driver", **QUIET), args=(steps,))
+        notes.append(run.report["notes"])
+        return run.results
+
+    facts["first"] = run(3)
+    store = Store(url)
+    facts["names"] = store.names()
+    files, root = fsspec.core.url_to_fs(url)
+    newest = f"{root}/checkpoints/{facts['names'][0]}"
+    files.pipe_file(f"{newest}/own-1.safetensors", files.cat_file(f"{newest}/own-1.safetensors")[:-2])
+    facts["second"] = run(2)
+    newest = f"{root}/checkpoints/{Store(url).names()[0]}"
+    files.rm(f"{newest}/manifest.json")
+    facts["third"] = run(1)
+    facts["left"] = sorted(Store(url)._directories())
+    facts["notes"] = notes
+    files.rm(f"{root}/run.json")
+    loaded, _ = Store(url).newest()
+    assert isinstance(loaded, Mapping)
+    facts["last"] = loaded.step
+    print(json.dumps(facts))
+
+
+if __name__ == "__main__":
+    {"kill": kill, "full": full, "object_store": object_store}[sys.argv[1]](*sys.argv[2:])

@@ -1,0 +1,140 @@
+"""Whatever happens to a save, an earlier checkpoint is loaded, and what is loaded was saved."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import clusters
+from tritium.model.checkpoint import Store, own
+from tritium.model.state import Snapshot
+
+PROGRAM = Path(__file__).with_name("saving.py")
+ROUNDS = int(os.environ.get("TRITIUM_KILLS", "10"))  # `make faults` asks for 50
+
+
+def program(*arguments: str, before: tuple[str, ...] = (), **env: str) -> Any:
+    """What one of the programs found, as JSON."""
+    command = [*before, sys.executable, str(PROGRAM), *arguments]
+    done = subprocess.run(command, env={**os.environ, **env}, capture_output=True, text=True, check=False, timeout=170)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+@pytest.mark.parametrize("seed", ["1"])
+def test_killed_at_any_moment(seed: str, tmp_path: Path) -> None:
+    found = program("kill", str(tmp_path), str(ROUNDS), seed)
+    assert found["saved"] >= ROUNDS
+    assert found["partial"] > 0, "some kills must have hit a save"
+
+
+def put(store: Store, step: int) -> None:
+    """Two ranks' checkpoint of a step."""
+    name = store.prepare(step)
+    state = {"weight": np.full(500, step, np.float32), "step": step}
+    sums = store.write(name, "replicated", Snapshot().take(state, "state"))
+    for rank in range(2):
+        sums |= store.write(name, own(rank), Snapshot().take({"random": np.arange(30), "rank": rank}, "own"))
+    store.commit(name, 2, sums)
+
+
+FILES = [f"{part}.{kind}" for part in ("replicated", "own-0", "own-1") for kind in ("json", "safetensors")]
+
+
+@pytest.mark.parametrize("file", [*FILES, "manifest.json"])
+def test_every_file_cut_short_or_changed_in_one_bit(file: str, tmp_path: Path) -> None:
+    chance = random.Random(file)
+    for step in (1, 2):
+        put(Store(str(tmp_path / "good")), step)
+    good = tmp_path.joinpath("good", "checkpoints", "000000000002", file).read_bytes()
+    cuts = [good[:at] for at in (0, len(good) - 1, *(chance.randrange(len(good)) for _ in range(5)))]
+    flips = []
+    for _ in range(15):
+        flipped = bytearray(good)
+        flipped[chance.randrange(len(good))] ^= 1 << chance.randrange(8)
+        flips.append(bytes(flipped))
+    for number, bad in enumerate([*cuts, *flips, good + b"x", None]):
+        run_dir = tmp_path / str(number)
+        shutil.copytree(tmp_path / "good", run_dir)
+        where = run_dir / "checkpoints" / "000000000002" / file
+        if bad is None:
+            where.unlink()
+        else:
+            where.write_bytes(bad)
+        loaded, reasons = Store(str(run_dir)).newest()
+        assert loaded is not None
+        assert (loaded.step, loaded["step"]) == (1, 1)
+        assert len(reasons) == 1
+        assert file in reasons[0], reasons
+        assert str(run_dir / "checkpoints" / "000000000002") in reasons[0]
+        shutil.rmtree(run_dir)
+
+
+def test_none_that_is_whole(tmp_path: Path) -> None:
+    for step in (1, 2):
+        put(Store(str(tmp_path)), step)
+    for name in Store(str(tmp_path)).names():
+        tmp_path.joinpath("checkpoints", name, "own-0.json").unlink()
+    loaded, reasons = Store(str(tmp_path)).newest()
+    assert loaded is None
+    assert len(reasons) == 2
+    assert all("own-0.json of the checkpoint" in reason and "is missing" in reason for reason in reasons)
+
+
+def test_a_full_disk_and_a_read_only_one(tmp_path: Path) -> None:
+    space = ["unshare", "--user", "--map-root-user", "--mount"]
+    if shutil.which("unshare") is None or subprocess.run([*space, "true"], check=False).returncode:
+        pytest.skip("no user namespaces here, so no file system of a chosen size")
+    mounted = f'mount -t tmpfs -o size=2500k tmpfs {tmp_path} && exec "$@"'
+    found = program("full", str(tmp_path), before=(*space, "sh", "-c", mounted, "sh"))
+    assert found["path"] == f"{tmp_path}/checkpoints/000000000003"
+    assert found["needed"] > 800_000
+    assert 0 < found["written"] < found["needed"]
+    assert found["free"] < found["needed"]
+    assert found["there"] == ["000000000001", "000000000002"]
+    assert found["text"].startswith("Rank 0 on ")
+    assert "could not be written (replicated): No space left on device." in found["text"]
+    assert f"{found['needed']:,} bytes are needed, {found['written']:,} were written" in found["text"]
+    assert "Earlier checkpoints are intact, the newest of step 2. Free space there" in found["text"]
+    assert "Read-only file system" in found["read-only"]
+    assert "Choose a run_dir that can be written to." in found["read-only"]
+
+
+@pytest.fixture
+def server() -> Iterator[str]:
+    """A real S3 server, at this address."""
+    port = clusters.free_port()
+    command = [sys.executable, "-m", "moto.server", "-H", "127.0.0.1", "-p", str(port)]
+    with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as process:
+        try:
+            clusters.wait(lambda: clusters.listens(port) or process.poll() is not None, "the S3 server listens")
+            yield f"http://127.0.0.1:{port}"
+        finally:
+            process.kill()
+
+
+def test_an_object_store_without_rename(server: str) -> None:
+    keys = {"AWS_ACCESS_KEY_ID": "any", "AWS_SECRET_ACCESS_KEY": "any", "AWS_DEFAULT_REGION": "us-east-1"}
+    make = "import s3fs; s3fs.S3FileSystem().mkdir('bucket')"
+    env = {**keys, "AWS_ENDPOINT_URL": server}
+    subprocess.run([sys.executable, "-c", make], env={**os.environ, **env}, check=True, timeout=100)
+    found = program("object_store", "s3://bucket/runs/1", **env)
+    assert found["first"] == [0, 0]
+    assert found["names"] == ["000000000003", "000000000002"]
+    assert found["second"] == [2, 2]
+    assert found["third"] == [3, 3]
+    assert found["left"] == ["000000000003-2", "000000000004"]
+    assert found["last"] == 4
+    _, second, third = found["notes"]
+    assert "own-1.safetensors of the checkpoint s3://bucket/runs/1/checkpoints/000000000003 has " in second[0]
+    assert "000000000004 was never completed" in third[0]

@@ -1,0 +1,127 @@
+"""A gang that was lost is started again; what is the function's own is raised at once."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+
+import tritium as tr
+from tritium.errors import BadSetting, RankFailed
+
+
+def launch(fn: Callable[..., Any], run_dir: Path, **settings: Any) -> list[Any]:
+    quiet: dict[str, Any] = {"ranks": 2, "on": "driver", "progress": False, "output": "none"}
+    return tr.launch(fn, run_dir=str(run_dir), **{**quiet, **settings})
+
+
+def first_time(folder: Path, what: str = "") -> bool:
+    """In a rank: whether nobody has called this before."""
+    try:
+        os.close(os.open(folder / f"done{what}", os.O_CREAT | os.O_EXCL))
+    except FileExistsError:
+        return False
+    return True
+
+
+def report(folder: Path) -> dict[str, Any]:
+    return dict(json.loads((folder / "report.json").read_text()))
+
+
+DEATHS = {
+    "SIGKILL": (lambda: os.kill(os.getpid(), signal.SIGKILL), "was killed by SIGKILL"),
+    "SIGSEGV": (lambda: os.kill(os.getpid(), signal.SIGSEGV), "was killed by SIGSEGV"),
+    "os._exit": (lambda: os._exit(3), "left with exit code 3 before its function returned"),
+    "sys.exit": (lambda: sys.exit(), r"left: it called sys.exit(None) instead of returning"),
+}
+
+
+@pytest.mark.parametrize("death", DEATHS)
+def test_a_rank_that_is_taken_away_is_started_again(death: str, tmp_path: Path) -> None:
+    die, words = DEATHS[death]
+
+    def train() -> list[int]:
+        world = tr.world()
+        world.barrier()
+        if world.rank == 1 and first_time(tmp_path):
+            die()
+        return world.gather(world.rank)
+
+    assert launch(train, tmp_path) == [[0, 1], [0, 1]]
+    (retry,) = report(tmp_path)["retries"]
+    assert (retry["number"], retry["of"], retry["start"]) == (1, 2, None)
+    assert words in retry["reason"]
+    assert report(tmp_path)["failure"] is None
+    first, second = report(tmp_path)["notes"]
+    assert f"{words}" in first
+    assert first.endswith("Retry 1 of 2, from the beginning: no checkpoint yet")
+    assert second == "starting again with 2 ranks"
+
+
+def test_rows_are_there_again_after_a_loss(tmp_path: Path) -> None:
+    def train() -> list[float]:
+        taken = []
+        (epoch,) = tr.world().shard("train").epochs(1, batch_size=4)
+        for batch in epoch:
+            taken += batch["x"][: batch.rows].tolist()
+            if batch.step == 2 and tr.world().rank == 0 and first_time(tmp_path):
+                os.kill(os.getpid(), signal.SIGKILL)
+        return taken
+
+    frame = pd.DataFrame({"x": np.arange(30.0)})
+    one, other = launch(train, tmp_path, data={"train": frame})
+    assert sorted(one + other) == list(np.arange(30.0))
+
+
+def test_an_exception_of_the_function_is_raised_at_once(tmp_path: Path) -> None:
+    def train() -> None:
+        (tmp_path / f"{tr.world().rank}-{time.monotonic_ns()}.tried").touch()
+        tr.world().barrier()
+        raise ValueError("mine")
+
+    with pytest.raises(RankFailed, match="mine") as caught:
+        launch(train, tmp_path)
+    assert not caught.value.lost
+    assert len(list(tmp_path.glob("*.tried"))) == 2
+
+
+def test_after_the_last_retry_the_error_tells_every_attempt(tmp_path: Path) -> None:
+    def train() -> None:
+        os._exit(4 + tr.world().rank)
+
+    with pytest.raises(RankFailed) as caught:
+        launch(train, tmp_path, ranks=1, retries=1)
+    lines = str(caught.value).splitlines()
+    assert lines[-3].startswith("Attempt 1: rank 0 on ")
+    assert lines[-2].startswith("Attempt 2: rank 0 on ")
+    assert lines[-1] == "Given up after 2 attempts (retries=1)."
+
+
+def test_a_rank_that_is_killed_again_and_again_is_given_up(tmp_path: Path) -> None:
+    def train() -> None:
+        (tmp_path / f"{time.monotonic_ns()}.tried").touch()
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    with pytest.raises(RankFailed, match=r"rank 0 was killed by SIGKILL 3 times.*probably out of memory") as caught:
+        launch(train, tmp_path, ranks=1, retries=9)
+    assert len(list(tmp_path.glob("*.tried"))) == 3
+    assert caught.value.signal == "SIGKILL"
+
+
+def test_as_many_ranks_as_this_machine_has_gpus_or_the_most(tmp_path: Path) -> None:
+    assert launch(lambda: tr.world().size, tmp_path, ranks=(1, 3)) == [3, 3, 3]
+
+
+@pytest.mark.parametrize("ranks", [(0, 2), (3, 2), (1, 2, 3), (1, "2"), (True, 2)])
+def test_a_range_of_ranks_that_is_none(ranks: Any) -> None:
+    with pytest.raises(BadSetting, match=r"must be a whole number, or \(least, most\) with 1 <= least <= most"):
+        tr.Gang(ranks=ranks)

@@ -1,0 +1,173 @@
+"""A training that is interrupted and goes on ends as if nothing had happened."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+import torch
+import torchmetrics
+from torch import nn
+
+import tritium as tr
+from tritium.errors import BadSetting, DataChanged, RankFailed
+from tritium.ml import fit
+from tritium.ml.settings import LABEL
+
+ROWS = 90
+
+
+def table(rows: int = ROWS) -> pa.Table:
+    random = np.random.default_rng(1)
+    x = random.normal(size=(rows, 3))
+    return pa.table({"id": np.arange(rows)} | {f"x{i}": x[:, i] for i in range(3)} | {"y": np.sin(x[:, 0]) + x[:, 1]})
+
+
+def net() -> nn.Module:
+    return nn.Sequential(nn.Linear(3, 16), nn.ReLU(), nn.Dropout(0.2), nn.Linear(16, 1))
+
+
+def dying(folder: Path, epoch: int, step: int, rank: int) -> Callable[..., Any]:
+    """The mean squared error, but for one rank that is killed at this step, once."""
+
+    def train_step(module: Any, batch: Any) -> tuple[torch.Tensor, torch.Tensor]:
+        if module.training and (batch.epoch, batch.step, tr.world().rank) == (epoch, step, rank):
+            try:
+                os.close(os.open(folder / "killed", os.O_CREAT | os.O_EXCL))
+            except FileExistsError:
+                pass
+            else:
+                os.kill(os.getpid(), signal.SIGKILL)
+        output = module(batch["features"])
+        return nn.functional.mse_loss(output, batch[LABEL]), output
+
+    return train_step
+
+
+def steady(module: Any, batch: Any) -> tuple[torch.Tensor, torch.Tensor]:
+    output = module(batch["features"])
+    return nn.functional.mse_loss(output, batch[LABEL]), output
+
+
+def train(run_dir: Path, frame: Any = None, **changes: Any) -> Any:
+    settings: dict[str, Any] = {
+        "model": net,
+        "optimizer": lambda p: torch.optim.Adam(p, 3e-3),
+        "feature_cols": ["x0", "x1", "x2"],
+        "label_cols": ["y"],
+        "batch_size": 8,
+        "epochs": 3,
+        "seed": 3,
+        "verbose": False,
+        "ranks": 2,
+        "on": "driver",
+        "progress": False,
+        "output": "none",
+        "train_step": steady,
+        "checkpoint_every": 2,
+    }
+    return fit(table() if frame is None else frame, run_dir=str(run_dir), **(settings | changes))
+
+
+def same(one: Any, other: Any) -> None:
+    """Bit for bit, but for the clock."""
+    for (name, a), (_, b) in zip(one.module.state_dict().items(), other.module.state_dict().items(), strict=True):
+        assert torch.equal(a, b), name
+    clock = ("seconds", "rows_per_second")
+    histories = [[{k: v for k, v in entry.items() if k not in clock} for entry in m.history] for m in (one, other)]
+    assert histories[0] == histories[1]
+
+
+def report(folder: Path) -> dict[str, Any]:
+    return dict(json.loads((folder / "report.json").read_text()))
+
+
+MORE: dict[str, dict[str, Any]] = {
+    "plain": {},
+    "per-step scheduler, accumulation, clipping": {
+        "lr_scheduler": lambda o, steps: torch.optim.lr_scheduler.OneCycleLR(o, 0.01, total_steps=steps),
+        "gradient_accumulation": 2,
+        "clip_grad_norm": 1.0,
+    },
+    "metrics, validation, early stopping": {
+        "metrics": {"mae": torchmetrics.MeanAbsoluteError(), "r2": torchmetrics.R2Score()},
+        "validation": 0.3,
+        "early_stopping": 2,
+        "lr_scheduler": lambda o: torch.optim.lr_scheduler.ExponentialLR(o, 0.9),
+    },
+}
+
+
+@pytest.mark.parametrize(("ranks", "more"), [(1, "plain"), *((2, more) for more in MORE), (3, "plain")])
+def test_killed_and_gone_on_is_bit_for_bit_as_never_interrupted(ranks: int, more: str, tmp_path: Path) -> None:
+    whole = train(tmp_path / "whole", ranks=ranks, **MORE[more])
+    step = dying(tmp_path, 2, 1, ranks - 1)  # the third save waits for the end of the first, so that one is there
+    broken = train(tmp_path / "broken", ranks=ranks, **(MORE[more] | {"train_step": step}))
+    assert (tmp_path / "killed").exists()
+    (retry,) = report(tmp_path / "broken")["retries"]
+    assert retry["start"] is not None
+    assert "SIGKILL" in retry["reason"]
+    same(whole, broken)
+
+
+def test_every_row_counts_once_at_another_world_size(tmp_path: Path) -> None:
+    with pytest.raises(RankFailed, match="SIGKILL"):
+        train(tmp_path / "run", retries=0, train_step=dying(tmp_path, 1, 4, 0))
+    model = train(tmp_path / "run", ranks=3)
+    assert [entry["rows"] for entry in model.history] == [ROWS] * 3
+    notes = report(tmp_path / "run")["notes"]
+    assert any(note.startswith("goes on from the checkpoint of step") for note in notes), notes
+    assert not any("anew" in note for note in notes), notes
+
+
+def test_the_same_run_directory_again_has_nothing_left_to_do_or_goes_on_for_more_epochs(tmp_path: Path) -> None:
+    first = train(tmp_path / "run")
+    again = train(tmp_path / "run")
+    same(first, again)
+    assert "has ended after 3 epochs: nothing is left to do" in report(tmp_path / "run")["notes"][-1]
+    more = train(tmp_path / "run", epochs=5)
+    same(train(tmp_path / "whole", epochs=5), more)
+
+
+def test_another_training_in_the_same_run_directory_is_refused_with_the_differences(tmp_path: Path) -> None:
+    train(tmp_path / "run", epochs=1)
+    with pytest.raises(BadSetting) as caught:
+        train(
+            tmp_path / "run", batch_size=4, model=lambda: nn.Linear(3, 1), optimizer=lambda p: torch.optim.SGD(p, 0.1)
+        )
+    text = str(caught.value)
+    assert "batch_size: 4, was 8" in text
+    assert "weights 0.weight: None, was 'torch.float32 [16, 3]'" in text
+    assert "weights weight: 'torch.float32 [1, 3]', was None" in text
+    assert "Name another run_dir to train anew" in text
+
+
+def test_other_rows_are_refused_and_the_same_rows_in_another_order_begin_their_epoch_anew(tmp_path: Path) -> None:
+    with pytest.raises(RankFailed, match="SIGKILL"):
+        train(tmp_path / "run", retries=0, train_step=dying(tmp_path, 1, 4, 0))
+    with pytest.raises(DataChanged, match="80 rows, were 90"):
+        train(tmp_path / "run", table()[:80])
+    model = train(tmp_path / "run", table().sort_by([("id", "descending")]))
+    assert [entry["rows"] for entry in model.history] == [ROWS] * 3
+    assert any("so epoch 1 starts anew" in note for note in report(tmp_path / "run")["notes"])
+
+
+def test_a_row_key_makes_another_order_exact(tmp_path: Path) -> None:
+    whole = train(tmp_path / "whole", row_key="id")
+    with pytest.raises(RankFailed, match="SIGKILL"):
+        train(tmp_path / "run", retries=0, row_key="id", train_step=dying(tmp_path, 1, 4, 0))
+    same(whole, train(tmp_path / "run", table().sort_by([("id", "descending")]), row_key="id"))
+
+
+def test_without_checkpoints_a_retry_starts_from_the_beginning_and_says_so(tmp_path: Path) -> None:
+    whole = train(tmp_path / "whole", checkpoint_every=None)
+    broken = train(tmp_path / "broken", checkpoint_every=None, train_step=dying(tmp_path, 1, 4, 0))
+    same(whole, broken)
+    assert report(tmp_path / "broken")["notes"][0].endswith("from the beginning: no checkpoint yet")

@@ -340,6 +340,8 @@ def test_a_late_session_is_refused_and_says_why(monkeypatch: pytest.MonkeyPatch)
         line = Line(proxy.address, coordinator.secret, "task 0", 5)
         stack.callback(line.close)
         hello(line)
+        wait(lambda: bool(coordinator.members), "it is known")
+        coordinator._server.patience = 1.0
         proxy.refuse()
         with coordinator.changed:
             assert coordinator.changed.wait_for(lambda: coordinator.failure is not None, 15)
@@ -625,11 +627,11 @@ def tell_times(place: str) -> list[float]:
     world = tr.world()
     Path(place, f"pid-{os.getpid()}").touch()
     seen = [time.time()]
-    for name in ("forward", "back"):
+    for name, seconds in (("forward", 5.5), ("back", 1.0)):
         while not all(world.gather(Path(place, name).exists())):
             time.sleep(0.02)
         seen.append(time.time())
-        time.sleep(5.5)  # longer than a connection may be silent; the others wait in a meeting
+        time.sleep(seconds)  # once for longer than a connection may be silent
         world.barrier()
     return seen
 

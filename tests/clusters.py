@@ -23,8 +23,10 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import psutil
+
 KINDS = ("local", "local-cluster", "standalone", "connect")  # the contract holds on these four
-EXTRA = ("standalone-gpus", "dynamic")  # by request: pretended GPUs; dynamic allocation
+EXTRA = ("standalone-gpus", "dynamic", "breakable")  # by request: pretended GPUs; dynamic allocation; Workers.kill
 KIND = os.environ.get("TRITIUM_CLUSTER", "local")  # what this process runs on
 
 COMMON = {
@@ -141,6 +143,7 @@ STARTERS: dict[str, Callable[[], contextlib.AbstractContextManager[Any]]] = {
     "standalone": _standalone,
     "connect": _connect,
     "standalone-gpus": _standalone_gpus,
+    "breakable": _standalone,
     "dynamic": _dynamic,
 }
 
@@ -164,26 +167,53 @@ def standalone(workers: int = 2, cores: int = 1, **worker_conf: str) -> Iterator
         folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="standalone-"))
         stack.enter_context(daemon("master", [spark_class, *master]))
         wait(lambda: listens(port), f"the master listens on port {port}")
-        for number in range(workers):
-            properties = Path(folder, "worker.conf")
-            properties.write_text("".join(f"{key} {value}\n" for key, value in worker_conf.items()))
-            command = [spark_class, "org.apache.spark.deploy.worker.Worker", "--host", "127.0.0.1"]
-            command += ["--webui-port", "0", "-c", str(cores), "-m", "1g", "--work-dir", f"{folder}/{number}"]
-            command += ["--properties-file", str(properties), url]
-            stack.enter_context(daemon(f"worker {number}", command))
+        Workers.here = Workers(url, folder, cores, worker_conf, stack)
+        for _ in range(workers):
+            Workers.here.start()
         yield url
 
 
+class Workers:
+    """The workers of the standalone cluster that this process runs on, for tests that take one away."""
+
+    here: Workers
+
+    def __init__(self, url: str, folder: str, cores: int, conf: dict[str, str], stack: contextlib.ExitStack) -> None:
+        self._url, self._folder, self._cores, self._stack = url, folder, cores, stack
+        self._properties = Path(folder, "worker.conf")
+        self._properties.write_text("".join(f"{key} {value}\n" for key, value in conf.items()))
+        self.processes: list[subprocess.Popen[Any]] = []
+
+    def start(self) -> None:
+        """One more."""
+        number = len(self.processes)
+        command = [spark_script("spark-class"), "org.apache.spark.deploy.worker.Worker", "--host", "127.0.0.1"]
+        command += ["--webui-port", "0", "-c", str(self._cores), "-m", "1g", "--work-dir", f"{self._folder}/{number}"]
+        command += ["--properties-file", str(self._properties), self._url]
+        self.processes.append(
+            self._stack.enter_context(daemon(f"worker {number}", command, Path(self._folder, f"{number}.log")))
+        )
+
+    def kill(self) -> None:
+        """The newest one, with its executors and all that runs in them, as a machine does that loses its power."""
+        worker = psutil.Process(self.processes[-1].pid)
+        for process in [worker, *worker.children(recursive=True)]:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                process.kill()
+        self.processes[-1].wait()
+
+
 @contextlib.contextmanager
-def daemon(name: str, command: list[str]) -> Iterator[subprocess.Popen[Any]]:
+def daemon(name: str, command: list[str], log: Path | None = None) -> Iterator[subprocess.Popen[Any]]:
     """A process that lives as long as the block; its output is shown when the block fails."""
-    with tempfile.TemporaryFile("w+") as log:
-        process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=log, stderr=log)
+    with contextlib.ExitStack() as stack:
+        log = log or Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="standalone-")), "log")
+        with log.open("w") as output:  # not held open: a test may start another worker, and is asked what it left
+            process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=output, stderr=output)
         try:
             yield process
         except BaseException:
-            log.seek(0)
-            print(f"--- {name} (exit code {process.poll()}):\n{log.read()[-4000:]}", file=sys.stderr)
+            print(f"--- {name} (exit code {process.poll()}):\n{log.read_text()[-4000:]}", file=sys.stderr)
             raise
         finally:
             process.terminate()

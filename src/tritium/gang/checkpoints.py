@@ -18,6 +18,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from tritium.errors import BadSetting, TritiumError
+from tritium.gang.failure import Regroup
 from tritium.model.checkpoint import REPLICATED, Checkpoint, Damaged, Loaded, Store, own
 from tritium.model.state import Snapshot
 from tritium.observe.events import run_at
@@ -137,6 +138,20 @@ class Checkpoints:
             self._last = loaded.step
         self._clock.reset()
         return loaded
+
+    def regroup(self, state: State, step: int, *, own: Any = None) -> None:
+        """Called by every rank at the end of an epoch: where a gang of `ranks=(least, most)` could grow, let it.
+
+        Returns at once when it could not. Else it saves, and does not return: the gang is started again with more
+        ranks, and goes on from this checkpoint.
+        """
+        if not self._control.elastic:
+            return
+        self.wait()
+        if any(self._exchange("checkpoint.regroup", self._control.could_be_more)):
+            self.save(state, step, own=own)
+            self.wait()
+            raise Regroup
 
     def wait(self) -> None:
         """Wait for the save that is in flight, and raise what went wrong in it."""

@@ -143,6 +143,7 @@ class SparkJob:
         self.table = pa.table({})
         self._spark = spark
         self._connect = cluster.is_connect
+        self._cluster, self._gang = cluster, launch.gang
         self.silence = _FAR_SILENCE if self._connect else _SILENCE
         self._completed = 0
         self._in_flight = 0
@@ -199,6 +200,10 @@ class SparkJob:
     def _on_progress(self, *_: Any, inflight_tasks: int, **__: Any) -> None:
         if threading.current_thread() is self._thread:  # a session's handlers hear of all its operations
             self._in_flight = inflight_tasks
+
+    def slots(self) -> int:
+        """How many ranks the cluster has slots for, those of this gang among them; 0 where it does not tell."""
+        return self._cluster.slots(self._gang) or 0
 
     def cancel(self) -> None:
         """Cancel this job alone."""

@@ -102,6 +102,10 @@ class Coordinator:
         """The supervisors' tasks are ending: who has no connection is lost at once, not only after a while."""
         self._server.call(self._server.lose_patience)
 
+    def offer_more(self) -> None:
+        """Tell every rank that the gang could be larger now."""
+        self._server.call(lambda: self._broadcast("more"))
+
     def missing(self) -> list[int]:
         """The partitions whose supervisors have not reported, or whose rank processes are not ready."""
         return [p for p in range(self.size) if p not in self.members or not self.members[p].ready]
@@ -259,6 +263,9 @@ class Coordinator:
     def _on_log(self, member: Member, message: Message) -> None:
         self._observer.event("log", rank=member.number, **message.fields)
 
+    def _on_regroup(self, member: Member, message: Message) -> None:
+        self._failed(Failure(how="regroup", rank=member.number, host=member.host, pid=member.pid))
+
     def _on_counts(self, member: Member, message: Message) -> None:
         self._observer.event("counts", rank=member.number, name=message["name"], **message["counts"])
 
@@ -331,7 +338,7 @@ class Coordinator:
         if self.failure is not None:
             return
         self.failure = failure
-        self._observer.event("failed", **failure.fields())
+        self._observer.event("failed" if failure.how != "regroup" else "regroup", **failure.fields())
         self._broadcast("end", failure.pickled, reason=failure.headline(), failure=failure.fields())
         self._notify()
 

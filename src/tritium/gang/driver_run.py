@@ -99,6 +99,7 @@ def order_of(
         sorted=not any(prepared(data.shuffle) == "stream" for data in launch.data.values()),
         prepared={name: prepared(data.shuffle) for name, data in launch.data.items()},
         user_code=user_code,
+        elastic=launch.ranks < gang.most,
         far_client=far_client,
         run_dir=launch.watch.run_dir,
     )
@@ -150,6 +151,10 @@ class Local:
     def computing(self, ranks: int) -> bool:
         """Tables are there already."""
         return False
+
+    def slots(self) -> int:
+        """How many ranks this machine could run is not a question of slots."""
+        return 0
 
     def cancel(self) -> None:
         """Supervisors end by themselves once the coordinator has said so."""

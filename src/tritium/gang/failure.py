@@ -13,7 +13,7 @@ from typing import Any, Literal
 from tritium import errors, ship
 from tritium.errors import RankFailed, TritiumError
 
-How = Literal["exception", "signal", "exit", "lost", "error"]
+How = Literal["exception", "signal", "exit", "lost", "error", "regroup"]
 
 # What a collective says when its partner is gone. Such an exception waits a moment for the death that caused it.
 _ECHO = re.compile(
@@ -23,12 +23,17 @@ _ECHO = re.compile(
 )
 
 
+class Regroup(BaseException):
+    """The gang ends to be started again with more ranks: no failure, and nothing that a function should catch."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class Failure:
     """The end of one rank.
 
     `how` is "exception" (the user's function raised), "signal" (killed), "exit" (the process left without returning),
-    "lost" (its supervisor is gone) or "error" (an error of Tritium's own tree, such as BadRow: raised as it is).
+    "lost" (its supervisor is gone), "error" (an error of Tritium's own tree, such as BadRow: raised as it is) or
+    "regroup" (none: the gang has saved its state, to be started again with more ranks).
     """
 
     how: How
@@ -76,6 +81,8 @@ class Failure:
         if self.how == "exit":
             how = f": {self.text}" if self.text else f" with exit code {self.exit_code} before its function returned"
             return f"{who} (pid {self.pid}) left{how}"
+        if self.how == "regroup":
+            return "the gang starts again with more ranks"
         if self.how == "lost":
             return f"{who} was lost: {self.text or 'the connection to its supervisor broke'}"
         return f"{who} (pid {self.pid}) raised {self.type}: {self.text}"
@@ -85,8 +92,10 @@ class Failure:
         """Whether the rank was taken away, or lost its connection to one that was, and did not fail by itself."""
         return self.how in ("signal", "exit", "lost") or self.is_echo
 
-    def error(self, run_dir: str | None = None) -> TritiumError:
+    def error(self, run_dir: str | None = None) -> TritiumError | Regroup:
         """The exception for the driver: Tritium's own as it was raised, any other as the cause of RankFailed."""
+        if self.how == "regroup":
+            return Regroup("slots have come back")
         cause = self.cause()
         if isinstance(cause, TritiumError) and self.how == "error":
             here = {"rank": self.rank, "host": self.host, "pid": self.pid, "run_dir": run_dir}

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
 
 LOOK_SECONDS = 1.0  # how often Spark is asked whether it still computes the sources
 FIRST_WORD_SECONDS = 20.0
+GROW_SECONDS = 2.0  # how often a gang that is smaller than wanted looks for slots that have come back
 LEAVE_SECONDS = 1.0  # how long supervisors have to end by themselves before the Spark job is cancelled
 
 
@@ -25,6 +26,7 @@ class Tasks(Protocol):
     silence: str  # what to say when no supervisor has reported for a while
 
     def computing(self, ranks: int) -> bool: ...
+    def slots(self) -> int: ...
     def cancel(self) -> None: ...
     def join(self, seconds: float = ...) -> None: ...
 
@@ -69,9 +71,19 @@ def _whereabouts(coordinator: Coordinator, partition: int) -> str:
 
 def await_end(coordinator: Coordinator, launch: Launch, tasks: Tasks) -> None:
     """Wait until every rank has returned and the tasks have handed over the results; raise the first failure."""
-    with coordinator.changed:
-        coordinator.changed.wait_for(lambda: coordinator.failure is not None or tasks.ended)
-    if coordinator.failure is None and (tasks.problem is not None or not coordinator.finished):
+    over, elastic = False, launch.ranks < launch.gang.most
+    while not over:
+        with coordinator.changed:
+            over = coordinator.changed.wait_for(
+                lambda: coordinator.failure is not None or tasks.ended, GROW_SECONDS if elastic else None
+            )
+        if elastic and not over and (slots := tasks.slots()) > launch.ranks:
+            most = min(slots, launch.gang.most)
+            launch.watch.note(f"there are slots for {most} ranks again: the gang grows at the end of an epoch")
+            coordinator.offer_more()
+            elastic = False
+    unfinished = bool(coordinator.members) and not coordinator.finished  # a far coordinator's members report to it
+    if coordinator.failure is None and (tasks.problem is not None or unfinished):
         # The coordinator may be about to hear what the tasks' end already shows: let it come first.
         coordinator.no_one_returns()
         with coordinator.changed:

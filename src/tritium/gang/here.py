@@ -95,6 +95,8 @@ def prepared(shuffle: Any) -> Literal["full", "stream"] | bool:
 class HereControl:
     """A gang of one in this process."""
 
+    elastic = could_be_more = False
+
     def __init__(self, watch: Watch, shards: Mapping[str, Shard]) -> None:
         self.run_dir = watch.run_dir
         self._watch = watch

@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any
 from tritium import ship
 from tritium.errors import BadSetting, ResultError, TritiumError, WireError, WrongVersion
 from tritium.frameworks.torch import keep_groups
-from tritium.gang.failure import Failure
+from tritium.gang.failure import Failure, Regroup
 from tritium.gang.world import World, entered, peers_of
 from tritium.wire import CHUNK, Channel, Message
 
@@ -41,7 +41,7 @@ def main(argument: str) -> None:
     _die_with(settings["parent"])
     os.set_inheritable(settings["control"], False)
     channel = Channel(socket.socket(fileno=settings["control"]))
-    control = RankControl(channel, settings["run_dir"])
+    control = RankControl(channel, settings["run_dir"], elastic=settings["elastic"])
     try:
         keep_groups()
         _import_framework(settings["framework"])
@@ -90,6 +90,9 @@ def _report(channel: Channel, control: RankControl, error: BaseException) -> Non
         trimmed = trimmed.tb_next
     if trimmed is not None:
         error = error.with_traceback(trimmed)
+    if isinstance(error, Regroup):
+        channel.send("regroup")
+        control.await_all()
     failure = Failure.of(error, rank, pid=os.getpid())
     if isinstance(error, SystemExit):
         failure = replace(failure, how="exit", text=f"it called sys.exit({error.code!r}) instead of returning")
@@ -176,8 +179,10 @@ def _interface(address: str) -> str | None:
 class RankControl:
     """The rank's end of the control socket: one thread listens, any thread asks."""
 
-    def __init__(self, channel: Channel, run_dir: str = "") -> None:
+    def __init__(self, channel: Channel, run_dir: str = "", *, elastic: bool = False) -> None:
         self.run_dir = run_dir
+        self.elastic = elastic
+        self.could_be_more = False
         self._channel = channel
         self._changed = threading.Condition()
         self._thread: threading.Thread | None = None
@@ -217,6 +222,8 @@ class RankControl:
 
             ended = {int(rank): int(rows) for rank, rows in message["ended"]}
             self._feed(message["name"]).publish(Mark(message["rows"], ended, self.assignment["size"]))
+        elif message.kind == "more":
+            self.could_be_more = True
         elif message.kind == "fingerprint":
             for name, table in json.loads(message.blob).items():
                 self._feed(name).fingerprint = table

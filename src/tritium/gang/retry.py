@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import itertools
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from tritium.errors import IncompleteShard, RankFailed, TritiumError
+from tritium.gang.failure import Regroup
 
 if TYPE_CHECKING:
     from tritium.gang.launch import Launch
@@ -18,9 +20,12 @@ KILLS = 3  # so many deaths of the same rank at the same step are no accident
 def until_no_loss(launch: Launch, run: Callable[[Launch], list[Any]]) -> list[Any]:
     """`run(launch)`, again after a loss as often as the gang's `retries` allow, from the newest checkpoint."""
     losses: list[TritiumError] = []
+    attempts = itertools.count()
     while True:
         try:
-            return run(replace(launch, attempt=len(losses)))
+            return run(replace(launch, attempt=next(attempts)))
+        except Regroup:
+            continue
         except TritiumError as error:
             if launch.gang.on == "here" or not is_loss(error):
                 raise

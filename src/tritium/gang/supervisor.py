@@ -59,6 +59,7 @@ class Order:
     sorted: bool = True
     prepared: Mapping[str, str | bool] = field(default_factory=dict)
     user_code: bytes = b""
+    elastic: bool = False
     far_client: bool = False
     run_dir: str = ""
 
@@ -168,6 +169,7 @@ class Supervisor:
             "result": result.fileno(),
             "parent": os.getpid(),
             "framework": self.order.framework,
+            "elastic": self.order.elastic,
             "run_dir": self.order.run_dir,
             "mounts": [self._user_code.path] if self._user_code else [],
         }

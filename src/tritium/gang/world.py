@@ -37,6 +37,10 @@ class Control(Protocol):
     """How a world reaches the rest of its gang."""
 
     run_dir: str
+    elastic: bool
+    """Whether the gang has fewer ranks than are wanted."""
+    could_be_more: bool
+    """Whether there are slots for more by now."""
 
     def meet(self, operation: str, value: bytes, lane: str = ...) -> list[bytes]: ...
     def post(self, operation: str, value: bytes, lane: str = ...) -> Callable[[], list[bytes]]: ...
@@ -211,6 +215,7 @@ class Elsewhere:
     """The control of a process that another launcher started: collectives are that launcher's own."""
 
     run_dir = ""
+    elastic = could_be_more = False
 
     def __init__(self, launcher: str, size: int) -> None:
         self.launcher = launcher

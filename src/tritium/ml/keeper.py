@@ -127,6 +127,11 @@ class Keeper:
                 keep=self._settings.checkpoint_keep,
             )
 
+    def after_epoch(self) -> None:
+        """Between two epochs: a gang that could be larger saves, and is started again."""
+        if self._on and len(self._state.history) < self.epochs:
+            self._world.checkpoint.regroup(self._replicated, self._step, own=lambda: self._own(None))
+
     def at_end(self) -> None:
         """After the last epoch: what was trained is there for who names this run directory again."""
         if self._on and self._must and not self._finished:

@@ -93,6 +93,7 @@ def _train(
         show.epoch(entry)
         if ranks.any(state.stop or stopper.enough):
             break
+        keeper.after_epoch()
     keeper.at_end()
     stopper.restore_best()
     for callback in settings.callbacks:

@@ -50,7 +50,8 @@ def test_with_spark(tmp_path: Path) -> None:
     scratch.mkdir()
     code = CODE.format(path=[str(Path(__file__).parent), *sys.path], place=str(tmp_path))
     environment = {**os.environ, "SPARK_LOCAL_DIRS": str(scratch), "TMPDIR": str(scratch)}
-    process = subprocess.Popen([sys.executable, "-c", code], env=environment, cwd=tmp_path)
+    command = [sys.executable, "-c", code]
+    process = subprocess.Popen(command, env=environment, cwd=tmp_path, stderr=subprocess.DEVNULL)  # Spark is loud
     try:
         wait(lambda: len(list(tmp_path.glob("pid-*"))) == 2, "both ranks run", 120)
         everyone = psutil.Process(process.pid).children(recursive=True)

@@ -16,6 +16,7 @@ import hashlib
 import hmac
 import json
 import os
+import select
 import socket
 import struct
 import threading
@@ -51,6 +52,29 @@ class Message:
             raise WireError(f"A {self.kind!r} message lacks the field {name!r}.") from None
 
 
+@dataclass(frozen=True)
+class Packed:
+    """A message that is ready for any connection: its header as bytes, and its blob, which is not copied."""
+
+    header: bytes
+    blob: bytes = b""
+
+    @classmethod
+    def of(cls, message: Message) -> Packed:
+        """Raises WireError for a message over the limit."""
+        header = json.dumps({"kind": message.kind, **message.fields}, separators=(",", ":")).encode()
+        if len(header) > MAX_HEADER or len(message.blob) > MAX_BLOB:
+            raise WireError(
+                f"A {message.kind!r} message of {len(header):,} + {len(message.blob):,} bytes is over the limit of "
+                f"{MAX_HEADER:,} + {MAX_BLOB:,} bytes.",
+                kind=message.kind,
+            )
+        return cls(header, message.blob)
+
+    def __len__(self) -> int:
+        return len(self.header) + len(self.blob)
+
+
 class Codec:
     """Frames of one direction: `encode` what is sent, or `feed` what arrives. Without a key there are no codes."""
 
@@ -69,20 +93,15 @@ class Codec:
         self._sequence += 1
         return code.digest()
 
-    def encode(self, message: Message) -> list[bytes]:
+    def encode(self, message: Message | Packed) -> list[bytes]:
         """The frame in parts, to be sent one after the other (a large blob is not copied)."""
-        header = json.dumps({"kind": message.kind, **message.fields}, separators=(",", ":")).encode()
-        if len(header) > MAX_HEADER or len(message.blob) > MAX_BLOB:
-            raise WireError(
-                f"A {message.kind!r} message of {len(header):,} + {len(message.blob):,} bytes is over the limit of "
-                f"{MAX_HEADER:,} + {MAX_BLOB:,} bytes.",
-                kind=message.kind,
-            )
-        lengths = _LENGTHS.pack(len(header), len(message.blob))
-        code = self._code(lengths, header, message.blob)
-        if len(message.blob) < 1 << 16:
-            return [lengths + header + message.blob + code]
-        return [lengths + header, message.blob, code]
+        packed = message if isinstance(message, Packed) else Packed.of(message)
+        header, blob = packed.header, packed.blob
+        lengths = _LENGTHS.pack(len(header), len(blob))
+        code = self._code(lengths, header, blob)
+        if len(blob) < 1 << 16:
+            return [lengths + header + blob + code]
+        return [lengths + header, blob, code]
 
     def feed(self, data: bytes) -> Iterator[Message]:
         """The messages that are complete once `data` has arrived."""
@@ -95,12 +114,13 @@ class Codec:
             body = _LENGTHS.size + header_size + blob_size
             if len(self._buffer) < body + tail:
                 return
-            frame = bytes(self._buffer[: body + tail])
+            with memoryview(self._buffer) as view:  # a large blob is copied once, out of the buffer
+                if not hmac.compare_digest(self._code(view[:body]), bytes(view[body : body + tail])):
+                    raise WireError("A frame's authentication code is wrong.")
+                header = bytes(view[_LENGTHS.size : _LENGTHS.size + header_size])
+                blob = bytes(view[body - blob_size : body])
             del self._buffer[: body + tail]
-            view = memoryview(frame)
-            if not hmac.compare_digest(self._code(view[:body]), bytes(view[body:])):
-                raise WireError("A frame's authentication code is wrong.")
-            yield _message(frame[_LENGTHS.size : _LENGTHS.size + header_size], bytes(view[body - blob_size : body]))
+            yield _message(header, blob)
 
 
 def _message(header: bytes, blob: bytes) -> Message:
@@ -180,7 +200,7 @@ class Channel:
         """Send one message. Raises WireError when the other end is gone."""
         self.pass_on(Message(kind, fields, blob))
 
-    def pass_on(self, message: Message) -> None:
+    def pass_on(self, message: Message | Packed) -> None:
         """Send a message as it came."""
         with self._lock:
             try:
@@ -201,11 +221,38 @@ class Channel:
             self._arrived.extend(self._in.feed(data))
         return self._arrived.pop(0)
 
-    def close(self) -> None:
-        """Close both directions, which also wakes a thread that waits in `receive`."""
+    def take(self, seconds: float) -> list[Message] | None:
+        """The messages that are complete with the next bytes, if any; None when the other end has closed.
+
+        Raises TimeoutError when not a byte comes within `seconds`, and WireError for bytes that are no message.
+        """
+        poll = select.poll()
+        poll.register(self._socket, select.POLLIN)
+        if not poll.poll(seconds * 1000):
+            raise TimeoutError(f"The other end has said nothing for {seconds:g} s.")
+        try:
+            data = self._socket.recv(1 << 18)
+        except OSError:
+            return None
+        return list(self._in.feed(data)) if data else None
+
+    @property
+    def has_room(self) -> bool:
+        """Whether a small message can be sent without waiting for the other end to read."""
+        poll = select.poll()
+        poll.register(self._socket, select.POLLOUT)
+        return bool(poll.poll(0))
+
+    def hang_up(self) -> None:
+        """Break the connection: threads that wait in `receive`, `take` or `send` wake up."""
         with contextlib.suppress(OSError):  # the other end was faster
             self._socket.shutdown(socket.SHUT_RDWR)
-        self._socket.close()
+
+    def close(self) -> None:
+        """Close both directions, which also wakes a thread that waits in `receive`."""
+        self.hang_up()
+        with self._lock:  # a thread that still sends holds it; the socket's number must not be another's meanwhile
+            self._socket.close()
 
 
 def _exactly(sock: socket.socket, size: int) -> bytes:

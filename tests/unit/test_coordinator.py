@@ -19,6 +19,7 @@ from tritium.gang import server as server_module
 from tritium.gang.coordinator import Coordinator
 from tritium.gang.failure import Failure
 from tritium.gang.finish import missing_note
+from tritium.gang.line import Line
 from tritium.gang.muster import Member, agree, muster
 from tritium.gang.server import STRANGERS
 from tritium.gang.stall import Patience
@@ -61,22 +62,21 @@ class Gang:
     def __init__(self, size: int, **settings: Any) -> None:
         self.observer = settings.pop("observer", Observer())
         self.coordinator = Coordinator(size, launch="L1", observer=self.observer, **settings).start()
-        self.supervisors: list[Channel] = []
+        self.supervisors: list[Line] = []
 
-    def connect(self) -> Channel:
-        channel = Channel.connect(self.coordinator.address, self.coordinator.secret, SECONDS)
-        channel._socket.settimeout(SECONDS)
+    def connect(self) -> Line:
+        channel = Line(self.coordinator.address, self.coordinator.secret, f"task {len(self.supervisors)}", SECONDS)
         self.supervisors.append(channel)
         return channel
 
-    def hello(self, partition: int, **fields: Any) -> Channel:
+    def hello(self, partition: int, **fields: Any) -> Line:
         channel = self.connect()
         host = fields.pop("host", "a")
         said = {"launch": "L1", "attempt": 0, "address": f"10.0.0.{ord(host[0])}", "port": 4000 + partition, "pid": 7}
         channel.send("hello", partition=partition, host=host, **{**said, "gpus": [], **fields})
         return channel
 
-    def form(self) -> list[Channel]:
+    def form(self) -> list[Line]:
         """All have come; the supervisors in the order of their ranks (one host: of their partitions)."""
         supervisors = [self.hello(partition) for partition in range(self.coordinator.size)]
         for channel in supervisors:
@@ -111,7 +111,7 @@ def start() -> Iterator[Callable[..., Gang]]:
 Start = Callable[..., Gang]
 
 
-def heard(channel: Channel, kind: str) -> Message:
+def heard(channel: Line, kind: str) -> Message:
     """The next message, which is of this kind."""
     message = channel.receive()
     assert message is not None, f"the coordinator hung up instead of saying {kind!r}"
@@ -207,7 +207,7 @@ class TestStrangers:
 
 
 class TestRefusals:
-    def refused(self, gang: Gang, channel: Channel) -> str:
+    def refused(self, gang: Gang, channel: Line) -> str:
         reason = str(heard(channel, "end")["reason"])
         assert channel.receive() is None
         assert any(reason in said["reason"] for said in gang.observer.of("refused"))
@@ -308,7 +308,7 @@ class TestMuster:
 
 
 class TestMeetings:
-    def meet(self, channel: Channel, operation: str, value: bytes = b"", number: int = 0) -> None:
+    def meet(self, channel: Line, operation: str, value: bytes = b"", number: int = 0) -> None:
         channel.send("gather", value, number=number, operation=operation)
 
     def test_everyone_hears_every_value_in_rank_order(self, start: Start) -> None:
@@ -383,7 +383,7 @@ def column(name: str, shape: list[int] | None) -> dict[str, Any]:
 
 
 class TestRows:
-    def receipt(self, channel: Channel, rows: dict[str, int], *columns: dict[str, Any]) -> None:
+    def receipt(self, channel: Line, rows: dict[str, int], *columns: dict[str, Any]) -> None:
         body = {"columns": {name: list(columns) for name in rows}, "fingerprint": {}}
         channel.send("receipt", json.dumps(body).encode(), rows=rows)
 
@@ -473,6 +473,33 @@ class TestTheEnd:
         supervisors[0].send("finished")
         heard(supervisors[0], "finished")
         assert gang.coordinator.failure is None
+
+    def cut_off(self, gang: Gang) -> None:
+        """A supervisor of partition 0 whose process was killed: its connection closes without a word."""
+        channel = Channel.connect(gang.coordinator.address, gang.coordinator.secret, SECONDS)
+        channel.send("session", id="killed", who="task 0", first=0, received=0)
+        said = {"launch": "L1", "partition": 0, "attempt": 5, "host": "a", "address": "b", "port": 1, "pid": 7}
+        channel.send("hello", gpus=[], **said)
+        gang.until(lambda: gang.coordinator.members.get(0), "it is known")
+        channel.close()
+        gang.until(lambda: gang.coordinator.members[0].link.link is None, "its connection is closed")
+        assert gang.coordinator.failure is None
+
+    def test_who_was_killed_is_lost_once_sparks_job_has_failed(self, start: Start) -> None:
+        gang = start(2)
+        self.cut_off(gang)
+        gang.coordinator.no_one_returns()
+        gang.until(lambda: gang.coordinator.failure, "a failure is known")
+        failure = gang.coordinator.failure
+        assert failure is not None
+        assert failure.headline().startswith("rank 0 on a was lost: its supervisor is gone (its connection broke)")
+
+    def test_who_was_killed_is_lost_once_spark_starts_its_task_again(self, start: Start) -> None:
+        gang = start(2)
+        self.cut_off(gang)
+        assert "was lost" in heard(gang.hello(0, attempt=6), "end")["reason"]
+        assert gang.coordinator.failure is not None
+        assert "Spark has started its task again, as attempt 6" in gang.coordinator.failure.headline()
 
     def test_the_first_failure_counts_and_everyone_hears_it(self, start: Start) -> None:
         gang = start(2)

@@ -19,16 +19,17 @@ from tritium.data.watermark import MarkKeeper
 from tritium.errors import TritiumError, WireError
 from tritium.gang.failure import Failure
 from tritium.gang.muster import Member, Rendezvous, agree, muster
-from tritium.gang.server import Link, Server
+from tritium.gang.server import Server, Session
 from tritium.gang.stall import Patience, Standing
 from tritium.gang.stallwatch import StallWatch
 from tritium.wire import Message
 
 STACKS_SECONDS = 3.0  # how long supervisors have to answer with stacks
 ECHO_SECONDS = 0.7  # how long an exception that looks like an echo waits for the death that caused it
+REFUSALS = 200  # so many are recorded one by one, and every so many after that
 LOST = (
-    "the connection to its supervisor broke. Its executor died, or Spark ended its task because it lost what the task "
-    "read: see lost executors and failed fetches in the Spark UI, and launch again"
+    "its supervisor is gone ({why}). Its host, its network or its executor died, or Spark ended its task because it "
+    "lost what the task read: see lost executors and failed fetches in the Spark UI, and launch again"
 )
 
 
@@ -40,7 +41,7 @@ class Observer(Protocol):
     def store(self, name: str, chunk: bytes, last: bool) -> None: ...
 
 
-SupervisorLink = Link[Member]
+SupervisorSession = Session[Member]
 
 
 class Coordinator:
@@ -73,11 +74,17 @@ class Coordinator:
         self._stream = stream
         self._names = tuple(names)
         self._keepers = {name: MarkKeeper(size) for name in names}
+        self._refused = 0
         self._rendezvous: dict[tuple[str, int], Rendezvous] = {}
         self._storing: dict[str, int] = {}  # which rank is in the middle of which file
         self._watch = None if patience is None else StallWatch(patience, size)
         self._server: Server[Member] = Server(
-            host, self.secret, on_message=self._handle, on_broken=self._broken, on_gone=self._gone
+            host,
+            self.secret,
+            on_message=self._handle,
+            on_broken=self._broken,
+            on_connection=self._connection,
+            on_gone=self._gone,
         )
         self.address = self._server.address
         self._thread = threading.Thread(target=self._serve, name=f"tritium-coordinator-{launch}", daemon=True)
@@ -99,6 +106,10 @@ class Coordinator:
         """Record a failure that the coordinator can't see itself, and end every rank."""
         self._server.call(lambda: self._failed(failure))
 
+    def no_one_returns(self) -> None:
+        """The supervisors' tasks are ending: who has no connection is lost at once, not only after a while."""
+        self._server.call(self._server.lose_patience)
+
     def offer_more(self) -> None:
         """Tell every rank that the gang could be larger now."""
         self._server.call(lambda: self._broadcast("more"))
@@ -110,7 +121,7 @@ class Coordinator:
     def await_gone(self, seconds: float) -> None:
         """Wait until every supervisor has closed its connection, so that nothing it said is missed."""
         with self.changed:
-            self.changed.wait_for(lambda: not any(link.owner for link in list(self._server.links.values())), seconds)
+            self.changed.wait_for(lambda: not any(s.link for s in list(self._server.sessions.values())), seconds)
 
     def close(self) -> None:
         """Stop serving; every connection is closed."""
@@ -131,22 +142,35 @@ class Coordinator:
 
     # ---- connections
 
-    def _broken(self, link: SupervisorLink, error: Exception) -> None:
+    def _broken(self, session: SupervisorSession | None, error: Exception) -> None:
         """A stranger, or bytes that are no message: this connection ends, and the run goes on without it."""
-        if link.owner is not None:  # one of ours: what it asked for can't be done
-            self._failed(Failure.of(error, link.owner.best_number, host=link.owner.host, pid=link.owner.pid))
-        self._observer.event("refused", reason=str(error))
+        if session is not None and session.owner is not None:  # one of ours: what it asked for can't be done
+            member = session.owner
+            self._failed(Failure.of(error, member.best_number, host=member.host, pid=member.pid))
+        self._refuse(str(error))
 
-    def _gone(self, link: SupervisorLink) -> None:
+    def _refuse(self, reason: str) -> None:
+        self._refused += 1
+        if self._refused <= REFUSALS or self._refused % REFUSALS == 0:  # a stranger must not fill the disk
+            self._observer.event("refused", reason=reason, number=self._refused)
+
+    def _connection(self, session: SupervisorSession) -> None:
         self._notify()
-        member = link.owner
+        if session.owner is not None:
+            kind = "disconnected" if session.link is None else "reconnected"
+            self._observer.event(kind, rank=session.owner.best_number, host=session.owner.host)
+
+    def _gone(self, session: SupervisorSession) -> None:
+        self._notify()
+        member = session.owner
         if member is not None and not member.finished and not self.finished:
-            self._failed(Failure(how="lost", rank=member.best_number, host=member.host, pid=member.pid, text=LOST))
+            text = LOST.format(why=session.over)
+            self._failed(Failure(how="lost", rank=member.best_number, host=member.host, pid=member.pid, text=text))
 
     def _broadcast(self, kind: str, blob: bytes = b"", /, **fields: Any) -> None:
-        for link in list(self._server.links.values()):
-            if link.owner is not None:
-                link.send(kind, blob, **fields)
+        for session in list(self._server.sessions.values()):
+            if session.owner is not None:
+                session.send(kind, blob, **fields)
 
     def _notify(self) -> None:
         with self.changed:
@@ -154,36 +178,39 @@ class Coordinator:
 
     # ---- messages
 
-    def _handle(self, link: SupervisorLink, message: Message) -> None:
+    def _handle(self, session: SupervisorSession, message: Message) -> None:
         if message.kind == "hello":
-            self._hello(link, message)
+            self._hello(session, message)
             return
-        if link.owner is None:
+        if session.owner is None:
             raise WireError(f"A {message.kind!r} message came before its sender said hello.")
         handler = getattr(self, f"_on_{message.kind}", None)
         if handler is None:
             raise WireError(f"There is no message {message.kind!r}.")
-        handler(link.owner, message)
+        handler(session.owner, message)
 
-    def _hello(self, link: SupervisorLink, message: Message) -> None:
+    def _hello(self, session: SupervisorSession, message: Message) -> None:
         member = Member.read(message.fields)
         earlier = self.members.get(member.partition)
+        returned = earlier is not None and earlier.attempt != member.attempt and message["launch"] == self.launch
+        if earlier is not None and returned and earlier.link.link is None:
+            self._server.give_up(earlier.link, f"Spark has started its task again, as attempt {member.attempt}")
         if message["launch"] != self.launch:
             refusal = f"this is launch {self.launch}, not {message['launch']}"
+        elif self.failure is not None:
+            refusal = f"the run has ended: {self.failure.headline()}"
         elif earlier is not None:
             refusal = f"partition {member.partition} has reported already (attempt {earlier.attempt})"
         elif not 0 <= member.partition < self.size:
             refusal = f"there is no partition {member.partition} among {self.size}"
-        elif self.failure is not None:
-            refusal = f"the run has ended: {self.failure.headline()}"
         else:
-            link.owner = self.members[member.partition] = member
-            member.link = link
+            session.owner = self.members[member.partition] = member
+            member.link = session
             self._observer.event("reported", partition=member.partition, host=member.host, pid=member.pid)
             return
-        self._observer.event("refused", reason=f"A late supervisor on {member.host}: {refusal}.")
-        link.send("end", reason=refusal)
-        link.end()
+        self._refuse(f"A late supervisor on {member.host}: {refusal}.")
+        session.send("end", reason=refusal)
+        self._server.give_up(session, refusal)
 
     def _on_ready(self, member: Member, message: Message) -> None:
         member.ready = True

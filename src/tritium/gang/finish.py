@@ -101,8 +101,10 @@ def await_end(coordinator: Coordinator, launch: Launch, tasks: Tasks) -> None:
             launch.watch.note(f"there are slots for {most} ranks again: the gang grows at the end of an epoch")
             coordinator.offer_more()
             elastic = False
-    if coordinator.failure is None and tasks.problem is not None:
+    unfinished = bool(coordinator.members) and not coordinator.finished  # a far coordinator's members report to it
+    if coordinator.failure is None and (tasks.problem is not None or unfinished):
         # The coordinator may be about to hear what the tasks' end already shows: let it come first.
+        coordinator.no_one_returns()
         with coordinator.changed:
             coordinator.changed.wait_for(lambda: coordinator.failure is not None, timeout=LEAVE_SECONDS)
     if coordinator.failure is not None:

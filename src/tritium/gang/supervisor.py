@@ -26,6 +26,7 @@ from tritium import ship
 from tritium.errors import TritiumError, WireError
 from tritium.gang.child import start_rank
 from tritium.gang.failure import Failure, signal_name
+from tritium.gang.line import Line
 from tritium.gang.results import chunks
 from tritium.gang.stall import Patience
 from tritium.gang.watcher import Watcher
@@ -38,6 +39,7 @@ if TYPE_CHECKING:
 
 CONNECT_SECONDS = 10.0
 LONGEST_LINE = 1 << 16  # a longer one is passed on in pieces
+SMALL = 1 << 14  # bytes that a socket with room takes without waiting for its reader
 TAIL = 20  # lines of a rank's output that travel with its failure
 PULSE_SECONDS = 1.0  # how often the coordinator hears how a rank stands
 ROWS_SECONDS = 0.02  # how often rows are reported at most, while they arrive
@@ -133,7 +135,8 @@ class Supervisor:
 
         `confirm` tells, once `batches` has ended, whether an unsorted stream was complete.
         """
-        self._channel = Channel.connect(address or self.order.address, self.order.secret, CONNECT_SECONDS)
+        who = f"task {self.partition} (attempt {self.attempt}, launch {self.order.launch}) on {self.host}"
+        self._channel = Line(address or self.order.address, self.order.secret, who, CONNECT_SECONDS, self._at_once)
         placeholder = socket.socket()
         result = tempfile.TemporaryFile()  # noqa: SIM115 - closed below
         self._watcher = Watcher()
@@ -298,16 +301,29 @@ class Supervisor:
         return thread
 
     def _follow_coordinator(self) -> None:
-        try:
-            while (message := self._channel.receive()) is not None:
-                self._obey(message)
-        except WireError as error:
-            self._over(f"the coordinator's messages can't be read: {error}")
-            return
-        if not self._all_finished:
-            self._over("the coordinator is gone (did the driver end?)")
+        while (message := self._channel.receive()) is not None:
+            self._obey(message)
+        if not self._all_finished and self._end is None:
+            self._over(f"the coordinator is gone (did the driver end?): {self._channel.reason}")
+
+    def _at_once(self, message: Message, idle: bool) -> bool:
+        """What must not wait behind a rank that does not listen, and what should not wait for another thread."""
+        if message.kind == "end":
+            now = self._started
+        else:
+            quick = idle and message.kind in ("gathered", "mark") and len(message.blob) < SMALL
+            now = quick and self._to_rank.has_room
+        if now:
+            self._obey(message)
+        return now
 
     def _obey(self, message: Message) -> None:
+        try:
+            self._do(message)
+        except (WireError, ValueError, TypeError, KeyError) as error:
+            self._over(f"the coordinator's messages can't be read: {error}")
+
+    def _do(self, message: Message) -> None:
         if message.kind == "end":
             if message.fields.get("failure"):
                 self.failure = Failure.read(message["failure"], message.blob)

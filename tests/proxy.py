@@ -1,0 +1,181 @@
+"""A TCP proxy that behaves as badly as a network can: it delays, cuts, refuses, goes silent, and remembers."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import random
+import threading
+from collections.abc import Callable, Coroutine, Iterator
+from typing import Any
+
+
+class Proxy:
+    """Between any number of clients and `target`, in a thread of its own. Its methods may be called from any thread.
+
+    `sent` holds, for each connection in its order, the bytes that its client sent.
+    """
+
+    def __init__(self, target: tuple[str, int], *, delay: float = 0.0) -> None:
+        self.target = target
+        self.delay = delay
+        self.cuts = 0
+        self.sent: list[bytearray] = []
+        self._refusing = False
+        self._pairs: set[Pair] = set()
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever, name="proxy")
+        self._thread.start()
+        self.address: tuple[str, int] = self._do(self._open())
+
+    # ---- what a test asks for
+
+    def cut(self) -> None:
+        """Reset every connection; new ones are let through."""
+        self._do(self._cut())
+
+    def refuse(self, refusing: bool = True) -> None:
+        """Reset every connection, also those that are made later, until `refuse(False)`."""
+        self._refusing = refusing
+        if refusing:
+            self.cut()
+
+    def freeze(self, frozen: bool = True) -> None:
+        """Forward nothing in either direction, and close nothing, until `freeze(False)`."""
+        self._do(self._freeze(frozen))
+
+    def inject(self, data: bytes) -> None:
+        """Send `data` to the target over every connection, as if its client had."""
+        self._do(self._inject(data))
+
+    @contextlib.contextmanager
+    def cutting(self, chance: random.Random, least: float, most: float) -> Iterator[None]:
+        """Cut again and again, after `least` to `most` seconds."""
+        over = threading.Event()
+
+        def run() -> None:
+            while not over.wait(chance.uniform(least, most)):
+                self.cut()
+                self.cuts += 1
+
+        thread = threading.Thread(target=run, name="cutting")
+        thread.start()
+        try:
+            yield
+        finally:
+            over.set()
+            thread.join()
+
+    def close(self) -> None:
+        """Cut everything and stop."""
+        self._do(self._close())
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join()
+        self._loop.close()
+
+    # ---- in the thread
+
+    def _do(self, what: Coroutine[Any, Any, Any]) -> Any:
+        return asyncio.run_coroutine_threadsafe(what, self._loop).result(20)
+
+    async def _open(self) -> tuple[str, int]:
+        self._flowing = asyncio.Event()
+        self._flowing.set()
+        self._server = await asyncio.start_server(self._accept, "127.0.0.1", 0)
+        address = self._server.sockets[0].getsockname()
+        return address[0], address[1]
+
+    async def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        if self._refusing:
+            writer.transport.abort()
+            return
+        try:
+            out_reader, out_writer = await asyncio.open_connection(*self.target)
+        except OSError:
+            writer.transport.abort()
+            return
+        if self._refusing:
+            writer.transport.abort()
+            out_writer.transport.abort()
+            return
+        remembered = bytearray()
+        self.sent.append(remembered)
+        pair = Pair(writer, out_writer)
+        self._pairs.add(pair)
+        self._spawn(self._pump(pair, reader, out_writer, remembered.extend))
+        self._spawn(self._pump(pair, out_reader, writer, lambda data: None))
+
+    def _spawn(self, what: Coroutine[Any, Any, None]) -> None:
+        task = self._loop.create_task(what)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _pump(
+        self, pair: Pair, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, note: Callable[[bytes], Any]
+    ) -> None:
+        queue: asyncio.Queue[tuple[float, bytes]] = asyncio.Queue(64)
+        forward = self._loop.create_task(self._forward(queue, writer))
+        try:
+            data = b"x"
+            while data:
+                data = await reader.read(1 << 16)
+                note(data)
+                await queue.put((self._loop.time() + self.delay, data))
+            await forward
+        except (OSError, asyncio.CancelledError):
+            pass
+        finally:
+            forward.cancel()
+            with contextlib.suppress(OSError, asyncio.CancelledError):
+                await forward
+            pair.abort()
+            self._pairs.discard(pair)
+
+    async def _forward(self, queue: asyncio.Queue[tuple[float, bytes]], writer: asyncio.StreamWriter) -> None:
+        while True:
+            due, data = await queue.get()
+            await asyncio.sleep(max(0.0, due - self._loop.time()))
+            await self._flowing.wait()
+            if not data:
+                return
+            writer.write(data)
+            await writer.drain()
+
+    async def _cut(self) -> None:
+        for pair in list(self._pairs):
+            pair.abort()
+
+    async def _freeze(self, frozen: bool) -> None:
+        if frozen:
+            self._flowing.clear()
+        else:
+            self._flowing.set()
+
+    async def _inject(self, data: bytes) -> None:
+        for pair in list(self._pairs):
+            pair.server.write(data)
+
+    async def _close(self) -> None:
+        self._server.close()
+        self._flowing.set()
+        await self._cut()
+        tasks = list(self._tasks)
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        for _ in range(3):  # transports that were aborted say so in the loop's next rounds
+            await asyncio.sleep(0)
+
+
+class Pair:
+    """Both ends of one connection."""
+
+    def __init__(self, client: asyncio.StreamWriter, server: asyncio.StreamWriter) -> None:
+        self.client = client
+        self.server = server
+
+    def abort(self) -> None:
+        """Reset both."""
+        self.client.transport.abort()
+        self.server.transport.abort()

@@ -3,7 +3,7 @@
 MAKEFLAGS += --no-print-directory
 BIN := .venv/bin
 
-.PHONY: help setup demo test lint format types imports docs bench clean constraints
+.PHONY: help setup demo test faults lint format types imports docs bench clean constraints
 
 help:            ## this list
 	@sed -n 's/^\([a-z]*\): .*## /  make \1	/p' Makefile | expand -t 22
@@ -16,6 +16,9 @@ demo: setup      ## train on the bike-sharing data with two ranks, then score a 
 
 test: setup      ## every test
 	@$(BIN)/python -m pytest
+
+faults: setup    ## the faults alone: 20 rounds, with other seeds, where the moment matters, and 3 of the others
+	@TRITIUM_FAULT_ROUNDS=20 TRITIUM_FAULT_KILLS=50 TRITIUM_FAULT_REPEATS=3 $(BIN)/python -m pytest tests/faults
 
 lint: setup      ## ruff: rules and format
 	@$(BIN)/ruff check .

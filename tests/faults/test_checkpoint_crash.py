@@ -23,7 +23,7 @@ from tritium.model.checkpoint import Store, own
 from tritium.model.state import Snapshot
 
 PROGRAM = Path(__file__).with_name("saving.py")
-ROUNDS = int(os.environ.get("TRITIUM_KILLS", "10"))  # `make faults` asks for 50
+ROUNDS = int(os.environ.get("TRITIUM_FAULT_KILLS", "10"))  # `make faults` asks for 50
 
 
 def program(*arguments: str, before: tuple[str, ...] = (), **env: str) -> Any:

@@ -308,7 +308,7 @@ class Supervisor:
 
     def _at_once(self, message: Message, idle: bool) -> bool:
         """What must not wait behind a rank that does not listen, and what should not wait for another thread."""
-        if message.kind == "end":
+        if message.kind in ("end", "stacks"):
             now = self._started
         else:
             quick = idle and message.kind in ("gathered", "mark") and len(message.blob) < SMALL

@@ -80,6 +80,37 @@ def test_the_gangs_own_executor_is_killed_while_it_reads(cluster: Any, shuffle: 
     succeed(spark, shuffle, tmp_path)
 
 
+@SHUFFLES
+def test_with_retries_the_rows_are_computed_again_and_each_comes_once(
+    cluster: Any, shuffle: str, tmp_path: Path
+) -> None:
+    spark, scratch = cluster.spark, os.environ["SPARK_LOCAL_DIRS"]
+    clusters.wait(lambda: settled(spark), "both executors are there")
+
+    def lose(batches: Iterator[Any]) -> Iterator[Any]:
+        """The last task to start finds the files of those that have ended, and removes them: once."""
+        from pyspark import TaskContext
+
+        context = TaskContext.get()
+        if context is not None and context.partitionId() == 7 and not tmp_path.joinpath("lost").exists():
+            for file in Path(scratch).rglob("shuffle_*.data"):
+                file.unlink()
+            tmp_path.joinpath("lost").touch()
+        yield from batches
+
+    frame = spark.range(0, 80_000, 1, 8).mapInArrow(lose, "id long")
+    attempts(spark, frame, shuffle, tmp_path, rows=80_000)
+
+
+@SHUFFLES
+def test_with_retries_a_gang_whose_executor_is_killed_ends_well(cluster: Any, shuffle: str, tmp_path: Path) -> None:
+    spark = cluster.spark
+    clusters.wait(lambda: settled(spark), "both executors are there")
+    with Accomplice(lambda: reported(tmp_path / "run"), kill_own) as killer:
+        attempts(spark, wide(spark), shuffle, tmp_path, rows=100_000)
+    assert killer.done == 1
+
+
 # --- what goes wrong
 
 
@@ -215,6 +246,22 @@ def fail(spark: Any, frame: Any, shuffle: str, tmp_path: Path, *, ranks: int) ->
     print(f"{type(raised.value).__name__} after {time.monotonic() - began:.1f} s: {text}")
     assert spark.range(1000).count() == 1000
     return raised.value
+
+
+def attempts(spark: Any, frame: Any, shuffle: str, tmp_path: Path, *, rows: int) -> None:
+    """The launch ends well at its second attempt, with every row once."""
+    records, run = tmp_path / "records", tmp_path / "run"
+    records.mkdir()
+    data = {"train": tr.Data(frame, shuffle=shuffle)}
+    taken = tr.launch(take_all, ranks=2, args=(str(records),), data=data, run_dir=str(run), spark=spark, progress=False)
+    assert sum(taken) == rows
+    found = [json.loads(file.read_text()) for file in records.iterdir()]
+    assert [sorted(record["counts"]) for record in found] == [sorted(record["rows"] for record in found)] * 2
+    report = json.loads(run.joinpath("report.json").read_text())
+    (retry,) = report["retries"]
+    assert "from the beginning: no checkpoint yet" in report["notes"][0]
+    print(f"retried after: {retry['reason']}")
+    assert spark.range(1000).count() == 1000
 
 
 def succeed(spark: Any, shuffle: str, tmp_path: Path) -> None:

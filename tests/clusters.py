@@ -77,12 +77,19 @@ def _local_cluster(slots: str = "2,1,1024", **conf: str) -> Iterator[Any]:
     shutil.rmtree(folder, ignore_errors=True)  # Spark leaves it in its own home
 
 
-def _dynamic() -> contextlib.AbstractContextManager[Any]:
+@contextlib.contextmanager
+def _dynamic() -> Iterator[Any]:
+    """Two workers of one core each, whose executors come and go; jobs of two pools share them fairly."""
     conf = {
         "spark.dynamicAllocation.enabled": "true",
         "spark.dynamicAllocation.shuffleTracking.enabled": "true",
+        "spark.dynamicAllocation.maxExecutors": "2",
+        "spark.scheduler.mode": "FAIR",
     }
-    return _local_cluster("1,1,1024", **conf)
+    with standalone() as master:
+        spark = _classic(master, **SMALL, **conf)
+        yield spark
+        spark.stop()
 
 
 @contextlib.contextmanager

@@ -82,9 +82,10 @@ class TestPretendedGpus:
 
 
 @pytest.mark.parametrize("cluster", ["dynamic"], indirect=True)
-def test_dynamic_allocation_is_refused_by_name(cluster: Any) -> None:
-    with pytest.raises(BadSetting, match=r"spark\.dynamicAllocation\.enabled=false"):
-        Cluster.of(cluster.spark).ranks_for(Gang())
+def test_more_ranks_than_dynamic_allocation_allows_are_refused_by_name(cluster: Any) -> None:
+    with pytest.raises(NotEnoughSlots, match=r"spark\.dynamicAllocation\.maxExecutors=2 there are never more than 2"):
+        Cluster.of(cluster.spark).ranks_for(Gang(ranks=3))
+    assert Cluster.of(cluster.spark).ranks_for(Gang(ranks=(1, 4))) == 2
 
 
 def test_a_cluster_that_kills_idle_workers_is_refused(spark: Any) -> None:

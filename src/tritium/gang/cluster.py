@@ -64,6 +64,11 @@ class Cluster:
         """Whether tasks run in the driver's own JVM (`local`, `local[N]`): such a Spark knows no resource profiles."""
         return self.master == "local" or self.master.startswith("local[")
 
+    @property
+    def is_dynamic(self) -> bool:
+        """Whether executors come and go with the work there is; Spark has no barrier stages then."""
+        return not self.is_local and self._setting("spark.dynamicAllocation.enabled", "false").lower() == "true"
+
     # ---- before anything is submitted
 
     def ranks_for(self, gang: Gang, note: Note = _unheard, *, again: bool = False) -> int:
@@ -80,6 +85,8 @@ class Cluster:
         self._check_cores(gang)
         if self.is_connect:
             return gang.most
+        if self.is_dynamic:
+            return self._ranks_to_come(gang, note)
         available = self._slots_once_back(gang, note) if again else self._slots_once_registered(gang, note)
         if available < gang.least:
             raise NotEnoughSlots(self._too_few(gang, available), needed=gang.least, available=available)
@@ -120,7 +127,7 @@ class Cluster:
         part of what the whole cluster can run of its kind, so that gangs of different `cpus` and `gpus` add up. On
         Connect nothing can be counted, and nothing waits.
         """
-        available = self.slots(gang)
+        available = 0 if self.is_dynamic else self.slots(gang)  # executors that are yet to come can't be shared out
         if not available:
             yield
             return
@@ -136,10 +143,10 @@ class Cluster:
         return default if value is None else str(value)
 
     def _check_settings(self) -> None:
-        if not self.is_local and self._setting("spark.dynamicAllocation.enabled", "false").lower() == "true":
+        if self.is_connect and self.is_dynamic:
             raise BadSetting(
-                "Spark refuses to start a gang while spark.dynamicAllocation.enabled=true. Start the session with "
-                "spark.dynamicAllocation.enabled=false and a fixed number of executors (spark.executor.instances).",
+                "Over Spark Connect a gang can't start while spark.dynamicAllocation.enabled=true. Start the server "
+                "with spark.dynamicAllocation.enabled=false and a number of executors (spark.executor.instances).",
                 setting="spark.dynamicAllocation.enabled",
             )
         # 4.2 has session settings of the same meaning, which default to these
@@ -214,6 +221,25 @@ class Cluster:
             time.sleep(_POLL_SECONDS)
             available = self.slots(gang) or 0
         return available
+
+    def _ranks_to_come(self, gang: Gang, note: Note) -> int:
+        """The world size under dynamic allocation: as many ranks as there may be executors for."""
+        executors = int(self._setting("spark.dynamicAllocation.maxExecutors", "0")) or gang.most
+        each = max(1, self._cores_of_an_executor() // (gang.cpus or int(self._setting("spark.task.cpus", "1"))))
+        if executors * each < gang.least:
+            raise NotEnoughSlots(
+                f"{gang.least} ranks need {gang.least} slots at once, and with spark.dynamicAllocation.maxExecutors="
+                f"{executors} there are never more than {executors * each}. Ask for ranks={executors * each}, or "
+                "raise it.",
+                needed=gang.least,
+                available=executors * each,
+                setting="spark.dynamicAllocation.maxExecutors",
+            )
+        note(
+            "dynamic allocation: Spark starts the ranks one by one, and they begin together; slots are given back when "
+            "the rest does not come"
+        )
+        return min(gang.most, executors * each)
 
     def _slots_once_back(self, gang: Gang, note: Note) -> int:
         """The slots after a loss: all that are wanted, or at least the least, within their times."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pickle
+import random
 import re
 import signal
 import socket
@@ -16,12 +17,12 @@ from urllib.parse import urlsplit
 import pyarrow as pa
 
 from tritium import ship
-from tritium.errors import BadSetting, IncompleteShard, JobFailed, ResultError, WrongVersion
+from tritium.errors import BadSetting, IncompleteShard, JobFailed, ResultError, StartTimeout, WrongVersion
 from tritium.gang.cluster import Cluster
 from tritium.gang.coordinator import Coordinator
 from tritium.gang.driver_run import order_of, ship_user_code
 from tritium.gang.far import failure_in, replay
-from tritium.gang.finish import await_end, await_formed
+from tritium.gang.finish import GivenBack, await_end, await_formed
 from tritium.gang.here import prepared
 from tritium.gang.results import SPARK_SCHEMA, results_of
 from tritium.gang.stall import Patience
@@ -36,13 +37,34 @@ _FAR_SILENCE = (
 )
 
 
+HOLD_SECONDS = 30.0  # how long slots are held while the rest of a gang does not come (dynamic allocation)
+
+
 def run(launch: Launch) -> list[Any]:
-    """Check the cluster, submit the job, wait, return the results of the ranks."""
+    """Check the cluster, and start the gang; where its slots come one by one, as often as it takes."""
     gang = launch.gang
     spark = session_of(launch)
     cluster = Cluster.of(spark)
     launch = launch.sized(cluster.ranks_for(gang, launch.watch.note, again=launch.attempt > 0))
-    exchange = launch.exchange
+    deadline = time.monotonic() + gang.start_timeout
+    while True:
+        try:
+            return started_once(launch, spark, cluster)
+        except GivenBack as given:
+            pause = HOLD_SECONDS * random.uniform(0.2, 1.0)  # two gangs must not move in step
+            if time.monotonic() + pause > deadline:
+                raise StartTimeout(
+                    f"{given}, again and again within start_timeout={gang.start_timeout:g} s. Other jobs or gangs hold "
+                    "the rest: wait for them, ask for fewer ranks, or let the application have more executors.",
+                    missing=[],
+                ) from given
+            launch.watch.note(f"{given}: they are given back, and tried for again in {pause:.0f} s")
+            threading.Event().wait(pause)
+
+
+def started_once(launch: Launch, spark: Any, cluster: Cluster) -> list[Any]:
+    """Submit the job, wait, return the results of the ranks."""
+    gang, exchange = launch.gang, launch.exchange
     if exchange is None and launch.data:
         from tritium.data.exchange import Exchange
 
@@ -69,7 +91,8 @@ def run(launch: Launch) -> list[Any]:
             with own_interrupts():
                 spark_job.start()
                 launch.watch.event("started", ranks=launch.ranks, slots=cluster.slots(gang), tag=spark_job.tag)
-                await_formed(coordinator, launch, spark_job, time.monotonic() - began)
+                hold = HOLD_SECONDS if cluster.is_dynamic else None
+                await_formed(coordinator, launch, spark_job, time.monotonic() - began, hold=hold)
                 await_end(coordinator, launch, spark_job)
             batches = spark_job.table.to_batches()
             replay(batches, launch.watch)
@@ -145,6 +168,7 @@ class SparkJob:
         self.table = pa.table({})
         self._spark = spark
         self._connect = cluster.is_connect
+        self.restarts = cluster.is_dynamic
         self._cluster, self._gang = cluster, launch.gang
         self._completed = self._tasks = 0
         self._moved = time.monotonic()
@@ -153,7 +177,7 @@ class SparkJob:
         self._name = f"Tritium: {getattr(launch.function, '__qualname__', 'a function')} on {order.size} ranks"
         entry = ship.entry("tritium.gang.supervisor:supervise", pickle.dumps(order))
         profile = cluster.profile(launch.gang)
-        self._frame = frame.mapInArrow(entry, SPARK_SCHEMA, barrier=True, profile=profile)
+        self._frame = frame.mapInArrow(entry, SPARK_SCHEMA, barrier=not self.restarts, profile=profile)
         # Its threads inherit the user's job group and pool, so that "cancel" in a notebook reaches this job too.
         session = spark if self._connect else None
         self._thread = InheritableThread(self._collect, session=session, name=f"tritium-job-{launch.name}")

@@ -159,6 +159,8 @@ class Local:
         """How many ranks this machine could run is not a question of slots."""
         return 0
 
+    restarts = False
+
     def cancel(self) -> None:
         """Supervisors end by themselves once the coordinator has said so."""
 

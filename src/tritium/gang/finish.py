@@ -25,6 +25,7 @@ class Tasks(Protocol):
 
     ended: bool
     problem: BaseException | None
+    restarts: bool  # whether a task that fails is started again, which does a gang no good
 
     @property
     def silence(self) -> str: ...  # what to say when no supervisor has reported for a while
@@ -34,11 +35,19 @@ class Tasks(Protocol):
     def join(self, seconds: float = ...) -> None: ...
 
 
-def await_formed(coordinator: Coordinator, launch: Launch, tasks: Tasks, waited: float = 0.0) -> None:
+class GivenBack(Exception):
+    """Some slots came, and then no more: another gang may be waiting for these, and hold the rest."""
+
+
+def await_formed(
+    coordinator: Coordinator, launch: Launch, tasks: Tasks, waited: float = 0.0, *, hold: float | None = None
+) -> None:
     """Wait until every rank is ready, within the rest of `start_timeout`; or until something has ended.
 
-    The time in which Spark computes the sources does not count, where Spark tells (it does not on Connect).
+    The time in which Spark computes the sources does not count, where Spark tells (it does not on Connect). Where
+    ranks start one by one, GivenBack is raised when no further one has reported for `hold` seconds.
     """
+    there, newest = 0, 0.0
     gang, now = launch.gang, time.monotonic()
     deadline, began, next_word = now + gang.start_timeout - waited, now, now + FIRST_WORD_SECONDS
     over = False
@@ -48,6 +57,10 @@ def await_formed(coordinator: Coordinator, launch: Launch, tasks: Tasks, waited:
                 lambda: coordinator.formed or coordinator.failure is not None or tasks.ended,
                 timeout=min(LOOK_SECONDS, deadline - now),
             )
+        if len(coordinator.members) != there:
+            there, newest = len(coordinator.members), time.monotonic()
+        if hold is not None and not over and 0 < there < launch.ranks and time.monotonic() - newest > hold:
+            raise GivenBack(f"{there} of {launch.ranks} slots came, and no more for {hold:.0f} s")
         if not over and tasks.computing(launch.ranks):
             deadline = time.monotonic() + gang.start_timeout
         if not over and now > next_word:
@@ -108,6 +121,8 @@ def await_end(coordinator: Coordinator, launch: Launch, tasks: Tasks) -> None:
         with coordinator.changed:
             coordinator.changed.wait_for(lambda: coordinator.failure is not None, timeout=LEAVE_SECONDS)
     if coordinator.failure is not None:
+        if tasks.restarts:
+            tasks.cancel()
         tasks.join(LEAVE_SECONDS)
         why = tasks.problem  # before we cancel the job ourselves
         if not tasks.ended:

@@ -74,13 +74,14 @@ class GangEnded(TritiumError):
 
 
 def supervise(payload: bytes, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """Runs in Spark's Python worker, once a barrier task."""
-    from pyspark import BarrierTaskContext
+    """Runs in Spark's Python worker, once a task of the gang."""
+    from pyspark import TaskContext
 
     from tritium.data.receive import stream_is_complete
 
     order: Order = pickle.loads(payload)
-    context = BarrierTaskContext.get()
+    context = TaskContext.get()
+    assert context is not None
     resources = context.resources()
     gpus = tuple(resources["gpu"].addresses)[: order.gpus] if order.gpus and "gpu" in resources else ()
     cpus = order.cpus or context.cpus()

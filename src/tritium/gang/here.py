@@ -63,7 +63,7 @@ def _shards(launch: Launch, stack: ExitStack) -> dict[str, Shard]:
     launch.watch.event("received", **whole)
     shards = {}
     for name, fields in plan.items():
-        feed = Feed(fingerprint=whole["fingerprint"][name])
+        feed = Feed(fingerprint=whole["fingerprint"].get(name))
         feed.publish(Mark(receipt.rows[name], {0: receipt.rows[name]}, 1))
         shards[name] = stack.enter_context(
             closing(

@@ -320,12 +320,12 @@ def test_out_of_memory_is_named_with_its_figures(cgroup: Path) -> None:
     assert (error.rank, error.signal) == (1, "SIGKILL")
     assert re.search(
         r"was killed by SIGKILL: out of memory \(its cgroup's limit of 200 MB was reached: oom_kill 1; "
-        r"peak [\d.]+ MB\)",
+        r"peak [\d.]+ MB\)",  # of the rank, whatever this process had when it started it
         str(error),
     )
     assert error.memory["group_limit"] == 200 << 20
     assert error.memory["oom_kills"] == 1
-    assert 150 << 20 < error.memory["peak"] < 400 << 20
+    assert 20 << 20 < error.memory["peak"] < 400 << 20
 
 
 def test_a_rank_that_someone_killed_has_figures_too() -> None:
@@ -337,7 +337,8 @@ def test_a_rank_that_someone_killed_has_figures_too() -> None:
         run(train, 1)
     assert (caught.value.step, caught.value.phase) == (7, "after step 7")
     assert re.search(
-        r"was killed by SIGKILL \(after step 7\): probably out of memory, unless someone killed it \(peak [\d.]+ MB; "
+        r"was killed by SIGKILL \(after step 7\): probably out of memory, "
+        r"unless someone killed it \(peak ([\d.]+ MB|unknown); "
         r".*the host had [\d.]+ [GM]B of [\d.]+ [GM]B available\)",
         str(caught.value),
     ), str(caught.value)

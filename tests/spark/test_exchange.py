@@ -69,7 +69,7 @@ def whole(ranks: list[dict[str, Any]], name: str = "train") -> dict[int, tuple[i
     """The fingerprint of all ranks together."""
     total: dict[int, tuple[int, int]] = {}
     for rank in ranks:
-        for partition, (rows, sums) in rank["parts"][name].items():
+        for partition, (rows, sums, _) in rank["parts"][name].items():
             before = total.get(partition, (0, 0))
             total[partition] = (before[0] + rows, (before[1] + sums) % 2**64)
     return total

@@ -316,9 +316,8 @@ def test_the_estimator_refuses_what_the_settings_refuse() -> None:
         TorchEstimator(**GOOD).setTask("x").settings()
 
 
-def test_the_page_says_what_the_settings_say() -> None:
+def test_the_page_lists_the_settings() -> None:
     page = Path(__file__).parents[2].joinpath("docs", "estimator.md").read_text()
-    for source in (TorchSettings, EarlyStopping):
-        for field in dataclasses.fields(source):
-            default = "required" if field.default is dataclasses.MISSING else f"`{field.default!r}`"
-            assert f"| `{field.name}` | {default} | {field.metadata['doc']} |" in page
+    for source in (TorchSettings, EarlyStopping):  # the tables are made when the page is built
+        assert f"<!-- fields tritium.ml.settings:{source.__name__} -->" in page
+        assert all(field.metadata["doc"] for field in dataclasses.fields(source))

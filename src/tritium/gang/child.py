@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import resource
 import signal
 import subprocess
 import sys
@@ -34,6 +35,9 @@ class RankProcess:
         self.stdout: IO[bytes] | None = process.stdout
         self.stderr: IO[bytes] | None = process.stderr
         self.peak: int | None = None
+        """Bytes of memory that the ended process had at most; None where its parent's hide them."""
+        # The kernel begins a child's count with what its parent had when it started it.
+        self._inherited = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
         """The most memory it had, in bytes; known once it has ended."""
         self._lock = threading.Lock()
         self._ended = False
@@ -47,7 +51,8 @@ class RankProcess:
             self._ended = True
             _, status, usage = os.wait4(self.pid, 0)  # as Popen.wait, and tells what the process used
             self._process.returncode = os.waitstatus_to_exitcode(status)
-            self.peak = usage.ru_maxrss * (1 if sys.platform == "darwin" else 1024)
+            if usage.ru_maxrss > self._inherited:
+                self.peak = usage.ru_maxrss * (1 if sys.platform == "darwin" else 1024)
             return self._process.returncode
 
     def send_signal(self, number: int) -> None:

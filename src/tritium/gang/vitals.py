@@ -126,19 +126,26 @@ class Memory:
         self._group = _Group(None, "")
         self._killed = 0
         self._free: list[int] = []
+        self._peak: int | None = None
 
     def look(self) -> None:
         """From time to time: what is free now, and how many the kernel has killed in the group so far."""
         self._free = [*self._free[-4:], _meminfo().get("MemAvailable", 0)]
+        self._peak = _high_water(self._pid) or self._peak
         group = _group(self._pid)
         if group.folder is not None and group != self._group:
             self._group, self._killed = group, group.killed()
 
     def figures(self, peak: int | None) -> dict[str, Any]:
-        """In bytes: the rank's `peak`, its host's memory and what was free of it, its group's limit, peak and kills."""
+        """In bytes: the rank's `peak` (None: as it was seen last), its host's memory and what was free of it, its
+        group's limit, peak and kills."""
         host = _meminfo()
         free = [*self._free, host.get("MemAvailable", 0)]
-        found: dict[str, Any] = {"peak": peak, "host_total": host.get("MemTotal"), "host_available": min(free)}
+        found: dict[str, Any] = {
+            "peak": peak or self._peak,
+            "host_total": host.get("MemTotal"),
+            "host_available": min(free),
+        }
         if not host:
             found.update(host_total=None, host_available=None)
         if self._group.folder is not None:
@@ -229,6 +236,15 @@ def _meminfo() -> dict[str, int]:
     return {line.split(":")[0]: int(line.split()[1]) * 1024 for line in lines}
 
 
+def _high_water(pid: int) -> int | None:
+    """Bytes of memory that a living process had at most."""
+    try:
+        lines = (_PROC / str(pid) / "status").read_text().splitlines()
+    except OSError:
+        return None
+    return next((int(line.split()[1]) * 1024 for line in lines if line.startswith("VmHWM:")), None)
+
+
 def size(count: float | None) -> str:
     """1.2e9 → "1.2 GB"; "?" for None."""
     if count is None:
@@ -243,7 +259,8 @@ def killed_for(memory: Mapping[str, Any]) -> str:
     """Why a rank that was killed by SIGKILL was killed, as far as its memory tells."""
     if not memory:
         return "probably out of memory, unless someone killed it"
-    peak, limit = size(memory.get("peak")), memory.get("group_limit")
+    peak = size(memory["peak"]) if memory.get("peak") else "unknown"
+    limit = memory.get("group_limit")
     if memory.get("oom_kills"):
         where = f"its cgroup's limit of {size(limit)} was reached" if limit else "the memory of the host was used up"
         return f"out of memory ({where}: oom_kill {memory['oom_kills']}; peak {peak})"

@@ -38,7 +38,6 @@ class RankProcess:
         """Bytes of memory that the ended process had at most; None where its parent's hide them."""
         # The kernel begins a child's count with what its parent had when it started it.
         self._inherited = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-        """The most memory it had, in bytes; known once it has ended."""
         self._lock = threading.Lock()
         self._ended = False
 

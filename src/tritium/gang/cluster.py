@@ -74,9 +74,10 @@ class Cluster:
     def ranks_for(self, gang: Gang, note: Note = _unheard, *, again: bool = False) -> int:
         """The world size that this gang can start with. Raises what would keep it from starting or from ending well.
 
-        WrongVersion (Spark, Python), BadSetting (dynamic allocation; idle workers that are killed), NotEnoughSlots
-        (with facts `needed` and `available`). Executors of a young application may still register: they are waited
-        for as long as Spark itself would (`spark.scheduler.maxRegisteredResourcesWaitingTime`), and `note` is told.
+        WrongVersion (Spark, Python), BadSetting (dynamic allocation over Connect; idle workers that are killed),
+        NotEnoughSlots (with facts `needed` and `available`). Executors of a young application may still register: they
+        are waited for as long as Spark itself would (`spark.scheduler.maxRegisteredResourcesWaitingTime`), and `note`
+        is told.
         With `again`, after a loss, slots that are missing are waited for: a cluster manager starts executors anew.
         """
         check_versions(self.version, sys.version_info[:2])

@@ -18,7 +18,8 @@ test: setup      ## every test
 	@$(BIN)/python -m pytest
 
 faults: setup    ## the faults alone: 20 rounds, with other seeds, where the moment matters, and 3 of the others
-	@TRITIUM_FAULT_ROUNDS=20 TRITIUM_FAULT_KILLS=50 TRITIUM_FAULT_REPEATS=3 $(BIN)/python -m pytest tests/faults
+	@mkdir -p artifacts && rm -f artifacts/faults.jsonl
+	@TRITIUM_FAULT_FIGURES=$(CURDIR)/artifacts/faults.jsonl TRITIUM_FAULT_ROUNDS=20 TRITIUM_FAULT_KILLS=50 TRITIUM_FAULT_REPEATS=3 $(BIN)/python -m pytest tests/faults
 
 lint: setup      ## ruff: rules and format
 	@$(BIN)/ruff check .

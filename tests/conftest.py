@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 
+import bounds
 import clusters
 import leaks
 
@@ -31,6 +32,7 @@ os.environ.update(
 )
 tempfile.tempdir = None
 PIPES = os.environ.pop("TRITIUM_TEST_PIPES", "")
+FIGURES = os.environ.get("TRITIUM_FAULT_FIGURES", "")
 
 _elsewhere: dict[str, clusters.Elsewhere] = {}
 _LIMIT = pytest.StashKey[float]()  # seconds for a test elsewhere
@@ -185,6 +187,14 @@ def pytest_runtestloop(session: pytest.Session) -> bool | None:
             plugin.send("done")
     os.close(answers)
     return True
+
+
+def pytest_terminal_summary(terminalreporter: Any) -> None:
+    """`make faults` ends with how soon each fault had its outcome."""
+    if FIGURES and not PIPES and Path(FIGURES).exists():
+        terminalreporter.section("seconds from the fault to its outcome")
+        for row in bounds.table(Path(FIGURES).read_text().splitlines()):
+            terminalreporter.write_line(row)
 
 
 def pytest_unconfigure() -> None:

@@ -25,6 +25,7 @@ import pyarrow as pa
 import pytest
 
 import tritium as tr
+from bounds import timed, within
 from clusters import wait
 from machines import Machine, can_make_hosts, hosts, order_for
 from proxy import Proxy
@@ -284,9 +285,9 @@ def test_no_control_server_any_more(how: str, proxies: list[Proxy], tmp_path: Pa
     proxies[0].refuse() if how == "refused" else proxies[0].freeze()
     wait(lambda: not any(map(alive, pids)), "the ranks are gone", 10)
     gone = time.monotonic() - began
-    with pytest.raises(RankFailed, match=r"was lost: its supervisor is gone") as raised:
+    with pytest.raises(RankFailed, match=r"was lost: its supervisor is gone"):
         run.end(15)
-    print(f"ranks gone after {gone:.1f} s, the launch ended after {time.monotonic() - began:.1f} s: {raised.value}")
+    within("control server gone for good", gone)
     assert time.monotonic() - began < 15
 
 
@@ -311,7 +312,7 @@ def test_a_silent_connection_is_found(tmp_path: Path) -> None:
         assert (coordinator.failure.how, coordinator.failure.rank) == ("lost", 0)
         assert "was lost" in machines[1].end(5), "the other one hears at once what happened"
         assert "coordinator is gone" in machines[0].end(5)
-        print(f"found after {found:.1f} s")
+        within("silent control connection", found)
 
 
 def test_who_comes_back_after_it_was_given_up_is_refused(tmp_path: Path) -> None:
@@ -400,9 +401,8 @@ def test_the_driver_is_killed(how: str, tmp_path: Path) -> None:
     finally:
         process.kill()
         process.wait()
-    began = time.monotonic()
-    wait(lambda: not any(map(alive, pids)), "every process is gone", 10)
-    print(f"gone after {time.monotonic() - began:.1f} s")
+    with timed("driver killed, on='driver'" if how == "launch" else "driver killed, supervisors of their own"):
+        wait(lambda: not any(map(alive, pids)), "every process is gone", 10)
     assert [entry for entry in spools.rglob("*") if "tritium" in entry.name] == []
     if how == "executors":
         port = int(tmp_path.joinpath("port").read_text())
@@ -450,7 +450,7 @@ def test_a_hosts_cable_is_pulled_and_put_in_again(tmp_path: Path) -> None:
         places[1].joinpath("enough").touch()
         assert again.end(15) == ""
         assert new.failure is None
-        print(f"found after {found:.1f} s")
+        within("host's network cut", found)
 
 
 # ---- strangers

@@ -14,6 +14,7 @@ import pytest
 from pyspark.find_spark_home import _find_spark_home
 
 import tritium as tr
+from bounds import timed
 from clusters import session, wait
 
 SECONDS = 10.0
@@ -69,9 +70,8 @@ def test_with_spark(tmp_path: Path) -> None:
         if tmp_path.joinpath("application").exists():  # Spark leaves it in its own home
             application = tmp_path.joinpath("application").read_text()
             shutil.rmtree(Path(_find_spark_home(), "work", application), ignore_errors=True)
-    began = time.monotonic()
-    gone, left = psutil.wait_procs(everyone, SECONDS)
-    print(f"{len(gone)} processes gone after {time.monotonic() - began:.1f} s")
+    with timed("driver killed, local-cluster"):
+        _, left = psutil.wait_procs(everyone, SECONDS)
     assert not left
     ports = {c.laddr.port for c in psutil.net_connections("tcp") if c.status == psutil.CONN_LISTEN}
     assert not ports & listening

@@ -23,6 +23,7 @@ import psutil
 import pytest
 
 import tritium as tr
+from bounds import timed, within
 from clusters import COMMON, wait
 from tritium.errors import (
     BadFunction,
@@ -206,7 +207,7 @@ class TestCancel:
             for name in ("spark.jobGroup.id", "spark.job.description", "spark.job.interruptOnCancel"):
                 context.setLocalProperty(name, None)
         assert error.value.__cause__ is not None
-        assert gone[0] < SECONDS
+        within("job cancelled", gone[0])
         assert launch(spark, lambda: 1) == [1, 1]
 
 
@@ -229,7 +230,8 @@ def test_interrupting_on_connect_ends_all_ranks_too(cluster: Any, how: str, tmp_
     finally:
         interrupter.join()
         spark.clearTags()
-    wait(lambda: not any(map(alive, pids(tmp_path))), "the ranks are gone", SECONDS)
+    with timed("job cancelled"):
+        wait(lambda: not any(map(alive, pids(tmp_path))), "the ranks are gone", SECONDS)
     assert launch(spark, lambda: 1) == [1, 1]
 
 
@@ -474,7 +476,8 @@ class TestTheDriver:
             try:
                 ranks = pids(tmp_path)
                 process.send_signal(signal.SIGINT)
-                wait(lambda: not any(map(alive, ranks)), "the ranks are gone", SECONDS)
+                with timed("Ctrl-C"):
+                    wait(lambda: not any(map(alive, ranks)), "the ranks are gone", SECONDS)
                 output, errors = process.communicate(timeout=60)
             finally:
                 process.kill()

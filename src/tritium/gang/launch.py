@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from tritium import ship
 from tritium.data.schema import Data
 from tritium.errors import BadSetting, TritiumWarning
+from tritium.gang.failure import Aside
 from tritium.gang.inspect import inspect
 from tritium.gang.retry import until_no_loss
 from tritium.gang.settings import Gang
@@ -126,6 +127,8 @@ def start(
         ok = True
     finally:
         report = watch.close(ok)
+    for aside in watch.asides:
+        warnings.warn(aside.story(run_dir), TritiumWarning, stacklevel=3)
     return Run(run_id, run_dir, results, report)
 
 
@@ -164,6 +167,8 @@ class Watch:
         self._opened: tuple[RunLog, Progress] | None = None
         self.resumes_from: int | None = None
         """The step of the newest checkpoint of this run."""
+        self.asides: list[Aside] = []
+        """What raised in the last attempt without ending it."""
 
     def _open(self) -> tuple[RunLog, Progress]:
         with self._lock:
@@ -177,6 +182,10 @@ class Watch:
         log, progress = self._open()
         if kind == "checkpoint":
             self.resumes_from = int(fields["step"])
+        elif kind == "aside":
+            self.asides.append(Aside(**fields))
+        elif kind == "retry":
+            self.asides.clear()
         log.event(kind, **fields)
         self._report.event(kind, **fields)
         progress.event(kind, **fields)

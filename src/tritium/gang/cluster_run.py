@@ -17,7 +17,7 @@ from urllib.parse import urlsplit
 import pyarrow as pa
 
 from tritium import ship
-from tritium.errors import BadSetting, IncompleteShard, JobFailed, ResultError, StartTimeout, WrongVersion
+from tritium.errors import BadSetting, IncompleteShard, JobFailed, ResultError, StartTimeout, TritiumError, WrongVersion
 from tritium.gang.cluster import Cluster
 from tritium.gang.coordinator import Coordinator
 from tritium.gang.driver_run import order_of, ship_user_code
@@ -104,6 +104,17 @@ def started_once(launch: Launch, spark: Any, cluster: Cluster) -> list[Any]:
                 spark_job.join(4.0)
             coordinator.await_gone(1.0)
             coordinator.close()
+            keep_spark_error(launch, spark_job.problem)
+
+
+def keep_spark_error(launch: Launch, problem: BaseException | None) -> None:
+    """Java's stack is for who asks for it: in the run directory."""
+    error = getattr(problem, "spark_error", None)
+    if error is not None:
+        try:
+            launch.watch.store("spark-error.txt", f"{error}\n".encode(), True)
+        except OSError as refused:
+            launch.watch.note(f"spark-error.txt can't be kept in the run directory: {refused}")
 
 
 def session_of(launch: Launch) -> Any:
@@ -262,10 +273,10 @@ _WORKER_LACKS = re.compile(r"ModuleNotFoundError: No module named '([\w.]+)'")
 _TAKEN_AWAY = re.compile(r"ExecutorLostFailure|exited unexpectedly|Executor heartbeat timed out")
 
 
-def translate(error: BaseException) -> BaseException:
-    """Spark's exception as one of ours, with its own as the cause; the Java stack stays in the cause."""
+def translate(error: BaseException) -> TritiumError:
+    """Spark's exception as one of ours. Its own, whose text is mostly Java's stack, is the fact `spark_error`."""
     text = str(error)
-    problem: Exception
+    problem: TritiumError
     if "PYTHON_VERSION_MISMATCH" in text:
         problem = WrongVersion(
             "Driver and executors run different Python versions: "
@@ -294,7 +305,7 @@ def translate(error: BaseException) -> BaseException:
         problem = JobFailed("The Spark job of this run was cancelled; all its ranks have been ended.")
     else:
         problem = JobFailed(f"The Spark job of this run failed: {_reason(text)}", lost=bool(_TAKEN_AWAY.search(text)))
-    problem.__cause__ = error
+    problem.__dict__["spark_error"] = error
     return problem
 
 

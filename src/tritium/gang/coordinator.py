@@ -12,6 +12,7 @@ import socket
 import threading
 import time
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any, Protocol
 
 from tritium.data.fingerprint import Part, added, table
@@ -22,6 +23,7 @@ from tritium.gang.muster import Member, Rendezvous, agree, muster
 from tritium.gang.server import Server, Session
 from tritium.gang.stall import Patience, Standing
 from tritium.gang.stallwatch import StallWatch
+from tritium.gang.story import meanwhile
 from tritium.wire import Message
 
 STACKS_SECONDS = 3.0  # how long supervisors have to answer with stacks
@@ -319,6 +321,9 @@ class Coordinator:
         facts = {name: message[name] for name in ("step", "bytes", "seconds", "path")}
         self._observer.event("checkpoint", rank=member.number, **facts)
 
+    def _on_resumed(self, member: Member, message: Message) -> None:
+        self._observer.event("resumed", step=message["step"], path=message["path"])
+
     def _on_finished(self, member: Member, message: Message) -> None:
         member.finished = True
         self._observer.event("rank_ended", rank=member.number)
@@ -382,7 +387,7 @@ class Coordinator:
     def _failed(self, failure: Failure) -> None:
         if self.failure is not None:
             return
-        self.failure = failure
+        failure = self.failure = replace(failure, others=meanwhile(self.members.values(), failure.rank))
         self._observer.event("failed" if failure.how != "regroup" else "regroup", **failure.fields())
         self._broadcast("end", failure.pickled, reason=failure.headline(), failure=failure.fields())
         self._notify()

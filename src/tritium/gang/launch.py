@@ -162,8 +162,8 @@ class Watch:
         self._started = time.monotonic()
         self._lock = threading.Lock()
         self._opened: tuple[RunLog, Progress] | None = None
-        self.resumes_from: int | None = None
-        """The step of the newest checkpoint of this run."""
+        self.newest: tuple[int, str] | None = None
+        """Step and place of the newest checkpoint that this run has saved, or went on from."""
 
     def _open(self) -> tuple[RunLog, Progress]:
         with self._lock:
@@ -175,8 +175,8 @@ class Watch:
     def event(self, kind: str, **fields: Any) -> None:
         """Something happened."""
         log, progress = self._open()
-        if kind == "checkpoint":
-            self.resumes_from = int(fields["step"])
+        if kind in ("checkpoint", "resumed"):
+            self.newest = int(fields["step"]), str(fields["path"])
         log.event(kind, **fields)
         self._report.event(kind, **fields)
         progress.event(kind, **fields)

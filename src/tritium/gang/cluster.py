@@ -14,6 +14,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from fractions import Fraction
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from tritium.errors import BadSetting, NotEnoughSlots, StartTimeout, WrongVersion
@@ -64,7 +65,7 @@ class Cluster:
         """Whether tasks run in the driver's own JVM (`local`, `local[N]`): such a Spark knows no resource profiles."""
         return self.master == "local" or self.master.startswith("local[")
 
-    @property
+    @cached_property
     def is_dynamic(self) -> bool:
         """Whether executors come and go with the work there is; Spark has no barrier stages then."""
         return not self.is_local and self._setting("spark.dynamicAllocation.enabled", "false").lower() == "true"

@@ -23,7 +23,6 @@ from tritium.gang.coordinator import Coordinator
 from tritium.gang.driver_run import order_of, ship_user_code
 from tritium.gang.far import failure_in, replay
 from tritium.gang.finish import GivenBack, await_end, await_formed
-from tritium.gang.here import prepared
 from tritium.gang.results import SPARK_SCHEMA, results_of
 from tritium.gang.stall import Patience
 
@@ -81,7 +80,7 @@ def started_once(launch: Launch, spark: Any, cluster: Cluster) -> list[Any]:
             observer=launch.watch,
             host=driver_address(spark, cluster),
             names=list(exchange.plan) if exchange else [],
-            stream=any(prepared(data.shuffle) == "stream" for data in launch.data.values()),
+            stream=launch.streams,
             patience=Patience.of(gang),
         ).start()
         plan = exchange.plan if exchange else {}

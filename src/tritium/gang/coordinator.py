@@ -307,12 +307,16 @@ class Coordinator:
         if meeting.problem is None:
             meeting.problem = meeting.left_by([m.number for m in self.members.values() if m.finished])
         if meeting.problem is not None or meeting.full:
-            blob, fields = meeting.outcome()
-            for m in self.members.values():
-                if m.number in meeting.values:
-                    m.link.send("gathered", blob, **fields)
-            if meeting.full:
-                del self._rendezvous[lane, number]
+            self._conclude(meeting)
+        if meeting.full:
+            del self._rendezvous[lane, number]
+
+    def _conclude(self, meeting: Rendezvous) -> None:
+        """Tell those who have come what came of it."""
+        blob, fields = meeting.outcome()
+        for member in self.members.values():
+            if member.number in meeting.values:
+                member.link.send("gathered", blob, **fields)
 
     def _on_note(self, member: Member, message: Message) -> None:
         self._observer.event("note", text=str(message["text"]))
@@ -330,10 +334,7 @@ class Coordinator:
         for meeting in list(self._rendezvous.values()):
             meeting.problem = meeting.problem or meeting.left_by([member.number])
             if meeting.problem is not None:
-                blob, fields = meeting.outcome()
-                for m in self.members.values():
-                    if m.number in meeting.values:
-                        m.link.send("gathered", blob, **fields)
+                self._conclude(meeting)
         if all(m.finished for m in self.members.values()) and self.formed:
             self.finished = True
             self._broadcast("finished")

@@ -59,6 +59,11 @@ class Launch:
         """Of this attempt: supervisors of an earlier one are refused by it."""
         return f"{self.run_id}.{self.attempt}"
 
+    @property
+    def streams(self) -> bool:
+        """Whether rows go to the ranks as they arrive, not sorted by id."""
+        return any(data.shuffle == "stream" for data in self.data.values())
+
     def sized(self, ranks: int) -> Launch:
         """This attempt with so many ranks."""
         if self.attempt:

@@ -134,7 +134,9 @@ class TestInAThread:
             threading.Thread(target=work, name="prefetch", daemon=True).start()
             rows.get()
 
-        with pytest.raises(Stalled, match=r"(?s)in train\(\).*Before that:\n  rank 0 on .*'prefetch' raised ValueError"):
+        with pytest.raises(
+            Stalled, match=r"(?s)in train\(\).*Before that:\n  rank 0 on .*'prefetch' raised ValueError"
+        ):
             launch(train, tmp_path, ranks=1, stall_timeout=1.0)
 
     def test_sys_exit_in_it_is_no_matter(self, tmp_path: Path) -> None:

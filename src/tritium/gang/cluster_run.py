@@ -17,13 +17,12 @@ from urllib.parse import urlsplit
 import pyarrow as pa
 
 from tritium import ship
-from tritium.errors import BadSetting, IncompleteShard, JobFailed, ResultError, StartTimeout, WrongVersion
+from tritium.errors import BadSetting, IncompleteShard, JobFailed, ResultError, StartTimeout, TritiumError, WrongVersion
 from tritium.gang.cluster import Cluster
 from tritium.gang.coordinator import Coordinator
 from tritium.gang.driver_run import order_of, ship_user_code
 from tritium.gang.far import failure_in, replay
 from tritium.gang.finish import GivenBack, await_end, await_formed
-from tritium.gang.here import prepared
 from tritium.gang.results import SPARK_SCHEMA, results_of
 from tritium.gang.stall import Patience
 
@@ -81,7 +80,7 @@ def started_once(launch: Launch, spark: Any, cluster: Cluster) -> list[Any]:
             observer=launch.watch,
             host=driver_address(spark, cluster),
             names=list(exchange.plan) if exchange else [],
-            stream=any(prepared(data.shuffle) == "stream" for data in launch.data.values()),
+            stream=launch.streams,
             patience=Patience.of(gang),
         ).start()
         plan = exchange.plan if exchange else {}
@@ -104,6 +103,17 @@ def started_once(launch: Launch, spark: Any, cluster: Cluster) -> list[Any]:
                 spark_job.join(4.0)
             coordinator.await_gone(1.0)
             coordinator.close()
+            keep_spark_error(launch, spark_job.problem)
+
+
+def keep_spark_error(launch: Launch, problem: BaseException | None) -> None:
+    """Java's stack is for who asks for it: in the run directory."""
+    error = getattr(problem, "spark_error", None)
+    if error is not None:
+        try:
+            launch.watch.store("spark-error.txt", f"{error}\n".encode(), True)
+        except OSError as refused:
+            launch.watch.note(f"spark-error.txt can't be kept in the run directory: {refused}")
 
 
 def session_of(launch: Launch) -> Any:
@@ -270,10 +280,10 @@ _TAKEN_AWAY = re.compile(r"ExecutorLostFailure|exited unexpectedly|Executor hear
 _CANCELLED = re.compile(r"Job \d+ cancelled.*?(?=\.?( SQLSTATE|$))", re.MULTILINE)
 
 
-def translate(error: BaseException, *, stopped: bool = False) -> BaseException:
-    """Spark's exception as one of ours, with its own as the cause; the Java stack stays in the cause."""
+def translate(error: BaseException, *, stopped: bool = False) -> TritiumError:
+    """Spark's exception as one of ours. Its own, whose text is mostly Java's stack, is the fact `spark_error`."""
     text = str(error)
-    problem: Exception
+    problem: TritiumError
     if stopped or "SparkContext was shut down" in text:
         problem = JobFailed(
             "The Spark job of this run was cancelled, because its SparkSession was stopped; all its ranks have been "
@@ -309,7 +319,7 @@ def translate(error: BaseException, *, stopped: bool = False) -> BaseException:
         problem = JobFailed(f"The Spark job of this run was cancelled; all its ranks have been ended.{says}")
     else:
         problem = JobFailed(f"The Spark job of this run failed: {_reason(text)}", lost=bool(_TAKEN_AWAY.search(text)))
-    problem.__cause__ = error
+    problem.__dict__["spark_error"] = error
     return problem
 
 

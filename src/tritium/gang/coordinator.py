@@ -23,6 +23,7 @@ from tritium.gang.muster import Member, Rendezvous, agree, muster
 from tritium.gang.server import Server, Session
 from tritium.gang.stall import Patience, Standing
 from tritium.gang.stallwatch import StallWatch
+from tritium.gang.story import meanwhile
 from tritium.wire import Message
 
 STACKS_SECONDS = 3.0  # how long supervisors have to answer with stacks
@@ -309,12 +310,16 @@ class Coordinator:
         if meeting.problem is None:
             meeting.problem = meeting.left_by([m.number for m in self.members.values() if m.finished])
         if meeting.problem is not None or meeting.full:
-            blob, fields = meeting.outcome()
-            for m in self.members.values():
-                if m.number in meeting.values:
-                    m.link.send("gathered", blob, **fields)
-            if meeting.full:
-                del self._rendezvous[lane, number]
+            self._conclude(meeting)
+        if meeting.full:
+            del self._rendezvous[lane, number]
+
+    def _conclude(self, meeting: Rendezvous) -> None:
+        """Tell those who have come what came of it."""
+        blob, fields = meeting.outcome()
+        for member in self.members.values():
+            if member.number in meeting.values:
+                member.link.send("gathered", blob, **fields)
 
     def _on_note(self, member: Member, message: Message) -> None:
         self._observer.event("note", text=str(message["text"]))
@@ -330,16 +335,16 @@ class Coordinator:
         facts = {name: message[name] for name in ("step", "bytes", "seconds", "path")}
         self._observer.event("checkpoint", rank=member.number, **facts)
 
+    def _on_resumed(self, member: Member, message: Message) -> None:
+        self._observer.event("resumed", step=message["step"], path=message["path"])
+
     def _on_finished(self, member: Member, message: Message) -> None:
         member.finished = True
         self._observer.event("rank_ended", rank=member.number)
         for meeting in list(self._rendezvous.values()):
             meeting.problem = meeting.problem or meeting.left_by([member.number])
             if meeting.problem is not None:
-                blob, fields = meeting.outcome()
-                for m in self.members.values():
-                    if m.number in meeting.values:
-                        m.link.send("gathered", blob, **fields)
+                self._conclude(meeting)
         if all(m.finished for m in self.members.values()) and self.formed:
             self.finished = True
             self._broadcast("finished")
@@ -410,7 +415,7 @@ class Coordinator:
     def _failed(self, failure: Failure) -> None:
         if self.failure is not None:
             return
-        self.failure = failure
+        failure = self.failure = replace(failure, others=meanwhile(self.members.values(), failure.rank))
         self._observer.event("failed" if failure.how != "regroup" else "regroup", **failure.fields())
         self._broadcast("end", failure.pickled, reason=failure.headline(), failure=failure.fields())
         self._notify()

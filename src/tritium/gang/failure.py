@@ -39,7 +39,8 @@ class Failure:
     `how` is "exception" (the user's function raised), "signal" (killed), "exit" (the process left without returning),
     "lost" (its supervisor is gone), "stalled" (it makes no progress; `text` is the story), "error" (an error of
     Tritium's own tree, such as BadRow: raised as it is) or "regroup" (none: the gang has saved its state, to be started
-    again with more ranks). `echo` says that another rank's death would look like this from here. `memory` are figures of a rank that was killed, `at` is where it stood (its step and phase),
+    again with more ranks). `echo` says that another rank's death would look like this from here. `memory` are figures
+    of a rank that was killed, `at` is where it stood (its step and phase), `others` what the other ranks were doing,
     `stacks` stay where they were collected, as they are large.
     """
 
@@ -54,6 +55,7 @@ class Failure:
     exit_code: int | None = None
     echo: bool = False
     log: tuple[str, ...] = ()
+    others: tuple[str, ...] = ()
     memory: Mapping[str, Any] | None = None
     at: Mapping[str, Any] = field(default_factory=dict)
     stacks: Mapping[int, str] = field(default_factory=dict)
@@ -134,8 +136,8 @@ class Failure:
             story += ["", f"Its traceback (rank {self.rank}):", self.traceback.rstrip()]
         if self.log:
             story += ["", f"Its last {len(self.log)} lines of output:", *self.log]
-        if run_dir:
-            story += ["", f"Logs and events of the whole run: {run_dir}"]
+        if self.others:
+            story += ["", "Meanwhile the others:", *(f"  {line}" for line in self.others)]
         error = RankFailed(
             "\n".join(story),
             rank=self.rank,
@@ -197,7 +199,8 @@ class Failure:
         """The inverse of `fields`."""
         known = {f.name for f in dataclasses.fields(cls)}
         fields = {k: v for k, v in fields.items() if k in known}
-        return cls(**{**fields, "log": tuple(fields.get("log", ())), "pickled": pickled})
+        lists = {name: tuple(fields.get(name, ())) for name in ("log", "others")}
+        return cls(**{**fields, **lists, "pickled": pickled})
 
 
 @dataclass(frozen=True)

@@ -60,6 +60,11 @@ class Launch:
         """Of this attempt: supervisors of an earlier one are refused by it."""
         return f"{self.run_id}.{self.attempt}"
 
+    @property
+    def streams(self) -> bool:
+        """Whether rows go to the ranks as they arrive, not sorted by id."""
+        return any(data.shuffle == "stream" for data in self.data.values())
+
     def sized(self, ranks: int) -> Launch:
         """This attempt with so many ranks."""
         if self.attempt:
@@ -165,8 +170,8 @@ class Watch:
         self._started = time.monotonic()
         self._lock = threading.Lock()
         self._opened: tuple[RunLog, Progress] | None = None
-        self.resumes_from: int | None = None
-        """The step of the newest checkpoint of this run."""
+        self.newest: tuple[int, str] | None = None
+        """Step and place of the newest checkpoint that this run has saved, or went on from."""
         self.asides: list[Aside] = []
         """What raised in the last attempt without ending it."""
 
@@ -180,8 +185,8 @@ class Watch:
     def event(self, kind: str, **fields: Any) -> None:
         """Something happened."""
         log, progress = self._open()
-        if kind == "checkpoint":
-            self.resumes_from = int(fields["step"])
+        if kind in ("checkpoint", "resumed"):
+            self.newest = int(fields["step"]), str(fields["path"])
         elif kind == "aside":
             self.asides.append(Aside(**fields))
         elif kind == "retry":

@@ -17,6 +17,7 @@ import pandas as pd
 import pytest
 
 import tritium as tr
+from bounds import within
 from tritium.errors import BadSetting, RankFailed
 
 
@@ -66,6 +67,26 @@ def test_a_rank_that_is_taken_away_is_started_again(death: str, tmp_path: Path) 
     assert f"{words}" in first
     assert first.endswith("Retry 1 of 2, from the beginning: no checkpoint yet")
     assert second == "starting again with 2 ranks"
+
+
+@pytest.mark.parametrize(("death", "code"), [*((name, None) for name in DEATHS), ("os._exit", 0), ("sys.exit", 0)])
+def test_it_is_known_at_once(death: str, code: int | None, tmp_path: Path) -> None:
+    die, words = DEATHS[death]
+    leave = os._exit if death == "os._exit" else sys.exit
+
+    def train() -> None:
+        world = tr.world()
+        world.barrier()
+        if world.rank == 1:
+            (tmp_path / "moment").write_text(str(time.time()))
+            die() if code is None else leave(code)
+        world.barrier()
+
+    with pytest.raises(RankFailed) as caught:
+        launch(train, tmp_path, retries=0)
+    within("rank killed or left", time.time() - float((tmp_path / "moment").read_text()))
+    assert caught.value.rank == 1
+    assert (words.split("(")[0] if code is None else "left") in str(caught.value)
 
 
 def test_rows_are_there_again_after_a_loss(tmp_path: Path) -> None:

@@ -58,8 +58,8 @@ def why_over(losses: list[TritiumError], retries: int) -> str | None:
             figures = [e.memory or {} for e in losses if getattr(e, "signal", None) == "SIGKILL" and e.rank == rank]
             if all(map(from_outside, figures)):
                 return (
-                    f"Given up: rank {rank} was killed by SIGKILL {times} times{where}, and not for want of memory. Find "
-                    "out who sends it that signal: a cluster manager, a limit of the host's, a person."
+                    f"Given up: rank {rank} was killed by SIGKILL {times} times{where}, and not for want of memory. "
+                    "Find out who sends that signal: a cluster manager, a limit, a person."
                 )
             return (
                 f"Given up: rank {rank} was killed by SIGKILL {times} times{where}, so it is probably out of memory. "

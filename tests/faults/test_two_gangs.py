@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import threading
 import time
 from collections.abc import Callable
@@ -71,7 +72,7 @@ def test_each_needs_all_slots_and_they_run_one_after_the_other(cluster: Any, tmp
     outcomes = at_once(*[gang(spark, train, 2, data={"train": frame})] * 3)
     assert [[total for total, _, _ in ranks] for ranks in outcomes] == [[499_500.0] * 2] * 3, outcomes
     spans = sorted((min(b for _, b, _ in ranks), max(e for _, _, e in ranks)) for ranks in outcomes)
-    assert all(before[1] <= after[0] + 0.1 for before, after in zip(spans, spans[1:], strict=False)), spans
+    assert all(before[1] <= after[0] + 0.1 for before, after in itertools.pairwise(spans)), spans
 
 
 def test_a_gang_that_is_killed_while_another_waits_is_started_again_after_it_or_before(

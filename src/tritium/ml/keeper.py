@@ -12,6 +12,7 @@ import torch
 from tritium.errors import BadSetting
 from tritium.gang.world import World
 from tritium.ml.callbacks import TrainState
+from tritium.ml.gradients import Gradients
 from tritium.ml.pace import Pace, Stopper
 from tritium.ml.settings import TorchSettings, name_of
 from tritium.ml.totals import Alarm, Totals
@@ -43,6 +44,7 @@ class Keeper:
         world: World,
         shard: Any,
         state: TrainState,
+        gradients: Gradients,
         alarm: Alarm,
         pace: Pace,
         stopper: Stopper,
@@ -50,7 +52,7 @@ class Keeper:
         must: bool,
     ) -> None:
         self._settings, self._world, self._shard = settings, world, shard
-        self._state, self._alarm, self._pace, self._stopper = state, alarm, pace, stopper
+        self._state, self._gradients, self._alarm, self._pace, self._stopper = state, gradients, alarm, pace, stopper
         self._about = about(settings, state.module, state.optimizer, shard)
         self._on, self._must = settings.checkpoint_every is not None, must
         self._finished = self._stopped = False
@@ -78,6 +80,7 @@ class Keeper:
         if saved is None:
             return None
         self._refuse_another(saved["about"], saved.path)
+        self._gradients.restore(saved["gradients"])
         state.module.load_state_dict(saved["module"])
         state.optimizer.load_state_dict(saved["optimizer"])
         state.history[:] = saved["history"]
@@ -91,6 +94,8 @@ class Keeper:
                 f"the training in {saved.path} has ended after {self.epochs} epochs: nothing is left to do"
             )
         self._totals = [own["totals"] for own in saved.own]
+        if state.rank < saved.size == state.size:  # what BatchNorm has seen differs from rank to rank
+            state.module.load_state_dict(saved.own[state.rank]["buffers"], strict=False)
         if state.rank < saved.size:
             set_random_state(saved.own[state.rank]["random"], state.device)
         else:  # a rank that there was not then
@@ -154,6 +159,7 @@ class Keeper:
             "about": self._about,
             "module": dict(state.module.state_dict()),
             "optimizer": state.optimizer.state_dict(),
+            "gradients": self._gradients.order,
             "pace": self._pace.state_dict(),
             "stopper": self._stopper.state_dict(),
             "history": state.history,
@@ -166,6 +172,7 @@ class Keeper:
         self._shard.counts  # noqa: B018 - rows that still stream in are provisional: nothing kept may rest on them
         return {
             "random": random_state(self._state.device),
+            "buffers": buffers(self._state.module) if self._state.rank else {},  # rank 0's are in the module's state
             "position": self._shard.state(),
             "totals": None if totals is None else totals.state(),
         }
@@ -195,6 +202,12 @@ def about(settings: TorchSettings, module: torch.nn.Module, optimizer: Any, shar
     found["optimizer"] = name_of(optimizer)
     found |= {f"weights {k}": f"{v.dtype} {list(v.shape)}" for k, v in module.state_dict().items()}
     return found | {f"column {f.name}": f"{f.dtype} of {', '.join(f.sources)}" for f in shard.schema}
+
+
+def buffers(module: torch.nn.Module) -> dict[str, torch.Tensor]:
+    """What a module keeps beside its parameters: BatchNorm's running means."""
+    kept = {name for name, _ in module.named_buffers()}
+    return {name: value for name, value in module.state_dict().items() if name in kept}
 
 
 def random_state(device: torch.device) -> dict[str, Any]:

@@ -169,7 +169,6 @@ class Keeper:
         }
 
     def _own(self, totals: Totals | None) -> dict[str, Any]:
-        self._shard.counts  # noqa: B018 - rows that still stream in are provisional: nothing kept may rest on them
         return {
             "random": random_state(self._state.device),
             "buffers": buffers(self._state.module) if self._state.rank else {},  # rank 0's are in the module's state

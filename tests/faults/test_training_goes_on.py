@@ -23,6 +23,7 @@ from tritium.ml import Callback, fit
 from tritium.ml.settings import LABEL
 
 ROWS = 90
+RANK = "LOCAL_RANK"
 
 
 def table(rows: int = ROWS) -> pa.Table:
@@ -168,26 +169,53 @@ def test_every_row_counts_once_at_another_world_size(tmp_path: Path) -> None:
     assert not any("anew" in note for note in notes), notes
 
 
-def test_the_same_run_directory_again_has_nothing_left_to_do_or_goes_on_for_more_epochs(tmp_path: Path) -> None:
+def test_the_same_run_directory_again_has_nothing_left_to_do_or_goes_on_for_more_epochs(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     first = train(tmp_path / "run")
-    again = train(tmp_path / "run")
+    capsys.readouterr()
+    again = train(tmp_path / "run", progress=True)
     same(first, again)
-    assert "has ended after 3 epochs: nothing is left to do" in report(tmp_path / "run")["notes"][-1]
+    line = f"the training in {tmp_path}/run has ended after 3 epochs: nothing is left to do, its model is given back"
+    assert report(tmp_path / "run")["notes"][0] == line
+    assert capsys.readouterr().out.splitlines()[0] == f"tritium: {line}"
     more = train(tmp_path / "run", epochs=5)
     same(train(tmp_path / "whole", epochs=5), more)
+    assert (
+        report(tmp_path / "run")["notes"][0]
+        == f"a training in {tmp_path}/run goes on: epoch 4 of 5, after step 18 in all"
+    )
 
 
-def test_another_training_in_the_same_run_directory_is_refused_with_the_differences(tmp_path: Path) -> None:
-    train(tmp_path / "run", epochs=1)
+def test_another_training_in_the_same_run_directory_is_refused_before_anything_has_started(tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    train(run, epochs=1)
+    events = (run / "events.jsonl").read_bytes()
+    other = {"feature_cols": ["x0", "x1"], "model": lambda: nn.Linear(2, 1)}
     with pytest.raises(BadSetting) as caught:
-        train(
-            tmp_path / "run", batch_size=4, model=lambda: nn.Linear(3, 1), optimizer=lambda p: torch.optim.SGD(p, 0.1)
-        )
+        train(run, batch_size=4, optimizer=lambda p: torch.optim.SGD(p, 0.1), **other)
     text = str(caught.value)
     assert "batch_size: 4, was 8" in text
+    assert "column features: 'float32 of x0, x1', was 'float32 of x0, x1, x2'" in text
+    assert "optimizer: 'SGD', was 'Adam'" in text
     assert "weights 0.weight: None, was 'torch.float32 [16, 3]'" in text
-    assert "weights weight: 'torch.float32 [1, 3]', was None" in text
+    assert "weights weight: 'torch.float32 [1, 2]', was None" in text
     assert "Name another run_dir to train anew" in text
+    assert (run / "events.jsonl").read_bytes() == events
+
+    only_in_ranks = lambda p: torch.optim.SGD(p, 0.1) if RANK in os.environ else 1 / 0  # noqa: E731
+    with pytest.raises(BadSetting, match="optimizer: 'SGD', was 'Adam'"):
+        train(run, optimizer=only_in_ranks)
+    assert (run / "events.jsonl").read_bytes() != events, "what this machine can't tell, the ranks do"
+
+
+def test_checkpoints_of_a_function_of_ones_own_are_refused_too(tmp_path: Path) -> None:
+    def save() -> None:
+        tr.world().checkpoint.save({"w": 1.0}, 1)
+
+    tr.launch(save, on="here", run_dir=str(tmp_path / "run"), progress=False)
+    with pytest.raises(BadSetting, match=r"world\.checkpoint\.save in a function that was launched"):
+        train(tmp_path / "run", on="here", ranks=1)
 
 
 def test_other_rows_are_refused_and_the_same_rows_in_another_order_begin_their_epoch_anew(tmp_path: Path) -> None:

@@ -110,15 +110,16 @@ def start(
     kwargs: Mapping[str, Any] | None = None,
     data: Mapping[str, Any] | Exchange | None = None,
     spark: Any = None,
+    said: Sequence[str] = (),
 ) -> Run:
-    """`launch`, with the run's directory and report beside its results."""
+    """`launch`, with the run's directory and report beside its results. `said` are notes that come first."""
     if not callable(fn):
         raise BadSetting(f"launch takes a function, not {fn!r}. Pass it without calling it: launch(train, …).")
     for warning in inspect(fn, tuple(args), dict(kwargs or {}), gang.py_files):
         warnings.warn(warning, TritiumWarning, stacklevel=3)
     frames, exchange = _frames(data, gang)
     run_id, run_dir = new_run_dir(gang.run_dir)
-    watch = Watch(run_id, run_dir, gang, sorted(frames))
+    watch = Watch(run_id, run_dir, gang, sorted(frames), said)
     request = Launch(fn, args, kwargs or {}, gang, frames, exchange, spark, run_id, watch, gang.most)
     ok = False
     try:
@@ -153,7 +154,7 @@ class Watch:
     Nothing is written before the first event, so that a launch that is refused leaves nothing behind.
     """
 
-    def __init__(self, run_id: str, run_dir: str, gang: Gang, names: Sequence[str]) -> None:
+    def __init__(self, run_id: str, run_dir: str, gang: Gang, names: Sequence[str], said: Sequence[str] = ()) -> None:
         settings = {name: getattr(gang, name) for name in Gang.fields()} | {"run_id": run_id, "data": list(names)}
         self.run_dir = run_dir
         self._settings = settings
@@ -162,6 +163,7 @@ class Watch:
         self._started = time.monotonic()
         self._lock = threading.Lock()
         self._opened: tuple[RunLog, Progress] | None = None
+        self._said = said
         self.resumes_from: int | None = None
         """The step of the newest checkpoint of this run."""
 
@@ -169,7 +171,10 @@ class Watch:
         with self._lock:
             if self._opened is None:
                 progress = Progress(self._gang.most, output=self._gang.output, show=self._gang.progress)
-                self._opened = RunLog(self.run_dir, self._settings), progress
+                self._opened = log, _ = RunLog(self.run_dir, self._settings), progress
+                for text in self._said:
+                    for taker in (log, self._report, progress):
+                        taker.event("note", text=text)
             return self._opened
 
     def event(self, kind: str, **fields: Any) -> None:

@@ -64,11 +64,7 @@ def run(launch: Launch) -> list[Any]:
 
 def started_once(launch: Launch, spark: Any, cluster: Cluster) -> list[Any]:
     """Submit the job, wait, return the results of the ranks."""
-    gang, exchange = launch.gang, launch.exchange
-    if exchange is None and launch.data:
-        from tritium.data.exchange import Exchange
-
-        exchange = Exchange(launch.data, launch.ranks)
+    gang, exchange = launch.gang, launch.dealt()
     frame = exchange.frame if exchange else spark.range(0, launch.ranks, 1, launch.ranks)
     job = launch.job()
     user_code = ship_user_code(launch)

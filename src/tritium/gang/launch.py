@@ -53,6 +53,8 @@ class Launch:
     """The world size of this attempt; the place that runs it may change it within the gang's limits."""
     attempt: int = 0
     """How often this launch was lost before."""
+    kept: dict[int, Exchange] = field(default_factory=dict)
+    """World size -> rows that are kept for the next attempt: at most one, and the same dict in every attempt."""
 
     @property
     def name(self) -> str:
@@ -64,6 +66,26 @@ class Launch:
         if self.attempt:
             self.watch.note(f"starting again with {ranks} rank{'s' * (ranks != 1)}")
         return replace(self, ranks=ranks)
+
+    def dealt(self) -> Exchange | None:
+        """The rows of this attempt on Spark: the user's exchange, one that was kept, or a new one."""
+        if self.exchange is not None or not self.data:
+            return self.exchange
+        from tritium.data.exchange import Exchange
+
+        if not self.gang.persist:
+            return Exchange(self.data, self.ranks)
+        if self.ranks not in self.kept:
+            if self.kept:
+                self.watch.note(f"the rows that were kept are dealt to {next(iter(self.kept))} ranks: computed again")
+                self.release()
+            self.kept[self.ranks] = Exchange(self.data, self.ranks).persist()
+        return self.kept[self.ranks]
+
+    def release(self) -> None:
+        """Give back the rows that were kept."""
+        while self.kept:
+            self.kept.popitem()[1].unpersist()
 
     def job(self) -> bytes:
         """The user's function with everything that goes with it, for the ranks."""
@@ -126,8 +148,19 @@ def start(
         results = until_no_loss(request, importlib.import_module(_PLACES[gang.on]).run)
         ok = True
     finally:
+        release(request, ok)
         report = watch.close(ok)
     return Run(run_id, run_dir, results, report)
+
+
+def release(launch: Launch, ok: bool) -> None:
+    """Give back what was kept; after an error that is on its way already, only say so if it can't be given back."""
+    try:
+        launch.release()
+    except Exception as error:
+        if ok:
+            raise
+        launch.watch.note(f"the rows that were kept could not be given back: {error!r:.200}")
 
 
 def _frames(data: Mapping[str, Any] | Exchange | None, gang: Gang) -> tuple[dict[str, Data], Exchange | None]:

@@ -2,6 +2,7 @@
 .DEFAULT_GOAL := help
 MAKEFLAGS += --no-print-directory
 BIN := .venv/bin
+WORKERS ?= 3
 
 .PHONY: help setup demo test faults lint format types imports docs bench clean constraints
 
@@ -14,12 +15,13 @@ setup:           ## .venv with the pinned dependencies (every other target does 
 demo: setup      ## train on the bike-sharing data with two ranks, then score a batch and a stream
 	@$(BIN)/tritium demo
 
-test: setup      ## every test
-	@$(BIN)/python -m pytest
+test: setup      ## every test, in WORKERS processes side by side (much of what is tested is waiting)
+	@$(BIN)/python -m pytest -n $(WORKERS) --dist loadgroup
 
 faults: setup    ## the faults alone: 20 rounds, with other seeds, where the moment matters, and 3 of the others
 	@mkdir -p artifacts && rm -f artifacts/faults.jsonl
-	@TRITIUM_FAULT_FIGURES=$(CURDIR)/artifacts/faults.jsonl TRITIUM_FAULT_ROUNDS=20 TRITIUM_FAULT_KILLS=50 TRITIUM_FAULT_REPEATS=3 $(BIN)/python -m pytest tests/faults
+	@TRITIUM_FAULT_FIGURES=$(CURDIR)/artifacts/faults.jsonl TRITIUM_FAULT_ROUNDS=20 TRITIUM_FAULT_KILLS=50 TRITIUM_FAULT_REPEATS=3 $(BIN)/python -m pytest \
+	  -n $(WORKERS) --dist loadgroup tests/faults
 
 lint: setup      ## ruff: rules and format
 	@$(BIN)/ruff check .

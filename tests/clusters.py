@@ -267,7 +267,8 @@ class Elsewhere:
         requests, self._requests = os.pipe()
         self._answers, answers = os.pipe()
         env = {**os.environ, "TRITIUM_CLUSTER": kind, "TRITIUM_TEST_PIPES": f"{requests},{answers}"}
-        command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "--rootdir", str(root)]
+        command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "no:xdist"]
+        command += ["--rootdir", str(root)]
         self._log = tempfile.TemporaryFile("w+")  # noqa: SIM115 - closed in close()
         self._process = subprocess.Popen(
             [*command, *options, *files],

@@ -102,6 +102,17 @@ def _limit(item: pytest.Item) -> float:
     return float(marker.args[0] if marker and marker.args else item.config.getini("timeout") or 240)
 
 
+def _nodeid(item: pytest.Item) -> str:
+    return item.nodeid.removesuffix(f"@{_group(item)}")
+
+
+def _group(item: pytest.Item) -> str:
+    """What stays together when pytest-xdist deals the tests to processes: a kind of cluster, or a file."""
+    kind = _kind(item)
+    return item.path.stem if kind == "local" else kind
+
+
+@pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     order = [*clusters.KINDS, *clusters.EXTRA]
     if (
@@ -110,6 +121,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         items[:] = [item for item in items if _kind(item) == clusters.KIND]
     items.sort(key=lambda item: order.index(_kind(item)))  # stable: one cluster at a time
     for item in items:
+        if "PYTEST_XDIST_WORKER" in os.environ and not PIPES:
+            item.add_marker(pytest.mark.xdist_group(_group(item)))
         if _kind(item) != clusters.KIND:
             item.stash[_LIMIT] = _limit(item)
             item.add_marker(pytest.mark.timeout(0), append=False)  # the other process keeps the time
@@ -121,7 +134,7 @@ def pytest_runtest_protocol(item: pytest.Item, nextitem: pytest.Item | None) -> 
     if kind == clusters.KIND:
         return None
     item.ihook.pytest_runtest_logstart(nodeid=item.nodeid, location=item.location)
-    following = nextitem.nodeid if nextitem is not None and _kind(nextitem) == kind else None
+    following = _nodeid(nextitem) if nextitem is not None and _kind(nextitem) == kind else None
     for report in _reports(item, kind, following):
         item.ihook.pytest_runtest_logreport(report=report)
     item.ihook.pytest_runtest_logfinish(nodeid=item.nodeid, location=item.location)
@@ -137,7 +150,7 @@ def _reports(item: pytest.Item, kind: str, following: str | None) -> list[Any]:
             files = sorted({str(other.path) for other in item.session.items if _kind(other) == kind})
             options = [text for rule in config.getoption("pythonwarnings") or () for text in ("-W", rule)]
             _elsewhere[kind] = clusters.Elsewhere(kind, files, config.rootpath, options)
-        answers = _elsewhere[kind].run(item.nodeid, following, item.stash[_LIMIT] + 60)
+        answers = _elsewhere[kind].run(_nodeid(item), following, item.stash[_LIMIT] + 60)
         from_json = config.hook.pytest_report_from_serializable
         return [from_json(config=config, data=answer) for answer in answers]
     except RuntimeError as problem:

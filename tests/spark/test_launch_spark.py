@@ -206,7 +206,7 @@ class TestCancel:
             context.clearJobTags()
             for name in ("spark.jobGroup.id", "spark.job.description", "spark.job.interruptOnCancel"):
                 context.setLocalProperty(name, None)
-        assert error.value.__cause__ is not None
+        assert error.value.spark_error is not None
         within("job cancelled", gone[0])
         assert launch(spark, lambda: 1) == [1, 1]
 
@@ -239,7 +239,7 @@ def test_a_source_that_fails_is_sparks_own_error(spark: Any) -> None:
     frame = spark.range(10).selectExpr("cast(raise_error('the source broke') as double) as x")
     with pytest.raises(JobFailed, match="the source broke") as error:
         launch(spark, lambda: tr.world().shard("train").rows, data={"train": frame})
-    assert error.value.__cause__ is not None
+    assert "the source broke" in str(error.value.spark_error)
 
 
 def test_a_python_worker_is_left_as_it_was_found(spark: Any) -> None:

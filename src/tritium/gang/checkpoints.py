@@ -270,6 +270,7 @@ class Checkpoints:
         if loaded is not None:
             text = f"goes on from the checkpoint of step {loaded.step} in {loaded.path}"
             self._control.tell("note", text=text)
+            self._control.tell("resumed", step=loaded.step, path=loaded.path)
         elif self._store.damaged:
             self._control.tell("note", text=f"no checkpoint in {self._store.path} can be loaded: starts anew")
 

@@ -14,6 +14,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from fractions import Fraction
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from tritium.errors import BadSetting, NotEnoughSlots, StartTimeout, WrongVersion
@@ -30,7 +31,7 @@ _TASK_GPUS = "spark.task.resource.gpu.amount"
 _IDLE = "spark.python.worker.idleTimeoutSeconds"
 _KILL_IDLE = "spark.python.worker.killOnIdleTimeout"
 _REGISTRATION = "spark.scheduler.maxRegisteredResourcesWaitingTime"
-RETURN_SECONDS = 15.0  # how long lost executors are waited for when the gang can do with fewer ranks
+RETURN_SECONDS = 15.0  # how long those are waited for that take the place of lost executors
 _POLL_SECONDS = 0.1  # Spark tells nobody when an executor registers
 
 Note = Callable[[str], object]
@@ -64,7 +65,7 @@ class Cluster:
         """Whether tasks run in the driver's own JVM (`local`, `local[N]`): such a Spark knows no resource profiles."""
         return self.master == "local" or self.master.startswith("local[")
 
-    @property
+    @cached_property
     def is_dynamic(self) -> bool:
         """Whether executors come and go with the work there is; Spark has no barrier stages then."""
         return not self.is_local and self._setting("spark.dynamicAllocation.enabled", "false").lower() == "true"
@@ -77,8 +78,8 @@ class Cluster:
         WrongVersion (Spark, Python), BadSetting (dynamic allocation over Connect; idle workers that are killed),
         NotEnoughSlots (with facts `needed` and `available`). Executors of a young application may still register: they
         are waited for as long as Spark itself would (`spark.scheduler.maxRegisteredResourcesWaitingTime`), and `note`
-        is told.
-        With `again`, after a loss, slots that are missing are waited for: a cluster manager starts executors anew.
+        is told. Those in the place of lost ones are waited for too: with `again`, after a loss, and for a while also
+        when there are fewer executors than an earlier gang of this application had.
         """
         check_versions(self.version, sys.version_info[:2])
         self._check_settings()
@@ -88,7 +89,7 @@ class Cluster:
             return gang.most
         if self.is_dynamic:
             return self._ranks_to_come(gang, note)
-        available = self._slots_once_back(gang, note) if again else self._slots_once_registered(gang, note)
+        available = self._slots_once_there(gang, note, again)
         if available < gang.least:
             raise NotEnoughSlots(self._too_few(gang, available), needed=gang.least, available=available)
         return min(gang.most, available)
@@ -212,15 +213,28 @@ class Cluster:
             requests = requests.resource("gpu", gang.gpus)
         return ResourceProfileBuilder().require(requests).build
 
-    def _slots_once_registered(self, gang: Gang, note: Note) -> int:
+    def _slots_once_there(self, gang: Gang, note: Note, again: bool) -> int:
+        """The slots, once there are as many as wanted, or once it is no use to wait for more.
+
+        What may still come: executors of a young application, and those in the place of lost ones. A gang that is
+        started `again` waits for the latter as long as it takes to have the least that it can do with.
+        """
         available = self.slots(gang) or 0
-        seconds = 0.0 if available >= gang.most else self._registration_seconds_left()
-        deadline = time.monotonic() + seconds
-        if seconds:
-            note(f"waiting for executors: {available} of {gang.most} slots so far, at most {seconds:.0f} s")
-        while available < gang.most and time.monotonic() < deadline and not self._all_registered():
+        if self.is_local:
+            return available
+        began, young = time.monotonic(), self._registration_seconds_left()
+        for_most = max(young, RETURN_SECONDS if again or self._fewer_than_before() else 0.0)
+        for_least = max(for_most, gang.start_timeout if again else 0.0)
+        if available < gang.most and for_most:
+            note(f"waiting for executors: {available} of {gang.most} slots so far, at most {for_most:.0f} s")
+        while available < gang.most:
+            waited = time.monotonic() - began
+            to_come = again or self._fewer_than_before() or (waited < young and not self._all_registered())
+            if not to_come or waited > (for_least if available < gang.least else for_most):
+                break
             time.sleep(_POLL_SECONDS)
             available = self.slots(gang) or 0
+        _reservations(self.spark.sparkContext.applicationId).executors = self._executors()
         return available
 
     def _ranks_to_come(self, gang: Gang, note: Note) -> int:
@@ -242,23 +256,9 @@ class Cluster:
         )
         return min(gang.most, executors * each)
 
-    def _slots_once_back(self, gang: Gang, note: Note) -> int:
-        """The slots after a loss: all that are wanted, or at least the least, within their times."""
-        available = self.slots(gang) or 0
-        began = time.monotonic()
-        if available < gang.most:
-            note(f"waiting for executors to come back: {available} of {gang.most} slots are left")
-        while available < gang.most:
-            waited = time.monotonic() - began
-            if waited > (gang.start_timeout if available < gang.least else min(RETURN_SECONDS, gang.start_timeout)):
-                break
-            time.sleep(_POLL_SECONDS)
-            available = self.slots(gang) or 0
-        return available
-
     def _registration_seconds_left(self) -> float:
         """How long executors of this application may still take to register."""
-        if self.is_local or self._all_registered():
+        if self._all_registered():
             return 0.0
         context = self.spark.sparkContext
         allowed = float(context._jsc.sc().conf().getTimeAsSeconds(_REGISTRATION, "30s"))
@@ -267,8 +267,14 @@ class Cluster:
     def _all_registered(self) -> bool:
         cluster = re.match(r"local-cluster\[\s*(\d+)", self.master)
         expected = int(cluster[1]) if cluster else int(self._setting("spark.executor.instances", "0"))
-        executors = int(self.spark.sparkContext._jsc.sc().getExecutorMemoryStatus().size()) - 1  # less the driver
-        return 0 < expected <= executors
+        return 0 < expected <= self._executors()
+
+    def _fewer_than_before(self) -> bool:
+        """Whether this application had more executors when a gang was last started."""
+        return self._executors() < _reservations(self.spark.sparkContext.applicationId).executors
+
+    def _executors(self) -> int:
+        return int(self.spark.sparkContext._jsc.sc().getExecutorMemoryStatus().size()) - 1  # less the driver
 
     def _too_few(self, gang: Gang, available: int) -> str:
         each = "1 task" if self.is_local else f"{gang.cpus or self._setting('spark.task.cpus', '1')} CPU core(s)"
@@ -310,6 +316,8 @@ class _Reservations:
         self._changed = threading.Condition()
         self._holders: dict[object, tuple[Fraction, int]] = {}
         self._queue: list[object] = []
+        self.executors = 0
+        """How many there were when a gang was last started."""
 
     @contextmanager
     def hold(self, share: Fraction, ranks: int, available: int, timeout: float, note: Note) -> Iterator[None]:

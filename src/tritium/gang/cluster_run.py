@@ -10,20 +10,19 @@ import socket
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
 import pyarrow as pa
 
 from tritium import ship
-from tritium.errors import BadSetting, IncompleteShard, JobFailed, ResultError, StartTimeout, WrongVersion
+from tritium.errors import BadSetting, IncompleteShard, JobFailed, ResultError, StartTimeout, TritiumError, WrongVersion
 from tritium.gang.cluster import Cluster
 from tritium.gang.coordinator import Coordinator
 from tritium.gang.driver_run import order_of, ship_user_code
 from tritium.gang.far import failure_in, replay
 from tritium.gang.finish import GivenBack, await_end, await_formed
-from tritium.gang.here import prepared
 from tritium.gang.results import SPARK_SCHEMA, results_of
 from tritium.gang.stall import Patience
 
@@ -69,7 +68,8 @@ def started_once(launch: Launch, spark: Any, cluster: Cluster) -> list[Any]:
     job = launch.job()
     user_code = ship_user_code(launch)
     began = time.monotonic()
-    with cluster.wait_for_slots(gang, gang.start_timeout, launch.watch.note, launch.ranks):
+    read = exchange.read() if exchange else nullcontext()
+    with read, cluster.wait_for_slots(gang, gang.start_timeout, launch.watch.note, launch.ranks):
         coordinator = Coordinator(
             launch.ranks,
             launch=launch.name,
@@ -77,8 +77,9 @@ def started_once(launch: Launch, spark: Any, cluster: Cluster) -> list[Any]:
             observer=launch.watch,
             host=driver_address(spark, cluster),
             names=list(exchange.plan) if exchange else [],
-            stream=any(prepared(data.shuffle) == "stream" for data in launch.data.values()),
+            stream=launch.streams,
             patience=Patience.of(gang),
+            prove=exchange.prove if exchange else None,
         ).start()
         plan = exchange.plan if exchange else {}
         order = order_of(launch, coordinator, plan, job, user_code, far_client=cluster.is_connect)
@@ -92,6 +93,8 @@ def started_once(launch: Launch, spark: Any, cluster: Cluster) -> list[Any]:
                 await_end(coordinator, launch, spark_job)
             batches = spark_job.table.to_batches()
             replay(batches, launch.watch)
+            if exchange and launch.watch.received and (problem := exchange.prove(launch.watch.received)):
+                raise problem  # a far coordinator could not ask
             return results_of(batches, launch.ranks)
         finally:
             coordinator.abort("the run is over")
@@ -100,6 +103,17 @@ def started_once(launch: Launch, spark: Any, cluster: Cluster) -> list[Any]:
                 spark_job.join(4.0)
             coordinator.await_gone(1.0)
             coordinator.close()
+            keep_spark_error(launch, spark_job.problem)
+
+
+def keep_spark_error(launch: Launch, problem: BaseException | None) -> None:
+    """Java's stack is for who asks for it: in the run directory."""
+    error = getattr(problem, "spark_error", None)
+    if error is not None:
+        try:
+            launch.watch.store("spark-error.txt", f"{error}\n".encode(), True)
+        except OSError as refused:
+            launch.watch.note(f"spark-error.txt can't be kept in the run directory: {refused}")
 
 
 def session_of(launch: Launch) -> Any:
@@ -258,10 +272,10 @@ _WORKER_LACKS = re.compile(r"ModuleNotFoundError: No module named '([\w.]+)'")
 _TAKEN_AWAY = re.compile(r"ExecutorLostFailure|exited unexpectedly|Executor heartbeat timed out")
 
 
-def translate(error: BaseException) -> BaseException:
-    """Spark's exception as one of ours, with its own as the cause; the Java stack stays in the cause."""
+def translate(error: BaseException) -> TritiumError:
+    """Spark's exception as one of ours. Its own, whose text is mostly Java's stack, is the fact `spark_error`."""
     text = str(error)
-    problem: Exception
+    problem: TritiumError
     if "PYTHON_VERSION_MISMATCH" in text:
         problem = WrongVersion(
             "Driver and executors run different Python versions: "
@@ -290,7 +304,7 @@ def translate(error: BaseException) -> BaseException:
         problem = JobFailed("The Spark job of this run was cancelled; all its ranks have been ended.")
     else:
         problem = JobFailed(f"The Spark job of this run failed: {_reason(text)}", lost=bool(_TAKEN_AWAY.search(text)))
-    problem.__cause__ = error
+    problem.__dict__["spark_error"] = error
     return problem
 
 

@@ -11,7 +11,8 @@ import secrets
 import socket
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, Protocol
 
 from tritium.data.fingerprint import Part, added, table
@@ -22,6 +23,7 @@ from tritium.gang.muster import Member, Rendezvous, agree, muster
 from tritium.gang.server import Server, Session
 from tritium.gang.stall import Patience, Standing
 from tritium.gang.stallwatch import StallWatch
+from tritium.gang.story import meanwhile
 from tritium.wire import Message
 
 STACKS_SECONDS = 3.0  # how long supervisors have to answer with stacks
@@ -59,6 +61,7 @@ class Coordinator:
         stream: bool = False,
         secret: bytes | None = None,
         patience: Patience | None = None,
+        prove: Callable[[Mapping[str, Any]], Exception | None] | None = None,
     ) -> None:
         self.size = size
         self.launch = launch
@@ -71,6 +74,7 @@ class Coordinator:
         self.members: dict[int, Member] = {}
         self.receipts: dict[int, dict[str, Any]] = {}
         self._observer = observer
+        self._prove = prove  # whether rows of this fingerprint may be trained on
         self._stream = stream
         self._names = tuple(names)
         self._keepers = {name: MarkKeeper(size) for name in names}
@@ -252,11 +256,12 @@ class Coordinator:
         for name, rows in message["rows"].items():
             self._observer.event("rows", name=name, rank=member.number, rows=rows, ended=True)
         if len(self.receipts) == self.size:
-            shapes, problem = agree({r: receipt["columns"] for r, receipt in self.receipts.items()})
+            shapes, ragged = agree({r: receipt["columns"] for r, receipt in self.receipts.items()})
+            whole = received(self.receipts)
+            problem = ragged or (self._prove(whole["fingerprint"]) if self._prove else None)
             if problem is not None:
                 self._failed(Failure.of(problem, member.number, host=member.host, pid=member.pid))
                 return
-            whole = received(self.receipts)
             self._observer.event("received", **whole)
             self._broadcast("spooled", json.dumps(shapes).encode())
             self._broadcast("fingerprint", json.dumps(whole["fingerprint"]).encode())  # before the last mark
@@ -305,12 +310,16 @@ class Coordinator:
         if meeting.problem is None:
             meeting.problem = meeting.left_by([m.number for m in self.members.values() if m.finished])
         if meeting.problem is not None or meeting.full:
-            blob, fields = meeting.outcome()
-            for m in self.members.values():
-                if m.number in meeting.values:
-                    m.link.send("gathered", blob, **fields)
-            if meeting.full:
-                del self._rendezvous[lane, number]
+            self._conclude(meeting)
+        if meeting.full:
+            del self._rendezvous[lane, number]
+
+    def _conclude(self, meeting: Rendezvous) -> None:
+        """Tell those who have come what came of it."""
+        blob, fields = meeting.outcome()
+        for member in self.members.values():
+            if member.number in meeting.values:
+                member.link.send("gathered", blob, **fields)
 
     def _on_note(self, member: Member, message: Message) -> None:
         self._observer.event("note", text=str(message["text"]))
@@ -319,16 +328,16 @@ class Coordinator:
         facts = {name: message[name] for name in ("step", "bytes", "seconds", "path")}
         self._observer.event("checkpoint", rank=member.number, **facts)
 
+    def _on_resumed(self, member: Member, message: Message) -> None:
+        self._observer.event("resumed", step=message["step"], path=message["path"])
+
     def _on_finished(self, member: Member, message: Message) -> None:
         member.finished = True
         self._observer.event("rank_ended", rank=member.number)
         for meeting in list(self._rendezvous.values()):
             meeting.problem = meeting.problem or meeting.left_by([member.number])
             if meeting.problem is not None:
-                blob, fields = meeting.outcome()
-                for m in self.members.values():
-                    if m.number in meeting.values:
-                        m.link.send("gathered", blob, **fields)
+                self._conclude(meeting)
         if all(m.finished for m in self.members.values()) and self.formed:
             self.finished = True
             self._broadcast("finished")
@@ -382,7 +391,7 @@ class Coordinator:
     def _failed(self, failure: Failure) -> None:
         if self.failure is not None:
             return
-        self.failure = failure
+        failure = self.failure = replace(failure, others=meanwhile(self.members.values(), failure.rank))
         self._observer.event("failed" if failure.how != "regroup" else "regroup", **failure.fields())
         self._broadcast("end", failure.pickled, reason=failure.headline(), failure=failure.fields())
         self._notify()

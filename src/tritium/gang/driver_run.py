@@ -41,7 +41,7 @@ def run(launch: Launch) -> list[Any]:
         run_id=launch.run_id,
         observer=launch.watch,
         names=list(plan),
-        stream=any(prepared(data.shuffle) == "stream" for data in launch.data.values()),
+        stream=launch.streams,
         patience=Patience.of(gang),
     ).start()
     order = order_of(launch, coordinator, plan, job, user_code)
@@ -98,7 +98,7 @@ def order_of(
         gpus=gang.gpus,
         framework=gang.framework,
         plan=plan,
-        sorted=not any(prepared(data.shuffle) == "stream" for data in launch.data.values()),
+        sorted=not launch.streams,
         prepared={name: prepared(data.shuffle) for name, data in launch.data.items()},
         user_code=user_code,
         elastic=launch.ranks < gang.most,

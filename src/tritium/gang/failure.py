@@ -37,7 +37,7 @@ class Failure:
     "lost" (its supervisor is gone), "stalled" (it makes no progress; `text` is the story), "error" (an error of
     Tritium's own tree, such as BadRow: raised as it is) or "regroup" (none: the gang has saved its state, to be started
     again with more ranks). `memory` are figures of a rank that was killed, `at` is where it stood (its step and phase),
-    `stacks` stay where they were collected, as they are large.
+    `others` what the other ranks were doing, `stacks` stay where they were collected, as they are large.
     """
 
     how: How
@@ -50,6 +50,7 @@ class Failure:
     signal: str | None = None
     exit_code: int | None = None
     log: tuple[str, ...] = ()
+    others: tuple[str, ...] = ()
     memory: Mapping[str, Any] | None = None
     at: Mapping[str, Any] = field(default_factory=dict)
     stacks: Mapping[int, str] = field(default_factory=dict)
@@ -126,8 +127,8 @@ class Failure:
             story += ["", f"Its traceback (rank {self.rank}):", self.traceback.rstrip()]
         if self.log:
             story += ["", f"Its last {len(self.log)} lines of output:", *self.log]
-        if run_dir:
-            story += ["", f"Logs and events of the whole run: {run_dir}"]
+        if self.others:
+            story += ["", "Meanwhile the others:", *(f"  {line}" for line in self.others)]
         error = RankFailed(
             "\n".join(story),
             rank=self.rank,
@@ -189,7 +190,8 @@ class Failure:
         """The inverse of `fields`."""
         known = {f.name for f in dataclasses.fields(cls)}
         fields = {k: v for k, v in fields.items() if k in known}
-        return cls(**{**fields, "log": tuple(fields.get("log", ())), "pickled": pickled})
+        lists = {name: tuple(fields.get(name, ())) for name in ("log", "others")}
+        return cls(**{**fields, **lists, "pickled": pickled})
 
 
 def signal_name(number: int) -> str:

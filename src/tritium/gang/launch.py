@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from tritium import ship
 from tritium.data.schema import Data
-from tritium.errors import BadSetting, TritiumWarning
+from tritium.errors import BadSetting, TritiumError, TritiumWarning
 from tritium.gang.inspect import inspect
 from tritium.gang.retry import until_no_loss
 from tritium.gang.settings import Gang
@@ -60,6 +60,11 @@ class Launch:
     def name(self) -> str:
         """Of this attempt: supervisors of an earlier one are refused by it."""
         return f"{self.run_id}.{self.attempt}"
+
+    @property
+    def streams(self) -> bool:
+        """Whether rows go to the ranks as they arrive, not sorted by id."""
+        return any(data.shuffle == "stream" for data in self.data.values())
 
     def sized(self, ranks: int) -> Launch:
         """This attempt with so many ranks."""
@@ -145,12 +150,23 @@ def start(
     request = Launch(fn, args, kwargs or {}, gang, frames, exchange, spark, run_id, watch, gang.most)
     ok = False
     try:
-        results = until_no_loss(request, importlib.import_module(_PLACES[gang.on]).run)
+        results = until_no_loss(request, attempted)
         ok = True
     finally:
         release(request, ok)
         report = watch.close(ok)
     return Run(run_id, run_dir, results, report)
+
+
+def attempted(launch: Launch) -> list[Any]:
+    """One attempt. What it has kept is for the next one only where an executor lived on with its part of it."""
+    try:
+        results: list[Any] = importlib.import_module(_PLACES[launch.gang.on]).run(launch)
+        return results
+    except TritiumError as error:
+        if getattr(error, "signal", None) is None and getattr(error, "exit_code", None) is None:
+            launch.release()
+        raise
 
 
 def release(launch: Launch, ok: bool) -> None:
@@ -197,8 +213,10 @@ class Watch:
         self._lock = threading.Lock()
         self._opened: tuple[RunLog, Progress] | None = None
         self._said = said
-        self.resumes_from: int | None = None
-        """The step of the newest checkpoint of this run."""
+        self.received: Mapping[str, Any] | None = None
+        """The fingerprint of the rows that all ranks have."""
+        self.newest: tuple[int, str] | None = None
+        """Step and place of the newest checkpoint that this run has saved, or went on from."""
 
     def _open(self) -> tuple[RunLog, Progress]:
         with self._lock:
@@ -213,8 +231,10 @@ class Watch:
     def event(self, kind: str, **fields: Any) -> None:
         """Something happened."""
         log, progress = self._open()
-        if kind == "checkpoint":
-            self.resumes_from = int(fields["step"])
+        if kind == "received":
+            self.received = fields["fingerprint"]
+        if kind in ("checkpoint", "resumed"):
+            self.newest = int(fields["step"]), str(fields["path"])
         log.event(kind, **fields)
         self._report.event(kind, **fields)
         progress.event(kind, **fields)

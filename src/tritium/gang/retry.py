@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from tritium.errors import IncompleteShard, RankFailed, TritiumError
 from tritium.gang.failure import Regroup
+from tritium.gang.story import finish
 
 if TYPE_CHECKING:
     from tritium.gang.launch import Launch
@@ -27,15 +28,12 @@ def until_no_loss(launch: Launch, run: Callable[[Launch], list[Any]]) -> list[An
         except Regroup:
             continue
         except TritiumError as error:
-            if launch.gang.on == "here" or not is_loss(error):
-                raise
             losses.append(error)
-            over = why_over(losses, launch.gang.retries)
+            over = why_over(losses, launch.gang.retries) if launch.gang.on != "here" and is_loss(error) else ""
             if over is not None:
-                if len(losses) > 1:
-                    error.args = ("\n".join([str(error), "", *history(losses), over]),)
+                finish(error, launch.watch, [*history(losses), over] if len(losses) > 1 else [])
                 raise
-        start = launch.watch.resumes_from
+        start = launch.watch.newest[0] if launch.watch.newest else None
         launch.watch.event(
             "retry", number=len(losses), of=launch.gang.retries, start=start, reason=headline(losses[-1])
         )

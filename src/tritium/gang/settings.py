@@ -52,7 +52,8 @@ class Gang:
     persist: bool = _field(
         False,
         "Whether the rows that are dealt to the ranks stay in Spark's block storage until the run has ended, so that a "
-        "retry reads them there instead of computing the source again. What a lost executor held is computed again.",
+        "retry reads them there instead of computing the source again. A lost executor takes a part of them along: "
+        "then all are computed again.",
     )
     start_timeout: float = _field(600.0, "Seconds within which every rank must have started, slots included.")
     stall_timeout: float = _field(

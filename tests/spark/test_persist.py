@@ -82,6 +82,18 @@ def test_an_exchange_of_the_users_own_stays_theirs(spark: Any, tmp_path: Path) -
     assert computed(tmp_path) == 3
 
 
+def test_what_nobody_has_read_to_its_end_is_computed_anew(spark: Any, tmp_path: Path) -> None:
+    """It may be of two evaluations of the source: an executor could have been lost in between."""
+    tmp_path.joinpath("killed").touch()
+    with tr.Exchange({"train": counted(spark, tmp_path)}, 2).persist() as exchange:
+        with exchange.read():
+            assert exchange.frame.count() == ROWS + 2
+        for _ in range(2):
+            results = tr.launch(train, ranks=2, args=(str(tmp_path),), data=exchange, spark=spark, progress=False)
+            assert sorted(results[0] + results[1]) == list(range(ROWS))
+    assert computed(tmp_path) == 6
+
+
 def test_what_was_kept_is_given_back_after_an_error(spark: Any, tmp_path: Path) -> None:
     def fail() -> None:
         tr.world().shard("train")

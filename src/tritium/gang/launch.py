@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from tritium import ship
 from tritium.data.schema import Data
 from tritium.errors import BadSetting, TritiumError, TritiumWarning
+from tritium.gang.failure import Aside
 from tritium.gang.inspect import inspect
 from tritium.gang.retry import until_no_loss
 from tritium.gang.settings import Gang
@@ -155,6 +156,8 @@ def start(
     finally:
         release(request, ok)
         report = watch.close(ok)
+    for aside in watch.asides:
+        warnings.warn(aside.story(run_dir), TritiumWarning, stacklevel=3)
     return Run(run_id, run_dir, results, report)
 
 
@@ -217,6 +220,8 @@ class Watch:
         """The fingerprint of the rows that all ranks have."""
         self.newest: tuple[int, str] | None = None
         """Step and place of the newest checkpoint that this run has saved, or went on from."""
+        self.asides: list[Aside] = []
+        """What raised in the last attempt without ending it."""
 
     def _open(self) -> tuple[RunLog, Progress]:
         with self._lock:
@@ -235,6 +240,10 @@ class Watch:
             self.received = fields["fingerprint"]
         if kind in ("checkpoint", "resumed"):
             self.newest = int(fields["step"]), str(fields["path"])
+        elif kind == "aside":
+            self.asides.append(Aside(**fields))
+        elif kind == "retry":
+            self.asides.clear()
         log.event(kind, **fields)
         self._report.event(kind, **fields)
         progress.event(kind, **fields)
@@ -259,6 +268,8 @@ class Watch:
         """The end of the run; returns its report."""
         if self._opened is None:
             return {}
+        if (verdict := self._report.build()["verdict"]) is not None:
+            self.note(f"where the time went: {verdict}")
         self.event("ended", ok=ok, seconds=round(time.monotonic() - self._started, 3))
         log, progress = self._opened
         progress.close()

@@ -18,9 +18,10 @@ import signal
 import socket
 import sys
 import threading
-from collections.abc import Callable, Mapping
-from contextlib import nullcontext
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import replace
+from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 from tritium import ship
@@ -34,6 +35,7 @@ from tritium.wire import CHUNK, Channel, Message
 if TYPE_CHECKING:
     from tritium.data.shard import Shard
     from tritium.data.watermark import Feed
+    from tritium.observe.trace import Trace
 
 _PR_SET_PDEATHSIG = 1
 
@@ -46,7 +48,8 @@ def main(argument: str) -> None:
     channel = Channel(socket.socket(fileno=settings["control"]))
     _answer_with_stacks(settings)
     pulse = Pulse.on(settings["pulse"])
-    control = RankControl(channel, settings["run_dir"], elastic=settings["elastic"], pulse=pulse)
+    trace = tracing() if settings["trace"] else None
+    control = RankControl(channel, settings["run_dir"], elastic=settings["elastic"], pulse=pulse, trace=trace)
     try:
         keep_groups()
         if settings["framework"]:
@@ -57,13 +60,14 @@ def main(argument: str) -> None:
         control.listen()
         with entered(control.join()) as world:
             prepare_environment(world, control.assignment)
+            _tell_of_threads(control)
             _run(control, world, settings)
     except BaseException as error:  # noqa: BLE001 - whatever it is, the driver must hear of it
         _report(channel, control, error)
     control.pulse.enter("returned", "wait")
     control.await_all()
     control.pulse.enter("leaving")
-    _leave()
+    _leave(control)
 
 
 def _run(control: RankControl, world: World, settings: Mapping[str, Any]) -> None:
@@ -73,6 +77,8 @@ def _run(control: RankControl, world: World, settings: Mapping[str, Any]) -> Non
     control.pulse.enter("no step reported")
     result = function(*args, **kwargs)
     _finish_checkpoints(world)
+    if control.trace is not None and (found := control.trace.report()) is not None:
+        control.tell("trace", **found)
     control.pulse.enter("returning its result")
     with os.fdopen(settings["result"], "wb") as file:
         try:
@@ -85,6 +91,16 @@ def _run(control: RankControl, world: World, settings: Mapping[str, Any]) -> Non
             ) from error
     _flush()
     control.send("finished")
+
+
+def tracing() -> Trace:
+    """A trace that hooks into torch once there are batches."""
+    from tritium.frameworks.torch_trace import hook
+    from tritium.observe.trace import Trace
+
+    trace = Trace()
+    trace.first_batch = functools.partial(hook, trace)
+    return trace
 
 
 def _finish_checkpoints(world: World) -> None:
@@ -116,14 +132,40 @@ def _report(channel: Channel, control: RankControl, error: BaseException) -> Non
         os._exit(1)  # not sys.exit: a thread or an exit handler of the user's could keep a failed rank alive
 
 
-def _leave() -> None:
+def _leave(control: RankControl) -> None:
     """End as Python does, but for the last act, in which it takes its modules apart: see `keep_groups`."""
-    for thread in threading.enumerate():
-        if thread is not threading.main_thread() and not thread.daemon:
-            thread.join()
+    say, show = sys.unraisablehook, sys.excepthook
+
+    def unraisable(problem: sys.UnraisableHookArgs) -> None:
+        say(problem)
+        if "atexit callback" in (problem.err_msg or ""):  # not a destructor's
+            control.aside("an exit handler", problem.exc_value or problem.exc_type())
+
+    def uncaught(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+        show(kind, error, trace)
+        control.aside("an exit handler", error)
+
+    sys.unraisablehook, sys.excepthook = unraisable, uncaught  # weakref.finalize calls the latter
+    try:
+        threading._shutdown()  # type: ignore[attr-defined]  # an idle pool's threads end by what this calls first
+    except Exception as error:  # noqa: BLE001 - as Python, which goes on to the exit handlers
+        uncaught(type(error), error, error.__traceback__)
     atexit._run_exitfuncs()
     _flush()
     os._exit(0)
+
+
+def _tell_of_threads(control: RankControl) -> None:
+    """An exception that ends a thread of the user's ends nothing else, as in any Python; but the driver hears of it."""
+    show = threading.excepthook
+
+    def tell(problem: threading.ExceptHookArgs) -> None:
+        show(problem)
+        if not issubclass(problem.exc_type, SystemExit):
+            name = problem.thread.name if problem.thread is not None else "?"
+            control.aside(f"its thread {name!r}", problem.exc_value or problem.exc_type())
+
+    threading.excepthook = tell
 
 
 def _flush() -> None:
@@ -202,13 +244,20 @@ class RankControl:
     """The rank's end of the control socket: one thread listens, any thread asks."""
 
     def __init__(
-        self, channel: Channel, run_dir: str = "", *, elastic: bool = False, pulse: Pulse | None = None
+        self,
+        channel: Channel,
+        run_dir: str = "",
+        *,
+        elastic: bool = False,
+        pulse: Pulse | None = None,
+        trace: Trace | None = None,
     ) -> None:
         self.run_dir = run_dir
         self.elastic = elastic
         self.could_be_more = False
         self._channel = channel
         self.pulse = pulse or Pulse()
+        self.trace = trace
         self._changed = threading.Condition()
         self._thread: threading.Thread | None = None
         self._gathered: dict[tuple[str, int], Message] = {}
@@ -259,9 +308,14 @@ class RankControl:
         from tritium.data.watermark import Feed
 
         if name not in self._feeds:
-            waiting = functools.partial(self.pulse.within, f"waiting for rows of {name!r}", "rows")
-            self._feeds[name] = Feed(waiting)
+            self._feeds[name] = Feed(functools.partial(self._awaits_rows, name))
         return self._feeds[name]
+
+    @contextmanager
+    def _awaits_rows(self, name: str) -> Iterator[None]:
+        traced = self.trace.within("rows to arrive") if self.trace is not None else nullcontext()
+        with self.pulse.within(f"waiting for rows of {name!r}", "rows"), traced:
+            yield
 
     def join(self) -> World:
         """Wait until the gang is complete."""
@@ -283,6 +337,13 @@ class RankControl:
         """Tell the coordinator, by way of the supervisor."""
         self._channel.send(kind, blob, **fields)
 
+    def aside(self, where: str, error: BaseException) -> None:
+        """To the driver: something raised that neither ends this rank nor changes its result."""
+        failure = Failure.of(error, self.assignment["rank"], pid=os.getpid())
+        facts = {"type": failure.type, "text": failure.text, "traceback": failure.traceback}
+        with suppress(WireError):  # then there is no one to tell
+            self.send("aside", where=where, pid=failure.pid, **facts)
+
     def meet(self, operation: str, value: bytes, lane: str = "main") -> list[bytes]:
         """Every rank's bytes, in rank order. Each thread that meets has a lane of its own."""
         return self.post(operation, value, lane)()
@@ -297,7 +358,9 @@ class RankControl:
 
     def _met(self, operation: str, key: tuple[str, int]) -> list[bytes]:
         # A meeting of another lane is held in the background: the rank goes on with what it does.
-        with self.pulse.within(f"in {operation}", "wait") if key[0] == "main" else nullcontext(), self._changed:
+        main = key[0] == "main"
+        traced = self.trace.within("communicate") if self.trace is not None else nullcontext()
+        with self.pulse.within(f"in {operation}", "wait") if main else nullcontext(), traced, self._changed:
             self._changed.wait_for(lambda: key in self._gathered)
             message = self._gathered.pop(key)
         if "problem" in message.fields:
@@ -365,6 +428,7 @@ class RankControl:
             note=functools.partial(self._epoch_ended, name),
             took=functools.partial(self.pulse.took, name),
             say=lambda text: self.tell("note", text=text),
+            trace=self.trace,
         )
 
     def _epoch_ended(self, name: str, counts: Mapping[str, Any]) -> None:

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import json
 import os
 import random
@@ -27,13 +28,14 @@ import pytest
 import tritium as tr
 from bounds import timed, within
 from clusters import wait
-from machines import Machine, can_make_hosts, hosts, order_for
+from machines import Cable, Machine, can_make_hosts, hosts, order_for
 from proxy import Proxy
 from tritium.errors import RankFailed, WireError
 from tritium.gang import coordinator as coordinator_module
 from tritium.gang import line as line_module
 from tritium.gang.coordinator import Coordinator
 from tritium.gang.line import Line
+from tritium.gang.stall import Patience
 from tritium.wire import MAGIC, NONCE, Challenge, Channel, Codec, Message
 
 ROUNDS = int(os.environ.get("TRITIUM_FAULT_ROUNDS", "1"))
@@ -54,7 +56,7 @@ class Observer:
         self.text[rank] = self.text.get(rank, "") + text
 
     def store(self, name: str, chunk: bytes, last: bool) -> None:
-        raise AssertionError("nothing is stored here")
+        assert name.startswith("stacks/"), "nothing else is stored here"
 
     def of(self, kind: str) -> list[dict[str, Any]]:
         return [fields for name, fields in list(self.events) if name == kind]
@@ -451,6 +453,89 @@ def test_a_hosts_cable_is_pulled_and_put_in_again(tmp_path: Path) -> None:
         assert again.end(15) == ""
         assert new.failure is None
         within("host's network cut", found)
+
+
+@contextlib.contextmanager
+def one_way_cuts() -> Iterator[dict[str, tuple[Any, Callable[[], None], tuple[str, ...]]]]:
+    """Name → coordinator of one, the address to reach it, what cuts one direction, and how to start a supervisor."""
+    with contextlib.ExitStack() as stack:
+        cuts: dict[str, Any] = {}
+        for name in ("to", "from"):
+            coordinator = stack.enter_context(serving(1))
+            proxy = Proxy(coordinator.address)
+            stack.callback(proxy.close)
+            cut = functools.partial(proxy.freeze, there=name == "to", back=name == "from")
+            cuts[f"proxy, {name} the driver"] = (coordinator, proxy.address, cut, ())
+        if can_make_hosts():
+            for name, host in zip(("to", "from"), stack.enter_context(hosts(2)), strict=True):
+                coordinator = stack.enter_context(serving(1, host="0.0.0.0"))
+                address = (host.near, coordinator.address[1])
+                cut = host.mute if name == "to" else host.deafen
+                cuts[f"host, {name} the driver"] = (coordinator, address, cut, host.inside)
+        yield cuts
+
+
+def test_only_one_direction_of_a_hosts_network_is_cut(tmp_path: Path) -> None:
+    """Each of them at once, in gangs of their own: found, and the rank gone before another could take its place."""
+    found: dict[str, tuple[float, bool]] = {}
+
+    def watch(name: str, coordinator: Coordinator, machine: Machine, began: float) -> None:
+        processes = [process.pid for process in machine.processes()]
+        with coordinator.changed:
+            coordinator.changed.wait_for(lambda: coordinator.failure is not None, 20)
+        found[name] = time.monotonic() - began, any(map(alive, processes))
+
+    with one_way_cuts() as cuts, contextlib.ExitStack() as stack:
+        machines = {}
+        for name, (coordinator, address, _, inside) in cuts.items():
+            order = order_for(coordinator, gather_until, str(tmp_path), address=address)
+            machines[name] = Machine(order, 0, inside=inside)
+            stack.callback(machines[name].close)
+        there(tmp_path, len(cuts))
+        threads = []
+        for name, (coordinator, _, cut, _) in cuts.items():
+            threads.append(threading.Thread(target=watch, args=(name, coordinator, machines[name], time.monotonic())))
+            cut()
+            threads[-1].start()
+        for thread in threads:
+            thread.join()
+        assert {coordinator.failure and coordinator.failure.how for coordinator, *_ in cuts.values()} == {"lost"}
+        assert [name for name, (_, lives) in found.items() if lives] == [], "its rank lives when it is given up"
+        within("one direction of a host's network cut", max(seconds for seconds, _ in found.values()))
+
+
+def reduce_for_ever(place: str) -> None:
+    import torch
+    import torch.distributed as dist
+
+    dist.init_process_group("gloo")
+    dist.all_reduce(torch.ones(1))
+    Path(place, f"pid-{os.getpid()}").touch()
+    while True:
+        dist.all_reduce(torch.ones(1 << 16))
+        time.sleep(0.01)
+
+
+@pytest.mark.skipif(not can_make_hosts(), reason="only root may make network namespaces")
+def test_the_network_between_two_ranks_is_cut(tmp_path: Path) -> None:
+    """Both still reach the driver: nobody is lost, and nothing would ever happen again."""
+    patience = Patience(2.0)
+    with hosts(2) as both, contextlib.ExitStack() as stack:
+        cable = Cable(*both)
+        coordinator = stack.enter_context(serving(2, host="0.0.0.0", patience=patience))
+        for partition, host in enumerate(both):
+            address = (host.near, coordinator.address[1])
+            order = order_for(coordinator, reduce_for_ever, str(tmp_path), address=address, patience=patience)
+            stack.callback(Machine(order, partition, inside=host.inside).close)
+        there(tmp_path, 2)
+        cable.cut()
+        with coordinator.changed:
+            assert coordinator.changed.wait_for(lambda: coordinator.failure is not None, 15)
+        failure = coordinator.failure
+        assert failure is not None
+        assert failure.how == "stalled", failure.text
+        assert "All ranks wait in this all_reduce: what one sends does not reach another" in failure.text
+        assert sorted(failure.stacks) == [0, 1]
 
 
 # ---- strangers

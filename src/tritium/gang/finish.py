@@ -133,7 +133,8 @@ def await_end(coordinator: Coordinator, launch: Launch, tasks: Tasks) -> None:
         if why is not None and taken and (is_cancelled(why) or isinstance(why, IncompleteShard)):
             raise why  # Spark took the supervisors or their rows away: the job was cancelled, or lost what they read
         if why is not None and lost:
-            error = replace(coordinator.failure, text=str(why)).error(launch.watch.run_dir)
+            text = str(getattr(why, "reason", why)).rstrip(".")
+            error = replace(coordinator.failure, text=text).error(launch.watch.run_dir)
             error.__dict__["spark_error"] = getattr(why, "spark_error", None)
             raise error
         raise coordinator.failure.error(launch.watch.run_dir)

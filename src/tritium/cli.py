@@ -107,6 +107,8 @@ def report(run_dir: str) -> None:
         click.echo(f"rank {rank['rank']} on {rank.get('host', '?')}, {rank.get('device', '?')}, pid {rank.get('pid')}")
         for name, counts in rank.get("shards", {}).items():
             click.echo(f"  {name}: " + ", ".join(f"{what} {count:,}" for what, count in counts.items()))
+        if traced := rank.get("trace"):
+            click.echo(f"  {_sections(traced)}")
         if logged := rank.get("logged"):
             click.echo("  last logged: " + ", ".join(f"{name} {_short(value)}" for name, value in logged.items()))
     for title, lines in (("note", found["notes"]), ("stored", found["stored"])):
@@ -117,6 +119,14 @@ def report(run_dir: str) -> None:
     if failure := found["failure"]:
         click.echo(f"rank {failure['rank']} failed ({failure['how']}): {failure['type']} {failure['text']}".rstrip())
         click.echo(failure["traceback"].rstrip())
+
+
+def _sections(trace: dict[str, Any]) -> str:
+    """`1,200 steps of 8.1 ms: wait for data 2 %, …`."""
+    seconds, steps = trace["seconds"], trace["steps"]
+    whole = sum(seconds.values()) or 1.0
+    shares = ", ".join(f"{name} {value / whole:.0%}" for name, value in seconds.items())
+    return f"{steps:,} steps of {whole / max(1, steps) * 1000:.1f} ms: {shares}"
 
 
 def _short(value: Any) -> str:

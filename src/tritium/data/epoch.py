@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import contextmanager
-from typing import Any
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from typing import Any, Literal, Protocol
 
 import numpy as np
 
@@ -17,6 +17,13 @@ from tritium.data.spool import Array
 Note = Callable[[dict[str, Any]], None]
 Took = Callable[[int, int], None]
 _SPAN = 1 << 20
+
+
+class Stopwatch(Protocol):
+    """What is told of where the time goes; `observe.trace.Trace` is one."""
+
+    def batches(self, batches: Iterator[Batch]) -> Iterator[Batch]: ...
+    def within(self, section: Literal["copy to device"]) -> AbstractContextManager[None]: ...
 
 
 class Epoch:
@@ -38,6 +45,7 @@ class Epoch:
         steps: Callable[[], int],
         ended: Callable[[Epoch], None],
         took: Took | None = None,
+        trace: Stopwatch | None = None,
         taken: int = 0,
     ) -> None:
         self.number = number
@@ -45,7 +53,7 @@ class Epoch:
         self.over = False
         self.first = taken
         self._schedule, self._route, self._gather = schedule, route, gather
-        self._steps, self._ended, self._took = steps, ended, took
+        self._steps, self._ended, self._took, self._trace = steps, ended, took, trace
 
     @property
     def steps(self) -> int:
@@ -56,6 +64,9 @@ class Epoch:
         return self.steps
 
     def __iter__(self) -> Iterator[Batch]:
+        return self._batches() if self._trace is None else self._trace.batches(self._batches())
+
+    def _batches(self) -> Iterator[Batch]:
         with self._worker() as prepare:
             ahead: Callable[[], Any] | None = None
             while not self.over:
@@ -73,13 +84,17 @@ class Epoch:
                 if self._took is not None:
                     self._took(self.number, share.step)
                 yield Batch(
-                    self._gather.place(columns),
+                    self._placed(columns),
                     scale=share.scale,
                     rows=share.rows,
                     total=share.total,
                     step=share.step,
                     epoch=self.number,
                 )
+
+    def _placed(self, columns: dict[str, Any]) -> dict[str, Any]:
+        with nullcontext() if self._trace is None else self._trace.within("copy to device"):
+            return self._gather.place(columns)
 
     @contextmanager
     def _worker(self) -> Iterator[Callable[[Share], Callable[[], dict[str, Any]]]]:

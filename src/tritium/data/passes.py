@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass
 from typing import Any, Protocol
 
 from tritium.data.batch import Decode, Gather
-from tritium.data.epoch import Epoch, Took
+from tritium.data.epoch import Epoch, Stopwatch, Took
 from tritium.data.fingerprint import compare, differences, summary
 from tritium.data.idset import IdSet
 from tritium.data.order import Lookup
@@ -38,6 +38,7 @@ class Rows(Protocol):
     index: int
     feed: Feed
     took: Took | None
+    trace: Stopwatch | None
 
     @property
     def decode(self) -> Mapping[str, Decode]: ...
@@ -231,6 +232,7 @@ class Passes:
             steps=lambda: step_count(self._counts(number), plan.batch_size, plan.remainder),
             ended=self._ended,
             took=shard.took,
+            trace=shard.trace,
             taken=step,
         )
         return epoch

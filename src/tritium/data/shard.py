@@ -10,7 +10,7 @@ from typing import Any, Literal
 import numpy as np
 
 from tritium.data.batch import Decode, checked_device
-from tritium.data.epoch import Epoch, Note, Took
+from tritium.data.epoch import Epoch, Note, Stopwatch, Took
 from tritium.data.idset import IdSet
 from tritium.data.memory import memory_limit
 from tritium.data.order import Lookup, by_id
@@ -37,6 +37,7 @@ class Shard:
     note        : called at the end of every epoch with its counts (rows used, padded, dropped, repeated).
     took        : called with every batch: its epoch and step, both from 0.
     say         : called with a sentence for the person who waits.
+    trace       : is told what the time goes into.
     window      : the least number of rows that "stream" permutes together.
     memory      : bytes of this shard that may stay in memory (the page cache); a larger shard is permuted by blocks
                   of that size. None: half of what the machine or its container has.
@@ -56,6 +57,7 @@ class Shard:
         note: Note | None = None,
         took: Took | None = None,
         say: Callable[[str], None] | None = None,
+        trace: Stopwatch | None = None,
         window: int = 16_384,
         memory: int | None = None,
     ) -> None:
@@ -71,6 +73,7 @@ class Shard:
         self._note = note
         self.took = took
         self._say = say
+        self.trace = trace
         self._window = window
         self._memory = memory
         self._history: list[dict[str, Any]] = []

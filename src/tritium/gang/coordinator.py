@@ -278,6 +278,9 @@ class Coordinator:
     def _on_log(self, member: Member, message: Message) -> None:
         self._observer.event("log", rank=member.number, **message.fields)
 
+    def _on_trace(self, member: Member, message: Message) -> None:
+        self._observer.event("trace", rank=member.number, **message.fields)
+
     def _on_regroup(self, member: Member, message: Message) -> None:
         self._failed(Failure(how="regroup", rank=member.number, host=member.host, pid=member.pid))
 

@@ -102,6 +102,7 @@ def order_of(
         prepared={name: prepared(data.shuffle) for name, data in launch.data.items()},
         user_code=user_code,
         elastic=launch.ranks < gang.most,
+        trace=gang.trace,
         far_client=far_client,
         patience=Patience.of(gang),
         run_dir=launch.watch.run_dir,

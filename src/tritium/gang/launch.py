@@ -206,6 +206,8 @@ class Watch:
         """The end of the run; returns its report."""
         if self._opened is None:
             return {}
+        if (verdict := self._report.build()["verdict"]) is not None:
+            self.note(f"where the time went: {verdict}")
         self.event("ended", ok=ok, seconds=round(time.monotonic() - self._started, 3))
         log, progress = self._opened
         progress.close()

@@ -18,8 +18,8 @@ import signal
 import socket
 import sys
 import threading
-from collections.abc import Callable, Mapping
-from contextlib import nullcontext
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -34,6 +34,7 @@ from tritium.wire import CHUNK, Channel, Message
 if TYPE_CHECKING:
     from tritium.data.shard import Shard
     from tritium.data.watermark import Feed
+    from tritium.observe.trace import Trace
 
 _PR_SET_PDEATHSIG = 1
 
@@ -46,7 +47,8 @@ def main(argument: str) -> None:
     channel = Channel(socket.socket(fileno=settings["control"]))
     _answer_with_stacks(settings)
     pulse = Pulse.on(settings["pulse"])
-    control = RankControl(channel, settings["run_dir"], elastic=settings["elastic"], pulse=pulse)
+    trace = tracing() if settings["trace"] else None
+    control = RankControl(channel, settings["run_dir"], elastic=settings["elastic"], pulse=pulse, trace=trace)
     try:
         keep_groups()
         if settings["framework"]:
@@ -73,6 +75,8 @@ def _run(control: RankControl, world: World, settings: Mapping[str, Any]) -> Non
     control.pulse.enter("no step reported")
     result = function(*args, **kwargs)
     _finish_checkpoints(world)
+    if control.trace is not None and (found := control.trace.report()) is not None:
+        control.tell("trace", **found)
     control.pulse.enter("returning its result")
     with os.fdopen(settings["result"], "wb") as file:
         try:
@@ -85,6 +89,16 @@ def _run(control: RankControl, world: World, settings: Mapping[str, Any]) -> Non
             ) from error
     _flush()
     control.send("finished")
+
+
+def tracing() -> Trace:
+    """A trace that hooks into torch once there are batches."""
+    from tritium.frameworks.torch_trace import hook
+    from tritium.observe.trace import Trace
+
+    trace = Trace()
+    trace.first_batch = functools.partial(hook, trace)
+    return trace
 
 
 def _finish_checkpoints(world: World) -> None:
@@ -202,13 +216,20 @@ class RankControl:
     """The rank's end of the control socket: one thread listens, any thread asks."""
 
     def __init__(
-        self, channel: Channel, run_dir: str = "", *, elastic: bool = False, pulse: Pulse | None = None
+        self,
+        channel: Channel,
+        run_dir: str = "",
+        *,
+        elastic: bool = False,
+        pulse: Pulse | None = None,
+        trace: Trace | None = None,
     ) -> None:
         self.run_dir = run_dir
         self.elastic = elastic
         self.could_be_more = False
         self._channel = channel
         self.pulse = pulse or Pulse()
+        self.trace = trace
         self._changed = threading.Condition()
         self._thread: threading.Thread | None = None
         self._gathered: dict[tuple[str, int], Message] = {}
@@ -259,9 +280,14 @@ class RankControl:
         from tritium.data.watermark import Feed
 
         if name not in self._feeds:
-            waiting = functools.partial(self.pulse.within, f"waiting for rows of {name!r}", "rows")
-            self._feeds[name] = Feed(waiting)
+            self._feeds[name] = Feed(functools.partial(self._awaits_rows, name))
         return self._feeds[name]
+
+    @contextmanager
+    def _awaits_rows(self, name: str) -> Iterator[None]:
+        traced = self.trace.within("rows to arrive") if self.trace is not None else nullcontext()
+        with self.pulse.within(f"waiting for rows of {name!r}", "rows"), traced:
+            yield
 
     def join(self) -> World:
         """Wait until the gang is complete."""
@@ -297,7 +323,9 @@ class RankControl:
 
     def _met(self, operation: str, key: tuple[str, int]) -> list[bytes]:
         # A meeting of another lane is held in the background: the rank goes on with what it does.
-        with self.pulse.within(f"in {operation}", "wait") if key[0] == "main" else nullcontext(), self._changed:
+        main = key[0] == "main"
+        traced = self.trace.within("communicate") if self.trace is not None else nullcontext()
+        with self.pulse.within(f"in {operation}", "wait") if main else nullcontext(), traced, self._changed:
             self._changed.wait_for(lambda: key in self._gathered)
             message = self._gathered.pop(key)
         if "problem" in message.fields:
@@ -358,6 +386,7 @@ class RankControl:
             note=functools.partial(self._epoch_ended, name),
             took=functools.partial(self.pulse.took, name),
             say=lambda text: self.tell("note", text=text),
+            trace=self.trace,
         )
 
     def _epoch_ended(self, name: str, counts: Mapping[str, Any]) -> None:

@@ -69,6 +69,12 @@ class Gang:
         '"here" (this process, one rank: for a debugger).',
     )
     output: Output = _field("all", 'Whose stdout and stderr is shown live: "all", "rank 0" or "none".')
+    trace: bool = _field(
+        False,
+        "Whether to measure where each rank's steps spend their time: the report then says so, with one line on what "
+        "they wait for. Costs a few microseconds for every module of the model and step; on a GPU, each section waits "
+        "for its end.",
+    )
     progress: bool = _field(True, "Whether progress is shown: a live display on a terminal, plain lines elsewhere.")
     py_files: Sequence[str] = _field(
         tuple, "Python files, packages (directories) and zips of the user's that the ranks can import."
@@ -112,6 +118,8 @@ class Gang:
                 yield f"{name}={getattr(self, name)!r} is unknown; choose one of {', '.join(map(repr, choices))}."
         if self.on == "here" and self.ranks not in (1, (1, 1)):
             yield f'on="here" runs in this process, so ranks={self.ranks} must be 1; on="driver" starts several.'
+        if self.on == "here" and self.trace:
+            yield 'trace=True hooks into torch, which on="here" would leave in this process; on="driver" can be traced.'
         for name in ("start_timeout", "stall_timeout"):
             value = getattr(self, name)
             if isinstance(value, bool) or not isinstance(value, (int, float)) or not value > 0:

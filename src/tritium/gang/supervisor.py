@@ -64,6 +64,7 @@ class Order:
     prepared: Mapping[str, str | bool] = field(default_factory=dict)
     user_code: bytes = b""
     elastic: bool = False
+    trace: bool = False
     far_client: bool = False
     patience: Patience | None = None
     run_dir: str = ""
@@ -189,6 +190,7 @@ class Supervisor:
             "parent": os.getpid(),
             "framework": self.order.framework,
             "elastic": self.order.elastic,
+            "trace": self.order.trace,
             "run_dir": self.order.run_dir,
             "mounts": [self._user_code.path] if self._user_code else [],
         }

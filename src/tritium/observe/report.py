@@ -9,6 +9,7 @@ from datetime import datetime, timezone
 from typing import Any
 
 from tritium.observe.events import versions, without_secrets
+from tritium.observe.verdict import verdict
 
 _COUNTS = ("used", "padded", "dropped", "repeated")
 
@@ -22,6 +23,7 @@ class Report:
         self._since: dict[str, float] = {}
         self._ranks: dict[int, dict[str, Any]] = {}
         self._ended: set[tuple[str, int]] = set()
+        self._traces: dict[int, dict[str, Any]] = {}
         self._report: dict[str, Any] = {
             "run": run_id,
             "run_dir": run_dir,
@@ -33,6 +35,7 @@ class Report:
             "fingerprint": {},
             "stored": [],
             "checkpoint": None,
+            "verdict": None,
             "notes": [],
             "retries": [],
             "failure": None,
@@ -51,7 +54,8 @@ class Report:
         `seconds_until` says when every rank was there, when every row was spooled and when the first numbers were
         logged; `ranks` has a rank's host and pid, its rows by name (read, and by all epochs together used, padded,
         dropped and repeated) and its last logged numbers; `fingerprint` has the rows and the sum of their hashes, in
-        hexadecimal, by source partition; `checkpoint` is the newest that was saved.
+        hexadecimal, by source partition; `checkpoint` is the newest that was saved; with `trace=True`, a rank's `trace`
+        has its steps and their seconds by section, and `verdict` says in a sentence what they wait for.
         """
         with self._lock:
             return {
@@ -102,6 +106,11 @@ class Report:
 
     def _on_checkpoint(self, **facts: Any) -> None:
         self._report["checkpoint"] = {key: value for key, value in facts.items() if key != "rank"}
+
+    def _on_trace(self, rank: int, **trace: Any) -> None:
+        self._traces[rank] = trace
+        self._rank(rank)["trace"] = trace
+        self._report["verdict"] = verdict(self._traces)
 
     def _on_note(self, text: str, **_: Any) -> None:
         self._report["notes"].append(text)

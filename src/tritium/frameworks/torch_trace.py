@@ -1,0 +1,61 @@
+"""Which parts of a step are torch's: its modules' forward, backward, collectives and optimizers (rank)."""
+
+from __future__ import annotations
+
+import functools
+import sys
+from typing import Any
+
+from tritium.observe.trace import Section, Trace
+
+_COLLECTIVES = (
+    *("all_gather", "all_gather_into_tensor", "all_gather_object", "all_reduce", "all_to_all", "all_to_all_single"),
+    *("barrier", "broadcast", "broadcast_object_list", "gather", "gather_object", "recv", "reduce", "reduce_scatter"),
+    *("reduce_scatter_tensor", "scatter", "send"),
+)
+
+
+def hook(trace: Trace) -> None:
+    """From now on `trace` is told. Does nothing where the user's function has not imported torch."""
+    torch = sys.modules.get("torch")
+    if torch is None:
+        return
+    replicas: dict[int, Any] = {}
+
+    def before(module: Any, _: Any) -> None:
+        trace.enter("forward")
+        if id(module) not in replicas and type(module).__name__ == "DistributedDataParallel":
+            replicas[id(module)] = module
+            module._set_ddp_runtime_logging_sample_rate(1)  # its own clock: every step, not every hundredth
+
+    from torch.nn.modules import module as modules
+    from torch.optim import optimizer as optimizers
+
+    modules.register_module_forward_pre_hook(before)
+    modules.register_module_forward_hook(lambda *_: trace.leave("forward"), always_call=True)
+    optimizers.register_optimizer_step_pre_hook(lambda *_: trace.enter("optimizer"))
+    optimizers.register_optimizer_step_post_hook(lambda *_: trace.leave("optimizer"))
+    torch.autograd.backward = _within(trace, "backward", torch.autograd.backward)
+    if torch.distributed.is_available():
+        for name in _COLLECTIVES:
+            if hasattr(torch.distributed, name):
+                setattr(torch.distributed, name, _within(trace, "communicate", getattr(torch.distributed, name)))
+    if torch.cuda.is_available() and torch.cuda.is_initialized():
+        trace.settle = torch.cuda.synchronize
+    trace.in_backward = lambda: sum(map(_waited, replicas.values()))
+
+
+def _within(trace: Trace, section: Section, function: Any) -> Any:
+    @functools.wraps(function)
+    def measured(*args: Any, **kwargs: Any) -> Any:
+        with trace.within(section):
+            return function(*args, **kwargs)
+
+    return measured
+
+
+def _waited(replica: Any) -> float:
+    """Seconds that DDP's exchange took beyond what was hidden behind the computation, by DDP's own clock."""
+    told = replica._get_ddp_logging_data()
+    each = told.get("avg_backward_comm_time", 0) - told.get("avg_backward_compute_comm_overlap_time", 0)
+    return float(max(0, each)) * 1e-9 * float(told.get("iteration", 0))

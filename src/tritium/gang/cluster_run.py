@@ -302,6 +302,12 @@ def translate(error: BaseException) -> TritiumError:
             + _line_with(text, "FetchFailed")
             + " No rank took its shard for complete. Launch again, and Spark computes the source anew."
         )
+    elif "No space left on device" in text:
+        problem = JobFailed(
+            f"A disk of Spark's is full: {_line_with(text, 'No space left on device').lstrip(': ')}. The exchange "
+            "needs room for all rows in spark.local.dir, and every rank for its own once more: point it at a larger "
+            "disk, or use more hosts."
+        )
     elif "cancelled" in text.lower() or "OPERATION_CANCELED" in text:
         problem = JobFailed("The Spark job of this run was cancelled; all its ranks have been ended.")
     else:

@@ -26,7 +26,7 @@ BOUNDS = {
     "host's network cut": 15.0,
     "Spark's Python daemon killed": 10.0,
     "supervisor killed": 10.0,
-    "executor killed": 15.0,
+    "executor killed": 5.0,
     "one direction of a host's network cut": 15.0,
 }
 

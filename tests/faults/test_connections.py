@@ -204,7 +204,7 @@ def gather_until(place: str) -> int:
 @pytest.mark.parametrize("seed", SEEDS)
 @pytest.mark.timeout(240)
 def test_delayed_by_200_ms_and_cut_now_and_then(seed: int, proxies: list[Proxy], tmp_path: Path) -> None:
-    steps, size, rows = 12, 6 << 20, 3000
+    steps, size, rows = 8, 4 << 20, 2000
     table = pa.table({"x": np.arange(rows, dtype=np.float64)})
     chance = random.Random(seed)
     run = Away(lambda: launch(everything, 3, tmp_path, steps, size, data={"train": tr.Data(table, shuffle="stream")}))
@@ -244,19 +244,31 @@ def test_cut_as_often_as_can_be(seed: int, proxies: list[Proxy], tmp_path: Path)
     print(f"{run.took:.1f} s, {proxies[0].cuts} cuts, {len(events(tmp_path, 'reconnected'))} connections made again")
 
 
-@pytest.mark.parametrize("how", ["refused", "silent"])
-def test_5_s_without_the_control_server(how: str, proxies: list[Proxy], tmp_path: Path) -> None:
-    run = Away(lambda: launch(gather_for, 3, tmp_path, str(tmp_path), 8.0))
-    there(tmp_path, 3)
-    darken = proxies[0].refuse if how == "refused" else proxies[0].freeze
-    darken()
+def side_by_side(proxies: list[Proxy], place: Path, *job: Any) -> Iterator[tuple[Path, Away, Callable[..., None]]]:
+    """The same launch twice: its directory, itself, and what takes its control server away (refuses; goes silent)."""
+    for how in ("refuse", "freeze"):
+        folder, number = place / how, len(proxies)
+        folder.mkdir()
+        run = Away(functools.partial(launch, job[0], 2, folder, str(folder), *job[1:]))
+        wait(lambda number=number: len(proxies) > number, "the launch has begun")
+        yield folder, run, getattr(proxies[-1], how)
+
+
+def test_5_s_without_the_control_server(proxies: list[Proxy], tmp_path: Path) -> None:
+    """Refused, and silent, in two launches at once."""
+    both = list(side_by_side(proxies, tmp_path, gather_for, 8.0))
+    for folder, _, darken in both:
+        there(folder, 2)
+        darken()
     time.sleep(5.0)
-    darken(False)
-    meetings = run.end(30)
-    assert len(set(meetings)) == 1
-    for rank in range(3):
-        said = tmp_path.joinpath("logs", f"rank-{rank}.log").read_text().splitlines()
-        assert said == [f"meeting {number + 1}" for number in range(meetings[0])]
+    for _, _, darken in both:
+        darken(False)
+    for folder, run, _ in both:
+        meetings = run.end(30)
+        assert len(set(meetings)) == 1
+        for rank in range(2):
+            said = folder.joinpath("logs", f"rank-{rank}.log").read_text().splitlines()
+            assert said == [f"meeting {number + 1}" for number in range(meetings[0])]
 
 
 def test_a_driver_that_stands_still_for_a_while(tmp_path: Path) -> None:
@@ -279,58 +291,56 @@ def test_a_driver_that_stands_still_for_a_while(tmp_path: Path) -> None:
 # ---- ended in time
 
 
-@pytest.mark.parametrize("how", ["refused", "silent"])
-def test_no_control_server_any_more(how: str, proxies: list[Proxy], tmp_path: Path) -> None:
-    run = Away(lambda: launch(gather_until, 2, tmp_path, str(tmp_path)))
-    pids = there(tmp_path, 2)
+def test_no_control_server_any_more(proxies: list[Proxy], tmp_path: Path) -> None:
+    """Refused, and silent, in two launches at once."""
+    both = list(side_by_side(proxies, tmp_path, gather_until))
+    pids = [pid for folder, _, _ in both for pid in there(folder, 2)]
     began = time.monotonic()
-    proxies[0].refuse() if how == "refused" else proxies[0].freeze()
+    for _, _, darken in both:
+        darken()
     wait(lambda: not any(map(alive, pids)), "the ranks are gone", 10)
-    gone = time.monotonic() - began
-    with pytest.raises(RankFailed, match=r"was lost: its supervisor is gone"):
-        run.end(15)
-    within("control server gone for good", gone)
+    within("control server gone for good", time.monotonic() - began)
+    for _, run, _ in both:
+        with pytest.raises(RankFailed, match=r"was lost: its supervisor is gone"):
+            run.end(15)
     assert time.monotonic() - began < 15
 
 
-def test_a_silent_connection_is_found(tmp_path: Path) -> None:
-    """One of two supervisors is behind a network that swallows everything; nothing is closed."""
-    with serving(2) as coordinator, contextlib.ExitStack() as stack:
-        proxy = Proxy(coordinator.address)
+def test_a_silent_connection_and_a_host_that_stands_still(tmp_path: Path) -> None:
+    """Of each of two gangs, side by side, one of two supervisors.
+
+    One is behind a network that swallows everything, and nothing is closed. The other stands still with its rank for
+    longer than it is waited for: what wakes up can't go on.
+    """
+    with contextlib.ExitStack() as stack:
+        first, second = (stack.enter_context(serving(2)) for _ in range(2))
+        proxy = Proxy(first.address)
         stack.callback(proxy.close)
-        orders = [order_for(coordinator, gather_until, str(tmp_path), address=proxy.address)]
-        orders += [order_for(coordinator, gather_until, str(tmp_path))]
-        machines = []
-        for partition, order in enumerate(orders):
-            machines.append(Machine(order, partition))
-            stack.callback(machines[-1].close)
-        there(tmp_path, 2)
+
+        def start(coordinator: Coordinator, partition: int, **changes: Any) -> Machine:
+            machine = Machine(order_for(coordinator, gather_until, str(tmp_path), **changes), partition)
+            stack.callback(machine.close)
+            return machine
+
+        silent, hears = start(first, 0, address=proxy.address), start(first, 1)
+        goes_on, stopped = start(second, 0), start(second, 1)
+        there(tmp_path, 4)
         began = time.monotonic()
         proxy.freeze()
-        with coordinator.changed:
-            assert coordinator.changed.wait_for(lambda: coordinator.failure is not None, 15)
-        found = time.monotonic() - began
-        assert coordinator.failure is not None
-        assert (coordinator.failure.how, coordinator.failure.rank) == ("lost", 0)
-        assert "was lost" in machines[1].end(5), "the other one hears at once what happened"
-        assert "coordinator is gone" in machines[0].end(5)
-        within("silent control connection", found)
-
-
-def test_who_comes_back_after_it_was_given_up_is_refused(tmp_path: Path) -> None:
-    """A host that stood still for 12 s: its rank is lost, and what wakes up can't go on."""
-    with serving(2) as coordinator, running(order_for(coordinator, gather_until, str(tmp_path)), 2) as machines:
-        there(tmp_path, 2)
-        machines[1].stop()
-        try:
+        stopped.stop()
+        stack.callback(stopped.go_on)
+        for coordinator, rank in ((first, 0), (second, 1)):
             with coordinator.changed:
-                assert coordinator.changed.wait_for(lambda: coordinator.failure is not None, 15)
+                assert coordinator.changed.wait_for(lambda c=coordinator: c.failure is not None, 15)
+            within("silent control connection", time.monotonic() - began)
             assert coordinator.failure is not None
-            assert (coordinator.failure.how, coordinator.failure.rank) == ("lost", 1)
-            ranks = [process.pid for process in machines[1].processes()]
-        finally:
-            machines[1].go_on()
-        said = machines[1].end(10)
+            assert (coordinator.failure.how, coordinator.failure.rank) == ("lost", rank)
+        assert "was lost" in hears.end(5), "the other one hears at once what happened"
+        assert "coordinator is gone" in silent.end(5)
+        assert "was lost" in goes_on.end(5)
+        ranks = [process.pid for process in stopped.processes()]
+        stopped.go_on()
+        said = stopped.end(10)
         assert "nothing was heard of it for" in said or "the coordinator is gone" in said
         wait(lambda: not any(map(alive, ranks)), "its rank is gone too", 5)
 

@@ -1,4 +1,4 @@
-"""Spark's Python daemon, or one of the workers that it started, is killed under a gang: ended, named, tried again."""
+"""What a rank runs in is killed: its supervisor, Spark's Python daemon, its executor. Ended, named, tried again."""
 
 from __future__ import annotations
 
@@ -19,7 +19,13 @@ from clusters import wait
 
 STEPS = 6
 STAYS = 3  # the first attempt goes no further
-pytestmark = [pytest.mark.timeout(150), pytest.mark.parametrize("cluster", ["local", "local-cluster"], indirect=True)]
+CASES = [
+    ("local", "supervisor killed"),
+    ("local", "Spark's Python daemon killed"),
+    ("local-cluster", "supervisor killed"),
+    ("local-cluster", "Spark's Python daemon killed"),
+    ("local-cluster", "executor killed"),
+]
 
 
 def train(place: str) -> list[int]:
@@ -41,11 +47,13 @@ def train(place: str) -> list[int]:
 FAULTS = {
     "supervisor killed": "its supervisor, a Python worker of Spark's, was killed or crashed: probably out of memory",
     "Spark's Python daemon killed": "Spark's Python daemon there (pid ",
-}
+    "executor killed": "ExecutorLostFailure",
+}  # in the order in which they are above a rank
 
 
-@pytest.mark.parametrize("fault", FAULTS)
-def test_one_of_sparks_python_processes_is_killed(cluster: Any, fault: str, tmp_path: Path) -> None:
+@pytest.mark.timeout(150)
+@pytest.mark.parametrize(("cluster", "fault"), CASES, indirect=["cluster"])
+def test_what_a_rank_runs_in_is_killed(cluster: Any, fault: str, tmp_path: Path) -> None:
     run = tmp_path / "run"
     problems: list[BaseException] = []
 
@@ -76,6 +84,7 @@ def test_one_of_sparks_python_processes_is_killed(cluster: Any, fault: str, tmp_
     assert results == [[STAYS, STAYS]] * 2
     report = json.loads(run.joinpath("report.json").read_text())
     (retry,) = report["retries"]
+    print(retry["reason"])
     assert re.match(rf"rank \d on \S+ was lost: {re.escape(FAULTS[fault])}", retry["reason"]), retry["reason"]
     assert len(retry["reason"]) < 300
     assert report["notes"][0].endswith(f"Retry 1 of 2, from the checkpoint of step {STAYS}")

@@ -21,7 +21,7 @@ from tritium.errors import BadSetting, IncompleteShard, JobFailed, ResultError, 
 from tritium.gang.cluster import Cluster
 from tritium.gang.coordinator import Coordinator
 from tritium.gang.driver_run import order_of, ship_user_code
-from tritium.gang.far import failure_in, replay
+from tritium.gang.far import failure_in, newest_checkpoint, replay
 from tritium.gang.finish import GivenBack, await_end, await_formed
 from tritium.gang.results import SPARK_SCHEMA, results_of
 from tritium.gang.stall import Patience
@@ -104,6 +104,8 @@ def started_once(launch: Launch, spark: Any, cluster: Cluster) -> list[Any]:
             coordinator.await_gone(1.0)
             coordinator.close()
             keep_spark_error(launch, spark_job.problem)
+            if spark_job.problem is not None and cluster.is_connect and not coordinator.members:
+                launch.watch.newest = newest_checkpoint(launch.watch.run_dir)
 
 
 def keep_spark_error(launch: Launch, problem: BaseException | None) -> None:
@@ -313,12 +315,19 @@ def translate(error: BaseException, *, stopped: bool = False) -> TritiumError:
             + _line_with(text, "FetchFailed")
             + " No rank took its shard for complete. Launch again, and Spark computes the source anew."
         )
+    elif "No space left on device" in text:
+        problem = JobFailed(
+            f"A disk of Spark's is full: {_line_with(text, 'No space left on device').lstrip(': ')}. The exchange "
+            "needs room for all rows in spark.local.dir, and every rank for its own once more: point it at a larger "
+            "disk, or use more hosts."
+        )
     elif "cancelled" in text.lower() or "OPERATION_CANCELED" in text:
         why = _CANCELLED.search(text)
         says = f" Spark says: {why[0].strip()}." if why else ""
         problem = JobFailed(f"The Spark job of this run was cancelled; all its ranks have been ended.{says}")
     else:
-        problem = JobFailed(f"The Spark job of this run failed: {_reason(text)}", lost=bool(_TAKEN_AWAY.search(text)))
+        reason, lost = _reason(text), bool(_TAKEN_AWAY.search(text))
+        problem = JobFailed(f"The Spark job of this run failed: {reason}", lost=lost, reason=reason)
     problem.__dict__["spark_error"] = error
     return problem
 
@@ -329,6 +338,11 @@ def _line_with(text: str, word: str) -> str:
 
 def _reason(text: str) -> str:
     """The line that says why: an executor lost, why Spark gave the job up, the innermost cause, or the first line."""
+    if "exited unexpectedly" in text and "ExecutorLostFailure" not in text:
+        return (
+            "its supervisor, a Python worker of Spark's, was killed or crashed: probably out of memory, unless someone "
+            "killed it"
+        )
     lines = [line.strip() for line in text.splitlines() if line.strip() and not line.strip().startswith("at ")]
     given_up = [line for word in ("ExecutorLostFailure", "Job aborted") for line in lines if word in line]
     causes = [line for line in lines if line.startswith("Caused by:")][-1:]

@@ -111,7 +111,12 @@ class Coordinator:
 
     def fail(self, failure: Failure) -> None:
         """Record a failure that the coordinator can't see itself, and end every rank."""
-        self._server.call(lambda: self._failed(failure))
+
+        def failed() -> None:
+            self._keep_stacks(failure)
+            self._failed(failure)
+
+        self._server.call(failed)
 
     def no_one_returns(self) -> None:
         """The supervisors' tasks are ending: who has no connection is lost at once, not only after a while."""
@@ -407,23 +412,27 @@ class Coordinator:
         if self._asides:
             before = "\n".join(f"  {aside.headline()}" for aside in self._asides)
             failure = replace(failure, text=f"{failure.text}\n\nBefore that:\n{before}")
-        try:
-            for rank, text in sorted(failure.stacks.items()):
-                self._observer.store(f"stacks/rank-{rank}.txt", text.encode(), True)
-        except Exception as error:  # noqa: BLE001 - a full disk, a store that is gone: the stall is what matters
-            self._observer.event("note", text=f"the stacks can't be kept in the run directory: {error}")
+        self._keep_stacks(failure)
         if self._watch.patience.end and certain:
             self._failed(failure)
             return
         self._observer.event("stalled", **failure.fields())
         self._observer.event("note", text=failure.text)
 
+    def _keep_stacks(self, failure: Failure) -> None:
+        try:
+            for rank, text in sorted(failure.stacks.items()):
+                self._observer.store(f"stacks/rank-{rank}.txt", text.encode(), True)
+        except Exception as error:  # noqa: BLE001 - a full disk, a store that is gone: the stall is what matters
+            self._observer.event("note", text=f"the stacks can't be kept in the run directory: {error}")
+
     def _failed(self, failure: Failure) -> None:
         if self.failure is not None:
             return
-        failure = self.failure = replace(failure, others=meanwhile(self.members.values(), failure.rank))
+        others = failure.others or meanwhile(self.members.values(), failure.rank)
+        failure = self.failure = replace(failure, others=others)
         self._observer.event("failed" if failure.how != "regroup" else "regroup", **failure.fields())
-        self._broadcast("end", failure.pickled, reason=failure.headline(), failure=failure.fields())
+        self._broadcast("end", failure.pickled, reason=failure.headline(), failure=failure.with_stacks())
         self._notify()
 
 

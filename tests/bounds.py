@@ -26,6 +26,10 @@ BOUNDS = {
     "control server gone for good": 10.0,
     "silent control connection": 15.0,
     "host's network cut": 15.0,
+    "Spark's Python daemon killed": 10.0,
+    "supervisor killed": 10.0,
+    "executor killed": 5.0,
+    "one direction of a host's network cut": 15.0,
 }
 
 

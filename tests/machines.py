@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import os
 import pickle
 import shutil
@@ -90,13 +91,20 @@ class Machine:
         self.process.stderr.close()
 
 
+NOBODY = "02:00:00:00:00:99"
+
+
 class Host:
     """A network namespace with one cable to this machine: `near` is our address on it, `far` the host's."""
 
-    def __init__(self, number: int) -> None:
+    _numbers = itertools.count()  # what an earlier test has removed goes a moment later
+
+    def __init__(self) -> None:
+        number = next(self._numbers)
         self.name = f"tritium-{os.getpid()}-{number}"
         self.cable = f"tr{os.getpid() % 100_000}n{number}"
-        self.near, self.far = f"10.213.{number}.1", f"10.213.{number}.2"
+        block = (os.getpid() * 16 + number) % (64 * 256)  # of its own, also beside other processes that test
+        self.near, self.far = (f"10.{192 + block // 256}.{block % 256}.{end}" for end in (1, 2))
         self.inside = ("ip", "netns", "exec", self.name)
         _ip("netns", "add", self.name)
         _ip("link", "add", self.cable, "type", "veth", "peer", "name", "eth0", "netns", self.name)
@@ -110,9 +118,34 @@ class Host:
         """Pull the cable, or put it in again."""
         _ip("link", "set", self.cable, "up" if plugged else "down")
 
+    def mute(self) -> None:
+        """Nothing that the host sends arrives here: it is addressed to a card that does not exist."""
+        _ip("-n", self.name, "neigh", "replace", self.near, "lladdr", NOBODY, "dev", "eth0", "nud", "permanent")
+
+    def deafen(self) -> None:
+        """Nothing that is sent from here arrives at the host."""
+        _ip("neigh", "replace", self.far, "lladdr", NOBODY, "dev", self.cable, "nud", "permanent")
+
     def close(self) -> None:
         """Remove it."""
         _ip("netns", "del", self.name)
+
+
+class Cable:
+    """Joins two hosts directly; what they send to each other goes this way and no other."""
+
+    def __init__(self, first: Host, second: Host) -> None:
+        self._ends = ((first, second), (second, first))
+        link = ("peer", "name", "direct", "netns", second.name)
+        _ip("-n", first.name, "link", "add", "direct", "type", "veth", *link)
+        for here, there in self._ends:
+            _ip("-n", here.name, "link", "set", "direct", "up")
+            _ip("-n", here.name, "route", "add", there.far, "dev", "direct", "src", here.far)
+
+    def cut(self) -> None:
+        """Nothing arrives any more, and nobody is told."""
+        for here, there in self._ends:
+            _ip("-n", here.name, "neigh", "replace", there.far, "lladdr", NOBODY, "dev", "direct", "nud", "permanent")
 
 
 def can_make_hosts() -> bool:
@@ -127,8 +160,8 @@ def hosts(count: int) -> Iterator[list[Host]]:
     """So many hosts; gone afterwards."""
     made: list[Host] = []
     try:
-        for number in range(count):
-            made.append(Host(number + 1))
+        for _ in range(count):
+            made.append(Host())
         yield made
     finally:
         for host in made:

@@ -41,9 +41,9 @@ class Proxy:
         if refusing:
             self.cut()
 
-    def freeze(self, frozen: bool = True) -> None:
-        """Forward nothing in either direction, and close nothing, until `freeze(False)`."""
-        self._do(self._freeze(frozen))
+    def freeze(self, frozen: bool = True, *, there: bool = True, back: bool = True) -> None:
+        """Forward nothing to the target (`there`) or from it (`back`), and close nothing, until `freeze(False)`."""
+        self._do(self._freeze(frozen, there, back))
 
     def inject(self, data: bytes) -> None:
         """Send `data` to the target over every connection, as if its client had."""
@@ -80,8 +80,9 @@ class Proxy:
         return asyncio.run_coroutine_threadsafe(what, self._loop).result(20)
 
     async def _open(self) -> tuple[str, int]:
-        self._flowing = asyncio.Event()
-        self._flowing.set()
+        self._there, self._back = asyncio.Event(), asyncio.Event()
+        self._there.set()
+        self._back.set()
         self._server = await asyncio.start_server(self._accept, "127.0.0.1", 0)
         address = self._server.sockets[0].getsockname()
         return address[0], address[1]
@@ -103,8 +104,8 @@ class Proxy:
         self.sent.append(remembered)
         pair = Pair(writer, out_writer)
         self._pairs.add(pair)
-        self._spawn(self._pump(pair, reader, out_writer, remembered.extend))
-        self._spawn(self._pump(pair, out_reader, writer, lambda data: None))
+        self._spawn(self._pump(pair, reader, out_writer, self._there, remembered.extend))
+        self._spawn(self._pump(pair, out_reader, writer, self._back, lambda data: None))
 
     def _spawn(self, what: Coroutine[Any, Any, None]) -> None:
         task = self._loop.create_task(what)
@@ -112,10 +113,15 @@ class Proxy:
         task.add_done_callback(self._tasks.discard)
 
     async def _pump(
-        self, pair: Pair, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, note: Callable[[bytes], Any]
+        self,
+        pair: Pair,
+        reader: asyncio.StreamReader,
+        writer: asyncio.StreamWriter,
+        flowing: asyncio.Event,
+        note: Callable[[bytes], Any],
     ) -> None:
         queue: asyncio.Queue[tuple[float, bytes]] = asyncio.Queue(64)
-        forward = self._loop.create_task(self._forward(queue, writer))
+        forward = self._loop.create_task(self._forward(queue, writer, flowing))
         try:
             data = b"x"
             while data:
@@ -132,11 +138,13 @@ class Proxy:
             pair.abort()
             self._pairs.discard(pair)
 
-    async def _forward(self, queue: asyncio.Queue[tuple[float, bytes]], writer: asyncio.StreamWriter) -> None:
+    async def _forward(
+        self, queue: asyncio.Queue[tuple[float, bytes]], writer: asyncio.StreamWriter, flowing: asyncio.Event
+    ) -> None:
         while True:
             due, data = await queue.get()
             await asyncio.sleep(max(0.0, due - self._loop.time()))
-            await self._flowing.wait()
+            await flowing.wait()
             if not data:
                 return
             writer.write(data)
@@ -146,11 +154,9 @@ class Proxy:
         for pair in list(self._pairs):
             pair.abort()
 
-    async def _freeze(self, frozen: bool) -> None:
-        if frozen:
-            self._flowing.clear()
-        else:
-            self._flowing.set()
+    async def _freeze(self, frozen: bool, there: bool, back: bool) -> None:
+        for flowing in [self._there] * there + [self._back] * back:
+            flowing.clear() if frozen else flowing.set()
 
     async def _inject(self, data: bytes) -> None:
         for pair in list(self._pairs):
@@ -158,7 +164,8 @@ class Proxy:
 
     async def _close(self) -> None:
         self._server.close()
-        self._flowing.set()
+        self._there.set()
+        self._back.set()
         await self._cut()
         tasks = list(self._tasks)
         for task in tasks:

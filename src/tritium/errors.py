@@ -116,8 +116,9 @@ class Stalled(RankFailed):
 class JobFailed(TritiumError):
     """The Spark job ended for a reason that is no rank's own.
 
-    Facts: `lost`, whether Spark lost an executor or a worker, so that the gang was started again (`retries`), and
-    `spark_error`, Spark's own exception. Its text, with Java's stack, is in the run directory: spark-error.txt.
+    Facts: `lost`, whether Spark lost an executor or a worker, so that the gang was started again (`retries`),
+    `reason`, the line that says why, and `spark_error`, Spark's own exception. Its text, with Java's stack, is in the
+    run directory: spark-error.txt.
     """
 
 

@@ -1,4 +1,4 @@
-"""Programs that the tests of checkpoints run as processes of their own: `python saving.py NAME ARGUMENTS`."""
+"""Programs that the tests of checkpoints and full disks run as processes: `python saving.py NAME ARGUMENTS`."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import contextlib
 import json
 import os
 import random
+import shutil
 import signal
 import sys
 import time
@@ -13,9 +14,10 @@ from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 
 import tritium as tr
-from tritium.errors import CheckpointFailed
+from tritium.errors import CheckpointFailed, SpoolFull
 from tritium.gang.launch import start
 from tritium.model.checkpoint import Loaded, Store
 
@@ -107,6 +109,30 @@ def full(folder: str) -> None:
     print(json.dumps(facts))
 
 
+def full_spool(folder: str) -> None:
+    """On a disk of 4 MB, which is where ranks spool their rows: too many, and then few enough."""
+    facts: dict[str, Any] = {}
+    empty = shutil.disk_usage(folder).free
+
+    def rows() -> int:
+        return sum(batch.rows for epoch in tr.world().shard("train").epochs(1, batch_size=1024) for batch in epoch)
+
+    def run(count: int, shuffle: str, name: str) -> list[int]:
+        table = pa.table({f"x{column}": np.arange(count, dtype=np.float64) for column in range(8)})
+        data = {"train": tr.Data(table, shuffle=shuffle)}
+        return tr.launch(rows, ranks=2, on="driver", data=data, run_dir=os.environ["RUNS"] + name, **QUIET)
+
+    for shuffle in ("full", "stream"):
+        try:
+            run(100_000, shuffle, shuffle)
+        except SpoolFull as error:
+            facts[shuffle] = {"text": str(error)}
+            facts[shuffle] |= {name: getattr(error, name) for name in ("directory", "written", "needed", "free")}
+            facts[shuffle]["left"] = [empty - shutil.disk_usage(folder).free, os.listdir(folder)]
+    facts["after"] = run(1_000, "full", "after")
+    print(json.dumps(facts))
+
+
 def object_store(url: str) -> None:
     """Two ranks save to and load from a server that knows no rename."""
     import fsspec
@@ -139,4 +165,4 @@ def object_store(url: str) -> None:
 
 
 if __name__ == "__main__":
-    {"kill": kill, "full": full, "object_store": object_store}[sys.argv[1]](*sys.argv[2:])
+    {"kill": kill, "full": full, "full_spool": full_spool, "object_store": object_store}[sys.argv[1]](*sys.argv[2:])

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import random
+import re
 import shutil
 import signal
 import subprocess
@@ -123,12 +124,38 @@ def test_none_that_is_whole(tmp_path: Path) -> None:
     assert all("own-0.json of the checkpoint" in reason and "is missing" in reason for reason in reasons)
 
 
-def test_a_full_disk_and_a_read_only_one(tmp_path: Path) -> None:
-    space = ["unshare", "--user", "--map-root-user", "--mount"]
+def on_a_disk_of(size: str, folder: Path) -> tuple[str, ...]:
+    """What a command begins with to have a disk of this size at `folder`; skips the test where there is none."""
+    space = ("unshare", "--user", "--map-root-user", "--mount")
     if shutil.which("unshare") is None or subprocess.run([*space, "true"], check=False).returncode:
         pytest.skip("no user namespaces here, so no file system of a chosen size")
-    mounted = f'mount -t tmpfs -o size=2500k tmpfs {tmp_path} && exec "$@"'
-    found = program("full", str(tmp_path), before=(*space, "sh", "-c", mounted, "sh"))
+    return (*space, "sh", "-c", f'mount -t tmpfs -o size={size} tmpfs {folder} && exec "$@"', "sh")
+
+
+def test_a_full_disk_under_the_spool(tmp_path: Path) -> None:
+    disk, runs = tmp_path / "disk", tmp_path / "runs"
+    disk.mkdir()
+    before = on_a_disk_of("4m", disk)
+    found = program("full_spool", str(disk), before=before, SPARK_LOCAL_DIRS=str(disk), RUNS=f"{runs}/")
+    for shuffle in ("full", "stream"):
+        error = found[shuffle]
+        assert (error["directory"], error["left"]) == (str(disk), [0, []]), "nothing is left on the disk"
+        assert 0 < error["written"] <= 4 << 20
+        assert error["needed"] > 0
+        assert re.match(
+            rf"the spool in {disk} on \S+ can't grow: No space left on device\. [\d.]+ [KM]iB are written "
+            r"\([\d,]+ rows; each takes some 72 bytes\), [\d.]+ [KM]iB more are needed now, [\d.]+ \S+ of 4\.0 MiB are "
+            "free there",
+            error["text"],
+        ), error["text"]
+        assert "Point spark.local.dir (or SPARK_LOCAL_DIRS) at a larger disk" in error["text"]
+        report = json.loads(runs.joinpath(shuffle, "report.json").read_text())
+        assert report["retries"] == [], "the same rows would fill the same disk again"
+    assert found["after"] == [500, 500]
+
+
+def test_a_full_disk_and_a_read_only_one(tmp_path: Path) -> None:
+    found = program("full", str(tmp_path), before=on_a_disk_of("2500k", tmp_path))
     assert found["path"] == f"{tmp_path}/checkpoints/000000000003"
     assert found["needed"] > 800_000
     assert 0 < found["written"] < found["needed"]

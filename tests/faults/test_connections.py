@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import json
 import os
 import random
@@ -27,13 +28,14 @@ import pytest
 import tritium as tr
 from bounds import timed, within
 from clusters import wait
-from machines import Machine, can_make_hosts, hosts, order_for
+from machines import Cable, Machine, can_make_hosts, hosts, order_for
 from proxy import Proxy
 from tritium.errors import RankFailed, WireError
 from tritium.gang import coordinator as coordinator_module
 from tritium.gang import line as line_module
 from tritium.gang.coordinator import Coordinator
 from tritium.gang.line import Line
+from tritium.gang.stall import Patience
 from tritium.wire import MAGIC, NONCE, Challenge, Channel, Codec, Message
 
 ROUNDS = int(os.environ.get("TRITIUM_FAULT_ROUNDS", "1"))
@@ -54,7 +56,7 @@ class Observer:
         self.text[rank] = self.text.get(rank, "") + text
 
     def store(self, name: str, chunk: bytes, last: bool) -> None:
-        raise AssertionError("nothing is stored here")
+        assert name.startswith("stacks/"), "nothing else is stored here"
 
     def of(self, kind: str) -> list[dict[str, Any]]:
         return [fields for name, fields in list(self.events) if name == kind]
@@ -202,7 +204,7 @@ def gather_until(place: str) -> int:
 @pytest.mark.parametrize("seed", SEEDS)
 @pytest.mark.timeout(240)
 def test_delayed_by_200_ms_and_cut_now_and_then(seed: int, proxies: list[Proxy], tmp_path: Path) -> None:
-    steps, size, rows = 12, 6 << 20, 3000
+    steps, size, rows = 8, 4 << 20, 2000
     table = pa.table({"x": np.arange(rows, dtype=np.float64)})
     chance = random.Random(seed)
     run = Away(lambda: launch(everything, 3, tmp_path, steps, size, data={"train": tr.Data(table, shuffle="stream")}))
@@ -242,19 +244,31 @@ def test_cut_as_often_as_can_be(seed: int, proxies: list[Proxy], tmp_path: Path)
     print(f"{run.took:.1f} s, {proxies[0].cuts} cuts, {len(events(tmp_path, 'reconnected'))} connections made again")
 
 
-@pytest.mark.parametrize("how", ["refused", "silent"])
-def test_5_s_without_the_control_server(how: str, proxies: list[Proxy], tmp_path: Path) -> None:
-    run = Away(lambda: launch(gather_for, 3, tmp_path, str(tmp_path), 8.0))
-    there(tmp_path, 3)
-    darken = proxies[0].refuse if how == "refused" else proxies[0].freeze
-    darken()
+def side_by_side(proxies: list[Proxy], place: Path, *job: Any) -> Iterator[tuple[Path, Away, Callable[..., None]]]:
+    """The same launch twice: its directory, itself, and what takes its control server away (refuses; goes silent)."""
+    for how in ("refuse", "freeze"):
+        folder, number = place / how, len(proxies)
+        folder.mkdir()
+        run = Away(functools.partial(launch, job[0], 2, folder, str(folder), *job[1:]))
+        wait(lambda number=number: len(proxies) > number, "the launch has begun")
+        yield folder, run, getattr(proxies[-1], how)
+
+
+def test_5_s_without_the_control_server(proxies: list[Proxy], tmp_path: Path) -> None:
+    """Refused, and silent, in two launches at once."""
+    both = list(side_by_side(proxies, tmp_path, gather_for, 8.0))
+    for folder, _, darken in both:
+        there(folder, 2)
+        darken()
     time.sleep(5.0)
-    darken(False)
-    meetings = run.end(30)
-    assert len(set(meetings)) == 1
-    for rank in range(3):
-        said = tmp_path.joinpath("logs", f"rank-{rank}.log").read_text().splitlines()
-        assert said == [f"meeting {number + 1}" for number in range(meetings[0])]
+    for _, _, darken in both:
+        darken(False)
+    for folder, run, _ in both:
+        meetings = run.end(30)
+        assert len(set(meetings)) == 1
+        for rank in range(2):
+            said = folder.joinpath("logs", f"rank-{rank}.log").read_text().splitlines()
+            assert said == [f"meeting {number + 1}" for number in range(meetings[0])]
 
 
 def test_a_driver_that_stands_still_for_a_while(tmp_path: Path) -> None:
@@ -277,58 +291,56 @@ def test_a_driver_that_stands_still_for_a_while(tmp_path: Path) -> None:
 # ---- ended in time
 
 
-@pytest.mark.parametrize("how", ["refused", "silent"])
-def test_no_control_server_any_more(how: str, proxies: list[Proxy], tmp_path: Path) -> None:
-    run = Away(lambda: launch(gather_until, 2, tmp_path, str(tmp_path)))
-    pids = there(tmp_path, 2)
+def test_no_control_server_any_more(proxies: list[Proxy], tmp_path: Path) -> None:
+    """Refused, and silent, in two launches at once."""
+    both = list(side_by_side(proxies, tmp_path, gather_until))
+    pids = [pid for folder, _, _ in both for pid in there(folder, 2)]
     began = time.monotonic()
-    proxies[0].refuse() if how == "refused" else proxies[0].freeze()
+    for _, _, darken in both:
+        darken()
     wait(lambda: not any(map(alive, pids)), "the ranks are gone", 10)
-    gone = time.monotonic() - began
-    with pytest.raises(RankFailed, match=r"was lost: its supervisor is gone"):
-        run.end(15)
-    within("control server gone for good", gone)
+    within("control server gone for good", time.monotonic() - began)
+    for _, run, _ in both:
+        with pytest.raises(RankFailed, match=r"was lost: its supervisor is gone"):
+            run.end(15)
     assert time.monotonic() - began < 15
 
 
-def test_a_silent_connection_is_found(tmp_path: Path) -> None:
-    """One of two supervisors is behind a network that swallows everything; nothing is closed."""
-    with serving(2) as coordinator, contextlib.ExitStack() as stack:
-        proxy = Proxy(coordinator.address)
+def test_a_silent_connection_and_a_host_that_stands_still(tmp_path: Path) -> None:
+    """Of each of two gangs, side by side, one of two supervisors.
+
+    One is behind a network that swallows everything, and nothing is closed. The other stands still with its rank for
+    longer than it is waited for: what wakes up can't go on.
+    """
+    with contextlib.ExitStack() as stack:
+        first, second = (stack.enter_context(serving(2)) for _ in range(2))
+        proxy = Proxy(first.address)
         stack.callback(proxy.close)
-        orders = [order_for(coordinator, gather_until, str(tmp_path), address=proxy.address)]
-        orders += [order_for(coordinator, gather_until, str(tmp_path))]
-        machines = []
-        for partition, order in enumerate(orders):
-            machines.append(Machine(order, partition))
-            stack.callback(machines[-1].close)
-        there(tmp_path, 2)
+
+        def start(coordinator: Coordinator, partition: int, **changes: Any) -> Machine:
+            machine = Machine(order_for(coordinator, gather_until, str(tmp_path), **changes), partition)
+            stack.callback(machine.close)
+            return machine
+
+        silent, hears = start(first, 0, address=proxy.address), start(first, 1)
+        goes_on, stopped = start(second, 0), start(second, 1)
+        there(tmp_path, 4)
         began = time.monotonic()
         proxy.freeze()
-        with coordinator.changed:
-            assert coordinator.changed.wait_for(lambda: coordinator.failure is not None, 15)
-        found = time.monotonic() - began
-        assert coordinator.failure is not None
-        assert (coordinator.failure.how, coordinator.failure.rank) == ("lost", 0)
-        assert "was lost" in machines[1].end(5), "the other one hears at once what happened"
-        assert "coordinator is gone" in machines[0].end(5)
-        within("silent control connection", found)
-
-
-def test_who_comes_back_after_it_was_given_up_is_refused(tmp_path: Path) -> None:
-    """A host that stood still for 12 s: its rank is lost, and what wakes up can't go on."""
-    with serving(2) as coordinator, running(order_for(coordinator, gather_until, str(tmp_path)), 2) as machines:
-        there(tmp_path, 2)
-        machines[1].stop()
-        try:
+        stopped.stop()
+        stack.callback(stopped.go_on)
+        for coordinator, rank in ((first, 0), (second, 1)):
             with coordinator.changed:
-                assert coordinator.changed.wait_for(lambda: coordinator.failure is not None, 15)
+                assert coordinator.changed.wait_for(lambda c=coordinator: c.failure is not None, 15)
+            within("silent control connection", time.monotonic() - began)
             assert coordinator.failure is not None
-            assert (coordinator.failure.how, coordinator.failure.rank) == ("lost", 1)
-            ranks = [process.pid for process in machines[1].processes()]
-        finally:
-            machines[1].go_on()
-        said = machines[1].end(10)
+            assert (coordinator.failure.how, coordinator.failure.rank) == ("lost", rank)
+        assert "was lost" in hears.end(5), "the other one hears at once what happened"
+        assert "coordinator is gone" in silent.end(5)
+        assert "was lost" in goes_on.end(5)
+        ranks = [process.pid for process in stopped.processes()]
+        stopped.go_on()
+        said = stopped.end(10)
         assert "nothing was heard of it for" in said or "the coordinator is gone" in said
         wait(lambda: not any(map(alive, ranks)), "its rank is gone too", 5)
 
@@ -451,6 +463,89 @@ def test_a_hosts_cable_is_pulled_and_put_in_again(tmp_path: Path) -> None:
         assert again.end(15) == ""
         assert new.failure is None
         within("host's network cut", found)
+
+
+@contextlib.contextmanager
+def one_way_cuts() -> Iterator[dict[str, tuple[Any, Callable[[], None], tuple[str, ...]]]]:
+    """Name → coordinator of one, the address to reach it, what cuts one direction, and how to start a supervisor."""
+    with contextlib.ExitStack() as stack:
+        cuts: dict[str, Any] = {}
+        for name in ("to", "from"):
+            coordinator = stack.enter_context(serving(1))
+            proxy = Proxy(coordinator.address)
+            stack.callback(proxy.close)
+            cut = functools.partial(proxy.freeze, there=name == "to", back=name == "from")
+            cuts[f"proxy, {name} the driver"] = (coordinator, proxy.address, cut, ())
+        if can_make_hosts():
+            for name, host in zip(("to", "from"), stack.enter_context(hosts(2)), strict=True):
+                coordinator = stack.enter_context(serving(1, host="0.0.0.0"))
+                address = (host.near, coordinator.address[1])
+                cut = host.mute if name == "to" else host.deafen
+                cuts[f"host, {name} the driver"] = (coordinator, address, cut, host.inside)
+        yield cuts
+
+
+def test_only_one_direction_of_a_hosts_network_is_cut(tmp_path: Path) -> None:
+    """Each of them at once, in gangs of their own: found, and the rank gone before another could take its place."""
+    found: dict[str, tuple[float, bool]] = {}
+
+    def watch(name: str, coordinator: Coordinator, machine: Machine, began: float) -> None:
+        processes = [process.pid for process in machine.processes()]
+        with coordinator.changed:
+            coordinator.changed.wait_for(lambda: coordinator.failure is not None, 20)
+        found[name] = time.monotonic() - began, any(map(alive, processes))
+
+    with one_way_cuts() as cuts, contextlib.ExitStack() as stack:
+        machines = {}
+        for name, (coordinator, address, _, inside) in cuts.items():
+            order = order_for(coordinator, gather_until, str(tmp_path), address=address)
+            machines[name] = Machine(order, 0, inside=inside)
+            stack.callback(machines[name].close)
+        there(tmp_path, len(cuts))
+        threads = []
+        for name, (coordinator, _, cut, _) in cuts.items():
+            threads.append(threading.Thread(target=watch, args=(name, coordinator, machines[name], time.monotonic())))
+            cut()
+            threads[-1].start()
+        for thread in threads:
+            thread.join()
+        assert {coordinator.failure and coordinator.failure.how for coordinator, *_ in cuts.values()} == {"lost"}
+        assert [name for name, (_, lives) in found.items() if lives] == [], "its rank lives when it is given up"
+        within("one direction of a host's network cut", max(seconds for seconds, _ in found.values()))
+
+
+def reduce_for_ever(place: str) -> None:
+    import torch
+    import torch.distributed as dist
+
+    dist.init_process_group("gloo")
+    dist.all_reduce(torch.ones(1))
+    Path(place, f"pid-{os.getpid()}").touch()
+    while True:
+        dist.all_reduce(torch.ones(1 << 16))
+        time.sleep(0.01)
+
+
+@pytest.mark.skipif(not can_make_hosts(), reason="only root may make network namespaces")
+def test_the_network_between_two_ranks_is_cut(tmp_path: Path) -> None:
+    """Both still reach the driver: nobody is lost, and nothing would ever happen again."""
+    patience = Patience(2.0)
+    with hosts(2) as both, contextlib.ExitStack() as stack:
+        cable = Cable(*both)
+        coordinator = stack.enter_context(serving(2, host="0.0.0.0", patience=patience))
+        for partition, host in enumerate(both):
+            address = (host.near, coordinator.address[1])
+            order = order_for(coordinator, reduce_for_ever, str(tmp_path), address=address, patience=patience)
+            stack.callback(Machine(order, partition, inside=host.inside).close)
+        there(tmp_path, 2)
+        cable.cut()
+        with coordinator.changed:
+            assert coordinator.changed.wait_for(lambda: coordinator.failure is not None, 15)
+        failure = coordinator.failure
+        assert failure is not None
+        assert failure.how == "stalled", failure.text
+        assert "All ranks wait in this all_reduce: what one sends does not reach another" in failure.text
+        assert sorted(failure.stacks) == [0, 1]
 
 
 # ---- strangers

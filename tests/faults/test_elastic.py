@@ -15,7 +15,9 @@ import torch
 from torch import nn
 
 import clusters
+from bounds import timed
 from clusters import Workers
+from tritium.gang import cluster as cluster_module
 from tritium.ml import TorchEstimator
 from tritium.ml.callbacks import Callback, TrainState
 
@@ -83,7 +85,10 @@ def notes(folder: Path) -> list[str]:
     return list(json.loads((folder / "report.json").read_text())["notes"])
 
 
-def test_a_gang_goes_on_with_what_is_left_and_grows_when_slots_come_back(two_workers: Any, tmp_path: Path) -> None:
+def test_a_gang_goes_on_with_what_is_left_and_grows_when_slots_come_back(
+    two_workers: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(cluster_module, "RETURN_SECONDS", 2.0)  # the worker does not come back before it is started
     run = tmp_path / "run"
     fit = Training(
         rows(two_workers),
@@ -104,7 +109,9 @@ def test_a_gang_goes_on_with_what_is_left_and_grows_when_slots_come_back(two_wor
     reached("epoch-0-of-2")
     (tmp_path / "go-0").touch()
     reached("epoch-1-of-2")  # the checkpoints of epoch 0 are complete: another was begun
-    Workers.here.kill()
+    with timed("executor killed"):
+        Workers.here.kill()
+        clusters.wait(lambda: any("Retry 1 of 2" in note for note in events(run)), "the loss is noticed", 60)
     reached("epoch-1-of-1")
     Workers.here.start()
     clusters.wait(lambda: any("there are slots for 2 ranks again" in note for note in events(run)), "more is offered")
@@ -132,9 +139,10 @@ def test_an_executor_that_is_killed_costs_a_retry_and_nothing_else(two_workers: 
         (tmp_path / f"go-{epoch}").touch() if epoch != 1 else None
     clusters.wait((tmp_path / "epoch-1-of-2").exists, "epoch 1 has ended once")
     worker = psutil.Process(Workers.here.processes[-1].pid)
-    for executor in worker.children():
-        executor.kill()
-    clusters.wait(lambda: any("Retry 1 of 2" in note for note in events(run)), "the loss is noticed", 60)
+    with timed("executor killed"):
+        for executor in worker.children():
+            executor.kill()
+        clusters.wait(lambda: any("Retry 1 of 2" in note for note in events(run)), "the loss is noticed", 60)
     (tmp_path / "go-1").touch()
     fit.join(200)
     assert fit.error is None

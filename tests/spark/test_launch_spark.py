@@ -304,6 +304,10 @@ def test_sparks_other_words_for_trouble() -> None:
     assert "over spark.driver.maxResultSize" in str(error)
     assert "600.1 MiB" in str(error)
     assert isinstance(translate(RuntimeError("[OPERATION_CANCELED] Operation has been canceled.")), JobFailed)
+    lost = "Lost task 1.0 in stage 6.0 (TID 15) (10.0.0.7 executor 1): java.io.IOException: No space left on device"
+    error = translate(RuntimeError(f"An error occurred while calling o82.getResult.\n: {lost}\n\tat java.base"))
+    assert str(error).startswith(f"A disk of Spark's is full: {lost}. The exchange needs room")
+    assert not getattr(error, "lost", False)
 
 
 # ---- GPUs, pretended

@@ -12,6 +12,7 @@ import math
 import mmap
 import os
 import shutil
+import socket
 import tempfile
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -53,6 +54,7 @@ class Spool:
         self.directory = directory or scratch_directory()
         self.rows = 0
         self._appended = 0
+        self._row_bytes = 0
         self._files: list[_File] = []
         try:
             self._columns = [_Column(IDS, "fixed", "int64", (), [self._open()])]
@@ -88,8 +90,11 @@ class Spool:
                 raise DataError(f"column {column.name!r} is missing from the rows given to the spool")
             value = ids if column.name == IDS else columns[column.name]
             pieces.extend(column.pieces(value, rows))
+        more = sum(array.nbytes for _, array in pieces)
+        self._row_bytes = -(-more // max(1, rows))
         for file, array in pieces:
-            self._write(file, array)
+            more -= array.nbytes
+            self._write(file, array, more)
         self._appended += rows
 
     def commit(self) -> int:
@@ -122,7 +127,7 @@ class Spool:
         self._files.append(file)
         return file
 
-    def _write(self, file: _File, array: Array) -> None:
+    def _write(self, file: _File, array: Array, more: int) -> None:
         if array.nbytes == 0:
             return
         rest = array.reshape(-1).view(np.uint8).data
@@ -131,17 +136,21 @@ class Spool:
                 done = os.write(file.fd, rest)
             except OSError as error:
                 if error.errno in _FULL:
-                    raise self._full(error, len(rest)) from error
+                    raise self._full(error, len(rest) + more) from error
                 raise
             file.written += done
             rest = rest[done:]
 
     def _full(self, error: OSError, needed: int) -> SpoolFull:
         disk = shutil.disk_usage(self.directory)
+        there = f"{self.directory} on {socket.gethostname()}"
+        written = f"{_size(self.bytes)} are written"
+        if self._row_bytes:
+            written += f" ({self.rows:,} rows; each takes some {self._row_bytes:,} bytes)"
         return SpoolFull(
-            f"the spool in {self.directory} can't grow: {error.strerror}. {_size(self.bytes)} are written, "
-            f"{_size(needed)} more are needed now, {_size(disk.free)} of {_size(disk.total)} are free "
-            "there. Point spark.local.dir (or SPARK_LOCAL_DIRS) at a larger disk, or use more hosts.",
+            f"the spool in {there} can't grow: {error.strerror}. {written}, {_size(needed)} more are needed now, "
+            f"{_size(disk.free)} of {_size(disk.total)} are free there, where Spark's own shuffle files may be too. "
+            "Point spark.local.dir (or SPARK_LOCAL_DIRS) at a larger disk, or use more hosts.",
             directory=self.directory,
             written=self.bytes,
             needed=needed,

@@ -10,7 +10,7 @@ import socket
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
@@ -21,7 +21,7 @@ from tritium.errors import BadSetting, IncompleteShard, JobFailed, ResultError, 
 from tritium.gang.cluster import Cluster
 from tritium.gang.coordinator import Coordinator
 from tritium.gang.driver_run import order_of, ship_user_code
-from tritium.gang.far import failure_in, replay
+from tritium.gang.far import failure_in, newest_checkpoint, replay
 from tritium.gang.finish import GivenBack, await_end, await_formed
 from tritium.gang.results import SPARK_SCHEMA, results_of
 from tritium.gang.stall import Patience
@@ -63,16 +63,13 @@ def run(launch: Launch) -> list[Any]:
 
 def started_once(launch: Launch, spark: Any, cluster: Cluster) -> list[Any]:
     """Submit the job, wait, return the results of the ranks."""
-    gang, exchange = launch.gang, launch.exchange
-    if exchange is None and launch.data:
-        from tritium.data.exchange import Exchange
-
-        exchange = Exchange(launch.data, launch.ranks)
+    gang, exchange = launch.gang, launch.dealt()
     frame = exchange.frame if exchange else spark.range(0, launch.ranks, 1, launch.ranks)
     job = launch.job()
     user_code = ship_user_code(launch)
     began = time.monotonic()
-    with cluster.wait_for_slots(gang, gang.start_timeout, launch.watch.note, launch.ranks):
+    read = exchange.read() if exchange else nullcontext()
+    with read, cluster.wait_for_slots(gang, gang.start_timeout, launch.watch.note, launch.ranks):
         coordinator = Coordinator(
             launch.ranks,
             launch=launch.name,
@@ -82,6 +79,7 @@ def started_once(launch: Launch, spark: Any, cluster: Cluster) -> list[Any]:
             names=list(exchange.plan) if exchange else [],
             stream=launch.streams,
             patience=Patience.of(gang),
+            prove=exchange.prove if exchange else None,
         ).start()
         plan = exchange.plan if exchange else {}
         order = order_of(launch, coordinator, plan, job, user_code, far_client=cluster.is_connect)
@@ -95,6 +93,8 @@ def started_once(launch: Launch, spark: Any, cluster: Cluster) -> list[Any]:
                 await_end(coordinator, launch, spark_job)
             batches = spark_job.table.to_batches()
             replay(batches, launch.watch)
+            if exchange and launch.watch.received and (problem := exchange.prove(launch.watch.received)):
+                raise problem  # a far coordinator could not ask
             return results_of(batches, launch.ranks)
         finally:
             coordinator.abort("the run is over")
@@ -104,6 +104,8 @@ def started_once(launch: Launch, spark: Any, cluster: Cluster) -> list[Any]:
             coordinator.await_gone(1.0)
             coordinator.close()
             keep_spark_error(launch, spark_job.problem)
+            if spark_job.problem is not None and cluster.is_connect and not coordinator.members:
+                launch.watch.newest = newest_checkpoint(launch.watch.run_dir)
 
 
 def keep_spark_error(launch: Launch, problem: BaseException | None) -> None:
@@ -313,12 +315,19 @@ def translate(error: BaseException, *, stopped: bool = False) -> TritiumError:
             + _line_with(text, "FetchFailed")
             + " No rank took its shard for complete. Launch again, and Spark computes the source anew."
         )
+    elif "No space left on device" in text:
+        problem = JobFailed(
+            f"A disk of Spark's is full: {_line_with(text, 'No space left on device').lstrip(': ')}. The exchange "
+            "needs room for all rows in spark.local.dir, and every rank for its own once more: point it at a larger "
+            "disk, or use more hosts."
+        )
     elif "cancelled" in text.lower() or "OPERATION_CANCELED" in text:
         why = _CANCELLED.search(text)
         says = f" Spark says: {why[0].strip()}." if why else ""
         problem = JobFailed(f"The Spark job of this run was cancelled; all its ranks have been ended.{says}")
     else:
-        problem = JobFailed(f"The Spark job of this run failed: {_reason(text)}", lost=bool(_TAKEN_AWAY.search(text)))
+        reason, lost = _reason(text), bool(_TAKEN_AWAY.search(text))
+        problem = JobFailed(f"The Spark job of this run failed: {reason}", lost=lost, reason=reason)
     problem.__dict__["spark_error"] = error
     return problem
 
@@ -329,6 +338,11 @@ def _line_with(text: str, word: str) -> str:
 
 def _reason(text: str) -> str:
     """The line that says why: an executor lost, why Spark gave the job up, the innermost cause, or the first line."""
+    if "exited unexpectedly" in text and "ExecutorLostFailure" not in text:
+        return (
+            "its supervisor, a Python worker of Spark's, was killed or crashed: probably out of memory, unless someone "
+            "killed it"
+        )
     lines = [line.strip() for line in text.splitlines() if line.strip() and not line.strip().startswith("at ")]
     given_up = [line for word in ("ExecutorLostFailure", "Job aborted") for line in lines if word in line]
     causes = [line for line in lines if line.startswith("Caused by:")][-1:]

@@ -11,7 +11,7 @@ import secrets
 import socket
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Protocol
 
@@ -62,6 +62,7 @@ class Coordinator:
         stream: bool = False,
         secret: bytes | None = None,
         patience: Patience | None = None,
+        prove: Callable[[Mapping[str, Any]], Exception | None] | None = None,
     ) -> None:
         self.size = size
         self.launch = launch
@@ -74,6 +75,7 @@ class Coordinator:
         self.members: dict[int, Member] = {}
         self.receipts: dict[int, dict[str, Any]] = {}
         self._observer = observer
+        self._prove = prove  # whether rows of this fingerprint may be trained on
         self._stream = stream
         self._names = tuple(names)
         self._keepers = {name: MarkKeeper(size) for name in names}
@@ -109,7 +111,12 @@ class Coordinator:
 
     def fail(self, failure: Failure) -> None:
         """Record a failure that the coordinator can't see itself, and end every rank."""
-        self._server.call(lambda: self._failed(failure))
+
+        def failed() -> None:
+            self._keep_stacks(failure)
+            self._failed(failure)
+
+        self._server.call(failed)
 
     def no_one_returns(self) -> None:
         """The supervisors' tasks are ending: who has no connection is lost at once, not only after a while."""
@@ -257,11 +264,12 @@ class Coordinator:
         for name, rows in message["rows"].items():
             self._observer.event("rows", name=name, rank=member.number, rows=rows, ended=True)
         if len(self.receipts) == self.size:
-            shapes, problem = agree({r: receipt["columns"] for r, receipt in self.receipts.items()})
+            shapes, ragged = agree({r: receipt["columns"] for r, receipt in self.receipts.items()})
+            whole = received(self.receipts)
+            problem = ragged or (self._prove(whole["fingerprint"]) if self._prove else None)
             if problem is not None:
                 self._failed(Failure.of(problem, member.number, host=member.host, pid=member.pid))
                 return
-            whole = received(self.receipts)
             self._observer.event("received", **whole)
             self._broadcast("spooled", json.dumps(shapes).encode())
             self._broadcast("fingerprint", json.dumps(whole["fingerprint"]).encode())  # before the last mark
@@ -404,23 +412,27 @@ class Coordinator:
         if self._asides:
             before = "\n".join(f"  {aside.headline()}" for aside in self._asides)
             failure = replace(failure, text=f"{failure.text}\n\nBefore that:\n{before}")
-        try:
-            for rank, text in sorted(failure.stacks.items()):
-                self._observer.store(f"stacks/rank-{rank}.txt", text.encode(), True)
-        except Exception as error:  # noqa: BLE001 - a full disk, a store that is gone: the stall is what matters
-            self._observer.event("note", text=f"the stacks can't be kept in the run directory: {error}")
+        self._keep_stacks(failure)
         if self._watch.patience.end and certain:
             self._failed(failure)
             return
         self._observer.event("stalled", **failure.fields())
         self._observer.event("note", text=failure.text)
 
+    def _keep_stacks(self, failure: Failure) -> None:
+        try:
+            for rank, text in sorted(failure.stacks.items()):
+                self._observer.store(f"stacks/rank-{rank}.txt", text.encode(), True)
+        except Exception as error:  # noqa: BLE001 - a full disk, a store that is gone: the stall is what matters
+            self._observer.event("note", text=f"the stacks can't be kept in the run directory: {error}")
+
     def _failed(self, failure: Failure) -> None:
         if self.failure is not None:
             return
-        failure = self.failure = replace(failure, others=meanwhile(self.members.values(), failure.rank))
+        others = failure.others or meanwhile(self.members.values(), failure.rank)
+        failure = self.failure = replace(failure, others=others)
         self._observer.event("failed" if failure.how != "regroup" else "regroup", **failure.fields())
-        self._broadcast("end", failure.pickled, reason=failure.headline(), failure=failure.fields())
+        self._broadcast("end", failure.pickled, reason=failure.headline(), failure=failure.with_stacks())
         self._notify()
 
 

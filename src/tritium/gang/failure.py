@@ -15,7 +15,9 @@ from tritium import errors, ship
 from tritium.errors import RankFailed, Stalled, TritiumError
 from tritium.gang.vitals import killed_for
 
-How = Literal["exception", "signal", "exit", "lost", "error", "stalled", "regroup"]
+How = Literal["exception", "signal", "exit", "lost", "orphaned", "error", "stalled", "regroup"]
+
+STACKS_BYTES = 1 << 16  # of all ranks, in an exception
 
 # What a collective says when its partner is gone; and what it may say then, when it is one of these that says it: a
 # database of the user's that refuses a connection is the user's own matter.
@@ -37,10 +39,11 @@ class Failure:
     """The end of one rank.
 
     `how` is "exception" (the user's function raised), "signal" (killed), "exit" (the process left without returning),
-    "lost" (its supervisor is gone), "stalled" (it makes no progress; `text` is the story), "error" (an error of
-    Tritium's own tree, such as BadRow: raised as it is) or "regroup" (none: the gang has saved its state, to be started
-    again with more ranks). `echo` says that another rank's death would look like this from here. `memory` are figures
-    of a rank that was killed, `at` is where it stood (its step and phase), `others` what the other ranks were doing,
+    "lost" (its supervisor is gone), "orphaned" (what its supervisor belongs to is; `text` says what), "stalled" (it
+    makes no progress; `text` is the story), "error" (an error of Tritium's own tree, such as BadRow: raised as it is)
+    or "regroup" (none: the gang has saved its state, to be started again with more ranks). `echo` says that another
+    rank's death would look like this from here. `memory` are figures of a rank that was killed, `at` is where it stood
+    (its step and phase), `others` what the other ranks were doing,
     `stacks` stay where they were collected, as they are large.
     """
 
@@ -106,7 +109,7 @@ class Failure:
             return f"{who} (pid {self.pid}) left{how}"
         if self.how == "regroup":
             return "the gang starts again with more ranks"
-        if self.how == "lost":
+        if self.how in ("lost", "orphaned"):
             return f"{who} was lost: {self.text or 'the connection to its supervisor broke'}"
         return f"{who} (pid {self.pid}) raised {self.type}: {self.text}"
 
@@ -117,7 +120,7 @@ class Failure:
     @property
     def is_loss(self) -> bool:
         """Whether the rank was taken away, or lost its connection to one that was, and did not fail by itself."""
-        return self.how in ("signal", "exit", "lost") or self.echo
+        return self.how in ("signal", "exit", "lost", "orphaned") or self.echo
 
     def error(self, run_dir: str | None = None) -> TritiumError | Regroup:
         """The exception for the driver: Tritium's own as it was raised, any other as the cause of RankFailed."""
@@ -194,13 +197,19 @@ class Failure:
         del fields["pickled"], fields["stacks"]
         return fields
 
+    def with_stacks(self) -> dict[str, Any]:
+        """`fields`, and as much of every rank's stacks as is fit to travel through Spark's exceptions."""
+        each = STACKS_BYTES // max(1, len(self.stacks))
+        return {**self.fields(), "stacks": {str(rank): text[:each] for rank, text in self.stacks.items()}}
+
     @classmethod
     def read(cls, fields: dict[str, Any], pickled: bytes) -> Failure:
-        """The inverse of `fields`."""
+        """The inverse of `fields` and of `with_stacks`."""
         known = {f.name for f in dataclasses.fields(cls)}
         fields = {k: v for k, v in fields.items() if k in known}
         lists = {name: tuple(fields.get(name, ())) for name in ("log", "others")}
-        return cls(**{**fields, **lists, "pickled": pickled})
+        stacks = {int(rank): text for rank, text in fields.get("stacks", {}).items()}
+        return cls(**{**fields, **lists, "stacks": stacks, "pickled": pickled})
 
 
 @dataclass(frozen=True)

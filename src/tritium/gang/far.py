@@ -10,6 +10,7 @@ import base64
 import json
 import pickle
 import tempfile
+import zlib
 from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING, Any
 
@@ -83,8 +84,9 @@ def supervise_far(
             failure = supervisor.failure
             if failure is None:
                 raise
-            body = json.dumps({**failure.fields(), "pickled": base64.b64encode(failure.pickled).decode()})
-            raise TritiumError(f"{error}\n{_MARK}{base64.b64encode(body.encode()).decode()}") from error
+            body = json.dumps({**failure.with_stacks(), "pickled": base64.b64encode(failure.pickled).decode()})
+            packed = base64.b64encode(zlib.compress(body.encode())).decode()
+            raise TritiumError(f"{error}\n{_MARK}{packed}") from error
         if own is not None:
             own.await_gone(10.0)
             yield from chunks(-1, "ledger", ledger.file)
@@ -127,11 +129,20 @@ def replay(batches: Iterable[pa.RecordBatch], observer: Any) -> None:
                 getattr(observer, what)(*rest)
 
 
+def newest_checkpoint(run_dir: str) -> tuple[int, str] | None:
+    """Step and place of the newest checkpoint, which a far coordinator heard of and could not tell (driver)."""
+    from tritium.model.checkpoint import Store
+
+    store = Store(run_dir)
+    names = store.names()
+    return (int(names[0].partition("-")[0]), store.where(names[0])) if names else None
+
+
 def failure_in(text: str) -> Failure | None:
     """The failure that a far supervisor has put into its exception, if any."""
     start = text.find(_MARK)
     if start < 0:
         return None
     words = text[start + len(_MARK) :].split(None, 1)
-    fields = json.loads(base64.b64decode(words[0]))
+    fields = json.loads(zlib.decompress(base64.b64decode(words[0])))
     return Failure.read(fields, base64.b64decode(fields.pop("pickled")))

@@ -18,6 +18,7 @@ LOOK_SECONDS = 1.0  # how often Spark is asked whether it still computes the sou
 FIRST_WORD_SECONDS = 20.0
 GROW_SECONDS = 2.0  # how often a gang that is smaller than wanted looks for slots that have come back
 LEAVE_SECONDS = 1.0  # how long supervisors have to end by themselves before the Spark job is cancelled
+WHY_SECONDS = 3.0  # how long Spark has to say why a supervisor is gone
 
 
 class Tasks(Protocol):
@@ -123,17 +124,18 @@ def await_end(coordinator: Coordinator, launch: Launch, tasks: Tasks) -> None:
     if coordinator.failure is not None:
         if tasks.restarts:
             tasks.cancel()
-        tasks.join(LEAVE_SECONDS)
+        lost = coordinator.failure.how == "lost"
+        tasks.join(WHY_SECONDS if lost and not tasks.restarts else LEAVE_SECONDS)
         why = tasks.problem  # before we cancel the job ourselves
         if not tasks.ended:
             tasks.cancel()
             tasks.join(LEAVE_SECONDS / 2)
-        lost = coordinator.failure.how == "lost"
         taken = lost or coordinator.failure.type.endswith(IncompleteShard.__name__)
         if why is not None and taken and (is_cancelled(why) or isinstance(why, IncompleteShard)):
             raise why  # Spark took the supervisors or their rows away: the job was cancelled, or lost what they read
         if why is not None and lost:
-            error = replace(coordinator.failure, text=str(why)).error(launch.watch.run_dir)
+            text = str(getattr(why, "reason", why)).rstrip(".")
+            error = replace(coordinator.failure, text=text).error(launch.watch.run_dir)
             error.__dict__["spark_error"] = getattr(why, "spark_error", None)
             raise error
         raise coordinator.failure.error(launch.watch.run_dir)

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from typing import Any
 
 from tritium.errors import WireError
-from tritium.gang.session import BEAT, GRACE, SILENCE, TICK, Inbox, Outbox
+from tritium.gang.session import BEAT, GRACE, SILENCE, TICK, Inbox, Outbox, late
 from tritium.wire import Channel, Message, Packed
 
 ATTEMPT_SECONDS = 2.0  # for one attempt to connect, with its handshake
@@ -51,7 +51,8 @@ class Line:
         self._leaving = False
         self._channel: Channel | None = None
         self._sending = False  # some thread sends what is in the outbox
-        self._heard = self._sent = time.monotonic()
+        self._heard = self._sent = self._known = time.monotonic()
+        """When a byte came last, when one was sent, and when the coordinator is known to have heard of this end."""
         channel = self._reach(time.monotonic() + timeout)
         self.addresses = channel.addresses
         self._threads = [
@@ -123,7 +124,7 @@ class Line:
                     with self._changed:
                         self._channel = None
                     channel.close()
-                channel = self._reach(self._heard + GRACE)
+                channel = self._reach(self._known + GRACE)
         except WireError as error:
             self._end(str(error))
         finally:
@@ -142,7 +143,7 @@ class Line:
             except TimeoutError:
                 now = time.monotonic()
                 if now - began > 2 * TICK:  # this process itself stood still, and could hear no one
-                    self._heard = now
+                    self._heard = self._known = now
                 if now - self._heard > SILENCE:
                     return
             except WireError:  # damaged, or a stranger's: what was not received will be sent again
@@ -155,11 +156,13 @@ class Line:
                 if message.kind == "over":
                     self._end(str(message["reason"]))
                 elif message.kind == "beat":
+                    self._known = max(self._known, time.monotonic() - late(float(message["unheard"])))
                     waiting = self._outbox.size
                     self._outbox.confirm(int(message["received"]))
                     if waiting > self._outbox.size:
                         self._changed.notify_all()
                 else:
+                    self._known = time.monotonic()
                     self._inbox.count(len(message.blob))
                     counted, idle = True, self._idle and not self._arrived
                     if self._inbox.due:
@@ -199,7 +202,7 @@ class Line:
             if answer.kind == "over":
                 raise _Refused(str(answer["reason"]))
             with self._changed:
-                self._heard = time.monotonic()
+                self._heard = self._known = time.monotonic()
                 self._outbox.again(int(answer["received"]))
                 self._channel = channel
                 self._changed.notify_all()

@@ -80,7 +80,7 @@ class Link(Generic[Owner]):
     def beat(self) -> None:
         """Say what has been received."""
         if self.session is not None:
-            self.say("beat", received=self.session.inbox.say())
+            self.say("beat", received=self.session.inbox.say(), unheard=self.unheard)
 
     def end(self) -> None:
         """Close once everything that is queued has left."""
@@ -122,7 +122,8 @@ class Link(Generic[Owner]):
             if self.session is None or not self.open or time.monotonic() - self._sent < BEAT:
                 return
             if not self._queue:
-                self._encode(Packed.of(Message("beat", {"received": self.session.inbox.received})))
+                fields = {"received": self.session.inbox.received, "unheard": self.unheard}
+                self._encode(Packed.of(Message("beat", fields)))
             try:
                 self._push(refill=False)
             except OSError:  # the server's thread will see it, too

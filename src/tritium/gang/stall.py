@@ -214,7 +214,7 @@ def story(first: Seat, order: list[Seat], others: list[Seat], answers: Mapping[i
     """What stands still, and where every rank is; those behind first."""
     s = first.standing
     stopped = f"; its process is {STATES[s.state]}" if s.state in ("T", "D") else ""
-    behind = "" if len(order) == 1 else _behind(first, order, answers)
+    behind = "" if len(order) == 1 else _behind(first, order, answers) or _together(order, others, answers)
     seconds = s.quiet + now - s.heard
     if first.finished:
         head = f"rank {first.rank} on {first.host} is not where the others wait: its function has returned"
@@ -239,6 +239,16 @@ def _behind(first: Seat, order: list[Seat], answers: Mapping[int, Answer]) -> st
         names = ", ".join(f"{seat.rank} ({seat.standing.place()})" for seat in ahead)
         return f" Ahead of it: rank {names}."
     return ""
+
+
+def _together(order: list[Seat], others: list[Seat], answers: Mapping[int, Answer]) -> str:
+    calls = {answers.get(seat.rank, NO_ANSWER).collective for seat in order}
+    if others or len(calls) > 1 or not (call := calls.pop()):
+        return ""
+    return (
+        f" All ranks wait in this {call}: what one sends does not reach another, or they disagree about what is sent. "
+        "Look at the network between their hosts."
+    )
 
 
 def starved_story(seat: Seat, order: list[Seat], answers: Mapping[int, Answer], now: float) -> str:

@@ -86,9 +86,8 @@ def supervise(payload: bytes, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.
     resources = context.resources()
     gpus = tuple(resources["gpu"].addresses)[: order.gpus] if order.gpus and "gpu" in resources else ()
     cpus = order.cpus or context.cpus()
-    supervisor = Supervisor(
-        order, partition=context.partitionId(), attempt=context.taskAttemptId(), gpus=gpus, cpus=cpus
-    )
+    ids = {"partition": context.partitionId(), "attempt": context.taskAttemptId()}
+    supervisor = Supervisor(order, **ids, gpus=gpus, cpus=cpus, daemon=os.getppid())
     if order.far_client:
         from tritium.gang.far import supervise_far
 
@@ -98,9 +97,18 @@ def supervise(payload: bytes, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.
 
 
 class Supervisor:
-    """Feeds and watches one rank."""
+    """Feeds and watches one rank. `daemon` is the process without which it has no business to live, if any."""
 
-    def __init__(self, order: Order, *, partition: int, attempt: int, gpus: tuple[str, ...], cpus: int) -> None:
+    def __init__(
+        self,
+        order: Order,
+        *,
+        partition: int,
+        attempt: int,
+        gpus: tuple[str, ...],
+        cpus: int,
+        daemon: int | None = None,
+    ) -> None:
         self.order = order
         self.partition = partition
         self.attempt = attempt
@@ -109,6 +117,7 @@ class Supervisor:
         self.rank = partition
         self.host = socket.gethostname()
         self.failure: Failure | None = None
+        self._daemon = daemon
         self._changed = threading.Condition()
         self._end: str | None = None
         self._all_finished = False
@@ -419,6 +428,10 @@ class Supervisor:
         """About once a second, how the rank stands."""
         seconds = self.order.patience.look_seconds if self.order.patience else PULSE_SECONDS
         while not self._over_event.wait(seconds):
+            if self._daemon is not None and os.getppid() != self._daemon:
+                # Spark does not notice, and could not end this worker any more.
+                text = f"Spark's Python daemon there (pid {self._daemon}), its supervisor's parent, was killed"
+                self._fail(Failure(how="orphaned", rank=self.rank, host=self.host, pid=os.getpid(), text=text))
             with contextlib.suppress(WireError):  # `_follow_coordinator` sees that it is gone
                 self._channel.send("pulse", **self._watcher.look())
 

@@ -1,0 +1,91 @@
+"""What a rank runs in is killed: its supervisor, Spark's Python daemon, its executor. Ended, named, tried again."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+import tritium as tr
+from bounds import timed
+from clusters import wait
+
+STEPS = 6
+STAYS = 3  # the first attempt goes no further
+CASES = [
+    ("local", "supervisor killed"),
+    ("local", "Spark's Python daemon killed"),
+    ("local-cluster", "supervisor killed"),
+    ("local-cluster", "Spark's Python daemon killed"),
+    ("local-cluster", "executor killed"),
+]
+
+
+def train(place: str) -> list[int]:
+    """Saves at every step."""
+    world = tr.world()
+    found = world.checkpoint.load()
+    begin = 0 if found is None else found.step
+    for step in range(begin + 1, STEPS + 1):
+        world.checkpoint.save({"step": step}, step)
+        world.checkpoint.wait()
+        world.barrier()
+        if found is None and step == STAYS:
+            Path(place, f"pid-{os.getpid()}").touch()
+            while world.gather(True):
+                time.sleep(0.05)
+    return world.gather(begin)
+
+
+FAULTS = {
+    "supervisor killed": "its supervisor, a Python worker of Spark's, was killed or crashed: probably out of memory",
+    "Spark's Python daemon killed": "Spark's Python daemon there (pid ",
+    "executor killed": "ExecutorLostFailure",
+}  # in the order in which they are above a rank
+
+
+@pytest.mark.timeout(150)
+@pytest.mark.parametrize(("cluster", "fault"), CASES, indirect=["cluster"])
+def test_what_a_rank_runs_in_is_killed(cluster: Any, fault: str, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    problems: list[BaseException] = []
+
+    def kill() -> None:
+        wait(lambda: len(list(tmp_path.glob("pid-*"))) == 2, "both ranks run")
+        ranks = [psutil.Process(int(file.name.removeprefix("pid-"))) for file in tmp_path.glob("pid-*")]
+        supervisors = [rank.parent() for rank in ranks]
+        with timed(fault):
+            ranks[0].parents()[list(FAULTS).index(fault)].kill()
+            _, left = psutil.wait_procs([*ranks, *filter(None, supervisors)], 12)
+        assert not left, left
+
+    def accomplice() -> None:
+        try:
+            kill()
+        except BaseException as problem:  # noqa: BLE001 - the test's own thread raises it
+            problems.append(problem)
+
+    thread = threading.Thread(target=accomplice)
+    thread.start()
+    try:
+        results = tr.launch(
+            train, ranks=2, args=(str(tmp_path),), run_dir=str(run), spark=cluster.spark, progress=False, output="none"
+        )
+    finally:
+        thread.join()
+    assert problems == []
+    assert results == [[STAYS, STAYS]] * 2
+    report = json.loads(run.joinpath("report.json").read_text())
+    (retry,) = report["retries"]
+    print(retry["reason"])
+    assert re.match(rf"rank \d on \S+ was lost: {re.escape(FAULTS[fault])}", retry["reason"]), retry["reason"]
+    assert len(retry["reason"]) < 300
+    assert report["notes"][0].endswith(f"Retry 1 of 2, from the checkpoint of step {STAYS}")
+    assert cluster.spark.range(10).count() == 10

@@ -20,7 +20,7 @@ test: setup      ## every test, in WORKERS processes side by side (much of what 
 
 faults: setup    ## the faults alone: 20 rounds, with other seeds, where the moment matters, and 3 of the others
 	@mkdir -p artifacts && rm -f artifacts/faults.jsonl
-	@TRITIUM_FAULT_FIGURES=$(CURDIR)/artifacts/faults.jsonl TRITIUM_FAULT_ROUNDS=20 TRITIUM_FAULT_KILLS=50 TRITIUM_FAULT_REPEATS=3 $(BIN)/python -m pytest \
+	@TRITIUM_FAULT_FIGURES=$(CURDIR)/artifacts/faults.jsonl TRITIUM_FAULT_ROUNDS=20 TRITIUM_FAULT_LAUNCHES=100 TRITIUM_FAULT_KILLS=50 TRITIUM_FAULT_REPEATS=3 $(BIN)/python -m pytest \
 	  -n $(WORKERS) --dist loadgroup tests/faults
 
 lint: setup      ## ruff: rules and format

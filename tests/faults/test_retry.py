@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import sys
 import time
@@ -16,6 +17,7 @@ import pandas as pd
 import pytest
 
 import tritium as tr
+from bounds import within
 from tritium.errors import BadSetting, RankFailed
 
 
@@ -67,6 +69,26 @@ def test_a_rank_that_is_taken_away_is_started_again(death: str, tmp_path: Path) 
     assert second == "starting again with 2 ranks"
 
 
+@pytest.mark.parametrize(("death", "code"), [*((name, None) for name in DEATHS), ("os._exit", 0), ("sys.exit", 0)])
+def test_it_is_known_at_once(death: str, code: int | None, tmp_path: Path) -> None:
+    die, words = DEATHS[death]
+    leave = os._exit if death == "os._exit" else sys.exit
+
+    def train() -> None:
+        world = tr.world()
+        world.barrier()
+        if world.rank == 1:
+            (tmp_path / "moment").write_text(str(time.time()))
+            die() if code is None else leave(code)
+        world.barrier()
+
+    with pytest.raises(RankFailed) as caught:
+        launch(train, tmp_path, retries=0)
+    within("rank killed or left", time.time() - float((tmp_path / "moment").read_text()))
+    assert caught.value.rank == 1
+    assert (words.split("(")[0] if code is None else "left") in str(caught.value)
+
+
 def test_rows_are_there_again_after_a_loss(tmp_path: Path) -> None:
     def train() -> list[float]:
         taken = []
@@ -106,15 +128,24 @@ def test_after_the_last_retry_the_error_tells_every_attempt(tmp_path: Path) -> N
     assert over == "Given up after 2 attempts (retries=1)."
 
 
-def test_a_rank_that_is_killed_again_and_again_is_given_up(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("seconds", "so"),
+    [(0.0, r"so it is probably out of memory\. Give it more"), (1.5, r"and not for want of memory\. Find out who")],
+    ids=["nothing is known of it", "figures speak against a lack of memory"],
+)
+def test_a_rank_that_is_killed_again_and_again_is_given_up(seconds: float, so: str, tmp_path: Path) -> None:
     def train() -> None:
         (tmp_path / f"{time.monotonic_ns()}.tried").touch()
+        time.sleep(seconds)
         os.kill(os.getpid(), signal.SIGKILL)
 
-    with pytest.raises(RankFailed, match=r"rank 0 was killed by SIGKILL 3 times.*probably out of memory") as caught:
+    with pytest.raises(RankFailed) as caught:
         launch(train, tmp_path, ranks=1, retries=9)
     assert len(list(tmp_path.glob("*.tried"))) == 3
     assert caught.value.signal == "SIGKILL"
+    if seconds and "oom_kills" not in caught.value.memory:
+        pytest.skip("this host does not show its memory groups")
+    assert re.search(rf"rank 0 was killed by SIGKILL 3 times, {so}", str(caught.value)), str(caught.value)
 
 
 def test_as_many_ranks_as_this_machine_has_gpus_or_the_most(tmp_path: Path) -> None:

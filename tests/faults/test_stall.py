@@ -328,17 +328,25 @@ def test_out_of_memory_is_named_with_its_figures(cgroup: Path) -> None:
     assert 20 << 20 < error.memory["peak"] < 400 << 20
 
 
-def test_a_rank_that_someone_killed_has_figures_too() -> None:
+@pytest.mark.parametrize("seconds", [0.0, 1.5])
+def test_a_rank_that_someone_killed_has_figures_too(seconds: float) -> None:
+    """One that ends before its supervisor has looked at it leaves too little to tell."""
+
     def train() -> None:
         tr.world().log(step=6)
+        time.sleep(seconds)
         os.kill(os.getpid(), signal.SIGKILL)
 
     with pytest.raises(RankFailed) as caught:
         run(train, 1)
     assert (caught.value.step, caught.value.phase) == (7, "after step 7")
+    if caught.value.memory["host_available"] < 0.2 * caught.value.memory["host_total"]:
+        pytest.skip("this host is short of memory")
+    why = "probably out of memory, unless someone killed it"
+    if seconds and "oom_kills" in caught.value.memory:  # where groups are seen
+        why = "from outside, not for want of memory"
     assert re.search(
-        r"was killed by SIGKILL \(after step 7\): probably out of memory, "
-        r"unless someone killed it \(peak ([\d.]+ MB|unknown); "
+        rf"was killed by SIGKILL \(after step 7\): {why} \(peak ([\d.]+ MB|unknown); "
         r".*the host had [\d.]+ [GM]B of [\d.]+ [GM]B available\)",
         str(caught.value),
     ), str(caught.value)

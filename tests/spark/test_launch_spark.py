@@ -8,7 +8,6 @@ import json
 import os
 import random
 import select
-import signal
 import socket
 import subprocess
 import sys
@@ -23,7 +22,6 @@ import psutil
 import pytest
 
 import tritium as tr
-from bounds import timed, within
 from clusters import COMMON, wait
 from tritium.errors import (
     BadFunction,
@@ -37,19 +35,10 @@ from tritium.errors import (
 from tritium.gang.cluster_run import translate
 from tritium.wire import Channel
 
-SECONDS = 5.0  # within which the ranks of a run that was cancelled are gone
-
 
 def launch(spark: Any, fn: Callable[[], Any], **settings: Any) -> list[Any]:
     quiet = {"ranks": 2, "progress": False, "output": "none", "start_timeout": 120, "retries": 0}
     return tr.launch(fn, spark=spark, **{**quiet, **settings})
-
-
-def alive(pid: int) -> bool:
-    try:
-        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
-    except psutil.NoSuchProcess:
-        return False
 
 
 class Background:
@@ -73,24 +62,6 @@ class Background:
         if isinstance(outcome, BaseException):
             raise outcome
         return outcome
-
-
-def sleeper(folder: Path) -> Callable[[], None]:
-    """A function whose ranks write down their pids and then sleep."""
-
-    def train() -> None:
-        world = tr.world()
-        Path(folder, f"{world.rank}.part").write_text(str(os.getpid()))
-        Path(folder, f"{world.rank}.part").rename(Path(folder, str(world.rank)))
-        world.barrier()
-        time.sleep(600)
-
-    return train
-
-
-def pids(folder: Path, ranks: int = 2) -> list[int]:
-    wait(lambda: all(Path(folder, str(k)).exists() for k in range(ranks)), "every rank runs", 150)
-    return [int(Path(folder, str(k)).read_text()) for k in range(ranks)]
 
 
 def notes(folder: Path) -> str:
@@ -172,67 +143,6 @@ class TestSlots:
             job.join(60)
         assert not Path(tmp_path, "started").exists()
         assert launch(spark, lambda: 1) == [1, 1]
-
-
-class TestCancel:
-    @pytest.mark.parametrize("how", ["all jobs", "the user's own tag", "the user's own group"])
-    def test_ends_all_ranks_and_says_so(self, spark: Any, how: str, tmp_path: Path) -> None:
-        context = spark.sparkContext
-        if how == "the user's own tag":
-            context.addJobTag("mine")
-        if how == "the user's own group":
-            context.setJobGroup("my-group", "training", interruptOnCancel=False)
-        cancel = {
-            "all jobs": context.cancelAllJobs,
-            "the user's own tag": lambda: context.cancelJobsWithTag("mine"),
-            "the user's own group": lambda: context.cancelJobGroup("my-group"),
-        }[how]
-        gone: list[float] = []
-
-        def watch() -> None:
-            ranks = pids(tmp_path)
-            began = time.monotonic()
-            cancel()
-            wait(lambda: not any(map(alive, ranks)), "the ranks are gone", 30)
-            gone.append(time.monotonic() - began)
-
-        watcher = threading.Thread(target=watch)
-        watcher.start()
-        try:
-            with pytest.raises(JobFailed, match="was cancelled; all its ranks have been ended") as error:
-                launch(spark, sleeper(tmp_path))
-        finally:
-            watcher.join()
-            context.clearJobTags()
-            for name in ("spark.jobGroup.id", "spark.job.description", "spark.job.interruptOnCancel"):
-                context.setLocalProperty(name, None)
-        assert error.value.spark_error is not None
-        within("job cancelled", gone[0])
-        assert launch(spark, lambda: 1) == [1, 1]
-
-
-@pytest.mark.parametrize("cluster", ["connect"], indirect=True)
-@pytest.mark.parametrize("how", ["everything", "the user's own tag"])
-def test_interrupting_on_connect_ends_all_ranks_too(cluster: Any, how: str, tmp_path: Path) -> None:
-    spark = cluster.spark
-    if how == "the user's own tag":
-        spark.addTag("mine")
-
-    def interrupt() -> None:
-        pids(tmp_path)
-        spark.interruptAll() if how == "everything" else spark.interruptTag("mine")
-
-    interrupter = threading.Thread(target=interrupt)
-    interrupter.start()
-    try:
-        with pytest.raises(JobFailed, match="was cancelled; all its ranks have been ended"):
-            launch(spark, sleeper(tmp_path))
-    finally:
-        interrupter.join()
-        spark.clearTags()
-    with timed("job cancelled"):
-        wait(lambda: not any(map(alive, pids(tmp_path))), "the ranks are gone", SECONDS)
-    assert launch(spark, lambda: 1) == [1, 1]
 
 
 def test_a_source_that_fails_is_sparks_own_error(spark: Any) -> None:
@@ -457,44 +367,7 @@ def driver(script: str, folder: Path, **conf: str) -> subprocess.Popen[str]:
     return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
 
 
-SLEEPER = """
-def train():
-    world = tr.world()
-    Path(folder, f"{world.rank}.part").write_text(str(os.getpid()))
-    Path(folder, f"{world.rank}.part").rename(Path(folder, str(world.rank)))
-    world.barrier()
-    time.sleep(600)
-
-try:
-    launch(train)
-except KeyboardInterrupt:
-    print("interrupted", [t.name for t in threading.enumerate() if "tritium" in t.name], flush=True)
-    print(spark.range(7).count(), launch(lambda: 1), flush=True)
-spark.stop()
-"""
-
-
 class TestTheDriver:
-    def test_gets_ctrl_c_and_its_session_lives(self, tmp_path: Path) -> None:
-        with driver(SLEEPER, tmp_path) as process:
-            try:
-                ranks = pids(tmp_path)
-                process.send_signal(signal.SIGINT)
-                with timed("Ctrl-C"):
-                    wait(lambda: not any(map(alive, ranks)), "the ranks are gone", SECONDS)
-                output, errors = process.communicate(timeout=60)
-            finally:
-                process.kill()
-        assert output == "interrupted []\n7 [1, 1]\n", errors
-
-    def test_is_killed_and_no_rank_is_left(self, tmp_path: Path) -> None:
-        with driver(SLEEPER, tmp_path) as process:
-            try:
-                ranks = pids(tmp_path)
-            finally:
-                process.kill()
-            wait(lambda: not any(map(alive, ranks)), "the ranks are gone", SECONDS)
-
     @pytest.mark.timeout(240)  # 15 s on an idle machine
     def test_takes_500_mb_of_results_and_refuses_more_than_its_limit(self, tmp_path: Path) -> None:
         script = """

@@ -516,7 +516,7 @@ class TestTheEnd:
     def test_an_echo_waits_for_the_death_that_caused_it(self, start: Start) -> None:
         gang = start(2)
         supervisors = gang.form()
-        echo = Failure.of(RuntimeError("[gloo] Connection closed by peer"), 0, host="a")
+        echo = Failure.of(RuntimeError("[gloo/transport/tcp/pair.cc:534] Connection closed by peer"), 0, host="a")
         supervisors[0].send("failed", echo.pickled, **echo.fields())
         killed = Failure(how="signal", rank=1, host="a", signal="SIGKILL")
         supervisors[1].send("failed", b"", **killed.fields())
@@ -526,7 +526,7 @@ class TestTheEnd:
     def test_an_echo_that_stays_alone_is_the_failure(self, start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(coordinator_module, "ECHO_SECONDS", 0.05)
         gang = start(2)
-        echo = Failure.of(RuntimeError("Connection refused by the database"), 0, host="a")
+        echo = Failure.of(RuntimeError("[gloo/transport/tcp/pair.cc:534] Connection refused"), 0, host="a")
         gang.form()[0].send("failed", echo.pickled, **echo.fields())
         gang.until(lambda: gang.coordinator.failure, "a failure is known")
         assert gang.coordinator.failure == echo

@@ -96,12 +96,14 @@ class TestPlainLines:
         progress.event("note", text="waiting for slots: 2 needed")
         progress.event("failed", rank=1, host="b9", type="ValueError", text="a\nb", how="exception", pid=3)
         progress.event("failed", rank=1, host="b9", type="", text="", signal="SIGKILL")
+        progress.event("failed", rank=1, host="b9", type="", text="", how="exit", exit_code=3)
         progress.event("ended", ok=False, seconds=2.0)
         progress.event("something new", x=1)
         assert lines(stream) == [
             "tritium: waiting for slots: 2 needed",
             "tritium: rank 1 on b9 failed: ValueError: a",
             "tritium: rank 1 on b9 was killed by SIGKILL",
+            "tritium: rank 1 on b9 left with exit code 3",
             "tritium: ended without a result after 2.0 s",
         ]
 

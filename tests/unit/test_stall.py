@@ -21,7 +21,7 @@ from tritium.gang.settings import Gang
 from tritium.gang.stacks import Frame, in_collective, main_thread, where
 from tritium.gang.stall import Answer, Patience, Seat, Standing, at_fault, judge, starved, story
 from tritium.gang.stallwatch import StallWatch
-from tritium.gang.vitals import Busy, Lapse, Still, killed_for
+from tritium.gang.vitals import Busy, Lapse, Still, from_outside, killed_for
 from tritium.gang.watcher import _Logs
 from tritium.wire import Message
 
@@ -351,6 +351,26 @@ class TestWords:
             "out of memory (its cgroup's limit of 512 MB was reached: oom_kill 1; peak 1.2 GB)"
         )
         assert killed_for({}) == "probably out of memory, unless someone killed it"
+
+    def test_figures_that_speak_against_it(self) -> None:
+        mb = 1 << 20
+        group = {"group": "/g", "group_limit": None, "group_peak": 900 * mb, "oom_kills": 0}
+        figures = {"host_total": 16_000 * mb, "host_available": 9_000 * mb, "peak": 700 * mb, **group}
+        assert killed_for(figures) == (
+            "from outside, not for want of memory (peak 700 MB; the host had 8.8 GB of 15.6 GB available)"
+        )
+        for change in (
+            {"peak": None},  # nothing is known of it
+            {"peak": 8_000 * mb},  # it could have taken all that was there, between two looks
+            {"host_available": 1_500 * mb},  # what other processes left
+            {"host_total": None},  # not Linux
+            {"oom_kills": 1},
+            {"group_limit": 900 * mb},  # what the whole container may use, used up
+            {"group_limit": 1_000 * mb, "group_peak": None},
+        ):
+            assert not from_outside({**figures, **change}), change
+        assert not from_outside({key: value for key, value in figures.items() if key != "oom_kills"})
+        assert from_outside({**figures, "group_limit": 1_000 * mb})
 
     def test_the_error(self) -> None:
         at = {"step": 309, "phase": "step 309", "seconds": 3.1}

@@ -221,7 +221,7 @@ class SparkJob:
                 self._spark.sparkContext.setJobDescription(self._name)
             self.table = self._frame.toArrow()
         except BaseException as error:  # noqa: BLE001 - a thread has no one above it; the launching thread raises this
-            self.problem = translate(error)
+            self.problem = translate(error, stopped=self._is_stopped())
             failure = failure_in(str(error))
             if failure is not None:
                 self._coordinator.fail(failure)
@@ -230,6 +230,11 @@ class SparkJob:
         with self._coordinator.changed:
             self.ended = True
             self._coordinator.changed.notify_all()
+
+    def _is_stopped(self) -> bool:
+        """Whether someone has stopped the session meanwhile, be it on its JVM's side."""
+        context = None if self._connect else self._spark.sparkContext._jsc
+        return not self._connect and (context is None or bool(context.sc().isStopped()))
 
     def computing(self, ranks: int) -> bool:
         """Whether Spark is busy with the sources: tasks have ended since the last look, or run in a stage that is not
@@ -274,11 +279,19 @@ _WORKER_LACKS = re.compile(r"ModuleNotFoundError: No module named '([\w.]+)'")
 _TAKEN_AWAY = re.compile(r"ExecutorLostFailure|exited unexpectedly|Executor heartbeat timed out")
 
 
-def translate(error: BaseException) -> TritiumError:
+_CANCELLED = re.compile(r"Job \d+ cancelled.*?(?=\.?( SQLSTATE|$))", re.MULTILINE)
+
+
+def translate(error: BaseException, *, stopped: bool = False) -> TritiumError:
     """Spark's exception as one of ours. Its own, whose text is mostly Java's stack, is the fact `spark_error`."""
     text = str(error)
     problem: TritiumError
-    if "PYTHON_VERSION_MISMATCH" in text:
+    if stopped or "SparkContext was shut down" in text:
+        problem = JobFailed(
+            "The Spark job of this run was cancelled, because its SparkSession was stopped; all its ranks have been "
+            "ended. Make a new session, and launch with it."
+        )
+    elif "PYTHON_VERSION_MISMATCH" in text:
         problem = WrongVersion(
             "Driver and executors run different Python versions: "
             + _line_with(text, "PYTHON_VERSION_MISMATCH")
@@ -309,7 +322,9 @@ def translate(error: BaseException) -> TritiumError:
             "disk, or use more hosts."
         )
     elif "cancelled" in text.lower() or "OPERATION_CANCELED" in text:
-        problem = JobFailed("The Spark job of this run was cancelled; all its ranks have been ended.")
+        why = _CANCELLED.search(text)
+        says = f" Spark says: {why[0].strip()}." if why else ""
+        problem = JobFailed(f"The Spark job of this run was cancelled; all its ranks have been ended.{says}")
     else:
         reason, lost = _reason(text), bool(_TAKEN_AWAY.search(text))
         problem = JobFailed(f"The Spark job of this run failed: {reason}", lost=lost, reason=reason)

@@ -18,7 +18,7 @@ from typing import Any, Protocol
 from tritium.data.fingerprint import Part, added, table
 from tritium.data.watermark import MarkKeeper
 from tritium.errors import TritiumError, WireError
-from tritium.gang.failure import Failure
+from tritium.gang.failure import Aside, Failure
 from tritium.gang.muster import Member, Rendezvous, agree, muster
 from tritium.gang.server import Server, Session
 from tritium.gang.stall import Patience, Standing
@@ -27,7 +27,8 @@ from tritium.gang.story import meanwhile
 from tritium.wire import Message
 
 STACKS_SECONDS = 3.0  # how long supervisors have to answer with stacks
-ECHO_SECONDS = 0.7  # how long an exception that looks like an echo waits for the death that caused it
+ECHO_SECONDS = 0.7  # how long a failure that may be an echo waits for the death that caused it
+AWAY_SECONDS = 0.1  # how often it is looked whether a supervisor without a connection is lost, or back
 REFUSALS = 200  # so many are recorded one by one, and every so many after that
 LOST = (
     "its supervisor is gone ({why}). Its host, its network or its executor died, or Spark ended its task because it "
@@ -78,6 +79,8 @@ class Coordinator:
         self._keepers = {name: MarkKeeper(size) for name in names}
         self._refused = 0
         self._rendezvous: dict[tuple[str, int], Rendezvous] = {}
+        self._doubtful: list[Failure] = []
+        self._asides: list[Aside] = []
         self._storing: dict[str, int] = {}  # which rank is in the middle of which file
         self._watch = None if patience is None else StallWatch(patience, size)
         self._server: Server[Member] = Server(
@@ -329,6 +332,13 @@ class Coordinator:
     def _on_note(self, member: Member, message: Message) -> None:
         self._observer.event("note", text=str(message["text"]))
 
+    def _on_aside(self, member: Member, message: Message) -> None:
+        facts = {name: str(message[name]) for name in ("where", "type", "text", "traceback")}
+        told = Aside(member.number, member.host, int(message["pid"]), late=self.finished, **facts)
+        self._asides.append(told)
+        self._observer.event("aside", **vars(told))
+        self._observer.event("note", text=told.headline())
+
     def _on_checkpoint(self, member: Member, message: Message) -> None:
         facts = {name: message[name] for name in ("step", "bytes", "seconds", "path")}
         self._observer.event("checkpoint", rank=member.number, **facts)
@@ -351,10 +361,24 @@ class Coordinator:
     def _on_failed(self, member: Member, message: Message) -> None:
         fields = {**message.fields, "rank": member.best_number}
         failure = Failure.read(fields, message.blob)
-        if failure.is_echo and self.size > 1:
-            self._server.after(ECHO_SECONDS, lambda: self._failed(failure))
-        else:
+        if not failure.doubt or self.size == 1:
             self._failed(failure)
+            return
+        if not self._doubtful:
+            self._server.after(ECHO_SECONDS, self._settle)
+        self._doubtful.append(failure)
+
+    def _settle(self) -> None:
+        """No death has explained what looked like its echo: then that is the failure, the least doubtful one first.
+
+        A rank whose supervisor has no connection may have died with it: it comes back first, or is lost.
+        """
+        blamed = {failure.rank for failure in self._doubtful}
+        others = [m for m in self.members.values() if m.best_number not in blamed]
+        if any(m.link.link is None and m.link.over is None for m in others) and self.failure is None:
+            self._server.after(AWAY_SECONDS, self._settle)
+            return
+        self._failed(min(self._doubtful, key=lambda failure: failure.doubt))
 
     # ---- no progress
 
@@ -382,6 +406,9 @@ class Coordinator:
         if found is None:  # told already, or the ranks have moved on meanwhile
             return
         failure, certain = found
+        if self._asides:
+            before = "\n".join(f"  {aside.headline()}" for aside in self._asides)
+            failure = replace(failure, text=f"{failure.text}\n\nBefore that:\n{before}")
         self._keep_stacks(failure)
         if self._watch.patience.end and certain:
             self._failed(failure)

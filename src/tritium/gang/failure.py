@@ -19,12 +19,15 @@ How = Literal["exception", "signal", "exit", "lost", "orphaned", "error", "stall
 
 STACKS_BYTES = 1 << 16  # of all ranks, in an exception
 
-# What a collective says when its partner is gone. Such an exception waits a moment for the death that caused it.
+# What a collective says when its partner is gone; and what it may say then, when it is one of these that says it: a
+# database of the user's that refuses a connection is the user's own matter.
 _ECHO = re.compile(
-    r"connection (was )?(closed|reset|refused)|broken pipe|gloo|nccl|DistBackendError|DistNetworkError|"
-    r"remote process exited|socket (timeout|closed)",
+    r"gloo/transport|connectFullMesh|nccl(Remote|System|Internal|UnhandledCuda)Error|NCCL (watchdog|communicator was)|"
+    r"remote process exit|Dist(Network|Store)Error",
     re.IGNORECASE,
 )
+_PERHAPS = re.compile(r"connection (was )?(closed|reset|refused|aborted)|broken pipe|socket (timeout|closed)", re.I)
+_SPEAKERS = ("torch", "jax", "jaxlib", "tensorflow", "keras", "horovod", "mpi4py", "lightgbm", "xgboost")
 
 
 class Regroup(BaseException):
@@ -38,9 +41,10 @@ class Failure:
     `how` is "exception" (the user's function raised), "signal" (killed), "exit" (the process left without returning),
     "lost" (its supervisor is gone), "orphaned" (what its supervisor belongs to is; `text` says what), "stalled" (it
     makes no progress; `text` is the story), "error" (an error of Tritium's own tree, such as BadRow: raised as it is)
-    or "regroup" (none: the gang has saved its state, to be started again with more ranks). `memory` are figures of a
-    rank that was killed, `at` is where it stood (its step and phase), `others` what the other ranks were doing,
-    `stacks` stay where they were collected, as they are large.
+    or "regroup" (none: the gang has saved its state, to be started again with more ranks). `echo` says that another
+    rank's death would look like this from here. `memory` are figures of a rank that was killed, `at` is where it stood
+    (its step and phase), `others` what the other ranks were doing, `stacks` stay where they were collected, as they are
+    large.
     """
 
     how: How
@@ -52,6 +56,7 @@ class Failure:
     traceback: str = ""
     signal: str | None = None
     exit_code: int | None = None
+    echo: bool = False
     log: tuple[str, ...] = ()
     others: tuple[str, ...] = ()
     memory: Mapping[str, Any] | None = None
@@ -74,14 +79,18 @@ class Failure:
             type=f"{type(error).__module__}.{type(error).__qualname__}".removeprefix("builtins."),
             text=str(error),
             traceback="".join(traceback.format_exception(error)),
+            echo=not isinstance(error, TritiumError) and _is_echo(error),
             pickled=pickled,
             **facts,
         )
 
     @property
-    def is_echo(self) -> bool:
-        """Whether this may only be what another rank's death looks like from here."""
-        return self.how == "exception" and bool(_ECHO.search(f"{self.type} {self.text}"))
+    def doubt(self) -> int:
+        """Whether another rank's death may have caused this: 0, no; 1, perhaps; 2, it looks like it.
+
+        A function that hears a collective fail may well leave the process; a library may abort it.
+        """
+        return 2 if self.echo else int(self.how == "exit" or self.signal == "SIGABRT")
 
     def headline(self) -> str:
         """One line: who, where, how."""
@@ -111,7 +120,7 @@ class Failure:
     @property
     def is_loss(self) -> bool:
         """Whether the rank was taken away, or lost its connection to one that was, and did not fail by itself."""
-        return self.how in ("signal", "exit", "lost", "orphaned") or self.is_echo
+        return self.how in ("signal", "exit", "lost", "orphaned") or self.echo
 
     def error(self, run_dir: str | None = None) -> TritiumError | Regroup:
         """The exception for the driver: Tritium's own as it was raised, any other as the cause of RankFailed."""
@@ -201,6 +210,57 @@ class Failure:
         lists = {name: tuple(fields.get(name, ())) for name in ("log", "others")}
         stacks = {int(rank): text for rank, text in fields.get("stacks", {}).items()}
         return cls(**{**fields, **lists, "stacks": stacks, "pickled": pickled})
+
+
+@dataclass(frozen=True)
+class Aside:
+    """What raised in a rank, or ended its process, without ending the run: in a thread of the user's, or in an exit
+    handler; `late`: when every function had returned, so that it could not change a result any more.
+    """
+
+    rank: int
+    host: str
+    pid: int
+    where: str
+    type: str
+    text: str
+    traceback: str
+    late: bool
+
+    def headline(self) -> str:
+        """One line: who, where, what."""
+        what = f"{self.where} raised {self.type}: {self.text}" if self.type else self.text
+        when = ", after every function had returned" if self.late else ""
+        return f"rank {self.rank} on {self.host} (pid {self.pid}){':' if self.type else ''} {what}{when}"
+
+    def story(self, run_dir: str) -> str:
+        """With its traceback, and where the whole output is."""
+        first = self.headline()
+        log = f"Every result is there. The rank's output: {run_dir}/logs/rank-{self.rank}.log"
+        return "\n".join(filter(None, [f"{first[0].upper()}{first[1:]}.", self.traceback.rstrip(), log]))
+
+
+def _is_echo(error: BaseException) -> bool:
+    """Whether it, or one that it was raised for or after, is what a collective raises when its partner is gone."""
+    chain, seen = [error], set()
+    while chain:
+        one = chain.pop()
+        if id(one) in seen:
+            continue
+        seen.add(id(one))
+        words = f"{type(one).__qualname__}: {one}"
+        if _ECHO.search(words) or (_PERHAPS.search(words) and _speaker(one) in _SPEAKERS):
+            return True
+        chain += [other for other in (one.__cause__, one.__context__) if other is not None]
+    return False
+
+
+def _speaker(error: BaseException) -> str:
+    """The package whose code raised it; of a C extension, the one that called it."""
+    frame, last = error.__traceback__, ""
+    while frame is not None:
+        last, frame = str(frame.tb_frame.f_globals.get("__name__", "")), frame.tb_next
+    return last.partition(".")[0]
 
 
 def signal_name(number: int) -> str:

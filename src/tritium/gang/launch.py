@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from tritium import ship
 from tritium.data.schema import Data
 from tritium.errors import BadSetting, TritiumWarning
+from tritium.gang.failure import Aside
 from tritium.gang.inspect import inspect
 from tritium.gang.retry import until_no_loss
 from tritium.gang.settings import Gang
@@ -131,6 +132,8 @@ def start(
         ok = True
     finally:
         report = watch.close(ok)
+    for aside in watch.asides:
+        warnings.warn(aside.story(run_dir), TritiumWarning, stacklevel=3)
     return Run(run_id, run_dir, results, report)
 
 
@@ -169,6 +172,8 @@ class Watch:
         self._opened: tuple[RunLog, Progress] | None = None
         self.newest: tuple[int, str] | None = None
         """Step and place of the newest checkpoint that this run has saved, or went on from."""
+        self.asides: list[Aside] = []
+        """What raised in the last attempt without ending it."""
 
     def _open(self) -> tuple[RunLog, Progress]:
         with self._lock:
@@ -182,6 +187,10 @@ class Watch:
         log, progress = self._open()
         if kind in ("checkpoint", "resumed"):
             self.newest = int(fields["step"]), str(fields["path"])
+        elif kind == "aside":
+            self.asides.append(Aside(**fields))
+        elif kind == "retry":
+            self.asides.clear()
         log.event(kind, **fields)
         self._report.event(kind, **fields)
         progress.event(kind, **fields)

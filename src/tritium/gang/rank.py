@@ -19,8 +19,9 @@ import socket
 import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import replace
+from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 from tritium import ship
@@ -59,13 +60,14 @@ def main(argument: str) -> None:
         control.listen()
         with entered(control.join()) as world:
             prepare_environment(world, control.assignment)
+            _tell_of_threads(control)
             _run(control, world, settings)
     except BaseException as error:  # noqa: BLE001 - whatever it is, the driver must hear of it
         _report(channel, control, error)
     control.pulse.enter("returned", "wait")
     control.await_all()
     control.pulse.enter("leaving")
-    _leave()
+    _leave(control)
 
 
 def _run(control: RankControl, world: World, settings: Mapping[str, Any]) -> None:
@@ -130,14 +132,40 @@ def _report(channel: Channel, control: RankControl, error: BaseException) -> Non
         os._exit(1)  # not sys.exit: a thread or an exit handler of the user's could keep a failed rank alive
 
 
-def _leave() -> None:
+def _leave(control: RankControl) -> None:
     """End as Python does, but for the last act, in which it takes its modules apart: see `keep_groups`."""
-    for thread in threading.enumerate():
-        if thread is not threading.main_thread() and not thread.daemon:
-            thread.join()
+    say, show = sys.unraisablehook, sys.excepthook
+
+    def unraisable(problem: sys.UnraisableHookArgs) -> None:
+        say(problem)
+        if "atexit callback" in (problem.err_msg or ""):  # not a destructor's
+            control.aside("an exit handler", problem.exc_value or problem.exc_type())
+
+    def uncaught(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+        show(kind, error, trace)
+        control.aside("an exit handler", error)
+
+    sys.unraisablehook, sys.excepthook = unraisable, uncaught  # weakref.finalize calls the latter
+    try:
+        threading._shutdown()  # type: ignore[attr-defined]  # an idle pool's threads end by what this calls first
+    except Exception as error:  # noqa: BLE001 - as Python, which goes on to the exit handlers
+        uncaught(type(error), error, error.__traceback__)
     atexit._run_exitfuncs()
     _flush()
     os._exit(0)
+
+
+def _tell_of_threads(control: RankControl) -> None:
+    """An exception that ends a thread of the user's ends nothing else, as in any Python; but the driver hears of it."""
+    show = threading.excepthook
+
+    def tell(problem: threading.ExceptHookArgs) -> None:
+        show(problem)
+        if not issubclass(problem.exc_type, SystemExit):
+            name = problem.thread.name if problem.thread is not None else "?"
+            control.aside(f"its thread {name!r}", problem.exc_value or problem.exc_type())
+
+    threading.excepthook = tell
 
 
 def _flush() -> None:
@@ -308,6 +336,13 @@ class RankControl:
     def send(self, kind: str, blob: bytes = b"", /, **fields: Any) -> None:
         """Tell the coordinator, by way of the supervisor."""
         self._channel.send(kind, blob, **fields)
+
+    def aside(self, where: str, error: BaseException) -> None:
+        """To the driver: something raised that neither ends this rank nor changes its result."""
+        failure = Failure.of(error, self.assignment["rank"], pid=os.getpid())
+        facts = {"type": failure.type, "text": failure.text, "traceback": failure.traceback}
+        with suppress(WireError):  # then there is no one to tell
+            self.send("aside", where=where, pid=failure.pid, **facts)
 
     def meet(self, operation: str, value: bytes, lane: str = "main") -> list[bytes]:
         """Every rank's bytes, in rank order. Each thread that meets has a lane of its own."""

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from tritium.errors import IncompleteShard, RankFailed, TritiumError
 from tritium.gang.failure import Regroup
 from tritium.gang.story import finish
+from tritium.gang.vitals import from_outside
 
 if TYPE_CHECKING:
     from tritium.gang.launch import Launch
@@ -54,6 +55,12 @@ def why_over(losses: list[TritiumError], retries: int) -> str | None:
     for (rank, step), times in kills.items():
         if times >= KILLS:
             where = "" if step is None else f" at step {step}"
+            figures = [e.memory or {} for e in losses if getattr(e, "signal", None) == "SIGKILL" and e.rank == rank]
+            if all(map(from_outside, figures)):
+                return (
+                    f"Given up: rank {rank} was killed by SIGKILL {times} times{where}, and not for want of memory. "
+                    "Find out who sends that signal: a cluster manager, a limit, a person."
+                )
             return (
                 f"Given up: rank {rank} was killed by SIGKILL {times} times{where}, so it is probably out of memory. "
                 "Give it more memory, a smaller batch, or fewer ranks to a host."

@@ -403,17 +403,26 @@ class Supervisor:
         code = self._process.wait()
         self._from_rank[0].join(1.0)  # what the rank said before its end comes first
         if code != 0 or not self._rank_finished:
-            facts: dict[str, Any] = {"rank": self.rank, "host": self.host, "pid": self._process.pid}
-            facts["at"] = self._watcher.place()
-            if code < 0:
-                if code == -signal.SIGKILL:
-                    facts["memory"] = self._watcher.memory()
-                self._fail(Failure(how="signal", signal=signal_name(-code), exit_code=code, **facts))
-            else:
-                self._fail(Failure(how="exit", exit_code=code, **facts))
+            self._tell_end(code)
         with self._changed:
             self._exit = code
             self._changed.notify_all()
+
+    def _tell_end(self, code: int) -> None:
+        """Its process was killed, or left by itself: a failure, or too late to be one."""
+        if self._all_finished:  # every result is there: whatever ended it can't change them
+            how = f"was killed by {signal_name(-code)}" if code < 0 else f"left with exit code {code}"
+            with contextlib.suppress(WireError):
+                self._channel.send("aside", where="", pid=self._process.pid, type="", text=how, traceback="")
+            return
+        facts: dict[str, Any] = {"rank": self.rank, "host": self.host, "pid": self._process.pid}
+        facts["at"] = self._watcher.place()
+        if code >= 0:
+            self._fail(Failure(how="exit", exit_code=code, **facts))
+            return
+        if code == -signal.SIGKILL:
+            facts["memory"] = self._watcher.memory()
+        self._fail(Failure(how="signal", signal=signal_name(-code), exit_code=code, **facts))
 
     def _tell_pulse(self) -> None:
         """About once a second, how the rank stands."""
@@ -449,7 +458,7 @@ class Supervisor:
     def _over(self, reason: str) -> None:
         """The gang has ended: the rank is killed at once; the task ends as soon as its thread can look up."""
         with self._changed:
-            if self._end is None and not (self._all_finished and self._exit == 0):
+            if self._end is None and not (self._all_finished and self._exit is not None):
                 self._end = reason
             self._changed.notify_all()
         self._process.kill_group()

@@ -255,6 +255,21 @@ def size(count: float | None) -> str:
     return f"{count / 1024:.0f} KB"
 
 
+def from_outside(memory: Mapping[str, Any]) -> bool:
+    """Whether the figures of a rank that was killed by SIGKILL speak against a lack of memory, so that someone did it.
+
+    They do when all of these are known: the kernel counted no kill in the rank's cgroup, the group stayed below 95 % of
+    its limit, and the host would have kept a tenth of its memory had the rank taken its whole peak at once, since the
+    last look.
+    """
+    if memory.get("oom_kills") != 0 or not (memory.get("peak") and memory.get("host_total")):
+        return False
+    limit, most = memory.get("group_limit"), memory.get("group_peak")
+    if limit and (most is None or most > 0.95 * limit):
+        return False
+    return bool(memory["host_available"] - memory["peak"] > 0.1 * memory["host_total"])
+
+
 def killed_for(memory: Mapping[str, Any]) -> str:
     """Why a rank that was killed by SIGKILL was killed, as far as its memory tells."""
     if not memory:
@@ -267,4 +282,6 @@ def killed_for(memory: Mapping[str, Any]) -> str:
     free, total = memory.get("host_available"), memory.get("host_total")
     host = f"; the host had {size(free)} of {size(total)} available" if total else ""
     group = f"; its cgroup's limit is {size(limit)}" if limit else ""
-    return f"probably out of memory, unless someone killed it (peak {peak}{group}{host})"
+    why = "probably out of memory, unless someone killed it"
+    why = "from outside, not for want of memory" if from_outside(memory) else why
+    return f"{why} (peak {peak}{group}{host})"

@@ -216,12 +216,16 @@ class Progress:
         type: str = "",
         text: str = "",
         signal: str | None = None,
+        exit_code: int | None = None,
         **_: Any,
     ) -> list[str]:
         if how == "stalled":
             self._phase = text.split("\n")[0]
             return self._said(self._phase)
-        how = f"was killed by {signal}" if signal else f"failed: {type}: {text}" if type else f"failed: {text}"
+        if how == "exit":
+            how = f"left: {text}" if text else f"left with exit code {exit_code}"
+        else:
+            how = f"was killed by {signal}" if signal else f"failed: {type}: {text}" if type else f"failed: {text}"
         self._phase = f"rank {rank}{f' on {host}' if host else ''} {how}".split("\n")[0]
         return self._said(self._phase)
 

@@ -1,0 +1,117 @@
+"""Launch after launch on one session leaves nothing behind: nothing grows, on the driver or on executors.
+
+`TRITIUM_FAULT_LAUNCHES` launches (100 under `make faults`), after a few that fill caches.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import os
+import threading
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import psutil
+import pytest
+
+import tritium as tr
+from clusters import wait
+
+LAUNCHES = int(os.environ.get("TRITIUM_FAULT_LAUNCHES", "12"))
+WARM_UP = 5
+MEMORY = 8 << 20  # bytes that a process's own memory may move by, besides
+PER_LAUNCH = 64 << 10  # what the allocator and the caches of libraries were seen to take for one, and twice that
+
+
+def train() -> float:
+    world = tr.world()
+    total = 0.0
+    for epoch in world.shard("train").epochs(1, batch_size=100):
+        for batch in epoch:
+            total += float(batch["x"][: batch.rows].sum())
+    world.log(step=0, loss=total)
+    world.store(f"{world.rank}.bin", [bytes(1 << 20)])
+    return sum(world.gather(total))
+
+
+def launches(count: int, **settings: Any) -> None:
+    for _ in range(count):
+        assert tr.launch(train, ranks=2, progress=False, output="none", **settings) == [499_500.0] * 2
+
+
+def own(process: psutil.Process) -> dict[str, int]:
+    """What a process holds: file descriptors, threads, and bytes of memory that are its own."""
+    return {
+        "file descriptors": process.num_fds(),
+        "threads": process.num_threads(),
+        "memory": process.memory_full_info().uss,
+    }
+
+
+def grown(before: dict[str, int], after: dict[str, int], launches: int) -> dict[str, tuple[int, int]]:
+    most = dict.fromkeys(before, 0) | {"memory": MEMORY + launches * PER_LAUNCH}
+    return {name: (before[name], after[name]) for name in before if after[name] > before[name] + most[name]}
+
+
+def files() -> list[str]:
+    """In the places where Tritium writes: temporary files, and the spools' scratch. Spark cleans up its own."""
+    places = {os.environ["TMPDIR"], *os.environ["SPARK_LOCAL_DIRS"].split(",")}
+    return sorted(
+        str(path) for place in places for path in Path(place).rglob("*tritium*") if "pytest-of-" not in str(path)
+    )
+
+
+def me() -> dict[str, int]:
+    gc.collect()
+    return {**own(psutil.Process()), "threads of Python": threading.active_count()}
+
+
+@pytest.mark.timeout(400)
+def test_on_the_driver(tmp_path: Path) -> None:
+    settings = {"on": "driver", "data": {"train": pd.DataFrame({"x": np.arange(1000.0)})}}
+    launches(WARM_UP, **settings)
+    before, there, children = me(), files(), len(psutil.Process().children(recursive=True))
+    launches(LAUNCHES, **settings)
+    assert not grown(before, me(), LAUNCHES)
+    assert files() == there
+    assert len(psutil.Process().children(recursive=True)) == children
+
+
+def workers() -> dict[int, dict[str, int]]:
+    """Spark's Python workers below this process, which it uses again and again."""
+
+    found = {}
+    for process in psutil.Process().children(recursive=True):
+        with contextlib.suppress(psutil.Error):  # a task's child that has just ended
+            if "pyspark.daemon" in " ".join(process.cmdline()):
+                found[process.pid] = own(process)
+    return found
+
+
+def in_the_jvm(spark: Any) -> dict[str, int]:
+    """What Spark keeps of jobs that are over."""
+    context = spark.sparkContext._jsc.sc()
+    spark.sparkContext._jvm.System.gc()
+    tags = context.getJobTags()
+    return {"cached": context.getPersistentRDDs().size(), "tags": tags.size(), "files": context.listFiles().size()}
+
+
+@pytest.mark.timeout(600)
+def test_on_spark(spark: Any, tmp_path: Path) -> None:
+    jvm = next(p for p in psutil.Process().children(recursive=True) if p.name() == "java")
+    frame = spark.range(0, 1000, 1, 2).selectExpr("cast(id as double) as x")
+    settings = {"data": {"train": frame}, "start_timeout": 120}
+    launches(WARM_UP, **settings)
+    before, there, of_workers, kept, sockets = me(), files(), workers(), in_the_jvm(spark), len(jvm.net_connections())
+    launches(LAUNCHES, **settings)
+    assert not grown(before, me(), LAUNCHES)
+    wait(lambda: files() == there, "no file is left")
+    now = workers()
+    assert len(now) <= len(of_workers)
+    grew = {pid: grown(of_workers[pid], held, LAUNCHES) for pid, held in now.items() if pid in of_workers}
+    assert not any(grew.values()), grew
+    assert in_the_jvm(spark) == kept
+    wait(lambda: len(jvm.net_connections()) <= sockets, "every connection to the JVM is closed")

@@ -41,7 +41,7 @@ _LIMIT = pytest.StashKey[float]()  # seconds for a test elsewhere
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     """`make faults` repeats the tests of faults that have no rounds of their own (TRITIUM_FAULT_ROUNDS)."""
     repeats = int(os.environ.get("TRITIUM_FAULT_REPEATS", "1"))
-    own = {"seed"} & set(metafunc.fixturenames)
+    own = {"seed", "rounds"} & set(metafunc.fixturenames)
     if repeats > 1 and not own and Path(metafunc.module.__file__).parent.name == "faults":
         metafunc.fixturenames.append("repeat")
         metafunc.parametrize("repeat", range(repeats))

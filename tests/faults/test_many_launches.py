@@ -70,12 +70,13 @@ def me() -> dict[str, int]:
 
 
 @pytest.mark.timeout(400)
-def test_on_the_driver(tmp_path: Path) -> None:
+@pytest.mark.parametrize("rounds", [LAUNCHES])
+def test_on_the_driver(rounds: int) -> None:
     settings = {"on": "driver", "data": {"train": pd.DataFrame({"x": np.arange(1000.0)})}}
     launches(WARM_UP, **settings)
     before, there, children = me(), files(), len(psutil.Process().children(recursive=True))
-    launches(LAUNCHES, **settings)
-    assert not grown(before, me(), LAUNCHES)
+    launches(rounds, **settings)
+    assert not grown(before, me(), rounds)
     assert files() == there
     assert len(psutil.Process().children(recursive=True)) == children
 
@@ -100,18 +101,19 @@ def in_the_jvm(spark: Any) -> dict[str, int]:
 
 
 @pytest.mark.timeout(600)
-def test_on_spark(spark: Any, tmp_path: Path) -> None:
+@pytest.mark.parametrize("rounds", [LAUNCHES])
+def test_on_spark(spark: Any, rounds: int) -> None:
     jvm = next(p for p in psutil.Process().children(recursive=True) if p.name() == "java")
     frame = spark.range(0, 1000, 1, 2).selectExpr("cast(id as double) as x")
     settings = {"data": {"train": frame}, "start_timeout": 120}
     launches(WARM_UP, **settings)
     before, there, of_workers, kept, sockets = me(), files(), workers(), in_the_jvm(spark), len(jvm.net_connections())
-    launches(LAUNCHES, **settings)
-    assert not grown(before, me(), LAUNCHES)
+    launches(rounds, **settings)
+    assert not grown(before, me(), rounds)
     wait(lambda: files() == there, "no file is left")
     now = workers()
     assert len(now) <= len(of_workers)
-    grew = {pid: grown(of_workers[pid], held, LAUNCHES) for pid, held in now.items() if pid in of_workers}
+    grew = {pid: grown(of_workers[pid], held, rounds) for pid, held in now.items() if pid in of_workers}
     assert not any(grew.values()), grew
     assert in_the_jvm(spark) == kept
     wait(lambda: len(jvm.net_connections()) <= sockets, "every connection to the JVM is closed")

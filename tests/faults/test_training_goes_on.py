@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
@@ -18,10 +19,11 @@ from torch import nn
 
 import tritium as tr
 from tritium.errors import BadSetting, DataChanged, RankFailed
-from tritium.ml import fit
+from tritium.ml import Callback, fit
 from tritium.ml.settings import LABEL
 
 ROWS = 90
+RANK = "LOCAL_RANK"
 
 
 def table(rows: int = ROWS) -> pa.Table:
@@ -34,17 +36,18 @@ def net() -> nn.Module:
     return nn.Sequential(nn.Linear(3, 16), nn.ReLU(), nn.Dropout(0.2), nn.Linear(16, 1))
 
 
+def die_once(folder: Path) -> None:
+    with contextlib.suppress(FileExistsError):
+        os.close(os.open(folder / "killed", os.O_CREAT | os.O_EXCL))
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
 def dying(folder: Path, epoch: int, step: int, rank: int) -> Callable[..., Any]:
     """The mean squared error, but for one rank that is killed at this step, once."""
 
     def train_step(module: Any, batch: Any) -> tuple[torch.Tensor, torch.Tensor]:
         if module.training and (batch.epoch, batch.step, tr.world().rank) == (epoch, step, rank):
-            try:
-                os.close(os.open(folder / "killed", os.O_CREAT | os.O_EXCL))
-            except FileExistsError:
-                pass
-            else:
-                os.kill(os.getpid(), signal.SIGKILL)
+            die_once(folder)
         output = module(batch["features"])
         return nn.functional.mse_loss(output, batch[LABEL]), output
 
@@ -105,10 +108,8 @@ MORE: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.mark.parametrize(("ranks", "more"), [(1, "plain"), *((2, more) for more in MORE), (3, "plain")])
-def test_killed_and_gone_on_is_as_never_interrupted_bit_for_bit_up_to_two_ranks(
-    ranks: int, more: str, tmp_path: Path
-) -> None:
+@pytest.mark.parametrize(("ranks", "more"), [(1, "plain"), *((2, more) for more in MORE), (3, "plain"), (4, "plain")])
+def test_killed_and_gone_on_is_as_never_interrupted_bit_for_bit(ranks: int, more: str, tmp_path: Path) -> None:
     whole = train(tmp_path / "whole", ranks=ranks, **MORE[more])
     step = dying(tmp_path, 2, 1, ranks - 1)  # the third save waits for the end of the first, so that one is there
     broken = train(tmp_path / "broken", ranks=ranks, **(MORE[more] | {"train_step": step}))
@@ -116,11 +117,46 @@ def test_killed_and_gone_on_is_as_never_interrupted_bit_for_bit_up_to_two_ranks(
     (retry,) = report(tmp_path / "broken")["retries"]
     assert retry["start"] is not None
     assert "SIGKILL" in retry["reason"]
-    if ranks < 3:
-        same(whole, broken)
-    else:  # after a new start DDP orders its buckets anew, and with them the sums over ranks: the last bit may differ
-        for one, other in zip(whole.module.parameters(), broken.module.parameters(), strict=True):
-            torch.testing.assert_close(one, other)
+    same(whole, broken)
+
+
+class DiesAfterAnEpoch(Callback):
+    """The last rank is killed once when an epoch has ended, and its last step is saved."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    def on_epoch_end(self, state: Any) -> None:
+        tr.world().checkpoint.wait()
+        if state.epoch == 1 and state.rank == state.size - 1:
+            die_once(self.folder)
+
+
+class Idle(nn.Module):
+    """Has a layer that nothing comes through, so that DDP must look for parameters without a gradient."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.idle, self.last, self.first = nn.Linear(3, 3), nn.Linear(16, 1), nn.Linear(3, 16)
+
+    def forward(self, x: torch.Tensor) -> Any:
+        return self.last(self.first(x).relu())
+
+
+def normed() -> nn.Module:
+    return nn.Sequential(nn.Linear(3, 16), nn.BatchNorm1d(16), nn.ReLU(), nn.Linear(16, 1))
+
+
+@pytest.mark.parametrize("module", [normed, Idle])
+def test_an_epoch_that_was_saved_before_its_validation_ends_as_it_would_have(module: Any, tmp_path: Path) -> None:
+    """BatchNorm has seen other rows on each rank, and validates each rank's rows with that."""
+    settings = {"model": module, "train_step": None, "loss": nn.MSELoss(), "validation": 0.3, "remainder": "drop"}
+    settings |= {"checkpoint_every": 1, "ranks": 3}
+    whole = train(tmp_path / "whole", **settings)
+    broken = train(tmp_path / "broken", **settings, callbacks=[DiesAfterAnEpoch(tmp_path)])
+    (retry,) = report(tmp_path / "broken")["retries"]
+    assert retry["start"] is not None
+    same(whole, broken)
 
 
 def test_every_row_counts_once_at_another_world_size(tmp_path: Path) -> None:
@@ -133,26 +169,53 @@ def test_every_row_counts_once_at_another_world_size(tmp_path: Path) -> None:
     assert not any("anew" in note for note in notes), notes
 
 
-def test_the_same_run_directory_again_has_nothing_left_to_do_or_goes_on_for_more_epochs(tmp_path: Path) -> None:
+def test_the_same_run_directory_again_has_nothing_left_to_do_or_goes_on_for_more_epochs(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     first = train(tmp_path / "run")
-    again = train(tmp_path / "run")
+    capsys.readouterr()
+    again = train(tmp_path / "run", progress=True)
     same(first, again)
-    assert "has ended after 3 epochs: nothing is left to do" in report(tmp_path / "run")["notes"][-1]
+    line = f"the training in {tmp_path}/run has ended after 3 epochs: nothing is left to do, its model is given back"
+    assert report(tmp_path / "run")["notes"][0] == line
+    assert capsys.readouterr().out.splitlines()[0] == f"tritium: {line}"
     more = train(tmp_path / "run", epochs=5)
     same(train(tmp_path / "whole", epochs=5), more)
+    assert (
+        report(tmp_path / "run")["notes"][0]
+        == f"a training in {tmp_path}/run goes on: epoch 4 of 5, after step 18 in all"
+    )
 
 
-def test_another_training_in_the_same_run_directory_is_refused_with_the_differences(tmp_path: Path) -> None:
-    train(tmp_path / "run", epochs=1)
+def test_another_training_in_the_same_run_directory_is_refused_before_anything_has_started(tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    train(run, epochs=1)
+    events = (run / "events.jsonl").read_bytes()
+    other = {"feature_cols": ["x0", "x1"], "model": lambda: nn.Linear(2, 1)}
     with pytest.raises(BadSetting) as caught:
-        train(
-            tmp_path / "run", batch_size=4, model=lambda: nn.Linear(3, 1), optimizer=lambda p: torch.optim.SGD(p, 0.1)
-        )
+        train(run, batch_size=4, optimizer=lambda p: torch.optim.SGD(p, 0.1), **other)
     text = str(caught.value)
     assert "batch_size: 4, was 8" in text
+    assert "column features: 'float32 of x0, x1', was 'float32 of x0, x1, x2'" in text
+    assert "optimizer: 'SGD', was 'Adam'" in text
     assert "weights 0.weight: None, was 'torch.float32 [16, 3]'" in text
-    assert "weights weight: 'torch.float32 [1, 3]', was None" in text
+    assert "weights weight: 'torch.float32 [1, 2]', was None" in text
     assert "Name another run_dir to train anew" in text
+    assert (run / "events.jsonl").read_bytes() == events
+
+    only_in_ranks = lambda p: torch.optim.SGD(p, 0.1) if RANK in os.environ else 1 / 0  # noqa: E731
+    with pytest.raises(BadSetting, match="optimizer: 'SGD', was 'Adam'"):
+        train(run, optimizer=only_in_ranks)
+    assert (run / "events.jsonl").read_bytes() != events, "what this machine can't tell, the ranks do"
+
+
+def test_checkpoints_of_a_function_of_ones_own_are_refused_too(tmp_path: Path) -> None:
+    def save() -> None:
+        tr.world().checkpoint.save({"w": 1.0}, 1)
+
+    tr.launch(save, on="here", run_dir=str(tmp_path / "run"), progress=False)
+    with pytest.raises(BadSetting, match=r"world\.checkpoint\.save in a function that was launched"):
+        train(tmp_path / "run", on="here", ranks=1)
 
 
 def test_other_rows_are_refused_and_the_same_rows_in_another_order_begin_their_epoch_anew(tmp_path: Path) -> None:

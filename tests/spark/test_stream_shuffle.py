@@ -13,6 +13,7 @@ import pytest
 import tritium as tr
 from tritium.gang.launch import start
 from tritium.gang.settings import Gang
+from tritium.model.checkpoint import Store
 
 BATCH = 1024
 
@@ -56,6 +57,30 @@ def test_the_first_step_is_taken_while_the_shuffle_is_still_being_read(spark: An
         assert not complete, "every row was there when the first step was taken"
         assert BATCH <= seen < own == len(ids) == rows // 2
         assert ids != sorted(ids)
+
+
+def test_a_save_waits_until_the_rows_it_rests_on_are_known_to_be_complete(spark: Any, tmp_path: Any) -> None:
+    rows = 300_000
+
+    def train() -> list[tuple[bool, bool]]:
+        """Whether the rows were complete before and after a save at the first step, and before and after a position."""
+        world, found = tr.world(), []
+        shard = world.shard("train")
+        for epoch in shard.epochs(1, batch_size=BATCH):
+            for batch in epoch:
+                if batch.step == 0:
+                    before = shard.feed.wait(0).complete
+                    world.checkpoint.save({"step": 0}, 1, own=lambda: {"position": shard.state()})
+                    found.append((before, shard.feed.wait(0).complete))
+                    assert "fingerprint" in shard.state()
+        return found
+
+    data = {"train": tr.Data(many(spark, rows), shuffle="stream")}
+    results = tr.launch(train, ranks=2, data=data, spark=spark, run_dir=str(tmp_path / "run"), progress=False)
+    assert results == [[(False, True)]] * 2
+    saved, _ = Store(str(tmp_path / "run")).newest()
+    assert saved is not None
+    assert all("fingerprint" in own["position"] for own in saved.own), "or a new start could not tell moved rows"
 
 
 def test_a_shard_that_ends_early_neither_hangs_nor_shortens_the_others(spark: Any) -> None:

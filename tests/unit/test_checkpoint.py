@@ -24,7 +24,7 @@ import tritium as tr
 from tritium.errors import BadSetting, CheckpointFailed, RankFailed, TritiumError
 from tritium.gang.checkpoints import Clock
 from tritium.model.checkpoint import Store, own
-from tritium.model.state import Snapshot, unpack
+from tritium.model.state import Snapshot, outline, unpack
 
 TORCH = [
     *(torch.float64, torch.float32, torch.float16, torch.bfloat16, torch.float8_e4m3fn, torch.float8_e5m2),
@@ -175,6 +175,10 @@ class TestState:
         assert torch.equal(back["step"], base[:, ::2])
         assert back["conj"].tolist() == [1 - 2j]
         assert back["row"].shape == (4, 3)
+
+    def test_an_outline_has_everything_but_tensors_and_arrays(self) -> None:
+        structure, _ = packed({"w": torch.ones(2), "rows": np.ones(3), "about": {"seed": 1, 2: (None, "x")}})
+        assert outline(structure) == {"w": None, "rows": None, "about": {"seed": 1, 2: (None, "x")}}
 
     def test_the_tensors_can_be_read_by_the_library(self, tmp_path: Path) -> None:
         from safetensors.torch import load_file

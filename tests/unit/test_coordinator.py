@@ -531,6 +531,17 @@ class TestTheEnd:
         gang.until(lambda: gang.coordinator.failure, "a failure is known")
         assert gang.coordinator.failure == echo
 
+    def test_who_left_comes_before_who_only_heard_of_it(self, start: Start) -> None:
+        gang = start(2)
+        supervisors = gang.form()
+        echo = Failure.of(RuntimeError("[gloo/transport/tcp/pair.cc:534] Connection closed by peer"), 0, host="a")
+        supervisors[0].send("failed", echo.pickled, **echo.fields())
+        left = Failure(how="exit", rank=1, host="a", exit_code=3)
+        supervisors[1].send("failed", b"", **left.fields())
+        gang.until(lambda: gang.coordinator.failure, "a failure is known")
+        assert gang.coordinator.failure is not None
+        assert (gang.coordinator.failure.rank, gang.coordinator.failure.exit_code) == (1, 3)
+
     def test_abort_ends_every_rank_and_blames_none(self, start: Start) -> None:
         gang = start(2)
         supervisors = gang.form()

@@ -6,14 +6,16 @@ shuffle. It uses the DataFrame API only, so that it is the same on Spark Connect
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import threading
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from functools import cached_property
 from types import TracebackType
 from typing import Any
 
 from tritium.data.schema import Data, Field, as_data, plan
 from tritium.data.types import SourceType, columns_of, path_of
-from tritium.errors import BadData, BadSetting
+from tritium.errors import BadData, BadSetting, IncompleteShard
 
 _SQL = {
     "bool": "boolean",
@@ -49,6 +51,10 @@ class Exchange:
         self.sorted = all(value.shuffle != "stream" for value in self.data.values())
         self.spark = spark if spark is not None else next(iter(self.data.values())).frame.sparkSession
         self.persisted = False
+        self._lock = threading.Lock()
+        self._readers = 0
+        self._begun = False  # a gang has read from what is kept, perhaps not all of it
+        self._fingerprint: Mapping[str, Any] | None = None  # of what is kept, once a gang has read it all
 
     @cached_property
     def frame(self) -> Any:
@@ -101,6 +107,38 @@ class Exchange:
         if self.persisted:
             self.persisted = False
             self.frame.unpersist()
+            self._begun, self._fingerprint = False, None
+
+    @contextmanager
+    def read(self) -> Iterator[None]:
+        """Around a gang that reads `frame`. What others have kept in part only may not be of one evaluation: it goes.
+
+        Spark keeps a rank's rows where that rank ran, and when that executor is lost computes them again, alone, from
+        the source: where rows have other ids then, some come twice, and some not at all.
+        """
+        with self._lock:
+            if self.persisted and self._begun and self._fingerprint is None and not self._readers:
+                self.unpersist()
+                self.persist()
+            self._begun = True
+            self._readers += 1
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._readers -= 1
+
+    def prove(self, fingerprint: Mapping[str, Any]) -> IncompleteShard | None:
+        """A gang has read all rows, and this is their fingerprint: IncompleteShard when others were kept."""
+        if not self.persisted or self._fingerprint in (None, fingerprint):
+            self._fingerprint = fingerprint
+            return None
+        self._fingerprint = None
+        return IncompleteShard(
+            "A part of the rows that were kept was lost, with its executor perhaps, and Spark has computed it again, "
+            "alone, with other row ids: some rows would come twice, and some not at all. "
+            "Launch again, and all rows are computed anew; Data(row_key=…) keeps the ids."
+        )
 
     def __enter__(self) -> Exchange:
         return self

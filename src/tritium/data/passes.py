@@ -92,7 +92,8 @@ class Passes:
             yield self._epoch
 
     def state(self) -> dict[str, Any]:
-        """JSON. Waits for the end of the shard unless the epoch is streamed."""
+        """JSON. Waits for the end of the shard: before it, none knows whether the ids will mean the same rows again."""
+        self._shard.counts  # noqa: B018 - it waits
         (number, step), epoch, plan = self._start(), self._epoch, self._plan
         if epoch is not None:
             number, step = (epoch.number + 1, 0) if epoch.over else (epoch.number, epoch.taken)

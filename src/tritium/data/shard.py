@@ -128,7 +128,10 @@ class Shard:
         return iter(self._run)
 
     def state(self) -> dict[str, Any]:
-        """The position of the latest `epochs()`, as JSON; the batch in hand counts as taken."""
+        """The position of the latest `epochs()`, as JSON; the batch in hand counts as taken.
+
+        Waits until the shards of all ranks are complete.
+        """
         if self._run is None:
             raise BadSetting(f"shard {self.name!r} has no position before epochs() is called")
         return self._run.state()

@@ -64,7 +64,8 @@ class Checkpoints:
     ) -> bool:
         """Save when it is due, and tell whether it was. Called by every rank with the same `step`, `every` and `keep`.
 
-        Copies the tensors and returns; they are written in the background.
+        Copies the tensors and returns; they are written in the background. With `shuffle="stream"` it waits until the
+        rows of this rank's shards are known to be complete.
 
         Args:
             state: a dict that is the same on every rank; rank 0 writes it. Tensors, NumPy arrays, numbers, strings,
@@ -96,6 +97,7 @@ class Checkpoints:
                 self._clock.reset()
         if not due:
             return False
+        self._control.confirm_rows()  # rows that still stream in are provisional: nothing that is kept may rest on them
         self.wait()
         began = time.monotonic()
         now = state() if callable(state) else state

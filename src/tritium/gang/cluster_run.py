@@ -10,7 +10,7 @@ import socket
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
@@ -63,16 +63,13 @@ def run(launch: Launch) -> list[Any]:
 
 def started_once(launch: Launch, spark: Any, cluster: Cluster) -> list[Any]:
     """Submit the job, wait, return the results of the ranks."""
-    gang, exchange = launch.gang, launch.exchange
-    if exchange is None and launch.data:
-        from tritium.data.exchange import Exchange
-
-        exchange = Exchange(launch.data, launch.ranks)
+    gang, exchange = launch.gang, launch.dealt()
     frame = exchange.frame if exchange else spark.range(0, launch.ranks, 1, launch.ranks)
     job = launch.job()
     user_code = ship_user_code(launch)
     began = time.monotonic()
-    with cluster.wait_for_slots(gang, gang.start_timeout, launch.watch.note, launch.ranks):
+    read = exchange.read() if exchange else nullcontext()
+    with read, cluster.wait_for_slots(gang, gang.start_timeout, launch.watch.note, launch.ranks):
         coordinator = Coordinator(
             launch.ranks,
             launch=launch.name,
@@ -82,6 +79,7 @@ def started_once(launch: Launch, spark: Any, cluster: Cluster) -> list[Any]:
             names=list(exchange.plan) if exchange else [],
             stream=launch.streams,
             patience=Patience.of(gang),
+            prove=exchange.prove if exchange else None,
         ).start()
         plan = exchange.plan if exchange else {}
         order = order_of(launch, coordinator, plan, job, user_code, far_client=cluster.is_connect)
@@ -95,6 +93,8 @@ def started_once(launch: Launch, spark: Any, cluster: Cluster) -> list[Any]:
                 await_end(coordinator, launch, spark_job)
             batches = spark_job.table.to_batches()
             replay(batches, launch.watch)
+            if exchange and launch.watch.received and (problem := exchange.prove(launch.watch.received)):
+                raise problem  # a far coordinator could not ask
             return results_of(batches, launch.ranks)
         finally:
             coordinator.abort("the run is over")

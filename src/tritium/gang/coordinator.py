@@ -11,7 +11,7 @@ import secrets
 import socket
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Protocol
 
@@ -62,6 +62,7 @@ class Coordinator:
         stream: bool = False,
         secret: bytes | None = None,
         patience: Patience | None = None,
+        prove: Callable[[Mapping[str, Any]], Exception | None] | None = None,
     ) -> None:
         self.size = size
         self.launch = launch
@@ -74,6 +75,7 @@ class Coordinator:
         self.members: dict[int, Member] = {}
         self.receipts: dict[int, dict[str, Any]] = {}
         self._observer = observer
+        self._prove = prove  # whether rows of this fingerprint may be trained on
         self._stream = stream
         self._names = tuple(names)
         self._keepers = {name: MarkKeeper(size) for name in names}
@@ -262,11 +264,12 @@ class Coordinator:
         for name, rows in message["rows"].items():
             self._observer.event("rows", name=name, rank=member.number, rows=rows, ended=True)
         if len(self.receipts) == self.size:
-            shapes, problem = agree({r: receipt["columns"] for r, receipt in self.receipts.items()})
+            shapes, ragged = agree({r: receipt["columns"] for r, receipt in self.receipts.items()})
+            whole = received(self.receipts)
+            problem = ragged or (self._prove(whole["fingerprint"]) if self._prove else None)
             if problem is not None:
                 self._failed(Failure.of(problem, member.number, host=member.host, pid=member.pid))
                 return
-            whole = received(self.receipts)
             self._observer.event("received", **whole)
             self._broadcast("spooled", json.dumps(shapes).encode())
             self._broadcast("fingerprint", json.dumps(whole["fingerprint"]).encode())  # before the last mark

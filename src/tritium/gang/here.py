@@ -130,3 +130,6 @@ class HereControl:
             there = ", ".join(map(repr, self._shards)) or "none: launch(…, data={…}) names them"
             raise BadSetting(f"There is no shard {name!r}. There are: {there}.")
         return self._shards[name]
+
+    def confirm_rows(self) -> None:
+        """All are there before the function is called."""

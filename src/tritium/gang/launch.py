@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from tritium import ship
 from tritium.data.schema import Data
-from tritium.errors import BadSetting, TritiumWarning
+from tritium.errors import BadSetting, TritiumError, TritiumWarning
 from tritium.gang.failure import Aside
 from tritium.gang.inspect import inspect
 from tritium.gang.retry import until_no_loss
@@ -54,6 +54,8 @@ class Launch:
     """The world size of this attempt; the place that runs it may change it within the gang's limits."""
     attempt: int = 0
     """How often this launch was lost before."""
+    kept: dict[int, Exchange] = field(default_factory=dict)
+    """World size -> rows that are kept for the next attempt: at most one, and the same dict in every attempt."""
 
     @property
     def name(self) -> str:
@@ -70,6 +72,26 @@ class Launch:
         if self.attempt:
             self.watch.note(f"starting again with {ranks} rank{'s' * (ranks != 1)}")
         return replace(self, ranks=ranks)
+
+    def dealt(self) -> Exchange | None:
+        """The rows of this attempt on Spark: the user's exchange, one that was kept, or a new one."""
+        if self.exchange is not None or not self.data:
+            return self.exchange
+        from tritium.data.exchange import Exchange
+
+        if not self.gang.persist:
+            return Exchange(self.data, self.ranks)
+        if self.ranks not in self.kept:
+            if self.kept:
+                self.watch.note(f"the rows that were kept are dealt to {next(iter(self.kept))} ranks: computed again")
+                self.release()
+            self.kept[self.ranks] = Exchange(self.data, self.ranks).persist()
+        return self.kept[self.ranks]
+
+    def release(self) -> None:
+        """Give back the rows that were kept."""
+        while self.kept:
+            self.kept.popitem()[1].unpersist()
 
     def job(self) -> bytes:
         """The user's function with everything that goes with it, for the ranks."""
@@ -116,25 +138,48 @@ def start(
     kwargs: Mapping[str, Any] | None = None,
     data: Mapping[str, Any] | Exchange | None = None,
     spark: Any = None,
+    said: Sequence[str] = (),
 ) -> Run:
-    """`launch`, with the run's directory and report beside its results."""
+    """`launch`, with the run's directory and report beside its results. `said` are notes that come first."""
     if not callable(fn):
         raise BadSetting(f"launch takes a function, not {fn!r}. Pass it without calling it: launch(train, …).")
     for warning in inspect(fn, tuple(args), dict(kwargs or {}), gang.py_files):
         warnings.warn(warning, TritiumWarning, stacklevel=3)
     frames, exchange = _frames(data, gang)
     run_id, run_dir = new_run_dir(gang.run_dir)
-    watch = Watch(run_id, run_dir, gang, sorted(frames))
+    watch = Watch(run_id, run_dir, gang, sorted(frames), said)
     request = Launch(fn, args, kwargs or {}, gang, frames, exchange, spark, run_id, watch, gang.most)
     ok = False
     try:
-        results = until_no_loss(request, importlib.import_module(_PLACES[gang.on]).run)
+        results = until_no_loss(request, attempted)
         ok = True
     finally:
+        release(request, ok)
         report = watch.close(ok)
     for aside in watch.asides:
         warnings.warn(aside.story(run_dir), TritiumWarning, stacklevel=3)
     return Run(run_id, run_dir, results, report)
+
+
+def attempted(launch: Launch) -> list[Any]:
+    """One attempt. What it has kept is for the next one only where an executor lived on with its part of it."""
+    try:
+        results: list[Any] = importlib.import_module(_PLACES[launch.gang.on]).run(launch)
+        return results
+    except TritiumError as error:
+        if getattr(error, "signal", None) is None and getattr(error, "exit_code", None) is None:
+            launch.release()
+        raise
+
+
+def release(launch: Launch, ok: bool) -> None:
+    """Give back what was kept; after an error that is on its way already, only say so if it can't be given back."""
+    try:
+        launch.release()
+    except Exception as error:
+        if ok:
+            raise
+        launch.watch.note(f"the rows that were kept could not be given back: {error!r:.200}")
 
 
 def _frames(data: Mapping[str, Any] | Exchange | None, gang: Gang) -> tuple[dict[str, Data], Exchange | None]:
@@ -161,7 +206,7 @@ class Watch:
     Nothing is written before the first event, so that a launch that is refused leaves nothing behind.
     """
 
-    def __init__(self, run_id: str, run_dir: str, gang: Gang, names: Sequence[str]) -> None:
+    def __init__(self, run_id: str, run_dir: str, gang: Gang, names: Sequence[str], said: Sequence[str] = ()) -> None:
         settings = {name: getattr(gang, name) for name in Gang.fields()} | {"run_id": run_id, "data": list(names)}
         self.run_dir = run_dir
         self._settings = settings
@@ -170,6 +215,9 @@ class Watch:
         self._started = time.monotonic()
         self._lock = threading.Lock()
         self._opened: tuple[RunLog, Progress] | None = None
+        self._said = said
+        self.received: Mapping[str, Any] | None = None
+        """The fingerprint of the rows that all ranks have."""
         self.newest: tuple[int, str] | None = None
         """Step and place of the newest checkpoint that this run has saved, or went on from."""
         self.asides: list[Aside] = []
@@ -179,12 +227,17 @@ class Watch:
         with self._lock:
             if self._opened is None:
                 progress = Progress(self._gang.most, output=self._gang.output, show=self._gang.progress)
-                self._opened = RunLog(self.run_dir, self._settings), progress
+                self._opened = log, _ = RunLog(self.run_dir, self._settings), progress
+                for text in self._said:
+                    for taker in (log, self._report, progress):
+                        taker.event("note", text=text)
             return self._opened
 
     def event(self, kind: str, **fields: Any) -> None:
         """Something happened."""
         log, progress = self._open()
+        if kind == "received":
+            self.received = fields["fingerprint"]
         if kind in ("checkpoint", "resumed"):
             self.newest = int(fields["step"]), str(fields["path"])
         elif kind == "aside":

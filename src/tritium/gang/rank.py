@@ -402,6 +402,13 @@ class RankControl:
                 self._shards[name] = self._open(name, self._spools[name])
             return self._shards[name]
 
+    def confirm_rows(self) -> None:
+        """Wait until every shard that this rank has asked for is known to be complete, on all ranks."""
+        with self._changed:
+            shards = list(self._shards.values())
+        for shard in shards:
+            shard.counts  # noqa: B018 - it waits
+
     def _open(self, name: str, message: Message) -> Shard:
         from tritium.data.memory import memory_limit
         from tritium.data.schema import Field

@@ -49,6 +49,12 @@ class Gang:
         "How often the gang is started again after a loss (a killed rank, a lost executor or host, lost map output), "
         "from the newest checkpoint. An exception of the function is raised at once.",
     )
+    persist: bool = _field(
+        False,
+        "Whether the rows that are dealt to the ranks stay in Spark's block storage until the run has ended, so that a "
+        "retry reads them there instead of computing the source again. A lost executor takes a part of them along: "
+        "then all are computed again.",
+    )
     start_timeout: float = _field(600.0, "Seconds within which every rank must have started, slots included.")
     stall_timeout: float = _field(
         600.0,
@@ -113,6 +119,7 @@ class Gang:
             ("output", ("all", "rank 0", "none")),
             ("framework", (None, *_FRAMEWORKS)),
             ("on_stall", ("end", "report")),
+            ("persist", (True, False)),
         ):
             if getattr(self, name) not in choices:
                 yield f"{name}={getattr(self, name)!r} is unknown; choose one of {', '.join(map(repr, choices))}."

@@ -50,6 +50,7 @@ class Control(Protocol):
     def log(self, fields: Mapping[str, Any]) -> None: ...
     def store(self, name: str, chunk: bytes, last: bool) -> None: ...
     def shard(self, name: str) -> Shard: ...
+    def confirm_rows(self) -> None: ...
 
 
 @dataclass(frozen=True)
@@ -269,6 +270,9 @@ class Elsewhere:
         raise TritiumError(
             f"There is no shard {name!r}: this process was not started by tritium.launch(…, data={{{name!r}: df}})."
         )
+
+    def confirm_rows(self) -> None:
+        """There are no shards."""
 
 
 def peers_of(descriptions: Sequence[Mapping[str, Any]]) -> tuple[Peer, ...]:

@@ -13,7 +13,7 @@ from tritium.data.schema import Data, Field
 from tritium.errors import BadSetting
 from tritium.gang import launch
 from tritium.gang.settings import Gang
-from tritium.ml import frames, trial
+from tritium.ml import frames, resume, trial
 from tritium.ml.loop import WEIGHTS, train
 from tritium.ml.settings import LABEL, TorchSettings, name_of
 from tritium.model import weights
@@ -115,12 +115,17 @@ def run(plan: Plan, *, spark: Any = None, exchange: Any = None) -> Model:
     settings = plan.settings
     if not (settings.validation is None or isinstance(settings.validation, str | float)):
         settings = dataclasses.replace(settings, validation="validation")  # a DataFrame stays on the driver
+    named = plan.gang.run_dir is not None
+    begun = None
+    if named and settings.checkpoint_every is not None:
+        begun = resume.look(str(plan.gang.run_dir), settings, plan.fields.values())
     ended = launch.start(
         train,
         plan.gang,
-        args=(settings, "validation" in plan.data, plan.unused, plan.gang.run_dir is not None),
+        args=(settings, "validation" in plan.data, plan.unused, named),
         data=plan.data if exchange is None else exchange,
         spark=spark,
+        said=[begun] if begun else [],
     )
     seen = ended.results[0]
     module = settings.make_module()

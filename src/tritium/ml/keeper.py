@@ -12,22 +12,11 @@ import torch
 from tritium.errors import BadSetting
 from tritium.gang.world import World
 from tritium.ml.callbacks import TrainState
+from tritium.ml.gradients import Gradients
 from tritium.ml.pace import Pace, Stopper
-from tritium.ml.settings import TorchSettings, name_of
+from tritium.ml.resume import about, refuse_another
+from tritium.ml.settings import TorchSettings
 from tritium.ml.totals import Alarm, Totals
-
-_ANY = (
-    "epochs",
-    "callbacks",
-    "metrics",
-    "early_stopping",
-    "verbose",
-    "validation",
-    "checkpoint_every",
-    "checkpoint_keep",
-    "if_data_changed",
-)
-_CODE = ("model", "optimizer", "loss", "lr_scheduler", "train_step")  # may be rewritten, and mean the same
 
 
 class Keeper:
@@ -43,6 +32,7 @@ class Keeper:
         world: World,
         shard: Any,
         state: TrainState,
+        gradients: Gradients,
         alarm: Alarm,
         pace: Pace,
         stopper: Stopper,
@@ -50,8 +40,8 @@ class Keeper:
         must: bool,
     ) -> None:
         self._settings, self._world, self._shard = settings, world, shard
-        self._state, self._alarm, self._pace, self._stopper = state, alarm, pace, stopper
-        self._about = about(settings, state.module, state.optimizer, shard)
+        self._state, self._gradients, self._alarm, self._pace, self._stopper = state, gradients, alarm, pace, stopper
+        self._about = about(settings, state.module, state.optimizer, shard.schema)
         self._on, self._must = settings.checkpoint_every is not None, must
         self._finished = self._stopped = False
         self._step = 0
@@ -77,7 +67,8 @@ class Keeper:
             return None
         if saved is None:
             return None
-        self._refuse_another(saved["about"], saved.path)
+        refuse_another(saved.get("about"), self._about, saved.path)
+        self._gradients.restore(saved["gradients"])
         state.module.load_state_dict(saved["module"])
         state.optimizer.load_state_dict(saved["optimizer"])
         state.history[:] = saved["history"]
@@ -86,11 +77,9 @@ class Keeper:
         self._stopper.load_state_dict(saved["stopper"])
         self._inputs, self._step, self._stopped = saved["inputs"], saved.step, saved["stopped"]
         self._finished = saved["finished"] and self.epochs == len(state.history)
-        if self._finished and state.rank == 0:
-            self._world.note(
-                f"the training in {saved.path} has ended after {self.epochs} epochs: nothing is left to do"
-            )
         self._totals = [own["totals"] for own in saved.own]
+        if state.rank < saved.size == state.size:  # what BatchNorm has seen differs from rank to rank
+            state.module.load_state_dict(saved.own[state.rank]["buffers"], strict=False)
         if state.rank < saved.size:
             set_random_state(saved.own[state.rank]["random"], state.device)
         else:  # a rank that there was not then
@@ -154,6 +143,7 @@ class Keeper:
             "about": self._about,
             "module": dict(state.module.state_dict()),
             "optimizer": state.optimizer.state_dict(),
+            "gradients": self._gradients.order,
             "pace": self._pace.state_dict(),
             "stopper": self._stopper.state_dict(),
             "history": state.history,
@@ -163,38 +153,18 @@ class Keeper:
         }
 
     def _own(self, totals: Totals | None) -> dict[str, Any]:
-        self._shard.counts  # noqa: B018 - rows that still stream in are provisional: nothing kept may rest on them
         return {
             "random": random_state(self._state.device),
+            "buffers": buffers(self._state.module) if self._state.rank else {},  # rank 0's are in the module's state
             "position": self._shard.state(),
             "totals": None if totals is None else totals.state(),
         }
 
-    def _refuse_another(self, before: Mapping[str, Any], path: str) -> None:
-        names = sorted({*before, *self._about})
-        other = [
-            f"{name}: {self._about.get(name)!r}, was {before.get(name)!r}"
-            for name in names
-            if before.get(name) != self._about.get(name)
-        ]
-        if other:
-            raise BadSetting(
-                f"{path} is a checkpoint of another training: {'; '.join(other)}. Name another run_dir to train anew, "
-                "or go on with what it was begun with.",
-                differences=other,
-            )
 
-
-def about(settings: TorchSettings, module: torch.nn.Module, optimizer: Any, shard: Any) -> dict[str, Any]:
-    """What must be equal for a training to go on: what is trained, on which columns, and by which settings."""
-    found: dict[str, Any] = {
-        name: getattr(settings, name)
-        for name in settings.fields()
-        if name not in (*_ANY, *_CODE, "feature_cols", "label_cols", "row_key")
-    }
-    found["optimizer"] = name_of(optimizer)
-    found |= {f"weights {k}": f"{v.dtype} {list(v.shape)}" for k, v in module.state_dict().items()}
-    return found | {f"column {f.name}": f"{f.dtype} of {', '.join(f.sources)}" for f in shard.schema}
+def buffers(module: torch.nn.Module) -> dict[str, torch.Tensor]:
+    """What a module keeps beside its parameters: BatchNorm's running means."""
+    kept = {name for name, _ in module.named_buffers()}
+    return {name: value for name, value in module.state_dict().items() if name in kept}
 
 
 def random_state(device: torch.device) -> dict[str, Any]:

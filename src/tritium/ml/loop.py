@@ -12,6 +12,7 @@ import torch
 from tritium.gang.world import World
 from tritium.gang.world import world as this_world
 from tritium.ml.callbacks import TrainState
+from tritium.ml.gradients import Gradients
 from tritium.ml.keeper import Keeper
 from tritium.ml.pace import Pace, Show, Stopper
 from tritium.ml.ranks import Ranks, joined
@@ -42,6 +43,7 @@ def _train(
     torch.manual_seed(settings.seed)
     module = settings.make_module().to(ranks.device)
     net = ranks.replicate(module, unused)
+    gradients = Gradients(net)
     torch.manual_seed(settings.seed + ranks.rank)  # dropout differs from rank to rank
     optimizer = settings.optimizer(net.parameters())
     step = make_step(settings, ranks.device)
@@ -49,7 +51,7 @@ def _train(
     alarm, pace = Alarm(ranks, shard.schema), Pace(settings, optimizer)
     stopper, show = Stopper(settings, module), Show(settings, world)
     state = TrainState(module, optimizer, ranks.rank, ranks.size, ranks.device)
-    keeper = Keeper(settings, world, shard, state, alarm, pace, stopper, must=named)
+    keeper = Keeper(settings, world, shard, state, gradients, alarm, pace, stopper, must=named)
     resume = keeper.load()
     for callback in settings.callbacks:
         callback.on_train_start(state)
@@ -64,7 +66,7 @@ def _train(
             losses = []
             for batch in batches:
                 last = batch is batches[-1]
-                with ranks.exchange_gradients(net, now=last):
+                with gradients.exchanged(now=last):
                     loss, output = step(net, batch)
                     losses.append(loss.detach())
                     if last:

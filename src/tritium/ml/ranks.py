@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import contextmanager
 from typing import Any, TypeVar
 
 import torch
@@ -27,10 +27,6 @@ class Ranks:
         if self.size == 1 or not any(p.requires_grad for p in module.parameters()):
             return module
         return DistributedDataParallel(module, gradient_as_bucket_view=True, find_unused_parameters=unused)
-
-    def exchange_gradients(self, net: torch.nn.Module, now: bool) -> AbstractContextManager[None]:
-        """While gradients are still being accumulated (`now=False`) they stay on their rank."""
-        return nullcontext() if now or not isinstance(net, DistributedDataParallel) else net.no_sync()
 
     def sum(self, values: torch.Tensor) -> torch.Tensor:
         """The element-wise sum over ranks."""

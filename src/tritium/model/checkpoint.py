@@ -28,7 +28,7 @@ from typing import Any
 
 from tritium.errors import BadSetting, CheckpointFailed, ModelError
 from tritium.model import files
-from tritium.model.state import Snapshot, unpack
+from tritium.model.state import Snapshot, outline, unpack
 
 MANIFEST = files.MANIFEST
 REPLICATED = "replicated"
@@ -155,6 +155,15 @@ class Store:
         if not isinstance(state, dict):
             raise Damaged(f"The checkpoint {self.where(name)} holds a {type(state).__name__} instead of a dict.")
         return Loaded(state, step=found.step, size=found.size, own=owned, path=self.where(name))
+
+    def outline(self, name: str) -> tuple[int, Any]:
+        """A checkpoint's step and its state, with None for each tensor and array: a small file. Raises Damaged."""
+        found = self.manifest(name)
+        structure = self._checked(found, f"{REPLICATED}.json")
+        try:
+            return found.step, outline(structure)
+        except (ModelError, ValueError, KeyError, TypeError) as error:
+            raise Damaged(f"{REPLICATED} of the checkpoint {self.where(name)} can't be read: {error}") from error
 
     def _state(self, checkpoint: Checkpoint, part: str) -> Any:
         structure, tensors = (self._checked(checkpoint, f"{part}.{kind}") for kind in ("json", "safetensors"))

@@ -205,11 +205,20 @@ class _Packer:
 
 def unpack(structure: bytes | bytearray, tensors: bytearray) -> Any:
     """The state. Its tensors and arrays are views of `tensors` and can be written to; all are on the CPU."""
+    found, _ = weights.entries(tensors)
+    return _Unpacker(tensors, found).value(_tree(structure))
+
+
+def outline(structure: bytes | bytearray) -> Any:
+    """The state without its tensors and arrays, each of which is None."""
+    return _Outline(bytearray(), {}).value(_tree(structure))
+
+
+def _tree(structure: bytes | bytearray) -> Any:
     body = json.loads(structure)
     if body.get("format") != 1:
         raise ModelError(f"This state has format {body.get('format')!r}, and this Tritium reads format 1.")
-    found, _ = weights.entries(tensors)
-    return _Unpacker(tensors, found).value(body["state"])
+    return body["state"]
 
 
 class _Unpacker:
@@ -239,6 +248,10 @@ class _Unpacker:
         if kind == "scalar":
             data, dtype = bytes.fromhex(inner), np.dtype(node["dtype"])
             return np.frombuffer(data, dtype, 1)[0] if dtype.itemsize else np.zeros((), dtype)[()]
+        return self.leaf(kind, inner, node)
+
+    def leaf(self, kind: str, inner: Any, node: Mapping[str, Any]) -> Any:
+        """A tensor or an array."""
         if kind not in ("torch", "numpy") or inner not in self._found:
             raise ModelError(f"The state holds {kind!r} {str(inner)[:80]!r}, which is not known here.")
         key = (inner, node.get("parameter"))
@@ -260,3 +273,8 @@ class _Unpacker:
         if entry.end == entry.start:
             return np.empty(node["shape"], dtype)
         return np.frombuffer(self._buffer, dtype, count, entry.start).reshape(node["shape"])
+
+
+class _Outline(_Unpacker):
+    def leaf(self, kind: str, inner: Any, node: Mapping[str, Any]) -> Any:
+        return None

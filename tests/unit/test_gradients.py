@@ -1,0 +1,99 @@
+"""DDP's sums over ranks, bit for bit the same in a training that goes on as in one that was never interrupted."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+import tritium as tr
+from tritium.gang.world import world
+from tritium.ml.gradients import Gradients
+from tritium.ml.ranks import Ranks
+
+
+class Net(nn.Module):
+    """Used in another order than it is defined, of several buckets (1 MB, then 25), with sparse gradients."""
+
+    def __init__(self, sparse: bool) -> None:
+        super().__init__()
+        self.last, self.wide, self.first = nn.Linear(700, 1), nn.Linear(300, 700), nn.Linear(8, 300)
+        self.embedding = nn.Embedding(50, 8, sparse=sparse)
+        self.frozen = nn.Linear(8, 8).requires_grad_(False)
+        self.normed = nn.BatchNorm1d(8)
+
+    def forward(self, words: torch.Tensor) -> Any:
+        x = self.normed(self.frozen(self.embedding(words)))
+        return self.last(self.wide(self.first(x).tanh()).tanh())
+
+
+def steps(ranks: Ranks, net: Any, gradients: Gradients, first: int, last: int, accumulated: int) -> list[bytes]:
+    """The gradients of some steps, as bytes."""
+    found = []
+    for step in range(first, last):
+        for part in range(accumulated):
+            words = torch.randint(
+                0, 50, (6,), generator=torch.Generator().manual_seed(100 * step + 10 * part + ranks.rank)
+            )
+            with gradients.exchanged(now=part == accumulated - 1):
+                net(words).square().mean().backward()
+        with torch.no_grad():
+            grads = [p.grad.to_dense() for p in net.parameters() if p.grad is not None]
+            found += [grad.numpy().tobytes() for grad in grads]
+            for parameter in net.parameters():
+                if parameter.grad is not None:
+                    parameter -= 0.1 * parameter.grad.to_dense()
+        net.zero_grad()
+    return found
+
+
+def train(sparse: bool, accumulated: int) -> tuple[list[str], bool, bool]:
+    """What arrived first, and whether the later steps are the same after a new start with the order, and without it."""
+    dist.init_process_group("gloo")
+    me = world()
+    ranks = Ranks(me.rank, me.size, torch.device("cpu"))
+    torch.manual_seed(3)
+    module = Net(sparse)
+    net = ranks.replicate(module, unused=False)
+    whole = Gradients(net)
+    steps(ranks, net, whole, 0, 2, accumulated)
+    saved = copy.deepcopy(module.state_dict())
+    later = steps(ranks, net, whole, 2, 4, accumulated)
+    same = []
+    for order in (whole.order, None):
+        again = Net(sparse)
+        net = ranks.replicate(again, unused=False)
+        gradients = Gradients(net)
+        gradients.restore(order)
+        assert all(p.grad is None for p in net.parameters())
+        assert net.module is again
+        again.load_state_dict(saved)
+        same.append(steps(ranks, net, gradients, 2, 4, accumulated) == later)
+    dist.destroy_process_group()
+    assert whole.order is not None
+    return whole.order, *same
+
+
+def test_the_buckets_of_a_new_start_are_those_of_the_later_steps() -> None:
+    def both() -> list[tuple[list[str], bool, bool]]:
+        return [train(True, 1), train(False, 2)]
+
+    for sparse, dense in tr.launch(both, ranks=3, on="driver", framework="torch", progress=False):
+        for order, with_it, without in (sparse, dense):
+            assert order[0] in ("last.weight", "last.bias")
+            assert order[-1] == "embedding.weight"
+            assert sorted(order) == sorted(n for n, p in Net(False).named_parameters() if p.requires_grad)
+            assert with_it
+            assert not without, "the order makes no difference here, so this test shows nothing"
+
+
+def test_alone_there_is_nothing_to_exchange_and_an_order_is_kept_for_later() -> None:
+    net = nn.Linear(2, 1)
+    gradients = Gradients(net)
+    gradients.restore(["weight", "bias"])
+    with gradients.exchanged(now=True):
+        net(torch.ones(1, 2)).sum().backward()
+    assert gradients.order == ["weight", "bias"]

@@ -43,8 +43,8 @@ class Failure:
     makes no progress; `text` is the story), "error" (an error of Tritium's own tree, such as BadRow: raised as it is)
     or "regroup" (none: the gang has saved its state, to be started again with more ranks). `echo` says that another
     rank's death would look like this from here. `memory` are figures of a rank that was killed, `at` is where it stood
-    (its step and phase), `others` what the other ranks were doing,
-    `stacks` stay where they were collected, as they are large.
+    (its step and phase), `others` what the other ranks were doing, `stacks` stay where they were collected, as they are
+    large.
     """
 
     how: How

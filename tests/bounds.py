@@ -29,7 +29,7 @@ BOUNDS = {
     "Spark's Python daemon killed": 10.0,
     "supervisor killed": 10.0,
     "executor killed": 5.0,
-    "one direction of a host's network cut": 15.0,
+    "one direction of a host's network cut": 20.0,
 }
 
 

@@ -24,6 +24,7 @@ from tritium.ml.settings import LABEL
 
 ROWS = 90
 RANK = "LOCAL_RANK"
+MANY = int(os.environ.get("TRITIUM_FAULT_ROUNDS", "1")) > 1  # `make test` leaves some out
 
 
 def table(rows: int = ROWS) -> pa.Table:
@@ -108,7 +109,10 @@ MORE: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.mark.parametrize(("ranks", "more"), [(1, "plain"), *((2, more) for more in MORE), (3, "plain"), (4, "plain")])
+SIZES = [(1, "plain"), *((2, more) for more in MORE), (3, "plain")] + [(4, "plain")] * MANY
+
+
+@pytest.mark.parametrize(("ranks", "more"), SIZES)
 def test_killed_and_gone_on_is_as_never_interrupted_bit_for_bit(ranks: int, more: str, tmp_path: Path) -> None:
     whole = train(tmp_path / "whole", ranks=ranks, **MORE[more])
     step = dying(tmp_path, 2, 1, ranks - 1)  # the third save waits for the end of the first, so that one is there
@@ -147,7 +151,7 @@ def normed() -> nn.Module:
     return nn.Sequential(nn.Linear(3, 16), nn.BatchNorm1d(16), nn.ReLU(), nn.Linear(16, 1))
 
 
-@pytest.mark.parametrize("module", [normed, Idle])
+@pytest.mark.parametrize("module", [normed] + [Idle] * MANY)
 def test_an_epoch_that_was_saved_before_its_validation_ends_as_it_would_have(module: Any, tmp_path: Path) -> None:
     """BatchNorm has seen other rows on each rank, and validates each rank's rows with that."""
     settings = {"model": module, "train_step": None, "loss": nn.MSELoss(), "validation": 0.3, "remainder": "drop"}

@@ -151,7 +151,7 @@ class Passes:
         if state["step"]:
             shard.tell(
                 f"shard {shard.name!r}: {what}, so epoch {state['epoch']} starts anew (from step {state['step']}). "
-                "Data(row_key=…) or a persisted exchange keeps the ids."
+                "Data(row_key=…) keeps the ids."
             )
         self._others, self._resume = (), {"epoch": state["epoch"], "step": 0}
 
@@ -254,7 +254,7 @@ class Passes:
             raise DataError(
                 f"shard {shard.name!r} of rank {shard.index} can't resume: of its {rows} rows {len(rest.rows)} are not "
                 f"among those seen, and {left} should be. The DataFrame has been computed again with other row ids; "
-                "start the epoch anew, or persist the exchange."
+                "start the epoch anew, or give Data(row_key=…)."
             )
         return rest
 

@@ -107,8 +107,8 @@ class Receiver:
         return IncompleteShard(
             f"Spark ended the rows of this rank early: {self.rows} came, and the "
             f"{'last one' if self._anchors != 1 else 'confirmation of their end'} is missing. Map output was "
-            "probably lost with its executor or disk: launch again. If it happens again, persist the exchange "
-            'or look for lost executors in the Spark UI; shuffle="full" proves the end by itself.',
+            "probably lost with its executor or disk: launch again. If it happens again, look for lost "
+            'executors in the Spark UI; shuffle="full" proves the end by itself.',
             rows=dict(self.rows),
         )
 

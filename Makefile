@@ -16,12 +16,12 @@ demo: setup      ## train on the bike-sharing data with two ranks, then score a 
 	@$(BIN)/tritium demo
 
 test: setup      ## every test, in WORKERS processes side by side (much of what is tested is waiting)
-	@$(BIN)/python -m pytest -n $(WORKERS) --dist loadgroup
+	@$(BIN)/python -m pytest -n $(WORKERS)
 
 faults: setup    ## the faults alone: 20 rounds, with other seeds, where the moment matters, and 3 of the others
 	@mkdir -p artifacts && rm -f artifacts/faults.jsonl
-	@TRITIUM_FAULT_FIGURES=$(CURDIR)/artifacts/faults.jsonl TRITIUM_FAULT_ROUNDS=20 TRITIUM_FAULT_LAUNCHES=100 TRITIUM_FAULT_KILLS=50 TRITIUM_FAULT_REPEATS=3 $(BIN)/python -m pytest \
-	  -n $(WORKERS) --dist loadgroup tests/faults
+	@TRITIUM_FAULT_FIGURES=$(CURDIR)/artifacts/faults.jsonl TRITIUM_FAULT_ROUNDS=20 TRITIUM_FAULT_REPEATS=3 \
+	  TRITIUM_FAULT_LAUNCHES=100 TRITIUM_FAULT_KILLS=50 $(BIN)/python -m pytest -n $(WORKERS) tests/faults
 
 lint: setup      ## ruff: rules and format
 	@$(BIN)/ruff check .

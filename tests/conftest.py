@@ -102,17 +102,22 @@ def _limit(item: pytest.Item) -> float:
     return float(marker.args[0] if marker and marker.args else item.config.getini("timeout") or 240)
 
 
-def _nodeid(item: pytest.Item) -> str:
-    return item.nodeid.removesuffix(f"@{_group(item)}")
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    """With `-n 3`, what stays together in one process: a folder's tests of one kind of cluster, or those of a file."""
+    from xdist.scheduler import LoadScopeScheduling
+
+    class ByCluster(LoadScopeScheduling):  # type: ignore[misc]
+        def _split_scope(self, nodeid: str) -> str:
+            file, _, test = nodeid.partition("::")
+            words = f"-{test.partition('[')[2].removesuffix(']')}-"
+            kinds = [kind for kind in (*clusters.KINDS[1:], *clusters.EXTRA) if f"-{kind}-" in words]
+            return f"{max(kinds, key=len)} {file.rpartition('/')[0]}" if kinds else file
+
+    config.option.loadscopereorder = False  # in the order of `pytest_collection_modifyitems`
+    return ByCluster(config, log)
 
 
-def _group(item: pytest.Item) -> str:
-    """What stays together when pytest-xdist deals the tests to processes: a kind of cluster, or a file."""
-    kind = _kind(item)
-    return item.path.stem if kind == "local" else kind
-
-
-@pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     order = [*clusters.KINDS, *clusters.EXTRA]
     if (
@@ -120,9 +125,9 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     ):  # TRITIUM_CLUSTER=standalone pytest …: that kind's tests, in this process
         items[:] = [item for item in items if _kind(item) == clusters.KIND]
     items.sort(key=lambda item: order.index(_kind(item)))  # stable: one cluster at a time
+    if "PYTEST_XDIST_WORKER" in os.environ:
+        items.sort(key=lambda item: _kind(item) == "local")  # what takes longest is begun first
     for item in items:
-        if "PYTEST_XDIST_WORKER" in os.environ and not PIPES:
-            item.add_marker(pytest.mark.xdist_group(_group(item)))
         if _kind(item) != clusters.KIND:
             item.stash[_LIMIT] = _limit(item)
             item.add_marker(pytest.mark.timeout(0), append=False)  # the other process keeps the time
@@ -134,7 +139,7 @@ def pytest_runtest_protocol(item: pytest.Item, nextitem: pytest.Item | None) -> 
     if kind == clusters.KIND:
         return None
     item.ihook.pytest_runtest_logstart(nodeid=item.nodeid, location=item.location)
-    following = _nodeid(nextitem) if nextitem is not None and _kind(nextitem) == kind else None
+    following = nextitem.nodeid if nextitem is not None and _kind(nextitem) == kind else None
     for report in _reports(item, kind, following):
         item.ihook.pytest_runtest_logreport(report=report)
     item.ihook.pytest_runtest_logfinish(nodeid=item.nodeid, location=item.location)
@@ -150,7 +155,7 @@ def _reports(item: pytest.Item, kind: str, following: str | None) -> list[Any]:
             files = sorted({str(other.path) for other in item.session.items if _kind(other) == kind})
             options = [text for rule in config.getoption("pythonwarnings") or () for text in ("-W", rule)]
             _elsewhere[kind] = clusters.Elsewhere(kind, files, config.rootpath, options)
-        answers = _elsewhere[kind].run(_nodeid(item), following, item.stash[_LIMIT] + 60)
+        answers = _elsewhere[kind].run(item.nodeid, following, item.stash[_LIMIT] + 60)
         from_json = config.hook.pytest_report_from_serializable
         return [from_json(config=config, data=answer) for answer in answers]
     except RuntimeError as problem:

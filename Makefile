@@ -2,7 +2,7 @@
 .DEFAULT_GOAL := help
 MAKEFLAGS += --no-print-directory
 BIN := .venv/bin
-WORKERS ?= 3
+WORKERS ?= 2
 
 .PHONY: help setup demo test faults lint format types imports docs bench clean constraints
 

@@ -1,7 +1,8 @@
 """How soon each fault must have its outcome, and how soon it had: `make faults` ends with the table.
 
 A bound is an outcome that users are promised (docs/failures.md), not a timing: a test waits for it with a limit, and
-then says how long it took.
+then says how long it took. The promise is held to by `make faults`; `make test`, with other tests beside it on two
+cores, allows twice as long.
 """
 
 from __future__ import annotations
@@ -35,11 +36,12 @@ BOUNDS = {
 
 def within(fault: str, seconds: float) -> None:
     """Notes that the fault's outcome took so long, and fails beyond its bound."""
-    if name := os.environ.get("TRITIUM_FAULT_FIGURES"):  # a path
+    name = os.environ.get("TRITIUM_FAULT_FIGURES")  # a path
+    if name:
         with open(name, "a", encoding="utf-8") as file:  # one short write: also from tests in other processes
             file.write(json.dumps({"fault": fault, "seconds": round(seconds, 3)}) + "\n")
-    bound = BOUNDS[fault]
-    assert seconds <= bound, f"{fault}: took {seconds:.1f} s, promised are {bound:g} s"
+    bound = BOUNDS[fault] * (1 if name else 2)
+    assert seconds <= bound, f"{fault}: took {seconds:.1f} s, promised are {BOUNDS[fault]:g} s"
 
 
 @contextmanager

@@ -6,8 +6,10 @@
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import gc
 import os
+import sys
 import threading
 from pathlib import Path
 from typing import Any
@@ -15,6 +17,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import psutil
+import pyarrow as pa
 import pytest
 
 import tritium as tr
@@ -66,6 +69,9 @@ def files() -> list[str]:
 
 def me() -> dict[str, int]:
     gc.collect()
+    pa.default_memory_pool().release_unused()
+    if sys.platform == "linux":
+        ctypes.CDLL(None).malloc_trim(0)  # what is free, but kept for later, is no growth
     return {**own(psutil.Process()), "threads of Python": threading.active_count()}
 
 

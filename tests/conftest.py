@@ -104,7 +104,10 @@ def _limit(item: pytest.Item) -> float:
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
-    """With `-n 3`, what stays together in one process: a folder's tests of one kind of cluster, or those of a file."""
+    """With `-n 2`, what stays together in one process: the tests of one kind of cluster, or those of a file.
+
+    Two `local-cluster`s that start in the same second have the same id, and then each other's work directory.
+    """
     from xdist.scheduler import LoadScopeScheduling
 
     class ByCluster(LoadScopeScheduling):  # type: ignore[misc]
@@ -112,7 +115,7 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
             file, _, test = nodeid.partition("::")
             words = f"-{test.partition('[')[2].removesuffix(']')}-"
             kinds = [kind for kind in (*clusters.KINDS[1:], *clusters.EXTRA) if f"-{kind}-" in words]
-            return f"{max(kinds, key=len)} {file.rpartition('/')[0]}" if kinds else file
+            return max(kinds, key=len) if kinds else file
 
     config.option.loadscopereorder = False  # in the order of `pytest_collection_modifyitems`
     return ByCluster(config, log)

@@ -19,7 +19,7 @@ import socket
 import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, nullcontext, suppress
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import replace
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
@@ -35,7 +35,7 @@ from tritium.wire import CHUNK, Channel, Message
 if TYPE_CHECKING:
     from tritium.data.shard import Shard
     from tritium.data.watermark import Feed
-    from tritium.observe.trace import Trace
+    from tritium.observe.trace import Section, Trace
 
 _PR_SET_PDEATHSIG = 1
 
@@ -313,9 +313,11 @@ class RankControl:
 
     @contextmanager
     def _awaits_rows(self, name: str) -> Iterator[None]:
-        traced = self.trace.within("rows to arrive") if self.trace is not None else nullcontext()
-        with self.pulse.within(f"waiting for rows of {name!r}", "rows"), traced:
+        with self.pulse.within(f"waiting for rows of {name!r}", "rows"), self._traced("rows to arrive"):
             yield
+
+    def _traced(self, section: Section) -> AbstractContextManager[None]:
+        return nullcontext() if self.trace is None else self.trace.within(section)
 
     def join(self) -> World:
         """Wait until the gang is complete."""
@@ -358,9 +360,8 @@ class RankControl:
 
     def _met(self, operation: str, key: tuple[str, int]) -> list[bytes]:
         # A meeting of another lane is held in the background: the rank goes on with what it does.
-        main = key[0] == "main"
-        traced = self.trace.within("communicate") if self.trace is not None else nullcontext()
-        with self.pulse.within(f"in {operation}", "wait") if main else nullcontext(), traced, self._changed:
+        shown = self.pulse.within(f"in {operation}", "wait") if key[0] == "main" else nullcontext()
+        with shown, self._traced("communicate"), self._changed:
             self._changed.wait_for(lambda: key in self._gathered)
             message = self._gathered.pop(key)
         if "problem" in message.fields:

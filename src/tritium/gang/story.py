@@ -43,11 +43,12 @@ def finish(error: TritiumError, watch: Watch, tried: Sequence[str] = ()) -> None
     """Add to the message what was tried, where logs and checkpoints are, and how to go on."""
     if isinstance(error, SetupError):
         return
-    lines = list(tried)
+    places = []
     if isinstance(error, (RankFailed, JobFailed, IncompleteShard)):
-        lines += ["", f"Logs and events of the whole run: {watch.run_dir}"]
+        places += [f"Logs and events of the whole run: {watch.run_dir}"]
     if watch.newest is not None:
         step, path = watch.newest
-        lines += [f"Newest checkpoint: step {step}, in {path}"]
-        lines += [f'Next: the same call with run_dir="{watch.run_dir}" goes on from there.']
-    error.args = ("\n".join([str(error), "", *lines]).replace("\n\n\n", "\n\n").rstrip(),)
+        places += [f"Newest checkpoint: step {step}, in {path}"]
+        places += [f'Next: the same call with run_dir="{watch.run_dir}" goes on from there.']
+    paragraphs = [str(error).rstrip(), "\n".join(filter(None, tried)), "\n".join(places)]
+    error.args = ("\n\n".join(filter(None, paragraphs)),)

@@ -35,7 +35,6 @@ class Report:
             "fingerprint": {},
             "stored": [],
             "checkpoint": None,
-            "verdict": None,
             "notes": [],
             "retries": [],
             "failure": None,
@@ -60,6 +59,7 @@ class Report:
         with self._lock:
             return {
                 **self._report,
+                "verdict": verdict(self._traces) if self._traces else None,
                 "seconds_until": dict(self._since),
                 "ranks": [{"rank": rank, **facts} for rank, facts in sorted(self._ranks.items())],
             }
@@ -110,7 +110,6 @@ class Report:
     def _on_trace(self, rank: int, **trace: Any) -> None:
         self._traces[rank] = trace
         self._rank(rank)["trace"] = trace
-        self._report["verdict"] = verdict(self._traces)
 
     def _on_note(self, text: str, **_: Any) -> None:
         self._report["notes"].append(text)

@@ -4,6 +4,7 @@
 # Settings: PYTHON (which Python makes .venv where there is none), JAVA_HOME, pip's and uv's own configuration.
 set -eu
 cd "$(dirname "$0")/.."
+. scripts/pip-settings.sh
 
 stop() {  # what is wrong, what was found, then one command a platform
   printf '\nsetup: %s\n  found: %s\n\n  Debian, Ubuntu   %s\n  macOS            %s\n  conda            %s\n\n' "$@" >&2
@@ -38,20 +39,8 @@ check_python() {
       "sudo apt-get install python3-venv" "brew install python@3.12" "conda install -c conda-forge python=3.12"
 }
 
-lend_pip_settings() {  # uv reads its own configuration; where that names no index, pip's is used
-  pip_setting() { .venv/bin/python -m pip config get "$1" 2>/dev/null || true; }
-  index=${PIP_INDEX_URL:-$(pip_setting global.index-url)}
-  extra=${PIP_EXTRA_INDEX_URL:-$(pip_setting global.extra-index-url)}
-  links=${PIP_FIND_LINKS:-$(pip_setting global.find-links)}
-  cert=${PIP_CERT:-$(pip_setting global.cert)}
-  if [ -n "$index" ] && [ -z "${UV_DEFAULT_INDEX:-}${UV_INDEX_URL:-}${UV_CONFIG_FILE:-}" ]; then export UV_DEFAULT_INDEX="$index"; fi
-  if [ -n "$extra" ] && [ -z "${UV_INDEX:-}${UV_EXTRA_INDEX_URL:-}" ]; then export UV_INDEX="$extra"; fi
-  if [ -n "$links" ] && [ -z "${UV_FIND_LINKS:-}" ]; then UV_FIND_LINKS=$(printf '%s' "$links" | tr -s ' \n' ','); export UV_FIND_LINKS; fi
-  if [ -n "$cert" ] && [ -z "${SSL_CERT_FILE:-}" ]; then export SSL_CERT_FILE="$cert"; fi
-}
-
 check_java
-made_from=$(cat pyproject.toml constraints.txt scripts/setup.sh | cksum)
+made_from=$(cat pyproject.toml constraints.txt scripts/setup.sh scripts/pip-settings.sh | cksum)
 made_from="$made_from $(pwd)"
 stamp=.venv/tritium-stamp
 if [ -x .venv/bin/python ] && [ "$(cat "$stamp" 2>/dev/null)" = "$made_from" ]; then exit 0; fi

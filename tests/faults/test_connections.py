@@ -30,6 +30,7 @@ from bounds import timed, within
 from clusters import wait
 from machines import Cable, Machine, can_make_hosts, hosts, order_for
 from proxy import Proxy
+from ranks import reduce_for_ever
 from tritium.errors import RankFailed, WireError
 from tritium.gang import coordinator as coordinator_module
 from tritium.gang import line as line_module
@@ -512,18 +513,6 @@ def test_only_one_direction_of_a_hosts_network_is_cut(tmp_path: Path) -> None:
         assert {coordinator.failure and coordinator.failure.how for coordinator, *_ in cuts.values()} == {"lost"}
         assert [name for name, (_, lives) in found.items() if lives] == [], "its rank lives when it is given up"
         within("one direction of a host's network cut", max(seconds for seconds, _ in found.values()))
-
-
-def reduce_for_ever(place: str) -> None:
-    import torch
-    import torch.distributed as dist
-
-    dist.init_process_group("gloo")
-    dist.all_reduce(torch.ones(1))
-    Path(place, f"pid-{os.getpid()}").touch()
-    while True:
-        dist.all_reduce(torch.ones(1 << 16))
-        time.sleep(0.01)
 
 
 @pytest.mark.skipif(not can_make_hosts(), reason="only root may make network namespaces")

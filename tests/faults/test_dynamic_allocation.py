@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import signal
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -14,6 +13,7 @@ import pytest
 
 import clusters
 import tritium as tr
+from ranks import rank_1_is_killed_once
 from tritium.errors import RankFailed
 from tritium.gang import cluster_run
 
@@ -56,15 +56,7 @@ def test_a_rank_that_fails_ends_the_gang_and_is_not_started_by_spark_again(clust
 
 
 def test_a_rank_that_is_killed_costs_a_retry(cluster: Any, tmp_path: Path) -> None:
-    def train() -> int:
-        world = tr.world()
-        world.barrier()
-        if world.rank == 1 and not tmp_path.joinpath("killed").exists():
-            tmp_path.joinpath("killed").touch()
-            os.kill(os.getpid(), signal.SIGKILL)
-        return sum(world.gather(1))
-
-    assert tr.launch(train, spark=cluster.spark, **QUIET) == [2, 2]
+    assert tr.launch(rank_1_is_killed_once(tmp_path), spark=cluster.spark, **QUIET) == [2, 2]
 
 
 def test_two_gangs_that_each_hold_half_of_the_slots_give_them_back_and_both_run(

@@ -19,6 +19,7 @@ import pytest
 import tritium as tr
 from clusters import wait
 from machines import Machine, order_for
+from ranks import reduce_for_ever
 from tritium.errors import RankFailed
 from tritium.gang.coordinator import Coordinator
 
@@ -151,17 +152,6 @@ def test_a_service_of_the_users_that_refuses_a_connection_is_the_users_own_error
         launch(connect, tmp_path, framework=None)
     assert not caught.value.lost
     assert not events(tmp_path, "retry")
-
-
-def reduce_for_ever(place: str) -> None:
-    import torch
-    import torch.distributed as dist
-
-    dist.init_process_group("gloo")
-    dist.all_reduce(torch.ones(1))
-    Path(place, f"pid-{os.getpid()}").touch()
-    while True:
-        dist.all_reduce(torch.ones(1 << 16))
 
 
 class Silent:

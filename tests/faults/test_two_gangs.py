@@ -13,6 +13,7 @@ import pytest
 
 import clusters
 import tritium as tr
+from ranks import rank_1_is_killed_once
 
 pytestmark = [pytest.mark.timeout(300), pytest.mark.parametrize("cluster", ["local-cluster"], indirect=True)]
 
@@ -78,15 +79,5 @@ def test_each_needs_all_slots_and_they_run_one_after_the_other(cluster: Any, tmp
 def test_a_gang_that_is_killed_while_another_waits_is_started_again_after_it_or_before(
     cluster: Any, tmp_path: Path
 ) -> None:
-    def train() -> int:
-        import os
-        import signal
-
-        world = tr.world()
-        world.barrier()
-        if world.rank == 1 and not tmp_path.joinpath("killed").exists():
-            tmp_path.joinpath("killed").touch()
-            os.kill(os.getpid(), signal.SIGKILL)
-        return sum(world.gather(1))
-
-    assert at_once(gang(cluster.spark, train, 2), gang(cluster.spark, lambda: 7, 2)) == [[2, 2], [7, 7]]
+    killed = gang(cluster.spark, rank_1_is_killed_once(tmp_path), 2)
+    assert at_once(killed, gang(cluster.spark, lambda: 7, 2)) == [[2, 2], [7, 7]]

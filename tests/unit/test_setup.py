@@ -16,7 +16,7 @@ GOOD_JAVA = "echo 'openjdk version \"21.0.2\" 2024-01-16' >&2"
 @pytest.fixture
 def clone(tmp_path: Path) -> Path:
     """What set-up reads of a clone, and `bin`: the only directory on its PATH."""
-    for name in ("pyproject.toml", "constraints.txt", "scripts/setup.sh"):
+    for name in ("pyproject.toml", "constraints.txt", "scripts/setup.sh", "scripts/pip-settings.sh"):
         target = tmp_path / "clone" / name
         target.parent.mkdir(parents=True, exist_ok=True)
         shutil.copy(ROOT / name, target)

@@ -1,0 +1,36 @@
+"""What ranks do in the tests of more than one file."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Callable
+from pathlib import Path
+
+import tritium as tr
+
+
+def reduce_for_ever(place: str) -> None:
+    """All-reduces until something ends the rank; `place/pid-…` shows that it does."""
+    import torch
+    import torch.distributed as dist
+
+    dist.init_process_group("gloo")
+    dist.all_reduce(torch.ones(1))
+    Path(place, f"pid-{os.getpid()}").touch()
+    while True:
+        dist.all_reduce(torch.ones(1 << 16))
+
+
+def rank_1_is_killed_once(place: Path) -> Callable[[], int]:
+    """A function whose rank 1 is killed in the first attempt; what it returns is the number of ranks."""
+
+    def train() -> int:
+        world = tr.world()
+        world.barrier()
+        if world.rank == 1 and not place.joinpath("killed").exists():
+            place.joinpath("killed").touch()
+            os.kill(os.getpid(), signal.SIGKILL)
+        return sum(world.gather(1))
+
+    return train

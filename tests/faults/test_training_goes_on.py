@@ -213,6 +213,19 @@ def test_another_training_in_the_same_run_directory_is_refused_before_anything_h
     assert (run / "events.jsonl").read_bytes() != events, "what this machine can't tell, the ranks do"
 
 
+def test_without_checkpoints_of_its_own_it_is_refused_too_or_says_that_it_begins_anew(tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    train(run, epochs=1)
+    before = {path: path.read_bytes() for path in sorted((run / "checkpoints").rglob("*")) if path.is_file()}
+    with pytest.raises(BadSetting, match="batch_size: 4, was 8"):
+        train(run, batch_size=4, checkpoint_every=None)
+    model = train(run, epochs=1, checkpoint_every=None)
+    assert len(model.history) == 1
+    said = next(note for note in report(run)["notes"] if "begins anew, as checkpoint_every is None" in note)
+    assert "after step 6, are neither read nor replaced" in said
+    assert {path: path.read_bytes() for path in sorted((run / "checkpoints").rglob("*")) if path.is_file()} == before
+
+
 def test_checkpoints_of_a_function_of_ones_own_are_refused_too(tmp_path: Path) -> None:
     def save() -> None:
         tr.world().checkpoint.save({"w": 1.0}, 1)

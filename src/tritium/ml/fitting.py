@@ -116,9 +116,7 @@ def run(plan: Plan, *, spark: Any = None, exchange: Any = None) -> Model:
     if not (settings.validation is None or isinstance(settings.validation, str | float)):
         settings = dataclasses.replace(settings, validation="validation")  # a DataFrame stays on the driver
     named = plan.gang.run_dir is not None
-    begun = None
-    if named and settings.checkpoint_every is not None:
-        begun = resume.look(str(plan.gang.run_dir), settings, plan.fields.values())
+    begun = resume.look(str(plan.gang.run_dir), settings, plan.fields.values()) if named else None
     ended = launch.start(
         train,
         plan.gang,

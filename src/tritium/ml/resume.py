@@ -74,6 +74,11 @@ def look(run_dir: str, settings: TorchSettings, fields: Iterable[Field]) -> str 
     if state is None:
         return None
     refuse_another(state.get("about"), _planned(settings, fields), path)
+    if settings.checkpoint_every is None:
+        return (
+            f"the training in {run_dir} begins anew, as checkpoint_every is None; its checkpoints, the newest of them "
+            f"after step {step}, are neither read nor replaced"
+        )
     done = len(state["history"])
     epochs = done if state["stopped"] else settings.epochs  # callbacks or early stopping have ended it
     if state["finished"] and done >= epochs:

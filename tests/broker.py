@@ -14,6 +14,8 @@ from pathlib import Path
 
 import pytest
 
+from clusters import SHORT_LIVED
+
 POM = Path(__file__).parent / "kafka" / "pom.xml"
 CACHE = Path.home() / ".cache" / "tritium-tests"
 SECONDS = 60.0  # for the broker to answer; 2 on a quiet machine
@@ -63,7 +65,7 @@ def broker() -> Iterator[str]:
     with tempfile.TemporaryDirectory() as folder, _free_ports(2) as (port, controller):
         config = Path(folder, "server.properties")
         config.write_text(PROPERTIES.format(port=port, controller=controller, logs=f"{folder}/logs"))
-        java = ["java", "-Xmx512m", "-cp", path]
+        java = ["java", "-Xmx512m", *SHORT_LIVED.split(), "-cp", path]
         storage = [*java, "kafka.tools.StorageTool", "format", "-t", "AAAAAAAAAAAAAAAAAAAAAQ", "-c", str(config)]
         subprocess.run(storage, check=True, capture_output=True, timeout=SECONDS)
         with open(Path(folder, "out"), "wb") as out:

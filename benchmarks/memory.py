@@ -1,6 +1,6 @@
-"""Memory of every process of a training over 1M and 8M rows of 64 floats: what grows with the rows and what doesn't.
+"""Memory of every process of a training over 1M and 16M rows of 64 floats: what grows with the rows and what doesn't.
 
-    .venv/bin/python benchmarks/memory.py [--rows 1000000 8000000] [--shuffle full]
+    .venv/bin/python benchmarks/memory.py [--rows 1000000 16000000] [--shuffle full] [--save]
 
 For each number of rows a fresh session (local[2], 2 ranks) takes one epoch over all batches, and a thread reads
 /proc/PID/smaps_rollup of the driver's Python, of the supervisors (Spark's Python workers) and of the ranks. Printed is
@@ -12,7 +12,8 @@ the peak over time of the largest process of each kind, in MB:
     PSS       both together.
 
 The last table is the ratio of the largest to the smallest number of rows; private memory is promised to grow by at
-most a tenth (exit code 1 otherwise).
+most a tenth (exit code 1 otherwise). The whole tree beside the peers': benchmarks/train.py --memory. `--save` writes
+benchmarks/results/memory.json.
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ import threading
 import time
 from typing import Any
 
+import _suite
 import psutil
 
 WIDTH, RANKS, BATCH = 64, 2, 1024
@@ -143,8 +145,9 @@ def ratios(first: dict[str, Any], last: dict[str, Any]) -> dict[str, dict[str, f
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--rows", type=int, nargs="+", default=[1_000_000, 8_000_000])
+    parser.add_argument("--rows", type=int, nargs="+", default=[1_000_000, 16_000_000])
     parser.add_argument("--shuffle", choices=("full", "stream"), default="full")
+    parser.add_argument("--save", action="store_true")
     parser.add_argument("--only", type=int, help=argparse.SUPPRESS)  # in a process of its own, as JSON
     options = parser.parse_args()
     if options.only:
@@ -162,7 +165,8 @@ def main() -> int:
         print(f"  {kind:<11}" + "  ".join(f"{column} {grown[kind][column]:.2f}" for column in COLUMNS))
     flat = all(grown[kind]["private"] <= ALLOWED for kind in KINDS)
     print(f"private memory is {'flat' if flat else 'NOT flat'} (at most {ALLOWED} was promised)")
-    print(json.dumps({"benchmark": "memory", "shuffle": options.shuffle, "sizes": found, "ratio": grown, "flat": flat}))
+    if options.save:
+        _suite.save("memory", {"shuffle": options.shuffle, "sizes": found, "ratio": grown, "flat": flat})
     return 0 if flat else 1
 
 

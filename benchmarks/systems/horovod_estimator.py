@@ -20,7 +20,7 @@ def fit(frame: Any, epochs: int) -> work.Fitted:
     net = work.make_net()
     with tempfile.TemporaryDirectory(prefix="store-") as folder, contextlib.redirect_stdout(sys.stderr):
         model = TorchEstimator(
-            backend=SparkBackend(num_proc=work.RANKS, use_gloo=True, verbose=0),
+            backend=SparkBackend(num_proc=work.RANKS, use_gloo=True, use_mpi=False, verbose=0),
             store=LocalStore(folder),
             model=net,
             optimizer=torch.optim.Adam(net.parameters(), lr=work.RATE),
@@ -30,6 +30,7 @@ def fit(frame: Any, epochs: int) -> work.Fitted:
             label_cols=[work.LABEL],
             batch_size=work.BATCH,
             epochs=epochs,
+            use_gpu=False,
             verbose=0,
         ).fit(work.packed(frame))
     return work.Fitted(work.layers_of(model.getModel()), None, None, {})

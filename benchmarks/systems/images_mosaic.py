@@ -1,4 +1,7 @@
-"""mosaicml-streaming: MDS shards of the bytes, decoded when a sample is asked for, in TorchDistributor's processes."""
+"""mosaicml-streaming: MDS shards of the bytes, decoded when a sample is asked for, in TorchDistributor's processes.
+
+In local mode, as in mosaic_streaming.py.
+"""
 
 from __future__ import annotations
 
@@ -40,9 +43,9 @@ def read(frame: Any) -> tuple[float, int, int]:
 
     clean_stale_shared_memory()
     with tempfile.TemporaryDirectory(prefix="rows-") as folder:
-        columns = {"image": "bytes", "label": "int"}
+        columns = {"image": "bytes", "label": "int64"}
         dataframe_to_mds(frame, merge_index=True, mds_kwargs={"out": f"{folder}/mds", "columns": columns})
-        distributor = TorchDistributor(num_processes=work.RANKS, local_mode=False, use_gpu=False)
+        distributor = TorchDistributor(num_processes=work.RANKS, local_mode=True, use_gpu=False)
         found: tuple[float, int, int] = distributor.run(take, f"{folder}/mds")
     return found
 

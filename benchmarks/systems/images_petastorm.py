@@ -23,11 +23,13 @@ def take(converter: Any) -> Any:
 
     import torch.distributed as dist
     from petastorm import TransformSpec
+    from petastorm.pytorch import BatchedDataLoader
 
     dist.init_process_group("gloo")
     shape = (imaging.SIZE, imaging.SIZE, 3)
     transform = TransformSpec(decoded, edit_fields=[("image", np.uint8, shape, False)])
     settings = {"batch_size": imaging.BATCH, "num_epochs": 1, "workers_count": 1, "transform_spec": transform}
+    settings["data_loader_fn"] = BatchedDataLoader
     shard = {"cur_shard": int(os.environ["RANK"]), "shard_count": work.RANKS}
 
     def batches(loader: Any) -> Iterator[Any]:

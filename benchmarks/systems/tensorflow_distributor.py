@@ -7,6 +7,7 @@ batches. Keras 3 fails under this strategy; `tf_keras` is what works.
 
 from __future__ import annotations
 
+import os
 import shutil
 import sys
 import tempfile
@@ -19,16 +20,12 @@ import work
 
 def from_parquet(folder: str, epochs: int) -> tuple[Any, float, int]:
     import json
-    import os
 
-    os.environ |= {"TF_USE_LEGACY_KERAS": "1", "TF_CPP_MIN_LOG_LEVEL": "2"}
     import numpy as np
     import pyarrow as pa
     import pyarrow.parquet as pq
     import tensorflow as tf
 
-    tf.config.threading.set_intra_op_parallelism_threads(1)
-    tf.config.threading.set_inter_op_parallelism_threads(1)
     rank = json.loads(os.environ["TF_CONFIG"])["task"]["index"]
     table = pa.concat_tables(pq.read_table(file) for file in sorted(Path(folder).glob("*.parquet"))[rank :: work.RANKS])
     x = np.stack([table[name].to_numpy() for name in work.FEATURES], axis=1)
@@ -69,5 +66,7 @@ def fit(frame: Any, epochs: int) -> work.Fitted:
     return work.Fitted(layers, loop, rows * work.RANKS, {"materialise": materialise})
 
 
-if __name__ == "__main__":
+if __name__ == "__main__":  # of Spark's workers too: the distributor imports TensorFlow before it calls the function
+    os.environ |= {"TF_USE_LEGACY_KERAS": "1", "TF_CPP_MIN_LOG_LEVEL": "2"}
+    os.environ |= {"TF_NUM_INTRAOP_THREADS": "1", "TF_NUM_INTEROP_THREADS": "1"}
     sys.exit(work.main(fit, "tensorflow", "tf-keras", "spark-tensorflow-distributor", "pyarrow"))

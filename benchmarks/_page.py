@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -22,11 +23,14 @@ made by the script; how each was used, and what was decided in its favour, is th
 """
 
 
+@dataclass(frozen=True)
 class Goal:
     """A row of the table of goals: what was measured, and whether that is what was wanted."""
 
-    def __init__(self, what: str, wanted: str, measured: str, holds: bool | None) -> None:
-        self.what, self.wanted, self.measured, self.holds = what, wanted, measured, holds
+    what: str
+    wanted: str
+    measured: str
+    holds: bool
 
     def row(self) -> str:
         """In Markdown."""
@@ -65,7 +69,8 @@ def goals(found: Mapping[str, Any]) -> Iterator[Goal]:
         loop = min(loops[name] for name in train.OURS if loops.get(name))
         yield at_least("training loop, as a share of the speed over tensors in RAM", 0.97, loops["ideal"] / loop)
         if memory := one.get("memory"):
-            own = {name: peak["without the JVM MB"] for name, peak in memory.items()}
+            peaks = {name: _suite.median(runs, "without the JVM MB") for name, runs in memory.items()}
+            own = {name: peak for name, peak in peaks.items() if peak}
             least = min(value for name, value in own.items() if name not in train.OURS)
             used = min(own[name] for name in train.OURS if name in own)
             yield at_most("peak memory of the tree without Spark's JVM, of the best peer's", 0.6, used / least, " ×")
@@ -156,8 +161,9 @@ def page(found: Mapping[str, Any]) -> Iterator[str]:
         if memory := one.get("memory"):
             yield "Peak memory (PSS) of the whole process tree, of one more run each:\n"
             yield "| system | MB | without Spark's JVM, MB |\n|---|---|---|"
-            for name, peak in memory.items():
-                yield f"| {name} | {peak['tree MB']:.0f} | {peak['without the JVM MB']:.0f} |"
+            for name, (peak, *_) in memory.items():
+                cells = [f"{peak[key]:.0f}" if key in peak else "failed" for key in ("tree MB", "without the JVM MB")]
+                yield f"| {name} | {' | '.join(cells)} |"
             yield ""
     if one := found.get("launch"):
         names = {"nothing, s": "nothing", "with a process group, s": "group", "import of torch twice, s": "import"}

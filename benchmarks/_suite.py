@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import argparse
 import contextlib
+import functools
 import json
 import os
 import platform
@@ -14,9 +16,12 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import psutil
+
+if TYPE_CHECKING:
+    from typing import Self
 
 ROOT = Path(__file__).resolve().parents[1]
 SYSTEMS = ROOT / "benchmarks" / "systems"
@@ -25,6 +30,7 @@ QUIET = 0.15  # of all cores: what the machine may be doing besides
 PATIENCE = 60.0  # seconds to wait for that, before it is measured all the same and said
 
 
+@functools.cache
 def python_of(environment: str) -> str:
     """The Python of a peer's environment, which is made the first time; "tritium" is the one that runs this."""
     if environment == "tritium":
@@ -41,43 +47,41 @@ def quiet() -> float:
     return busy
 
 
-def run(
-    environment: str, script: str, *arguments: object, limit: float = 1800, watch: Callable[[int], Any] | None = None
-) -> dict[str, Any]:
+def run(environment: str, script: str, *arguments: object, limit: float = 1800, memory: bool = False) -> dict[str, Any]:
     """One run of a script of systems/ in its environment: the JSON of its last line, and how busy the machine was.
 
-    `watch(pid)` makes a context manager that is entered while the script runs. RuntimeError with the end of what it
-    printed when it fails or takes longer than `limit` seconds.
+    With `memory`, also the peaks of its `Tree`. RuntimeError with the end of what it printed when it fails or takes
+    longer than `limit` seconds.
     """
     command = [python_of(environment), str(SYSTEMS / f"{script}.py"), *map(str, arguments)]
     busy = quiet()
     with subprocess.Popen(
         command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, start_new_session=True
     ) as process:
+        tree = Tree(process.pid)
         try:
-            with watch(process.pid) if watch else contextlib.nullcontext():
+            with tree if memory else contextlib.nullcontext():
                 said, _ = process.communicate(timeout=limit)
         except subprocess.TimeoutExpired:
             said = f"not done after {limit:g} s"
         finally:
             _end(process.pid)
     try:
-        return {**json.loads(said.splitlines()[-1]), "busy before": busy}
+        return {**json.loads(said.splitlines()[-1]), "busy before": busy, **(tree.peak if memory else {})}
     except (IndexError, json.JSONDecodeError):
         tail = "\n    ".join(said.splitlines()[-25:])
         raise RuntimeError(f"{script} ({environment}) printed no result:\n    {tail}") from None
 
 
-class Tree:
-    """While it is entered: a thread that keeps the peak of the sum of PSS over a process and all below it, in MB."""
+class Sampler:
+    """While it is entered, a thread calls `look()` every `seconds`."""
 
-    def __init__(self, pid: int, seconds: float = 0.1) -> None:
-        self.peak = {"tree MB": 0.0, "without the JVM MB": 0.0}
-        self._root, self._seconds = psutil.Process(pid), seconds
+    def __init__(self, seconds: float = 0.1) -> None:
+        self._seconds = seconds
         self._over = threading.Event()
         self._thread = threading.Thread(target=self._run)
 
-    def __enter__(self) -> Tree:
+    def __enter__(self) -> Self:
         self._thread.start()
         return self
 
@@ -87,15 +91,32 @@ class Tree:
 
     def _run(self) -> None:
         while not self._over.wait(self._seconds):
-            tree = jvm = 0.0
-            with contextlib.suppress(psutil.Error):
-                for process in [self._root, *self._root.children(recursive=True)]:
-                    with contextlib.suppress(OSError, psutil.Error):  # one that has just ended
-                        pss = _pss(process.pid)
-                        tree += pss
-                        jvm += pss if process.name() == "java" else 0.0
-            now = {"tree MB": tree, "without the JVM MB": tree - jvm}
-            self.peak = {name: max(self.peak[name], value) for name, value in now.items()}
+            self.look()
+
+    def look(self) -> None:
+        """For subclasses."""
+        raise NotImplementedError
+
+
+class Tree(Sampler):
+    """Keeps the peak of the sum of PSS over a process and all below it, in MB."""
+
+    def __init__(self, pid: int) -> None:
+        super().__init__()
+        self.peak = {"tree MB": 0.0, "without the JVM MB": 0.0}
+        self._root = psutil.Process(pid)
+
+    def look(self) -> None:
+        """One sum."""
+        tree = jvm = 0.0
+        with contextlib.suppress(psutil.Error):
+            for process in [self._root, *self._root.children(recursive=True)]:
+                with contextlib.suppress(OSError, psutil.Error):  # one that has just ended
+                    pss = _pss(process.pid)
+                    tree += pss
+                    jvm += pss if process.name() == "java" else 0.0
+        now = {"tree MB": tree, "without the JVM MB": tree - jvm}
+        self.peak = {name: max(self.peak[name], value) for name, value in now.items()}
 
 
 def _pss(pid: int) -> float:
@@ -111,6 +132,27 @@ def _end(leader: int) -> None:
                 process.kill()
         except (psutil.Error, ProcessLookupError):
             continue
+
+
+def arguments(doc: str, systems: Iterable[str], rounds: int) -> argparse.ArgumentParser:
+    """A parser with what every benchmark of systems takes: --rounds, --only, --save."""
+    names = list(systems)
+    parser = argparse.ArgumentParser(description=doc.splitlines()[0])
+    parser.add_argument("--rounds", type=int, default=rounds)
+    parser.add_argument("--only", nargs="+", choices=names, default=names, metavar="NAME")
+    parser.add_argument("--save", action="store_true")
+    return parser
+
+
+def prepare(environments: Iterable[str]) -> None:
+    """Makes them before anything is timed."""
+    for environment in environments:
+        python_of(environment)
+
+
+def failed(found: Mapping[str, Sequence[Mapping[str, Any]]]) -> int:
+    """The exit code: 1 when a system has failed."""
+    return int(any("error" in one for runs in found.values() for one in runs))
 
 
 def in_turn(

@@ -25,9 +25,8 @@ import os
 import statistics
 import sys
 import tempfile
-import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -44,28 +43,21 @@ KINDS = ("array", "columns", "vector", "strings", "images")
 WORDS = [f"word-{number:03}" for number in range(200)]
 
 
-class Processor:
+class Processor(_suite.Sampler):
     """The processor seconds of this process and all below it, those that end meanwhile included."""
 
-    def __enter__(self) -> Processor:
+    def __init__(self) -> None:
+        super().__init__(0.05)
         self._before = self._now()
         self._seen: dict[int, float] = {}
-        self._over = threading.Event()
-        self._thread = threading.Thread(target=self._run)
-        self._thread.start()
-        return self
 
     def __exit__(self, *_: object) -> None:
-        self._over.set()
-        self._thread.join()
-        self._look()
+        super().__exit__()
+        self.look()
         self.seconds = sum(max(0.0, spent - self._before.get(pid, 0.0)) for pid, spent in self._seen.items())
 
-    def _run(self) -> None:
-        while not self._over.wait(0.05):
-            self._look()
-
-    def _look(self) -> None:
+    def look(self) -> None:
+        """What each process has spent so far."""
         self._seen.update(self._now())
 
     def _now(self) -> dict[int, float]:
@@ -78,12 +70,6 @@ class Processor:
                 continue
             found[process.pid] = times.user + times.system
         return found
-
-
-def drop(batches: Iterator[Any]) -> Iterator[Any]:
-    for _ in batches:
-        pass
-    yield from ()
 
 
 def wait_for_all() -> int:
@@ -135,7 +121,7 @@ def sides(spark: Any, data: Any, kind: str) -> dict[str, Callable[[], object]]:
     def own() -> object:
         numbered = data.frame.select(F.monotonically_increasing_id().alias("_id"), "*")
         dealt = numbered.repartitionById(RANKS, F.pmod("_id", F.lit(RANKS)).cast("int"))
-        return dealt.mapInArrow(drop, "a int").collect()
+        return dealt.mapInArrow(work.drop, "a int").collect()
 
     few = tr.Data(spark.range(2).select(F.array(F.lit(0.0).cast("float")).alias("x")))
 
@@ -145,7 +131,7 @@ def sides(spark: Any, data: Any, kind: str) -> dict[str, Callable[[], object]]:
 
     found = {"spark": own, "full": lambda: ours("full"), "stream": lambda: ours("stream")}
     if kind == "array":
-        found["sorted"] = lambda: Exchange({"train": data}, RANKS).frame.mapInArrow(drop, "a int").collect()
+        found["sorted"] = lambda: Exchange({"train": data}, RANKS).frame.mapInArrow(work.drop, "a int").collect()
         found["start"] = lambda: ours("full", few)
     return found
 

@@ -9,7 +9,6 @@ writes benchmarks/results/images.json.
 
 from __future__ import annotations
 
-import argparse
 import sys
 import tempfile
 from functools import partial
@@ -25,15 +24,11 @@ SYSTEMS = {  # name -> environment, script
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = _suite.arguments(__doc__, SYSTEMS, rounds=3)
     parser.add_argument("--images", type=int, default=20_000)
-    parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--only", nargs="+", choices=SYSTEMS, default=list(SYSTEMS), metavar="NAME")
-    parser.add_argument("--save", action="store_true")
     options = parser.parse_args()
     chosen = {name: SYSTEMS[name] for name in options.only}
-    for environment, _ in chosen.values():
-        _suite.python_of(environment)
+    _suite.prepare(environment for environment, _ in chosen.values())
     with tempfile.TemporaryDirectory(prefix="tritium-bench-") as folder:
         _suite.run("tritium", "imaging", f"{folder}/images", options.images)
         sides = {
@@ -51,7 +46,7 @@ def main() -> int:
         print(f"{name:<24}{numbers}{rate:>22,.0f}{_suite.median(runs, 'sum'):>16,.0f}")
     if options.save:
         _suite.save("images", {"images": options.images, "systems": found})
-    return int(any("error" in one for runs in found.values() for one in runs))
+    return _suite.failed(found)
 
 
 if __name__ == "__main__":

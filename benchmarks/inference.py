@@ -10,7 +10,6 @@ computed the same. `--save` writes benchmarks/results/inference.json.
 
 from __future__ import annotations
 
-import argparse
 import sys
 import tempfile
 from functools import partial
@@ -28,16 +27,12 @@ SYSTEMS = {  # name -> environment, script
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = _suite.arguments(__doc__, SYSTEMS, rounds=3)
     parser.add_argument("--rows", type=int, default=2_000_000)
-    parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--times", type=int, default=3)
-    parser.add_argument("--only", nargs="+", choices=SYSTEMS, default=list(SYSTEMS), metavar="NAME")
-    parser.add_argument("--save", action="store_true")
     options = parser.parse_args()
     chosen = {name: SYSTEMS[name] for name in options.only}
-    for environment, _ in chosen.values():
-        _suite.python_of(environment)
+    _suite.prepare(environment for environment, _ in chosen.values())
     with tempfile.TemporaryDirectory(prefix="tritium-bench-") as folder:
         _suite.run("tritium", "scoring", f"{folder}/rows", options.rows)
         settings = ("--folder", f"{folder}/rows", "--times", options.times)
@@ -58,7 +53,7 @@ def main() -> int:
         print(f"{name:<24}{options.rows / seconds[0]:>12,.0f}{numbers}{times:>12}{shown:>12}")
     if options.save:
         _suite.save("inference", {"rows": options.rows, "systems": found})
-    return int(any("error" in one for runs in found.values() for one in runs))
+    return _suite.failed(found)
 
 
 if __name__ == "__main__":

@@ -9,7 +9,6 @@ process group, no launch can do without it. `--save` writes benchmarks/results/l
 
 from __future__ import annotations
 
-import argparse
 import sys
 from functools import partial
 
@@ -27,15 +26,11 @@ SYSTEMS: dict[str, tuple[str, str, tuple[str, ...]]] = {
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = _suite.arguments(__doc__, SYSTEMS, rounds=2)
     parser.add_argument("--times", type=int, default=5)
-    parser.add_argument("--rounds", type=int, default=2)
-    parser.add_argument("--only", nargs="+", choices=SYSTEMS, default=list(SYSTEMS), metavar="NAME")
-    parser.add_argument("--save", action="store_true")
     options = parser.parse_args()
     chosen = {name: SYSTEMS[name] for name in options.only}
-    for environment, *_ in chosen.values():
-        _suite.python_of(environment)
+    _suite.prepare(environment for environment, *_ in chosen.values())
     sides = {
         name: partial(_suite.run, environment, script, *arguments, "--times", options.times)
         for name, (environment, script, arguments) in chosen.items()
@@ -50,7 +45,7 @@ def main() -> int:
             print("{:<30}{:>11.2f}{:>11.2f}{:>19.2f}".format(name, *numbers))
     if options.save:
         _suite.save("launch", {"times": options.times, "systems": found})
-    return int(any("error" in one for runs in found.values() for one in runs))
+    return _suite.failed(found)
 
 
 if __name__ == "__main__":

@@ -23,7 +23,6 @@ import json
 import os
 import subprocess
 import sys
-import threading
 import time
 from typing import Any
 
@@ -36,35 +35,23 @@ COLUMNS = ("private", "mapped", "pss")
 ALLOWED = 1.1
 
 
-class Sampler:
-    """A thread that keeps the peak of each kind of process."""
+class Sampler(_suite.Sampler):
+    """Keeps the peak of each kind of process."""
 
-    def __init__(self, seconds: float = 0.1) -> None:
+    def __init__(self) -> None:
+        super().__init__()
         self.peaks = {kind: dict.fromkeys(COLUMNS, 0.0) for kind in KINDS}
-        self._kinds: dict[int, str | None] = {}
-        self._seconds = seconds
-        self._over = threading.Event()
-        self._thread = threading.Thread(target=self._run)
 
-    def __enter__(self) -> Sampler:
-        self._thread.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._over.set()
-        self._thread.join()
-
-    def _run(self) -> None:
-        me = psutil.Process()
-        while not self._over.wait(self._seconds):
-            self._look(os.getpid(), "driver")
-            for process in me.children(recursive=True):
-                try:
-                    kind = kind_of(process)
-                except psutil.Error:
-                    continue
-                if kind is not None:
-                    self._look(process.pid, kind)
+    def look(self) -> None:
+        """At the driver, the supervisors and the ranks."""
+        self._look(os.getpid(), "driver")
+        for process in psutil.Process().children(recursive=True):
+            try:
+                kind = kind_of(process)
+            except psutil.Error:
+                continue
+            if kind is not None:
+                self._look(process.pid, kind)
 
     def _look(self, pid: int, kind: str) -> None:
         try:

@@ -11,7 +11,6 @@ floor. `--save` writes benchmarks/results/stream.json.
 
 from __future__ import annotations
 
-import argparse
 import json
 import subprocess
 import sys
@@ -64,12 +63,9 @@ def one(model: str, rate: int, seconds: int) -> dict[str, Any]:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = _suite.arguments(__doc__, MODELS, rounds=3)
     parser.add_argument("--rate", type=int, default=2000)
     parser.add_argument("--seconds", type=int, default=40)
-    parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--only", nargs="+", choices=MODELS, default=list(MODELS), metavar="NAME")
-    parser.add_argument("--save", action="store_true")
     options = parser.parse_args()
     sides = {name: partial(one, MODELS[name], options.rate, options.seconds) for name in options.only}
     found = _suite.in_turn(sides, dict.fromkeys(sides, options.rounds))
@@ -83,7 +79,7 @@ def main() -> int:
             print(f"{name:<20}{p50:>9.0f}{p99:>9.0f}{p99 / (floor or p99):>9.2f}{rate:>10,.0f}")
     if options.save:
         _suite.save("stream", {"rate": options.rate, "systems": found})
-    return int(any("error" in one for runs in found.values() for one in runs))
+    return _suite.failed(found)
 
 
 if __name__ == "__main__":

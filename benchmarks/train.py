@@ -14,7 +14,6 @@ benchmarks/results/train.json.
 
 from __future__ import annotations
 
-import argparse
 import sys
 from functools import partial
 from typing import Any
@@ -39,16 +38,12 @@ OURS = ("Tritium, TorchEstimator", "Tritium, launch")
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = _suite.arguments(__doc__, SYSTEMS, rounds=5)
     parser.add_argument("--rows", type=int, default=1_000_000)
     parser.add_argument("--epochs", type=int, default=3)
-    parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--only", nargs="+", choices=SYSTEMS, default=list(SYSTEMS), metavar="NAME")
     parser.add_argument("--memory", action="store_true")
-    parser.add_argument("--save", action="store_true")
     options = parser.parse_args()
-    for environment in dict.fromkeys(SYSTEMS[name][0] for name in options.only):
-        _suite.python_of(environment)  # made before anything is timed
+    _suite.prepare(SYSTEMS[name][0] for name in options.only)
     sides, rounds = {}, {}
     for name in options.only:
         environment, script, often = SYSTEMS[name]
@@ -57,27 +52,17 @@ def main() -> int:
         rounds[name] = options.rounds if often else min(OTHERS, options.rounds)
     found = _suite.in_turn(sides, rounds)
     report(found)
-    memory = {name: peak_of(name, side) for name, side in sides.items() if name != "ideal"} if options.memory else {}
+    memory: dict[str, list[dict[str, Any]]] = {}
+    if options.memory:
+        real = {name: partial(side, memory=True) for name, side in sides.items() if name != "ideal"}
+        memory = _suite.in_turn(real, dict.fromkeys(real, 1))
+        for name, runs in memory.items():
+            whole, own = (_suite.median(runs, key) or 0.0 for key in ("tree MB", "without the JVM MB"))
+            print(f"{name:<30}{whole:>9.0f} MB, without Spark's JVM {own:>6.0f} MB", flush=True)
     if options.save:
         work = {"rows": options.rows, "epochs": options.epochs}
         _suite.save("train", {**work, "systems": found, "memory": memory})
-    return int(any("error" in one for runs in found.values() for one in runs))
-
-
-def peak_of(name: str, side: partial[dict[str, Any]]) -> dict[str, float]:
-    """The peak memory of one more run."""
-    trees: list[_suite.Tree] = []
-
-    def watch(pid: int) -> _suite.Tree:
-        trees.append(_suite.Tree(pid))
-        return trees[-1]
-
-    side(watch=watch)
-    peak = trees[0].peak
-    print(
-        f"{name:<30}{peak['tree MB']:>9.0f} MB, without Spark's JVM {peak['without the JVM MB']:>6.0f} MB", flush=True
-    )
-    return peak
+    return _suite.failed(found)
 
 
 def report(found: dict[str, list[dict[str, object]]]) -> None:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import os
 import socket
-import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -24,24 +23,12 @@ def seconds_of(run: Callable[[], object]) -> float:
     return time.perf_counter() - began
 
 
-def drop(batches: Iterator[Any]) -> Iterator[Any]:
-    for _ in batches:
-        pass
-    yield from ()
-
-
 def shuffle_into_nothing(frame: Any) -> object:
     from pyspark.sql import functions as F
 
     rows = work.packed(frame).withColumn("_id", F.monotonically_increasing_id())
     to = F.pmod("_id", F.lit(work.RANKS)).cast("int")
-    return rows.repartitionById(work.RANKS, to).mapInArrow(drop, "a int").collect()
-
-
-def import_torch_twice() -> None:
-    both = [subprocess.Popen([sys.executable, "-c", "import torch"]) for _ in range(work.RANKS)]
-    if sum(process.wait() for process in both):
-        raise RuntimeError("torch can't be imported")
+    return rows.repartitionById(work.RANKS, to).mapInArrow(work.drop, "a int").collect()
 
 
 def from_memory(rank: int, port: int, rows: int, epochs: int) -> tuple[Any, float, int]:
@@ -68,7 +55,7 @@ def fit(frame: Any, epochs: int) -> work.Fitted:
     rows = frame.count() // work.RANKS
     parts = {
         "etl and shuffle": seconds_of(lambda: shuffle_into_nothing(frame)),
-        "import": seconds_of(import_torch_twice),
+        "import": seconds_of(work.import_torch),
     }
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))

@@ -9,8 +9,6 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import subprocess
-import sys
 import time
 from collections.abc import Callable
 from typing import Any
@@ -36,13 +34,6 @@ def group() -> int:
     return int(one)
 
 
-def import_torch() -> None:
-    """In as many processes at once: what no launch with a process group can do without."""
-    all_ = [subprocess.Popen([sys.executable, "-c", "import torch, torch.distributed"]) for _ in range(work.RANKS)]
-    if sum(process.wait() for process in all_):
-        raise RuntimeError("torch can't be imported")
-
-
 def main(launch: Callable[[Callable[[], int]], Any], *packages: str) -> int:
     """`launch(function)` runs it on two ranks and returns what rank 0 returned. Prints one line of JSON."""
     parser = argparse.ArgumentParser()
@@ -52,7 +43,7 @@ def main(launch: Callable[[Callable[[], int]], Any], *packages: str) -> int:
     ways: dict[str, Callable[[], Any]] = {
         "nothing": lambda: launch(nothing),
         "group": lambda: launch(group),
-        "import": import_torch,
+        "import": work.import_torch,
     }
     if (said := [ways["nothing"](), ways["group"]()]) != [1, work.RANKS]:
         raise RuntimeError(f"the ranks returned {said}")

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import sys
 import tempfile
-import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -40,11 +39,8 @@ def fit(frame: Any, epochs: int) -> work.Fitted:
     from ray.train.torch import TorchConfig, TorchTrainer
 
     work.init_ray()
-    with tempfile.TemporaryDirectory(prefix="rows-") as folder:
-        began = time.perf_counter()
-        frame.write.mode("overwrite").parquet(f"{folder}/rows")
-        materialise = time.perf_counter() - began
-        rows = ray.data.read_parquet(f"{folder}/rows")
+    with tempfile.TemporaryDirectory(prefix="ray-") as folder, work.as_parquet(frame) as (written, materialise):
+        rows = ray.data.read_parquet(written)
         steps = rows.count() // work.RANKS // work.BATCH
         result = f"{folder}/result.npz"
         TorchTrainer(

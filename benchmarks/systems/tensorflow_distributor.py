@@ -8,11 +8,8 @@ batches. Keras 3 fails under this strategy; `tf_keras` is what works.
 from __future__ import annotations
 
 import os
-import shutil
 import sys
-import tempfile
 import time
-from pathlib import Path
 from typing import Any
 
 import work
@@ -22,14 +19,10 @@ def from_parquet(folder: str, epochs: int) -> tuple[Any, float, int]:
     import json
 
     import numpy as np
-    import pyarrow as pa
-    import pyarrow.parquet as pq
     import tensorflow as tf
 
     rank = json.loads(os.environ["TF_CONFIG"])["task"]["index"]
-    table = pa.concat_tables(pq.read_table(file) for file in sorted(Path(folder).glob("*.parquet"))[rank :: work.RANKS])
-    x = np.stack([table[name].to_numpy() for name in work.FEATURES], axis=1)
-    y = table[work.LABEL].to_numpy()
+    x, y = work.read_share(folder, rank)
     steps = len(x) // work.BATCH
 
     def permuted() -> Any:
@@ -54,15 +47,9 @@ def from_parquet(folder: str, epochs: int) -> tuple[Any, float, int]:
 def fit(frame: Any, epochs: int) -> work.Fitted:
     from spark_tensorflow_distributor import MirroredStrategyRunner
 
-    folder = tempfile.mkdtemp(prefix="rows-")
-    try:
-        began = time.perf_counter()
-        frame.write.mode("overwrite").parquet(folder)
-        materialise = time.perf_counter() - began
+    with work.as_parquet(frame) as (folder, materialise):
         runner = MirroredStrategyRunner(num_slots=work.RANKS, local_mode=False, use_gpu=False)
         layers, loop, rows = runner.run(from_parquet, folder=folder, epochs=epochs)
-    finally:
-        shutil.rmtree(folder)
     return work.Fitted(layers, loop, rows * work.RANKS, {"materialise": materialise})
 
 

@@ -12,9 +12,12 @@ import argparse
 import json
 import os
 import platform
+import subprocess
 import sys
+import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
@@ -91,6 +94,38 @@ def packed(frame: Any) -> Any:
     from pyspark.sql import functions as F
 
     return frame.select(F.array(*FEATURES).alias("x"), LABEL)
+
+
+@contextmanager
+def as_parquet(frame: Any) -> Iterator[tuple[str, float]]:
+    """A folder with the rows in Parquet, and the seconds that writing them took."""
+    with tempfile.TemporaryDirectory(prefix="rows-") as folder:
+        began = time.perf_counter()
+        frame.write.mode("overwrite").parquet(f"{folder}/rows")
+        yield f"{folder}/rows", time.perf_counter() - began
+
+
+def read_share(folder: str, rank: int) -> tuple[Any, Any]:
+    """Features `[n, 64]` and labels `[n]` of every second file, in RAM."""
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    table = pa.concat_tables(pq.read_table(file) for file in sorted(Path(folder).glob("*.parquet"))[rank::RANKS])
+    return np.stack([table[name].to_numpy() for name in FEATURES], axis=1), table[LABEL].to_numpy().copy()
+
+
+def drop(batches: Iterator[Any]) -> Iterator[Any]:
+    """For `mapInArrow`: what comes is read, and nothing goes out."""
+    for _ in batches:
+        pass
+    yield from ()
+
+
+def import_torch() -> None:
+    """In as many processes at once as there are ranks: what none of them can do without."""
+    all_ = [subprocess.Popen([sys.executable, "-c", "import torch"]) for _ in range(RANKS)]
+    if sum(process.wait() for process in all_):
+        raise RuntimeError("torch can't be imported")
 
 
 def make_net() -> Any:

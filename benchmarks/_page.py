@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import _suite
+import first_step
 import train
 
 PAGE, PLOT = _suite.ROOT / "docs" / "benchmarks.md", "benchmarks-train.svg"
@@ -52,22 +53,30 @@ def at_least(what: str, limit: float, measured: float, unit: str = "") -> Goal:
     return Goal(what, f"≥ {limit:g}{unit}", f"{measured:.2f}{unit}", measured >= limit)
 
 
+def training(systems: Mapping[str, Any]) -> Iterator[Goal]:
+    """Of each way to train with Tritium."""
+    seconds, loops = (
+        {name: value for name, runs in systems.items() if (value := _suite.median(runs, key))}
+        for key in ("seconds", "loop")
+    )
+    peers = {name: value for name, value in seconds.items() if name != "ideal" and name not in train.OURS}
+    best = min(peers, key=lambda name: peers[name])
+    for name in train.OURS:
+        if name not in seconds:
+            continue
+        ours = seconds[name]
+        yield at_most(f"{name}: DataFrame → model, warm session, of the ideal", 1.10, ours / seconds["ideal"], " ×")
+        yield at_least(f"{name}: faster than the best peer ({best})", 1.5, peers[best] / ours, " ×")
+        if "horovod.spark" in peers:
+            yield at_least(f"{name}: faster than horovod.spark", 2.5, peers["horovod.spark"] / ours, " ×")
+        speed = loops["ideal"] / loops[name]
+        yield at_least(f"{name}: the loop alone, as a share of its speed over tensors in RAM", 0.97, speed)
+
+
 def goals(found: Mapping[str, Any]) -> Iterator[Goal]:
     """Those whose benchmark has been run."""
     if one := found.get("train"):
-        seconds = {name: _suite.median(runs, "seconds") for name, runs in one["systems"].items()}
-        ours = min(seconds[name] for name in train.OURS if seconds.get(name))
-        yield at_most(
-            "DataFrame → model, warm session, as a multiple of the ideal", 1.10, ours / seconds["ideal"], " ×"
-        )
-        peers = {name: value for name, value in seconds.items() if value and name != "ideal" and name not in train.OURS}
-        best = min(peers, key=lambda name: peers[name])
-        yield at_least(f"DataFrame → model, faster than the best peer ({best})", 1.5, peers[best] / ours, " ×")
-        if "horovod.spark" in peers:
-            yield at_least("DataFrame → model, faster than horovod.spark", 2.5, peers["horovod.spark"] / ours, " ×")
-        loops = {name: _suite.median(runs, "loop") for name, runs in one["systems"].items()}
-        loop = min(loops[name] for name in train.OURS if loops.get(name))
-        yield at_least("training loop, as a share of the speed over tensors in RAM", 0.97, loops["ideal"] / loop)
+        yield from training(one["systems"])
         if memory := one.get("memory"):
             peaks = {name: _suite.median(runs, "without the JVM MB") for name, runs in memory.items()}
             own = {name: peak for name, peak in peaks.items() if peak}
@@ -77,6 +86,11 @@ def goals(found: Mapping[str, Any]) -> Iterator[Goal]:
     if one := found.get("batch"):
         yield at_most("a batch of 1024 × 64 out of the shard, of `index_select` in RAM", 1.3, one["batch"], " ×")
         yield at_least("the loop over a complete shard, as a share of its speed over RAM", 0.97, one["loop"])
+    if one := found.get("first_step"):
+        for name, runs in one["systems"].items():
+            step, imported, read = (_suite.median(runs, key) or 0.0 for key in ("seconds", "import", "read"))
+            limit = round(first_step.goal(name, imported, read), 2)
+            yield at_most(f"first step after the map stages, {name}", limit, step, " s")
     if one := found.get("launch"):
         runs = one["systems"]["Tritium"]
         yield at_most("launch of nothing", 0.5, _suite.median(runs, "nothing") or 0.0, " s")
@@ -165,6 +179,9 @@ def page(found: Mapping[str, Any]) -> Iterator[str]:
                 cells = [f"{peak[key]:.0f}" if key in peak else "failed" for key in ("tree MB", "without the JVM MB")]
                 yield f"| {name} | {' | '.join(cells)} |"
             yield ""
+    if one := found.get("first_step"):
+        names = {"first step, s": "seconds", "import of torch twice, s": "import", "two tasks read it, s": "read"}
+        yield from table("First step after the map stages", one, {title: (key, ".2f") for title, key in names.items()})
     if one := found.get("launch"):
         names = {"nothing, s": "nothing", "with a process group, s": "group", "import of torch twice, s": "import"}
         yield from table("Launch of two ranks", one, {title: (key, ".2f") for title, key in names.items()})

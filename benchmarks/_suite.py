@@ -174,8 +174,7 @@ def in_turn(
                 one = {"error": str(problem)}
                 print(problem, file=sys.stderr)
             found[name].append(one)
-            seconds = one.get("seconds")
-            said = "failed" if seconds is None else f"{seconds:.2f} s"
+            said = "failed" if "error" in one else f"{one['seconds']:.2f} s" if "seconds" in one else "done"
             print(f"round {number + 1}  {name:<28} {said}   ({time.monotonic() - began:.0f} s in all)", flush=True)
     return found
 

@@ -94,7 +94,7 @@ def simulate(address: tuple[str, int], secret: bytes, partitions: range, pipe: A
         lines.append(line)
     for line in lines:
         message = line.receive()
-        if message is None or message.kind != "assign" or len(message["peers"]) == 0:
+        if message is None or message.kind != "assign" or not message.blob:
             raise RuntimeError(f"not assigned: {message}, {line.reason}")
     pipe.send("assigned")
     pipe.recv()

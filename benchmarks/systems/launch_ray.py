@@ -14,8 +14,8 @@ import work
 
 def launch(function: Callable[[], int]) -> Any:
     from ray.train import RunConfig, ScalingConfig
-    from ray.train.data_parallel_trainer import DataParallelTrainer
     from ray.train.torch import TorchConfig, TorchTrainer
+    from ray.train.v2.api.data_parallel_trainer import DataParallelTrainer
 
     scaling = ScalingConfig(num_workers=work.RANKS, resources_per_worker={"CPU": 0.5})
     with tempfile.TemporaryDirectory(prefix="run-") as folder:

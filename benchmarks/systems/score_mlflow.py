@@ -23,7 +23,7 @@ def udf_of(spark: Any) -> Any:
 
     path = Path(FOLDER, "model")
     if not path.exists():
-        mlflow.pytorch.save_model(scoring.net(), str(path))
+        mlflow.pytorch.save_model(scoring.net(), str(path), serialization_format="pickle")
     return mlflow.pyfunc.spark_udf(spark, str(path), result_type="double", env_manager="local")
 
 

@@ -29,7 +29,7 @@ def _modules() -> Iterator[None]:
     """The benchmarks' modules can be imported, and go to Spark's workers by value; afterwards they are forgotten."""
     there, path = set(sys.modules), sys.path[:]
     sys.path[:0] = map(str, FOLDERS)
-    for name in ("work", "launching", "scoring", "imaging"):
+    for name in ("work", "launching", "first_step_tritium", "scoring", "imaging"):
         module(name)
     yield
     for pickler in PICKLERS:
@@ -71,6 +71,12 @@ def test_launch(spark: Any) -> None:
     for name in ("on_spark", "on_driver"):
         launch = getattr(module("launch_tritium"), name)
         assert [launch(launching.nothing), launch(launching.group)] == [1, 2]
+
+
+def test_first_step(spark: Any) -> None:
+    measure = module("first_step_tritium").measure
+    found = {shuffle: measure(spark, 4_096, shuffle) for shuffle in ("full", "stream")}
+    assert all(one["seconds"] > 0 and one["read"] > 0 for one in found.values()), found
 
 
 def test_inference(spark: Any, tmp_path: Path) -> None:
@@ -132,7 +138,7 @@ def test_the_page_is_made_of_results(tmp_path: Path, monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(suite, "ROOT", tmp_path.parent)
     suite.save("train", {"rows": 10, "epochs": 1, "systems": systems, "memory": {}})
     text = "\n".join(page.page(page.results()))
-    assert "| DataFrame → model, warm session, as a multiple of the ideal | ≤ 1.1 × | 1.00 × | yes |" in text
+    assert "| Tritium, launch: DataFrame → model, warm session, of the ideal | ≤ 1.1 × | 1.00 × | yes |" in text
     assert "faster than the best peer (petastorm) | ≥ 1.5 × | 1.00 × | **no** |" in text
     assert "| Ray Data + Train | failed |" in text
     page.plot(page.results()["train"], tmp_path / "plot.svg")

@@ -2,29 +2,29 @@
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import importlib
 import itertools
 import sys
-from collections.abc import Iterator, Sequence
-from importlib.abc import MetaPathFinder
-from importlib.machinery import ModuleSpec, PathFinder
-from types import ModuleType
+from collections.abc import Iterator
 from typing import Any
 
+from tritium.frameworks.at_import import at_import
+from tritium.frameworks.torch_dynamo import wait_for_compile
+
 PACKAGE = "torch"
-# What torch imports at the first use of an optimizer and of DDP: most of a second, better spent before the first step.
-_LATER = ("torch.distributed", "torch.nn.parallel", "torch._dynamo")
 _GROUPS = "torch.distributed.distributed_c10d"
 
 
 def load() -> None:
     """Import torch. Raises ImportError where it is missing."""
     importlib.import_module(PACKAGE)
-    for name in _LATER:
-        with contextlib.suppress(ImportError):  # a torch that was built without it does not need it either
-            importlib.import_module(name)
+
+
+def prepare() -> None:
+    """Before anyone imports torch: what it would do at a bad time, it does not, or later."""
+    wait_for_compile()
+    keep_groups()
 
 
 def keep_groups() -> None:
@@ -36,31 +36,7 @@ def keep_groups() -> None:
 
     The store that a group met at stays with it, so each group that meets at MASTER_PORT gets names of its own there.
     """
-    if _GROUPS in sys.modules:
-        _keep(sys.modules[_GROUPS])
-    else:
-        sys.meta_path.insert(0, _AtImport())
-
-
-class _AtImport(MetaPathFinder):
-    """Sees that module as it is loaded: before others take its functions by name, and without loading torch itself."""
-
-    def find_spec(
-        self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
-    ) -> ModuleSpec | None:
-        if fullname != _GROUPS:
-            return None
-        sys.meta_path.remove(self)
-        spec = PathFinder.find_spec(fullname, path, target)
-        if spec is not None and spec.loader is not None:
-            execute = spec.loader.exec_module
-
-            def exec_module(module: ModuleType) -> None:
-                execute(module)
-                _keep(module)
-
-            spec.loader.exec_module = exec_module  # type: ignore[method-assign]
-        return spec
+    at_import(_GROUPS, _keep)
 
 
 def _keep(c10d: Any) -> None:

@@ -19,7 +19,7 @@ from tritium.data.fingerprint import Part, added, table
 from tritium.data.watermark import MarkKeeper
 from tritium.errors import TritiumError, WireError
 from tritium.gang.failure import Aside, Failure
-from tritium.gang.muster import Member, Rendezvous, agree, muster
+from tritium.gang.muster import Member, Rendezvous, agree, assignments, muster
 from tritium.gang.server import Server, Session
 from tritium.gang.stall import Patience, Standing
 from tritium.gang.stallwatch import StallWatch
@@ -233,8 +233,9 @@ class Coordinator:
     def _form(self) -> None:
         gang = muster(list(self.members.values()))
         peers = [m.peer() for m in gang]
-        for m in gang:
-            m.link.send("assign", names=self._names, run_id=self.run_id, **m.assignment(gang, peers))
+        everyone = json.dumps(peers).encode()  # once for all: with 2,048 ranks it is 230 kB
+        for m, place in assignments(gang):
+            m.link.send("assign", everyone, names=self._names, run_id=self.run_id, **place)
         self.formed = True
         self._observer.event("formed", peers=peers)
         for m in gang:

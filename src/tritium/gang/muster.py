@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -69,20 +69,6 @@ class Member:
             "pid": self.pid,
         }
 
-    def assignment(self, gang: Sequence[Member], peers: list[dict[str, Any]]) -> dict[str, Any]:
-        """What this rank needs to start. GPUs of a host's ranks are all visible, in the order of local ranks."""
-        neighbours = [m for m in gang if m.host == self.host]
-        return {
-            "rank": self.number,
-            "size": len(gang),
-            "local_rank": self.local_rank,
-            "local_size": len(neighbours),
-            "master_address": gang[0].address,
-            "master_port": gang[0].port,
-            "visible_gpus": [gpu for m in neighbours for gpu in m.gpus],
-            "peers": peers,
-        }
-
 
 def muster(members: Sequence[Member]) -> list[Member]:
     """Give ranks: hosts by their first partition, within a host by accelerator address, then by partition.
@@ -101,6 +87,27 @@ def muster(members: Sequence[Member]) -> list[Member]:
     return gang
 
 
+def assignments(gang: Sequence[Member]) -> Iterator[tuple[Member, dict[str, Any]]]:
+    """What each rank needs to start. GPUs of a host's ranks are all visible, in the order of local ranks."""
+    hosts: dict[str, list[Member]] = {}
+    for member in gang:
+        hosts.setdefault(member.host, []).append(member)
+    for member in gang:
+        neighbours = hosts[member.host]
+        yield (
+            member,
+            {
+                "rank": member.number,
+                "size": len(gang),
+                "local_rank": member.local_rank,
+                "local_size": len(neighbours),
+                "master_address": gang[0].address,
+                "master_port": gang[0].port,
+                "visible_gpus": [gpu for m in neighbours for gpu in m.gpus],
+            },
+        )
+
+
 def _numeric(address: str) -> tuple[int, str]:
     return (int(address), "") if address.isdigit() else (1 << 30, address)
 
@@ -113,17 +120,19 @@ class Rendezvous:
     size: int
     lane: str = "main"  # meetings are counted by lane
     values: dict[int, bytes] = field(default_factory=dict)
+    total: int = 0  # bytes of all values
     operations: dict[int, str] = field(default_factory=dict)
     problem: str | None = None
 
     def add(self, rank: int, message: Message) -> None:
         """A rank has come. All must have come for the same."""
         self.values[rank] = message.blob
-        self.operations[rank] = str(message["operation"])
-        if len(set(self.operations.values())) > 1:
+        self.total += len(message.blob)
+        operation = self.operations[rank] = str(message["operation"])
+        if operation != next(iter(self.operations.values())):
             calls = ", ".join(f"rank {r} calls {op}()" for r, op in sorted(self.operations.items()))
             self.problem = f"Ranks disagree about meeting {self.number + 1}: {calls}. All must make the same calls."
-        elif sum(map(len, self.values.values())) > MAX_BLOB:
+        elif self.total > MAX_BLOB:
             self.problem = f"The values to gather are over {MAX_BLOB:,} bytes together; use a collective for them."
 
     def left_by(self, gone: Sequence[int]) -> str | None:

@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING, Any
 
 from tritium import ship
 from tritium.errors import BadSetting, ResultError, TritiumError, WireError, WrongVersion
-from tritium.frameworks.torch import keep_groups
+from tritium.frameworks import torch as pytorch
 from tritium.gang.failure import Failure, Regroup
 from tritium.gang.pulse import Pulse
 from tritium.gang.world import World, entered, peers_of
@@ -51,7 +51,7 @@ def main(argument: str) -> None:
     trace = tracing() if settings["trace"] else None
     control = RankControl(channel, settings["run_dir"], elastic=settings["elastic"], pulse=pulse, trace=trace)
     try:
-        keep_groups()
+        pytorch.prepare()
         if settings["framework"]:
             control.pulse.enter(f"importing {settings['framework']}")
         _import_framework(settings["framework"])
@@ -267,6 +267,7 @@ class RankControl:
         self._shards: dict[str, Shard] = {}
         self._all_finished = False
         self.assignment: dict[str, Any] = {}
+        self._peers = b""
         self.job = b""
         self.decoders: Mapping[str, Mapping[str, Any]] = {}
 
@@ -286,7 +287,7 @@ class RankControl:
         if message.kind == "job":
             self.job = message.blob
         elif message.kind == "assign":
-            self.assignment = message.fields
+            self.assignment, self._peers = message.fields, message.blob
         elif message.kind == "gathered":
             self._gathered[message["lane"], message["number"]] = message
         elif message.kind == "spool":
@@ -324,7 +325,7 @@ class RankControl:
         with self._changed:
             self._changed.wait_for(lambda: self.assignment)
         a = self.assignment
-        peers = peers_of(a["peers"])
+        peers = peers_of(json.loads(self._peers))
         me = peers[a["rank"]]
         return World(
             a["rank"], a["size"], a["local_rank"], a["local_size"], me.host, me.device, peers, a["run_id"], self

@@ -1,0 +1,98 @@
+"""Training without torch's compiler does not import it: that takes almost as long as importing torch itself (rank).
+
+torch (2.13) imports `torch._dynamo` at the first use of an optimizer and of DDP: to keep it from tracing some of their
+functions, to have it break its graph around a step, and to ask DDP's setting. Before anyone has imported it nothing is
+traced, there is no graph, and the setting is the default; so until then all three are answered here. Whoever needs
+more of it, `torch.compile` for one, imports it as ever, and from then on torch does all by itself.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import importlib
+from collections.abc import Callable
+from types import ModuleType
+from typing import Any
+
+from tritium.frameworks.at_import import at_import
+
+_DYNAMO = "torch._dynamo"
+_DISABLED = "__dynamo_disable"  # where torch keeps, with a function, what to call instead
+
+
+def wait_for_compile() -> None:
+    """From now on torch imports its compiler when something is compiled. To be called before torch is imported."""
+    present: list[bool] = []  # a list, as the compiler can trace what asks it
+    marked: list[Any] = []
+
+    def loaded(_: ModuleType) -> None:
+        present.append(True)
+        for function in marked:
+            if getattr(function, _DISABLED, None) is function:
+                delattr(function, _DISABLED)
+        marked.clear()
+
+    at_import("torch._compile", functools.partial(_mark, marked, present))
+    at_import("torch.optim.optimizer", functools.partial(_step_without, present))
+    at_import("torch", functools.partial(_stand_in, present))
+    at_import(_DYNAMO, loaded)
+
+
+def _mark(marked: list[Any], present: list[bool], module: ModuleType) -> None:
+    """What must not be traced is called as it is, while nothing can trace it."""
+    original = getattr(module, "_disable_dynamo", None)
+    if original is None:
+        return
+
+    @functools.wraps(original)
+    def _disable_dynamo(fn: Any = None, recursive: bool = True) -> Any:
+        if fn is not None and not present:
+            with contextlib.suppress(AttributeError, TypeError):  # it takes no attributes: then torch does as ever
+                setattr(fn, _DISABLED, fn)
+                marked.append(fn)
+        return original(fn, recursive)
+
+    module._disable_dynamo = _disable_dynamo  # type: ignore[attr-defined]
+
+
+def _step_without(present: list[bool], module: ModuleType) -> None:
+    """An optimizer's step, without the breaks around it in a graph that is not there."""
+    original = getattr(module, "_use_grad_for_differentiable", None)
+    if original is None:
+        return
+
+    def _use_grad_for_differentiable(func: Callable[..., Any]) -> Callable[..., Any]:
+        whole = original(func)
+
+        @functools.wraps(func)
+        def step(*args: Any, **kwargs: Any) -> Any:
+            if present:
+                return whole(*args, **kwargs)
+            with module.torch.set_grad_enabled(args[0].defaults["differentiable"]):
+                return func(*args, **kwargs)
+
+        return step
+
+    module._use_grad_for_differentiable = _use_grad_for_differentiable  # type: ignore[attr-defined]
+
+
+def _stand_in(present: list[bool], module: ModuleType) -> None:
+    """`torch._dynamo` until it is imported: DDP asks it for one setting."""
+    if not present:
+        module._dynamo = _Later(_DYNAMO, utils=_Later(f"{_DYNAMO}.utils", get_optimize_ddp_mode=_default))  # type: ignore[attr-defined]
+
+
+def _default() -> str:
+    return "ddp_optimizer"
+
+
+class _Later(ModuleType):
+    """A module that has a few attributes, and imports the real one for all others."""
+
+    def __init__(self, name: str, **attributes: Any) -> None:
+        super().__init__(name)
+        vars(self).update(attributes)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(importlib.import_module(self.__name__), name)

@@ -56,6 +56,19 @@ def fresh(code: str, *arguments: str) -> str:
     return done.stdout
 
 
+def test_a_worker_collects_garbage_after_a_task_without_looking_at_torchs_objects() -> None:
+    """Spark's daemon calls gc.collect() between two tasks: 0.25 s with all that torch makes."""
+    out = fresh("""
+        import gc
+        from tritium.predict.worker import _need_torch
+
+        _need_torch()
+        print(gc.get_freeze_count(), len(gc.get_objects()))
+    """)
+    frozen, seen = map(int, out.split())
+    assert frozen > 50 * seen, "the collector sees what torch made"
+
+
 def test_the_package_imports_without_torch() -> None:
     out = fresh("import tritium.model.model, tritium.model.signature; print('torch' in sys.modules)")
     assert out.strip() == "False"

@@ -49,7 +49,7 @@ def _shards(launch: Launch, stack: ExitStack) -> dict[str, Shard]:
     from tritium.data.tables import Tables
     from tritium.data.watermark import Feed, Mark
     from tritium.gang.coordinator import received
-    from tritium.gang.supervisor import plain_fingerprint
+    from tritium.gang.intake import plain_fingerprint
 
     tables = Tables(launch.data, 1)
     plan = tables.plan

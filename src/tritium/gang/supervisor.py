@@ -14,9 +14,8 @@ import signal
 import socket
 import tempfile
 import threading
-import time
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import IO, TYPE_CHECKING, Any
 
@@ -26,6 +25,7 @@ from tritium import ship
 from tritium.errors import TritiumError, WireError
 from tritium.gang.child import start_rank
 from tritium.gang.failure import Failure, signal_name
+from tritium.gang.intake import Intake
 from tritium.gang.line import Line
 from tritium.gang.results import chunks
 from tritium.gang.stall import Patience
@@ -33,7 +33,6 @@ from tritium.gang.watcher import Watcher
 from tritium.wire import Channel, Message
 
 if TYPE_CHECKING:
-    from tritium.data.receive import Receiver
     from tritium.data.schema import Field
     from tritium.data.spool import Spool
 
@@ -42,7 +41,6 @@ LONGEST_LINE = 1 << 16  # a longer one is passed on in pieces
 SMALL = 1 << 14  # bytes that a socket with room takes without waiting for its reader
 TAIL = 20  # lines of a rank's output that travel with its failure
 PULSE_SECONDS = 1.0  # how often the coordinator hears how a rank stands
-ROWS_SECONDS = 0.02  # how often rows are reported at most, while they arrive
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -130,8 +128,7 @@ class Supervisor:
         self._from_rank: list[threading.Thread] = []
         self._spools: dict[str, Spool] = {}
         self._user_code: ship.Mount | None = None
-        self._announced: set[str] = set()
-        self._reported = 0.0
+        self._intake: Intake | None = None
         self._over_event = threading.Event()
 
     # ---- the whole of it
@@ -199,6 +196,8 @@ class Supervisor:
         self._watcher.watch(self._process)
         theirs.close()
         self._to_rank = Channel(ours)
+        if self.order.plan:
+            self._intake = Intake(self.order, self._spools, self._channel, self._to_rank, self._check)
         self._started = True
 
     def _follow(self) -> None:
@@ -226,21 +225,13 @@ class Supervisor:
         )
 
     def _receive(self, batches: Iterator[pa.RecordBatch], confirm: Callable[[], bool]) -> None:
-        if not self.order.plan:
+        if self._intake is None:
             for _ in batches:
                 pass
             return
-        from tritium.data.receive import Receiver
-
-        receiver = Receiver(self.order.plan, self._spools, sorted=self.order.sorted)
-        self._watcher.receives(receiver.rows)
+        self._watcher.receives(self._intake.rows)
         try:
-            for batch in unbroken(batches, receiver):
-                self._check()
-                receiver.take(batch)
-                self._report_rows(receiver)
-            self._check()
-            receipt = receiver.finish(confirmed=self.order.sorted or confirm())
+            self._intake.run(batches, confirm)
             self._watcher.receives(None)
         except GangEnded:
             raise
@@ -248,29 +239,6 @@ class Supervisor:
             self._fail(Failure.of(error, self.rank, host=self.host, pid=os.getpid()))
             self._check()
             raise
-        body = {"columns": receipt.columns, "fingerprint": plain_fingerprint(receipt.fingerprint)}
-        self._channel.send("receipt", json.dumps(body).encode(), rows=receipt.rows)
-
-    def _report_rows(self, receiver: Receiver) -> None:
-        now = time.monotonic()
-        if now - self._reported < (0.25 if self.order.sorted else ROWS_SECONDS):
-            return
-        self._reported = now
-        for name, rows in receiver.rows.items():
-            if rows and not self.order.sorted and name not in self._announced:
-                # Before the rank may take rows it must know their shape, which the first row has shown.
-                self._announced.add(name)
-                self._announce(name, {})
-        self._channel.send("rows", rows=receiver.rows)
-
-    def _announce(self, name: str, shapes: Mapping[str, Any]) -> None:
-        columns = self._spools[name].describe()
-        for column in columns:
-            if column.get("shape") is None:
-                column["shape"] = shapes.get(column["name"])
-        fields = [f.to_json() for f in self.order.plan[name]]
-        body = json.dumps({"columns": columns, "fields": fields}).encode()
-        self._to_rank.send("spool", body, name=name, prepared=self.order.prepared[name])
 
     def _await_end(self) -> None:
         with self._changed:
@@ -348,8 +316,9 @@ class Supervisor:
             self._spawn(functools.partial(self._tell_stacks, message["number"]), "stacks")
             return
         elif message.kind == "spooled":
+            assert self._intake is not None
             for name, shapes in json.loads(message.blob).items():
-                self._announce(name, shapes)
+                self._intake.announce(name, shapes)
             return
         elif message.kind == "finished":
             with self._changed:
@@ -370,6 +339,8 @@ class Supervisor:
                 failure = Failure.read({**message.fields, **facts}, message.blob)
                 self._fail(failure)
                 continue
+            if message.kind == "ready" and self._intake is not None:
+                self._intake.ready.set()
             if message.kind == "finished":
                 with self._changed:
                     self._rank_finished = True
@@ -462,17 +433,3 @@ class Supervisor:
                 self._end = reason
             self._changed.notify_all()
         self._process.kill_group()
-
-
-def unbroken(batches: Iterator[pa.RecordBatch], receiver: Receiver) -> Iterator[pa.RecordBatch]:
-    """Spark's stream. When it breaks off in the middle, the error says what that means, not what Arrow calls it."""
-    try:
-        yield from batches
-    except TritiumError:  # a table that is dealt on the driver may hold what can't be converted
-        raise
-    except Exception as error:
-        raise receiver.cut_short() from error
-
-
-def plain_fingerprint(fingerprint: Mapping[str, Mapping[int, Sequence[int]]]) -> dict[str, list[list[int]]]:
-    return {name: [[p, *part] for p, part in parts.items()] for name, parts in fingerprint.items()}

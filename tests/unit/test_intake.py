@@ -1,0 +1,114 @@
+"""Rows on their way to a rank: what is read before the rank is ready, and when."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pyarrow as pa
+import pytest
+
+from clusters import wait
+from tritium.data.spool import Spool
+from tritium.data.tables import Tables
+from tritium.gang import intake as module
+from tritium.gang.intake import AHEAD, Intake
+from tritium.gang.supervisor import GangEnded, Order
+
+TABLES = Tables({"train": pd.DataFrame({"x": np.arange(10 * AHEAD, dtype=np.float32)})}, 1)
+
+
+class Told:
+    """Where messages go."""
+
+    def __init__(self) -> None:
+        self.kinds: list[str] = []
+
+    def send(self, kind: str, blob: bytes = b"", /, **fields: Any) -> None:
+        self.kinds.append(kind)
+
+
+class Taking:
+    """An intake in a thread of its own."""
+
+    def __init__(self, *, sorted: bool) -> None:
+        self.order = Order(
+            launch="L", run_id="L", size=1, address=("", 0), secret=b"", job=b"", env={},
+            plan=TABLES.plan, sorted=sorted, prepared={"train": "full" if sorted else "stream"},
+        )  # fmt: skip
+        self.spools = {name: Spool(fields) for name, fields in TABLES.plan.items()}
+        self.read = 0
+        self.end: Exception | None = None
+        self.coordinator = Told()
+        stand_in: Any = self.coordinator
+        self.intake = Intake(self.order, self.spools, stand_in, stand_in, self.check)
+        self.raised: list[BaseException] = []
+        self.thread = threading.Thread(target=self.run)
+
+    def check(self) -> None:
+        if self.end is not None:
+            raise self.end
+
+    def batches(self) -> Iterator[pa.RecordBatch]:
+        for batch in TABLES.batches(0):
+            self.read += batch.num_rows
+            yield batch
+
+    def run(self) -> None:
+        try:
+            self.intake.run(self.batches(), lambda: True)
+        except GangEnded as error:
+            self.raised.append(error)
+
+    def __enter__(self) -> Taking:
+        self.thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.intake.ready.set()
+        self.thread.join()
+        for spool in self.spools.values():
+            spool.close()
+
+
+@pytest.fixture(params=[True, False], ids=["busy", "idle"])
+def busy(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> bool:
+    monkeypatch.setattr(module, "busy", lambda: request.param)
+    return bool(request.param)
+
+
+def test_on_a_busy_host_rows_that_no_first_step_needs_wait_until_the_rank_is_ready(busy: bool) -> None:
+    with Taking(sorted=False) as taking:
+        if busy:
+            wait(lambda: taking.read > AHEAD, "the first rows are read", 20)
+            taking.thread.join(1.0)
+            assert taking.thread.is_alive(), "all rows were read while the rank still imported its framework"
+            assert taking.read < 3 * AHEAD
+            assert "receipt" not in taking.coordinator.kinds
+            taking.intake.ready.set()
+        taking.thread.join(20)
+        assert taking.intake.rows == {"train": 10 * AHEAD}
+        assert taking.coordinator.kinds[-1] == "receipt"
+
+
+def test_where_the_first_step_needs_all_rows_nothing_waits(busy: bool) -> None:
+    with Taking(sorted=True) as taking:
+        taking.thread.join(20)
+        assert taking.intake.rows == {"train": 10 * AHEAD}
+
+
+def test_a_gang_that_ends_ends_the_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "busy", lambda: True)
+    with Taking(sorted=False) as taking:
+        wait(lambda: taking.read > AHEAD, "the first rows are read", 20)
+        taking.end = GangEnded("ended")
+        taking.thread.join(5)
+        assert not taking.thread.is_alive()
+        assert taking.raised == [taking.end]
+
+
+def test_whether_the_host_is_busy_is_asked_of_the_kernel() -> None:
+    assert module.busy() in (True, False)

@@ -7,14 +7,15 @@ Sources are Parquet files, written first, of 256 MB with the default rows: `colu
 of words from a vocabulary). local[2], two tasks. Sides that take turns:
 
     spark    `repartitionById` of the same columns, `mapInArrow` that drops every batch
-    sorted   the same over our exchange's own DataFrame: ids, anchors, sort
+    frame    the same over our exchange's own DataFrame: ids, anchors, one struct a name
     full     a whole launch of two ranks that wait until their shard is complete, shuffle="full"
     stream   the same with shuffle="stream"
     start    the same launch over a frame of two rows: what a gang costs whatever the size of its data
+    kept     a launch over an exchange that was persisted before: JVM to rank without a shuffle
 
 Printed for the first time in the session (cold) and for the median of the others (warm): seconds, MB/s of what the
 source holds, and the processor seconds of Spark, its workers and the ranks. The clock suffers from other work on the
-machine; the ratio of processor seconds hardly does. The last column leaves the start out of it. What the fingerprint
+machine; the ratio of processor seconds hardly does. The last columns leave out what `start` takes. What the fingerprint
 costs is benchmarks/exchange_fingerprint.py's. `--save` writes benchmarks/results/exchange.json.
 """
 
@@ -131,8 +132,10 @@ def sides(spark: Any, data: Any, kind: str) -> dict[str, Callable[[], object]]:
 
     found = {"spark": own, "full": lambda: ours("full"), "stream": lambda: ours("stream")}
     if kind == "array":
-        found["sorted"] = lambda: Exchange({"train": data}, RANKS).frame.mapInArrow(work.drop, "a int").collect()
+        kept = Exchange({"train": data}, RANKS).persist()
+        found["frame"] = lambda: Exchange({"train": data}, RANKS).frame.mapInArrow(work.drop, "a int").collect()
         found["start"] = lambda: ours("full", few)
+        found["kept"] = lambda: tr.launch(wait_for_all, ranks=RANKS, data=kept, spark=spark, progress=False)
     return found
 
 
@@ -144,24 +147,40 @@ def measure(run: Callable[[], object]) -> tuple[float, float]:
     return seconds, processor.seconds
 
 
+def medians(times: Sequence[tuple[float, float]]) -> tuple[float, float]:
+    """Seconds by the clock, and of the processor, of all but the first time."""
+    clock, spent = zip(*(times[1:] or times), strict=True)
+    return statistics.median(clock), statistics.median(spent)
+
+
 def summary(
-    times: dict[str, list[tuple[float, float]]], megabytes: float, start: float | None
+    times: dict[str, list[tuple[float, float]]], megabytes: float, start: tuple[float, float]
 ) -> dict[str, dict[str, float]]:
-    """Prints a line a side; ratios are Spark's own seconds by ours. `start`: processor seconds without any rows."""
+    """Prints a line a side; ratios are Spark's own seconds by ours. `start`: what a launch takes without any rows."""
     found = {}
-    for name, [cold, *warm] in times.items():
-        clock, spent = (statistics.median(run[i] for run in warm or [cold]) for i in (0, 1))
-        found[name] = {"cold": cold[0], "warm": clock, "processor": spent, "MB/s": megabytes / clock}
-    spark = found["spark"]
-    heads = f"{'of spark':>10}{'cpu s':>7}{'of spark':>10}{'less start':>12}"
-    print(f"{'side':<8}{'cold s':>8}{'warm s':>8}{'MB/s':>7}{heads}")
-    for name, one in found.items():
-        one["of spark"], one["processor of spark"] = spark["warm"] / one["warm"], spark["processor"] / one["processor"]
-        less = one["processor"] - (start or 0.0) if name in ("full", "stream") else one["processor"]
-        one["less start"] = spark["processor"] / less
+    spark_clock, spark_spent = medians(times["spark"])
+    print(
+        f"{'side':<8}{'cold s':>8}{'warm s':>8}{'MB/s':>7}{'of spark':>10}{'cpu s':>7}{'of spark':>10}   less the start"
+    )
+    for name, each in times.items():
+        clock, spent = medians(each)
+        launched = name in ("full", "stream", "kept")
+        rest, left = (clock - start[0], spent - start[1]) if launched else (clock, spent)
+        found[name] = one = {
+            "cold": each[0][0],
+            "warm": clock,
+            "processor": spent,
+            "MB/s": megabytes / clock,
+            "of spark": spark_clock / clock,
+            "processor of spark": spark_spent / spent,
+            "MB/s less start": megabytes / rest,
+            "of spark less start": spark_clock / rest,
+            "processor of spark less start": spark_spent / left,
+        }
         print(
-            f"{name:<8}{one['cold']:>8.2f}{one['warm']:>8.2f}{one['MB/s']:>7.0f}{one['of spark']:>9.2f}x"
-            f"{one['processor']:>7.2f}{one['processor of spark']:>9.2f}x{one['less start']:>11.2f}x"
+            f"{name:<8}{one['cold']:>8.2f}{clock:>8.2f}{one['MB/s']:>7.0f}{one['of spark']:>9.2f}x{spent:>7.2f}"
+            f"{one['processor of spark']:>9.2f}x   {one['MB/s less start']:.0f} MB/s, "
+            f"{one['of spark less start']:.2f}x, cpu {one['processor of spark less start']:.2f}x"
         )
     return found
 
@@ -176,7 +195,7 @@ def main() -> int:
     work.prepare()
     spark = work.session()
     found: dict[str, dict[str, Any]] = {}
-    start: float | None = None
+    start = (0.0, 0.0)
     with tempfile.TemporaryDirectory(prefix="tritium-bench-") as folder:
         os.environ.setdefault("TRITIUM_RUNS", f"{folder}/runs")
         for kind, (data, megabytes) in sources(spark, folder, options.rows, options.kinds).items():
@@ -187,9 +206,10 @@ def main() -> int:
                 for name, run in runs.items():
                     times[name].append(measure(run))
             if "start" in times:
-                start = statistics.median(spent for _, spent in times["start"])
+                start = medians(times["start"])
             print(f"\n{kind}: {megabytes:.0f} MB")
             found[kind] = {"MB": megabytes, "busy before": busy, "sides": summary(times, megabytes, start)}
+            spark.catalog.clearCache()
     spark.stop()
     if options.save:
         _suite.save("exchange", {"rows": options.rows, "kinds": found})

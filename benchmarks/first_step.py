@@ -2,7 +2,7 @@
 
     .venv/bin/python benchmarks/first_step.py [--rows 1000000 8000000] [--rounds 3] [--save]
 
-systems/first_step_tritium.py, in turn for each policy and number of rows. Printed: median seconds to the first step, beside
+systems/first_step_tritium.py, in turn for each policy and number of rows. Printed: median seconds to the first step,
 the import of torch in two processes at once and the time in which two tasks read the same shuffle, of the same runs.
 Goals: "stream" within the import and one second, whatever the rows; "full" within that, or the reading if that takes
 longer. `--save` writes benchmarks/results/first_step.json.

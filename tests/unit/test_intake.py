@@ -34,10 +34,10 @@ class Told:
 class Taking:
     """An intake in a thread of its own."""
 
-    def __init__(self, *, sorted: bool) -> None:
+    def __init__(self, *, streams: bool) -> None:
         self.order = Order(
             launch="L", run_id="L", size=1, address=("", 0), secret=b"", job=b"", env={},
-            plan=TABLES.plan, sorted=sorted, prepared={"train": "full" if sorted else "stream"},
+            plan=TABLES.plan, streams=streams, prepared={"train": "stream" if streams else "full"},
         )  # fmt: skip
         self.spools = {name: Spool(fields) for name, fields in TABLES.plan.items()}
         self.read = 0
@@ -81,7 +81,7 @@ def busy(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> boo
 
 
 def test_on_a_busy_host_rows_that_no_first_step_needs_wait_until_the_rank_is_ready(busy: bool) -> None:
-    with Taking(sorted=False) as taking:
+    with Taking(streams=True) as taking:
         if busy:
             wait(lambda: taking.read > AHEAD, "the first rows are read", 20)
             taking.thread.join(1.0)
@@ -95,14 +95,14 @@ def test_on_a_busy_host_rows_that_no_first_step_needs_wait_until_the_rank_is_rea
 
 
 def test_where_the_first_step_needs_all_rows_nothing_waits(busy: bool) -> None:
-    with Taking(sorted=True) as taking:
+    with Taking(streams=False) as taking:
         taking.thread.join(20)
         assert taking.intake.rows == {"train": 10 * AHEAD}
 
 
 def test_a_gang_that_ends_ends_the_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "busy", lambda: True)
-    with Taking(sorted=False) as taking:
+    with Taking(streams=True) as taking:
         wait(lambda: taking.read > AHEAD, "the first rows are read", 20)
         taking.end = GangEnded("ended")
         taking.thread.join(5)

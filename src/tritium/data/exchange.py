@@ -13,6 +13,7 @@ from functools import cached_property
 from types import TracebackType
 from typing import Any
 
+from tritium.data.receive import end_is_seen
 from tritium.data.schema import Data, Field, as_data, plan
 from tritium.data.types import SourceType, columns_of, path_of
 from tritium.errors import BadData, BadSetting, IncompleteShard
@@ -48,8 +49,9 @@ class Exchange:
         self.plan: dict[str, tuple[Field, ...]] = {
             name: plan(value.frame.schema, value, name) for name, value in self.data.items()
         }
-        self.sorted = all(value.shuffle != "stream" for value in self.data.values())
         self.spark = spark if spark is not None else next(iter(self.data.values())).frame.sparkSession
+        streams = any(value.shuffle == "stream" for value in self.data.values())
+        self.sorted = not streams and not end_is_seen(self.spark.version)
         self.persisted = False
         self._lock = threading.Lock()
         self._readers = 0
@@ -60,7 +62,8 @@ class Exchange:
     def frame(self) -> Any:
         """A Spark DataFrame of `ranks` partitions: `_id` long, `_anchor` int (null for a data row), a struct per name.
 
-        Each partition holds one anchor row, whose id is its highest; with `sorted` it comes last.
+        Each partition holds one anchor row, whose id is its highest. With `sorted` (where Spark's version gives no
+        other proof of the end) rows come in the order of their ids, and the anchor last.
         """
         from pyspark.sql import functions as F
 

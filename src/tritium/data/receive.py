@@ -20,6 +20,8 @@ from tritium.errors import BadRow, IncompleteShard
 
 Array = np.ndarray[Any, Any]
 
+TRIED = ("4.2.",)  # versions of Spark of whose workers it was tried that `stream_is_complete` tells the truth
+
 
 @dataclass(frozen=True)
 class Receipt:
@@ -108,7 +110,7 @@ class Receiver:
             f"Spark ended the rows of this rank early: {self.rows} came, and the "
             f"{'last one' if self._anchors != 1 else 'confirmation of their end'} is missing. Map output was "
             "probably lost with its executor or disk: launch again. If it happens again, look for lost "
-            'executors in the Spark UI; shuffle="full" proves the end by itself.',
+            "executors in the Spark UI.",
             rows=dict(self.rows),
         )
 
@@ -124,6 +126,11 @@ class Receiver:
             fingerprint={name: dict(found.parts) for name, found in self._fingerprints.items()},
             columns={name: spool.describe() for name, spool in self._spools.items()},
         )
+
+
+def end_is_seen(version: str) -> bool:
+    """Whether this version of Spark needs no sorted rows to prove that a shard is complete."""
+    return version.startswith(TRIED)
 
 
 def stream_is_complete() -> bool:

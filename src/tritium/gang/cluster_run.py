@@ -82,7 +82,8 @@ def started_once(launch: Launch, spark: Any, cluster: Cluster) -> list[Any]:
             prove=exchange.prove if exchange else None,
         ).start()
         plan = exchange.plan if exchange else {}
-        order = order_of(launch, coordinator, plan, job, user_code, far_client=cluster.is_connect)
+        in_order = exchange is None or exchange.sorted
+        order = order_of(launch, coordinator, plan, job, user_code, sorted=in_order, far_client=cluster.is_connect)
         spark_job = SparkJob(spark, cluster, launch, coordinator, order, frame)
         try:
             with own_interrupts():

@@ -44,7 +44,7 @@ def run(launch: Launch) -> list[Any]:
         stream=launch.streams,
         patience=Patience.of(gang),
     ).start()
-    order = order_of(launch, coordinator, plan, job, user_code)
+    order = order_of(launch, coordinator, plan, job, user_code, sorted=not launch.streams)
     local = Local(order, coordinator, shards, gpus)
     try:
         local.start()
@@ -82,9 +82,10 @@ def order_of(
     job: bytes,
     user_code: bytes,
     *,
+    sorted: bool,
     far_client: bool = False,
 ) -> Order:
-    """What every supervisor of this launch is told."""
+    """What every supervisor of this launch is told. `sorted`: rows come in the order of their ids."""
     gang = launch.gang
     return Order(
         launch=launch.name,
@@ -98,7 +99,8 @@ def order_of(
         gpus=gang.gpus,
         framework=gang.framework,
         plan=plan,
-        sorted=not launch.streams,
+        sorted=sorted,
+        streams=launch.streams,
         prepared={name: prepared(data.shuffle) for name, data in launch.data.items()},
         user_code=user_code,
         elastic=launch.ranks < gang.most,

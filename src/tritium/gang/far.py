@@ -67,7 +67,7 @@ def supervise_far(
             observer=ledger,
             host="0.0.0.0",
             names=list(order.plan),
-            stream=not order.sorted,
+            stream=order.streams,
             secret=order.secret,
             patience=order.patience,
         ).start()

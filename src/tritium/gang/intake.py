@@ -73,11 +73,11 @@ class Intake:
 
     def _report(self) -> None:
         now = time.monotonic()
-        if now - self._reported < (0.25 if self._order.sorted else ROWS_SECONDS):
+        if now - self._reported < (ROWS_SECONDS if self._order.streams else 0.25):
             return
         self._reported = now
         for name, rows in self.rows.items():
-            if rows and not self._order.sorted and name not in self._announced:
+            if rows and self._order.streams and name not in self._announced:
                 # Before the rank may take rows it must know their shape, which the first row has shown.
                 self._announced.add(name)
                 self.announce(name, {})
@@ -89,7 +89,7 @@ class Intake:
         Where rows can be taken as they come, the first step waits for that import alone, and Spark, which sends the
         rows, would take half of its processor time.
         """
-        while not self._order.sorted and max(self.rows.values()) > AHEAD and not self.ready.is_set() and busy():
+        while self._order.streams and max(self.rows.values()) > AHEAD and not self.ready.is_set() and busy():
             self.ready.wait(LOOK_SECONDS)
             self._check()
 

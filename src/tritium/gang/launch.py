@@ -64,7 +64,7 @@ class Launch:
 
     @property
     def streams(self) -> bool:
-        """Whether rows go to the ranks as they arrive, not sorted by id."""
+        """Whether ranks take rows while others still arrive."""
         return any(data.shuffle == "stream" for data in self.data.values())
 
     def sized(self, ranks: int) -> Launch:

@@ -59,6 +59,7 @@ class Order:
     framework: str | None = None
     plan: Mapping[str, tuple[Field, ...]] = field(default_factory=dict)
     sorted: bool = True
+    streams: bool = False
     prepared: Mapping[str, str | bool] = field(default_factory=dict)
     user_code: bytes = b""
     elastic: bool = False

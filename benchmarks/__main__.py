@@ -16,6 +16,7 @@ import _suite
 HERE = Path(__file__).parent
 SAVED = {  # what docs/benchmarks.md shows, and with which settings
     "train": ["--memory"],
+    "loop": [],
     "first_step": [],
     "launch": [],
     "inference": [],

@@ -11,6 +11,7 @@ from typing import Any
 
 import _suite
 import first_step
+import loop
 import train
 
 PAGE, PLOT = _suite.ROOT / "docs" / "benchmarks.md", "benchmarks-train.svg"
@@ -83,6 +84,13 @@ def goals(found: Mapping[str, Any]) -> Iterator[Goal]:
             least = min(value for name, value in own.items() if name not in train.OURS)
             used = min(own[name] for name in train.OURS if name in own)
             yield at_most("peak memory of the tree without Spark's JVM, of the best peer's", 0.6, used / least, " ×")
+    if one := found.get("loop"):
+        for name in ("full", "stream"):
+            for epoch in loop.EPOCHS:
+                ram, seconds = (_suite.median(one["systems"][each], epoch) or 0.0 for each in ("in RAM", name))
+                yield at_least(
+                    f'the loop with "{name}", {epoch}, as a share of its speed over RAM', 0.97, ram / seconds
+                )
     if one := found.get("batch"):
         yield at_most("a batch of 1024 × 64 out of the shard, of `index_select` in RAM", 1.3, one["batch"], " ×")
         yield at_least("the loop over a complete shard, as a share of its speed over RAM", 0.97, one["loop"])
@@ -182,6 +190,9 @@ def page(found: Mapping[str, Any]) -> Iterator[str]:
                 cells = [f"{peak[key]:.0f}" if key in peak else "failed" for key in ("tree MB", "without the JVM MB")]
                 yield f"| {name} | {' | '.join(cells)} |"
             yield ""
+    if one := found.get("loop"):
+        columns = {f"{epoch}, s": (epoch, ".2f") for epoch in loop.EPOCHS}
+        yield from table("The loop alone, epoch by epoch", one, columns)
     if one := found.get("first_step"):
         names = {"first step, s": "seconds", "import of torch twice, s": "import", "two tasks read it, s": "read"}
         yield from table("First step after the map stages", one, {title: (key, ".2f") for title, key in names.items()})

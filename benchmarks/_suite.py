@@ -12,6 +12,7 @@ import re
 import statistics
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -55,9 +56,11 @@ def run(environment: str, script: str, *arguments: object, limit: float = 1800, 
     """
     command = [python_of(environment), str(SYSTEMS / f"{script}.py"), *map(str, arguments)]
     busy = quiet()
-    with subprocess.Popen(
-        command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, start_new_session=True
-    ) as process:
+    pipes: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
+    with (
+        tempfile.TemporaryDirectory(prefix="tritium-bench-runs-") as runs,
+        subprocess.Popen(command, env={**os.environ, "TRITIUM_RUNS": runs}, start_new_session=True, **pipes) as process,
+    ):
         tree = Tree(process.pid)
         try:
             with tree if memory else contextlib.nullcontext():

@@ -7,9 +7,9 @@
 2. Ranks, all on this machine's cores, so that only the overhead shows: seconds to launch nothing, and to launch a
    process group, on="driver", median of `--times`.
 3. A coordinator in a process of its own. The ranks are simulated: real lines to it, as supervisors have, from four
-   other processes on the same cores, each reporting, then ready, then still. Seconds until all have been given their
-   numbers, and the share of a core that the coordinator takes while they send beats for `--seconds`. Goals with 512:
-   10 s, 5 %.
+   other processes on the same cores, each reporting, then ready, then telling once a second how its rank stands.
+   Seconds until all have been given their numbers, and the share of a core that the coordinator takes meanwhile, over
+   `--seconds`. Goals with 512: 10 s, 5 %.
 
 `--save` writes benchmarks/results/scale.json.
 """
@@ -68,8 +68,9 @@ class Silent:
 def coordinate(size: int, pipe: Any) -> None:
     """A coordinator: sends its address and secret, the seconds until its gang had formed, its processor seconds."""
     from tritium.gang.coordinator import Coordinator
+    from tritium.gang.stall import Patience
 
-    with_all = Coordinator(size, launch="L", observer=Silent()).start()
+    with_all = Coordinator(size, launch="L", observer=Silent(), patience=Patience(600.0)).start()
     pipe.send((with_all.address, with_all.secret))
     with with_all.changed:
         with_all.changed.wait_for(lambda: with_all.formed)
@@ -84,6 +85,8 @@ def coordinate(size: int, pipe: Any) -> None:
 def simulate(address: tuple[str, int], secret: bytes, partitions: range, pipe: Any) -> None:
     """The supervisors of these partitions; says when each has been given its number, and waits for the end."""
     from tritium.gang.line import Line
+    from tritium.gang.stall import Standing
+    from tritium.gang.supervisor import PULSE_SECONDS
 
     lines = []
     for partition in partitions:
@@ -97,7 +100,11 @@ def simulate(address: tuple[str, int], secret: bytes, partitions: range, pipe: A
         if message is None or message.kind != "assign" or not message.blob:
             raise RuntimeError(f"not assigned: {message}, {line.reason}")
     pipe.send("assigned")
-    pipe.recv()
+    pulse = {**vars(Standing(0.0, step=1, epoch=0, phase="training", taken=1, pace=0.01, state="S"))}
+    del pulse["heard"]
+    while not pipe.poll(PULSE_SECONDS):
+        for line in lines:
+            line.send("pulse", **pulse)
     for line in lines:
         line.close()
 

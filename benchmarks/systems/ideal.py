@@ -31,7 +31,7 @@ def shuffle_into_nothing(frame: Any) -> object:
     return rows.repartitionById(work.RANKS, to).mapInArrow(work.drop, "a int").collect()
 
 
-def from_memory(rank: int, port: int, rows: int, epochs: int) -> tuple[Any, float, int]:
+def from_memory(rank: int, port: int, rows: int, epochs: int) -> tuple[tuple[Any, float, int], list[float]]:
     os.environ |= {
         "RANK": str(rank),
         "WORLD_SIZE": str(work.RANKS),
@@ -48,7 +48,8 @@ def from_memory(rank: int, port: int, rows: int, epochs: int) -> tuple[Any, floa
         for index in torch.randperm(rows).split(work.BATCH):
             yield x.index_select(0, index), y.index_select(0, index)
 
-    return work.train(epochs, batches)
+    each: list[float] = []
+    return work.train(epochs, batches, each=each), each
 
 
 def fit(frame: Any, epochs: int) -> work.Fitted:
@@ -62,9 +63,11 @@ def fit(frame: Any, epochs: int) -> work.Fitted:
         port = free.getsockname()[1]
     with get_context("spawn").Pool(work.RANKS) as pool:
         found = pool.starmap(from_memory, [(rank, port, rows, epochs) for rank in range(work.RANKS)])
-    loop = max(seconds for _, seconds, _ in found)
-    parts["loop"] = loop
-    return work.Fitted(found[0][0], loop, sum(taken for *_, taken in found), parts, seconds=sum(parts.values()))
+    parts["loop"] = loop = max(seconds for (_, seconds, _), _ in found)
+    seconds = sum(parts.values())
+    (layers, _, _), _ = found[0]
+    rows = sum(taken for (*_, taken), _ in found)
+    return work.Fitted(layers, loop, rows, parts | work.by_epoch([each for _, each in found]), seconds=seconds)
 
 
 if __name__ == "__main__":

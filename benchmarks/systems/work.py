@@ -147,11 +147,11 @@ def paired(parts: list[Any]) -> list[tuple[Any, Any]]:
 
 
 def train(
-    epochs: int, batches: Callable[[int], Any], steps: int | None = None
+    epochs: int, batches: Callable[[int], Any], steps: int | None = None, each: list[float] | None = None
 ) -> tuple[list[tuple[Any, Any]], float, int]:
     """The loop that every torch system is given: DDP over Gloo, `batches(epoch)` gives (x, y) or (x, y, scale).
 
-    Returns the weights, the seconds of this rank's loop and the rows it took.
+    Returns the weights, the seconds of this rank's loop and the rows it took; the seconds of each epoch go to `each`.
     """
     import torch
     import torch.distributed as dist
@@ -175,12 +175,20 @@ def train(
             loss.backward()
             optimizer.step()
             rows += len(x)
+        if each is not None:
+            each.append(time.perf_counter() - began - sum(each))
     seconds = time.perf_counter() - began
     layers = layers_of(net.module)
     del net, optimizer, loss  # before their process group: torch 2.13 may deadlock where DDP outlives it
     if own:
         dist.destroy_process_group()
     return layers, seconds, rows
+
+
+def by_epoch(ranks: list[list[float]]) -> dict[str, float]:
+    """Seconds of the first epoch and of a later one on average, of the slower rank, from those of all ranks' epochs."""
+    first, *later = (max(seconds) for seconds in zip(*ranks, strict=True))
+    return {"first epoch": first} | ({"later epochs": sum(later) / len(later)} if later else {})
 
 
 def mean_squared_error(layers: list[tuple[Any, Any]], rows: int = 20_000) -> float:

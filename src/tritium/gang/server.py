@@ -17,6 +17,7 @@ from tritium.gang.session import BEAT, LOST, SILENCE, TICK, Inbox, Outbox
 from tritium.wire import MAX_BLOB, Challenge, Codec, Message, Packed
 
 HANDSHAKE_SECONDS = 10.0
+CROWD = 128  # with more connections beats are fewer, but still two before an end would be taken for silent
 STRANGERS = 256  # connections that have not yet proved themselves, at most
 OUTBOX_BYTES = 2 * MAX_BLOB  # what a supervisor has not confirmed, at most
 OVER = "this run has ended, or goes on without this supervisor"
@@ -116,10 +117,10 @@ class Link(Generic[Owner]):
         elif self.open:
             self._server.watch(self, self._socket, writing=waiting)
 
-    def pulse(self) -> None:
-        """A beat when nothing has been sent for a while; from a thread of its own."""
+    def pulse(self, seconds: float) -> None:
+        """A beat when nothing has been sent for so long; from a thread of its own."""
         with self._lock:
-            if self.session is None or not self.open or time.monotonic() - self._sent < BEAT:
+            if self.session is None or not self.open or time.monotonic() - self._sent < seconds:
                 return
             if not self._queue:
                 fields = {"received": self.session.inbox.received, "unheard": self.unheard}
@@ -283,8 +284,9 @@ class Server(Generic[Owner]):
     def _beat(self) -> None:
         """The pulse: a callback that takes long must not make this server look dead."""
         while not self._stopped.wait(TICK):
-            for link in list(self.links.values()):
-                link.pulse()
+            links = list(self.links.values())
+            for link in links:
+                link.pulse(BEAT if len(links) <= CROWD else SILENCE / 2)
 
     def lose_patience(self) -> None:
         """No one who is away will come back: those who are, and those who will be, are gone at once."""

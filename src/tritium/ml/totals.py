@@ -23,17 +23,22 @@ class Totals:
         for metric in self._kept.values():
             metric.to(ranks.device)
             metric.reset()
-        self._sums = torch.zeros(3 + len(self._own), dtype=torch.float64, device=ranks.device)
+        self._rows = self._padded = 0
+        self._sums = torch.zeros(1 + len(self._own), dtype=torch.float64, device=ranks.device)
+        self._each = list(self._sums)  # views: a third of the time of an index at every step
 
     def add(self, batch: Any, loss: torch.Tensor, output: Any) -> None:
         """A batch's mean loss and its output; a row that is only there to keep the ranks in step does not count."""
         with torch.no_grad():
             label = batch.get(LABEL)
             means = [loss, *(metric(output, label) for metric in self._own.values())]
-            counts = [m.detach() * batch.rows if isinstance(m, torch.Tensor) else m * batch.rows for m in means]
-            padded = len(next(iter(batch.values()))) - batch.rows
-            for i, value in enumerate([batch.rows, padded, *counts]):
-                self._sums[i] += value
+            for sum_, mean in zip(self._each, means, strict=True):
+                if isinstance(mean, torch.Tensor):
+                    sum_.add_(mean.detach(), alpha=batch.rows)
+                else:
+                    sum_.add_(mean * batch.rows)
+            self._rows += batch.rows
+            self._padded += len(next(iter(batch.values()))) - batch.rows
             if batch.rows:
                 for metric in self._kept.values():
                     metric.update(output, label)
@@ -41,13 +46,15 @@ class Totals:
     def state(self) -> dict[str, Any]:
         """This rank's sums so far, for a checkpoint."""
         kept = {name: {each: getattr(metric, each) for each in metric._defaults} for name, metric in self._kept.items()}
-        return {"sums": self._sums, "kept": kept, "updates": {n: m._update_count for n, m in self._kept.items()}}
+        return {"sums": self._all(), "kept": kept, "updates": {n: m._update_count for n, m in self._kept.items()}}
 
     def load_state(self, states: Sequence[Mapping[str, Any] | None]) -> None:
         """Go on from the sums of all ranks of then; the ranks of now share them out."""
         for state in states[self._ranks.rank :: self._ranks.size]:
             if state is not None:
-                self._sums += state["sums"].to(self._sums.device)
+                rows, padded, *_ = state["sums"].tolist()
+                self._rows, self._padded = self._rows + int(rows), self._padded + int(padded)
+                self._sums += state["sums"][2:].to(self._sums.device)
                 for name, metric in self._kept.items():
                     _take_in(metric, state["kept"][name], state["updates"][name])
 
@@ -67,8 +74,13 @@ class Totals:
         """Loss and metrics alone. A collective."""
         return self._collect()[0]
 
+    def _all(self) -> torch.Tensor:
+        """Rows, padded rows, and the sums of losses and metrics."""
+        counts = torch.tensor([self._rows, self._padded], dtype=torch.float64, device=self._sums.device)
+        return torch.cat([counts, self._sums])
+
     def _collect(self) -> tuple[dict[str, Any], int, int]:
-        rows, padded, *sums = self._ranks.sum(self._sums).tolist()
+        rows, padded, *sums = self._ranks.sum(self._all()).tolist()
         found: dict[str, Any] = dict(zip(["loss", *self._own], (s / rows for s in sums), strict=True))
         for name, metric in self._kept.items():
             value = metric.compute()
@@ -105,7 +117,8 @@ class Alarm:
     def watch(self, batches: list[Any], losses: list[torch.Tensor]) -> None:
         """The losses of one optimizer step, before its last `backward`. A collective."""
         self.check()
-        own = (~torch.isfinite(torch.stack(losses)).all()).to(torch.int32)
+        whole = losses[0] if len(losses) == 1 else torch.stack(losses)
+        own = torch.isfinite(whole).all().logical_not_().to(torch.int32)
         of_all = own.clone()
         self._sent = (own, of_all, self._ranks.highest(of_all))
         self._recent = [*self._recent[-1:], batches]

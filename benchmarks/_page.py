@@ -87,10 +87,9 @@ def goals(found: Mapping[str, Any]) -> Iterator[Goal]:
     if one := found.get("loop"):
         for name in ("full", "stream"):
             for epoch in loop.EPOCHS:
-                ram, seconds = (_suite.median(one["systems"][each], epoch) or 0.0 for each in ("in RAM", name))
-                yield at_least(
-                    f'the loop with "{name}", {epoch}, as a share of its speed over RAM', 0.97, ram / seconds
-                )
+                ram, seconds = (_suite.median(one["systems"][each], epoch) for each in ("in RAM", name))
+                share = ram / seconds if ram and seconds else 0.0
+                yield at_least(f'the loop with "{name}", {epoch}, as a share of its speed over RAM', 0.97, share)
     if one := found.get("batch"):
         yield at_most("a batch of 1024 × 64 out of the shard, of `index_select` in RAM", 1.3, one["batch"], " ×")
         yield at_least("the loop over a complete shard, as a share of its speed over RAM", 0.97, one["loop"])

@@ -5,8 +5,9 @@
 A real broker; a producer that writes `--rate` events a second (JSON of 64 features); a query that parses, scores by an
 MLP 64-256-256-1 and writes, `local[2]`, one micro-batch after the other. The broker stamps what it appends, in both
 topics, so that latency is by one clock. The first events, and five seconds of the others, warm up. Printed:
-milliseconds at the 50th and 99th percentile and events a second; the query with nothing in the model's place is the
-floor. `--save` writes benchmarks/results/stream.json.
+milliseconds at the 50th and 99th percentile and events a second. Floors are the same query with a constant in the
+model's place, and with an Arrow UDF there that returns zeros: what Spark takes for any function in Python. `--save`
+writes benchmarks/results/stream.json.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ import _suite
 
 sys.path.insert(0, str(_suite.ROOT / "tests"))  # the broker of the tests is a real one
 
-MODELS = {"nothing": "nothing", "Tritium": "tritium", "predict_batch_udf": "batch_udf"}
+MODELS = {"nothing": "nothing", "no-op UDF": "zeros", "Tritium": "tritium", "predict_batch_udf": "batch_udf"}
 WARM = 5  # seconds of events that are not counted
 
 

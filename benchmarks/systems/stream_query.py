@@ -1,6 +1,6 @@
 """A streaming query from Kafka to Kafka that runs until it is told to stop: stream_query.py ADDRESS JARS FOLDER MODEL
 
-MODEL is `nothing` (a constant takes the model's place: the floor of a micro-batch), `tritium` or `batch_udf`. The next
+MODEL is `nothing` (a constant takes the model's place), `zeros` (a UDF that does nothing), `tritium` or `batch_udf`. The next
 micro-batch begins as soon as one has ended. Says "ready" when the first one is through, and stops at the end of its
 standard input.
 """
@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import score_batch_udf
+import score_ideal
 import score_tritium
 import work
 from pyspark.sql import functions as F
@@ -22,7 +23,12 @@ def nothing(frame: Any) -> Any:
     return frame.withColumn("prediction", F.lit(0.0))
 
 
-MODELS = {"nothing": nothing, "tritium": score_tritium.transform, "batch_udf": score_batch_udf.transform}
+MODELS = {
+    "nothing": nothing,
+    "zeros": score_ideal.zeros,
+    "tritium": score_tritium.transform,
+    "batch_udf": score_batch_udf.transform,
+}
 
 
 def main(address: str, jars: str, folder: str, model: str) -> int:

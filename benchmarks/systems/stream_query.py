@@ -1,8 +1,8 @@
 """A streaming query from Kafka to Kafka that runs until it is told to stop: stream_query.py ADDRESS JARS FOLDER MODEL
 
-MODEL is `nothing` (a constant takes the model's place), `zeros` (a UDF that does nothing), `tritium` or `batch_udf`. The next
-micro-batch begins as soon as one has ended. Says "ready" when the first one is through, and stops at the end of its
-standard input.
+MODEL is `nothing` (a constant takes the model's place), `zeros` (a UDF that does nothing), `tritium` or `batch_udf`.
+The next micro-batch begins as soon as one has ended. Says "ready" when the first one is through, and stops at the end
+of its standard input.
 """
 
 from __future__ import annotations

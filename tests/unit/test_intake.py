@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import threading
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -110,5 +112,14 @@ def test_a_gang_that_ends_ends_the_waiting(monkeypatch: pytest.MonkeyPatch) -> N
         assert taking.raised == [taking.end]
 
 
-def test_whether_the_host_is_busy_is_asked_of_the_kernel() -> None:
-    assert module.busy() in (True, False)
+def test_a_host_is_busy_when_more_threads_want_to_run_than_it_has_cores(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    load = tmp_path / "loadavg"
+    monkeypatch.setattr(module, "LOAD", str(load))
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0, 1, 2}, raising=False)
+    for running, expected in ((3, False), (4, True)):
+        load.write_text(f"0.52 0.58 0.59 {running}/467 12345\n")
+        assert module.busy() is expected
+    load.unlink()
+    assert module.busy() is False, "where nothing is told, nothing waits"

@@ -11,11 +11,11 @@ import pandas as pd
 import pyarrow as pa
 import pytest
 
-from tritium.data.receive import Receiver, stream_is_complete
+from tritium.data.receive import Receiver, end_is_seen, stream_is_complete
 from tritium.data.schema import Data
 from tritium.data.spool import Spool, SpoolReader
 from tritium.data.tables import Tables
-from tritium.errors import BadRow, IncompleteShard
+from tritium.errors import BadRow, DataError, IncompleteShard
 
 
 @contextmanager
@@ -132,18 +132,33 @@ def test_masks_are_spooled_beside_their_column() -> None:
         assert reader.column("x_mask").tolist() == [[True, False], [False, True]]
 
 
-def test_outside_a_spark_worker_no_stream_is_complete() -> None:
-    assert stream_is_complete() is False
+def test_outside_a_spark_worker_nobody_knows_whether_a_stream_is_complete() -> None:
+    assert stream_is_complete() is None
+    with receiver(TABLES, sorted=False) as taking:
+        for batch in TABLES.batches(0):
+            taking.take(batch)
+        with pytest.raises(DataError, match="TRITIUM_SORT=1"):
+            taking.finish(confirmed=None)
 
 
-def test_an_end_that_looks_like_the_worker_but_is_not_read_counts_as_cut_short() -> None:
-    def main(infile: Any) -> bool:
+def test_the_jvm_sorts_where_that_was_not_tried_or_is_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert [end_is_seen(version) for version in ("4.2.0", "4.2.3", "4.20.0", "4.1.1", "5.0.0")] == [
+        True,
+        True,
+        *[False] * 3,
+    ]
+    monkeypatch.setenv("TRITIUM_SORT", "1")
+    assert not end_is_seen("4.2.0")
+
+
+def test_an_end_after_which_nothing_is_to_be_read_counts_as_cut_short() -> None:
+    def main(infile: Any) -> bool | None:
         return stream_is_complete()
 
     renamed = main.__code__.replace(co_filename="/somewhere/pyspark/worker.py")
     main.__code__ = renamed
-    assert main(None) is False
-    assert main(object()) is False
+    assert main(None) is None
+    assert main(object()) is None
 
     class Infile:
         def __init__(self, rest: bytes) -> None:

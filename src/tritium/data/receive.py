@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import os
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -16,7 +17,7 @@ from tritium.data.codec import read
 from tritium.data.fingerprint import Fingerprint, Part
 from tritium.data.schema import Field
 from tritium.data.spool import Ragged, Spool
-from tritium.errors import BadRow, IncompleteShard
+from tritium.errors import BadRow, DataError, IncompleteShard
 
 Array = np.ndarray[Any, Any]
 
@@ -114,11 +115,18 @@ class Receiver:
             rows=dict(self.rows),
         )
 
-    def finish(self, *, confirmed: bool) -> Receipt:
+    def finish(self, *, confirmed: bool | None) -> Receipt:
         """The receipt of a complete shard. `confirmed` is the end's own proof for unsorted rows (stream_is_complete).
 
-        Raises IncompleteShard when Spark's stream ended before the shard did.
+        Raises IncompleteShard when Spark's stream ended before the shard did, DataError when nobody can tell.
         """
+        if not self._sorted and confirmed is None:
+            raise DataError(
+                "It can't be told whether all rows of this rank came: Spark's Python worker here is not as in the "
+                f"versions that were tried ({', '.join(v + 'x' for v in TRIED)}). Set TRITIUM_SORT=1 where the driver "
+                'runs, and use shuffle="full": Spark then sorts the rows of each rank, which proves their end. Please '
+                "report it with the version of Spark."
+            )
         if self._anchors != 1 or not (self._sorted or confirmed):
             raise self.cut_short()
         return Receipt(
@@ -130,23 +138,25 @@ class Receiver:
 
 def end_is_seen(version: str) -> bool:
     """Whether this version of Spark needs no sorted rows to prove that a shard is complete."""
-    return version.startswith(TRIED)
+    return version.startswith(TRIED) and not os.environ.get("TRITIUM_SORT")
 
 
-def stream_is_complete() -> bool:
+def stream_is_complete() -> bool | None:
     """Whether Spark's worker protocol says that the Arrow stream which just ended was whole.
 
     After a failed fetch the stream ends as cleanly as a whole one, but nothing follows it; after a whole one pyspark's
-    `worker.main` has its end mark yet to read. That is not public, so anything unexpected counts as not complete.
+    `worker.main` has its end mark yet to read. That is not public: None where the worker is not as expected.
     """
     for frame in sys._current_frames().values():
         infile = _worker_input(frame)
         if infile is not None:
             try:
                 return bool(infile.peek(1))
-            except (OSError, ValueError, AttributeError):
+            except (OSError, ValueError):
                 return False
-    return False
+            except AttributeError:
+                return None
+    return None
 
 
 def _worker_input(frame: FrameType | None) -> Any:

@@ -33,7 +33,7 @@ class Shard:
     index, size : which of how many shards; the rank and world size, unless several ranks share a shard.
     feed        : where the counts of all indices come from.
     decode      : bytes column → function from its content to an array.
-    prepared    : what the exchange prepared: "full" or False (sorted by id) or "stream" (as it arrives).
+    prepared    : what the exchange prepared: "full" or False (once all are there) or "stream" (as they arrive).
     note        : called at the end of every epoch with its counts (rows used, padded, dropped, repeated).
     took        : called with every batch: its epoch and step, both from 0.
     say         : called with a sentence for the person who waits.
@@ -199,8 +199,8 @@ class Shard:
         shuffle = "full" if shuffle is True else shuffle
         if shuffle == "stream" and self._prepared != "stream":
             raise BadSetting(
-                f"{where}shuffle='stream' needs an exchange that delivers rows as they arrive, and this one sorts "
-                f"them: prepare it with data={{{self.name!r}: tr.Data(df, shuffle='stream')}}, or take shuffle='full'"
+                f"{where}shuffle='stream' needs an exchange that delivers rows as they arrive, and this one waits for "
+                f"all: prepare it with data={{{self.name!r}: tr.Data(df, shuffle='stream')}}, or take shuffle='full'"
             )
         window = -(-self._window // batch_size) * batch_size
         return Plan(int(batch_size), shuffle, int(seed), remainder, self.size, window)

@@ -34,7 +34,6 @@ class Tables:
         for name, value in given.items():
             if value.keys:
                 self._tables[name] = _sorted(self._tables[name], value.keys)
-        self.sorted = all(value.shuffle != "stream" for value in given.values())
         self._types = {
             name: pa.struct([(f"c{i}", _arrow(field, table.schema)) for i, field in enumerate(self.plan[name])])
             for name, table in self._tables.items()

@@ -14,6 +14,7 @@ import importlib
 from collections.abc import Callable
 from types import ModuleType
 from typing import Any
+from weakref import WeakSet
 
 from tritium.frameworks.at_import import at_import
 
@@ -24,22 +25,25 @@ _DISABLED = "__dynamo_disable"  # where torch keeps, with a function, what to ca
 def wait_for_compile() -> None:
     """From now on torch imports its compiler when something is compiled. To be called before torch is imported."""
     present: list[bool] = []  # a list, as the compiler can trace what asks it
-    marked: list[Any] = []
+    marked: WeakSet[Any] = WeakSet()
 
     def loaded(_: ModuleType) -> None:
         present.append(True)
-        for function in marked:
-            if getattr(function, _DISABLED, None) is function:
-                delattr(function, _DISABLED)
-        marked.clear()
+        for function in list(marked):
+            _unmark(function)
 
+    at_import(_DYNAMO, loaded)  # first: it may be there already
     at_import("torch._compile", functools.partial(_mark, marked, present))
     at_import("torch.optim.optimizer", functools.partial(_step_without, present))
     at_import("torch", functools.partial(_stand_in, present))
-    at_import(_DYNAMO, loaded)
 
 
-def _mark(marked: list[Any], present: list[bool], module: ModuleType) -> None:
+def _unmark(function: Any) -> None:
+    if vars(function).get(_DISABLED) is function:
+        delattr(function, _DISABLED)
+
+
+def _mark(marked: WeakSet[Any], present: list[bool], module: ModuleType) -> None:
     """What must not be traced is called as it is, while nothing can trace it."""
     original = getattr(module, "_disable_dynamo", None)
     if original is None:
@@ -47,11 +51,14 @@ def _mark(marked: list[Any], present: list[bool], module: ModuleType) -> None:
 
     @functools.wraps(original)
     def _disable_dynamo(fn: Any = None, recursive: bool = True) -> Any:
+        made = original(fn, recursive)  # before the mark, of which it would keep a copy
         if fn is not None and not present:
             with contextlib.suppress(AttributeError, TypeError):  # it takes no attributes: then torch does as ever
+                marked.add(fn)
                 setattr(fn, _DISABLED, fn)
-                marked.append(fn)
-        return original(fn, recursive)
+                if present:  # another thread has just imported it
+                    _unmark(fn)
+        return made
 
     module._disable_dynamo = _disable_dynamo  # type: ignore[attr-defined]
 
@@ -79,12 +86,16 @@ def _step_without(present: list[bool], module: ModuleType) -> None:
 
 def _stand_in(present: list[bool], module: ModuleType) -> None:
     """`torch._dynamo` until it is imported: DDP asks it for one setting."""
-    if not present:
-        module._dynamo = _Later(_DYNAMO, utils=_Later(f"{_DYNAMO}.utils", get_optimize_ddp_mode=_default))  # type: ignore[attr-defined]
+    if present:
+        return
 
+    def get_optimize_ddp_mode() -> str:
+        if not present:
+            return "ddp_optimizer"
+        return str(importlib.import_module(utils.__name__).get_optimize_ddp_mode())
 
-def _default() -> str:
-    return "ddp_optimizer"
+    utils = _Later(f"{_DYNAMO}.utils", get_optimize_ddp_mode=get_optimize_ddp_mode)
+    module._dynamo = _Later(_DYNAMO, utils=utils)  # type: ignore[attr-defined]
 
 
 class _Later(ModuleType):
@@ -96,3 +107,6 @@ class _Later(ModuleType):
 
     def __getattr__(self, name: str) -> Any:
         return getattr(importlib.import_module(self.__name__), name)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        setattr(importlib.import_module(self.__name__), name, value)

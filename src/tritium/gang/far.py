@@ -52,7 +52,7 @@ class Ledger:
 
 
 def supervise_far(
-    supervisor: Supervisor, context: Any, batches: Iterator[pa.RecordBatch], confirm: Callable[[], bool]
+    supervisor: Supervisor, context: Any, batches: Iterator[pa.RecordBatch], confirm: Callable[[], bool | None]
 ) -> Iterator[pa.RecordBatch]:
     """`Supervisor.run`, with the coordinator wherever every supervisor can reach it."""
     order = supervisor.order

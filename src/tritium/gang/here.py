@@ -89,7 +89,7 @@ def _note(watch: Watch, name: str, counts: Mapping[str, Any]) -> None:
 
 
 def prepared(shuffle: Any) -> Literal["full", "stream"] | bool:
-    """What an exchange prepares for a kind of shuffle: rows as they arrive, or sorted by id (for "full" and False)."""
+    """What an exchange prepares for a kind of shuffle: rows as they arrive, or once all are there ("full", False)."""
     return "stream" if shuffle == "stream" else "full" if shuffle else False
 
 

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 ROWS_SECONDS = 0.02  # how often rows are reported at most, while they arrive and may be taken
 AHEAD = 1 << 15  # rows that are read before the rank is ready, whatever else the host has to do: two windows
 LOOK_SECONDS = 0.1
+LOAD = "/proc/loadavg"
 
 
 class Intake:
@@ -49,7 +50,7 @@ class Intake:
         """How many have come, by name."""
         return self._receiver.rows
 
-    def run(self, batches: Iterator[pa.RecordBatch], confirm: Callable[[], bool]) -> None:
+    def run(self, batches: Iterator[pa.RecordBatch], confirm: Callable[[], bool | None]) -> None:
         """All of them, and a receipt to the coordinator. Raises what is wrong with a row, or with their end."""
         for batch in self._unbroken(batches):
             self._check()
@@ -111,7 +112,7 @@ def plain_fingerprint(fingerprint: Mapping[str, Mapping[int, Sequence[int]]]) ->
 def busy() -> bool:
     """Whether more threads than this host has cores want to run, as far as it tells."""
     try:
-        with open("/proc/loadavg", encoding="ascii") as file:
+        with open(LOAD, encoding="ascii") as file:
             running = int(file.read().split()[3].split("/")[0])
         return running > len(os.sched_getaffinity(0))
     except (OSError, AttributeError, ValueError, IndexError):  # not Linux

@@ -132,7 +132,7 @@ class Rendezvous:
         if operation != next(iter(self.operations.values())):
             calls = ", ".join(f"rank {r} calls {op}()" for r, op in sorted(self.operations.items()))
             self.problem = f"Ranks disagree about meeting {self.number + 1}: {calls}. All must make the same calls."
-        elif self.total > MAX_BLOB:
+        elif self.problem is None and self.total > MAX_BLOB:
             self.problem = f"The values to gather are over {MAX_BLOB:,} bytes together; use a collective for them."
 
     def left_by(self, gone: Sequence[int]) -> str | None:

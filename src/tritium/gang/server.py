@@ -286,7 +286,7 @@ class Server(Generic[Owner]):
         while not self._stopped.wait(TICK):
             links = list(self.links.values())
             for link in links:
-                link.pulse(BEAT if len(links) <= CROWD else SILENCE / 2)
+                link.pulse(BEAT if len(links) <= CROWD else SILENCE / 2 - TICK)
 
     def lose_patience(self) -> None:
         """No one who is away will come back: those who are, and those who will be, are gone at once."""

@@ -137,7 +137,7 @@ class Supervisor:
     def run(
         self,
         batches: Iterator[pa.RecordBatch],
-        confirm: Callable[[], bool],
+        confirm: Callable[[], bool | None],
         address: tuple[str, int] | None = None,
     ) -> Iterator[pa.RecordBatch]:
         """Start the rank, spool `batches`, wait for the end; yields the rank's result.
@@ -225,7 +225,7 @@ class Supervisor:
             gpus=list(self.gpus),
         )
 
-    def _receive(self, batches: Iterator[pa.RecordBatch], confirm: Callable[[], bool]) -> None:
+    def _receive(self, batches: Iterator[pa.RecordBatch], confirm: Callable[[], bool | None]) -> None:
         if self._intake is None:
             for _ in batches:
                 pass

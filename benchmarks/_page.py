@@ -44,13 +44,17 @@ def results() -> dict[str, Any]:
     return {path.stem: json.loads(path.read_text(encoding="utf-8")) for path in _suite.RESULTS.glob("*.json")}
 
 
-def at_most(what: str, limit: float, measured: float, unit: str = "") -> Goal:
-    """A goal that is met by a small number."""
+def at_most(what: str, limit: float, measured: float | None, unit: str = "") -> Goal:
+    """A goal that is met by a small number; None: what was to be measured has failed."""
+    if measured is None:
+        return Goal(what, f"≤ {limit:g}{unit}", "failed", False)
     return Goal(what, f"≤ {limit:g}{unit}", f"{measured:.2f}{unit}", measured <= limit)
 
 
-def at_least(what: str, limit: float, measured: float, unit: str = "") -> Goal:
-    """A goal that is met by a large number."""
+def at_least(what: str, limit: float, measured: float | None, unit: str = "") -> Goal:
+    """A goal that is met by a large number; None: what was to be measured has failed."""
+    if measured is None:
+        return Goal(what, f"≥ {limit:g}{unit}", "failed", False)
     return Goal(what, f"≥ {limit:g}{unit}", f"{measured:.2f}{unit}", measured >= limit)
 
 
@@ -64,6 +68,7 @@ def training(systems: Mapping[str, Any]) -> Iterator[Goal]:
     best = min(peers, key=lambda name: peers[name])
     for name in train.OURS:
         if name not in seconds:
+            yield at_most(f"{name}: DataFrame → model, warm session, of the ideal", 1.10, None, " ×")
             continue
         ours = seconds[name]
         yield at_most(f"{name}: DataFrame → model, warm session, of the ideal", 1.10, ours / seconds["ideal"], " ×")
@@ -88,20 +93,22 @@ def goals(found: Mapping[str, Any]) -> Iterator[Goal]:
         for name in ("full", "stream"):
             for epoch in loop.EPOCHS:
                 ram, seconds = (_suite.median(one["systems"][each], epoch) for each in ("in RAM", name))
-                share = ram / seconds if ram and seconds else 0.0
+                share = ram / seconds if ram and seconds else None
                 yield at_least(f'the loop with "{name}", {epoch}, as a share of its speed over RAM', 0.97, share)
     if one := found.get("batch"):
         yield at_most("a batch of 1024 × 64 out of the shard, of `index_select` in RAM", 1.3, one["batch"], " ×")
         yield at_least("the loop over a complete shard, as a share of its speed over RAM", 0.97, one["loop"])
     if one := found.get("first_step"):
         for name, runs in one["systems"].items():
-            step, imported, read = (_suite.median(runs, key) or 0.0 for key in ("seconds", "import", "read"))
+            step = _suite.median(runs, "seconds")
+            imported, read = (_suite.median(runs, key) or 0.0 for key in ("import", "read"))
             limit = round(first_step.goal(name, imported, read), 2)
             yield at_most(f"first step after the map stages, {name}", limit, step, " s")
     if one := found.get("launch"):
         runs = one["systems"]["Tritium"]
-        yield at_most("launch of nothing", 0.5, _suite.median(runs, "nothing") or 0.0, " s")
-        more = (_suite.median(runs, "group") or 0.0) - (_suite.median(runs, "import") or 0.0)
+        nothing, group, imported = (_suite.median(runs, key) for key in ("nothing", "group", "import"))
+        yield at_most("launch of nothing", 0.5, nothing, " s")
+        more = None if group is None or imported is None else group - imported
         yield at_most("launch with a process group, above the import of torch in as many processes", 0.5, more, " s")
     if one := found.get("memory"):
         ranks = one["ratio"]["rank"]["private"]

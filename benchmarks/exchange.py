@@ -10,14 +10,14 @@ of words from a vocabulary). local[2], two tasks. Sides that take turns:
     frame    the same over our exchange's own DataFrame: ids, anchors, one struct a name
     full     a whole launch of two ranks that wait until their shard is complete, shuffle="full"
     stream   the same with shuffle="stream"
-    start    the same launch over a frame of two rows: what a gang costs whatever the size of its data
     direct   `mapInArrow` over the source itself that drops every batch: JVM to Python, and no shuffle
     kept     a launch over an exchange that was persisted before: JVM to rank without a shuffle
 
 Printed for the first time in the session (cold) and for the median of the others (warm): seconds, MB/s of what the
-source holds, and the processor seconds of Spark, its workers and the ranks. The clock suffers from other work on the
-machine; the ratio of processor seconds hardly does. The last columns leave out what `start` takes. What the fingerprint
-costs is benchmarks/exchange_fingerprint.py's. `--save` writes benchmarks/results/exchange.json.
+source holds, and the processor seconds of Spark, its workers and the ranks; before, those of a launch over a frame of
+two rows: what a gang costs whatever the size of its data, which the last columns leave out. The clock suffers from
+other work on the machine; the ratio of processor seconds hardly does. What the fingerprint costs is
+benchmarks/exchange_fingerprint.py's. `--save` writes benchmarks/results/exchange.json.
 """
 
 from __future__ import annotations
@@ -126,18 +126,26 @@ def sides(spark: Any, data: Any, kind: str) -> dict[str, Callable[[], object]]:
         dealt = numbered.repartitionById(RANKS, F.pmod("_id", F.lit(RANKS)).cast("int"))
         return dealt.mapInArrow(work.drop, "a int").collect()
 
-    few = tr.Data(spark.range(2).select(F.array(F.lit(0.0).cast("float")).alias("x")))
-
-    def ours(shuffle: str, data: Any = data) -> object:
+    def ours(shuffle: str) -> object:
         given = {"train": replace(data, shuffle=shuffle)}
         return tr.launch(wait_for_all, ranks=RANKS, data=given, spark=spark, progress=False)
 
     found = {"spark": own, "full": lambda: ours("full"), "stream": lambda: ours("stream")}
     if kind == "array":
         found["frame"] = lambda: Exchange({"train": data}, RANKS).frame.mapInArrow(work.drop, "a int").collect()
-        found["start"] = lambda: ours("full", few)
         found["direct"] = lambda: data.frame.mapInArrow(work.drop, "a int").collect()
     return found
+
+
+def without_rows(spark: Any, runs: int) -> list[tuple[float, float]]:
+    """Launches over a frame of two rows."""
+    from pyspark.sql import functions as F
+
+    import tritium as tr
+
+    few = {"train": spark.range(2).select(F.array(F.lit(0.0).cast("float")).alias("x"))}
+    launch = partial(tr.launch, wait_for_all, ranks=RANKS, data=few, spark=spark, progress=False)
+    return [measure(launch) for _ in range(runs)]
 
 
 def kept(spark: Any, data: Any, runs: int) -> list[tuple[float, float]]:
@@ -206,9 +214,10 @@ def main() -> int:
     work.prepare()
     spark = work.session()
     found: dict[str, dict[str, Any]] = {}
-    start = (0.0, 0.0)
     with tempfile.TemporaryDirectory(prefix="tritium-bench-") as folder:
         os.environ.setdefault("TRITIUM_RUNS", f"{folder}/runs")
+        start = medians(without_rows(spark, options.runs + 1))
+        print(f"a launch without rows: {start[0]:.2f} s, {start[1]:.2f} s of the processor")
         for kind, (data, megabytes) in sources(spark, folder, options.rows, options.kinds).items():
             busy = _suite.quiet()
             runs = sides(spark, data, kind)
@@ -216,9 +225,8 @@ def main() -> int:
             for _ in range(options.runs + 1):
                 for name, run in runs.items():
                     times[name].append(measure(run))
-            if "start" in times:
+            if kind == "array":
                 times["kept"] = kept(spark, data, options.runs + 1)
-                start = medians(times["start"])
             print(f"\n{kind}: {megabytes:.0f} MB")
             found[kind] = {"MB": megabytes, "busy before": busy, "sides": summary(times, megabytes, start)}
     spark.stop()

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import json
+import statistics
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -46,16 +47,24 @@ def results() -> dict[str, Any]:
 
 def at_most(what: str, limit: float, measured: float | None, unit: str = "") -> Goal:
     """A goal that is met by a small number; None: what was to be measured has failed."""
-    if measured is None:
-        return Goal(what, f"≤ {limit:g}{unit}", "failed", False)
-    return Goal(what, f"≤ {limit:g}{unit}", f"{measured:.2f}{unit}", measured <= limit)
+    return judged(what, f"≤ {limit:g}{unit}", measured, unit, lambda found: found <= limit)
 
 
 def at_least(what: str, limit: float, measured: float | None, unit: str = "") -> Goal:
     """A goal that is met by a large number; None: what was to be measured has failed."""
+    return judged(what, f"≥ {limit:g}{unit}", measured, unit, lambda found: found >= limit)
+
+
+def judged(what: str, wanted: str, measured: float | None, unit: str, holds: Callable[[float], bool]) -> Goal:
+    """For `at_most` and `at_least`."""
     if measured is None:
-        return Goal(what, f"≥ {limit:g}{unit}", "failed", False)
-    return Goal(what, f"≥ {limit:g}{unit}", f"{measured:.2f}{unit}", measured >= limit)
+        return Goal(what, wanted, "failed", False)
+    return Goal(what, wanted, f"{measured:.2f}{unit}", holds(measured))
+
+
+def ratio(one: float | None, other: float | None) -> float | None:
+    """None when either has failed."""
+    return one / other if one and other else None
 
 
 def training(systems: Mapping[str, Any]) -> Iterator[Goal]:
@@ -93,8 +102,8 @@ def goals(found: Mapping[str, Any]) -> Iterator[Goal]:
         for name in ("full", "stream"):
             for epoch in loop.EPOCHS:
                 ram, seconds = (_suite.median(one["systems"][each], epoch) for each in ("in RAM", name))
-                share = ram / seconds if ram and seconds else None
-                yield at_least(f'the loop with "{name}", {epoch}, as a share of its speed over RAM', 0.97, share)
+                what = f'the loop with "{name}", {epoch}, as a share of its speed over RAM'
+                yield at_least(what, 0.97, ratio(ram, seconds))
     if one := found.get("batch"):
         yield at_most("a batch of 1024 × 64 out of the shard, of `index_select` in RAM", 1.3, one["batch"], " ×")
         yield at_least("the loop over a complete shard, as a share of its speed over RAM", 0.97, one["loop"])
@@ -129,14 +138,14 @@ def goals(found: Mapping[str, Any]) -> Iterator[Goal]:
         yield at_least("packed floats to the ranks without a shuffle, less the launch", 400, kept, " MB/s")
     if one := found.get("inference"):
         seconds = {name: _suite.median(runs, "seconds") for name, runs in one["systems"].items()}
-        yield at_least("inference, as a share of the ideal's speed", 0.85, seconds["ideal"] / seconds["Tritium"])
-        udf = seconds["predict_batch_udf"] / seconds["Tritium"]
+        ideal, udf = (ratio(seconds[name], seconds["Tritium"]) for name in ("ideal", "predict_batch_udf"))
+        yield at_least("inference, as a share of the ideal's speed", 0.85, ideal)
         yield at_least("inference, faster than predict_batch_udf", 1.7, udf, " ×")
     if one := found.get("stream"):
         p99 = {name: _suite.median(runs, "p99 ms") for name, runs in one["systems"].items()}
         for name in ("no-op UDF", "nothing"):
             what = f"streaming, 99th percentile against the same query with {name} in the model's place"
-            yield at_most(what, 1.3, p99["Tritium"] / p99[name], " ×")
+            yield at_most(what, 1.3, ratio(p99["Tritium"], p99[name]), " ×")
 
 
 def table(title: str, one: Mapping[str, Any], columns: Mapping[str, tuple[str, str]]) -> Iterator[str]:
@@ -256,11 +265,12 @@ def plot(one: Mapping[str, Any], path: Path) -> None:
 
     runs = {name: [run["seconds"] for run in all_ if "seconds" in run] for name, all_ in one["systems"].items()}
     runs = {name: values for name, values in runs.items() if values}
-    order = sorted(runs, key=lambda name: sorted(runs[name])[len(runs[name]) // 2])
+    medians = {name: statistics.median(values) for name, values in runs.items()}
+    order = sorted(medians, key=lambda name: medians[name])
     figure = Figure(figsize=(9, 0.45 * len(order) + 1), layout="constrained")
     axes = figure.subplots()
     colours = ["#888888" if name == "ideal" else "#1f77b4" if name in train.OURS else "#d8a657" for name in order]
-    axes.barh(order, [sorted(runs[name])[len(runs[name]) // 2] for name in order], color=colours)
+    axes.barh(order, [medians[name] for name in order], color=colours)
     for row, name in enumerate(order):
         axes.plot(runs[name], [row] * len(runs[name]), "k.", markersize=4)
     axes.invert_yaxis()

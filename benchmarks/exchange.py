@@ -81,6 +81,13 @@ def wait_for_all() -> int:
     return int(tr.world().shard("train").rows)
 
 
+def received(spark: Any, data: Any) -> list[int]:
+    """The rows of each rank of a launch whose ranks wait until their shards are complete."""
+    import tritium as tr
+
+    return tr.launch(wait_for_all, ranks=RANKS, data=data, spark=spark, progress=False)
+
+
 def sources(spark: Any, folder: str, rows: int, kinds: Sequence[str]) -> dict[str, tuple[Any, float]]:
     """Kind → the `tr.Data` of a Parquet file, and the MB that its rows hold."""
     from pyspark.ml.functions import array_to_vector
@@ -118,7 +125,6 @@ def sources(spark: Any, folder: str, rows: int, kinds: Sequence[str]) -> dict[st
 def sides(spark: Any, data: Any, kind: str) -> dict[str, Callable[[], object]]:
     from pyspark.sql import functions as F
 
-    import tritium as tr
     from tritium.data.exchange import Exchange
 
     def own() -> object:
@@ -126,11 +132,9 @@ def sides(spark: Any, data: Any, kind: str) -> dict[str, Callable[[], object]]:
         dealt = numbered.repartitionById(RANKS, F.pmod("_id", F.lit(RANKS)).cast("int"))
         return dealt.mapInArrow(work.drop, "a int").collect()
 
-    def ours(shuffle: str) -> object:
-        given = {"train": replace(data, shuffle=shuffle)}
-        return tr.launch(wait_for_all, ranks=RANKS, data=given, spark=spark, progress=False)
-
-    found = {"spark": own, "full": lambda: ours("full"), "stream": lambda: ours("stream")}
+    found: dict[str, Callable[[], object]] = {"spark": own}
+    for shuffle in ("full", "stream"):
+        found[shuffle] = partial(received, spark, {"train": replace(data, shuffle=shuffle)})
     if kind == "array":
         found["frame"] = lambda: Exchange({"train": data}, RANKS).frame.mapInArrow(work.drop, "a int").collect()
         found["direct"] = lambda: data.frame.mapInArrow(work.drop, "a int").collect()
@@ -141,21 +145,16 @@ def without_rows(spark: Any, runs: int) -> list[tuple[float, float]]:
     """Launches over a frame of two rows."""
     from pyspark.sql import functions as F
 
-    import tritium as tr
-
     few = {"train": spark.range(2).select(F.array(F.lit(0.0).cast("float")).alias("x"))}
-    launch = partial(tr.launch, wait_for_all, ranks=RANKS, data=few, spark=spark, progress=False)
-    return [measure(launch) for _ in range(runs)]
+    return [measure(partial(received, spark, few)) for _ in range(runs)]
 
 
 def kept(spark: Any, data: Any, runs: int) -> list[tuple[float, float]]:
     """Launches over rows that are kept, apart from the others: Spark would read them for those, too."""
-    import tritium as tr
     from tritium.data.exchange import Exchange
 
     with Exchange({"train": data}, RANKS).persist() as exchange:
-        launch = partial(tr.launch, wait_for_all, ranks=RANKS, data=exchange, spark=spark, progress=False)
-        return [measure(launch) for _ in range(runs)]
+        return [measure(partial(received, spark, exchange)) for _ in range(runs)]
 
 
 def measure(run: Callable[[], object]) -> tuple[float, float]:

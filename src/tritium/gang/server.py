@@ -285,8 +285,9 @@ class Server(Generic[Owner]):
         """The pulse: a callback that takes long must not make this server look dead."""
         while not self._stopped.wait(TICK):
             links = list(self.links.values())
+            seconds = BEAT if len(links) <= CROWD else SILENCE / 2 - TICK
             for link in links:
-                link.pulse(BEAT if len(links) <= CROWD else SILENCE / 2 - TICK)
+                link.pulse(seconds)
 
     def lose_patience(self) -> None:
         """No one who is away will come back: those who are, and those who will be, are gone at once."""

@@ -25,7 +25,7 @@ class Totals:
             metric.reset()
         self._rows = self._padded = 0
         self._sums = torch.zeros(1 + len(self._own), dtype=torch.float64, device=ranks.device)
-        self._each = list(self._sums)  # views: a third of the time of an index at every step
+        self._each = list(self._sums)  # views: adding by an index is three operations, at every step
 
     def add(self, batch: Any, loss: torch.Tensor, output: Any) -> None:
         """A batch's mean loss and its output; a row that is only there to keep the ranks in step does not count."""
@@ -117,8 +117,7 @@ class Alarm:
     def watch(self, batches: list[Any], losses: list[torch.Tensor]) -> None:
         """The losses of one optimizer step, before its last `backward`. A collective."""
         self.check()
-        whole = losses[0] if len(losses) == 1 else torch.stack(losses)
-        own = torch.isfinite(whole).all().logical_not_().to(torch.int32)
+        own = (~torch.isfinite(torch.stack(losses)).all()).to(torch.int32)
         of_all = own.clone()
         self._sent = (own, of_all, self._ranks.highest(of_all))
         self._recent = [*self._recent[-1:], batches]

@@ -24,6 +24,9 @@ seconds do not. Each system ran in a process and an environment of its own, pinn
 made by the script; how each was used, and what was decided in its favour, is the first paragraph of its file in
 `benchmarks/systems/`.
 """
+BOUNDS = (
+    "What bounds those that don't hold, with the profiles, is in [decision 011](decisions/011-where-the-time-went.md)."
+)
 
 
 @dataclass(frozen=True)
@@ -195,7 +198,7 @@ def page(found: Mapping[str, Any]) -> Iterator[str]:
     yield HEAD
     yield "## The goals\n\n| what | goal | measured | holds |\n|---|---|---|---|"
     yield from (goal.row() for goal in goals(found))
-    yield ""
+    yield f"\n{BOUNDS}\n"
     if one := found.get("train"):
         columns = {"seconds": ("seconds", ".1f"), "loop s": ("loop", ".1f"), "mean squared error": ("mse", ".4f")}
         yield from table("From a DataFrame to a model", one, columns)
@@ -235,7 +238,11 @@ def page(found: Mapping[str, Any]) -> Iterator[str]:
             sides = each["sides"]
             cells = [f"{sides[s]['MB/s']:.0f} ({sides[s]['MB/s less start']:.0f})" for s in ("full", "stream")]
             yield f"| {kind} ({each['MB']:.0f} MB) | {sides['spark']['MB/s']:.0f} | {' | '.join(cells)} |"
-        yield ""
+        sides = one["kinds"]["array"]["sides"]
+        yield f"""
+Without a shuffle, `array`: rows that are kept reach the ranks at {sides["kept"]["MB/s"]:.0f} MB/s
+({sides["kept"]["MB/s less start"]:.0f}); Spark's own `mapInArrow`, which drops them, takes {sides["direct"]["MB/s"]:.0f}.
+"""
     if one := found.get("memory"):
         text = "MB, the largest process of each kind; what is mapped is the page cache's."
         yield from heading("Memory against rows", one, text)

@@ -88,21 +88,26 @@ def take_all() -> tuple[int, int]:
     return rows, steps
 
 
-def measure(rows: int, shuffle: str) -> dict[str, Any]:
-    """One launch in this process, which has a session of its own."""
+def session() -> Any:
+    """A session of this process's own."""
     from pyspark.sql import SparkSession
-    from pyspark.sql import functions as F
-
-    import tritium as tr
 
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
     builder = SparkSession.builder.master("local[2]").config("spark.ui.enabled", "false")
-    spark = (
+    return (
         builder.config("spark.log.level", "ERROR")
         .config("spark.ui.showConsoleProgress", "false")
         .config("spark.driver.memory", "2g")
         .getOrCreate()
     )
+
+
+def measure(spark: Any, rows: int, shuffle: str) -> dict[str, Any]:
+    """One launch, beside which this process and all below it are looked at."""
+    from pyspark.sql import functions as F
+
+    import tritium as tr
+
     packed = F.array_repeat(F.rand(0).cast("float"), WIDTH)  # cheap to make; what the numbers are makes no difference
     frame = spark.range(0, rows, 1, 16).select(packed.alias("x"))
     began = time.perf_counter()
@@ -110,7 +115,6 @@ def measure(rows: int, shuffle: str) -> dict[str, Any]:
         data = {"train": tr.Data(frame, shuffle=shuffle)}
         results = tr.launch(take_all, ranks=RANKS, data=data, spark=spark, progress=False)
     assert sum(taken for taken, _ in results) == rows
-    spark.stop()
     return {"rows": rows, "seconds": round(time.perf_counter() - began, 1), "peaks": sampler.peaks}
 
 
@@ -138,22 +142,25 @@ def main() -> int:
     parser.add_argument("--only", type=int, help=argparse.SUPPRESS)  # in a process of its own, as JSON
     options = parser.parse_args()
     if options.only:
-        print(json.dumps(measure(options.only, options.shuffle)))
+        spark = session()
+        found = measure(spark, options.only, options.shuffle)
+        spark.stop()
+        print(json.dumps(found))
         return 0
-    found = []
+    sizes = []
     for rows in options.rows:
         command = [sys.executable, __file__, "--only", str(rows), "--shuffle", options.shuffle]
         done = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True)
-        found.append(json.loads(done.stdout.splitlines()[-1]))
-    table(found)
-    grown = ratios(found[0], found[-1])
-    print(f"\n{found[-1]['rows']:,} rows / {found[0]['rows']:,} rows:")
+        sizes.append(json.loads(done.stdout.splitlines()[-1]))
+    table(sizes)
+    grown = ratios(sizes[0], sizes[-1])
+    print(f"\n{sizes[-1]['rows']:,} rows / {sizes[0]['rows']:,} rows:")
     for kind in KINDS:
         print(f"  {kind:<11}" + "  ".join(f"{column} {grown[kind][column]:.2f}" for column in COLUMNS))
     flat = all(grown[kind]["private"] <= ALLOWED for kind in KINDS)
     print(f"private memory is {'flat' if flat else 'NOT flat'} (at most {ALLOWED} was promised)")
     if options.save:
-        _suite.save("memory", {"shuffle": options.shuffle, "sizes": found, "ratio": grown, "flat": flat})
+        _suite.save("memory", {"shuffle": options.shuffle, "sizes": sizes, "ratio": grown, "flat": flat})
     return 0 if flat else 1
 
 

@@ -18,7 +18,7 @@ TritiumError
 │   └── Stalled             no progress: a rank stands still, or no rows come
 ├── JobFailed               the Spark job ended for a reason that is no rank's: cancelled, or its source failed
 ├── ResultError             a result can't be pickled, or all together exceed Spark's limit
-├── TrainingDiverged        the loss is NaN or infinite
+├── TrainingDiverged        a loss or the gradients are NaN or infinite
 ├── CheckpointFailed        a checkpoint could not be written; earlier ones are intact
 ├── ModelError              a saved model can't be read
 │   ├── SignatureMismatch   a DataFrame does not fit the model; every difference is listed
@@ -127,7 +127,7 @@ class ResultError(TritiumError):
 
 
 class TrainingDiverged(TritiumError, ArithmeticError):
-    """The loss is NaN or infinite. Facts: `epoch`, `step`, `rank`, `column`."""
+    """A loss or the gradients are NaN or infinite. Facts: `epoch`, `step`, `rank`, `column` (None: not known)."""
 
 
 class CheckpointFailed(TritiumError, OSError):

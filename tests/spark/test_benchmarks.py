@@ -6,7 +6,6 @@ The peers that need environments of their own are not here: `make bench` makes t
 from __future__ import annotations
 
 import importlib
-import json
 import os
 import subprocess
 import sys
@@ -74,9 +73,8 @@ def test_launch(spark: Any) -> None:
 
 
 def test_first_step(spark: Any) -> None:
-    measure = module("first_step_tritium").measure
-    found = {shuffle: measure(spark, 4_096, shuffle) for shuffle in ("full", "stream")}
-    assert all(one["seconds"] > 0 and one["read"] > 0 for one in found.values()), found
+    found = module("first_step_tritium").measure(spark, 4_096, "stream")
+    assert all(found[name] > 0 for name in ("seconds", "read", "import")), found
 
 
 def test_inference(spark: Any, tmp_path: Path) -> None:
@@ -100,8 +98,8 @@ def test_exchange(spark: Any, tmp_path: Path) -> None:
     exchange = module("exchange")
     for kind, (data, megabytes) in exchange.sources(spark, str(tmp_path), 500, exchange.KINDS).items():
         runs = exchange.sides(spark, data, kind)
-        counts = {sum(runs[name]()) for name in ("full", "stream")}
-        assert counts == {data.frame.count()}, kind
+        for name in ("full", "stream") if kind == "array" else ("full",):
+            assert sum(runs[name]()) == data.frame.count(), (kind, name)
         assert megabytes > 0
 
 
@@ -118,9 +116,8 @@ def test_without_spark(name: str, arguments: list[object]) -> None:
     assert script(name, *arguments)
 
 
-def test_memory() -> None:
-    found = json.loads(script("memory", "--only", 20_000)[-1])
-    assert found["rows"] == 20_000
+def test_memory(spark: Any) -> None:
+    found = module("memory").measure(spark, 20_000, "full")
     assert all(peak["private"] > 0 for peak in found["peaks"].values()), found
 
 

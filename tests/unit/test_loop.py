@@ -25,6 +25,7 @@ from tritium.ml.fitting import prepare
 from tritium.ml.loop import train
 
 SIZES = (1, 2, 3)
+MARK = 50.0
 pytestmark = pytest.mark.timeout(400)  # the first test of each size trains for all
 
 
@@ -140,6 +141,18 @@ def own_step(module: Any, batch: Any) -> Any:
     return ((output - batch["label"]) ** 2).mean(), output
 
 
+def unheard_step(module: Any, batch: Any) -> Any:
+    """A loss that one row makes NaN, while its gradients stay whole."""
+    loss = nn.functional.mse_loss(module(batch["features"]), batch["label"])
+    return loss + math.nan if bool((batch["features"][:, 4] > MARK).any()) else loss
+
+
+def rooted_step(module: Any, batch: Any) -> Any:
+    """A finite loss whose derivative is not: that of a root at zero."""
+    output = module(batch["features"])
+    return nn.functional.mse_loss(output, batch["label"]) + torch.sqrt(0 * output).mean()
+
+
 def rising(epoch: int) -> float:
     """Makes the training worse from the third epoch on."""
     return 1.0 if epoch < 2 else -1.0
@@ -204,6 +217,11 @@ CASES: dict[str, tuple[TorchSettings, pa.Table]] = {
         regression(),
         table(40).set_column(2, "x2", pa.array([math.inf if i == 37 else 1.0 for i in range(40)])),
     ),
+    "unheard": (
+        regression(train_step=unheard_step, loss=None),
+        table(40).set_column(4, "x4", pa.array([MARK + 1 if i == 17 else 1.0 for i in range(40)])),
+    ),
+    "rooted": (regression(train_step=rooted_step, loss=None), table(40)),
     "empty": (regression(), table(0)),
     "no_step": (regression(remainder="drop", batch_size=64), table(40)),
     "null": (regression(epochs=1), table(40)),
@@ -475,10 +493,33 @@ def test_an_input_that_is_not_finite_is_named(size: int) -> None:
     assert len({str(error) for error in errors}) == 1
     assert isinstance(errors[0], TrainingDiverged)
     assert errors[0].column == "x2"
-    before = list(CASES).index("infinite")  # a table is one source partition, and partition + position is dealt
-    partition = sum(1 + (settings.validation is not None) for settings, _ in list(CASES.values())[:before])
-    assert errors[0].rank == (partition + 37) % size
+    assert errors[0].rank == rank_of("infinite", 37, size)
     assert f"rank {errors[0].rank} of {size}; column 'x2'" in str(errors[0])
+
+
+def rank_of(case: str, row: int, size: int) -> int:
+    """A table is one source partition, and partition + position is dealt."""
+    before = list(CASES).index(case)
+    partition = sum(1 + (settings.validation is not None) for settings, _ in list(CASES.values())[:before])
+    return (partition + row) % size
+
+
+@pytest.mark.parametrize("size", SIZES)
+def test_a_loss_that_is_not_finite_is_found_when_its_gradients_are(size: int) -> None:
+    errors = [rank["unheard"][0] for rank in trained(size)]
+    assert len({str(error) for error in errors}) == 1
+    assert isinstance(errors[0], TrainingDiverged)
+    assert (errors[0].epoch, errors[0].column, errors[0].rank) == (0, None, rank_of("unheard", 17, size))
+    assert "The loss is NaN or infinite" in str(errors[0])
+
+
+@pytest.mark.parametrize("size", SIZES)
+def test_gradients_that_are_not_finite_are_found_when_the_loss_is(size: int) -> None:
+    errors = [rank["rooted"][0] for rank in trained(size)]
+    assert len({str(error) for error in errors}) == 1
+    assert isinstance(errors[0], TrainingDiverged)
+    assert (errors[0].epoch, errors[0].step, errors[0].rank) == (0, 0, 0 if size == 1 else None)
+    assert "The gradients are NaN or infinite" in str(errors[0])
 
 
 @pytest.mark.parametrize("size", SIZES)

@@ -17,7 +17,7 @@ Lookup = Callable[[Array], Array]
 
 _SMALL = 1 << 16
 _CHUNK = 1 << 14
-_SPAN = 1 << 20
+_SPAN = 1 << 17  # ids looked at together: what is computed of them takes a few MB, whatever the rows
 _ROUNDS = 6
 _STRIPES = 1024
 _WORD = (1 << 64) - 1

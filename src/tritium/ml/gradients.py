@@ -74,6 +74,12 @@ class Gradients:
         net.zero_grad(set_to_none=True)  # the next forward makes the buckets
 
 
+def total_norm(net: torch.nn.Module) -> torch.Tensor:
+    """The L2 norm of all gradients together; after the exchange it is the same on every rank."""
+    arrived = (parameter.grad for parameter in net.parameters() if parameter.grad is not None)
+    return torch.nn.utils.get_total_norm([g.coalesce().values() if g.is_sparse else g for g in arrived])
+
+
 class _Arriving(torch.nn.Module):
     """Stands in for a module for one step: its gradients arrive in the order given, those not named last."""
 

@@ -137,7 +137,7 @@ class Keeper:
     # ---- what is kept
 
     def _replicated(self) -> dict[str, Any]:
-        self._alarm.check()  # of a step whose loss is not a number, nothing is kept
+        self._alarm.settle()  # of a training whose loss is not a number, nothing is kept
         state = self._state
         return {
             "about": self._about,

@@ -12,7 +12,7 @@ import torch
 from tritium.gang.world import World
 from tritium.gang.world import world as this_world
 from tritium.ml.callbacks import TrainState
-from tritium.ml.gradients import Gradients
+from tritium.ml.gradients import Gradients, total_norm
 from tritium.ml.keeper import Keeper
 from tritium.ml.pace import Pace, Show, Stopper
 from tritium.ml.ranks import Ranks, joined
@@ -62,26 +62,17 @@ def _train(
         pace.before_epoch(epoch)
         net.train()
         for batches in together(epoch, settings.gradient_accumulation):
-            rows = sum(batch.total for batch in batches)
-            losses = []
-            for batch in batches:
-                last = batch is batches[-1]
-                with gradients.exchanged(now=last):
-                    loss, output = step(net, batch)
-                    losses.append(loss.detach())
-                    if last:
-                        alarm.watch(batches, losses)
-                    # The mean over all rows of all ranks and batches, as one process would compute it.
-                    (loss * (batch.scale * batch.total / rows)).backward()
-                totals.add(batch, loss, output)
+            losses = backward(net, batches, step, gradients, totals)
+            norm = total_norm(net)
+            alarm.watch(batches, losses, norm)
             if settings.clip_grad_norm is not None:
-                torch.nn.utils.clip_grad_norm_(net.parameters(), settings.clip_grad_norm)
+                torch.nn.utils.clip_grads_with_norm_(net.parameters(), settings.clip_grad_norm, norm)
             optimizer.step()
             optimizer.zero_grad()
             pace.after_step()
             keeper.after_step(batches[-1], totals)
             show.step(epoch, batches, losses[-1])
-        alarm.check()
+        alarm.settle()
         entry = totals.close(epoch.number, time.monotonic() - started)
         if validate:
             entry |= validation(world.shard("validation"), batch_size, module, step, settings, ranks)
@@ -104,6 +95,22 @@ def _train(
         return None
     world.store(WEIGHTS, pieces(Tensors.of(module).stream()))
     return {"history": state.history, **describe(module, settings, keeper.example())}
+
+
+def backward(
+    net: torch.nn.Module, batches: list[Any], step: Step, gradients: Gradients, totals: Totals
+) -> list[torch.Tensor]:
+    """The gradients of one optimizer step, which all ranks then have, and the mean loss of each batch of this rank."""
+    rows = sum(batch.total for batch in batches)
+    losses = []
+    for batch in batches:
+        with gradients.exchanged(now=batch is batches[-1]):
+            loss, output = step(net, batch)
+            # The mean over all rows of all ranks and batches, as one process would compute it.
+            (loss * (batch.scale * batch.total / rows)).backward()
+        losses.append(loss.detach())
+        totals.add(batch, loss, output)
+    return losses
 
 
 def pieces(views: Iterable[memoryview]) -> Iterator[bytes]:

@@ -34,10 +34,6 @@ class Ranks:
             dist.all_reduce(values)
         return values
 
-    def highest(self, value: torch.Tensor) -> Any:
-        """Starts finding the maximum over ranks, in place; None, or what to `wait()` for."""
-        return dist.all_reduce(value, dist.ReduceOp.MAX, async_op=True) if self.size > 1 else None
-
     def any(self, flag: bool) -> bool:
         """Whether it is true on any rank."""
         return bool(self.sum(torch.tensor([float(flag)], device=self.device)).item())

@@ -1,8 +1,9 @@
-"""What an epoch adds up to over all rows of all ranks, and the alarm when a loss is not a number (rank)."""
+"""What an epoch adds up to over all rows of all ranks, and the alarm when one is not a number (rank)."""
 
 from __future__ import annotations
 
 import copy
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -104,49 +105,64 @@ def _take_in(metric: Any, kept: Mapping[str, Any], updates: int) -> None:
 
 
 class Alarm:
-    """Raises TrainingDiverged on every rank when the loss of one is NaN or infinite, without holding up a step.
+    """Raises TrainingDiverged on every rank when a step's gradients or losses are NaN or infinite.
 
-    What a rank saw travels beside the gradients, and is looked at one step later, when it has long arrived.
+    No collective is needed for it: a rank whose loss is not a number spoils the mean of the gradients, which all ranks
+    have anyway. Nor is a step held up: it is looked at one step later, when a GPU has long computed it. A loss that
+    leaves the gradients whole has done no harm, and is found when ranks `settle`.
     """
 
     def __init__(self, ranks: Ranks, schema: Any) -> None:
         self._ranks, self._schema = ranks, schema
-        self._sent: tuple[torch.Tensor, torch.Tensor, Any] | None = None
-        self._recent: list[list[Any]] = []
+        self._watched: tuple[list[Any], torch.Tensor] | None = None
+        self._bad: Any = None  # the first batch of this rank whose loss was not finite
 
-    def watch(self, batches: list[Any], losses: list[torch.Tensor]) -> None:
-        """The losses of one optimizer step, before its last `backward`. A collective."""
+    def watch(self, batches: list[Any], losses: list[torch.Tensor], norm: torch.Tensor) -> None:
+        """One optimizer step: its batches and their losses, and the norm of the gradients that all ranks have."""
         self.check()
-        own = (~torch.isfinite(torch.stack(losses)).all()).to(torch.int32)
-        of_all = own.clone()
-        self._sent = (own, of_all, self._ranks.highest(of_all))
-        self._recent = [*self._recent[-1:], batches]
+        self._watched = batches, torch.stack([norm.detach(), *losses])
 
     def check(self) -> None:
-        """Looks at the step that was watched last."""
-        if self._sent is None:
+        """Looks at the step that was watched last. What it finds it finds on every rank."""
+        if self._watched is None:
             return
-        (own, of_all, arriving), self._sent = self._sent, None
-        if arriving is not None:
-            arriving.wait()
-        if of_all.item():
-            raise self._error(bool(own.item()))
+        (batches, seen), self._watched = self._watched, None
+        norm, *losses = seen.tolist()
+        if self._bad is None:
+            self._bad = next((b for b, loss in zip(batches, losses, strict=True) if not math.isfinite(loss)), None)
+        if not math.isfinite(norm):
+            raise self._error(batches)
 
-    def _error(self, own: bool) -> TrainingDiverged:
-        """The same on every rank. An infinite input may have spoilt the weights one step before the loss shows it."""
-        inputs = ((b.epoch, b.step, column) for group in self._recent for b in group if (column := self._culprit(b)))
-        reports = self._ranks.gather((own, next(inputs, None)))
-        blamed = [(*seen, rank) for rank, (_, seen) in enumerate(reports) if seen is not None]
-        last = self._recent[-1][0]
-        diverged = [(last.epoch, last.step, None, rank) for rank, (bad, _) in enumerate(reports) if bad]
-        epoch, step, column, rank = min(blamed, key=lambda found: found[:2]) if blamed else diverged[0]
-        cause = (
-            f"column {column!r} holds a value that is not finite. Leave such rows out, or clip them in Spark."
-            if column
-            else "its input is finite. Lower the learning rate, set clip_grad_norm=, or scale the features."
+    def settle(self) -> None:
+        """Before anything is kept, and at the end of an epoch: looks at the losses of all ranks, too. A collective."""
+        self.check()
+        if self._ranks.any(self._bad is not None):
+            raise self._error([] if self._bad is None else [self._bad])
+
+    def _error(self, batches: list[Any]) -> TrainingDiverged:
+        """The same on every rank. A collective."""
+        inputs = ((b.epoch, b.step, column) for b in batches if (column := self._culprit(b)))
+        loss = None if self._bad is None else (self._bad.epoch, self._bad.step, None)
+        here = (batches[0].epoch, batches[0].step, None) if batches else None
+        reports = self._ranks.gather((next(inputs, None), loss, here))
+        by_input, by_loss, by_step = (
+            [(*seen, rank) for rank, report in enumerate(reports) if (seen := report[kind])] for kind in range(3)
         )
+        found = by_input or by_loss or [(*by_step[0][:3], 0 if self._ranks.size == 1 else None)]
+        epoch, step, column, rank = min(found, key=lambda one: one[:2])
+        what = "The loss is" if by_loss else "The gradients are"
+        if column:
+            cause = f"column {column!r} holds a value that is not finite. Leave such rows out, or clip them in Spark."
+        elif by_loss:
+            cause = "its input is finite. Lower the learning rate, set clip_grad_norm=, or scale the features."
+        else:
+            cause = (
+                "losses and inputs are finite. Look for the root, logarithm or quotient of a zero in the module or the "
+                "loss, whose derivative is infinite, or lower the learning rate."
+            )
+        where = "" if rank is None else f", rank {rank} of {self._ranks.size}"
         return TrainingDiverged(
-            f"The loss is NaN or infinite: epoch {epoch}, step {step}, rank {rank} of {self._ranks.size}; {cause}",
+            f"{what} NaN or infinite: epoch {epoch}, step {step}{where}; {cause}",
             epoch=epoch,
             step=step,
             rank=rank,

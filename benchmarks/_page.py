@@ -238,10 +238,11 @@ def page(found: Mapping[str, Any]) -> Iterator[str]:
             sides = each["sides"]
             cells = [f"{sides[s]['MB/s']:.0f} ({sides[s]['MB/s less start']:.0f})" for s in ("full", "stream")]
             yield f"| {kind} ({each['MB']:.0f} MB) | {sides['spark']['MB/s']:.0f} | {' | '.join(cells)} |"
-        sides = one["kinds"]["array"]["sides"]
+        kept, direct = (one["kinds"]["array"]["sides"][side] for side in ("kept", "direct"))
         yield f"""
-Without a shuffle, `array`: rows that are kept reach the ranks at {sides["kept"]["MB/s"]:.0f} MB/s
-({sides["kept"]["MB/s less start"]:.0f}); Spark's own `mapInArrow`, which drops them, takes {sides["direct"]["MB/s"]:.0f}.
+Without a shuffle, `array`: rows that are kept reach the ranks at {kept["MB/s"]:.0f} MB/s
+({kept["MB/s less start"]:.0f}); Spark's own `mapInArrow`, which drops the rows of the source, takes
+{direct["MB/s"]:.0f}.
 """
     if one := found.get("memory"):
         text = "MB, the largest process of each kind; what is mapped is the page cache's."
@@ -264,6 +265,11 @@ Without a shuffle, `array`: rows that are kept reach the ranks at {sides["kept"]
             share = each["share of a core"]
             yield f"| {size} | {each['formed s']:.1f} | {share:.1%} | {each['memory MB']:.0f} |"
         yield ""
+
+
+def text(found: Mapping[str, Any]) -> str:
+    """docs/benchmarks.md."""
+    return "\n".join(page(found)).rstrip() + "\n"
 
 
 def plot(one: Mapping[str, Any], path: Path) -> None:
@@ -290,7 +296,7 @@ def main() -> int:
     if not found:
         print("There are no results yet: python benchmarks", file=sys.stderr)
         return 1
-    PAGE.write_text("\n".join(page(found)).rstrip() + "\n", encoding="utf-8")
+    PAGE.write_text(text(found), encoding="utf-8")
     if "train" in found:
         plot(found["train"], PAGE.with_name(PLOT))
     print(f"written: {PAGE.relative_to(_suite.ROOT)}")

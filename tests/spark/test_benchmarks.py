@@ -134,9 +134,14 @@ def test_the_page_is_made_of_results(tmp_path: Path, monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(suite, "RESULTS", tmp_path)
     monkeypatch.setattr(suite, "ROOT", tmp_path.parent)
     suite.save("train", {"rows": 10, "epochs": 1, "systems": systems, "memory": {}})
-    text = "\n".join(page.page(page.results()))
+    text = page.text(page.results())
     assert "| Tritium, launch: DataFrame → model, warm session, of the ideal | ≤ 1.1 × | 1.00 × | yes |" in text
     assert "faster than the best peer (petastorm) | ≥ 1.5 × | 1.00 × | **no** |" in text
     assert "| Ray Data + Train | failed |" in text
     page.plot(page.results()["train"], tmp_path / "plot.svg")
     assert "<svg" in (tmp_path / "plot.svg").read_text()
+
+
+def test_the_page_shows_the_results_that_are_kept() -> None:
+    page = module("_page")
+    assert page.PAGE.read_text(encoding="utf-8") == page.text(page.results()), "python benchmarks/_page.py"

@@ -519,7 +519,7 @@ def test_gradients_that_are_not_finite_are_found_when_the_loss_is(size: int) -> 
     assert len({str(error) for error in errors}) == 1
     assert isinstance(errors[0], TrainingDiverged)
     assert (errors[0].epoch, errors[0].step, errors[0].rank) == (0, 0, 0 if size == 1 else None)
-    assert "The gradients are NaN or infinite" in str(errors[0])
+    assert "The norm of the gradients is NaN or infinite" in str(errors[0])
 
 
 @pytest.mark.parametrize("size", SIZES)

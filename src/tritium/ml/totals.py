@@ -150,7 +150,7 @@ class Alarm:
         )
         found = by_input or by_loss or [(*by_step[0][:3], 0 if self._ranks.size == 1 else None)]
         epoch, step, column, rank = min(found, key=lambda one: one[:2])
-        what = "The loss is" if by_loss else "The gradients are"
+        what = "The loss" if by_loss else "The norm of the gradients"
         if column:
             cause = f"column {column!r} holds a value that is not finite. Leave such rows out, or clip them in Spark."
         elif by_loss:
@@ -162,7 +162,7 @@ class Alarm:
             )
         where = "" if rank is None else f", rank {rank} of {self._ranks.size}"
         return TrainingDiverged(
-            f"{what} NaN or infinite: epoch {epoch}, step {step}{where}; {cause}",
+            f"{what} is NaN or infinite: epoch {epoch}, step {step}{where}; {cause}",
             epoch=epoch,
             step=step,
             rank=rank,

@@ -49,7 +49,7 @@ def quiet() -> float:
 
 
 def run(environment: str, script: str, *arguments: object, limit: float = 1800, memory: bool = False) -> dict[str, Any]:
-    """One run of a script of systems/ in its environment: the JSON of its last line, and how busy the machine was.
+    """One run of a script of systems/ in its environment: its last line that is JSON, and how busy the machine was.
 
     With `memory`, also the peaks of its `Tree`. RuntimeError with the end of what it printed when it fails or takes
     longer than `limit` seconds.
@@ -69,11 +69,13 @@ def run(environment: str, script: str, *arguments: object, limit: float = 1800, 
             said = f"not done after {limit:g} s"
         finally:
             _end(process.pid)
-    try:
-        return {**json.loads(said.splitlines()[-1]), "busy before": busy, **(tree.peak if memory else {})}
-    except (IndexError, json.JSONDecodeError):
-        tail = "\n    ".join(said.splitlines()[-25:])
-        raise RuntimeError(f"{script} ({environment}) printed no result:\n    {tail}") from None
+    for line in reversed(said.splitlines()):  # servers that a system has left may say something after it
+        if not line.startswith("{"):
+            continue
+        with contextlib.suppress(json.JSONDecodeError):
+            return {**json.loads(line), "busy before": busy, **(tree.peak if memory else {})}
+    tail = "\n    ".join(said.splitlines()[-25:])
+    raise RuntimeError(f"{script} ({environment}) printed no result:\n    {tail}")
 
 
 class Sampler:

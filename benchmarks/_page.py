@@ -24,6 +24,7 @@ seconds do not. Each system ran in a process and an environment of its own, pinn
 made by the script; how each was used, and what was decided in its favour, is the first paragraph of its file in
 `benchmarks/systems/`.
 """
+SAME = ("python", "numpy")  # versions that are not worth a word
 BOUNDS = (
     "What bounds those that don't hold, with the profiles, is in [decision 011](decisions/011-where-the-time-went.md)."
 )
@@ -167,11 +168,13 @@ def table(title: str, one: Mapping[str, Any], columns: Mapping[str, tuple[str, s
             spread = "" if values is None or len(runs) == 1 else f" ({values[1]:{form}} – {values[2]:{form}})"
             cells.append(middle + spread)
         yield f"| {name} | " + " | ".join(cells) + f" | {len(runs)} |"
-    versions = {
-        name: version for runs in one["systems"].values() for run in runs[:1] for name, version in _versions(run)
-    }
+    versions: dict[str, set[str]] = {}
+    for runs in one["systems"].values():
+        for name, version in runs[0].get("versions", {}).items():
+            versions.setdefault(name, set()).add(version)
     if versions:
-        yield "\nVersions: " + ", ".join(f"{name} {version}" for name, version in sorted(versions.items())) + "."
+        said = (f"{name} {' and '.join(sorted(found))}" for name, found in sorted(versions.items()) if name not in SAME)
+        yield f"\nVersions: {', '.join(said)}."
     yield ""
 
 
@@ -180,10 +183,6 @@ def heading(title: str, one: Mapping[str, Any], text: str = "") -> Iterator[str]
     yield f"## {title}\n\n`{one['command']}`; {_machine(one['machine'])}.\n"
     if text:
         yield f"{text}\n"
-
-
-def _versions(run: Mapping[str, Any]) -> list[tuple[str, str]]:
-    return [(name, version) for name, version in run.get("versions", {}).items() if name not in ("python", "numpy")]
 
 
 def _machine(machine: Mapping[str, Any]) -> str:
@@ -216,6 +215,7 @@ def page(found: Mapping[str, Any]) -> Iterator[str]:
     if one := found.get("first_step"):
         names = {"first step, s": "seconds", "import of torch twice, s": "import", "two tasks read it, s": "read"}
         yield from table("First step after the map stages", one, {title: (key, ".2f") for title, key in names.items()})
+        yield "With `full` it needs all rows, and two cores that import and read do one after the other.\n"
     if one := found.get("launch"):
         names = {"nothing, s": "nothing", "with a process group, s": "group", "import of torch twice, s": "import"}
         yield from table("Launch of two ranks", one, {title: (key, ".2f") for title, key in names.items()})

@@ -63,11 +63,9 @@ class Gather:
             import torch
 
             self._torch = torch
-
-    @property
-    def ahead(self) -> bool:
+        self._type = None if device is None else str(device.type)
+        self.ahead = self._type not in (None, "cpu")
         """Whether a batch is worth preparing while the one before it is used: the device is not this processor."""
-        return self.device is not None and self.device.type != "cpu"
 
     def take(self, rows: Rows) -> dict[str, Any]:
         """The columns at `rows`, still in host memory."""
@@ -84,9 +82,9 @@ class Gather:
         if isinstance(column, RaggedView):
             index = np.arange(rows.start, rows.stop) if isinstance(rows, slice) else rows
             return self._ragged(name, column.take(index), index)
-        if self.device is None:
+        if self._type is None:
             return column[rows] if isinstance(rows, slice) else column.take(rows, axis=0)
-        if self.device.type != "cuda":
+        if self._type != "cuda":
             return self._torch.from_numpy(column[rows].copy() if isinstance(rows, slice) else column.take(rows, axis=0))
         count = rows.stop - rows.start if isinstance(rows, slice) else len(rows)
         dtype = self._torch.from_numpy(np.empty(0, column.dtype)).dtype
@@ -146,7 +144,7 @@ class Gather:
 
     def _tensor(self, array: Array) -> Any:
         tensor = self._torch.from_numpy(np.require(array, requirements=["C", "W"]))
-        return tensor.pin_memory() if self.device.type == "cuda" else tensor
+        return tensor.pin_memory() if self._type == "cuda" else tensor
 
     def _moved(self, value: Any) -> Any:
         if isinstance(value, Ragged):

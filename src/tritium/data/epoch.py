@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any, Literal, Protocol
 
 import numpy as np
@@ -93,7 +93,9 @@ class Epoch:
                 )
 
     def _placed(self, columns: dict[str, Any]) -> dict[str, Any]:
-        with nullcontext() if self._trace is None else self._trace.within("copy to device"):
+        if self._trace is None:
+            return self._gather.place(columns)
+        with self._trace.within("copy to device"):
             return self._gather.place(columns)
 
     @contextmanager
@@ -120,7 +122,7 @@ class Epoch:
     def _rows(self, share: Share) -> Rows:
         """Where the rows of a share lie in the spool."""
         self._gather.reader.extend(self._schedule.visible)
+        if len(share.ranges) == 1:
+            return self._route.take(*share.ranges[0])
         parts = [self._route.take(start, stop) for start, stop in share.ranges]
-        if len(parts) == 1:
-            return parts[0]
         return np.concatenate([np.arange(p.start, p.stop) if isinstance(p, slice) else p for p in parts])

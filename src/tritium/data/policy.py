@@ -86,6 +86,7 @@ class Known:
         check_counts(name, counts, batch_size, remainder)
         self._counts, self._index, self._batch_size, self._remainder = counts, index, batch_size, remainder
         self._steps = step_count(counts, batch_size, remainder)
+        self._least = min(counts)
         self.visible = visible
         self.own: int | None = counts[index]
 
@@ -95,6 +96,9 @@ class Known:
     def share(self, step: int) -> Share | None:
         if step >= self._steps:
             return None
+        start, size = step * self._batch_size, self._batch_size
+        if start + size <= self._least:  # every rank has a whole batch: nothing to go through them for
+            return Share(step, ((start, start + size),), size, size * len(self._counts), 1.0)
         return share(step, self._index, self._counts, self._batch_size, self._remainder)
 
 

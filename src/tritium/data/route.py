@@ -10,7 +10,7 @@ import numpy as np
 from tritium.data.idset import IdSet, in_any
 from tritium.data.order import Array, Lookup, blocked, permutation
 
-_AHEAD = 1 << 14
+_AHEAD = 1 << 16  # 512 kB; batches in between drive what this needs out of the processor's caches
 _SPAN = 1 << 20
 
 

@@ -165,11 +165,8 @@ class SpoolReader:
         self.rows = rows
         self._entries = {str(entry["name"]): entry for entry in description}
         self._maps: dict[str, tuple[int, Array | RaggedView]] = {}
-
-    @property
-    def names(self) -> tuple[str, ...]:
+        self.names = tuple(name for name in self._entries if name != IDS)
         """The batch columns, masks included, ids not."""
-        return tuple(name for name in self._entries if name != IDS)
 
     @property
     def row_bytes(self) -> int:

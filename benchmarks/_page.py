@@ -171,9 +171,10 @@ def table(title: str, one: Mapping[str, Any], columns: Mapping[str, tuple[str, s
     versions: dict[str, set[str]] = {}
     for runs in one["systems"].values():
         for name, version in runs[0].get("versions", {}).items():
-            versions.setdefault(name, set()).add(version)
+            if name not in SAME:
+                versions.setdefault(name, set()).add(version)
     if versions:
-        said = (f"{name} {' and '.join(sorted(found))}" for name, found in sorted(versions.items()) if name not in SAME)
+        said = (f"{name} {' and '.join(sorted(found))}" for name, found in sorted(versions.items()))
         yield f"\nVersions: {', '.join(said)}."
     yield ""
 
@@ -196,8 +197,9 @@ def page(found: Mapping[str, Any]) -> Iterator[str]:
     """The lines of docs/benchmarks.md."""
     yield HEAD
     yield "## The goals\n\n| what | goal | measured | holds |\n|---|---|---|---|"
-    yield from (goal.row() for goal in goals(found))
-    yield f"\n{BOUNDS}\n"
+    all_ = list(goals(found))
+    yield from (goal.row() for goal in all_)
+    yield "" if all(goal.holds for goal in all_) else f"\n{BOUNDS}\n"
     if one := found.get("train"):
         columns = {"seconds": ("seconds", ".1f"), "loop s": ("loop", ".1f"), "mean squared error": ("mse", ".4f")}
         yield from table("From a DataFrame to a model", one, columns)

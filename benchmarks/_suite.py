@@ -69,13 +69,12 @@ def run(environment: str, script: str, *arguments: object, limit: float = 1800, 
             said = f"not done after {limit:g} s"
         finally:
             _end(process.pid)
-    for line in reversed(said.splitlines()):  # servers that a system has left may say something after it
-        if not line.startswith("{"):
-            continue
-        with contextlib.suppress(json.JSONDecodeError):
-            return {**json.loads(line), "busy before": busy, **(tree.peak if memory else {})}
+    results = (line for line in said.splitlines()[::-1] if line.startswith("{"))  # ray's servers say more after it
+    with contextlib.suppress(StopIteration, json.JSONDecodeError):
+        if not process.returncode:
+            return {**json.loads(next(results)), "busy before": busy, **(tree.peak if memory else {})}
     tail = "\n    ".join(said.splitlines()[-25:])
-    raise RuntimeError(f"{script} ({environment}) printed no result:\n    {tail}")
+    raise RuntimeError(f"{script} ({environment}) ended with {process.returncode} and printed no result:\n    {tail}")
 
 
 class Sampler:

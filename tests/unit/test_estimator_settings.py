@@ -18,6 +18,7 @@ import tritium as tr
 from tritium.errors import BadData, BadRow, BadSetting, TrainingDiverged
 from tritium.ml import EarlyStopping, TorchEstimator, TorchSettings, fit
 from tritium.ml.fitting import prepare
+from tritium.model.checkpoint import Store
 
 X = ["a", "b", "c"]
 
@@ -268,6 +269,26 @@ def test_divergence_is_raised_as_it_is() -> None:
     with pytest.raises(TrainingDiverged) as caught:
         fit(table(40), **(GOOD | {"optimizer": lambda p: torch.optim.SGD(p, 1e30), "batch_size": 4}), **HERE)
     assert (caught.value.rank, caught.value.epoch) == (0, 0)
+
+
+@pytest.mark.parametrize("accumulated", [1, 2])
+def test_nothing_is_kept_of_a_training_whose_loss_is_not_a_number(accumulated: int, tmp_path: Path) -> None:
+    """Also where the gradients are whole, and on one of two ranks alone."""
+    rows = table(64)
+    wrong = rows.set_column(0, "a", pa.array([99.0 if i == 37 else 1.0 for i in range(64)]))
+
+    def step(module: Any, batch: Any) -> Any:
+        loss = (module(batch["features"]) - batch["label"]).square().mean()
+        return loss + float("nan") if bool((batch["features"] > 50).any()) else loss
+
+    settings = GOOD | {"loss": None, "train_step": step, "batch_size": 4, "gradient_accumulation": accumulated}
+    settings |= {"shuffle": False}  # row 37 is the 19th of rank 1
+    gang = HERE | {"on": "driver", "ranks": 2, "run_dir": str(tmp_path), "retries": 0}
+    with pytest.raises(TrainingDiverged, match="The loss is NaN or infinite") as caught:
+        fit(wrong, **settings, checkpoint_every=1, **gang)
+    assert (caught.value.step, caught.value.rank) == (4, 1)
+    store = Store(str(tmp_path))
+    assert [store.manifest(name).step for name in store.names()][:1] == [4 // accumulated]
 
 
 def test_missing_settings_are_named() -> None:

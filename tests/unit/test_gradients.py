@@ -97,3 +97,16 @@ def test_alone_there_is_nothing_to_exchange_and_an_order_is_kept_for_later() -> 
     with gradients.exchanged(now=True):
         net(torch.ones(1, 2)).sum().backward()
     assert gradients.order == ["weight", "bias"]
+
+
+def test_the_norm_is_that_of_all_gradients_whatever_their_layout_and_type() -> None:
+    for sparse in (False, True):
+        net = Net(sparse)
+        gradients = Gradients(net)
+        net(torch.tensor([3, 3, 7])).square().sum().backward()
+        every = [p.grad.to_dense().flatten() for p in net.parameters() if p.grad is not None]
+        assert torch.isclose(gradients.norm(), torch.cat(every).norm())
+    half = nn.Linear(4, 1, bias=False).half()
+    gradients = Gradients(half)
+    half.weight.grad = torch.full_like(half.weight, 60_000.0)
+    assert gradients.norm().item() == 120_000.0, "more than a float16 holds, of gradients that it does hold"

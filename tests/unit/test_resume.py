@@ -88,6 +88,17 @@ def test_the_same_rows_with_other_ids_start_the_epoch_anew_aloud(ranks: int, tmp
     )
 
 
+@pytest.mark.parametrize("ranks", [2, 3])
+def test_an_order_of_another_version_starts_the_epoch_anew_aloud(ranks: int, tmp_path: Path) -> None:
+    begun = launch(begin, frame(), tmp_path / "a", 1, 2)
+    states = [{**state, "order": state["order"] - 1} for _, state in begun]
+    found = launch(go_on, frame(), tmp_path / "b", states, ranks=ranks)
+    assert sorted(first(found)) == sorted(frame().x)
+    assert notes(tmp_path / "b") == [
+        "shard 'train': another version of Tritium ordered its rows otherwise, so epoch 1 starts anew (from step 2)."
+    ]
+
+
 @pytest.mark.parametrize("key", ["key", ["x", "key"]])
 def test_a_row_key_keeps_the_ids(key: Any, tmp_path: Path) -> None:
     begun = launch(begin, tr.Data(frame(), row_key=key), tmp_path / "a", 1, 2)

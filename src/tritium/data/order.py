@@ -15,6 +15,9 @@ from tritium.data.idset import PARTITION_BITS
 Array = np.ndarray[Any, Any]
 Lookup = Callable[[Array], Array]
 
+ORDER = 2
+"""Which orders these are: a position of another number means another row."""
+
 _SMALL = 1 << 16
 _CHUNK = 1 << 14
 _SPAN = 1 << 17  # ids looked at together: what is computed of them takes a few MB, whatever the rows

@@ -10,7 +10,7 @@ from tritium.data.batch import Decode, Gather
 from tritium.data.epoch import Epoch, Stopwatch, Took
 from tritium.data.fingerprint import compare, differences, summary
 from tritium.data.idset import IdSet
-from tritium.data.order import Lookup
+from tritium.data.order import ORDER, Lookup
 from tritium.data.policy import Known, Schedule, Streamed, step_count
 from tritium.data.resize import State, resized
 from tritium.data.route import Rest, Route, Shuffled, Straight, Windows
@@ -98,6 +98,7 @@ class Passes:
         if epoch is not None:
             number, step = (epoch.number + 1, 0) if epoch.over else (epoch.number, epoch.taken)
         state: dict[str, Any] = {"epoch": number, "step": step, "index": self._shard.index, **asdict(plan)}
+        state["order"] = ORDER
         if self._shard.feed.fingerprint is not None:
             state["fingerprint"] = summary(self._shard.feed.fingerprint)
             if self._shard.index == 0:
@@ -129,13 +130,24 @@ class Passes:
         return (self._resume["epoch"], self._resume["step"]) if self._resume else (0, 0)
 
     def _prove(self, state: State) -> None:
-        """An id in a state must mean the row that it meant: the same on every rank, since the fingerprint is."""
+        """A position must mean the row that it meant. The same on every rank, as state and fingerprint are."""
+        if what := self._other_rows(state) or self._other_order(state):
+            if state["step"]:
+                self._shard.tell(f"shard {self._shard.name!r}: {what.format(**state)}")
+            self._others, self._resume = (), {"epoch": state["epoch"], "step": 0}
+
+    def _other_order(self, state: State) -> str | None:
+        if "seen" in state or state.get("order") == ORDER:
+            return None
+        return "another version of Tritium ordered its rows otherwise, so epoch {epoch} starts anew (from step {step})."
+
+    def _other_rows(self, state: State) -> str | None:
         shard, before = self._shard, state.get("fingerprint")
         if before is None or not shard.counts or shard.feed.fingerprint is None:  # the counts come last
-            return
+            return None
         verdict = compare(before, summary(shard.feed.fingerprint))
         if verdict == "same":
-            return
+            return None
         if verdict == "changed" and self._if_changed == "refuse":
             rows = summary(shard.feed.fingerprint)["rows"]
             where = differences(self._partitions, shard.feed.fingerprint) if self._partitions else ""
@@ -148,12 +160,7 @@ class Passes:
                 before=before["rows"],
             )
         what = "its rows have changed" if verdict == "changed" else "Spark gave the same rows other ids this time"
-        if state["step"]:
-            shard.tell(
-                f"shard {shard.name!r}: {what}, so epoch {state['epoch']} starts anew (from step {state['step']}). "
-                "Data(row_key=…) keeps the ids."
-            )
-        self._others, self._resume = (), {"epoch": state["epoch"], "step": 0}
+        return what + ", so epoch {epoch} starts anew (from step {step}). Data(row_key=…) keeps the ids."
 
     @property
     def _known(self) -> dict[int, list[int]]:

@@ -56,7 +56,7 @@ def fit(
     Spark; `TorchEstimator.fit` wraps it as a Spark ML transformer.
 
     Raises SetupError before anything has started, DataError for what only the rows could show, TrainingDiverged for a
-    loss that is NaN or infinite, RankFailed for an exception in a rank.
+    loss or gradients that are NaN or infinite, RankFailed for an exception in a rank.
     """
     settings, gang = combined(settings, gang, fields)
     return run(prepare(frame, settings, gang), spark=spark)

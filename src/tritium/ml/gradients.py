@@ -25,6 +25,7 @@ class Gradients:
         self._net = net if isinstance(net, DistributedDataParallel) else None
         # With parameters that may get no gradient DDP never makes its buckets anew.
         self._keeps = self._net is None or bool(self._net.find_unused_parameters)
+        self._trained = [parameter for parameter in net.parameters() if parameter.requires_grad]
         self.order: list[str] | None = None
         """Names of parameters as their gradients arrived in the first step; None before it."""
 
@@ -54,6 +55,11 @@ class Gradients:
                 hook.remove()
         self.order = arrived
 
+    def norm(self) -> torch.Tensor:
+        """The L2 norm of what was exchanged, the same on every rank. Parameters unfrozen later are not among it."""
+        arrived = (parameter.grad for parameter in self._trained if parameter.grad is not None)
+        return torch.nn.utils.get_total_norm([_numbers(gradient) for gradient in arrived])
+
     def restore(self, order: Sequence[str] | None) -> None:
         """Go on with the buckets of a training whose first step had this order. A collective, of zeros.
 
@@ -74,10 +80,10 @@ class Gradients:
         net.zero_grad(set_to_none=True)  # the next forward makes the buckets
 
 
-def total_norm(net: torch.nn.Module) -> torch.Tensor:
-    """The L2 norm of all gradients together; after the exchange it is the same on every rank."""
-    arrived = (parameter.grad for parameter in net.parameters() if parameter.grad is not None)
-    return torch.nn.utils.get_total_norm([g.coalesce().values() if g.is_sparse else g for g in arrived])
+def _numbers(gradient: torch.Tensor) -> torch.Tensor:
+    """What a norm can be taken of, in a type that holds the norm of many."""
+    numbers = gradient.coalesce().values() if gradient.is_sparse else gradient
+    return numbers.float() if numbers.dtype == torch.float16 else numbers
 
 
 class _Arriving(torch.nn.Module):

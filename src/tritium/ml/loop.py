@@ -12,7 +12,7 @@ import torch
 from tritium.gang.world import World
 from tritium.gang.world import world as this_world
 from tritium.ml.callbacks import TrainState
-from tritium.ml.gradients import Gradients, total_norm
+from tritium.ml.gradients import Gradients
 from tritium.ml.keeper import Keeper
 from tritium.ml.pace import Pace, Show, Stopper
 from tritium.ml.ranks import Ranks, joined
@@ -63,10 +63,9 @@ def _train(
         net.train()
         for batches in together(epoch, settings.gradient_accumulation):
             losses = backward(net, batches, step, gradients, totals)
-            norm = total_norm(net)
-            alarm.watch(batches, losses, norm)
+            alarm.watch(batches, losses, gradients.norm())
             if settings.clip_grad_norm is not None:
-                torch.nn.utils.clip_grads_with_norm_(net.parameters(), settings.clip_grad_norm, norm)
+                torch.nn.utils.clip_grad_norm_(net.parameters(), settings.clip_grad_norm)
             optimizer.step()
             optimizer.zero_grad()
             pace.after_step()
@@ -100,7 +99,7 @@ def _train(
 def backward(
     net: torch.nn.Module, batches: list[Any], step: Step, gradients: Gradients, totals: Totals
 ) -> list[torch.Tensor]:
-    """The gradients of one optimizer step, which all ranks then have, and the mean loss of each batch of this rank."""
+    """Leaves the gradients of one optimizer step on every rank; adds to `totals`, and gives each batch's mean loss."""
     rows = sum(batch.total for batch in batches)
     losses = []
     for batch in batches:

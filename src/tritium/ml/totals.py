@@ -13,6 +13,8 @@ from tritium.errors import TrainingDiverged
 from tritium.ml.ranks import Ranks
 from tritium.ml.settings import LABEL
 
+_INPUT, _LOSS, _GRADIENTS = range(3)  # what is not finite; the first of them is the cause
+
 
 class Totals:
     """Sums of losses and metrics, exact over rows: a mean of means would weigh a short batch like a full one."""
@@ -107,9 +109,9 @@ def _take_in(metric: Any, kept: Mapping[str, Any], updates: int) -> None:
 class Alarm:
     """Raises TrainingDiverged on every rank when a step's gradients or losses are NaN or infinite.
 
-    No collective is needed for it: a rank whose loss is not a number spoils the mean of the gradients, which all ranks
-    have anyway. Nor is a step held up: it is looked at one step later, when a GPU has long computed it. A loss that
-    leaves the gradients whole has done no harm, and is found when ranks `settle`.
+    A step needs no collective for it: a rank whose loss is not a number spoils the mean of the gradients, which all
+    have anyway. Nor is it held up: it is looked at one step later, when a GPU has long computed it. A loss that leaves
+    the gradients whole has done no harm, and is found when the ranks `settle`.
     """
 
     def __init__(self, ranks: Ranks, schema: Any) -> None:
@@ -119,11 +121,17 @@ class Alarm:
 
     def watch(self, batches: list[Any], losses: list[torch.Tensor], norm: torch.Tensor) -> None:
         """One optimizer step: its batches and their losses, and the norm of the gradients that all ranks have."""
-        self.check()
-        self._watched = batches, torch.stack([norm.detach(), *losses])
+        self._look()
+        self._watched = batches, torch.stack([norm, *(loss.to(norm.device) for loss in losses)])
 
-    def check(self) -> None:
-        """Looks at the step that was watched last. What it finds it finds on every rank."""
+    def settle(self) -> None:
+        """Before anything is kept, and at the end of an epoch: looks at the losses of all ranks, too. A collective."""
+        self._look()
+        if self._ranks.any(self._bad is not None):
+            raise self._error([])
+
+    def _look(self) -> None:
+        """At the step that was watched last. What it raises it raises on every rank."""
         if self._watched is None:
             return
         (batches, seen), self._watched = self._watched, None
@@ -133,39 +141,32 @@ class Alarm:
         if not math.isfinite(norm):
             raise self._error(batches)
 
-    def settle(self) -> None:
-        """Before anything is kept, and at the end of an epoch: looks at the losses of all ranks, too. A collective."""
-        self.check()
-        if self._ranks.any(self._bad is not None):
-            raise self._error([] if self._bad is None else [self._bad])
-
     def _error(self, batches: list[Any]) -> TrainingDiverged:
-        """The same on every rank. A collective."""
-        inputs = ((b.epoch, b.step, column) for b in batches if (column := self._culprit(b)))
-        loss = None if self._bad is None else (self._bad.epoch, self._bad.step, None)
-        here = (batches[0].epoch, batches[0].step, None) if batches else None
-        reports = self._ranks.gather((next(inputs, None), loss, here))
-        by_input, by_loss, by_step = (
-            [(*seen, rank) for rank, report in enumerate(reports) if (seen := report[kind])] for kind in range(3)
-        )
-        found = by_input or by_loss or [(*by_step[0][:3], 0 if self._ranks.size == 1 else None)]
-        epoch, step, column, rank = min(found, key=lambda one: one[:2])
-        what = "The loss" if by_loss else "The norm of the gradients"
-        if column:
+        """The same on every rank. A collective. `batches`: those of a step whose gradients are not finite."""
+        bad = [] if self._bad is None else [self._bad]
+        inputs = [(_INPUT, b.epoch, b.step, column) for b in [*bad, *batches] if (column := self._culprit(b))]
+        losses = [(_LOSS, b.epoch, b.step, None) for b in bad]
+        steps = [(_GRADIENTS, b.epoch, b.step, None) for b in batches[:1]]
+        reports = self._ranks.gather([*inputs, *losses, *steps])
+        found = [(*one, rank) for rank, report in enumerate(reports) for one in report]
+        kind, epoch, step, column, rank = min(found, key=lambda one: one[:3])
+        what = "The loss" if (_LOSS, epoch, step, None, rank) in found else "The norm of the gradients"
+        if kind == _INPUT:
             cause = f"column {column!r} holds a value that is not finite. Leave such rows out, or clip them in Spark."
-        elif by_loss:
+        elif kind == _LOSS:
             cause = "its input is finite. Lower the learning rate, set clip_grad_norm=, or scale the features."
         else:
             cause = (
                 "losses and inputs are finite. Look for the root, logarithm or quotient of a zero in the module or the "
                 "loss, whose derivative is infinite, or lower the learning rate."
             )
-        where = "" if rank is None else f", rank {rank} of {self._ranks.size}"
+        unknown = kind == _GRADIENTS and self._ranks.size > 1  # of a mean over ranks nobody can say whose part it was
+        where = "" if unknown else f", rank {rank} of {self._ranks.size}"
         return TrainingDiverged(
             f"{what} is NaN or infinite: epoch {epoch}, step {step}{where}; {cause}",
             epoch=epoch,
             step=step,
-            rank=rank,
+            rank=None if unknown else rank,
             column=column,
         )
 

@@ -69,12 +69,12 @@ def run(environment: str, script: str, *arguments: object, limit: float = 1800, 
             said = f"not done after {limit:g} s"
         finally:
             _end(process.pid)
-    results = (line for line in said.splitlines()[::-1] if line.startswith("{"))  # ray's servers say more after it
-    with contextlib.suppress(StopIteration, json.JSONDecodeError):
-        if not process.returncode:
-            return {**json.loads(next(results)), "busy before": busy, **(tree.peak if memory else {})}
+    results = [line for line in said.splitlines() if line.startswith("{")]  # ray's servers say more after it
+    if results and not process.returncode:
+        with contextlib.suppress(json.JSONDecodeError):
+            return {**json.loads(results[-1]), "busy before": busy, **(tree.peak if memory else {})}
     tail = "\n    ".join(said.splitlines()[-25:])
-    raise RuntimeError(f"{script} ({environment}) ended with {process.returncode} and printed no result:\n    {tail}")
+    raise RuntimeError(f"{script} ({environment}) gave no result, exit code {process.returncode}:\n    {tail}")
 
 
 class Sampler:

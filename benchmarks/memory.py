@@ -29,6 +29,9 @@ from typing import Any
 import _suite
 import psutil
 
+sys.path.insert(0, str(_suite.SYSTEMS))
+import work
+
 WIDTH, RANKS, BATCH = 64, 2, 1024
 KINDS = ("driver", "supervisor", "rank")
 COLUMNS = ("private", "mapped", "pss")
@@ -88,20 +91,6 @@ def take_all() -> tuple[int, int]:
     return rows, steps
 
 
-def session() -> Any:
-    """A session of this process's own."""
-    from pyspark.sql import SparkSession
-
-    os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
-    builder = SparkSession.builder.master("local[2]").config("spark.ui.enabled", "false")
-    return (
-        builder.config("spark.log.level", "ERROR")
-        .config("spark.ui.showConsoleProgress", "false")
-        .config("spark.driver.memory", "2g")
-        .getOrCreate()
-    )
-
-
 def measure(spark: Any, rows: int, shuffle: str) -> dict[str, Any]:
     """One launch, beside which this process and all below it are looked at."""
     from pyspark.sql import functions as F
@@ -142,7 +131,8 @@ def main() -> int:
     parser.add_argument("--only", type=int, help=argparse.SUPPRESS)  # in a process of its own, as JSON
     options = parser.parse_args()
     if options.only:
-        spark = session()
+        work.prepare()
+        spark = work.session(**{"spark.driver.memory": "2g"})
         found = measure(spark, options.only, options.shuffle)
         spark.stop()
         print(json.dumps(found))

@@ -118,6 +118,7 @@ def test_without_spark(name: str, arguments: list[object]) -> None:
 
 def test_memory(spark: Any) -> None:
     found = module("memory").measure(spark, 20_000, "full")
+    assert found["rows"] == 20_000
     assert all(peak["private"] > 0 for peak in found["peaks"].values()), found
 
 

@@ -476,25 +476,12 @@ def test_early_stopping_stops_all_ranks_and_restores_the_best_weights(size: int)
     assert [stored[name].tolist() for name in names] == entries[best]["weights"]
 
 
-@pytest.mark.parametrize("size", SIZES)
-def test_a_loss_that_is_not_finite_is_one_error_on_every_rank(size: int) -> None:
-    errors = [rank["diverges"][0] for rank in trained(size)]
-    assert {type(error) for error in errors} == {TrainingDiverged}
+def one_error(case: str, size: int, kind: type[TritiumError]) -> Any:
+    """What every rank has raised."""
+    errors = [rank[case][0] for rank in trained(size)]
+    assert {type(error) for error in errors} == {kind}
     assert len({str(error) for error in errors}) == 1
-    assert errors[0].epoch == 0
-    assert errors[0].step > 0
-    assert errors[0].column is None
-    assert "learning rate" in str(errors[0])
-
-
-@pytest.mark.parametrize("size", SIZES)
-def test_an_input_that_is_not_finite_is_named(size: int) -> None:
-    errors = [rank["infinite"][0] for rank in trained(size)]
-    assert len({str(error) for error in errors}) == 1
-    assert isinstance(errors[0], TrainingDiverged)
-    assert errors[0].column == "x2"
-    assert errors[0].rank == rank_of("infinite", 37, size)
-    assert f"rank {errors[0].rank} of {size}; column 'x2'" in str(errors[0])
+    return errors[0]
 
 
 def rank_of(case: str, row: int, size: int) -> int:
@@ -505,29 +492,40 @@ def rank_of(case: str, row: int, size: int) -> int:
 
 
 @pytest.mark.parametrize("size", SIZES)
+def test_a_loss_that_is_not_finite_is_one_error_on_every_rank(size: int) -> None:
+    error = one_error("diverges", size, TrainingDiverged)
+    assert error.epoch == 0
+    assert error.step > 0
+    assert error.column is None
+    assert "learning rate" in str(error)
+
+
+@pytest.mark.parametrize("size", SIZES)
+def test_an_input_that_is_not_finite_is_named(size: int) -> None:
+    error = one_error("infinite", size, TrainingDiverged)
+    assert error.column == "x2"
+    assert error.rank == rank_of("infinite", 37, size)
+    assert f"rank {error.rank} of {size}; column 'x2'" in str(error)
+
+
+@pytest.mark.parametrize("size", SIZES)
 def test_a_loss_that_is_not_finite_is_found_when_its_gradients_are(size: int) -> None:
-    errors = [rank["unheard"][0] for rank in trained(size)]
-    assert len({str(error) for error in errors}) == 1
-    assert isinstance(errors[0], TrainingDiverged)
-    assert (errors[0].epoch, errors[0].column, errors[0].rank) == (0, None, rank_of("unheard", 17, size))
-    assert "The loss is NaN or infinite" in str(errors[0])
+    error = one_error("unheard", size, TrainingDiverged)
+    assert (error.epoch, error.column, error.rank) == (0, None, rank_of("unheard", 17, size))
+    assert "The loss is NaN or infinite" in str(error)
 
 
 @pytest.mark.parametrize("size", SIZES)
 def test_gradients_that_are_not_finite_are_found_when_the_loss_is(size: int) -> None:
-    errors = [rank["rooted"][0] for rank in trained(size)]
-    assert len({str(error) for error in errors}) == 1
-    assert isinstance(errors[0], TrainingDiverged)
-    assert (errors[0].epoch, errors[0].step, errors[0].rank) == (0, 0, 0 if size == 1 else None)
-    assert "The norm of the gradients is NaN or infinite" in str(errors[0])
+    error = one_error("rooted", size, TrainingDiverged)
+    assert (error.epoch, error.step, error.rank) == (0, 0, 0 if size == 1 else None)
+    assert "The norm of the gradients is NaN or infinite" in str(error)
 
 
 @pytest.mark.parametrize("size", SIZES)
 @pytest.mark.parametrize("case", ["empty", "no_step"])
 def test_nothing_to_train_on_is_one_error_on_every_rank(case: str, size: int) -> None:
-    errors = [rank[case][0] for rank in trained(size)]
-    assert {type(error) for error in errors} == {EmptyShard}
-    assert len({str(error) for error in errors}) == 1
+    one_error(case, size, EmptyShard)
 
 
 @pytest.mark.parametrize("size", SIZES)

@@ -131,17 +131,20 @@ class Passes:
 
     def _prove(self, state: State) -> None:
         """A position must mean the row that it meant. The same on every rank, as state and fingerprint are."""
-        if what := self._other_rows(state) or self._other_order(state):
-            if state["step"]:
-                self._shard.tell(f"shard {self._shard.name!r}: {what.format(**state)}")
-            self._others, self._resume = (), {"epoch": state["epoch"], "step": 0}
-
-    def _other_order(self, state: State) -> str | None:
-        if "seen" in state or state.get("order") == ORDER:
-            return None
-        return "another version of Tritium ordered its rows otherwise, so epoch {epoch} starts anew (from step {step})."
+        other_rows = self._other_rows(state)
+        if other_rows is None and ("seen" in state or state.get("order") == ORDER):
+            return
+        if state["step"]:
+            why = other_rows or "another version of Tritium ordered its rows otherwise"
+            hint = " Data(row_key=…) keeps the ids." if other_rows else ""
+            self._shard.tell(
+                f"shard {self._shard.name!r}: {why}, so epoch {state['epoch']} starts anew (from step {state['step']})."
+                + hint
+            )
+        self._others, self._resume = (), {"epoch": state["epoch"], "step": 0}
 
     def _other_rows(self, state: State) -> str | None:
+        """What has become of the ids; None where they mean the same rows. DataChanged where others are refused."""
         shard, before = self._shard, state.get("fingerprint")
         if before is None or not shard.counts or shard.feed.fingerprint is None:  # the counts come last
             return None
@@ -159,8 +162,7 @@ class Passes:
                 rows=rows,
                 before=before["rows"],
             )
-        what = "its rows have changed" if verdict == "changed" else "Spark gave the same rows other ids this time"
-        return what + ", so epoch {epoch} starts anew (from step {step}). Data(row_key=…) keeps the ids."
+        return "its rows have changed" if verdict == "changed" else "Spark gave the same rows other ids this time"
 
     @property
     def _known(self) -> dict[int, list[int]]:

@@ -57,5 +57,8 @@ echo "setup: the dependencies of constraints.txt (torch is large: about 5 GB the
 # Compiled now, once: every rank imports torch, and where Python may not write bytecode each would compile it again.
 .venv/bin/uv pip install --quiet --compile-bytecode --python .venv/bin/python --constraints constraints.txt \
   --build-constraints constraints.txt --editable '.[dev]'
+# PySpark comes as source. Where a registry's answers may not be kept, uv unpacks and builds it anew for each environment,
+# 2 GB a time, and keeps every one: what nothing refers to any more goes, or a fresh clone a day fills the disk.
+.venv/bin/uv cache prune --quiet || echo "setup: uv's cache could not be pruned and stays as it is" >&2
 echo "$made_from" >"$stamp"
 echo "setup: done"

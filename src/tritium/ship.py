@@ -189,11 +189,15 @@ def is_users_own(module: ModuleType, by_reference: tuple[str, ...]) -> bool:
         return False
     if name.partition(".")[0] in ("tritium", "pyspark") or sys.modules.get(name) is not module:
         return False
+    return not _is_installed(file) and not any(os.path.abspath(file).startswith(root) for root in by_reference)
+
+
+@functools.cache  # every launch asks it of some 2,000 modules, twice, and links take a tenth of a second to resolve
+def _is_installed(file: str) -> bool:
+    """Whether it lies where Python's own or installed packages do, or is no Python source."""
     path = os.path.realpath(file)
     inside = ("site-packages" + os.sep, "dist-packages" + os.sep)
-    if path.startswith(_installed_roots()) or any(part in path for part in inside) or not path.endswith(".py"):
-        return False
-    return not any(os.path.abspath(file).startswith(root) for root in by_reference)
+    return path.startswith(_installed_roots()) or any(part in path for part in inside) or not path.endswith(".py")
 
 
 def archive(paths: Sequence[str]) -> bytes:

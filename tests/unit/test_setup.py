@@ -107,6 +107,18 @@ def test_the_second_time_only_looks(clone: Path) -> None:
     assert calls.exists()
 
 
+def test_what_no_environment_needs_leaves_uvs_cache(clone: Path) -> None:
+    program(clone, "java", GOOD_JAVA)
+    environment = clone / "clone" / ".venv" / "bin"
+    environment.mkdir(parents=True)
+    shutil.copy(program(clone, "python3", "exit 0"), environment / "python")
+    shutil.copy(program(clone, "uv", f'echo $1 $2 >>{clone}/calls; [ "$1" = pip ]'), environment)
+    result = set_up(clone)
+    assert clone.joinpath("calls").read_text() == "pip install\ncache prune\n"
+    assert result.returncode == 0  # another uv may have locked it
+    assert "could not be pruned" in result.stderr
+
+
 def test_pip_lends_its_index_to_uv(clone: Path) -> None:
     program(clone, "java", GOOD_JAVA)
     script = 'case "$*" in *"config get global.index-url") echo INDEX;; *"config get"*) exit 1;; esac'
@@ -114,10 +126,10 @@ def test_pip_lends_its_index_to_uv(clone: Path) -> None:
     environment.mkdir(parents=True)
     shutil.copy(program(clone, "python3", script), environment / "python")
     shutil.copy(
-        program(clone, "uv", f'echo "${{UV_DEFAULT_INDEX:-}} ${{UV_FIND_LINKS:-}}" >>{clone}/calls'), environment
+        program(clone, "uv", f'echo "$1 ${{UV_DEFAULT_INDEX:-}} ${{UV_FIND_LINKS:-}}" >>{clone}/calls'), environment
     )
     assert set_up(clone, PIP_FIND_LINKS="/a /b").returncode == 0
-    assert clone.joinpath("calls").read_text() == "INDEX /a,/b\n"
+    assert clone.joinpath("calls").read_text() == "pip INDEX /a,/b\ncache INDEX /a,/b\n"
 
 
 def test_uv_keeps_an_index_of_its_own(clone: Path) -> None:

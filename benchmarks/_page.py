@@ -179,6 +179,11 @@ def table(title: str, one: Mapping[str, Any], columns: Mapping[str, tuple[str, s
     yield ""
 
 
+def alike(names: Mapping[str, str], form: str) -> dict[str, tuple[str, str]]:
+    """Columns of a `table`, title → key of a run, all of one format."""
+    return {title: (key, form) for title, key in names.items()}
+
+
 def heading(title: str, one: Mapping[str, Any], text: str = "") -> Iterator[str]:
     """The title, the command and the machine, and what there is to say."""
     yield f"## {title}\n\n`{one['command']}`; {_machine(one['machine'])}.\n"
@@ -212,22 +217,22 @@ def page(found: Mapping[str, Any]) -> Iterator[str]:
                 yield f"| {name} | {' | '.join(cells)} |"
             yield ""
     if one := found.get("loop"):
-        columns = {f"{epoch}, s": (epoch, ".2f") for epoch in loop.EPOCHS}
-        yield from table("The loop alone, epoch by epoch", one, columns)
+        names = {f"{epoch}, s": epoch for epoch in loop.EPOCHS}
+        yield from table("The loop alone, epoch by epoch", one, alike(names, ".2f"))
     if one := found.get("first_step"):
         names = {"first step, s": "seconds", "import of torch twice, s": "import", "two tasks read it, s": "read"}
-        yield from table("First step after the map stages", one, {title: (key, ".2f") for title, key in names.items()})
+        yield from table("First step after the map stages", one, alike(names, ".2f"))
         yield "With `full` it needs all rows, and two cores that import and read do one after the other.\n"
     if one := found.get("launch"):
         names = {"nothing, s": "nothing", "with a process group, s": "group", "import of torch twice, s": "import"}
-        yield from table("Launch of two ranks", one, {title: (key, ".2f") for title, key in names.items()})
+        yield from table("Launch of two ranks", one, alike(names, ".2f"))
     if one := found.get("inference"):
-        yield from table("Scoring", one, {"seconds": ("seconds", ".2f"), "the first pass, s": ("cold", ".2f")})
+        yield from table("Scoring", one, alike({"seconds": "seconds", "the first pass, s": "cold"}, ".2f"))
     if one := found.get("stream"):
         names = {"p50, ms": "p50 ms", "p99, ms": "p99 ms", "events/s": "events/s"}
-        yield from table("Kafka to Kafka", one, {title: (key, ".0f") for title, key in names.items()})
+        yield from table("Kafka to Kafka", one, alike(names, ".0f"))
     if one := found.get("images"):
-        yield from table("Images", one, {"seconds": ("seconds", ".1f"), "loop s": ("loop", ".1f")})
+        yield from table("Images", one, alike({"seconds": "seconds", "loop s": "loop"}, ".1f"))
     if one := found.get("exchange"):
         yield from heading(
             "Exchange",
@@ -276,6 +281,7 @@ def text(found: Mapping[str, Any]) -> str:
 
 def plot(one: Mapping[str, Any], path: Path) -> None:
     """A bar a system: the median, and every run as a dot."""
+    import matplotlib
     from matplotlib.figure import Figure
 
     runs = {name: [run["seconds"] for run in all_ if "seconds" in run] for name, all_ in one["systems"].items()}
@@ -290,7 +296,8 @@ def plot(one: Mapping[str, Any], path: Path) -> None:
         axes.plot(runs[name], [row] * len(runs[name]), "k.", markersize=4)
     axes.invert_yaxis()
     axes.set(xlabel=f"seconds from DataFrame to model, {one['rows']:,} rows × {one['epochs']} epochs")
-    figure.savefig(path, metadata={"Date": None})
+    with matplotlib.rc_context({"svg.hashsalt": "tritium"}):  # the same results make the same file
+        figure.savefig(path, metadata={"Date": None})
 
 
 def main() -> int:

@@ -164,7 +164,8 @@ def in_turn(
 ) -> dict[str, list[dict[str, Any]]]:
     """Round after round, each side that still has one: whatever disturbs the machine disturbs all alike.
 
-    A side that fails is left out of the following rounds, and its place says why: {"error": …}.
+    A side that fails is left out of the following rounds; its place keeps the first line of why ({"error": …}), since
+    what follows names this machine's paths, and all of it is printed.
     """
     found: dict[str, list[dict[str, Any]]] = {name: [] for name in sides}
     for number in range(max(rounds.values())):
@@ -175,7 +176,7 @@ def in_turn(
             try:
                 one = side()
             except RuntimeError as problem:
-                one = {"error": str(problem)}
+                one = {"error": str(problem).partition("\n")[0]}
                 print(problem, file=sys.stderr)
             found[name].append(one)
             said = "failed" if "error" in one else f"{one['seconds']:.2f} s" if "seconds" in one else "done"

@@ -33,6 +33,15 @@ def program(clone: Path, name: str, script: str) -> Path:
     return path
 
 
+def environment(clone: Path, python: str, uv: str) -> None:
+    """A `.venv` that is there already, with these scripts as its programs; and a Java that will do."""
+    program(clone, "java", GOOD_JAVA)
+    programs = clone / "clone" / ".venv" / "bin"
+    programs.mkdir(parents=True)
+    for name, script in (("python", python), ("uv", uv)):
+        program(clone, name, script).rename(programs / name)
+
+
 def set_up(clone: Path, **env: str) -> subprocess.CompletedProcess[str]:
     command = [str(clone / "clone" / "scripts" / "setup.sh")]
     return subprocess.run(
@@ -87,12 +96,7 @@ def test_a_python_without_venv(clone: Path) -> None:
 
 
 def test_the_second_time_only_looks(clone: Path) -> None:
-    program(clone, "java", GOOD_JAVA)
-    python = program(clone, "python3", f"echo $* >>{clone}/calls")
-    environment = clone / "clone" / ".venv" / "bin"
-    environment.mkdir(parents=True)
-    for name in ("python", "uv"):
-        shutil.copy(python, environment / name)
+    environment(clone, *2 * [f"echo $* >>{clone}/calls"])
     first = set_up(clone)
     assert first.returncode == 0, first.stderr
     calls = clone / "calls"
@@ -108,11 +112,7 @@ def test_the_second_time_only_looks(clone: Path) -> None:
 
 
 def test_what_no_environment_needs_leaves_uvs_cache(clone: Path) -> None:
-    program(clone, "java", GOOD_JAVA)
-    environment = clone / "clone" / ".venv" / "bin"
-    environment.mkdir(parents=True)
-    shutil.copy(program(clone, "python3", "exit 0"), environment / "python")
-    shutil.copy(program(clone, "uv", f'echo $1 $2 >>{clone}/calls; [ "$1" = pip ]'), environment)
+    environment(clone, "exit 0", f'echo $1 $2 >>{clone}/calls; [ "$1" = pip ]')
     result = set_up(clone)
     assert clone.joinpath("calls").read_text() == "pip install\ncache prune\n"
     assert result.returncode == 0  # another uv may have locked it
@@ -120,23 +120,13 @@ def test_what_no_environment_needs_leaves_uvs_cache(clone: Path) -> None:
 
 
 def test_pip_lends_its_index_to_uv(clone: Path) -> None:
-    program(clone, "java", GOOD_JAVA)
-    script = 'case "$*" in *"config get global.index-url") echo INDEX;; *"config get"*) exit 1;; esac'
-    environment = clone / "clone" / ".venv" / "bin"
-    environment.mkdir(parents=True)
-    shutil.copy(program(clone, "python3", script), environment / "python")
-    shutil.copy(
-        program(clone, "uv", f'echo "$1 ${{UV_DEFAULT_INDEX:-}} ${{UV_FIND_LINKS:-}}" >>{clone}/calls'), environment
-    )
+    python = 'case "$*" in *"config get global.index-url") echo INDEX;; *"config get"*) exit 1;; esac'
+    environment(clone, python, f'echo "$1 ${{UV_DEFAULT_INDEX:-}} ${{UV_FIND_LINKS:-}}" >>{clone}/calls')
     assert set_up(clone, PIP_FIND_LINKS="/a /b").returncode == 0
     assert clone.joinpath("calls").read_text() == "pip INDEX /a,/b\ncache INDEX /a,/b\n"
 
 
 def test_uv_keeps_an_index_of_its_own(clone: Path) -> None:
-    program(clone, "java", GOOD_JAVA)
-    environment = clone / "clone" / ".venv" / "bin"
-    environment.mkdir(parents=True)
-    shutil.copy(program(clone, "python3", "exit 0"), environment / "python")
-    shutil.copy(program(clone, "uv", f'echo "$UV_DEFAULT_INDEX" >{clone}/calls'), environment)
+    environment(clone, "exit 0", f'echo "$UV_DEFAULT_INDEX" >{clone}/calls')
     assert set_up(clone, UV_DEFAULT_INDEX="OWN", PIP_INDEX_URL="PIP").returncode == 0
     assert clone.joinpath("calls").read_text() == "OWN\n"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 from tritium.data.watermark import Feed, Mark
@@ -35,11 +35,17 @@ def share(step: int, index: int, counts: Sequence[int | None], batch_size: int, 
     """Index's part of a step that exists. A count of None has not ended, and has the rows of this step."""
     start, own = step * batch_size, counts[index]
     if remainder != "pad":
-        ranges = ((start, start + batch_size),) if own is None else _wrapped(start, batch_size, own)
-        return Share(step, ranges, batch_size, batch_size * len(counts), 1.0)
+        whole = whole_batches(step, len(counts), batch_size)
+        return whole if own is None else replace(whole, ranges=_wrapped(start, batch_size, own))
     each = [batch_size if count is None else max(0, min(batch_size, count - start)) for count in counts]
     rows, total = each[index], sum(each)
     return Share(step, ((start, start + rows),) if rows else ((0, 1),), rows, total, len(each) * rows / total)
+
+
+def whole_batches(step: int, size: int, batch_size: int) -> Share:
+    """Any rank's part of a step in which each of `size` ranks takes a whole batch."""
+    start = step * batch_size
+    return Share(step, ((start, start + batch_size),), batch_size, batch_size * size, 1.0)
 
 
 def _wrapped(start: int, rows: int, count: int) -> tuple[tuple[int, int], ...]:
@@ -96,9 +102,8 @@ class Known:
     def share(self, step: int) -> Share | None:
         if step >= self._steps:
             return None
-        start, size = step * self._batch_size, self._batch_size
-        if start + size <= self._least:  # every rank has a whole batch: nothing to go through them for
-            return Share(step, ((start, start + size),), size, size * len(self._counts), 1.0)
+        if (step + 1) * self._batch_size <= self._least:  # no need to go through the ranks
+            return whole_batches(step, len(self._counts), self._batch_size)
         return share(step, self._index, self._counts, self._batch_size, self._remainder)
 
 

@@ -9,11 +9,13 @@ import os
 import signal
 import tempfile
 from collections import Counter
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import psutil
 import pyarrow as pa
 import pytest
 from hypothesis import HealthCheck, Phase, assume, given, settings
@@ -21,6 +23,7 @@ from hypothesis import strategies as st
 
 import tritium as tr
 from tritium.errors import RankFailed
+from tritium.gang import driver_run
 
 ROUNDS = int(os.environ.get("TRITIUM_FAULT_ROUNDS", "1"))
 EPOCHS = 2
@@ -159,3 +162,33 @@ def test_at_any_world_size_and_in_any_order_every_row_counts_once_an_epoch(train
             run(training, folder, retries=0)
         found = run(training, folder, ranks=ranks)
     each_row_once_an_epoch(training, found)
+
+
+@pytest.mark.parametrize("shuffle", ["full", "stream"])
+def test_a_rank_that_is_killed_before_its_rows_come_is_named_with_its_signal(
+    shuffle: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    deal = driver_run.deal_tables
+
+    def killing(batches: Iterator[pa.RecordBatch], moment: int) -> Iterator[pa.RecordBatch]:
+        """The rows of one rank, whose process is killed when so many batches have come."""
+        for number, batch in enumerate([*batches, None]):
+            if number == moment:
+                (rank,) = psutil.Process().children()
+                rank.kill()
+                with contextlib.suppress(ChildProcessError):  # its supervisor was faster
+                    os.waitid(os.P_PID, rank.pid, os.WEXITED | os.WNOWAIT)
+            if batch is not None:
+                yield batch
+
+    for moment in (0, 1) * max(1, ROUNDS):
+        folder = tempfile.mkdtemp(dir=tmp_path)
+
+        def dealt(launch: Any, moment: int = moment) -> Any:
+            plan, shards = deal(launch)
+            return plan, [killing(shards[0], moment)]
+
+        monkeypatch.setattr(driver_run, "deal_tables", dealt)
+        with pytest.raises(RankFailed) as caught:
+            run(Training(12, 4, 1, shuffle, 1, 0.0, 0), folder, retries=0)
+        assert (caught.value.signal, caught.value.lost) == ("SIGKILL", True)

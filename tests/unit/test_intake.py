@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import socket
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -16,9 +17,11 @@ import pytest
 from clusters import wait
 from tritium.data.spool import Spool
 from tritium.data.tables import Tables
+from tritium.errors import WireError
 from tritium.gang import intake as module
 from tritium.gang.intake import AHEAD, Intake
 from tritium.gang.supervisor import GangEnded, Order
+from tritium.wire import Channel
 
 TABLES = Tables({"train": pd.DataFrame({"x": np.arange(10 * AHEAD, dtype=np.float32)})}, 1)
 
@@ -36,7 +39,7 @@ class Told:
 class Taking:
     """An intake in a thread of its own."""
 
-    def __init__(self, *, streams: bool) -> None:
+    def __init__(self, *, streams: bool, rank: Any = None) -> None:
         self.order = Order(
             launch="L", run_id="L", size=1, address=("", 0), secret=b"", job=b"", env={},
             plan=TABLES.plan, streams=streams, prepared={"train": "stream" if streams else "full"},
@@ -46,7 +49,7 @@ class Taking:
         self.end: Exception | None = None
         self.coordinator = Told()
         stand_in: Any = self.coordinator
-        self.intake = Intake(self.order, self.spools, stand_in, stand_in, self.check)
+        self.intake = Intake(self.order, self.spools, stand_in, rank or stand_in, self.check)
         self.raised: list[BaseException] = []
         self.thread = threading.Thread(target=self.run)
 
@@ -62,7 +65,7 @@ class Taking:
     def run(self) -> None:
         try:
             self.intake.run(self.batches(), lambda: True)
-        except GangEnded as error:
+        except (GangEnded, WireError) as error:
             self.raised.append(error)
 
     def __enter__(self) -> Taking:
@@ -110,6 +113,21 @@ def test_a_gang_that_ends_ends_the_waiting(monkeypatch: pytest.MonkeyPatch) -> N
         taking.thread.join(5)
         assert not taking.thread.is_alive()
         assert taking.raised == [taking.end]
+
+
+@pytest.mark.parametrize("streams", [True, False])
+def test_that_a_rank_was_killed_is_not_told_as_an_error_of_its_rows(streams: bool) -> None:
+    """Who waits for the process says how it ended: else a killed rank is an error of the connection, never retried."""
+    ours, theirs = socket.socketpair()
+    theirs.close()
+    rank = Channel(ours)
+    with Taking(streams=streams, rank=rank) as taking:
+        taking.intake.ready.set()
+        taking.thread.join(20)
+        taking.intake.announce("train", {})
+        assert taking.raised == []
+        assert taking.coordinator.kinds[-1] == "receipt"
+    rank.close()
 
 
 def test_a_host_is_busy_when_more_threads_want_to_run_than_it_has_cores(

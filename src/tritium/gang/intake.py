@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import threading
@@ -11,7 +12,7 @@ from typing import TYPE_CHECKING
 
 import pyarrow as pa
 
-from tritium.errors import TritiumError
+from tritium.errors import TritiumError, WireError
 from tritium.gang.line import Line
 from tritium.wire import Channel
 
@@ -70,7 +71,8 @@ class Intake:
                 column["shape"] = shapes.get(column["name"])
         fields = [f.to_json() for f in self._order.plan[name]]
         body = json.dumps({"columns": columns, "fields": fields}).encode()
-        self._rank.send("spool", body, name=name, prepared=self._order.prepared[name])
+        with contextlib.suppress(WireError):  # the rank has ended: whoever waits for its process says how
+            self._rank.send("spool", body, name=name, prepared=self._order.prepared[name])
 
     def _report(self) -> None:
         now = time.monotonic()

@@ -23,6 +23,7 @@ TritiumError
 ├── ModelError              a saved model can't be read
 │   ├── SignatureMismatch   a DataFrame does not fit the model; every difference is listed
 │   └── UntrustedModel      the model holds code by value and was not trusted
+├── TooLarge                a value is too large for the control connection (world.gather, world.log)
 └── WireError               a control connection broke, or a stranger was refused
 """
 
@@ -144,6 +145,10 @@ class SignatureMismatch(ModelError, ValueError):
 
 class UntrustedModel(ModelError):
     """The model holds code by value, and the caller did not say that it may run."""
+
+
+class TooLarge(TritiumError, ValueError):
+    """What is sent over a control connection at once is over the limit. Facts: `size` and `limit` (bytes)."""
 
 
 class WireError(TritiumError, ConnectionError):

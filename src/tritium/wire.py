@@ -24,11 +24,13 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
-from tritium.errors import WireError
+from tritium.errors import TooLarge, WireError
 
 MAX_HEADER = 1 << 20
 MAX_BLOB = 1 << 28
 CHUNK = 1 << 22  # what a large thing is cut into, so that other messages get in between
+
+_LEFT_OUT = 64  # bytes that say how much was left out of a text
 
 MAGIC = b"TRITIUM1"
 NONCE = 32
@@ -61,18 +63,43 @@ class Packed:
 
     @classmethod
     def of(cls, message: Message) -> Packed:
-        """Raises WireError for a message over the limit."""
+        """Raises TooLarge for a message over the limit."""
         header = json.dumps({"kind": message.kind, **message.fields}, separators=(",", ":")).encode()
         if len(header) > MAX_HEADER or len(message.blob) > MAX_BLOB:
-            raise WireError(
+            raise TooLarge(
                 f"A {message.kind!r} message of {len(header):,} + {len(message.blob):,} bytes is over the limit of "
                 f"{MAX_HEADER:,} + {MAX_BLOB:,} bytes.",
                 kind=message.kind,
+                size=len(header) + len(message.blob),
+                limit=MAX_HEADER if len(header) > MAX_HEADER else MAX_BLOB,
             )
         return cls(header, message.blob)
 
     def __len__(self) -> int:
         return len(self.header) + len(self.blob)
+
+
+def escaped(text: str) -> int:
+    """The bytes that `text` takes in a header: up to 12 for one character."""
+    return len(json.dumps(text)) - 2
+
+
+def clip(text: str, limit: int) -> str:
+    """`text`, or its beginning and its end, in at most `limit` bytes of a header."""
+    if len(text) <= limit and escaped(text) <= limit:
+        return text
+    half = max(0, limit - _LEFT_OUT) // 2
+    head = _fitting(text[:half], half, first=True)
+    tail = _fitting(text[len(text) - half :], half, first=False)
+    word = f" … [{len(text) - len(head) - len(tail):,} characters left out] … "
+    return f"{head}{word}{tail}" if escaped(word) <= limit else ""
+
+
+def _fitting(text: str, limit: int, *, first: bool) -> str:
+    while (size := escaped(text)) > limit:
+        keep = len(text) * limit // size
+        text = text[:keep] if first else text[len(text) - keep :]
+    return text
 
 
 class Codec:

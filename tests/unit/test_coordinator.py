@@ -375,7 +375,9 @@ class TestMeetings:
         for channel in supervisors:
             self.meet(channel, "gather", bytes(600))
         for channel in supervisors:
-            assert "over 1,000 bytes together" in heard(channel, "gathered")["problem"]
+            problem = heard(channel, "gathered")["problem"]
+            assert "2 of 2 ranks are 1,200 bytes together" in problem
+            assert "one call takes 1,000 of all ranks" in problem
 
 
 def column(name: str, shape: list[int] | None) -> dict[str, Any]:

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from clusters import wait
 from proxy import Proxy
-from tritium.errors import WireError
+from tritium.errors import TooLarge, WireError
 from tritium.gang import line as line_module
 from tritium.gang import server as server_module
 from tritium.gang.line import Line
@@ -250,7 +250,7 @@ class TestLine:
 
     def test_a_message_over_the_limit_is_refused_before_it_is_kept(self, serving: Serving) -> None:
         with line(serving.server.address) as ours:
-            with pytest.raises(WireError, match="over the limit"):
+            with pytest.raises(TooLarge, match="over the limit"):
                 ours.send("x", text="a" * (1 << 21))
             ours.send("echo", number=1)
             assert ours.receive() == Message("echoed", {"number": 1})

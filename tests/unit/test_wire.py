@@ -14,7 +14,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tritium.errors import WireError
+from tritium.errors import TooLarge, WireError
 from tritium.wire import CODE, MAGIC, MAX_BLOB, MAX_HEADER, NONCE, Challenge, Channel, Codec, Message
 
 KEY = b"k" * 32
@@ -90,7 +90,7 @@ class TestBounds:
         "message", [Message("x", {"text": "a" * MAX_HEADER}), Message("x", {}, bytes(MAX_BLOB + 1))]
     )
     def test_too_much_is_not_sent(self, message: Message) -> None:
-        with pytest.raises(WireError, match=r"'x' message of [\d,]+ \+ [\d,]+ bytes is over the limit"):
+        with pytest.raises(TooLarge, match=r"'x' message of [\d,]+ \+ [\d,]+ bytes is over the limit"):
             Codec(KEY, b"c").encode(message)
 
     @pytest.mark.parametrize("lengths", [(MAX_HEADER + 1, 0), (0, MAX_BLOB + 1), (2**32 - 1, 2**32 - 1)])

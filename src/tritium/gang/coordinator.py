@@ -327,10 +327,11 @@ class Coordinator:
             del self._rendezvous[lane, number]
 
     def _conclude(self, meeting: Rendezvous) -> None:
-        """Tell those who have come what came of it."""
+        """Tell those who have come, and have not heard it yet, what came of it."""
         blob, fields = meeting.outcome()
         for member in self.members.values():
-            if member.number in meeting.values:
+            if member.number in meeting.values and member.number not in meeting.told:
+                meeting.told.add(member.number)
                 member.link.send("gathered", blob, **fields)
 
     def _on_note(self, member: Member, message: Message) -> None:

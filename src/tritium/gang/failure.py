@@ -7,17 +7,24 @@ import pickle
 import re
 import signal as signals
 import traceback
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from tritium import errors, ship
 from tritium.errors import RankFailed, Stalled, TritiumError
 from tritium.gang.vitals import killed_for
+from tritium.wire import clip
 
 How = Literal["exception", "signal", "exit", "lost", "orphaned", "error", "stalled", "regroup"]
 
+# What a failure may take on its way: together less than a message's header, so that it can always be sent.
 STACKS_BYTES = 1 << 16  # of all ranks, in an exception
+HEADLINE_BYTES = 1 << 12
+_BYTES = {"text": 1 << 18, "traceback": 3 << 16, "type": 1 << 11, "host": 1 << 11, "signal": 1 << 8}
+_LINES = {"log": (32, 1 << 12), "others": (8, 1 << 13)}
+_FIGURE_BYTES = 1 << 10  # a text among the figures of `memory` and `at`
+PICKLED_BYTES = 1 << 22  # a larger exception is told as text
 
 # What a collective says when its partner is gone; and what it may say then, when it is one of these that says it: a
 # database of the user's that refuses a connection is the user's own matter.
@@ -64,21 +71,44 @@ class Failure:
     stacks: Mapping[int, str] = field(default_factory=dict)
     pickled: bytes = b""
 
+    def __post_init__(self) -> None:
+        """Cut every text that is too long to be sent, keeping its beginning and end."""
+        short: dict[str, Any] = {}
+        for name, limit in _BYTES.items():
+            text = getattr(self, name)
+            short[name] = None if text is None else clip(text, limit)
+        for name, (lines, limit) in _LINES.items():
+            short[name] = tuple(clip(line, limit) for line in getattr(self, name)[-lines:])
+        for name in ("memory", "at"):
+            figures = getattr(self, name)
+            short[name] = figures and {
+                k: clip(v, _FIGURE_BYTES) if isinstance(v, str) else v for k, v in figures.items()
+            }
+        for name, value in short.items():
+            object.__setattr__(self, name, value)
+
     @classmethod
     def of(cls, error: BaseException, rank: int, **facts: Any) -> Failure:
-        """The failure that an exception is. The exception travels too, where it can be pickled."""
+        """The failure that an exception is. The exception travels too, where it can be pickled.
+
+        Raises nothing, whatever the exception's own methods do.
+        """
         try:
             pickled = ship.pickle(error)
             pickle.loads(pickled)  # what can't be rebuilt here can't be rebuilt on the driver either
+            if len(pickled) > PICKLED_BYTES:
+                size = f"{len(pickled):,} bytes, over the limit of {PICKLED_BYTES:,}"
+                facts.setdefault("log", (f"(this exception is not sent along as an object: pickled it is {size})",))
+                pickled = b""
         except Exception as problem:  # noqa: BLE001 - any class may refuse in any way; its text still travels
-            facts.setdefault("log", (f"(this exception can't be pickled: {problem!r})",))
+            facts.setdefault("log", (f"(this exception can't be pickled: {_shown(problem, repr)})",))
             pickled = b""
         return cls(
             how="error" if isinstance(error, TritiumError) else "exception",
             rank=rank,
             type=f"{type(error).__module__}.{type(error).__qualname__}".removeprefix("builtins."),
-            text=str(error),
-            traceback="".join(traceback.format_exception(error)),
+            text=_shown(error, str),
+            traceback=_shown(error, lambda error: "".join(traceback.format_exception(error))),
             echo=not isinstance(error, TritiumError) and _is_echo(error),
             pickled=pickled,
             **facts,
@@ -99,10 +129,10 @@ class Failure:
             more = f": {killed_for(self.memory or {})}" if self.signal == "SIGKILL" else ""
             return f"{who} (pid {self.pid}) was killed by {self.signal}{self._place()}{more}"
         if self.how == "stalled":
-            return self.text.partition("\n")[0].rstrip(".")
+            return clip(self.text.partition("\n")[0], HEADLINE_BYTES).rstrip(".")
         if self.how == "exit":
             how = (
-                f": {self.text}"
+                f": {clip(self.text, HEADLINE_BYTES)}"
                 if self.text
                 else f" with exit code {self.exit_code} before its function returned{self._place()}"
             )
@@ -110,8 +140,9 @@ class Failure:
         if self.how == "regroup":
             return "the gang starts again with more ranks"
         if self.how in ("lost", "orphaned"):
-            return f"{who} was lost: {self.text or 'the connection to its supervisor broke'}"
-        return f"{who} (pid {self.pid}) raised {self.type}: {self.text}"
+            text = clip(self.text, HEADLINE_BYTES) or "the connection to its supervisor broke"
+            return f"{who} was lost: {text}"
+        return f"{who} (pid {self.pid}) raised {self.type}: {clip(self.text, HEADLINE_BYTES)}"
 
     def _place(self) -> str:
         step, phase = self.at.get("step"), self.at.get("phase")
@@ -200,7 +231,7 @@ class Failure:
     def with_stacks(self) -> dict[str, Any]:
         """`fields`, and as much of every rank's stacks as is fit to travel through Spark's exceptions."""
         each = STACKS_BYTES // max(1, len(self.stacks))
-        return {**self.fields(), "stacks": {str(rank): text[:each] for rank, text in self.stacks.items()}}
+        return {**self.fields(), "stacks": {str(rank): clip(text, each) for rank, text in self.stacks.items()}}
 
     @classmethod
     def read(cls, fields: dict[str, Any], pickled: bytes) -> Failure:
@@ -248,11 +279,19 @@ def _is_echo(error: BaseException) -> bool:
         if id(one) in seen:
             continue
         seen.add(id(one))
-        words = f"{type(one).__qualname__}: {one}"
+        words = f"{type(one).__qualname__}: {clip(_shown(one, str), _BYTES['text'])}"
         if _ECHO.search(words) or (_PERHAPS.search(words) and _speaker(one) in _SPEAKERS):
             return True
         chain += [other for other in (one.__cause__, one.__context__) if other is not None]
     return False
+
+
+def _shown(error: BaseException, how: Callable[[BaseException], str]) -> str:
+    """What an exception says of itself; never another exception (any class may define `__str__`, and get it wrong)."""
+    try:
+        return how(error)
+    except Exception as problem:  # noqa: BLE001 - see above
+        return f"({type(error).__qualname__} can't be shown: {type(problem).__qualname__})"
 
 
 def _speaker(error: BaseException) -> str:

@@ -121,6 +121,8 @@ class Rendezvous:
     lane: str = "main"  # meetings are counted by lane
     values: dict[int, bytes] = field(default_factory=dict)
     total: int = 0  # bytes of all values
+    largest: tuple[int, int] = (0, 0)  # bytes of the largest, and whose it is
+    told: set[int] = field(default_factory=set)  # who has heard what came of it
     operations: dict[int, str] = field(default_factory=dict)
     problem: str | None = None
 
@@ -128,12 +130,20 @@ class Rendezvous:
         """A rank has come. All must have come for the same."""
         self.values[rank] = message.blob
         self.total += len(message.blob)
+        self.largest = max(self.largest, (len(message.blob), rank))
         operation = self.operations[rank] = str(message["operation"])
         if operation != next(iter(self.operations.values())):
             calls = ", ".join(f"rank {r} calls {op}()" for r, op in sorted(self.operations.items()))
             self.problem = f"Ranks disagree about meeting {self.number + 1}: {calls}. All must make the same calls."
         elif self.problem is None and self.total > MAX_BLOB:
-            self.problem = f"The values to gather are over {MAX_BLOB:,} bytes together; use a collective for them."
+            size, largest = self.largest
+            self.problem = (
+                f"the values of {len(self.values)} of {self.size} ranks are {self.total:,} bytes together, the largest "
+                f"that of rank {largest} with {size:,}; one call takes {MAX_BLOB:,} of all ranks. Gather less at once, "
+                "exchange arrays by a collective of the framework, or write files with world.store()."
+            )
+        if self.problem is not None:
+            self.values = dict.fromkeys(self.values, b"")  # no one will have them
 
     def left_by(self, gone: Sequence[int]) -> str | None:
         """What to say when ranks that have returned will never come."""

@@ -25,9 +25,10 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 from tritium import ship
-from tritium.errors import BadSetting, ResultError, TritiumError, WireError, WrongVersion
+from tritium.errors import BadSetting, ResultError, TooLarge, TritiumError, WireError, WrongVersion
 from tritium.frameworks import torch as pytorch
 from tritium.gang.failure import Failure, Regroup
+from tritium.gang.limits import check_value, short, too_much_to_log
 from tritium.gang.pulse import Pulse
 from tritium.gang.world import World, entered, peers_of
 from tritium.wire import CHUNK, Channel, Message
@@ -73,7 +74,7 @@ def main(argument: str) -> None:
 def _run(control: RankControl, world: World, settings: Mapping[str, Any]) -> None:
     sys.path[:0] = settings["mounts"]
     control.pulse.enter("loading the function")
-    function, args, kwargs, control.decoders = pickle.loads(control.job)
+    function, args, kwargs, control.decoders = pickle.loads(control.take_job())
     control.pulse.enter("no step reported")
     result = function(*args, **kwargs)
     _finish_checkpoints(world)
@@ -124,9 +125,9 @@ def _report(channel: Channel, control: RankControl, error: BaseException) -> Non
         control.await_all()
     failure = Failure.of(error, rank, pid=os.getpid())
     if isinstance(error, SystemExit):
-        failure = replace(failure, how="exit", text=f"it called sys.exit({error.code!r}) instead of returning")
-    _flush()
+        failure = replace(failure, how="exit", text=f"it called sys.exit({error.code!r:.200}) instead of returning")
     try:
+        _flush()
         channel.send("failed", failure.pickled, **failure.fields())
     finally:
         os._exit(1)  # not sys.exit: a thread or an exit handler of the user's could keep a failed rank alive
@@ -169,8 +170,10 @@ def _tell_of_threads(control: RankControl) -> None:
 
 
 def _flush() -> None:
+    """What was printed leaves this process; streams that the user has closed or replaced are the user's own matter."""
     for stream in (sys.stdout, sys.stderr):
-        stream.flush()
+        with suppress(AttributeError, OSError, ValueError):
+            stream.flush()
 
 
 def _die_with(parent: int) -> None:
@@ -268,8 +271,13 @@ class RankControl:
         self._all_finished = False
         self.assignment: dict[str, Any] = {}
         self._peers = b""
-        self.job = b""
+        self._pieces: list[bytes] = []
         self.decoders: Mapping[str, Mapping[str, Any]] = {}
+
+    def take_job(self) -> bytes:
+        """The user's function with everything that goes with it; once."""
+        job, self._pieces = b"".join(self._pieces), []
+        return job
 
     def listen(self) -> None:
         """Begin to receive."""
@@ -285,7 +293,7 @@ class RankControl:
 
     def _take(self, message: Message) -> None:
         if message.kind == "job":
-            self.job = message.blob
+            self._pieces.append(message.blob)
         elif message.kind == "assign":
             self.assignment, self._peers = message.fields, message.blob
         elif message.kind == "gathered":
@@ -345,14 +353,15 @@ class RankControl:
         failure = Failure.of(error, self.assignment["rank"], pid=os.getpid())
         facts = {"type": failure.type, "text": failure.text, "traceback": failure.traceback}
         with suppress(WireError):  # then there is no one to tell
-            self.send("aside", where=where, pid=failure.pid, **facts)
+            self.send("aside", pid=failure.pid, **short({"where": where}), **facts)
 
     def meet(self, operation: str, value: bytes, lane: str = "main") -> list[bytes]:
         """Every rank's bytes, in rank order. Each thread that meets has a lane of its own."""
         return self.post(operation, value, lane)()
 
     def post(self, operation: str, value: bytes, lane: str = "main") -> Callable[[], list[bytes]]:
-        """Begin to meet; what is returned waits for the others."""
+        """Begin to meet; what is returned waits for the others. Raises TooLarge for a value that no one could get."""
+        check_value(operation, self.assignment["rank"], value)
         with self._changed:
             number = self._meetings.get(lane, 0)
             self._meetings[lane] = number + 1
@@ -374,13 +383,16 @@ class RankControl:
         return values
 
     def tell(self, kind: str, **fields: Any) -> None:
-        """To the driver's events."""
-        self.send(kind, **fields)
+        """To the driver's events. Texts that are too long are cut, keeping beginning and end."""
+        self.send(kind, **short(fields))
 
     def log(self, fields: Mapping[str, Any]) -> None:
         """To the driver's progress display and events."""
         self.pulse.logged(fields)
-        self.send("log", **fields)
+        try:
+            self.send("log", **fields)
+        except TooLarge as error:
+            raise too_much_to_log(fields, error) from None
 
     def store(self, name: str, chunk: bytes, last: bool) -> None:
         """To the run directory, in pieces."""

@@ -22,7 +22,7 @@ from typing import IO, TYPE_CHECKING, Any
 import pyarrow as pa
 
 from tritium import ship
-from tritium.errors import TritiumError, WireError
+from tritium.errors import TooLarge, TritiumError, WireError
 from tritium.gang.child import start_rank
 from tritium.gang.failure import Failure, signal_name
 from tritium.gang.intake import Intake
@@ -30,7 +30,7 @@ from tritium.gang.line import Line
 from tritium.gang.results import chunks
 from tritium.gang.stall import Patience
 from tritium.gang.watcher import Watcher
-from tritium.wire import Channel, Message
+from tritium.wire import CHUNK, Channel, Message, clip
 
 if TYPE_CHECKING:
     from tritium.data.schema import Field
@@ -39,7 +39,8 @@ if TYPE_CHECKING:
 CONNECT_SECONDS = 10.0
 LONGEST_LINE = 1 << 16  # a longer one is passed on in pieces
 SMALL = 1 << 14  # bytes that a socket with room takes without waiting for its reader
-TAIL = 20  # lines of a rank's output that travel with its failure
+TAIL = 20  # lines of a rank's output that travel with its failure, each of so many bytes at most
+TAIL_BYTES = 1 << 12
 PULSE_SECONDS = 1.0  # how often the coordinator hears how a rank stands
 
 
@@ -312,7 +313,8 @@ class Supervisor:
             return
         if message.kind == "assign":
             self.rank = message["rank"]
-            self._tell_rank(Message("job", {}, self.order.job))
+            for start in range(0, len(self.order.job), CHUNK):  # in pieces: arguments may be larger than a message
+                self._tell_rank(Message("job", {}, self.order.job[start : start + CHUNK]))
         elif message.kind == "stacks":
             self._spawn(functools.partial(self._tell_stacks, message["number"]), "stacks")
             return
@@ -347,9 +349,10 @@ class Supervisor:
                     self._rank_finished = True
             try:
                 self._channel.pass_on(message)
-            except WireError as error:
-                if message.kind == "gather" or "limit" in str(error):
-                    self._fail(Failure.of(error, self.rank, host=self.host, pid=self._process.pid))
+            except TooLarge as error:
+                self._fail(Failure.of(error, self.rank, host=self.host, pid=self._process.pid))
+                return
+            except WireError:  # `_follow_coordinator` says that it is gone
                 return
 
     def _follow_output(self, pipe: IO[bytes] | None) -> None:
@@ -367,7 +370,7 @@ class Supervisor:
         if not text:
             return
         self._watcher.output += 1
-        self._tail.extend(line.decode("utf-8", "replace") for line in text.split(b"\n") if line.strip())
+        self._tail.extend(_shown(line) for line in text.split(b"\n") if line.strip())
         with contextlib.suppress(WireError):  # keep reading all the same: the rank must not block on a full pipe
             self._channel.send("output", text)
 
@@ -434,3 +437,9 @@ class Supervisor:
                 self._end = reason
             self._changed.notify_all()
         self._process.kill_group()
+
+
+def _shown(line: bytes) -> str:
+    """A line of output as a terminal shows it in the end: of a progress bar, which begins its line anew, the last."""
+    text = line.decode("utf-8", "replace").rstrip("\r")
+    return clip(text.rpartition("\r")[2], TAIL_BYTES)

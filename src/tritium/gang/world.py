@@ -85,8 +85,8 @@ class World:
     def gather(self, value: Any) -> list[Any]:
         """Every rank's `value`, in rank order, on every rank.
 
-        Any picklable value; all together at most 256 MB. Raises TritiumError when a rank has already returned and so
-        will never come.
+        Any picklable value; all together at most 256 MiB. Raises TooLarge on the rank whose value alone is more, and
+        TritiumError on every rank when all together are, or when a rank has already returned and so will never come.
         """
         return [pickle.loads(blob) for blob in self._control.meet("gather", _pickled(value))]
 
@@ -120,7 +120,10 @@ class World:
         self._control.log(fields)
 
     def note(self, text: str) -> None:
-        """A line for the person who waits: in the progress display, the events and the report."""
+        """A line for the person who waits: in the progress display, the events and the report.
+
+        Of a text over 64 KiB its beginning and its end are kept.
+        """
         self._control.tell("note", text=text)
 
     def shard(self, name: str = "train") -> Shard:

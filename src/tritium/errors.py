@@ -20,6 +20,7 @@ TritiumError
 ├── ResultError             a result can't be pickled, or all together exceed Spark's limit
 ├── TrainingDiverged        a loss or the gradients are NaN or infinite
 ├── CheckpointFailed        a checkpoint could not be written; earlier ones are intact
+├── StoreFailed             a file that a rank stores in the run directory could not be written
 ├── ModelError              a saved model can't be read
 │   ├── SignatureMismatch   a DataFrame does not fit the model; every difference is listed
 │   └── UntrustedModel      the model holds code by value and was not trusted
@@ -133,6 +134,11 @@ class TrainingDiverged(TritiumError, ArithmeticError):
 
 class CheckpointFailed(TritiumError, OSError):
     """A checkpoint could not be written. Facts: `path`, and in bytes `needed`, `written`, `free` (None: not known)."""
+
+
+class StoreFailed(TritiumError, OSError):
+    """A file that a rank stores could not be written. Facts: `path`, and in bytes `written`, `needed`, `free` (None:
+    not known)."""
 
 
 class ModelError(TritiumError):

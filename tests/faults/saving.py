@@ -10,14 +10,16 @@ import shutil
 import signal
 import sys
 import time
+import warnings
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 
 import tritium as tr
-from tritium.errors import CheckpointFailed, SpoolFull
+from tritium.errors import CheckpointFailed, SpoolFull, StoreFailed
 from tritium.gang.launch import start
 from tritium.model.checkpoint import Loaded, Store
 
@@ -133,6 +135,60 @@ def full_spool(folder: str) -> None:
     print(json.dumps(facts))
 
 
+def full_run_dir(folder: str) -> None:
+    """On a disk of 4 MB, with the run directory on it: a file that fits, one that does not, and then a log."""
+    facts: dict[str, Any] = {}
+
+    def stores(megabytes: int) -> int:
+        world = tr.world()
+        if world.rank == 1:
+            world.store("weights.bin", (bytes(1 << 20) for _ in range(megabytes)))
+        return world.rank
+
+    def logs() -> int:
+        for number in range(20_000):
+            tr.world().log(step=number, loss=1 / (number + 1))
+        return 7
+
+    tr.launch(stores, ranks=2, on="driver", args=(1,), run_dir=folder, **QUIET)
+    try:
+        tr.launch(stores, ranks=2, on="driver", args=(8,), run_dir=folder, **QUIET)
+    except StoreFailed as error:
+        facts["error"] = {"text": str(error), "rank": error.rank, "type": type(error).__name__}
+        facts["error"] |= {name: getattr(error, name) for name in ("path", "written", "needed", "free")}
+    facts["left"] = {path.name: path.stat().st_size for path in Path(folder).rglob("weights*")}
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
+        facts["logged"] = tr.launch(logs, ranks=2, on="driver", run_dir=folder, **QUIET)
+    facts["said"] = [str(warning.message) for warning in said]
+    print(json.dumps(facts))
+
+
+def object_store_run(url: str) -> None:
+    """A rank is killed while it stores a file on a server that knows no rename; the next attempt stores it again."""
+    import fsspec
+
+    def stores() -> None:
+        def chunks() -> Any:
+            for number in range(8):
+                if number == 7 and found is None:
+                    tr.world().checkpoint.save({}, 1)
+                    tr.world().checkpoint.wait()
+                    time.sleep(0.5)
+                    os.kill(os.getpid(), signal.SIGKILL)
+                yield b"%d" % number * (1 << 20)
+
+        found = tr.world().checkpoint.load()
+        tr.world().store("weights.bin", chunks())
+
+    report = start(stores, tr.Gang(ranks=1, run_dir=url, on="driver", **{**QUIET, "retries": 1})).report
+    files, root = fsspec.core.url_to_fs(url)
+    whole = b"".join(b"%d" % number * (1 << 20) for number in range(8))
+    files.invalidate_cache()
+    facts = {"retries": len(report["retries"]), "whole": files.cat_file(f"{root}/weights.bin") == whole}
+    print(json.dumps({**facts, "left": [name for name in files.find(root) if "part" in name]}))
+
+
 def object_store(url: str) -> None:
     """Two ranks save to and load from a server that knows no rename."""
     import fsspec
@@ -165,4 +221,7 @@ def object_store(url: str) -> None:
 
 
 if __name__ == "__main__":
-    {"kill": kill, "full": full, "full_spool": full_spool, "object_store": object_store}[sys.argv[1]](*sys.argv[2:])
+    programs = {"full_run_dir": full_run_dir, "object_store_run": object_store_run}
+    {**programs, "kill": kill, "full": full, "full_spool": full_spool, "object_store": object_store}[sys.argv[1]](
+        *sys.argv[2:]
+    )

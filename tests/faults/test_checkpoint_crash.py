@@ -169,6 +169,24 @@ def test_a_full_disk_and_a_read_only_one(tmp_path: Path) -> None:
     assert "Choose a run_dir that can be written to." in found["read-only"]
 
 
+def test_a_full_disk_under_the_run_directory(tmp_path: Path) -> None:
+    """A file that a rank stores is an error with its name; the log of events is not worth a training."""
+    found = program("full_run_dir", str(tmp_path), before=on_a_disk_of("4m", tmp_path))
+    error = found["error"]
+    assert (error["rank"], error["path"]) == (1, f"{tmp_path}/weights.bin")
+    assert error["written"] >= 1 << 20
+    assert error["free"] < 1 << 20
+    assert re.match(
+        rf"{tmp_path}/weights\.bin could not be stored: No space left on device\. [\d,]+ bytes of it were written, "
+        r"1,048,576 more are needed now\. [\d,]+ bytes are free there\. Nothing of it is left\. Free space there, or",
+        error["text"],
+    ), error["text"]
+    assert found["left"] == {"weights.bin": 1 << 20}, "the earlier one is as it was"
+    assert found["logged"] == [7, 7]
+    (said,) = found["said"]
+    assert said.startswith("The run directory is not complete: events.jsonl could not be written any further")
+
+
 @pytest.fixture
 def server() -> Iterator[str]:
     """A real S3 server, at this address."""
@@ -182,11 +200,22 @@ def server() -> Iterator[str]:
             process.kill()
 
 
-def test_an_object_store_without_rename(server: str) -> None:
+def bucket(server: str) -> dict[str, str]:
+    """Variables by which a program finds the server, on which there is a bucket now."""
     keys = {"AWS_ACCESS_KEY_ID": "any", "AWS_SECRET_ACCESS_KEY": "any", "AWS_DEFAULT_REGION": "us-east-1"}
     make = "import s3fs; s3fs.S3FileSystem().mkdir('bucket')"
     env = {**keys, "AWS_ENDPOINT_URL": server}
     subprocess.run([sys.executable, "-c", make], env={**os.environ, **env}, check=True, timeout=100)
+    return env
+
+
+def test_a_file_that_a_killed_rank_stored_by_half_is_whole_on_an_object_store(server: str) -> None:
+    found = program("object_store_run", "s3://bucket/runs/2", **bucket(server))
+    assert found == {"retries": 1, "whole": True, "left": []}
+
+
+def test_an_object_store_without_rename(server: str) -> None:
+    env = bucket(server)
     found = program("object_store", "s3://bucket/runs/1", **env)
     assert found["first"] == [0, 0]
     assert found["names"] == ["000000000003", "000000000002"]

@@ -23,6 +23,7 @@ from tritium.gang.line import Line
 from tritium.gang.muster import Member, agree, assignments, muster
 from tritium.gang.server import STRANGERS
 from tritium.gang.stall import Patience
+from tritium.observe.stored import Piece
 from tritium.wire import MAGIC, NONCE, Challenge, Channel, Message
 
 SECONDS = 10.0
@@ -35,7 +36,7 @@ class Observer:
         self.heard = threading.Condition()
         self.events: list[tuple[str, dict[str, Any]]] = []
         self.text: dict[int, str] = {}
-        self.stored: list[tuple[str, bytes, bool]] = []
+        self.stored: list[Piece] = []
 
     def event(self, kind: str, **fields: Any) -> None:
         with self.heard:
@@ -49,8 +50,8 @@ class Observer:
     def output(self, rank: int, text: str) -> None:
         self.text[rank] = self.text.get(rank, "") + text
 
-    def store(self, name: str, chunk: bytes, last: bool) -> None:
-        self.stored.append((name, chunk, last))
+    def store(self, piece: Piece) -> None:
+        self.stored.append(piece)
 
     def of(self, kind: str) -> list[dict[str, Any]]:
         return [fields for name, fields in self.events if name == kind]
@@ -584,13 +585,13 @@ def test_what_ranks_say_reaches_the_observer(start: Start) -> None:
     (supervisor,) = gang.form()
     supervisor.send("output", "größer\n".encode())
     supervisor.send("log", step=3, values={"loss": 0.5})
-    supervisor.send("store", b"abc", name="w.bin", last=False)
-    supervisor.send("store", b"", name="w.bin", last=True)
+    supervisor.send("store", b"abc", name="w.bin", start=0, size=None, checksum=None)
+    supervisor.send("store", b"", name="w.bin", start=3, size=3, checksum=7)
     supervisor.send("counts", name="train", counts={"used": 5})
     gang.observer.await_event("counts")
     assert gang.observer.text == {0: "größer\n"}
     assert gang.observer.of("log") == [{"rank": 0, "step": 3, "values": {"loss": 0.5}}]
-    assert gang.observer.stored == [("w.bin", b"abc", False), ("w.bin", b"", True)]
+    assert gang.observer.stored == [Piece("w.bin", b"abc"), Piece("w.bin", b"", 3, 3, 7)]
     assert gang.observer.of("counts") == [{"rank": 0, "name": "train", "used": 5}]
 
 
@@ -641,7 +642,7 @@ class TestStalls:
         assert (error.rank, error.step, error.phase) == (1, 309, "step 309")
         assert "rank 1 (host a): step 309, its supervisor does not answer" in str(error)
         assert error.stacks == {0: "the stack", 1: "(no stack: its supervisor does not answer)\n"}
-        assert [name for name, _, _ in gang.observer.stored] == ["stacks/rank-0.txt", "stacks/rank-1.txt"]
+        assert [piece.name for piece in gang.observer.stored] == ["stacks/rank-0.txt", "stacks/rank-1.txt"]
         assert "stands still" in heard(one, "end")["reason"]
 
     def test_a_rank_that_moves_again_meanwhile_is_left_alone(self, start: Start) -> None:

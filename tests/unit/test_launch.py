@@ -547,6 +547,40 @@ class TestRunDirectory:
         failed(train, 1, run_dir=str(tmp_path / "run"))
         assert not [path for path in (tmp_path / "run").rglob("*") if "half" in path.name]
 
+    @pytest.mark.parametrize("url", [False, True], ids=["disk", "fsspec"])
+    def test_what_a_killed_rank_stored_by_half_is_stored_whole_by_the_next_attempt(
+        self, url: bool, tmp_path: Path
+    ) -> None:
+        run_dir = "memory://launch/1" if url else str(tmp_path / "run")
+
+        def train() -> None:
+            def chunks() -> Any:
+                for number in range(4):
+                    if number == 3 and not tmp_path.joinpath("killed").exists():
+                        time.sleep(0.5)  # what came before is on its way
+                        tmp_path.joinpath("killed").touch()
+                        os.kill(os.getpid(), signal.SIGKILL)
+                    yield b"%d" % number * (1 << 20)
+
+            tr.world().store("weights.bin", chunks())
+
+        import fsspec
+
+        try:
+            run(train, 1, run_dir=run_dir, retries=1)
+            with fsspec.open(f"{run_dir}/weights.bin", "rb") as file:
+                assert file.read() == b"".join(b"%d" % number * (1 << 20) for number in range(4))
+            with fsspec.open(f"{run_dir}/report.json", "rb") as file:
+                assert len(json.loads(file.read())["retries"]) == 1
+        finally:
+            if url:
+                fsspec.filesystem("memory").rm("/launch", recursive=True)
+
+    def test_one_that_cant_be_made_is_told_before_anything_starts(self, tmp_path: Path) -> None:
+        tmp_path.joinpath("file").touch()
+        with pytest.raises(BadSetting, match=r"The run directory \S+/file/run can't be used: NotADirectoryError"):
+            run(lambda: None, run_dir=str(tmp_path / "file" / "run"))
+
     @pytest.mark.parametrize("name", ["../outside", "/tmp/outside", "a/../../outside"])
     def test_nothing_is_stored_outside_of_it(self, name: str, tmp_path: Path) -> None:
         with pytest.raises(TritiumError, match="is no name of a file in the run directory"):

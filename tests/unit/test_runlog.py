@@ -6,6 +6,7 @@ import json
 import os
 import re
 import threading
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,9 +14,10 @@ import fsspec
 import numpy as np
 import pytest
 
-from tritium.errors import BadSetting
+from tritium.errors import BadSetting, StoreFailed
 from tritium.observe.events import RunLog, new_run_dir
 from tritium.observe.report import Report
+from tritium.observe.stored import PIECE, cut
 
 
 def events(folder: Path) -> list[dict[str, Any]]:
@@ -122,15 +124,29 @@ class TestOutput:
         log.close()
 
 
+def give(log: RunLog, name: str, *chunks: bytes, last: bool = True) -> None:
+    """Store a file, or all but its last piece."""
+    for piece in cut(name, chunks):
+        if last or not piece.last:
+            log.store(piece)
+
+
+@pytest.fixture
+def memory() -> Any:
+    files = fsspec.filesystem("memory")
+    yield files
+    files.rm("/", recursive=True)
+
+
 class TestStoredFiles:
     def test_in_pieces_and_named_when_whole(self, tmp_path: Path) -> None:
         log = RunLog(str(tmp_path), {})
-        log.store("model/weights.bin", b"one ", False)
+        give(log, "model/weights.bin", b"one ", b"two", last=False)
         assert not tmp_path.joinpath("model", "weights.bin").exists()
-        log.store("model/weights.bin", b"two", True)
+        give(log, "model/weights.bin", b"one ", b"two")
         assert tmp_path.joinpath("model", "weights.bin").read_bytes() == b"one two"
-        log.store("model/weights.bin", b"again", True)
-        log.store("never.bin", b"half", False)
+        give(log, "model/weights.bin", b"again")
+        give(log, "never.bin", b"half", b"", b"more", last=False)
         log.close()
         assert tmp_path.joinpath("model", "weights.bin").read_bytes() == b"again"
         assert sorted(os.listdir(tmp_path)) == ["events.jsonl", "logs", "model", "run.json"]
@@ -139,25 +155,83 @@ class TestStoredFiles:
     def test_not_outside_the_directory(self, tmp_path: Path, name: str) -> None:
         log = RunLog(str(tmp_path), {})
         with pytest.raises(BadSetting, match="is no name of a file in the run directory"):
-            log.store(name, b"", True)
+            give(log, name, b"")
+        log.close()
+
+    @pytest.mark.parametrize("chunks", [[], [b""], [b"", b"a", b""], [b"a" * PIECE, b"b"], [b"abc" * PIECE]])
+    def test_chunks_of_any_size(self, tmp_path: Path, chunks: list[bytes]) -> None:
+        log = RunLog(str(tmp_path), {})
+        give(log, "x", *chunks)
+        log.close()
+        assert tmp_path.joinpath("x").read_bytes() == b"".join(chunks)
+
+    @pytest.mark.parametrize("url", [False, True], ids=["disk", "fsspec"])
+    def test_one_that_was_cut_short_and_is_stored_again_is_whole(self, tmp_path: Path, memory: Any, url: bool) -> None:
+        """By the same log: it serves a run with all its attempts."""
+        where = "memory://runs/1" if url else str(tmp_path)
+        log = RunLog(where, {})
+        give(log, "w", b"earlier")
+        give(log, "w", b"HALF", b"", b"more", last=False)
+        assert fsspec.open(f"{where}/w").open().read() == b"earlier"
+        give(log, "w", b"W", b"HOLE")
+        assert fsspec.open(f"{where}/w").open().read() == b"WHOLE"
+        log.close()
+        assert not [name for name in fsspec.open(where).fs.find(where) if "part" in name]
+
+    @pytest.mark.parametrize("url", [False, True], ids=["disk", "fsspec"])
+    def test_what_is_half_there_is_removed_when_its_attempt_ends(self, tmp_path: Path, memory: Any, url: bool) -> None:
+        where = "memory://runs/1" if url else str(tmp_path)
+        log = RunLog(where, {})
+        give(log, "w", b"HALF", b"more", last=False)
+        log.drop_partial()
+        files, root = fsspec.core.url_to_fs(where)
+        assert not [name for name in files.find(root) if "/w" in name]
+        log.close()
+
+    def test_pieces_that_are_not_of_one_file_are_refused(self, tmp_path: Path) -> None:
+        log = RunLog(str(tmp_path), {})
+        one, two = [list(cut("w", [letter * PIECE] * 3)) for letter in (b"a", b"b")]
+        for pieces in ([one[0], one[2]], [one[1]], [one[0], two[1], two[2]], [one[0], one[1], replace(one[2], size=1)]):
+            for piece in pieces[:-1]:
+                log.store(piece)
+            with pytest.raises(StoreFailed, match="its pieces are not those of one file") as caught:
+                log.store(pieces[-1])
+            assert caught.value.path == str(tmp_path / "w")
+        log.close()
+        assert sorted(os.listdir(tmp_path)) == ["events.jsonl", "logs", "run.json"]
+
+    def test_what_an_object_store_refuses_is_told_with_its_name(
+        self, memory: Any, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        log = RunLog("memory://runs/1", {})
+
+        def refuse(*_: Any, **__: Any) -> None:
+            raise RuntimeError("SlowDown: reduce your request rate")
+
+        give(log, "w", b"earlier")
+        monkeypatch.setattr(type(memory), "mv", refuse)
+        with pytest.raises(StoreFailed) as caught:
+            give(log, "w", b"new")
+        assert str(caught.value).startswith(
+            "memory://runs/1/w could not be stored: RuntimeError: SlowDown: reduce your request rate. 3 bytes of it "
+            "were written"
+        )
+        assert memory.cat("/runs/1/w") == b"earlier"
         log.close()
 
 
 class TestARemoteDirectory:
     @pytest.fixture
-    def files(self) -> Any:
-        files = fsspec.filesystem("memory")
-        yield files
-        files.rm("/", recursive=True)
+    def files(self, memory: Any) -> Any:
+        return memory
 
     def test_is_written_through_fsspec(self, files: Any) -> None:
         for number in range(2):
             log = RunLog("memory://bucket/run", {"ranks": 1})
             log.event("note", text=f"{number}")
             log.output(0, f"hello {number}\n")
-            log.store("weights/w.bin", b"12", False)
-            log.store("weights/w.bin", b"34", True)
-            log.store("half.bin", b"12", False)
+            give(log, "weights/w.bin", b"12", b"34")
+            give(log, "half.bin", b"12", b"34", last=False)
             assert log.path("report.json") == "memory://bucket/run/report.json"
             log.report({"ok": True})
             log.close()

@@ -25,6 +25,7 @@ from tritium.gang.far import failure_in, newest_checkpoint, replay
 from tritium.gang.finish import GivenBack, await_end, await_formed
 from tritium.gang.results import SPARK_SCHEMA, results_of
 from tritium.gang.stall import Patience
+from tritium.observe.stored import Piece
 
 if TYPE_CHECKING:
     from tritium.gang.launch import Launch
@@ -70,6 +71,7 @@ def started_once(launch: Launch, spark: Any, cluster: Cluster) -> list[Any]:
     began = time.monotonic()
     read = exchange.read() if exchange else nullcontext()
     with read, cluster.wait_for_slots(gang, gang.start_timeout, launch.watch.note, launch.ranks):
+        launch.watch.open()
         coordinator = Coordinator(
             launch.ranks,
             launch=launch.name,
@@ -114,7 +116,7 @@ def keep_spark_error(launch: Launch, problem: BaseException | None) -> None:
     error = getattr(problem, "spark_error", None)
     if error is not None:
         try:
-            launch.watch.store("spark-error.txt", f"{error}\n".encode(), True)
+            launch.watch.store(Piece.whole("spark-error.txt", f"{error}\n".encode("utf-8", "replace")))
         except OSError as refused:
             launch.watch.note(f"spark-error.txt can't be kept in the run directory: {refused}")
 

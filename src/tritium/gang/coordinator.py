@@ -24,6 +24,7 @@ from tritium.gang.server import Server, Session
 from tritium.gang.stall import Patience, Standing
 from tritium.gang.stallwatch import StallWatch
 from tritium.gang.story import meanwhile
+from tritium.observe.stored import Piece
 from tritium.wire import Message
 
 STACKS_SECONDS = 3.0  # how long supervisors have to answer with stacks
@@ -41,7 +42,7 @@ class Observer(Protocol):
 
     def event(self, kind: str, **fields: Any) -> None: ...
     def output(self, rank: int, text: str) -> None: ...
-    def store(self, name: str, chunk: bytes, last: bool) -> None: ...
+    def store(self, piece: Piece) -> None: ...
 
 
 SupervisorSession = Session[Member]
@@ -146,8 +147,13 @@ class Coordinator:
     def _serve(self) -> None:
         try:
             self._server.serve()
-        except Exception as error:  # noqa: BLE001 - a full disk under the observer, say: the run must end, and say why
-            self.failure = self.failure or Failure.of(error, -1, host=socket.gethostname(), pid=os.getpid())
+        except Exception as error:  # noqa: BLE001 - whatever it is, the run must end, and say why
+            problem = TritiumError(
+                f"The coordinator of this run failed on {socket.gethostname()}: {type(error).__name__}: {error}. No "
+                "rank is at fault; all have been ended. Please report it with `error.rank_traceback`."
+            )
+            problem.__cause__ = error
+            self.failure = self.failure or Failure.of(problem, -1, host=socket.gethostname(), pid=os.getpid())
         finally:
             self._server.release()
             self._notify()
@@ -302,7 +308,10 @@ class Coordinator:
             self._observer.output(member.rank, text)
 
     def _on_store(self, member: Member, message: Message) -> None:
-        name, last = str(message["name"]), bool(message["last"])
+        if self.failure is not None:  # the gang is being ended; what was stored by half is removed
+            return
+        name, whole = str(message["name"]), (message["size"], message["checksum"])
+        size, checksum = (None, None) if None in whole else map(int, whole)
         owner = self._storing.setdefault(name, member.number)
         if owner != member.number:
             problem = TritiumError(
@@ -311,9 +320,12 @@ class Coordinator:
             )
             self._failed(Failure.of(problem, member.number, host=member.host, pid=member.pid))
             return
-        if last:
+        if size is not None:
             del self._storing[name]
-        self._observer.store(name, message.blob, last)
+        try:
+            self._observer.store(Piece(name, message.blob, int(message["start"]), size, checksum))
+        except TritiumError as error:  # its rank has sent it, and waits for no answer
+            self._failed(Failure.of(error, member.number, host=member.host, pid=member.pid))
 
     def _on_gather(self, member: Member, message: Message) -> None:
         lane, number = str(message.fields.get("lane", "main")), int(message["number"])
@@ -424,7 +436,7 @@ class Coordinator:
     def _keep_stacks(self, failure: Failure) -> None:
         try:
             for rank, text in sorted(failure.stacks.items()):
-                self._observer.store(f"stacks/rank-{rank}.txt", text.encode(), True)
+                self._observer.store(Piece.whole(f"stacks/rank-{rank}.txt", text.encode("utf-8", "replace")))
         except Exception as error:  # noqa: BLE001 - a full disk, a store that is gone: the stall is what matters
             self._observer.event("note", text=f"the stacks can't be kept in the run directory: {error}")
 

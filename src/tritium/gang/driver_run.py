@@ -35,6 +35,7 @@ def run(launch: Launch) -> list[Any]:
     plan, shards = deal_tables(launch)
     job = launch.job()
     user_code = ship_user_code(launch)
+    launch.watch.open()
     coordinator = Coordinator(
         launch.ranks,
         launch=launch.name,

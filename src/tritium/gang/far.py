@@ -20,6 +20,7 @@ from tritium.errors import TritiumError, WireError
 from tritium.gang.coordinator import Coordinator
 from tritium.gang.failure import Failure
 from tritium.gang.results import chunks
+from tritium.observe.stored import Piece
 from tritium.wire import Channel
 
 if TYPE_CHECKING:
@@ -46,9 +47,9 @@ class Ledger:
         """A rank has printed."""
         self._write("output", rank, text)
 
-    def store(self, name: str, chunk: bytes, last: bool) -> None:
+    def store(self, piece: Piece) -> None:
         """A rank stores a piece of a file."""
-        self._write("store", name, chunk, last)
+        self._write("store", piece)
 
 
 def supervise_far(

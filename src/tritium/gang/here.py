@@ -21,6 +21,7 @@ from tritium.gang.world import Peer, World, entered
 if TYPE_CHECKING:
     from tritium.data.shard import Shard
     from tritium.gang.launch import Launch, Watch
+    from tritium.observe.stored import Piece
 
 
 def run(launch: Launch) -> list[Any]:
@@ -120,9 +121,9 @@ class HereControl:
         """To the progress display and the events."""
         self._watch.event("log", rank=0, **fields)
 
-    def store(self, name: str, chunk: bytes, last: bool) -> None:
+    def store(self, piece: Piece) -> None:
         """To the run directory."""
-        self._watch.store(name, chunk, last)
+        self._watch.store(piece)
 
     def shard(self, name: str) -> Shard:
         """A shard that is all rows."""

@@ -20,6 +20,7 @@ from tritium.gang.settings import Gang
 from tritium.observe.events import RunLog, new_run_dir
 from tritium.observe.progress import Progress
 from tritium.observe.report import Report
+from tritium.observe.stored import Piece
 
 if TYPE_CHECKING:
     from tritium.data.exchange import Exchange
@@ -170,6 +171,8 @@ def attempted(launch: Launch) -> list[Any]:
         if getattr(error, "signal", None) is None and getattr(error, "exit_code", None) is None:
             launch.release()
         raise
+    finally:
+        launch.watch.drop_partial()
 
 
 def release(launch: Launch, ok: bool) -> None:
@@ -226,8 +229,16 @@ class Watch:
     def _open(self) -> tuple[RunLog, Progress]:
         with self._lock:
             if self._opened is None:
+                try:
+                    log = RunLog(self.run_dir, self._settings)
+                except Exception as error:
+                    raise BadSetting(
+                        f"The run directory {self.run_dir} can't be used: {type(error).__name__}: {error}. Choose one "
+                        "that this process can write to: run_dir=…, or the variable TRITIUM_RUNS.",
+                        run_dir=self.run_dir,
+                    ) from error
                 progress = Progress(self._gang.most, output=self._gang.output, show=self._gang.progress)
-                self._opened = log, _ = RunLog(self.run_dir, self._settings), progress
+                self._opened = log, progress
                 for text in self._said:
                     for taker in (log, self._report, progress):
                         taker.event("note", text=text)
@@ -254,11 +265,20 @@ class Watch:
         log.output(rank, text)
         progress.output(rank, text)
 
-    def store(self, name: str, chunk: bytes, last: bool) -> None:
-        """A rank stores a file, piece by piece."""
-        self._open()[0].store(name, chunk, last)
-        if last:
-            self.event("stored", name=name)
+    def store(self, piece: Piece) -> None:
+        """A rank stores a file, piece by piece. Raises StoreFailed."""
+        self._open()[0].store(piece)
+        if piece.last:
+            self.event("stored", name=piece.name)
+
+    def open(self) -> None:
+        """Make the run directory, so that what is wrong with it is found before anything has started: BadSetting."""
+        self._open()
+
+    def drop_partial(self) -> None:
+        """The ranks have ended: what they have stored by half is removed."""
+        if self._opened is not None:
+            self._opened[0].drop_partial()
 
     def note(self, text: str) -> None:
         """A line for the person who waits."""

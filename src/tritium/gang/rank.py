@@ -31,11 +31,12 @@ from tritium.gang.failure import Failure, Regroup
 from tritium.gang.limits import check_value, short, too_much_to_log
 from tritium.gang.pulse import Pulse
 from tritium.gang.world import World, entered, peers_of
-from tritium.wire import CHUNK, Channel, Message
+from tritium.wire import Channel, Message
 
 if TYPE_CHECKING:
     from tritium.data.shard import Shard
     from tritium.data.watermark import Feed
+    from tritium.observe.stored import Piece
     from tritium.observe.trace import Section, Trace
 
 _PR_SET_PDEATHSIG = 1
@@ -394,14 +395,11 @@ class RankControl:
         except TooLarge as error:
             raise too_much_to_log(fields, error) from None
 
-    def store(self, name: str, chunk: bytes, last: bool) -> None:
-        """To the run directory, in pieces."""
-        view = memoryview(chunk)
-        with self.pulse.within(f"storing {name!r}"):
-            for start in range(0, max(1, len(view)), CHUNK):
-                piece = bytes(view[start : start + CHUNK])
-                self.send("store", piece, name=name, last=last and start + CHUNK >= len(view))
-                self.pulse.beat()
+    def store(self, piece: Piece) -> None:
+        """To the run directory."""
+        with self.pulse.within(f"storing {piece.name!r}"):
+            facts = {"name": piece.name, "start": piece.start, "size": piece.size, "checksum": piece.checksum}
+            self.send("store", piece.body, **facts)
 
     def shard(self, name: str) -> Shard:
         """Wait until the supervisor has spooled its rows (or the first of them, when they stream)."""

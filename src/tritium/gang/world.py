@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from tritium import ship
 from tritium.errors import BadSetting, TritiumError
 from tritium.gang.pulse import Pulse
+from tritium.observe.stored import Piece, cut
 
 if TYPE_CHECKING:
     from tritium.data.shard import Shard
@@ -48,7 +49,7 @@ class Control(Protocol):
     def post(self, operation: str, value: bytes, lane: str = ...) -> Callable[[], list[bytes]]: ...
     def tell(self, kind: str, **fields: Any) -> None: ...
     def log(self, fields: Mapping[str, Any]) -> None: ...
-    def store(self, name: str, chunk: bytes, last: bool) -> None: ...
+    def store(self, piece: Piece) -> None: ...
     def shard(self, name: str) -> Shard: ...
     def confirm_rows(self) -> None: ...
 
@@ -133,14 +134,12 @@ class World:
     def store(self, name: str, chunks: Iterable[bytes]) -> None:
         """Write a file of the run directory from this rank, over the control connection: no shared disk is needed.
 
-        `name` is relative to the run directory; `chunks` of up to 4 MB each keep memory flat.
+        `name` is relative to the run directory; `chunks` of up to 4 MiB each keep memory flat. The file has its name
+        once its last chunk has come and its size and checksum are right: never by half, also when this rank is killed
+        and its next attempt stores it again. What refuses it (a full disk, an object store) ends the run: StoreFailed.
         """
-        waiting: bytes | None = None
-        for chunk in chunks:
-            if waiting is not None:
-                self._control.store(name, waiting, False)
-            waiting = bytes(chunk)
-        self._control.store(name, waiting or b"", True)
+        for piece in cut(name, chunks):
+            self._control.store(piece)
 
 
 def _pickled(value: Any) -> bytes:
@@ -264,9 +263,11 @@ class Elsewhere:
         words = {k: v for k, v in fields.items() if k != "values"} | fields.get("values", {})
         print(" ".join(f"{k}={v:.6g}" for k, v in words.items()), flush=True)  # noqa: T201 - there is no driver here
 
-    def store(self, name: str, chunk: bytes, last: bool) -> None:
+    def store(self, piece: Piece) -> None:
         """There is no run directory."""
-        raise TritiumError(f"There is no run to store {name!r} in: this process was not started by tritium.launch.")
+        raise TritiumError(
+            f"There is no run to store {piece.name!r} in: this process was not started by tritium.launch."
+        )
 
     def shard(self, name: str) -> Shard:
         """There is no exchange."""

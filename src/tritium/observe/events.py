@@ -22,10 +22,10 @@ import tempfile
 import threading
 from collections.abc import Mapping, Sequence
 from datetime import datetime, timezone
-from pathlib import Path, PurePosixPath
-from typing import IO, Any
+from pathlib import Path
+from typing import Any
 
-from tritium.errors import BadSetting
+from tritium.observe.stored import Piece, StoredFiles
 
 MARK = "run.json"
 _TAIL_BYTES = 64 << 10
@@ -59,9 +59,9 @@ class RunLog:
     """The run directory, written as the run goes. Every method may be called from any thread.
 
     A directory with a scheme (`s3://…`) is written through fsspec when the log is closed, from a local copy, because
-    object stores can't append; what ranks store goes there at once. A directory that holds an earlier run's events
-    and logs keeps them: new ones are appended. When the disk refuses, the run goes on without its log, and `problem`
-    says why.
+    object stores can't append; what ranks store goes there at once (stored.py). A directory that holds an earlier
+    run's events and logs keeps them: new ones are appended. When the disk refuses, the run goes on without its log,
+    and `problem` says why.
     """
 
     def __init__(self, run_dir: str, settings: Mapping[str, Any]) -> None:
@@ -69,7 +69,6 @@ class RunLog:
         self.problem: str | None = None
         self._lock = threading.Lock()
         self._closed = False
-        self._files: dict[str, IO[bytes]] = {}
         self._remote: tuple[Any, str] | None = None
         if "://" in self.run_dir:
             import fsspec
@@ -79,6 +78,7 @@ class RunLog:
             self._fetch()
         else:
             self._folder = Path(self.run_dir)
+        self._stored = StoredFiles(self.run_dir, self._remote)
         self._folder.joinpath("logs").mkdir(parents=True, exist_ok=True)
         self._mark(str(settings.get("run_id", "")))
         self.event("run", settings=without_secrets(settings), versions=versions())
@@ -94,7 +94,7 @@ class RunLog:
                 beside = self._folder / f"{MARK}.part"
                 beside.write_text(text)
                 beside.replace(self._folder / MARK)
-        except OSError as error:
+        except Exception as error:  # noqa: BLE001 - fsspec's file systems raise what they like
             self.problem = f"{MARK} could not be written: {error}"
 
     def event(self, kind: str, **fields: Any) -> None:
@@ -107,26 +107,19 @@ class RunLog:
         """Append what a rank wrote, as it is."""
         self._append(f"logs/rank-{rank}.log", text)
 
-    def store(self, name: str, chunk: bytes, last: bool) -> None:
-        """Append to the file `name` of the run directory; it has its name once the `last` chunk is written."""
-        where = self.path(name)
+    def store(self, piece: Piece) -> None:
+        """Take a piece of a file of the run directory; it has its name once it is whole. Raises StoreFailed."""
         with self._lock:
-            if name not in self._files:
-                self._files[name] = self._create(name)
-            file = self._files[name]
-            file.write(chunk)
-            if last:
-                file.close()
-                del self._files[name]
-                if self._remote is None:
-                    os.replace(f"{where}.part", where)
+            self._stored.add(piece)
+
+    def drop_partial(self) -> None:
+        """Remove what there is of files whose last piece has not come: their ranks have ended."""
+        with self._lock:
+            self._stored.discard()
 
     def path(self, name: str) -> str:
         """Where the file `name` of this run is: a path, or a URL. BadSetting when it would lie outside."""
-        parts = PurePosixPath(name).parts
-        if not parts or name.startswith(("/", "\\")) or ".." in parts or ":" in parts[0]:
-            raise BadSetting(f"{name!r} is no name of a file in the run directory {self.run_dir}.", name=name)
-        return "/".join((self.run_dir.rstrip("/"), *parts))
+        return self._stored.path(name)
 
     def tail(self, rank: int, lines: int = 20) -> list[str]:
         """The last lines that a rank wrote; none when it wrote nothing."""
@@ -156,10 +149,7 @@ class RunLog:
             if self._closed:
                 return
             self._closed = True
-            for name, file in self._files.items():
-                file.close()
-                self._discard(name)
-            self._files.clear()
+            self._stored.discard()
             if self._remote is not None:
                 self._send()
 
@@ -172,23 +162,6 @@ class RunLog:
                     file.write(text.encode("utf-8", "backslashreplace"))
             except OSError as error:
                 self.problem = f"{name} could not be written any further: {error}"
-
-    def _create(self, name: str) -> IO[bytes]:
-        where = self.path(name)
-        if self._remote is None:
-            Path(where).parent.mkdir(parents=True, exist_ok=True)
-            return open(f"{where}.part", "wb")
-        files, root = self._remote
-        files.makedirs(f"{root}/{name}".rpartition("/")[0], exist_ok=True)
-        created: IO[bytes] = files.open(f"{root}/{name}", "wb")
-        return created
-
-    def _discard(self, name: str) -> None:
-        if self._remote is None:
-            Path(f"{self.path(name)}.part").unlink(missing_ok=True)
-        else:
-            files, root = self._remote
-            files.rm(f"{root}/{name}")
 
     def _fetch(self) -> None:
         assert self._remote is not None
@@ -207,7 +180,7 @@ class RunLog:
                 target = f"{root}/{path.relative_to(self._folder).as_posix()}"
                 files.makedirs(target.rpartition("/")[0], exist_ok=True)
                 files.put_file(str(path), target)
-        except OSError as error:
+        except Exception as error:  # noqa: BLE001 - fsspec's file systems raise what they like
             self.problem = f"the log could not be copied to {self.run_dir}: {error}. It is kept in {self._folder}."
         else:
             shutil.rmtree(self._folder)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import os
 import re
 import signal
@@ -16,7 +17,7 @@ import pytest
 
 import tritium as tr
 from clusters import wait
-from tritium.errors import RankFailed, Stalled
+from tritium.errors import RankFailed, Stalled, TritiumWarning
 from tritium.gang import driver_run
 
 LIMIT = 2.0  # stall_timeout
@@ -154,16 +155,24 @@ def test_an_endless_call_that_holds_the_interpreters_lock(tmp_path: Path) -> Non
     assert re.search(r"  rank 1 .*: step 3, in train\(\) at test_stall\.py:\d+ → match", str(error))
 
 
-def test_a_thread_that_keeps_a_rank_from_leaving(tmp_path: Path) -> None:
-    mark = tmp_path / "mark"
-
-    def train() -> None:
-        mark.touch()
+@pytest.mark.parametrize("what", ["a thread", "an exit handler"])
+def test_what_keeps_a_rank_from_leaving_is_ended_and_costs_no_result(what: str, tmp_path: Path) -> None:
+    def train() -> int:
         if tr.world().rank == 0:
-            threading.Thread(target=threading.Event().wait).start()
+            if what == "a thread":
+                threading.Thread(target=threading.Event().wait).start()
+            else:
+                atexit.register(threading.Event().wait)
+        return tr.world().rank
 
-    error = stalled(train, mark)
-    assert (error.rank, error.phase) == (0, "leaving")
+    began = time.monotonic()
+    with pytest.warns(TritiumWarning, match=r"^Rank 0 on \S+ \(pid \d+\) was killed: its exit handlers and") as caught:
+        assert run(train, run_dir=str(tmp_path)) == [0, 1]
+    assert time.monotonic() - began < BOUND
+    (said,) = caught
+    assert "had not ended after 2 s (stall_timeout); it was in " in str(said.message)
+    assert "after every function had returned" in str(said.message)
+    assert "threading.py" in str(said.message), "its stacks"
 
 
 @pytest.mark.parametrize("shuffle", ["full", "stream"])

@@ -21,7 +21,7 @@ from tritium.errors import BadSetting, IncompleteShard, JobFailed, ResultError, 
 from tritium.gang.cluster import Cluster
 from tritium.gang.coordinator import Coordinator
 from tritium.gang.driver_run import order_of, ship_user_code
-from tritium.gang.far import failure_in, newest_checkpoint, replay
+from tritium.gang.far import failure_in, newest_checkpoint, replay, result_limit
 from tritium.gang.finish import GivenBack, await_end, await_formed
 from tritium.gang.results import SPARK_SCHEMA, results_of
 from tritium.gang.stall import Patience
@@ -85,7 +85,8 @@ def started_once(launch: Launch, spark: Any, cluster: Cluster) -> list[Any]:
         ).start()
         plan = exchange.plan if exchange else {}
         in_order = exchange is None or exchange.sorted
-        order = order_of(launch, coordinator, plan, job, user_code, sorted=in_order, far_client=cluster.is_connect)
+        far_limit = result_limit(spark) if cluster.is_connect else None
+        order = order_of(launch, coordinator, plan, job, user_code, sorted=in_order, far_limit=far_limit)
         spark_job = SparkJob(spark, cluster, launch, coordinator, order, frame)
         try:
             with own_interrupts():

@@ -6,9 +6,7 @@
 from __future__ import annotations
 
 import json
-import os
 import secrets
-import socket
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -75,6 +73,7 @@ class Coordinator:
         self.failure: Failure | None = None
         self.members: dict[int, Member] = {}
         self.receipts: dict[int, dict[str, Any]] = {}
+        self.result_bytes = 0  # of all ranks that have returned
         self._observer = observer
         self._prove = prove  # whether rows of this fingerprint may be trained on
         self._stream = stream
@@ -148,12 +147,7 @@ class Coordinator:
         try:
             self._server.serve()
         except Exception as error:  # noqa: BLE001 - whatever it is, the run must end, and say why
-            problem = TritiumError(
-                f"The coordinator of this run failed on {socket.gethostname()}: {type(error).__name__}: {error}. No "
-                "rank is at fault; all have been ended. Please report it with `error.rank_traceback`."
-            )
-            problem.__cause__ = error
-            self.failure = self.failure or Failure.of(problem, -1, host=socket.gethostname(), pid=os.getpid())
+            self.failure = self.failure or Failure.of_coordinator(error)
         finally:
             self._server.release()
             self._notify()
@@ -310,8 +304,8 @@ class Coordinator:
     def _on_store(self, member: Member, message: Message) -> None:
         if self.failure is not None:  # the gang is being ended; what was stored by half is removed
             return
-        name, whole = str(message["name"]), (message["size"], message["checksum"])
-        size, checksum = (None, None) if None in whole else map(int, whole)
+        piece = Piece.read(message.fields, message.blob)
+        name = piece.name
         owner = self._storing.setdefault(name, member.number)
         if owner != member.number:
             problem = TritiumError(
@@ -320,10 +314,10 @@ class Coordinator:
             )
             self._failed(Failure.of(problem, member.number, host=member.host, pid=member.pid))
             return
-        if size is not None:
+        if piece.last:
             del self._storing[name]
         try:
-            self._observer.store(Piece(name, message.blob, int(message["start"]), size, checksum))
+            self._observer.store(piece)
         except TritiumError as error:  # its rank has sent it, and waits for no answer
             self._failed(Failure.of(error, member.number, host=member.host, pid=member.pid))
 
@@ -365,6 +359,7 @@ class Coordinator:
 
     def _on_finished(self, member: Member, message: Message) -> None:
         member.finished = True
+        self.result_bytes += int(message.fields.get("bytes", 0))
         self._observer.event("rank_ended", rank=member.number)
         for meeting in list(self._rendezvous.values()):
             meeting.problem = meeting.problem or meeting.left_by([member.number])
@@ -403,8 +398,13 @@ class Coordinator:
         member.standing = Standing.read(message.fields, time.monotonic())
 
     def _look(self) -> None:
-        """Again and again: does a rank stand still? Then every supervisor is asked for its rank's stacks."""
+        """Again and again: does a rank stand still? Then every supervisor is asked for its rank's stacks.
+
+        Once every function has returned, results can't be lost any more: supervisors limit what a rank does then.
+        """
         assert self._watch is not None
+        if self.finished:
+            return
         self._server.after(self._watch.seconds, self._look)
         if self.formed and self.failure is None and self._watch.look(self.members.values(), time.monotonic()):
             number = self._watch.ask()
@@ -417,7 +417,7 @@ class Coordinator:
             self._tell_stall(int(message["number"]))
 
     def _tell_stall(self, number: int) -> None:
-        if self._watch is None or self.failure is not None:
+        if self._watch is None or self.failure is not None or self.finished:
             return
         found = self._watch.conclude(number, self.members.values(), time.monotonic())
         if found is None:  # told already, or the ranks have moved on meanwhile

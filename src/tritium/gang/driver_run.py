@@ -84,9 +84,10 @@ def order_of(
     user_code: bytes,
     *,
     sorted: bool,
-    far_client: bool = False,
+    far_limit: int | None = None,
 ) -> Order:
-    """What every supervisor of this launch is told. `sorted`: rows come in the order of their ids."""
+    """What every supervisor of this launch is told. `sorted`: rows come in the order of their ids. `far_limit`: of a
+    Connect client, which executors may not reach: bytes of all results together that its Spark takes (0: any)."""
     gang = launch.gang
     return Order(
         launch=launch.name,
@@ -106,7 +107,8 @@ def order_of(
         user_code=user_code,
         elastic=launch.ranks < gang.most,
         trace=gang.trace,
-        far_client=far_client,
+        far_client=far_limit is not None,
+        far_limit=far_limit or 0,
         patience=Patience.of(gang),
         run_dir=launch.watch.run_dir,
     )

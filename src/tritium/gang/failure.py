@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
+import os
 import pickle
 import re
 import signal as signals
+import socket
 import traceback
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -113,6 +115,17 @@ class Failure:
             pickled=pickled,
             **facts,
         )
+
+    @classmethod
+    def of_coordinator(cls, error: Exception) -> Failure:
+        """What the coordinator itself raised: no rank is at fault, and the run must end all the same."""
+        host = socket.gethostname()
+        problem = TritiumError(
+            f"The coordinator of this run failed on {host}: {type(error).__name__}: {error}. No rank is at fault; all "
+            "have been ended. Please report it with `error.rank_traceback`."
+        )
+        problem.__cause__ = error
+        return cls.of(problem, -1, host=host, pid=os.getpid())
 
     @property
     def doubt(self) -> int:

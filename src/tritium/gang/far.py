@@ -1,15 +1,14 @@
 """When executors can't reach the driver: the coordinator runs in the first supervisor (supervisor, driver).
 
 Only Spark Connect needs this: its client may sit behind a firewall or NAT. The address travels through one `allGather`
-(a second); events, output and stored files come with the results instead of live.
+(a second); events, output and stored files come with the results instead of live (ledger.py).
 """
 
 from __future__ import annotations
 
 import base64
 import json
-import pickle
-import tempfile
+import re
 import zlib
 from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING, Any
@@ -19,37 +18,17 @@ import pyarrow as pa
 from tritium.errors import TritiumError, WireError
 from tritium.gang.coordinator import Coordinator
 from tritium.gang.failure import Failure
+from tritium.gang.ledger import Ledger, tell
 from tritium.gang.results import chunks
-from tritium.observe.stored import Piece
 from tritium.wire import Channel
 
 if TYPE_CHECKING:
     from tritium.gang.supervisor import Supervisor
 
 REACH_SECONDS = 3.0
+PICKLED_BYTES = 1 << 18  # of an exception in Spark's own, which passes through logs and web pages
 _MARK = "tritium-failure:"
-
-
-class Ledger:
-    """What the driver would have seen, written down for later."""
-
-    def __init__(self) -> None:
-        self.file = tempfile.TemporaryFile()  # noqa: SIM115 - closed in supervise_far
-
-    def _write(self, *entry: Any) -> None:
-        pickle.dump(entry, self.file)
-
-    def event(self, kind: str, **fields: Any) -> None:
-        """Something happened."""
-        self._write("event", kind, fields)
-
-    def output(self, rank: int, text: str) -> None:
-        """A rank has printed."""
-        self._write("output", rank, text)
-
-    def store(self, piece: Piece) -> None:
-        """A rank stores a piece of a file."""
-        self._write("store", piece)
+_SIZE = re.compile(r"(\d+)([bkmgtp]?)b?")
 
 
 def supervise_far(
@@ -58,9 +37,9 @@ def supervise_far(
     """`Supervisor.run`, with the coordinator wherever every supervisor can reach it."""
     order = supervisor.order
     first = supervisor.partition == 0
-    ledger = Ledger()
-    own = None
+    own = ledger = None
     if first:
+        ledger = Ledger(order.run_dir, order.run_id, order.far_limit)
         own = Coordinator(
             order.size,
             launch=order.launch,
@@ -85,16 +64,21 @@ def supervise_far(
             failure = supervisor.failure
             if failure is None:
                 raise
-            body = json.dumps({**failure.with_stacks(), "pickled": base64.b64encode(failure.pickled).decode()})
+            pickled = failure.pickled if len(failure.pickled) <= PICKLED_BYTES else b""  # its text is in the failure
+            body = json.dumps({**failure.with_stacks(), "pickled": base64.b64encode(pickled).decode()})
             packed = base64.b64encode(zlib.compress(body.encode())).decode()
             raise TritiumError(f"{error}\n{_MARK}{packed}") from error
-        if own is not None:
+        if own is not None and ledger is not None:
             own.await_gone(10.0)
-            yield from chunks(-1, "ledger", ledger.file)
+            own.close()  # it writes no more
+            with ledger.written(own.result_bytes) as file:
+                own = None
+                yield from chunks(-1, "ledger", file)
     finally:
         if own is not None:
             own.close()
-        ledger.file.close()
+        if ledger is not None:
+            ledger.close()
 
 
 def _reaches(address: tuple[str, int], secret: bytes) -> bool:
@@ -115,19 +99,14 @@ def replay(batches: Iterable[pa.RecordBatch], observer: Any) -> None:
     if not parts:
         return
     observer.note("Executors could not reach this client, so logs and progress of this run came at its end.")
-    with tempfile.TemporaryFile() as file:
-        for part in sorted(parts):
-            file.write(parts[part])
-        file.seek(0)
-        while True:
-            try:
-                what, *rest = pickle.load(file)
-            except EOFError:
-                return
-            if what == "event":
-                observer.event(rest[0], **rest[1])
-            else:
-                getattr(observer, what)(*rest)
+    tell((parts[part] for part in sorted(parts)), observer)
+
+
+def result_limit(spark: Any) -> int:
+    """Bytes of all results together that this session's Spark takes; 0: any number."""
+    text = str(spark.conf.get("spark.driver.maxResultSize", "1g")).strip().lower()
+    found = _SIZE.fullmatch(text)
+    return int(found[1]) << 10 * "bkmgtp".index(found[2] or "b") if found else 0
 
 
 def newest_checkpoint(run_dir: str) -> tuple[int, str] | None:

@@ -1,4 +1,4 @@
-"""What a rank may send at once, checked where it is given (rank)."""
+"""What a rank may send at once, checked where it is given (rank, supervisor)."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from tritium.errors import BadSetting, TooLarge
 from tritium.wire import MAX_BLOB, clip
 
 TEXT_BYTES = 1 << 16  # of a text that a rank tells the driver
+LINE_BYTES = 1 << 12  # of a line of output that travels with a failure
 
 
 def check_value(operation: str, rank: int, value: bytes) -> None:
@@ -37,3 +38,9 @@ def too_much_to_log(fields: Mapping[str, Any], error: TooLarge) -> BadSetting:
 def short(fields: Mapping[str, Any]) -> dict[str, Any]:
     """The fields of a message, each text cut to its beginning and end where it is too long."""
     return {name: clip(value, TEXT_BYTES) if isinstance(value, str) else value for name, value in fields.items()}
+
+
+def as_shown(line: bytes) -> str:
+    """A line of output as a terminal shows it in the end: of a progress bar, which begins its line anew, the last."""
+    text = line.decode("utf-8", "replace").rstrip("\r")
+    return clip(text.rpartition("\r")[2], LINE_BYTES)

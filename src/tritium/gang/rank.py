@@ -91,8 +91,9 @@ def _run(control: RankControl, world: World, settings: Mapping[str, Any]) -> Non
                 "Return plain data, or store large things with world.store().",
                 rank=world.rank,
             ) from error
+        size = file.tell()
     _flush()
-    control.send("finished")
+    control.send("finished", bytes=size)
 
 
 def tracing() -> Trace:
@@ -398,8 +399,7 @@ class RankControl:
     def store(self, piece: Piece) -> None:
         """To the run directory."""
         with self.pulse.within(f"storing {piece.name!r}"):
-            facts = {"name": piece.name, "start": piece.start, "size": piece.size, "checksum": piece.checksum}
-            self.send("store", piece.body, **facts)
+            self.send("store", piece.body, **piece.fields())
 
     def shard(self, name: str) -> Shard:
         """Wait until the supervisor has spooled its rows (or the first of them, when they stream)."""

@@ -125,7 +125,7 @@ def judge(seats: Iterable[Seat], patience: Patience, now: float) -> Verdict:
     moving: list[Seat] = []
     for seat in sorted(seats, key=lambda seat: seat.rank):
         s = seat.standing
-        if (seat.finished and s.phase != "leaving") or (s.doing in ("wait", "rows") and s.state != "T"):
+        if seat.finished or (s.doing in ("wait", "rows") and s.state != "T"):
             continue
         quiet, nothing = s.quiet + now - s.heard, s.idle + now - s.heard
         short = patience.short(s.pace) if s.doing == "step" else patience.timeout

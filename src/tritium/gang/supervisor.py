@@ -24,8 +24,9 @@ import pyarrow as pa
 from tritium import ship
 from tritium.errors import TooLarge, TritiumError, WireError
 from tritium.gang.child import start_rank
-from tritium.gang.failure import Failure, signal_name
+from tritium.gang.failure import STACKS_BYTES, Failure, signal_name
 from tritium.gang.intake import Intake
+from tritium.gang.limits import LINE_BYTES, as_shown
 from tritium.gang.line import Line
 from tritium.gang.results import chunks
 from tritium.gang.stall import Patience
@@ -39,8 +40,7 @@ if TYPE_CHECKING:
 CONNECT_SECONDS = 10.0
 LONGEST_LINE = 1 << 16  # a longer one is passed on in pieces
 SMALL = 1 << 14  # bytes that a socket with room takes without waiting for its reader
-TAIL = 20  # lines of a rank's output that travel with its failure, each of so many bytes at most
-TAIL_BYTES = 1 << 12
+TAIL = 20  # lines of a rank's output that travel with its failure
 PULSE_SECONDS = 1.0  # how often the coordinator hears how a rank stands
 
 
@@ -66,6 +66,7 @@ class Order:
     elastic: bool = False
     trace: bool = False
     far_client: bool = False
+    far_limit: int = 0  # bytes of all results together, where the coordinator's notes travel with them; 0: any
     patience: Patience | None = None
     run_dir: str = ""
 
@@ -123,6 +124,7 @@ class Supervisor:
         self._all_finished = False
         self._rank_finished = False
         self._exit: int | None = None
+        self._outlasted = ""  # why the rank was killed although its function has returned
         self._started = False
         self._tail: deque[str] = deque(maxlen=TAIL)
         self._threads: list[threading.Thread] = []
@@ -244,8 +246,36 @@ class Supervisor:
 
     def _await_end(self) -> None:
         with self._changed:
-            self._changed.wait_for(lambda: self._end is not None or (self._all_finished and self._exit is not None))
+            self._changed.wait_for(lambda: self._end is not None or self._all_finished)
+            left = self._changed.wait_for(lambda: self._end is not None or self._exit is not None, self._leave_seconds)
+        if not left:
+            self._end_leaving()
+        with self._changed:
+            self._changed.wait_for(lambda: self._end is not None or self._exit is not None)
         self._check()
+
+    @property
+    def _leave_seconds(self) -> float | None:
+        """How long exit handlers may take, from when every function has returned; None where nothing limits them."""
+        patience = self.order.patience
+        return patience.timeout if patience is not None and patience.end else None
+
+    def _end_leaving(self) -> None:
+        """Every result is there, and this rank's exit handlers, or threads that are no daemons, do not end."""
+        text, facts = self._watcher.stacks()
+        place = facts["where"] or facts["why"]
+        with self._changed:
+            self._outlasted = (
+                f"was killed: its exit handlers and threads had not ended after {self._leave_seconds:g} s "
+                f"(stall_timeout){f'; it was {place}' if place else ''}"
+            )
+        self._aside(self._outlasted, text)
+        self._process.kill_group()
+
+    def _aside(self, text: str, stacks: str = "") -> None:
+        facts = {"where": "", "type": "", "text": clip(text, LINE_BYTES), "traceback": clip(stacks, STACKS_BYTES)}
+        with contextlib.suppress(WireError):
+            self._channel.send("aside", pid=self._process.pid, **facts)
 
     def _check(self) -> None:
         if self._end is not None:
@@ -370,7 +400,7 @@ class Supervisor:
         if not text:
             return
         self._watcher.output += 1
-        self._tail.extend(_shown(line) for line in text.split(b"\n") if line.strip())
+        self._tail.extend(as_shown(line) for line in text.split(b"\n") if line.strip())
         with contextlib.suppress(WireError):  # keep reading all the same: the rank must not block on a full pipe
             self._channel.send("output", text)
 
@@ -386,9 +416,8 @@ class Supervisor:
     def _tell_end(self, code: int) -> None:
         """Its process was killed, or left by itself: a failure, or too late to be one."""
         if self._all_finished:  # every result is there: whatever ended it can't change them
-            how = f"was killed by {signal_name(-code)}" if code < 0 else f"left with exit code {code}"
-            with contextlib.suppress(WireError):
-                self._channel.send("aside", where="", pid=self._process.pid, type="", text=how, traceback="")
+            if not self._outlasted:
+                self._aside(f"was killed by {signal_name(-code)}" if code < 0 else f"left with exit code {code}")
             return
         facts: dict[str, Any] = {"rank": self.rank, "host": self.host, "pid": self._process.pid}
         facts["at"] = self._watcher.place()
@@ -437,9 +466,3 @@ class Supervisor:
                 self._end = reason
             self._changed.notify_all()
         self._process.kill_group()
-
-
-def _shown(line: bytes) -> str:
-    """A line of output as a terminal shows it in the end: of a progress bar, which begins its line anew, the last."""
-    text = line.decode("utf-8", "replace").rstrip("\r")
-    return clip(text.rpartition("\r")[2], TAIL_BYTES)

@@ -7,7 +7,7 @@ import errno
 import os
 import shutil
 import zlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import IO, Any
@@ -31,6 +31,18 @@ class Piece:
     def whole(cls, name: str, body: bytes) -> Piece:
         """A small file in one piece."""
         return cls(name, body, 0, len(body), zlib.crc32(body))
+
+    @classmethod
+    def read(cls, fields: Mapping[str, Any], body: bytes) -> Piece:
+        """The inverse of `fields`. Raises KeyError, TypeError or ValueError for what is none."""
+        size, checksum = fields["size"], fields["checksum"]
+        if size is None or checksum is None:
+            return cls(str(fields["name"]), body, int(fields["start"]))
+        return cls(str(fields["name"]), body, int(fields["start"]), int(size), int(checksum))
+
+    def fields(self) -> dict[str, Any]:
+        """All but the bytes, as JSON takes it."""
+        return {"name": self.name, "start": self.start, "size": self.size, "checksum": self.checksum}
 
     @property
     def last(self) -> bool:

@@ -1,0 +1,155 @@
+"""What a coordinator on an executor writes down, for the driver to read when the run has ended (supervisor, driver)."""
+
+from __future__ import annotations
+
+import heapq
+import json
+import os
+import tempfile
+from collections.abc import Iterable, Iterator
+from itertools import chain
+from typing import IO, Any
+
+from tritium.errors import StoreFailed
+from tritium.observe.events import run_at
+from tritium.observe.stored import Piece, StoredFiles
+from tritium.wire import CHUNK, Codec, Message
+
+LOG_BYTES = 8 << 20  # of the first events and lines of output, and at least as many of the last
+SHARE = 0.9  # of Spark's limit: rows of Arrow are somewhat larger than what they hold
+_READ = 1 << 20
+# What the outcome of a run is made of. Everything else may be left out in the middle.
+_EVER = frozenset({"formed", "received", "counts", "checkpoint", "resumed", "stored", "trace", "aside", "rank_ended"})
+
+
+class Ledger:
+    """An observer that keeps what it hears within bounds, since it travels with the ranks' results.
+
+    Files that ranks store are written to the run directory itself where this process reaches it (by its mark, which
+    has the run's id); else they travel too. `limit` is what Spark takes of all results together, in bytes; 0: any.
+    """
+
+    def __init__(self, run_dir: str, run_id: str, limit: int) -> None:
+        self._limit = int(limit * SHARE)
+        self._stored = _reached(run_dir, run_id)
+        self._run_dir = run_dir
+        self._codec = Codec(None, b"")
+        self._number = 0
+        self._left_out = 0
+        self._kept = _file()
+        self._logs = [_file()]  # the beginning; then at most two pieces, the last of all
+        self._counts = [0]
+
+    def event(self, kind: str, **fields: Any) -> None:
+        """Something happened."""
+        body = json.dumps(fields, default=str).encode()
+        self._write("event", body, ever=kind in _EVER, what=kind)
+
+    def output(self, rank: int, text: str) -> None:
+        """A rank has printed."""
+        self._write("output", text.encode("utf-8", "backslashreplace"), ever=False, rank=rank)
+
+    def store(self, piece: Piece) -> None:
+        """A rank stores a piece of a file. Raises StoreFailed for what Spark would not take."""
+        if self._stored is not None:
+            self._stored.add(piece)
+            if piece.last:
+                self.event("stored", name=piece.name)
+            return
+        needed = self._kept.tell() + len(piece.body)
+        if self._limit and needed > self._limit:
+            raise StoreFailed(
+                f"{piece.name} could not be stored: executors reach neither this client nor its run directory "
+                f"{self._run_dir}, so stored files travel with the results, and {needed:,} bytes are over "
+                f"{self._limit:,}, which is what spark.driver.maxResultSize lets through. Raise that setting where the "
+                "Connect server is started, or choose a run_dir that executors and client reach (s3://…).",
+                path=piece.name,
+                written=piece.start,
+                needed=needed,
+                free=max(0, self._limit - self._kept.tell()),
+            )
+        self._write("store", piece.body, ever=True, **piece.fields())
+
+    def written(self, results: int) -> IO[bytes]:
+        """All of it in its order, as one file; without the logs where ranks' results of so many bytes need the room."""
+        logs = sum(file.seek(0, os.SEEK_END) for file in self._logs)
+        if self._limit and results + self._kept.tell() + logs > self._limit:
+            self._left_out += sum(self._counts)
+            for file in self._logs:
+                file.close()
+            self._logs, self._counts = [], []
+        if self._left_out:
+            text = (
+                f"{self._left_out:,} events and pieces of output of this run were left out: executors could not reach "
+                "this client, and what travels with the results is limited (spark.driver.maxResultSize)."
+            )
+            self._write("event", json.dumps({"text": text}).encode(), ever=True, what="note")
+        whole = _file()
+        for message in heapq.merge(_read(self._kept), chain.from_iterable(map(_read, self._logs)), key=_number):
+            for part in self._codec.encode(message):
+                whole.write(part)
+        return whole
+
+    def close(self) -> None:
+        """Nothing is left of it, nor of files that ranks have stored by half."""
+        if self._stored is not None:
+            self._stored.discard()
+        for file in (self._kept, *self._logs):
+            file.close()
+
+    def _write(self, kind: str, body: bytes, *, ever: bool, **fields: Any) -> None:
+        self._number += 1
+        file = self._kept if ever else self._log()
+        for part in self._codec.encode(Message(kind, {**fields, "number": self._number}, body)):
+            file.write(part)
+        if not ever:
+            self._counts[-1] += 1
+
+    def _log(self) -> IO[bytes]:
+        if self._logs[-1].tell() >= LOG_BYTES:
+            self._logs.append(_file())
+            self._counts.append(0)
+            if len(self._logs) > 3:
+                self._logs.pop(1).close()
+                self._left_out += self._counts.pop(1)
+        return self._logs[-1]
+
+
+def _file() -> IO[bytes]:
+    return tempfile.TemporaryFile()
+
+
+def _reached(run_dir: str, run_id: str) -> StoredFiles | None:
+    try:
+        if run_at(run_dir) != run_id:
+            return None
+        import fsspec  # type: ignore[import-untyped]
+
+        return StoredFiles(run_dir, fsspec.core.url_to_fs(run_dir) if "://" in run_dir else None)
+    except Exception:  # noqa: BLE001 - no such directory here, no credentials, no such file system
+        return None
+
+
+def _read(file: IO[bytes]) -> Iterator[Message]:
+    file.seek(0)
+    codec = Codec(None, b"")
+    while data := file.read(_READ):
+        yield from codec.feed(data)
+
+
+def _number(message: Message) -> int:
+    return int(message["number"])
+
+
+def tell(pieces: Iterable[bytes], observer: Any) -> None:
+    """Tell an observer what a ledger has written down. Nothing of it is unpickled."""
+    codec = Codec(None, b"")
+    for data in pieces:
+        for start in range(0, len(data), CHUNK):
+            for message in codec.feed(data[start : start + CHUNK]):
+                if message.kind == "event":
+                    observer.event(str(message["what"]), **json.loads(message.blob))
+                elif message.kind == "output":
+                    observer.output(int(message["rank"]), message.blob.decode("utf-8", "replace"))
+                elif message.kind == "store":
+                    observer.store(Piece.read(message.fields, message.blob))

@@ -189,6 +189,20 @@ def test_a_file_that_spark_would_not_take_is_told_with_the_setting(tmp_path: Pat
     assert "4,718,592, which is what spark.driver.maxResultSize lets through. Raise that setting" in str(error)
 
 
+def test_that_a_file_would_not_be_taken_is_known_before_a_training(tmp_path: Path) -> None:
+    def train() -> None:
+        tr.world().expect_file("weights.safetensors", 4 << 20)
+        tr.world().expect_file("weights.safetensors", 8 << 20)
+
+    far = Far(train, tmp_path / "elsewhere", far_limit=5 << 20)
+    failure = next(found for found in map(failure_in, map(str, far.errors)) if found)
+    assert failure.text.startswith("weights.safetensors of 8,388,608 bytes could not be stored at the end: executors")
+    far = Far(train, tmp_path / "elsewhere")  # spark.driver.maxResultSize=0
+    assert far.errors == []
+    (tmp_path / "run.json").write_text(json.dumps({"run": "the-run"}))
+    assert Far(train, tmp_path, far_limit=5 << 20).errors == []
+
+
 @pytest.mark.parametrize(
     ("text", "size"), [("1g", 1 << 30), ("0", 0), ("512m", 512 << 20), ("1048576", 1 << 20), ("10 parsecs", 0)]
 )

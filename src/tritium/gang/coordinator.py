@@ -62,6 +62,7 @@ class Coordinator:
         secret: bytes | None = None,
         patience: Patience | None = None,
         prove: Callable[[Mapping[str, Any]], Exception | None] | None = None,
+        store_limit: int | None = None,
     ) -> None:
         self.size = size
         self.launch = launch
@@ -77,6 +78,7 @@ class Coordinator:
         self._observer = observer
         self._prove = prove  # whether rows of this fingerprint may be trained on
         self._stream = stream
+        self._store_limit = store_limit  # bytes of all files that ranks can store; None: any
         self._names = tuple(names)
         self._keepers = {name: MarkKeeper(size) for name in names}
         self._refused = 0
@@ -235,7 +237,8 @@ class Coordinator:
         peers = [m.peer() for m in gang]
         everyone = json.dumps(peers).encode()  # once for all: with 2,048 ranks it is 230 kB
         for m, place in assignments(gang):
-            m.link.send("assign", everyone, names=self._names, run_id=self.run_id, **place)
+            facts = {"names": self._names, "run_id": self.run_id, "store_limit": self._store_limit, **place}
+            m.link.send("assign", everyone, **facts)
         self.formed = True
         self._observer.event("formed", peers=peers)
         for m in gang:

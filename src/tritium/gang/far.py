@@ -50,6 +50,7 @@ def supervise_far(
             stream=order.streams,
             secret=order.secret,
             patience=order.patience,
+            store_limit=ledger.store_limit,
         ).start()
     try:
         host = context.getTaskInfos()[0].address.rpartition(":")[0]

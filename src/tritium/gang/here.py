@@ -98,6 +98,7 @@ class HereControl:
     """A gang of one in this process."""
 
     elastic = could_be_more = False
+    store_limit: int | None = None
 
     def __init__(self, watch: Watch, shards: Mapping[str, Shard]) -> None:
         self.run_dir = watch.run_dir

@@ -40,6 +40,11 @@ class Ledger:
         self._logs = [_file()]  # the beginning; then at most two pieces, the last of all
         self._counts = [0]
 
+    @property
+    def store_limit(self) -> int | None:
+        """Bytes of all files that can be stored; None: any."""
+        return self._limit if self._limit and self._stored is None else None
+
     def event(self, kind: str, **fields: Any) -> None:
         """Something happened."""
         body = json.dumps(fields, default=str).encode()

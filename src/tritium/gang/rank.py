@@ -260,6 +260,7 @@ class RankControl:
         self.run_dir = run_dir
         self.elastic = elastic
         self.could_be_more = False
+        self.store_limit: int | None = None
         self._channel = channel
         self.pulse = pulse or Pulse()
         self.trace = trace
@@ -335,6 +336,7 @@ class RankControl:
         with self._changed:
             self._changed.wait_for(lambda: self.assignment)
         a = self.assignment
+        self.store_limit = a["store_limit"]
         peers = peers_of(json.loads(self._peers))
         me = peers[a["rank"]]
         return World(

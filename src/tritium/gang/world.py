@@ -14,7 +14,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any, Protocol
 
 from tritium import ship
-from tritium.errors import BadSetting, TritiumError
+from tritium.errors import BadSetting, StoreFailed, TritiumError
 from tritium.gang.pulse import Pulse
 from tritium.observe.stored import Piece, cut
 
@@ -44,6 +44,8 @@ class Control(Protocol):
     """Whether the gang has fewer ranks than are wanted."""
     could_be_more: bool
     """Whether there are slots for more by now."""
+    store_limit: int | None
+    """Bytes of all files that can be stored in this run; None: as many as the run directory takes."""
 
     def meet(self, operation: str, value: bytes, lane: str = ...) -> list[bytes]: ...
     def post(self, operation: str, value: bytes, lane: str = ...) -> Callable[[], list[bytes]]: ...
@@ -141,6 +143,25 @@ class World:
         for piece in cut(name, chunks):
             self._control.store(piece)
 
+    def expect_file(self, name: str, size: int) -> None:
+        """Raise StoreFailed now, rather than after a training, if a file of `size` bytes could not be stored.
+
+        Only what stored files must travel through limits them: Spark's results, over a Connect client that executors
+        can't reach.
+        """
+        limit = self._control.store_limit
+        if limit is not None and size > limit:
+            raise StoreFailed(
+                f"{name} of {size:,} bytes could not be stored at the end: executors reach neither this client nor its "
+                "run directory, so stored files travel with the results, and spark.driver.maxResultSize lets "
+                f"{limit:,} bytes through. Raise that setting where the Connect server is started, or choose a run_dir "
+                "that executors and client reach (s3://…).",
+                path=name,
+                written=0,
+                needed=size,
+                free=limit,
+            )
+
 
 def _pickled(value: Any) -> bytes:
     try:
@@ -221,6 +242,7 @@ class Elsewhere:
 
     run_dir = ""
     elastic = could_be_more = False
+    store_limit: int | None = None
 
     def __init__(self, launcher: str, size: int) -> None:
         self.launcher = launcher

@@ -42,6 +42,7 @@ def _train(
     batch_size = settings.rows_per_rank(ranks.size)
     torch.manual_seed(settings.seed)
     module = settings.make_module().to(ranks.device)
+    world.expect_file(WEIGHTS, sum(tensor.nbytes for tensor in Tensors.of(module).named.values()))
     net = ranks.replicate(module, unused)
     gradients = Gradients(net)
     torch.manual_seed(settings.seed + ranks.rank)  # dropout differs from rank to rank

@@ -175,6 +175,16 @@ def test_what_keeps_a_rank_from_leaving_is_ended_and_costs_no_result(what: str, 
     assert "threading.py" in str(said.message), "its stacks"
 
 
+def test_what_keeps_a_rank_from_leaving_is_only_told_where_stalls_are(tmp_path: Path) -> None:
+    def train() -> int:
+        atexit.register(time.sleep, 3.0)
+        return 7
+
+    match = r"has not left: its exit handlers and threads had not ended after 1 s \(stall_timeout\); it was in "
+    with pytest.warns(TritiumWarning, match=match):
+        assert run(train, 1, run_dir=str(tmp_path), stall_timeout=1.0, on_stall="report") == [7]
+
+
 @pytest.mark.parametrize("shuffle", ["full", "stream"])
 def test_a_source_that_stops_sending(shuffle: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     mark, told = tmp_path / "mark", tmp_path / "run/stacks/rank-1.txt"

@@ -124,7 +124,7 @@ class Supervisor:
         self._all_finished = False
         self._rank_finished = False
         self._exit: int | None = None
-        self._outlasted = ""  # why the rank was killed although its function has returned
+        self._outlasted = False  # the rank was killed because its exit handlers did not end
         self._started = False
         self._tail: deque[str] = deque(maxlen=TAIL)
         self._threads: list[threading.Thread] = []
@@ -247,30 +247,32 @@ class Supervisor:
     def _await_end(self) -> None:
         with self._changed:
             self._changed.wait_for(lambda: self._end is not None or self._all_finished)
-            left = self._changed.wait_for(lambda: self._end is not None or self._exit is not None, self._leave_seconds)
+            seconds = self.order.patience.timeout if self.order.patience else None
+            left = self._changed.wait_for(lambda: self._end is not None or self._exit is not None, seconds)
         if not left:
-            self._end_leaving()
+            self._outlast()
         with self._changed:
             self._changed.wait_for(lambda: self._end is not None or self._exit is not None)
         self._check()
 
-    @property
-    def _leave_seconds(self) -> float | None:
-        """How long exit handlers may take, from when every function has returned; None where nothing limits them."""
-        patience = self.order.patience
-        return patience.timeout if patience is not None and patience.end else None
-
-    def _end_leaving(self) -> None:
+    def _outlast(self) -> None:
         """Every result is there, and this rank's exit handlers, or threads that are no daemons, do not end."""
+        patience = self.order.patience
+        assert patience is not None
         text, facts = self._watcher.stacks()
         place = facts["where"] or facts["why"]
         with self._changed:
-            self._outlasted = (
-                f"was killed: its exit handlers and threads had not ended after {self._leave_seconds:g} s "
-                f"(stall_timeout){f'; it was {place}' if place else ''}"
-            )
-        self._aside(self._outlasted, text)
-        self._process.kill_group()
+            if self._exit is not None:  # meanwhile they have
+                return
+            self._outlasted = patience.end
+        how = "was killed" if patience.end else "has not left"
+        where = f"; it was {place}" if place else ""
+        self._aside(
+            f"{how}: its exit handlers and threads had not ended after {patience.timeout:g} s (stall_timeout){where}",
+            text,
+        )
+        if patience.end:
+            self._process.kill_group()
 
     def _aside(self, text: str, stacks: str = "") -> None:
         facts = {"where": "", "type": "", "text": clip(text, LINE_BYTES), "traceback": clip(stacks, STACKS_BYTES)}

@@ -42,7 +42,7 @@ def _train(
     batch_size = settings.rows_per_rank(ranks.size)
     torch.manual_seed(settings.seed)
     module = settings.make_module().to(ranks.device)
-    world.expect_file(WEIGHTS, sum(tensor.nbytes for tensor in Tensors.of(module).named.values()))
+    world.expect_file(WEIGHTS, known_bytes(module))
     net = ranks.replicate(module, unused)
     gradients = Gradients(net)
     torch.manual_seed(settings.seed + ranks.rank)  # dropout differs from rank to rank
@@ -111,6 +111,11 @@ def backward(
         losses.append(loss.detach())
         totals.add(batch, loss, output)
     return losses
+
+
+def known_bytes(module: torch.nn.Module) -> int:
+    """Of the parameters whose shape is known before the first batch."""
+    return sum(value.nbytes for value in module.parameters() if not torch.nn.parameter.is_lazy(value))
 
 
 def pieces(views: Iterable[memoryview]) -> Iterator[bytes]:

@@ -37,6 +37,7 @@ from tritium.gang import line as line_module
 from tritium.gang.coordinator import Coordinator
 from tritium.gang.line import Line
 from tritium.gang.stall import Patience
+from tritium.observe.stored import Piece
 from tritium.wire import MAGIC, NONCE, Challenge, Channel, Codec, Message
 
 ROUNDS = int(os.environ.get("TRITIUM_FAULT_ROUNDS", "1"))
@@ -56,8 +57,8 @@ class Observer:
     def output(self, rank: int, text: str) -> None:
         self.text[rank] = self.text.get(rank, "") + text
 
-    def store(self, name: str, chunk: bytes, last: bool) -> None:
-        assert name.startswith("stacks/"), "nothing else is stored here"
+    def store(self, piece: Piece) -> None:
+        assert piece.name.startswith("stacks/"), "nothing else is stored here"
 
     def of(self, kind: str) -> list[dict[str, Any]]:
         return [fields for name, fields in list(self.events) if name == kind]
@@ -605,7 +606,7 @@ ODD = [
     Message("_drop", {}),
     Message("hello", {"launch": "L1", "partition": 1, "attempt": 9, "host": "x"}),
     Message("gather", {"number": 0, "operation": "barrier"}),
-    Message("store", {"name": "../../x", "last": True}, b"x"),
+    Message("store", {"name": "../../x", "start": 0, "size": 1, "checksum": 0}, b"x"),
 ]
 
 

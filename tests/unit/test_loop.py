@@ -242,8 +242,8 @@ class Renamed:
     def shard(self, name: str) -> Any:
         return self.control.shard(f"{self.case}_{name}")
 
-    def store(self, name: str, chunk: bytes, last: bool) -> None:
-        self.control.store(f"{self.case}/{name}", chunk, last)
+    def store(self, piece: Any) -> None:
+        self.control.store(dataclasses.replace(piece, name=f"{self.case}/{piece.name}"))
 
 
 def every_case(cases: dict[str, tuple[Any, ...]]) -> dict[str, Any]:

@@ -26,6 +26,7 @@ from typing import TYPE_CHECKING, Any
 
 from tritium import ship
 from tritium.errors import BadSetting, ResultError, TooLarge, TritiumError, WireError, WrongVersion
+from tritium.frameworks import mpi
 from tritium.frameworks import torch as pytorch
 from tritium.gang.failure import Failure, Regroup
 from tritium.gang.limits import check_value, short, too_much_to_log
@@ -62,6 +63,8 @@ def main(argument: str) -> None:
         control.listen()
         with entered(control.join()) as world:
             prepare_environment(world, control.assignment)
+            if world.size > 1:
+                mpi.refuse(world.size)
             _tell_of_threads(control)
             _run(control, world, settings)
     except BaseException as error:  # noqa: BLE001 - whatever it is, the driver must hear of it

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from clusters import wait
-from tritium.errors import BadRow, Stalled, WireError
+from tritium.errors import BadRow, BadSetting, Stalled, WireError
 from tritium.gang import coordinator as coordinator_module
 from tritium.gang import muster as muster_module
 from tritium.gang import server as server_module
@@ -280,6 +280,46 @@ class TestMuster:
         assert [a["visible_gpus"] for a in places] == [["0", "1", "2", "3"], ["0", "1", "2", "3"], ["4", "5"]]
         assert [a["local_size"] for a in places] == [2, 2, 1]
         assert {(a["master_address"], a["master_port"]) for a in places} == {("10.0.0.97", 4001)}
+
+    def test_two_executors_of_one_host_that_isolation_shows_one_gpu_each(self) -> None:
+        first, second = member(0, "a", "0"), member(1, "a", "0")
+        first.listed, second.listed = {"0": "GPU-a"}, {"0": "GPU-b"}
+        gang = muster([first, second])
+        assert [(p["device"], p["local_rank"]) for p in (m.peer() for m in gang)] == [("cuda:0", 0), ("cuda:0", 0)]
+        places = [place for _, place in assignments(gang)]
+        assert [(a["visible_gpus"], a["local_rank"], a["local_size"]) for a in places] == [(["0"], 0, 1)] * 2
+
+    def test_without_uuids_an_address_that_comes_twice_shows_that_executors_are_isolated(self) -> None:
+        members = [member(k, "a", gpu) for k, gpu in enumerate("0011")]
+        for m in members:
+            m.executor = f"executor {m.partition % 2}"
+        gang = muster(members)
+        assert [(m.partition, m.gpus, m.local_rank) for m in gang] == [
+            (0, ("0",), 0),
+            (2, ("1",), 1),
+            (1, ("0",), 0),
+            (3, ("1",), 1),
+        ]
+        assert [place["visible_gpus"] for _, place in assignments(gang)] == [["0", "1"]] * 4
+
+    def test_executors_that_see_the_same_gpus_are_one_group(self) -> None:
+        members = [member(k, "a", gpu) for k, gpu in enumerate("10")]
+        for m in members:
+            m.executor, m.listed = f"executor {m.partition}", {"0": "GPU-a", "1": "GPU-b"}
+        gang = muster(members)
+        assert [(m.gpus, m.peer()["device"]) for m in gang] == [(("0",), "cuda:0"), (("1",), "cuda:1")]
+        assert [place["visible_gpus"] for _, place in assignments(gang)] == [["0", "1"]] * 2
+
+    def test_a_gpu_that_two_ranks_were_given_is_an_error_before_they_begin(self, start: Start) -> None:
+        gang = start(2)
+        for partition in range(2):
+            channel = gang.hello(partition, host="b", gpus=["0"])
+            channel.send("ready", pid=partition, gpus={"0": "GPU-a"})
+        gang.until(lambda: gang.coordinator.failure, "the failure is known")
+        error = gang.coordinator.failure.error() if gang.coordinator.failure else None
+        assert isinstance(error, BadSetting)
+        assert "Tasks 0 and 1 were given the same GPU, GPU-a: it is '0' on b, and '0' on b." in str(error)
+        assert not gang.coordinator.formed
 
     def test_over_sockets_each_learns_its_own_place_and_everyones(self, start: Start) -> None:
         gang = start(3)

@@ -16,6 +16,7 @@ from typing import Any, Protocol
 from tritium.data.fingerprint import Part, added, table
 from tritium.data.watermark import MarkKeeper
 from tritium.errors import TritiumError, WireError
+from tritium.gang.devices import shared
 from tritium.gang.failure import Aside, Failure
 from tritium.gang.muster import Member, Rendezvous, agree, assignments, muster
 from tritium.gang.server import Server, Session
@@ -229,10 +230,16 @@ class Coordinator:
     def _on_ready(self, member: Member, message: Message) -> None:
         member.ready = True
         member.pid = int(message["pid"])
+        member.listed = {str(k): str(v) for k, v in message.fields.get("gpus", {}).items()}
         if len(self.members) == self.size and all(m.ready for m in self.members.values()):
             self._form()
 
     def _form(self) -> None:
+        problem = shared(list(self.members.values()))
+        if problem is not None:
+            first = self.members[0]
+            self._failed(Failure.of(problem, first.best_number, host=first.host, pid=first.pid))
+            return
         gang = muster(list(self.members.values()))
         peers = [m.peer() for m in gang]
         everyone = json.dumps(peers).encode()  # once for all: with 2,048 ranks it is 230 kB

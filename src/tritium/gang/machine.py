@@ -1,13 +1,16 @@
-"""The GPUs of this machine, for ranks that run on it without Spark (driver)."""
+"""The GPUs of this machine: for ranks that run on it without Spark (driver), and which ones they are (supervisor)."""
 
 from __future__ import annotations
 
 import os
 import shutil
 import subprocess
+import tempfile
 
 from tritium.errors import NotEnoughSlots
 from tritium.gang.settings import Gang
+
+LISTING_SECONDS = 10.0  # how long nvidia-smi may take; some drivers need seconds to wake up
 
 
 def gpus_here(gang: Gang) -> tuple[list[str], int]:
@@ -37,3 +40,39 @@ def _listed() -> list[str]:
     query = ["nvidia-smi", "--query-gpu=index", "--format=csv,noheader"]
     answer = subprocess.run(query, capture_output=True, text=True, check=False)
     return answer.stdout.split() if answer.returncode == 0 else []
+
+
+class Listing:
+    """The GPUs that nvidia-smi shows here, asked in the background: it may take seconds. `close()` it."""
+
+    def __init__(self) -> None:
+        program = shutil.which("nvidia-smi")
+        self._process: subprocess.Popen[bytes] | None = None
+        self._answer = tempfile.TemporaryFile()  # noqa: SIM115 - closed in `close`. No pipe: a child may hold its end
+        if program is not None:
+            self._process = subprocess.Popen(
+                [program, "--query-gpu=index,uuid", "--format=csv,noheader"],
+                stdin=subprocess.DEVNULL,
+                stdout=self._answer,
+                stderr=subprocess.DEVNULL,
+            )
+
+    def uuids(self) -> dict[str, str]:
+        """Index -> UUID of every GPU that this process can see; empty where nvidia-smi is absent or does not answer."""
+        if self._process is None:
+            return {}
+        try:
+            self._process.wait(LISTING_SECONDS)
+        except subprocess.TimeoutExpired:
+            return {}
+        self._answer.seek(0)
+        lines = self._answer.read().decode("utf-8", "replace").splitlines()
+        pairs = (line.partition(",") for line in lines if "," in line)
+        return {index.strip(): uuid.strip() for index, _, uuid in pairs}
+
+    def close(self) -> None:
+        """End nvidia-smi if it still runs."""
+        if self._process is not None:
+            self._process.kill()
+            self._process.wait()
+        self._answer.close()

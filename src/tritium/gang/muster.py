@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from tritium.errors import BadRow
+from tritium.gang.devices import nodes
 from tritium.gang.stall import Standing
 from tritium.wire import MAX_BLOB, Message
 
@@ -23,10 +24,14 @@ class Member:
     port: int
     pid: int
     gpus: tuple[str, ...] = ()
+    listed: Mapping[str, str] = field(default_factory=dict)  # address -> UUID of all GPUs that it can see
+    executor: str = ""
     ready: bool = False
     finished: bool = False
     rank: int | None = None
     local_rank: int = 0
+    neighbours: Sequence[Member] = field(default=(), repr=False, compare=False)
+    """Those that see the same GPUs, in the order of their local ranks; itself among them."""
     link: Any = None
     standing: Standing | None = None
     joined: float = field(default_factory=time.monotonic)
@@ -44,6 +49,7 @@ class Member:
             port=int(fields["port"]),
             pid=int(fields["pid"]),
             gpus=tuple(map(str, fields["gpus"])),
+            executor=str(fields.get("executor", "")),
         )
 
     @property
@@ -71,29 +77,28 @@ class Member:
 
 
 def muster(members: Sequence[Member]) -> list[Member]:
-    """Give ranks: hosts by their first partition, within a host by accelerator address, then by partition.
+    """Give ranks: hosts by their first partition, within one by accelerator address, then by partition.
 
     So local ranks are neighbours on the ring, and a gang on one host has its ranks in the order of the partitions.
     """
     first: dict[str, int] = {}
     for member in sorted(members, key=lambda m: m.partition):
         first.setdefault(member.host, member.partition)
-    gang = sorted(members, key=lambda m: (first[m.host], [_numeric(g) for g in m.gpus], m.partition))
-    count: dict[str, int] = {}
-    for rank, member in enumerate(gang):
-        member.rank = rank
-        member.local_rank = count.get(member.host, 0)
-        count[member.host] = member.local_rank + 1
+    groups = sorted(nodes(members), key=lambda group: (first[group[0].host], group[0].partition))
+    gang: list[Member] = []
+    for group in groups:
+        neighbours = sorted(group, key=lambda m: ([_numeric(g) for g in m.gpus], m.partition))
+        for local_rank, member in enumerate(neighbours):
+            member.rank, member.local_rank = len(gang), local_rank
+            member.neighbours = neighbours
+            gang.append(member)
     return gang
 
 
 def assignments(gang: Sequence[Member]) -> Iterator[tuple[Member, dict[str, Any]]]:
-    """What each rank needs to start. GPUs of a host's ranks are all visible, in the order of local ranks."""
-    hosts: dict[str, list[Member]] = {}
+    """What each rank needs to start. GPUs of its neighbours are visible too, in the order of local ranks."""
     for member in gang:
-        hosts.setdefault(member.host, []).append(member)
-    for member in gang:
-        neighbours = hosts[member.host]
+        neighbours = member.neighbours
         yield (
             member,
             {

@@ -222,6 +222,8 @@ def prepare_environment(world: World, assignment: Mapping[str, Any]) -> None:
         MASTER_PORT=str(assignment["master_port"]),
     )
     if assignment["visible_gpus"]:
+        if "CUDA_VISIBLE_DEVICES" not in os.environ:  # addresses are nvidia-smi's, in whose order CUDA counts only so
+            os.environ.setdefault("CUDA_DEVICE_ORDER", "PCI_BUS_ID")
         os.environ["CUDA_VISIBLE_DEVICES"] = ",".join(assignment["visible_gpus"])
     interface = _interface(world.peers[world.rank].address)
     if interface is not None:

@@ -28,6 +28,7 @@ from tritium.gang.failure import STACKS_BYTES, Failure, signal_name
 from tritium.gang.intake import Intake
 from tritium.gang.limits import LINE_BYTES, as_shown
 from tritium.gang.line import Line
+from tritium.gang.machine import Listing
 from tritium.gang.results import chunks
 from tritium.gang.stall import Patience
 from tritium.gang.watcher import Watcher
@@ -134,6 +135,7 @@ class Supervisor:
         self._user_code: ship.Mount | None = None
         self._intake: Intake | None = None
         self._over_event = threading.Event()
+        self._listing: Listing | None = None
 
     # ---- the whole of it
 
@@ -198,6 +200,8 @@ class Supervisor:
         keep = (theirs.fileno(), result.fileno(), *self._watcher.fds, *fds)
         self._process = start_rank(settings, keep=keep, env=self.order.env, cpus=self.cpus)
         self._watcher.watch(self._process)
+        if self.gpus:
+            self._listing = Listing()
         theirs.close()
         self._to_rank = Channel(ours)
         if self.order.plan:
@@ -226,6 +230,7 @@ class Supervisor:
             port=port,
             pid=os.getpid(),
             gpus=list(self.gpus),
+            executor=_executor(),
         )
 
     def _receive(self, batches: Iterator[pa.RecordBatch], confirm: Callable[[], bool | None]) -> None:
@@ -299,6 +304,8 @@ class Supervisor:
             self._to_rank.close()
         for thread in self._threads:
             thread.join(2.0)
+        if self._listing is not None:
+            self._listing.close()
         if self._started:
             self._process.close()
         for spool in self._spools.values():
@@ -374,8 +381,10 @@ class Supervisor:
                 failure = Failure.read({**message.fields, **facts}, message.blob)
                 self._fail(failure)
                 continue
-            if message.kind == "ready" and self._intake is not None:
-                self._intake.ready.set()
+            if message.kind == "ready":
+                message.fields["gpus"] = self._listing.uuids() if self._listing else {}
+                if self._intake is not None:
+                    self._intake.ready.set()
             if message.kind == "finished":
                 with self._changed:
                     self._rank_finished = True
@@ -468,3 +477,12 @@ class Supervisor:
                 self._end = reason
             self._changed.notify_all()
         self._process.kill_group()
+
+
+def _executor() -> str:
+    """What tells this executor from others of its host: the parent of its Python workers, with its namespace of pids."""
+    try:
+        namespace = os.stat("/proc/self/ns/pid").st_ino
+    except OSError:  # no Linux: no such namespaces
+        namespace = 0
+    return f"{namespace}-{os.getppid()}"

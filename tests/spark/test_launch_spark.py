@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import importlib
 import json
 import os
 import random
@@ -169,6 +170,23 @@ def test_a_python_worker_is_left_as_it_was_found(spark: Any) -> None:
     launch(spark, lambda: None, env={"MINE": "1"})
     rows = spark.range(0, 2, 1, 2).mapInArrow(look, "left string").collect()
     assert [row.left for row in rows] == ["[]", "[]"]
+
+
+@pytest.mark.parametrize("cluster", ["local-cluster", "connect"], indirect=True)
+def test_a_rank_imports_what_came_with_the_session(cluster: Any, tmp_path: Path) -> None:
+    name = f"came_with_{cluster.kind.replace('-', '_')}"
+    Path(tmp_path, f"{name}.py").write_text("WHERE = __file__\n")
+    if cluster.kind == "connect":
+        cluster.spark.addArtifact(str(tmp_path / f"{name}.py"), pyfile=True)
+    else:
+        cluster.spark.sparkContext.addPyFile(str(tmp_path / f"{name}.py"))
+
+    def train() -> str:
+        return str(importlib.import_module(name).WHERE)
+
+    found = launch(cluster.spark, train)
+    assert len(found) == 2
+    assert not any(where.startswith(str(tmp_path)) for where in found)  # Spark's copy
 
 
 def test_what_a_function_captures_of_spark_is_named(spark: Any) -> None:

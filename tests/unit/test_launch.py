@@ -13,6 +13,7 @@ import subprocess
 import sys
 import threading
 import time
+import zipfile
 from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
@@ -680,6 +681,60 @@ class TestHere:
             self.here(train)
         assert caught.value is not None
         assert str(caught.value) == "1: here"
+
+    def test_has_the_environment_of_a_rank_until_it_ends(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setenv("MINE", "before")
+        before = dict(os.environ)
+        names = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "OMP_NUM_THREADS", "MINE")
+        seen = self.here(lambda: [os.environ.get(name) for name in names], env={"MINE": "set"}, cpus=3)
+        assert seen == [["0", "1", "0", "1", "127.0.0.1", "3", "set"]]
+
+        def train() -> None:
+            raise ValueError(os.environ["MASTER_PORT"])
+
+        with pytest.raises(ValueError, match=r"^\d+$"):
+            self.here(train, env={"MINE": "set"})
+        assert dict(os.environ) == before
+
+    def test_makes_a_process_group_each_time(self) -> None:
+        import torch
+        import torch.distributed as dist
+
+        def train() -> tuple[float, int]:
+            dist.init_process_group("gloo")
+            total = torch.tensor(2.0)
+            dist.all_reduce(total)
+            return total.item(), torch.get_num_threads()
+
+        threads = torch.get_num_threads()
+        assert [self.here(train, cpus=1) for _ in range(2)] == [[(2.0, 1)]] * 2  # no group is left to be in the way
+        assert not dist.is_initialized()
+        assert torch.get_num_threads() == threads
+
+    def test_imports_py_files_from_where_they_are_until_it_ends(self, tmp_path: Path) -> None:
+        Path(tmp_path, "in_a_file.py").write_text("X = 1\n")
+        Path(tmp_path, "beside.py").write_text("X = 2\n")
+        Path(tmp_path, "in_a_package").mkdir()
+        Path(tmp_path, "in_a_package", "__init__.py").write_text("from in_a_package.part import X\n")
+        Path(tmp_path, "in_a_package", "part.py").write_text("X = 3\n")
+        with zipfile.ZipFile(tmp_path / "in_a.zip", "w") as archive:
+            archive.writestr("in_a_zip.py", "X = 4\n")
+
+        def train() -> list[Any]:
+            import in_a_file  # type: ignore[import-not-found]
+            import in_a_package  # type: ignore[import-not-found]
+            import in_a_zip  # type: ignore[import-not-found]
+
+            return [in_a_file.X, in_a_file.__file__, in_a_package.X, in_a_zip.X, importlib.util.find_spec("beside")]
+
+        files = [str(tmp_path / name) for name in ("in_a_file.py", "in_a_package", "in_a.zip")]
+        assert self.here(train, py_files=files) == [[1, str(tmp_path / "in_a_file.py"), 3, 4, None]]
+        Path(tmp_path, "in_a_file.py").write_text("X = 10\n\n")
+        assert self.here(train, py_files=files)[0][0] == 10
+        assert not [name for name in sys.modules if name.startswith("in_a_")]
+        assert str(tmp_path / "in_a.zip") not in sys.path
+        with pytest.raises(BadSetting, match="is no Python file, package directory or zip"):
+            self.here(train, py_files=[str(tmp_path / "none.py")])
 
     def test_logs_and_shows_as_elsewhere(self, tmp_path: Path) -> None:
         self.here(lambda: tr.world().log(loss=0.5), run_dir=str(tmp_path / "run"))

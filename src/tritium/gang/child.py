@@ -23,7 +23,7 @@ sys.path.insert(0, home) if not os.path.isdir(home) else sys.path.append(home)
 from tritium.gang.rank import main
 main(sys.argv[2])
 """
-_THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NUMEXPR_NUM_THREADS")
+THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NUMEXPR_NUM_THREADS")
 
 
 class RankProcess:
@@ -79,7 +79,7 @@ def start_rank(settings: Mapping[str, Any], *, keep: Sequence[int], env: Mapping
     `keep` are the file descriptors it inherits under their own numbers.
     """
     environment = dict(os.environ)
-    for name in _THREADS:
+    for name in THREADS:
         environment[name] = str(cpus)
     environment["PYTHONUNBUFFERED"] = "1"
     for name in ("SPARK_ENV_LOADED", "PYTHON_WORKER_FACTORY_SECRET", "PYTHON_WORKER_FACTORY_PORT"):

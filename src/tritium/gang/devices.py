@@ -51,10 +51,10 @@ def shared(members: Sequence[Member]) -> BadSetting | None:
             other, address = owners.setdefault(name, (member, gpu))
             if other is not member:
                 return BadSetting(
-                    f"Tasks {other.partition} and {member.partition} were given the same GPU, {name}: it is {address!r} "
-                    f"on {other.host}, and {gpu!r} on {member.host}. Every rank needs GPUs of its own. Let each GPU be "
-                    "listed by one worker only (spark.worker.resource.gpu.discoveryScript), or once in "
-                    "CUDA_VISIBLE_DEVICES.",
+                    f"Tasks {other.partition} and {member.partition} were given the same GPU, {name}: it is "
+                    f"{address!r} on {other.host}, and {gpu!r} on {member.host}. Every rank needs GPUs of "
+                    "its own. Let each GPU be listed by one worker only (spark.worker.resource.gpu.discoveryScript), "
+                    "or once in CUDA_VISIBLE_DEVICES.",
                     uuid=name,
                 )
     return None

@@ -16,6 +16,7 @@ from tritium.errors import BadSetting
 from tritium.gang.checkpoints import finish, settle
 from tritium.gang.machine import gpus_here
 from tritium.gang.pulse import Pulse
+from tritium.gang.surroundings import surrounded
 from tritium.gang.world import Peer, World, entered
 
 if TYPE_CHECKING:
@@ -34,6 +35,7 @@ def run(launch: Launch) -> list[Any]:
         world = World(0, 1, 0, 1, me.host, device, (me,), launch.run_id, control)
         stack.enter_context(entered(world))
         stack.callback(settle, world)
+        stack.enter_context(surrounded(launch.gang, world))
         launch.watch.event("formed", peers=[vars(me)])
         result = launch.function(*launch.args, **launch.kwargs)
         finish(world)

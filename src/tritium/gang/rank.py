@@ -18,7 +18,7 @@ import signal
 import socket
 import sys
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import replace
 from types import TracebackType
@@ -50,6 +50,7 @@ def main(argument: str) -> None:
     os.set_inheritable(settings["control"], False)
     channel = Channel(socket.socket(fileno=settings["control"]))
     _answer_with_stacks(settings)
+    import_from(settings["path"])
     pulse = Pulse.on(settings["pulse"])
     trace = tracing() if settings["trace"] else None
     control = RankControl(channel, settings["run_dir"], elastic=settings["elastic"], pulse=pulse, trace=trace)
@@ -172,6 +173,12 @@ def _tell_of_threads(control: RankControl) -> None:
             control.aside(f"its thread {name!r}", problem.exc_value or problem.exc_type())
 
     threading.excepthook = tell
+
+
+def import_from(path: Sequence[str]) -> None:
+    """Find what the supervisor finds. What was missing comes first: Spark puts it before installed packages, too."""
+    begin = sum(1 for entry in sys.path[:2] if entry in ("", ship.home()))
+    sys.path[begin:begin] = [entry for entry in path if entry not in sys.path]
 
 
 def _flush() -> None:

@@ -12,6 +12,7 @@ import os
 import pickle
 import signal
 import socket
+import sys
 import tempfile
 import threading
 from collections import deque
@@ -196,6 +197,7 @@ class Supervisor:
             "trace": self.order.trace,
             "run_dir": self.order.run_dir,
             "mounts": [self._user_code.path] if self._user_code else [],
+            "path": importable(),
         }
         keep = (theirs.fileno(), result.fileno(), *self._watcher.fds, *fds)
         self._process = start_rank(settings, keep=keep, env=self.order.env, cpus=self.cpus)
@@ -480,9 +482,15 @@ class Supervisor:
 
 
 def _executor() -> str:
-    """What tells this executor from others of its host: the parent of its Python workers, with its namespace of pids."""
+    """What tells this executor from others of its host: its Python workers' parent, and the namespace of that pid."""
     try:
         namespace = os.stat("/proc/self/ns/pid").st_ino
     except OSError:  # no Linux: no such namespaces
         namespace = 0
     return f"{namespace}-{os.getppid()}"
+
+
+def importable() -> list[str]:
+    """Where this process finds modules: also what Spark has put there meanwhile (`addPyFile`, artifacts)."""
+    own = getattr(sys, "_tritium", ())
+    return [entry for entry in sys.path if entry not in own and "tritium-mount" not in entry]

@@ -30,14 +30,30 @@ TritiumError
 
 from __future__ import annotations
 
+import re
 from typing import Any
+
+_USER = re.compile(r"(?<=://)[^\s/:@'\"]+:[^\s/@'\"]+(?=@)")
+_KEYS = re.compile(
+    r"""([?&](?:[\w.-]*(?:token|secret|passw|signature|credential|key)[\w.-]*|sig)=)[^\s&'"#]+""", re.IGNORECASE
+)
+
+
+def masked(text: str) -> str:
+    """`text` without the passwords and keys of the URLs in it: `s3://***@bucket/runs?token=***`."""
+    if "://" not in text:
+        return text
+    return _KEYS.sub(r"\1***", _USER.sub("***", text))
 
 
 class TritiumError(Exception):
-    """The root. `facts` are kept as attributes and survive pickling (a rank's error is raised again on the driver)."""
+    """The root. Its text shows no passwords of URLs.
+
+    `facts` are kept as attributes and survive pickling (a rank's error is raised again on the driver).
+    """
 
     def __init__(self, message: str, **facts: Any) -> None:
-        super().__init__(message)
+        super().__init__(masked(message))
         self.__dict__.update(facts)
 
     def __getattr__(self, name: str) -> Any:  # facts are set at run time

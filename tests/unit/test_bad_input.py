@@ -48,10 +48,26 @@ def refused(kind: type[SetupError], fn: Any = nothing, **settings: Any) -> str:
         ({"py_files": "code.py"}, "py_files='code.py' must be a list of paths"),
         ({"rank": 2}, "There is no setting 'rank' of a gang. Did you mean 'ranks'?"),
         ({"colour": "red"}, "There are: ranks, cpus, gpus"),
+        *(
+            ({name: 2}, f"There is no setting {name!r} of a gang. Did you mean 'ranks'?")
+            for name in ("num_workers", "num_processes", "num_proc", "np", "nprocs", "world_size", "nproc_per_node")
+        ),
+        ({"use_gpu": True}, "Did you mean 'gpus'?"),
+        ({"max_restarts": 3}, "Did you mean 'retries'?"),
     ],
 )
 def test_a_wrong_setting(setting: dict[str, Any], said: str) -> None:
     assert said in refused(BadSetting, **setting)
+
+
+def test_arguments_of_the_function_that_are_given_to_launch() -> None:
+    with pytest.raises(BadSetting, match=r"gang=0\.01 is no tritium\.Gang\. .* args=\(0\.01,\), .* ranks=2"):
+        tr.launch(nothing, 0.01, ranks=2)  # type: ignore[arg-type]
+
+    def train(lr: float) -> None:
+        raise AssertionError(lr)
+
+    assert "Pass it as kwargs={'lr': …}." in refused(BadSetting, train, lr=0.01)
 
 
 def test_all_wrong_settings_are_said_at_once() -> None:

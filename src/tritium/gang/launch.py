@@ -8,11 +8,12 @@ import time
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from inspect import signature
 from typing import TYPE_CHECKING, Any
 
 from tritium import ship
 from tritium.data.schema import Data
-from tritium.errors import BadSetting, TritiumError, TritiumWarning
+from tritium.errors import BadSetting, TritiumError, TritiumWarning, masked
 from tritium.gang.failure import Aside
 from tritium.gang.inspect import inspect
 from tritium.gang.retry import until_no_loss
@@ -128,7 +129,24 @@ def launch(
         RankFailed: a rank raised (then it is the `__cause__`), or was lost (killed, left, cut off) more than `retries`
             times; the others have been ended.
     """
+    _refuse_arguments(fn, fields)
     return start(fn, Gang.of(gang, fields), args=args, kwargs=kwargs, data=data, spark=spark).results
+
+
+def _refuse_arguments(fn: Callable[..., Any], fields: Mapping[str, Any]) -> None:
+    """A keyword that is no setting but a parameter of the function was meant for it."""
+    unknown = [name for name in fields if name not in Gang.fields()]
+    try:
+        meant = [name for name in unknown if name in signature(fn).parameters]
+    except (TypeError, ValueError):  # not callable, or written in C
+        return
+    if meant:
+        there = ", ".join(f"{name!r}: …" for name in meant)
+        raise BadSetting(
+            f"There is no setting {meant[0]!r} of a gang, but the function has a parameter of that name. Pass it as "
+            f"kwargs={{{there}}}.",
+            setting=meant[0],
+        )
 
 
 def start(
@@ -158,7 +176,7 @@ def start(
         release(request, ok)
         report = watch.close(ok)
     for aside in watch.asides:
-        warnings.warn(aside.story(run_dir), TritiumWarning, stacklevel=3)
+        warnings.warn(masked(aside.story(run_dir)), TritiumWarning, stacklevel=3)
     return Run(run_id, run_dir, results, report)
 
 
@@ -239,7 +257,7 @@ class Watch:
                     ) from error
                 progress = Progress(self._gang.most, output=self._gang.output, show=self._gang.progress)
                 self._opened = log, progress
-                for text in self._said:
+                for text in map(masked, self._said):
                     for taker in (log, self._report, progress):
                         taker.event("note", text=text)
             return self._opened
@@ -247,6 +265,8 @@ class Watch:
     def event(self, kind: str, **fields: Any) -> None:
         """Something happened."""
         log, progress = self._open()
+        if kind == "note":
+            fields["text"] = masked(fields["text"])
         if kind == "received":
             self.received = fields["fingerprint"]
         if kind in ("checkpoint", "resumed"):
@@ -297,5 +317,5 @@ class Watch:
         log.report(report)
         log.close()
         if log.problem is not None:
-            warnings.warn(f"The run directory is not complete: {log.problem}", TritiumWarning, stacklevel=4)
+            warnings.warn(masked(f"The run directory is not complete: {log.problem}"), TritiumWarning, stacklevel=4)
         return report

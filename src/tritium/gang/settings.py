@@ -15,6 +15,14 @@ Output = Literal["all", "rank 0", "none"]
 OnStall = Literal["end", "report"]
 
 _FRAMEWORKS = ("torch",)
+_ELSEWHERE = {  # what other launchers call it
+    **dict.fromkeys(("num_workers", "num_processes", "num_proc", "num_procs", "num_ranks"), "ranks"),
+    **dict.fromkeys(("np", "nproc", "nprocs", "n_procs", "nproc_per_node", "world_size", "num_tasks"), "ranks"),
+    **dict.fromkeys(("use_gpu", "num_gpus", "gpus_per_rank", "num_gpus_per_worker", "resources_per_worker"), "gpus"),
+    **dict.fromkeys(("num_cpus", "cpus_per_rank", "threads"), "cpus"),
+    **dict.fromkeys(("max_restarts", "max_failures", "max_retries"), "retries"),
+    **dict.fromkeys(("environment", "env_vars", "environ"), "env"),
+}
 
 
 def _field(default: Any, doc: str) -> Any:
@@ -144,10 +152,19 @@ class Gang:
 
     @classmethod
     def of(cls, gang: Gang | None, changes: Mapping[str, Any]) -> Gang:
-        """`gang` (or the defaults) with `changes`; an unknown name is an error that suggests the nearest one."""
+        """`gang` (or the defaults) with `changes`.
+
+        Raises BadSetting for a `gang` that is none, and for an unknown name, with the one that is probably meant.
+        """
+        if gang is not None and not isinstance(gang, cls):
+            raise BadSetting(
+                f"gang={gang!r:.80} is no tritium.Gang. What the function takes is passed as args=({gang!r:.80},), and "
+                "the number of ranks as ranks=2.",
+                setting="gang",
+            )
         for name in changes:
             if name not in cls.fields():
-                near = difflib.get_close_matches(name, cls.fields(), 1)
-                hint = f" Did you mean {near[0]!r}?" if near else f" There are: {', '.join(cls.fields())}."
+                near = _ELSEWHERE.get(name) or next(iter(difflib.get_close_matches(name, cls.fields(), 1)), None)
+                hint = f" Did you mean {near!r}?" if near else f" There are: {', '.join(cls.fields())}."
                 raise BadSetting(f"There is no setting {name!r} of a gang.{hint}", setting=name)
         return dataclasses.replace(gang or cls(), **changes)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
-from tritium.errors import IncompleteShard, JobFailed, RankFailed, SetupError, TritiumError
+from tritium.errors import IncompleteShard, JobFailed, RankFailed, SetupError, TritiumError, masked
 
 if TYPE_CHECKING:
     from tritium.gang.launch import Watch
@@ -51,4 +51,4 @@ def finish(error: TritiumError, watch: Watch, tried: Sequence[str] = ()) -> None
         places += [f"Newest checkpoint: step {step}, in {path}"]
         places += [f'Next: the same call with run_dir="{watch.run_dir}" goes on from there.']
     paragraphs = [str(error).rstrip(), "\n".join(filter(None, tried)), "\n".join(places)]
-    error.args = ("\n\n".join(filter(None, paragraphs)),)
+    error.args = (masked("\n\n".join(filter(None, paragraphs))),)

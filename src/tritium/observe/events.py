@@ -25,6 +25,7 @@ from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
+from tritium.errors import masked
 from tritium.observe.stored import Piece, StoredFiles
 
 MARK = "run.json"
@@ -101,7 +102,7 @@ class RunLog:
         """Append one event."""
         now = datetime.now(timezone.utc).isoformat(timespec="milliseconds")
         line = json.dumps(plain({"time": now, "kind": kind, **fields}), ensure_ascii=False)
-        self._append("events.jsonl", line + "\n")
+        self._append("events.jsonl", masked(line) + "\n")
 
     def output(self, rank: int, text: str) -> None:
         """Append what a rank wrote, as it is."""
@@ -134,7 +135,7 @@ class RunLog:
 
     def report(self, report: Mapping[str, Any]) -> None:
         """Write report.json, whole or not at all."""
-        text = json.dumps(plain(report), indent=2, ensure_ascii=False) + "\n"
+        text = masked(json.dumps(plain(report), indent=2, ensure_ascii=False)) + "\n"
         with self._lock:
             try:
                 beside = self._folder / "report.json.part"

@@ -65,6 +65,23 @@ def test_every_requirement_is_pinned() -> None:
     assert wanted - {"tritium"} <= pinned().keys()
 
 
+def test_every_extra_has_code_that_imports_it() -> None:
+    source = "\n".join(p.read_text() for folder in ("src", "examples") for p in (ROOT / folder).rglob("*.py"))
+    rules = [Requirement(text) for text in importlib.metadata.requires("tritium") or ()]
+    extras = set(importlib.metadata.metadata("tritium").get_all("Provides-Extra") or ())
+    for extra in extras - {"dev", "docs"}:  # tools of who works on Tritium
+        names = [r.name for r in rules if r.marker is not None and r.marker.evaluate({"extra": extra})]
+        used = [n for n in names if re.search(rf"^\s*(?:import|from) {n}\b", source, re.MULTILINE)]
+        assert used, f"no code imports anything of the extra {extra!r}: {names}"
+
+
+def test_a_page_that_names_a_cluster_manager_says_that_it_was_not_tried() -> None:
+    for page in [ROOT / "README.md", *(ROOT / "docs").glob("*.md")]:
+        for paragraph in page.read_text().split("\n\n"):
+            if re.search(r"YARN|Kubernetes", paragraph):
+                assert re.search(r"not (been run|tried)", paragraph), f"{page.name}: {paragraph}"
+
+
 def test_the_example_is_short() -> None:
     assert len((ROOT / "examples" / "bike_sharing.py").read_text().splitlines()) <= 80
 

@@ -20,6 +20,7 @@ import click
 import fsspec  # type: ignore[import-untyped]
 
 from tritium.errors import TritiumError
+from tritium.gang import worker_python
 
 _JAVA = (
     "Debian: sudo apt-get install openjdk-17-jre-headless; macOS: brew install --cask temurin@17; "
@@ -57,6 +58,7 @@ def main() -> None:
 def doctor() -> None:
     """Look at what Tritium needs on this machine, and start a gang of two ranks here."""
     findings = [python(), java(), *map(library, ("pyspark", "pandas", "pyarrow", "numpy", "torch")), gpus(), scratch()]
+    findings.insert(1, workers())
     wrong = [finding for finding in findings if finding.mend]
     if not wrong:
         findings.append(gang())
@@ -137,6 +139,21 @@ def _short(value: Any) -> str:
 def python() -> Finding:
     """The Python that runs this."""
     return Finding("Python", f"{sys.version.split()[0]}, {sys.executable}")  # an older one could not have started
+
+
+def workers() -> Finding:
+    """The Python that Spark's workers run on this machine: PYSPARK_PYTHON, or, for what Tritium starts, this one."""
+    chosen = os.environ.get(worker_python.VARIABLE)
+    if chosen is None:
+        other = shutil.which("python3") or "no python3"
+        own = worker_python.is_drivers_own("python3")
+        note = "" if own else f"; UDFs of your own run {other}, unless PYSPARK_PYTHON={sys.executable}"
+        return Finding("Spark's Python", f"this one, on a local master{note}")
+    try:
+        worker_python.check(chosen)
+    except TritiumError as error:
+        return Finding("Spark's Python", chosen, str(error))
+    return Finding("Spark's Python", f"{chosen} (PYSPARK_PYTHON)")
 
 
 def java() -> Finding:

@@ -81,6 +81,18 @@ def home() -> str:
     return mounted[0] if mounted else str(pathlib.Path(__file__).parents[1])
 
 
+def importable() -> list[str]:
+    """Where this process finds modules: also what Spark has put there meanwhile (`addPyFile`, artifacts)."""
+    own: tuple[str, ...] = getattr(sys, "_tritium", ())
+    return [entry for entry in sys.path if entry not in own and "tritium-mount" not in entry]
+
+
+def import_from(path: Sequence[str]) -> None:
+    """Find what another process finds. What was missing comes first: Spark puts it before installed packages, too."""
+    begin = sum(1 for entry in sys.path[:2] if entry in ("", home()))
+    sys.path[begin:begin] = [entry for entry in path if entry not in sys.path]
+
+
 class Mount:
     """A zip as a path that `sys.path` takes, without a file that could be left behind where the system allows it."""
 

@@ -196,23 +196,24 @@ class Channel:
     @classmethod
     def connect(cls, address: tuple[str, int], secret: bytes, timeout: float) -> Channel:
         """Connect to a coordinator within `timeout` seconds; both ends prove that they know the secret."""
+        where = f"[{address[0]}]:{address[1]}" if ":" in address[0] else f"{address[0]}:{address[1]}"
         try:
             sock = socket.create_connection(address, timeout)
         except OSError as error:
-            raise WireError(f"No coordinator answers at {address[0]}:{address[1]}: {error}.") from error
+            raise WireError(f"No coordinator answers at {where}: {error}.") from error
         try:
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             greeting = _exactly(sock, len(MAGIC) + NONCE)
             if not greeting.startswith(MAGIC):
-                raise WireError(f"What answers at {address[0]}:{address[1]} is no coordinator.")
+                raise WireError(f"What answers at {where} is no coordinator.")
             server, client = greeting[len(MAGIC) :], os.urandom(NONCE)
             sock.sendall(client + _prove(secret, b"client", server, client))
             if not hmac.compare_digest(_exactly(sock, CODE), _prove(secret, b"server", server, client)):
-                raise WireError(f"The coordinator at {address[0]}:{address[1]} is not this run's.")
+                raise WireError(f"The coordinator at {where} is not this run's.")
             sock.settimeout(None)
         except OSError as error:
             sock.close()
-            raise WireError(f"The coordinator at {address[0]}:{address[1]} broke off: {error}.") from error
+            raise WireError(f"The coordinator at {where} broke off: {error}.") from error
         except BaseException:
             sock.close()
             raise

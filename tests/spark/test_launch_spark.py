@@ -172,6 +172,44 @@ def test_a_python_worker_is_left_as_it_was_found(spark: Any) -> None:
     assert [row.left for row in rows] == ["[]", "[]"]
 
 
+@contextlib.contextmanager
+def with_settings(spark: Any, **values: str) -> Iterator[None]:
+    """`spark.tritium.driver.<name>` for a block."""
+    for name, value in values.items():
+        spark.conf.set(f"spark.tritium.driver.{name}", value)
+    try:
+        yield
+    finally:
+        for name in values:
+            spark.conf.unset(f"spark.tritium.driver.{name}")
+
+
+@pytest.mark.skipif(not os.path.exists("/proc/net/if_inet6"), reason="needs IPv6")
+def test_a_gang_over_ipv6(spark: Any) -> None:
+    def train() -> tuple[str | None, str | None, float]:
+        import torch
+        import torch.distributed as dist
+
+        dist.init_process_group("gloo")
+        total = torch.tensor(tr.world().rank + 1.0)
+        dist.all_reduce(total)
+        dist.destroy_process_group()
+        return os.environ.get("MASTER_ADDR"), os.environ.get("GLOO_SOCKET_IFNAME"), total.item()
+
+    with with_settings(spark, host="::1"):
+        assert launch(spark, train, framework="torch") == [("::1", "lo", 3.0)] * 2
+
+
+def test_an_address_that_leads_nowhere_is_named_after_seconds(spark: Any) -> None:
+    began = time.monotonic()
+    with (
+        with_settings(spark, bindAddress="127.0.0.1", host="127.0.0.2"),
+        pytest.raises(BadSetting, match=r"can't reach the coordinator at 127\.0\.0\.2:\d+, tried for 10 s: .* refused"),
+    ):
+        launch(spark, lambda: 1, retries=2)
+    assert time.monotonic() - began < 30
+
+
 @pytest.mark.parametrize("cluster", ["local-cluster", "connect"], indirect=True)
 def test_a_rank_imports_what_came_with_the_session(cluster: Any, tmp_path: Path) -> None:
     name = f"came_with_{cluster.kind.replace('-', '_')}"

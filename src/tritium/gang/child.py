@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import ctypes
+import errno
 import json
 import os
 import resource
@@ -14,6 +16,7 @@ from collections.abc import Mapping, Sequence
 from typing import IO, Any
 
 from tritium import ship
+from tritium.errors import BadSetting
 
 # The package is on the path before its first import; the zip goes first, an installed package stays where it was.
 _BOOT = """
@@ -23,6 +26,8 @@ sys.path.insert(0, home) if not os.path.isdir(home) else sys.path.append(home)
 from tritium.gang.rank import main
 main(sys.argv[2])
 """
+_PYSPARK_MEMORY = "PYSPARK_EXECUTOR_MEMORY_MB"  # how Spark tells its worker
+_CAP_SYS_RESOURCE = 24
 THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NUMEXPR_NUM_THREADS")
 
 
@@ -44,7 +49,7 @@ class RankProcess:
     def wait(self) -> int:
         """Wait for its end, and end what it started too; returns its exit code, or minus the signal's number."""
         # Looked at without being collected, so that its number is still its own when the group is killed.
-        os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOWAIT)
+        await_exit(self.pid)
         self.kill_group()
         with self._lock:
             self._ended = True
@@ -73,6 +78,58 @@ class RankProcess:
                 pipe.close()
 
 
+# idtype P_PID and the options WEXITED | WNOWAIT, from each system's <sys/wait.h>
+_WAITID = {"linux": (1, 4 | 0x01000000), "darwin": (1, 4 | 0x20)}
+
+
+def await_exit(pid: int) -> None:
+    """Wait until a child has ended, and leave it to be collected: its number is not given to another process before.
+
+    `os.waitid`, which macOS has from Python 3.13 on, or the C library's, which it has always had.
+    """
+    if hasattr(os, "waitid"):
+        os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)
+        return
+    kind, options = _WAITID[sys.platform]
+    waitid = ctypes.CDLL(None, use_errno=True).waitid
+    waitid.argtypes = [ctypes.c_int, ctypes.c_uint, ctypes.c_void_p, ctypes.c_int]
+    told = ctypes.create_string_buffer(256)  # a siginfo_t, of 104 bytes on macOS and 128 on Linux
+    while waitid(kind, pid, told, options) != 0:
+        if (number := ctypes.get_errno()) != errno.EINTR:
+            raise OSError(number, os.strerror(number))
+
+
+def may_raise_limits() -> bool:
+    """Whether this process may raise a hard limit again; also true where there is no such thing as a capability."""
+    try:
+        with open("/proc/self/status") as status:
+            held = next(line for line in status if line.startswith("CapEff:"))
+    except (OSError, StopIteration):
+        return True
+    return bool(int(held.split()[1], 16) >> _CAP_SYS_RESOURCE & 1)
+
+
+def lift_memory_limit(pid: int) -> None:
+    """Take from a rank the limit of address space that `spark.executor.pyspark.memory` puts on Spark's worker.
+
+    CUDA and mapped files need many times the memory that they use. Raises BadSetting where this process may not
+    raise a hard limit (it takes CAP_SYS_RESOURCE). The container's own limit is left as it is.
+    """
+    megabytes = os.environ.get(_PYSPARK_MEMORY, "-1")
+    if not megabytes.isdecimal() or not hasattr(resource, "prlimit"):
+        return
+    try:
+        resource.prlimit(pid, resource.RLIMIT_AS, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
+    except (PermissionError, ValueError) as error:
+        raise BadSetting(
+            f"spark.executor.pyspark.memory limits the address space of Python on the executors (to {megabytes} MB "
+            "each), and a rank, whose CUDA and mapped rows need more than that, would inherit it: "
+            f"it can't be raised again there ({error}). Start the session without that setting, and give Python its "
+            "memory by spark.executor.memoryOverhead.",
+            setting="spark.executor.pyspark.memory",
+        ) from error
+
+
 def start_rank(settings: Mapping[str, Any], *, keep: Sequence[int], env: Mapping[str, str], cpus: int) -> RankProcess:
     """Start a rank process. The calling thread must live as long as the rank: the kernel ends the child with it.
 
@@ -94,4 +151,12 @@ def start_rank(settings: Mapping[str, Any], *, keep: Sequence[int], env: Mapping
         pass_fds=tuple(keep),
         start_new_session=True,
     )
-    return RankProcess(process)
+    rank = RankProcess(process)
+    try:
+        lift_memory_limit(rank.pid)
+    except BadSetting:
+        rank.kill_group()
+        rank.wait()
+        rank.close()
+        raise
+    return rank

@@ -18,7 +18,9 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from tritium.errors import BadSetting, NotEnoughSlots, StartTimeout, WrongVersion
+from tritium.gang.child import may_raise_limits
 from tritium.gang.settings import Gang
+from tritium.gang.worker_python import check, on_this_machine, unchosen
 
 if TYPE_CHECKING:
     from pyspark.resource import ResourceProfile
@@ -82,6 +84,7 @@ class Cluster:
         when there are fewer executors than an earlier gang of this application had.
         """
         check_versions(self.version, sys.version_info[:2])
+        self._check_python()
         self._check_settings()
         self._check_gpus(gang)
         self._check_cores(gang)
@@ -154,12 +157,27 @@ class Cluster:
         # 4.2 has session settings of the same meaning, which default to these
         idle = self._setting("spark.sql.execution.pyspark.udf.idleTimeoutSeconds", self._setting(_IDLE, "0"))
         kill = self._setting("spark.sql.execution.pyspark.udf.killOnIdleTimeout", self._setting(_KILL_IDLE, "false"))
+        memory = self._setting("spark.executor.pyspark.memory", "")
+        if memory and self.is_local and not may_raise_limits():
+            raise BadSetting(
+                f"spark.executor.pyspark.memory={memory} limits the address space of Spark's Python workers, and "
+                "a rank, whose CUDA and mapped rows need more than that, would inherit it: this user may not raise it "
+                "again. Start the session without that setting.",
+                setting="spark.executor.pyspark.memory",
+            )
         if kill.lower() == "true" and idle.strip("s") not in ("", "0"):
             raise BadSetting(
                 f"With {_KILL_IDLE}=true Spark kills a Python worker that has sent nothing for {idle} s ({_IDLE}): "
                 f"a gang would be killed while it trains. Set {_KILL_IDLE}=false, or {_IDLE}=0.",
                 setting=_KILL_IDLE,
             )
+
+    def _check_python(self) -> None:
+        """Executors on other machines can't be seen from here; what they lack, their first task says."""
+        if not self.is_connect and on_this_machine(self.master):
+            python = self.spark.sparkContext.pythonExec
+            if not unchosen(python):
+                check(python)
 
     def _check_gpus(self, gang: Gang) -> None:
         if not gang.gpus:
@@ -275,6 +293,15 @@ class Cluster:
 
     def _executors(self) -> int:
         return int(self.spark.sparkContext._jsc.sc().getExecutorMemoryStatus().size()) - 1  # less the driver
+
+    def executor_hosts(self) -> list[str]:
+        """The hosts of the executors that have registered; none on Connect, which does not say."""
+        if self.is_connect:
+            return []
+        names = str(self.spark.sparkContext._jsc.sc().getExecutorMemoryStatus().keys().mkString(" ")).split()
+        hosts = dict.fromkeys(name.rpartition(":")[0] for name in names)
+        hosts.pop(self._setting("spark.driver.host", ""), None)  # the driver is among them
+        return list(hosts)
 
     def _too_few(self, gang: Gang, available: int) -> str:
         each = "1 task" if self.is_local else f"{gang.cpus or self._setting('spark.task.cpus', '1')} CPU core(s)"

@@ -6,18 +6,18 @@ import pickle
 import random
 import re
 import signal
-import socket
 import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from typing import TYPE_CHECKING, Any
-from urllib.parse import urlsplit
 
 import pyarrow as pa
 
 from tritium import ship
+from tritium.data.hangs import refuse_hanging
 from tritium.errors import BadSetting, IncompleteShard, JobFailed, ResultError, StartTimeout, TritiumError, WrongVersion
+from tritium.gang.address import driver_place, unreachable_in
 from tritium.gang.cluster import Cluster
 from tritium.gang.coordinator import Coordinator
 from tritium.gang.driver_run import order_of, ship_user_code
@@ -25,6 +25,7 @@ from tritium.gang.far import failure_in, newest_checkpoint, replay, result_limit
 from tritium.gang.finish import GivenBack, await_end, await_formed
 from tritium.gang.results import SPARK_SCHEMA, results_of
 from tritium.gang.stall import Patience
+from tritium.gang.worker_python import drivers_python
 from tritium.observe.stored import Piece
 
 if TYPE_CHECKING:
@@ -45,6 +46,8 @@ def run(launch: Launch) -> list[Any]:
     gang = launch.gang
     spark = session_of(launch)
     cluster = Cluster.of(spark)
+    for data in launch.data.values():
+        refuse_hanging(data.frame, cluster.version)
     launch = launch.sized(cluster.ranks_for(gang, launch.watch.note, again=launch.attempt > 0))
     deadline = time.monotonic() + gang.start_timeout
     while True:
@@ -69,6 +72,7 @@ def started_once(launch: Launch, spark: Any, cluster: Cluster) -> list[Any]:
     job = launch.job()
     user_code = ship_user_code(launch)
     began = time.monotonic()
+    place = driver_place(spark, cluster)
     read = exchange.read() if exchange else nullcontext()
     with read, cluster.wait_for_slots(gang, gang.start_timeout, launch.watch.note, launch.ranks):
         launch.watch.open()
@@ -77,7 +81,8 @@ def started_once(launch: Launch, spark: Any, cluster: Cluster) -> list[Any]:
             launch=launch.name,
             run_id=launch.run_id,
             observer=launch.watch,
-            host=driver_address(spark, cluster),
+            listener=place.listen(),
+            advertised=place.advertised,
             names=list(exchange.plan) if exchange else [],
             stream=launch.streams,
             patience=Patience.of(gang),
@@ -141,19 +146,6 @@ def session_of(launch: Launch) -> Any:
     return SparkSession.getActiveSession() or SparkSession.builder.getOrCreate()
 
 
-def driver_address(spark: Any, cluster: Cluster) -> str:
-    """The address of this process that executors can reach: for the coordinator to listen on."""
-    if cluster.is_connect:
-        host = urlsplit(spark.client.host if "//" in spark.client.host else f"sc://{spark.client.host}").hostname
-        with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:  # sends nothing; asks for the route
-            probe.connect((host or "127.0.0.1", 15002))
-            return str(probe.getsockname()[0])
-    if cluster.is_local:
-        return "127.0.0.1"
-    host = spark.conf.get("spark.driver.host", "127.0.0.1")
-    return socket.gethostbyname(host)
-
-
 @contextmanager
 def own_interrupts() -> Iterator[None]:
     """Ctrl-C raises KeyboardInterrupt here and ends this run; pyspark's handler would cancel every job of the session.
@@ -193,7 +185,8 @@ class SparkJob:
         self._name = f"Tritium: {getattr(launch.function, '__qualname__', 'a function')} on {order.size} ranks"
         entry = ship.entry("tritium.gang.supervisor:supervise", pickle.dumps(order))
         profile = cluster.profile(launch.gang)
-        self._frame = frame.mapInArrow(entry, SPARK_SCHEMA, barrier=not self.restarts, profile=profile)
+        with drivers_python(spark):
+            self._frame = frame.mapInArrow(entry, SPARK_SCHEMA, barrier=not self.restarts, profile=profile)
         # Its threads inherit the user's job group and pool, so that "cancel" in a notebook reaches this job too.
         session = spark if self._connect else None
         self._thread = InheritableThread(self._collect, session=session, name=f"tritium-job-{launch.name}")
@@ -295,6 +288,8 @@ def translate(error: BaseException, *, stopped: bool = False) -> TritiumError:
             "The Spark job of this run was cancelled, because its SparkSession was stopped; all its ranks have been "
             "ended. Make a new session, and launch with it."
         )
+    elif (unreached := unreachable_in(text)) is not None:
+        problem = unreached
     elif "PYTHON_VERSION_MISMATCH" in text:
         problem = WrongVersion(
             "Driver and executors run different Python versions: "

@@ -58,6 +58,8 @@ class Coordinator:
         run_id: str | None = None,
         observer: Observer,
         host: str = "127.0.0.1",
+        listener: socket.socket | None = None,
+        advertised: str | None = None,
         names: Sequence[str] = (),
         stream: bool = False,
         secret: bytes | None = None,
@@ -89,14 +91,15 @@ class Coordinator:
         self._storing: dict[str, int] = {}  # which rank is in the middle of which file
         self._watch = None if patience is None else StallWatch(patience, size)
         self._server: Server[Member] = Server(
-            host,
+            listener or host,
             self.secret,
             on_message=self._handle,
             on_broken=self._broken,
             on_connection=self._connection,
             on_gone=self._gone,
         )
-        self.address = self._server.address
+        bound, port = self._server.address
+        self.address = (advertised or bound, port)
         self._thread = threading.Thread(target=self._serve, name=f"tritium-coordinator-{launch}", daemon=True)
 
     # ---- what other threads call

@@ -181,7 +181,7 @@ class Line:
             try:
                 return self._attempt(min(ATTEMPT_SECONDS, max(TICK, deadline - time.monotonic())))
             except WireError as error:
-                if isinstance(error, _Refused) or time.monotonic() + pause > deadline:
+                if isinstance(error, Refused) or time.monotonic() + pause > deadline:
                     raise
             with self._changed:
                 self._changed.wait_for(lambda: self._over, pause * random.uniform(0.5, 1))
@@ -200,7 +200,7 @@ class Line:
                 messages += more
             answer = messages.pop(0)
             if answer.kind == "over":
-                raise _Refused(str(answer["reason"]))
+                raise Refused(str(answer["reason"]))
             with self._changed:
                 self._heard = self._known = time.monotonic()
                 self._outbox.again(int(answer["received"]))
@@ -261,5 +261,5 @@ class Line:
                 raise
 
 
-class _Refused(WireError):
+class Refused(WireError):
     """The coordinator has answered, and does not want this session."""

@@ -18,7 +18,7 @@ import signal
 import socket
 import sys
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import replace
 from types import TracebackType
@@ -28,6 +28,7 @@ from tritium import ship
 from tritium.errors import BadSetting, ResultError, TooLarge, TritiumError, WireError, WrongVersion
 from tritium.frameworks import mpi
 from tritium.frameworks import torch as pytorch
+from tritium.gang.address import interface_v6
 from tritium.gang.failure import Failure, Regroup
 from tritium.gang.limits import check_value, short, too_much_to_log
 from tritium.gang.pulse import Pulse
@@ -50,10 +51,10 @@ def main(argument: str) -> None:
     os.set_inheritable(settings["control"], False)
     channel = Channel(socket.socket(fileno=settings["control"]))
     _answer_with_stacks(settings)
-    import_from(settings["path"])
+    ship.import_from(settings["path"])
     pulse = Pulse.on(settings["pulse"])
     trace = tracing() if settings["trace"] else None
-    control = RankControl(channel, settings["run_dir"], elastic=settings["elastic"], pulse=pulse, trace=trace)
+    control = RankControl(channel, elastic=settings["elastic"], pulse=pulse, trace=trace)
     try:
         pytorch.prepare()
         if settings["framework"]:
@@ -175,12 +176,6 @@ def _tell_of_threads(control: RankControl) -> None:
     threading.excepthook = tell
 
 
-def import_from(path: Sequence[str]) -> None:
-    """Find what the supervisor finds. What was missing comes first: Spark puts it before installed packages, too."""
-    begin = sum(1 for entry in sys.path[:2] if entry in ("", ship.home()))
-    sys.path[begin:begin] = [entry for entry in path if entry not in sys.path]
-
-
 def _flush() -> None:
     """What was printed leaves this process; streams that the user has closed or replaced are the user's own matter."""
     for stream in (sys.stdout, sys.stderr):
@@ -242,6 +237,8 @@ def _interface(address: str) -> str | None:
     """The network interface that has `address`: the one that routes to the driver, whatever the host's name says."""
     if sys.platform != "linux":
         return None
+    if ":" in address:
+        return interface_v6(address)
     import fcntl
     import struct
 
@@ -263,13 +260,12 @@ class RankControl:
     def __init__(
         self,
         channel: Channel,
-        run_dir: str = "",
         *,
         elastic: bool = False,
         pulse: Pulse | None = None,
         trace: Trace | None = None,
     ) -> None:
-        self.run_dir = run_dir
+        self.run_dir = ""  # comes with the job: on the command line, ps would show the keys that a URL may hold
         self.elastic = elastic
         self.could_be_more = False
         self.store_limit: int | None = None
@@ -309,6 +305,7 @@ class RankControl:
     def _take(self, message: Message) -> None:
         if message.kind == "job":
             self._pieces.append(message.blob)
+            self.run_dir = str(message.fields.get("run_dir", ""))
         elif message.kind == "assign":
             self.assignment, self._peers = message.fields, message.blob
         elif message.kind == "gathered":

@@ -13,6 +13,7 @@ from collections.abc import Callable
 from typing import Any, Generic, TypeVar
 
 from tritium.errors import WireError
+from tritium.gang.address import listener
 from tritium.gang.session import BEAT, LOST, SILENCE, TICK, Inbox, Outbox
 from tritium.wire import MAX_BLOB, Challenge, Codec, Message, Packed
 
@@ -171,7 +172,7 @@ class Link(Generic[Owner]):
 
 
 class Server(Generic[Owner]):
-    """Listens on a free port of `host`. All callbacks are called from its thread.
+    """Listens on a free port of `host`, or on a socket that does so already. All callbacks are called from its thread.
 
     on_message(session, message) : may raise WireError, ValueError, TypeError or KeyError for a message that is none.
     on_broken(session, error)    : what came was no message, or from a stranger (None). The session, if any, is over
@@ -182,7 +183,7 @@ class Server(Generic[Owner]):
 
     def __init__(
         self,
-        host: str,
+        host: str | socket.socket,
         secret: bytes,
         *,
         on_message: Callable[[Session[Owner], Message], None],
@@ -202,7 +203,7 @@ class Server(Generic[Owner]):
         self._ticket = itertools.count()
         self._calls: deque[Callable[[], None]] = deque()
         self._selector = selectors.DefaultSelector()
-        self._listener = socket.create_server((host, 0), backlog=1024)
+        self._listener = host if isinstance(host, socket.socket) else listener(host)
         self._listener.setblocking(False)
         self.address: tuple[str, int] = self._listener.getsockname()[:2]
         self._woken, self._waker = socket.socketpair()

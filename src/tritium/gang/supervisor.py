@@ -12,7 +12,6 @@ import os
 import pickle
 import signal
 import socket
-import sys
 import tempfile
 import threading
 from collections import deque
@@ -24,12 +23,13 @@ import pyarrow as pa
 
 from tritium import ship
 from tritium.errors import TooLarge, TritiumError, WireError
+from tritium.gang.address import family_of, unreachable
 from tritium.gang.child import start_rank
 from tritium.gang.failure import STACKS_BYTES, Failure, signal_name
 from tritium.gang.intake import Intake
 from tritium.gang.limits import LINE_BYTES, as_shown
-from tritium.gang.line import Line
-from tritium.gang.machine import Listing
+from tritium.gang.line import Line, Refused
+from tritium.gang.machine import Listing, executor
 from tritium.gang.results import chunks
 from tritium.gang.stall import Patience
 from tritium.gang.watcher import Watcher
@@ -151,8 +151,8 @@ class Supervisor:
         `confirm` tells, once `batches` has ended, whether an unsorted stream was complete.
         """
         who = f"task {self.partition} (attempt {self.attempt}, launch {self.order.launch}) on {self.host}"
-        self._channel = Line(address or self.order.address, self.order.secret, who, CONNECT_SECONDS, self._at_once)
-        placeholder = socket.socket()
+        self._channel = self._reach(address or self.order.address, who)
+        placeholder = socket.socket(family_of(self._channel.addresses[0]))
         result = tempfile.TemporaryFile()  # noqa: SIM115 - closed below
         self._watcher = Watcher()
         try:
@@ -176,6 +176,14 @@ class Supervisor:
             result.close()
             self._watcher.close()
 
+    def _reach(self, address: tuple[str, int], who: str) -> Line:
+        try:
+            return Line(address, self.order.secret, who, CONNECT_SECONDS, self._at_once)
+        except Refused:
+            raise
+        except WireError as error:
+            raise WireError(unreachable(self.host, address, CONNECT_SECONDS, error)) from error
+
     def _open_spools(self) -> None:
         if self.order.plan:
             from tritium.data.spool import Spool
@@ -195,9 +203,8 @@ class Supervisor:
             "framework": self.order.framework,
             "elastic": self.order.elastic,
             "trace": self.order.trace,
-            "run_dir": self.order.run_dir,
             "mounts": [self._user_code.path] if self._user_code else [],
-            "path": importable(),
+            "path": ship.importable(),
         }
         keep = (theirs.fileno(), result.fileno(), *self._watcher.fds, *fds)
         self._process = start_rank(settings, keep=keep, env=self.order.env, cpus=self.cpus)
@@ -232,7 +239,7 @@ class Supervisor:
             port=port,
             pid=os.getpid(),
             gpus=list(self.gpus),
-            executor=_executor(),
+            executor=executor(),
         )
 
     def _receive(self, batches: Iterator[pa.RecordBatch], confirm: Callable[[], bool | None]) -> None:
@@ -354,8 +361,9 @@ class Supervisor:
             return
         if message.kind == "assign":
             self.rank = message["rank"]
+            about = {"run_dir": self.order.run_dir}
             for start in range(0, len(self.order.job), CHUNK):  # in pieces: arguments may be larger than a message
-                self._tell_rank(Message("job", {}, self.order.job[start : start + CHUNK]))
+                self._tell_rank(Message("job", about, self.order.job[start : start + CHUNK]))
         elif message.kind == "stacks":
             self._spawn(functools.partial(self._tell_stacks, message["number"]), "stacks")
             return
@@ -479,18 +487,3 @@ class Supervisor:
                 self._end = reason
             self._changed.notify_all()
         self._process.kill_group()
-
-
-def _executor() -> str:
-    """What tells this executor from others of its host: its Python workers' parent, and the namespace of that pid."""
-    try:
-        namespace = os.stat("/proc/self/ns/pid").st_ino
-    except OSError:  # no Linux: no such namespaces
-        namespace = 0
-    return f"{namespace}-{os.getppid()}"
-
-
-def importable() -> list[str]:
-    """Where this process finds modules: also what Spark has put there meanwhile (`addPyFile`, artifacts)."""
-    own = getattr(sys, "_tritium", ())
-    return [entry for entry in sys.path if entry not in own and "tritium-mount" not in entry]

@@ -14,7 +14,9 @@ import pyarrow as pa
 
 from tritium import ship
 from tritium.data.exchange import pack
+from tritium.data.hangs import refuse_hanging
 from tritium.errors import BadSetting
+from tritium.gang.worker_python import drivers_python
 from tritium.model.model import Model, check_batch_size
 from tritium.model.module import by_value, trainable
 from tritium.model.score import check_device
@@ -49,13 +51,15 @@ def score(
     check_device(device)
     names = output_names(model.signature, output_cols)
     _refuse_taken(names, df.columns)
+    refuse_hanging(df)
     schema = df.schema
     planned = fields(model.signature, schema)
     plan, sent = _parts(model, df.sparkSession)
     plan["fields"] = json.dumps([planned[i.name].to_json() for i in model.signature.inputs])
     plan |= {"batch_size": batch_size, "device": device}
     packed = [pack(planned[i.name], schema) for i in model.signature.inputs]
-    predicted = _udf(model.signature, pickle.dumps(plan), sent)(*packed)
+    with drivers_python(df.sparkSession):
+        predicted = _udf(model.signature, pickle.dumps(plan), sent)(*packed)
     return _with_columns(df, model.signature, predicted, names)
 
 

@@ -1,0 +1,75 @@
+"""DataFrames that a Spark version is known never to compute: seen in their plans, before anything starts (driver).
+
+Spark 4.2.0, SPARK-58241: the runner of an Arrow-optimised Python UDF (all of them by default in 4.2) that reads
+columnar batches writes a schema that its worker takes for something else, and then waits for ever. Tried on 4.2.0:
+Parquet and ORC (v1 and v2 sources) and a cached DataFrame of numbers hang; a filter, a shuffle or an expression between
+the scan and the UDF makes rows of the batches, and nothing hangs.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+from tritium.errors import WrongVersion
+
+HANGING = "4.2.0"
+_ARROW_BATCHED = 101  # Spark's number for a Python UDF that is given Arrow batches
+_PLAIN = ("AttributeReference", "Literal")  # of other arguments the runner for rows takes care
+_AROUND = ("PythonUDF", "NamedArgumentExpression")
+_TEXT = re.compile(r"ArrowEvalPython \[(.*?)\], \[[^\]]*\], 101\n[^\w]*(?:\*\(\d+\) )?(FileScan \w+|BatchScan \w+)(.*)")
+
+
+def refuse_hanging(frame: Any, version: str | None = None) -> None:
+    """WrongVersion when `frame` is a Spark DataFrame that Spark `version` (None: its session's) never computes.
+
+    A stream is not looked at: its plan is made anew for every micro-batch.
+    """
+    if (version or frame.sparkSession.version) != HANGING or frame.isStreaming:
+        return
+    found = hanging(frame)
+    if found is None:
+        return
+    udf, scan = found
+    raise WrongVersion(
+        f"On Spark {HANGING} this DataFrame is never computed: its Python UDF {udf} reads the columnar batches of a "
+        f"{scan}, and Spark's worker then waits for ever (SPARK-58241). Use Spark 4.2.1. Or make the UDF with "
+        "udf(…, useArrow=False), or after spark.conf.set('spark.sql.execution.pythonUDF.arrow.enabled', 'false').",
+        found=HANGING,
+        needed="4.2.1",
+    )
+
+
+def hanging(frame: Any) -> tuple[str, str] | None:
+    """(UDF, scan) where an Arrow-optimised Python UDF reads a columnar scan directly."""
+    if hasattr(frame, "_jdf"):
+        return _in_plan(frame._jdf.queryExecution().executedPlan())
+    return _in_text(frame._explain_string(extended=False))
+
+
+def _in_plan(node: Any) -> tuple[str, str] | None:
+    if node.nodeName() == "AdaptiveSparkPlan":
+        node = node.inputPlan()
+    children = _items(node.children())
+    if node.nodeName() == "ArrowEvalPython" and node.evalType() == _ARROW_BATCHED and children[0].supportsColumnar():
+        udfs = _items(node.udfs())
+        if all(map(_is_plain, udfs)):
+            return repr(udfs[0].name()), str(children[0].nodeName()).strip()
+    return next((found for found in map(_in_plan, children) if found is not None), None)
+
+
+def _is_plain(expression: Any) -> bool:
+    kind = expression.getClass().getSimpleName()
+    return kind in _PLAIN or (kind in _AROUND and all(map(_is_plain, _items(expression.children()))))
+
+
+def _items(sequence: Any) -> list[Any]:
+    return [sequence.apply(index) for index in range(sequence.size())]
+
+
+def _in_text(plan: str) -> tuple[str, str] | None:
+    """The same over Spark Connect, which shows a plan only as text, and no expressions one by one."""
+    for udf, scan, rest in _TEXT.findall(plan):
+        if scan.startswith("BatchScan") or "Batched: true" in rest:
+            return repr(udf.partition("(")[0]), scan
+    return None

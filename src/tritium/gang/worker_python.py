@@ -1,0 +1,90 @@
+"""Which Python Spark's workers run, where that can be seen: on a local master (driver)."""
+
+from __future__ import annotations
+
+import functools
+import json
+import os
+import shutil
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from tritium.errors import WrongVersion
+
+VARIABLE = "PYSPARK_PYTHON"
+NEEDED = ("pyarrow", "numpy")
+_DEFAULT = "python3"  # what Spark starts when nobody has chosen: whichever is first on the PATH
+_LOOK = (
+    "import importlib.util, json, sys\n"
+    "print(json.dumps([sys.version_info[:2], [m for m in sys.argv[1:] if importlib.util.find_spec(m) is None]]))"
+)
+_LOOK_SECONDS = 20.0
+_lock = threading.Lock()
+
+
+@contextmanager
+def drivers_python(spark: Any) -> Iterator[None]:
+    """On a local master, what is made for Spark in this block runs in this very Python, unless another was chosen.
+
+    Spark would start the `python3` of the PATH, which is another one wherever a script is run by the path of its
+    Python: `.venv/bin/python train.py`, an IDE, Jupyter. The session stays as it is.
+    """
+    context = getattr(spark, "_sc", None)
+    if context is None or not unchosen(context.pythonExec) or not on_this_machine(context.master):
+        yield
+        return
+    with _lock:
+        context.pythonExec = sys.executable
+        try:
+            yield
+        finally:
+            context.pythonExec = _DEFAULT
+
+
+def unchosen(python: str) -> bool:
+    """Whether `python`, a session's, is only Spark's default."""
+    return python == _DEFAULT and VARIABLE not in os.environ
+
+
+def on_this_machine(master: str) -> bool:
+    """Whether every worker of this master runs here, with the driver's files."""
+    return master == "local" or master.startswith(("local[", "local-cluster["))
+
+
+def check(python: str) -> None:
+    """WrongVersion when workers that run `python` here could not run a gang: what it lacks, and what to set."""
+    problem = None if is_drivers_own(python) else _problem(python)
+    if problem is not None:
+        raise WrongVersion(
+            f"The Python of Spark's workers, {python} ({VARIABLE}), {problem}. Set {VARIABLE}={sys.executable}, this "
+            f"driver's own, before the session is made: os.environ[{VARIABLE!r}] = sys.executable.",
+            python=python,
+        )
+
+
+def is_drivers_own(python: str) -> bool:
+    """Whether it is the Python of this process, by whatever name."""
+    found = shutil.which(python)
+    return found is not None and os.path.dirname(os.path.abspath(found)) == os.path.dirname(sys.executable)
+
+
+@functools.cache
+def _problem(python: str) -> str | None:
+    if shutil.which(python) is None:
+        return "is not there"
+    try:
+        answer = subprocess.run(
+            [python, "-c", _LOOK, *NEEDED], capture_output=True, text=True, timeout=_LOOK_SECONDS, check=True
+        )
+        version, missing = json.loads(answer.stdout)
+    except (OSError, subprocess.SubprocessError, ValueError) as error:
+        return f"can't be run: {error}"
+    if missing:
+        return f"lacks {' and '.join(map(repr, missing))}"
+    if tuple(version) != sys.version_info[:2]:
+        return f"is {version[0]}.{version[1]}, and the driver's is {sys.version_info[0]}.{sys.version_info[1]}"
+    return None

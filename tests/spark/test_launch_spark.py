@@ -340,11 +340,11 @@ class TestExecutorsThatLack:
         assert f"torch can't be imported on {socket.gethostname()} by {python}" in str(error.value)
         assert f"Install it there: {python} -m pip install torch" in str(error.value)
 
-    def test_pyarrow_are_named(
+    def test_pyarrow_are_named_before_anything_starts(
         self, spark: Any, python_without: Callable[..., str], executors_with: Callable[[str], None]
     ) -> None:
         executors_with(python_without("pyarrow"))
-        with pytest.raises(WrongVersion, match="The executors' Python lacks 'pyarrow'"):
+        with pytest.raises(WrongVersion, match=r"Spark's workers, .*, lacks 'pyarrow'\. Set PYSPARK_PYTHON="):
             launch(spark, lambda: None)
 
 
@@ -359,6 +359,8 @@ def test_sparks_other_words_for_trouble() -> None:
     error = translate(RuntimeError(size + "spark.driver.maxResultSize (512.0 MiB)"))
     assert "over spark.driver.maxResultSize" in str(error)
     assert "600.1 MiB" in str(error)
+    lacking = translate(RuntimeError("ModuleNotFoundError: No module named 'pyarrow'"))
+    assert str(lacking).startswith("The executors' Python lacks 'pyarrow'. They need pyarrow and numpy")
     assert isinstance(translate(RuntimeError("[OPERATION_CANCELED] Operation has been canceled.")), JobFailed)
     lost = "Lost task 1.0 in stage 6.0 (TID 15) (10.0.0.7 executor 1): java.io.IOException: No space left on device"
     error = translate(RuntimeError(f"An error occurred while calling o82.getResult.\n: {lost}\n\tat java.base"))

@@ -64,15 +64,15 @@ def flat(entry: Any) -> bytes:
 
 class TestEntry:
     def test_runs_where_tritium_is_not_installed(self, bare: Callable[..., str]) -> None:
-        entry = ship.entry("tritium.errors:WireError", b"a payload")
+        entry = ship.entry("tritium.wire:Message", b"a payload")
         program = """
-            error = function(sys.argv[1])()
+            message = function(sys.argv[1])()
             import tritium
-            print(type(error).__name__, error, tritium.__file__.partition("/fd/")[0].rstrip("0123456789"))
+            print(type(message).__name__, message.kind, tritium.__file__.partition("/fd/")[0].rstrip("0123456789"))
             print(sys.modules["tritium"].__digest__)
         """
         out = bare(program, flat(entry)).split("\n")
-        assert out[0] == "WireError b'a payload' /proc/"
+        assert out[0] == "Message b'a payload' /proc/"
         assert out[1] == ship.digest(ship.package())
 
     def test_what_a_supervisor_and_a_rank_import_is_there(self, bare: Callable[..., str]) -> None:
@@ -98,8 +98,8 @@ class TestEntry:
             function(sys.argv[1])()
             print(before == (sys.modules["tritium"], list(sys.path)))
         """
-        entry = ship.entry("tritium.errors:WireError", b"x")
-        assert bare(program, flat(entry)) == "WireError []\nTrue\n"
+        entry = ship.entry("tritium.wire:Message", b"x")
+        assert bare(program, flat(entry)) == "Message []\nTrue\n"
 
     def test_passes_arguments_and_carries_annotations(self) -> None:
         entry = ship.entry("tritium.ship:digest", b"x", {"return": "int"})

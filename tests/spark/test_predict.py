@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import re
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -239,12 +239,70 @@ def test_a_gpu_that_is_not_there(spark: Any) -> None:
         regression(device="warp").transform(table(spark))
 
 
-def test_weights_that_changed_are_sent_again(spark: Any) -> None:
-    model = regression()
-    first = model.transform(table(spark)).orderBy("id").first().prediction
+def add_by_optimizer(module: nn.Module) -> None:
+    optimizer = torch.optim.SGD([module.get_parameter("2.bias")], lr=1.0)
+    module.get_parameter("2.bias").grad = torch.tensor([-1.0])
+    optimizer.step()
+
+
+def add_by_state(module: nn.Module) -> None:
+    state = module.state_dict()
+    module.load_state_dict(state | {"2.bias": state["2.bias"] + 1})
+
+
+def add_in_place(module: nn.Module) -> None:
     with torch.no_grad():
-        model.module().get_parameter("2.bias").add_(1)
-    assert model.transform(table(spark)).orderBy("id").first().prediction == pytest.approx(first + 1, rel=1e-5)
+        module.get_parameter("2.bias").add_(1)
+
+
+WRITES: dict[str, Callable[[nn.Module], Any]] = {
+    "add_": add_in_place,
+    ".data": lambda module: module.get_parameter("2.bias").data.add_(1),
+    "numpy": lambda module: np.add(bias(module), 1, out=bias(module)),
+    "np.copyto": lambda module: np.copyto(bias(module), bias(module) + 1),
+    "load_state_dict": add_by_state,
+    "optimizer": add_by_optimizer,
+}
+
+
+def bias(module: nn.Module) -> Any:
+    return module.get_parameter("2.bias").detach().numpy()
+
+
+def test_transform_uses_the_weights_of_now_however_they_were_written(spark: Any) -> None:
+    model, df = regression(), table(spark, 2).where("id = 0")
+    for number, write in enumerate(WRITES.values()):
+        if not number:
+            first = model.transform(df).first().prediction
+        write(model.module())
+        found = model.transform(df).first().prediction
+        assert found == pytest.approx(first + number + 1, rel=1e-5), list(WRITES)[number]
+
+
+def test_the_same_weights_are_sent_once(spark: Any) -> None:
+    model, df = regression(), table(spark)
+    model.transform(df)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("tritium.predict.weights.send", lambda *given: pytest.fail("sent again"))
+        model.transform(df)
+
+
+def test_a_stream_keeps_the_weights_that_it_was_started_with(spark: Any, tmp_path: Path) -> None:
+    source = str(tmp_path / "in")
+    table(spark, 2).coalesce(1).write.parquet(source)
+    model = regression()
+    stream = spark.readStream.schema(table(spark).schema).parquet(source)
+    query = model.transform(stream).writeStream.format("memory").queryName("kept").start()
+    try:
+        query.processAllAvailable()
+        add_in_place(model.module())
+        table(spark, 2).coalesce(1).write.mode("append").parquet(source)
+        query.processAllAvailable()
+        found = [row.prediction for row in spark.table("kept").where("id = 0").collect()]
+    finally:
+        query.stop()
+    assert len(found) == 2
+    assert found[0] == found[1]
 
 
 def test_sparks_evaluators_read_it(spark: Any) -> None:

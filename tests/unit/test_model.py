@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import os
+import pickle
 import signal
 import subprocess
 import sys
@@ -11,6 +13,7 @@ import textwrap
 from pathlib import Path
 from typing import Any
 
+import cloudpickle
 import fsspec
 import numpy as np
 import pandas as pd
@@ -24,6 +27,7 @@ import tritium as tr
 from tritium.data.schema import Data, plan
 from tritium.errors import BadRow, BadSetting, ModelError, SignatureMismatch, UntrustedModel
 from tritium.model import files, weights
+from tritium.model.copies import Copies
 from tritium.model.signature import Input, Output, Signature
 
 FEATURES = Input("features", ("a", "b", "c"), "float32", (3,))
@@ -529,13 +533,86 @@ def test_what_safetensors_can_not_hold() -> None:
         weights.Tensors.of(sparse)
 
 
-def test_the_digest_changes_with_the_weights_and_nothing_else() -> None:
+def test_the_digest_and_the_checksums_change_with_the_weights_and_nothing_else() -> None:
     module = nn.Linear(3, 1)
-    tensors = weights.Tensors.of(module)
-    digest, version = tensors.digest(), tensors.version()
-    assert weights.Tensors.of(module).digest() == digest
-    assert weights.Tensors.of(module).version() == version
-    with torch.no_grad():
-        module.weight[0, 0] += 1
-    assert weights.Tensors.of(module).digest() != digest
-    assert weights.Tensors.of(module).version() != version
+    seen = set()
+    for write in (
+        lambda weight: None,
+        lambda weight: weight.data.mul_(2),
+        lambda weight: np.copyto(weight.detach().numpy(), 3),
+        lambda weight: weight.detach().numpy().view("u4").__ixor__(1),  # the last bit of each
+    ):
+        write(module.weight)
+        tensors = weights.Tensors.of(module)
+        assert weights.Tensors.of(module).digest() == tensors.digest()
+        assert weights.Tensors.of(module).checksums() == tensors.checksums()
+        seen.add((tensors.digest(), tensors.checksums()))
+    assert len({digest for digest, _ in seen}) == len({checksums for _, checksums in seen}) == 4
+
+
+# --- another device
+
+
+def elsewhere(copies: Copies, module: nn.Module) -> nn.Module:
+    return copies.on(torch.device("cpu", 0), module)  # what "cuda" is on a machine that has one
+
+
+def test_a_copy_on_another_device_is_kept_and_has_the_weights_of_now() -> None:
+    module, copies = Mixed(), Copies()
+    made = elsewhere(copies, module)
+    assert made is not module
+    for write in (
+        lambda: module.small.data.add_(1),
+        lambda: np.copyto(module.turned.detach().numpy(), 7),
+        lambda: module.count.add_(4),
+        lambda: module.load_state_dict(
+            {n: t + 1 if t.is_floating_point() else t for n, t in Mixed().state_dict().items()}
+        ),
+    ):
+        write()
+        assert elsewhere(copies, module) is made
+        assert all(torch.equal(made.state_dict()[name], value) for name, value in module.state_dict().items())
+    assert made.back.weight is made.words.weight
+    assert not made.training
+    assert module.training
+
+
+def test_a_copy_is_made_anew_when_the_module_is_another() -> None:
+    module, copies = nn.Sequential(nn.Linear(3, 4), nn.LeakyReLU(0.1), nn.Linear(4, 1)), Copies()
+    x = torch.randn(5, 3)
+    for change in (
+        lambda: setattr(module[1], "negative_slope", 0.9),
+        lambda: module.append(nn.Linear(1, 1)),
+        lambda: module[0].register_forward_hook(lambda layer, given, out: out * 2),
+    ):
+        before = elsewhere(copies, module)
+        change()
+        assert elsewhere(copies, module) is not before
+        assert torch.equal(elsewhere(copies, module)(x), module(x))
+    module[0] = nn.Linear(3, 4)  # another one, but the same in all but its weights
+    assert torch.equal(elsewhere(copies, module)(x), module(x))
+
+
+def test_a_copy_holds_no_gradients_and_is_not_pickled() -> None:
+    module, copies = nn.Linear(3, 1), Copies()
+    module(torch.ones(2, 3)).sum().backward()
+    made = elsewhere(copies, module)
+    assert [p.grad for p in made.parameters()] == [None, None]
+    assert module.weight.grad is not None
+    assert len(pickle.dumps(copies)) < 200
+    model = regression()
+    copy.deepcopy(model)
+    pickle.loads(cloudpickle.dumps(model))
+
+
+@pytest.mark.gpu
+def test_predict_on_a_gpu_keeps_one_copy_there() -> None:
+    if not torch.cuda.is_available():
+        pytest.skip("there is no GPU")
+    model = regression()
+    first = model.predict(frame(), device="cuda")
+    used = torch.cuda.memory_allocated()
+    model.module[2].bias.data.add_(1)
+    np.testing.assert_allclose(model.predict(frame(), device="cuda"), first + 1, rtol=1e-4)
+    assert torch.cuda.memory_allocated() == used
+    assert next(model.module.parameters()).device.type == "cpu"

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import copy
 import json
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from tritium.errors import BadSetting, UntrustedModel
 from tritium.model import files
+from tritium.model.copies import Copies
 from tritium.model.signature import Signature
 
 if TYPE_CHECKING:
@@ -40,6 +40,7 @@ class Model:
         self.signature = signature
         self.history = [dict(epoch) for epoch in history]
         self.origin = importable(origin)
+        self._copies = Copies()
 
     def __repr__(self) -> str:
         inputs = ", ".join(i.name for i in self.signature.inputs)
@@ -54,7 +55,8 @@ class Model:
         One output gives an array: float64 `[rows]` for one number a row, else `[rows, *shape]`.
         Classification gives a dict of `prediction` (the class index, float64 `[rows]`) and `probability`
         (float64 `[rows, classes]`), several outputs a dict by their names. `device=None` is where the module
-        is.
+        is. For another device one copy of the module is kept there, as long as this model lives; each call uses the
+        weights that the module has then.
 
         Raises SignatureMismatch with every difference, and BadRow for a null or a NaN.
         """
@@ -64,7 +66,7 @@ class Model:
         check_batch_size(batch_size)
         where = pick_device(device, self.module)
         moves = device is not None and where != pick_device(None, self.module)
-        module = copy.deepcopy(self.module).to(where) if moves else self.module
+        module = self._copies.on(where, self.module) if moves else self.module
         inputs = arrays(self.signature, data)
         with evaluating(module):
             found = score(module, self.signature, inputs, batch_size=batch_size, device=where)

@@ -84,14 +84,14 @@ def _refuse_taken(names: Sequence[str], there: Sequence[str]) -> None:
 
 
 def _parts(model: Model, spark: Any) -> tuple[dict[str, Any], Any]:
-    """What the workers rebuild the module from, and how its weights travel; they are sent once a session."""
+    """What the workers rebuild the module from, and how its weights travel; they are sent when they have changed."""
     tensors = Tensors.of(model.module)
-    version = (weights.session_of(spark), tensors.version())
+    now = (weights.session_of(spark), tensors.checksums())
     known, name, sent = _sent.get(model, (None, "", None))
-    if known != version or tensors.version() is None:
+    if known != now:
         name = tensors.digest()
         sent = weights.send(spark, name, tensors)
-        _sent[model] = (version, name, sent)
+        _sent[model] = (now, name, sent)
     code = by_value(model.module, tensors.named)
     signature = json.dumps(model.signature.to_json())
     content = hashlib.sha256(b"".join([name.encode(), code, signature.encode()])).hexdigest()[:32]

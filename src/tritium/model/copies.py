@@ -1,0 +1,57 @@
+"""A module's copies on other devices, kept from call to call (any process)."""
+
+from __future__ import annotations
+
+import copy
+import threading
+from typing import TYPE_CHECKING, Any
+
+from tritium.model.module import by_value
+
+if TYPE_CHECKING:
+    import torch
+
+
+class Copies:
+    """One copy of a module for each device that it was applied on, its weights brought up to date for each call.
+
+    Weights are written over, and not compared first: to read 500 MB for a comparison takes longer than to send them
+    to a GPU. A copy is made anew when anything else of the module has changed: a layer, an attribute, a hook.
+    """
+
+    def __init__(self) -> None:
+        self._held: dict[str, tuple[Any, torch.nn.Module]] = {}
+        self._lock = threading.Lock()
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Copies:
+        return Copies()
+
+    def __reduce__(self) -> tuple[type[Copies], tuple[()]]:
+        return Copies, ()  # a pickled model goes without its copies
+
+    def on(self, device: torch.device, module: torch.nn.Module) -> torch.nn.Module:
+        """The copy of `module` on `device`, in eval mode, with the weights that `module` has now."""
+        import torch
+
+        tensors = _tensors(module)
+        form = (
+            [(name, tensor.shape, tensor.dtype, tensor.layout) for name, tensor in tensors.items()],
+            by_value(module, tensors),
+        )
+        with self._lock:
+            known, made = self._held.get(str(device), (None, None))
+            if made is None or known != form:
+                made = copy.deepcopy(module).eval().requires_grad_(False)
+                made.zero_grad(set_to_none=True)  # a GPU need not hold the gradients
+                made = made.to(device)
+                self._held[str(device)] = (form, made)
+                return made
+            with torch.no_grad():
+                for there, here in zip(_tensors(made).values(), tensors.values(), strict=True):
+                    there.copy_(here)
+            return made
+
+
+def _tensors(module: torch.nn.Module) -> dict[str, torch.Tensor]:
+    """Every parameter and buffer by name, each once, those too that are not saved."""
+    return {**dict(module.named_parameters()), **dict(module.named_buffers())}

@@ -23,7 +23,7 @@ TritiumError
 ├── StoreFailed             a file that a rank stores in the run directory could not be written
 ├── ModelError              a saved model can't be read
 │   ├── SignatureMismatch   a DataFrame does not fit the model; every difference is listed
-│   └── UntrustedModel      the model holds code by value and was not trusted
+│   └── UntrustedModel      the model is made by code that the caller did not name as trusted
 ├── TooLarge                a value is too large for the control connection (world.gather, world.log)
 └── WireError               a control connection broke, or a stranger was refused
 """
@@ -166,7 +166,7 @@ class SignatureMismatch(ModelError, ValueError):
 
 
 class UntrustedModel(ModelError):
-    """The model holds code by value, and the caller did not say that it may run."""
+    """The model is made by code that the caller did not say may run. Facts: `path`, and `origin` where it names one."""
 
 
 class TooLarge(TritiumError, ValueError):

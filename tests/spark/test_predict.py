@@ -20,6 +20,7 @@ from pyspark.ml.linalg import Vectors
 from pyspark.sql import functions as F
 from torch import nn
 
+import clusters
 import tritium as tr
 from tritium.errors import BadSetting, SignatureMismatch, UntrustedModel
 from tritium.ml.model import TorchModel
@@ -370,3 +371,22 @@ def test_saving_twice_and_reading_it_without_spark_ml(spark: Any, tmp_path: Path
     alone = tr.load(path + "/model", trusted=True)
     assert (alone.predict(frame) == model.model.predict(frame)).all()
     assert (again.model.predict(frame) == model.model.predict(frame)).all()
+
+
+def test_sparks_loaders_take_the_names_that_are_trusted(spark: Any, tmp_path: Path) -> None:
+    signature = Signature((FEATURES,), (Output("y", shape=(3,)),))
+    known = TorchModel(tr.Model(nn.Identity(), signature, origin=nn.Identity))
+    known.save(str(tmp_path / "known"))
+    assert TorchModel.load(str(tmp_path / "known")).model.origin == "torch.nn.modules.linear:Identity"
+    ours = TorchModel(tr.Model(nn.Identity(), signature, origin="clusters:Net"))
+    path = str(tmp_path / "ours")
+    PipelineModel([ours]).save(path)
+    with pytest.raises(UntrustedModel, match=r"spark.tritium.trustModels', 'clusters:Net'"):
+        PipelineModel.load(path)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(clusters, "Net", nn.Identity, raising=False)
+        spark.conf.set("spark.tritium.trustModels", "ours.nets, clusters:Net")
+        try:
+            assert PipelineModel.load(path).stages[0].model.origin == "clusters:Net"
+        finally:
+            spark.conf.unset("spark.tritium.trustModels")

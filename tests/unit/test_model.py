@@ -338,20 +338,20 @@ def test_saved_by_import_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     model.save(path)
     assert "module.pkl" not in os.listdir(path)
     assert json.loads(Path(path, "manifest.json").read_text())["module"] == {"import": "my_own_nets:make"}
-    loaded = tr.load(path)
+    loaded = tr.load(path, trusted="my_own_nets:make")
     assert loaded.origin == "my_own_nets:make"
     assert (loaded.predict(frame()) == model.predict(frame())).all()
 
     monkeypatch.setattr(my_own_nets, "make", my_own_nets.Net)
     with pytest.raises(ModelError, match=r"weights don't fit what 'my_own_nets:make' makes now"):
-        tr.load(path)
+        tr.load(path, trusted="my_own_nets:make")
     monkeypatch.setattr(my_own_nets, "make", os.getcwd)
     with pytest.raises(ModelError, match=r"no Python function"):
-        tr.load(path)
+        tr.load(path, trusted="my_own_nets:make")
     monkeypatch.delitem(sys.modules, "my_own_nets")
     (tmp_path / "my_own_nets.py").unlink()
     with pytest.raises(ModelError, match=r"can't be imported here.*PYTHONPATH"):
-        tr.load(path)
+        tr.load(path, trusted="my_own_nets:make")
 
 
 def test_what_can_not_be_imported_goes_by_value(tmp_path: Path) -> None:

@@ -14,7 +14,6 @@ from pyspark.ml.param.shared import HasOutputCols
 from pyspark.ml.util import DefaultParamsReader, DefaultParamsWriter, MLReadable, MLReader, MLWritable, MLWriter
 
 from tritium.errors import BadSetting, ModelError
-from tritium.ml.params import trusted
 from tritium.model.model import Model, load
 from tritium.model.signature import Signature
 from tritium.predict.spark import output_names, score
@@ -133,13 +132,14 @@ class TorchModelWriter(MLWriter):
 
 
 class TorchModelReader(MLReader["TorchModel"]):
-    """Reads what TorchModelWriter wrote. Code by value runs only with `spark.tritium.trustModels=true`."""
+    """Reads what TorchModelWriter wrote. `spark.tritium.trustModels` says what that may run, as `trusted` of `tr.load`:
+    `true`, or the functions and packages by name, separated by commas."""
 
     def load(self, path: str) -> TorchModel:
         """The TorchModel at `path`."""
         spark = self.sparkSession
         metadata = DefaultParamsReader.loadMetadata(path, spark)
-        trust = trusted(spark)
+        trust = str(spark.conf.get("spark.tritium.trustModels", "false"))
         if is_connect(spark):
             model = load(os.path.join(path, _FOLDER), trusted=trust)
         else:

@@ -22,8 +22,8 @@ class Model:
     """A PyTorch module, what it takes and gives, and how its training went.
 
     `history` is one dict per epoch. `origin` is the function or class without arguments that makes such a
-    module, or its "package.module:name": a saved model then names it. Without one that can be imported, the
-    module is saved by value, and loading it runs code from the file.
+    module, or its "package.module:name": a saved model then names it, and whoever loads it says that this may run
+    (`load`). Without one that can be imported, the module is saved by value, and loading it runs code from the file.
     """
 
     def __init__(
@@ -93,20 +93,27 @@ class Model:
         files.save(path, contents, facts, overwrite=overwrite)
 
 
-def load(path: str, trusted: bool = False) -> Model:
+def load(path: str, trusted: bool | str | Sequence[str] = False) -> Model:
     """The model that was saved at `path`, by `Model.save` or by `TorchModel.save`.
 
-    Every file is checked against its SHA-256 first. A model that names an import path runs that function, from this
-    machine's own packages. A model that holds its code by value runs whatever the file says: that needs `trusted=True`,
-    and raises UntrustedModel without.
+    Every file is checked against its SHA-256 first. A model is made by code: by the function or class that it names,
+    or by code within it. Without `trusted` only the modules of torch.nn are made. `trusted="package.module:make_net"`
+    (or several of those) also allows this function or class to be imported and called, `trusted="package"` every
+    module class in the package and every function there whose annotation says that it returns one. Unless your
+    program has imported them, they are not taken from the current directory. `trusted=True` runs whatever the files
+    say, which a model by value needs.
+
+    Raises UntrustedModel with what to do, and ModelError for a model that is damaged or does not fit its code.
     """
     from tritium.model.module import rebuild, restore
+    from tritium.model.trust import Trust, factory
     from tritium.model.weights import read
 
+    trust = Trust.of(trusted)
     path = files.located(str(path))
     manifest = files.read_manifest(path)
     origin = manifest["module"].get("import")
-    if origin is None and not trusted:
+    if origin is None and not trust.everything:
         raise UntrustedModel(
             f"The model at {path!r} holds its code by value: loading it runs code from that file, with your rights, "
             "on this machine and on every executor that scores with it. If you know who made it and that nobody "
@@ -114,11 +121,12 @@ def load(path: str, trusted: bool = False) -> Model:
             "loaders.",
             path=path,
         )
+    make = None if origin is None else factory(origin, trust, path)
     signature = Signature.from_json(json.loads(bytes(files.read(path, _SIGNATURE, manifest))))
     history = json.loads(bytes(files.read(path, _HISTORY, manifest)))
     tensors = read(files.read(path, _WEIGHTS, manifest))
-    if origin is not None:
-        module = rebuild(origin, tensors)
+    if make is not None:
+        module = rebuild(origin, make, tensors)
     else:
         module = restore(bytes(files.read(path, _CODE, manifest)), tensors, manifest["trainable"])
     module.eval()

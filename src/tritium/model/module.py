@@ -6,7 +6,7 @@ import importlib
 import inspect
 import io
 import pickle
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 import cloudpickle
@@ -89,25 +89,15 @@ def importable(origin: Any) -> str | None:
     return f"{home}:{name}" if found is origin else None
 
 
-def rebuild(origin: str, tensors: Mapping[str, torch.Tensor]) -> torch.nn.Module:
-    """Import `origin`, call it, and put these tensors in the place of the weights that it made."""
+def rebuild(origin: str, make: Callable[[], Any], tensors: Mapping[str, torch.Tensor]) -> torch.nn.Module:
+    """Call `make`, which `origin` names, and put these tensors in the place of the weights that it made."""
     import torch
 
-    home, _, name = origin.partition(":")
     try:
-        made: Any = importlib.import_module(home)
-        for part in name.split("."):
-            made = getattr(made, part)
-    except (ImportError, AttributeError) as error:
-        raise ModelError(
-            f"The model is made by {origin!r}, which can't be imported here: {error}. Put its package on the path "
-            "(PYTHONPATH, or install it), or save the model by value: tr.Model(module, signature, origin=None)."
-        ) from error
-    if not (inspect.isfunction(made) or (inspect.isclass(made) and issubclass(made, torch.nn.Module))):
-        raise ModelError(
-            f"The model names {origin!r} as its origin, which is no Python function and no torch.nn.Module."
-        )
-    module = made()
+        module = make()
+    except Exception as error:
+        what = "can't be called without arguments" if isinstance(error, TypeError) else "raised when it was called"
+        raise ModelError(f"The model is made by {origin!r}, which {what}: {type(error).__name__}: {error}.") from error
     if not isinstance(module, torch.nn.Module):
         raise ModelError(f"{origin!r} gave a {type(module).__name__}, no torch.nn.Module.")
     try:

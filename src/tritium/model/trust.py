@@ -1,0 +1,145 @@
+"""Which function or class a saved model may name as its maker, and how that is found (any process)."""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import os
+import sys
+import typing
+from collections.abc import Sequence
+from dataclasses import dataclass
+from importlib.machinery import PathFinder
+from typing import Any
+
+from tritium.errors import BadSetting, ModelError, UntrustedModel
+
+ALWAYS = ("torch.nn",)  # its modules are made without a word: they come with torch, which has been imported already
+
+
+@dataclass(frozen=True)
+class Trust:
+    """What loading may run: everything, or what is named."""
+
+    everything: bool
+    names: tuple[str, ...]
+
+    @classmethod
+    def of(cls, value: Any) -> Trust:
+        """True, False, or names: "package.module:make_net" for one function or class, "package" or "package.module"
+        for the modules in it. A string may hold several, separated by commas, or "true" or "false".
+        """
+        if isinstance(value, bool):
+            return cls(value, ())
+        if isinstance(value, str):
+            if value.strip().lower() in ("true", "false", ""):
+                return cls(value.strip().lower() == "true", ())
+            value = [name.strip() for name in value.split(",")]
+        if isinstance(value, Sequence) and all(isinstance(n, str) and _is_name(n) for n in value):
+            return cls(False, tuple(value))
+        raise BadSetting(
+            f"trusted={value!r} should be True, False, or what the model may be made by: "
+            "'package.module:make_net', or 'package.module' for every module class in it."
+        )
+
+    def of_module(self, name: str) -> bool:
+        """Whether the modules of this package or module are trusted as a whole."""
+        return any(name == known or name.startswith(f"{known}.") for known in (*ALWAYS, *self.names))
+
+
+def _is_name(text: str) -> bool:
+    home, colon, name = text.partition(":")
+    return all(part.isidentifier() for part in [*home.split("."), *(name.split(".") if colon else [])])
+
+
+def factory(origin: Any, trust: Trust, path: str) -> Any:
+    """The function or class that the model at `path` names as its origin, imported, not called.
+
+    Raises UntrustedModel, as a rule before anything is imported, for what `trust` does not cover.
+    """
+    if not isinstance(origin, str) or ":" not in origin or not _is_name(origin):
+        raise ModelError(f"manifest.json of the model at {path!r} names {origin!r}, which is no 'package.module:name'.")
+    home, _, name = origin.partition(":")
+    exact = trust.everything or origin in trust.names
+    if not exact and not trust.of_module(home):
+        raise _untrusted(origin, path, "which nobody has named as trusted")
+    try:
+        made = _found(origin, name, _imported(origin, home, path, anywhere=trust.everything), path, exact)
+    except (ImportError, AttributeError) as error:
+        raise ModelError(
+            f"The model is made by {origin!r}, which can't be imported here: {error}. Put its package on the path "
+            "(PYTHONPATH, or install it), or save the model by value: tr.Model(module, signature, origin=None)."
+        ) from error
+    if not exact and not (_makes_modules(made) and trust.of_module(made.__module__)):
+        raise _untrusted(origin, path, "which is no torch.nn.Module and no function declared to return one")
+    if not (inspect.isfunction(made) or _is_module_class(made)):
+        raise ModelError(
+            f"The model names {origin!r} as its origin, which is no Python function and no torch.nn.Module."
+        )
+    return made
+
+
+def _found(origin: str, name: str, place: Any, path: str, exact: bool) -> Any:
+    """The attribute of that name; below a module only through classes, else every module would lead to `os`."""
+    for depth, part in enumerate(name.split(".")):
+        if depth and inspect.ismodule(place) and not exact:
+            raise _untrusted(origin, path, f"which leads through the module {place.__name__!r}")
+        place = getattr(place, part)
+    return place
+
+
+def _imported(origin: str, home: str, path: str, *, anywhere: bool) -> Any:
+    """The module `home`. Unless `anywhere`, nothing is imported that lies in the current directory: a model is often
+    loaded where it was downloaded to, and Python looks there first."""
+    parts = home.split(".")
+    for depth in range(len(parts)):
+        name = ".".join(parts[: depth + 1])
+        if not anywhere and name not in sys.modules and _lies_here(name, parts[:depth]):
+            raise _untrusted(
+                origin,
+                path,
+                f"and {name!r} lies in the current directory, {os.getcwd()!r}, which is not searched. If it is your "
+                f"own, import it in your program first (import {name})",
+            )
+        importlib.import_module(name)
+    return sys.modules[home]
+
+
+def _lies_here(name: str, above: Sequence[str]) -> bool:
+    """Whether the current directory holds something that `import name` may take."""
+    parent = sys.modules[".".join(above)] if above else None
+    if parent is not None and getattr(parent, "__file__", None) is not None:
+        return False  # a package that has been imported: what is in its folder belongs to it
+    try:
+        here = os.path.realpath(os.path.join(os.getcwd(), *above))
+    except FileNotFoundError:  # the directory is gone, and with it what was in it
+        return False
+    entries = sys.path if parent is None else parent.__path__
+    searched = any(os.path.realpath(entry or os.curdir) == here for entry in entries)
+    return searched and PathFinder.find_spec(name, [here]) is not None
+
+
+def _makes_modules(made: Any) -> bool:
+    """Whether it is a class of modules, or a function whose annotation says that it returns one."""
+    if not inspect.isfunction(made):
+        return _is_module_class(made)
+    try:
+        return _is_module_class(typing.get_type_hints(made).get("return"))
+    except Exception:  # noqa: BLE001 - an annotation that can't be evaluated says nothing
+        return False
+
+
+def _is_module_class(value: Any) -> bool:
+    import torch
+
+    return inspect.isclass(value) and issubclass(value, torch.nn.Module)
+
+
+def _untrusted(origin: str, path: str, why: str) -> UntrustedModel:
+    return UntrustedModel(
+        f"The model at {path!r} is made by {origin!r}, {why}. Loading it would import that and call it, with your "
+        f"rights. If you know that code, name it: tr.load(path, trusted={origin!r}), or for Spark ML's loaders "
+        f"spark.conf.set('spark.tritium.trustModels', {origin!r}).",
+        path=path,
+        origin=origin,
+    )

@@ -10,6 +10,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pandas as pd
+import pyarrow as pa
 import pytest
 import torch
 from pyspark.errors import PythonException
@@ -22,7 +24,7 @@ from torch import nn
 
 import clusters
 import tritium as tr
-from tritium.errors import BadSetting, SignatureMismatch, UntrustedModel
+from tritium.errors import BadData, BadRow, BadSetting, SignatureMismatch, UntrustedModel
 from tritium.ml.model import TorchModel
 from tritium.model.signature import Input, Output, Signature
 from tritium.model.weights import Tensors
@@ -218,8 +220,33 @@ def test_every_difference_before_the_job_starts(spark: Any) -> None:
 @pytest.mark.parametrize(("value", "what"), [("NULL", "null"), ("float('nan')", "NaN")])
 def test_a_null_or_nan_names_the_column(spark: Any, value: str, what: str) -> None:
     df = table(spark).withColumn("b", F.expr(f"IF(id = 7, {value}, b)"))
-    with pytest.raises(PythonException, match=f"BadRow: column 'b' is {what} in row 7 of partition 0"):
+    with pytest.raises(PythonException, match=f"BadRow: column 'b' is {what} in row 7 of partition 0") as caught:
         regression().transform(df.coalesce(1)).collect()
+    assert str(caught.value).splitlines()[-1].startswith(f"tritium.errors.BadRow: column 'b' is {what} in row 7")
+
+
+OUTPUTS = {
+    "one": (nn.Linear(3, 1), Signature((FEATURES,), (Output("y", shape=(1,)),)), None),
+    "array": (nn.Linear(3, 2), Signature((FEATURES,), (Output("y", shape=(2,)),)), ["z"]),
+    "classes": (nn.Linear(3, 2), Signature((FEATURES,), (Output("y", shape=(2,)),), "classification"), None),
+    "class": (nn.Linear(3, 1), Signature((FEATURES,), (Output("y", shape=(1,)),), "classification"), ["kind"]),
+}
+
+
+@pytest.mark.parametrize("kind", OUTPUTS)
+def test_a_pandas_frame_gets_the_columns_that_a_spark_one_gets(spark: Any, kind: str) -> None:
+    module, signature, names = OUTPUTS[kind]
+    model = TorchModel(tr.Model(module, signature), output_cols=names)
+    frame = table(spark, 20).coalesce(1).toPandas()
+    expected = model.transform(spark.createDataFrame(frame).coalesce(1)).toPandas()
+    found = model.transform(frame)
+    assert list(found.columns) == list(expected.columns)
+    assert "prediction" not in frame.columns
+    for name in found.columns[len(frame.columns) :]:
+        assert type(found[name][0]) is type(expected[name][0])
+        np.testing.assert_allclose(
+            np.stack(found[name].to_numpy()), np.stack(expected[name].to_numpy()), rtol=1e-4, atol=1e-6
+        )
 
 
 def test_rows_of_another_length(spark: Any) -> None:
@@ -315,6 +342,32 @@ def test_sparks_evaluators_read_it(spark: Any) -> None:
     assert 0 <= MulticlassClassificationEvaluator(labelCol="label").evaluate(classes) <= 1
     assert MulticlassClassificationEvaluator(labelCol="label", metricName="logLoss").evaluate(classes) > 0
     assert 0 <= BinaryClassificationEvaluator(labelCol="label", rawPredictionCol="probability").evaluate(classes) <= 1
+
+
+# --- pandas, without Spark
+
+
+class Both(nn.Module):
+    def forward(self, x: torch.Tensor) -> Any:
+        return x.sum(1), x
+
+
+def test_a_pandas_frame_needs_no_session() -> None:
+    frame = pd.DataFrame({"a": [1.0, 2.0], "b": [0.0, 1.0], "c": [3, 4]}, index=[7, 9])
+    signature = Signature((FEATURES,), (Output("s"), Output("x", shape=(3,))))
+    model = TorchModel(tr.Model(Both(), signature))
+    found = model.transform(frame)
+    assert found.prediction[9]["s"] == 7.0
+    assert found.prediction[9]["x"].tolist() == [2, 1, 4]
+    assert list(model.copy().setOutputCols(["p", "q"]).transform(frame).p) == [4.0, 7.0]
+    with pytest.raises(BadRow, match=r"column 'b' is NaN in row 1"):
+        model.transform(frame.assign(b=[0.0, None]))
+    with pytest.raises(BadSetting, match=r"has a column 'prediction' already"):
+        model.transform(frame.assign(prediction=1))
+    with pytest.raises(SignatureMismatch, match=r"missing column 'b'"):
+        model.transform(frame.drop(columns="b"))
+    with pytest.raises(BadData, match=r"got a pyarrow.lib.Table.*model.model.predict"):
+        model.transform(pa.Table.from_pandas(frame))
 
 
 # --- as a Spark ML model

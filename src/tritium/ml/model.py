@@ -16,18 +16,18 @@ from pyspark.ml.util import DefaultParamsReader, DefaultParamsWriter, MLReadable
 from tritium.errors import BadSetting, ModelError
 from tritium.model.model import Model, load
 from tritium.model.signature import Signature
+from tritium.predict.local import is_spark, score_pandas
 from tritium.predict.spark import output_names, score
 from tritium.predict.weights import is_connect
 
 if TYPE_CHECKING:
     import torch
-    from pyspark.sql import DataFrame
 
 _FOLDER = "model"
 
 
 class TorchModel(SparkModel, HasOutputCols, MLReadable["TorchModel"], MLWritable):
-    """A model that adds its predictions to a DataFrame.
+    """A model that adds its predictions to a DataFrame: Spark's, batch or streaming, or one of pandas.
 
     One number a row is a column `prediction` (double). A classification is `prediction` (the class index, double) and
     `probability` (an ml vector). Anything else is an array, several outputs a struct, in `prediction`.
@@ -86,9 +86,11 @@ class TorchModel(SparkModel, HasOutputCols, MLReadable["TorchModel"], MLWritable
         """The PyTorch module itself, no copy."""
         return self.model.module
 
-    def _transform(self, dataset: DataFrame) -> DataFrame:
+    def _transform(self, dataset: Any) -> Any:
+        """Of a pandas DataFrame, a copy with the predictions, without Spark; of Spark's, a DataFrame that is lazy."""
         names = self.getOutputCols() if self.isDefined(self.outputCols) else None
-        return score(
+        apply: Any = score if is_spark(dataset) else score_pandas
+        return apply(
             self.model,
             dataset,
             output_cols=names,

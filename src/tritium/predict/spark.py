@@ -50,7 +50,7 @@ def score(
     check_batch_size(batch_size)
     check_device(device)
     names = output_names(model.signature, output_cols)
-    _refuse_taken(names, df.columns)
+    refuse_taken(names, df.columns)
     refuse_hanging(df)
     schema = df.schema
     planned = fields(model.signature, schema)
@@ -74,7 +74,8 @@ def output_names(signature: Signature, asked: Sequence[str] | None) -> list[str]
     return list(asked)
 
 
-def _refuse_taken(names: Sequence[str], there: Sequence[str]) -> None:
+def refuse_taken(names: Sequence[str], there: Sequence[str]) -> None:
+    """BadSetting when the data has a column of one of these names already."""
     taken = sorted({n.lower() for n in names} & {n.lower() for n in there})
     if taken:
         raise BadSetting(

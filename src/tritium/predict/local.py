@@ -1,0 +1,61 @@
+"""`score_pandas`: a model's predictions as columns of a pandas DataFrame, without a Spark job (driver)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from tritium.errors import BadData
+from tritium.model.model import Model
+from tritium.predict.spark import output_names, refuse_taken
+
+
+def is_spark(data: Any) -> bool:
+    """Whether it is a DataFrame of Spark, classic or Connect."""
+    return hasattr(data, "sparkSession") and hasattr(data, "schema")
+
+
+def score_pandas(
+    model: Model, frame: Any, *, output_cols: Sequence[str] | None = None, batch_size: int = 1024, device: str = "cpu"
+) -> Any:
+    """A copy of the pandas DataFrame `frame` with the columns that `score` adds, as `toPandas` would give them.
+
+    A classification's probabilities are ml vectors, other arrays are NumPy arrays, and several outputs under one name
+    are dicts. Raises BadData for what is no DataFrame, and what `Model.predict` raises.
+    """
+    names = output_names(model.signature, output_cols)
+    kind = type(frame)
+    if kind.__module__.partition(".")[0] != "pandas" or kind.__name__ != "DataFrame":
+        raise BadData(
+            f"transform takes a Spark or a pandas DataFrame, and got a {kind.__module__}.{kind.__qualname__}. For "
+            "Arrow tables, NumPy arrays and tensors there is model.model.predict(data); a pandas-on-Spark frame gives "
+            "its Spark DataFrame by to_spark()."
+        )
+    refuse_taken(names, [str(name) for name in frame.columns])
+    found = model.predict(frame, batch_size=batch_size, device=device)
+    added = frame.copy(deep=False)
+    for name, values in zip(names, _columns(model, found, len(names)), strict=True):
+        added[name] = values
+    return added
+
+
+def _columns(model: Model, found: Any, count: int) -> list[Any]:
+    """The values of the new columns, in the order of their names."""
+    if not isinstance(found, dict):
+        return [_rows(found)]
+    if model.signature.task == "classification":
+        from pyspark.ml.linalg import Vectors
+
+        return [found["prediction"], [Vectors.dense(row) for row in found["probability"]]][:count]
+    parts = [_rows(found[output.name]) for output in model.signature.outputs]
+    if count == len(parts):
+        return parts
+    names = [output.name for output in model.signature.outputs]
+    return [[dict(zip(names, row, strict=True)) for row in zip(*parts, strict=True)]]
+
+
+def _rows(values: np.ndarray[Any, Any]) -> Any:
+    """One value a row: a number, or an array in an object column."""
+    return values if values.ndim == 1 else list(values)

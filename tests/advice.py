@@ -1,0 +1,283 @@
+"""What the messages and the pages tell a user to write, and whether there is such a thing."""
+
+from __future__ import annotations
+
+import ast
+import builtins
+import dataclasses
+import importlib
+import inspect
+import os
+import re
+import sys
+from collections.abc import Callable, Iterator
+from functools import cache, cached_property
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[1]
+SOURCE = ROOT / "src" / "tritium"
+PAGES = (ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted(ROOT.glob("docs/*.md")))
+HOLE = "…"  # what stands in a text for a value that is only known when it is said
+
+# --- the texts
+
+
+@cache
+def messages() -> tuple[tuple[str, str], ...]:
+    """(file:line, text) of every text with a space in the package but docstrings: messages, meanings of settings."""
+    return tuple(
+        (f"{file.relative_to(SOURCE)}:{line}", text)
+        for file in sorted(SOURCE.rglob("*.py"))
+        for line, text in _texts(ast.parse(file.read_text()))
+        if " " in text
+    )
+
+
+def _texts(tree: ast.AST) -> Iterator[tuple[int, str]]:
+    silent = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr)}  # docstrings
+    for node in ast.walk(tree):
+        if isinstance(node, ast.JoinedStr):
+            parts = [part.value if isinstance(part, ast.Constant) else HOLE for part in node.values]
+            silent |= {id(part) for part in node.values}
+            yield node.lineno, "".join(map(str, parts))
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in silent:
+            yield node.lineno, node.value
+
+
+@cache
+def in_pages() -> tuple[tuple[str, str], ...]:
+    """(page:line, text) of everything in backticks in the pages' own text."""
+    found = []
+    for page in PAGES:
+        prose = re.sub(r"^ *```.*?^ *```", lambda m: re.sub(r"[^\n]", "", m[0]), page.read_text(), flags=re.M | re.S)
+        for match in re.finditer(r"`([^`\n]+)`", prose):
+            line = prose[: match.start()].count("\n") + 1
+            found.append((f"{page.relative_to(ROOT)}:{line}", match[1]))
+    return tuple(found)
+
+
+def blocks(page: Path, *languages: str) -> Iterator[tuple[int, str]]:
+    """(line, code) of the page's blocks in one of these languages."""
+    text = page.read_text()
+    for match in re.finditer(r"^( *)```(\w*)\n(.*?)^ *```", text, re.M | re.S):
+        if match[2] in languages:
+            indent = len(match[1])
+            yield text[: match.start()].count("\n") + 1, "".join(x[indent:] for x in match[3].splitlines(True))
+
+
+# --- the fragments
+
+KINDS: dict[str, str] = {
+    "setting": r"(?<![\w.{-])([a-z_]\w*)=(?![=\s]|$)",
+    "name": r"(?<![\w./`-])((?:tr|tritium|world|model|estimator|torch|df|F|error)(?:\.[A-Za-z_]\w*)+)",
+    "spark": r"(?<![\w./-])(spark(?:\.[A-Za-z]\w*)+)",
+    "call": r"(?<![\w.])([A-Za-z_][\w.]*)\((?!s\))",
+    "method": r"(?<=[)\]])\.([A-Za-z_]\w*)\(",
+    "env": r"(?<![\w.])([A-Z][A-Z0-9]*_[A-Z0-9_]*[A-Z0-9])(?![\w(])",
+    "extra": r"(?:\btritium|[\s\"']\.)\[([\w,]+)\]",
+    "command": r"(?:`|^)tritium ([a-z]\w*)",
+    "target": r"(?:`|^)make ((?:[a-z]+ ?)+)",
+}
+
+
+@cache
+def fragments(texts: tuple[tuple[str, str], ...]) -> dict[str, dict[str, list[str]]]:
+    """kind → fragment → where it is said."""
+    found: dict[str, dict[str, list[str]]] = {kind: {} for kind in KINDS}
+    for where, text in texts:
+        for kind, pattern in KINDS.items():
+            for fragment in re.findall(pattern, text):
+                found[kind].setdefault(fragment.strip(), []).append(where)
+    return found
+
+
+# --- whether there is such a thing
+
+
+@cache
+def settings() -> frozenset[str]:
+    """Every field of the dataclasses of settings, and every parameter of what is public."""
+    import tritium as tr
+
+    classes = [tr.Gang, tr.Data, tr.ml.TorchSettings, tr.ml.EarlyStopping]
+    found = {field.name for cls in classes for field in dataclasses.fields(cls)}
+    for owner in public():
+        members = [owner]
+        if inspect.isclass(owner):
+            members += [m for name, m in inspect.getmembers(owner) if callable(m) and not name.startswith("_")]
+        for member in members:
+            found |= parameters(member)
+    return frozenset(found)
+
+
+@cache
+def public() -> tuple[Any, ...]:
+    """What a user holds: the front door, and the classes of what it gives."""
+    import tritium as tr
+    from tritium.data.shard import Shard
+    from tritium.gang.checkpoints import Checkpoints
+    from tritium.model.checkpoint import Store
+    from tritium.model.signature import Input, Output, Signature
+
+    front = [getattr(tr, name) for name in tr.__all__ if name not in ("errors", "ml")]
+    return (*front, *(getattr(tr.ml, n) for n in tr.ml.__all__), Shard, Checkpoints, Store, Input, Output, Signature)
+
+
+def parameters(function: Any) -> set[str]:
+    try:
+        return set(inspect.signature(function).parameters)
+    except (TypeError, ValueError):
+        return set()
+
+
+def exists(dotted: str, roots: Callable[[str], list[Any]]) -> bool:
+    """Whether one of the things that the first name may be has these attributes, one below the other."""
+    first, *rest = dotted.split(".")
+    return any(_leads(root, rest) for root in roots(first))
+
+
+def _leads(value: Any, names: list[str]) -> bool:
+    for name in names:
+        value = _returned(value)
+        if value is Any:
+            return True
+        if inspect.isclass(value) and name in _instance_fields(value):
+            value = Any  # set in __init__: what it is has no class to ask
+            continue
+        try:
+            value = inspect.getattr_static(value, name) if inspect.isclass(value) else getattr(value, name)
+        except AttributeError:
+            try:
+                value = importlib.import_module(f"{value.__name__}.{name}")
+            except (ImportError, AttributeError):
+                return False
+    return True
+
+
+def _returned(value: Any) -> Any:
+    """Of a property the class of its value, Any where its annotation names none; of anything else itself."""
+    if not isinstance(value, property | cached_property):
+        return value
+    function = value.fget if isinstance(value, property) else value.func
+    assert function is not None
+    returned = inspect.signature(function).return_annotation
+    if inspect.isclass(returned):
+        return returned
+    named = [owner for owner in public() if getattr(owner, "__name__", None) == returned]
+    return named[0] if named else function.__globals__.get(returned, Any)
+
+
+@cache
+def _instance_fields(cls: type) -> frozenset[str]:
+    found = {field.name for field in dataclasses.fields(cls)} if dataclasses.is_dataclass(cls) else set()
+    for base in cls.__mro__[:-1]:
+        found |= set(vars(base).get("__annotations__", {}))
+        if base.__module__.startswith("tritium"):
+            found |= set(re.findall(r"\bself\.(\w+)(?:: [^=\n]+)? = ", inspect.getsource(base)))
+    return frozenset(found)
+
+
+@cache
+def roots(name: str) -> list[Any]:
+    """What this name stands for in a message or a page."""
+    import numpy as np
+    import pandas as pd
+    import torch
+    from pyspark.sql import Column, DataFrame, SparkSession
+    from pyspark.sql import functions as F
+
+    import tritium as tr
+    from tritium.data.epoch import Epoch
+    from tritium.data.shard import Shard
+
+    known: dict[str, list[Any]] = {
+        "tr": [tr],
+        "tritium": [tr],
+        "world": [tr.World],
+        "shard": [Shard],
+        "epoch": [Epoch],
+        "model": [tr.ml.TorchModel, tr.Model, torch.nn.Module],
+        "module": [torch.nn.Module],
+        "estimator": [tr.ml.TorchEstimator],
+        "torch": [torch],
+        "os": [os],
+        "sys": [sys],
+        "df": [DataFrame, pd.DataFrame],
+        "col": [Column],
+        "DataFrame": [DataFrame],
+        "spark": [SparkSession],
+        "F": [F],
+        "np": [np],
+        "error": [Any],
+    }
+    if name in known:
+        return known[name]
+    found = [owner for owner in public() if getattr(owner, "__name__", None) == name]
+    homes: list[Any] = [builtins, F, torch.Tensor, torch.nn, DataFrame, pd.DataFrame, SparkSession, *public()]
+    return found or [getattr(home, name) for home in homes if hasattr(home, name)]
+
+
+@cache
+def extras() -> frozenset[str]:
+    text = (ROOT / "pyproject.toml").read_text().partition("[project.optional-dependencies]")[2].partition("\n[")[0]
+    return frozenset(re.findall(r"^([\w-]+) = ", text, re.M))
+
+
+@cache
+def targets() -> frozenset[str]:
+    return frozenset(re.findall(r"^([a-z]+):", (ROOT / "Makefile").read_text(), re.M))
+
+
+@cache
+def commands() -> frozenset[str]:
+    from tritium.cli import main
+
+    return frozenset(main.commands)
+
+
+@cache
+def code() -> str:
+    """All code of the package and what drives it: where an environment variable of ours is read."""
+    files = [*SOURCE.rglob("*.py"), *ROOT.glob("scripts/*"), ROOT / "Makefile", *ROOT.glob("tests/*.py")]
+    return "\n".join(file.read_text() for file in files)
+
+
+def config(fragment: str) -> bool:
+    """Whether `spark.…` is a key of Spark's configuration, not a method: tests/spark asks Spark for it."""
+    return not exists(fragment, roots)
+
+
+def callables(dotted: str) -> list[Any]:
+    """What may be called by this name in a page."""
+    first, *rest = dotted.split(".")
+    found = []
+    for value in roots(first):
+        for name in rest:
+            value = getattr(value, name, None)
+        if callable(value):
+            found.append(value)
+    return found[:1]
+
+
+def keywords(function: Any) -> set[str]:
+    """The keywords that it takes, the settings too that it takes as `**settings`; empty where that can't be known."""
+    import tritium as tr
+
+    try:
+        taken = inspect.signature(function).parameters
+    except (TypeError, ValueError):
+        return set()
+    names = {name for name, parameter in taken.items() if parameter.kind is not parameter.VAR_KEYWORD}
+    if len(names) == len(taken):
+        return names
+    gang = {field.name for field in dataclasses.fields(tr.Gang)}
+    training = {field.name for field in dataclasses.fields(tr.ml.TorchSettings)}
+    if function is tr.launch:
+        return names | gang
+    if function in (tr.ml.TorchEstimator, tr.ml.fit):
+        return names | gang | training
+    if function is tr.ml.TorchModel.setParams:
+        return {param.name for param in (tr.ml.TorchModel.batch_size, tr.ml.TorchModel.device)} | {"outputCols"}
+    return set()

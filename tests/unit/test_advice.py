@@ -1,0 +1,199 @@
+"""What a message or a page tells the user to write exists: settings, functions, variables, extras, commands.
+
+A fragment that is not found here is a mistake in the message, or goes into one of the tables below with the reason.
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+import advice
+
+# Settings of other libraries' functions: whose they are, which is checked.
+OTHERS: dict[str, str] = {
+    "lr": "torch.optim.Adam",
+    "reduction": "torch.nn.MSELoss",
+    "subset": "pyspark.sql.DataFrame.dropna",
+    "barrier": "pyspark.sql.DataFrame.mapInArrow",
+    "parallelism": "pyspark.ml.tuning.CrossValidator",
+    "rawPredictionCol": "pyspark.ml.evaluation.BinaryClassificationEvaluator",
+}
+
+# What is no advice about Python or Spark, or a name that the text itself explains.
+REASONS: dict[str, str] = {
+    "openjdk": "a package of conda, with its version",
+    "Batch": "how a batch prints itself",
+    "Dist": "a sentence of torch.distributed, which is recognized",
+    "nccl": "a sentence of NCCL, which is recognized",
+    "main": "the program that a rank is started with",
+    "os.path.isdir": "the same",
+    "sys.path.append": "the same",
+    "sys.path.insert": "the same",
+    "fn": "the user's function",
+    "forward": "a method of the user's module",
+    "output.unsqueeze": "a method of the user's tensor",
+    "optimizer.step": "a method of the user's optimizer",
+    "scored.where": "a DataFrame of the page",
+    "to_spark": "a method of pandas-on-Spark, which this process need not have",
+    "overwrite": "a method of Spark ML's writer",
+    "cancelAllJobs": "a method of Spark's context",
+    "init_process_group": "of torch.distributed",
+    "PR_SET_PDEATHSIG": "of Linux (prctl)",
+    "RUN_DIR": "an argument of `tritium report`",
+}
+
+# Environment variables of others, and where they are documented; ours and those that we set are found in the code.
+VARIABLES = {
+    "PYSPARK_PYTHON": "https://spark.apache.org/docs/latest/configuration.html#environment-variables",
+    "SPARK_LOCAL_DIRS": "https://spark.apache.org/docs/latest/spark-standalone.html",
+    "PYTHONSAFEPATH": "https://docs.python.org/3/using/cmdline.html#envvar-PYTHONSAFEPATH",
+    "CUDA_VISIBLE_DEVICES": "https://docs.nvidia.com/cuda/cuda-c-programming-guide/#cuda-environment-variables",
+}
+
+
+def other(setting: str) -> bool:
+    """Whether the function of another library that OTHERS names has this setting."""
+    if setting not in OTHERS:
+        return False
+    home, _, name = OTHERS[setting].rpartition(".")
+    try:
+        value = getattr(__import__(home, fromlist=["x"]), name)
+    except ImportError:
+        outer, _, cls = home.rpartition(".")
+        value = getattr(getattr(__import__(outer, fromlist=["x"]), cls), name)
+    return setting in advice.parameters(value)
+
+
+CHECKS: dict[str, Callable[[str], bool]] = {
+    "setting": lambda name: name in advice.settings() or other(name),
+    "name": lambda name: advice.exists(name, advice.roots),
+    "spark": lambda name: True,  # tests/spark/test_advice_spark.py
+    "call": lambda name: advice.exists(name, advice.roots),
+    "method": lambda name: bool(advice.roots(name)),
+    "env": lambda name: name in VARIABLES or re.search(rf"[\"'{{( @]{name}\b[\"')= ]", advice.code()) is not None,
+    "extra": lambda names: set(names.split(",")) <= advice.extras(),
+    "command": lambda name: name in advice.commands(),
+    "target": lambda names: set(names.split()) <= advice.targets(),
+}
+
+
+def unknown(kind: str, texts: Any) -> list[str]:
+    found = advice.fragments(texts)[kind]
+    return [f"{fragment} ({', '.join(places[:3])})" for fragment, places in found.items()
+            if fragment not in REASONS and not CHECKS[kind](fragment)]  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", CHECKS)
+def test_what_a_message_names_exists(kind: str) -> None:
+    assert unknown(kind, advice.messages()) == []
+
+
+@pytest.mark.parametrize("kind", CHECKS)
+def test_what_a_page_names_exists(kind: str) -> None:
+    assert unknown(kind, advice.in_pages()) == []
+
+
+def test_no_reason_is_left_over() -> None:
+    said = {f for texts in (advice.messages(), advice.in_pages()) for f in _all(advice.fragments(texts))}
+    assert sorted((set(REASONS) | set(OTHERS)) - said) == []
+
+
+def _all(found: dict[str, dict[str, list[str]]]) -> set[str]:
+    return {fragment for fragments in found.values() for fragment in fragments}
+
+
+@pytest.mark.parametrize(
+    ("kind", "text"),
+    [
+        ("setting", "Ask for more: say nann='keep', or give num_ranks=3."),
+        ("name", "Call world.checkpoints.save(), or tr.lunch."),
+        ("name", "Use torch.nn.MSELos, or F.dayofweeek"),
+        ("call", "Convert it with df.toArow()"),
+        ("env", "Set SPARK_LOKAL_DIRS"),
+        ("extra", "pip install tritium[keras]"),
+        ("command", "tritium docter"),
+        ("target", "`make demos`"),
+        ("method", "write().overwrote().save(path)"),
+    ],
+)
+def test_a_misspelt_advice_is_found(kind: str, text: str) -> None:
+    assert unknown(kind, (("here:1", text),))
+
+
+def test_texts_are_found_wherever_they_are() -> None:
+    texts = dict(advice.messages())
+    joined = "\n".join(texts.values())
+    for words in (
+        "Drop such rows in Spark (`df.dropna(subset=[...])`)",  # a constant of a module
+        'the same call with run_dir="…" goes on',  # an f-string
+        "Seconds within which every rank must have started",  # the meaning of a setting
+    ):
+        assert words in joined, words
+
+
+# --- code in the pages
+
+PYTHON = [
+    pytest.param(page, line, code, id=f"{page.name}:{line}")
+    for page in advice.PAGES
+    for line, code in advice.blocks(page, "python", "py")
+]
+SHELL = [
+    pytest.param(code, id=f"{page.name}:{line}")
+    for page in advice.PAGES
+    for line, code in advice.blocks(page, "sh", "bash", "shell", "console")
+]
+
+
+@pytest.mark.parametrize(("page", "line", "code"), PYTHON)
+def test_a_block_of_python_calls_what_exists_with_what_it_takes(page: Any, line: int, code: str) -> None:
+    tree = ast.parse(code)
+    wrong = []
+    for call in (node for node in ast.walk(tree) if isinstance(node, ast.Call)):
+        name = _dotted(call.func)
+        if name is None or name.split(".")[0] in _defined(tree):
+            continue
+        for function in advice.callables(name):
+            taken = advice.keywords(function)
+            wrong += [f"{name}({k.arg}=…)" for k in call.keywords if k.arg and taken and k.arg not in taken]
+    assert wrong == []
+
+
+def _dotted(node: ast.AST) -> str | None:
+    if isinstance(node, ast.Attribute):
+        below = _dotted(node.value)
+        return f"{below}.{node.attr}" if below else None
+    return node.id if isinstance(node, ast.Name) else None
+
+
+def _defined(tree: ast.AST) -> set[str]:
+    return {n.name for n in ast.walk(tree) if isinstance(n, ast.FunctionDef | ast.ClassDef)}
+
+
+@pytest.mark.parametrize("code", SHELL)
+def test_a_block_of_shell_uses_targets_commands_and_extras_that_exist(code: str) -> None:
+    lines = [line.partition("#")[0].strip() for line in code.splitlines()]
+    for line in filter(None, lines):
+        words = line.split()
+        names = [word for word in words[1:] if word.isalpha()]
+        if words[0] == "make":
+            assert set(names) <= advice.targets(), line
+        elif words[0].rpartition("/")[2] == "tritium":
+            assert words[1].startswith("-") or words[1] in advice.commands(), line
+        for extra in re.findall(r"tritium\[([\w,]+)\]|\.\[([\w,]+)\]", line):
+            assert set("".join(extra).split(",")) <= advice.extras(), line
+
+
+def test_the_collector_sees_code_in_pages() -> None:
+    assert len(PYTHON) > 15
+    assert len(SHELL) >= 2
+    assert advice.keywords(advice.callables("TorchEstimator")[0]) >= {"epochs", "ranks", "stall_timeout"}
+    assert advice.keywords(advice.callables("tr.launch")[0]) >= {"args", "data", "ranks"}
+    code = "est = TorchEstimator(model=m, rank=2)"
+    with pytest.raises(AssertionError, match=r"rank=…"):
+        test_a_block_of_python_calls_what_exists_with_what_it_takes(None, 1, code)

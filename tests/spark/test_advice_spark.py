@@ -14,6 +14,7 @@ REGISTERS = ("org.apache.spark.internal.config.package$", "org.apache.spark.sql.
 # Keys that Spark does not register as entries, and where they are documented or used.
 UNREGISTERED = {
     "spark.tritium.trustModels": "ours: read by TorchModelReader and ParamsReader",
+    "spark.local.dir": "https://spark.apache.org/docs/latest/configuration.html; read by Utils.getConfiguredLocalDirs",
 }
 
 

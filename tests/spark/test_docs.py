@@ -49,7 +49,7 @@ pandas_df = df.toPandas()
 module = torch.nn.Linear(3, 1)
 estimator = TorchEstimator(
     model=lambda: torch.nn.Linear(3, 1), loss=torch.nn.MSELoss(), optimizer=torch.optim.Adam,
-    feature_cols=["temp", "hum", "hr"], label_cols=["cnt"], on="driver", ranks=1)
+    feature_cols=["temp", "hum", "hr"], label_cols=["cnt"], ranks=1)
 """,
 }
 # Places that a page names, and what stands for them here; code by value needs trust, which that page explains.

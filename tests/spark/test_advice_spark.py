@@ -1,12 +1,22 @@
-"""Spark's own settings that messages and pages name are settings of this Spark."""
+"""Spark's settings that messages and pages name are settings of this Spark, and what errors of Spark runs advise works."""
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
+import pandas as pd
 import pytest
+import torch
+from pyspark.errors import PythonException
+from pyspark.sql import functions as F
+from torch import nn
 
 import advice
+import tritium as tr
+from tritium import errors
+from tritium.ml import TorchModel, fit
+from tritium.model.signature import Input, Output, Signature
 
 # Objects whose creation registers Spark's settings (org.apache.spark.internal.config.ConfigEntry).
 REGISTERS = ("org.apache.spark.internal.config.package$", "org.apache.spark.sql.internal.SQLConf$")
@@ -46,3 +56,71 @@ def test_every_setting_of_spark_that_is_named_exists(spark: Any) -> None:
 @pytest.mark.parametrize("key", ["spark.driver.maxResultsSize", "spark.local.dirs"])
 def test_a_misspelt_setting_is_found(spark: Any, key: str) -> None:
     assert not registered(spark, key)
+
+
+# --- what an error advises, taken from its text and done
+
+QUIET: dict[str, Any] = {"progress": False}
+FRAME = pd.DataFrame({"a": [0.0, 1.0, 2.0, 3.0], "b": [1.0, 0.0, 1.0, 0.0]})
+MODEL = TorchModel(tr.Model(nn.Linear(2, 1), Signature((Input("x", ("a", "b"), shape=(2,)),), (Output("y"),))))
+
+
+def rows() -> int:
+    return tr.world().shard("train").rows
+
+
+def followed(text: str, df: Any) -> Any:
+    """The DataFrame that the text's own code makes of `df`."""
+    (code,) = re.findall(r"df\.(?:where|dropna)\((?:[^()]|\([^()]*\))*\)", text)
+    return eval(code, {**vars(F), "df": df})
+
+
+def test_fewer_ranks_and_no_gpus(spark: Any) -> None:
+    with pytest.raises(errors.NotEnoughSlots) as caught:
+        tr.launch(lambda: 1, ranks=3, **QUIET)
+    (ranks,) = re.findall(r"Ask for ranks=(\d+)", str(caught.value))
+    with pytest.raises(errors.NotEnoughSlots, match=r"gpus=0 asks for them"):
+        tr.launch(lambda: 1, ranks=1, gpus=1, **QUIET)
+    assert tr.launch(lambda: 1, ranks=int(ranks), gpus=0, **QUIET) == [1, 1]
+
+
+def test_a_pandas_frame_on_a_cluster(spark: Any) -> None:
+    with pytest.raises(errors.SetupError, match=r'spark.createDataFrame\(.*\).*on="driver"'):
+        tr.launch(rows, ranks=1, data={"train": FRAME}, **QUIET)
+    assert tr.launch(rows, ranks=1, data={"train": spark.createDataFrame(FRAME)}, **QUIET) == [4]
+    assert tr.launch(rows, ranks=1, data={"train": FRAME}, on="driver", **QUIET) == [4]
+
+
+def test_a_spark_frame_without_a_cluster(spark: Any) -> None:
+    df = spark.createDataFrame(FRAME)
+    with pytest.raises(errors.BadData, match=r"df.toArrow\(\)"):
+        tr.launch(rows, ranks=1, data={"train": df}, on="here", **QUIET)
+    assert tr.launch(rows, ranks=1, data={"train": df.toArrow()}, on="here", **QUIET) == [4]
+    settings = {
+        "model": lambda: nn.Linear(1, 1), "loss": nn.MSELoss(), "optimizer": torch.optim.SGD, "feature_cols": ["a"],
+        "label_cols": ["b"], "on": "here", "verbose": False, **QUIET,
+    }  # fmt: skip
+    with pytest.raises(errors.BadSetting, match=r"give df.toPandas\(\)"):
+        fit(df, **settings)
+    assert fit(df.toPandas(), **settings).history
+
+
+@pytest.mark.parametrize("hole", ["NULL", "double('NaN')"])
+def test_rows_are_dropped_with_the_code_of_the_error(spark: Any, hole: str) -> None:
+    df = spark.createDataFrame(FRAME).withColumn("b", F.expr(f"IF(a = 2, {hole}, b)"))
+    with pytest.raises(errors.BadRow) as refused:
+        tr.launch(rows, ranks=1, data={"train": df}, **QUIET)
+    assert tr.launch(rows, ranks=1, data={"train": followed(str(refused.value), df)}, **QUIET) == [3]
+    with pytest.raises(PythonException) as raised:
+        MODEL.transform(df).collect()
+    last = str(raised.value).splitlines()[-1]
+    assert last.startswith("tritium.errors.BadRow: column 'b' is ")
+    assert len(MODEL.transform(followed(last, df)).collect()) == 3
+
+
+def test_another_name_for_a_prediction(spark: Any) -> None:
+    df = spark.createDataFrame(FRAME.assign(prediction=1.0))
+    with pytest.raises(errors.BadSetting, match=r"or choose other names with setOutputCols\(\[...\]\)"):
+        MODEL.transform(df)
+    assert "other" in MODEL.copy().setOutputCols(["other"]).transform(df).columns
+    assert "prediction" in MODEL.transform(df.withColumnRenamed("prediction", "old")).columns

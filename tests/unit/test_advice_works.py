@@ -23,7 +23,7 @@ from tritium.model.signature import Input, Output, Signature
 
 
 def advised(error: BaseException, *fragments: str) -> list[dict[str, Any]]:
-    """Each fragment of the message as keywords, `pad={'b': 3}` as {"pad": {"b": 3}}; `value` and [...] are filled in."""
+    """Each fragment of the message as keywords: `pad={x: 3}` is {"pad": {x: 3}}; `value` and [...] are filled in."""
     text = str(error)
     found = []
     for fragment in fragments:

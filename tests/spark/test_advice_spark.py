@@ -1,4 +1,4 @@
-"""Spark's settings that messages and pages name are settings of this Spark, and what errors of Spark runs advise works."""
+"""Spark's settings that messages and pages name are this Spark's, and what errors of runs on Spark advise works."""
 
 from __future__ import annotations
 

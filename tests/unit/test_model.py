@@ -593,6 +593,15 @@ def test_a_copy_is_made_anew_when_the_module_is_another() -> None:
     assert torch.equal(elsewhere(copies, module)(x), module(x))
 
 
+def test_a_module_that_can_not_be_pickled_is_copied_for_each_call() -> None:
+    module, copies = nn.utils.parametrizations.spectral_norm(nn.Linear(3, 4)).eval(), Copies()
+    x = torch.randn(5, 3)
+    before = elsewhere(copies, module)
+    module.bias.data.add_(1)
+    assert elsewhere(copies, module) is not before
+    assert torch.equal(elsewhere(copies, module)(x), module(x))
+
+
 def test_a_copy_holds_no_gradients_and_is_not_pickled() -> None:
     module, copies = nn.Linear(3, 1), Copies()
     module(torch.ones(2, 3)).sum().backward()

@@ -16,7 +16,8 @@ class Copies:
     """One copy of a module for each device that it was applied on, its weights brought up to date for each call.
 
     Weights are written over, and not compared first: to read 500 MB for a comparison takes longer than to send them
-    to a GPU. A copy is made anew when anything else of the module has changed: a layer, an attribute, a hook.
+    to a GPU. A copy is made anew when anything else of the module has changed: a layer, an attribute, a hook; and for
+    each call where that can't be told, because the module can't be pickled (one with parametrizations).
     """
 
     def __init__(self) -> None:
@@ -34,22 +35,29 @@ class Copies:
         import torch
 
         tensors = _tensors(module)
-        form = (
-            [(name, tensor.shape, tensor.dtype, tensor.layout) for name, tensor in tensors.items()],
-            by_value(module, tensors),
-        )
+        form = _form(module, tensors)
         with self._lock:
             known, made = self._held.get(str(device), (None, None))
-            if made is None or known != form:
+            if made is None or form is None or known != form:
                 made = copy.deepcopy(module).eval().requires_grad_(False)
                 made.zero_grad(set_to_none=True)  # a GPU need not hold the gradients
                 made = made.to(device)
-                self._held[str(device)] = (form, made)
+                if form is not None:
+                    self._held[str(device)] = (form, made)
                 return made
             with torch.no_grad():
                 for there, here in zip(_tensors(made).values(), tensors.values(), strict=True):
                     there.copy_(here)
             return made
+
+
+def _form(module: torch.nn.Module, tensors: dict[str, torch.Tensor]) -> Any:
+    """All of a module but the values of its weights; None where it can't be told."""
+    try:
+        code = by_value(module, tensors)
+    except Exception:  # noqa: BLE001 - anything may refuse to be pickled, and any error says no more than that
+        return None
+    return [(name, tensor.shape, tensor.dtype, tensor.layout) for name, tensor in tensors.items()], code
 
 
 def _tensors(module: torch.nn.Module) -> dict[str, torch.Tensor]:

@@ -75,6 +75,7 @@ KINDS: dict[str, str] = {
     "spark": r"(?<![\w./-])(spark(?:\.[A-Za-z]\w*)+)",
     "call": r"(?<![\w.])([A-Za-z_][\w.]*)\((?!s\))",
     "method": r"(?<=[)\]])\.([A-Za-z_]\w*)\(",
+    "class": r"(?<![\w.…])([A-Z][a-z0-9]+(?:[A-Z][a-z0-9]*)+)\b",
     "env": r"(?<![\w.])([A-Z][A-Z0-9]*_[A-Z0-9_]*[A-Z0-9])(?![\w(])",
     "extra": r"(?:\btritium|[\s\"']\.)\[([\w,]+)\]",
     "command": r"(?:`|^)tritium ([a-z]\w*)",
@@ -217,6 +218,13 @@ def roots(name: str) -> list[Any]:
     found = [owner for owner in public() if getattr(owner, "__name__", None) == name]
     homes: list[Any] = [builtins, F, torch.Tensor, torch.nn, DataFrame, pd.DataFrame, SparkSession, *public()]
     return found or [getattr(home, name) for home in homes if hasattr(home, name)]
+
+
+def is_class(name: str) -> bool:
+    """Whether Tritium, Python, Spark or torch has a class of this name, where a reader looks for it."""
+    homes = """tritium.errors tritium.ml builtins pyspark pyspark.sql pyspark.errors pyspark.ml pyspark.ml.feature
+        pyspark.ml.tuning pyspark.ml.evaluation torch.nn torch.nn.parallel torch.utils.data torch.optim.lr_scheduler"""
+    return any(inspect.isclass(getattr(importlib.import_module(home), name, None)) for home in homes.split())
 
 
 @cache

@@ -9,6 +9,7 @@ import pandas as pd
 import pytest
 import torch
 from pyspark.errors import PythonException
+from pyspark.ml.feature import StringIndexer
 from pyspark.sql import functions as F
 from torch import nn
 
@@ -124,3 +125,17 @@ def test_another_name_for_a_prediction(spark: Any) -> None:
         MODEL.transform(df)
     assert "other" in MODEL.copy().setOutputCols(["other"]).transform(df).columns
     assert "prediction" in MODEL.transform(df.withColumnRenamed("prediction", "old")).columns
+
+
+def test_columns_that_an_estimator_refuses_become_numbers(spark: Any) -> None:
+    df = spark.createDataFrame(FRAME).select("b", F.lit("red").alias("s"), F.current_timestamp().alias("t"))
+    settings = {
+        "model": lambda: nn.Linear(3, 1), "loss": nn.MSELoss(), "optimizer": torch.optim.SGD, "label_cols": ["b"],
+        "on": "here", "verbose": False, **QUIET,
+    }  # fmt: skip
+    with pytest.raises(errors.BadData, match=r"StringIndexer") as caught:
+        fit(df.toPandas(), feature_cols=["s", "t"], **settings)
+    assert re.findall(r"F\.\w+", str(caught.value)) == ["F.hour", "F.dayofweek", "F.unix_timestamp"]
+    numbers = StringIndexer(inputCol="s", outputCol="i").fit(df).transform(df)
+    numbers = numbers.withColumns({"h": F.hour("t"), "d": F.dayofweek("t")}).select("b", "i", "h", "d")
+    assert fit(numbers.toPandas(), feature_cols=["i", "h", "d"], **settings).history

@@ -44,6 +44,14 @@ REASONS: dict[str, str] = {
     "cancelAllJobs": "a method of Spark's context",
     "init_process_group": "of torch.distributed",
     "PR_SET_PDEATHSIG": "of Linux (prctl)",
+    "NaN": "a number",
+    "TiB": "a unit",
+    "NumPy": "a library",
+    "OpenMP": "a library",
+    "DataFrames": "several of them",
+    "UnhandledCuda": "a word of NCCL, which is recognized",
+    "ExecutorLostFailure": "a word of Spark's scheduler, which is recognized",
+    "ArrowEvalPython": "a node of Spark's plans",
     "RUN_DIR": "an argument of `tritium report`",
 }
 
@@ -74,6 +82,7 @@ CHECKS: dict[str, Callable[[str], bool]] = {
     "name": lambda name: advice.exists(name, advice.roots),
     "spark": lambda name: True,  # tests/spark/test_advice_spark.py
     "call": lambda name: advice.exists(name, advice.roots),
+    "class": advice.is_class,
     "method": lambda name: bool(advice.roots(name)),
     "env": lambda name: name in VARIABLES or re.search(rf"[\"'{{( @]{name}\b[\"')= ]", advice.code()) is not None,
     "extra": lambda names: set(names.split(",")) <= advice.extras(),
@@ -114,6 +123,7 @@ def _all(found: dict[str, dict[str, list[str]]]) -> set[str]:
         ("name", "Call world.checkpoints.save(), or tr.lunch."),
         ("name", "Use torch.nn.MSELos, or F.dayofweeek"),
         ("call", "Convert it with df.toArow()"),
+        ("class", "Make indices with Spark's StringIndex er or WordHasher"),
         ("env", "Set SPARK_LOKAL_DIRS"),
         ("extra", "pip install tritium[keras]"),
         ("command", "tritium docter"),

@@ -5,9 +5,9 @@ from __future__ import annotations
 import ast
 import builtins
 import dataclasses
+import functools
 import importlib
 import inspect
-import os
 import re
 import sys
 from collections.abc import Callable, Iterator
@@ -203,8 +203,8 @@ def roots(name: str) -> list[Any]:
         "module": [torch.nn.Module],
         "estimator": [tr.ml.TorchEstimator],
         "torch": [torch],
-        "os": [os],
-        "sys": [sys],
+        "state": [tr.ml.TrainState],
+        "optimizer": [torch.optim.Optimizer],
         "df": [DataFrame, pd.DataFrame],
         "col": [Column],
         "DataFrame": [DataFrame],
@@ -216,7 +216,20 @@ def roots(name: str) -> list[Any]:
     if name in known:
         return known[name]
     found = [owner for owner in public() if getattr(owner, "__name__", None) == name]
-    homes: list[Any] = [builtins, F, torch.Tensor, torch.nn, DataFrame, pd.DataFrame, SparkSession, *public()]
+    if name in sys.stdlib_module_names:
+        return [importlib.import_module(name)]
+    homes: list[Any] = [
+        builtins,
+        functools,
+        F,
+        torch.Tensor,
+        torch.nn,
+        torch.optim.lr_scheduler,
+        DataFrame,
+        pd.DataFrame,
+        SparkSession,
+        *public(),
+    ]
     return found or [getattr(home, name) for home in homes if hasattr(home, name)]
 
 

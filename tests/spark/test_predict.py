@@ -14,7 +14,7 @@ import pandas as pd
 import pyarrow as pa
 import pytest
 import torch
-from pyspark.errors import PythonException
+from pyspark.errors import PythonException, StreamingQueryException
 from pyspark.ml import Pipeline, PipelineModel
 from pyspark.ml.evaluation import BinaryClassificationEvaluator, MulticlassClassificationEvaluator, RegressionEvaluator
 from pyspark.ml.feature import VectorAssembler
@@ -220,33 +220,8 @@ def test_every_difference_before_the_job_starts(spark: Any) -> None:
 @pytest.mark.parametrize(("value", "what"), [("NULL", "null"), ("float('nan')", "NaN")])
 def test_a_null_or_nan_names_the_column(spark: Any, value: str, what: str) -> None:
     df = table(spark).withColumn("b", F.expr(f"IF(id = 7, {value}, b)"))
-    with pytest.raises(PythonException, match=f"BadRow: column 'b' is {what} in row 7 of partition 0") as caught:
+    with pytest.raises(PythonException, match=f"BadRow: column 'b' is {what} in row 7 of partition 0"):
         regression().transform(df.coalesce(1)).collect()
-    assert str(caught.value).splitlines()[-1].startswith(f"tritium.errors.BadRow: column 'b' is {what} in row 7")
-
-
-OUTPUTS = {
-    "one": (nn.Linear(3, 1), Signature((FEATURES,), (Output("y", shape=(1,)),)), None),
-    "array": (nn.Linear(3, 2), Signature((FEATURES,), (Output("y", shape=(2,)),)), ["z"]),
-    "classes": (nn.Linear(3, 2), Signature((FEATURES,), (Output("y", shape=(2,)),), "classification"), None),
-    "class": (nn.Linear(3, 1), Signature((FEATURES,), (Output("y", shape=(1,)),), "classification"), ["kind"]),
-}
-
-
-@pytest.mark.parametrize("kind", OUTPUTS)
-def test_a_pandas_frame_gets_the_columns_that_a_spark_one_gets(spark: Any, kind: str) -> None:
-    module, signature, names = OUTPUTS[kind]
-    model = TorchModel(tr.Model(module, signature), output_cols=names)
-    frame = table(spark, 20).coalesce(1).toPandas()
-    expected = model.transform(spark.createDataFrame(frame).coalesce(1)).toPandas()
-    found = model.transform(frame)
-    assert list(found.columns) == list(expected.columns)
-    assert "prediction" not in frame.columns
-    for name in found.columns[len(frame.columns) :]:
-        assert type(found[name][0]) is type(expected[name][0])
-        np.testing.assert_allclose(
-            np.stack(found[name].to_numpy()), np.stack(expected[name].to_numpy()), rtol=1e-4, atol=1e-6
-        )
 
 
 def test_rows_of_another_length(spark: Any) -> None:
@@ -333,6 +308,14 @@ def test_a_stream_keeps_the_weights_that_it_was_started_with(spark: Any, tmp_pat
     assert found[0] == found[1]
 
 
+def test_a_stream_that_ends_at_a_row_says_which(spark: Any, tmp_path: Path) -> None:
+    table(spark, 8).coalesce(1).withColumn("b", F.expr("IF(id = 5, NULL, b)")).write.parquet(str(tmp_path / "in"))
+    stream = spark.readStream.schema(table(spark).schema).parquet(str(tmp_path / "in"))
+    query = regression().transform(stream).writeStream.format("memory").queryName("ended").start()
+    with pytest.raises(StreamingQueryException, match=r"BadRow: column 'b' is null in row 5 of partition 0"):
+        query.processAllAvailable()
+
+
 def test_sparks_evaluators_read_it(spark: Any) -> None:
     df = table(spark).withColumn("label", (F.col("a") > 10).cast("double"))
     scored = regression().transform(df)
@@ -344,7 +327,7 @@ def test_sparks_evaluators_read_it(spark: Any) -> None:
     assert 0 <= BinaryClassificationEvaluator(labelCol="label", rawPredictionCol="probability").evaluate(classes) <= 1
 
 
-# --- pandas, without Spark
+# --- pandas
 
 
 class Both(nn.Module):
@@ -368,6 +351,30 @@ def test_a_pandas_frame_needs_no_session() -> None:
         model.transform(frame.drop(columns="b"))
     with pytest.raises(BadData, match=r"got a pyarrow.lib.Table.*model.model.predict"):
         model.transform(pa.Table.from_pandas(frame))
+
+
+OUTPUTS = {
+    "one": (nn.Linear(3, 1), Signature((FEATURES,), (Output("y", shape=(1,)),)), None),
+    "array": (nn.Linear(3, 2), Signature((FEATURES,), (Output("y", shape=(2,)),)), ["z"]),
+    "classes": (nn.Linear(3, 2), Signature((FEATURES,), (Output("y", shape=(2,)),), "classification"), None),
+    "class": (nn.Linear(3, 1), Signature((FEATURES,), (Output("y", shape=(1,)),), "classification"), ["kind"]),
+}
+
+
+@pytest.mark.parametrize("kind", OUTPUTS)
+def test_a_pandas_frame_gets_the_columns_that_a_spark_one_gets(spark: Any, kind: str) -> None:
+    module, signature, names = OUTPUTS[kind]
+    model = TorchModel(tr.Model(module, signature), output_cols=names)
+    frame = table(spark, 20).coalesce(1).toPandas()
+    expected = model.transform(spark.createDataFrame(frame).coalesce(1)).toPandas()
+    found = model.transform(frame)
+    assert list(found.columns) == list(expected.columns)
+    assert "prediction" not in frame.columns
+    for name in found.columns[len(frame.columns) :]:
+        assert type(found[name][0]) is type(expected[name][0])
+        np.testing.assert_allclose(
+            np.stack(found[name].to_numpy()), np.stack(expected[name].to_numpy()), rtol=1e-4, atol=1e-6
+        )
 
 
 # --- as a Spark ML model

@@ -19,6 +19,7 @@ TritiumError
 ├── JobFailed               the Spark job ended for a reason that is no rank's: cancelled, or its source failed
 ├── ResultError             a result can't be pickled, or all together exceed Spark's limit
 ├── TrainingDiverged        a loss or the gradients are NaN or infinite
+├── RanksDiffer             ranks hold different weights, or train different parameters
 ├── CheckpointFailed        a checkpoint could not be written; earlier ones are intact
 ├── StoreFailed             a file that a rank stores in the run directory could not be written
 ├── ModelError              a saved model can't be read
@@ -146,6 +147,10 @@ class ResultError(TritiumError):
 
 class TrainingDiverged(TritiumError, ArithmeticError):
     """A loss or the gradients are NaN or infinite. Facts: `epoch`, `step`, `rank`, `column` (None: not known)."""
+
+
+class RanksDiffer(TritiumError, RuntimeError):
+    """Ranks hold different weights, or train different parameters. Facts: `ranks`, those unlike the rest; `tensor`."""
 
 
 class CheckpointFailed(TritiumError, OSError):

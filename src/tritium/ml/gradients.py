@@ -9,6 +9,8 @@ from typing import Any
 import torch
 from torch.nn.parallel import DistributedDataParallel
 
+from tritium.errors import BadSetting
+
 
 class Gradients:
     """DDP's exchange, and the order of its buckets.
@@ -26,6 +28,10 @@ class Gradients:
         # With parameters that may get no gradient DDP never makes its buckets anew.
         self._keeps = self._net is None or bool(self._net.find_unused_parameters)
         self._trained = [parameter for parameter in net.parameters() if parameter.requires_grad]
+        self._frozen: list[tuple[str, torch.nn.Parameter]] = []
+        if self._net is not None:
+            named = self._net.module.named_parameters()
+            self._frozen = [(name, parameter) for name, parameter in named if not parameter.requires_grad]
         self.order: list[str] | None = None
         """Names of parameters as their gradients arrived in the first step; None before it."""
 
@@ -38,6 +44,19 @@ class Gradients:
                     yield
             else:
                 yield
+        if self._frozen and now:
+            self._refuse_unfrozen()
+
+    def _refuse_unfrozen(self) -> None:
+        """BadSetting for a parameter whose gradient stays on its rank, as DDP took it for a frozen one."""
+        names = [name for name, parameter in self._frozen if parameter.requires_grad]
+        if names:
+            raise BadSetting(
+                f"{names[0]!r} was unfrozen within a step ({len(names)} tensors in all), and its gradient is not "
+                "exchanged between the ranks. Freeze and unfreeze layers in a callback: in on_train_start or "
+                "on_epoch_end.",
+                parameters=names,
+            )
 
     @contextmanager
     def _noted(self) -> Iterator[None]:
@@ -56,7 +75,7 @@ class Gradients:
         self.order = arrived
 
     def norm(self) -> torch.Tensor:
-        """The L2 norm of what was exchanged, the same on every rank. Parameters unfrozen later are not among it."""
+        """The L2 norm of what was exchanged, the same on every rank."""
         arrived = (parameter.grad for parameter in self._trained if parameter.grad is not None)
         return torch.nn.utils.get_total_norm([_numbers(gradient) for gradient in arrived])
 

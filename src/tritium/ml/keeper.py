@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -12,9 +12,9 @@ import torch
 from tritium.errors import BadSetting
 from tritium.gang.world import World
 from tritium.ml.callbacks import TrainState
-from tritium.ml.gradients import Gradients
+from tritium.ml.ddp import Replica
 from tritium.ml.pace import Pace, Stopper
-from tritium.ml.resume import about, refuse_another
+from tritium.ml.resume import refuse_another
 from tritium.ml.settings import TorchSettings
 from tritium.ml.totals import Alarm, Totals
 
@@ -32,30 +32,33 @@ class Keeper:
         world: World,
         shard: Any,
         state: TrainState,
-        gradients: Gradients,
+        replica: Replica,
         alarm: Alarm,
         pace: Pace,
         stopper: Stopper,
+        about: dict[str, Any],
+        planned: dict[str, Any] | None,
         *,
         must: bool,
     ) -> None:
         self._settings, self._world, self._shard = settings, world, shard
-        self._state, self._gradients, self._alarm, self._pace, self._stopper = state, gradients, alarm, pace, stopper
-        self._about = about(settings, state.module, state.optimizer, shard.schema)
+        self._state, self._replica, self._alarm, self._pace, self._stopper = state, replica, alarm, pace, stopper
+        self._about, self._planned = about, planned
+        self._saved: Any = None
         self._on, self._must = settings.checkpoint_every is not None, must
         self._finished = self._stopped = False
         self._step = 0
         self._inputs: dict[str, Any] = {}
         self._totals: list[Any] | None = None
 
-    def load(self) -> list[dict[str, Any]] | None:
-        """Put back the newest checkpoint of the run directory, if there is one, and return the positions of all ranks.
+    def load(self) -> None:
+        """Read the newest checkpoint of the run directory, if there is one: history, epoch and weights are as then.
 
-        BadSetting for the checkpoint of another training.
+        The rest waits for `put_back`. BadSetting for the checkpoint of another training.
         """
         state = self._state
         if not self._on:
-            return None
+            return
         try:
             saved = self._world.checkpoint.load()
         except BadSetting as error:
@@ -64,16 +67,33 @@ class Keeper:
             self._on = False
             if state.rank == 0:
                 self._world.note(f"no checkpoints, so a retry starts from the beginning: {error}")
-            return None
+            return
         if saved is None:
-            return None
-        refuse_another(saved.get("about"), self._about, saved.path)
-        self._gradients.restore(saved["gradients"])
+            return
+        refuse_another(saved.get("about"), self._about, saved.path, resized=saved.size != state.size)
         state.module.load_state_dict(saved["module"])
-        state.optimizer.load_state_dict(saved["optimizer"])
         state.history[:] = saved["history"]
         state.epoch = len(state.history) - 1
-        self._pace.load_state_dict(saved["pace"])
+        self._saved = saved
+
+    def put_back(self) -> list[dict[str, Any]] | None:
+        """Put back all that was saved, and return the positions of all ranks. A collective.
+
+        To be called after `on_train_start`, in which callbacks do again what they did when the training began: freeze
+        layers, add groups to the optimizer, draw random numbers. What became of it later is in the checkpoint.
+        """
+        state, saved, self._saved = self._state, self._saved, None
+        if saved is None:
+            self._replica.refresh(state.optimizer)
+            return None
+        self._pace.before_load()
+        self._put_back_groups(saved["groups"])
+        self._replica.train_only(saved["trainable"])
+        self._replica.refresh(state.optimizer)
+        self._replica.gradients.restore(saved["gradients"])
+        state.module.load_state_dict(saved["module"])
+        state.optimizer.load_state_dict(saved["optimizer"])
+        self._pace.load_state_dict(saved["pace"], saved["history"])
         self._stopper.load_state_dict(saved["stopper"])
         self._inputs, self._step, self._stopped = saved["inputs"], saved.step, saved["stopped"]
         self._finished = saved["finished"] and self.epochs == len(state.history)
@@ -85,6 +105,13 @@ class Keeper:
         else:  # a rank that there was not then
             torch.manual_seed(self._settings.seed + state.rank + 1000 * saved.step)
         return [own["position"] for own in saved.own]
+
+    def _put_back_groups(self, groups: Sequence[Sequence[str]]) -> None:
+        """Add the groups that a callback had given the optimizer after an epoch."""
+        named = dict(self._state.module.named_parameters())
+        for names in groups[len(self._state.optimizer.param_groups) :]:
+            if all(name in named for name in names):
+                self._state.optimizer.add_param_group({"params": [named[name] for name in names]})
 
     @property
     def epochs(self) -> int:
@@ -141,9 +168,12 @@ class Keeper:
         state = self._state
         return {
             "about": self._about,
+            "planned": self._planned,
             "module": dict(state.module.state_dict()),
             "optimizer": state.optimizer.state_dict(),
-            "gradients": self._gradients.order,
+            "groups": self._groups(),
+            "trainable": self._replica.trainable,
+            "gradients": self._replica.gradients.order,
             "pace": self._pace.state_dict(),
             "stopper": self._stopper.state_dict(),
             "history": state.history,
@@ -151,6 +181,11 @@ class Keeper:
             "finished": self._finished,
             "stopped": self._stopped,
         }
+
+    def _groups(self) -> list[list[str]]:
+        """The names of the parameters in each group of the optimizer; of one that is not the module's, none."""
+        names = {id(parameter): name for name, parameter in self._state.module.named_parameters()}
+        return [[names.get(id(p), "") for p in group["params"]] for group in self._state.optimizer.param_groups]
 
     def _own(self, totals: Totals | None) -> dict[str, Any]:
         return {

@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterable, Iterator
 from itertools import islice
 from typing import Any
 
 import torch
 
+from tritium.data.policy import step_count
 from tritium.gang.world import World
 from tritium.gang.world import world as this_world
 from tritium.ml.callbacks import TrainState
+from tritium.ml.ddp import Replica, tell_untrained
+from tritium.ml.equal_weights import refuse_different
 from tritium.ml.gradients import Gradients
 from tritium.ml.keeper import Keeper
 from tritium.ml.pace import Pace, Show, Stopper
 from tritium.ml.ranks import Ranks, joined
+from tritium.ml.resume import about
 from tritium.ml.settings import TorchSettings
 from tritium.ml.step import Step, describe, make_step
 from tritium.ml.totals import Alarm, Totals
@@ -25,42 +28,59 @@ WEIGHTS = "weights.safetensors"
 _PIECE = 4 << 20
 
 
-def train(settings: TorchSettings, validate: bool, unused: bool, named: bool = False) -> dict[str, Any] | None:
+def train(
+    settings: TorchSettings,
+    validate: bool,
+    unused: bool,
+    named: bool = False,
+    planned: dict[str, Any] | None = None,
+) -> dict[str, Any] | None:
     """Train on this rank's shards. Rank 0 stores the weights, and returns the history and the shapes it saw.
 
     `unused` says that some parameters get no gradient, so that ranks do not wait for one; `named`, that the user named
-    the run directory, where a training goes on that was begun there.
+    the run directory, where a training goes on that was begun there; `planned` is what the driver knows of this
+    training, which goes into its checkpoints.
     """
     world = this_world()
     with joined(world) as ranks:
-        return _train(settings, validate, unused, named, world, ranks)
+        return _train(settings, validate, unused, named, planned, world, ranks)
 
 
 def _train(
-    settings: TorchSettings, validate: bool, unused: bool, named: bool, world: World, ranks: Ranks
+    settings: TorchSettings,
+    validate: bool,
+    unused: bool,
+    named: bool,
+    planned: dict[str, Any] | None,
+    world: World,
+    ranks: Ranks,
 ) -> dict[str, Any] | None:
     batch_size = settings.rows_per_rank(ranks.size)
+    tell = world.note if ranks.rank == 0 else lambda _: None
     torch.manual_seed(settings.seed)
     module = settings.make_module().to(ranks.device)
+    replica = Replica(module, ranks, unused)
     world.expect_file(WEIGHTS, known_bytes(module))
-    net = ranks.replicate(module, unused)
-    gradients = Gradients(net)
     torch.manual_seed(settings.seed + ranks.rank)  # dropout differs from rank to rank
-    optimizer = settings.optimizer(net.parameters())
+    optimizer = settings.optimizer(module.parameters())
     step = make_step(settings, ranks.device)
     shard = world.shard("train")
-    alarm, pace = Alarm(ranks, shard.schema), Pace(settings, optimizer)
+    this = about(settings, module, optimizer, shard.schema)
+    whole = lambda: step_count(shard.counts, batch_size, settings.remainder)  # noqa: E731
+    alarm, pace = Alarm(ranks, shard.schema), Pace(settings, optimizer, whole, tell)
     stopper, show = Stopper(settings, module), Show(settings, world)
     state = TrainState(module, optimizer, ranks.rank, ranks.size, ranks.device)
-    keeper = Keeper(settings, world, shard, state, gradients, alarm, pace, stopper, must=named)
-    resume = keeper.load()
+    keeper = Keeper(settings, world, shard, state, replica, alarm, pace, stopper, this, planned, must=named)
+    keeper.load()
     for callback in settings.callbacks:
         callback.on_train_start(state)
+    resume = keeper.put_back()
+    tell_untrained(module, optimizer, tell)
     order = settings.order() | {"batch_size": batch_size, "device": ranks.device, "resume": resume}
     for epoch in shard.epochs(keeper.epochs, **order):
-        started = time.monotonic()
         totals = keeper.totals(epoch, ranks)
         pace.before_epoch(epoch)
+        net, gradients = replica.net, replica.gradients
         net.train()
         for batches in together(epoch, settings.gradient_accumulation):
             losses = backward(net, batches, step, gradients, totals)
@@ -73,7 +93,8 @@ def _train(
             keeper.after_step(batches[-1], totals)
             show.step(epoch, batches, losses[-1])
         alarm.settle()
-        entry = totals.close(epoch.number, time.monotonic() - started)
+        entry = totals.close(epoch.number)
+        ranks.from_first(module.buffers())  # the model that is returned has rank 0's: all validate with those
         if validate:
             entry |= validation(world.shard("validation"), batch_size, module, step, settings, ranks)
         entry["learning_rate"] = pace.learning_rate()
@@ -83,6 +104,8 @@ def _train(
         stopper.look_at(entry)
         for callback in settings.callbacks:
             callback.on_epoch_end(state)
+        replica.refresh(optimizer)
+        refuse_different(module, ranks, tell)
         show.epoch(entry)
         if ranks.any(state.stop or stopper.enough):
             break
@@ -91,6 +114,8 @@ def _train(
     stopper.restore_best()
     for callback in settings.callbacks:
         callback.on_train_end(state)
+    ranks.from_first(module.buffers())
+    refuse_different(module, ranks, tell)
     if ranks.rank != 0:
         return None
     world.store(WEIGHTS, pieces(Tensors.of(module).stream()))

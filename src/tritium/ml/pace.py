@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import copy
+import hashlib
 import time
+import warnings
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -13,47 +17,139 @@ _SHOW_SECONDS = 0.5
 
 
 class Pace:
-    """The learning rate scheduler, stepped after each epoch, or after each step if it was made for that."""
+    """The learning rate scheduler, stepped after each epoch, or after each step if it was made for that.
 
-    def __init__(self, settings: TorchSettings, optimizer: torch.optim.Optimizer) -> None:
-        self._settings, self._optimizer = settings, optimizer
+    Where a training stands in its schedule depends on the share of it that is done, and on nothing else: a scheduler
+    that counts steps is one over all steps of the epochs and the world size of now. When either has changed since the
+    checkpoint, a new scheduler is stepped to that place, from what the optimizer begins with.
+    """
+
+    def __init__(
+        self,
+        settings: TorchSettings,
+        optimizer: torch.optim.Optimizer,
+        steps: Callable[[], int],
+        tell: Callable[[str], Any] = lambda _: None,
+    ) -> None:
+        """`steps` gives the batches of a whole epoch on each rank, and is called when the first epoch begins."""
+        self._settings, self._optimizer, self._steps, self._tell = settings, optimizer, steps, tell
         self._per_step = settings.scheduler_per_step()
         self._scheduler: Any = None
+        self._made = ""  # what the scheduler was like when it was new
         self._restored: dict[str, Any] | None = None
+        self._at = self._of = 0  # steps of a scheduler that counts them
+        self._from = self._span = self._taken = 0
+        self._groups = 1
+        self._plain = _options(optimizer)  # without a scheduler
         if settings.lr_scheduler is not None and not self._per_step:
             self._scheduler = settings.lr_scheduler(optimizer)
+            self._made = _described(self._scheduler)
+        self._fresh = _options(optimizer)
 
-    def before_epoch(self, epoch: Any) -> None:
-        """Makes a scheduler that counts steps, now that their number is known."""
-        if self._per_step and self._scheduler is None:
-            steps = -(-epoch.steps // self._settings.gradient_accumulation)
-            options = [{k: v for k, v in group.items() if k != "params"} for group in self._optimizer.param_groups]
-            self._scheduler = self._settings.lr_scheduler(self._optimizer, steps * self._settings.epochs)
-            if self._restored is not None:
-                self._scheduler.load_state_dict(self._restored)
-                for group, then in zip(self._optimizer.param_groups, options, strict=True):
-                    group.update(then)  # a new scheduler begins with the first step's
+    # ---- going on where a checkpoint was
+
+    def before_load(self) -> None:
+        """Before the optimizer's state is put back: note what a schedule begins with."""
+        self._fresh = _options(self._optimizer)
+        if self._scheduler is None:
+            self._plain = self._fresh
 
     def state_dict(self) -> dict[str, Any]:
         """For a checkpoint."""
-        return {"scheduler": None if self._scheduler is None else self._scheduler.state_dict()}
+        return {
+            "scheduler": None if self._scheduler is None else self._scheduler.state_dict(),
+            "made": self._made,
+            "at": self._at,
+            "of": self._of,
+            "epochs": self._settings.epochs,
+        }
 
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on as then; a scheduler that counts steps is yet to be made."""
-        if self._scheduler is None:
-            self._restored = state["scheduler"]
-        elif state["scheduler"] is not None:
+    def load_state_dict(self, state: dict[str, Any], history: Sequence[dict[str, Any]]) -> None:
+        """Go on as then, after the optimizer's state was put back. A scheduler that counts steps is yet to be made."""
+        self._restored = state
+        if self._per_step:
+            return
+        same = (state["made"], state["epochs"]) == (self._made, self._settings.epochs)
+        if self._scheduler is None and state["scheduler"] is None:
+            return
+        if self._scheduler is not None and same:
             self._scheduler.load_state_dict(state["scheduler"])
+            return
+        steps = [] if self._scheduler is None else [lambda entry=entry: self._step(entry) for entry in history]
+        self._replay(_options(self._optimizer), steps)
+        self._tell(
+            f"the learning rate is that of {self._settings.epochs} epochs after {len(history)} of them (its schedule "
+            f"was made for {state['epochs']} before)"
+        )
+
+    def _make(self, total: int, start: int) -> None:
+        """The scheduler over `total` steps, at step `start`."""
+        saved, self._of = self._restored, total
+        then = _options(self._optimizer)
+        if saved is not None:
+            _put(self._optimizer, self._fresh)
+        self._scheduler = self._settings.lr_scheduler(self._optimizer, total)
+        self._made = _described(self._scheduler)
+        if saved is None:
+            return
+        if (saved["made"], saved["of"], saved["at"]) == (self._made, total, start):
+            self._scheduler.load_state_dict(saved["scheduler"])
+            _put(self._optimizer, then)
+        else:
+            self._replay(then, [self._scheduler.step] * start)
+            self._tell(
+                f"the learning rate is that of a schedule over {total} optimizer steps after {start} of them (it was "
+                f"one over {saved['of']}, after {saved['at']})"
+            )
+        self._at = start
+
+    def _replay(self, then: list[dict[str, Any]], steps: Sequence[Callable[[], Any]]) -> None:
+        """Step a new scheduler, from what the optimizer began with; options that it never changes are those of then."""
+        if not self._per_step:  # else the scheduler has just been made
+            _put(self._optimizer, self._fresh)
+        changed = {"lr"} | (set() if self._scheduler is not None else {"momentum", "betas"})
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # torch wants an optimizer step before each: those were taken earlier
+            for step in (lambda: None, *steps):
+                step()
+                for group, plain in zip(self._optimizer.param_groups, self._plain, strict=False):
+                    changed |= {k for k, v in group.items() if k not in changed and _differs(v, plain.get(k, v))}
+        for group, begun, before in zip(self._optimizer.param_groups, self._fresh, then, strict=False):
+            group.update({k: v for k, v in before.items() if k in begun and k not in changed})
+
+    # ---- while training
+
+    def before_epoch(self, epoch: Any) -> None:
+        """A scheduler that counts steps is made when their number is known, and set to where this epoch begins."""
+        if not self._per_step:
+            return
+        together = self._settings.gradient_accumulation
+        steps = -(-self._steps() // together)
+        done = min(steps, -(-epoch.first // together))
+        self._from, self._span, self._taken = epoch.number * steps + done, steps - done, 0
+        # An epoch that goes on at another world size may have a step more or less than its share of the schedule.
+        self._groups = max(1, -(-(epoch.steps - epoch.first) // together))
+        if self._scheduler is None:
+            self._make(steps * self._settings.epochs, self._from)
+        self._step_to(self._from)
 
     def after_step(self) -> None:
         """After each optimizer step."""
-        if self._per_step and self._scheduler is not None:
+        if self._per_step:
+            self._taken += 1
+            self._step_to(self._from + self._taken * self._span // self._groups)
+
+    def _step_to(self, place: int) -> None:
+        while self._at < place:
             self._scheduler.step()
+            self._at += 1
 
     def after_epoch(self, entry: dict[str, Any]) -> None:
         """After each epoch, with what it came to."""
-        if self._scheduler is None or self._per_step:
-            return
+        if self._scheduler is not None and not self._per_step:
+            self._step(entry)
+
+    def _step(self, entry: dict[str, Any]) -> None:
         if isinstance(self._scheduler, torch.optim.lr_scheduler.ReduceLROnPlateau):
             self._scheduler.step(entry.get("validation_loss", entry["loss"]))
         else:
@@ -62,6 +158,31 @@ class Pace:
     def learning_rate(self) -> float:
         """Of the first group of parameters."""
         return float(self._optimizer.param_groups[0]["lr"])
+
+
+def _options(optimizer: torch.optim.Optimizer) -> list[dict[str, Any]]:
+    """A copy of what each group holds beside its parameters."""
+    return [{k: copy.deepcopy(v) for k, v in group.items() if k != "params"} for group in optimizer.param_groups]
+
+
+def _put(optimizer: torch.optim.Optimizer, options: Sequence[dict[str, Any]]) -> None:
+    """Give the groups these options and no others."""
+    for group, wanted in zip(optimizer.param_groups, options, strict=False):
+        for name in [name for name in group if name != "params" and name not in wanted]:
+            del group[name]
+        group.update(copy.deepcopy(wanted))
+
+
+def _differs(one: Any, other: Any) -> bool:
+    if isinstance(one, list) or one is other:  # the parameters
+        return False
+    return bool(torch.as_tensor(one != other).any())
+
+
+def _described(scheduler: Any) -> str:
+    """A name for the state of a new scheduler: two that are equal are of the same kind and settings."""
+    state = repr(sorted(scheduler.state_dict().items()))
+    return f"{type(scheduler).__name__} {hashlib.sha256(state.encode()).hexdigest()[:16]}"
 
 
 class Stopper:

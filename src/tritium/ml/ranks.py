@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any, TypeVar
 
@@ -33,6 +33,25 @@ class Ranks:
         if self.size > 1:
             dist.all_reduce(values)
         return values
+
+    def largest(self, values: torch.Tensor) -> torch.Tensor:
+        """The element-wise maximum over ranks."""
+        if self.size > 1:
+            dist.all_reduce(values, dist.ReduceOp.MAX)
+        return values
+
+    def from_first(self, tensors: Iterable[torch.Tensor]) -> None:
+        """Overwrite these tensors with rank 0's: one exchange for all of them."""
+        tensors = [t for t in tensors if t.layout == torch.strided and t.numel()]
+        if self.size == 1 or not tensors:
+            return
+        with torch.no_grad():
+            parts = [t.detach().contiguous().reshape(-1).view(torch.uint8).to(self.device) for t in tensors]
+            whole = torch.cat(parts)
+            dist.broadcast(whole, 0)
+            for tensor, bits in zip(tensors, torch.split(whole, [len(part) for part in parts]), strict=True):
+                # A copy, as a view of another type must begin at a multiple of its size.
+                tensor.detach().copy_(bits.clone().view(tensor.dtype).view(tensor.shape))
 
     def any(self, flag: bool) -> bool:
         """Whether it is true on any rank."""

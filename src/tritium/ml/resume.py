@@ -38,7 +38,9 @@ def about(settings: TorchSettings, module: torch.nn.Module, optimizer: Any, fiel
     return found | {f"column {f.name}": f"{f.dtype} of {', '.join(f.sources)}" for f in fields}
 
 
-def refuse_another(before: Mapping[str, Any] | None, now: Mapping[str, Any], path: str) -> None:
+def refuse_another(
+    before: Mapping[str, Any] | None, now: Mapping[str, Any], path: str, *, resized: bool = False
+) -> None:
     """BadSetting that names the differences, when the checkpoint at `path` is of another training than this one.
 
     A name that is None in `now` is not known here.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import inspect
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import MISSING, dataclass, field, fields
 from typing import Any, Literal
@@ -41,8 +42,10 @@ class EarlyStopping:
             raise BadSetting("EarlyStopping: " + " ".join(wrong), settings=wrong)
 
     def better(self, value: float, best: float | None) -> bool:
-        """Whether `value` improves on `best` (None: there is none yet)."""
-        if best is None:
+        """Whether `value` improves on `best` (None: there is none yet). NaN never does, and all else does on NaN."""
+        if math.isnan(value):
+            return False
+        if best is None or math.isnan(best):
             return True
         return value < best - self.min_delta if self.mode == "min" else value > best + self.min_delta
 

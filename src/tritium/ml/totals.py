@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import math
+import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -27,6 +28,7 @@ class Totals:
             metric.to(ranks.device)
             metric.reset()
         self._rows = self._padded = 0
+        self._began, self._before = time.monotonic(), 0.0  # seconds of this epoch in an earlier attempt or run
         self._sums = torch.zeros(1 + len(self._own), dtype=torch.float64, device=ranks.device)
         self._each = list(self._sums)  # views: adding by an index is three operations, at every step
 
@@ -49,10 +51,19 @@ class Totals:
     def state(self) -> dict[str, Any]:
         """This rank's sums so far, for a checkpoint."""
         kept = {name: {each: getattr(metric, each) for each in metric._defaults} for name, metric in self._kept.items()}
-        return {"sums": self._all(), "kept": kept, "updates": {n: m._update_count for n, m in self._kept.items()}}
+        return {
+            "sums": self._all(),
+            "kept": kept,
+            "updates": {n: m._update_count for n, m in self._kept.items()},
+            "seconds": self._seconds(),
+        }
+
+    def _seconds(self) -> float:
+        return self._before + time.monotonic() - self._began
 
     def load_state(self, states: Sequence[Mapping[str, Any] | None]) -> None:
         """Go on from the sums of all ranks of then; the ranks of now share them out."""
+        self._before = max((state["seconds"] for state in states if state is not None), default=0.0)
         for state in states[self._ranks.rank :: self._ranks.size]:
             if state is not None:
                 rows, padded, *_ = state["sums"].tolist()
@@ -61,8 +72,9 @@ class Totals:
                 for name, metric in self._kept.items():
                     _take_in(metric, state["kept"][name], state["updates"][name])
 
-    def close(self, epoch: int, seconds: float) -> dict[str, Any]:
-        """The epoch's entry in the history. A collective."""
+    def close(self, epoch: int) -> dict[str, Any]:
+        """The epoch's entry in the history; its seconds are those in which its rows were taken. A collective."""
+        seconds = self._seconds()
         means, rows, padded = self._collect()
         return {
             "epoch": epoch,

@@ -25,6 +25,7 @@ _CHOICES: dict[str, tuple[Any, ...]] = {
     "remainder": ("pad", "drop", "repeat"),
     "shuffle": ("full", "stream", False, True),
     "precision": ("fp32", "bf16"),
+    "if_code_changed": ("refuse", "continue"),
     "verbose": (True, False),
 }
 

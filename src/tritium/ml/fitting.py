@@ -113,14 +113,15 @@ def prepare(frame: Any, settings: TorchSettings, gang: Gang) -> Plan:
 def run(plan: Plan, *, spark: Any = None, exchange: Any = None) -> Model:
     """Start the gang, over this exchange if there is one, and make a model of what it leaves behind."""
     settings = plan.settings
+    named = plan.gang.run_dir is not None
+    now = None if settings.checkpoint_every is None and not named else resume.planned(settings, plan.fields.values())
     if not (settings.validation is None or isinstance(settings.validation, str | float)):
         settings = dataclasses.replace(settings, validation="validation")  # a DataFrame stays on the driver
-    named = plan.gang.run_dir is not None
-    begun = resume.look(str(plan.gang.run_dir), settings, plan.fields.values()) if named else None
+    begun = resume.look(str(plan.gang.run_dir), settings, now) if named and now is not None else None
     ended = launch.start(
         train,
         plan.gang,
-        args=(settings, "validation" in plan.data, plan.unused, named),
+        args=(settings, "validation" in plan.data, plan.unused, named, now),
         data=plan.data if exchange is None else exchange,
         spark=spark,
         said=[begun] if begun else [],

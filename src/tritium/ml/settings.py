@@ -146,6 +146,11 @@ class TorchSettings:
         '"refuse", or begin the epoch "anew" with the rows of now.',
         "refuse",
     )
+    if_code_changed: Literal["refuse", "continue"] = setting(
+        "When a training goes on with another model, loss, train_step, scheduler or metric than it was begun with: "
+        '"refuse", or "continue" with the code of now.',
+        "refuse",
+    )
     early_stopping: Any = setting("EarlyStopping(...), or its patience in epochs.", None)
     train_step: Any = setting(
         "Your own step: a function (module, batch) -> loss, or (loss, output) if there are metrics. The loss is "

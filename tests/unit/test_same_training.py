@@ -1,0 +1,394 @@
+"""A fit in a used run directory: the same training goes on, and another one is refused before anything has started."""
+
+from __future__ import annotations
+
+import functools
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional
+
+from tritium.errors import BadSetting
+from tritium.ml import fit, resume
+from tritium.ml.digest import digest
+
+SCALE = 2.0
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _torch_settled() -> None:
+    """The first optimizer of a process makes torch set an environment variable and a cache directory."""
+    torch.optim.SGD([torch.zeros(1, requires_grad=True)], 0.1)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _scale() -> Iterator[None]:
+    before = SCALE
+    yield
+    globals()["SCALE"] = before
+
+
+def table() -> pa.Table:
+    x = np.random.default_rng(1).normal(size=(30, 3))
+    return pa.table({f"x{i}": x[:, i] for i in range(3)} | {"y": x[:, 0] - x[:, 1]})
+
+
+class Net(nn.Module):
+    def __init__(self, dropout: float = 0.1) -> None:
+        super().__init__()
+        self.layers = nn.Sequential(nn.Linear(3, 4), nn.Dropout(dropout), nn.Linear(4, 1))
+
+    def forward(self, x: Any) -> Any:
+        return self.layers(x)
+
+
+class OtherNet(nn.Module):
+    """The same layers, and another function of them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.Sequential(nn.Linear(3, 4), nn.Dropout(0.1), nn.Linear(4, 1))
+
+    def forward(self, x: Any) -> Any:
+        return self.layers(x).tanh()
+
+
+OtherNet.__name__ = OtherNet.__qualname__ = "Net"
+
+
+def grouped(lr: float) -> Callable[..., Any]:
+    def make(parameters: Any) -> torch.optim.Optimizer:
+        first, *rest = parameters
+        return torch.optim.AdamW([{"params": [first], "lr": lr}, {"params": rest}], 0.01)
+
+    return make
+
+
+def squared(output: Any, label: Any) -> Any:
+    return ((output - label) ** 2).mean()
+
+
+def scaled(by: float) -> Callable[..., Any]:
+    return lambda output, label: by * functional.mse_loss(output, label)
+
+
+def by_global(output: Any, label: Any) -> Any:
+    return SCALE * functional.mse_loss(output, label)
+
+
+def step(module: Any, batch: Any) -> Any:
+    output = module(batch["features"])
+    return functional.mse_loss(output, batch["label"]), output
+
+
+def longer_step(module: Any, batch: Any) -> Any:
+    output = module(batch["features"])
+    return functional.mse_loss(output, batch["label"]) + 0.1 * output.square().mean(), output
+
+
+def error(output: Any, label: Any) -> Any:
+    return (output - label).abs().mean()
+
+
+def twice(output: Any, label: Any) -> Any:
+    return 2 * (output - label).abs().mean()
+
+
+class Custom(torch.optim.SGD):
+    def step(self, closure: Any = None) -> Any:
+        return super().step(closure)
+
+
+class Changed(torch.optim.SGD):
+    def step(self, closure: Any = None) -> Any:
+        self.param_groups[0]["lr"] *= 0.9
+        return super().step(closure)
+
+
+Changed.__name__ = Changed.__qualname__ = "Custom"
+
+
+def train(run_dir: Path, **changes: Any) -> Any:
+    settings: dict[str, Any] = {
+        "model": Net,
+        "loss": nn.MSELoss(),
+        "optimizer": lambda p: torch.optim.Adam(p, 0.01),
+        "feature_cols": ["x0", "x1", "x2"],
+        "label_cols": ["y"],
+        "batch_size": 8,
+        "epochs": 1,
+        "verbose": False,
+        "ranks": 1,
+        "on": "here",
+        "progress": False,
+    }
+    return fit(table(), run_dir=str(run_dir), **(settings | changes))
+
+
+def first_note(run_dir: Path) -> str:
+    return str(json.loads((run_dir / "report.json").read_text())["notes"][0])
+
+
+adam, sgd = torch.optim.Adam, torch.optim.SGD
+CHANGES: dict[str, tuple[dict[str, Any], dict[str, Any], str]] = {
+    "learning rate": ({}, {"optimizer": lambda p: adam(p, 0.02)}, "optimizer group 0 lr: 0.02, was 0.01"),
+    "weight decay": (
+        {"optimizer": lambda p: sgd(p, 0.1)},
+        {"optimizer": lambda p: sgd(p, 0.1, weight_decay=0.5)},
+        "optimizer group 0 weight_decay: 0.5, was 0",
+    ),
+    "betas": (
+        {},
+        {"optimizer": lambda p: adam(p, 0.01, betas=(0.8, 0.999))},
+        r"group 0 betas: \[0.8, 0.999\], was \[0.9, 0.999\]",
+    ),
+    "learning rate of a group": (
+        {"optimizer": grouped(0.1)},
+        {"optimizer": grouped(0.2)},
+        "optimizer group 0 lr: 0.2, was 0.1",
+    ),
+    "optimizer's own code": (
+        {"optimizer": lambda p: Custom(p, 0.1)},
+        {"optimizer": lambda p: Changed(p, 0.1)},
+        "optimizer: Custom has changed",
+    ),
+    "loss": ({}, {"loss": nn.L1Loss()}, r"loss: L1Loss\(reduction='mean'\), was MSELoss\(reduction='mean'\)"),
+    "settings of a loss": (
+        {"loss": nn.HuberLoss()},
+        {"loss": nn.HuberLoss(delta=0.5)},
+        r"loss: HuberLoss\(.*delta=0.5\), was HuberLoss\(.*delta=1.0\)",
+    ),
+    "weights of a loss": (
+        {"loss": nn.BCEWithLogitsLoss(pos_weight=torch.ones(1))},
+        {"loss": nn.BCEWithLogitsLoss(pos_weight=torch.full((1,), 3.0))},
+        "loss: BCEWithLogitsLoss.* has changed",
+    ),
+    "arguments of a partial": (
+        {"loss": functools.partial(functional.smooth_l1_loss, beta=1.0)},
+        {"loss": functools.partial(functional.smooth_l1_loss, beta=0.5)},
+        r"loss: partial\(smooth_l1_loss, beta=0.5\), was partial\(smooth_l1_loss, beta=1.0\)",
+    ),
+    "a loss of one's own": ({"loss": squared}, {"loss": by_global}, "loss: by_global, was squared"),
+    "what a loss captures": ({"loss": scaled(1.0)}, {"loss": scaled(3.0)}, "loss: <lambda> has changed, or what it c"),
+    "a layer's setting": (
+        {},
+        {"model": lambda: Net(0.5)},
+        r"model: \(1\): Dropout\(p=0.5, inplace=False\), was \(1\): Dropout\(p=0.1, inplace=False\)",
+    ),
+    "the forward of a model": ({}, {"model": OtherNet}, "model: Net has changed"),
+    "train_step": (
+        {"train_step": step, "loss": None},
+        {"train_step": longer_step, "loss": None},
+        "train_step: longer_step, was step",
+    ),
+    "a scheduler": (
+        {"lr_scheduler": lambda o: torch.optim.lr_scheduler.StepLR(o, 1, 0.5)},
+        {"lr_scheduler": lambda o: torch.optim.lr_scheduler.StepLR(o, 1, 0.1)},
+        "lr_scheduler: <lambda> has changed",
+    ),
+    "no scheduler": (
+        {"lr_scheduler": lambda o: torch.optim.lr_scheduler.StepLR(o, 1, 0.5)},
+        {},
+        "lr_scheduler: None, was <lambda>",
+    ),
+    "metrics": ({"metrics": {"e": error}}, {"metrics": {"e": twice}}, "metrics: {'e': twice}, was {'e': error}"),
+    "rows to validate on": ({"validation": 0.2}, {"validation": 0.3}, "validation: 0.3, was 0.2"),
+}
+
+
+@pytest.mark.parametrize("change", CHANGES)
+def test_another_training_is_refused_with_what_is_different(change: str, tmp_path: Path) -> None:
+    before, now, says = CHANGES[change]
+    train(tmp_path, **before)
+    events = (tmp_path / "events.jsonl").read_bytes()
+    with pytest.raises(BadSetting, match=says) as caught:
+        train(tmp_path, **(before | now if "no scheduler" not in change else now))
+    assert len(caught.value.differences) == 1
+    assert (tmp_path / "events.jsonl").read_bytes() == events, "nothing has started"
+    train(tmp_path, **before)
+    assert "nothing is left to do" in first_note(tmp_path)
+
+
+def test_a_global_that_code_reads_is_part_of_it(tmp_path: Path) -> None:
+    train(tmp_path, loss=by_global)
+    globals()["SCALE"] = 5.0
+    with pytest.raises(BadSetting, match="loss: by_global has changed, or what it captures"):
+        train(tmp_path, loss=by_global)
+    model = train(tmp_path, loss=by_global, if_code_changed="continue", epochs=2)
+    assert len(model.history) == 2
+    assert "goes on: epoch 2 of 2" in first_note(tmp_path)
+    assert first_note(tmp_path).endswith("; loss: by_global has changed, or what it captures")
+
+
+def test_everything_that_is_different_is_listed_at_once(tmp_path: Path) -> None:
+    train(tmp_path)
+    with pytest.raises(BadSetting) as caught:
+        train(tmp_path, optimizer=lambda p: adam(p, 0.5), loss=nn.L1Loss(), batch_size=4)
+    assert len(caught.value.differences) == 3
+    assert "if_code_changed='continue'" in str(caught.value)
+    with pytest.raises(BadSetting, match="optimizer group 0 lr") as caught:
+        train(tmp_path, optimizer=lambda p: adam(p, 0.5), if_code_changed="continue")
+    assert "if_code_changed" not in str(caught.value), "a learning rate is no code"
+
+
+def teacher() -> Callable[..., Any]:
+    """Captures a network of random weights, another one every time, and the name of a run."""
+    net, name = nn.Linear(1, 1), os.urandom(4).hex()
+
+    def loss(output: Any, label: Any) -> Any:
+        assert name
+        return functional.mse_loss(output, label) + 0 * net(output).mean()
+
+    return loss
+
+
+def test_what_can_only_be_guessed_is_told(tmp_path: Path) -> None:
+    train(tmp_path, loss=teacher())
+    train(tmp_path, loss=teacher())
+    line = first_note(tmp_path)
+    assert "nothing is left to do" in line
+    assert line.endswith("; whether what loss captures is the same can't be known")
+
+
+def test_code_of_another_version_of_python_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    train(tmp_path, loss=squared)
+
+    class Older:
+        version_info = (3, 9)
+
+        def __getattr__(self, name: str) -> Any:
+            return getattr(sys, name)
+
+    monkeypatch.setattr(resume, "sys", Older())
+    train(tmp_path, loss=squared)
+    assert "; it was begun with Python 3." in first_note(tmp_path)
+    with pytest.raises(BadSetting, match="loss: L1Loss"):
+        train(tmp_path, loss=nn.L1Loss())
+
+
+def test_a_training_goes_on_with_another_scheduler_for_other_epochs_and_says_so(tmp_path: Path) -> None:
+    train(tmp_path, lr_scheduler=lambda o: torch.optim.lr_scheduler.CosineAnnealingLR(o, 1), metrics={"e": error})
+    model = train(
+        tmp_path,
+        lr_scheduler=lambda o: torch.optim.lr_scheduler.CosineAnnealingLR(o, 4),
+        metrics={"e": error, "t": twice},
+        epochs=4,
+    )
+    rates = [entry["learning_rate"] for entry in model.history[1:]]
+    assert rates == pytest.approx([0.01 * (1 + np.cos(np.pi * k / 4)) / 2 for k in (1, 2, 3)])
+    assert "t" in model.history[-1]
+    assert "lr_scheduler: <lambda> has changed" in first_note(tmp_path)
+    assert "metrics: " in first_note(tmp_path)
+
+
+ONE = """
+def loss(output, label, weight=(1, 2.5)):
+    "Doc."
+    kinds = {"a", "b", "c"}
+    total = (output - label).abs()  # of every row
+    return helper(total, kinds).mean()
+
+def helper(value, names, *, by=BY):
+    return sorted(value * by for name in names if name in {"x", "y", "z"})
+"""
+REWRITTEN = '''
+
+
+def loss(output, label, weight=(1, 2.5)):
+    """Another
+    docstring."""
+    some_kinds = {"a", "b", "c"}
+    difference = (
+        output - label
+    ).abs()
+    return helper(difference, some_kinds).mean()
+
+def helper(value, names, *, by=BY):
+    # a comment
+    return sorted(value * by for each in names if each in {"x", "y", "z"})
+'''
+
+
+def made(source: str, by: float = 2.0) -> Any:
+    space: dict[str, Any] = {"BY": by, "__name__": "__main__"}
+    exec(compile(source, "<cell>", "exec"), space)
+    return space["loss"]
+
+
+def test_comments_lines_and_names_of_variables_do_not_count() -> None:
+    assert digest(made(ONE)) == digest(made(REWRITTEN))
+    for changed in (ONE.replace("2.5", "2"), ONE.replace(".abs()", ".exp()"), ONE.replace('"z"', '"w"')):
+        assert digest(made(changed)) != digest(made(ONE))
+    assert digest(made(ONE, by=3.0)) != digest(made(ONE)), "a default of a function that it calls"
+
+
+SCRIPT = """
+import dataclasses, enum, functools, sys
+import numpy as np, torch
+from torch import nn
+from torch.nn import functional
+from tritium.ml.digest import digest
+
+Kind = enum.Enum("Kind", "a b")
+
+@dataclasses.dataclass
+class Config:
+    names: frozenset
+    sizes: dict
+
+class Net(nn.Module):
+    width = 3
+    def __init__(self):
+        super().__init__()
+        self.first = nn.Linear(3, 2)
+    def forward(self, x):
+        return super().forward(x) if x in {"a", "b", "c"} else self.first(x)
+
+class Task:
+    def __init__(self):
+        self.net, self.names = Net(), {"u", "v", "w"}
+    def step(self, module, batch):
+        return module(batch) * CONFIG.sizes["k"]
+
+CONFIG = Config(frozenset("abcdef"), {"k": 1, "j": {2.0, 3.5}})
+torch.manual_seed(1)
+task, array = Task(), np.arange(5)
+def closed():
+    seen = {"p", "q", "r"}
+    return lambda x: recursive(x) if x in seen else array
+def recursive(x):
+    return recursive(x - 1) if x else Kind.a
+things = [Net, Net(), task.step, closed(), recursive, functools.partial(functional.mse_loss, reduction="sum"),
+          nn.CrossEntropyLoss(torch.tensor([1.0, 2.0])), CONFIG, {"m": functional.l1_loss}, torch.optim.Adam, len]
+for thing in things:
+    print(digest(thing))
+"""
+
+
+def test_digests_are_those_of_a_fresh_interpreter_whatever_its_hash_seed(tmp_path: Path) -> None:
+    (tmp_path / "one.py").write_text(SCRIPT)
+    (tmp_path / "two.py").write_text("# other lines\n\n" + SCRIPT)
+    started = [
+        subprocess.Popen(
+            [sys.executable, str(tmp_path / name)],
+            env={**os.environ, "PYTHONHASHSEED": seed},
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        for name, seed in (("one.py", "1"), ("two.py", "77"))
+    ]
+    outputs = [process.communicate(timeout=120)[0] for process in started]
+    assert outputs[0] == outputs[1]
+    lines = outputs[0].splitlines()
+    assert len(lines) == 11
+    assert len(set(lines)) == 11

@@ -172,7 +172,7 @@ def test_at_another_world_size_it_goes_on_with_the_layers_that_were_unfrozen(tmp
 class UnfreezesOnOneRank(Callback):
     def on_epoch_end(self, state: Any) -> None:
         if state.rank == 1:
-            state.module.backbone[0].requires_grad_(True)
+            state.module.backbone[0].weight.requires_grad_(True)
 
 
 def test_layers_that_only_some_ranks_unfreeze_are_an_error_that_names_them(tmp_path: Path) -> None:
@@ -238,7 +238,7 @@ def test_a_difference_of_rounding_between_kinds_of_processors_is_told_and_no_err
     def run(by: float, kinds: bool) -> Any:
         notes: list[str] = []
         with joined(tr.world()) as ranks:
-            module = nn.Linear(3, 1)
+            module = nn.Linear(3, 1, bias=False)
             nn.init.ones_(module.weight)
             if ranks.rank:
                 module.weight.data += by

@@ -45,8 +45,8 @@ class Replica:
         if not self._ranks.any(not same):
             return
         self._refuse_different()
-        known = {name for name, _ in before}
-        missing = [name for name in outside(self.module, optimizer) if name not in known]
+        known, unheld = {id(parameter) for _, parameter in before}, set(outside(self.module, optimizer))
+        missing = [name for name, parameter in now if name in unheld and id(parameter) not in known]
         if missing:
             raise BadSetting(
                 f"{_listed(missing)} was unfrozen and is in no group of the optimizer, so that it would never learn. "

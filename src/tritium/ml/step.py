@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import functools
 import inspect
+import math
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -31,6 +32,8 @@ def make_step(settings: TorchSettings, device: torch.device) -> Step:
             label = batch[LABEL]
             if not checked:
                 refuse_broadcast(output, label, settings.loss)
+                if row_losses is None:
+                    refuse_sum(settings.loss, output, label)
                 checked.append(True)
             if row_losses is None:
                 loss = settings.loss(output, label)
@@ -110,6 +113,56 @@ def refuse_broadcast(output: Any, label: torch.Tensor, loss: Any) -> None:
         output=tuple(got),
         label=tuple(wanted),
     )
+
+
+def refuse_sum(loss: Any, output: Any, label: torch.Tensor) -> None:
+    """BadSetting for a loss that sums over rows, which ranks would average as if it were a mean.
+
+    It is called for one row, and for two and three copies of that row: a mean stays, a sum grows by the same amount
+    each time. Nothing is said of one that can't take a single row, is random or keeps a state, or grows otherwise, as a
+    contrastive one does.
+    """
+    # Where output and label are equal, a sum of differences is zero too.
+    for moved in [label, label + 1] if label.is_floating_point() else [label]:
+        one, two, three, again = (_copies_loss(loss, output, moved, copies) for copies in (1, 2, 3, 1))
+        if one != again or not math.isfinite(one + two + three):
+            return
+        first, second = two - one, three - two
+        largest = max(abs(one), abs(two), abs(three))
+        if abs(first) > 0.05 * largest and abs(first - second) < 0.02 * abs(first):
+            raise BadSetting(
+                f"loss={name_of(loss)} sums over the rows: it is {one:.4g} of one row and {three:.4g} of that row "
+                "three times. Batches and ranks would be averaged as if it were a mean, and a short batch, or another "
+                'number of ranks, would train otherwise. Let it give the mean over the rows: reduction="mean"; in a '
+                "function of your own .mean() instead of .sum(), or .sum() / len(label)."
+            )
+
+
+def _copies_loss(loss: Any, output: Any, label: torch.Tensor, copies: int) -> float:
+    """The loss of the first row so many times; NaN where it can't be had. What the loss keeps is as before."""
+    buffers = list(loss.buffers()) if isinstance(loss, torch.nn.Module) else []
+    before = [buffer.clone() for buffer in buffers]
+    gpus = [label.device] if label.device.type == "cuda" else []
+    with torch.no_grad(), torch.random.fork_rng(devices=gpus):
+        try:
+            found = loss(_repeated(output, copies), _repeated(label, copies))
+            return float(found.mean())
+        except Exception:  # noqa: BLE001 - it may need several rows, or other ones: then nothing is known of it
+            return math.nan
+        finally:
+            for buffer, value in zip(buffers, before, strict=True):
+                buffer.copy_(value)
+
+
+def _repeated(value: Any, copies: int) -> Any:
+    """The first row so many times, of a tensor or of each tensor in a tuple, list or dict."""
+    if isinstance(value, torch.Tensor):
+        return value.detach()[:1].repeat(copies, *[1] * (value.ndim - 1)) if value.ndim else value.detach()
+    if isinstance(value, Mapping):
+        return {name: _repeated(item, copies) for name, item in value.items()}
+    if type(value) in (tuple, list):
+        return type(value)(_repeated(item, copies) for item in value)
+    return value
 
 
 def _is_elementwise(loss: Any) -> bool:

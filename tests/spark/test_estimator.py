@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -120,8 +122,8 @@ def test_a_pipeline_of_assembler_indexer_and_classifier(spark: SparkSession, row
 
 
 @POOL_OF_SPARK
-def test_a_cross_validator_whose_gangs_take_every_slot(spark: SparkSession, rows: DataFrame) -> None:
-    estimator = regression(ranks=2, epochs=2)
+def test_a_cross_validator_whose_gangs_take_every_slot(spark: SparkSession, rows: DataFrame, tmp_path: Path) -> None:
+    estimator = regression(ranks=2, epochs=2, run_dir=str(tmp_path / "run"))
     grid = ParamGridBuilder().addGrid(estimator.epochs, [1, 6]).build()
     before = kept(spark)
     best = CrossValidator(
@@ -135,20 +137,25 @@ def test_a_cross_validator_whose_gangs_take_every_slot(spark: SparkSession, rows
     assert best.avgMetrics[1] < best.avgMetrics[0]
     assert len(best.bestModel.history) == 6
     assert kept(spark) == before
+    folders = {str(file.parent.relative_to(tmp_path / "run")) for file in tmp_path.rglob("params.json")}
+    assert folders == {"epochs=1/1", "epochs=1/2", "epochs=6/1", "epochs=6/2", "epochs=6/3"}, "two folds, then all rows"
+    assert json.loads((tmp_path / "run/epochs=6/3/params.json").read_text()) == {"epochs": "6"}
 
 
 @POOL_OF_SPARK
-def test_a_train_validation_split_over_settings(rows: DataFrame) -> None:
-    estimator = regression(epochs=3)
+def test_a_train_validation_split_over_settings(rows: DataFrame, tmp_path: Path) -> None:
+    estimator = regression(epochs=3, run_dir=str(tmp_path))
     grid = (
         ParamGridBuilder()
         .addGrid(estimator.optimizer, [lambda p: torch.optim.SGD(p, 1e-6), lambda p: torch.optim.Adam(p, 0.1)])
         .build()
     )
     best = TrainValidationSplit(
-        estimator=estimator, estimatorParamMaps=grid, evaluator=RegressionEvaluator(labelCol="y"), seed=1
+        estimator=estimator, estimatorParamMaps=grid, evaluator=RegressionEvaluator(labelCol="y"), seed=1, parallelism=2
     ).fit(rows)
     assert best.validationMetrics[1] < best.validationMetrics[0]
+    numbers = sorted(sorted(os.listdir(place)) for place in tmp_path.glob("optimizer=_lambda_-*"))
+    assert numbers == [["1"], ["1", "2"]], "the better one once more, on all rows"
 
 
 def test_trainings_that_read_the_same_rows_compute_the_source_once(spark: SparkSession, rows: DataFrame) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -110,8 +110,11 @@ def prepare(frame: Any, settings: TorchSettings, gang: Gang) -> Plan:
     return Plan(settings, gang, frame.schema, found, fields, data, bool(unused))
 
 
-def run(plan: Plan, *, spark: Any = None, exchange: Any = None) -> Model:
-    """Start the gang, over this exchange if there is one, and make a model of what it leaves behind."""
+def run(plan: Plan, *, spark: Any = None, exchange: Any = None, said: Sequence[str] = ()) -> Model:
+    """Start the gang, over this exchange if there is one, and make a model of what it leaves behind.
+
+    `said`: lines for who waits.
+    """
     settings = plan.settings
     named = plan.gang.run_dir is not None
     now = None if settings.checkpoint_every is None and not named else resume.planned(settings, plan.fields.values())
@@ -124,7 +127,7 @@ def run(plan: Plan, *, spark: Any = None, exchange: Any = None) -> Model:
         args=(settings, "validation" in plan.data, plan.unused, named, now),
         data=plan.data if exchange is None else exchange,
         spark=spark,
-        said=[begun] if begun else [],
+        said=[*said, *([begun] if begun else [])],
     )
     seen = ended.results[0]
     module = settings.make_module()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import threading
 import weakref
 from collections import Counter
@@ -47,6 +48,8 @@ class TorchEstimator(Estimator[Any], MLReadable[Any], MLWritable):
                 " ".join(f"There is no setting {n!r}.{close(n, known)}" for n in unknown), settings=unknown
             )
         self._set(**settings)
+        self._param_map: dict[str, Any] = {}  # what a copy was made with: by a tuner, or by fit(df, param_map)
+        self._fitted: dict[str, list[int]] = {}  # shared with all copies
         if all(self.isDefined(name) for name in TorchSettings.fields()):
             self.settings()
         Gang(**values(self, Gang))
@@ -57,20 +60,46 @@ class TorchEstimator(Estimator[Any], MLReadable[Any], MLWritable):
 
         return combined(None, None, {**values(self, TorchSettings), **values(self, Gang)})
 
+    def copy(self, extra: dict[Param[Any], Any] | None = None) -> TorchEstimator:
+        """A copy with these params, which trains in a directory of its own below `run_dir`, if that is given."""
+        made: TorchEstimator = super().copy(extra)
+        given = {}
+        for param, value in (extra or {}).items():  # of a Pipeline: also those of its other stages
+            stage = "" if param.parent == self.uid else f"{param.parent.rpartition('_')[0]}."
+            given[stage + param.name] = value
+        made._param_map = {**self._param_map, **given}
+        return made
+
     def _fit(self, dataset: DataFrame) -> TorchModel:
+        return self._trained(self._planned(dataset, bool(self._param_map)), dataset)
+
+    def _planned(self, dataset: DataFrame, below: bool) -> Plan:
+        """The training, in a directory below `run_dir` where it is one of several param maps."""
+        from tritium.ml import run_dirs
         from tritium.ml.fitting import prepare
 
-        return self._trained(prepare(dataset, *self.settings()), dataset)
+        settings, gang = self.settings()
+        if below and gang.run_dir is not None and "run_dir" not in self._param_map:
+            place = run_dirs.below(str(gang.run_dir), self._param_map, dataset, self._fitted)
+            gang = dataclasses.replace(gang, run_dir=place)
+        return prepare(dataset, settings, gang)
 
     def _trained(self, plan: Plan, dataset: DataFrame, exchange: Exchange | None = None) -> TorchModel:
+        from tritium.ml import run_dirs
         from tritium.ml.fitting import run
         from tritium.ml.model import TorchModel
 
-        model = TorchModel(run(plan, spark=dataset.sparkSession, exchange=exchange))
+        said = []
+        if plan.gang.run_dir is not None and plan.gang.run_dir != self.getOrDefault("run_dir"):
+            run_dirs.write_params(str(plan.gang.run_dir), self._param_map)
+            said.append(f"param map {run_dirs.shown(self._param_map)}: its run directory is {plan.gang.run_dir}")
+        model = TorchModel(run(plan, spark=dataset.sparkSession, exchange=exchange, said=said))
         return model._resetUid(self.uid)
 
     def fitMultiple(self, dataset: DataFrame, paramMaps: Sequence[dict[Param[Any], Any]]) -> Iterator[tuple[int, Any]]:
         """A model for each param map, as (index, model). Trainings that read the same rows share one exchange.
+
+        With `run_dir` each trains in a directory of its own below it, named after its param map.
 
         The iterator may be used by several threads. The exchange is given back after the last model, after an error,
         and when the iterator is dropped.
@@ -93,10 +122,14 @@ class Trainings(Iterator[tuple[int, Any]]):
     def __init__(
         self, estimator: TorchEstimator, dataset: DataFrame, paramMaps: Sequence[dict[Param[Any], Any]]
     ) -> None:
-        from tritium.ml.fitting import prepare
-
         self._estimators = [estimator.copy(params) for params in paramMaps]
-        self._plans = [prepare(dataset, *one.settings()) for one in self._estimators]
+        self._plans = [one._planned(dataset, True) for one in self._estimators]
+        places = Counter(str(plan.gang.run_dir) for plan in self._plans if plan.gang.run_dir is not None)
+        if twice := [place for place, count in places.items() if count > 1]:
+            raise BadSetting(
+                f"Two param maps are the same, and would train in one directory: {twice[0]}. Leave one out.",
+                run_dir=twice,
+            )
         self._dataset = dataset
         self._lock = threading.Lock()
         self._next = self._running = 0

@@ -1,0 +1,81 @@
+"""A run directory of its own for every param map, below that of the estimator (driver)."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+import threading
+from collections.abc import Mapping
+from typing import Any
+
+from tritium.errors import BadSetting
+from tritium.model import files
+
+PARAMS = "params.json"
+_UNSAFE = re.compile(r"[^A-Za-z0-9_.,=+-]+")
+_LONGEST = 80
+_lock = threading.Lock()
+
+
+def below(run_dir: str, params: Mapping[str, Any], dataset: Any, fitted: dict[str, list[int]]) -> str:
+    """The directory for a fit of this param map (name → value) on these rows: `RUN_DIR/epochs=5,batch_size=16/1`.
+
+    The number counts the datasets that this param map is fitted on: a fold of a CrossValidator each, and the whole
+    data at its end. It is the same in another session that makes the same calls, whatever their parallelism.
+
+    fitted : name → the datasets so far, kept by the estimator and all its copies.
+    """
+    name = name_of_map(params)
+    key = dataset.semanticHash() if hasattr(dataset, "semanticHash") else id(dataset)
+    with _lock:
+        known = fitted.setdefault(name, [])
+        if key not in known:
+            known.append(key)
+        number = known.index(key) + 1
+    return f"{run_dir.rstrip('/')}/{name}/{number}"
+
+
+def name_of_map(params: Mapping[str, Any]) -> str:
+    """A directory's name that a person can read; two param maps with other values have other names."""
+    texts = {name: _text(value) for name, value in sorted(params.items())}
+    whole = shown(params)
+    safe = _UNSAFE.sub("_", whole)[:_LONGEST]
+    plain = all(isinstance(value, bool | int | float | str | None) for value in params.values())
+    if plain and safe == whole:
+        return safe
+    exact = json.dumps({name: [text, _digest(params[name])] for name, text in texts.items()})
+    return f"{safe}-{hashlib.sha256(exact.encode()).hexdigest()[:8]}"
+
+
+def shown(params: Mapping[str, Any]) -> str:
+    """`batch_size=16,epochs=5`."""
+    return ",".join(f"{name}={_text(value)}" for name, value in sorted(params.items())) or "default"
+
+
+def write_params(run_dir: str, params: Mapping[str, Any]) -> None:
+    """Keep what the param map is in `params.json` of its directory, with where functions were written."""
+    try:
+        store, root, _ = files.opened(run_dir)
+        store.makedirs(root, exist_ok=True)
+        with store.open(f"{root}/{PARAMS}", "wb") as file:
+            file.write(json.dumps({name: _text(value, True) for name, value in params.items()}, indent=1).encode())
+    except OSError as error:
+        raise BadSetting(f"run_dir={run_dir!r} can't be written: {error}", run_dir=run_dir) from error
+
+
+def _text(value: Any, place: bool = False) -> str:
+    from tritium.ml.digest import described
+
+    if isinstance(value, bool | int | float | str | None):
+        return str(value)
+    if isinstance(value, list | tuple):
+        return "+".join(_text(item, place) for item in value)
+    code = getattr(value, "__code__", None)
+    return described(value) + (f" of {code.co_filename}, line {code.co_firstlineno}" if place and code else "")
+
+
+def _digest(value: Any) -> list[str]:
+    from tritium.ml.digest import digest
+
+    return list(digest(value))

@@ -85,6 +85,12 @@ def train(run_dir: Path, frame: Any = None, **changes: Any) -> Any:
     return fit(table() if frame is None else frame, run_dir=str(run_dir), **(settings | changes))
 
 
+@pytest.fixture(scope="module", autouse=True)
+def _torch_settled() -> None:
+    """The first optimizer of a process makes torch set an environment variable and a cache directory."""
+    torch.optim.SGD([torch.zeros(1, requires_grad=True)], 0.1)
+
+
 def flat(weights: list[Any]) -> torch.Tensor:
     return torch.cat([torch.tensor(part).flatten() for part in weights])
 
@@ -327,6 +333,7 @@ def test_a_first_epoch_that_is_not_a_number_is_not_the_best_for_ever(tmp_path: P
     model = train(
         tmp_path / "run",
         ranks=1,
+        on="here",
         validation="held",
         batch_size=64,
         metrics={"m": nan_at_first},

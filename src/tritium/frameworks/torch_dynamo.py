@@ -11,7 +11,8 @@ from __future__ import annotations
 import contextlib
 import functools
 import importlib
-from collections.abc import Callable
+import sys
+from collections.abc import Callable, Iterator
 from types import ModuleType
 from typing import Any
 from weakref import WeakSet
@@ -36,6 +37,22 @@ def wait_for_compile() -> None:
     at_import("torch._compile", functools.partial(_mark, marked, present))
     at_import("torch.optim.optimizer", functools.partial(_step_without, present))
     at_import("torch", functools.partial(_stand_in, present))
+
+
+@contextlib.contextmanager
+def without_compiler() -> Iterator[None]:
+    """Within, an optimizer is made without importing torch's compiler; for a process that imported torch by itself."""
+    optimizers = sys.modules.get("torch.optim.optimizer")
+    function = getattr(getattr(optimizers, "Optimizer", None), "add_param_group", None)
+    inner = getattr(function, "__wrapped__", None)
+    if _DYNAMO in sys.modules or inner is None or hasattr(inner, _DISABLED):
+        yield
+        return
+    setattr(inner, _DISABLED, inner)
+    try:
+        yield
+    finally:
+        _unmark(inner)
 
 
 def _unmark(function: Any) -> None:

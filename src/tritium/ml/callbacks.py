@@ -33,10 +33,17 @@ class Callback:
     """
 
     def on_train_start(self, state: TrainState) -> None:
-        """Before the first step; the module is on its device, and equal on every rank."""
+        """Before the first step; the module is on its device, and equal on every rank.
+
+        Where a training goes on, weights, history and epoch are those of the checkpoint. What this changes in the
+        module or the optimizer is put back after it, as what it did when the training began is in the checkpoint.
+        """
 
     def on_epoch_end(self, state: TrainState) -> None:
-        """After training and validation of `state.epoch`, whose values are `state.history[-1]`."""
+        """After training and validation of `state.epoch`, whose values are `state.history[-1]`.
+
+        May freeze and unfreeze layers, the same ones on every rank.
+        """
 
     def on_train_end(self, state: TrainState) -> None:
         """After the last epoch, when the best weights have been restored; not after an error."""

@@ -66,9 +66,11 @@ class Replica:
         return [(name, parameter) for name, parameter in self.module.named_parameters() if parameter.requires_grad]
 
     def _wrap(self) -> None:
+        again = hasattr(self, "net")
         self.net: torch.nn.Module = self.module
         self.gradients = Gradients(self.module)
-        gc.collect()  # the DDP of before takes its hooks off the parameters when it is freed
+        if again:
+            gc.collect()  # the DDP of before takes its hooks off the parameters when it is freed
         for parameter in self.module.parameters():
             parameter.grad = None
         self._wrapped = self._trained()

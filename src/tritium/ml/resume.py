@@ -11,6 +11,7 @@ import torch
 
 from tritium.data.schema import Field
 from tritium.errors import BadSetting, CheckpointFailed
+from tritium.frameworks.torch_dynamo import without_compiler
 from tritium.ml.digest import described, digest, is_own
 from tritium.ml.settings import TorchSettings, name_of
 from tritium.model.checkpoint import Damaged, Store
@@ -58,7 +59,8 @@ def planned(settings: TorchSettings, fields: Iterable[Field]) -> dict[str, Any]:
         torch.manual_seed(settings.seed)
         module = settings.make_module()
         try:
-            optimizer = settings.optimizer(module.parameters())
+            with without_compiler():
+                optimizer = settings.optimizer(module.parameters())
         except Exception:  # noqa: BLE001 - of a library that only the ranks have, perhaps: they look at it again
             optimizer = None
         found = about(settings, module, optimizer, fields)

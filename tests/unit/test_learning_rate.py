@@ -120,7 +120,7 @@ class Decays(Rates):
 
     def on_epoch_end(self, state: Any) -> None:
         super().on_epoch_end(state)
-        if state.epoch == 0:
+        if len(state.history) == 1:
             state.optimizer.param_groups[0]["weight_decay"] = 0.25
         state.history[-1]["decay"] = state.optimizer.param_groups[0]["weight_decay"]
 

@@ -55,11 +55,11 @@ class Unfreezes(Callback):
         state.module.backbone.requires_grad_(False)
 
     def on_epoch_end(self, state: Any) -> None:
-        if state.epoch == self.after:
+        if len(state.history) - 1 == self.after:
             state.module.backbone.requires_grad_(True)
             if self.group:
                 state.optimizer.add_param_group({"params": list(state.module.backbone.parameters()), "lr": 1e-4})
-        if state.epoch == self.freeze_head:
+        if len(state.history) - 1 == self.freeze_head:
             state.module.head.requires_grad_(False)
         weights = [p.detach().clone().tolist() for p in state.module.parameters()]
         state.history[-1]["weights"] = tr.world().gather(weights)
@@ -147,7 +147,7 @@ class Kills(Unfreezes):
     def on_epoch_end(self, state: Any) -> None:
         super().on_epoch_end(state)
         tr.world().checkpoint.wait()
-        if state.epoch == self.at and state.rank == state.size - 1 and not (self.folder / "killed").exists():
+        if len(state.history) - 1 == self.at and state.rank == state.size - 1 and not (self.folder / "killed").exists():
             (self.folder / "killed").touch()
             os.kill(os.getpid(), signal.SIGKILL)
 
@@ -224,7 +224,7 @@ class Touches(Callback):
         self.at_end = at_end
 
     def on_epoch_end(self, state: Any) -> None:
-        if not self.at_end and state.epoch == 1 and state.rank == 1:
+        if not self.at_end and len(state.history) - 1 == 1 and state.rank == 1:
             state.module.head.bias.data += 0.25
 
     def on_train_end(self, state: Any) -> None:

@@ -77,7 +77,7 @@ class Replica:
         # Nobody has tried whether what was frozen when the training began gets a gradient at all.
         unused = self._unused or not self._tried.issuperset(self.trainable)
         self.net = self._ranks.replicate(self.module, unused)
-        self.gradients = Gradients(self.net)
+        self.gradients = Gradients(self.net, self.module)
 
     def _refuse_different(self) -> None:
         each = self._ranks.gather(self.trainable)

@@ -23,14 +23,15 @@ class Gradients:
     Without DDP (one rank, or nothing to train) there is nothing to exchange.
     """
 
-    def __init__(self, net: torch.nn.Module) -> None:
+    def __init__(self, net: torch.nn.Module, module: torch.nn.Module | None = None) -> None:
+        """`module`: by whose names a parameter is called in an error."""
         self._net = net if isinstance(net, DistributedDataParallel) else None
         # With parameters that may get no gradient DDP never makes its buckets anew.
         self._keeps = self._net is None or bool(self._net.find_unused_parameters)
         self._trained = [parameter for parameter in net.parameters() if parameter.requires_grad]
         self._frozen: list[tuple[str, torch.nn.Parameter]] = []
         if self._net is not None:
-            named = self._net.module.named_parameters()
+            named = (module or self._net.module).named_parameters()
             self._frozen = [(name, parameter) for name, parameter in named if not parameter.requires_grad]
         self.order: list[str] | None = None
         """Names of parameters as their gradients arrived in the first step; None before it."""

@@ -18,7 +18,7 @@ from torch import nn
 import tritium as tr
 from tritium.errors import BadSetting, RankFailed, RanksDiffer
 from tritium.ml import Callback, EarlyStopping, fit
-from tritium.ml.equal_weights import refuse_different
+from tritium.ml.equal_weights import checksum, refuse_different
 from tritium.ml.ranks import joined
 
 ROWS = 60
@@ -261,6 +261,18 @@ def test_a_difference_of_rounding_between_kinds_of_processors_is_told_and_no_err
     assert "by no more than rounding" in note
     assert "kind 0, kind 1" in note
     assert all("'weight'" in error for rank in found for error in rank[1:])
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.bool, torch.int64, torch.complex64])
+def test_a_checksum_is_that_of_the_bits_wherever_they_lie(dtype: Any) -> None:
+    for count in (1, 3, 8, 1001):
+        whole = torch.randn(count + 1).to(dtype)
+        part = whole[1:]
+        assert checksum(part) == checksum(part.clone())
+        assert checksum(part.reshape(1, -1).T) == checksum(part)
+        other = part.clone()
+        other[-1] = ~other[-1] if dtype == torch.bool else other[-1] + 1
+        assert checksum(other) != checksum(part)
 
 
 class ValidatesAgain(Callback):

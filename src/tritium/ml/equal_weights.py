@@ -11,7 +11,6 @@ from tritium.errors import RanksDiffer
 from tritium.ml.ranks import Ranks
 
 _ROUNDING = 1e-3  # relative to the largest weight of a tensor
-_INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
 def refuse_different(
@@ -67,8 +66,11 @@ def checksum(tensor: torch.Tensor) -> torch.Tensor:
     value = tensor.detach()
     if value.is_complex():
         value = torch.view_as_real(value.resolve_conj())
-    bits = value.contiguous().reshape(-1).view(_INTEGERS[value.element_size()])
-    return bits.sum(dtype=torch.int64)
+    bits = value.contiguous().reshape(-1).view(torch.uint8)
+    if bits.storage_offset() % 8:  # a view of a larger tensor
+        bits = bits.clone()
+    whole = len(bits) // 8 * 8  # eight bytes at a time: four are summed at a twentieth of the speed
+    return bits[:whole].view(torch.int64).sum() + bits[whole:].sum(dtype=torch.int64)
 
 
 def _difference(tensor: torch.Tensor, ranks: Ranks) -> tuple[float, float]:

@@ -278,12 +278,26 @@ def test_names_with_dots_and_backticks(spark: Any) -> None:
     assert sorted(got["odd`name"].tolist()) == [1, 2, 3]
 
 
+TIMES = {"columns": {"x": ["b", "a"]}, "default_dtype": "float32"}
+WHOLE = {"columns": {"x": ["b", "a"]}, "dtype": {"x": "int64"}}
+
+
 @pytest.mark.parametrize(
     ("columns", "options", "text", "column"),
     [
         ("if(id = 7, null, id) AS x", {}, "null", "x"),
         ("if(id = 7, null, id) AS a, id AS b", {"columns": {"x": ["b", "a"]}}, "null", "a"),
         ("if(id = 7, double('NaN'), id) AS a, id AS b", {"columns": {"x": ["b", "a"]}, "dtype": "float32"}, "NaN", "a"),
+        (
+            "if(id = 7, 1e300D, id) AS a, id AS b",
+            {"columns": {"x": ["b", "a"]}, "dtype": "float32"},
+            "beyond float32",
+            "a",
+        ),
+        ("if(id = 7, 1700000001, id) AS a, 1D AS b", TIMES, "about 1,700,000,000, an integer beyond 16,777,215", "a"),
+        ("if(id = 7, double('NaN'), id) AS a, id AS b", WHOLE, "NaN, infinite or beyond int64", "a"),
+        ("if(id = 7, -1e300D, id) AS a, id AS b", WHOLE, "NaN, infinite or beyond int64", "a"),
+        ("array(if(id = 7, 1e300D, id)) AS x", {"dtype": "float32", "nan": "keep"}, "1e+300, beyond float32", "x"),
         ("sequence(0, if(id = 7, 3, 1)) AS x", {}, "pad={'x': 4}", "x"),
         ("if(id = 7, 'new', 'old') AS x", {"vocabulary": {"x": ["old"]}}, "'new'", "x"),
     ],
@@ -298,6 +312,13 @@ def test_what_only_the_data_shows_names_column_row_and_value(
     assert text in message
     assert f"column '{column}'" in message
     assert "in row 7 (source partition 0, position 7)" in message
+
+
+def test_floats_packed_with_integers_keep_every_digit(spark: Any) -> None:
+    frame = spark.sql("SELECT 2BD + 9007199254740991L AS a, 3.7D AS b, 9223372036854775807L AS c")
+    data = Data(frame, columns={"x": ["a", "b", "c"]}, dtype={"x": "int64"})
+    (rank,) = receive(Exchange({"train": data}, 1))
+    assert rank["columns"]["train"]["x"].tolist() == [[2**53 + 1, 3, 2**63 - 1]]
 
 
 def _split(columns: str) -> list[str]:

@@ -217,10 +217,18 @@ def test_every_difference_before_the_job_starts(spark: Any) -> None:
         regression().transform(table(spark).withColumn("prediction", F.lit(1)))
 
 
-@pytest.mark.parametrize(("value", "what"), [("NULL", "null"), ("float('nan')", "NaN")])
-def test_a_null_or_nan_names_the_column(spark: Any, value: str, what: str) -> None:
-    df = table(spark).withColumn("b", F.expr(f"IF(id = 7, {value}, b)"))
-    with pytest.raises(PythonException, match=f"BadRow: column 'b' is {what} in row 7 of partition 0"):
+@pytest.mark.parametrize(
+    ("value", "what"),
+    [
+        ("IF(id = 7, NULL, b)", "is null in row 7 of partition 0"),
+        ("IF(id = 7, double('NaN'), b)", "is NaN in row 7 of partition 0"),
+        ("IF(id = 7, 1e300D, b)", "is infinite, or beyond what the model computes in, in row 7 of partition 0"),
+        ("IF(id = 7, 1700000001, id)", r".*is about 1,700,000,000, an integer beyond 16,777,215.* in row 7 "),
+    ],
+)
+def test_what_a_model_can_not_take_names_the_column(spark: Any, value: str, what: str) -> None:
+    df = table(spark).withColumn("b", F.expr(value))
+    with pytest.raises(PythonException, match=f"BadRow: column 'b' {what}"):
         regression().transform(df.coalesce(1)).collect()
 
 

@@ -5,20 +5,20 @@ from __future__ import annotations
 import difflib
 import math
 import zlib
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from tritium.data import narrow
+from tritium.data.narrow import At
 from tritium.data.schema import Field
 from tritium.data.spool import Ragged
 from tritium.errors import BadData, BadRow
 
 Array = np.ndarray[Any, Any]
 Column = Array | Ragged
-At = Callable[[int, Any, str, str], BadRow]
 
 _POSITION = (1 << 33) - 1
 
@@ -28,15 +28,17 @@ def read(field: Field, column: pa.Array, ids: Array) -> tuple[Column, Array | No
 
     `column` is as `exchange.pack` or `Tables.batches` makes it, `ids` int64 `[rows]`. Where nothing has to be changed
     the array is a view of Arrow's own buffer. A `shape` that is still None is taken from the first row.
-    Raises BadRow for a null, a NaN, an unknown value, a ragged or too long row, a number beyond the dtype.
+    Raises BadRow for a null, a NaN, an unknown value, a ragged or too long row, a number that the dtype can't hold.
     """
     if field.kind == "bytes":
         return _bytes(field, column, ids), None
     whole = None if column.null_count == 0 else column.is_valid().to_numpy(zero_copy_only=False)
     if whole is not None and field.nulls[0] is None:
-        raise _bad(field, ids, int(np.argmin(whole)), None, "null", _FILL)
+        raise bad(field, ids, int(np.argmin(whole)), None, "null", _FILL)
     owners = ids if whole is None or field.depth == 0 else ids[whole]
     leaf, lengths = _flatten(field, column, owners)
+    if field.marked:
+        _check_marks(field, leaf, lengths[0], owners)
     values, present = _leaf(field, leaf, lengths, owners)
     values, present = _shaped(field, values, present, lengths, owners)
     if whole is not None and field.depth:
@@ -52,7 +54,7 @@ _FILL = (
 )
 
 
-def _bad(field: Field, ids: Array, row: int, value: Any, what: str, advice: str, source: int = 0) -> BadRow:
+def bad(field: Field, ids: Array, row: int, value: Any, what: str, advice: str, source: int = 0) -> BadRow:
     """The error of one row: which column, where the row is, what is wrong with it, and what to do."""
     column, number = field.sources[source], int(ids[row])
     used = "" if column == field.name else f" (in batch column {field.name!r})"
@@ -69,7 +71,7 @@ def _bad(field: Field, ids: Array, row: int, value: Any, what: str, advice: str,
 def _bytes(field: Field, column: pa.Array, ids: Array) -> Ragged:
     if column.null_count:
         row = int(np.argmax(column.is_null().to_numpy(zero_copy_only=False)))
-        raise _bad(field, ids, row, None, "null", "Drop such rows in Spark (`df.dropna(subset=[{0!r}])`)")
+        raise bad(field, ids, row, None, "null", "Drop such rows in Spark (`df.dropna(subset=[{0!r}])`)")
     if not len(column):  # Arrow may leave the buffers out
         return Ragged(np.zeros(0, np.uint8), np.zeros(0, np.int64))
     wide = pa.types.is_large_binary(column.type)
@@ -87,7 +89,7 @@ def _flatten(field: Field, column: pa.Array, ids: Array) -> tuple[pa.Array, list
         if level and column.null_count:
             inner = int(np.argmax(column.is_null().to_numpy(zero_copy_only=False)))
             row = _row_of(inner, lengths)
-            raise _bad(field, ids, row, None, "an array with a null array in it", _FILL_IN_SPARK)
+            raise bad(field, ids, row, None, "an array with a null array in it", _FILL_IN_SPARK)
         if pa.types.is_fixed_size_list(column.type):
             count = len(column) - column.null_count
             lengths.append(np.full(count, column.type.list_size, np.int64))
@@ -118,35 +120,41 @@ def _leaf(field: Field, leaf: pa.Array, lengths: list[Array], ids: Array) -> tup
 
     def at(position: int, value: Any, what: str, advice: str) -> BadRow:
         source = position % len(field.sources) if field.packed else 0
-        return _bad(field, ids, _row_of(position, lengths), value, what, advice, source)
+        return bad(field, ids, _row_of(position, lengths), value, what, advice, source)
 
     words = field.vocabulary is not None or field.buckets is not None
-    values = _index(field, leaf, at) if words else _numbers(leaf)
+    raw = _index(field, leaf, at) if words else _numbers(leaf)
     if absent is not None:
-        values = np.where(absent, np.zeros((), values.dtype), values)
-    values = _cast(values, np.dtype(field.dtype), at)
-    if field.nan == "error" and values.dtype.kind == "f" and _has_nan(values):
-        raise at(int(np.argmax(np.isnan(values))), math.nan, "NaN", _NAN)
+        raw = np.where(absent, np.zeros((), raw.dtype), raw)
+    values = narrow.cast(raw, np.dtype(field.dtype), at)
+    narrow.check(values, raw, at, keep=field.nan == "keep", exact=field.exact)
     if absent is None:
         return values, None
     _put_fills(field, values, absent)
     return values, ~absent
 
 
-_NAN = (
-    "Drop such rows in Spark (`df.where(~isnan({0!r}))`), replace NaN there (`nanvl`), or make it an ordinary "
-    "value with nan='keep'"
-)
+def _check_marks(field: Field, leaf: pa.Array, counts: Array, ids: Array) -> None:
+    """BadRow for a row in whose place the JVM sent a mark: `exchange.pack` says what and why."""
+    marks = counts != len(field.sources)
+    if marks.any():
+        row = int(np.argmax(marks))
+        source = int(_numbers(leaf)[int(counts[:row].sum())])
+        what = f"NaN, infinite or beyond {field.travel}, in which it is packed,"
+        raise bad(field, ids, row, math.nan, what, _WHOLE, source)
+
+
+_WHOLE = "Drop such rows in Spark, or give the column a batch column of its own"
 
 
 def _check_nulls(field: Field, absent: Array, lengths: list[Array], ids: Array) -> None:
     """BadRow for the first null that nobody said how to fill."""
     positions = np.flatnonzero(absent)
     refused = np.array([fill is None for fill in field.nulls])
-    bad = positions[refused[positions % len(field.nulls)]]
-    if len(bad):
-        row, source = _row_of(int(bad[0]), lengths), int(bad[0]) % len(field.nulls)
-        raise _bad(field, ids, row, None, "an array with a null in it" if _own(field) else "null", _FILL, source)
+    holes = positions[refused[positions % len(field.nulls)]]
+    if len(holes):
+        row, source = _row_of(int(holes[0]), lengths), int(holes[0]) % len(field.nulls)
+        raise bad(field, ids, row, None, "an array with a null in it" if _own(field) else "null", _FILL, source)
 
 
 def _own(field: Field) -> bool:
@@ -221,27 +229,6 @@ def _numbers(leaf: pa.Array) -> Array:
     return np.frombuffer(data, dtype, count=len(leaf), offset=leaf.offset * dtype.itemsize)
 
 
-def _cast(values: Array, dtype: np.dtype[Any], at: At) -> Array:
-    """`values` in `dtype`. Digits are lost only when that was asked for; overflow is BadRow."""
-    if values.dtype == dtype:
-        return values
-    if dtype.kind in "iu" and not np.can_cast(values.dtype, dtype) and len(values):
-        limits = np.iinfo(dtype)
-        low, high = (float(limits.min), float(limits.max)) if values.dtype.kind == "f" else (limits.min, limits.max)
-        fits = (values >= low) & ((values < high + 1) if values.dtype.kind == "f" else (values <= high))
-        if not fits.all():
-            position = int(np.argmin(fits))
-            value = values[position].item()
-            raise at(position, value, f"{value!r}, beyond the {dtype} that was asked for,", "Ask for a wider dtype")
-    with np.errstate(over="ignore", invalid="ignore"):
-        return values.astype(dtype)
-
-
-def _has_nan(values: Array) -> bool:
-    """Whether there is a NaN, in one pass without a temporary: the minimum of anything with NaN is NaN."""
-    return len(values) > 0 and bool(np.isnan(np.min(values)))
-
-
 def _shaped(
     field: Field, values: Array, present: Array | None, lengths: list[Array], ids: Array
 ) -> tuple[Array, Array | None]:
@@ -270,7 +257,7 @@ def _ragged(field: Field, width: int, counts: Array, above: list[Array], ids: Ar
         advice = "Give the matrices of {0!r} one shape in Spark"
     else:
         advice = f"Pad it: pad={{{{{{0!r}}: {max(value, width)}}}}}, or with (length, fill)"
-    return _bad(field, ids, _row_of(position, above), value, what, advice)
+    return bad(field, ids, _row_of(position, above), value, what, advice)
 
 
 def _padded(
@@ -282,7 +269,7 @@ def _padded(
         row = int(np.argmax(counts))
         longest = int(counts[row])
         advice = f"Raise it, pad={{{{{{0!r}}: {longest}}}}}, or cut the array in Spark (`slice`)"
-        raise _bad(field, ids, row, longest, f"of length {longest}, beyond its pad of {length},", advice)
+        raise bad(field, ids, row, longest, f"of length {longest}, beyond its pad of {length},", advice)
     there = np.arange(length) < np.asarray(counts)[:, None]
     rows = np.full(there.shape, fill, values.dtype)
     rows[there] = values
@@ -300,7 +287,7 @@ def _with_null_rows(
     """The rows with the null ones put back, filled; `whole` says which were there."""
     if field.shape is None and not whole.any():
         what = f"null in the first {len(ids)} rows, so its length isn't known; the first is"
-        raise _bad(field, ids, 0, None, what, "Fill them in Spark, or give the length: pad={{{0!r}: length}}")
+        raise bad(field, ids, 0, None, what, "Fill them in Spark, or give the length: pad={{{0!r}: length}}")
     shape = values.shape[1:] if field.shape is None else field.shape
     rows = np.full((len(whole), *shape), _fill(field, field.nulls[0]), values.dtype)
     rows[whole] = values

@@ -14,7 +14,7 @@ from types import TracebackType
 from typing import Any
 
 from tritium.data.receive import end_is_seen
-from tritium.data.schema import Data, Field, as_data, plan
+from tritium.data.schema import Data, Field, as_data, may_be_beyond, plan
 from tritium.data.types import SourceType, columns_of, path_of
 from tritium.errors import BadData, BadSetting, IncompleteShard
 
@@ -158,7 +158,8 @@ def pack(field: Field, schema: Any) -> Any:
 
     columns = columns_of(schema)
     if field.packed:
-        return F.array(*(_scalar(_column(schema, name), columns[name], field.travel) for name in field.sources))
+        row = F.array(*(_scalar(_column(schema, name), columns[name], field.travel) for name in field.sources))
+        return _marked(row, field, schema) if field.marked else row
     source = field.sources[0]
     column, kind = _column(schema, source), columns[source]
     if kind.name == "vector":
@@ -169,6 +170,24 @@ def pack(field: Field, schema: Any) -> Any:
     if leaf.name == "decimal" or (leaf.name == "number" and leaf.dtype != field.travel):
         return column.cast("array<" * depth + _SQL[field.travel] + ">" * depth)
     return column
+
+
+def _marked(row: Any, field: Field, schema: Any) -> Any:
+    """`row`, packed as int64, or in its place a row of another length, that names the source which does not fit.
+
+    Spark's cast makes 0 of NaN and the nearest integer of 1e300, or with ANSI ends the job without a row's id.
+    """
+    from pyspark.sql import functions as F
+
+    columns = columns_of(schema)
+    marks = [
+        F.when((value < float(-(2**63))) | (value >= float(2**63)), F.lit(index).cast("bigint"))  # NaN is the largest
+        for index, name in enumerate(field.sources)
+        if may_be_beyond(columns[name])
+        for value in [_column(schema, name).cast("double")]
+    ]
+    mark = F.coalesce(*marks, F.lit(None).cast("bigint"))
+    return F.when(mark.isNull(), row).otherwise(F.array_repeat(mark, len(field.sources) + 1))
 
 
 def _scalar(column: Any, kind: SourceType, travel: str) -> Any:

@@ -12,6 +12,7 @@ from typing import Any, Literal
 
 import numpy as np
 
+from tritium.data import narrow
 from tritium.data.types import SourceType, columns_of, flat
 from tritium.errors import BadData
 
@@ -25,6 +26,7 @@ _ADVICE = {
     "array": "An array of numbers or of strings with a vocabulary can.",
     "struct": "An array of structs can be taken apart in Spark: `col.field` is an array of that field.",
 }
+_INT64_DIGITS = 18  # an integer of so many digits fits into int64
 _EXACT_DIGITS = 15  # a decimal of so many digits is exact in float64
 
 
@@ -42,6 +44,9 @@ class Data:
     """Batch column → one source column, or several scalars packed to a row `[n]`. None: every column."""
     dtype: Mapping[str, str] | str | None = None
     """The numpy dtype per batch column, or one for all packed and floating ones; only so are digits lost."""
+    default_dtype: Mapping[str, str] | str | None = None
+    """The dtype where `dtype` asks for none: per batch column, or one for all floating ones. An integer that it does
+    not hold exactly (float32 from 2**24 on) is BadRow; with `dtype` it is rounded."""
     vocabulary: Mapping[str, Sequence[str]] = setting(default_factory=dict)
     """String column → its known values; the batch has their index (int64). An unknown value is BadRow."""
     hash_buckets: Mapping[str, int] = setting(default_factory=dict)
@@ -53,7 +58,7 @@ class Data:
     nulls: Mapping[str, float | int | str] = setting(default_factory=dict)
     """Column → the value in place of null, or "mask" (0, and a bool column `<name>_mask`: True = present)."""
     nan: Literal["error", "keep"] = "error"
-    """Whether NaN in a floating column is BadRow or an ordinary value."""
+    """Whether NaN and infinity in a floating column are BadRow or ordinary values."""
     shuffle: Literal["full", "stream"] | bool = "full"
     """What the exchange prepares: "full" and False sort the rows by id, "stream" does not."""
     row_key: Sequence[str] | str = ()
@@ -90,6 +95,10 @@ class Field:
     nulls: tuple[Fill, ...] = (None,)
     """Per source: the fill value, "mask", or None (a null is BadRow)."""
     nan: Literal["error", "keep"] = "error"
+    exact: tuple[bool, ...] = ()
+    """Per source: whether it holds integers of which each must be exact in `dtype`; () for none."""
+    marked: bool = False
+    """Whether a packed row of another length says that a source of it can't be packed: see `exchange.pack`."""
 
     @property
     def mask(self) -> bool:
@@ -150,6 +159,22 @@ def _fits(fill: float, dtype: str) -> bool:
     return limits.min <= fill <= limits.max and int(fill) == fill
 
 
+def may_be_beyond(kind: SourceType) -> bool:
+    """Whether a scalar of this type may hold what int64 does not: a NaN, an infinity, a number that is too large."""
+    return (kind.name == "number" and kind.dtype.startswith("float")) or (
+        kind.name == "decimal" and kind.precision - kind.scale > _INT64_DIGITS
+    )
+
+
+def _must_be_exact(kind: SourceType, dtype: str) -> bool:
+    """Whether a column of this type holds integers, of which some may not be exact in a floating `dtype`."""
+    if dtype not in _FLOATS:
+        return False
+    if kind.name == "decimal":
+        return kind.scale <= 0 and 10 ** (kind.precision - kind.scale) > narrow.largest_exact(np.dtype(dtype))
+    return kind.name == "number" and not narrow.holds(np.dtype(dtype), np.dtype(kind.dtype))
+
+
 class _Planner:
     """Turns columns and settings into Fields, and gathers every problem on the way."""
 
@@ -207,26 +232,33 @@ class _Planner:
         if not all(kind.scalar for kind in kinds):
             return None
         common = np.result_type(*(np.dtype(kind.dtype) for kind in kinds)).name
-        asked = self._dtype(batch, floating=True)
+        asked = self._dtype(self.data.dtype, batch, floating=True)
+        default = None if asked else self._dtype(self.data.default_dtype, batch, floating=common.startswith("float"))
         wide = [s for s, kind in zip(sources, kinds, strict=True) if kind.dtype in ("int64", "uint64")]
-        if wide and common.startswith("float") and asked is None:
+        if wide and common.startswith("float") and asked is None and default is None:
             self.problems.append(
                 f"{batch!r} packs the 64-bit integers of {', '.join(map(repr, wide))} with floating columns, "
                 f"and float64 holds integers exactly only up to 2**53. If that is meant, say so: "
                 f"dtype={{{batch!r}: 'float64'}} (or 'float32')."
             )
         for source, kind in zip(sources, kinds, strict=True):
-            self._check_decimal(source, kind, asked)
-        dtype = asked or common
+            self._check_decimal(source, kind, asked or default)
+        dtype = asked or default or common
+        exact = tuple(_must_be_exact(kind, dtype) for kind in kinds) if default else ()
         if dtype in _FLOATS:
             travel = "float32" if dtype == "float16" else dtype
+            if self._keeps_infinity(kinds, dtype):
+                travel = "float64"
         else:
             travel = "int64" if wide and common != "uint64" else common
         self._check_cast(batch, travel, dtype)
+        if default and dtype in _FLOATS:
+            self._check_times(batch, sources, kinds, dtype)
         nulls = tuple(self._null(batch, source, dtype) for source in sources)
         return Field(
             name=batch, sources=sources, kind="fixed", dtype=dtype, shape=(len(sources),), depth=1,
-            packed=True, travel=travel, nulls=nulls, nan=self.data.nan,
+            packed=True, travel=travel, nulls=nulls, nan=self.data.nan, exact=exact if any(exact) else (),
+            marked=travel == "int64" and any(may_be_beyond(kind) for kind in kinds),
         )  # fmt: skip
 
     def _single(self, batch: str, source: str) -> Field | None:
@@ -240,20 +272,25 @@ class _Planner:
             advice = _ADVICE.get(leaf.text.partition("<")[0], "Convert it, or leave it out with `columns=`.")
             self.problems.append(f"column {source!r} has type {kind.text}, which can't be put in a batch. {advice}")
             return None
-        asked = self._dtype(batch, floating=leaf.dtype.startswith("float"))
-        self._check_decimal(source, leaf, asked)
-        dtype = asked or leaf.dtype
+        floating = leaf.dtype.startswith("float")
+        asked = self._dtype(self.data.dtype, batch, floating=floating)
+        default = None if asked else self._dtype(self.data.default_dtype, batch, floating=floating)
+        self._check_decimal(source, leaf, asked or default)
+        dtype = asked or default or leaf.dtype
         travel = leaf.dtype
         if leaf.name == "decimal" or (depth and travel == "float64" and dtype in ("float16", "float32")):
             travel = {"float64": "float64", "float32": "float32", "float16": "float32"}.get(dtype, "float64")
             if leaf.name == "decimal" and dtype.startswith(("int", "uint")):
                 travel = "int64"
+            elif self._keeps_infinity([leaf], dtype):
+                travel = "float64"
         self._check_cast(batch, travel, dtype)
         pad = self._pad(batch, source, kind, depth)
         shape = () if depth == 0 else (pad[0],) if pad else (kind.width,) if depth == 1 and kind.width else None
         return Field(
             name=batch, sources=(source,), kind="fixed", dtype=dtype, shape=shape, depth=depth, travel=travel,
             pad=pad, nulls=(self._null(batch, source, dtype),), nan=self.data.nan,
+            exact=(True,) if default and _must_be_exact(leaf, dtype) else (),
         )  # fmt: skip
 
     def _string(self, batch: str, source: str, depth: int) -> Field | None:
@@ -277,7 +314,7 @@ class _Planner:
                 )
         if buckets is not None and (not isinstance(buckets, int) or buckets < 1):
             self.problems.append(f"{here} with hash_buckets={buckets!r}. It must be a whole number of at least 1.")
-        dtype = self._dtype(batch, floating=False) or "int64"
+        dtype = self._dtype(self.data.dtype, batch, floating=False) or "int64"
         pad = self._pad(batch, source, self.columns[source], depth)
         return Field(
             name=batch, sources=(source,), kind="fixed", dtype=dtype, depth=depth,
@@ -286,7 +323,7 @@ class _Planner:
         )  # fmt: skip
 
     def _binary(self, batch: str, source: str) -> Field:
-        if self._dtype(batch, floating=False) is not None:
+        if self._dtype(self.data.dtype, batch, floating=False) is not None:
             self.problems.append(
                 f"column {source!r} is binary: decode={{{batch!r}: function}} decides its dtype, not `dtype`."
             )
@@ -296,9 +333,9 @@ class _Planner:
             )
         return Field(name=batch, sources=(source,), kind="bytes", dtype="uint8", shape=None, nan="keep")
 
-    def _dtype(self, batch: str, *, floating: bool) -> str | None:
-        """The dtype asked for. One for all means packed and floating columns only."""
-        asked: Any = self.data.dtype
+    def _dtype(self, given: Any, batch: str, *, floating: bool) -> str | None:
+        """The dtype that `dtype` or `default_dtype` gives. One for all is not for columns that aren't `floating`."""
+        asked = given
         if isinstance(asked, Mapping):
             asked = asked.get(batch)
         elif not floating:
@@ -320,6 +357,20 @@ class _Planner:
                 f"column {source!r} is {kind.text}, and float64 holds only {_EXACT_DIGITS} digits exactly. "
                 f"Ask for the rounding with `dtype` ('float64'), or cast the column in Spark."
             )
+
+    def _keeps_infinity(self, kinds: Sequence[SourceType], dtype: str) -> bool:
+        """Whether infinity is an ordinary value, which what Spark's own cast makes of 1e300 could not be told from."""
+        narrowed = any(kind.name == "number" and kind.dtype == "float64" for kind in kinds)
+        return self.data.nan == "keep" and narrowed and dtype in ("float16", "float32")
+
+    def _check_times(self, batch: str, sources: Sequence[str], kinds: Sequence[SourceType], dtype: str) -> None:
+        self.problems += [
+            f"column {source!r} is a {kind.text}, microseconds since 1970, which {dtype} does not hold exactly. Take "
+            f"numbers from it in Spark (F.hour, F.dayofweek, F.unix_timestamp), give it a batch column of its own, or "
+            f"ask for dtype={{{batch!r}: 'float64'}}."
+            for source, kind in zip(sources, kinds, strict=True)
+            if kind.name == "timestamp" and not narrow.holds(np.dtype(dtype), np.dtype(kind.dtype))
+        ]
 
     def _check_cast(self, batch: str, travel: str, dtype: str) -> None:
         if dtype == "bool" and travel != "bool":
@@ -356,7 +407,7 @@ class _Planner:
         """Settings for columns that are not there, values that don't exist, and names that clash."""
         data = self.data
         names = list(dict.fromkeys([*wanted, *(source for sources, _ in wanted.values() for source in sources)]))
-        for setting_name in ("vocabulary", "hash_buckets", "pad", "decode", "nulls", "dtype"):
+        for setting_name in ("vocabulary", "hash_buckets", "pad", "decode", "nulls", "dtype", "default_dtype"):
             mapping = getattr(data, setting_name)
             for name in mapping if isinstance(mapping, Mapping) else ():
                 if name not in names:

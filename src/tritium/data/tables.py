@@ -9,9 +9,11 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from tritium.data import narrow
+from tritium.data.codec import bad
 from tritium.data.schema import Data, Field, as_data, plan
 from tritium.data.types import SourceType, columns_of, path_of
-from tritium.errors import BadData, BadSetting
+from tritium.errors import BadData, BadRow, BadSetting
 
 Array = np.ndarray[Any, Any]
 ROWS = 8192  # of a batch
@@ -47,9 +49,10 @@ class Tables:
             for start in range(0, len(rows), ROWS):
                 chosen = rows[start : start + ROWS]
                 taken = table.take(pa.array(chosen)).combine_chunks()
-                columns = [_packed(field, taken, name) for field in self.plan[name]]
+                ids = (partition << 33) + chosen
+                columns = [_packed(field, taken, name, ids) for field in self.plan[name]]
                 struct = pa.StructArray.from_arrays(columns, fields=list(self._types[name]))
-                yield self._batch((partition << 33) + chosen, None, name, struct)
+                yield self._batch(ids, None, name, struct)
         partition = len(self._tables) + rank
         yield self._batch(np.array([partition << 33], np.int64), rank, None, None)
 
@@ -117,8 +120,8 @@ def _travelling(kind: pa.DataType, travel: str) -> pa.DataType:
     return pa.from_numpy_dtype(travel) if travel else pa.large_binary()
 
 
-def _packed(field: Field, rows: pa.Table, name: str) -> pa.Array:
-    """One Field of these rows, as exchange.pack makes it."""
+def _packed(field: Field, rows: pa.Table, name: str, ids: Array) -> pa.Array:
+    """One Field of these rows, as exchange.pack makes it. Raises BadRow with the value that can't be packed."""
     if not field.packed:
         column = _column(rows, field.sources[0])
         return _converted(column, _travelling(column.type, field.travel), field.sources[0], name)
@@ -131,10 +134,21 @@ def _packed(field: Field, rows: pa.Table, name: str) -> pa.Array:
         if column.null_count:
             absent[:, i] = column.is_null().to_numpy(zero_copy_only=False)
             column = column.fill_null(False if pa.types.is_boolean(column.type) else 0)
-        with np.errstate(over="ignore"):
-            values[:, i] = column.to_numpy(zero_copy_only=False)
+        values[:, i] = _narrowed(field, i, column.to_numpy(zero_copy_only=False), name, ids)
     flat = pa.array(values.reshape(-1), mask=absent.reshape(-1) if absent.any() else None)
     return pa.ListArray.from_arrays(pa.array(np.arange(count + 1, dtype=np.int32) * np.int32(width)), flat)
+
+
+def _narrowed(field: Field, source: int, raw: Array, name: str, ids: Array) -> Array:
+    """One source of a packed row in the dtype in which it travels: here, where its values are still whole."""
+
+    def at(row: int, value: Any, what: str, advice: str) -> BadRow:
+        error = bad(field, ids, row, value, what, advice, source)
+        return BadRow(f"data {name!r}: {error}", **error.__dict__, name=name)
+
+    values = narrow.cast(raw, np.dtype(field.travel), at)
+    narrow.check(values, raw, at, keep=field.nan == "keep", exact=field.exact[source : source + 1])
+    return values
 
 
 def _scalar(column: pa.Array, kind: SourceType, source: str, name: str) -> pa.Array:

@@ -20,6 +20,8 @@ class SourceType:
     """The type as its engine spells it, for messages."""
     dtype: str = ""
     precision: int = 0
+    scale: int = 0
+    """Digits of a decimal, in all and after the point."""
     zoned: bool = True
     """False for a timestamp without a time zone."""
     item: SourceType | None = None
@@ -57,7 +59,7 @@ def from_spark(spark: Any) -> SourceType:
     if kind in _SPARK_NUMBERS:
         return SourceType("number", text, _SPARK_NUMBERS[kind])
     if kind == "DecimalType":
-        return SourceType("decimal", text, "float64", precision=spark.precision)
+        return SourceType("decimal", text, "float64", precision=spark.precision, scale=spark.scale)
     if kind == "DateType":
         return SourceType("date", text, "int32")
     if kind in ("TimestampType", "TimestampNTZType"):
@@ -83,7 +85,7 @@ def from_arrow(arrow: pa.DataType) -> SourceType:
     if pa.types.is_boolean(arrow) or pa.types.is_integer(arrow) or pa.types.is_floating(arrow):
         return SourceType("number", text, np.dtype(arrow.to_pandas_dtype()).name)
     if pa.types.is_decimal(arrow):
-        return SourceType("decimal", text, "float64", precision=arrow.precision)
+        return SourceType("decimal", text, "float64", precision=arrow.precision, scale=arrow.scale)
     if pa.types.is_date(arrow):
         return SourceType("date", text, "int32")
     if pa.types.is_timestamp(arrow):

@@ -33,11 +33,11 @@ class Columns:
         if self.class_label is not None:
             frame = whole_numbers(frame, self.class_label)
         keys = settings.row_key or ()
-        return Data(frame, columns=self.sources, dtype=self.dtypes, shuffle=settings.shuffle, row_key=keys)
+        return Data(frame, columns=self.sources, default_dtype=self.dtypes, shuffle=settings.shuffle, row_key=keys)
 
     def fields(self, frame: Any, name: str) -> tuple[Field, ...]:
         """The planned batch columns; BadData for what can't be read."""
-        return plan(schema_of(frame), Data(frame, columns=self.sources, dtype=self.dtypes), name)
+        return plan(schema_of(frame), Data(frame, columns=self.sources, default_dtype=self.dtypes), name)
 
 
 def as_frame(frame: Any, name: str) -> Any:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
 
+from tritium.data import narrow
 from tritium.data.schema import Data, Field, close, plan
 from tritium.data.types import SourceType, columns_of
 from tritium.errors import BadData, BadRow, SignatureMismatch
@@ -101,10 +103,12 @@ def _settings(taken: Input, columns: Mapping[str, SourceType]) -> Data:
     packs = packs and columns[taken.columns[0]].scalar
     own = {taken.name: taken}
     nulls = codec.get("nulls") or ()
+    asked = "timestamp" in taken.types  # packed so on purpose; other integers must be exact, as in an estimator
     return Data(
         None,
         columns={taken.name: list(taken.columns) if packs else taken.columns[0]},
-        dtype={taken.name: taken.dtype},
+        dtype={taken.name: taken.dtype} if asked else None,
+        default_dtype=None if asked else {taken.name: taken.dtype},
         vocabulary={n: codec["vocabulary"] for n in own if codec.get("vocabulary")},
         hash_buckets={n: codec["buckets"] for n in own if codec.get("buckets")},
         pad={n: tuple(codec["pad"]) for n in own if codec.get("pad")},
@@ -120,14 +124,18 @@ def advising() -> Iterator[None]:
         yield
     except BadRow as error:
         value = error.value
-        if value is not None and not (isinstance(value, float) and np.isnan(value)):
+        if value is not None and not (isinstance(value, float) and not math.isfinite(value)):
             raise
         raise refused(error.column, error.batch_column, error.row_id, value) from None
 
 
 def refused(column: str, taken: str, row_id: int, value: float | None) -> BadRow:
-    """The error for a null or a NaN."""
-    what, remedy = ("null", "df.dropna(subset=[{0!r}])") if value is None else ("NaN", "df.where(~isnan({0!r}))")
+    """The error for a null, a NaN or an infinity."""
+    what, remedy = "null", "df.dropna(subset=[{0!r}])"
+    if value is not None:
+        what, remedy = "NaN", "df.where(~isnan({0!r}))"
+        if math.isinf(value):
+            what, remedy = "infinite, or beyond what the model computes in,", "df.where(abs({0!r}) <= 3.4e38)"
     return BadRow(
         f"column {column!r} is {what} in row {row_id & _POSITION} of partition {row_id >> 33} (input {taken!r}), and "
         f"the model was trained without. Drop such rows before, {remedy.format(column)}, or fill them as the training "
@@ -169,11 +177,11 @@ def _from_table(signature: Signature, data: Any) -> dict[str, np.ndarray[Any, An
         field = planned[taken.name]
         frame = dataclasses.replace(_settings(taken, columns), frame=table)
         parts: list[Any] = []
-        for batch in Tables({taken.name: frame}, 1).batches(0):
-            ids, anchor, rows = batch.columns
-            if anchor.null_count or not parts:
-                there = rows.drop_null().field(0)
-                with advising():
+        with advising():
+            for batch in Tables({taken.name: frame}, 1).batches(0):
+                ids, anchor, rows = batch.columns
+                if anchor.null_count or not parts:
+                    there = rows.drop_null().field(0)
                     parts.append(read(field, there, ids.to_numpy()[: len(there)])[0])
         found[taken.name] = np.concatenate(parts)
     return found
@@ -206,9 +214,7 @@ def _from_arrays(signature: Signature, given: Mapping[str, Any]) -> dict[str, np
         differences.append(f"the inputs differ in rows: { {n: len(a) for n, a in found.items()} }.")
     if differences:
         raise mismatch(differences)
-    for taken in signature.inputs:
-        _refuse_nan(taken, found[taken.name])
-    return {i.name: found[i.name].astype(i.dtype, copy=False) for i in signature.inputs}
+    return {taken.name: _as_taken(taken, found[taken.name]) for taken in signature.inputs}
 
 
 def _numpy(value: Any) -> np.ndarray[Any, Any]:
@@ -218,10 +224,26 @@ def _numpy(value: Any) -> np.ndarray[Any, Any]:
     return np.asarray(value)
 
 
-def _refuse_nan(taken: Input, array: np.ndarray[Any, Any]) -> None:
-    if array.dtype.kind != "f" or taken.codec.get("nan") == "keep" or not np.isnan(array).any():
-        return
-    where = tuple(int(k) for k in np.argwhere(np.isnan(array))[0])
-    packed = len(taken.columns) > 1 and len(where) > 1
-    column = taken.columns[where[1]] if packed else taken.columns[0]
-    raise refused(column, taken.name, where[0], float("nan"))
+def _as_taken(taken: Input, array: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+    """`[rows, *shape]` in the input's dtype. Raises BadRow for what that can't hold, as for a column of a table."""
+    width = array.size // len(array) if len(array) else 1
+    packed = len(taken.columns) if len(taken.columns) > 1 and array.ndim > 1 else 1
+
+    def at(position: int, value: Any, what: str, advice: str) -> BadRow:
+        row, column = position // width, taken.columns[position % packed]
+        return BadRow(
+            f"column {column!r} is {what} in row {row} (input {taken.name!r}). {advice.format(column)}.",
+            column=column,
+            row_id=row,
+            value=value,
+            batch_column=taken.name,
+        )
+
+    raw = array.reshape(-1)
+    dtype = np.dtype(taken.dtype)
+    integers = dtype.kind == "f" and not narrow.holds(dtype, raw.dtype)
+    with advising():
+        values = narrow.cast(raw, dtype, at)
+        narrow.check(values, raw, at, keep=taken.codec.get("nan") == "keep", exact=(integers,))
+    shaped: np.ndarray[Any, Any] = values.reshape(array.shape)
+    return shaped

@@ -1,0 +1,123 @@
+"""Numbers in the dtype of a batch: what that can't hold is refused, not rounded away unsaid (any process).
+
+Nothing here looks at a value twice when all is well: the smallest and the largest of a batch decide.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from tritium.errors import BadRow
+
+Array = np.ndarray[Any, Any]
+At = Callable[[int, Any, str, str], BadRow]
+"""The error for a position: (position, value, what it is, what to do); `{0!r}` in the last stands for the column."""
+
+_NAN = (
+    "Drop such rows in Spark (`df.where(~isnan({0!r}))`), replace NaN there (`nanvl`), or make it an ordinary "
+    "value of a launch with tr.Data(nan='keep')"
+)
+_INFINITE = (
+    "Drop such rows in Spark (`df.where(abs({{0!r}}) <= {limit})`), bring the column into range there (scale it, or "
+    "take its logarithm), or make it an ordinary value of a launch with tr.Data(nan='keep')"
+)
+_BEYOND = (
+    "Bring the column into range in Spark (scale it, or take its logarithm), or ask for a wider dtype in a "
+    "launch, with tr.Data(dtype='float64')"
+)
+_ROUNDED = (
+    "If rounding is meant, say so in Spark: F.col({0!r}).cast('float'), or .astype('float32') in pandas. Of a time or "
+    "a counter, take the difference from a start; an index stays an integer in a batch column of its own"
+)
+
+
+def cast(values: Array, dtype: np.dtype[Any], at: At) -> Array:
+    """`values` in `dtype`. Raises BadRow for what an integer dtype can't hold: NaN, and what is beyond its range.
+
+    What a floating dtype can't hold becomes infinite here, and is found by `check`.
+    """
+    if values.dtype == dtype:
+        return values
+    if dtype.kind in "iu" and len(values) and not np.can_cast(values.dtype, dtype):
+        position = first_beyond(values, dtype)
+        if position is not None:
+            value = values[position].item()
+            raise at(position, value, f"{value!r}, beyond the {dtype} that was asked for,", "Ask for a wider dtype")
+    with np.errstate(over="ignore", invalid="ignore"):
+        return values.astype(dtype)
+
+
+def first_beyond(values: Array, dtype: np.dtype[Any]) -> int | None:
+    """The position of the first value `[k]` that this integer dtype can't hold, NaN among them; None: it holds all."""
+    limits = np.iinfo(dtype)
+    if values.dtype.kind == "f":  # the largest integer is no float, the one after it is
+        fits = (values >= float(limits.min)) & (values < float(limits.max) + 1)
+    else:
+        fits = (values >= limits.min) & (values <= limits.max)
+    return None if fits.all() else int(np.argmin(fits))
+
+
+def check(values: Array, raw: Array, at: At, *, keep: bool, exact: Sequence[bool] = ()) -> None:
+    """BadRow for the first value that its floating dtype doesn't hold.
+
+    values : `[k]`, as they go into a batch. raw : the same before the cast (the same array where there was none).
+    keep   : NaN and infinity are ordinary values, but what became infinite by the cast is not.
+    exact  : for each of the columns whose values lie side by side, whether it holds integers that must stay exact.
+    """
+    if values.dtype.kind != "f" or not len(values) or (keep and raw is values and not any(exact)):
+        return
+    low, high = values.min(), values.max()  # NaN if there is any
+    if not (math.isfinite(low) and math.isfinite(high)):
+        _check_finite(values, raw, at, keep)
+    limit = largest_exact(values.dtype)
+    if any(exact) and not (-limit < low and high < limit):
+        _check_exact(values, raw, at, limit, exact)
+
+
+def _check_finite(values: Array, raw: Array, at: At, keep: bool) -> None:
+    bad = ~np.isfinite(values)
+    if keep:
+        bad &= np.isfinite(raw)
+        if not bad.any():
+            return
+    position = int(np.argmax(bad))
+    value, dtype = raw[position].item(), values.dtype
+    limit = f"{float(np.finfo(dtype).max):.6g}" if dtype.itemsize < 8 else "1.79e308"
+    if isinstance(value, int) or math.isfinite(value):
+        raise at(position, value, f"{value!r}, beyond {dtype} (up to {limit}),", _BEYOND)
+    if math.isnan(value):
+        raise at(position, value, "NaN", _NAN)
+    what = "infinite"
+    if raw is values and dtype.itemsize < 8:  # it came so: from Spark's own cast, perhaps
+        what = f"infinite, or beyond {dtype} (up to {limit}),"
+    raise at(position, value, what, _INFINITE.format(limit=limit))
+
+
+def _check_exact(values: Array, raw: Array, at: At, limit: int, exact: Sequence[bool]) -> None:
+    count = len(exact)
+    first = len(values)
+    for column in np.flatnonzero(exact):
+        own = values[column::count]
+        if len(own) and not (-limit < own.min() and own.max() < limit):
+            where = int(np.argmax(~(np.abs(own) < limit)))
+            first = min(first, where * count + int(column))
+    if first == len(values):
+        return
+    value = raw[first].item()
+    shown = f"{value:,}" if isinstance(value, int) else f"about {value:,.0f}"
+    what = f"{shown}, an integer beyond {limit - 1:,}, up to which {values.dtype} is exact,"
+    raise at(first, value, what, _ROUNDED)
+
+
+def largest_exact(dtype: np.dtype[Any]) -> int:
+    """The integer up to which a floating dtype holds every one: 2**24 for float32."""
+    return int(2 ** (np.finfo(dtype).nmant + 1))
+
+
+def holds(dtype: np.dtype[Any], integers: np.dtype[Any]) -> bool:
+    """Whether a floating dtype holds every value of an integer dtype: float32 those of int16, not those of int32."""
+    return integers.kind not in "iu" or int(np.iinfo(integers).max) <= largest_exact(dtype)

@@ -50,7 +50,8 @@ class Gather:
     """Takes rows out of a spool's maps.
 
     device=None: NumPy; a range of rows is a read-only view of the map, a selection is copied (`np.take`, measured
-    as fast as `torch.index_select` in RAM). Else torch tensors there; for a GPU by way of pinned memory.
+    as fast as `torch.index_select` in RAM). Else torch tensors there; for a GPU by way of pinned memory. "auto": torch
+    tensors in host memory, but for bytes, which no tensor holds.
     """
 
     def __init__(self, name: str, reader: SpoolReader, decode: Mapping[str, Decode], device: Any) -> None:
@@ -63,7 +64,9 @@ class Gather:
             import torch
 
             self._torch = torch
-        self._type = None if device is None else str(device.type)
+            self.device = torch.device("cpu") if device == "auto" else device
+        self._bytes_stay = device is None or device == "auto"
+        self._type = None if device is None else str(self.device.type)
         self.ahead = self._type not in (None, "cpu")
         """Whether a batch is worth preparing while the one before it is used: the device is not this processor."""
 
@@ -103,7 +106,7 @@ class Gather:
             if self.device is None:
                 return rows
             return Ragged(self._tensor(rows.values), self._tensor(rows.lengths))
-        if self.device is not None:
+        if not self._bytes_stay:
             raise BadSetting(
                 f"column {name!r} of {self._name!r} is bytes, which no tensor holds: give tr.Data(decode={{{name!r}: "
                 "function}), leave the column out (columns=[...]), or take device=None"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import difflib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cached_property
+from importlib.util import find_spec
 from typing import Any, Literal
 
 import numpy as np
@@ -53,6 +54,7 @@ class Shard:
         size: int,
         feed: Feed,
         decode: Mapping[str, Decode] | None = None,
+        tensors: bool = False,
         prepared: Literal["full", "stream"] | bool = "full",
         note: Note | None = None,
         took: Took | None = None,
@@ -69,6 +71,7 @@ class Shard:
         self._description = description
         self.feed = feed
         self.decode = dict(decode or {})
+        self._tensors = tensors
         self._prepared = prepared
         self._note = note
         self.took = took
@@ -104,7 +107,7 @@ class Shard:
         shuffle: Literal["full", "stream"] | bool | None = None,
         seed: int = 0,
         remainder: Literal["pad", "drop", "repeat"] = "pad",
-        device: Any = None,
+        device: Any = "auto",
         resume: Mapping[str, Any] | Sequence[Mapping[str, Any]] | None = None,
         if_changed: Literal["refuse", "anew"] = "refuse",
     ) -> Iterator[Epoch]:
@@ -113,7 +116,8 @@ class Shard:
         shuffle   : "full" (a seeded permutation of all rows), "stream" (the first epoch in the order of arrival,
                     permuted within windows, while rows still arrive; then as "full"), False (by id). None: as prepared.
         remainder : "pad" (the last batches may be short, or one row of scale 0), "drop", "repeat".
-        device    : None for NumPy arrays, else torch tensors there.
+        device    : where the torch tensors of a batch are; None for NumPy arrays. "auto": tensors in host memory where
+                    the function uses torch (or framework="torch"), else NumPy arrays.
         resume    : what `state()` gave on this rank: continues with exactly the rows not yet seen. A list of the
                     states of all ranks, in rank order, also continues at another world size. Where Spark has given
                     the same rows other ids since, the epoch starts anew, and says so.
@@ -124,7 +128,11 @@ class Shard:
         if if_changed not in ("refuse", "anew"):
             raise BadSetting(f"shard {self.name!r}: " + _unknown("if_changed", if_changed, ("refuse", "anew")))
         plan = self._plan(n, batch_size, shuffle, seed, remainder)
-        self._run = Passes(self, int(n), plan, checked_device(device), resume, if_changed)
+        if isinstance(device, str) and device == "auto":
+            place = "auto" if self._tensors and find_spec("torch") is not None else None
+        else:
+            place = checked_device(device)
+        self._run = Passes(self, int(n), plan, place, resume, if_changed)
         return iter(self._run)
 
     def state(self) -> dict[str, Any]:

@@ -1,4 +1,7 @@
-"""PyTorch: what a rank imports before the user's function runs, while its supervisor spools its shard (rank)."""
+"""PyTorch: what a rank imports before the user's function runs, while its supervisor spools its shard (rank).
+
+And how rows are read for a function that uses it (driver).
+"""
 
 from __future__ import annotations
 
@@ -7,10 +10,14 @@ import importlib
 import itertools
 import sys
 from collections.abc import Iterator
-from typing import Any
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
 
 from tritium.frameworks.at_import import at_import
 from tritium.frameworks.torch_dynamo import wait_for_compile
+
+if TYPE_CHECKING:
+    from tritium.data.schema import Data
 
 PACKAGE = "torch"
 _GROUPS = "torch.distributed.distributed_c10d"
@@ -25,6 +32,14 @@ def prepare() -> None:
     """Before anyone imports torch: what it would do at a bad time, it does not, or later."""
     wait_for_compile()
     keep_groups()
+
+
+def reading(data: Data) -> Data:
+    """How the rows of `data` are read for a function that uses torch: floating columns as float32, unless it says so.
+
+    float32 is torch's own default dtype: a double in a batch meets float32 weights in an error.
+    """
+    return data if data.default_dtype is not None else replace(data, default_dtype="float32")
 
 
 def keep_groups() -> None:

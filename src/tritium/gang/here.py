@@ -78,6 +78,7 @@ def _shards(launch: Launch, stack: ExitStack) -> dict[str, Shard]:
                     size=1,
                     feed=feed,
                     decode=launch.data[name].decode,
+                    tensors=launch.tensors,
                     prepared=prepared(launch.data[name].shuffle),
                     note=functools.partial(_note, launch.watch, name),
                     say=launch.watch.note,

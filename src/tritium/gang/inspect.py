@@ -12,7 +12,7 @@ import functools
 import os
 import re
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from types import CodeType, FunctionType, MethodType, ModuleType
 from typing import Any
@@ -71,6 +71,38 @@ def inspect(
     warnings += [_on_gpu(capture) for capture in captures]
     warnings += _large(captures, sizes, payload, by_reference)
     return list(dict.fromkeys(warning for warning in warnings if warning))
+
+
+def uses(fn: Any, package: str, given: Iterable[Any] = (), by_reference: Sequence[str] = ()) -> bool:
+    """Whether `fn`, or code of the user's that it refers to, imports `package`, or names something of it.
+
+    `given` are its arguments. Nothing is imported, and the answer is the same wherever the ranks run.
+    """
+    if any(_belongs(value, package) for value in (fn, *given)):
+        return True
+    for function, captures in _travelling(fn, by_reference, _is_code):
+        if any(_belongs(capture.value, package) for capture in captures):
+            return True
+        if isinstance(function, FunctionType):
+            named = (function.__globals__.get(name) for name in _globals_of(function.__code__))
+            if _imports(function.__code__, package) or any(_belongs(value, package) for value in named):
+                return True
+    return False
+
+
+def _belongs(value: Any, package: str) -> bool:
+    """Whether it is a module, function or class of this package, or an object whose class derives from one of it."""
+    if isinstance(value, ModuleType):
+        return value.__name__.partition(".")[0] == package
+    kinds = value.__mro__ if isinstance(value, type) else (value, *type(value).__mro__)
+    homes = (getattr(kind, "__module__", None) for kind in kinds)
+    return any(isinstance(home, str) and home.partition(".")[0] == package for home in homes)
+
+
+def _imports(code: CodeType, package: str) -> bool:
+    names = (i.argval for i in dis.get_instructions(code) if i.opname == "IMPORT_NAME")
+    found = any(name.partition(".")[0] == package for name in names)
+    return found or any(_imports(nested, package) for nested in _nested(code))
 
 
 # ---- what a function captures

@@ -14,8 +14,9 @@ from typing import TYPE_CHECKING, Any
 from tritium import ship
 from tritium.data.schema import Data
 from tritium.errors import BadSetting, TritiumError, TritiumWarning, masked
+from tritium.frameworks import torch as pytorch
 from tritium.gang.failure import Aside
-from tritium.gang.inspect import inspect
+from tritium.gang.inspect import inspect, uses
 from tritium.gang.retry import until_no_loss
 from tritium.gang.settings import Gang
 from tritium.observe.events import RunLog, new_run_dir
@@ -56,6 +57,8 @@ class Launch:
     """The world size of this attempt; the place that runs it may change it within the gang's limits."""
     attempt: int = 0
     """How often this launch was lost before."""
+    tensors: bool = False
+    """Whether batches are torch tensors where nothing else is asked for."""
     kept: dict[int, Exchange] = field(default_factory=dict)
     """World size -> rows that are kept for the next attempt: at most one, and the same dict in every attempt."""
 
@@ -98,7 +101,8 @@ class Launch:
     def job(self) -> bytes:
         """The user's function with everything that goes with it, for the ranks."""
         decode = {name: dict(data.decode) for name, data in self.data.items()}
-        return ship.pickle((self.function, tuple(self.args), dict(self.kwargs), decode), self.gang.py_files)
+        job = (self.function, tuple(self.args), dict(self.kwargs), decode, self.tensors)
+        return ship.pickle(job, self.gang.py_files)
 
 
 def launch(
@@ -165,9 +169,13 @@ def start(
     for warning in inspect(fn, tuple(args), dict(kwargs or {}), gang.py_files):
         warnings.warn(warning, TritiumWarning, stacklevel=3)
     frames, exchange = _frames(data, gang)
+    given = (*args, *(kwargs or {}).values())
+    tensors = gang.framework == "torch" or uses(fn, "torch", given, gang.py_files)
+    if tensors and exchange is None:
+        frames = {name: pytorch.reading(frame) for name, frame in frames.items()}
     run_id, run_dir = new_run_dir(gang.run_dir)
     watch = Watch(run_id, run_dir, gang, sorted(frames), said)
-    request = Launch(fn, args, kwargs or {}, gang, frames, exchange, spark, run_id, watch, gang.most)
+    request = Launch(fn, args, kwargs or {}, gang, frames, exchange, spark, run_id, watch, gang.most, tensors=tensors)
     ok = False
     try:
         results = until_no_loss(request, attempted)

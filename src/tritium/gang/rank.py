@@ -80,7 +80,7 @@ def main(argument: str) -> None:
 def _run(control: RankControl, world: World, settings: Mapping[str, Any]) -> None:
     sys.path[:0] = settings["mounts"]
     control.pulse.enter("loading the function")
-    function, args, kwargs, control.decoders = pickle.loads(control.take_job())
+    function, args, kwargs, control.decoders, control.tensors = pickle.loads(control.take_job())
     control.pulse.enter("no step reported")
     result = function(*args, **kwargs)
     _finish_checkpoints(world)
@@ -284,6 +284,7 @@ class RankControl:
         self._peers = b""
         self._pieces: list[bytes] = []
         self.decoders: Mapping[str, Mapping[str, Any]] = {}
+        self.tensors = False
 
     def take_job(self) -> bytes:
         """The user's function with everything that goes with it; once."""
@@ -446,6 +447,7 @@ class RankControl:
             size=self.assignment["size"],
             feed=self._feed(name),
             decode=self.decoders.get(name, {}),
+            tensors=self.tensors,
             prepared=message["prepared"],
             memory=memory_limit() // (2 * self.assignment["local_size"]),  # the ranks of a host share its memory
             note=functools.partial(self._epoch_ended, name),

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from clusters import wait
+from tritium.data.watermark import Feed, Mark
 from tritium.errors import BadRow, BadSetting, Stalled, WireError
 from tritium.gang import coordinator as coordinator_module
 from tritium.gang import muster as muster_module
@@ -466,6 +467,45 @@ class TestRows:
         self.receipt(supervisors[1], {"train": 60}, column("x", []))
         marks = [heard(channel, "mark") for channel in supervisors]
         assert [(mark["rows"], mark["ended"]) for mark in marks] == [(100, [[1, 60]])] * 2
+
+    @pytest.mark.parametrize("together", [True, False])
+    def test_what_a_rank_is_sent_of_rows_grows_with_the_ranks_and_not_with_their_square(
+        self, start: Start, together: bool, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr("tritium.gang.coordinator.MARK_SECONDS", 3600.0 if together else 0.0)
+        sent: dict[int, int] = {}
+        for size in (128, 512):
+            coordinator = start(size, names=["train"], stream=True).coordinator
+            feed, marks = Feed(), list[bytes]()
+
+            def send(kind: str, **fields: Any) -> None:
+                assert kind == "mark"
+                marks.append(json.dumps(fields).encode())  # noqa: B023 - called in this turn
+                ended = {int(rank): int(rows) for rank, rows in fields["ended"]}
+                feed.publish(Mark(fields["rows"], ended, size))  # noqa: B023
+
+            monkeypatch.setattr(coordinator, "_broadcast", send)
+            for rank in range(size):
+                coordinator._mark("train", rank, 1000 + rank, ended=False)
+            for rank in range(size):
+                coordinator._mark("train", rank, 2000 + rank, ended=True)
+            assert feed.counts() == [2000 + rank for rank in range(size)]
+            assert len(marks) <= (3 if together else 2 * size + 1)
+            sent[size] = sum(map(len, marks))
+        assert sent[512] < 6 * sent[128]  # four times the ranks: 64 times as much for all of them before, now 16
+        assert sent[512] < 512 * 100
+
+    def test_ends_that_come_together_are_told_together_and_soon(self, start: Start) -> None:
+        supervisors = start(3, names=["train"], stream=True).form()
+        for channel in supervisors:
+            channel.send("rows", rows={"train": 10})
+        assert heard(supervisors[0], "mark")["rows"] == 10
+        for channel in supervisors[1:]:
+            self.receipt(channel, {"train": 20}, column("x", []))
+        ended: list[list[int]] = []
+        while len(ended) < 2:
+            ended += heard(supervisors[0], "mark")["ended"]
+        assert sorted(ended) == [[1, 20], [2, 20]]
 
     def test_rows_that_come_before_the_gang_has_formed_are_kept(self, start: Start) -> None:
         gang = start(2, names=["train"])

@@ -68,7 +68,8 @@ class Gang:
     def deliver(self, rank: int, ids: np.ndarray, ended: bool = False) -> None:
         x = np.stack([values(ids), -values(ids)], axis=1).astype("f4").reshape(-1, 2)
         self.spools[rank].append(ids, {"row": ids, "x": x})
-        mark = self.keeper.report(rank, self.spools[rank].commit(), ended)
+        self.keeper.report(rank, self.spools[rank].commit(), ended)
+        mark = self.keeper.change()
         if mark is not None:
             for feed in self.feeds:
                 feed.publish(mark)
@@ -825,9 +826,8 @@ def test_the_description_may_come_when_the_first_rows_do() -> None:
     spool.append(np.arange(3), {"v": np.zeros((3, 5), "f4")})
     keeper = MarkKeeper(1)
     known.set()
-    mark = keeper.report(0, spool.commit(), True)
-    assert mark is not None
-    feed.publish(mark)
+    assert keeper.report(0, spool.commit(), True)
+    feed.publish(keeper.mark)
     thread.join(60)
     spool.close()
     assert shapes == [(2, 5), (1, 5)]

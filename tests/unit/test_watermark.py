@@ -12,23 +12,41 @@ from hypothesis import strategies as st
 from tritium.data.watermark import Feed, Mark, MarkKeeper
 
 
+class Told:
+    """What a rank knows, of the changes alone."""
+
+    def __init__(self, size: int) -> None:
+        self.feed = Feed()
+        self.mark = Mark(0, {}, size)
+
+    def publish(self, change: Mark) -> None:
+        self.feed.publish(change)
+        self.mark = self.feed.wait(0)
+
+
 @given(
     size=st.integers(1, 4),
-    reports=st.lists(st.tuples(st.integers(0, 3), st.integers(0, 9), st.booleans()), max_size=30),
+    reports=st.lists(st.tuples(st.integers(0, 3), st.integers(0, 9), st.booleans(), st.booleans()), max_size=30),
 )
 @settings(deadline=None)
-def test_the_mark_never_promises_what_a_rank_lacks(size: int, reports: list[tuple[int, int, bool]]) -> None:
-    keeper, rows, ended = MarkKeeper(size), [0] * size, set[int]()
-    for index, more, end in reports:
+def test_the_mark_never_promises_what_a_rank_lacks(size: int, reports: list[tuple[int, int, bool, bool]]) -> None:
+    keeper, rows, ended, told = MarkKeeper(size), [0] * size, set[int](), Told(size)
+    for index, more, end, tell in reports:
         if index >= size or index in ended:
             continue
         before = keeper.mark
         rows[index] += more
         if end:
             ended.add(index)
-        mark = keeper.report(index, rows[index], end)
-        assert keeper.mark == (before if mark is None else mark)
-        assert (mark is None) == (keeper.mark == before)
+        moved = keeper.report(index, rows[index], end)
+        assert moved == (keeper.mark != before)
+        if tell:
+            change = keeper.change()
+            assert (change is None) == (keeper.mark == told.mark)
+            if change is not None:
+                assert not (told.mark.ended.keys() & change.ended.keys())  # each end is told once
+                told.publish(change)
+            assert told.mark == keeper.mark
         assert keeper.mark.ended == {i: rows[i] for i in ended}
         going = [rows[i] for i in range(size) if i not in ended]
         assert keeper.mark.rows == (min(going) if going else max(rows))
@@ -83,7 +101,8 @@ def test_waiters_are_woken_by_a_failure() -> None:
 def test_counts_are_in_the_order_of_the_indices() -> None:
     keeper, feed = MarkKeeper(3), Feed()
     for index, rows in ((2, 7), (0, 3), (1, 5)):
-        mark = keeper.report(index, rows, True)
+        assert keeper.report(index, rows, True)
+        mark = keeper.change()
         assert mark is not None
         feed.publish(mark)
     assert feed.counts() == [3, 5, 7]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 from contextlib import AbstractContextManager, ExitStack, nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from tritium.data.fingerprint import Table
 
@@ -25,23 +25,53 @@ class Mark:
 
 
 class MarkKeeper:
-    """The coordinator's side: collects reports, and says when the mark has moved. Thread-safe."""
+    """The coordinator's side: collects reports, and tells what of the mark has changed. Thread-safe.
+
+    A report costs the same however many ranks there are, unless it moves the mark; and each end is told once, so that
+    all that a rank is sent grows with the number of ranks, not with its square.
+    """
 
     def __init__(self, size: int) -> None:
-        self.mark = Mark(0, {}, size)
+        self.size = size
         self._rows = [0] * size
+        self._least = 0
+        self._ended: dict[int, int] = {}
+        self._untold: dict[int, int] = {}
+        self._told = 0
         self._lock = threading.Lock()
 
-    def report(self, index: int, rows: int, ended: bool) -> Mark | None:
-        """`index` has `rows` committed rows, and if `ended`, no more will come. The new Mark if it moved."""
+    @property
+    def mark(self) -> Mark:
+        """The whole mark."""
         with self._lock:
+            return Mark(self._least, dict(self._ended), self.size)
+
+    @property
+    def complete(self) -> bool:
+        """Every index has ended."""
+        with self._lock:
+            return len(self._ended) == self.size
+
+    def report(self, index: int, rows: int, ended: bool) -> bool:
+        """`index` has `rows` committed rows, and if `ended`, no more will come. Whether the mark has moved."""
+        with self._lock:
+            before = self._least
+            at_least = index not in self._ended and self._rows[index] <= self._least
             self._rows[index] = max(rows, self._rows[index])
-            done = {**self.mark.ended, index: rows} if ended else self.mark.ended
-            going = [count for i, count in enumerate(self._rows) if i not in done]
-            mark = Mark(min(going) if going else max(self._rows), done, self.mark.size)
-            moved = mark != self.mark
-            self.mark = mark
-            return mark if moved else None
+            if ended:
+                self._ended[index] = self._untold[index] = rows
+            if at_least or ended:  # no other rank can have held the mark back
+                going = [count for i, count in enumerate(self._rows) if i not in self._ended]
+                self._least = min(going) if going else max(self._rows)
+            return ended or self._least != before
+
+    def change(self) -> Mark | None:
+        """What has changed since this was asked last: with the ends that are new alone. None if nothing has."""
+        with self._lock:
+            if not self._untold and self._least == self._told:
+                return None
+            self._told, untold, self._untold = self._least, self._untold, {}
+            return Mark(self._least, untold, self.size)
 
 
 @dataclass
@@ -57,9 +87,10 @@ class Feed:
     """Of the rows of all indices; there before the mark is complete, or never."""
 
     def publish(self, mark: Mark) -> None:
-        """Take a newer mark, and wake those who wait for it."""
+        """Take a newer mark, or what has changed of it, and wake those who wait for it."""
         with self._moved:
-            self._mark = mark
+            before = {} if self._mark is None else self._mark.ended
+            self._mark = replace(mark, ended={**before, **mark.ended})
             self._moved.notify_all()
 
     def fail(self, error: BaseException) -> None:

@@ -30,6 +30,7 @@ from tritium.wire import Message
 STACKS_SECONDS = 3.0  # how long supervisors have to answer with stacks
 ECHO_SECONDS = 0.7  # how long a failure that may be an echo waits for the death that caused it
 AWAY_SECONDS = 0.1  # how often it is looked whether a supervisor without a connection is lost, or back
+MARK_SECONDS = 0.05  # so far apart are the marks that ranks are sent: ends that come together are told together
 REFUSALS = 200  # so many are recorded one by one, and every so many after that
 LOST = (
     "its supervisor is gone ({why}). Its host, its network or its executor died, or Spark ended its task because it "
@@ -85,6 +86,8 @@ class Coordinator:
         self._store_limit = store_limit  # bytes of all files that ranks can store; None: any
         self._names = tuple(names)
         self._keepers = {name: MarkKeeper(size) for name in names}
+        self._marked: dict[str, float] = {}  # when ranks were told of a mark last
+        self._marking: set[str] = set()  # of what they will be told soon
         self._refused = 0
         self._rendezvous: dict[tuple[str, int], Rendezvous] = {}
         self._doubtful: list[Failure] = []
@@ -292,8 +295,21 @@ class Coordinator:
             self._mark(name, member.number, int(rows), ended=True)
 
     def _mark(self, name: str, rank: int, rows: int, *, ended: bool) -> None:
-        mark = self._keepers[name].report(rank, rows, ended)
-        if mark is not None and (self._stream or mark.complete):
+        keeper = self._keepers[name]
+        if not keeper.report(rank, rows, ended) or not (self._stream or keeper.complete):
+            return
+        if keeper.complete or time.monotonic() - self._marked.get(name, 0.0) >= MARK_SECONDS:
+            self._tell_mark(name)
+        elif name not in self._marking:
+            self._marking.add(name)
+            self._server.after(MARK_SECONDS, lambda: self._tell_mark(name))
+
+    def _tell_mark(self, name: str) -> None:
+        """What has changed since every rank was told last; sessions see to it that each of them gets all of it."""
+        self._marking.discard(name)
+        mark = self._keepers[name].change()
+        if mark is not None:
+            self._marked[name] = time.monotonic()
             self._broadcast("mark", name=name, rows=mark.rows, ended=list(mark.ended.items()))
 
     def _on_log(self, member: Member, message: Message) -> None:

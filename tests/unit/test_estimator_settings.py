@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import weakref
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -263,6 +264,22 @@ def test_rows_that_can_not_be_trained_on() -> None:
     assert (caught.value.column, caught.value.row_id) == ("a", 3)
     with pytest.raises(BadRow, match="ragged"):
         fit(table(20), **(GOOD | {"feature_cols": "ragged", "model": lambda: nn.Linear(1, 1)}), **HERE)
+
+
+@pytest.mark.parametrize("accumulated", [1, 8])
+def test_one_batch_at_a_time_is_in_memory_however_many_make_a_step(accumulated: int) -> None:
+    alive: weakref.WeakSet[torch.Tensor] = weakref.WeakSet()
+    most: list[int] = []
+
+    def step(module: nn.Module, batch: Any) -> torch.Tensor:
+        alive.add(batch["features"])
+        most.append(len(alive))
+        return nn.functional.mse_loss(module(batch["features"]), batch["label"])
+
+    many = GOOD | {"loss": None, "train_step": step, "batch_size": 2, "gradient_accumulation": accumulated, "epochs": 2}
+    fit(table(40), **many, **HERE)
+    assert len(most) >= 40
+    assert max(most) == 1
 
 
 def test_divergence_is_raised_as_it_is() -> None:

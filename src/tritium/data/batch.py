@@ -22,10 +22,21 @@ class Batch(Mapping[str, Any]):
     total : the same of all ranks.
     """
 
-    __slots__ = ("_columns", "epoch", "rows", "scale", "step", "total")
+    __slots__ = ("_columns", "_read", "epoch", "rows", "scale", "step", "total")
 
-    def __init__(self, columns: dict[str, Any], *, scale: float, rows: int, total: int, step: int, epoch: int) -> None:
+    def __init__(
+        self,
+        columns: dict[str, Any],
+        *,
+        scale: float,
+        rows: int,
+        total: int,
+        step: int,
+        epoch: int,
+        read: Callable[[], dict[str, Any]] | None = None,
+    ) -> None:
         self._columns = columns
+        self._read = read
         self.scale = scale
         self.rows = rows
         self.total = total
@@ -33,13 +44,23 @@ class Batch(Mapping[str, Any]):
         self.epoch = epoch
 
     def __getitem__(self, name: str) -> Any:
-        return self._columns[name]
+        return self._there()[name]
 
     def __iter__(self) -> Iterator[str]:
-        return iter(self._columns)
+        return iter(self._there())
 
     def __len__(self) -> int:
-        return len(self._columns)
+        return len(self._there())
+
+    def let_go(self) -> None:
+        """Give back the memory of the columns. Who asks for one again makes them be read again from the spool."""
+        if self._read is not None:
+            self._columns = {}
+
+    def _there(self) -> dict[str, Any]:
+        if not self._columns and self._read is not None:
+            self._columns = self._read()
+        return self._columns
 
     def __repr__(self) -> str:
         shapes = ", ".join(f"{name} {_shape(value)}" for name, value in self._columns.items())

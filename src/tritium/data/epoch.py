@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import AbstractContextManager, contextmanager
+from itertools import islice, takewhile
 from typing import Any, Literal, Protocol
 
 import numpy as np
@@ -24,6 +26,29 @@ class Stopwatch(Protocol):
 
     def batches(self, batches: Iterator[Batch]) -> Iterator[Batch]: ...
     def within(self, section: Literal["copy to device"]) -> AbstractContextManager[None]: ...
+
+
+class Group:
+    """Batches that make one optimizer step. Each is let go of when the next one is asked for, and the last at the end.
+
+    total : the rows that count in its mean, over all batches and ranks.
+    """
+
+    def __init__(self, batches: Iterator[Batch], count: int, total: int) -> None:
+        self.total = total
+        self._batches, self._count = batches, count
+        self.taken: list[Batch] = []
+
+    def __iter__(self) -> Iterator[Batch]:
+        for batch in self._batches:
+            self.taken.append(batch)
+            yield batch
+            batch.let_go()
+
+    @property
+    def at_last(self) -> bool:
+        """Whether the batch that was taken last is the last one."""
+        return len(self.taken) == self._count
 
 
 class Epoch:
@@ -83,14 +108,32 @@ class Epoch:
                 self.taken += 1
                 if self._took is not None:
                     self._took(self.number, share.step)
-                yield Batch(
+                batch = Batch(
                     self._placed(columns),
                     scale=share.scale,
                     rows=share.rows,
                     total=share.total,
                     step=share.step,
                     epoch=self.number,
+                    read=functools.partial(self._again, share),
                 )
+                del columns  # the batch alone holds them, and may let go
+                yield batch
+
+    def groups(self, count: int) -> Iterator[Group]:
+        """The batches in groups of up to `count`, each to be taken to its end; one batch at a time is in memory."""
+        batches = iter(self)
+        while shares := self._next(count):
+            yield Group(islice(batches, len(shares)), len(shares), sum(share.total for share in shares))
+        next(batches, None)  # the epoch is over
+
+    def _next(self, count: int) -> list[Share]:
+        """Up to `count` steps from the next one on."""
+        ahead = (self._schedule.share(self.taken + number) for number in range(count))
+        return list(takewhile(lambda share: share is not None, ahead))  # type: ignore[arg-type]
+
+    def _again(self, share: Share) -> dict[str, Any]:
+        return self._gather.place(self._gather.take(self._rows(share)))
 
     def _placed(self, columns: dict[str, Any]) -> dict[str, Any]:
         if self._trace is None:

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from itertools import islice
 from typing import Any
 
 import torch
 
+from tritium.data.epoch import Group
 from tritium.data.policy import step_count
 from tritium.gang.world import World
 from tritium.gang.world import world as this_world
@@ -82,8 +82,9 @@ def _train(
         pace.before_epoch(epoch)
         net, gradients = replica.net, replica.gradients
         net.train()
-        for batches in together(epoch, settings.gradient_accumulation):
-            losses = backward(net, batches, step, gradients, totals)
+        for group in epoch.groups(settings.gradient_accumulation):
+            losses = backward(net, group, step, gradients, totals)
+            batches = group.taken  # without their columns
             alarm.watch(batches, losses, gradients.norm())
             if settings.clip_grad_norm is not None:
                 torch.nn.utils.clip_grad_norm_(net.parameters(), settings.clip_grad_norm)
@@ -123,16 +124,15 @@ def _train(
 
 
 def backward(
-    net: torch.nn.Module, batches: list[Any], step: Step, gradients: Gradients, totals: Totals
+    net: torch.nn.Module, group: Group, step: Step, gradients: Gradients, totals: Totals
 ) -> list[torch.Tensor]:
     """Leaves the gradients of one optimizer step on every rank; adds to `totals`, and gives each batch's mean loss."""
-    rows = sum(batch.total for batch in batches)
     losses = []
-    for batch in batches:
-        with gradients.exchanged(now=batch is batches[-1]):
+    for batch in group:
+        with gradients.exchanged(now=group.at_last):
             loss, output = step(net, batch)
             # The mean over all rows of all ranks and batches, as one process would compute it.
-            (loss * (batch.scale * batch.total / rows)).backward()
+            (loss * (batch.scale * batch.total / group.total)).backward()  # type: ignore[no-untyped-call]
         losses.append(loss.detach())
         totals.add(batch, loss, output)
     return losses
@@ -148,13 +148,6 @@ def pieces(views: Iterable[memoryview]) -> Iterator[bytes]:
     for view in views:
         for start in range(0, len(view), _PIECE):
             yield bytes(view[start : start + _PIECE])
-
-
-def together(epoch: Iterable[Any], count: int) -> Iterator[list[Any]]:
-    """Lists of up to `count` batches that make one optimizer step."""
-    batches = iter(epoch)
-    while group := list(islice(batches, count)):
-        yield group
 
 
 def validation(

@@ -12,6 +12,9 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
+from pyspark.ml.feature import HashingTF
+from pyspark.sql import functions as F
 
 from tritium.data.exchange import Exchange
 from tritium.data.receive import Receiver
@@ -312,6 +315,29 @@ def test_what_only_the_data_shows_names_column_row_and_value(
     assert text in message
     assert f"column '{column}'" in message
     assert "in row 7 (source partition 0, position 7)" in message
+
+
+def test_a_wide_sparse_vector_is_refused_and_both_ways_out_work(spark: Any) -> None:
+    words = spark.range(0, 9, 1, 1).selectExpr("id", "IF(id = 7, array('a', 'b'), array()) AS words")
+    wide = HashingTF(inputCol="words", outputCol="v").transform(words)
+    with pytest.raises(Exception, match="BadRow") as caught:
+        receive(Exchange({"train": Data(wide, ["v"], dtype="float32")}, 1))
+    message = str(caught.value)
+    assert "column 'v' is a sparse vector of 262,144 numbers, 0 of them set" in message
+    assert "1,048,576 bytes, more than 262,144, in row 0 (" in message
+    assert "F.unwrap_udt('v')['indices']" in message
+
+    narrow = HashingTF(inputCol="words", outputCol="v", numFeatures=4096).transform(words)
+    (rank,) = receive(Exchange({"train": Data(narrow, ["v"], dtype="float32")}, 1))
+    assert rank["columns"]["train"]["v"].sum(axis=1).tolist() == [0] * 7 + [2, 0]
+
+    places = wide.select(F.transform(F.unwrap_udt("v")["indices"], lambda place: place + 1).alias("words"))
+    (rank,) = receive(Exchange({"train": Data(places, pad={"words": 3})}, 1))
+    bag = torch.nn.EmbeddingBag(262_144 + 1, 2, mode="sum", padding_idx=0)
+    assert (bag(torch.from_numpy(rank["columns"]["train"]["words"])) != 0).any(1).tolist() == [False] * 7 + [
+        True,
+        False,
+    ]
 
 
 def test_floats_packed_with_integers_keep_every_digit(spark: Any) -> None:

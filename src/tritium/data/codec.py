@@ -13,7 +13,7 @@ import pyarrow.compute as pc
 
 from tritium.data import narrow
 from tritium.data.narrow import At
-from tritium.data.schema import Field
+from tritium.data.schema import DENSE_BYTES, Field
 from tritium.data.spool import Ragged
 from tritium.errors import BadData, BadRow
 
@@ -136,6 +136,9 @@ def _leaf(field: Field, leaf: pa.Array, lengths: list[Array], ids: Array) -> tup
 
 def _check_marks(field: Field, leaf: pa.Array, counts: Array, ids: Array) -> None:
     """BadRow for a row in whose place the JVM sent a mark: `exchange.pack` says what and why."""
+    if not field.packed:
+        _check_sparse(field, leaf, counts, ids)
+        return
     marks = counts != len(field.sources)
     if marks.any():
         row = int(np.argmax(marks))
@@ -144,6 +147,23 @@ def _check_marks(field: Field, leaf: pa.Array, counts: Array, ids: Array) -> Non
         raise bad(field, ids, row, math.nan, what, _WHOLE, source)
 
 
+def _check_sparse(field: Field, leaf: pa.Array, counts: Array, ids: Array) -> None:
+    if not leaf.null_count:
+        return
+    start = int(np.argmax(leaf.is_null().to_numpy(zero_copy_only=False)))
+    there, size = (int(number) for number in _numbers(leaf)[start + 1 : start + 3])
+    row_bytes = size * np.dtype(field.travel).itemsize
+    what = (
+        f"a sparse vector of {size:,} numbers, {there:,} of them set: dense, as a row of a batch is, it takes "
+        f"{row_bytes:,} bytes, more than {DENSE_BYTES:,},"
+    )
+    raise bad(field, ids, _row_of(start, [counts]), size, what, _SPARSE)
+
+
+_SPARSE = (
+    "Make it narrower where it comes from (HashingTF(numFeatures=4096), CountVectorizer(vocabSize=4096)), or train a "
+    "torch.nn.EmbeddingBag on its indices, an array column: F.unwrap_udt({0!r})['indices']"
+)
 _WHOLE = "Drop such rows in Spark, or give the column a batch column of its own"
 
 

@@ -13,8 +13,10 @@ from functools import cached_property
 from types import TracebackType
 from typing import Any
 
+import numpy as np
+
 from tritium.data.receive import end_is_seen
-from tritium.data.schema import Data, Field, as_data, may_be_beyond, plan
+from tritium.data.schema import DENSE_BYTES, Data, Field, as_data, may_be_beyond, plan
 from tritium.data.types import SourceType, columns_of, path_of
 from tritium.errors import BadData, BadSetting, IncompleteShard
 
@@ -153,7 +155,11 @@ class Exchange:
 
 
 def pack(field: Field, schema: Any) -> Any:
-    """The pyspark Column in which a Field leaves the JVM, from a DataFrame with this schema (a StructType)."""
+    """The pyspark Column in which a Field leaves the JVM, from a DataFrame with this schema (a StructType).
+
+    In place of a row that can't be packed goes a mark, for the receiver to name column and row: for a wide sparse
+    vector an array that begins with null, as no vector does; else see `_marked`.
+    """
     from pyspark.sql import functions as F
 
     columns = columns_of(schema)
@@ -165,7 +171,10 @@ def pack(field: Field, schema: Any) -> Any:
     if kind.name == "vector":
         from pyspark.ml.functions import vector_to_array
 
-        return F.when(column.isNotNull(), vector_to_array(column, field.travel))
+        inner, number = F.unwrap_udt(column), _SQL[field.travel]
+        wide = (inner["type"] == 0) & (inner["size"] > DENSE_BYTES // np.dtype(field.travel).itemsize)
+        mark = F.array(F.lit(None).cast(number), F.size(inner["indices"]).cast(number), inner["size"].cast(number))
+        return F.when(column.isNotNull(), F.when(wide, mark).otherwise(vector_to_array(column, field.travel)))
     leaf, depth = kind.leaf()
     if leaf.name == "decimal" or (leaf.name == "number" and leaf.dtype != field.travel):
         return column.cast("array<" * depth + _SQL[field.travel] + ">" * depth)

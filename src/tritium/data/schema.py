@@ -26,6 +26,7 @@ _ADVICE = {
     "array": "An array of numbers or of strings with a vocabulary can.",
     "struct": "An array of structs can be taken apart in Spark: `col.field` is an array of that field.",
 }
+DENSE_BYTES = 256 << 10  # of a sparse vector as a dense row, and no more: 65,536 float32
 _INT64_DIGITS = 18  # an integer of so many digits fits into int64
 _EXACT_DIGITS = 15  # a decimal of so many digits is exact in float64
 
@@ -98,7 +99,7 @@ class Field:
     exact: tuple[bool, ...] = ()
     """Per source: whether it holds integers of which each must be exact in `dtype`; () for none."""
     marked: bool = False
-    """Whether a packed row of another length says that a source of it can't be packed: see `exchange.pack`."""
+    """Whether a row may be a mark, which says that what was there can't be packed: see `exchange.pack`."""
 
     @property
     def mask(self) -> bool:
@@ -290,7 +291,7 @@ class _Planner:
         return Field(
             name=batch, sources=(source,), kind="fixed", dtype=dtype, shape=shape, depth=depth, travel=travel,
             pad=pad, nulls=(self._null(batch, source, dtype),), nan=self.data.nan,
-            exact=(True,) if default and _must_be_exact(leaf, dtype) else (),
+            exact=(True,) if default and _must_be_exact(leaf, dtype) else (), marked=kind.name == "vector",
         )  # fmt: skip
 
     def _string(self, batch: str, source: str, depth: int) -> Field | None:

@@ -300,7 +300,11 @@ def started(size: int) -> list[dict[str, Any]]:
         every_case,
         gang,
         args=({n: (p.settings, "validation" in p.data, p.unused) for n, p in plans.items()},),
-        data={f"{name}_{shard}": data for name, plan in plans.items() for shard, data in plan.data.items()},
+        data={
+            f"{name}_{shard}": dataclasses.replace(data, nan="keep") if name == "infinite" else data
+            for name, plan in plans.items()
+            for shard, data in plan.data.items()
+        },
     )
     run_dirs[size] = run.run_dir
     return run.results

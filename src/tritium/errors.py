@@ -128,7 +128,8 @@ class Stalled(RankFailed):
     """A rank made no progress for longer than `stall_timeout`, or no rows came. The message says where every rank is.
 
     Facts beside RankFailed's: `step` (its last, from 1; None when it reported none), `phase`, `seconds` without
-    progress, and `stacks`, the Python stacks of every rank as text (rank → text).
+    progress, and `stacks`, the Python stacks of every rank as text (rank → text). Of a source that stands still before
+    a rank has started: Spark's `stage`, and how many of its `tasks` run; `rank` and `host` are None.
     """
 
 
@@ -136,8 +137,8 @@ class JobFailed(TritiumError):
     """The Spark job ended for a reason that is no rank's own.
 
     Facts: `lost`, whether Spark lost an executor or a worker, so that the gang was started again (`retries`),
-    `reason`, the line that says why, and `spark_error`, Spark's own exception. Its text, with Java's stack, is in the
-    run directory: spark-error.txt.
+    `reason`, the line that says why, `cancelled` (True of a job that was), and `spark_error`, Spark's own exception.
+    Its text, with Java's stack, is in the run directory: spark-error.txt.
     """
 
 

@@ -63,6 +63,8 @@ def test_what_a_rank_runs_in_is_killed(cluster: Any, fault: str, tmp_path: Path)
         supervisors = [rank.parent() for rank in ranks]
         with timed(fault):
             ranks[0].parents()[list(FAULTS).index(fault)].kill()
+            if fault == "supervisor killed":  # the other one is an idle Python worker of Spark's then
+                supervisors = supervisors[:1]
             _, left = psutil.wait_procs([*ranks, *filter(None, supervisors)], 12)
         assert not left, left
 

@@ -33,7 +33,6 @@ from tritium.errors import (
     WireError,
     WrongVersion,
 )
-from tritium.gang.cluster_run import translate
 from tritium.wire import Channel
 
 
@@ -352,20 +351,6 @@ def test_another_python_version_on_the_executors_is_said(spark: Any, monkeypatch
     monkeypatch.setattr(spark.sparkContext, "pythonVer", "3.9")  # what the driver says that it is
     with pytest.raises(WrongVersion, match=r"different Python versions: .*3\.9.*spark\.pyspark\.python"):
         launch(spark, lambda: None)
-
-
-def test_sparks_other_words_for_trouble() -> None:
-    size = "Job aborted due to stage failure: Total size of serialized results of 2 tasks (600.1 MiB) is bigger than "
-    error = translate(RuntimeError(size + "spark.driver.maxResultSize (512.0 MiB)"))
-    assert "over spark.driver.maxResultSize" in str(error)
-    assert "600.1 MiB" in str(error)
-    lacking = translate(RuntimeError("ModuleNotFoundError: No module named 'pyarrow'"))
-    assert str(lacking).startswith("The executors' Python lacks 'pyarrow'. They need pyarrow and numpy")
-    assert isinstance(translate(RuntimeError("[OPERATION_CANCELED] Operation has been canceled.")), JobFailed)
-    lost = "Lost task 1.0 in stage 6.0 (TID 15) (10.0.0.7 executor 1): java.io.IOException: No space left on device"
-    error = translate(RuntimeError(f"An error occurred while calling o82.getResult.\n: {lost}\n\tat java.base"))
-    assert str(error).startswith(f"A disk of Spark's is full: {lost}. The exchange needs room")
-    assert not getattr(error, "lost", False)
 
 
 # ---- GPUs, pretended

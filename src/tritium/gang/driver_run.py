@@ -167,7 +167,10 @@ class Local:
 
     restarts = False
 
-    def cancel(self) -> None:
+    def source_stall(self, limit: float) -> None:
+        """Tables are there already."""
+
+    def cancel(self, reason: str = "") -> None:
         """Supervisors end by themselves once the coordinator has said so."""
 
     def join(self, seconds: float = 10.0) -> None:

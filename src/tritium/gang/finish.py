@@ -5,14 +5,15 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
-from tritium.errors import IncompleteShard, JobFailed, StartTimeout
+from tritium.errors import IncompleteShard, JobFailed, Stalled, StartTimeout
 from tritium.gang.vitals import STATES
 
 if TYPE_CHECKING:
     from tritium.gang.coordinator import Coordinator
     from tritium.gang.launch import Launch
+    from tritium.gang.source_watch import SourceStall
 
 LOOK_SECONDS = 1.0  # how often Spark is asked whether it still computes the sources
 FIRST_WORD_SECONDS = 20.0
@@ -32,7 +33,8 @@ class Tasks(Protocol):
     def silence(self) -> str: ...  # what to say when no supervisor has reported for a while
     def computing(self, ranks: int) -> bool: ...
     def slots(self) -> int: ...
-    def cancel(self) -> None: ...
+    def source_stall(self, limit: float) -> SourceStall | None: ...
+    def cancel(self, reason: str = ...) -> None: ...
     def join(self, seconds: float = ...) -> None: ...
 
 
@@ -51,7 +53,7 @@ def await_formed(
     there, newest = 0, 0.0
     gang, now = launch.gang, time.monotonic()
     deadline, began, next_word = now + gang.start_timeout - waited, now, now + FIRST_WORD_SECONDS
-    over = False
+    over = told = False
     while not over and (now := time.monotonic()) < deadline:
         with coordinator.changed:
             over = coordinator.changed.wait_for(
@@ -64,6 +66,7 @@ def await_formed(
             raise GivenBack(f"{there} of {launch.ranks} slots came, and no more for {hold:.0f} s")
         if not over and tasks.computing(launch.ranks):
             deadline = time.monotonic() + gang.start_timeout
+            told = tell_source_stall(launch, tasks, told)
         if not over and now > next_word:
             next_word = now + (now - began)
             launch.watch.note(missing_note(coordinator, launch.ranks) if coordinator.members else tasks.silence)
@@ -76,6 +79,23 @@ def await_formed(
         f"{whereabouts(coordinator, missing)}. Raise start_timeout, or free slots on the cluster.",
         missing=missing,
     )
+
+
+def tell_source_stall(launch: Launch, tasks: Tasks, told: bool) -> bool:
+    """Raise Stalled, or say once, that Spark's tasks for the sources stand still. Returns whether they do."""
+    stall = tasks.source_stall(launch.gang.stall_timeout)
+    if stall is None:
+        return False
+    facts: dict[str, Any] = {"rank": None, "host": None, "pid": None, "step": None, "phase": "source", "stacks": {}}
+    facts |= {"seconds": stall.seconds, "stage": stall.stage, "tasks": stall.tasks, "run_dir": launch.watch.run_dir}
+    if launch.gang.on_stall == "end":
+        facts |= {"traceback": "", "log": [], "signal": None, "exit_code": None, "memory": None, "lost": False}
+        text = stall.text[0].upper() + stall.text[1:]
+        raise Stalled(text, headline=stall.text.partition("\n")[0].rstrip("."), **facts)
+    if not told:
+        launch.watch.event("stalled", text=stall.text, stage=stall.stage, tasks=stall.tasks, seconds=stall.seconds)
+        launch.watch.note(stall.text)
+    return True
 
 
 def missing_note(coordinator: Coordinator, ranks: int) -> str:
@@ -122,15 +142,19 @@ def await_end(coordinator: Coordinator, launch: Launch, tasks: Tasks) -> None:
         with coordinator.changed:
             coordinator.changed.wait_for(lambda: coordinator.failure is not None, timeout=LEAVE_SECONDS)
     if coordinator.failure is not None:
-        if tasks.restarts:
-            tasks.cancel()
         lost = coordinator.failure.how == "lost"
-        tasks.join(WHY_SECONDS if lost and not tasks.restarts else LEAVE_SECONDS)
+        taken = lost or coordinator.failure.type.endswith(IncompleteShard.__name__)
+        if not taken or tasks.restarts:
+            coordinator.await_gone(LEAVE_SECONDS, but=1)
+        else:  # Spark has lost something: it may say what, and then ends the job by itself
+            tasks.join(WHY_SECONDS if lost else LEAVE_SECONDS)
         why = tasks.problem  # before we cancel the job ourselves
         if not tasks.ended:
-            tasks.cancel()
-            tasks.join(LEAVE_SECONDS / 2)
-        taken = lost or coordinator.failure.type.endswith(IncompleteShard.__name__)
+            tasks.cancel(f"because {coordinator.failure.headline()}")
+            coordinator.abort("its Spark job has been cancelled")
+            tasks.join(LEAVE_SECONDS)
+        if why is not None and why.__dict__.get("jvm_gone"):
+            raise why
         if why is not None and taken and (is_cancelled(why) or isinstance(why, IncompleteShard)):
             raise why  # Spark took the supervisors or their rows away: the job was cancelled, or lost what they read
         if why is not None and lost:
@@ -145,4 +169,4 @@ def await_end(coordinator: Coordinator, launch: Launch, tasks: Tasks) -> None:
 
 def is_cancelled(problem: BaseException) -> bool:
     """Whether a Spark job ended because someone cancelled it."""
-    return isinstance(problem, JobFailed) and "cancel" in str(problem).lower()
+    return isinstance(problem, JobFailed) and bool(problem.__dict__.get("cancelled"))

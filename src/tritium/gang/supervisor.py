@@ -22,7 +22,7 @@ from typing import IO, TYPE_CHECKING, Any
 import pyarrow as pa
 
 from tritium import ship
-from tritium.errors import TooLarge, TritiumError, WireError
+from tritium.errors import IncompleteShard, TooLarge, TritiumError, WireError
 from tritium.gang.address import family_of, unreachable
 from tritium.gang.child import start_rank
 from tritium.gang.failure import STACKS_BYTES, Failure, signal_name
@@ -43,6 +43,9 @@ CONNECT_SECONDS = 10.0
 LONGEST_LINE = 1 << 16  # a longer one is passed on in pieces
 SMALL = 1 << 14  # bytes that a socket with room takes without waiting for its reader
 TAIL = 20  # lines of a rank's output that travel with its failure
+ANSWER_SECONDS = 2.0  # how long a failure of its own may take to the coordinator and back
+STAY_SECONDS = 5.0  # how long a driver may take to cancel the Spark job
+_TOLD = ("exception", "error", "exit", "signal", "stalled")  # what Spark does not see by itself
 PULSE_SECONDS = 1.0  # how often the coordinator hears how a rank stands
 
 
@@ -91,12 +94,17 @@ def supervise(payload: bytes, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.
     cpus = order.cpus or context.cpus()
     ids = {"partition": context.partitionId(), "attempt": context.taskAttemptId()}
     supervisor = Supervisor(order, **ids, gpus=gpus, cpus=cpus, daemon=os.getppid())
-    if order.far_client:
-        from tritium.gang.far import supervise_far
+    try:
+        if order.far_client:
+            from tritium.gang.far import supervise_far
 
-        yield from supervise_far(supervisor, context, batches, stream_is_complete)
-        return
-    yield from supervisor.run(batches, stream_is_complete)
+            yield from supervise_far(supervisor, context, batches, stream_is_complete)
+        else:
+            yield from supervisor.run(batches, stream_is_complete)
+    except GangEnded:
+        if not supervisor.dismissed:
+            raise
+        # The driver knows, and says why: an exception here would be 40 lines of Spark's log for each rank.
 
 
 class Supervisor:
@@ -137,6 +145,9 @@ class Supervisor:
         self._intake: Intake | None = None
         self._over_event = threading.Event()
         self._listing: Listing | None = None
+        self._ends = 0
+        self._by_driver = False
+        self._may_leave = threading.Event()
 
     # ---- the whole of it
 
@@ -150,6 +161,7 @@ class Supervisor:
 
         `confirm` tells, once `batches` has ended, whether an unsorted stream was complete.
         """
+        self._by_driver = address is None and self._daemon is not None
         who = f"task {self.partition} (attempt {self.attempt}, launch {self.order.launch}) on {self.host}"
         self._channel = self._reach(address or self.order.address, who)
         placeholder = socket.socket(family_of(self._channel.addresses[0]))
@@ -170,6 +182,9 @@ class Supervisor:
             self._receive(batches, confirm)
             self._await_end()
             yield from chunks(self.rank, "result", result)
+        except GangEnded:
+            self._stay()
+            raise
         finally:
             placeholder.close()
             self._stop()
@@ -255,6 +270,10 @@ class Supervisor:
             raise
         except Exception as error:
             self._fail(Failure.of(error, self.rank, host=self.host, pid=os.getpid()))
+            if isinstance(error, IncompleteShard):  # of that Spark knows more, and says it when this task fails
+                raise
+            with self._changed:
+                self._changed.wait_for(lambda: self._end is not None, ANSWER_SECONDS)
             self._check()
             raise
 
@@ -297,6 +316,22 @@ class Supervisor:
         if self._end is not None:
             raise GangEnded(self._story())
 
+    @property
+    def dismissed(self) -> bool:
+        """Whether the driver has ended this gang, and lives on to say why; and Spark can use this worker again."""
+        return self._ends > 0 and self._by_driver and os.getppid() == self._daemon
+
+    def _stay(self) -> None:
+        """The supervisor of the rank that failed, or of the first rank when none did, waits until the driver has
+        cancelled the Spark job: Spark's UI shows it then as failed, with the reason, and Spark's log has one line.
+        """
+        if self.failure is None:
+            stays = self.dismissed and self.partition == 0
+        else:
+            stays = self.dismissed and self.failure.rank == self.rank and self.failure.how in _TOLD
+        if stays:
+            self._may_leave.wait(STAY_SECONDS)
+
     def _story(self) -> str:
         if self.failure is None:
             return f"This gang was ended: {self._end}"
@@ -333,6 +368,7 @@ class Supervisor:
     def _follow_coordinator(self) -> None:
         while (message := self._channel.receive()) is not None:
             self._obey(message)
+        self._may_leave.set()
         if not self._all_finished and self._end is None:
             self._over(f"the coordinator is gone (did the driver end?): {self._channel.reason}")
 
@@ -357,7 +393,10 @@ class Supervisor:
         if message.kind == "end":
             if message.fields.get("failure"):
                 self.failure = Failure.read(message["failure"], message.blob)
+            self._ends += 1
             self._over(message["reason"])
+            if self._ends > 1:
+                self._may_leave.set()
             return
         if message.kind == "assign":
             self.rank = message["rank"]

@@ -1,0 +1,65 @@
+"""The thread of a Spark job ends, whatever happens to what it would ask."""
+
+from __future__ import annotations
+
+import base64
+import json
+import threading
+import zlib
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from tritium.errors import JobFailed
+from tritium.gang.spark_job import SparkJob
+
+
+class Session:
+    """Of a Connect client, as far as a job's thread needs one: `collect` is what becomes of its DataFrame."""
+
+    def addTag(self, tag: str) -> None: ...
+    def removeProgressHandler(self, handler: Any) -> None: ...
+
+
+def job(error: Exception) -> SparkJob:
+    def collect() -> None:
+        raise error
+
+    made = SparkJob.__new__(SparkJob)
+    coordinator: Any = SimpleNamespace(changed=threading.Condition(), members={}, fail=lambda failure: None)
+    made.__dict__.update(
+        ended=False, problem=None, tag="tritium-1.0", _connect=True, _spark=Session(), _coordinator=coordinator
+    )
+    made.__dict__["_frame"] = SimpleNamespace(toArrow=collect)
+    made._collect()
+    return made
+
+
+class Unreadable(Exception):
+    """As of a JVM that has died: its text is asked of that JVM."""
+
+    def __str__(self) -> str:
+        raise ConnectionRefusedError("nobody listens")
+
+
+@pytest.mark.parametrize("error", [Unreadable(), RuntimeError("x"), KeyError()])
+def test_ends_with_an_error_whatever_was_raised(error: Exception) -> None:
+    made = job(error)
+    assert made.ended
+    assert isinstance(made.problem, JobFailed)
+    assert made.problem.spark_error is error
+    assert not made.computing(2), "a job that has ended extends no deadline"
+
+
+def test_a_failure_that_came_cut_off_is_told_and_not_tried_again() -> None:
+    packed = base64.b64encode(zlib.compress(json.dumps({"how": "exception", "pad": "x" * 9999}).encode())).decode()
+    text = (
+        "[PYTHON_EXCEPTION] An exception was thrown from the Python worker: Traceback (most recent call last):\n"
+        '  File "far.py", line 1, in supervise_far\n    raise\n'
+        f"tritium.errors.TritiumError: rank 1 on b raised ValueError: mine\ntritium-failure:{packed[:20]}"
+    )
+    made = job(RuntimeError(text))
+    assert isinstance(made.problem, JobFailed)
+    assert "rank 1 on b raised ValueError: mine" in str(made.problem)
+    assert not made.problem.lost

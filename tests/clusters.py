@@ -98,12 +98,18 @@ def _dynamic() -> Iterator[Any]:
 
 @contextlib.contextmanager
 def _standalone(**conf: str) -> Iterator[Any]:
-    with standalone() as master:
-        spark = _classic(master, **SMALL, **conf)
-        status = spark.sparkContext._jsc.sc().getExecutorMemoryStatus
-        wait(lambda: status().size() == 3, "two executors have registered")
+    with standalone() as master, joined(master, **conf) as spark:
         yield spark
-        spark.stop()
+
+
+@contextlib.contextmanager
+def joined(master: str, **conf: str) -> Iterator[Any]:
+    """A SparkSession on a standalone cluster of two workers that is there already."""
+    spark = _classic(master, **SMALL, **conf)
+    status = spark.sparkContext._jsc.sc().getExecutorMemoryStatus
+    wait(lambda: status().size() == 3, "two executors have registered")
+    yield spark
+    spark.stop()
 
 
 @contextlib.contextmanager
@@ -190,7 +196,8 @@ class Workers:
     here: Workers
 
     def __init__(self, url: str, folder: str, cores: int, conf: dict[str, str], stack: contextlib.ExitStack) -> None:
-        self._url, self._folder, self._cores, self._stack = url, folder, cores, stack
+        self.folder = Path(folder)
+        self._url, self._cores, self._stack = url, cores, stack
         self._properties = Path(folder, "worker.conf")
         self._properties.write_text("".join(f"{key} {value}\n" for key, value in conf.items()))
         self.processes: list[subprocess.Popen[Any]] = []
@@ -199,19 +206,20 @@ class Workers:
         """One more."""
         number = len(self.processes)
         command = [spark_script("spark-class"), "org.apache.spark.deploy.worker.Worker", "--host", "127.0.0.1"]
-        command += ["--webui-port", "0", "-c", str(self._cores), "-m", "1g", "--work-dir", f"{self._folder}/{number}"]
+        command += ["--webui-port", "0", "-c", str(self._cores), "-m", "1g", "--work-dir", f"{self.folder}/{number}"]
         command += ["--properties-file", str(self._properties), self._url]
         self.processes.append(
-            self._stack.enter_context(daemon(f"worker {number}", command, Path(self._folder, f"{number}.log")))
+            self._stack.enter_context(daemon(f"worker {number}", command, self.folder / f"{number}.log"))
         )
 
-    def kill(self) -> None:
-        """The newest one, with its executors and all that runs in them, as a machine does that loses its power."""
-        worker = psutil.Process(self.processes[-1].pid)
+    def kill(self, number: int = -1) -> None:
+        """One, the newest if not said otherwise, with its executors and all that runs in them, as a machine does that
+        loses its power."""
+        worker = psutil.Process(self.processes[number].pid)
         for process in [worker, *worker.children(recursive=True)]:
             with contextlib.suppress(psutil.NoSuchProcess):
                 process.kill()
-        self.processes[-1].wait()
+        self.processes[number].wait()
 
 
 @contextlib.contextmanager

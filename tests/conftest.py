@@ -86,11 +86,14 @@ class OnCluster:
 def _nothing_left_behind(request: pytest.FixtureRequest) -> Iterator[None]:
     if {"spark", "cluster"} & set(request.fixturenames):
         request.getfixturevalue("spark")  # what the session brings along is no test's doing
-    strangers = {process.pid for process in _elsewhere.values()}
-    before = leaks.Trace.now(strangers)
+    before = leaks.Trace.now(_strangers())
     yield
-    if found := before.left(strangers):
+    if found := before.left(_strangers()):
         pytest.fail("the test left behind:\n  " + "\n  ".join(found), pytrace=False)
+
+
+def _strangers() -> set[int]:
+    return {process.pid for process in _elsewhere.values()} | leaks.STRANGERS
 
 
 # --- tests on other kinds of cluster: sent to a pytest process that has one

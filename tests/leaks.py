@@ -20,6 +20,7 @@ SECONDS = 6.0  # Spark ends the other tasks of a failed gang after 3.8 s at the 
 SPARK_FILES = ("spark-", "blockmgr-", "pyspark-", "hsperfdata_", "liblz4", "libzstd", "snappy-", "libnetty")
 OTHER_FILES = ("pytest-of-", "artifacts", "tritium-tests-", "torchinductor_")
 ENVIRONMENT_OF_OTHERS = ("PYTEST_", "SPARK_", "PYSPARK_", "COLUMNS", "LINES", "TORCHINDUCTOR_")
+STRANGERS: set[int] = set()  # processes of a test that look after themselves, with all their children
 PYSPARK_THREADS = ("py4j", "pyspark", "grpc")
 
 

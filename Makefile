@@ -3,8 +3,10 @@
 MAKEFLAGS += --no-print-directory
 BIN := .venv/bin
 WORKERS ?= 2
+CHAOS_SEED ?=
+CHAOS_ROUNDS ?= $(if $(CHAOS_SEED),1,20)
 
-.PHONY: help setup demo test faults lint format types imports docs bench clean constraints
+.PHONY: help setup demo test faults chaos lint format types imports docs bench clean constraints
 
 help:            ## this list
 	@sed -n 's/^\([a-z]*\): .*## /  make \1	/p' Makefile | expand -t 22
@@ -22,6 +24,11 @@ faults: setup    ## the faults alone: 20 rounds, with other seeds, where the mom
 	@mkdir -p artifacts && rm -f artifacts/faults.jsonl
 	@TRITIUM_FAULT_FIGURES=$(CURDIR)/artifacts/faults.jsonl TRITIUM_FAULT_ROUNDS=20 TRITIUM_FAULT_REPEATS=3 \
 	  TRITIUM_FAULT_LAUNCHES=100 TRITIUM_FAULT_KILLS=50 $(BIN)/python -m pytest -n $(WORKERS) tests/faults
+
+chaos: setup     ## CHAOS_ROUNDS=20 trainings hit by random faults; CHAOS_SEED=1234 repeats one, and prints what it does
+	@mkdir -p artifacts && rm -f artifacts/chaos.jsonl
+	@CHAOS_FIGURES=$(CURDIR)/artifacts/chaos.jsonl CHAOS_ROUNDS=$(CHAOS_ROUNDS) CHAOS_SEED=$${CHAOS_SEED:-$$(date +%s)} \
+	  $(BIN)/python -m pytest $(if $(filter 1,$(CHAOS_ROUNDS)),-s,-n $(WORKERS)) tests/chaos
 
 lint: setup      ## ruff: rules and format
 	@$(BIN)/ruff check .

@@ -210,8 +210,8 @@ FIRST = {
 }  # before these phases there is nobody to be hit
 LASTING = {
     "rank stopped for a while": (0.2, 4.0),
-    "connections refused": (0.2, 3.0),
-    "connections silent": (0.2, 3.0),
+    "connections refused": (0.2, 5.0),
+    "connections silent": (0.2, 5.0),
     "scratch disk full": (0.5, 6.0),
     "run directory's disk full": (0.5, 6.0),
     "node killed": (0.0, 5.0),

@@ -196,5 +196,9 @@ class Call:
 
 
 def _brief(event: Mapping[str, Any]) -> str:
-    kept = {key: value for key, value in event.items() if key not in ("time", "kind", "peers", "fingerprint", "log")}
+    kept = {
+        key: value
+        for key, value in event.items()
+        if key not in ("time", "kind", "peers", "fingerprint", "log", "path", "bytes")
+    }
     return str(kept.get("text") or json.dumps(kept))[:300]

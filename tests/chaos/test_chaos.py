@@ -20,7 +20,10 @@ from chaos.rounds import Round
 FEW = (1, 2, 4)
 FIRST = os.environ.get("CHAOS_SEED")
 ROUNDS = int(os.environ.get("CHAOS_ROUNDS") or "1")
-PLANS = [Plan.of(seed) for seed in (range(int(FIRST), int(FIRST) + ROUNDS) if FIRST else FEW)]
+PLANS = sorted(
+    (Plan.of(seed) for seed in (range(int(FIRST), int(FIRST) + ROUNDS) if FIRST else FEW)),
+    key=lambda plan: plan.kind,  # one cluster after the other
+)
 FIGURES = os.environ.get("CHAOS_FIGURES", "")
 
 

@@ -6,6 +6,7 @@ import json
 import shutil
 import time
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Any
 
 from clusters import Workers
@@ -60,39 +61,37 @@ class Round:
         """What the training gives that nothing disturbs; once a ground."""
         training = self.plan.training
         if training not in self._ground.references:
-            run_dir = self._ground.runs / f"reference-{training}".replace(" ", "-")
-            self._ask(str(run_dir), 2)
-            answer = self._ground.driver().wait(BOUND_SECONDS)
+            self._tell(f"the reference of {training!r}")
+            run_dir = self._ground.runs / f"reference-{self.plan.seed}"
+            answer, _ = self._watched(run_dir, 2, [])
+            assert answer is not None, self._ground.driver().tail()
             assert answer["error"] is None, answer["error"]
             assert not answer["left"], answer["left"]
             self._ground.references[training] = answer["value"]
-            self._tell(f"the reference of {training!r} took {answer['seconds']:.1f} s")
             shutil.rmtree(run_dir)
         return self._ground.references[training]
 
-    def _ask(self, run_dir: str, retries: int) -> None:
-        marks = str(self._ground.folder / f"marks-{self.plan.seed}")
-        self._ground.driver().ask("train", training=self.plan.training, run_dir=run_dir, marks=marks, retries=retries)
+    def _watched(self, run_dir: Path, retries: int, to_come: list[Fault]) -> tuple[dict[str, Any] | None, Call]:
+        """Call the training, and see it through; Hang when it takes too long."""
+        marks, driver = self._ground.folder / f"{run_dir.name}.marks", self._ground.driver()
+        call = Call(self._ground, Progress(run_dir, marks, self._ground))
+        driver.ask("train", training=self.plan.training, run_dir=str(run_dir), marks=str(marks), retries=retries)
+        try:
+            return call.run(to_come, self._tell), call
+        finally:
+            call.end_faults(self._tell)
 
     # ---- one call
 
     def _call(self, reference: Mapping[str, Any], number: int) -> bool:
         """One call of the training; whether it is to be called once more."""
-        disturbed = number == 1 or bool(self._to_come)
-        retries = self.plan.retries if disturbed else 2
-        call = Call(self._ground, Progress(self._folder, self._ground.folder / f"marks-{self.plan.seed}", self._ground))
-        call.progress.look()
-        call.progress.from_now()
+        retries = self.plan.retries if self._to_come or number == 1 else 2
         self._tell(f"call {number}, retries={retries}")
-        self._ground.driver()
-        self._ask(str(self._folder), retries)
         try:
-            answer = call.run(self._to_come, self._tell)
+            answer, call = self._watched(self._folder, retries, self._to_come)
         except Hang:
             self.problems.append(f"nothing has come of it within {BOUND_SECONDS:.0f} s:\n{self._ground.dump()}")
             return False
-        finally:
-            call.end_faults(self._tell)
         killed = any(one.fault.kind == "driver killed" for one in call.struck)
         if answer is None and not killed:
             self.problems.append(f"the driver ended by itself:\n{self._ground.driver().tail()}")
@@ -130,8 +129,10 @@ class Call:
         self.progress = progress
         self.struck: list[Struck] = []
         self._ground = ground
-        self._before = 0
         self._over = 0.0
+        progress.look()  # of an earlier call, in the same run directory
+        progress.from_now()
+        self._before = len(progress.events)
 
     def new_events(self) -> list[dict[str, Any]]:
         """Of this call."""
@@ -139,7 +140,6 @@ class Call:
 
     def run(self, to_come: list[Fault], tell: Callable[[str], None]) -> dict[str, Any] | None:
         """Until there is an answer, or (None) the driver is dead; takes the faults that were done from the list."""
-        self._before = len(self.progress.events)
         driver, deadline = self._ground.driver(), time.monotonic() + BOUND_SECONDS
         due: float | None = None
         while True:

@@ -82,7 +82,7 @@ def worst(output: torch.Tensor, label: torch.Tensor) -> torch.Tensor:
 
 def frame(spark: Any) -> Any:
     """Rows that Spark computes again in the same way, whatever it has lost."""
-    rows = spark.range(0, ROWS, 1, 4)
+    rows = spark.range(0, ROWS, 1, 2)
     return rows.selectExpr("id", "sin(id) as a", "cos(3 * id) as b", "id / 240 as c", "2 * sin(id) - cos(id) as y")
 
 

@@ -146,24 +146,23 @@ class Plan:
     faults: tuple[Fault, ...]
 
     @classmethod
-    def of(cls, seed: int, kind: str | None = None) -> Plan:
+    def of(cls, seed: int) -> Plan:
         """Drawn by the seed alone, so that it is the same plan in every process; odd seeds are standalone."""
-        kind = kind or KINDS[seed % len(KINDS)]
-        chance = random.Random(f"tritium chaos {seed}")
+        kind, chance = KINDS[seed % len(KINDS)], random.Random(f"tritium chaos {seed}")
         training = chance.choice(TRAININGS)
         faults: list[Fault] = []
         for _ in range(chance.choice((1, 1, 2, 2, 3))):
-            faults.append(cls._fault(chance, kind, training, faults[-1] if faults else None))
+            first = 0 if not faults or faults[-1].kind in LOSSES else ORDER.index(faults[-1].phase) + 1
+            if first < len(ORDER):  # an attempt that goes on does not come back to what lies behind it
+                faults.append(cls._fault(chance, kind, training, first))
         retries = chance.choice((3, 3, 3, 3, 3, 1, 0))
         return cls(seed, kind, training, retries, tuple(faults))
 
     @staticmethod
-    def _fault(chance: random.Random, kind: str, training: str, before: Fault | None) -> Fault:
+    def _fault(chance: random.Random, kind: str, training: str, first: int) -> Fault:
         kinds = [name for name, weight in WEIGHTS.items() for _ in range(weight)]
         what = chance.choice([name for name in kinds if kind == "standalone" or name != "node killed"])
-        first = FIRST.get(what, 0)
-        if before is not None and before.kind not in LOSSES:  # this attempt goes on: what lies behind does not return
-            first = max(first, ORDER.index(before.phase))
+        first = max(first, FIRST.get(what, 0))
         phase = chance.choice([name for name in ORDER[first:] if name not in LACKS.get(training, ())])
         return Fault(
             what,

@@ -27,6 +27,7 @@ NAME = "TRITIUM_CHAOS"  # in the environment of every process that is started he
 DISK_BYTES = 96 << 20  # of the scratch disk, and of that of the run directories
 START_SECONDS = 120.0
 GONE_SECONDS = 20.0  # within which a killed driver's processes are gone: twice the promise, as this machine is busy
+IDLE = ("ThreadPoolExecutor.getTask", "LinkedBlockingQueue.take", "nio.ch.SelectorImpl", "No compile task")  # threads
 CLUSTER = ("org.apache.spark.deploy.master.", "org.apache.spark.deploy.worker.")
 KINDS = ("local-cluster", "standalone")
 ROLES = ("rank", "supervisor", "daemon", "executor")
@@ -79,7 +80,7 @@ class Driver:
         """The next answer. TimeoutError when it does not come."""
         found = self.answer(seconds)
         if found is None:
-            raise TimeoutError(f"the driver has not answered within {seconds:.0f} s:\n{self.tail()}")
+            raise TimeoutError(f"the driver has not answered within {seconds:.0f} s")
         return found
 
     def tail(self, lines: int = 60) -> str:
@@ -255,7 +256,9 @@ class Ground:
                     process.send_signal(signal.SIGABRT)
             time.sleep(1.0)
         if self._driver is not None:
-            said += ["--- the driver and its JVM", self._driver.tail(400)]
+            blocks = self._driver.log.read_text(errors="replace").split("\n\n")
+            busy = [block for block in blocks if not any(word in block for word in IDLE)]
+            said += ["--- the driver and its JVM", *busy]
         said += self.executors_logs(200)
         return "\n".join(said)
 

@@ -20,10 +20,6 @@ NOBODY_SECONDS = 3.0  # how long a fault waits for somebody whom it can hit
 TOLD = ("note", "retry", "failed", "formed", "received", "checkpoint", "resumed", "rank_ended", "ended", "stored")
 
 
-class Hang(Exception):
-    """A call has neither returned nor raised within its bound."""
-
-
 class Round:
     """Plays a plan on a ground. `problems` says what should not have been; `figures` is for the table."""
 
@@ -39,6 +35,14 @@ class Round:
 
     def play(self) -> None:
         """The whole round."""
+        try:
+            self._play()
+        except TimeoutError as late:
+            self.problems.append(f"{late}:\n{self._ground.dump()}")
+        self.problems += [f"left behind: {what}" for what in self._ground.left()]
+        shutil.rmtree(self._folder, ignore_errors=True)
+
+    def _play(self) -> None:
         reference = self._reference()
         self._began = time.monotonic()
         calls, again = 0, True
@@ -51,8 +55,6 @@ class Round:
             met = self._ground.driver().wait(120.0)
             if met["value"] != [[[0, 1], [0, 1]], 10]:
                 self.problems.append(f"the session no longer works: {met}")
-        self.problems += [f"left behind: {what}" for what in self._ground.left()]
-        shutil.rmtree(self._folder, ignore_errors=True)
 
     def _tell(self, text: str) -> None:
         self._say(f"  {time.monotonic() - self._began:7.3f} s  {text}")
@@ -72,7 +74,7 @@ class Round:
         return self._ground.references[training]
 
     def _watched(self, run_dir: Path, retries: int, to_come: list[Fault]) -> tuple[dict[str, Any] | None, Call]:
-        """Call the training, and see it through; Hang when it takes too long."""
+        """Call the training, and see it through; TimeoutError when it takes too long."""
         marks, driver = self._ground.folder / f"{run_dir.name}.marks", self._ground.driver()
         call = Call(self._ground, Progress(run_dir, marks, self._ground))
         driver.ask("train", training=self.plan.training, run_dir=str(run_dir), marks=str(marks), retries=retries)
@@ -87,11 +89,7 @@ class Round:
         """One call of the training; whether it is to be called once more."""
         retries = self.plan.retries if self._to_come or number == 1 else 2
         self._tell(f"call {number}, retries={retries}")
-        try:
-            answer, call = self._watched(self._folder, retries, self._to_come)
-        except Hang:
-            self.problems.append(f"nothing has come of it within {BOUND_SECONDS:.0f} s:\n{self._ground.dump()}")
-            return False
+        answer, call = self._watched(self._folder, retries, self._to_come)
         killed = any(one.fault.kind == "driver killed" for one in call.struck)
         if answer is None and not killed:
             self.problems.append(f"the driver ended by itself:\n{self._ground.driver().tail()}")
@@ -157,7 +155,7 @@ class Call:
                 self._over = now
                 return answer
             if now > deadline:
-                raise Hang
+                raise TimeoutError(f"the training has neither returned nor raised within {BOUND_SECONDS:.0f} s")
             self._end(now, tell)
             if to_come:
                 fault = to_come[0]

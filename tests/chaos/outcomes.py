@@ -35,7 +35,7 @@ MAY = {
     "connections refused": May(r"$^"),
     "connections silent": May(r"$^"),
     "scratch disk full": May(DISK, ends=("SpoolFull", "JobFailed", "IncompleteShard")),
-    "run directory's disk full": May(DISK, ends=("CheckpointFailed",)),
+    "run directory's disk full": May(DISK, ends=("CheckpointFailed", "StoreFailed")),
 }
 ERRORS_OF_LOSSES = ("RankFailed", "JobFailed", "IncompleteShard")
 

@@ -57,6 +57,7 @@ def test_a_disturbed_training_ends_as_undisturbed_or_by_an_error_that_the_docs_n
     finally:
         note(played)
         if played.problems:
+            say("\n".join(problem[:2000] for problem in played.problems))
             logs = there.logs()
             there.renew()
     if played.problems:

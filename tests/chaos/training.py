@@ -187,7 +187,7 @@ def descend() -> dict[str, Any]:
         mark("epoch")
     mark("trained")
     if world.rank == 0:
-        world.store("weights.txt", json.dumps(weights.tolist()).encode())
+        world.store("weights.txt", [json.dumps(weights.tolist()).encode()])
     return {"weights": weights.tolist(), "losses": losses}
 
 

@@ -37,7 +37,7 @@ def there(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize(
     ("there", "plan"),
-    [pytest.param(plan.kind, plan, id=f"{plan.kind}-{plan.seed}") for plan in PLANS],
+    [pytest.param(plan.kind, plan, id=f"{plan.kind}-{plan.training.replace(' ', '_')}-{plan.seed}") for plan in PLANS],
     indirect=["there"],
 )
 def test_a_disturbed_training_ends_as_undisturbed_or_by_an_error_that_the_docs_name(there: Ground, plan: Plan) -> None:

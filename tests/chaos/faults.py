@@ -38,7 +38,6 @@ class Progress:
         self._offsets = {"events": 0, "marks": 0}
         self._seen_events = self._seen_marks = 0
         self._looked = 0.0
-        self._importing = False
 
     def look(self) -> list[dict[str, Any]]:
         """Read on; the events that are new."""
@@ -72,7 +71,8 @@ class Progress:
 
     def imports(self) -> bool:
         """Whether a rank is there, and the gang is not complete yet."""
-        if self.count("formed") == self.count("started") or time.monotonic() - self._looked < 0.1:
+        told = [event["kind"] for _, event in self.events if event["kind"] in ("started", "formed")]
+        if told[-1:] != ["started"] or time.monotonic() - self._looked < 0.1:
             return False
         self._looked = time.monotonic()
         return bool(self._ground.roles()["rank"])

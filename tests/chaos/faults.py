@@ -145,6 +145,11 @@ class Plan:
     retries: int
     faults: tuple[Fault, ...]
 
+    @property
+    def name(self) -> str:
+        """Of a test."""
+        return f"{self.kind}-{self.training.replace(' ', '_')}-{self.seed}"
+
     @classmethod
     def of(cls, seed: int) -> Plan:
         """Drawn by the seed alone, so that it is the same plan in every process; odd seeds are standalone."""
@@ -255,7 +260,7 @@ def strike(fault: Fault, ground: Ground, run: Progress) -> Struck | None:
         number = living[fault.victim % len(living)]
         struck.pids = [Workers.here.processes[number].pid]
         Workers.here.kill(number)
-        struck.end = Workers.here.start
+        struck.end = ground.start_worker
     elif fault.kind == "connections cut":
         ground.driver().ask("connections", how="cut", arguments=[])
     elif fault.kind in ("connections refused", "connections silent"):

@@ -103,11 +103,11 @@ class Driver:
 class Ground:
     """One cluster for many rounds; a driver is started whenever there is none."""
 
-    def __init__(self, kind: str, folder: Path, master: str) -> None:
+    def __init__(self, kind: str, folder: Path) -> None:
         self.kind = kind
         self.folder = folder
+        self.master = ""
         self.scratch, self.runs = folder / "scratch", folder / "runs"
-        self._master = master
         self._driver: Driver | None = None
         self._drivers = 0
         self.references: dict[str, Any] = {}
@@ -117,8 +117,32 @@ class Ground:
         """The living one, or a new one."""
         if self._driver is None:
             self._drivers += 1
-            self._driver = Driver(self.kind, self._master, self.folder / f"driver-{self._drivers}")
+            self._driver = self._started()
         return self._driver
+
+    def _started(self) -> Driver:
+        with self.environment():
+            return Driver(self.kind, self.master, self.folder / f"driver-{self._drivers}")
+
+    def start_worker(self) -> None:
+        """One more machine of a standalone cluster."""
+        with self.environment():
+            Workers.here.start()
+
+    @contextlib.contextmanager
+    def environment(self) -> Iterator[None]:
+        """What is started in it is marked, and writes to the disk that can be filled."""
+        changes = {NAME: self.name, "SPARK_LOCAL_DIRS": str(self.scratch), "PYTHONFAULTHANDLER": "1"}
+        before = {name: os.environ.get(name) for name in changes}
+        os.environ.update(changes)
+        try:
+            yield
+        finally:
+            for name, value in before.items():
+                if value is None:
+                    del os.environ[name]
+                else:
+                    os.environ[name] = value
 
     def kill_driver(self) -> None:
         """SIGKILL; `driver_is_dead` is to be called next."""
@@ -303,21 +327,32 @@ def disk(folder: Path) -> Iterator[None]:
 def ground(kind: str, folder: Path) -> Iterator[Ground]:
     """A cluster of this kind, with disks that can be filled."""
     with contextlib.ExitStack() as stack:
-        stack.enter_context(disk(folder / "scratch"))
-        stack.enter_context(disk(folder / "runs"))
-        before = {name: os.environ.get(name) for name in (NAME, "SPARK_LOCAL_DIRS", "PYTHONFAULTHANDLER")}
-        stack.callback(_restore, before)
-        os.environ.update({NAME: f"{os.getpid()} {kind}", "SPARK_LOCAL_DIRS": str(folder / "scratch")})
-        os.environ["PYTHONFAULTHANDLER"] = "1"
-        master = stack.enter_context(clusters.standalone()) if kind == "standalone" else ""
-        made = Ground(kind, folder, master)
+        made = Ground(kind, folder)
+        for place in (made.scratch, made.runs):
+            stack.enter_context(disk(place))
+        if kind == "standalone":
+            with made.environment():
+                made.master = stack.enter_context(clusters.standalone())
         stack.callback(made.close)
         yield made
 
 
-def _restore(before: dict[str, str | None]) -> None:
-    for name, value in before.items():
-        if value is None:
-            os.environ.pop(name, None)
-        else:
-            os.environ[name] = value
+class Grounds:
+    """One ground at a time: that of the kind that was asked for last, and its rounds share it."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._stack = contextlib.ExitStack()
+        self._here: Ground | None = None
+
+    def on(self, kind: str) -> Ground:
+        """The ground of this kind."""
+        if self._here is None or self._here.kind != kind:
+            self.close()
+            self._here = self._stack.enter_context(ground(kind, self._folder / kind))
+        return self._here
+
+    def close(self) -> None:
+        """End what there is."""
+        self._here = None
+        self._stack.close()

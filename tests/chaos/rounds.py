@@ -104,7 +104,7 @@ class Round:
         self._note(call, verdict.words)
         if self._ground.kind == "standalone":
             while sum(process.poll() is None for process in Workers.here.processes) < 2:
-                Workers.here.start()
+                self._ground.start_worker()
         return answer is None or answer["error"] is not None
 
     def _note(self, call: Call, outcome: str) -> None:

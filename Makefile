@@ -6,7 +6,7 @@ WORKERS ?= 2
 CHAOS_SEED ?=
 CHAOS_ROUNDS ?= $(if $(CHAOS_SEED),1,20)
 
-.PHONY: help setup demo test faults chaos lint format types imports docs bench clean constraints
+.PHONY: help setup demo test faults chaos lint format types imports docs bench clean constraints keywords
 
 help:            ## this list
 	@sed -n 's/^\([a-z]*\): .*## /  make \1	/p' Makefile | expand -t 22
@@ -49,6 +49,9 @@ docs: setup      ## the pages, built strictly into site/
 
 bench: setup     ## the benchmarks
 	@$(BIN)/python benchmarks
+
+keywords: setup  ## write the settings' typed keywords anew from the dataclasses
+	@$(BIN)/python scripts/keywords.py && $(BIN)/ruff format -q src/tritium/*/keywords.pyi
 
 constraints: setup ## write constraints.txt anew for every Python and platform, from pyproject.toml
 	@$(BIN)/uv pip compile --quiet --universal --python-version 3.10 --extra dev --no-annotate --no-header \

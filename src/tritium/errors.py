@@ -147,7 +147,7 @@ class ResultError(TritiumError):
 
 
 class TrainingDiverged(TritiumError, ArithmeticError):
-    """A loss or the gradients are NaN or infinite. Facts: `epoch`, `step`, `rank`, `column` (None: not known)."""
+    """A loss or the gradients are NaN or infinite. Facts: `epoch`, `step` (from 1), `rank`, `column` (or None)."""
 
 
 class RanksDiffer(TritiumError, RuntimeError):

@@ -43,9 +43,9 @@ class StepByStep(Callback):
         self.folder = folder
 
     def on_epoch_end(self, state: TrainState) -> None:
-        (self.folder / f"epoch-{state.epoch}-of-{state.size}").touch()
+        (self.folder / f"epoch-{state.epoch - 1}-of-{state.size}").touch()
         deadline = time.monotonic() + 200
-        while not (self.folder / f"go-{state.epoch}").exists() and time.monotonic() < deadline:
+        while not (self.folder / f"go-{state.epoch - 1}").exists() and time.monotonic() < deadline:
             time.sleep(0.05)
 
 

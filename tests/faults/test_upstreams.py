@@ -139,7 +139,7 @@ def test_the_training_ends_with_every_row_once_an_epoch(cluster: Any, source: st
     more = {"data": {"row_key": "k"}} if keyed else {}
     found = run(spark, frame, tmp_path, **more)
     right(spark, found)
-    anew = [note for note in notes(tmp_path) if "so epoch 1 starts anew" in note]
+    anew = [note for note in notes(tmp_path) if "so epoch 2 starts anew" in note]
     print(f"{source}: {anew or 'goes on'}")
     if keyed:
         whole = tmp_path / "whole"
@@ -175,4 +175,4 @@ def test_rows_that_were_kept_are_never_of_two_evaluations(cluster: Any, kept: st
     reasons = [retry["reason"] for retry in report["retries"]]
     assert len(reasons) == attempts - 1, reasons
     assert attempts == 2 or reasons[1].startswith("A part of the rows that were kept was lost"), reasons
-    assert any("so epoch 1 starts anew" in note for note in report["notes"])
+    assert any("so epoch 2 starts anew" in note for note in report["notes"])

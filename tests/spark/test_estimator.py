@@ -122,8 +122,10 @@ def test_a_pipeline_of_assembler_indexer_and_classifier(spark: SparkSession, row
 
 
 @POOL_OF_SPARK
-def test_a_cross_validator_whose_gangs_take_every_slot(spark: SparkSession, rows: DataFrame, tmp_path: Path) -> None:
-    estimator = regression(ranks=2, epochs=2, run_dir=str(tmp_path / "run"))
+def test_a_cross_validator_whose_gangs_take_every_slot(
+    spark: SparkSession, rows: DataFrame, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    estimator = regression(ranks=2, epochs=2, run_dir=str(tmp_path / "run"), progress=True, verbose=True)
     grid = ParamGridBuilder().addGrid(estimator.epochs, [1, 6]).build()
     before = kept(spark)
     best = CrossValidator(
@@ -140,6 +142,19 @@ def test_a_cross_validator_whose_gangs_take_every_slot(spark: SparkSession, rows
     folders = {str(file.parent.relative_to(tmp_path / "run")) for file in tmp_path.rglob("params.json")}
     assert folders == {"epochs=1/1", "epochs=1/2", "epochs=6/1", "epochs=6/2", "epochs=6/3"}, "two folds, then all rows"
     assert json.loads((tmp_path / "run/epochs=6/3/params.json").read_text()) == {"epochs": "6"}
+    lines = capsys.readouterr().out.splitlines()
+    for fold in (1, 2):
+        assert any(line.startswith(f"tritium fold {fold}/2 training 2/2: param map epochs=6") for line in lines)
+        assert any(line.startswith(f"tritium fold {fold}/2 training 2/2: epoch 6/6, step ") for line in lines)
+    assert any(line.startswith("tritium best: epoch 6/6") for line in lines)
+
+
+def test_forgotten_ranks_are_said_where_there_is_room(rows: DataFrame, capsys: pytest.CaptureFixture[str]) -> None:
+    regression(epochs=1, progress=True).fit(rows)
+    said = "tritium: one rank, as ranks= was not given, on a cluster with 2 slots: ranks=2 trains on all of them"
+    assert said in capsys.readouterr().out.splitlines()
+    regression(epochs=1, progress=True, ranks=1).fit(rows)
+    assert "was not given" not in capsys.readouterr().out
 
 
 @POOL_OF_SPARK

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
+import subprocess
+import sys
 import weakref
 from collections.abc import Callable
 from pathlib import Path
@@ -17,8 +20,8 @@ from torch import nn
 
 import tritium as tr
 from tritium.errors import BadData, BadRow, BadSetting, TrainingDiverged
-from tritium.ml import EarlyStopping, TorchEstimator, TorchSettings, fit
-from tritium.ml.fitting import prepare
+from tritium.ml import EarlyStopping, TorchEstimator, TorchModel, TorchSettings, fit
+from tritium.ml.fitting import prepare, run
 from tritium.model.checkpoint import Store
 
 X = ["a", "b", "c"]
@@ -81,6 +84,10 @@ def table(rows: int = 20) -> pa.Table:
         ({"shuffle": "ful"}, "Did you mean 'full'?"),
         ({"precision": "fp16"}, "precision='fp16' is unknown"),
         ({"optimizer": "adam"}, "optimizer='adam' is not a function. Give a function of the parameters"),
+        ({"optimizer": sgd(nn.Linear(1, 1).parameters())}, "optimizer=SGD(…) is not a function. Give a function of"),
+        ({"optimizer": lambda: None}, "takes nothing; it is called with the parameters"),
+        ({"optimizer": lambda p, lr: None}, "needs p, lr; it is called with the module's parameters alone"),
+        ({"loss": "mse"}, "loss='mse' is not a function. Give an instance or a function: torch.nn.MSELoss()"),
         ({"model": 3}, "model=3 is not a function"),
         ({"model": nn.Linear}, "model=Linear is a class that needs in_features, out_features"),
         ({"loss": None}, "there is no loss"),
@@ -97,6 +104,9 @@ def table(rows: int = 20) -> pa.Table:
         ({"metrics": {"m": 3}}, "the metric 'm' is 3"),
         ({"callbacks": [object()]}, "has no on_train_start, on_epoch_end, on_train_end"),
         ({"lr_scheduler": torch.optim.lr_scheduler.StepLR}, "StepLR needs optimizer, step_size"),
+        ({"lr_scheduler": lambda o, a, b: None}, "needs o, a, b"),
+        ({"lr_scheduler": lambda: None}, "takes nothing"),
+        ({"lr_scheduler": lambda o, *, steps: None}, "needs o, steps"),
         ({"early_stopping": EarlyStopping(monitor="acc")}, "monitors 'acc'; the history will have loss"),
     ],
 )
@@ -141,6 +151,9 @@ def test_a_forward_that_does_not_fit_is_shown_with_shapes() -> None:
     assert "forward can't take these features: RuntimeError" in said
     assert "features [batch, 2] float32 of columns 'a', 'b'" in said
     assert "features [batch, 4] float32 of column 'vector'" in refused(feature_cols="vector")
+    one = {"model": lambda: nn.Linear(1, 1)}
+    assert "For [batch, 1] give a list: feature_cols=['a']" in refused(feature_cols="a", **one)
+    prepare(table(), TorchSettings(**GOOD | one | {"feature_cols": ["a"]}), tr.Gang(on="here"))
 
 
 class Squeezed(nn.Module):
@@ -166,11 +179,96 @@ def test_a_label_that_would_be_broadcast_is_refused_with_the_fix() -> None:
 
 
 def test_a_loss_that_does_not_fit_is_shown_with_shapes() -> None:
-    said = refused(model=lambda: nn.Linear(3, 3), loss=nn.CrossEntropyLoss())
+    said = refused(model=lambda: nn.Linear(3, 3), loss=nn.CrossEntropyLoss(), task="regression")
     assert "loss=CrossEntropyLoss can't take what there is" in said
     assert "the module's output [batch, 3] float32" in said
     assert "label [batch, 1] float32 of column 'y'" in said
     assert "integer label column" in said
+
+
+class TwoHeads(nn.Module):
+    def __init__(self, named: bool = False) -> None:
+        super().__init__()
+        self.one, self.two, self.named = nn.Linear(3, 1), nn.Linear(3, 2), named
+
+    def forward(self, x: torch.Tensor) -> Any:
+        return {"y": self.one(x), "z": self.two(x)} if self.named else (self.one(x), self.two(x))
+
+
+def test_a_module_that_returns_several_tensors_is_told_what_its_loss_can_not_take() -> None:
+    said = refused(model=TwoHeads)
+    assert "returns a tuple of 2, and loss=MSELoss can't take it" in said
+    assert "output_0 [batch, 1] float32" in said
+    assert "output_1 [batch, 2] float32" in said
+    assert "your_loss(output[0], label)" in said
+    assert "your_loss(output['y'], label)" in refused(model=lambda: TwoHeads(named=True))
+    picked = GOOD | {"model": TwoHeads, "loss": lambda output, label: nn.functional.mse_loss(output[0], label)}
+    assert len(fit(table(), **picked, **HERE).signature.outputs) == 2, "what is advised works"
+
+
+def task_of(**changes: Any) -> tuple[str | None, tuple[str, ...]]:
+    plan = prepare(table(), TorchSettings(**(GOOD | changes)), tr.Gang(on="here"))
+    return plan.settings.task, plan.notes
+
+
+def test_a_loss_of_classes_makes_a_classification() -> None:
+    scores: dict[str, Any] = {"model": lambda: nn.Linear(3, 3), "label_cols": "cls"}
+    smooth = functools.partial(nn.functional.cross_entropy, label_smoothing=0.1)
+    for loss in (nn.CrossEntropyLoss(), nn.NLLLoss(), nn.functional.cross_entropy, smooth):
+        assert task_of(**scores, loss=loss) == ("classification", ())
+        assert task_of(**scores | {"label_cols": ["index"]}, loss=loss) == ("classification", ())
+    assert task_of() == ("regression", ())
+    assert task_of(**scores, loss=nn.CrossEntropyLoss(), task=None) == (None, ())
+    assert task_of(**scores, loss=nn.CrossEntropyLoss(), task="regression") == ("regression", ())
+    for label in ("held", "count"):
+        assert task_of(loss=nn.BCEWithLogitsLoss(), label_cols=label) == ("classification", ())
+    assert task_of(loss=nn.BCEWithLogitsLoss(), label_cols=["y"]) == ("regression", ())
+    task, notes = task_of(**scores, loss=lambda output, label: nn.functional.cross_entropy(output, label))
+    assert task == "regression"
+    assert "label column 'cls' suggest, say task=\"classification\"" in notes[0]
+    model = fit(table(), **GOOD | scores | {"loss": nn.CrossEntropyLoss()}, **HERE)
+    assert sorted(model.predict(table())) == ["prediction", "probability"]
+
+
+def test_a_class_that_the_module_gives_no_score_for_is_named() -> None:
+    scores: dict[str, Any] = GOOD | {
+        "model": lambda: nn.Linear(3, 2),
+        "label_cols": "cls",
+        "loss": nn.CrossEntropyLoss(),
+    }
+    with pytest.raises(
+        BadRow, match=r"label column 'cls' holds the class 2, .* gives 2 scores a row, .* 0 to 1"
+    ) as caught:
+        fit(table(), **scores, **HERE)
+    assert (caught.value.column, caught.value.value) == ("cls", 2)
+    with pytest.raises(BadRow, match="holds the class 2"):
+        fit(table(), **scores, weight_col="index", **HERE)
+
+
+def test_a_batch_larger_than_what_there_is_is_said(capsys: pytest.CaptureFixture[str]) -> None:
+    shown = HERE | {"progress": True}
+    fit(table(), **GOOD | {"verbose": True}, batch_size=1_000_000, epochs=2, **shown)
+    out = capsys.readouterr().out
+    assert out.count("an epoch is one step: batch_size=1,000,000 is more than the 20 rows of a rank") == 1
+    fit(table(), **GOOD | {"verbose": True}, batch_size=20, **shown)
+    assert "one step" not in capsys.readouterr().out
+
+
+def test_the_last_line_counts_as_the_history_does(capsys: pytest.CaptureFixture[str]) -> None:
+    model = fit(table(), **GOOD | {"verbose": True}, batch_size=4, epochs=3, **HERE | {"progress": True})
+    assert [entry["epoch"] for entry in model.history] == [1, 2, 3]
+    lines = [line for line in capsys.readouterr().out.splitlines() if "epoch" in line]
+    assert lines[-1].startswith("tritium: epoch 3/3, step 5/5")
+
+
+@pytest.mark.parametrize(("library", "extra"), [("torch", "torch"), ("pyspark", "spark")])
+def test_a_library_that_is_missing_is_named_with_its_extra(library: str, extra: str) -> None:
+    program = f"import sys; sys.modules[{library!r}] = None\nfrom tritium.ml import fit, TorchEstimator\n"
+    if library == "torch":
+        program += "TorchEstimator(model=min, loss=min, optimizer=min, feature_cols=['a'], label_cols='b').fit(None)"
+    run = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False, timeout=100)
+    assert f"needs {library}, which {sys.executable} does not have" in run.stderr
+    assert f"pip install 'tritium[{extra}]'" in run.stderr
 
 
 def test_a_weighted_loss_must_give_a_loss_per_row() -> None:
@@ -223,6 +321,17 @@ def test_parameters_without_a_gradient_are_known_before() -> None:
 
     assert prepare(table(), TorchSettings(**(GOOD | {"model": Unused})), tr.Gang(on="here")).unused
     assert not prepare(table(), TorchSettings(**GOOD), tr.Gang(on="here")).unused
+
+
+def test_a_step_of_the_users_is_tried_where_that_is_possible() -> None:
+    def planned(step: Any) -> bool:
+        return prepare(table(), TorchSettings(**GOOD | {"loss": None, "train_step": step}), tr.Gang(on="here")).unused
+
+    assert not planned(lambda module, batch: nn.functional.mse_loss(module(batch["features"]), batch["label"]))
+    assert planned(lambda module, batch: module.weight.square().sum()), "the bias gets no gradient"
+    assert planned(lambda module, batch: torch.distributed.get_rank() + module.weight.sum()), "nobody knows"
+    said = refused(train_step=lambda module, batch: module(batch["x"]).sum(), loss=None)
+    assert "train_step asks for batch['x'], and a batch has 'features', 'label'" in said
 
 
 def test_fit_gives_a_model_without_spark(tmp_path: Any) -> None:
@@ -282,10 +391,153 @@ def test_one_batch_at_a_time_is_in_memory_however_many_make_a_step(accumulated: 
     assert max(most) == 1
 
 
+def test_a_scheduler_is_judged_by_how_many_arguments_it_takes() -> None:
+    """Their names are the user's."""
+    scheduler = torch.optim.lr_scheduler.LinearLR
+    for per_step in (lambda o, n: scheduler(o, 1.0, 0.1, n), lambda o, steps: scheduler(o, 1.0, 0.1, steps)):
+        assert TorchSettings(**GOOD, lr_scheduler=per_step).scheduler_per_step()
+    for per_epoch in (lambda opt: scheduler(opt), scheduler, functools.partial(scheduler, total_iters=3)):
+        assert not TorchSettings(**GOOD, lr_scheduler=per_epoch).scheduler_per_step()
+    rates = [
+        e["learning_rate"]
+        for e in fit(table(), **GOOD, lr_scheduler=lambda o, n: scheduler(o, 1, 0.1, n), **HERE).history
+    ]
+    assert rates == pytest.approx([0.005])
+
+
+class HoldsNone(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.last = nn.Linear(3, 1)
+
+    def forward(self, x: torch.Tensor) -> Any:
+        return self.last(x), None
+
+
+def test_an_output_that_no_prediction_can_be_made_of_is_found_before_the_start() -> None:
+    first: dict[str, Any] = {"loss": lambda output, label: nn.functional.mse_loss(output[0], label)}
+    said = refused(model=HoldsNone, **first)
+    assert "output_1 is None" in said
+    own = {"train_step": lambda module, batch: first["loss"](module(batch["features"]), batch["label"]), "loss": None}
+    assert "output_1 is None" in refused(model=HoldsNone, **own)
+
+    class Dropped(HoldsNone):
+        def forward(self, x: torch.Tensor) -> Any:
+            return super().forward(x) if not self.training else (self.last(x), self.last(x))
+
+    assert "output_1 is None" in refused(model=Dropped, **first)
+
+    class Summed(HoldsNone):
+        def forward(self, x: torch.Tensor) -> Any:
+            return self.last(x).sum()
+
+    assert "no row" in refused(model=Summed, **own | {"train_step": lambda module, batch: module(batch["features"])})
+
+
+def test_such_an_output_is_found_at_the_first_step_where_only_the_rows_show_their_length(tmp_path: Path) -> None:
+    """An array column of a table without rows has no length that is known before."""
+    rows = pa.table({"v": pa.array([[1.0, 2.0, 3.0]] * 8), "y": np.arange(8.0)})
+    asked: list[int] = []
+
+    def step(module: Any, batch: Any) -> Any:
+        asked.append(1)
+        return nn.functional.mse_loss(module(batch["features"])[0], batch["label"])
+
+    settings = GOOD | {"feature_cols": "v", "loss": None, "train_step": step, "model": HoldsNone, "batch_size": 2}
+    plan = prepare(rows.slice(0, 0), TorchSettings(**settings), tr.Gang(on="here"))
+    assert not plan.tried
+    plan = dataclasses.replace(
+        plan, gang=tr.Gang(**HERE), data={"train": dataclasses.replace(plan.data["train"], frame=rows)}
+    )
+    with pytest.raises(BadData, match="output_1 is None"):
+        run(plan)
+    assert len(asked) == 1
+
+
+def test_a_class_as_model_keeps_its_import_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    tmp_path.joinpath("nets_of_a_user.py").write_text(
+        "import torch\nclass Net(torch.nn.Module):\n    def __init__(self):\n        super().__init__()\n"
+        "        self.last = torch.nn.Linear(3, 1)\n    def forward(self, x):\n        return self.last(x)\n"
+    )
+    monkeypatch.syspath_prepend(str(tmp_path))
+    import nets_of_a_user
+
+    try:
+        model = fit(table(), **GOOD | {"model": nets_of_a_user.Net}, **HERE)
+        assert model.origin == "nets_of_a_user:Net"
+    finally:
+        del sys.modules["nets_of_a_user"]
+
+
+def test_what_is_advised_for_a_null_a_nan_and_a_ragged_row_is_a_setting_here() -> None:
+    """The same goes for prediction: the model keeps it."""
+    rows = table(20).to_pandas()[[*X, "y"]].astype({"a": "object"})
+    rows.loc[3, "a"] = None
+    rows["a"] = rows["a"].astype("Float64")
+    with pytest.raises(BadRow) as caught:
+        fit(rows, **GOOD, **HERE)
+    assert "nulls={'a': value}" in str(caught.value)
+    model = fit(rows, **GOOD, **HERE, nulls={"a": 0.5})
+    filled = rows.assign(a=rows["a"].fillna(0.5).astype(float))
+    assert model.predict(rows) == pytest.approx(model.predict(filled))
+    rows["a"] = [np.nan if i == 3 else 1.0 for i in range(20)]
+    with pytest.raises(BadRow) as caught:
+        fit(rows, **GOOD, **HERE)
+    assert "nan='keep'" in str(caught.value)
+
+    class Careful(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.last = nn.Linear(3, 1)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.last(x.nan_to_num(0.25))
+
+    model = fit(rows, **GOOD | {"model": Careful}, **HERE, nan="keep")
+    assert model.predict(rows) == pytest.approx(model.predict(rows.fillna(0.25)))
+    ragged: dict[str, Any] = GOOD | {"feature_cols": "ragged", "model": lambda: nn.Linear(2, 1)}
+    with pytest.raises(BadRow) as caught:
+        fit(table(20), **ragged | {"model": lambda: nn.Linear(1, 1)}, **HERE)
+    assert "pad={'ragged': 2}" in str(caught.value)
+    model = fit(table(20), **ragged, **HERE, pad={"ragged": 2})
+    assert model.signature.inputs[0].shape == (2,)
+    assert len(model.predict(table(20).select(["ragged"]))) == 20
+
+
+@pytest.mark.parametrize(
+    ("wrong", "says"),
+    [
+        ({"nulls": {"a": "mask"}}, "must be a mapping from columns to numbers"),
+        ({"nan": "drop"}, "nan='drop' is unknown"),
+        ({"pad": 3}, "pad=3 must be a mapping"),
+        ({"nulls": {"A": 0}}, "nulls names 'A', which is not read. Did you mean 'a'?"),
+    ],
+)
+def test_what_becomes_of_nulls_is_checked_before_the_start(wrong: dict[str, Any], says: str) -> None:
+    assert says in refused(**wrong)
+
+
+@pytest.mark.parametrize("where", ["here", "driver"])
+def test_the_estimator_fits_a_pandas_frame(where: Any) -> None:
+    rows = table(40).to_pandas()[[*X, "y"]]
+    estimator = TorchEstimator(**GOOD | HERE | {"on": where}, epochs=2, batch_size=16)
+    model = estimator.fit(rows)
+    assert isinstance(model, TorchModel)
+    assert len(model.history) == 2
+    assert len(model.model.predict(rows)) == 40
+    maps = [{estimator.epochs: 1}, {estimator.epochs: 3}]
+    assert where == "driver" or [len(one.history) for one in estimator.fit(rows, maps)] == [1, 3]
+    with pytest.raises(BadSetting, match=r'on="driver".*createDataFrame'):
+        estimator.copy({estimator.on: "cluster"}).fit(rows)
+    given = {estimator.batch_size: 16}
+    assert model.copy(given).getOrDefault("batch_size") == 1024, "a tuner gives the model the estimator's params"
+    assert model.copy({model.batch_size: 5}).getOrDefault("batch_size") == 5
+
+
 def test_divergence_is_raised_as_it_is() -> None:
     with pytest.raises(TrainingDiverged) as caught:
         fit(table(40), **(GOOD | {"optimizer": lambda p: torch.optim.SGD(p, 1e30), "batch_size": 4}), **HERE)
-    assert (caught.value.rank, caught.value.epoch) == (0, 0)
+    assert (caught.value.rank, caught.value.epoch) == (0, 1)
 
 
 @pytest.mark.parametrize("accumulated", [1, 2])
@@ -303,7 +555,7 @@ def test_nothing_is_kept_of_a_training_whose_loss_is_not_a_number(accumulated: i
     gang = HERE | {"on": "driver", "ranks": 2, "run_dir": str(tmp_path), "retries": 0}
     with pytest.raises(TrainingDiverged, match="The loss is NaN or infinite") as caught:
         fit(wrong, **settings, checkpoint_every=1, **gang)
-    assert (caught.value.step, caught.value.rank) == (4, 1)
+    assert (caught.value.step, caught.value.rank) == (5, 1)
     store = Store(str(tmp_path))
     assert [store.manifest(name).step for name in store.names()][:1] == [4 // accumulated]
 
@@ -313,6 +565,8 @@ def test_missing_settings_are_named() -> None:
         fit(table(), model=linear, on="here")
     with pytest.raises(BadSetting, match="Did you mean 'ranks'"):
         fit(table(), **GOOD, rank=2)
+    with pytest.raises(BadSetting, match=r"no setting 'feature_col'\. Did you mean 'feature_cols'"):
+        fit(table(), **GOOD, feature_col=["a"])
 
 
 # --- Params

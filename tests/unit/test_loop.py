@@ -59,6 +59,7 @@ def table(rows: int = 101) -> pa.Table:
     y = np.sin(x[:, 0]) + x[:, 1] * x[:, 2] + 0.1 * random.normal(size=rows)
     columns = {f"x{i}": x[:, i] for i in range(5)} | {"y": y, "w": random.uniform(0.1, 3, rows)}
     columns |= {"cls": np.digitize(y, [-0.5, 0.5]), "held": random.uniform(size=rows) < 0.3}
+    columns["few"] = np.isin(np.arange(rows), [4, 10])  # both on one rank, of 2 and of 3
     return pa.table(columns)
 
 
@@ -103,10 +104,10 @@ class Recorder(Callback):
 
 
 class StopOnLastRank(Callback):
-    """Asks to stop after epoch 1, on one rank only."""
+    """Asks to stop after the second epoch, on one rank only."""
 
     def on_epoch_end(self, state: TrainState) -> None:
-        state.stop = state.epoch == 1 and state.rank == state.size - 1
+        state.stop = state.epoch == 2 and state.rank == state.size - 1
 
 
 class Several(nn.Module):
@@ -130,6 +131,40 @@ class Normed(nn.Module):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return self.layers(x)
+
+
+class OwnLoss(nn.Module):
+    """As models of other libraries are: its loss is a method, which only DDP's own forward would not find."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(4)
+        self.net, self.unused = nn.Sequential(nn.Linear(5, 8), nn.Tanh(), nn.Linear(8, 1)), nn.Linear(2, 2)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.net(x)
+
+    def loss(self, batch: Any) -> torch.Tensor:
+        return nn.functional.mse_loss(self(batch["features"]), batch["label"])
+
+
+class Worst(torchmetrics.Metric):
+    """The largest error. It keeps all rows, as those metrics do that need them all at once."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.add_state("outputs", [], dist_reduce_fx="cat")
+        self.add_state("labels", [], dist_reduce_fx="cat")
+
+    def update(self, output: torch.Tensor, label: torch.Tensor) -> None:
+        self.outputs.append(output.detach())
+        self.labels.append(label.double())
+
+    def compute(self) -> torch.Tensor:
+        def whole(kept: Any) -> torch.Tensor:
+            return torch.cat(kept) if isinstance(kept, list) else kept
+
+        return (whole(self.outputs) - whole(self.labels)).abs().max()
 
 
 def absolute(output: torch.Tensor, label: torch.Tensor) -> torch.Tensor:
@@ -183,6 +218,35 @@ CASES: dict[str, tuple[TorchSettings, pa.Table]] = {
         table(101),
     ),
     "own_step": (regression(train_step=own_step, loss=None, metrics=[absolute]), table(101)),
+    "own_loss": (
+        regression(model=OwnLoss, train_step=lambda module, batch: module.loss(batch), loss=None),
+        table(101),
+    ),
+    "own_accumulated": (
+        regression(
+            model=OwnLoss,
+            train_step=lambda module, batch: (module.loss(batch), module(batch["features"])),
+            loss=None,
+            metrics=[absolute],
+            gradient_accumulation=3,
+            batch_size=4,
+        ),
+        table(101),
+    ),
+    "one_row": (classification(batch_size=1, epochs=2), table(25)),
+    "few": (
+        regression(
+            validation="few",
+            metrics={
+                "mse": torchmetrics.MeanSquaredError(),
+                "worst": Worst(),
+                "mae": absolute,
+            },
+            callbacks=[Recorder()],
+        ),
+        table(101),
+    ),
+    "none": (regression(validation="few"), table(4)),
     "held": (
         regression(
             validation="held",
@@ -392,6 +456,9 @@ def plain_losses(case: str, size: int) -> list[float]:
         "per_epoch",
         "per_step",
         "own_step",
+        "own_loss",
+        "own_accumulated",
+        "one_row",
         "inputs",
     ],
 )
@@ -451,6 +518,31 @@ def test_validation_and_metrics_are_exact_over_all_rows(size: int) -> None:
         assert entry["rows"] == len(rows) - len(held)
 
 
+@pytest.mark.parametrize("size", SIZES)
+def test_a_rank_without_rows_to_validate_on_contributes_nothing(size: int) -> None:
+    rows = CASES["few"][1].to_pandas()
+    held = rows[rows["few"]]
+    x = torch.tensor(held[[f"x{i}" for i in range(5)]].to_numpy(), dtype=torch.float32)
+    y = torch.tensor(held[["y"]].to_numpy(), dtype=torch.float32)
+    for entry in history("few", size):
+        module = mlp()
+        for parameter, weights in zip(module.parameters(), entry["weights"], strict=True):
+            parameter.data = torch.tensor(weights)
+        with torch.no_grad():
+            output = module(x)
+        squared = (output - y).square().mean().item()
+        assert entry["validation_loss"] == pytest.approx(squared, rel=1e-5)
+        assert entry["validation_mse"] == pytest.approx(squared, rel=1e-5)
+        assert entry["validation_mae"] == pytest.approx((output - y).abs().mean().item(), rel=1e-5)
+        assert entry["validation_worst"] == pytest.approx((output - y).abs().max().item(), rel=1e-5)
+
+
+@pytest.mark.parametrize("size", SIZES)
+def test_no_row_to_validate_on_is_said_before_the_first_step(size: int) -> None:
+    error = one_error("none", size, EmptyShard)
+    assert "no rows to validate on" in str(error)
+
+
 def test_metrics_from_a_list_have_the_names_of_their_classes() -> None:
     entry = history("accuracy", 2)[-1]
     assert 0 <= entry["multiclass_accuracy"] <= 1
@@ -465,7 +557,8 @@ def test_a_metric_of_the_own_step_sees_its_output() -> None:
 
 @pytest.mark.parametrize("size", SIZES)
 def test_callbacks_are_called_in_every_epoch_and_any_rank_can_stop(size: int) -> None:
-    assert history("held", size)[-1]["calls"] == ["start -1", "epoch 0", "epoch 1", "epoch 2"]
+    assert history("held", size)[-1]["calls"] == ["start 0", "epoch 1", "epoch 2", "epoch 3"]
+    assert [entry["epoch"] for entry in history("held", size)] == [1, 2, 3], "as the display counts"
     assert len(history("stopped", size)) == 2
 
 
@@ -498,8 +591,8 @@ def rank_of(case: str, row: int, size: int) -> int:
 @pytest.mark.parametrize("size", SIZES)
 def test_a_loss_that_is_not_finite_is_one_error_on_every_rank(size: int) -> None:
     error = one_error("diverges", size, TrainingDiverged)
-    assert error.epoch == 0
-    assert error.step > 0
+    assert error.epoch == 1
+    assert error.step > 1
     assert error.column is None
     assert "learning rate" in str(error)
 
@@ -515,14 +608,14 @@ def test_an_input_that_is_not_finite_is_named(size: int) -> None:
 @pytest.mark.parametrize("size", SIZES)
 def test_a_loss_that_is_not_finite_is_found_when_its_gradients_are(size: int) -> None:
     error = one_error("unheard", size, TrainingDiverged)
-    assert (error.epoch, error.column, error.rank) == (0, None, rank_of("unheard", 17, size))
+    assert (error.epoch, error.column, error.rank) == (1, None, rank_of("unheard", 17, size))
     assert "The loss is NaN or infinite" in str(error)
 
 
 @pytest.mark.parametrize("size", SIZES)
 def test_gradients_that_are_not_finite_are_found_when_the_loss_is(size: int) -> None:
     error = one_error("rooted", size, TrainingDiverged)
-    assert (error.epoch, error.step, error.rank) == (0, 0, 0 if size == 1 else None)
+    assert (error.epoch, error.step, error.rank) == (1, 1, 0 if size == 1 else None)
     assert "The norm of the gradients is NaN or infinite" in str(error)
 
 

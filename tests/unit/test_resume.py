@@ -84,7 +84,7 @@ def test_the_same_rows_with_other_ids_start_the_epoch_anew_aloud(ranks: int, tmp
     assert sorted(first(found)) == sorted(frame().x)
     (note,) = notes(tmp_path / "b")
     assert note.startswith(
-        "shard 'train': Spark gave the same rows other ids this time, so epoch 1 starts anew (from step 2)."
+        "shard 'train': Spark gave the same rows other ids this time, so epoch 2 starts anew (after step 2)."
     )
 
 
@@ -95,7 +95,7 @@ def test_an_order_of_another_version_starts_the_epoch_anew_aloud(ranks: int, tmp
     found = launch(go_on, frame(), tmp_path / "b", states, ranks=ranks)
     assert sorted(first(found)) == sorted(frame().x)
     assert notes(tmp_path / "b") == [
-        "shard 'train': another version of Tritium ordered its rows otherwise, so epoch 1 starts anew (from step 2)."
+        "shard 'train': another version of Tritium ordered its rows otherwise, so epoch 2 starts anew (after step 2)."
     ]
 
 
@@ -131,7 +131,7 @@ def test_the_epoch_begins_anew_with_changed_rows_where_that_is_asked_for(tmp_pat
     begun = launch(begin, frame(), tmp_path / "a", 1, 2)
     found = launch(fresh, changed(), tmp_path / "b", [state for _, state in begun])
     assert sorted(first(found)) == sorted(changed().x)
-    assert "its rows have changed, so epoch 1 starts anew" in notes(tmp_path / "b")[0]
+    assert "its rows have changed, so epoch 2 starts anew" in notes(tmp_path / "b")[0]
 
 
 def test_what_is_no_setting(tmp_path: Path) -> None:

@@ -49,8 +49,8 @@ def read(field: Field, column: pa.Array, ids: Array) -> tuple[Column, Array | No
 
 
 _FILL = (
-    "Drop such rows in Spark (`df.dropna(subset=[{0!r}])`), fill them with nulls={{{0!r}: value}}, or mark them "
-    "with nulls={{{0!r}: 'mask'}}"
+    "Drop such rows in Spark (`df.dropna(subset=[{0!r}])`), fill them with nulls={{{0!r}: value}}, or, with tr.Data, "
+    "mark them: nulls={{{0!r}: 'mask'}}"
 )
 
 

@@ -138,8 +138,8 @@ class Passes:
             why = other_rows or "another version of Tritium ordered its rows otherwise"
             hint = " Data(row_key=…) keeps the ids." if other_rows else ""
             self._shard.tell(
-                f"shard {self._shard.name!r}: {why}, so epoch {state['epoch']} starts anew (from step {state['step']})."
-                + hint
+                f"shard {self._shard.name!r}: {why}, so epoch {state['epoch'] + 1} starts anew (after step "
+                f"{state['step']}).{hint}"
             )
         self._others, self._resume = (), {"epoch": state["epoch"], "step": 0}
 

@@ -135,6 +135,13 @@ class Shard:
         self._run = Passes(self, int(n), plan, place, resume, if_changed)
         return iter(self._run)
 
+    def alone(self) -> Shard:
+        """This shard's rows as the only shard there is: its steps are its own. To be closed with this one."""
+        feed = Feed()
+        feed.publish(Mark(self.rows, {0: self.rows}, 1))
+        same: dict[str, Any] = {"decode": self.decode, "took": self.took, "trace": self.trace, "memory": self._memory}
+        return Shard(self.name, self.reader, self.schema, index=0, size=1, feed=feed, note=self._note, **same)
+
     def state(self) -> dict[str, Any]:
         """The position of the latest `epochs()`, as JSON; the batch in hand counts as taken.
 

@@ -18,14 +18,17 @@ from tritium.frameworks import torch as pytorch
 from tritium.gang.failure import Aside
 from tritium.gang.inspect import inspect, uses
 from tritium.gang.retry import until_no_loss
-from tritium.gang.settings import Gang
+from tritium.gang.settings import Gang, showing
 from tritium.observe.events import RunLog, new_run_dir
 from tritium.observe.progress import Progress
 from tritium.observe.report import Report
 from tritium.observe.stored import Piece
 
 if TYPE_CHECKING:
+    from typing_extensions import Unpack  # only type checkers need it, which bring it along
+
     from tritium.data.exchange import Exchange
+    from tritium.gang.keywords import GangKeywords
 
 _PLACES = {"cluster": "tritium.gang.cluster_run", "driver": "tritium.gang.driver_run", "here": "tritium.gang.here"}
 
@@ -105,6 +108,7 @@ class Launch:
         return ship.pickle(job, self.gang.py_files)
 
 
+@showing(Gang)
 def launch(
     fn: Callable[..., Any],
     gang: Gang | None = None,
@@ -113,7 +117,7 @@ def launch(
     kwargs: Mapping[str, Any] | None = None,
     data: Mapping[str, Any] | Exchange | None = None,
     spark: Any = None,
-    **fields: Any,
+    **fields: Unpack[GangKeywords],
 ) -> list[Any]:
     """Run `fn(*args, **kwargs)` on every rank of a gang, and return one value per rank, in rank order.
 
@@ -162,8 +166,10 @@ def start(
     data: Mapping[str, Any] | Exchange | None = None,
     spark: Any = None,
     said: Sequence[str] = (),
+    title: str = "",
 ) -> Run:
-    """`launch`, with the run's directory and report beside its results. `said` are notes that come first."""
+    """`launch`, with the run's directory and report beside its results. `said` are notes that come first, `title`
+    says which of several runs this is."""
     if not callable(fn):
         raise BadSetting(f"launch takes a function, not {fn!r}. Pass it without calling it: launch(train, …).")
     for warning in inspect(fn, tuple(args), dict(kwargs or {}), gang.py_files):
@@ -174,7 +180,7 @@ def start(
     if tensors and exchange is None:
         frames = {name: pytorch.reading(frame) for name, frame in frames.items()}
     run_id, run_dir = new_run_dir(gang.run_dir)
-    watch = Watch(run_id, run_dir, gang, sorted(frames), said)
+    watch = Watch(run_id, run_dir, gang, sorted(frames), said, title)
     request = Launch(fn, args, kwargs or {}, gang, frames, exchange, spark, run_id, watch, gang.most, tensors=tensors)
     ok = False
     try:
@@ -235,7 +241,15 @@ class Watch:
     Nothing is written before the first event, so that a launch that is refused leaves nothing behind.
     """
 
-    def __init__(self, run_id: str, run_dir: str, gang: Gang, names: Sequence[str], said: Sequence[str] = ()) -> None:
+    def __init__(
+        self,
+        run_id: str,
+        run_dir: str,
+        gang: Gang,
+        names: Sequence[str],
+        said: Sequence[str] = (),
+        title: str = "",
+    ) -> None:
         settings = {name: getattr(gang, name) for name in Gang.fields()} | {"run_id": run_id, "data": list(names)}
         self.run_dir = run_dir
         self._settings = settings
@@ -244,7 +258,7 @@ class Watch:
         self._started = time.monotonic()
         self._lock = threading.Lock()
         self._opened: tuple[RunLog, Progress] | None = None
-        self._said = said
+        self._said, self._title = said, title
         self.received: Mapping[str, Any] | None = None
         """The fingerprint of the rows that all ranks have."""
         self.newest: tuple[int, str] | None = None
@@ -263,7 +277,8 @@ class Watch:
                         "that this process can write to: run_dir=…, or the variable TRITIUM_RUNS.",
                         run_dir=self.run_dir,
                     ) from error
-                progress = Progress(self._gang.most, output=self._gang.output, show=self._gang.progress)
+                shown: dict[str, Any] = {"output": self._gang.output, "show": self._gang.progress}
+                progress = Progress(self._gang.most, title=self._title, **shown)
                 self._opened = log, progress
                 for text in map(masked, self._said):
                     for taker in (log, self._report, progress):

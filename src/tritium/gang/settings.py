@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
-from collections.abc import Mapping, Sequence
+import inspect
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 from tritium.errors import BadSetting
+
+F = TypeVar("F", bound=Callable[..., Any])
 
 Where = Literal["cluster", "driver", "here"]
 Output = Literal["all", "rank 0", "none"]
@@ -23,6 +26,32 @@ _ELSEWHERE = {  # what other launchers call it
     **dict.fromkeys(("max_restarts", "max_failures", "max_retries"), "retries"),
     **dict.fromkeys(("environment", "env_vars", "environ"), "env"),
 }
+
+
+def showing(*sources: type) -> Callable[[F], F]:
+    """A decorator: `inspect.signature` shows the fields of these dataclasses in place of the function's **keywords.
+
+    That is what a notebook completes and explains. Type checkers and editors read `keywords.pyi`.
+    """
+
+    def decorate(function: F) -> F:
+        own = inspect.signature(function)
+        kept = [p for p in own.parameters.values() if p.kind is not p.VAR_KEYWORD]
+        fields = [f for source in sources for f in dataclasses.fields(source)]
+        shown = [
+            inspect.Parameter(f.name, inspect.Parameter.KEYWORD_ONLY, default=_default(f), annotation=f.type)
+            for f in fields
+        ]
+        function.__signature__ = own.replace(parameters=[*kept, *shown])  # type: ignore[attr-defined]
+        return function
+
+    return decorate
+
+
+def _default(shown: dataclasses.Field[Any]) -> Any:
+    if shown.default_factory is not dataclasses.MISSING:
+        return shown.default_factory()
+    return inspect.Parameter.empty if shown.default is dataclasses.MISSING else shown.default
 
 
 def _field(default: Any, doc: str) -> Any:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
+from tritium.ml.extras import needed
+
 if TYPE_CHECKING:
     from tritium.ml.callbacks import Callback, TrainState
     from tritium.ml.fitting import fit
@@ -28,7 +30,8 @@ _HOME = {
 def __getattr__(name: str) -> Any:
     if name not in _HOME:
         raise AttributeError(f"module 'tritium.ml' has no attribute {name!r}")
-    value = getattr(importlib.import_module(f"tritium.ml.{_HOME[name]}"), name)
+    with needed(f"tritium.ml.{name}"):
+        value = getattr(importlib.import_module(f"tritium.ml.{_HOME[name]}"), name)
     globals()[name] = value
     return value
 

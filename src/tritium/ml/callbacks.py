@@ -16,8 +16,8 @@ class TrainState:
     rank: int
     size: int
     device: Any
-    epoch: int = -1
-    """The epoch that has just ended, from 0; -1 before the first."""
+    epoch: int = 0
+    """The epoch that has just ended, from 1, as in `history` and in the progress display; 0 before the first."""
     history: list[dict[str, Any]] = field(default_factory=list)
     """One dict per epoch, the same on every rank."""
     stop: bool = False

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import inspect
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
@@ -15,15 +16,19 @@ from tritium.ml.settings import (
     metric_name,
     name_of,
     needed_arguments,
+    takes_nothing,
     whole,
 )
 
 _HISTORY = ("epoch", "loss", "seconds", "rows", "rows_per_second", "rows_padded", "learning_rate")
 _CALLBACK = ("on_train_start", "on_epoch_end", "on_train_end")
+_OPTIMIZER = " Give a function of the parameters: lambda p: torch.optim.Adam(p)."
+_HINTS = {"optimizer": _OPTIMIZER, "loss": " Give an instance or a function: torch.nn.MSELoss()."}
 _CHOICES: dict[str, tuple[Any, ...]] = {
-    "task": ("regression", "classification", None),
+    "task": ("auto", "regression", "classification", None),
     "remainder": ("pad", "drop", "repeat"),
     "shuffle": ("full", "stream", False, True),
+    "nan": ("error", "keep"),
     "precision": ("fp32", "bf16"),
     "if_code_changed": ("refuse", "continue"),
     "verbose": (True, False),
@@ -49,6 +54,11 @@ def _columns(settings: TorchSettings) -> Iterator[str]:
             yield f"{name}={given!r} must be a column, or a list of columns{allowed}."
     for taken in sorted({LABEL, WEIGHT} & set(features)) if isinstance(features, Mapping) else ():
         yield f"feature_cols names an input {taken!r}, as a batch calls another column; choose another name."
+    nulls = {} if settings.nulls is None else settings.nulls
+    if not isinstance(nulls, Mapping) or not all(isinstance(k, str) and _number(v) for k, v in nulls.items()):
+        yield f"nulls={nulls!r} must be a mapping from columns to numbers (a mask needs tr.launch and tr.Data)."
+    if settings.pad is not None and not isinstance(settings.pad, Mapping):
+        yield f"pad={settings.pad!r} must be a mapping from array columns to lengths, or to (length, number)."
     if settings.weight_col is not None and not isinstance(settings.weight_col, str):
         yield f"weight_col={settings.weight_col!r} must be the name of one column."
     if settings.weight_col is not None and settings.train_step is not None:
@@ -59,8 +69,15 @@ def _functions(settings: TorchSettings) -> Iterator[str]:
     for name in ("model", "optimizer", "loss", "train_step", "lr_scheduler"):
         value = getattr(settings, name)
         if not callable(value) and (value is not None or name in ("model", "optimizer")):
-            hint = " Give a function of the parameters: lambda p: torch.optim.Adam(p)." * (name == "optimizer")
-            yield f"{name}={value!r} is not a function.{hint}"
+            shown = f"{type(value).__name__}(…)" if hasattr(value, "param_groups") else repr(value)
+            yield f"{name}={shown} is not a function.{_HINTS.get(name, '')}"
+    if callable(settings.optimizer) and takes_nothing(settings.optimizer):
+        yield f"optimizer={name_of(settings.optimizer)} takes nothing; it is called with the parameters.{_OPTIMIZER}"
+    if callable(settings.optimizer) and len(needed := needed_arguments(settings.optimizer)) > 1:
+        yield (
+            f"optimizer={name_of(settings.optimizer)} needs {', '.join(needed)}; it is called with the module's "
+            f"parameters alone.{_OPTIMIZER}"
+        )
     if isinstance(settings.model, type) and (needed := needed_arguments(settings.model)):
         yield (
             f"model={name_of(settings.model)} is a class that needs {', '.join(needed)}; "
@@ -72,15 +89,25 @@ def _functions(settings: TorchSettings) -> Iterator[str]:
         yield f"loss={name_of(settings.loss)} is a class; give an instance, {name_of(settings.loss)}()."
     if getattr(settings.loss, "reduction", "mean") == "sum":
         yield 'the loss has reduction="sum", with which N ranks can\'t agree with one. Use reduction="mean".'
-    needed = needed_arguments(settings.lr_scheduler) if callable(settings.lr_scheduler) else []
-    if len(needed) > 1 and needed[1:] != ["steps"]:
-        yield (
-            f"lr_scheduler={name_of(settings.lr_scheduler)} needs {', '.join(needed)}; it is called with the "
-            f"optimizer, or with (optimizer, steps). Give a lambda with the rest filled in."
-        )
+    yield from _scheduler(settings.lr_scheduler)
     for callback in settings.callbacks:
         if missing := [method for method in _CALLBACK if not hasattr(callback, method)]:
             yield f"the callback {callback!r} has no {', '.join(missing)}; derive it from tritium.ml.Callback."
+
+
+def _scheduler(given: Any) -> Iterator[str]:
+    """By how many arguments it takes; of a class the second one is known only by its name."""
+    if not callable(given):
+        return
+    needed, by_keyword = needed_arguments(given), needed_arguments(given, inspect.Parameter.KEYWORD_ONLY)
+    of_class = isinstance(given, type) and needed[1:] not in ([], ["steps"])
+    if len(needed) > 2 or by_keyword or of_class:
+        yield (
+            f"lr_scheduler={name_of(given)} needs {', '.join([*needed, *by_keyword])}; it is called with the "
+            f"optimizer, or with (optimizer, steps). Give a lambda with the rest filled in."
+        )
+    elif takes_nothing(given):
+        yield f"lr_scheduler={name_of(given)} takes nothing; it is called with the optimizer, or (optimizer, steps)."
 
 
 def _metrics(settings: TorchSettings) -> Iterator[str]:

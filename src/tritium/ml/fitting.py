@@ -5,20 +5,26 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import fsspec  # type: ignore[import-untyped]
+import torch
 
-from tritium.data.schema import Data, Field
+from tritium.data.schema import Data, Field, close
 from tritium.errors import BadSetting
 from tritium.gang import launch
-from tritium.gang.settings import Gang
+from tritium.gang.settings import Gang, showing
 from tritium.ml import frames, resume, trial
 from tritium.ml.loop import WEIGHTS, train
 from tritium.ml.settings import LABEL, TorchSettings, name_of
 from tritium.model import weights
 from tritium.model.model import Model
 from tritium.model.signature import Activation, Input, Output, Signature
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
+    from tritium.ml.keywords import TorchKeywords
 
 
 @dataclass(frozen=True)
@@ -32,7 +38,11 @@ class Plan:
     fields: dict[str, Field]
     data: dict[str, Data]
     unused: bool
-    """Whether some parameters got no gradient in the trial."""
+    """Whether some parameters got no gradient in the trial, or may get none."""
+    tried: bool = True
+    """Whether the trial has seen the module's output. Without, the length of an array column was not known."""
+    notes: tuple[str, ...] = ()
+    """Lines for the person who waits."""
 
     @property
     def reads(self) -> tuple[Any, ...]:
@@ -42,13 +52,14 @@ class Plan:
         return (repr(self.columns), self.gang.ranks, repr(self.settings.shuffle), *chosen)
 
 
+@showing(TorchSettings, Gang)
 def fit(
     frame: Any,
     settings: TorchSettings | None = None,
     gang: Gang | None = None,
     *,
     spark: Any = None,
-    **fields: Any,
+    **fields: Unpack[TorchKeywords],
 ) -> Model:
     """Train on a Spark DataFrame, or with `on="driver"` and `on="here"` on a pandas DataFrame or a pyarrow Table.
 
@@ -58,8 +69,9 @@ def fit(
     Raises SetupError before anything has started, DataError for what only the rows could show, TrainingDiverged for a
     loss or gradients that are NaN or infinite, RankFailed for an exception in a rank.
     """
+    ranks_given = gang is not None or "ranks" in fields
     settings, gang = combined(settings, gang, fields)
-    return run(prepare(frame, settings, gang), spark=spark)
+    return run(prepare(frame, settings, gang), spark=spark, ranks_given=ranks_given)
 
 
 def combined(
@@ -68,6 +80,9 @@ def combined(
     """Settings and gang with the fields given beside them."""
     own = {name: value for name, value in fields.items() if name in TorchSettings.fields()}
     rest = {name: value for name, value in fields.items() if name not in own}
+    if unknown := [name for name in rest if name not in Gang.fields()]:
+        known = (*TorchSettings.fields(), *Gang.fields())
+        raise BadSetting(" ".join(f"There is no setting {n!r}.{close(n, known)}" for n in unknown), settings=unknown)
     if settings is None:
         needed = [f.name for f in dataclasses.fields(TorchSettings) if f.default is dataclasses.MISSING]
         if missing := [name for name in needed if name not in own]:
@@ -85,7 +100,10 @@ def prepare(frame: Any, settings: TorchSettings, gang: Gang) -> Plan:
         settings.rows_per_rank(ranks)
     frame = frames.as_frame(frame, "train")
     if gang.on == "cluster" and not frames.is_spark(frame):
-        raise BadSetting('A pandas or Arrow table needs no cluster: on="driver" trains on it on this machine.')
+        raise BadSetting(
+            'A pandas or Arrow table needs no cluster: on="driver" trains on it with processes of this machine. To '
+            "train on the cluster, give spark.createDataFrame(…) of it."
+        )
     if gang.on != "cluster" and frames.is_spark(frame):
         raise BadSetting(f'on="{gang.on}" takes pandas and Arrow tables; give df.toPandas() if the rows fit here.')
     found = frames.columns(frame, settings)
@@ -93,27 +111,41 @@ def prepare(frame: Any, settings: TorchSettings, gang: Gang) -> Plan:
     shapes = {name: frames.row_shape(frame, field) for name, field in fields.items()}
     known = {name: shape for name, shape in shapes.items() if shape is not None}
     tried = trial.try_forward(settings, fields, known) if set(settings.inputs()) <= set(known) else None
-    as_classes = frames.maybe_classes(found, frame, settings, None if tried is None else tried.scores)
+    scores = None if tried is None else tried.scores
+    task, guess = frames.task_of(settings, frame, scores)
+    settings = dataclasses.replace(settings, task=task)
+    as_classes = frames.maybe_classes(found, frame, settings, scores)
     if as_classes.class_label is not None:
         found = as_classes
         counted = frames.whole_numbers(frame, as_classes.class_label)
         fields = {field.name: field for field in found.fields(counted, "train")}
         known[LABEL] = ()
-    unused = []
-    if tried is not None and LABEL in known and settings.train_step is None:
-        unused = trial.try_step(settings, tried, fields[LABEL], known[LABEL])
+    unused = True  # as nobody knows it yet
+    if tried is not None and LABEL in known:
+        if settings.train_step is None:
+            unused = bool(trial.try_step(settings, tried, fields[LABEL], known[LABEL]))
+        else:
+            unused = trial.try_own_step(settings, tried, fields[LABEL], known[LABEL])
     training, validation = frames.split(frame, settings)
     data = {"train": found.data(training, settings)}
     if validation is not None:
         frames.columns(validation, settings)
         data["validation"] = found.data(validation, settings)
-    return Plan(settings, gang, frame.schema, found, fields, data, bool(unused))
+    return Plan(settings, gang, frame.schema, found, fields, data, unused, tried is not None, (guess,) if guess else ())
 
 
-def run(plan: Plan, *, spark: Any = None, exchange: Any = None, said: Sequence[str] = ()) -> Model:
+def run(
+    plan: Plan,
+    *,
+    spark: Any = None,
+    exchange: Any = None,
+    said: Sequence[str] = (),
+    ranks_given: bool = True,
+    title: str = "",
+) -> Model:
     """Start the gang, over this exchange if there is one, and make a model of what it leaves behind.
 
-    `said`: lines for who waits.
+    `said` are lines for who waits; `title` is what each line begins with, to tell this training from others.
     """
     settings = plan.settings
     named = plan.gang.run_dir is not None
@@ -121,21 +153,36 @@ def run(plan: Plan, *, spark: Any = None, exchange: Any = None, said: Sequence[s
     if not (settings.validation is None or isinstance(settings.validation, str | float)):
         settings = dataclasses.replace(settings, validation="validation")  # a DataFrame stays on the driver
     begun = resume.look(str(plan.gang.run_dir), settings, now) if named and now is not None else None
+    forgotten = [] if ranks_given else free_slots(plan.gang, plan.data["train"].frame)
     ended = launch.start(
         train,
         plan.gang,
-        args=(settings, "validation" in plan.data, plan.unused, named, now),
+        args=(settings, "validation" in plan.data, plan.unused, named, now, plan.tried),
         data=plan.data if exchange is None else exchange,
         spark=spark,
-        said=[*said, *([begun] if begun else [])],
+        said=[*said, *plan.notes, *forgotten, *([begun] if begun else [])],
+        title=title,
     )
     seen = ended.results[0]
     module = settings.make_module()
     with fsspec.open(f"{ended.run_dir}/{WEIGHTS}", "rb") as file:
         module.load_state_dict(weights.read(bytearray(file.read())))
     module.eval()
-    origin = None if hasattr(settings.model, "forward") else settings.model
+    origin = None if isinstance(settings.model, torch.nn.Module) else settings.model
     return Model(module, signature(plan, seen), history=seen["history"], origin=origin)
+
+
+def free_slots(gang: Gang, frame: Any) -> list[str]:
+    """A line where nobody has said how many ranks there shall be, and there is room for several."""
+    if gang.on != "cluster" or gang.ranks != 1 or not frames.is_spark(frame):
+        return []
+    from tritium.gang.cluster import Cluster
+
+    cluster = Cluster.of(frame.sparkSession)
+    slots = None if cluster.is_dynamic else cluster.slots(gang)
+    if slots is None or slots < 2:
+        return []
+    return [f"one rank, as ranks= was not given, on a cluster with {slots} slots: ranks={slots} trains on all of them"]
 
 
 def signature(plan: Plan, seen: Mapping[str, Any]) -> Signature:
@@ -146,7 +193,7 @@ def signature(plan: Plan, seen: Mapping[str, Any]) -> Signature:
     outputs = [Output(name, dtype, tuple(shape)) for name, (dtype, shape) in seen["outputs"].items()]
     gives_probabilities = name_of(plan.settings.loss) in ("BCELoss", "binary_cross_entropy")
     activation: Activation | None = "none" if gives_probabilities else None
-    task = plan.settings.task
+    task = None if plan.settings.task == "auto" else plan.settings.task
     return Signature(
         tuple(inputs), tuple(outputs), task=task, activation=activation if task == "classification" else None
     )

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import dataclasses
 import zlib
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import pyarrow as pa
@@ -14,7 +15,8 @@ from tritium.data.schema import Data, Field, close, plan
 from tritium.data.tables import table_of
 from tritium.data.types import SourceType, columns_of, path_of
 from tritium.errors import BadData, BadSetting
-from tritium.ml.settings import LABEL, WEIGHT, TorchSettings, name_of
+from tritium.ml.settings import LABEL, WEIGHT, TorchSettings, is_by_class, name_of
+from tritium.model.signature import Task
 
 _PARTS = 1 << 32  # of a hash, for the validation fraction
 _ONE_SCORE = ("BCEWithLogitsLoss", "BCELoss", "binary_cross_entropy", "binary_cross_entropy_with_logits")
@@ -27,17 +29,20 @@ class Columns:
     sources: dict[str, str | list[str]]
     dtypes: dict[str, str]
     class_label: str | None = None
+    values: Mapping[str, Any] = field(default_factory=dict)
+    """Settings of Data: what becomes of nulls, NaN and short arrays."""
 
     def data(self, frame: Any, settings: TorchSettings) -> Data:
         """How `frame` is read."""
         if self.class_label is not None:
             frame = whole_numbers(frame, self.class_label)
         keys = settings.row_key or ()
-        return Data(frame, columns=self.sources, default_dtype=self.dtypes, shuffle=settings.shuffle, row_key=keys)
+        order: dict[str, Any] = {"shuffle": settings.shuffle, "row_key": keys}
+        return Data(frame, columns=self.sources, default_dtype=self.dtypes, **order, **self.values)
 
     def fields(self, frame: Any, name: str) -> tuple[Field, ...]:
         """The planned batch columns; BadData for what can't be read."""
-        return plan(schema_of(frame), Data(frame, columns=self.sources, default_dtype=self.dtypes), name)
+        return plan(schema_of(frame), Data(frame, columns=self.sources, default_dtype=self.dtypes, **self.values), name)
 
 
 def as_frame(frame: Any, name: str) -> Any:
@@ -74,13 +79,44 @@ def columns(frame: Any, settings: TorchSettings) -> Columns:
     sources: dict[str, str | list[str]] = dict(settings.inputs())
     dtypes = {name: _dtype(given, known) for name, given in sources.items()}
     one = known[labels[0]] if len(labels) == 1 else None
-    sources[LABEL] = labels if one is None or _floating(one) else labels[0]
+    as_numbers = one is None or _floating(one) or (one.scalar and _of_one_score(settings))
+    sources[LABEL] = labels if as_numbers else labels[0]
     dtypes[LABEL] = _dtype(sources[LABEL], known)
-    if one is not None and one.scalar and one.dtype == "bool":
+    if one is not None and one.scalar and one.dtype == "bool" and not as_numbers:
         dtypes[LABEL] = "int64"
     if settings.weight_col is not None:
         sources[WEIGHT], dtypes[WEIGHT] = settings.weight_col, "float32"
-    return Columns(sources, dtypes)
+    values = {"nulls": dict(settings.nulls or {}), "nan": settings.nan, "pad": dict(settings.pad or {})}
+    return Columns(sources, dtypes, values=values)
+
+
+def _of_one_score(settings: TorchSettings) -> bool:
+    """Whether the loss compares one score a row with 0 or 1."""
+    return name_of(settings.loss) in _ONE_SCORE
+
+
+def task_of(settings: TorchSettings, frame: Any, scores: tuple[int, ...] | None) -> tuple[Task | None, str | None]:
+    """What predictions are, and a line for where that is a guess.
+
+    `scores` is the shape of a row of the module's output; None when that is not known yet.
+    """
+    if settings.task != "auto":
+        return settings.task, None
+    labels = settings.labels()
+    kind = columns_of(schema_of(frame))[labels[0]]
+    several = scores is None or (len(scores) == 1 and scores[0] > 1)
+    if len(labels) == 1 and kind.scalar and not _floating(kind) and _of_one_score(settings):
+        return "classification", None
+    if len(labels) > 1 or not kind.scalar or not several or settings.train_step is not None:
+        return "regression", None
+    if is_by_class(settings.loss):
+        return "classification", None
+    if scores is not None and kind.name == "number" and not kind.dtype.startswith("float"):
+        return "regression", (
+            f"predictions will be the module's {scores[0]} outputs as an array. If they are scores of classes, as the "
+            f'integers of label column {labels[0]!r} suggest, say task="classification"'
+        )
+    return "regression", None
 
 
 def maybe_classes(found: Columns, frame: Any, settings: TorchSettings, scores: tuple[int, ...] | None) -> Columns:
@@ -93,10 +129,11 @@ def maybe_classes(found: Columns, frame: Any, settings: TorchSettings, scores: t
         return found
     if not _floating(columns_of(schema_of(frame))[labels[0]]):
         return found
-    one_score = name_of(settings.loss) in _ONE_SCORE if scores is None else scores in ((), (1,))
+    one_score = _of_one_score(settings) if scores is None else scores in ((), (1,))
     if one_score:
         return found
-    return Columns({**found.sources, LABEL: labels[0]}, {**found.dtypes, LABEL: "int64"}, class_label=labels[0])
+    sources, dtypes = {**found.sources, LABEL: labels[0]}, {**found.dtypes, LABEL: "int64"}
+    return dataclasses.replace(found, sources=sources, dtypes=dtypes, class_label=labels[0])
 
 
 def whole_numbers(frame: Any, column: str) -> Any:

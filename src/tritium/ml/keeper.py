@@ -73,7 +73,7 @@ class Keeper:
         refuse_another(saved.get("about"), self._about, saved.path, resized=saved.size != state.size)
         state.module.load_state_dict(saved["module"])
         state.history[:] = saved["history"]
-        state.epoch = len(state.history) - 1
+        state.epoch = len(state.history)
         self._saved = saved
 
     def put_back(self) -> list[dict[str, Any]] | None:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import torch
 
 from tritium.data.epoch import Group
 from tritium.data.policy import step_count
+from tritium.errors import EmptyShard
 from tritium.gang.world import World
 from tritium.gang.world import world as this_world
 from tritium.ml.callbacks import TrainState
@@ -20,7 +21,7 @@ from tritium.ml.pace import Pace, Show, Stopper
 from tritium.ml.ranks import Ranks, joined
 from tritium.ml.resume import about
 from tritium.ml.settings import TorchSettings
-from tritium.ml.step import Step, describe, make_step
+from tritium.ml.step import OwnStep, Step, describe, make_step
 from tritium.ml.totals import Alarm, Totals
 from tritium.model.weights import Tensors
 
@@ -34,16 +35,19 @@ def train(
     unused: bool,
     named: bool = False,
     planned: dict[str, Any] | None = None,
+    tried: bool = True,
 ) -> dict[str, Any] | None:
     """Train on this rank's shards. Rank 0 stores the weights, and returns the history and the shapes it saw.
 
     `unused` says that some parameters get no gradient, so that ranks do not wait for one; `named`, that the user named
     the run directory, where a training goes on that was begun there; `planned` is what the driver knows of this
-    training, which goes into its checkpoints.
+    training, which goes into its checkpoints; `tried`, that the driver has seen the module's output.
     """
     world = this_world()
     with joined(world) as ranks:
-        return _train(settings, validate, unused, named, planned, world, ranks)
+        if settings.train_step is not None:
+            ranks.stepping = lambda module: OwnStep(module, settings)
+        return _train(settings, validate, unused, named, planned, tried, world, ranks)
 
 
 def _train(
@@ -52,6 +56,7 @@ def _train(
     unused: bool,
     named: bool,
     planned: dict[str, Any] | None,
+    tried: bool,
     world: World,
     ranks: Ranks,
 ) -> dict[str, Any] | None:
@@ -65,6 +70,8 @@ def _train(
     optimizer = settings.optimizer(module.parameters())
     step = make_step(settings, ranks.device)
     shard = world.shard("train")
+    if validate and settings.shuffle != "stream":  # where rows still arrive, it is too early to count them
+        check_some_rows(world.shard("validation").counts, settings)
     this = about(settings, module, optimizer, shard.schema)
     whole = lambda: step_count(shard.counts, batch_size, settings.remainder)  # noqa: E731
     alarm, pace = Alarm(ranks, shard.schema), Pace(settings, optimizer, whole, tell)
@@ -92,14 +99,20 @@ def _train(
             optimizer.zero_grad()
             pace.after_step()
             keeper.after_step(batches[-1], totals)
+            if not tried:  # what no prediction can be made of is better found now than after the last epoch
+                describe(module, settings, keeper.example())
+                net.train()
+                tried = True
             show.step(epoch, batches, losses[-1])
         alarm.settle()
-        entry = totals.close(epoch.number)
+        if epoch.number == 0 and settings.verbose:
+            tell_one_step(epoch, shard.counts, batch_size, tell)
+        entry = totals.close(epoch.number + 1)
         ranks.from_first(module.buffers())  # the model that is returned has rank 0's: all validate with those
         if validate:
             entry |= validation(world.shard("validation"), batch_size, module, step, settings, ranks)
         entry["learning_rate"] = pace.learning_rate()
-        state.epoch = epoch.number
+        state.epoch = entry["epoch"]
         state.history.append(entry)
         pace.after_epoch(entry)
         stopper.look_at(entry)
@@ -107,7 +120,7 @@ def _train(
             callback.on_epoch_end(state)
         replica.refresh(optimizer)
         refuse_different(module, ranks, tell)
-        show.epoch(entry)
+        show.epoch(epoch, entry)
         if ranks.any(state.stop or stopper.enough):
             break
         keeper.after_epoch()
@@ -121,6 +134,15 @@ def _train(
         return None
     world.store(WEIGHTS, pieces(Tensors.of(module).stream()))
     return {"history": state.history, **describe(module, settings, keeper.example())}
+
+
+def tell_one_step(epoch: Any, counts: Sequence[int], batch_size: int, tell: Callable[[str], Any]) -> None:
+    """A line where a batch is larger than what a rank has."""
+    if epoch.steps == 1 and max(counts) < batch_size:
+        tell(
+            f"an epoch is one step: batch_size={batch_size:,} is more than the {max(counts):,} rows of a rank. "
+            "A smaller one takes more steps"
+        )
 
 
 def backward(
@@ -153,11 +175,29 @@ def pieces(views: Iterable[memoryview]) -> Iterator[bytes]:
 def validation(
     shard: Any, batch_size: int, module: torch.nn.Module, step: Step, settings: TorchSettings, ranks: Ranks
 ) -> dict[str, Any]:
-    """Loss and metrics over the validation rows of all ranks, under names that begin with `validation_`."""
+    """Loss and metrics over the validation rows of all ranks, under names that begin with `validation_`.
+
+    A rank without such rows takes no step. EmptyShard where no rank has any.
+    """
+    check_some_rows(shard.counts, settings)
     totals = Totals(settings.named_metrics(), ranks)
+    uneven = 0 in shard.counts  # then each takes its own steps, some none
     module.eval()
     with torch.no_grad():
-        for epoch in shard.epochs(1, batch_size=batch_size, shuffle=False, remainder="pad", device=ranks.device):
+        rows = shard.alone() if uneven else shard
+        order = {"batch_size": batch_size, "shuffle": False, "remainder": "pad", "device": ranks.device}
+        for epoch in rows.epochs(1, **order) if shard.rows else ():
             for batch in epoch:
                 totals.add(batch, *step(module, batch))
-    return {f"validation_{name}": value for name, value in totals.means().items()}
+    return {f"validation_{name}": value for name, value in totals.means(uneven=uneven).items()}
+
+
+def check_some_rows(counts: Sequence[int], settings: TorchSettings) -> None:
+    """EmptyShard where there are no rows to validate on, with the same text on every rank."""
+    if not any(counts):
+        fix = "Give a larger fraction" if isinstance(settings.validation, float) else "Look at what it holds"
+        raise EmptyShard(
+            f"There are no rows to validate on: validation={settings.validation!r} gives none (rows per rank: "
+            f"{', '.join(map(str, counts[:64]))}). {fix}, or validation=None.",
+            counts=list(counts),
+        )

@@ -245,11 +245,11 @@ class Show:
             self._last = now
             self._log(epoch=epoch.number, step=batches[-1].step, loss=loss)
 
-    def epoch(self, entry: dict[str, Any]) -> None:
-        """After an epoch, once for all ranks."""
+    def epoch(self, epoch: Any, entry: dict[str, Any]) -> None:
+        """After an epoch, which has the history's `entry`: once for all ranks."""
         if self._settings.verbose and self._world.rank == 0:
             shown = {k: v for k, v in entry.items() if isinstance(v, float) and k not in ("seconds", "rows_per_second")}
-            self._log(epoch=entry["epoch"], **shown)
+            self._log(epoch=epoch.number, step=epoch.steps - 1, steps=epoch.steps, **shown)
 
     def _log(self, **values: Any) -> None:
         self._world.log(epochs=self._settings.epochs, **(values | {"rows": self._rows}))

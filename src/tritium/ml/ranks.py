@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any, TypeVar
 
@@ -18,6 +18,8 @@ class Ranks:
 
     def __init__(self, rank: int, size: int, device: torch.device) -> None:
         self.rank, self.size, self.device = rank, size, device
+        self.stepping: Callable[[torch.nn.Module], torch.nn.Module] = lambda module: module
+        """Makes of a module what DDP shall wrap, whose forward computes all that gradients are taken of."""
 
     def replicate(self, module: torch.nn.Module, unused: bool) -> torch.nn.Module:
         """The module with rank 0's weights, whose gradients are averaged over ranks in `backward`.
@@ -26,7 +28,9 @@ class Ranks:
         """
         if self.size == 1 or not any(p.requires_grad for p in module.parameters()):
             return module
-        return DistributedDataParallel(module, gradient_as_bucket_view=True, find_unused_parameters=unused)
+        return DistributedDataParallel(
+            self.stepping(module), gradient_as_bucket_view=True, find_unused_parameters=unused
+        )
 
     def sum(self, values: torch.Tensor) -> torch.Tensor:
         """The element-wise sum over ranks."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import functools
 import inspect
 import math
 from collections.abc import Callable, Mapping, Sequence
@@ -68,8 +69,8 @@ class TorchSettings:
         "names to either of these: several tensors, passed by keyword."
     )
     label_cols: Any = setting(
-        "Floating columns: a float32 label [batch, n]. One integer column: class indices, int64 [batch]; with "
-        'task="classification" and a score per class also one floating column of whole numbers, as '
+        "Floating columns: a float32 label [batch, n]. One integer column: class indices, int64 [batch]; for "
+        "classification with a score per class also one floating column of whole numbers, as "
         "StringIndexer makes it."
     )
     loss: Any = setting(
@@ -77,15 +78,32 @@ class TorchSettings:
         "torch.nn.functional.cross_entropy, your own. Not needed with train_step.",
         None,
     )
+    nulls: Mapping[str, float] | None = setting(
+        'Column -> the number in place of a null in it, in training and prediction: {"age": 0}. A null in any other '
+        "column is an error.",
+        None,
+    )
+    nan: Literal["error", "keep"] = setting(
+        'Whether a NaN in a floating column is an error, or handed to the module as it is ("keep"), in training and '
+        "prediction.",
+        "error",
+    )
+    pad: Mapping[str, Any] | None = setting(
+        'Array column -> the length that its rows are filled up to, with zeros: {"tokens": 128}, or with another '
+        'number: {"tokens": (128, -1)}. Without, all rows must have one length.',
+        None,
+    )
     weight_col: str | None = setting(
         "A column of weights. They multiply the per-row losses, and the mean stays over rows (as in Keras). "
         'The loss must offer reduction="none".',
         None,
     )
-    task: Literal["regression", "classification"] | None = setting(
+    task: Literal["auto", "regression", "classification"] | None = setting(
         'What predictions are: "regression" (a double for one output, else an array), "classification" (a class '
-        'index, with "probability" beside it), or None (arrays).',
-        "regression",
+        'index, with "probability" beside it), or None (arrays). "auto": "classification" for one label column with '
+        "torch's CrossEntropyLoss or NLLLoss, for one of integers or booleans with BCEWithLogitsLoss or BCELoss, and "
+        'for their functions; else "regression".',
+        "auto",
     )
     batch_size: int | None = setting(
         f"Rows per rank in a batch. None: {DEFAULT_BATCH_SIZE}, or what global_batch_size says.", None
@@ -124,8 +142,8 @@ class TorchSettings:
     )
     lr_scheduler: Any = setting(
         "A function of the optimizer that makes a scheduler, which is stepped after each epoch "
-        "(ReduceLROnPlateau with the validation loss, or else the loss). A function (optimizer, steps) is also "
-        "given the number of optimizer steps of the whole training, and stepped after each of them.",
+        "(ReduceLROnPlateau with the validation loss, or else the loss). A function of two arguments (optimizer, "
+        "steps) is also given the number of optimizer steps of the whole training, and stepped after each of them.",
         None,
     )
     callbacks: Sequence[Any] = setting("Objects with the methods of tritium.ml.Callback, called in every rank.", ())
@@ -153,7 +171,8 @@ class TorchSettings:
     )
     early_stopping: Any = setting("EarlyStopping(...), or its patience in epochs.", None)
     train_step: Any = setting(
-        "Your own step: a function (module, batch) -> loss, or (loss, output) if there are metrics. The loss is "
+        "Your own step: a function (module, batch) -> loss, or (loss, output) if there are metrics. The module is your "
+        "own, so its methods can be called, and any of its parameters may be left out. The loss is "
         "the mean over the batch's rows; the batch is a mapping of tensors. It runs for validation too, in eval "
         "mode and without gradients.",
         None,
@@ -230,7 +249,7 @@ class TorchSettings:
 
     def scheduler_per_step(self) -> bool:
         """Whether `lr_scheduler` takes (optimizer, steps), and so is stepped after each optimizer step."""
-        return self.lr_scheduler is not None and "steps" in needed_arguments(self.lr_scheduler)
+        return self.lr_scheduler is not None and len(needed_arguments(self.lr_scheduler)) == 2
 
 
 def whole(value: Any, least: int) -> bool:
@@ -243,6 +262,14 @@ def name_of(thing: Any) -> str:
     return str(getattr(thing, "__name__", type(thing).__name__))
 
 
+def is_by_class(loss: Any) -> bool:
+    """Whether it is torch's own loss of class indices against a score for each class."""
+    loss = loss.func if isinstance(loss, functools.partial) else loss
+    home = loss.__module__ if inspect.isfunction(loss) else type(loss).__module__
+    by_class = ("CrossEntropyLoss", "NLLLoss", "cross_entropy", "nll_loss", "MultiMarginLoss", "multi_margin_loss")
+    return home.startswith("torch.") and name_of(loss) in by_class
+
+
 def metric_name(metric: Any) -> str:
     """MeanAbsoluteError() → mean_absolute_error."""
     name = name_of(metric)
@@ -250,11 +277,20 @@ def metric_name(metric: Any) -> str:
     return "".join(f"_{c}" if start else c for c, start in zip(name, starts, strict=True)).lower()
 
 
-def needed_arguments(function: Callable[..., Any]) -> list[str]:
-    """The arguments without a default that a function takes by position."""
+def needed_arguments(function: Callable[..., Any], *kinds: inspect._ParameterKind) -> list[str]:
+    """The arguments without a default that a function takes by position, or in these other ways."""
+    kinds = kinds or (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+    return [p.name for p in _parameters(function) or () if p.default is p.empty and p.kind in kinds]
+
+
+def takes_nothing(function: Callable[..., Any]) -> bool:
+    """Whether it can't be given a single argument by position."""
+    parameters = _parameters(function)
+    return parameters is not None and all(p.kind in (p.KEYWORD_ONLY, p.VAR_KEYWORD) for p in parameters)
+
+
+def _parameters(function: Callable[..., Any]) -> list[inspect.Parameter] | None:
     try:
-        parameters = inspect.signature(function).parameters.values()
+        return list(inspect.signature(function).parameters.values())
     except (TypeError, ValueError):  # some builtins have no signature
-        return []
-    by_position = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
-    return [p.name for p in parameters if p.default is p.empty and p.kind in by_position]
+        return None

@@ -10,9 +10,10 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
+from torch.nn.parallel import DistributedDataParallel
 
-from tritium.errors import BadData, BadSetting
-from tritium.ml.settings import LABEL, WEIGHT, TorchSettings, name_of
+from tritium.errors import BadData, BadRow, BadSetting
+from tritium.ml.settings import LABEL, WEIGHT, TorchSettings, is_by_class, name_of
 
 Step = Callable[[Any, Mapping[str, torch.Tensor]], tuple[torch.Tensor, Any]]
 
@@ -27,7 +28,9 @@ def make_step(settings: TorchSettings, device: torch.device) -> Step:
     def step(net: Any, batch: Mapping[str, torch.Tensor]) -> tuple[torch.Tensor, Any]:
         with torch.autocast(device.type, torch.bfloat16, enabled=settings.precision == "bf16"):
             if own is not None:
-                return _own(own(net, batch), bool(settings.metrics))
+                if not isinstance(net, DistributedDataParallel):
+                    return _own(own(net, batch), bool(settings.metrics))
+                return net(batch), net.module.take_output()
             output = forward(net, batch, inputs)
             label = batch[LABEL]
             if not checked:
@@ -35,14 +38,42 @@ def make_step(settings: TorchSettings, device: torch.device) -> Step:
                 if row_losses is None:
                     refuse_sum(settings.loss, output, label)
                 checked.append(True)
-            if row_losses is None:
-                loss = settings.loss(output, label)
-                loss = loss if loss.ndim == 0 else loss.mean()
-            else:
-                loss = (_rows(row_losses(output, label)) * batch[WEIGHT]).mean()
+            try:
+                if row_losses is None:
+                    loss = settings.loss(output, label)
+                    loss = loss if loss.ndim == 0 else loss.mean()
+                else:
+                    loss = (_rows(row_losses(output, label)) * batch[WEIGHT]).mean()
+            except (IndexError, RuntimeError) as error:
+                refuse_class(output, label, settings, error)
+                raise
         return loss, output
 
     return step
+
+
+class OwnStep(torch.nn.Module):
+    """What DDP wraps where there is a `train_step`: the module and the step together, as one module.
+
+    The step gets the module itself, so it may call any of its methods. Only the loss is returned through DDP, which
+    looks there for the parameters that were used.
+    """
+
+    def __init__(self, module: torch.nn.Module, settings: TorchSettings) -> None:
+        super().__init__()
+        self.module = module
+        self._step, self._wants_output = settings.train_step, bool(settings.metrics)
+        self._output: Any = None
+
+    def forward(self, batch: Mapping[str, torch.Tensor]) -> torch.Tensor:
+        """The mean loss over the batch's rows."""
+        loss, self._output = _own(self._step(self.module, batch), self._wants_output)
+        return loss
+
+    def take_output(self) -> Any:
+        """What the step gave beside the loss of the last batch; it is not kept."""
+        output, self._output = self._output, None
+        return output
 
 
 def forward(net: Any, batch: Mapping[str, torch.Tensor], inputs: list[str]) -> Any:
@@ -56,13 +87,35 @@ def describe(net: torch.nn.Module, settings: TorchSettings, batch: Mapping[str, 
     inputs = {name: batch[name] for name in settings.inputs()}
     with torch.no_grad():
         output = forward(net, inputs, list(inputs))
+    return {"inputs": _rows_like(inputs), "outputs": _rows_like(named_outputs(output))}
+
+
+def named_outputs(output: Any) -> dict[str, torch.Tensor]:
+    """The tensors that a module returns, by name. BadData where no prediction can be made of them."""
     if isinstance(output, torch.Tensor):
-        outputs = {"prediction": output}
+        outputs: dict[str, Any] = {"prediction": output}
     elif isinstance(output, Mapping):
-        outputs = dict(output)
+        outputs = {str(name): value for name, value in output.items()}
+    elif isinstance(output, tuple | list):
+        outputs = {f"output_{i}": value for i, value in enumerate(output)}
     else:
-        outputs = {f"output_{i}": tensor for i, tensor in enumerate(output)}
-    return {"inputs": _rows_like(inputs), "outputs": _rows_like(outputs)}
+        raise BadData(
+            f"In eval mode, as prediction calls it, the module returns a {type(output).__name__}. Let it return a "
+            "tensor, or a tuple or a dict of tensors."
+        )
+    for name, value in outputs.items():
+        if not isinstance(value, torch.Tensor):
+            what = "None" if value is None else f"a {type(value).__name__}"
+            raise BadData(
+                f"In eval mode, as prediction calls it, the module returns a {type(output).__name__} whose {name} is "
+                f"{what}. Let it return tensors alone there, and leave the rest out (module.training tells the modes)."
+            )
+        if value.ndim == 0:
+            raise BadData(
+                f"In eval mode, as prediction calls it, the module returns one number for the whole batch ({name} has "
+                "no row). Let forward return a row of output for each row, and compute the loss in loss= or train_step."
+            )
+    return outputs
 
 
 def _rows_like(tensors: Mapping[str, torch.Tensor]) -> dict[str, tuple[str, tuple[int, ...]]]:
@@ -87,6 +140,23 @@ def per_row(loss: Any) -> Callable[..., torch.Tensor]:
     return functools.partial(loss, reduction="none")
 
 
+def refuse_class(output: Any, label: torch.Tensor, settings: TorchSettings, error: Exception) -> None:
+    """BadRow where a loss has failed because a label is no index of the module's scores."""
+    if not isinstance(output, torch.Tensor) or output.ndim != 2 or label.ndim != 1 or label.is_floating_point():
+        return
+    scores, column = output.shape[1], settings.labels()[0]
+    wrong = label[((label < 0) & (label != getattr(settings.loss, "ignore_index", -100))) | (label >= scores)]
+    if len(wrong):
+        raise BadRow(
+            f"label column {column!r} holds the class {int(wrong[0])}, and the module gives {scores} scores a row, for "
+            f"the classes 0 to {scores - 1}. Let its last layer give a score for every class, or number the classes "
+            "from 0, as Spark's StringIndexer does.",
+            column=column,
+            row_id=None,
+            value=int(wrong[0]),
+        ) from error
+
+
 def refuse_broadcast(output: Any, label: torch.Tensor, loss: Any) -> None:
     """BadData when output and label `[batch, ...]` would be stretched to each other, which trains silently wrong."""
     if not isinstance(output, torch.Tensor) or output.shape == label.shape:
@@ -94,7 +164,7 @@ def refuse_broadcast(output: Any, label: torch.Tensor, loss: Any) -> None:
     got, wanted = list(output.shape), list(label.shape)
     if min(output.ndim, label.ndim) == 0:
         raise BadData(f"The module gives {_shown(got)} for a label of {_shown(wanted)}: no output per row.")
-    one_against_rows = {output.ndim, label.ndim} == {1, 2} and 1 in (got[-1:] + wanted[-1:])
+    one_against_rows = {output.ndim, label.ndim} == {1, 2} and max(got, wanted, key=len)[1] == 1
     stretched = _is_elementwise(loss) and label.is_floating_point() and _fits(got, wanted)
     if not (one_against_rows or stretched):
         return
@@ -168,8 +238,7 @@ def _repeated(value: Any, copies: int) -> Any:
 def _is_elementwise(loss: Any) -> bool:
     """Torch's own losses, but for those that have a score per class by nature."""
     home = loss.__module__ if inspect.isfunction(loss) else type(loss).__module__
-    by_class = ("CrossEntropyLoss", "NLLLoss", "cross_entropy", "nll_loss", "MultiMarginLoss", "multi_margin_loss")
-    return home.startswith("torch.") and name_of(loss) not in by_class
+    return home.startswith("torch.") and not is_by_class(loss)
 
 
 def _fits(one: list[int], other: list[int]) -> bool:

@@ -13,31 +13,39 @@ from pyspark.ml.base import Estimator
 from pyspark.ml.util import MLReadable, MLReader, MLWritable, MLWriter
 
 from tritium.errors import BadSetting
-from tritium.gang.settings import Gang
+from tritium.gang.settings import Gang, showing
+from tritium.ml.extras import needed
 from tritium.ml.params import ParamsReader, ParamsWriter, set_defaults, values, with_params
 from tritium.ml.settings import TorchSettings
 
 if TYPE_CHECKING:
     from pyspark.ml.param import Param
     from pyspark.sql import DataFrame
+    from typing_extensions import Unpack  # only type checkers need it, which bring it along
 
     from tritium.data.exchange import Exchange
     from tritium.ml.fitting import Plan
+    from tritium.ml.keywords import TorchKeywords, TorchParams
     from tritium.ml.model import TorchModel
+else:
+    TorchParams = object  # what type checkers are told of the Params that the decorator makes
 
 
 @with_params(TorchSettings, Gang)
-class TorchEstimator(Estimator[Any], MLReadable[Any], MLWritable):
+class TorchEstimator(Estimator[Any], MLReadable[Any], MLWritable, TorchParams):
     """Trains a PyTorch module on a Spark DataFrame, on the ranks of a gang on the same cluster.
 
     Every field of `TorchSettings` and of `Gang` is a keyword and a Param of the same name: `est.batch_size` in a
     ParamGridBuilder, `est.getBatchSize()`, `est.explainParams()`. `gang=` gives all fields of a Gang at once; a field
-    given beside it counts. `fit` returns a `TorchModel`.
+    given beside it counts. `fit` returns a `TorchModel`. With `on="driver"` and `on="here"`, `fit` takes a pandas
+    DataFrame or a pyarrow Table.
     """
 
-    def __init__(self, *, gang: Gang | None = None, **settings: Any) -> None:
+    @showing(TorchSettings, Gang)
+    def __init__(self, *, gang: Gang | None = None, **keywords: Unpack[TorchKeywords]) -> None:
         super().__init__()
         set_defaults(self, TorchSettings, Gang)
+        settings: dict[str, Any] = {**keywords}
         if gang is not None:
             settings = {name: getattr(gang, name) for name in Gang.fields()} | settings
         known = (*TorchSettings.fields(), *Gang.fields())
@@ -71,20 +79,23 @@ class TorchEstimator(Estimator[Any], MLReadable[Any], MLWritable):
         return made
 
     def _fit(self, dataset: DataFrame) -> TorchModel:
-        return self._trained(self._planned(dataset, bool(self._param_map)), dataset)
+        from tritium.ml.tuning import fold
+
+        return self._trained(self._planned(dataset, bool(self._param_map)), dataset, title=fold())
 
     def _planned(self, dataset: DataFrame, below: bool) -> Plan:
         """The training, in a directory below `run_dir` where it is one of several param maps."""
         from tritium.ml import run_dirs
-        from tritium.ml.fitting import prepare
 
+        with needed("TorchEstimator"):
+            from tritium.ml.fitting import prepare
         settings, gang = self.settings()
         if below and gang.run_dir is not None and "run_dir" not in self._param_map:
             place = run_dirs.below(str(gang.run_dir), self._param_map, dataset, self._fitted)
             gang = dataclasses.replace(gang, run_dir=place)
         return prepare(dataset, settings, gang)
 
-    def _trained(self, plan: Plan, dataset: DataFrame, exchange: Exchange | None = None) -> TorchModel:
+    def _trained(self, plan: Plan, dataset: DataFrame, exchange: Exchange | None = None, title: str = "") -> TorchModel:
         from tritium.ml import run_dirs
         from tritium.ml.fitting import run
         from tritium.ml.model import TorchModel
@@ -93,8 +104,11 @@ class TorchEstimator(Estimator[Any], MLReadable[Any], MLWritable):
         if plan.gang.run_dir is not None and plan.gang.run_dir != self.getOrDefault("run_dir"):
             run_dirs.write_params(str(plan.gang.run_dir), self._param_map)
             said.append(f"param map {run_dirs.shown(self._param_map)}: its run directory is {plan.gang.run_dir}")
-        model = TorchModel(run(plan, spark=dataset.sparkSession, exchange=exchange, said=said))
-        return model._resetUid(self.uid)
+        elif self._param_map:
+            said.append(f"param map {run_dirs.shown(self._param_map)}")
+        spark, ranks_given = getattr(dataset, "sparkSession", None), self.isSet("ranks")
+        # With a uid of its own: by that of its estimator, a tuner would give it the `batch_size` of the training.
+        return TorchModel(run(plan, spark=spark, exchange=exchange, said=said, ranks_given=ranks_given, title=title))
 
     def fitMultiple(self, dataset: DataFrame, paramMaps: Sequence[dict[Param[Any], Any]]) -> Iterator[tuple[int, Any]]:
         """A model for each param map, as (index, model). Trainings that read the same rows share one exchange.
@@ -122,8 +136,12 @@ class Trainings(Iterator[tuple[int, Any]]):
     def __init__(
         self, estimator: TorchEstimator, dataset: DataFrame, paramMaps: Sequence[dict[Param[Any], Any]]
     ) -> None:
+        from tritium.ml.tuning import fold
+
         self._estimators = [estimator.copy(params) for params in paramMaps]
         self._plans = [one._planned(dataset, True) for one in self._estimators]
+        where, count = fold(), len(self._plans)
+        self._titles = [" ".join(filter(None, (where, f"training {i}/{count}"))) for i in range(1, count + 1)]
         places = Counter(str(plan.gang.run_dir) for plan in self._plans if plan.gang.run_dir is not None)
         if twice := [place for place, count in places.items() if count > 1]:
             raise BadSetting(
@@ -149,7 +167,7 @@ class Trainings(Iterator[tuple[int, Any]]):
             exchange = self._exchange(plan)
             self._running += 1
         try:
-            return index, self._estimators[index]._trained(plan, self._dataset, exchange)
+            return index, self._estimators[index]._trained(plan, self._dataset, exchange, self._titles[index])
         except BaseException as error:
             self._error = error
             raise
@@ -161,6 +179,8 @@ class Trainings(Iterator[tuple[int, Any]]):
         from tritium.data.exchange import Exchange
 
         if isinstance(plan.gang.ranks, tuple):  # an exchange deals to a number of ranks, and this one is not known yet
+            return None
+        if plan.gang.on != "cluster":
             return None
         if plan.reads not in self._exchanges and self._left[plan.reads] > 1:
             self._exchanges[plan.reads] = Exchange(

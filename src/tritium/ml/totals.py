@@ -73,7 +73,10 @@ class Totals:
                     _take_in(metric, state["kept"][name], state["updates"][name])
 
     def close(self, epoch: int) -> dict[str, Any]:
-        """The epoch's entry in the history; its seconds are those in which its rows were taken. A collective."""
+        """The entry in the history of the `epoch`-th epoch, from 1; its seconds are those in which its rows were taken.
+
+        A collective.
+        """
         seconds = self._seconds()
         means, rows, padded = self._collect()
         return {
@@ -85,9 +88,25 @@ class Totals:
             "rows_padded": padded,
         }
 
-    def means(self) -> dict[str, Any]:
-        """Loss and metrics alone. A collective."""
+    def means(self, *, uneven: bool = False) -> dict[str, Any]:
+        """Loss and metrics alone. A collective. `uneven`: some rank may have added nothing."""
+        if uneven:
+            self._kept = {name: self._merged(metric) for name, metric in self._kept.items()}
         return self._collect()[0]
+
+    def _merged(self, metric: Any) -> Any:
+        """The metric over the rows of all ranks, for where some have none: torchmetrics can't synchronise those."""
+        if not hasattr(metric, "_defaults"):  # a MetricCollection
+            return metric
+        state = {name: getattr(metric, name) for name in metric._defaults}
+        state = {name: list(value) if isinstance(value, list) else value for name, value in state.items()}
+        each = self._ranks.gather((state, metric._update_count))
+        metric.reset()
+        for kept, updates in each:
+            if updates:
+                _take_in(metric, kept, updates)
+        metric._to_sync = metric.sync_on_compute = False
+        return metric
 
     def _all(self) -> torch.Tensor:
         """Rows, padded rows, and the sums of losses and metrics."""
@@ -175,9 +194,9 @@ class Alarm:
         unknown = kind == _GRADIENTS and self._ranks.size > 1  # of a mean over ranks nobody can say whose part it was
         where = "" if unknown else f", rank {rank} of {self._ranks.size}"
         return TrainingDiverged(
-            f"{what} is NaN or infinite: epoch {epoch}, step {step}{where}; {cause}",
-            epoch=epoch,
-            step=step,
+            f"{what} is NaN or infinite: epoch {epoch + 1}, step {step + 1}{where}; {cause}",
+            epoch=epoch + 1,
+            step=step + 1,
             rank=None if unknown else rank,
             column=column,
         )

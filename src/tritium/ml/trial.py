@@ -12,7 +12,7 @@ import torch
 from tritium.data.schema import Field
 from tritium.errors import BadData, BadSetting, TritiumError
 from tritium.ml.settings import LABEL, WEIGHT, TorchSettings, name_of
-from tritium.ml.step import forward, make_step
+from tritium.ml.step import forward, make_step, named_outputs
 
 _ROWS = 2
 _CPU = torch.device("cpu")
@@ -52,10 +52,22 @@ def try_forward(settings: TorchSettings, fields: Mapping[str, Field], shapes: Sh
             output = forward(module.train(), inputs, list(inputs))
         except Exception as error:
             listed = "".join(f"\n  - {described(fields[name], value)}" for name, value in inputs.items())
+            flat = [fields[name].sources[0] for name, value in inputs.items() if value.ndim == 1]
+            hint = f"\nFor [batch, 1] give a list: feature_cols=[{flat[0]!r}]." if len(flat) == len(inputs) == 1 else ""
             raise BadData(
-                f"The model's forward can't take these features: {_text(error)}\nIt was called with{listed}",
+                f"The model's forward can't take these features: {_text(error)}\nIt was called with{listed}{hint}",
                 shapes={name: tuple(value.shape[1:]) for name, value in inputs.items()},
             ) from error
+        try:
+            with torch.no_grad():
+                named_outputs(forward(module.eval(), inputs, list(inputs)))
+        except TritiumError:
+            raise
+        except Exception as error:
+            raise BadData(
+                f"The model's forward fails in eval mode, in which it validates and predicts: {_text(error)}"
+            ) from error
+        module.train()
     return Trial(module, inputs, output)
 
 
@@ -74,12 +86,46 @@ def try_step(settings: TorchSettings, trial: Trial, label: Field, shape: tuple[i
             raise
         except Exception as error:
             output = trial.output
-            gives = f"[{_dims(output)}] {_dtype(output)}" if isinstance(output, torch.Tensor) else type(output).__name__
+            if not isinstance(output, torch.Tensor):
+                raise BadData(_several(settings, output, error)) from error
+            gives = f"[{_dims(output)}] {_dtype(output)}"
             raise BadData(
                 f"loss={name_of(settings.loss)} can't take what there is: {_text(error)}\nIt was called with"
                 f"\n  - the module's output {gives}\n  - {described(label, batch[LABEL])}{_advice(label, batch[LABEL])}"
             ) from error
     return [n for n, p in trial.module.named_parameters() if p.requires_grad and p.grad is None]
+
+
+def try_own_step(settings: TorchSettings, trial: Trial, label: Field, shape: tuple[int, ...]) -> bool:
+    """Whether a `train_step` may leave parameters without a gradient: True also where it can't be tried on zeros, as
+    one that uses collectives. BadSetting when it asks for a batch column that there is not.
+    """
+    batch = _Columns({**trial.inputs, LABEL: zeros(label, shape)})
+    step = make_step(dataclasses.replace(settings, model=trial.module), _CPU)
+    with torch.random.fork_rng(devices=[]):
+        try:
+            loss, _ = step(trial.module, batch)
+            loss.backward()  # type: ignore[no-untyped-call]
+        except TritiumError:
+            raise
+        except Exception as error:
+            if isinstance(error, KeyError) and batch.missing is not None and error.args == (batch.missing,):
+                raise BadSetting(
+                    f"train_step asks for batch[{batch.missing!r}], and a batch has {', '.join(map(repr, batch))}. "
+                    "Inputs have the names that feature_cols gives them ('features' where it is no mapping)."
+                ) from error
+            return True
+    return any(p.requires_grad and p.grad is None for p in trial.module.parameters())
+
+
+class _Columns(dict[str, torch.Tensor]):
+    """A batch that remembers which column it was asked for and does not have."""
+
+    missing: str | None = None
+
+    def __missing__(self, key: str) -> torch.Tensor:
+        self.missing = key
+        raise KeyError(key)
 
 
 def zeros(field: Field, shape: tuple[int, ...]) -> torch.Tensor:
@@ -91,6 +137,18 @@ def described(field: Field, value: torch.Tensor) -> str:
     """`label [batch, 1] float32 of column 'cnt'`."""
     names = ", ".join(map(repr, field.sources[:8])) + (", …" if len(field.sources) > 8 else "")
     return f"{field.name} [{_dims(value)}] {_dtype(value)} of column{'s' * (len(field.sources) > 1)} {names}"
+
+
+def _several(settings: TorchSettings, output: Any, error: Exception) -> str:
+    """What is wrong where the module returns no single tensor, and the loss can't take that."""
+    kind = type(output).__name__
+    listed = "".join(f"\n  - {name} [{_dims(value)}] {_dtype(value)}" for name, value in named_outputs(output).items())
+    pick = f"output[{next(iter(output))!r}]" if isinstance(output, Mapping) else "output[0]"
+    return (
+        f"The module returns a {kind} of {len(output)}, and loss={name_of(settings.loss)} can't take it: {_text(error)}"
+        f"{listed}\nReturn the one tensor from forward, or give a loss that picks it: "
+        f"loss=lambda output, label: your_loss({pick}, label)."
+    )
 
 
 def _advice(field: Field, label: torch.Tensor) -> str:

@@ -45,6 +45,8 @@ class Steps:
             self._leader = rank
             self.values.update(fields.get("values") or {})
             keys = ("step", "steps", "epoch", "epochs")
+            if fields.get("epoch") not in (None, self.position.get("epoch")) and fields.get("step") is None:
+                self.position.pop("step", None)  # it was one of another epoch
             self.position.update({key: int(fields[key]) for key in keys if fields.get(key) is not None})
             self._latest = now
             if self._first is None and self.fraction is not None:
@@ -103,7 +105,8 @@ class Progress:
     """Shows a run's events and its ranks' output. Methods may be called from any thread; no thread is left by `close`.
 
     `live=None` decides by the stream: a terminal, or a notebook that has ipywidgets. `show=False` leaves out all but
-    the ranks' output. The stream is stdout, as it is when a line is written, unless one is given.
+    the ranks' output. The stream is stdout, as it is when a line is written, unless one is given. `title` says which of
+    several runs it is, at the start of every line of its own.
     """
 
     def __init__(
@@ -112,6 +115,7 @@ class Progress:
         *,
         output: Literal["all", "rank 0", "none"] = "all",
         show: bool = True,
+        title: str = "",
         live: bool | None = None,
         stream: IO[str] | None = None,
         clock: Callable[[], float] = time.monotonic,
@@ -119,6 +123,7 @@ class Progress:
         self.ranks = ranks
         self._output = output
         self._show = show
+        self._name = f"tritium {title}".rstrip()
         self._stream = stream
         self._clock = clock
         self._begun = clock()
@@ -147,7 +152,7 @@ class Progress:
         with self._lock:
             lines = handler(**fields) or ()
         for line in lines:
-            self._write(f"tritium: {line}")
+            self._write(f"{self._name}: {line}")
 
     def output(self, rank: int, text: str) -> None:
         """Take what a rank wrote. Whole lines are shown with `[rank 0]` in front."""
@@ -169,7 +174,7 @@ class Progress:
             rest = [f"[rank {rank}] {text}" for rank, text in sorted(self._partial.items()) if text]
             self._partial.clear()
             if self._unsaid:
-                rest.append(f"tritium: {self._summary()}")
+                rest.append(f"{self._name}: {self._summary()}")
         for line in rest:
             self._write(line)
         if self._live is not None:
@@ -323,7 +328,7 @@ class Progress:
             fraction = self._steps.fraction
             if not self._rows and not steps and self._reported:
                 status += f", {min(self._reported, self.ranks)} of {self.ranks} reported"
-        head = Text.assemble(("tritium ", "bold"), clock_time(self._elapsed()), "  ", status)
+        head = Text.assemble((f"{self._name} ", "bold"), clock_time(self._elapsed()), "  ", status)
         if not steps:
             return Group(head, Text(spooled)) if spooled else head
         if fraction is None:

@@ -1,0 +1,53 @@
+"""Settings as keywords, for type checkers and editors: written by scripts/keywords.py."""
+
+from collections.abc import Mapping, Sequence
+from typing import TypedDict
+
+from tritium.gang.settings import OnStall, Output, Where
+
+class GangKeywords(TypedDict, total=False):
+    """The fields of `Gang`."""
+
+    ranks: int | tuple[int, int]
+    """World size: how many ranks are started together, each as one Spark task. (least, most): as many as there are
+    slots for, also when the gang is formed again after a loss."""
+    cpus: int | None
+    """CPU cores of a rank: the cores of its Spark task, and the threads of OpenMP and torch. None: as
+    `spark.task.cpus` says."""
+    gpus: int
+    """GPUs of a rank, assigned by Spark. A rank never falls back to the CPU."""
+    env: Mapping[str, str]
+    """Environment variables set in every rank before anything is imported."""
+    run_dir: str | None
+    """Where events, logs, the report and what the ranks store are written: any fsspec path. None: a new directory
+    under `$TRITIUM_RUNS`, or under `tritium-runs` here."""
+    retries: int
+    """How often the gang is started again after a loss (a killed rank, a lost executor or host, lost map output),
+    from the newest checkpoint. An exception of the function is raised at once."""
+    persist: bool
+    """Whether the rows that are dealt to the ranks stay in Spark's block storage until the run has ended, so that a
+    retry reads them there instead of computing the source again. A lost executor takes a part of them along: then
+    all are computed again."""
+    start_timeout: float
+    """Seconds within which every rank must have started, slots included."""
+    stall_timeout: float
+    """Seconds without progress after which a rank stands still. At its default, a rank that also uses no CPU in the
+    middle of its steps stands still after 100 of the run's own median steps, but not before 60 s."""
+    on_stall: OnStall
+    """What is done when a rank stands still: "end" the gang with the error `Stalled`, or only "report" it, with the
+    stacks of every rank in the run directory."""
+    framework: str | None
+    """The framework that a rank imports while its shard is spooled: "torch", or None."""
+    on: Where
+    """Where the ranks run: "cluster" (Spark tasks), "driver" (child processes on this machine, no JVM), "here" (this
+    process, one rank: for a debugger)."""
+    output: Output
+    """Whose stdout and stderr is shown live: "all", "rank 0" or "none"."""
+    trace: bool
+    """Whether to measure where each rank's steps spend their time: the report then says so, with one line on what
+    they wait for. Costs a few microseconds for every module of the model and step; on a GPU, each section waits for
+    its end."""
+    progress: bool
+    """Whether progress is shown: a live display on a terminal, plain lines elsewhere."""
+    py_files: Sequence[str]
+    """Python files, packages (directories) and zips of the user's that the ranks can import."""

@@ -24,6 +24,8 @@ OTHERS: dict[str, str] = {
     "pyfile": "pyspark.sql.SparkSession.addArtifacts",
     "barrier": "pyspark.sql.DataFrame.mapInArrow",
     "parallelism": "pyspark.ml.tuning.CrossValidator",
+    "numFeatures": "pyspark.ml.feature.HashingTF",
+    "vocabSize": "pyspark.ml.feature.CountVectorizer",
     "rawPredictionCol": "pyspark.ml.evaluation.BinaryClassificationEvaluator",
 }
 
@@ -61,6 +63,8 @@ REASONS: dict[str, str] = {
     "NetworkPolicies": "of Kubernetes",
     "NaN": "a number",
     "TiB": "a unit",
+    "HashingTF": "a class of pyspark.ml.feature",
+    "CountVectorizer": "a class of pyspark.ml.feature",
     "NumPy": "a library",
     "OpenMP": "a library",
     "DataFrames": "several of them",

@@ -57,6 +57,7 @@ def read(
 
 HOLES = pd.DataFrame({"a": [1.0, 2.0, 3.0], "b": pd.array([1, None, 3], "Int64")})
 NANS = pd.DataFrame({"a": [1.0, 2.0, 3.0], "b": [1.0, float("nan"), 3.0]})
+LARGE = pd.DataFrame({"a": [1.0, 2.0, 3.0], "b": [1.0, 1e300, 3.0]})
 RAGGED = pa.table({"b": [[1.0], [1.0, 2.0, 3.0]]})
 WORDS = pa.table({"w": ["red", "blue"]})
 BOTH = {"vocabulary": {"w": ["red", "blue"]}, "hash_buckets": {"w": 3}}
@@ -65,6 +66,8 @@ WIDE = {"columns": {"x": ["a", "n"]}}
 DATA: dict[str, tuple[Any, dict[str, Any], type[Exception], list[str]]] = {
     "null": (HOLES, {}, errors.BadRow, [r"nulls=\{'b': value\}", r"nulls=\{'b': 'mask'\}"]),
     "NaN": (NANS, {}, errors.BadRow, [r"nan='keep'"]),
+    "infinite": (LARGE.replace(1e300, float("inf")), {}, errors.BadRow, [r"nan='keep'"]),
+    "beyond float32": (LARGE, {"dtype": "float32"}, errors.BadRow, [r"dtype='float64'"]),
     "ragged": (RAGGED, {}, errors.BadRow, [r"pad=\{'b': 3\}"]),
     "beyond its pad": (RAGGED, {"pad": {"b": 2}}, errors.BadRow, [r"pad=\{'b': 3\}"]),
     "unknown word": (WORDS, {"vocabulary": {"w": ["red"]}}, errors.BadRow, [r"vocabulary=\{'w': \[\.\.\.\]\}"]),

@@ -336,6 +336,7 @@ def taken(world: Any, settings: TorchSettings, batch_size: int) -> list[list[dic
         shuffle=settings.shuffle,
         seed=settings.seed,
         remainder=settings.remainder,
+        device=None,
     )
     return [[{name: np.array(batch[name][: batch.rows]) for name in batch} for batch in epoch] for epoch in epochs]
 

@@ -118,7 +118,7 @@ def test_interrupting_on_connect_ends_all_ranks_too(cluster: Any, how: str, tmp_
 # ---- drivers of their own: what is done to them, no other test would survive
 
 DRIVER = """
-import json, os, sys, threading, time, urllib.request
+import json, os, re, sys, threading, time, urllib.request
 from pathlib import Path
 import psutil
 import tritium as tr
@@ -224,7 +224,11 @@ def end(name, how):
 def click():
     (job,) = spark.sparkContext.statusTracker().getActiveJobsIds()
     port = spark.sparkContext.uiWebUrl.rpartition(":")[2]
-    urllib.request.urlopen(f"http://127.0.0.1:{port}/jobs/job/kill/?id={job}", data=b"", timeout=10).close()
+    jobs = f"http://127.0.0.1:{port}/jobs"
+    with urllib.request.urlopen(jobs + "/", timeout=30) as page:  # 4.2.1 wants the token of its own page
+        token = re.search('csrfToken["\\\']?(?: +value=|=)["\\\']?([-\\w]+)', page.read().decode())
+    form = f"id={job}" + (f"&csrfToken={token[1]}" if token else "")
+    urllib.request.urlopen(f"{jobs}/job/kill/?{form}", data=b"", timeout=30).close()
 
 end("UI", click)
 print(json.dumps(launch(lambda: 1)))

@@ -62,10 +62,11 @@ def test_what_a_rank_runs_in_is_killed(cluster: Any, fault: str, tmp_path: Path)
         ranks = [psutil.Process(int(file.name.removeprefix("pid-"))) for file in tmp_path.glob("pid-*")]
         supervisors = [rank.parent() for rank in ranks]
         with timed(fault):
-            ranks[0].parents()[list(FAULTS).index(fault)].kill()
-            if fault == "supervisor killed":  # the other one is an idle Python worker of Spark's then
-                supervisors = supervisors[:1]
-            _, left = psutil.wait_procs([*ranks, *filter(None, supervisors)], 12)
+            victim = ranks[0].parents()[list(FAULTS).index(fault)]
+            below = [victim, *victim.children(recursive=True)]  # any other supervisor becomes an idle worker of Spark's
+            victim.kill()
+            gone = [supervisor for supervisor in supervisors if supervisor in below]
+            _, left = psutil.wait_procs([*ranks, *gone], 12)
         assert not left, left
 
     def accomplice() -> None:

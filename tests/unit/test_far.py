@@ -46,7 +46,7 @@ class Far:
     """Two ranks under a coordinator that no driver serves."""
 
     def __init__(self, function: Callable[[], Any], run_dir: Path, **facts: Any) -> None:
-        job = ship.pickle((function, (), {}, {}))
+        job = ship.pickle((function, (), {}, {}, False))
         self.order = Order(
             launch="L", run_id="the-run", size=2, address=("127.0.0.1", free_port()), secret=os.urandom(32), job=job,
             env={}, far_client=True, run_dir=str(run_dir), **facts,

@@ -165,6 +165,16 @@ class TestStoredFiles:
         log.close()
         assert tmp_path.joinpath("x").read_bytes() == b"".join(chunks)
 
+    @pytest.mark.parametrize("content", [b"abc", bytearray(b"abc"), memoryview(b"abc")])
+    def test_bytes_are_a_file_themselves(self, content: Any) -> None:
+        (piece,) = cut("x", content)
+        assert (bytes(piece.body), piece.size) == (b"abc", 3)
+
+    @pytest.mark.parametrize("content", ["abc", ["abc"], [97]])
+    def test_what_is_not_bytes_is_refused_by_name(self, content: Any) -> None:
+        with pytest.raises(BadSetting, match=r"world\.store\('x', …\) takes bytes, .* got a (str|int): .*encode"):
+            list(cut("x", content))
+
     @pytest.mark.parametrize("url", [False, True], ids=["disk", "fsspec"])
     def test_one_that_was_cut_short_and_is_stored_again_is_whole(self, tmp_path: Path, memory: Any, url: bool) -> None:
         """By the same log: it serves a run with all its attempts."""

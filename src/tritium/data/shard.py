@@ -140,7 +140,8 @@ class Shard:
         feed = Feed()
         feed.publish(Mark(self.rows, {0: self.rows}, 1))
         same: dict[str, Any] = {"decode": self.decode, "took": self.took, "trace": self.trace, "memory": self._memory}
-        return Shard(self.name, self.reader, self.schema, index=0, size=1, feed=feed, note=self._note, **same)
+        same |= {"note": self._note, "tensors": self._tensors}
+        return Shard(self.name, self.reader, self.schema, index=0, size=1, feed=feed, **same)
 
     def state(self) -> dict[str, Any]:
         """The position of the latest `epochs()`, as JSON; the batch in hand counts as taken.

@@ -133,12 +133,13 @@ class World:
         """The rows of the DataFrame `data[name]` that this rank trains on."""
         return self._control.shard(name)
 
-    def store(self, name: str, chunks: Iterable[bytes]) -> None:
+    def store(self, name: str, chunks: bytes | Iterable[bytes]) -> None:
         """Write a file of the run directory from this rank, over the control connection: no shared disk is needed.
 
-        `name` is relative to the run directory; `chunks` of up to 4 MiB each keep memory flat. The file has its name
-        once its last chunk has come and its size and checksum are right: never by half, also when this rank is killed
-        and its next attempt stores it again. What refuses it (a full disk, an object store) ends the run: StoreFailed.
+        `name` is relative to the run directory; `chunks` are its bytes, or an iterable of them: of up to 4 MiB each,
+        they keep memory flat. The file has its name once its last chunk has come and its size and checksum are right:
+        never by half, also when this rank is killed and its next attempt stores it again. What refuses it (a full disk,
+        an object store) ends the run: StoreFailed. BadSetting for a chunk that is not bytes.
         """
         for piece in cut(name, chunks):
             self._control.store(piece)

@@ -50,10 +50,19 @@ class Piece:
         return self.size is not None
 
 
-def cut(name: str, chunks: Iterable[bytes]) -> Iterator[Piece]:
-    """The pieces of a file that comes in chunks of any size; at least one."""
+def cut(name: str, chunks: bytes | Iterable[bytes]) -> Iterator[Piece]:
+    """The pieces of a file that comes in chunks of any size; at least one. Bytes are a chunk themselves.
+
+    Raises BadSetting for a chunk that is not bytes.
+    """
     start, checksum, waiting = 0, 0, b""
-    for chunk in chunks:
+    for chunk in [chunks] if isinstance(chunks, (bytes, bytearray, memoryview)) else chunks:
+        if not isinstance(chunk, (bytes, bytearray, memoryview)):
+            raise BadSetting(
+                f"world.store({name!r}, …) takes bytes, or an iterable of bytes, and got a {type(chunk).__name__}: "
+                f"{chunk!r:.80}. Encode a text first: text.encode().",
+                name=name,
+            )
         view = memoryview(chunk).cast("B")
         for at in range(0, len(view), PIECE):
             if waiting:

@@ -40,9 +40,11 @@ _STAMP = (2020, 1, 1, 0, 0, 0)  # the same sources always make the same zip
 
 @functools.cache
 def package() -> bytes:
-    """This package and cloudpickle as a zip of sources, with bytecode beside them: a rank starts without compiling.
+    """This package and cloudpickle as a zip of bytecode, without sources: a rank starts without compiling.
 
-    cloudpickle comes along because executors may lack it, or have another version than the one that pickled here.
+    Driver and executors run the same version of Python, or Spark refuses the job. With its sources the zip is over
+    1 MB, and Spark then warns at each launch that it broadcasts a large task. cloudpickle comes along because
+    executors may lack it, or have another version than the one that pickled here.
     """
     mounted = getattr(sys.modules["tritium"], "__archive__", None)
     if mounted is not None:
@@ -50,7 +52,6 @@ def package() -> bytes:
     out = io.BytesIO()
     with zipfile.ZipFile(out, "w") as archive:
         for name, source in _sources("tritium", "cloudpickle"):
-            _add(archive, name, source)
             code = compile(source, name, "exec", dont_inherit=True)
             header = importlib.util.MAGIC_NUMBER + (1).to_bytes(4, "little") + importlib.util.source_hash(source)
             _add(archive, name + "c", header + marshal.dumps(code))

@@ -112,10 +112,10 @@ def test_the_package_is_the_same_zip_every_time() -> None:
     first = ship.package()
     ship.package.cache_clear()
     assert ship.package() == first
-    assert len(first) < 2 << 20
+    assert len(first) < 950_000  # from 1000 KiB on, Spark warns at each launch that it broadcasts a large task
     with zipfile.ZipFile(io.BytesIO(first)) as archive:
         names = archive.namelist()
-    assert "tritium/__init__.py" in names
+    assert "tritium/__init__.pyc" in names
     assert "tritium/gang/rank.pyc" in names
     assert not [name for name in names if "__pycache__" in name]
 

@@ -86,6 +86,8 @@ class OnCluster:
 def _nothing_left_behind(request: pytest.FixtureRequest) -> Iterator[None]:
     if {"spark", "cluster"} & set(request.fixturenames):
         request.getfixturevalue("spark")  # what the session brings along is no test's doing
+    if "there" in request.fixturenames:  # tests/chaos
+        request.getfixturevalue("there")
     before = leaks.Trace.now(_strangers())
     yield
     if found := before.left(_strangers()):

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from chaos.faults import Plan
-from chaos.ground import Grounds
+from chaos.ground import Ground, Grounds
 from chaos.rounds import Round
 
 FEW = (42, 60, 82)
@@ -35,12 +35,15 @@ def grounds(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Grounds]:
     found.close()
 
 
+@pytest.fixture
+def there(grounds: Grounds, plan: Plan) -> Ground:
+    """The cluster of this round; tests/conftest.py asks for it before it looks what a test leaves behind."""
+    return grounds.on(plan.kind)
+
+
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("plan", [pytest.param(plan, id=plan.name) for plan in PLANS])
-def test_a_disturbed_training_ends_as_undisturbed_or_by_an_error_that_the_docs_name(
-    grounds: Grounds, plan: Plan
-) -> None:
-    there = grounds.on(plan.kind)
+def test_a_disturbed_training_ends_as_undisturbed_or_by_an_error_that_the_docs_name(there: Ground, plan: Plan) -> None:
     said: list[str] = []
 
     def say(text: str) -> None:

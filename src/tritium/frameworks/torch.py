@@ -10,6 +10,7 @@ import importlib
 import itertools
 import sys
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -74,3 +75,18 @@ def _keep(c10d: Any) -> None:
             yield c10d.PrefixStore(f"meeting {next(meetings)}", store), rank, size
 
     handlers["env"] = meet_under_new_names
+
+
+@contextmanager
+def threads(cpus: int | None) -> Iterator[None]:
+    """Let torch compute with `cpus` threads in the block. Does nothing for None, or where torch is not imported."""
+    torch = sys.modules.get(PACKAGE)
+    if cpus is None or torch is None:
+        yield
+        return
+    before = torch.get_num_threads()
+    torch.set_num_threads(cpus)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)

@@ -15,6 +15,7 @@ from pathlib import Path
 from types import ModuleType
 
 from tritium import ship
+from tritium.frameworks import torch as pytorch
 from tritium.gang.child import THREADS
 from tritium.gang.rank import prepare_environment
 from tritium.gang.settings import Gang
@@ -32,7 +33,7 @@ def surrounded(gang: Gang, world: World) -> Iterator[None]:
         closing(socket.socket()) as port,
         _variables(gang, world, port),
         _importable(gang.py_files),
-        _threads(gang.cpus),
+        pytorch.threads(gang.cpus),  # OpenMP's variables come too late for a torch that is there already
         _process_group(),
     ):
         yield
@@ -58,21 +59,6 @@ def _variables(gang: Gang, world: World, port: socket.socket) -> Iterator[None]:
                 os.environ[name] = before[name]
             else:
                 os.environ.pop(name, None)
-
-
-@contextmanager
-def _threads(cpus: int | None) -> Iterator[None]:
-    """OpenMP's variables come too late for a torch that is there already."""
-    torch = sys.modules.get("torch")
-    if cpus is None or torch is None:
-        yield
-        return
-    before = torch.get_num_threads()
-    torch.set_num_threads(cpus)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
 
 
 @contextmanager

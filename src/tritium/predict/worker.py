@@ -10,13 +10,13 @@ import socket
 import sys
 from collections import OrderedDict
 from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pyarrow as pa
 
 from tritium.errors import BadSetting, TritiumError, WrongVersion
+from tritium.frameworks import torch as pytorch
 from tritium.model.signature import Output, Signature
 
 if TYPE_CHECKING:
@@ -53,7 +53,7 @@ def score(payload: bytes, sent: Any, batches: Iterator[Any]) -> Iterator[pa.Arra
     fields = [Field.from_json(f) for f in json.loads(plan["fields"])]
     partition, cpus, addresses = _task()
     device = _device(plan["device"], addresses)
-    with _threads(cpus):
+    with pytorch.threads(cpus):
         module = _module(plan, sent, device)
         seen = 0
         for batch in batches:
@@ -110,19 +110,6 @@ def _device(asked: str, addresses: list[str]) -> torch.device:
             f"device={asked!r}: torch sees {count} GPU(s) on this executor. Use device='cpu', or executors with GPUs."
         )
     return device
-
-
-@contextmanager
-def _threads(cpus: int) -> Iterator[None]:
-    """torch computes with the task's cores: more would take those of the tasks beside it."""
-    import torch
-
-    before = torch.get_num_threads()
-    torch.set_num_threads(cpus)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
 
 
 def _module(plan: dict[str, Any], sent: Any, device: torch.device) -> torch.nn.Module:

@@ -32,7 +32,7 @@ except GangEnded as error:
 
 def order_for(coordinator: Coordinator, function: Callable[..., Any], *args: Any, **changes: Any) -> Order:
     """What every supervisor of this gang is told."""
-    job = ship.pickle((function, args, {}, {}))
+    job = ship.pickle((function, args, {}, {}, False))
     facts = {
         "launch": coordinator.launch,
         "run_id": "r",

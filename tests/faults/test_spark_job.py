@@ -32,7 +32,10 @@ def test_sparks_python_daemon_killed_while_the_gang_starts_is_tried_again(
 ) -> None:
     python = tmp_path / "python"
     python.write_text(
-        f'#!/bin/sh\n[ -e {tmp_path}/died ] || {{ touch {tmp_path}/died; kill -9 $$; }}\nexec {sys.executable} "$@"\n'
+        f"""#!/bin/sh
+case "$*" in *pyspark.daemon*) [ -e {tmp_path}/died ] || {{ touch {tmp_path}/died; kill -9 $$; }} ;; esac
+exec {sys.executable} "$@"
+"""
     )
     python.chmod(0o755)
     monkeypatch.setattr(spark.sparkContext, "pythonExec", str(python))

@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 
+from tritium.data.batch import Batch
 from tritium.data.schema import Field
 from tritium.errors import BadData, BadSetting, TritiumError
 from tritium.ml.settings import LABEL, WEIGHT, TorchSettings, name_of
@@ -100,7 +101,8 @@ def try_own_step(settings: TorchSettings, trial: Trial, label: Field, shape: tup
     """Whether a `train_step` may leave parameters without a gradient: True also where it can't be tried on zeros, as
     one that uses collectives. BadSetting when it asks for a batch column that there is not.
     """
-    batch = _Columns({**trial.inputs, LABEL: zeros(label, shape)})
+    columns = {**trial.inputs, LABEL: zeros(label, shape)}
+    batch = _Tried(columns, scale=1.0, rows=_ROWS, total=_ROWS, step=0, epoch=0)
     step = make_step(dataclasses.replace(settings, model=trial.module), _CPU)
     with torch.random.fork_rng(devices=[]):
         try:
@@ -118,14 +120,21 @@ def try_own_step(settings: TorchSettings, trial: Trial, label: Field, shape: tup
     return any(p.requires_grad and p.grad is None for p in trial.module.parameters())
 
 
-class _Columns(dict[str, torch.Tensor]):
+class _Tried(Batch):
     """A batch that remembers which column it was asked for and does not have."""
 
-    missing: str | None = None
+    __slots__ = ("missing",)
 
-    def __missing__(self, key: str) -> torch.Tensor:
-        self.missing = key
-        raise KeyError(key)
+    def __init__(self, columns: dict[str, Any], **what: Any) -> None:
+        super().__init__(columns, **what)
+        self.missing: str | None = None
+
+    def __getitem__(self, name: str) -> Any:
+        try:
+            return super().__getitem__(name)
+        except KeyError:
+            self.missing = name
+            raise
 
 
 def zeros(field: Field, shape: tuple[int, ...]) -> torch.Tensor:

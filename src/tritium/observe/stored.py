@@ -60,7 +60,7 @@ def cut(name: str, chunks: bytes | Iterable[bytes]) -> Iterator[Piece]:
         if not isinstance(chunk, (bytes, bytearray, memoryview)):
             raise BadSetting(
                 f"world.store({name!r}, …) takes bytes, or an iterable of bytes, and got a {type(chunk).__name__}: "
-                f"{chunk!r:.80}. Encode a text first: text.encode().",
+                f"{chunk!r:.80}. A str must be encoded first, with its encode().",
                 name=name,
             )
         view = memoryview(chunk).cast("B")

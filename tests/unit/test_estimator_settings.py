@@ -328,6 +328,7 @@ def test_a_step_of_the_users_is_tried_where_that_is_possible() -> None:
         return prepare(table(), TorchSettings(**GOOD | {"loss": None, "train_step": step}), tr.Gang(on="here")).unused
 
     assert not planned(lambda module, batch: nn.functional.mse_loss(module(batch["features"]), batch["label"]))
+    assert not planned(lambda module, batch: module(batch["features"]).mean() * (batch.epoch + batch.step + batch.rows))
     assert planned(lambda module, batch: module.weight.square().sum()), "the bias gets no gradient"
     assert planned(lambda module, batch: torch.distributed.get_rank() + module.weight.sum()), "nobody knows"
     said = refused(train_step=lambda module, batch: module(batch["x"]).sum(), loss=None)

@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import pytest
 
-from tritium.errors import IncompleteShard, JobFailed, ResultError, TritiumError, WrongVersion
+from tritium.errors import BadSetting, IncompleteShard, JobFailed, ResultError, TritiumError, WrongVersion
+from tritium.gang.address import unreachable
 from tritium.gang.spark_errors import translate
 
 ABORTED = "(org.apache.spark.SparkException) Job aborted due to stage failure: "
@@ -32,14 +33,21 @@ DAEMON = (
 KUBERNETES = (
     "ExecutorLostFailure (executor 3 exited caused by one of the running tasks) Reason: \n"
     "The executor with id 3 exited with exit code 137(SIGKILL, possible container OOM).\n\n\n\n"
-    "The API gave the following brief reason: null\n"
-    "The API gave the following message: null\n"
+    "The API gave the following brief reason: N/A\n"
+    "The API gave the following message: N/A\n"
     "The API gave the following container statuses:\n\n\n"
     "\t container name: spark-kubernetes-executor\n"
     "\t container state: terminated\n"
     "\t container started at: 2026-11-22T10:00:00Z\n"
     "\t exit code: 137\n"
     "\t termination reason: OOMKilled\n      "
+)
+EVICTED = (
+    "ExecutorLostFailure (executor 4 exited caused by one of the running tasks) Reason: \n"
+    "The executor with id 4 exited with exit code 143(unexpected).\n"
+    "The API gave the following brief reason: Evicted\n"
+    "The API gave the following message: The node was low on resource: ephemeral-storage.\n\n"
+    "The API gave the following container statuses:\n\n\n      "
 )
 YARN = (
     "ExecutorLostFailure (executor 1 exited caused by one of the running tasks) Reason: Container killed by YARN for "
@@ -97,6 +105,15 @@ def test_whatever_fails_in_the_gangs_own_stage_is_a_loss(reason: str, says: str)
     assert "\n" not in str(error)
 
 
+def test_a_supervisor_that_can_not_reach_the_driver_names_the_settings() -> None:
+    said = unreachable("b", ("10.0.0.1", 4000), 10.0, OSError("timed out"))
+    assert isinstance(error := told(GANG + python(f"tritium.errors.WireError: {said}")), BadSetting)
+    assert str(error).startswith("The executor on b can't reach the coordinator at 10.0.0.1:4000, tried for 10 s")
+    assert "spark.tritium.driver.host" in str(error)
+    users = told(SOURCE + python(f"RuntimeError: {said}"))
+    assert isinstance(users, JobFailed), "the same words in a user's UDF"
+
+
 @pytest.mark.parametrize("words", WORDS)
 def test_a_users_udf_is_the_users_whatever_its_text_says(words: str) -> None:
     error = told(SOURCE + python(f"RuntimeError: {words}"))
@@ -147,6 +164,10 @@ def test_the_cluster_managers_words_come_along() -> None:
         "exited with exit code 137(SIGKILL, possible container OOM); exit code: 137; termination reason: OOMKilled"
     )
     assert "Exit code is 137" in told(GANG + BAD_NODE).reason
+    assert told(GANG + EVICTED).reason.endswith(
+        "with exit code 143(unexpected); The API gave the following brief reason: Evicted; The API gave the following "
+        "message: The node was low on resource: ephemeral-storage"
+    )
 
 
 def test_lost_map_output_is_a_cut_shard() -> None:

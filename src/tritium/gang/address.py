@@ -105,9 +105,9 @@ def unreachable(host: str, address: tuple[str, int], seconds: float, error: Exce
     return f"The executor on {host} {_MARK}{shown(address)}, tried for {seconds:g} s: {error}"
 
 
-def unreachable_in(text: str) -> BadSetting | None:
-    """The error for the driver, where `text` (Spark's of a failed task) holds what `unreachable` said."""
-    found = re.search(rf"The executor on \S+ {_MARK}(\S+), tried for .*", text)
+def unreachable_in(line: str) -> BadSetting | None:
+    """The error for the driver, where `line`, the last of a supervisor's traceback, is what `unreachable` said."""
+    found = re.search(rf"The executor on \S+ {_MARK}(\S+), tried for .*", line)
     if found is None:
         return None
     return BadSetting(

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from tritium.errors import IncompleteShard, JobFailed, ResultError, TritiumError, WrongVersion
+from tritium.gang.address import unreachable_in
 
 LONGEST_REASON = 800  # characters
 
@@ -67,7 +68,11 @@ _DISK = re.compile(
 _LACKS = re.compile(r"^ModuleNotFoundError: No module named '([\w.]+)'", re.MULTILINE)
 _OTHER_PYTHON = re.compile(r"^pyspark\.\S+: \[PYTHON_VERSION_MISMATCH\](.*)", re.MULTILINE)
 _NEEDED = ("pyarrow", "numpy", "pandas", "pyspark", "py4j")
-_TELLING = re.compile(r"OOMKilled|exit (?:code|status)|exceeding|memory limits|termination reason|Diagnostics", re.I)
+_TELLING = re.compile(
+    r"OOMKilled|exit (?:code|status)|exceeding|memory limits|termination reason|Diagnostics|"
+    r"The API gave the following (?:brief reason|message): (?!N/A|null)",
+    re.I,
+)
 
 
 @dataclass(frozen=True)
@@ -187,6 +192,8 @@ def _translated(links: list[Link], stopped: bool, in_gang: Callable[[int, int], 
     if (found := _of_the_machines(how, type_, text, links)) is not None:
         return found
     if how.where == "gang":
+        if type_ == _PYTHON and (unreached := unreachable_in(python_error(text))) is not None:
+            return unreached
         return JobFailed(f"The Spark job of this run failed: {reason_of(how)}", lost=True, reason=reason_of(how))
     if how.where == "source":
         return _of_the_source(how, type_, text)

@@ -15,7 +15,6 @@ import pyarrow as pa
 
 from tritium import ship
 from tritium.errors import JobFailed, TritiumError
-from tritium.gang.address import unreachable_in
 from tritium.gang.cluster import Cluster
 from tritium.gang.coordinator import Coordinator
 from tritium.gang.failure import signal_name
@@ -122,9 +121,6 @@ class SparkJob:
                 return _cut_off(text, error, problem)
             if failure is not None:
                 self._coordinator.fail(failure)
-            if (unreached := unreachable_in(text)) is not None:
-                unreached.__dict__["spark_error"] = error
-                return unreached
             return translate(error, stopped=self._is_stopped(), in_gang=self._in_gang)
         except Exception as problem:  # noqa: BLE001 - the run must end, with what is known
             gone = jvm_gone(self._spark, problem)

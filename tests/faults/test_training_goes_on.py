@@ -104,7 +104,10 @@ MORE: dict[str, dict[str, Any]] = {
         "clip_grad_norm": 1.0,
     },
     "metrics, validation, early stopping": {
-        "metrics": {"mae": torchmetrics.MeanAbsoluteError(), "r2": torchmetrics.R2Score()},
+        "metrics": {
+            "mae": torchmetrics.MeanAbsoluteError(),
+            "more": torchmetrics.MetricCollection([torchmetrics.R2Score(), torchmetrics.MeanSquaredError()]),
+        },
         "validation": 0.3,
         "early_stopping": 2,
         "lr_scheduler": lambda o: torch.optim.lr_scheduler.ExponentialLR(o, 0.9),

@@ -81,7 +81,7 @@ def rows() -> int:
 
 def followed(text: str, df: Any) -> Any:
     """The DataFrame that the text's own code makes of `df`."""
-    (code,) = re.findall(r"df\.(?:where|dropna)\((?:[^()]|\([^()]*\))*\)", text)
+    (code,) = re.findall(r"df\.(?:where|dropna)\((?:[^()]|\([^()]*\))*\)|df\[df\[.*?\)\]", text)
     return eval(code, {**vars(F), "df": df})
 
 
@@ -115,7 +115,7 @@ def test_a_spark_frame_without_a_cluster(spark: Any) -> None:
     assert fit(df.toPandas(), **settings).history
 
 
-@pytest.mark.parametrize("hole", ["NULL", "double('NaN')"])
+@pytest.mark.parametrize("hole", ["NULL", "double('NaN')", "double('inf')"])
 def test_rows_are_dropped_with_the_code_of_the_error(spark: Any, hole: str) -> None:
     df = spark.createDataFrame(FRAME).withColumn("b", F.expr(f"IF(a = 2, {hole}, b)"))
     with pytest.raises(errors.BadRow) as refused:

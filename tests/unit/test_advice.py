@@ -31,6 +31,8 @@ OTHERS: dict[str, str] = {
 
 # What is no advice about Python or Spark, or a name that the text itself explains.
 REASONS: dict[str, str] = {
+    "MetricCollection": "of torchmetrics, which need not be there",
+    "between": "a method of a column, Spark's and pandas': followed in test_advice_works.py and test_advice_spark.py",
     "openjdk": "a package of conda, with its version",
     "Batch": "how a batch prints itself",
     "Dist": "a sentence of torch.distributed, which is recognized",

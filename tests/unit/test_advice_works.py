@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import decimal
+import math
 import re
 import shutil
 from collections.abc import Callable
@@ -344,10 +345,12 @@ def test_a_device_that_is_there() -> None:
     assert len(model.predict(FRAME, **advised(caught.value, r"device='cpu'")[0])) == 4
 
 
-def test_rows_that_a_model_can_not_take_are_dropped() -> None:
+@pytest.mark.parametrize("value", [None, math.nan, math.inf])
+def test_rows_that_a_model_can_not_take_are_dropped(value: float | None) -> None:
     model = tr.Model(nn.Linear(2, 1), SIGNATURE)
-    frame = FRAME.assign(b=pd.array([1.0, None, 1.0, 1.0], "Float64"))
+    given = FRAME.assign(b=pd.array([1.0, None, 1.0, 1.0], "Float64"))
+    frame = given if value is None else FRAME.assign(b=[1.0, value, 1.0, 1.0])
     with pytest.raises(errors.BadRow) as caught:
         model.predict(frame)
-    (drop,) = re.findall(r"df(\.dropna\(subset=\['b'\]\))", str(caught.value))
-    assert len(model.predict(eval(f"df{drop}", {"df": frame}))) == 3
+    (code,) = re.findall(r"Drop such rows before, (.+), or fill them", str(caught.value))
+    assert len(model.predict(eval(code, {"df": frame}))) == 3

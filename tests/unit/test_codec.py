@@ -150,7 +150,7 @@ def test_packed_scalars_name_the_source_of_a_null() -> None:
         (pa.array([[1.0], [float("nan")]]), {}, 6, "nan", "NaN"),
         (pa.array([[1], [2], [3, 4]]), {}, 7, 2, "pad={'x': 2}"),
         (pa.array([[1], [2], []], pa.list_(pa.int8())), {}, 7, 0, "of length 0, where 1 was expected"),
-        (pa.array([[1], [2, 3, 4]]), {"pad": {"x": 2}}, 6, 3, "Raise it, pad={'x': 3}"),
+        (pa.array([[1], [2, 3, 4]]), {"pad": {"x": 2}}, 6, 3, "train with pad={'x': 3}"),
         (pa.array([[[1], [2]], [[3]]]), {}, 6, 1, "one shape"),
         (pa.array([[[1], [2]], [[3], [4, 5]]]), {}, 6, 2, "one shape"),
         (pa.array([[[1]], [None]], pa.list_(pa.list_(pa.int8()))), {}, 6, None, "a null array in it"),

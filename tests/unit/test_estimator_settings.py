@@ -16,6 +16,7 @@ import pandas as pd
 import pyarrow as pa
 import pytest
 import torch
+import torchmetrics
 from torch import nn
 
 import tritium as tr
@@ -308,6 +309,28 @@ def test_labels_become_what_the_model_gives() -> None:
     one = {"loss": nn.BCEWithLogitsLoss(), "task": "classification", "label_cols": "index"}
     assert label(**one) == ("float32", (1,))
     assert "whole numbers" in refused(label_cols="a", **classes)
+
+
+def test_an_optimizer_that_is_none_is_refused_before_anything_starts() -> None:
+    said = refused(optimizer=lambda parameters: (torch.optim.SGD(parameters, 0.1), None))
+    assert "returned a tuple, and must return one torch.optim.Optimizer" in said
+    assert "returned a NoneType" in refused(optimizer=lambda parameters: None)
+
+
+def test_the_metrics_of_a_collection_have_its_names() -> None:
+    def names(metrics: Any) -> list[str]:
+        return list(TorchSettings(**GOOD | {"metrics": metrics}).named_metrics())
+
+    mae, r2 = torchmetrics.MeanAbsoluteError(), torchmetrics.R2Score()
+    assert names(torchmetrics.MetricCollection({"mae": mae, "r2": r2}, prefix="my_")) == ["my_mae", "my_r2"]
+    assert names([torchmetrics.MetricCollection([mae, r2]), mae]) == [
+        "MeanAbsoluteError",
+        "R2Score",
+        "mean_absolute_error",
+    ]
+    assert "two metrics are called 'mae'" in refused(
+        metrics={"mae": mae, "x": torchmetrics.MetricCollection({"mae": mae})}
+    )
 
 
 def test_parameters_without_a_gradient_are_known_before() -> None:

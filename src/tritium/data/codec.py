@@ -224,7 +224,7 @@ def _unknown(field: Field, word: str, position: int, at: At) -> BadRow:
         position,
         word,
         f"{word!r}, which is not among the {len(field.vocabulary or ())} values of its vocabulary{meant},",
-        "Add it to vocabulary={{{0!r}: [...]}}, or map rare values in Spark, or use hash_buckets",
+        "Map it in Spark to one of them, or train with it: add it to vocabulary={{{0!r}: [...]}}, or use hash_buckets",
     )
 
 
@@ -276,7 +276,7 @@ def _ragged(field: Field, width: int, counts: Array, above: list[Array], ids: Ar
     if field.depth > 1:
         advice = "Give the matrices of {0!r} one shape in Spark"
     else:
-        advice = f"Pad it: pad={{{{{{0!r}}: {max(value, width)}}}}}, or with (length, fill)"
+        advice = f"Give all rows one length in Spark, or train with pad={{{{{{0!r}}: {max(value, width)}}}}}"
     return bad(field, ids, _row_of(position, above), value, what, advice)
 
 
@@ -288,7 +288,7 @@ def _padded(
     if len(counts) and counts.max() > length:
         row = int(np.argmax(counts))
         longest = int(counts[row])
-        advice = f"Raise it, pad={{{{{{0!r}}: {longest}}}}}, or cut the array in Spark (`slice`)"
+        advice = f"Cut the array in Spark (`slice`), or train with pad={{{{{{0!r}}: {longest}}}}}"
         raise bad(field, ids, row, longest, f"of length {longest}, beyond its pad of {length},", advice)
     there = np.arange(length) < np.asarray(counts)[:, None]
     rows = np.full(there.shape, fill, values.dtype)

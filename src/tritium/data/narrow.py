@@ -26,8 +26,8 @@ _INFINITE = (
     "take its logarithm), or make it an ordinary value of a launch with tr.Data(nan='keep')"
 )
 _BEYOND = (
-    "Bring the column into range in Spark (scale it, or take its logarithm), or ask for a wider dtype in a "
-    "launch, with tr.Data(dtype='float64')"
+    "Bring the column into range in Spark (scale it, or take its logarithm), or, in a launch, ask for a wider dtype: "
+    "tr.Data(dtype='float64')"
 )
 _ROUNDED = (
     "If rounding is meant, say so in Spark: F.col({0!r}).cast('float'), or .astype('float32') in pandas. Of a time or "

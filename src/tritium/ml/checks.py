@@ -5,7 +5,7 @@ from __future__ import annotations
 import difflib
 import inspect
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from tritium.ml.settings import (
@@ -13,7 +13,6 @@ from tritium.ml.settings import (
     WEIGHT,
     EarlyStopping,
     TorchSettings,
-    metric_name,
     name_of,
     needed_arguments,
     takes_nothing,
@@ -112,10 +111,10 @@ def _scheduler(given: Any) -> Iterator[str]:
 
 def _metrics(settings: TorchSettings) -> Iterator[str]:
     given = settings.metrics
-    if isinstance(given, str) or not isinstance(given, Mapping | Sequence):
-        yield f"metrics={given!r} must be a mapping from names to metrics, or a list of metrics."
+    if not settings.has_metrics():
+        yield f"metrics={given!r} must be a mapping from names to metrics, a list of metrics, or a MetricCollection."
         return
-    pairs = list(given.items()) if isinstance(given, Mapping) else [(metric_name(m), m) for m in given]
+    pairs = settings.metric_pairs()
     for name, metric in pairs:
         if not callable(metric) or isinstance(metric, type):
             yield f"the metric {name!r} is {metric!r}, neither a torchmetrics Metric nor a function of two."
@@ -159,7 +158,7 @@ def _choices(settings: TorchSettings) -> Iterator[str]:
     if isinstance(stopping, EarlyStopping) and stopping.monitor is not None:
         known = [
             "loss",
-            *(settings.named_metrics() if isinstance(settings.metrics, Mapping | Sequence) else ()),
+            *(settings.named_metrics() if settings.has_metrics() else ()),
         ]
         known += [f"validation_{name}" for name in known] if settings.validation is not None else []
         if stopping.monitor not in known:

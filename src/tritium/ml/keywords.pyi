@@ -79,7 +79,7 @@ class TorchKeywords(GangKeywords, total=False):
     metrics: Any
     """Name -> a torchmetrics Metric (synchronised over ranks by torchmetrics), or a function (output, label) -> mean
     over the rows of the batch (averaged over all rows of all ranks). A list takes the names of the functions and
-    classes."""
+    classes, a MetricCollection its own."""
     checkpoint_every: Any
     """How often the training is saved to the run directory, from which a retry, or a later fit with the same
     run_dir, goes on: a time ("1min"), a number of optimizer steps, or None: never."""

@@ -67,7 +67,7 @@ def _train(
     replica = Replica(module, ranks, unused)
     world.expect_file(WEIGHTS, known_bytes(module))
     torch.manual_seed(settings.seed + ranks.rank)  # dropout differs from rank to rank
-    optimizer = settings.optimizer(module.parameters())
+    optimizer = settings.make_optimizer(module)
     step = make_step(settings, ranks.device)
     shard = world.shard("train")
     if validate and settings.shuffle != "stream":  # where rows still arrive, it is too early to count them

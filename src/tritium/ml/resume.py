@@ -11,9 +11,9 @@ import torch
 
 from tritium.data.schema import Field
 from tritium.errors import BadSetting, CheckpointFailed
-from tritium.frameworks.torch_dynamo import without_compiler
 from tritium.ml.digest import described, digest, is_own
 from tritium.ml.settings import TorchSettings, name_of
+from tritium.ml.trial import try_optimizer
 from tritium.model.checkpoint import Damaged, Store
 
 _ANY = (
@@ -58,11 +58,7 @@ def planned(settings: TorchSettings, fields: Iterable[Field]) -> dict[str, Any]:
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(settings.seed)
         module = settings.make_module()
-        try:
-            with without_compiler():
-                optimizer = settings.optimizer(module.parameters())
-        except Exception:  # noqa: BLE001 - of a library that only the ranks have, perhaps: they look at it again
-            optimizer = None
+        optimizer = try_optimizer(settings, module)
         found = about(settings, module, optimizer, fields)
     found["validation"] = settings.validation if isinstance(settings.validation, str | float) else None
     code = {

@@ -150,7 +150,7 @@ class TorchSettings:
     metrics: Any = setting(
         "Name -> a torchmetrics Metric (synchronised over ranks by torchmetrics), or a function (output, label) "
         "-> mean over the rows of the batch (averaged over all rows of all ranks). A list takes the names of the "
-        "functions and classes.",
+        "functions and classes, a MetricCollection its own.",
         (),
     )
     checkpoint_every: Any = setting(
@@ -235,11 +235,35 @@ class TorchSettings:
         """The label columns."""
         return [self.label_cols] if isinstance(self.label_cols, str) else list(self.label_cols)
 
+    def make_optimizer(self, module: Any) -> Any:
+        """The optimizer of a module's parameters. BadSetting when `optimizer` gives something else."""
+        made = self.optimizer(module.parameters())
+        if not hasattr(made, "param_groups") or not hasattr(made, "step"):
+            raise BadSetting(
+                f"optimizer={name_of(self.optimizer)} returned a {type(made).__name__}, and must return one "
+                "torch.optim.Optimizer. A scheduler goes into lr_scheduler=.",
+                setting="optimizer",
+            )
+        return made
+
+    def has_metrics(self) -> bool:
+        """Whether `metrics` is of a kind that metrics are taken from."""
+        given = self.metrics
+        return (isinstance(given, Mapping | Sequence) and not isinstance(given, str)) or _is_collection(given)
+
     def named_metrics(self) -> dict[str, Any]:
-        """Metrics by name."""
-        if isinstance(self.metrics, Mapping):
-            return dict(self.metrics)
-        return {metric_name(metric): metric for metric in self.metrics}
+        """Metrics by name; those of a MetricCollection are told apart, by its names for them."""
+        return dict(self.metric_pairs())
+
+    def metric_pairs(self) -> list[tuple[str, Any]]:
+        """`named_metrics` as pairs, of which two may have the same name."""
+        given = [self.metrics] if _is_collection(self.metrics) else self.metrics
+        pairs = given.items() if isinstance(given, Mapping) else [(metric_name(metric), metric) for metric in given]
+        return [
+            one
+            for name, metric in pairs
+            for one in (metric.items(keep_base=False) if _is_collection(metric) else [(name, metric)])
+        ]
 
     def stopping(self) -> EarlyStopping | None:
         """`early_stopping` as an object."""
@@ -268,6 +292,11 @@ def is_by_class(loss: Any) -> bool:
     home = loss.__module__ if inspect.isfunction(loss) else type(loss).__module__
     by_class = ("CrossEntropyLoss", "NLLLoss", "cross_entropy", "nll_loss", "MultiMarginLoss", "multi_margin_loss")
     return home.startswith("torch.") and name_of(loss) in by_class
+
+
+def _is_collection(metrics: Any) -> bool:
+    """Whether it is a torchmetrics MetricCollection, which is a module that holds others by name."""
+    return hasattr(metrics, "compute_groups") and hasattr(metrics, "items")
 
 
 def metric_name(metric: Any) -> str:

@@ -96,8 +96,6 @@ class Totals:
 
     def _merged(self, metric: Any) -> Any:
         """The metric over the rows of all ranks, for where some have none: torchmetrics can't synchronise those."""
-        if not hasattr(metric, "_defaults"):  # a MetricCollection
-            return metric
         state = {name: getattr(metric, name) for name in metric._defaults}
         state = {name: list(value) if isinstance(value, list) else value for name, value in state.items()}
         each = self._ranks.gather((state, metric._update_count))

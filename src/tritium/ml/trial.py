@@ -12,6 +12,7 @@ import torch
 from tritium.data.batch import Batch
 from tritium.data.schema import Field
 from tritium.errors import BadData, BadSetting, TritiumError
+from tritium.frameworks.torch_dynamo import without_compiler
 from tritium.ml.settings import LABEL, WEIGHT, TorchSettings, name_of
 from tritium.ml.step import forward, make_step, named_outputs
 
@@ -118,6 +119,20 @@ def try_own_step(settings: TorchSettings, trial: Trial, label: Field, shape: tup
                 ) from error
             return True
     return any(p.requires_grad and p.grad is None for p in trial.module.parameters())
+
+
+def try_optimizer(settings: TorchSettings, module: torch.nn.Module) -> Any:
+    """The optimizer of a module; None where it can't be made here, as one of a library that only the ranks have.
+
+    BadSetting when `optimizer` gives something else.
+    """
+    try:
+        with without_compiler():
+            return settings.make_optimizer(module)
+    except TritiumError:
+        raise
+    except Exception:  # noqa: BLE001 - whatever it is: the ranks make one, too, and say so
+        return None
 
 
 class _Tried(Batch):

@@ -131,11 +131,11 @@ def advising() -> Iterator[None]:
 
 def refused(column: str, taken: str, row_id: int, value: float | None) -> BadRow:
     """The error for a null, a NaN or an infinity."""
-    what, remedy = "null", "df.dropna(subset=[{0!r}])"
-    if value is not None:
-        what, remedy = "NaN", "df.where(~isnan({0!r}))"
-        if math.isinf(value):
-            what, remedy = "infinite, or beyond what the model computes in,", "df.where(abs({0!r}) <= 3.4e38)"
+    # Code that does the same with a table of Spark's and of pandas'; dropna drops NaN in both.
+    what, remedy = "null" if value is None else "NaN", "df.dropna(subset=[{0!r}])"
+    if value is not None and math.isinf(value):
+        what = "infinite, or beyond what the model computes in,"
+        remedy = "df[df[{0!r}].between(-3.4e38, 3.4e38)]"
     return BadRow(
         f"column {column!r} is {what} in row {row_id & _POSITION} of partition {row_id >> 33} (input {taken!r}), and "
         f"the model was trained without. Drop such rows before, {remedy.format(column)}, or fill them as the training "

@@ -120,7 +120,8 @@ def report(run_dir: str) -> None:
     if saved := found.get("checkpoint"):
         click.echo(f"checkpoint: step {saved['step']}, {saved['bytes']:,} bytes, {saved['path']}")
     if failure := found["failure"]:
-        click.echo(f"rank {failure['rank']} failed ({failure['how']}): {failure['type']} {failure['text']}".rstrip())
+        who = "it" if failure["rank"] is None else f"rank {failure['rank']}"
+        click.echo(f"{who} failed ({failure['how']}): {failure['type']} {failure['text']}".rstrip())
         click.echo(failure["traceback"].rstrip())
 
 

@@ -85,7 +85,8 @@ def home() -> str:
 def importable() -> list[str]:
     """Where this process finds modules: also what Spark has put there meanwhile (`addPyFile`, artifacts)."""
     own: tuple[str, ...] = getattr(sys, "_tritium", ())
-    return [entry for entry in sys.path if entry not in own and "tritium-mount" not in entry]
+    entries = (entry for entry in sys.path if isinstance(entry, str))  # Python passes over a Path, too
+    return [entry for entry in entries if entry not in own and "tritium-mount" not in entry]
 
 
 def import_from(path: Sequence[str]) -> None:

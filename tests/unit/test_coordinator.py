@@ -584,6 +584,21 @@ class TestTheEnd:
         assert gang.coordinator.failure is not None
         assert "Spark has started its task again, as attempt 6" in gang.coordinator.failure.headline()
 
+    def test_who_has_finished_and_is_killed_before_spark_has_its_result_is_lost(self, start: Start) -> None:
+        gang = start(2)
+        first, second = gang.form()
+        first.send("finished")
+        gang.until(lambda: gang.coordinator.members[0].finished, "rank 0 has finished")
+        again = heard(gang.hello(0, attempt=6), "end")
+        assert again["refused"], "two tasks of one partition: the later one must fail, not end as if it were done"
+        assert gang.coordinator.failure is None
+        first.close()
+        gang.until(lambda: gang.coordinator.members[0].link.link is None, "its connection is closed")
+        assert "was lost" in heard(gang.hello(0, attempt=7), "end")["reason"]
+        assert gang.coordinator.failure is not None
+        assert gang.coordinator.failure.how == "lost"
+        second.close()
+
     def test_the_first_failure_counts_and_everyone_hears_it(self, start: Start) -> None:
         gang = start(2)
         supervisors = gang.form()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -10,13 +11,14 @@ import pytest
 
 import tritium as tr
 from tritium.errors import BadSetting
+from tritium.gang.machine import Listing
 
 
 def nvidia_smi(folder: Path, monkeypatch: pytest.MonkeyPatch, *uuids: str, says: str = "") -> None:
     """A machine with these GPUs."""
-    lines = says or "\n".join(f'echo "{index}, {uuid}"' for index, uuid in enumerate(uuids))
+    lines = says or "\n".join(f'echo "GPU {index}: NVIDIA X (UUID: {uuid})"' for index, uuid in enumerate(uuids))
     program = folder / "nvidia-smi"
-    query = 'case "$*" in *uuid*) ;; *) exec seq 0 ' + str(len(uuids) - 1) + ";; esac\n"
+    query = 'case "$*" in -L) ;; *) exec seq 0 ' + str(len(uuids) - 1) + ";; esac\n"
     program.write_text(f"#!/bin/sh\n{query}{lines}\n")
     program.chmod(0o755)
     monkeypatch.setenv("PATH", f"{folder}:{os.environ['PATH']}")
@@ -42,6 +44,25 @@ def test_one_that_is_given_twice_is_refused(visible: str, tmp_path: Path, monkey
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
     with pytest.raises(BadSetting, match=r"Tasks 0 and 1 were given the same GPU, GPU-a: .* CUDA_VISIBLE_DEVICES"):
         run()
+
+
+def test_parts_of_a_divided_gpu_are_told_apart(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    one = "GPU 0: NVIDIA X (UUID: GPU-a)\n  MIG 1g.5gb     Device  0: (UUID: MIG-{})"
+    nvidia_smi(tmp_path, monkeypatch, says=f"echo '{one.format(7)}\nGPU 1: NVIDIA X (UUID: GPU-b)'")
+    assert listed() == {"0": "MIG-7", "1": "GPU-b"}
+    nvidia_smi(tmp_path, monkeypatch, says=f"echo '{one.format(7)}\n  MIG 1g.5gb     Device  1: (UUID: MIG-8)'")
+    assert listed() == {}, "nobody knows which is meant"
+
+
+def test_of_one_that_can_not_be_run_nothing_is_known(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    nvidia_smi(tmp_path, monkeypatch, "a")
+    (tmp_path / "nvidia-smi").write_text("no program")
+    assert listed() == {}
+
+
+def listed() -> dict[str, str]:
+    with closing(Listing()) as listing:
+        return listing.uuids()
 
 
 @pytest.mark.parametrize("says", ["exit 9", "echo 'No devices were found'", "exec sleep 600"])

@@ -27,6 +27,7 @@ import tritium as tr
 from bounds import within
 from clusters import wait
 from tritium.errors import BadSetting, RankFailed, ResultError, StartTimeout, TritiumError, WrongVersion
+from tritium.observe.stored import StoredFiles
 
 SECONDS = 5.0  # within which the ranks of an ended run are gone
 
@@ -525,6 +526,21 @@ class TestRunDirectory:
         with pytest.raises(BadSetting, match=r"world\.log takes numbers: loss='low' is none"):
             run(lambda: tr.world().log(loss="low"), 1)  # type: ignore[arg-type]
 
+    @pytest.mark.parametrize(
+        ("folder", "name"), [("stored?sig=abc", "w.bin"), ("stored", "w?.bin"), ("fold[1]", "w.bin"), ("x", "f[0].bin")]
+    )
+    def test_signs_of_patterns_in_a_name_stand_for_themselves(self, folder: str, name: str, tmp_path: Path) -> None:
+        import fsspec
+
+        files, root = fsspec.filesystem("memory"), f"/{tmp_path.name}/{folder}"
+        files.pipe_file(f"{root}/wx.bin.part", b"another's")
+        for content in (b"first", b"second"):
+            run(lambda content=content: tr.world().store(name, content), 1, run_dir=f"memory:/{root}")
+            assert files.cat_file(f"{root}/{name}") == content
+        assert files.cat_file(f"{root}/wx.bin.part") == b"another's"
+        assert not files.exists(f"{root}/{name}.part")
+        files.rm(f"/{tmp_path.name}", recursive=True)
+
     @pytest.mark.parametrize("on", ["driver", "here"])
     def test_has_what_ranks_store(self, on: str, tmp_path: Path) -> None:
         def train() -> None:
@@ -656,6 +672,62 @@ def test_two_launches_at_once_know_nothing_of_each_other() -> None:
 def test_a_gang_that_is_not_complete_in_time_is_ended_and_its_ranks_named() -> None:
     with pytest.raises(StartTimeout, match=r"of 2 ranks were ready after start_timeout=0\.01 s\. Still missing: task"):
         run(lambda: None, start_timeout=0.01)
+
+
+@pytest.mark.parametrize(
+    ("given", "says"),
+    [
+        ({}, "missing a required argument: 'rate'. It gets args=, which holds 0, and kwargs=, which holds nothing"),
+        ({"args": 5}, r"args=5 must be a list or tuple of arguments, such as args=\(5,\)"),
+        ({"args": "ab"}, r"such as args=\('ab',\)"),
+        ({"args": (1, 2)}, "too many positional arguments"),
+        ({"args": (1,), "kwargs": {"x": 1}}, "unexpected keyword argument 'x'"),
+    ],
+)
+def test_arguments_that_the_function_does_not_take_are_refused(given: dict[str, Any], says: str) -> None:
+    def train(rate: float) -> float:
+        return rate
+
+    with pytest.raises(BadSetting, match=says):
+        run(train, 1, **given)
+    assert run(train, 1, args=[0.5]) == [0.5]
+
+
+def test_the_report_says_what_ended_a_run_in_which_no_rank_failed(tmp_path: Path) -> None:
+    with pytest.raises(ZeroDivisionError):
+        tr.launch(lambda: 1 / 0, on="here", progress=False, run_dir=str(tmp_path))
+    failure = json.loads(tmp_path.joinpath("report.json").read_text())["failure"]
+    assert (failure["rank"], failure["type"], failure["text"]) == (None, "ZeroDivisionError", "division by zero")
+    assert "test_launch.py" in failure["traceback"]
+
+
+def test_paths_that_python_passes_over_do_not_matter(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(sys, "path", [*sys.path, tmp_path])
+    assert run(lambda: 1, 1) == [1]
+
+
+@pytest.mark.parametrize("env", [{"A=B": "1"}, {"": "1"}, {"A": "1\0"}])
+def test_variables_that_no_process_can_have_are_refused(env: dict[str, str]) -> None:
+    with pytest.raises(BadSetting, match="a name must not be empty or hold '='"):
+        run(lambda: 1, 1, env=env)
+
+
+def test_an_error_comes_however_slowly_what_was_said_before_it(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """More is on its way to the driver than a supervisor keeps for sending again, and the rank has left long ago."""
+    add = StoredFiles.add
+
+    def slowly(self: StoredFiles, piece: Any) -> None:
+        time.sleep(0.25)
+        add(self, piece)
+
+    def train() -> None:
+        tr.world().store("large", (bytes(4 << 20) for _ in range(24)))
+        raise ValueError("the true cause")
+
+    monkeypatch.setattr(StoredFiles, "add", slowly)
+    error = failed(train, 1, run_dir=str(tmp_path / "run"))
+    assert str(error.__cause__) == "the true cause"
+    assert not error.lost
 
 
 class TestHere:

@@ -74,16 +74,15 @@ class TestOutbox:
         outbox.add(Packed(b"header", bytes(1000)))
         assert 1000 < outbox.size < 2000
 
+    @pytest.mark.timeout(90)  # seconds; in quadratic time it would be hours
     def test_many_are_kept_and_sent_again_quickly(self) -> None:
         outbox, count = Outbox(), 200_000
-        began = time.monotonic()
         for number in range(count):
             outbox.add(packed(number))
         for _ in range(3):
             while outbox:
                 outbox.next()
             outbox.again(0)
-        assert time.monotonic() - began < 10
         assert outbox.kept == count
 
 

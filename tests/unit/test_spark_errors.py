@@ -105,6 +105,29 @@ def test_whatever_fails_in_the_gangs_own_stage_is_a_loss(reason: str, says: str)
     assert "\n" not in str(error)
 
 
+def by_supervisor(error: str) -> str:
+    frame = '  File "/proc/7/fd/9/tritium/gang/supervisor.py", line 104, in supervise\n    yield from run()\n'
+    start = "Traceback (most recent call last):\n"
+    return python(error).replace(start, start + frame)
+
+
+def test_without_a_barrier_a_traceback_tells_whose_task_it_was() -> None:
+    """Of a task that never reported, nobody knows that it was the gang's."""
+    said = unreachable("b", ("10.0.0.1", 4000), 10.0, OSError("timed out"))
+    assert isinstance(told(SOURCE + by_supervisor(f"tritium.errors.WireError: {said}")), BadSetting)
+    error = told(SOURCE + by_supervisor("tritium.gang.supervisor.GangEnded: partition 1 has reported already"))
+    assert isinstance(error, JobFailed)
+    assert error.lost
+    forged = f'RuntimeError: x\n  File "/tritium/gang/supervisor.py", line 1, in supervise\n    pass\nWireError: {said}'
+    assert not told(SOURCE + python(forged)).lost
+
+
+def test_a_program_of_the_users_that_is_missing_is_no_python() -> None:
+    missing = told(f'{SOURCE}java.io.IOException: Cannot run program "mytool": error=2, No such file or directory')
+    assert isinstance(missing, JobFailed)
+    assert "mytool" in str(missing)
+
+
 def test_a_supervisor_that_can_not_reach_the_driver_names_the_settings() -> None:
     said = unreachable("b", ("10.0.0.1", 4000), 10.0, OSError("timed out"))
     assert isinstance(error := told(GANG + python(f"tritium.errors.WireError: {said}")), BadSetting)

@@ -54,6 +54,8 @@ def test_one_that_lacks_what_workers_need_is_named_with_what_to_set(bare: str) -
     with pytest.raises(WrongVersion, match=r"lacks 'pyarrow' and 'numpy'") as caught:
         check(bare)
     assert f"Set PYSPARK_PYTHON={sys.executable}, this driver's own, before the session is made" in str(caught.value)
+    with pytest.raises(WrongVersion, match=r"can't be run|lacks"):
+        check(str(Path(sys.executable).with_name("pip")))  # not every program beside it is the driver's own
     with pytest.raises(WrongVersion, match=r"/no/python \(PYSPARK_PYTHON\), is not there"):
         check("/no/python")
 

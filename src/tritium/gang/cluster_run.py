@@ -7,7 +7,7 @@ import signal
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager, nullcontext
 from typing import TYPE_CHECKING, Any
 
 from tritium.data.hangs import refuse_hanging
@@ -75,7 +75,8 @@ def started_once(launch: Launch, spark: Any, cluster: Cluster) -> list[Any]:
     began = time.monotonic()
     place = driver_place(spark, cluster)
     read = exchange.read() if exchange else nullcontext()
-    with read, cluster.wait_for_slots(gang, gang.start_timeout, launch.watch.note, launch.ranks):
+    slots = cluster.wait_for_slots(gang, gang.start_timeout, launch.watch.note, launch.ranks)
+    with read, slots, ExitStack() as open_now:
         launch.watch.open()
         coordinator = Coordinator(
             launch.ranks,
@@ -89,6 +90,7 @@ def started_once(launch: Launch, spark: Any, cluster: Cluster) -> list[Any]:
             patience=Patience.of(gang),
             prove=exchange.prove if exchange else None,
         ).start()
+        open_now.callback(coordinator.close)
         plan = exchange.plan if exchange else {}
         in_order = exchange is None or exchange.sorted
         far_limit = result_limit(spark) if cluster.is_connect else None
@@ -108,7 +110,7 @@ def started_once(launch: Launch, spark: Any, cluster: Cluster) -> list[Any]:
             return results_of(batches, launch.ranks)
         finally:
             end_gang(coordinator, spark_job)
-            coordinator.close()
+            open_now.close()  # the coordinator writes no more
             keep_spark_error(launch, spark_job.problem)
             if spark_job.problem is not None and cluster.is_connect and not coordinator.members:
                 launch.watch.newest = newest_checkpoint(launch.watch.run_dir)

@@ -188,8 +188,11 @@ class Coordinator:
         self._notify()
         member = session.owner
         if member is not None and not member.finished and not self.finished:
-            text = LOST.format(why=session.over)
-            self._failed(Failure(how="lost", rank=member.best_number, host=member.host, pid=member.pid, text=text))
+            self._lost(member, str(session.over))
+
+    def _lost(self, member: Member, why: str) -> None:
+        text = LOST.format(why=why)
+        self._failed(Failure(how="lost", rank=member.best_number, host=member.host, pid=member.pid, text=text))
 
     def _broadcast(self, kind: str, blob: bytes = b"", /, **fields: Any) -> None:
         for session in list(self._server.sessions.values()):
@@ -218,7 +221,9 @@ class Coordinator:
         earlier = self.members.get(member.partition)
         returned = earlier is not None and earlier.attempt != member.attempt and message["launch"] == self.launch
         if earlier is not None and returned and earlier.link.link is None:
-            self._server.give_up(earlier.link, f"Spark has started its task again, as attempt {member.attempt}")
+            why = f"Spark has started its task again, as attempt {member.attempt}"
+            self._server.give_up(earlier.link, why)
+            self._lost(earlier, why)  # what its rank returned has not come through, though it had finished
         if message["launch"] != self.launch:
             refusal = f"this is launch {self.launch}, not {message['launch']}"
         elif self.failure is not None:
@@ -233,7 +238,7 @@ class Coordinator:
             self._observer.event("reported", partition=member.partition, host=member.host, pid=member.pid)
             return
         self._refuse(f"A late supervisor on {member.host}: {refusal}.")
-        session.send("end", reason=refusal)
+        session.send("end", reason=refusal, refused=True)
         self._server.give_up(session, refusal)
 
     def _on_ready(self, member: Member, message: Message) -> None:

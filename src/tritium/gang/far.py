@@ -37,6 +37,7 @@ def supervise_far(
     """`Supervisor.run`, with the coordinator wherever every supervisor can reach it."""
     order = supervisor.order
     first = supervisor.partition == 0
+    host = context.getTaskInfos()[0].address.rpartition(":")[0].strip("[]")  # as Spark writes IPv6
     own = ledger = None
     if first:
         ledger = Ledger(order.run_dir, order.run_id, order.far_limit)
@@ -45,7 +46,7 @@ def supervise_far(
             launch=order.launch,
             run_id=order.run_id,
             observer=ledger,
-            host="0.0.0.0",
+            host="::" if ":" in host else "0.0.0.0",
             names=list(order.plan),
             stream=order.streams,
             secret=order.secret,
@@ -53,7 +54,6 @@ def supervise_far(
             store_limit=ledger.store_limit,
         ).start()
     try:
-        host = context.getTaskInfos()[0].address.rpartition(":")[0]
         word = {"reached": _reaches(order.address, order.secret), "address": [host, own.address[1] if own else 0]}
         words = [json.loads(answer) for answer in context.allGather(json.dumps(word))]
         if all(w["reached"] for w in words):
@@ -62,7 +62,7 @@ def supervise_far(
         try:
             yield from supervisor.run(batches, confirm, (words[0]["address"][0], words[0]["address"][1]))
         except TritiumError as error:
-            failure = supervisor.failure
+            failure = supervisor.failure or (own.failure if own is not None else None)
             if failure is None:
                 raise
             pickled = failure.pickled if len(failure.pickled) <= PICKLED_BYTES else b""  # its text is in the failure

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Protocol
 
-from tritium.errors import IncompleteShard, JobFailed, Stalled, StartTimeout
+from tritium.errors import IncompleteShard, JobFailed, Stalled, StartTimeout, TritiumError
 from tritium.gang.vitals import STATES
 
 if TYPE_CHECKING:
@@ -157,6 +157,8 @@ def await_end(coordinator: Coordinator, launch: Launch, tasks: Tasks) -> None:
             raise why
         if why is not None and taken and (is_cancelled(why) or isinstance(why, IncompleteShard)):
             raise why  # Spark took the supervisors or their rows away: the job was cancelled, or lost what they read
+        if why is not None and lost and not isinstance(why, TritiumError):
+            raise why  # a supervisor of on="driver" has failed in a way that nobody foresaw: trying again won't help
         if why is not None and lost:
             text = str(getattr(why, "reason", why)).rstrip(".")
             error = replace(coordinator.failure, text=text).error(launch.watch.run_dir)

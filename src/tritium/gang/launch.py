@@ -15,14 +15,16 @@ from tritium import ship
 from tritium.data.schema import Data
 from tritium.errors import BadSetting, TritiumError, TritiumWarning, masked
 from tritium.frameworks import torch as pytorch
-from tritium.gang.failure import Aside
+from tritium.gang.failure import Aside, Failure
 from tritium.gang.inspect import inspect, uses
+from tritium.gang.limits import TEXT_BYTES
 from tritium.gang.retry import until_no_loss
 from tritium.gang.settings import Gang, showing
 from tritium.observe.events import RunLog, new_run_dir
 from tritium.observe.progress import Progress
 from tritium.observe.report import Report
 from tritium.observe.stored import Piece
+from tritium.wire import clip
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack  # only type checkers need it, which bring it along
@@ -172,6 +174,7 @@ def start(
     says which of several runs this is."""
     if not callable(fn):
         raise BadSetting(f"launch takes a function, not {fn!r}. Pass it without calling it: launch(train, …).")
+    refuse_arguments(fn, args, kwargs or {})
     for warning in inspect(fn, tuple(args), dict(kwargs or {}), gang.py_files):
         warnings.warn(warning, TritiumWarning, stacklevel=3)
     frames, exchange = _frames(data, gang)
@@ -182,16 +185,36 @@ def start(
     run_id, run_dir = new_run_dir(gang.run_dir)
     watch = Watch(run_id, run_dir, gang, sorted(frames), said, title)
     request = Launch(fn, args, kwargs or {}, gang, frames, exchange, spark, run_id, watch, gang.most, tensors=tensors)
-    ok = False
+    problem: BaseException | None = None
     try:
         results = until_no_loss(request, attempted)
-        ok = True
+    except BaseException as error:
+        problem = error
+        raise
     finally:
-        release(request, ok)
-        report = watch.close(ok)
+        release(request, problem is None)
+        report = watch.close(problem)
     for aside in watch.asides:
         warnings.warn(masked(aside.story(run_dir)), TritiumWarning, stacklevel=3)
     return Run(run_id, run_dir, results, report)
+
+
+def refuse_arguments(fn: Callable[..., Any], args: Any, kwargs: Mapping[str, Any]) -> None:
+    """BadSetting when the function can't be called with these, as far as its signature tells."""
+    if isinstance(args, str | bytes) or not isinstance(args, Sequence):
+        raise BadSetting(f"args={args!r:.80} must be a list or tuple of arguments, such as args=({args!r:.80},).")
+    try:
+        known = signature(fn)
+    except (TypeError, ValueError):  # some functions that are written in C tell nothing
+        return
+    try:
+        known.bind(*args, **kwargs)
+    except TypeError as error:
+        name = getattr(fn, "__name__", type(fn).__name__)
+        raise BadSetting(
+            f"{name}{known} can't be called: {error}. It gets args=, which holds {len(args)}, and kwargs=, which holds "
+            f"{', '.join(map(repr, kwargs)) or 'nothing'}; rows come from tritium.world().shard(name)."
+        ) from None
 
 
 def attempted(launch: Launch) -> list[Any]:
@@ -327,13 +350,18 @@ class Watch:
         """A line for the person who waits."""
         self.event("note", text=text)
 
-    def close(self, ok: bool) -> dict[str, Any]:
-        """The end of the run; returns its report."""
+    def close(self, problem: BaseException | None) -> dict[str, Any]:
+        """The end of the run, by this error if it is one; returns its report."""
         if self._opened is None:
             return {}
         if (verdict := self._report.build()["verdict"]) is not None:
             self.note(f"where the time went: {verdict}")
-        self.event("ended", ok=ok, seconds=round(time.monotonic() - self._started, 3))
+        if problem is not None:
+            told = Failure.of(problem, -1)
+            texts = {"text": told.text, "traceback": "" if told.how == "error" else told.traceback}
+            cut = {name: masked(clip(text, TEXT_BYTES)) for name, text in texts.items()}
+            self._report.failed_by(rank=None, how=told.how, type=told.type, **cut)
+        self.event("ended", ok=problem is None, seconds=round(time.monotonic() - self._started, 3))
         log, progress = self._opened
         progress.close()
         report = self._report.build()

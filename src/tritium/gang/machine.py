@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
+import io
 import os
+import re
 import shutil
 import subprocess
 import tempfile
+from typing import IO
 
 from tritium.errors import NotEnoughSlots
 from tritium.gang.settings import Gang
@@ -42,23 +46,31 @@ def _listed() -> list[str]:
     return answer.stdout.split() if answer.returncode == 0 else []
 
 
+_GPU = re.compile(r"GPU (\d+): .*\(UUID: ([^)]+)\)")
+_MIG = re.compile(r"\s+MIG .*\(UUID: ([^)]+)\)")
+
+
 class Listing:
     """The GPUs that nvidia-smi shows here, asked in the background: it may take seconds. `close()` it."""
 
     def __init__(self) -> None:
         program = shutil.which("nvidia-smi")
         self._process: subprocess.Popen[bytes] | None = None
-        self._answer = tempfile.TemporaryFile()  # noqa: SIM115 - closed in `close`. No pipe: a child may hold its end
-        if program is not None:
+        self._answer: IO[bytes] = io.BytesIO()
+        if program is None:
+            return
+        with contextlib.suppress(OSError):  # it can't be run, or there is no room: then nothing is known
+            self._answer = tempfile.TemporaryFile()  # noqa: SIM115 - closed in `close`. No pipe: a child may hold it
             self._process = subprocess.Popen(
-                [program, "--query-gpu=index,uuid", "--format=csv,noheader"],
-                stdin=subprocess.DEVNULL,
-                stdout=self._answer,
-                stderr=subprocess.DEVNULL,
+                [program, "-L"], stdin=subprocess.DEVNULL, stdout=self._answer, stderr=subprocess.DEVNULL
             )
 
     def uuids(self) -> dict[str, str]:
-        """Index -> UUID of every GPU that this process can see; empty where nvidia-smi is absent or does not answer."""
+        """Index -> UUID of every GPU that this process can see; empty where nvidia-smi is absent or does not answer.
+
+        Of a GPU that is divided (MIG) several processes may each have a part, which has a UUID of its own: where there
+        is only one part, it is that one's, and where there are several, nobody knows which is meant.
+        """
         if self._process is None:
             return {}
         try:
@@ -66,9 +78,13 @@ class Listing:
         except subprocess.TimeoutExpired:
             return {}
         self._answer.seek(0)
-        lines = self._answer.read().decode("utf-8", "replace").splitlines()
-        pairs = (line.partition(",") for line in lines if "," in line)
-        return {index.strip(): uuid.strip() for index, _, uuid in pairs}
+        parts: dict[str, list[str]] = {}
+        for line in self._answer.read().decode("utf-8", "replace").splitlines():
+            if found := _GPU.match(line):
+                parts[found[1]] = [found[2]]
+            elif parts and (found := _MIG.match(line)):
+                parts[list(parts)[-1]].append(found[1])
+        return {index: uuids[-1] for index, uuids in parts.items() if len(uuids) <= 2}
 
     def close(self) -> None:
         """End nvidia-smi if it still runs."""

@@ -171,6 +171,8 @@ class Gang:
         for key, value in dict(self.env).items():
             if not isinstance(key, str) or not isinstance(value, str):
                 yield f"env[{key!r}]={value!r}: names and values must be strings."
+            elif not key or "=" in key or "\0" in key + value:
+                yield f"env[{key!r}]={value!r}: a name must not be empty or hold '=', and neither may hold a NUL."
         if isinstance(self.py_files, str):
             yield f"py_files={self.py_files!r} must be a list of paths."
 

@@ -68,6 +68,11 @@ class SourceWatch:
         self._ranks = 0
         self._jvm: int | None = None
 
+    @property
+    def busy(self) -> bool:
+        """Whether tasks of the sources ran when it was looked last."""
+        return bool(self._active)
+
     # ---- what Connect tells by itself
 
     def heard(self, in_flight: int, stages: Iterable[Any]) -> None:
@@ -86,8 +91,9 @@ class SourceWatch:
         jobs = [tracker.getJobInfo(job) for job in tracker.getJobIdsForTag(self._tag)]
         ids = {stage for job in jobs if job.isDefined() for stage in job.get().stageIds()}
         stages = [info.get() for info in map(tracker.getStageInfo, ids) if info.isDefined()]
-        before, self.completed = self.completed, sum(stage.numCompletedTasks() for stage in stages)
-        self.tasks = sum(stage.numTasks() for stage in stages)
+        sources = [s for s in stages if s.submissionTime() and not self.is_gang(s.stageId())]  # the others are skipped
+        before, self.completed = self.completed, sum(stage.numCompletedTasks() for stage in sources)
+        self.tasks = sum(stage.numTasks() for stage in sources)
         if self.completed != before:
             self.ended_since = time.monotonic()
         barriers = any(self.is_gang(stage.stageId()) for stage in stages)

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from tritium.errors import IncompleteShard, JobFailed, ResultError, TritiumError, WrongVersion
@@ -57,7 +57,11 @@ _WORKER = re.compile(
     r"Python worker (?:exited unexpectedly|failed to connect back)|EOFException occurred while reading the port number|"
     r"(?:Bad data|No port number) in \S*pyspark\.daemon"
 )
-_NO_PYTHON = re.compile(r'Cannot run program "')
+_NO_PYTHON = re.compile(r'Cannot run program "(?P<program>[^"]*)"')
+_OURS = re.compile(r"tritium[/\\]gang[/\\]supervisor\.pyc?$")
+_SET_PYTHON = (
+    "set PYSPARK_PYTHON (or spark.pyspark.python with spark-submit) before the session is made"  # PySpark reads it then
+)
 _CANCELLED = re.compile(
     r"(?:\[SPARK_JOB_CANCELLED\] )?(?P<says>Job \d+ cancelled.*?)\.?(?: SQLSTATE: \w+)?\s*$", re.DOTALL
 )
@@ -181,6 +185,8 @@ def _translated(links: list[Link], stopped: bool, in_gang: Callable[[int, int], 
             f"The Spark job of this run was cancelled; all its ranks have been ended.{says}", cancelled=True
         )
     how = ended(links, in_gang)
+    if how.where == "source" and _by_supervisor(how.reason):  # without a barrier, of a task that has never reported
+        how = replace(how, where="gang")
     if how.where == "" and _TOO_LARGE.match(how.reason):
         return ResultError(
             f"The results of all ranks together are over spark.driver.maxResultSize: {first_line(how.reason)}. Return "
@@ -216,10 +222,10 @@ def _of_the_machines(how: Ended, type_: str, text: str, links: list[Link]) -> Tr
         )
     if type_ == _PYTHON:
         return _of_the_installation(how, text)
-    if _NO_PYTHON.match(text):
+    none = _NO_PYTHON.match(text)
+    if none and (how.where == "gang" or "python" in none["program"].lower()):  # else a program of the user's
         return WrongVersion(
-            f"The executors can't start Python: {first_line(text)}. Point spark.pyspark.python (or PYSPARK_PYTHON) to "
-            "a Python that is installed there."
+            f"The executors can't start Python: {first_line(text)}. Name one that is installed there: {_SET_PYTHON}."
         )
     lines = [*how.reason.splitlines(), *(f"{link.type}: {link.message}" for link in links[1:])]
     if full := next(filter(_DISK.match, lines), None):
@@ -236,14 +242,14 @@ def _of_the_machines(how: Ended, type_: str, text: str, links: list[Link]) -> Tr
 def _of_the_installation(how: Ended, text: str) -> TritiumError | None:
     if other := _OTHER_PYTHON.search(text):
         return WrongVersion(
-            f"Driver and executors run different Python versions: {other[1].strip()} Point spark.pyspark.python (or "
-            "PYSPARK_PYTHON) to the same minor version."
+            f"Driver and executors run different Python versions: {other[1].strip()} Choose the same minor version: "
+            f"{_SET_PYTHON}."
         )
     lacking = _LACKS.search(text)
     if lacking and (how.where == "gang" or lacking[1].partition(".")[0] in _NEEDED):
         return WrongVersion(
-            f"The executors' Python lacks {lacking[1]!r}. They need pyarrow and numpy: install them where "
-            "spark.pyspark.python points.",
+            f"The executors' Python lacks {lacking[1]!r}. They need pyarrow and numpy: install them there, or choose "
+            f"another Python: {_SET_PYTHON}.",
             module=lacking[1],
         )
     return None
@@ -261,6 +267,17 @@ def _of_the_source(how: Ended, type_: str, text: str) -> JobFailed:
     return JobFailed(
         f"The source of the data failed in Spark: {reason}{story}", lost=False, reason=reason[:LONGEST_REASON]
     )
+
+
+def _by_supervisor(reason: str) -> bool:
+    """Whether a Python worker's exception was raised in the gang's own task, by the frames of its traceback."""
+    for line in _traceback(reason).splitlines()[1:]:
+        if line.startswith('  File "'):
+            if _OURS.search(line.partition('"')[2].partition('"')[0]):
+                return True
+        elif not line.startswith("    "):
+            return False  # what was raised: the rest is a user's text
+    return False
 
 
 def _is_loss(reason: str) -> bool:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import pickle
 import re
+import shutil
 import subprocess
 import threading
 import time
@@ -14,7 +15,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import pyarrow as pa
 
 from tritium import ship
-from tritium.errors import JobFailed, TritiumError
+from tritium.errors import JobFailed, TritiumError, WrongVersion
 from tritium.gang.cluster import Cluster
 from tritium.gang.coordinator import Coordinator
 from tritium.gang.failure import signal_name
@@ -22,7 +23,7 @@ from tritium.gang.far import failure_in
 from tritium.gang.results import SPARK_SCHEMA
 from tritium.gang.source_watch import SourceStall, SourceWatch
 from tritium.gang.spark_errors import python_error, text_of, translate
-from tritium.gang.worker_python import drivers_python
+from tritium.gang.worker_python import drivers_python, on_this_machine, unchosen
 
 if TYPE_CHECKING:
     from tritium.gang.launch import Launch
@@ -35,6 +36,7 @@ _POLL_SECONDS = 0.02  # Spark tells nobody
 DYING_SECONDS = 0.5  # between a broken connection and the end of the process behind it
 
 _SILENCE = "no rank has reported yet: Spark still computes the source, or all its slots are taken"
+_STARTING = "Spark starts the ranks' tasks, or all its slots are taken"
 _FAR_SILENCE = (
     "no rank has reported yet: Spark still computes the source, all its slots are taken, or executors can't reach this "
     "client (then output and progress come at the end)"
@@ -77,6 +79,8 @@ class SparkJob:
         """Why no rank has reported yet, and how far Spark has come with the sources."""
         if self._connect or not self._watch.tasks:
             return _FAR_SILENCE if self._connect else _SILENCE
+        if not self._watch.busy:
+            return f"no rank has reported yet: {self._watch.completed} tasks of the sources have ended, and {_STARTING}"
         quiet = time.monotonic() - self._watch.ended_since
         return (
             f"no rank has reported yet: Spark still computes the source ({self._watch.completed} of "
@@ -121,10 +125,10 @@ class SparkJob:
                 return _cut_off(text, error, problem)
             if failure is not None:
                 self._coordinator.fail(failure)
-            return translate(error, stopped=self._is_stopped(), in_gang=self._in_gang)
+            told = translate(error, stopped=self._is_stopped(), in_gang=self._in_gang)
+            return self._which_python(told) if isinstance(told, WrongVersion) else told
         except Exception as problem:  # noqa: BLE001 - the run must end, with what is known
-            gone = jvm_gone(self._spark, problem)
-            told = gone or JobFailed(
+            told = jvm_gone(self._spark, problem) or JobFailed(
                 f"The Spark job of this run failed, and its error can't be read ({type(problem).__name__}: "
                 f"{text_of(problem)[:300]}): {text_of(error)[:500]}",
                 lost=False,
@@ -133,6 +137,20 @@ class SparkJob:
             told.__dict__["spark_error"] = error
             return told
 
+    def _which_python(self, problem: WrongVersion) -> WrongVersion:
+        """With the Python that the user's own UDFs run where nobody has chosen one."""
+        context = None if self._connect else self._spark.sparkContext
+        if context is None or not unchosen(context.pythonExec) or not on_this_machine(context.master):
+            return problem
+        told = WrongVersion(
+            f"{problem} The UDFs of this session run {shutil.which(context.pythonExec)}, the first "
+            f"{context.pythonExec} of the PATH: os.environ['PYSPARK_PYTHON'] = sys.executable, before the session is "
+            "made, has them run this one.",
+            **problem.__dict__,
+        )
+        told.__cause__ = problem.__cause__
+        return told
+
     def _is_stopped(self) -> bool:
         """Whether someone has stopped the session meanwhile, be it on its JVM's side."""
         context = None if self._connect else self._spark.sparkContext._jsc
@@ -140,7 +158,7 @@ class SparkJob:
 
     def _in_gang(self, stage: int, task: int) -> bool:
         """Whether this stage, or a task of this id, is the gang's. (Without barrier stages, its tasks tell.)"""
-        if task in {member.attempt for member in self._coordinator.members.values()}:
+        if task in {member.attempt for member in list(self._coordinator.members.values())}:
             return True
         return not self._connect and self._watch.is_gang(stage)
 

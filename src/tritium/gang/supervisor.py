@@ -136,6 +136,7 @@ class Supervisor:
         self._exit: int | None = None
         self._outlasted = False  # the rank was killed because its exit handlers did not end
         self._started = False
+        self._passing, self._passed = False, 0  # whether a message of the rank's is being passed on; how many were
         self._tail: deque[str] = deque(maxlen=TAIL)
         self._threads: list[threading.Thread] = []
         self._outputs: list[threading.Thread] = []
@@ -175,7 +176,7 @@ class Supervisor:
             try:
                 self._open_spools()
                 self._start(result)
-            except (TritiumError, OSError) as error:  # a full disk, too many open files, no memory for a process
+            except Exception as error:  # a full disk, too many open files, no memory for a process
                 self._fail(Failure.of(error, self.rank, host=self.host, pid=os.getpid()))
                 raise
             self._follow()
@@ -223,14 +224,14 @@ class Supervisor:
         }
         keep = (theirs.fileno(), result.fileno(), *self._watcher.fds, *fds)
         self._process = start_rank(settings, keep=keep, env=self.order.env, cpus=self.cpus)
+        self._to_rank = Channel(ours)
+        self._started = True  # whatever comes now, `_stop` ends the process
+        theirs.close()
         self._watcher.watch(self._process)
         if self.gpus:
             self._listing = Listing()
-        theirs.close()
-        self._to_rank = Channel(ours)
         if self.order.plan:
             self._intake = Intake(self.order, self._spools, self._channel, self._to_rank, self._check)
-        self._started = True
 
     def _follow(self) -> None:
         follower = self._spawn(self._follow_rank, "rank")
@@ -394,6 +395,8 @@ class Supervisor:
             if message.fields.get("failure"):
                 self.failure = Failure.read(message["failure"], message.blob)
             self._ends += 1
+            if message.fields.get("refused"):  # a second copy of a task: Spark must not take it for the one that ended
+                self._by_driver = False
             self._over(message["reason"])
             if self._ends > 1:
                 self._may_leave.set()
@@ -438,12 +441,16 @@ class Supervisor:
                 with self._changed:
                     self._rank_finished = True
             try:
+                self._passing = True
                 self._channel.pass_on(message)
             except TooLarge as error:
                 self._fail(Failure.of(error, self.rank, host=self.host, pid=self._process.pid))
                 return
             except WireError:  # `_follow_coordinator` says that it is gone
                 return
+            finally:
+                self._passed += 1
+                self._passing = False
 
     def _follow_output(self, pipe: IO[bytes] | None) -> None:
         """Pass on whole lines, so that stdout and stderr don't mix within one, and no character is cut in two."""
@@ -466,12 +473,22 @@ class Supervisor:
 
     def _follow_process(self) -> None:
         code = self._process.wait()
-        self._from_rank[0].join(1.0)  # what the rank said before its end comes first
+        self._hear_out(self._from_rank[0])
         if code != 0 or not self._rank_finished:
             self._tell_end(code)
         with self._changed:
             self._exit = code
             self._changed.notify_all()
+
+    def _hear_out(self, follower: threading.Thread) -> None:
+        """Wait until all that the rank said before its end is passed on, however slow the way to the driver is.
+
+        A process that the rank has started may hold its end of the socket open: a second without a word is enough.
+        """
+        passed = -1
+        while follower.is_alive() and (self._passing or self._passed != passed) and not self._over_event.is_set():
+            passed = self._passed
+            follower.join(1.0)
 
     def _tell_end(self, code: int) -> None:
         """Its process was killed, or left by itself: a failure, or too late to be one."""

@@ -45,13 +45,16 @@ def _variables(gang: Gang, world: World, port: socket.socket) -> Iterator[None]:
     port.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     port.bind((world.peers[0].address, 0))
     before = dict(os.environ)
-    if gang.cpus is not None:
-        os.environ.update(dict.fromkeys(THREADS, str(gang.cpus)))
-    os.environ.update(gang.env)
-    place = {"master_address": world.peers[0].address, "master_port": port.getsockname()[1], "visible_gpus": []}
-    prepare_environment(world, place)
-    changed = [name for name, value in os.environ.items() if before.get(name) != value]
+    changed: list[str] = []
     try:
+        try:
+            if gang.cpus is not None:
+                os.environ.update(dict.fromkeys(THREADS, str(gang.cpus)))
+            os.environ.update(gang.env)
+            place = {"master_address": world.peers[0].address, "master_port": port.getsockname()[1], "visible_gpus": []}
+            prepare_environment(world, place)
+        finally:
+            changed += [name for name, value in os.environ.items() if before.get(name) != value]
         yield
     finally:
         for name in changed:
@@ -82,7 +85,7 @@ def _importable(paths: Sequence[str]) -> Iterator[None]:
     files = {
         path.stem: path for path in map(Path, map(os.path.abspath, paths)) if path.is_dir() or path.suffix == ".py"
     }
-    zips = [os.path.abspath(path) for path in paths if path.endswith((".zip", ".egg"))]
+    zips = [os.path.abspath(path) for path in paths if os.fspath(path).endswith((".zip", ".egg"))]
     ship.archive(paths)  # raises for what is no Python file, package or zip
     finder, before = _Files(files), set(sys.modules)
     sys.meta_path.insert(0, finder)

@@ -67,9 +67,11 @@ def check(python: str) -> None:
 
 
 def is_drivers_own(python: str) -> bool:
-    """Whether it is the Python of this process, by whatever name."""
+    """Whether it is the Python of this process, by whatever name. (A virtual environment is known by its folder.)"""
     found = shutil.which(python)
-    return found is not None and os.path.dirname(os.path.abspath(found)) == os.path.dirname(sys.executable)
+    if found is None or os.path.dirname(os.path.abspath(found)) != os.path.dirname(sys.executable):
+        return False
+    return os.path.realpath(found) == os.path.realpath(sys.executable)
 
 
 @functools.cache

@@ -119,6 +119,11 @@ class Report:
         self._report["failure"] = None
         self._ended.clear()
 
+    def failed_by(self, **failure: Any) -> None:
+        """What ended the run, where no rank has failed: its `rank` is None. (The source, the session, a disk.)"""
+        with self._lock:
+            self._report["failure"] = self._report["failure"] or failure
+
     def _on_failed(self, **failure: Any) -> None:
         self._report["failure"] = self._report["failure"] or failure
 

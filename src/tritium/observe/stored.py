@@ -140,14 +140,10 @@ class StoredFiles:
             files, _ = self._remote
             target = partial.place.removesuffix(".part")
             files.invalidate_cache()
-            there = files.size(partial.place)
-            if there != partial.size:
-                raise OSError(errno.EIO, f"{there:,} of {partial.size:,} bytes are there")
-            try:
-                files.mv(partial.place, target)
-            except FileExistsError:  # a file system that does not rename over what is there
-                files.rm(target)
-                files.mv(partial.place, target)
+            _check_size(files, partial.place, partial.size)
+            _rename(files, partial.place, target)
+            files.invalidate_cache()
+            _check_size(files, target, partial.size)
         del self._partial[name]
 
     def _drop(self, name: str) -> None:
@@ -161,7 +157,7 @@ class StoredFiles:
             if self._remote is None:
                 os.unlink(partial.place)
             else:
-                self._remote[0].rm(partial.place)
+                self._remote[0].rm_file(partial.place)
 
     def _mixed(self, piece: Piece, written: int) -> StoreFailed:
         path = self.path(piece.name)
@@ -198,6 +194,26 @@ class StoredFiles:
             needed=written + len(piece.body),
             free=free,
         )
+
+
+def _check_size(files: Any, path: str, size: int) -> None:
+    if (there := files.size(path)) != size:
+        raise OSError(errno.EIO, f"{there:,} of {size:,} bytes are there")
+
+
+def _rename(files: Any, place: str, target: str) -> None:
+    """Over what is there. fsspec's own `mv` and `rm` take `?`, `*` and `[` in a path for a pattern; these do not."""
+    import fsspec  # type: ignore[import-untyped]
+
+    if type(files).mv is fsspec.AbstractFileSystem.mv:
+        files.cp_file(place, target)
+        files.rm_file(place)
+        return
+    try:
+        files.mv(place, target)
+    except FileExistsError:  # a file system that does not rename over what is there
+        files.rm_file(target)
+        files.mv(place, target)
 
 
 class _Partial:

@@ -78,8 +78,8 @@ def _need_torch() -> None:
     except ImportError as error:
         raise WrongVersion(
             f"{sys.executable} on {socket.gethostname()} can't import torch: {error}. Executors that score with a "
-            f"model "
-            "need it: install it there, or point spark.pyspark.python at a Python that has it."
+            "model need it: install it there, or set PYSPARK_PYTHON (spark.pyspark.python with spark-submit) to a "
+            "Python that has it before the session is made."
         ) from error
     gc.collect()
     gc.freeze()

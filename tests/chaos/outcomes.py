@@ -25,7 +25,9 @@ DISK = r"No space left on device|the disk .*is full|A disk of Spark's is full"
 MAY = {
     "rank killed": May(r"was killed by SIGKILL"),
     "supervisor killed": May(r"its supervisor, a Python worker of Spark's, was killed or crashed"),
-    "daemon killed": May(r"Spark's Python daemon there \(pid \d+\)|Python daemon"),
+    "daemon killed": May(  # Spark then ends the worker, too, and may notice that first
+        r"Spark's Python daemon there \(pid \d+\)|Python daemon|its supervisor, a Python worker of Spark's, was killed"
+    ),
     "executor killed": May(LOST_EXECUTOR),
     "node killed": May(LOST_EXECUTOR),
     "driver killed": May(r"$^"),

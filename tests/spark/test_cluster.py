@@ -162,6 +162,13 @@ class TestTwoLaunchesAtOnce:
         with cluster.wait_for_slots(Gang(ranks=2), 0.2):  # and everything was given back
             pass
 
+    def test_slots_that_were_lost_are_held_by_nobody(self, spark: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+        """An executor may be killed between the count of the slots and their being held."""
+        cluster = Cluster.of(spark)
+        monkeypatch.setattr(Cluster, "slots", lambda self, gang: 1)
+        with cluster.wait_for_slots(Gang(ranks=2), 0.2):
+            pass
+
     def test_both_go_when_slots_suffice(self, spark: Any) -> None:
         notes: list[str] = []
         cluster = Cluster.of(spark)

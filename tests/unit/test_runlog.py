@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import resource
 import threading
 from dataclasses import replace
 from pathlib import Path
@@ -100,6 +101,28 @@ class TestEvents:
 
 
 class TestOutput:
+    def test_a_line_that_the_disk_cuts_short_is_not_there(self, tmp_path: Path) -> None:
+        log = RunLog(str(tmp_path), {})
+        before = events(tmp_path)
+        soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (tmp_path.joinpath("events.jsonl").stat().st_size + 30, hard))
+        try:
+            log.event("note", text="x" * 100)
+        finally:
+            resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+        assert log.problem is not None
+        assert events(tmp_path) == before
+        log.close()
+
+    def test_a_line_that_a_kill_cut_short_does_not_run_into_the_next(self, tmp_path: Path) -> None:
+        RunLog(str(tmp_path), {}).close()
+        whole = events(tmp_path)
+        with tmp_path.joinpath("events.jsonl").open("a") as file:
+            file.write('{"time": "2026-11-22", "ki')
+        RunLog(str(tmp_path), {}).close()
+        assert events(tmp_path)[: len(whole)] == whole
+        assert [event["kind"] for event in events(tmp_path)[len(whole) :]] == ["run"]
+
     def test_whole_and_by_rank(self, tmp_path: Path) -> None:
         log = RunLog(str(tmp_path), {})
         log.output(0, "half a ")

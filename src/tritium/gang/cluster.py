@@ -137,7 +137,8 @@ class Cluster:
             yield
             return
         ranks = ranks or gang.most
-        share = Fraction(ranks, available)
+        # Executors may have been lost since the slots were counted: nobody holds those.
+        share = Fraction(ranks, max(ranks, available))
         with _reservations(self.spark.sparkContext.applicationId).hold(share, ranks, available, timeout, note):
             yield
 
@@ -292,7 +293,8 @@ class Cluster:
         return self._executors() < _reservations(self.spark.sparkContext.applicationId).executors
 
     def _executors(self) -> int:
-        return int(self.spark.sparkContext._jsc.sc().getExecutorMemoryStatus().size()) - 1  # less the driver
+        """Those that tasks can be given to, as `slots` counts them: their storage registers a moment later."""
+        return int(self.spark.sparkContext._jsc.sc().getExecutorIds().size())
 
     def executor_hosts(self) -> list[str]:
         """The hosts of the executors that have registered; none on Connect, which does not say."""

@@ -293,6 +293,11 @@ def reason_of(how: Ended, *, own: bool = True) -> str:
         return f"{who} was killed or crashed: probably out of memory, unless someone killed it"
     if _EXECUTOR_LOST.match(how.reason):
         return executor_lost(how.reason)
+    if thrown and thrown["type"] == "java.io.IOException" and text == "Stream closed":
+        return (
+            "Spark's connection to a Python worker there, or to the Python daemon that starts them, was closed, as one "
+            f"of them has ended ({first_line(how.reason)})"
+        )
     if thrown and thrown["type"] == _PYTHON:
         return f"{python_error(text)} (raised in the gang's Spark task, by no rank)"[:LONGEST_REASON]
     if thrown and thrown["type"] == "org.apache.spark.SparkException":

@@ -11,6 +11,7 @@ A number that JSON does not know is written as the string "NaN", "Infinity" or "
 
 from __future__ import annotations
 
+import contextlib
 import importlib.metadata
 import json
 import math
@@ -23,7 +24,7 @@ import threading
 from collections.abc import Mapping, Sequence
 from datetime import datetime, timezone
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 from tritium.errors import masked
 from tritium.observe.stored import Piece, StoredFiles
@@ -56,6 +57,30 @@ def run_at(run_dir: str) -> str:
         return str(json.loads(file.read())["run"])
 
 
+def _append_whole(file: IO[bytes], data: bytes) -> None:
+    """All of it or nothing: of a line that a full disk has cut short nothing is left."""
+    before, view = file.seek(0, os.SEEK_END), memoryview(data)
+    try:
+        while view:
+            view = view[file.write(view) :]
+    except OSError:
+        with contextlib.suppress(OSError):
+            file.truncate(before)
+        raise
+
+
+def _drop_torn_line(path: Path) -> None:
+    """A line that an earlier run did not finish, as it was killed, must not run into the next one's first."""
+    if not path.is_file():
+        return
+    with path.open("r+b") as file:
+        end = file.seek(0, os.SEEK_END)
+        file.seek(max(0, end - _TAIL_BYTES))
+        tail = file.read()
+        if not tail.endswith(b"\n"):
+            file.truncate(end - len(tail) + tail.rfind(b"\n") + 1)
+
+
 class RunLog:
     """The run directory, written as the run goes. Every method may be called from any thread.
 
@@ -81,6 +106,7 @@ class RunLog:
             self._folder = Path(self.run_dir)
         self._stored = StoredFiles(self.run_dir, self._remote)
         self._folder.joinpath("logs").mkdir(parents=True, exist_ok=True)
+        _drop_torn_line(self._folder / "events.jsonl")
         self._mark(str(settings.get("run_id", "")))
         self.event("run", settings=without_secrets(settings), versions=versions())
 
@@ -159,8 +185,8 @@ class RunLog:
             if self._closed or self.problem is not None:
                 return
             try:
-                with (self._folder / name).open("ab") as file:
-                    file.write(text.encode("utf-8", "backslashreplace"))
+                with (self._folder / name).open("ab", buffering=0) as file:
+                    _append_whole(file, text.encode("utf-8", "backslashreplace"))
             except OSError as error:
                 self.problem = f"{name} could not be written any further: {error}"
 

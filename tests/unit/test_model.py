@@ -10,6 +10,8 @@ import signal
 import subprocess
 import sys
 import textwrap
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -137,6 +139,50 @@ def test_the_module_is_in_eval_mode_only_while_it_predicts() -> None:
     assert (model.predict(x) == model.predict(x)).all()
     assert all(m.training for m in module.modules())
     assert (x == before).all()
+
+
+def test_threads_that_predict_do_not_put_each_other_in_train_mode() -> None:
+    """The first is done while the second computes, with another model that shares a layer."""
+    layer = nn.Sequential(nn.Dropout(0.9), nn.Linear(3, 1))
+
+    class Slow(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.net = layer
+            self.inside, self.go_on = threading.Event(), threading.Event()
+
+        def forward(self, x: torch.Tensor) -> Any:
+            self.inside.set()
+            assert self.go_on.wait(60)
+            return self.net(x)
+
+    modules, x = [Slow(), Slow()], matrix(frame())
+    right = regression(layer.eval()).predict(x)
+    layer.train()
+    with ThreadPoolExecutor(2) as pool:
+        running = []
+        for module in modules:
+            running.append(pool.submit(regression(module).predict, x))
+            assert module.inside.wait(60)
+        for module, found in zip(modules, running, strict=True):
+            module.go_on.set()
+            assert (found.result(60) == right).all()
+    assert all(m.training for module in modules for m in module.modules()), "as they were"
+
+
+def test_a_module_that_fails_is_left_in_its_mode() -> None:
+    class Broken(nn.Linear):
+        def train(self, mode: bool = True) -> Broken:
+            super().train(mode)
+            if not mode:
+                raise RuntimeError("no eval mode")
+            return self
+
+    model = regression(Broken(3, 1))
+    for _ in range(2):
+        with pytest.raises(RuntimeError, match="no eval mode"):
+            model.predict(matrix(frame()))
+        assert model.module.training
 
 
 def test_classes_and_their_probabilities() -> None:

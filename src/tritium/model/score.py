@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import threading
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
@@ -18,14 +19,31 @@ if TYPE_CHECKING:
 
 @contextmanager
 def evaluating(module: torch.nn.Module) -> Iterator[None]:
-    """In eval mode inside, as it was after."""
-    before = [(m, m.training) for m in module.modules()]
-    module.eval()
+    """In eval mode inside; after it, every layer is as it was.
+
+    Several threads may be inside with modules that share layers: the last one to leave puts a layer's mode back, as
+    the others still compute with it.
+    """
+    layers = list(module.modules())
+    with _lock:
+        for layer in layers:
+            users, training = _evaluated.get(id(layer), (0, layer.training))
+            _evaluated[id(layer)] = (users + 1, training)
     try:
+        module.eval()
         yield
     finally:
-        for m, training in before:
-            m.training = training
+        with _lock:
+            for layer in layers:
+                users, training = _evaluated.pop(id(layer))
+                if users > 1:
+                    _evaluated[id(layer)] = (users - 1, training)
+                else:
+                    layer.training = training
+
+
+_lock = threading.Lock()
+_evaluated: dict[int, tuple[int, bool]] = {}  # by id of a layer that is in use: its users, and its mode before them
 
 
 def score(

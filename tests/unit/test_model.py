@@ -400,6 +400,44 @@ def test_saved_by_import_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
         tr.load(path, trusted="my_own_nets:make")
 
 
+TIED = """
+import torch
+class Tied(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.a, self.b = torch.nn.Linear(3, 3), torch.nn.Linear(3, 3)
+        self.b.weight = self.a.weight
+        self.b.bias.requires_grad_(False)
+        self.register_buffer("one", torch.ones(1))
+        self.register_buffer("other", self.one)
+        self.out = torch.nn.Linear(3, 1)
+    def forward(self, x):
+        return self.out(self.b(self.a(x))) * self.one
+"""
+
+
+@pytest.mark.parametrize("by_value", [False, True])
+def test_tied_weights_are_tied_after_loading(by_value: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "my_tied_nets.py").write_text(TIED)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    import my_tied_nets  # type: ignore[import-not-found]
+
+    model = regression(my_tied_nets.Tied(), origin=None if by_value else my_tied_nets.Tied)
+    model.save(str(tmp_path / "model"))
+    loaded = tr.load(str(tmp_path / "model"), trusted=True)
+    module: Any = loaded.module
+    assert module.a.weight is module.b.weight
+    assert module.one is module.other
+    learns = {name: p.requires_grad for name, p in module.named_parameters()}
+    assert learns == {name: p.requires_grad for name, p in model.module.named_parameters()}
+    with torch.no_grad():
+        module.a.weight.add_(1)
+    assert (loaded.predict(frame()) != model.predict(frame())).any()
+    model.module.load_state_dict(module.state_dict())
+    assert (loaded.predict(frame()) == model.predict(frame())).all()
+    monkeypatch.delitem(sys.modules, "my_tied_nets")
+
+
 def test_what_can_not_be_imported_goes_by_value(tmp_path: Path) -> None:
     for origin in (lambda: nn.Linear(3, 1), nn.Linear(3, 1), None):
         assert regression(origin=origin).origin is None

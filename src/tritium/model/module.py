@@ -137,8 +137,15 @@ def rebuild(
         raise ModelError(f"The model is made by {origin!r}, which {what}: {type(error).__name__}: {error}.") from error
     if not isinstance(module, torch.nn.Module):
         raise ModelError(f"{origin!r} gave a {type(module).__name__}, no torch.nn.Module.")
+    made = module.state_dict(keep_vars=True)
     try:
-        module.load_state_dict(dict(tensors), assign=True)
+        parameters = {  # one for all names of a tensor, as torch would make one for each: tied weights stay tied
+            id(tensor): torch.nn.Parameter(tensor, requires_grad=made[name].requires_grad)
+            for name, tensor in tensors.items()
+            if isinstance(made.get(name), torch.nn.Parameter)
+        }
+        held = {name: parameters.get(id(tensor), tensor) for name, tensor in tensors.items()}
+        module.load_state_dict(held, assign=True)
     except RuntimeError as error:
         raise ModelError(
             f"The weights don't fit what {origin!r} makes now: {error}. Was it changed since the model was saved?"

@@ -31,6 +31,7 @@ from tritium.errors import BadRow, BadSetting, ModelError, SignatureMismatch, Un
 from tritium.model import files, weights
 from tritium.model.copies import Copies
 from tritium.model.signature import Input, Output, Signature
+from tritium.predict.worker import result_type, to_arrow
 
 FEATURES = Input("features", ("a", "b", "c"), "float32", (3,))
 
@@ -139,6 +140,44 @@ def test_the_module_is_in_eval_mode_only_while_it_predicts() -> None:
     assert (model.predict(x) == model.predict(x)).all()
     assert all(m.training for m in module.modules())
     assert (x == before).all()
+
+
+@pytest.mark.parametrize(
+    ("outputs", "task", "empty"),
+    [
+        ((Output("y", "float32", (1,)),), "regression", {"prediction": ((0,), "float64")}),
+        ((Output("y", "bfloat16", (4,)),), "regression", {"prediction": ((0, 4), "float32")}),
+        ((Output("y", "int64", (2, 0, 3)),), None, {"prediction": ((0, 2, 0, 3), "int64")}),
+        ((Output("y", "float32", (None, 3)),), None, {"prediction": ((0, 0, 3), "float32")}),
+        (
+            (Output("y", "float32", (5,)),),
+            "classification",
+            {"prediction": ((0,), "float64"), "probability": ((0, 5), "float64")},
+        ),
+        (
+            (Output("y", "float32", ()),),
+            "classification",
+            {"prediction": ((0,), "float64"), "probability": ((0, 2), "float64")},
+        ),
+        (
+            (Output("y", "float32", ()), Output("z", "bool", (3,))),
+            None,
+            {"y": ((0,), "float64"), "z": ((0, 3), "bool")},
+        ),
+    ],
+)
+def test_no_rows_give_empty_arrays_without_the_module(outputs: Any, task: Any, empty: dict[str, Any]) -> None:
+    class Flat(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return x.view(len(x), -1)
+
+    signature = Signature((FEATURES,), outputs, task)
+    found = tr.Model(Flat(), signature).predict(frame().iloc[:0])
+    named = found if isinstance(found, dict) else {"prediction": found}
+    assert {name: (array.shape, str(array.dtype)) for name, array in named.items()} == empty
+    sent = to_arrow(signature, named)  # what Spark's worker gives for a batch without rows
+    assert len(sent) == 0
+    assert sent.type == result_type(signature)
 
 
 def test_threads_that_predict_do_not_put_each_other_in_train_mode() -> None:

@@ -180,6 +180,20 @@ def test_no_rows_give_empty_arrays_without_the_module(outputs: Any, task: Any, e
     assert sent.type == result_type(signature)
 
 
+def test_a_pandas_column_of_objects_has_no_type_without_rows() -> None:
+    inputs = Input("v", ("v",), "float32", (3,)), Input("n", ("n",), "float32", types=("number",))
+    signature = Signature(inputs, (Output("y"),))
+    model = tr.Model(nn.Identity(), signature)
+    rows = pd.DataFrame({"v": [[1.0, 2.0, 3.0]], "n": [1.0], "s": ["x"]})
+    assert model.predict(rows.iloc[:0]).shape == (0,)  # type: ignore[union-attr]
+    with pytest.raises(SignatureMismatch, match=r"1 difference:\n  - missing column 'v'"):
+        model.predict(rows[["n", "s"]].iloc[:0])
+    with pytest.raises(SignatureMismatch, match=r"1 difference:\n  - column 'n' is timestamp"):
+        model.predict(rows.iloc[:0].astype({"n": "datetime64[us]"}))
+    with pytest.raises(SignatureMismatch, match=r"column 'v' is null"):
+        model.predict(rows.assign(v=None))
+
+
 def test_threads_that_predict_do_not_put_each_other_in_train_mode() -> None:
     """The first is done while the second computes, with another model that shares a layer."""
     layer = nn.Sequential(nn.Dropout(0.9), nn.Linear(3, 1))

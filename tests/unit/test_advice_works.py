@@ -308,6 +308,20 @@ def test_another_run_dir_trains_anew(tmp_path: Path) -> None:
     assert fit(FRAME, **GOOD, run_dir=str(tmp_path / "one"), checkpoint_every=1).history
 
 
+def test_a_training_goes_on_over_other_rows_where_there_is_an_epoch_left(tmp_path: Path) -> None:
+    rows = GOOD | {"run_dir": str(tmp_path / "one"), "checkpoint_every": 1}
+    other = FRAME.assign(y=FRAME.y * 3 + 7)
+    fit(FRAME, **rows)
+    with pytest.raises(errors.DataChanged, match="of an estimator: if_data_changed=") as caught:
+        fit(other, **rows, epochs=2)
+    (anew,) = advised(caught.value, r'if_data_changed="anew"')
+    with pytest.raises(errors.DataChanged, match=r"All epochs \(1\) had ended.*another run_dir"):
+        fit(other, **rows, **anew)  # it used to be the model of the rows before
+    assert len(fit(FRAME, **rows, **anew).history) == 1
+    assert len(fit(other, **rows, **anew, epochs=2).history) == 2
+    assert len(fit(other, **rows | {"run_dir": str(tmp_path / "two")}).history) == 1
+
+
 # --- model
 
 SIGNATURE = Signature((Input("x", ("a", "b"), "float32", (2,)),), (Output("y", shape=(1,)),))

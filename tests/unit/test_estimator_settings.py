@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import random
 import subprocess
 import sys
 import weakref
@@ -491,6 +492,56 @@ def test_a_class_as_model_keeps_its_import_path(tmp_path: Path, monkeypatch: pyt
         assert model.origin == "nets_of_a_user:Net"
     finally:
         del sys.modules["nets_of_a_user"]
+
+
+DRAWN = """
+import numpy as np, random, torch
+class Drawn(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.last = torch.nn.Linear(8, 1)
+        self.draw()
+    def forward(self, x):
+        return self.last(torch.cos(x @ self.drawn))
+class Attribute(Drawn):
+    def draw(self):
+        self.drawn = torch.randn(3, 8)
+class Buffer(Drawn):
+    def draw(self):
+        self.register_buffer("drawn", torch.randn(3, 8), persistent=False)
+class Numpy(Drawn):
+    def draw(self):
+        self.drawn = torch.tensor(np.random.normal(size=(3, 8)) * random.random(), dtype=torch.float32)
+"""
+
+
+@pytest.mark.parametrize(("name", "where"), [("Attribute", "here"), ("Buffer", "here"), ("Numpy", "driver")])
+def test_what_a_module_drew_outside_its_state_is_the_models_too(
+    name: str, where: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Random features: the trained layer means nothing behind other ones."""
+    tmp_path.joinpath("drawing_nets.py").write_text(DRAWN)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    import drawing_nets  # type: ignore[import-not-found]
+
+    try:
+        rows = table(60).to_pandas()[[*X, "y"]]
+        chosen = {"model": getattr(drawing_nets, name), "validation": rows, "seed": 2**32 + 5}
+        before = torch.get_rng_state(), random.getstate(), np.random.get_state()[1].tolist()  # type: ignore[union-attr]
+        model = fit(rows, **GOOD | chosen, **HERE | {"on": where, "ranks": 1 if where == "here" else 2})
+        assert ((model.predict(rows) - rows["y"]) ** 2).mean() == pytest.approx(
+            model.history[-1]["validation_loss"], rel=1e-4
+        )
+        model.save(str(tmp_path / "one"))
+        loaded = tr.load(str(tmp_path / "one"), trusted="drawing_nets")
+        assert (loaded.predict(rows) == model.predict(rows)).all()
+        loaded.save(str(tmp_path / "two"))
+        again = tr.load(str(tmp_path / "two"), trusted="drawing_nets")
+        assert (again.predict(rows) == model.predict(rows)).all()
+        assert torch.equal(torch.get_rng_state(), before[0]), "the user's generators are as they were"
+        assert (random.getstate(), np.random.get_state()[1].tolist()) == before[1:]  # type: ignore[union-attr]
+    finally:
+        del sys.modules["drawing_nets"]
 
 
 def test_what_is_advised_for_a_null_a_nan_and_a_ragged_row_is_a_setting_here() -> None:

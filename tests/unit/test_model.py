@@ -10,6 +10,8 @@ import signal
 import subprocess
 import sys
 import textwrap
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +31,7 @@ from tritium.errors import BadRow, BadSetting, ModelError, SignatureMismatch, Un
 from tritium.model import files, weights
 from tritium.model.copies import Copies
 from tritium.model.signature import Input, Output, Signature
+from tritium.predict.worker import result_type, to_arrow
 
 FEATURES = Input("features", ("a", "b", "c"), "float32", (3,))
 
@@ -137,6 +140,102 @@ def test_the_module_is_in_eval_mode_only_while_it_predicts() -> None:
     assert (model.predict(x) == model.predict(x)).all()
     assert all(m.training for m in module.modules())
     assert (x == before).all()
+
+
+@pytest.mark.parametrize(
+    ("outputs", "task", "empty"),
+    [
+        ((Output("y", "float32", (1,)),), "regression", {"prediction": ((0,), "float64")}),
+        ((Output("y", "bfloat16", (4,)),), "regression", {"prediction": ((0, 4), "float32")}),
+        ((Output("y", "int64", (2, 0, 3)),), None, {"prediction": ((0, 2, 0, 3), "int64")}),
+        ((Output("y", "float32", (None, 3)),), None, {"prediction": ((0, 0, 3), "float32")}),
+        (
+            (Output("y", "float32", (5,)),),
+            "classification",
+            {"prediction": ((0,), "float64"), "probability": ((0, 5), "float64")},
+        ),
+        (
+            (Output("y", "float32", ()),),
+            "classification",
+            {"prediction": ((0,), "float64"), "probability": ((0, 2), "float64")},
+        ),
+        (
+            (Output("y", "float32", ()), Output("z", "bool", (3,))),
+            None,
+            {"y": ((0,), "float64"), "z": ((0, 3), "bool")},
+        ),
+    ],
+)
+def test_no_rows_give_empty_arrays_without_the_module(outputs: Any, task: Any, empty: dict[str, Any]) -> None:
+    class Flat(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return x.view(len(x), -1)
+
+    signature = Signature((FEATURES,), outputs, task)
+    found = tr.Model(Flat(), signature).predict(frame().iloc[:0])
+    named = found if isinstance(found, dict) else {"prediction": found}
+    assert {name: (array.shape, str(array.dtype)) for name, array in named.items()} == empty
+    sent = to_arrow(signature, named)  # what Spark's worker gives for a batch without rows
+    assert len(sent) == 0
+    assert sent.type == result_type(signature)
+
+
+def test_a_pandas_column_of_objects_has_no_type_without_rows() -> None:
+    inputs = Input("v", ("v",), "float32", (3,)), Input("n", ("n",), "float32", types=("number",))
+    signature = Signature(inputs, (Output("y"),))
+    model = tr.Model(nn.Identity(), signature)
+    rows = pd.DataFrame({"v": [[1.0, 2.0, 3.0]], "n": [1.0], "s": ["x"]})
+    assert model.predict(rows.iloc[:0]).shape == (0,)  # type: ignore[union-attr]
+    with pytest.raises(SignatureMismatch, match=r"1 difference:\n  - missing column 'v'"):
+        model.predict(rows[["n", "s"]].iloc[:0])
+    with pytest.raises(SignatureMismatch, match=r"1 difference:\n  - column 'n' is timestamp"):
+        model.predict(rows.iloc[:0].astype({"n": "datetime64[us]"}))
+    with pytest.raises(SignatureMismatch, match=r"column 'v' is null"):
+        model.predict(rows.assign(v=None))
+
+
+def test_threads_that_predict_do_not_put_each_other_in_train_mode() -> None:
+    """The first is done while the second computes, with another model that shares a layer."""
+    layer = nn.Sequential(nn.Dropout(0.9), nn.Linear(3, 1))
+
+    class Slow(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.net = layer
+            self.inside, self.go_on = threading.Event(), threading.Event()
+
+        def forward(self, x: torch.Tensor) -> Any:
+            self.inside.set()
+            assert self.go_on.wait(60)
+            return self.net(x)
+
+    modules, x = [Slow(), Slow()], matrix(frame())
+    right = regression(layer.eval()).predict(x)
+    layer.train()
+    with ThreadPoolExecutor(2) as pool:
+        running = []
+        for module in modules:
+            running.append(pool.submit(regression(module).predict, x))
+            assert module.inside.wait(60)
+        for module, found in zip(modules, running, strict=True):
+            module.go_on.set()
+            assert (found.result(60) == right).all()
+    assert all(m.training for module in modules for m in module.modules()), "as they were"
+
+
+def test_a_module_that_fails_is_left_in_its_mode() -> None:
+    class Broken(nn.Linear):
+        def train(self, mode: bool = True) -> Broken:
+            super().train(mode)
+            if not mode:
+                raise RuntimeError("no eval mode")
+            return self
+
+    model = regression(Broken(3, 1))
+    for _ in range(2):
+        with pytest.raises(RuntimeError, match="no eval mode"):
+            model.predict(matrix(frame()))
+        assert model.module.training
 
 
 def test_classes_and_their_probabilities() -> None:
@@ -352,6 +451,44 @@ def test_saved_by_import_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     (tmp_path / "my_own_nets.py").unlink()
     with pytest.raises(ModelError, match=r"can't be imported here.*PYTHONPATH"):
         tr.load(path, trusted="my_own_nets:make")
+
+
+TIED = """
+import torch
+class Tied(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.a, self.b = torch.nn.Linear(3, 3), torch.nn.Linear(3, 3)
+        self.b.weight = self.a.weight
+        self.b.bias.requires_grad_(False)
+        self.register_buffer("one", torch.ones(1))
+        self.register_buffer("other", self.one)
+        self.out = torch.nn.Linear(3, 1)
+    def forward(self, x):
+        return self.out(self.b(self.a(x))) * self.one
+"""
+
+
+@pytest.mark.parametrize("by_value", [False, True])
+def test_tied_weights_are_tied_after_loading(by_value: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "my_tied_nets.py").write_text(TIED)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    import my_tied_nets  # type: ignore[import-not-found]
+
+    model = regression(my_tied_nets.Tied(), origin=None if by_value else my_tied_nets.Tied)
+    model.save(str(tmp_path / "model"))
+    loaded = tr.load(str(tmp_path / "model"), trusted=True)
+    module: Any = loaded.module
+    assert module.a.weight is module.b.weight
+    assert module.one is module.other
+    learns = {name: p.requires_grad for name, p in module.named_parameters()}
+    assert learns == {name: p.requires_grad for name, p in model.module.named_parameters()}
+    with torch.no_grad():
+        module.a.weight.add_(1)
+    assert (loaded.predict(frame()) != model.predict(frame())).any()
+    model.module.load_state_dict(module.state_dict())
+    assert (loaded.predict(frame()) == model.predict(frame())).all()
+    monkeypatch.delitem(sys.modules, "my_tied_nets")
 
 
 def test_what_can_not_be_imported_goes_by_value(tmp_path: Path) -> None:

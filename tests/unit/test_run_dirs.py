@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import gc
 import json
+import weakref
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+import pandas as pd
+import pyarrow as pa
 import pytest
 import torch
 from pyspark.ml import Pipeline
@@ -56,6 +60,24 @@ def test_a_fold_keeps_its_number_and_threads_make_no_difference() -> None:
     with ThreadPoolExecutor(8) as pool:
         found = list(pool.map(lambda i: below("/runs", {"epochs": i % 20}, Rows(9), fitted), range(400)))
     assert sorted(set(found)) == sorted({f"/runs/epochs={i}/{3 if i == 1 else 1}" for i in range(20)})
+
+
+@pytest.mark.parametrize("make", [lambda i: pd.DataFrame({"a": [i]}), lambda i: pa.table({"a": [i]})])
+def test_a_table_that_is_gone_does_not_give_its_number_to_another(make: Any) -> None:
+    """CPython uses an address again at once, and with it the id of what was there."""
+    fitted: dict[str, list[int]] = {}
+    kept = make(-1)
+    places = [below("/runs", {}, kept, fitted)]
+    for i in range(20):
+        places.append(below("/runs", {}, make(i), fitted))
+        gc.collect()
+    assert places == [f"/runs/default/{i}" for i in range(1, 22)]
+    assert below("/runs", {}, kept, fitted) == places[0], "the same object goes on where it was"
+    held = weakref.ref(table := make(0))
+    below("/runs", {}, table, fitted)
+    del table
+    gc.collect()
+    assert held() is None, "an estimator does not keep the tables that it was fitted on"
 
 
 def estimator(**changes: Any) -> TorchEstimator:

@@ -151,13 +151,20 @@ class Passes:
         verdict = compare(before, summary(shard.feed.fingerprint))
         if verdict == "same":
             return None
-        if verdict == "changed" and self._if_changed == "refuse":
+        left = state["epoch"] < self._n  # else there is nothing that could begin anew: no row of now would be seen
+        if verdict == "changed" and (self._if_changed == "refuse" or not left):
             rows = summary(shard.feed.fingerprint)["rows"]
             where = differences(self._partitions, shard.feed.fingerprint) if self._partitions else ""
+            advice = (
+                "Train on the same rows, start anew in another run_dir, or say that the epoch shall begin anew with "
+                'the rows of now: if_changed="anew" (of an estimator: if_data_changed="anew").'
+                if left
+                else f"All epochs ({self._n}) had ended, so that none can begin anew with the rows of now: train on "
+                "the same rows, or start anew in another run_dir."
+            )
             raise DataChanged(
                 f"{self._where()}the rows are not those of the checkpoint: {rows} rows, were {before['rows']}"
-                f"{'; ' if where else ''}{where}. Train on the same rows, start anew in another run_dir, or say that "
-                'the epoch shall begin anew with the rows of now: if_changed="anew".',
+                f"{'; ' if where else ''}{where}. {advice}",
                 shard=shard.name,
                 rows=rows,
                 before=before["rows"],

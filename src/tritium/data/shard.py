@@ -122,6 +122,7 @@ class Shard:
                     states of all ranks, in rank order, also continues at another world size. Where Spark has given
                     the same rows other ids since, the epoch starts anew, and says so.
         if_changed: what to do when the rows are others than those of the state: "refuse", or begin its epoch "anew".
+                    After the last epoch there is none to begin: they are refused.
 
         Raises BadSetting at once; at the first epoch, the same on every rank, EmptyShard and DataChanged.
         """

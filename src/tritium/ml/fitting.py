@@ -171,7 +171,7 @@ def run(
         module.load_state_dict(weights.read(bytearray(file.read())))
     module.eval()
     origin = None if isinstance(settings.model, torch.nn.Module) else settings.model
-    return Model(module, signature(plan, seen), history=seen["history"], origin=origin)
+    return Model(module, signature(plan, seen), history=seen["history"], origin=origin, seed=settings.seed)
 
 
 def free_slots(gang: Gang, frame: Any) -> list[str]:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import hashlib
+import itertools
 import json
 import re
 import threading
+import weakref
 from collections.abc import Mapping
 from typing import Any
 
@@ -16,6 +18,8 @@ PARAMS = "params.json"
 _UNSAFE = re.compile(r"[^A-Za-z0-9_.,=+-]+")
 _LONGEST = 80
 _lock = threading.Lock()
+_tables: dict[int, int] = {}  # id of a table that is alive → its number
+_numbers = itertools.count(1 << 32)  # a semantic hash has 32 bits
 
 
 def below(run_dir: str, params: Mapping[str, Any], dataset: Any, fitted: dict[str, list[int]]) -> str:
@@ -27,13 +31,23 @@ def below(run_dir: str, params: Mapping[str, Any], dataset: Any, fitted: dict[st
     fitted : name → the datasets so far, kept by the estimator and all its copies.
     """
     name = name_of_map(params)
-    key = dataset.semanticHash() if hasattr(dataset, "semanticHash") else id(dataset)
+    key = dataset.semanticHash() if hasattr(dataset, "semanticHash") else _number_of(dataset)
     with _lock:
         known = fitted.setdefault(name, [])
         if key not in known:
             known.append(key)
         number = known.index(key) + 1
     return f"{run_dir.rstrip('/')}/{name}/{number}"
+
+
+def _number_of(table: Any) -> int:
+    """A number of this table that no other object in this process has or gets, unlike its `id`, which is used again."""
+    known = id(table)
+    with _lock:
+        if known not in _tables:
+            _tables[known] = next(_numbers)
+            weakref.finalize(table, _tables.pop, known).atexit = False
+        return _tables[known]
 
 
 def name_of_map(params: Mapping[str, Any]) -> str:

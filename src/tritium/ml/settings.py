@@ -192,12 +192,19 @@ class TorchSettings:
         return tuple(f.name for f in fields(cls))
 
     def make_module(self) -> Any:
-        """A module of our own: the function's, or a copy of the one that was given."""
+        """A module of our own: the function's, or a copy of the one that was given.
+
+        Every call of the function draws the same random numbers, so that what is in no state_dict (random features, a
+        buffer that is not persistent) is the same in all ranks, on the driver, and in the model that is loaded.
+        """
         import torch
+
+        from tritium.model.module import seeded
 
         if isinstance(self.model, torch.nn.Module):
             return copy.deepcopy(self.model)
-        made = self.model()
+        with seeded(self.seed):
+            made = self.model()
         if not isinstance(made, torch.nn.Module):
             raise BadSetting(f"model={name_of(self.model)} returned a {type(made).__name__}, not a torch.nn.Module.")
         return made

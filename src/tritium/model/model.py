@@ -24,6 +24,8 @@ class Model:
     `history` is one dict per epoch. `origin` is the function or class without arguments that makes such a
     module, or its "package.module:name": a saved model then names it, and whoever loads it says that this may run
     (`load`). Without one that can be imported, the module is saved by value, and loading it runs code from the file.
+    `seed` is what torch, NumPy and `random` were seeded with when `origin` made the module; `load` seeds them so again,
+    for what it draws beside its weights. An estimator gives it.
     """
 
     def __init__(
@@ -33,6 +35,7 @@ class Model:
         *,
         history: Sequence[Mapping[str, Any]] = (),
         origin: Any = None,
+        seed: int | None = None,
     ) -> None:
         from tritium.model.module import importable
 
@@ -40,6 +43,7 @@ class Model:
         self.signature = signature
         self.history = [dict(epoch) for epoch in history]
         self.origin = importable(origin)
+        self.seed = seed
         self._copies = Copies()
 
     def __repr__(self) -> str:
@@ -85,9 +89,10 @@ class Model:
         }
         if self.origin is None:
             contents[_CODE] = [by_value(self.module, tensors.named)]
+        made = {"import": self.origin} | ({} if self.seed is None else {"seed": self.seed})
         facts = {
             "versions": files.versions(),
-            "module": {"import": self.origin} if self.origin else {"by value": _CODE},
+            "module": made if self.origin else {"by value": _CODE},
             "trainable": trainable(tensors.named),
         }
         files.save(path, contents, facts, overwrite=overwrite)
@@ -112,7 +117,7 @@ def load(path: str, trusted: bool | str | Sequence[str] = False) -> Model:
     trust = Trust.of(trusted)
     path = files.located(str(path))
     manifest = files.read_manifest(path)
-    origin = manifest["module"].get("import")
+    origin, seed = manifest["module"].get("import"), manifest["module"].get("seed")
     if origin is None and not trust.everything:
         raise UntrustedModel(
             f"The model at {path!r} holds its code by value: loading it runs code from that file, with your rights, "
@@ -126,11 +131,11 @@ def load(path: str, trusted: bool | str | Sequence[str] = False) -> Model:
     history = json.loads(bytes(files.read(path, _HISTORY, manifest)))
     tensors = read(files.read(path, _WEIGHTS, manifest))
     if make is not None:
-        module = rebuild(origin, make, tensors)
+        module = rebuild(origin, make, tensors, seed)
     else:
         module = restore(bytes(files.read(path, _CODE, manifest)), tensors, manifest["trainable"])
     module.eval()
-    return Model(module, signature, history=history, origin=origin)
+    return Model(module, signature, history=history, origin=origin, seed=seed)
 
 
 def check_batch_size(batch_size: int) -> None:

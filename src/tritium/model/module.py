@@ -6,7 +6,10 @@ import importlib
 import inspect
 import io
 import pickle
-from collections.abc import Callable, Mapping
+import random
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, nullcontext
 from typing import TYPE_CHECKING, Any
 
 import cloudpickle
@@ -89,19 +92,60 @@ def importable(origin: Any) -> str | None:
     return f"{home}:{name}" if found is origin else None
 
 
-def rebuild(origin: str, make: Callable[[], Any], tensors: Mapping[str, torch.Tensor]) -> torch.nn.Module:
-    """Call `make`, which `origin` names, and put these tensors in the place of the weights that it made."""
+@contextmanager
+def seeded(seed: int) -> Iterator[None]:
+    """Let torch, NumPy and `random` draw from `seed` in the block; after it they go on as if it had not been.
+
+    One thread at a time, as the generators are the process's.
+    """
+    import numpy as np
+    import torch
+
+    with _drawing:
+        # Without CUDA there is no state of its own to put back, and asking for one would start it.
+        gpus = range(torch.cuda.device_count()) if torch.cuda.is_initialized() else ()  # type: ignore[no-untyped-call]
+        before = np.random.get_state(), random.getstate()
+        with torch.random.fork_rng(devices=gpus):
+            torch.manual_seed(seed)
+            np.random.seed(seed % 2**32)
+            random.seed(seed)
+            try:
+                yield
+            finally:
+                np.random.set_state(before[0])
+                random.setstate(before[1])
+
+
+_drawing = threading.RLock()  # a function that makes a module may load another one
+
+
+def rebuild(
+    origin: str, make: Callable[[], Any], tensors: Mapping[str, torch.Tensor], seed: int | None = None
+) -> torch.nn.Module:
+    """Call `make`, which `origin` names, and put these tensors in the place of the weights that it made.
+
+    `seed`: what random numbers begin from meanwhile, as when the module was trained: not all that is drawn needs to be
+    in its state. None: from anywhere.
+    """
     import torch
 
     try:
-        module = make()
+        with seeded(seed) if seed is not None else nullcontext():
+            module = make()
     except Exception as error:
         what = "can't be called without arguments" if isinstance(error, TypeError) else "raised when it was called"
         raise ModelError(f"The model is made by {origin!r}, which {what}: {type(error).__name__}: {error}.") from error
     if not isinstance(module, torch.nn.Module):
         raise ModelError(f"{origin!r} gave a {type(module).__name__}, no torch.nn.Module.")
+    made = module.state_dict(keep_vars=True)
     try:
-        module.load_state_dict(dict(tensors), assign=True)
+        parameters = {  # one for all names of a tensor, as torch would make one for each: tied weights stay tied
+            id(tensor): torch.nn.Parameter(tensor, requires_grad=made[name].requires_grad)
+            for name, tensor in tensors.items()
+            if isinstance(made.get(name), torch.nn.Parameter)
+        }
+        held = {name: parameters.get(id(tensor), tensor) for name, tensor in tensors.items()}
+        module.load_state_dict(held, assign=True)
     except RuntimeError as error:
         raise ModelError(
             f"The weights don't fit what {origin!r} makes now: {error}. Was it changed since the model was saved?"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import threading
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
@@ -18,14 +19,31 @@ if TYPE_CHECKING:
 
 @contextmanager
 def evaluating(module: torch.nn.Module) -> Iterator[None]:
-    """In eval mode inside, as it was after."""
-    before = [(m, m.training) for m in module.modules()]
-    module.eval()
+    """In eval mode inside; after it, every layer is as it was.
+
+    Several threads may be inside with modules that share layers: the last one to leave puts a layer's mode back, as
+    the others still compute with it.
+    """
+    layers = list(module.modules())
+    with _lock:
+        for layer in layers:
+            users, training = _evaluated.get(id(layer), (0, layer.training))
+            _evaluated[id(layer)] = (users + 1, training)
     try:
+        module.eval()
         yield
     finally:
-        for m, training in before:
-            m.training = training
+        with _lock:
+            for layer in layers:
+                users, training = _evaluated.pop(id(layer))
+                if users > 1:
+                    _evaluated[id(layer)] = (users - 1, training)
+                else:
+                    layer.training = training
+
+
+_lock = threading.Lock()
+_evaluated: dict[int, tuple[int, bool]] = {}  # by id of a layer that is in use: its users, and its mode before them
 
 
 def score(
@@ -41,14 +59,17 @@ def score(
 
     `inputs` are `[rows, *shape]` by name. One scalar gives float64 `[rows]`; classification gives
     `prediction` (the class index as float64 `[rows]`) and `probability` (float64 `[rows, classes]`); others
-    `[rows, *shape]` in their dtype.
+    `[rows, *shape]` in their dtype. For no rows the module is not called, as many can't take them; a length that varies
+    is 0 then.
     """
     import torch
 
     rows = len(next(iter(inputs.values())))
+    if rows == 0:
+        return _empty(signature)
     parts: list[dict[str, np.ndarray]] = []
     with torch.inference_mode():
-        for start in range(0, max(rows, 1), batch_size):
+        for start in range(0, rows, batch_size):
             batch = {n: torch.tensor(a[start : start + batch_size], device=device) for n, a in inputs.items()}
             parts.append(_columns(signature, call(module, signature, batch), min(batch_size, rows - start)))
     return parts[0] if len(parts) == 1 else {n: np.concatenate([p[n] for p in parts]) for n in parts[0]}
@@ -78,8 +99,31 @@ def _columns(signature: Signature, outputs: Mapping[str, torch.Tensor], rows: in
         _check(output, outputs[output.name], rows)
     if signature.task == "classification":
         return _classes(signature, outputs[signature.outputs[0].name])
-    names = ["prediction"] if len(signature.outputs) == 1 else [o.name for o in signature.outputs]
-    return {n: _array(o, outputs[o.name]) for n, o in zip(names, signature.outputs, strict=True)}
+    return {n: _array(o, outputs[o.name]) for n, o in _named(signature)}
+
+
+def _named(signature: Signature) -> list[tuple[str, Output]]:
+    """The outputs, under the names that their predictions have."""
+    if len(signature.outputs) == 1:
+        return [("prediction", signature.outputs[0])]
+    return [(o.name, o) for o in signature.outputs]
+
+
+def _empty(signature: Signature) -> dict[str, np.ndarray]:
+    """The predictions for no rows, as the signature says them."""
+    if signature.task == "classification":
+        output = signature.outputs[0]
+        classes = 2 if output.scalar else output.shape[0] or 0
+        return {"prediction": np.empty(0), "probability": np.empty((0, classes))}
+    return {
+        n: np.empty(0) if o.scalar else np.empty((0, *(w or 0 for w in o.shape)), _dtype(o))
+        for n, o in _named(signature)
+    }
+
+
+def _dtype(output: Output) -> str:
+    """What `_array` gives for it; NumPy has no bfloat16."""
+    return "float32" if output.dtype in ("bfloat16", "float16") else output.dtype
 
 
 def _check(output: Output, tensor: torch.Tensor, rows: int) -> None:

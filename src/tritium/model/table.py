@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Container, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
@@ -51,11 +51,13 @@ def mismatch(differences: list[str]) -> SignatureMismatch:
     return SignatureMismatch(f"The data does not fit the model's signature, {count}:{listed}", differences=differences)
 
 
-def _differences(taken: Input, columns: Mapping[str, SourceType]) -> list[str]:
+def _differences(taken: Input, columns: Mapping[str, SourceType], untyped: Container[str] = ()) -> list[str]:
     found = []
     for position, name in enumerate(taken.columns):
         if name not in columns:
             found.append(f"missing column {name!r} (input {taken.name!r}).{close(name, columns)}")
+            continue
+        if name in untyped:
             continue
         kind = columns[name]
         leaf, depth = kind.leaf()
@@ -166,12 +168,19 @@ def _is_table(data: Any) -> bool:
 
 
 def _from_table(signature: Signature, data: Any) -> dict[str, np.ndarray[Any, Any]]:
+    import pyarrow as pa
+
     from tritium.data.codec import read
     from tritium.data.tables import Tables, table_of
 
     table = table_of(data, "predict")
-    planned = fields(signature, table.schema)
     columns = columns_of(table.schema)
+    untyped = {f.name for f in table.schema if pa.types.is_null(f.type)} & set(signature.columns)
+    if untyped and not len(table):  # a pandas column of objects (words, arrays) has no type without rows
+        if differences := [d for i in signature.inputs for d in _differences(i, columns, untyped)]:
+            raise mismatch(differences)
+        return {i.name: np.empty((0, *(n or 0 for n in i.shape)), i.dtype) for i in signature.inputs}
+    planned = fields(signature, table.schema)
     found: dict[str, Any] = {}
     for taken in signature.inputs:
         field = planned[taken.name]

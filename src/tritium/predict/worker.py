@@ -167,7 +167,7 @@ def _nested(rows: np.ndarray[Any, Any], kind: pa.DataType) -> pa.Array:
     """`[rows, n, m]` as lists of lists over one flat buffer."""
     if not pa.types.is_list(kind):
         return pa.array(rows.reshape(-1), type=kind)
-    flat = rows.reshape(-1, *rows.shape[2:]) if rows.ndim > 1 else rows
     width = rows.shape[1] if rows.ndim > 1 else 1
+    flat = rows.reshape(len(rows) * width, *rows.shape[2:])  # without -1, which NumPy can't tell where a length is 0
     offsets = pa.array(np.arange(len(rows) + 1, dtype=np.int32) * width)
     return pa.ListArray.from_arrays(offsets, _nested(flat, kind.value_type), type=kind)

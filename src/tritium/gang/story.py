@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
-from tritium.errors import IncompleteShard, JobFailed, RankFailed, SetupError, TritiumError, masked
+from tritium.errors import BadRow, DataChanged, IncompleteShard, JobFailed, RankFailed, SetupError, TritiumError, masked
 
 if TYPE_CHECKING:
     from tritium.gang.launch import Watch
@@ -49,6 +49,7 @@ def finish(error: TritiumError, watch: Watch, tried: Sequence[str] = ()) -> None
     if watch.newest is not None:
         step, path = watch.newest
         places += [f"Newest checkpoint: step {step}, in {path}"]
-        places += [f'Next: the same call with run_dir="{watch.run_dir}" goes on from there.']
+        if not isinstance(error, (BadRow, DataChanged)):  # which the same call would meet again
+            places += [f'Next: the same call with run_dir="{watch.run_dir}" goes on from there.']
     paragraphs = [str(error).rstrip(), "\n".join(filter(None, tried)), "\n".join(places)]
     error.args = (masked("\n\n".join(filter(None, paragraphs))),)

@@ -75,7 +75,7 @@ def _train(
     this = about(settings, module, optimizer, shard.schema)
     whole = lambda: step_count(shard.counts, batch_size, settings.remainder)  # noqa: E731
     alarm, pace = Alarm(ranks, shard.schema), Pace(settings, optimizer, whole, tell)
-    stopper, show = Stopper(settings, module), Show(settings, world)
+    stopper, show = Stopper(settings, module, tell), Show(settings, world)
     state = TrainState(module, optimizer, ranks.rank, ranks.size, ranks.device)
     keeper = Keeper(settings, world, shard, state, replica, alarm, pace, stopper, this, planned, must=named)
     keeper.load()

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import copy
+import dataclasses
 import hashlib
 import time
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
 
-from tritium.ml.settings import TorchSettings
+from tritium.ml.settings import EarlyStopping, TorchSettings
 
 _SHOW_SECONDS = 0.5
 
@@ -188,12 +189,11 @@ def _described(scheduler: Any) -> str:
 class Stopper:
     """Early stopping: what it sees is equal on every rank, and so is what it decides."""
 
-    def __init__(self, settings: TorchSettings, module: torch.nn.Module) -> None:
-        self._rule = settings.stopping()
-        self._module = module
-        self._monitor = "validation_loss" if settings.validation is not None else "loss"
-        if self._rule is not None and self._rule.monitor is not None:
-            self._monitor = self._rule.monitor
+    def __init__(
+        self, settings: TorchSettings, module: torch.nn.Module, tell: Callable[[str], Any] = lambda _: None
+    ) -> None:
+        self._rule, self._epochs = stopping_rule(settings), settings.epochs
+        self._module, self._tell = module, tell
         self._best: float | None = None
         self._weights: dict[str, torch.Tensor] = {}
         self._waited = 0
@@ -207,7 +207,7 @@ class Stopper:
         """An epoch's values."""
         if self._rule is None:
             return
-        value = float(entry[self._monitor])
+        value = float(entry[str(self._rule.monitor)])
         if not self._rule.better(value, self._best):
             self._waited += 1
             return
@@ -217,16 +217,52 @@ class Stopper:
 
     def state_dict(self) -> dict[str, Any]:
         """For a checkpoint."""
-        return {"best": self._best, "waited": self._waited, "weights": self._weights}
+        rule = None if self._rule is None else dataclasses.asdict(self._rule)
+        return {"rule": rule, "best": self._best, "waited": self._waited, "weights": self._weights}
 
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on as then."""
-        self._best, self._waited, self._weights = state["best"], state["waited"], state["weights"]
+    def load_state_dict(self, state: Mapping[str, Any], epochs: int) -> None:
+        """Go on as after so many epochs; by another rule nothing was best yet, and nothing is waited for."""
+        before, now = state.get("rule"), self._rule
+        if now is None:
+            return
+        if before is not None and _same_best(before, now):
+            self._best, self._waited, self._weights = state["best"], state["waited"], state["weights"]
+        elif 0 < epochs < self._epochs:
+            self._tell(
+                f"early stopping looks for the best epoch from epoch {epochs + 1} on: "
+                f"{'there was none' if before is None else 'its rule was another one'} in the {epochs} before"
+            )
 
     def restore_best(self) -> None:
         """Gives the module the weights of its best epoch, if that is asked for."""
-        if self._weights:
+        if self._weights and self._rule is not None and self._rule.restore_best:
             self._module.load_state_dict(self._weights)
+
+
+def stopping_rule(settings: TorchSettings) -> EarlyStopping | None:
+    """The rule of early stopping, with the name of the value that counts."""
+    rule = settings.stopping()
+    if rule is None or rule.monitor is not None:
+        return rule
+    return dataclasses.replace(rule, monitor="validation_loss" if settings.validation is not None else "loss")
+
+
+def stays_stopped(saved: Mapping[str, Any], settings: TorchSettings) -> bool:
+    """Whether a training that was `stopped` before its last epoch still is by the settings of now.
+
+    What early stopping has ended goes on when there is none any more, its rule is another or its patience longer; what
+    a callback has ended does not.
+    """
+    state = saved["stopper"]
+    before, now = state.get("rule"), stopping_rule(settings)
+    if not saved["stopped"] or before is None or state["waited"] < before["patience"]:
+        return bool(saved["stopped"])
+    return now is not None and _same_best(before, now) and state["waited"] >= now.patience
+
+
+def _same_best(before: Mapping[str, Any], now: EarlyStopping) -> bool:
+    """Whether two rules call the same epochs best, and keep the weights of those; they may differ in patience."""
+    return dict(before) | {"patience": 0} == dataclasses.asdict(now) | {"patience": 0}
 
 
 class Show:

@@ -12,6 +12,7 @@ import torch
 from tritium.data.schema import Field
 from tritium.errors import BadSetting, CheckpointFailed
 from tritium.ml.digest import described, digest, is_own
+from tritium.ml.pace import stays_stopped
 from tritium.ml.settings import TorchSettings, name_of
 from tritium.ml.trial import try_optimizer
 from tritium.model.checkpoint import Damaged, Store
@@ -144,7 +145,7 @@ def look(run_dir: str, settings: TorchSettings, now: Mapping[str, Any]) -> str |
             f"after step {step}, are neither read nor replaced"
         )
     done = len(state["history"])
-    epochs = done if state["stopped"] else settings.epochs  # callbacks or early stopping have ended it
+    epochs = done if stays_stopped(state, settings) else settings.epochs  # callbacks or early stopping have ended it
     if state["finished"] and done >= epochs:
         return (
             f"the training in {run_dir} has ended after {done} epochs: nothing is left to do, its model is given back"

@@ -83,10 +83,10 @@ class Keeper:
         layers, add groups to the optimizer, draw random numbers. What became of it later is in the checkpoint.
         """
         state, saved, self._saved = self._state, self._saved, None
+        self._pace.begin()
         if saved is None:
             self._replica.refresh(state.optimizer)
             return None
-        self._pace.before_load()
         self._put_back_groups(saved["groups"])
         self._replica.train_only(saved["trainable"])
         self._replica.refresh(state.optimizer)

@@ -7,7 +7,8 @@ import dataclasses
 import hashlib
 import time
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -23,6 +24,10 @@ class Pace:
     Where a training stands in its schedule depends on the share of it that is done, and on nothing else: a scheduler
     that counts steps is one over all steps of the epochs and the world size of now. When either has changed since the
     checkpoint, a new scheduler is stepped to that place, from what the optimizer begins with.
+
+    A scheduler has the groups that the optimizer held when the training began. One that a callback adds later keeps its
+    own options: torch's schedulers keep a value per group from when they were made, and most can't take another one
+    (LambdaLR and OneCycleLR fail, StepLR goes on with it, CosineAnnealingLR leaves it alone).
     """
 
     def __init__(
@@ -41,19 +46,38 @@ class Pace:
         self._at = self._of = 0  # steps of a scheduler that counts them
         self._from = self._span = self._taken = 0
         self._groups = 1
-        self._plain = _options(optimizer)  # without a scheduler
-        if settings.lr_scheduler is not None and not self._per_step:
-            self._scheduler = settings.lr_scheduler(optimizer)
+        self._plain: list[dict[str, Any]] = []  # the options of each group without a scheduler
+        self._fresh: list[dict[str, Any]] = []  # and with a new one
+        self._untold = True
+
+    def begin(self) -> None:
+        """After `on_train_start`, before the optimizer's state is put back: note what a schedule begins with."""
+        self._plain = _options(self._optimizer)
+        if self._settings.lr_scheduler is not None and not self._per_step:
+            self._scheduler = self._settings.lr_scheduler(self._optimizer)
             self._made = _described(self._scheduler)
-        self._fresh = _options(optimizer)
+        self._fresh = _options(self._optimizer)
+
+    @contextmanager
+    def _as_begun(self) -> Iterator[None]:
+        """The optimizer without the groups that were added since the training began."""
+        groups = self._optimizer.param_groups
+        if (added := len(groups) - len(self._fresh)) <= 0:
+            yield
+            return
+        if self._untold:
+            self._untold = False
+            self._tell(
+                f"lr_scheduler leaves the learning rate of {added} group{'s' * (added > 1)} of the optimizer as it is, "
+                "as a callback has added them to those that it was made for"
+            )
+        self._optimizer.param_groups = groups[: len(self._fresh)]
+        try:
+            yield
+        finally:
+            self._optimizer.param_groups = groups
 
     # ---- going on where a checkpoint was
-
-    def before_load(self) -> None:
-        """Before the optimizer's state is put back: note what a schedule begins with."""
-        self._fresh = _options(self._optimizer)
-        if self._scheduler is None:
-            self._plain = self._fresh
 
     def state_dict(self) -> dict[str, Any]:
         """For a checkpoint."""
@@ -89,7 +113,8 @@ class Pace:
         then = _options(self._optimizer)
         if saved is not None:
             _put(self._optimizer, self._fresh)
-        self._scheduler = self._settings.lr_scheduler(self._optimizer, total)
+        with self._as_begun():
+            self._scheduler = self._settings.lr_scheduler(self._optimizer, total)
         self._made = _described(self._scheduler)
         if saved is None:
             return
@@ -109,7 +134,7 @@ class Pace:
         if not self._per_step:  # else the scheduler has just been made
             _put(self._optimizer, self._fresh)
         changed = {"lr"} | (set() if self._scheduler is not None else {"momentum", "betas"})
-        with warnings.catch_warnings():
+        with self._as_begun(), warnings.catch_warnings():
             warnings.simplefilter("ignore")  # torch wants an optimizer step before each: those were taken earlier
             for step in (lambda: None, *steps):
                 step()
@@ -141,14 +166,16 @@ class Pace:
             self._step_to(self._from + self._taken * self._span // self._groups)
 
     def _step_to(self, place: int) -> None:
-        while self._at < place:
-            self._scheduler.step()
-            self._at += 1
+        with self._as_begun():
+            while self._at < place:
+                self._scheduler.step()
+                self._at += 1
 
     def after_epoch(self, entry: dict[str, Any]) -> None:
         """After each epoch, with what it came to."""
         if self._scheduler is not None and not self._per_step:
-            self._step(entry)
+            with self._as_begun():
+                self._step(entry)
 
     def _step(self, entry: dict[str, Any]) -> None:
         if isinstance(self._scheduler, torch.optim.lr_scheduler.ReduceLROnPlateau):

@@ -67,6 +67,18 @@ class OtherNet(nn.Module):
 OtherNet.__name__ = OtherNet.__qualname__ = "Net"
 
 
+class Scaled(nn.Module):
+    """Has a setting that its text does not show."""
+
+    def __init__(self, scale: float, **more: Any) -> None:
+        super().__init__()
+        self.scale, self.more = scale, more
+        self.layer = nn.Linear(3, 1)
+
+    def forward(self, x: Any) -> Any:
+        return self.layer(x * self.scale)
+
+
 def grouped(lr: float) -> Callable[..., Any]:
     def make(parameters: Any) -> torch.optim.Optimizer:
         first, *rest = parameters
@@ -195,6 +207,12 @@ CHANGES: dict[str, tuple[dict[str, Any], dict[str, Any], str]] = {
         r"model: \(1\): Dropout\(p=0.5, inplace=False\), was \(1\): Dropout\(p=0.1, inplace=False\)",
     ),
     "the forward of a model": ({}, {"model": OtherNet}, "model: Net has changed"),
+    "an attribute of a model": (
+        {"model": lambda: Scaled(1.0)},
+        {"model": lambda: Scaled(5.0)},
+        "model: Scaled holds other settings",
+    ),
+    "an attribute of a model that is given": ({"model": Scaled(1.0)}, {"model": Scaled(5.0)}, "model: Scaled holds o"),
     "train_step": (
         {"train_step": step, "loss": None},
         {"train_step": longer_step, "loss": None},
@@ -267,6 +285,20 @@ def test_what_can_only_be_guessed_is_told(tmp_path: Path) -> None:
     line = first_note(tmp_path)
     assert "nothing is left to do" in line
     assert line.endswith("; whether what loss captures is the same can't be known")
+
+
+def test_initial_weights_of_a_model_that_is_given_can_only_be_guessed(tmp_path: Path) -> None:
+    train(tmp_path / "given", model=Scaled(1.0))
+    train(tmp_path / "given", model=Scaled(1.0))
+    line = first_note(tmp_path / "given")
+    assert "nothing is left to do" in line
+    assert line.endswith(
+        "; the model begins with other weights, or holds other objects: whether it is the same can't be known"
+    )
+    train(tmp_path / "made", model=lambda: Scaled(1.0, names={"b", "a"}))
+    torch.manual_seed(77)
+    train(tmp_path / "made", model=lambda: Scaled(1.0, names={"b", "a"}))
+    assert first_note(tmp_path / "made").endswith("its model is given back"), "the seed decides the weights"
 
 
 def test_code_of_another_version_of_python_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -324,6 +324,18 @@ def slow_step(module: Any, batch: Any) -> Any:
     return nn.functional.mse_loss(module(batch["features"]), batch["label"])
 
 
+class GathersHistory(Callback):
+    def on_epoch_end(self, state: Any) -> None:
+        each = tr.world().gather(dict(state.history[-1]))
+        state.history[-1]["each"] = each
+
+
+def test_the_history_is_the_same_on_every_rank_its_seconds_too(tmp_path: Path) -> None:
+    (entry,) = train(tmp_path / "run", epochs=1, callbacks=[GathersHistory()]).history
+    assert entry["each"][0] == entry["each"][1]
+    assert entry["rows_per_second"] == entry["rows"] / entry["seconds"]
+
+
 def test_the_rows_per_second_of_a_resumed_epoch_count_its_earlier_seconds(tmp_path: Path) -> None:
     settings: dict[str, Any] = {"epochs": 1, "checkpoint_every": 1, "train_step": slow_step, "loss": None}
     model = train(tmp_path / "run", callbacks=[SlowThenKilled(tmp_path)], **settings)

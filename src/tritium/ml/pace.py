@@ -54,7 +54,7 @@ class Pace:
         """After `on_train_start`, before the optimizer's state is put back: note what a schedule begins with."""
         self._plain = _options(self._optimizer)
         if self._settings.lr_scheduler is not None and not self._per_step:
-            self._scheduler = self._settings.lr_scheduler(self._optimizer)
+            self._scheduler = self._settings.make_scheduler(self._optimizer)
             self._made = _described(self._scheduler)
         self._fresh = _options(self._optimizer)
 
@@ -114,7 +114,7 @@ class Pace:
         if saved is not None:
             _put(self._optimizer, self._fresh)
         with self._as_begun():
-            self._scheduler = self._settings.lr_scheduler(self._optimizer, total)
+            self._scheduler = self._settings.make_scheduler(self._optimizer, total)
         self._made = _described(self._scheduler)
         if saved is None:
             return

@@ -318,6 +318,41 @@ def test_an_optimizer_that_is_none_is_refused_before_anything_starts() -> None:
     assert "returned a NoneType" in refused(optimizer=lambda parameters: None)
 
 
+def test_what_no_step_can_be_taken_with_is_refused_before_anything_starts() -> None:
+    plateau, step_lr = torch.optim.lr_scheduler.ReduceLROnPlateau, torch.optim.lr_scheduler.StepLR
+    said = refused(lr_scheduler=lambda optimizer, steps: plateau(optimizer))
+    assert "its step needs metrics" in said
+    assert "lambda optimizer: ReduceLROnPlateau(optimizer)" in said
+    assert "returned a list, and must return one scheduler" in refused(lr_scheduler=lambda o: [step_lr(o, 1)])
+    assert "returned a NoneType" in refused(lr_scheduler=lambda o, steps: None)
+    assert "its step needs closure" in refused(optimizer=torch.optim.LBFGS)
+    assert "no weights to train" in refused(model=lambda: linear().requires_grad_(False))
+    assert "no weights to train" in refused(model=nn.Flatten)
+
+    class Sparse(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.rows = nn.Embedding(20, 1, sparse=True)
+
+        def forward(self, x: Any) -> Any:
+            return self.rows(x)
+
+    said = refused(model=Sparse, feature_cols="count", clip_grad_norm=1.0)
+    assert "'rows.weight' has sparse gradients, of which clip_grad_norm can't take the norm" in said
+
+
+@pytest.mark.parametrize(
+    "scheduler",
+    [
+        lambda o: torch.optim.lr_scheduler.ReduceLROnPlateau(o),
+        lambda o, steps: torch.optim.lr_scheduler.OneCycleLR(o, 0.1, total_steps=steps),
+        lambda o, steps: torch.optim.lr_scheduler.LinearLR(o, total_iters=3 // (steps - 100)),  # not of 100 steps
+    ],
+)
+def test_a_scheduler_that_works_or_can_not_be_tried_is_left_to_the_ranks(scheduler: Any) -> None:
+    prepare(table(), TorchSettings(**GOOD | {"lr_scheduler": scheduler}), tr.Gang(on="here"))
+
+
 def test_the_metrics_of_a_collection_have_its_names() -> None:
     def names(metrics: Any) -> list[str]:
         return list(TorchSettings(**GOOD | {"metrics": metrics}).named_metrics())

@@ -154,3 +154,42 @@ def test_at_another_world_size_the_schedule_ends_with_the_training(kind: str, tm
     notes = str(json.loads((tmp_path / "run" / "report.json").read_text())["notes"])
     assert "that of a schedule over 48 optimizer steps after " in notes
     assert "(it was one over 24, after " in notes
+
+
+class Grows(Rates):
+    """Gives the optimizer the weights of the first layer after an epoch, with a learning rate of their own."""
+
+    def __init__(self, dies: bool = False) -> None:
+        self.dies = dies
+
+    def on_epoch_end(self, state: Any) -> None:
+        super().on_epoch_end(state)
+        if state.epoch == 2:
+            state.optimizer.add_param_group({"params": state.module[0].parameters(), "lr": 0.003, "momentum": 0.25})
+        state.history[-1]["added"] = [(g["lr"], g["momentum"]) for g in state.optimizer.param_groups[1:]]
+        if self.dies and state.epoch == 4:
+            raise RuntimeError("cut off")
+
+
+@pytest.mark.parametrize("kind", ["one cycle", "lambda", "per epoch, exponential"])
+def test_a_group_that_a_callback_adds_keeps_its_learning_rate(kind: str, tmp_path: Path) -> None:
+    settings: dict[str, Any] = {
+        "model": lambda: nn.Sequential(nn.Linear(2, 3), nn.Linear(3, 1)),
+        "optimizer": lambda p: torch.optim.SGD(list(p)[2:], 0.01, momentum=0.5),
+        "lr_scheduler": SCHEDULERS[kind],
+        "checkpoint_every": 1,
+        "retries": 0,
+    }
+    whole = train(tmp_path / "whole", EPOCHS, callbacks=[Grows()], **settings)
+    assert [entry["added"] for entry in whole.history] == [[]] + [[(0.003, 0.25)]] * 4
+    notes = json.loads((tmp_path / "whole" / "report.json").read_text())["notes"]
+    assert str(notes).count("lr_scheduler leaves the learning rate of 1 group of the optimizer as it is") == 1
+    alone = train(tmp_path / "alone", EPOCHS, **settings)
+    assert rates(whole) == rates(alone), "the schedule of the others is what it was"
+    with pytest.raises(RuntimeError, match="cut off"):
+        train(tmp_path / "cut", EPOCHS, callbacks=[Grows(dies=True)], **settings)
+    cut = train(tmp_path / "cut", EPOCHS, callbacks=[Grows()], **settings)
+    assert (rates(cut), rates(cut, "added")) == (rates(whole), rates(whole, "added"))
+    train(tmp_path / "longer", 3, callbacks=[Grows()], **settings)
+    longer = train(tmp_path / "longer", EPOCHS, callbacks=[Grows()], **settings)
+    assert (rates(longer)[3:], rates(longer, "added")) == (rates(whole)[3:], rates(whole, "added"))

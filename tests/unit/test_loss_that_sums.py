@@ -164,3 +164,42 @@ def test_looking_at_a_loss_changes_neither_its_buffers_nor_random_numbers() -> N
     refuse_sum(noisy, torch.randn(3, 1), torch.randn(3, 1))
     assert torch.equal(torch.get_rng_state(), after)
     assert loss.calls == 0
+
+
+class Counts:
+    """Keeps a state in an attribute, and what it was called with."""
+
+    def __init__(self) -> None:
+        self.calls = 0
+        self.labels: list[Any] = []
+
+    def __call__(self, output: Any, label: Any) -> Any:
+        self.calls += 1
+        self.labels.append(label.flatten().tolist())
+        return functional.mse_loss(output, label)
+
+
+def test_looking_at_a_loss_leaves_the_state_in_its_attributes_alone() -> None:
+    loss = Counts()
+    refuse_sum(loss, torch.randn(3, 1), torch.randn(3, 1))
+    assert loss.calls == 0
+
+
+def test_a_loss_is_looked_at_with_labels_that_there_are_alone() -> None:
+    """A class or a probability that is none is an assertion on a GPU, which ends the process."""
+    seen: list[float] = []
+
+    def loss(output: Any, label: Any) -> Any:
+        seen.extend(label.flatten().tolist())
+        return functional.mse_loss(output, label)
+
+    refuse_sum(loss, torch.rand(4, 1), torch.tensor([[1.0], [0.0], [0.0], [1.0]]))
+    assert set(seen) == {0.0, 1.0}
+
+
+def test_a_loss_that_sums_differences_is_found_where_the_first_of_them_is_zero() -> None:
+    for kind in SUMS:
+        with pytest.raises(BadSetting, match="sums over the rows"):
+            refuse_sum(SUMS[kind], torch.zeros(5, 1), torch.arange(5.0)[:, None])
+        with pytest.raises(BadSetting, match="sums over the rows"):
+            refuse_sum(SUMS[kind], torch.zeros(2, 1), torch.zeros(2, 1))

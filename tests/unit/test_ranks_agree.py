@@ -324,6 +324,18 @@ def slow_step(module: Any, batch: Any) -> Any:
     return nn.functional.mse_loss(module(batch["features"]), batch["label"])
 
 
+class GathersHistory(Callback):
+    def on_epoch_end(self, state: Any) -> None:
+        each = tr.world().gather(dict(state.history[-1]))
+        state.history[-1]["each"] = each
+
+
+def test_the_history_is_the_same_on_every_rank_its_seconds_too(tmp_path: Path) -> None:
+    (entry,) = train(tmp_path / "run", epochs=1, callbacks=[GathersHistory()]).history
+    assert entry["each"][0] == entry["each"][1]
+    assert entry["rows_per_second"] == entry["rows"] / entry["seconds"]
+
+
 def test_the_rows_per_second_of_a_resumed_epoch_count_its_earlier_seconds(tmp_path: Path) -> None:
     settings: dict[str, Any] = {"epochs": 1, "checkpoint_every": 1, "train_step": slow_step, "loss": None}
     model = train(tmp_path / "run", callbacks=[SlowThenKilled(tmp_path)], **settings)
@@ -364,3 +376,62 @@ def test_what_is_no_number_is_never_better_and_anything_else_is_better_than_it(m
     assert not rule.better(nan, 1.0)
     assert rule.better(1.0, nan)
     assert rule.better(1.0, None)
+
+
+class Observes(nn.Module):
+    """Its buffer is a running value of what it sees, in eval mode too, as an observer's of quantization is."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(3, 1)
+        self.register_buffer("seen", torch.zeros(()))
+
+    def forward(self, x: Any) -> Any:
+        with torch.no_grad():
+            self.seen.mul_(0.9).add_(x.mean(), alpha=0.1)
+        return self.layer(x)
+
+
+def test_buffers_that_change_in_eval_mode_are_those_of_rank_0(tmp_path: Path) -> None:
+    model = train(tmp_path / "run", model=Observes, validation="held", epochs=2)
+    assert len(model.history) == 2
+
+
+class Remembers(nn.Module):
+    """Keeps its last output, of as many rows as the batch has."""
+
+    def __init__(self, persistent: bool) -> None:
+        super().__init__()
+        self.layer = nn.Linear(3, 1)
+        self.register_buffer("last", torch.zeros(1, 1), persistent=persistent)
+        self.register_buffer("calls", torch.zeros(()))
+
+    def forward(self, x: Any) -> Any:
+        out = self.layer(x)
+        self.last = out.detach()
+        self.calls += 1
+        return out
+
+
+def test_a_buffer_of_as_many_rows_as_the_batch_is_none_of_the_model(tmp_path: Path) -> None:
+    """Rows to validate on that do not divide evenly: the last batches of the two ranks differ in size."""
+    settings: dict[str, Any] = {"frame": table(61), "validation": table(31), "epochs": 2}
+    model = train(tmp_path / "run", model=lambda: Remembers(False), **settings)
+    assert len(model.history) == 2
+    with pytest.raises(RanksDiffer, match=r"buffer 'last' .*persistent=False") as caught:
+        train(tmp_path / "kept", model=lambda: Remembers(True), **settings)
+    assert caught.value.tensor == "last"
+
+
+class Replaces(Callback):
+    """One rank gets a layer more."""
+
+    def on_epoch_end(self, state: Any) -> None:
+        if state.rank == 1:
+            state.module.register_buffer("more", torch.zeros(3))
+
+
+def test_ranks_whose_tensors_have_other_names_are_an_error_that_names_one(tmp_path: Path) -> None:
+    with pytest.raises(RanksDiffer, match=r"'more' is none of rank 0's") as caught:
+        train(tmp_path / "run", callbacks=[Replaces()])
+    assert (caught.value.ranks, caught.value.tensor) == ([1], "more")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import json
 import os
@@ -19,7 +20,7 @@ from torch import nn
 from torch.nn import functional
 
 from tritium.errors import BadSetting
-from tritium.ml import fit, resume
+from tritium.ml import Callback, EarlyStopping, fit, resume
 from tritium.ml.digest import digest
 
 SCALE = 2.0
@@ -64,6 +65,18 @@ class OtherNet(nn.Module):
 
 
 OtherNet.__name__ = OtherNet.__qualname__ = "Net"
+
+
+class Scaled(nn.Module):
+    """Has a setting that its text does not show."""
+
+    def __init__(self, scale: float, **more: Any) -> None:
+        super().__init__()
+        self.scale, self.more = scale, more
+        self.layer = nn.Linear(3, 1)
+
+    def forward(self, x: Any) -> Any:
+        return self.layer(x * self.scale)
 
 
 def grouped(lr: float) -> Callable[..., Any]:
@@ -135,6 +148,14 @@ def train(run_dir: Path, **changes: Any) -> Any:
     return fit(table(), run_dir=str(run_dir), **(settings | changes))
 
 
+def trained(run_dir: Path, **changes: Any) -> list[Any]:
+    return [p.tolist() for p in train(run_dir, **changes).module.parameters()]
+
+
+def zero(output: Any, label: Any) -> float:
+    return 0.0
+
+
 def first_note(run_dir: Path) -> str:
     return str(json.loads((run_dir / "report.json").read_text())["notes"][0])
 
@@ -186,6 +207,12 @@ CHANGES: dict[str, tuple[dict[str, Any], dict[str, Any], str]] = {
         r"model: \(1\): Dropout\(p=0.5, inplace=False\), was \(1\): Dropout\(p=0.1, inplace=False\)",
     ),
     "the forward of a model": ({}, {"model": OtherNet}, "model: Net has changed"),
+    "an attribute of a model": (
+        {"model": lambda: Scaled(1.0)},
+        {"model": lambda: Scaled(5.0)},
+        "model: Scaled holds other settings",
+    ),
+    "an attribute of a model that is given": ({"model": Scaled(1.0)}, {"model": Scaled(5.0)}, "model: Scaled holds o"),
     "train_step": (
         {"train_step": step, "loss": None},
         {"train_step": longer_step, "loss": None},
@@ -258,6 +285,20 @@ def test_what_can_only_be_guessed_is_told(tmp_path: Path) -> None:
     line = first_note(tmp_path)
     assert "nothing is left to do" in line
     assert line.endswith("; whether what loss captures is the same can't be known")
+
+
+def test_initial_weights_of_a_model_that_is_given_can_only_be_guessed(tmp_path: Path) -> None:
+    train(tmp_path / "given", model=Scaled(1.0))
+    train(tmp_path / "given", model=Scaled(1.0))
+    line = first_note(tmp_path / "given")
+    assert "nothing is left to do" in line
+    assert line.endswith(
+        "; the model begins with other weights, or holds other objects: whether it is the same can't be known"
+    )
+    train(tmp_path / "made", model=lambda: Scaled(1.0, names={"b", "a"}))
+    torch.manual_seed(77)
+    train(tmp_path / "made", model=lambda: Scaled(1.0, names={"b", "a"}))
+    assert first_note(tmp_path / "made").endswith("its model is given back"), "the seed decides the weights"
 
 
 def test_code_of_another_version_of_python_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -392,3 +433,55 @@ def test_digests_are_those_of_a_fresh_interpreter_whatever_its_hash_seed(tmp_pat
     lines = outputs[0].splitlines()
     assert len(lines) == 11
     assert len(set(lines)) == 11
+
+
+def test_early_stopping_of_another_rule_gives_back_no_weights_of_before(tmp_path: Path) -> None:
+    """By the metric that is always 0 the first epoch is the best, for ever."""
+    always = {"metrics": {"zero": zero}}
+    rule = EarlyStopping(patience=5, monitor="zero")
+    whole = trained(tmp_path / "whole", epochs=6, **always)
+    train(tmp_path / "removed", epochs=3, early_stopping=rule, **always)
+    assert trained(tmp_path / "removed", epochs=6, **always) == whole
+    for name, changed in {
+        "monitor": EarlyStopping(patience=5),
+        "mode": EarlyStopping(patience=5, monitor="zero", mode="max"),
+        "restore_best": EarlyStopping(patience=5, monitor="zero", restore_best=False),
+    }.items():
+        train(tmp_path / name, epochs=3, early_stopping=rule, **always)
+        first = trained(tmp_path / f"first {name}", epochs=1, **always)
+        assert trained(tmp_path / name, epochs=6, early_stopping=changed, **always) != first, name
+        assert "early stopping looks for the best epoch from epoch 4 on: its rule was another one" in str(
+            json.loads((tmp_path / name / "report.json").read_text())["notes"]
+        )
+    train(tmp_path / "same", epochs=3, early_stopping=rule, **always)
+    longer = dataclasses.replace(rule, patience=9)
+    assert trained(tmp_path / "same", epochs=6, early_stopping=longer, **always) == trained(
+        tmp_path / "one", epochs=1, **always
+    )
+
+
+def test_what_early_stopping_has_ended_stays_so_only_by_the_same_rule(tmp_path: Path) -> None:
+    rule = EarlyStopping(patience=1, monitor="zero")
+    changes: dict[str, tuple[Any, int]] = {
+        "same": (rule, 2),
+        "longer": (EarlyStopping(patience=3, monitor="zero"), 4),
+        "other": (EarlyStopping(patience=1, monitor="loss"), 6),
+        "none": (None, 6),
+    }
+    for name, (now, epochs) in changes.items():
+        train(tmp_path / name, epochs=4, metrics={"zero": zero}, early_stopping=rule)
+        model = train(tmp_path / name, epochs=6, metrics={"zero": zero}, early_stopping=now)
+        assert len(model.history) == epochs, name
+        said = "nothing is left to do" if name == "same" else "goes on: epoch 3 of 6"
+        assert said in first_note(tmp_path / name)
+
+
+class StopsAtOnce(Callback):
+    def on_epoch_end(self, state: Any) -> None:
+        state.stop = True
+
+
+def test_what_a_callback_has_ended_stays_so_without_early_stopping(tmp_path: Path) -> None:
+    train(tmp_path, epochs=4, callbacks=[StopsAtOnce()], early_stopping=3)
+    assert len(train(tmp_path, epochs=6).history) == 1
+    assert "nothing is left to do" in first_note(tmp_path)

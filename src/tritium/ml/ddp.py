@@ -51,7 +51,8 @@ class Replica:
             raise BadSetting(
                 f"{_listed(missing)} was unfrozen and is in no group of the optimizer, so that it would never learn. "
                 "Give the optimizer all parameters (those that are frozen get no gradient and are left alone), or add "
-                'a group in the callback: state.optimizer.add_param_group({"params": …}).',
+                'a group in the callback: state.optimizer.add_param_group({"params": …}), whose learning rate no '
+                "lr_scheduler changes.",
                 parameters=missing,
             )
         self._wrap()

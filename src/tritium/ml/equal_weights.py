@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -13,12 +13,64 @@ from tritium.ml.ranks import Ranks
 _ROUNDING = 1e-3  # relative to the largest weight of a tensor
 
 
+def take_buffers(module: torch.nn.Module, ranks: Ranks) -> None:
+    """Give every rank the buffers of rank 0. A collective.
+
+    A buffer that is not kept with the model may have another shape on each rank, as one of the last batch has: it
+    becomes rank 0's, since DDP sends buffers around too and needs equal shapes. RanksDiffer for one that is kept.
+    """
+    if ranks.size == 1:
+        return
+    mine = dict(module.named_buffers())
+    each, odd = _odd(mine, ranks)
+    if odd:
+        _refuse_odd([name for name in odd if name in module.state_dict()], each, ranks, "buffer ")
+        theirs = {name: mine[name].cpu() for name in odd if name in mine and ranks.rank == 0}
+        for name, value in ranks.gather(theirs)[0].items():
+            owner, _, last = name.rpartition(".")
+            module.get_submodule(owner).register_buffer(last, value.to(ranks.device), persistent=False)
+    ranks.from_first(value for name, value in mine.items() if name not in odd)
+
+
+def _odd(tensors: Mapping[str, torch.Tensor], ranks: Ranks) -> tuple[list[dict[str, str]], list[str]]:
+    """Shape and type by name on each rank, and the names for which they differ. A collective, of 16 bytes if none does.
+
+    A collective over tensors whose sizes differ between ranks ends the process with SIGABRT.
+    """
+    shapes = {name: f"{value.dtype} {list(value.shape)}".removeprefix("torch.") for name, value in tensors.items()}
+    if ranks.same(repr(sorted(shapes.items()))):
+        return [], []
+    each = ranks.gather(shapes)
+    return each, sorted({name for some in each for name in some if any(s.get(name) != some[name] for s in each)})
+
+
+def _refuse_odd(odd: list[str], each: list[dict[str, str]], ranks: Ranks, kind: str = "") -> None:
+    """RanksDiffer for the first of these tensors. A collective: a rank may know of none that another has."""
+    odd = sorted({name for names in ranks.gather(odd) for name in names})
+    if not odd:
+        return
+    name, first = odd[0], each[0].get(odd[0])
+    wrong = [rank for rank, shapes in enumerate(each) if shapes.get(name) != first]
+    other = each[wrong[0]].get(name)
+    if first is None:
+        what = f"{kind}{name!r} is none of rank 0's, and {other} on {_ranks(wrong)}"
+    else:
+        what = f"{kind}{name!r} is {first} on rank 0, and {other or 'not there'} on {_ranks(wrong)}"
+    raise RanksDiffer(
+        f"The tensors of the model differ between ranks, so that there is no model: {what} ({len(odd)} tensors in "
+        "all). A layer or buffer that a callback or forward adds or replaces must be the same on every rank; what is "
+        "of one batch alone is no part of the model: register_buffer(…, persistent=False), or a plain attribute.",
+        ranks=wrong,
+        tensor=name,
+    )
+
+
 def refuse_different(
     module: torch.nn.Module, ranks: Ranks, tell: Callable[[str], Any], processor: str | None = None
 ) -> None:
     """RanksDiffer, on every rank, where a weight or buffer is not the same bits on all of them. A collective.
 
-    One pass over the weights, and one exchange of 16 bytes a tensor; more is exchanged only where something differs.
+    One pass over the weights, and an exchange of 16 bytes a tensor; more is exchanged only where something differs.
     Ranks on different kinds of processors may round differently: a difference that is no larger is told, by `tell`.
     """
     if ranks.size == 1:
@@ -28,6 +80,9 @@ def refuse_different(
         for name, value in module.state_dict().items()
         if isinstance(value, torch.Tensor) and value.layout == torch.strided and value.numel()
     }
+    each_has, odd = _odd(tensors, ranks)
+    if odd:
+        _refuse_odd(odd, each_has, ranks)
     if not tensors:
         return
     sums = torch.stack([checksum(value).to(ranks.device) for value in tensors.values()])

@@ -121,7 +121,7 @@ def prepare(frame: Any, settings: TorchSettings, gang: Gang) -> Plan:
         fields = {field.name: field for field in found.fields(counted, "train")}
         known[LABEL] = ()
     if tried is not None:
-        trial.try_optimizer(settings, tried.module)
+        trial.try_scheduler(settings, trial.try_optimizer(settings, tried.module))
     unused = True  # as nobody knows it yet
     if tried is not None and LABEL in known:
         if settings.train_step is None:

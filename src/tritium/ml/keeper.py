@@ -13,7 +13,7 @@ from tritium.errors import BadSetting
 from tritium.gang.world import World
 from tritium.ml.callbacks import TrainState
 from tritium.ml.ddp import Replica
-from tritium.ml.pace import Pace, Stopper
+from tritium.ml.pace import Pace, Stopper, stays_stopped
 from tritium.ml.resume import refuse_another
 from tritium.ml.settings import TorchSettings
 from tritium.ml.totals import Alarm, Totals
@@ -83,10 +83,10 @@ class Keeper:
         layers, add groups to the optimizer, draw random numbers. What became of it later is in the checkpoint.
         """
         state, saved, self._saved = self._state, self._saved, None
+        self._pace.begin()
         if saved is None:
             self._replica.refresh(state.optimizer)
             return None
-        self._pace.before_load()
         self._put_back_groups(saved["groups"])
         self._replica.train_only(saved["trainable"])
         self._replica.refresh(state.optimizer)
@@ -94,8 +94,8 @@ class Keeper:
         state.module.load_state_dict(saved["module"])
         state.optimizer.load_state_dict(saved["optimizer"])
         self._pace.load_state_dict(saved["pace"], saved["history"])
-        self._stopper.load_state_dict(saved["stopper"])
-        self._inputs, self._step, self._stopped = saved["inputs"], saved.step, saved["stopped"]
+        self._stopper.load_state_dict(saved["stopper"], len(state.history))
+        self._inputs, self._step, self._stopped = saved["inputs"], saved.step, stays_stopped(saved, self._settings)
         self._finished = saved["finished"] and self.epochs == len(state.history)
         self._totals = [own["totals"] for own in saved.own]
         if state.rank < saved.size == state.size:  # what BatchNorm has seen differs from rank to rank

@@ -14,7 +14,7 @@ from tritium.gang.world import World
 from tritium.gang.world import world as this_world
 from tritium.ml.callbacks import TrainState
 from tritium.ml.ddp import Replica, tell_untrained
-from tritium.ml.equal_weights import refuse_different
+from tritium.ml.equal_weights import refuse_different, take_buffers
 from tritium.ml.gradients import Gradients
 from tritium.ml.keeper import Keeper
 from tritium.ml.pace import Pace, Show, Stopper
@@ -75,7 +75,7 @@ def _train(
     this = about(settings, module, optimizer, shard.schema)
     whole = lambda: step_count(shard.counts, batch_size, settings.remainder)  # noqa: E731
     alarm, pace = Alarm(ranks, shard.schema), Pace(settings, optimizer, whole, tell)
-    stopper, show = Stopper(settings, module), Show(settings, world)
+    stopper, show = Stopper(settings, module, tell), Show(settings, world)
     state = TrainState(module, optimizer, ranks.rank, ranks.size, ranks.device)
     keeper = Keeper(settings, world, shard, state, replica, alarm, pace, stopper, this, planned, must=named)
     keeper.load()
@@ -108,9 +108,10 @@ def _train(
         if epoch.number == 0 and settings.verbose:
             tell_one_step(epoch, shard.counts, batch_size, tell)
         entry = totals.close(epoch.number + 1)
-        ranks.from_first(module.buffers())  # the model that is returned has rank 0's: all validate with those
+        take_buffers(module, ranks)  # the model that is returned has rank 0's: all validate with those
         if validate:
             entry |= validation(world.shard("validation"), batch_size, module, step, settings, ranks)
+            take_buffers(module, ranks)  # an observer's and a counter's change in eval mode, too
         entry["learning_rate"] = pace.learning_rate()
         state.epoch = entry["epoch"]
         state.history.append(entry)
@@ -128,7 +129,7 @@ def _train(
     stopper.restore_best()
     for callback in settings.callbacks:
         callback.on_train_end(state)
-    ranks.from_first(module.buffers())
+    take_buffers(module, ranks)
     refuse_different(module, ranks, tell)
     if ranks.rank != 0:
         return None

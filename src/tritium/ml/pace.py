@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import copy
+import dataclasses
 import hashlib
 import time
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import torch
 
-from tritium.ml.settings import TorchSettings
+from tritium.ml.settings import EarlyStopping, TorchSettings
 
 _SHOW_SECONDS = 0.5
 
@@ -22,6 +24,10 @@ class Pace:
     Where a training stands in its schedule depends on the share of it that is done, and on nothing else: a scheduler
     that counts steps is one over all steps of the epochs and the world size of now. When either has changed since the
     checkpoint, a new scheduler is stepped to that place, from what the optimizer begins with.
+
+    A scheduler has the groups that the optimizer held when the training began. One that a callback adds later keeps its
+    own options: torch's schedulers keep a value per group from when they were made, and most can't take another one
+    (LambdaLR and OneCycleLR fail, StepLR goes on with it, CosineAnnealingLR leaves it alone).
     """
 
     def __init__(
@@ -40,19 +46,38 @@ class Pace:
         self._at = self._of = 0  # steps of a scheduler that counts them
         self._from = self._span = self._taken = 0
         self._groups = 1
-        self._plain = _options(optimizer)  # without a scheduler
-        if settings.lr_scheduler is not None and not self._per_step:
-            self._scheduler = settings.lr_scheduler(optimizer)
+        self._plain: list[dict[str, Any]] = []  # the options of each group without a scheduler
+        self._fresh: list[dict[str, Any]] = []  # and with a new one
+        self._untold = True
+
+    def begin(self) -> None:
+        """After `on_train_start`, before the optimizer's state is put back: note what a schedule begins with."""
+        self._plain = _options(self._optimizer)
+        if self._settings.lr_scheduler is not None and not self._per_step:
+            self._scheduler = self._settings.make_scheduler(self._optimizer)
             self._made = _described(self._scheduler)
-        self._fresh = _options(optimizer)
+        self._fresh = _options(self._optimizer)
+
+    @contextmanager
+    def _as_begun(self) -> Iterator[None]:
+        """The optimizer without the groups that were added since the training began."""
+        groups = self._optimizer.param_groups
+        if (added := len(groups) - len(self._fresh)) <= 0:
+            yield
+            return
+        if self._untold:
+            self._untold = False
+            self._tell(
+                f"lr_scheduler leaves the learning rate of {added} group{'s' * (added > 1)} of the optimizer as it is, "
+                "as a callback has added them to those that it was made for"
+            )
+        self._optimizer.param_groups = groups[: len(self._fresh)]
+        try:
+            yield
+        finally:
+            self._optimizer.param_groups = groups
 
     # ---- going on where a checkpoint was
-
-    def before_load(self) -> None:
-        """Before the optimizer's state is put back: note what a schedule begins with."""
-        self._fresh = _options(self._optimizer)
-        if self._scheduler is None:
-            self._plain = self._fresh
 
     def state_dict(self) -> dict[str, Any]:
         """For a checkpoint."""
@@ -88,7 +113,8 @@ class Pace:
         then = _options(self._optimizer)
         if saved is not None:
             _put(self._optimizer, self._fresh)
-        self._scheduler = self._settings.lr_scheduler(self._optimizer, total)
+        with self._as_begun():
+            self._scheduler = self._settings.make_scheduler(self._optimizer, total)
         self._made = _described(self._scheduler)
         if saved is None:
             return
@@ -108,7 +134,7 @@ class Pace:
         if not self._per_step:  # else the scheduler has just been made
             _put(self._optimizer, self._fresh)
         changed = {"lr"} | (set() if self._scheduler is not None else {"momentum", "betas"})
-        with warnings.catch_warnings():
+        with self._as_begun(), warnings.catch_warnings():
             warnings.simplefilter("ignore")  # torch wants an optimizer step before each: those were taken earlier
             for step in (lambda: None, *steps):
                 step()
@@ -140,14 +166,16 @@ class Pace:
             self._step_to(self._from + self._taken * self._span // self._groups)
 
     def _step_to(self, place: int) -> None:
-        while self._at < place:
-            self._scheduler.step()
-            self._at += 1
+        with self._as_begun():
+            while self._at < place:
+                self._scheduler.step()
+                self._at += 1
 
     def after_epoch(self, entry: dict[str, Any]) -> None:
         """After each epoch, with what it came to."""
         if self._scheduler is not None and not self._per_step:
-            self._step(entry)
+            with self._as_begun():
+                self._step(entry)
 
     def _step(self, entry: dict[str, Any]) -> None:
         if isinstance(self._scheduler, torch.optim.lr_scheduler.ReduceLROnPlateau):
@@ -188,12 +216,11 @@ def _described(scheduler: Any) -> str:
 class Stopper:
     """Early stopping: what it sees is equal on every rank, and so is what it decides."""
 
-    def __init__(self, settings: TorchSettings, module: torch.nn.Module) -> None:
-        self._rule = settings.stopping()
-        self._module = module
-        self._monitor = "validation_loss" if settings.validation is not None else "loss"
-        if self._rule is not None and self._rule.monitor is not None:
-            self._monitor = self._rule.monitor
+    def __init__(
+        self, settings: TorchSettings, module: torch.nn.Module, tell: Callable[[str], Any] = lambda _: None
+    ) -> None:
+        self._rule, self._epochs = stopping_rule(settings), settings.epochs
+        self._module, self._tell = module, tell
         self._best: float | None = None
         self._weights: dict[str, torch.Tensor] = {}
         self._waited = 0
@@ -207,7 +234,7 @@ class Stopper:
         """An epoch's values."""
         if self._rule is None:
             return
-        value = float(entry[self._monitor])
+        value = float(entry[str(self._rule.monitor)])
         if not self._rule.better(value, self._best):
             self._waited += 1
             return
@@ -217,16 +244,52 @@ class Stopper:
 
     def state_dict(self) -> dict[str, Any]:
         """For a checkpoint."""
-        return {"best": self._best, "waited": self._waited, "weights": self._weights}
+        rule = None if self._rule is None else dataclasses.asdict(self._rule)
+        return {"rule": rule, "best": self._best, "waited": self._waited, "weights": self._weights}
 
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on as then."""
-        self._best, self._waited, self._weights = state["best"], state["waited"], state["weights"]
+    def load_state_dict(self, state: Mapping[str, Any], epochs: int) -> None:
+        """Go on as after so many epochs; by another rule nothing was best yet, and nothing is waited for."""
+        before, now = state.get("rule"), self._rule
+        if now is None:
+            return
+        if before is not None and _same_best(before, now):
+            self._best, self._waited, self._weights = state["best"], state["waited"], state["weights"]
+        elif 0 < epochs < self._epochs:
+            self._tell(
+                f"early stopping looks for the best epoch from epoch {epochs + 1} on: "
+                f"{'there was none' if before is None else 'its rule was another one'} in the {epochs} before"
+            )
 
     def restore_best(self) -> None:
         """Gives the module the weights of its best epoch, if that is asked for."""
-        if self._weights:
+        if self._weights and self._rule is not None and self._rule.restore_best:
             self._module.load_state_dict(self._weights)
+
+
+def stopping_rule(settings: TorchSettings) -> EarlyStopping | None:
+    """The rule of early stopping, with the name of the value that counts."""
+    rule = settings.stopping()
+    if rule is None or rule.monitor is not None:
+        return rule
+    return dataclasses.replace(rule, monitor="validation_loss" if settings.validation is not None else "loss")
+
+
+def stays_stopped(saved: Mapping[str, Any], settings: TorchSettings) -> bool:
+    """Whether a training that was `stopped` before its last epoch still is by the settings of now.
+
+    What early stopping has ended goes on when there is none any more, its rule is another or its patience longer; what
+    a callback has ended does not.
+    """
+    state = saved["stopper"]
+    before, now = state.get("rule"), stopping_rule(settings)
+    if not saved["stopped"] or before is None or state["waited"] < before["patience"]:
+        return bool(saved["stopped"])
+    return now is not None and _same_best(before, now) and state["waited"] >= now.patience
+
+
+def _same_best(before: Mapping[str, Any], now: EarlyStopping) -> bool:
+    """Whether two rules call the same epochs best, and keep the weights of those; they may differ in patience."""
+    return dict(before) | {"patience": 0} == dataclasses.asdict(now) | {"patience": 0}
 
 
 class Show:

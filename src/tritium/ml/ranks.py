@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any, TypeVar
@@ -56,6 +57,12 @@ class Ranks:
             for tensor, bits in zip(tensors, torch.split(whole, [len(part) for part in parts]), strict=True):
                 # A copy, as a view of another type must begin at a multiple of its size.
                 tensor.detach().copy_(bits.clone().view(tensor.dtype).view(tensor.shape))
+
+    def same(self, text: str) -> bool:
+        """Whether a text is the same on every rank, for 16 bytes."""
+        digest = int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "big", signed=True)
+        most, least = self.largest(torch.tensor([digest, ~digest], device=self.device)).tolist()
+        return bool(most == ~least)
 
     def any(self, flag: bool) -> bool:
         """Whether it is true on any rank."""

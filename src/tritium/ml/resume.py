@@ -12,6 +12,7 @@ import torch
 from tritium.data.schema import Field
 from tritium.errors import BadSetting, CheckpointFailed
 from tritium.ml.digest import described, digest, is_own
+from tritium.ml.pace import stays_stopped
 from tritium.ml.settings import TorchSettings, name_of
 from tritium.ml.trial import try_optimizer
 from tritium.model.checkpoint import Damaged, Store
@@ -30,6 +31,7 @@ _ANY = (
 )
 _CODE = ("model", "optimizer", "loss", "lr_scheduler", "train_step")  # compared in another way
 _GROUP = "optimizer group"
+_HELD = "held by the model"  # attributes, which its text need not show, and the weights that it begins with
 _LONGEST = 20_000
 _ADDRESS = re.compile(r" at 0x[0-9a-f]+", re.IGNORECASE)
 
@@ -66,8 +68,9 @@ def planned(settings: TorchSettings, fields: Iterable[Field]) -> dict[str, Any]:
         "optimizer": None if optimizer is None else type(optimizer),
         **{name: getattr(settings, name) for name in ("loss", "train_step", "lr_scheduler")},
         "metrics": settings.named_metrics(),
+        _HELD: module,
     }
-    texts = {name: described(thing) for name, thing in code.items()} | {"model": name_of(module)}
+    texts = {name: described(thing) for name, thing in code.items()} | dict.fromkeys(("model", _HELD), name_of(module))
     parts = {name: dict(digest(thing, exact=name == "loss")._asdict()) for name, thing in code.items()}
     return {
         **found,
@@ -144,7 +147,7 @@ def look(run_dir: str, settings: TorchSettings, now: Mapping[str, Any]) -> str |
             f"after step {step}, are neither read nor replaced"
         )
     done = len(state["history"])
-    epochs = done if state["stopped"] else settings.epochs  # callbacks or early stopping have ended it
+    epochs = done if stays_stopped(state, settings) else settings.epochs  # callbacks or early stopping have ended it
     if state["finished"] and done >= epochs:
         return (
             f"the training in {run_dir} has ended after {done} epochs: nothing is left to do, its model is given back"
@@ -167,6 +170,8 @@ def _compare_code(
     versions = {name: (before["versions"][name], version) for name, version in now["versions"].items()}
     same_python, same_torch = (versions[name][0] == versions[name][1] for name in ("Python", "torch"))
     for name, one in now["code"].items():
+        if name == _HELD:
+            continue
         other = before["code"][name]
         if name == "optimizer" and None in (before["optimizer"], now["optimizer"]):
             continue
@@ -176,9 +181,17 @@ def _compare_code(
         renamed = one["text"] != other["text"]
         text = f"{name}: {one['text']}" + (f", was {other['text']}" if renamed else " has changed, or what it captures")
         (told if allowed.get(name, anyway) else refused).append(text)
+    held, then = now["code"][_HELD], before["code"].get(_HELD, {})
     if before["architecture"] != now["architecture"]:
         text = f"model: {_first_difference(now['architecture'], before['architecture'])}"
         (refused if same_torch and not anyway else told).append(text)
+    elif then and now["code"]["model"] == before["code"]["model"] and held["value"] != then["value"]:
+        text = f"model: {held['text']} holds other settings than before, in attributes that its text does not show"
+        (refused if same_torch and not anyway else told).append(text)
+    elif then and held["guess"] != then["guess"]:
+        told.append(
+            "the model begins with other weights, or holds other objects: whether it is the same can't be known"
+        )
     if doubtful:
         told.append(f"whether what {', '.join(doubtful)} captures is the same can't be known")
     if not same_python:

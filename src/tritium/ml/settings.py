@@ -251,6 +251,39 @@ class TorchSettings:
                 "torch.optim.Optimizer. A scheduler goes into lr_scheduler=.",
                 setting="optimizer",
             )
+        if needed := needed_arguments(made.step):
+            raise BadSetting(
+                f"optimizer={name_of(self.optimizer)} makes a {type(made).__name__}, whose step can't be taken: its "
+                f"step needs {', '.join(needed)}, and is called without after each batch. Take one that steps by the "
+                "gradients alone, such as torch.optim.Adam.",
+                setting="optimizer",
+            )
+        return made
+
+    def make_scheduler(self, optimizer: Any, *steps: int) -> Any:
+        """The scheduler of an optimizer. BadSetting when `lr_scheduler` gives something else."""
+        import torch
+
+        made = self.lr_scheduler(optimizer, *steps)
+        kind = type(made).__name__
+        if not hasattr(made, "step") or not hasattr(made, "state_dict"):
+            raise BadSetting(
+                f"lr_scheduler={name_of(self.lr_scheduler)} returned a {kind}, and must return one scheduler of "
+                "torch.optim.lr_scheduler. Several become one by SequentialLR or ChainedScheduler.",
+                setting="lr_scheduler",
+            )
+        is_plateau = isinstance(made, torch.optim.lr_scheduler.ReduceLROnPlateau)
+        if (needed := needed_arguments(made.step)) and (steps or not is_plateau):
+            fix = (
+                f"Step it after each epoch, with the loss: lr_scheduler=lambda optimizer: {kind}(optimizer)"
+                if is_plateau
+                else "Give one that is stepped without"
+            )
+            raise BadSetting(
+                f"lr_scheduler={name_of(self.lr_scheduler)} makes a {kind} that is stepped after each "
+                f"{'optimizer step' if steps else 'epoch'}, and its step needs {', '.join(needed)}. {fix}.",
+                setting="lr_scheduler",
+            )
         return made
 
     def has_metrics(self) -> bool:

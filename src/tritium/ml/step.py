@@ -191,10 +191,22 @@ def refuse_sum(loss: Any, output: Any, label: torch.Tensor) -> None:
     It is called for one row, and for two and three copies of that row: a mean stays, a sum grows by the same amount
     each time. Nothing is said of one that can't take a single row, is random or keeps a state, or grows otherwise, as a
     contrastive one does.
+
+    What is called is a copy, so that a state in attributes and buffers stays as it is, and on the CPU: a GPU ends the
+    process for what a loss can't take. Labels are those of the batch alone, as others may be no classes.
     """
-    # Where output and label are equal, a sum of differences is zero too.
-    for moved in [label, label + 1] if label.is_floating_point() else [label]:
-        one, two, three, again = (_copies_loss(loss, output, moved, copies) for copies in (1, 2, 3, 1))
+    try:
+        loss = copy.deepcopy(loss)
+        loss = loss.cpu() if isinstance(loss, torch.nn.Module) else loss
+    except Exception:  # noqa: BLE001 - whatever it is: then nothing is known of it
+        return
+    tried = [(_first(output), _first(label))]
+    if label.is_floating_point():  # where output and label are equal, or one is zero, a sum may be zero, too
+        tried.append((tried[0][0], _farthest(label)))
+        if isinstance(output, torch.Tensor):
+            tried.append((tried[0][0] + 1, tried[0][1]))
+    for row, its_label in tried:
+        one, two, three, again = (_copies_loss(loss, row, its_label, copies) for copies in (1, 2, 3, 1))
         if one != again or not math.isfinite(one + two + three):
             return
         first, second = two - one, three - two
@@ -209,29 +221,39 @@ def refuse_sum(loss: Any, output: Any, label: torch.Tensor) -> None:
 
 
 def _copies_loss(loss: Any, output: Any, label: torch.Tensor, copies: int) -> float:
-    """The loss of the first row so many times; NaN where it can't be had. What the loss keeps is as before."""
-    buffers = list(loss.buffers()) if isinstance(loss, torch.nn.Module) else []
-    before = [buffer.clone() for buffer in buffers]
-    gpus = [label.device] if label.device.type == "cuda" else []
-    with torch.no_grad(), torch.random.fork_rng(devices=gpus):
+    """The loss of one row so many times; NaN where it can't be had."""
+    with torch.no_grad(), torch.random.fork_rng(devices=[]):
         try:
             found = loss(_repeated(output, copies), _repeated(label, copies))
             return float(found.mean())
         except Exception:  # noqa: BLE001 - it may need several rows, or other ones: then nothing is known of it
             return math.nan
-        finally:
-            for buffer, value in zip(buffers, before, strict=True):
-                buffer.copy_(value)
+
+
+def _first(value: Any) -> Any:
+    """The first row on the CPU, of a tensor or of each tensor in a tuple, list or dict."""
+    return _each(value, lambda tensor: (tensor[:1] if tensor.ndim else tensor).cpu())
+
+
+def _farthest(label: torch.Tensor) -> torch.Tensor:
+    """The row `[1, ...]` of the label `[batch, ...]` that differs most from the first one, on the CPU."""
+    label = label.detach().cpu()
+    row = int((label - label[:1]).abs().reshape(len(label), -1).sum(1).argmax())
+    return label[row : row + 1]
 
 
 def _repeated(value: Any, copies: int) -> Any:
-    """The first row so many times, of a tensor or of each tensor in a tuple, list or dict."""
+    """One row so many times, of a tensor or of each tensor in a tuple, list or dict."""
+    return _each(value, lambda tensor: tensor.repeat(copies, *[1] * (tensor.ndim - 1)) if tensor.ndim else tensor)
+
+
+def _each(value: Any, change: Callable[[torch.Tensor], torch.Tensor]) -> Any:
     if isinstance(value, torch.Tensor):
-        return value.detach()[:1].repeat(copies, *[1] * (value.ndim - 1)) if value.ndim else value.detach()
+        return change(value.detach())
     if isinstance(value, Mapping):
-        return {name: _repeated(item, copies) for name, item in value.items()}
+        return {name: _each(item, change) for name, item in value.items()}
     if type(value) in (tuple, list):
-        return type(value)(_repeated(item, copies) for item in value)
+        return type(value)(_each(item, change) for item in value)
     return value
 
 

@@ -77,8 +77,7 @@ class Totals:
 
         A collective.
         """
-        seconds = self._seconds()
-        means, rows, padded = self._collect()
+        means, rows, padded, seconds = self._collect()
         return {
             "epoch": epoch,
             **means,
@@ -111,15 +110,17 @@ class Totals:
         counts = torch.tensor([self._rows, self._padded], dtype=torch.float64, device=self._sums.device)
         return torch.cat([counts, self._sums])
 
-    def _collect(self) -> tuple[dict[str, Any], int, int]:
-        rows, padded, *sums = self._ranks.sum(self._all()).tolist()
+    def _collect(self) -> tuple[dict[str, Any], int, int, float]:
+        """Means, rows, padded rows, and the seconds of rank 0: a history is the same on every rank."""
+        seconds = self._sums.new_tensor([0.0 if self._ranks.rank else self._seconds()])
+        rows, padded, *sums, of_first = self._ranks.sum(torch.cat([self._all(), seconds])).tolist()
         found: dict[str, Any] = dict(zip(["loss", *self._own], (s / rows for s in sums), strict=True))
         for name, metric in self._kept.items():
             value = metric.compute()
             found |= value if isinstance(value, Mapping) else {name: value}
             metric.reset()
         plain = {name: v.tolist() if isinstance(v, torch.Tensor) else v for name, v in found.items()}
-        return plain, int(rows), int(padded)
+        return plain, int(rows), int(padded), of_first
 
 
 def _take_in(metric: Any, kept: Mapping[str, Any], updates: int) -> None:

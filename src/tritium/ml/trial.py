@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -17,6 +18,7 @@ from tritium.ml.settings import LABEL, WEIGHT, TorchSettings, name_of
 from tritium.ml.step import forward, make_step, named_outputs
 
 _ROWS = 2
+_STEPS = 100  # of a whole training, for a scheduler: how many there will be depends on the rows
 _CPU = torch.device("cpu")
 
 Shapes = Mapping[str, tuple[int, ...]]
@@ -78,6 +80,11 @@ def try_step(settings: TorchSettings, trial: Trial, label: Field, shape: tuple[i
 
     Returns the names of the parameters that got no gradient.
     """
+    if not any(parameter.requires_grad for parameter in trial.module.parameters()):
+        raise BadSetting(
+            f"model={name_of(settings.model)} has no weights to train: none of its parameters requires a gradient. "
+            "Unfreeze some of them: layer.requires_grad_(True)."
+        )
     batch = {**trial.inputs, LABEL: zeros(label, shape), WEIGHT: torch.ones(_ROWS)}
     step = make_step(dataclasses.replace(settings, model=trial.module), _CPU)
     with torch.random.fork_rng(devices=[]):
@@ -95,6 +102,7 @@ def try_step(settings: TorchSettings, trial: Trial, label: Field, shape: tuple[i
                 f"loss={name_of(settings.loss)} can't take what there is: {_text(error)}\nIt was called with"
                 f"\n  - the module's output {gives}\n  - {described(label, batch[LABEL])}{_advice(label, batch[LABEL])}"
             ) from error
+    _refuse_sparse(settings, trial.module)
     return [n for n, p in trial.module.named_parameters() if p.requires_grad and p.grad is None]
 
 
@@ -118,7 +126,19 @@ def try_own_step(settings: TorchSettings, trial: Trial, label: Field, shape: tup
                     "Inputs have the names that feature_cols gives them ('features' where it is no mapping)."
                 ) from error
             return True
+    _refuse_sparse(settings, trial.module)
     return any(p.requires_grad and p.grad is None for p in trial.module.parameters())
+
+
+def _refuse_sparse(settings: TorchSettings, module: torch.nn.Module) -> None:
+    """BadSetting for gradients that can't be clipped."""
+    sparse = [n for n, p in module.named_parameters() if p.grad is not None and p.grad.is_sparse]
+    if settings.clip_grad_norm is not None and sparse:
+        raise BadSetting(
+            f"{sparse[0]!r} has sparse gradients, of which clip_grad_norm can't take the norm. Give its embedding "
+            "sparse=False, or leave out clip_grad_norm.",
+            setting="clip_grad_norm",
+        )
 
 
 def try_optimizer(settings: TorchSettings, module: torch.nn.Module) -> Any:
@@ -133,6 +153,20 @@ def try_optimizer(settings: TorchSettings, module: torch.nn.Module) -> Any:
         raise
     except Exception:  # noqa: BLE001 - whatever it is: the ranks make one, too, and say so
         return None
+
+
+def try_scheduler(settings: TorchSettings, optimizer: Any) -> None:
+    """BadSetting when `lr_scheduler` makes of this optimizer, of no use later, what can't be stepped."""
+    if settings.lr_scheduler is None or optimizer is None:
+        return
+    try:
+        with without_compiler(), warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            settings.make_scheduler(optimizer, *([_STEPS] if settings.scheduler_per_step() else []))
+    except TritiumError:
+        raise
+    except Exception:  # noqa: BLE001 - the number of steps may be too small for it: the ranks make one of theirs
+        return
 
 
 class _Tried(Batch):

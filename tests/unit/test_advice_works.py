@@ -97,6 +97,19 @@ def test_rows_can_be_dropped_as_an_error_says(frame: pd.DataFrame) -> None:
     assert sum(len(step["b"]) for step in read(frame.dropna(subset=["b"]))) == 2
 
 
+@pytest.mark.parametrize(("hole", "codes"), [(math.nan, 2), (math.inf, 1)])
+def test_what_is_advised_for_a_nan_is_code_for_pandas_too(hole: float, codes: int) -> None:
+    """Code for a table of Spark's and of pandas' alike, and a setting of the estimator, which takes no tr.Data."""
+    frame = FRAME.assign(a=[0.0, hole, 2.0, 3.0])
+    with pytest.raises(errors.BadRow) as caught:
+        fit(frame, **GOOD)
+    found = re.findall(r"`(df[^`]+)`", str(caught.value))
+    assert len(found) == codes
+    for code in found:
+        assert len(fit(eval(code, {"df": frame}), **GOOD).history) == 1, code
+    assert "nan='keep' (of tr.Data in a launch, of the estimator)" in str(caught.value)
+
+
 def test_a_choice_is_one_of_those_that_are_listed() -> None:
     for name in ("nan", "shuffle"):
         with pytest.raises(errors.BadData) as caught:

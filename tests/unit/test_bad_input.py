@@ -114,6 +114,23 @@ class TestData:
         assert "must be an identifier, such as 'train'" in refused(BadSetting, data={name: frame})
 
 
+@pytest.mark.parametrize(
+    ("setting", "said"),
+    [
+        ({"nulls": "mask"}, "nulls='mask' must be a mapping from columns: nulls={'x': 'mask'}."),
+        ({"nulls": 0}, "nulls=0 must be a mapping from columns: nulls={'x': 0}."),
+        ({"pad": 3}, "pad=3 must be a mapping from columns: pad={'x': 3}."),
+        ({"hash_buckets": 10}, "hash_buckets=10 must be a mapping from columns: hash_buckets={'x': 10}."),
+        ({"vocabulary": ["a", "b"]}, "must be a mapping from columns: vocabulary={'x': ['a', 'b']}."),
+        ({"decode": len}, "decode=len must be a mapping from columns: decode={'x': len}."),
+    ],
+)
+def test_a_setting_of_data_that_is_by_column(setting: dict[str, Any], said: str) -> None:
+    with pytest.raises(BadSetting) as caught:
+        tr.Data(pd.DataFrame({"x": [1.0], "y": [2.0]}), **setting)
+    assert said in str(caught.value)
+
+
 def test_a_launch_that_is_refused_leaves_no_run_directory(tmp_path: Path) -> None:
     lock = threading.Lock()
     refused(BadFunction, lambda: lock, run_dir=str(tmp_path / "run"))

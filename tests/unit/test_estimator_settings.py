@@ -291,6 +291,10 @@ def test_tables_need_no_cluster() -> None:
         prepare(table(), TorchSettings(**GOOD), tr.Gang())
     with pytest.raises(BadData, match="a pandas DataFrame or a pyarrow Table"):
         prepare([1, 2], TorchSettings(**GOOD), tr.Gang(on="here"))
+    with pytest.raises(BadSetting, match=r"takes the DataFrame itself, and no tr\.Data.* nulls=, nan= and pad="):
+        prepare(tr.Data(table(), nan="keep"), TorchSettings(**GOOD), tr.Gang(on="here"))
+    with pytest.raises(BadSetting, match=r"validation is a tr\.Data"):
+        prepare(table(), TorchSettings(**GOOD, validation=tr.Data(table())), tr.Gang(on="here"))
 
 
 def test_labels_become_what_the_model_gives() -> None:

@@ -14,7 +14,7 @@ import numpy as np
 
 from tritium.data import narrow
 from tritium.data.types import SourceType, columns_of, flat
-from tritium.errors import BadData
+from tritium.errors import BadData, BadSetting
 
 Kind = Literal["fixed", "ragged", "bytes"]
 Fill = float | int | str | None
@@ -29,6 +29,7 @@ _ADVICE = {
 DENSE_BYTES = 256 << 10  # of a sparse vector as a dense row, and no more: 65,536 float32
 _INT64_DIGITS = 18  # an integer of so many digits fits into int64
 _EXACT_DIGITS = 15  # a decimal of so many digits is exact in float64
+_BY_COLUMN = ("vocabulary", "hash_buckets", "pad", "decode", "nulls")
 
 
 @dataclass(frozen=True)
@@ -36,7 +37,7 @@ class Data:
     """A DataFrame, and how its columns become the columns of a batch.
 
     Every mapping is by the name of a batch column; `vocabulary`, `hash_buckets`, `pad`, `decode` and `nulls`
-    also take the name of a source column.
+    also take the name of a source column. Raises BadSetting where one of these is no mapping.
     """
 
     frame: Any
@@ -65,6 +66,16 @@ class Data:
     row_key: Sequence[str] | str = ()
     """Columns that identify a row. Rows are sorted by them within their source partition before they get their ids, so
     that a row has the same id when Spark computes a join or an aggregation again: a resumed epoch is then exact."""
+
+    def __post_init__(self) -> None:
+        wrong = []
+        for name in _BY_COLUMN:
+            value = getattr(self, name)
+            if not isinstance(value, Mapping):
+                shown = getattr(value, "__name__", repr(value))
+                wrong.append(f"{name}={shown} must be a mapping from columns: {name}={{'x': {shown}}}.")
+        if wrong:
+            raise BadSetting("tr.Data: " + " ".join(wrong), settings=wrong)
 
     @property
     def keys(self) -> tuple[str, ...]:

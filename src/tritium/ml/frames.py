@@ -46,7 +46,13 @@ class Columns:
 
 
 def as_frame(frame: Any, name: str) -> Any:
-    """A Spark DataFrame as it is, a pandas DataFrame as an Arrow table. BadData for anything else."""
+    """A Spark DataFrame as it is, a pandas DataFrame as an Arrow table. BadSetting for a Data, else BadData."""
+    if isinstance(frame, Data):
+        what = "fit takes the DataFrame itself, and no tr.Data" if name == "train" else f"{name} is a tr.Data"
+        raise BadSetting(
+            f"{what}. Give the DataFrame, and say what becomes of nulls, NaN and short arrays with the estimator's own "
+            "settings nulls=, nan= and pad=."
+        )
     return frame if is_spark(frame) else table_of(frame, name)
 
 

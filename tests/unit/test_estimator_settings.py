@@ -597,6 +597,23 @@ def test_missing_settings_are_named() -> None:
         fit(table(), **GOOD, feature_col=["a"])
 
 
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        *((name, "Did you mean 'ranks'?") for name in ("num_proc", "np", "num_workers", "world_size")),
+        ("use_gpu", "Did you mean 'gpus'?"),
+        ("max_restarts", "Did you mean 'retries'?"),
+        *((name, "optimizer=lambda p: torch.optim.Adam(p, lr=1e-3)") for name in ("lr", "learning_rate")),
+        *((name, "Did you mean 'validation'?") for name in ("val_split", "validation_split")),
+    ],
+)
+def test_what_others_call_a_setting(name: str, said: str) -> None:
+    for make in (lambda **wrong: fit(table(), **GOOD, **wrong), TorchEstimator):
+        with pytest.raises(BadSetting, match=f"There is no setting '{name}'") as caught:
+            make(**{name: 2})
+        assert said in str(caught.value)
+
+
 # --- Params
 
 

@@ -18,7 +18,7 @@ Output = Literal["all", "rank 0", "none"]
 OnStall = Literal["end", "report"]
 
 _FRAMEWORKS = ("torch",)
-_ELSEWHERE = {  # what other launchers call it
+ELSEWHERE = {  # what other launchers call it
     **dict.fromkeys(("num_workers", "num_processes", "num_proc", "num_procs", "num_ranks"), "ranks"),
     **dict.fromkeys(("np", "nproc", "nprocs", "n_procs", "nproc_per_node", "world_size", "num_tasks"), "ranks"),
     **dict.fromkeys(("use_gpu", "num_gpus", "gpus_per_rank", "num_gpus_per_worker", "resources_per_worker"), "gpus"),
@@ -193,7 +193,7 @@ class Gang:
             )
         for name in changes:
             if name not in cls.fields():
-                near = _ELSEWHERE.get(name) or next(iter(difflib.get_close_matches(name, cls.fields(), 1)), None)
+                near = ELSEWHERE.get(name) or next(iter(difflib.get_close_matches(name, cls.fields(), 1)), None)
                 hint = f" Did you mean {near!r}?" if near else f" There are: {', '.join(cls.fields())}."
                 raise BadSetting(f"There is no setting {name!r} of a gang.{hint}", setting=name)
         return dataclasses.replace(gang or cls(), **changes)

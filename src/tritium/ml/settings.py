@@ -11,9 +11,17 @@ from dataclasses import MISSING, dataclass, field, fields
 from typing import Any, Literal
 
 from tritium.errors import BadSetting
+from tritium.gang.settings import ELSEWHERE, Gang
 
 FEATURES, LABEL, WEIGHT = "features", "label", "weight"
 DEFAULT_BATCH_SIZE = 32
+_RATE = " The learning rate is the optimizer's: optimizer=lambda p: torch.optim.Adam(p, lr=1e-3)."
+_VALIDATION = " Did you mean 'validation'?"
+_HINTS = {  # what other libraries call it
+    **dict.fromkeys(("lr", "learning_rate"), _RATE),
+    **dict.fromkeys(("val_split", "validation_split", "validation_data", "val_data"), _VALIDATION),
+    **{name: f" Did you mean {own!r}?" for name, own in ELSEWHERE.items()},
+}
 
 
 def setting(doc: str, default: Any = MISSING) -> Any:
@@ -274,6 +282,15 @@ class TorchSettings:
     def scheduler_per_step(self) -> bool:
         """Whether `lr_scheduler` takes (optimizer, steps), and so is stepped after each optimizer step."""
         return self.lr_scheduler is not None and len(needed_arguments(self.lr_scheduler)) == 2
+
+
+def no_setting(names: Sequence[str]) -> BadSetting:
+    """The error for settings that neither TorchSettings nor Gang has, each with what is probably meant."""
+    from tritium.data.schema import close  # brings numpy along
+
+    known = (*TorchSettings.fields(), *Gang.fields())
+    said = (f"There is no setting {name!r}.{_HINTS.get(name) or close(name, known)}" for name in names)
+    return BadSetting(" ".join(said), settings=list(names))
 
 
 def whole(value: Any, least: int) -> bool:

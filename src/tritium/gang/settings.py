@@ -156,7 +156,7 @@ class Gang:
             ("output", ("all", "rank 0", "none")),
             ("framework", (None, *_FRAMEWORKS)),
             ("on_stall", ("end", "report")),
-            ("persist", (True, False)),
+            *((name, (True, False)) for name in ("persist", "trace", "progress")),
         ):
             if getattr(self, name) not in choices:
                 yield f"{name}={getattr(self, name)!r} is unknown; choose one of {', '.join(map(repr, choices))}."

@@ -329,6 +329,24 @@ def needed_arguments(function: Callable[..., Any], *kinds: inspect._ParameterKin
     return [p.name for p in _parameters(function) or () if p.default is p.empty and p.kind in kinds]
 
 
+def argument_names(function: Callable[..., Any]) -> list[str]:
+    """All arguments of a function; none where they can't be known."""
+    return [p.name for p in _parameters(function) or ()]
+
+
+def takes(function: Callable[..., Any], count: int) -> bool:
+    """Whether it can be called with so many arguments by position. True where that can't be known."""
+    try:
+        signature = inspect.signature(function)
+    except (TypeError, ValueError):  # some builtins have no signature
+        return True
+    try:
+        signature.bind(*[None] * count)
+    except TypeError:
+        return False
+    return True
+
+
 def takes_nothing(function: Callable[..., Any]) -> bool:
     """Whether it can't be given a single argument by position."""
     parameters = _parameters(function)

@@ -21,7 +21,7 @@ from torch import nn
 
 import tritium as tr
 from tritium.errors import BadData, BadRow, BadSetting, TrainingDiverged
-from tritium.ml import EarlyStopping, TorchEstimator, TorchModel, TorchSettings, fit
+from tritium.ml import Callback, EarlyStopping, TorchEstimator, TorchModel, TorchSettings, fit
 from tritium.ml.fitting import prepare, run
 from tritium.model.checkpoint import Store
 
@@ -108,6 +108,16 @@ def table(rows: int = 20) -> pa.Table:
         ({"lr_scheduler": lambda o, a, b: None}, "needs o, a, b"),
         ({"lr_scheduler": lambda: None}, "takes nothing"),
         ({"lr_scheduler": lambda o, *, steps: None}, "needs o, steps"),
+        ({"if_data_changed": "continue"}, "if_data_changed='continue' is unknown; choose one of 'refuse', 'anew'"),
+        ({"checkpoint_every": "1 minute"}, 'checkpoint_every=\'1 minute\' must be a time ("30s", "5min", "2h")'),
+        ({"checkpoint_every": object}, "checkpoint_every=<class 'object'> must be a time"),
+        ({"checkpoint_every": 0}, "checkpoint_every=0 must be"),
+        ({"checkpoint_every": True}, "checkpoint_every=True must be"),
+        ({"checkpoint_keep": "x"}, "checkpoint_keep='x' must be a whole number of at least 1"),
+        ({"callbacks": Callback()}, "callbacks=Callback(…) must be a list: callbacks=[…]"),
+        ({"callbacks": [Callback]}, "the callback Callback is a class; give an instance, Callback()"),
+        ({"train_step": lambda module: 0}, "takes module; it is called with (module, batch)"),
+        ({"train_step": lambda module, batch, more: 0}, "takes module, batch, more; it is called with (module, batch)"),
         ({"early_stopping": EarlyStopping(monitor="acc")}, "monitors 'acc'; the history will have loss"),
     ],
 )
@@ -115,6 +125,20 @@ def test_a_wrong_setting_is_named(wrong: dict[str, Any], says: str) -> None:
     with pytest.raises(BadSetting) as caught:
         TorchSettings(**(GOOD | wrong))
     assert says in str(caught.value)
+
+
+def test_a_whole_number_may_be_numpys() -> None:
+    names = ("batch_size", "epochs", "gradient_accumulation", "seed", "checkpoint_keep", "early_stopping")
+    settings = TorchSettings(**GOOD, **dict.fromkeys(names, np.int64(3)))
+    gang = tr.Gang(ranks=np.int64(2), cpus=np.int32(1))  # type: ignore[arg-type]
+    kept = [getattr(settings, name) for name in names] + [gang.ranks, gang.cpus]
+    assert kept == [3] * len(names) + [2, 1]
+    assert {type(value) for value in kept} == {int}
+    assert EarlyStopping(patience=np.int64(3)) == EarlyStopping(patience=3)  # type: ignore[arg-type]
+    assert tr.Gang(ranks=(np.int64(1), np.int64(2))).ranks == (1, 2)  # type: ignore[arg-type]
+    for wrong in (np.float64(8), np.True_, np.array([8])):
+        with pytest.raises(BadSetting, match=r"batch_size=.* must be a whole number"):
+            TorchSettings(**GOOD, batch_size=wrong)
 
 
 def test_every_wrong_setting_is_listed_at_once() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import difflib
 import inspect
+import operator
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, TypeVar
@@ -58,6 +59,14 @@ def _field(default: Any, doc: str) -> Any:
     if callable(default):
         return field(default_factory=default, metadata={"doc": doc})
     return field(default=default, metadata={"doc": doc})
+
+
+def as_int(value: Any) -> Any:
+    """A whole number as an int, NumPy's among them; anything else as it is."""
+    try:
+        return value if isinstance(value, bool) else operator.index(value)
+    except TypeError:
+        return value
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -139,8 +148,10 @@ class Gang:
         return self.ranks[1] if isinstance(self.ranks, tuple) else self.ranks
 
     def _wrong(self) -> Any:
-        if isinstance(self.ranks, list):  # Spark ML's Params keep no tuples
-            object.__setattr__(self, "ranks", tuple(self.ranks))
+        if isinstance(self.ranks, list | tuple):  # Spark ML's Params keep no tuples
+            object.__setattr__(self, "ranks", tuple(map(as_int, self.ranks)))
+        for name in ("ranks", "gpus", "cpus", "retries"):
+            object.__setattr__(self, name, as_int(getattr(self, name)))
         if isinstance(self.ranks, tuple):
             whole = len(self.ranks) == 2 and all(isinstance(n, int) and not isinstance(n, bool) for n in self.ranks)
             if not whole or not 1 <= self.ranks[0] <= self.ranks[1]:

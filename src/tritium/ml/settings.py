@@ -11,10 +11,14 @@ from dataclasses import MISSING, dataclass, field, fields
 from typing import Any, Literal
 
 from tritium.errors import BadSetting
-from tritium.gang.settings import ELSEWHERE, Gang
+from tritium.gang.settings import ELSEWHERE, Gang, as_int
 
 FEATURES, LABEL, WEIGHT = "features", "label", "weight"
 DEFAULT_BATCH_SIZE = 32
+_WHOLE = (
+    *("batch_size", "global_batch_size", "epochs", "gradient_accumulation", "seed"),
+    *("checkpoint_every", "checkpoint_keep", "early_stopping"),
+)
 _RATE = " The learning rate is the optimizer's: optimizer=lambda p: torch.optim.Adam(p, lr=1e-3)."
 _VALIDATION = " Did you mean 'validation'?"
 _HINTS = {  # what other libraries call it
@@ -43,6 +47,7 @@ class EarlyStopping:
 
     def __post_init__(self) -> None:
         wrong = []
+        object.__setattr__(self, "patience", as_int(self.patience))
         if not whole(self.patience, 1):
             wrong.append(f"patience={self.patience!r} must be a whole number of at least 1.")
         if self.mode not in ("min", "max"):
@@ -190,6 +195,8 @@ class TorchSettings:
     def __post_init__(self) -> None:
         from tritium.ml.checks import wrong_settings
 
+        for name in _WHOLE:
+            object.__setattr__(self, name, as_int(getattr(self, name)))
         wrong = list(wrong_settings(self))
         if wrong:
             raise BadSetting(" ".join(wrong), settings=wrong)

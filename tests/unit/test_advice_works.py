@@ -257,10 +257,10 @@ FIT: dict[str, tuple[dict[str, Any], str, dict[str, Any]]] = {
     ),
     "weights and a step": (
         {"weight_col": "w", "train_step": own_step},
-        r'take batch\["weight"\] there, from feature_cols',
+        r'feature_cols=\{"x": \[…\], "w": \[\'w\'\]\} and batch\["w"\]',
         {
             "weight_col": None,
-            "feature_cols": {"features": ["a", "b"], "weights": ["w"]},
+            "feature_cols": {"x": ["a", "b"], "w": ["w"]},
             "model": lambda: Weighed(),
             "train_step": lambda module, batch: weighed(module, batch),
         },
@@ -287,13 +287,13 @@ class Weighed(nn.Module):
         super().__init__()
         self.line = nn.Linear(2, 1)
 
-    def forward(self, features: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
-        return self.line(features)
+    def forward(self, x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+        return self.line(x)
 
 
 def weighed(module: Any, batch: Any) -> Any:
-    output = module(batch["features"], batch["weights"])
-    return (batch["weights"] * (output - batch["label"]) ** 2).mean(), output
+    output = module(batch["x"], batch["w"])
+    return (batch["w"] * (output - batch["label"]) ** 2).mean(), output
 
 
 @pytest.mark.parametrize("case", FIT)

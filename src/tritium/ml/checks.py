@@ -66,7 +66,11 @@ def _columns(settings: TorchSettings) -> Iterator[str]:
     if settings.weight_col is not None and not isinstance(settings.weight_col, str):
         yield f"weight_col={settings.weight_col!r} must be the name of one column."
     if settings.weight_col is not None and settings.train_step is not None:
-        yield 'weight_col can\'t weight the loss of a train_step: take batch["weight"] there, from feature_cols.'
+        yield (
+            "weight_col can't weight the loss of a train_step. Take the weights there, as an input under a name of its "
+            f'own: feature_cols={{"x": […], "w": [{settings.weight_col!r}]}} and batch["w"]. The module then gets x '
+            "and w by keyword, and the model needs that column when it predicts."
+        )
 
 
 def _functions(settings: TorchSettings) -> Iterator[str]:

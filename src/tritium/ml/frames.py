@@ -143,17 +143,27 @@ def maybe_classes(found: Columns, frame: Any, settings: TorchSettings, scores: t
 
 
 def whole_numbers(frame: Any, column: str) -> Any:
-    """The frame with this floating column as int64; a fraction in it is an error, not rounded."""
+    """The frame with this floating column as int64; a fraction or a NaN in it is an error, not rounded.
+
+    BadData for a table. On Spark the column is checked in the JVM as it is read, and the job fails with the same text.
+    """
+    what = f"label column {column!r} must hold class indices, and holds "
+    advice = (
+        f". Drop rows without a label (df.dropna(subset=[{column!r}])), number the classes 0, 1, 2, …; for a number to "
+        "predict take a loss of numbers, such as torch.nn.MSELoss()."
+    )
     if not is_spark(frame):
+        value = frame[column]
+        whole = pc.and_(pc.equal(value, pc.floor(value)), pc.less(pc.abs(value), 2.0**63))  # null where it is null
+        wrong = value.filter(pc.invert(whole))
+        if len(wrong):
+            raise BadData(f"{what}{wrong[0].as_py()!r}{advice}", column=column, value=wrong[0].as_py())
         position = frame.schema.get_field_index(column)
-        try:
-            return frame.set_column(position, column, frame[column].cast(pa.int64(), safe=True))
-        except pa.ArrowInvalid as error:
-            raise BadData(f"label column {column!r} must hold class indices, whole numbers: {error}.") from error
+        return frame.set_column(position, column, value.cast(pa.int64()))
     from pyspark.sql import functions as F
 
     value = _column(frame, column)
-    message = F.concat(F.lit(f"label column {column!r} must hold class indices, and holds "), value.cast("string"))
+    message = F.concat(F.lit(what), value.cast("string"), F.lit(advice))
     whole = value.isNull() | (value == F.floor(value))
     return frame.withColumn(column, F.when(whole, value.cast("long")).otherwise(F.raise_error(message).cast("long")))
 

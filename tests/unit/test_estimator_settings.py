@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import re
 import subprocess
 import sys
 import weakref
@@ -270,6 +271,40 @@ def test_a_class_that_the_module_gives_no_score_for_is_named() -> None:
         fit(table(), **scores, weight_col="index", **HERE)
 
 
+@pytest.mark.parametrize(("value", "shown"), [(40.25, "40.25"), (float("nan"), "nan"), (float("inf"), "inf")])
+def test_a_label_that_is_no_class_index_is_named(value: float, shown: str) -> None:
+    scores: dict[str, Any] = {"model": lambda: nn.Linear(3, 3), "label_cols": "index", "loss": nn.CrossEntropyLoss()}
+    rows = table().to_pandas()
+    rows.loc[[3, 5], "index"] = value
+    said = refused(rows, **scores)
+    assert f"label column 'index' must hold class indices, and holds {shown}" in said
+    assert "torch.nn.MSELoss()" in said
+    (code,) = re.findall(r"df\.dropna\(subset=\['index'\]\)", said)
+    if shown == "nan":
+        prepare(eval(code, {"df": rows}), TorchSettings(**GOOD | scores), tr.Gang(on="here"))
+
+
+@pytest.mark.parametrize("loss", [nn.BCEWithLogitsLoss(), nn.BCELoss(), nn.functional.binary_cross_entropy_with_logits])
+def test_a_label_beside_zero_and_one_is_refused_where_one_score_is_compared(loss: Any) -> None:
+    """For whole numbers it was trained on unsaid."""
+
+    def score() -> nn.Module:
+        return nn.Sequential(nn.Linear(3, 1), nn.Sigmoid())
+
+    rows = table().to_pandas()
+    given = GOOD | {"model": score, "loss": loss, "label_cols": "c", "task": "classification"}
+    for labels, wrong in (([0, 1, 2, 1], 2), ([-1, 1, 1, -1], -1), ([0.0, 1.0, 1.5, 0.0], 1.5)):
+        with pytest.raises(
+            BadRow, match=rf"label column 'c' holds {wrong}, .* with 0 or 1.*CrossEntropyLoss"
+        ) as caught:
+            fit(rows.assign(c=labels * 5), **given, **HERE)
+        assert (caught.value.column, caught.value.value) == ("c", wrong)
+    for labels in ([0, 1, 1, 0], [True, False] * 2, [0.0, 0.5, 1.0, 0.9]):
+        assert len(fit(rows.assign(c=labels * 5), **given, **HERE).history) == 1
+    with pytest.raises(BadRow, match="label column 'c' holds 2"):  # as integers alone make a classification of it
+        fit(rows.assign(c=[0, 1, 2, 1] * 5), **given | {"task": "auto"}, **HERE)
+
+
 def test_a_batch_larger_than_what_there_is_is_said(capsys: pytest.CaptureFixture[str]) -> None:
     shown = HERE | {"progress": True}
     fit(table(), **GOOD | {"verbose": True}, batch_size=1_000_000, epochs=2, **shown)
@@ -336,7 +371,7 @@ def test_labels_become_what_the_model_gives() -> None:
     assert label(label_cols="index", **classes) == ("int64", ())
     one = {"loss": nn.BCEWithLogitsLoss(), "task": "classification", "label_cols": "index"}
     assert label(**one) == ("float32", (1,))
-    assert "whole numbers" in refused(label_cols="a", **classes)
+    assert "must hold class indices" in refused(label_cols="a", **classes)
 
 
 def test_an_optimizer_that_is_none_is_refused_before_anything_starts() -> None:

@@ -15,11 +15,10 @@ from tritium.data.schema import Data, Field, close, plan
 from tritium.data.tables import table_of
 from tritium.data.types import SourceType, columns_of, path_of
 from tritium.errors import BadData, BadSetting
-from tritium.ml.settings import LABEL, WEIGHT, TorchSettings, is_by_class, name_of
+from tritium.ml.settings import LABEL, WEIGHT, TorchSettings, is_by_class, is_of_one_score
 from tritium.model.signature import Task
 
 _PARTS = 1 << 32  # of a hash, for the validation fraction
-_ONE_SCORE = ("BCEWithLogitsLoss", "BCELoss", "binary_cross_entropy", "binary_cross_entropy_with_logits")
 
 
 @dataclass(frozen=True)
@@ -85,7 +84,7 @@ def columns(frame: Any, settings: TorchSettings) -> Columns:
     sources: dict[str, str | list[str]] = dict(settings.inputs())
     dtypes = {name: _dtype(given, known) for name, given in sources.items()}
     one = known[labels[0]] if len(labels) == 1 else None
-    as_numbers = one is None or _floating(one) or (one.scalar and _of_one_score(settings))
+    as_numbers = one is None or _floating(one) or (one.scalar and is_of_one_score(settings.loss))
     sources[LABEL] = labels if as_numbers else labels[0]
     dtypes[LABEL] = _dtype(sources[LABEL], known)
     if one is not None and one.scalar and one.dtype == "bool" and not as_numbers:
@@ -94,11 +93,6 @@ def columns(frame: Any, settings: TorchSettings) -> Columns:
         sources[WEIGHT], dtypes[WEIGHT] = settings.weight_col, "float32"
     values = {"nulls": dict(settings.nulls or {}), "nan": settings.nan, "pad": dict(settings.pad or {})}
     return Columns(sources, dtypes, values=values)
-
-
-def _of_one_score(settings: TorchSettings) -> bool:
-    """Whether the loss compares one score a row with 0 or 1."""
-    return name_of(settings.loss) in _ONE_SCORE
 
 
 def task_of(settings: TorchSettings, frame: Any, scores: tuple[int, ...] | None) -> tuple[Task | None, str | None]:
@@ -111,7 +105,7 @@ def task_of(settings: TorchSettings, frame: Any, scores: tuple[int, ...] | None)
     labels = settings.labels()
     kind = columns_of(schema_of(frame))[labels[0]]
     several = scores is None or (len(scores) == 1 and scores[0] > 1)
-    if len(labels) == 1 and kind.scalar and not _floating(kind) and _of_one_score(settings):
+    if len(labels) == 1 and kind.scalar and not _floating(kind) and is_of_one_score(settings.loss):
         return "classification", None
     if len(labels) > 1 or not kind.scalar or not several or settings.train_step is not None:
         return "regression", None
@@ -135,7 +129,7 @@ def maybe_classes(found: Columns, frame: Any, settings: TorchSettings, scores: t
         return found
     if not _floating(columns_of(schema_of(frame))[labels[0]]):
         return found
-    one_score = _of_one_score(settings) if scores is None else scores in ((), (1,))
+    one_score = is_of_one_score(settings.loss) if scores is None else scores in ((), (1,))
     if one_score:
         return found
     sources, dtypes = {**found.sources, LABEL: labels[0]}, {**found.dtypes, LABEL: "int64"}

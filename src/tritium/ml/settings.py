@@ -15,6 +15,7 @@ from tritium.gang.settings import ELSEWHERE, Gang, as_int
 
 FEATURES, LABEL, WEIGHT = "features", "label", "weight"
 DEFAULT_BATCH_SIZE = 32
+_ONE_SCORE = ("BCEWithLogitsLoss", "BCELoss", "binary_cross_entropy", "binary_cross_entropy_with_logits")
 _WHOLE = (
     *("batch_size", "global_batch_size", "epochs", "gradient_accumulation", "seed"),
     *("checkpoint_every", "checkpoint_keep", "early_stopping"),
@@ -316,6 +317,11 @@ def is_by_class(loss: Any) -> bool:
     home = loss.__module__ if inspect.isfunction(loss) else type(loss).__module__
     by_class = ("CrossEntropyLoss", "NLLLoss", "cross_entropy", "nll_loss", "MultiMarginLoss", "multi_margin_loss")
     return home.startswith("torch.") and name_of(loss) in by_class
+
+
+def is_of_one_score(loss: Any) -> bool:
+    """Whether it is torch's own loss of one score a row against 0 or 1."""
+    return name_of(loss) in _ONE_SCORE
 
 
 def _is_collection(metrics: Any) -> bool:

@@ -13,7 +13,7 @@ import torch
 from torch.nn.parallel import DistributedDataParallel
 
 from tritium.errors import BadData, BadRow, BadSetting
-from tritium.ml.settings import LABEL, WEIGHT, TorchSettings, is_by_class, name_of
+from tritium.ml.settings import LABEL, WEIGHT, TorchSettings, is_by_class, is_of_one_score, name_of
 
 Step = Callable[[Any, Mapping[str, torch.Tensor]], tuple[torch.Tensor, Any]]
 
@@ -23,6 +23,7 @@ def make_step(settings: TorchSettings, device: torch.device) -> Step:
     own = settings.train_step
     inputs = list(settings.inputs())
     row_losses = per_row(settings.loss) if settings.weight_col is not None else None
+    two_classes = settings.task == "classification" and is_of_one_score(settings.loss)
     checked: list[bool] = []
 
     def step(net: Any, batch: Mapping[str, torch.Tensor]) -> tuple[torch.Tensor, Any]:
@@ -33,6 +34,8 @@ def make_step(settings: TorchSettings, device: torch.device) -> Step:
                 return net(batch), net.module.take_output()
             output = forward(net, batch, inputs)
             label = batch[LABEL]
+            if two_classes and (not checked or label.device.type == "cpu"):
+                refuse_third_class(label, settings)
             if not checked:
                 refuse_broadcast(output, label, settings.loss)
                 if row_losses is None:
@@ -155,6 +158,25 @@ def refuse_class(output: Any, label: torch.Tensor, settings: TorchSettings, erro
             row_id=None,
             value=int(wrong[0]),
         ) from error
+
+
+def refuse_third_class(label: torch.Tensor, settings: TorchSettings) -> None:
+    """BadRow for a label beside 0 and 1 (or, of a floating column, between them) where one score is compared with it.
+
+    Torch computes a loss of any number there. Every batch is looked at on a CPU, where it takes microseconds; on a GPU
+    only the first one of a rank, as each look waits for the device.
+    """
+    wrong = label[(label < 0) | (label > 1)]
+    if len(wrong):
+        column, value = settings.labels()[0], wrong[0].item()
+        raise BadRow(
+            f"label column {column!r} holds {value:g}, and loss={name_of(settings.loss)} compares one score a row with "
+            "0 or 1. Number the two classes 0 and 1; for more of them take torch.nn.CrossEntropyLoss() and let the "
+            "module's last layer give a score for every class.",
+            column=column,
+            row_id=None,
+            value=value,
+        )
 
 
 def refuse_broadcast(output: Any, label: torch.Tensor, loss: Any) -> None:

@@ -305,6 +305,23 @@ def test_what_the_errors_of_a_training_advise_works(case: str) -> None:
     assert len(model.history) == 1
 
 
+@pytest.mark.parametrize("column", ["word", "moment", "count", "third"])
+def test_code_for_pandas_makes_numbers_of_a_column(column: str) -> None:
+    frame = FRAME.assign(
+        word=["red", "blue", "red", "blue"], moment=pd.Timestamp("2026-01-01 12:00"), count=[3, 4, 5, 6], third=[3] * 4
+    )
+    asked: dict[str, Any] = {"label_cols": column}
+    if column == "moment":
+        asked = {"feature_cols": ["a", column]}
+    elif column != "count":
+        asked |= {"loss": nn.CrossEntropyLoss(), "model": lambda: nn.Linear(2, 2)}
+    with pytest.raises((errors.BadData, errors.BadRow), match="in pandas") as caught:
+        fit(frame, **{**GOOD, **asked})
+    (code,) = re.findall(rf"df\['{column}'\][.\w]+(?:\([\w']+\)[.\w]*)?", str(caught.value))
+    made = eval(code, {"df": frame})
+    assert fit(frame.assign(**{column: made}), **{**GOOD, **asked}).history
+
+
 def test_a_global_batch_that_is_shared_out_evenly() -> None:
     settings = {**GOOD, "batch_size": None, "gradient_accumulation": 3}
     with pytest.raises(errors.BadSetting) as caught:

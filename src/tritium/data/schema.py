@@ -340,9 +340,7 @@ class _Planner:
                 f"column {source!r} is binary: decode={{{batch!r}: function}} decides its dtype, not `dtype`."
             )
         if self._setting(self.data.nulls, batch, source) is not None:
-            self.problems.append(
-                f"column {source!r} is binary, and a null in it can't be filled. Drop those rows in Spark."
-            )
+            self.problems.append(f"column {source!r} is binary, and a null in it can't be filled. Drop those rows.")
         return Field(name=batch, sources=(source,), kind="bytes", dtype="uint8", shape=None, nan="keep")
 
     def _dtype(self, given: Any, batch: str, *, floating: bool) -> str | None:
@@ -367,7 +365,7 @@ class _Planner:
         if kind.name == "decimal" and kind.precision > _EXACT_DIGITS and asked is None:
             self.problems.append(
                 f"column {source!r} is {kind.text}, and float64 holds only {_EXACT_DIGITS} digits exactly. "
-                f"Ask for the rounding with `dtype` ('float64'), or cast the column in Spark."
+                f"Ask for the rounding with `dtype` ('float64'), or cast the column."
             )
 
     def _keeps_infinity(self, kinds: Sequence[SourceType], dtype: str) -> bool:
@@ -378,8 +376,8 @@ class _Planner:
     def _check_times(self, batch: str, sources: Sequence[str], kinds: Sequence[SourceType], dtype: str) -> None:
         self.problems += [
             f"column {source!r} is a {kind.text}, microseconds since 1970, which {dtype} does not hold exactly. Take "
-            f"numbers from it in Spark (F.hour, F.dayofweek, F.unix_timestamp), give it a batch column of its own, or "
-            f"ask for dtype={{{batch!r}: 'float64'}}."
+            f"numbers from it (F.hour, F.dayofweek, F.unix_timestamp in Spark, df[{source!r}].dt.hour in pandas), give "
+            f"it a batch column of its own, or ask for dtype={{{batch!r}: 'float64'}}."
             for source, kind in zip(sources, kinds, strict=True)
             if kind.name == "timestamp" and not narrow.holds(np.dtype(dtype), np.dtype(kind.dtype))
         ]
@@ -387,7 +385,7 @@ class _Planner:
     def _check_cast(self, batch: str, travel: str, dtype: str) -> None:
         if dtype == "bool" and travel != "bool":
             self.problems.append(
-                f"batch column {batch!r} holds {travel}, not cast to bool. Compare it in Spark: `col > 0`."
+                f"batch column {batch!r} holds {travel}, not cast to bool. Compare it before: `col > 0`."
             )
 
     def _pad(self, batch: str, source: str, kind: SourceType, depth: int) -> tuple[int, float] | None:

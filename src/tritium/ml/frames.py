@@ -76,7 +76,7 @@ def columns(frame: Any, settings: TorchSettings) -> Columns:
         for name in names:
             if name not in known:
                 problems.append(f"{role} column {name!r} is missing.{close(name, known)}")
-            elif problem := _unfit(known[name], role):
+            elif problem := _unfit(name, known[name], role):
                 problems.append(f"{role} column {name!r} is {problem}")
     if problems:
         listed = "".join(f"\n  - {problem}" for problem in problems)
@@ -269,20 +269,22 @@ def _dtype(given: str | Sequence[str], known: dict[str, SourceType]) -> str:
     return "int64" if leaf.dtype.lstrip("u").startswith("int") else "float32"
 
 
-def _unfit(kind: SourceType, role: str) -> str | None:
-    """What is wrong with a column of this type in this role, with advice, or None."""
+def _unfit(name: str, kind: SourceType, role: str) -> str | None:
+    """What is wrong with a column of this name and type in this role, with advice, or None."""
     leaf, depth = kind.leaf()
     if leaf.name == "string":
+        codes = f"df[{name!r}].astype('category').cat.codes in pandas"
         if role == "label":
-            return "a string. Make class indices of it with Spark's StringIndexer."
+            return f"a string. Make class indices of it: StringIndexer in Spark, {codes}."
         return (
-            "a string. Index it with Spark's StringIndexer (and OneHotEncoder), hash it with FeatureHasher, or train "
-            "with tr.launch, where tr.Data takes a vocabulary= or hash_buckets=."
+            "a string. Index it with Spark's StringIndexer (and OneHotEncoder), hash it with FeatureHasher, take "
+            f"{codes}, or train with tr.launch, where tr.Data takes a vocabulary= or hash_buckets=."
         )
     if leaf.name == "timestamp":
-        return f"a {kind.text}. Take numbers from it in Spark: F.hour, F.dayofweek, F.unix_timestamp."
+        spark, pandas = "F.hour, F.dayofweek, F.unix_timestamp in Spark", f"df[{name!r}].dt.hour in pandas"
+        return f"a {kind.text}. Take numbers from it: {spark}, {pandas}."
     if leaf.name == "binary":
-        return "binary. Decode it in Spark, or train with tr.launch, where tr.Data takes decode=."
+        return "binary. Decode it before, or train with tr.launch, where tr.Data takes decode=."
     if role == "weight" and depth:
         return f"{kind.text}; a weight is one number a row."
     return None

@@ -37,7 +37,7 @@ def make_step(settings: TorchSettings, device: torch.device) -> Step:
             if two_classes and (not checked or label.device.type == "cpu"):
                 refuse_third_class(label, settings)
             if not checked:
-                refuse_broadcast(output, label, settings.loss)
+                refuse_broadcast(output, label, settings)
                 if row_losses is None:
                     refuse_sum(settings.loss, output, label)
                 checked.append(True)
@@ -153,7 +153,7 @@ def refuse_class(output: Any, label: torch.Tensor, settings: TorchSettings, erro
         raise BadRow(
             f"label column {column!r} holds the class {int(wrong[0])}, and the module gives {scores} scores a row, for "
             f"the classes 0 to {scores - 1}. Let its last layer give a score for every class, or number the classes "
-            "from 0, as Spark's StringIndexer does.",
+            f"from 0: StringIndexer in Spark, df[{column!r}].astype('category').cat.codes in pandas.",
             column=column,
             row_id=None,
             value=int(wrong[0]),
@@ -161,7 +161,7 @@ def refuse_class(output: Any, label: torch.Tensor, settings: TorchSettings, erro
 
 
 def refuse_third_class(label: torch.Tensor, settings: TorchSettings) -> None:
-    """BadRow for a label beside 0 and 1 (or, of a floating column, between them) where one score is compared with it.
+    """BadRow for a label below 0 or above 1 where one score is compared with it; a fraction between them is none.
 
     Torch computes a loss of any number there. Every batch is looked at on a CPU, where it takes microseconds; on a GPU
     only the first one of a rank, as each look waits for the device.
@@ -179,7 +179,7 @@ def refuse_third_class(label: torch.Tensor, settings: TorchSettings) -> None:
         )
 
 
-def refuse_broadcast(output: Any, label: torch.Tensor, loss: Any) -> None:
+def refuse_broadcast(output: Any, label: torch.Tensor, settings: TorchSettings) -> None:
     """BadData when output and label `[batch, ...]` would be stretched to each other, which trains silently wrong."""
     if not isinstance(output, torch.Tensor) or output.shape == label.shape:
         return
@@ -187,13 +187,14 @@ def refuse_broadcast(output: Any, label: torch.Tensor, loss: Any) -> None:
     if min(output.ndim, label.ndim) == 0:
         raise BadData(f"The module gives {_shown(got)} for a label of {_shown(wanted)}: no output per row.")
     one_against_rows = {output.ndim, label.ndim} == {1, 2} and max(got, wanted, key=len)[1] == 1
-    stretched = _is_elementwise(loss) and label.is_floating_point() and _fits(got, wanted)
+    stretched = _is_elementwise(settings.loss) and label.is_floating_point() and _fits(got, wanted)
     if not (one_against_rows or stretched):
         return
     if not label.is_floating_point():
+        column = settings.labels()[0]
         fix = (
-            "One integer label column means class indices. For a number to predict, cast it to double in Spark; "
-            "for classes, let the module give one score per class."
+            "One integer label column means class indices. For a number to predict, cast it to double "
+            f"(df[{column!r}].astype(float) in pandas); for classes, let the module give one score per class."
         )
     elif output.ndim < label.ndim:
         fix = f"Let the module return {_shown(wanted)}: leave out its squeeze, or end it with output.unsqueeze(-1)."

@@ -621,6 +621,21 @@ def test_the_estimator_fits_a_pandas_frame(where: Any) -> None:
     assert model.copy({model.batch_size: 5}).getOrDefault("batch_size") == 5
 
 
+def test_a_torch_model_without_spark(tmp_path: Path) -> None:
+    rows = table().to_pandas()
+    model = TorchModel(fit(table(), **GOOD, **HERE))
+    assert list(model.predict(rows)) == list(model.model.predict(rows))
+    with pytest.raises(BadSetting, match=r"model\.model\.save\(path\)"):
+        model.save(str(tmp_path / "model"))
+    model.model.save(str(tmp_path / "model"))
+    assert "p" in model.copy().setOutputCols("p").transform(rows)
+    with pytest.raises(BadSetting, match=r"gives 1 \(prediction\); name it once"):
+        model.setOutputCols(["p", "q"])
+    scores: dict[str, Any] = {"model": lambda: nn.Linear(3, 3), "label_cols": "cls", "loss": nn.CrossEntropyLoss()}
+    with pytest.raises(BadSetting, match=r"gives 2 \(prediction, probability\); name 1 or 2 of them"):
+        TorchModel(fit(table(), **GOOD | scores, **HERE)).setOutputCols(["p", "q", "r"])
+
+
 def test_divergence_is_raised_as_it_is() -> None:
     with pytest.raises(TrainingDiverged) as caught:
         fit(table(40), **(GOOD | {"optimizer": lambda p: torch.optim.SGD(p, 1e30), "batch_size": 4}), **HERE)

@@ -97,6 +97,19 @@ def test_rows_can_be_dropped_as_an_error_says(frame: pd.DataFrame) -> None:
     assert sum(len(step["b"]) for step in read(frame.dropna(subset=["b"]))) == 2
 
 
+@pytest.mark.parametrize(("hole", "codes"), [(math.nan, 2), (math.inf, 1)])
+def test_what_is_advised_for_a_nan_is_code_for_pandas_too(hole: float, codes: int) -> None:
+    """Code for a table of Spark's and of pandas' alike, and a setting of the estimator, which takes no tr.Data."""
+    frame = FRAME.assign(a=[0.0, hole, 2.0, 3.0])
+    with pytest.raises(errors.BadRow) as caught:
+        fit(frame, **GOOD)
+    found = re.findall(r"`(df[^`]+)`", str(caught.value))
+    assert len(found) == codes
+    for code in found:
+        assert len(fit(eval(code, {"df": frame}), **GOOD).history) == 1, code
+    assert "nan='keep' (of tr.Data in a launch, of the estimator)" in str(caught.value)
+
+
 def test_a_choice_is_one_of_those_that_are_listed() -> None:
     for name in ("nan", "shuffle"):
         with pytest.raises(errors.BadData) as caught:
@@ -244,10 +257,10 @@ FIT: dict[str, tuple[dict[str, Any], str, dict[str, Any]]] = {
     ),
     "weights and a step": (
         {"weight_col": "w", "train_step": own_step},
-        r'take batch\["weight"\] there, from feature_cols',
+        r'feature_cols=\{"x": \[…\], "w": \[\'w\'\]\} and batch\["w"\]',
         {
             "weight_col": None,
-            "feature_cols": {"features": ["a", "b"], "weights": ["w"]},
+            "feature_cols": {"x": ["a", "b"], "w": ["w"]},
             "model": lambda: Weighed(),
             "train_step": lambda module, batch: weighed(module, batch),
         },
@@ -274,13 +287,13 @@ class Weighed(nn.Module):
         super().__init__()
         self.line = nn.Linear(2, 1)
 
-    def forward(self, features: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
-        return self.line(features)
+    def forward(self, x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+        return self.line(x)
 
 
 def weighed(module: Any, batch: Any) -> Any:
-    output = module(batch["features"], batch["weights"])
-    return (batch["weights"] * (output - batch["label"]) ** 2).mean(), output
+    output = module(batch["x"], batch["w"])
+    return (batch["w"] * (output - batch["label"]) ** 2).mean(), output
 
 
 @pytest.mark.parametrize("case", FIT)
@@ -290,6 +303,23 @@ def test_what_the_errors_of_a_training_advise_works(case: str) -> None:
         fit(FRAME, **{**GOOD, **wrong})
     model = fit(FRAME, **{**GOOD, **wrong, **right})
     assert len(model.history) == 1
+
+
+@pytest.mark.parametrize("column", ["word", "moment", "count", "third"])
+def test_code_for_pandas_makes_numbers_of_a_column(column: str) -> None:
+    frame = FRAME.assign(
+        word=["red", "blue", "red", "blue"], moment=pd.Timestamp("2026-01-01 12:00"), count=[3, 4, 5, 6], third=[3] * 4
+    )
+    asked: dict[str, Any] = {"label_cols": column}
+    if column == "moment":
+        asked = {"feature_cols": ["a", column]}
+    elif column != "count":
+        asked |= {"loss": nn.CrossEntropyLoss(), "model": lambda: nn.Linear(2, 2)}
+    with pytest.raises((errors.BadData, errors.BadRow), match="in pandas") as caught:
+        fit(frame, **{**GOOD, **asked})
+    (code,) = re.findall(rf"df\['{column}'\][.\w]+(?:\([\w']+\)[.\w]*)?", str(caught.value))
+    made = eval(code, {"df": frame})
+    assert fit(frame.assign(**{column: made}), **{**GOOD, **asked}).history
 
 
 def test_a_global_batch_that_is_shared_out_evenly() -> None:

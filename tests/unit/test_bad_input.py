@@ -42,6 +42,8 @@ def refused(kind: type[SetupError], fn: Any = nothing, **settings: Any) -> str:
         ({"start_timeout": 0}, "start_timeout=0 must be a number of seconds above 0"),
         ({"start_timeout": float("nan")}, "start_timeout=nan must be"),
         ({"stall_timeout": 0}, "stall_timeout=0 must be a number of seconds above 0"),
+        ({"progress": "no"}, "progress='no' is unknown; choose one of True, False"),
+        ({"trace": "no"}, "trace='no' is unknown; choose one of True, False"),
         ({"on_stall": "kill"}, "on_stall='kill' is unknown; choose one of 'end', 'report'"),
         ({"start_timeout": "10s"}, "start_timeout='10s' must be"),
         ({"env": {"A": 1}}, "env['A']=1: names and values must be strings"),
@@ -112,6 +114,23 @@ class TestData:
     def test_with_a_name_that_is_none(self, name: Any) -> None:
         frame = pd.DataFrame({"x": [1.0]})
         assert "must be an identifier, such as 'train'" in refused(BadSetting, data={name: frame})
+
+
+@pytest.mark.parametrize(
+    ("setting", "said"),
+    [
+        ({"nulls": "mask"}, "nulls='mask' must be a mapping from columns: nulls={'x': 'mask'}."),
+        ({"nulls": 0}, "nulls=0 must be a mapping from columns: nulls={'x': 0}."),
+        ({"pad": 3}, "pad=3 must be a mapping from columns: pad={'x': 3}."),
+        ({"hash_buckets": 10}, "hash_buckets=10 must be a mapping from columns: hash_buckets={'x': 10}."),
+        ({"vocabulary": ["a", "b"]}, "must be a mapping from columns: vocabulary={'x': ['a', 'b']}."),
+        ({"decode": len}, "decode=len must be a mapping from columns: decode={'x': len}."),
+    ],
+)
+def test_a_setting_of_data_that_is_by_column(setting: dict[str, Any], said: str) -> None:
+    with pytest.raises(BadSetting) as caught:
+        tr.Data(pd.DataFrame({"x": [1.0], "y": [2.0]}), **setting)
+    assert said in str(caught.value)
 
 
 def test_a_launch_that_is_refused_leaves_no_run_directory(tmp_path: Path) -> None:

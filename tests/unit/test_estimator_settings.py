@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import random
+import re
 import subprocess
 import sys
 import weakref
@@ -22,7 +23,7 @@ from torch import nn
 
 import tritium as tr
 from tritium.errors import BadData, BadRow, BadSetting, TrainingDiverged
-from tritium.ml import EarlyStopping, TorchEstimator, TorchModel, TorchSettings, fit
+from tritium.ml import Callback, EarlyStopping, TorchEstimator, TorchModel, TorchSettings, fit
 from tritium.ml.fitting import prepare, run
 from tritium.model.checkpoint import Store
 
@@ -109,6 +110,16 @@ def table(rows: int = 20) -> pa.Table:
         ({"lr_scheduler": lambda o, a, b: None}, "needs o, a, b"),
         ({"lr_scheduler": lambda: None}, "takes nothing"),
         ({"lr_scheduler": lambda o, *, steps: None}, "needs o, steps"),
+        ({"if_data_changed": "continue"}, "if_data_changed='continue' is unknown; choose one of 'refuse', 'anew'"),
+        ({"checkpoint_every": "1 minute"}, 'checkpoint_every=\'1 minute\' must be a time ("30s", "5min", "2h")'),
+        ({"checkpoint_every": object}, "checkpoint_every=<class 'object'> must be a time"),
+        ({"checkpoint_every": 0}, "checkpoint_every=0 must be"),
+        ({"checkpoint_every": True}, "checkpoint_every=True must be"),
+        ({"checkpoint_keep": "x"}, "checkpoint_keep='x' must be a whole number of at least 1"),
+        ({"callbacks": Callback()}, "callbacks=Callback(…) must be a list: callbacks=[…]"),
+        ({"callbacks": [Callback]}, "the callback Callback is a class; give an instance, Callback()"),
+        ({"train_step": lambda module: 0}, "takes module; it is called with (module, batch)"),
+        ({"train_step": lambda module, batch, more: 0}, "takes module, batch, more; it is called with (module, batch)"),
         ({"early_stopping": EarlyStopping(monitor="acc")}, "monitors 'acc'; the history will have loss"),
     ],
 )
@@ -116,6 +127,20 @@ def test_a_wrong_setting_is_named(wrong: dict[str, Any], says: str) -> None:
     with pytest.raises(BadSetting) as caught:
         TorchSettings(**(GOOD | wrong))
     assert says in str(caught.value)
+
+
+def test_a_whole_number_may_be_numpys() -> None:
+    names = ("batch_size", "epochs", "gradient_accumulation", "seed", "checkpoint_keep", "early_stopping")
+    settings = TorchSettings(**GOOD, **dict.fromkeys(names, np.int64(3)))
+    gang = tr.Gang(ranks=np.int64(2), cpus=np.int32(1))  # type: ignore[arg-type]
+    kept = [getattr(settings, name) for name in names] + [gang.ranks, gang.cpus]
+    assert kept == [3] * len(names) + [2, 1]
+    assert {type(value) for value in kept} == {int}
+    assert EarlyStopping(patience=np.int64(3)) == EarlyStopping(patience=3)  # type: ignore[arg-type]
+    assert tr.Gang(ranks=(np.int64(1), np.int64(2))).ranks == (1, 2)  # type: ignore[arg-type]
+    for wrong in (np.float64(8), np.True_, np.array([8])):
+        with pytest.raises(BadSetting, match=r"batch_size=.* must be a whole number"):
+            TorchSettings(**GOOD, batch_size=wrong)
 
 
 def test_every_wrong_setting_is_listed_at_once() -> None:
@@ -247,6 +272,40 @@ def test_a_class_that_the_module_gives_no_score_for_is_named() -> None:
         fit(table(), **scores, weight_col="index", **HERE)
 
 
+@pytest.mark.parametrize(("value", "shown"), [(40.25, "40.25"), (float("nan"), "nan"), (float("inf"), "inf")])
+def test_a_label_that_is_no_class_index_is_named(value: float, shown: str) -> None:
+    scores: dict[str, Any] = {"model": lambda: nn.Linear(3, 3), "label_cols": "index", "loss": nn.CrossEntropyLoss()}
+    rows = table().to_pandas()
+    rows.loc[[3, 5], "index"] = value
+    said = refused(rows, **scores)
+    assert f"label column 'index' must hold class indices, and holds {shown}" in said
+    assert "torch.nn.MSELoss()" in said
+    (code,) = re.findall(r"df\.dropna\(subset=\['index'\]\)", said)
+    if shown == "nan":
+        prepare(eval(code, {"df": rows}), TorchSettings(**GOOD | scores), tr.Gang(on="here"))
+
+
+@pytest.mark.parametrize("loss", [nn.BCEWithLogitsLoss(), nn.BCELoss(), nn.functional.binary_cross_entropy_with_logits])
+def test_a_label_beside_zero_and_one_is_refused_where_one_score_is_compared(loss: Any) -> None:
+    """For whole numbers it was trained on unsaid."""
+
+    def score() -> nn.Module:
+        return nn.Sequential(nn.Linear(3, 1), nn.Sigmoid())
+
+    rows = table().to_pandas()
+    given = GOOD | {"model": score, "loss": loss, "label_cols": "c", "task": "classification"}
+    for labels, wrong in (([0, 1, 2, 1], 2), ([-1, 1, 1, -1], -1), ([0.0, 1.0, 1.5, 0.0], 1.5)):
+        with pytest.raises(
+            BadRow, match=rf"label column 'c' holds {wrong}, .* with 0 or 1.*CrossEntropyLoss"
+        ) as caught:
+            fit(rows.assign(c=labels * 5), **given, **HERE)
+        assert (caught.value.column, caught.value.value) == ("c", wrong)
+    for labels in ([0, 1, 1, 0], [True, False] * 2, [0.0, 0.5, 1.0, 0.9]):
+        assert len(fit(rows.assign(c=labels * 5), **given, **HERE).history) == 1
+    with pytest.raises(BadRow, match="label column 'c' holds 2"):  # as integers alone make a classification of it
+        fit(rows.assign(c=[0, 1, 2, 1] * 5), **given | {"task": "auto"}, **HERE)
+
+
 def test_a_batch_larger_than_what_there_is_is_said(capsys: pytest.CaptureFixture[str]) -> None:
     shown = HERE | {"progress": True}
     fit(table(), **GOOD | {"verbose": True}, batch_size=1_000_000, epochs=2, **shown)
@@ -292,6 +351,10 @@ def test_tables_need_no_cluster() -> None:
         prepare(table(), TorchSettings(**GOOD), tr.Gang())
     with pytest.raises(BadData, match="a pandas DataFrame or a pyarrow Table"):
         prepare([1, 2], TorchSettings(**GOOD), tr.Gang(on="here"))
+    with pytest.raises(BadSetting, match=r"takes the DataFrame itself, and no tr\.Data.* nulls=, nan= and pad="):
+        prepare(tr.Data(table(), nan="keep"), TorchSettings(**GOOD), tr.Gang(on="here"))
+    with pytest.raises(BadSetting, match=r"validation is a tr\.Data"):
+        prepare(table(), TorchSettings(**GOOD, validation=tr.Data(table())), tr.Gang(on="here"))
 
 
 def test_labels_become_what_the_model_gives() -> None:
@@ -309,7 +372,7 @@ def test_labels_become_what_the_model_gives() -> None:
     assert label(label_cols="index", **classes) == ("int64", ())
     one = {"loss": nn.BCEWithLogitsLoss(), "task": "classification", "label_cols": "index"}
     assert label(**one) == ("float32", (1,))
-    assert "whole numbers" in refused(label_cols="a", **classes)
+    assert "must hold class indices" in refused(label_cols="a", **classes)
 
 
 def test_an_optimizer_that_is_none_is_refused_before_anything_starts() -> None:
@@ -644,6 +707,21 @@ def test_the_estimator_fits_a_pandas_frame(where: Any) -> None:
     assert model.copy({model.batch_size: 5}).getOrDefault("batch_size") == 5
 
 
+def test_a_torch_model_without_spark(tmp_path: Path) -> None:
+    rows = table().to_pandas()
+    model = TorchModel(fit(table(), **GOOD, **HERE))
+    assert list(model.predict(rows)) == list(model.model.predict(rows))
+    with pytest.raises(BadSetting, match=r"model\.model\.save\(path\)"):
+        model.save(str(tmp_path / "model"))
+    model.model.save(str(tmp_path / "model"))
+    assert "p" in model.copy().setOutputCols("p").transform(rows)
+    with pytest.raises(BadSetting, match=r"gives 1 \(prediction\); name it once"):
+        model.setOutputCols(["p", "q"])
+    scores: dict[str, Any] = {"model": lambda: nn.Linear(3, 3), "label_cols": "cls", "loss": nn.CrossEntropyLoss()}
+    with pytest.raises(BadSetting, match=r"gives 2 \(prediction, probability\); name 1 or 2 of them"):
+        TorchModel(fit(table(), **GOOD | scores, **HERE)).setOutputCols(["p", "q", "r"])
+
+
 def test_divergence_is_raised_as_it_is() -> None:
     with pytest.raises(TrainingDiverged) as caught:
         fit(table(40), **(GOOD | {"optimizer": lambda p: torch.optim.SGD(p, 1e30), "batch_size": 4}), **HERE)
@@ -677,6 +755,23 @@ def test_missing_settings_are_named() -> None:
         fit(table(), **GOOD, rank=2)
     with pytest.raises(BadSetting, match=r"no setting 'feature_col'\. Did you mean 'feature_cols'"):
         fit(table(), **GOOD, feature_col=["a"])
+
+
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        *((name, "Did you mean 'ranks'?") for name in ("num_proc", "np", "num_workers", "world_size")),
+        ("use_gpu", "Did you mean 'gpus'?"),
+        ("max_restarts", "Did you mean 'retries'?"),
+        *((name, "optimizer=lambda p: torch.optim.Adam(p, lr=1e-3)") for name in ("lr", "learning_rate")),
+        *((name, "Did you mean 'validation'?") for name in ("val_split", "validation_split")),
+    ],
+)
+def test_what_others_call_a_setting(name: str, said: str) -> None:
+    for make in (lambda **wrong: fit(table(), **GOOD, **wrong), TorchEstimator):
+        with pytest.raises(BadSetting, match=f"There is no setting '{name}'") as caught:
+            make(**{name: 2})
+        assert said in str(caught.value)
 
 
 # --- Params

@@ -49,8 +49,8 @@ def read(field: Field, column: pa.Array, ids: Array) -> tuple[Column, Array | No
 
 
 _FILL = (
-    "Drop such rows in Spark (`df.dropna(subset=[{0!r}])`), fill them with nulls={{{0!r}: value}}, or, with tr.Data, "
-    "mark them: nulls={{{0!r}: 'mask'}}"
+    "Drop such rows (`df.dropna(subset=[{0!r}])`), fill them with nulls={{{0!r}: value}}, or, with tr.Data, mark them: "
+    "nulls={{{0!r}: 'mask'}}"
 )
 
 
@@ -71,7 +71,7 @@ def bad(field: Field, ids: Array, row: int, value: Any, what: str, advice: str, 
 def _bytes(field: Field, column: pa.Array, ids: Array) -> Ragged:
     if column.null_count:
         row = int(np.argmax(column.is_null().to_numpy(zero_copy_only=False)))
-        raise bad(field, ids, row, None, "null", "Drop such rows in Spark (`df.dropna(subset=[{0!r}])`)")
+        raise bad(field, ids, row, None, "null", "Drop such rows (`df.dropna(subset=[{0!r}])`)")
     if not len(column):  # Arrow may leave the buffers out
         return Ragged(np.zeros(0, np.uint8), np.zeros(0, np.int64))
     wide = pa.types.is_large_binary(column.type)
@@ -89,7 +89,7 @@ def _flatten(field: Field, column: pa.Array, ids: Array) -> tuple[pa.Array, list
         if level and column.null_count:
             inner = int(np.argmax(column.is_null().to_numpy(zero_copy_only=False)))
             row = _row_of(inner, lengths)
-            raise bad(field, ids, row, None, "an array with a null array in it", _FILL_IN_SPARK)
+            raise bad(field, ids, row, None, "an array with a null array in it", _FILL_ARRAYS)
         if pa.types.is_fixed_size_list(column.type):
             count = len(column) - column.null_count
             lengths.append(np.full(count, column.type.list_size, np.int64))
@@ -101,7 +101,7 @@ def _flatten(field: Field, column: pa.Array, ids: Array) -> tuple[pa.Array, list
     return column, lengths
 
 
-_FILL_IN_SPARK = "Drop or fill such rows in Spark"
+_FILL_ARRAYS = "Drop such rows, or fill their arrays"
 
 
 def _row_of(position: int, lengths: list[Array]) -> int:
@@ -164,7 +164,7 @@ _SPARSE = (
     "Make it narrower where it comes from (HashingTF(numFeatures=4096), CountVectorizer(vocabSize=4096)), or train a "
     "torch.nn.EmbeddingBag on its indices, an array column: F.unwrap_udt({0!r})['indices']"
 )
-_WHOLE = "Drop such rows in Spark, or give the column a batch column of its own"
+_WHOLE = "Drop such rows, or give the column a batch column of its own"
 
 
 def _check_nulls(field: Field, absent: Array, lengths: list[Array], ids: Array) -> None:
@@ -224,7 +224,7 @@ def _unknown(field: Field, word: str, position: int, at: At) -> BadRow:
         position,
         word,
         f"{word!r}, which is not among the {len(field.vocabulary or ())} values of its vocabulary{meant},",
-        "Map it in Spark to one of them, or train with it: add it to vocabulary={{{0!r}: [...]}}, or use hash_buckets",
+        "Map it to one of them, or train with it: add it to vocabulary={{{0!r}: [...]}}, or use hash_buckets",
     )
 
 
@@ -274,9 +274,9 @@ def _ragged(field: Field, width: int, counts: Array, above: list[Array], ids: Ar
     value = int(counts[position])
     what = f"of length {value}, where {width} was expected from the rows before it,"
     if field.depth > 1:
-        advice = "Give the matrices of {0!r} one shape in Spark"
+        advice = "Give the matrices of {0!r} one shape"
     else:
-        advice = f"Give all rows one length in Spark, or train with pad={{{{{{0!r}}: {max(value, width)}}}}}"
+        advice = f"Give all rows one length, or train with pad={{{{{{0!r}}: {max(value, width)}}}}}"
     return bad(field, ids, _row_of(position, above), value, what, advice)
 
 
@@ -288,7 +288,7 @@ def _padded(
     if len(counts) and counts.max() > length:
         row = int(np.argmax(counts))
         longest = int(counts[row])
-        advice = f"Cut the array in Spark (`slice`), or train with pad={{{{{{0!r}}: {longest}}}}}"
+        advice = f"Cut the array (`slice` in Spark), or train with pad={{{{{{0!r}}: {longest}}}}}"
         raise bad(field, ids, row, longest, f"of length {longest}, beyond its pad of {length},", advice)
     there = np.arange(length) < np.asarray(counts)[:, None]
     rows = np.full(there.shape, fill, values.dtype)
@@ -307,7 +307,7 @@ def _with_null_rows(
     """The rows with the null ones put back, filled; `whole` says which were there."""
     if field.shape is None and not whole.any():
         what = f"null in the first {len(ids)} rows, so its length isn't known; the first is"
-        raise bad(field, ids, 0, None, what, "Fill them in Spark, or give the length: pad={{{0!r}: length}}")
+        raise bad(field, ids, 0, None, what, "Fill them, or give the length: pad={{{0!r}: length}}")
     shape = values.shape[1:] if field.shape is None else field.shape
     rows = np.full((len(whole), *shape), _fill(field, field.nulls[0]), values.dtype)
     rows[whole] = values

@@ -17,16 +17,15 @@ Array = np.ndarray[Any, Any]
 At = Callable[[int, Any, str, str], BadRow]
 """The error for a position: (position, value, what it is, what to do); `{0!r}` in the last stands for the column."""
 
-_NAN = (
-    "Drop such rows in Spark (`df.where(~isnan({0!r}))`), replace NaN there (`nanvl`), or make it an ordinary "
-    "value of a launch with tr.Data(nan='keep')"
-)
+# Code that does the same with a table of Spark's and of pandas': dropna and fillna take NaN for null in both.
+_KEEP = "or make it an ordinary value with nan='keep' (of tr.Data in a launch, of the estimator)"
+_NAN = f"Drop such rows (`df.dropna(subset=[{{0!r}}])`), fill them (`df.fillna({{{{{{0!r}}: 0}}}})`), {_KEEP}"
 _INFINITE = (
-    "Drop such rows in Spark (`df.where(abs({{0!r}}) <= {limit})`), bring the column into range there (scale it, or "
-    "take its logarithm), or make it an ordinary value of a launch with tr.Data(nan='keep')"
+    "Drop such rows (`df[df[{{0!r}}].between(-{limit}, {limit})]`), bring the column into range (scale it, or take its "
+    f"logarithm), {_KEEP}"
 )
 _BEYOND = (
-    "Bring the column into range in Spark (scale it, or take its logarithm), or, in a launch, ask for a wider dtype: "
+    "Bring the column into range (scale it, or take its logarithm), or, in a launch, ask for a wider dtype: "
     "tr.Data(dtype='float64')"
 )
 _ROUNDED = (

@@ -14,7 +14,7 @@ import numpy as np
 
 from tritium.data import narrow
 from tritium.data.types import SourceType, columns_of, flat
-from tritium.errors import BadData
+from tritium.errors import BadData, BadSetting
 
 Kind = Literal["fixed", "ragged", "bytes"]
 Fill = float | int | str | None
@@ -29,6 +29,7 @@ _ADVICE = {
 DENSE_BYTES = 256 << 10  # of a sparse vector as a dense row, and no more: 65,536 float32
 _INT64_DIGITS = 18  # an integer of so many digits fits into int64
 _EXACT_DIGITS = 15  # a decimal of so many digits is exact in float64
+_BY_COLUMN = ("vocabulary", "hash_buckets", "pad", "decode", "nulls")
 
 
 @dataclass(frozen=True)
@@ -36,7 +37,7 @@ class Data:
     """A DataFrame, and how its columns become the columns of a batch.
 
     Every mapping is by the name of a batch column; `vocabulary`, `hash_buckets`, `pad`, `decode` and `nulls`
-    also take the name of a source column.
+    also take the name of a source column. Raises BadSetting where one of these is no mapping.
     """
 
     frame: Any
@@ -65,6 +66,16 @@ class Data:
     row_key: Sequence[str] | str = ()
     """Columns that identify a row. Rows are sorted by them within their source partition before they get their ids, so
     that a row has the same id when Spark computes a join or an aggregation again: a resumed epoch is then exact."""
+
+    def __post_init__(self) -> None:
+        wrong = []
+        for name in _BY_COLUMN:
+            value = getattr(self, name)
+            if not isinstance(value, Mapping):
+                shown = getattr(value, "__name__", repr(value))
+                wrong.append(f"{name}={shown} must be a mapping from columns: {name}={{'x': {shown}}}.")
+        if wrong:
+            raise BadSetting("tr.Data: " + " ".join(wrong), settings=wrong)
 
     @property
     def keys(self) -> tuple[str, ...]:
@@ -329,9 +340,7 @@ class _Planner:
                 f"column {source!r} is binary: decode={{{batch!r}: function}} decides its dtype, not `dtype`."
             )
         if self._setting(self.data.nulls, batch, source) is not None:
-            self.problems.append(
-                f"column {source!r} is binary, and a null in it can't be filled. Drop those rows in Spark."
-            )
+            self.problems.append(f"column {source!r} is binary, and a null in it can't be filled. Drop those rows.")
         return Field(name=batch, sources=(source,), kind="bytes", dtype="uint8", shape=None, nan="keep")
 
     def _dtype(self, given: Any, batch: str, *, floating: bool) -> str | None:
@@ -356,7 +365,7 @@ class _Planner:
         if kind.name == "decimal" and kind.precision > _EXACT_DIGITS and asked is None:
             self.problems.append(
                 f"column {source!r} is {kind.text}, and float64 holds only {_EXACT_DIGITS} digits exactly. "
-                f"Ask for the rounding with `dtype` ('float64'), or cast the column in Spark."
+                f"Ask for the rounding with `dtype` ('float64'), or cast the column."
             )
 
     def _keeps_infinity(self, kinds: Sequence[SourceType], dtype: str) -> bool:
@@ -367,8 +376,8 @@ class _Planner:
     def _check_times(self, batch: str, sources: Sequence[str], kinds: Sequence[SourceType], dtype: str) -> None:
         self.problems += [
             f"column {source!r} is a {kind.text}, microseconds since 1970, which {dtype} does not hold exactly. Take "
-            f"numbers from it in Spark (F.hour, F.dayofweek, F.unix_timestamp), give it a batch column of its own, or "
-            f"ask for dtype={{{batch!r}: 'float64'}}."
+            f"numbers from it (F.hour, F.dayofweek, F.unix_timestamp in Spark, df[{source!r}].dt.hour in pandas), give "
+            f"it a batch column of its own, or ask for dtype={{{batch!r}: 'float64'}}."
             for source, kind in zip(sources, kinds, strict=True)
             if kind.name == "timestamp" and not narrow.holds(np.dtype(dtype), np.dtype(kind.dtype))
         ]
@@ -376,7 +385,7 @@ class _Planner:
     def _check_cast(self, batch: str, travel: str, dtype: str) -> None:
         if dtype == "bool" and travel != "bool":
             self.problems.append(
-                f"batch column {batch!r} holds {travel}, not cast to bool. Compare it in Spark: `col > 0`."
+                f"batch column {batch!r} holds {travel}, not cast to bool. Compare it before: `col > 0`."
             )
 
     def _pad(self, batch: str, source: str, kind: SourceType, depth: int) -> tuple[int, float] | None:

@@ -2,7 +2,6 @@
 
 from collections.abc import Mapping, Sequence
 from typing import TypedDict
-
 from tritium.gang.settings import OnStall, Output, Where
 
 class GangKeywords(TypedDict, total=False):

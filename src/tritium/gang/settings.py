@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import difflib
 import inspect
+import operator
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, TypeVar
@@ -18,7 +19,7 @@ Output = Literal["all", "rank 0", "none"]
 OnStall = Literal["end", "report"]
 
 _FRAMEWORKS = ("torch",)
-_ELSEWHERE = {  # what other launchers call it
+ELSEWHERE = {  # what other launchers call it
     **dict.fromkeys(("num_workers", "num_processes", "num_proc", "num_procs", "num_ranks"), "ranks"),
     **dict.fromkeys(("np", "nproc", "nprocs", "n_procs", "nproc_per_node", "world_size", "num_tasks"), "ranks"),
     **dict.fromkeys(("use_gpu", "num_gpus", "gpus_per_rank", "num_gpus_per_worker", "resources_per_worker"), "gpus"),
@@ -58,6 +59,14 @@ def _field(default: Any, doc: str) -> Any:
     if callable(default):
         return field(default_factory=default, metadata={"doc": doc})
     return field(default=default, metadata={"doc": doc})
+
+
+def as_int(value: Any) -> Any:
+    """A whole number as an int, NumPy's among them; anything else as it is."""
+    try:
+        return value if isinstance(value, bool) else operator.index(value)
+    except TypeError:
+        return value
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -139,8 +148,10 @@ class Gang:
         return self.ranks[1] if isinstance(self.ranks, tuple) else self.ranks
 
     def _wrong(self) -> Any:
-        if isinstance(self.ranks, list):  # Spark ML's Params keep no tuples
-            object.__setattr__(self, "ranks", tuple(self.ranks))
+        if isinstance(self.ranks, list | tuple):  # Spark ML's Params keep no tuples
+            object.__setattr__(self, "ranks", tuple(map(as_int, self.ranks)))
+        for name in ("ranks", "gpus", "cpus", "retries"):
+            object.__setattr__(self, name, as_int(getattr(self, name)))
         if isinstance(self.ranks, tuple):
             whole = len(self.ranks) == 2 and all(isinstance(n, int) and not isinstance(n, bool) for n in self.ranks)
             if not whole or not 1 <= self.ranks[0] <= self.ranks[1]:
@@ -156,7 +167,7 @@ class Gang:
             ("output", ("all", "rank 0", "none")),
             ("framework", (None, *_FRAMEWORKS)),
             ("on_stall", ("end", "report")),
-            ("persist", (True, False)),
+            *((name, (True, False)) for name in ("persist", "trace", "progress")),
         ):
             if getattr(self, name) not in choices:
                 yield f"{name}={getattr(self, name)!r} is unknown; choose one of {', '.join(map(repr, choices))}."
@@ -195,7 +206,7 @@ class Gang:
             )
         for name in changes:
             if name not in cls.fields():
-                near = _ELSEWHERE.get(name) or next(iter(difflib.get_close_matches(name, cls.fields(), 1)), None)
+                near = ELSEWHERE.get(name) or next(iter(difflib.get_close_matches(name, cls.fields(), 1)), None)
                 hint = f" Did you mean {near!r}?" if near else f" There are: {', '.join(cls.fields())}."
                 raise BadSetting(f"There is no setting {name!r} of a gang.{hint}", setting=name)
         return dataclasses.replace(gang or cls(), **changes)

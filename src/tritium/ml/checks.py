@@ -8,13 +8,17 @@ import math
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from tritium.errors import BadSetting
+from tritium.gang.checkpoints import _every
 from tritium.ml.settings import (
     LABEL,
     WEIGHT,
     EarlyStopping,
     TorchSettings,
+    argument_names,
     name_of,
     needed_arguments,
+    takes,
     takes_nothing,
     whole,
 )
@@ -29,6 +33,7 @@ _CHOICES: dict[str, tuple[Any, ...]] = {
     "shuffle": ("full", "stream", False, True),
     "nan": ("error", "keep"),
     "precision": ("fp32", "bf16"),
+    "if_data_changed": ("refuse", "anew"),
     "if_code_changed": ("refuse", "continue"),
     "verbose": (True, False),
 }
@@ -61,7 +66,11 @@ def _columns(settings: TorchSettings) -> Iterator[str]:
     if settings.weight_col is not None and not isinstance(settings.weight_col, str):
         yield f"weight_col={settings.weight_col!r} must be the name of one column."
     if settings.weight_col is not None and settings.train_step is not None:
-        yield 'weight_col can\'t weight the loss of a train_step: take batch["weight"] there, from feature_cols.'
+        yield (
+            "weight_col can't weight the loss of a train_step. Take the weights there, as an input under a name of its "
+            f'own: feature_cols={{"x": […], "w": [{settings.weight_col!r}]}} and batch["w"]. The module then gets x '
+            "and w by keyword, and the model needs that column when it predicts."
+        )
 
 
 def _functions(settings: TorchSettings) -> Iterator[str]:
@@ -88,9 +97,22 @@ def _functions(settings: TorchSettings) -> Iterator[str]:
         yield f"loss={name_of(settings.loss)} is a class; give an instance, {name_of(settings.loss)}()."
     if getattr(settings.loss, "reduction", "mean") == "sum":
         yield 'the loss has reduction="sum", with which N ranks can\'t agree with one. Use reduction="mean".'
+    if callable(settings.train_step) and not takes(settings.train_step, 2):
+        arguments = ", ".join(argument_names(settings.train_step)) or "nothing"
+        yield f"train_step={name_of(settings.train_step)} takes {arguments}; it is called with (module, batch)."
     yield from _scheduler(settings.lr_scheduler)
-    for callback in settings.callbacks:
-        if missing := [method for method in _CALLBACK if not hasattr(callback, method)]:
+    yield from _callbacks(settings.callbacks)
+
+
+def _callbacks(given: Any) -> Iterator[str]:
+    if not isinstance(given, list | tuple):
+        shown = name_of(given) if isinstance(given, type) else f"{type(given).__name__}(…)"
+        yield f"callbacks={shown} must be a list: callbacks=[…]."
+        return
+    for callback in given:
+        if isinstance(callback, type):
+            yield f"the callback {name_of(callback)} is a class; give an instance, {name_of(callback)}()."
+        elif missing := [method for method in _CALLBACK if not hasattr(callback, method)]:
             yield f"the callback {callback!r} has no {', '.join(missing)}; derive it from tritium.ml.Callback."
 
 
@@ -126,7 +148,7 @@ def _metrics(settings: TorchSettings) -> Iterator[str]:
 
 
 def _numbers(settings: TorchSettings) -> Iterator[str]:
-    for name in ("batch_size", "global_batch_size", "epochs", "gradient_accumulation"):
+    for name in ("batch_size", "global_batch_size", "epochs", "gradient_accumulation", "checkpoint_keep"):
         value = getattr(settings, name)
         if not whole(value, 1) and not (value is None and name.endswith("batch_size")):
             yield f"{name}={value!r} must be a whole number of at least 1."
@@ -139,6 +161,13 @@ def _numbers(settings: TorchSettings) -> Iterator[str]:
         yield f"seed={settings.seed!r} must be a whole number of at least 0."
     if (clip := settings.clip_grad_norm) is not None and not (_number(clip) and 0 < clip < math.inf):
         yield f"clip_grad_norm={clip!r} must be a number above 0."
+    try:
+        _every(settings.checkpoint_every)
+    except (BadSetting, TypeError):
+        yield (
+            f'checkpoint_every={settings.checkpoint_every!r} must be a time ("30s", "5min", "2h"), a float in seconds '
+            "(30.0), a number of optimizer steps (100), or None: never."
+        )
     stopping = settings.early_stopping
     if stopping is not None and not whole(stopping, 1) and not isinstance(stopping, EarlyStopping):
         yield f"early_stopping={stopping!r} must be a number of epochs of at least 1, or EarlyStopping(...)."

@@ -10,13 +10,13 @@ from typing import TYPE_CHECKING, Any
 import fsspec  # type: ignore[import-untyped]
 import torch
 
-from tritium.data.schema import Data, Field, close
+from tritium.data.schema import Data, Field
 from tritium.errors import BadSetting
 from tritium.gang import launch
 from tritium.gang.settings import Gang, showing
 from tritium.ml import frames, resume, trial
 from tritium.ml.loop import WEIGHTS, train
-from tritium.ml.settings import LABEL, TorchSettings, name_of
+from tritium.ml.settings import LABEL, TorchSettings, name_of, no_setting
 from tritium.model import weights
 from tritium.model.model import Model
 from tritium.model.signature import Activation, Input, Output, Signature
@@ -81,8 +81,7 @@ def combined(
     own = {name: value for name, value in fields.items() if name in TorchSettings.fields()}
     rest = {name: value for name, value in fields.items() if name not in own}
     if unknown := [name for name in rest if name not in Gang.fields()]:
-        known = (*TorchSettings.fields(), *Gang.fields())
-        raise BadSetting(" ".join(f"There is no setting {n!r}.{close(n, known)}" for n in unknown), settings=unknown)
+        raise no_setting(unknown)
     if settings is None:
         needed = [f.name for f in dataclasses.fields(TorchSettings) if f.default is dataclasses.MISSING]
         if missing := [name for name in needed if name not in own]:

@@ -15,11 +15,10 @@ from tritium.data.schema import Data, Field, close, plan
 from tritium.data.tables import table_of
 from tritium.data.types import SourceType, columns_of, path_of
 from tritium.errors import BadData, BadSetting
-from tritium.ml.settings import LABEL, WEIGHT, TorchSettings, is_by_class, name_of
+from tritium.ml.settings import LABEL, WEIGHT, TorchSettings, is_by_class, is_of_one_score
 from tritium.model.signature import Task
 
 _PARTS = 1 << 32  # of a hash, for the validation fraction
-_ONE_SCORE = ("BCEWithLogitsLoss", "BCELoss", "binary_cross_entropy", "binary_cross_entropy_with_logits")
 
 
 @dataclass(frozen=True)
@@ -46,7 +45,13 @@ class Columns:
 
 
 def as_frame(frame: Any, name: str) -> Any:
-    """A Spark DataFrame as it is, a pandas DataFrame as an Arrow table. BadData for anything else."""
+    """A Spark DataFrame as it is, a pandas DataFrame as an Arrow table. BadSetting for a Data, else BadData."""
+    if isinstance(frame, Data):
+        what = "fit takes the DataFrame itself, and no tr.Data" if name == "train" else f"{name} is a tr.Data"
+        raise BadSetting(
+            f"{what}. Give the DataFrame, and say what becomes of nulls, NaN and short arrays with the estimator's own "
+            "settings nulls=, nan= and pad=."
+        )
     return frame if is_spark(frame) else table_of(frame, name)
 
 
@@ -71,7 +76,7 @@ def columns(frame: Any, settings: TorchSettings) -> Columns:
         for name in names:
             if name not in known:
                 problems.append(f"{role} column {name!r} is missing.{close(name, known)}")
-            elif problem := _unfit(known[name], role):
+            elif problem := _unfit(name, known[name], role):
                 problems.append(f"{role} column {name!r} is {problem}")
     if problems:
         listed = "".join(f"\n  - {problem}" for problem in problems)
@@ -79,7 +84,7 @@ def columns(frame: Any, settings: TorchSettings) -> Columns:
     sources: dict[str, str | list[str]] = dict(settings.inputs())
     dtypes = {name: _dtype(given, known) for name, given in sources.items()}
     one = known[labels[0]] if len(labels) == 1 else None
-    as_numbers = one is None or _floating(one) or (one.scalar and _of_one_score(settings))
+    as_numbers = one is None or _floating(one) or (one.scalar and is_of_one_score(settings.loss))
     sources[LABEL] = labels if as_numbers else labels[0]
     dtypes[LABEL] = _dtype(sources[LABEL], known)
     if one is not None and one.scalar and one.dtype == "bool" and not as_numbers:
@@ -88,11 +93,6 @@ def columns(frame: Any, settings: TorchSettings) -> Columns:
         sources[WEIGHT], dtypes[WEIGHT] = settings.weight_col, "float32"
     values = {"nulls": dict(settings.nulls or {}), "nan": settings.nan, "pad": dict(settings.pad or {})}
     return Columns(sources, dtypes, values=values)
-
-
-def _of_one_score(settings: TorchSettings) -> bool:
-    """Whether the loss compares one score a row with 0 or 1."""
-    return name_of(settings.loss) in _ONE_SCORE
 
 
 def task_of(settings: TorchSettings, frame: Any, scores: tuple[int, ...] | None) -> tuple[Task | None, str | None]:
@@ -105,7 +105,7 @@ def task_of(settings: TorchSettings, frame: Any, scores: tuple[int, ...] | None)
     labels = settings.labels()
     kind = columns_of(schema_of(frame))[labels[0]]
     several = scores is None or (len(scores) == 1 and scores[0] > 1)
-    if len(labels) == 1 and kind.scalar and not _floating(kind) and _of_one_score(settings):
+    if len(labels) == 1 and kind.scalar and not _floating(kind) and is_of_one_score(settings.loss):
         return "classification", None
     if len(labels) > 1 or not kind.scalar or not several or settings.train_step is not None:
         return "regression", None
@@ -129,7 +129,7 @@ def maybe_classes(found: Columns, frame: Any, settings: TorchSettings, scores: t
         return found
     if not _floating(columns_of(schema_of(frame))[labels[0]]):
         return found
-    one_score = _of_one_score(settings) if scores is None else scores in ((), (1,))
+    one_score = is_of_one_score(settings.loss) if scores is None else scores in ((), (1,))
     if one_score:
         return found
     sources, dtypes = {**found.sources, LABEL: labels[0]}, {**found.dtypes, LABEL: "int64"}
@@ -137,17 +137,27 @@ def maybe_classes(found: Columns, frame: Any, settings: TorchSettings, scores: t
 
 
 def whole_numbers(frame: Any, column: str) -> Any:
-    """The frame with this floating column as int64; a fraction in it is an error, not rounded."""
+    """The frame with this floating column as int64; a fraction or a NaN in it is an error, not rounded.
+
+    BadData for a table. On Spark the column is checked in the JVM as it is read, and the job fails with the same text.
+    """
+    what = f"label column {column!r} must hold class indices, and holds "
+    advice = (
+        f". Drop rows without a label (df.dropna(subset=[{column!r}])), number the classes 0, 1, 2, …; for a number to "
+        "predict take a loss of numbers, such as torch.nn.MSELoss()."
+    )
     if not is_spark(frame):
+        value = frame[column]
+        whole = pc.and_(pc.equal(value, pc.floor(value)), pc.less(pc.abs(value), 2.0**63))  # null where it is null
+        wrong = value.filter(pc.invert(whole))
+        if len(wrong):
+            raise BadData(f"{what}{wrong[0].as_py()!r}{advice}", column=column, value=wrong[0].as_py())
         position = frame.schema.get_field_index(column)
-        try:
-            return frame.set_column(position, column, frame[column].cast(pa.int64(), safe=True))
-        except pa.ArrowInvalid as error:
-            raise BadData(f"label column {column!r} must hold class indices, whole numbers: {error}.") from error
+        return frame.set_column(position, column, value.cast(pa.int64()))
     from pyspark.sql import functions as F
 
     value = _column(frame, column)
-    message = F.concat(F.lit(f"label column {column!r} must hold class indices, and holds "), value.cast("string"))
+    message = F.concat(F.lit(what), value.cast("string"), F.lit(advice))
     whole = value.isNull() | (value == F.floor(value))
     return frame.withColumn(column, F.when(whole, value.cast("long")).otherwise(F.raise_error(message).cast("long")))
 
@@ -259,20 +269,22 @@ def _dtype(given: str | Sequence[str], known: dict[str, SourceType]) -> str:
     return "int64" if leaf.dtype.lstrip("u").startswith("int") else "float32"
 
 
-def _unfit(kind: SourceType, role: str) -> str | None:
-    """What is wrong with a column of this type in this role, with advice, or None."""
+def _unfit(name: str, kind: SourceType, role: str) -> str | None:
+    """What is wrong with a column of this name and type in this role, with advice, or None."""
     leaf, depth = kind.leaf()
     if leaf.name == "string":
+        codes = f"df[{name!r}].astype('category').cat.codes in pandas"
         if role == "label":
-            return "a string. Make class indices of it with Spark's StringIndexer."
+            return f"a string. Make class indices of it: StringIndexer in Spark, {codes}."
         return (
-            "a string. Index it with Spark's StringIndexer (and OneHotEncoder), hash it with FeatureHasher, or train "
-            "with tr.launch, where tr.Data takes a vocabulary= or hash_buckets=."
+            "a string. Index it with Spark's StringIndexer (and OneHotEncoder), hash it with FeatureHasher, take "
+            f"{codes}, or train with tr.launch, where tr.Data takes a vocabulary= or hash_buckets=."
         )
     if leaf.name == "timestamp":
-        return f"a {kind.text}. Take numbers from it in Spark: F.hour, F.dayofweek, F.unix_timestamp."
+        spark, pandas = "F.hour, F.dayofweek, F.unix_timestamp in Spark", f"df[{name!r}].dt.hour in pandas"
+        return f"a {kind.text}. Take numbers from it: {spark}, {pandas}."
     if leaf.name == "binary":
-        return "binary. Decode it in Spark, or train with tr.launch, where tr.Data takes decode=."
+        return "binary. Decode it before, or train with tr.launch, where tr.Data takes decode=."
     if role == "weight" and depth:
         return f"{kind.text}; a weight is one number a row."
     return None

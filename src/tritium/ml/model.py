@@ -8,6 +8,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
+from pyspark.errors import PySparkRuntimeError
 from pyspark.ml import Model as SparkModel
 from pyspark.ml.param import Param, Params, TypeConverters
 from pyspark.ml.param.shared import HasOutputCols
@@ -98,6 +99,17 @@ class TorchModel(SparkModel, HasOutputCols, MLReadable["TorchModel"], MLWritable
             device=self.getOrDefault(self.device),
         )
 
+    def predict(self, data: Any) -> Any:
+        """What `tr.Model.predict` gives of a pandas DataFrame, an Arrow table, an array or a tensor: NumPy arrays.
+
+        Raises BadSetting for a Spark DataFrame, to which `transform` adds the predictions.
+        """
+        if is_spark(data):
+            raise BadSetting("predict takes no Spark DataFrame: model.transform(df) adds the predictions to it.")
+        return self.model.predict(
+            data, batch_size=self.getOrDefault(self.batch_size), device=self.getOrDefault(self.device)
+        )
+
     def write(self) -> TorchModelWriter:
         """A Spark ML writer: `.save(path)`, `.overwrite().save(path)`."""
         return TorchModelWriter(self)
@@ -120,8 +132,14 @@ class TorchModelWriter(MLWriter):
         self.instance = instance
 
     def save(self, path: str) -> None:
-        """Save to `path`. Without `overwrite()` nothing may be there."""
-        spark = self.sparkSession
+        """Save to `path`. Without `overwrite()` nothing may be there. BadSetting where no Spark session is active."""
+        try:
+            spark = self.sparkSession
+        except PySparkRuntimeError as error:
+            raise BadSetting(
+                "No Spark session is active, through which a TorchModel is saved. model.model.save(path) needs none, "
+                "and tr.load(path) reads it."
+            ) from error
         if is_connect(spark):
             self.instance.model.save(os.path.join(path, _FOLDER), overwrite=self.shouldOverwrite)
         else:

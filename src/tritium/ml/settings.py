@@ -11,9 +11,22 @@ from dataclasses import MISSING, dataclass, field, fields
 from typing import Any, Literal
 
 from tritium.errors import BadSetting
+from tritium.gang.settings import ELSEWHERE, Gang, as_int
 
 FEATURES, LABEL, WEIGHT = "features", "label", "weight"
 DEFAULT_BATCH_SIZE = 32
+_ONE_SCORE = ("BCEWithLogitsLoss", "BCELoss", "binary_cross_entropy", "binary_cross_entropy_with_logits")
+_WHOLE = (
+    *("batch_size", "global_batch_size", "epochs", "gradient_accumulation", "seed"),
+    *("checkpoint_every", "checkpoint_keep", "early_stopping"),
+)
+_RATE = " The learning rate is the optimizer's: optimizer=lambda p: torch.optim.Adam(p, lr=1e-3)."
+_VALIDATION = " Did you mean 'validation'?"
+_HINTS = {  # what other libraries call it
+    **dict.fromkeys(("lr", "learning_rate"), _RATE),
+    **dict.fromkeys(("val_split", "validation_split", "validation_data", "val_data"), _VALIDATION),
+    **{name: f" Did you mean {own!r}?" for name, own in ELSEWHERE.items()},
+}
 
 
 def setting(doc: str, default: Any = MISSING) -> Any:
@@ -35,6 +48,7 @@ class EarlyStopping:
 
     def __post_init__(self) -> None:
         wrong = []
+        object.__setattr__(self, "patience", as_int(self.patience))
         if not whole(self.patience, 1):
             wrong.append(f"patience={self.patience!r} must be a whole number of at least 1.")
         if self.mode not in ("min", "max"):
@@ -182,6 +196,8 @@ class TorchSettings:
     def __post_init__(self) -> None:
         from tritium.ml.checks import wrong_settings
 
+        for name in _WHOLE:
+            object.__setattr__(self, name, as_int(getattr(self, name)))
         wrong = list(wrong_settings(self))
         if wrong:
             raise BadSetting(" ".join(wrong), settings=wrong)
@@ -316,6 +332,15 @@ class TorchSettings:
         return self.lr_scheduler is not None and len(needed_arguments(self.lr_scheduler)) == 2
 
 
+def no_setting(names: Sequence[str]) -> BadSetting:
+    """The error for settings that neither TorchSettings nor Gang has, each with what is probably meant."""
+    from tritium.data.schema import close  # brings numpy along
+
+    known = (*TorchSettings.fields(), *Gang.fields())
+    said = (f"There is no setting {name!r}.{_HINTS.get(name) or close(name, known)}" for name in names)
+    return BadSetting(" ".join(said), settings=list(names))
+
+
 def whole(value: Any, least: int) -> bool:
     """Whether `value` is a whole number of at least `least`."""
     return isinstance(value, int) and not isinstance(value, bool) and value >= least
@@ -334,6 +359,11 @@ def is_by_class(loss: Any) -> bool:
     return home.startswith("torch.") and name_of(loss) in by_class
 
 
+def is_of_one_score(loss: Any) -> bool:
+    """Whether it is torch's own loss of one score a row against 0 or 1."""
+    return name_of(loss) in _ONE_SCORE
+
+
 def _is_collection(metrics: Any) -> bool:
     """Whether it is a torchmetrics MetricCollection, which is a module that holds others by name."""
     return hasattr(metrics, "compute_groups") and hasattr(metrics, "items")
@@ -350,6 +380,24 @@ def needed_arguments(function: Callable[..., Any], *kinds: inspect._ParameterKin
     """The arguments without a default that a function takes by position, or in these other ways."""
     kinds = kinds or (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
     return [p.name for p in _parameters(function) or () if p.default is p.empty and p.kind in kinds]
+
+
+def argument_names(function: Callable[..., Any]) -> list[str]:
+    """All arguments of a function; none where they can't be known."""
+    return [p.name for p in _parameters(function) or ()]
+
+
+def takes(function: Callable[..., Any], count: int) -> bool:
+    """Whether it can be called with so many arguments by position. True where that can't be known."""
+    try:
+        signature = inspect.signature(function)
+    except (TypeError, ValueError):  # some builtins have no signature
+        return True
+    try:
+        signature.bind(*[None] * count)
+    except TypeError:
+        return False
+    return True
 
 
 def takes_nothing(function: Callable[..., Any]) -> bool:

@@ -13,7 +13,7 @@ import torch
 from torch.nn.parallel import DistributedDataParallel
 
 from tritium.errors import BadData, BadRow, BadSetting
-from tritium.ml.settings import LABEL, WEIGHT, TorchSettings, is_by_class, name_of
+from tritium.ml.settings import LABEL, WEIGHT, TorchSettings, is_by_class, is_of_one_score, name_of
 
 Step = Callable[[Any, Mapping[str, torch.Tensor]], tuple[torch.Tensor, Any]]
 
@@ -23,6 +23,7 @@ def make_step(settings: TorchSettings, device: torch.device) -> Step:
     own = settings.train_step
     inputs = list(settings.inputs())
     row_losses = per_row(settings.loss) if settings.weight_col is not None else None
+    two_classes = settings.task == "classification" and is_of_one_score(settings.loss)
     checked: list[bool] = []
 
     def step(net: Any, batch: Mapping[str, torch.Tensor]) -> tuple[torch.Tensor, Any]:
@@ -33,8 +34,10 @@ def make_step(settings: TorchSettings, device: torch.device) -> Step:
                 return net(batch), net.module.take_output()
             output = forward(net, batch, inputs)
             label = batch[LABEL]
+            if two_classes and (not checked or label.device.type == "cpu"):
+                refuse_third_class(label, settings)
             if not checked:
-                refuse_broadcast(output, label, settings.loss)
+                refuse_broadcast(output, label, settings)
                 if row_losses is None:
                     refuse_sum(settings.loss, output, label)
                 checked.append(True)
@@ -150,14 +153,33 @@ def refuse_class(output: Any, label: torch.Tensor, settings: TorchSettings, erro
         raise BadRow(
             f"label column {column!r} holds the class {int(wrong[0])}, and the module gives {scores} scores a row, for "
             f"the classes 0 to {scores - 1}. Let its last layer give a score for every class, or number the classes "
-            "from 0, as Spark's StringIndexer does.",
+            f"from 0: StringIndexer in Spark, df[{column!r}].astype('category').cat.codes in pandas.",
             column=column,
             row_id=None,
             value=int(wrong[0]),
         ) from error
 
 
-def refuse_broadcast(output: Any, label: torch.Tensor, loss: Any) -> None:
+def refuse_third_class(label: torch.Tensor, settings: TorchSettings) -> None:
+    """BadRow for a label below 0 or above 1 where one score is compared with it; a fraction between them is none.
+
+    Torch computes a loss of any number there. Every batch is looked at on a CPU, where it takes microseconds; on a GPU
+    only the first one of a rank, as each look waits for the device.
+    """
+    wrong = label[(label < 0) | (label > 1)]
+    if len(wrong):
+        column, value = settings.labels()[0], wrong[0].item()
+        raise BadRow(
+            f"label column {column!r} holds {value:g}, and loss={name_of(settings.loss)} compares one score a row with "
+            "0 or 1. Number the two classes 0 and 1; for more of them take torch.nn.CrossEntropyLoss() and let the "
+            "module's last layer give a score for every class.",
+            column=column,
+            row_id=None,
+            value=value,
+        )
+
+
+def refuse_broadcast(output: Any, label: torch.Tensor, settings: TorchSettings) -> None:
     """BadData when output and label `[batch, ...]` would be stretched to each other, which trains silently wrong."""
     if not isinstance(output, torch.Tensor) or output.shape == label.shape:
         return
@@ -165,13 +187,14 @@ def refuse_broadcast(output: Any, label: torch.Tensor, loss: Any) -> None:
     if min(output.ndim, label.ndim) == 0:
         raise BadData(f"The module gives {_shown(got)} for a label of {_shown(wanted)}: no output per row.")
     one_against_rows = {output.ndim, label.ndim} == {1, 2} and max(got, wanted, key=len)[1] == 1
-    stretched = _is_elementwise(loss) and label.is_floating_point() and _fits(got, wanted)
+    stretched = _is_elementwise(settings.loss) and label.is_floating_point() and _fits(got, wanted)
     if not (one_against_rows or stretched):
         return
     if not label.is_floating_point():
+        column = settings.labels()[0]
         fix = (
-            "One integer label column means class indices. For a number to predict, cast it to double in Spark; "
-            "for classes, let the module give one score per class."
+            "One integer label column means class indices. For a number to predict, cast it to double "
+            f"(df[{column!r}].astype(float) in pandas); for classes, let the module give one score per class."
         )
     elif output.ndim < label.ndim:
         fix = f"Let the module return {_shown(wanted)}: leave out its squeeze, or end it with output.unsqueeze(-1)."

@@ -16,7 +16,7 @@ from tritium.errors import BadSetting
 from tritium.gang.settings import Gang, showing
 from tritium.ml.extras import needed
 from tritium.ml.params import ParamsReader, ParamsWriter, set_defaults, values, with_params
-from tritium.ml.settings import TorchSettings
+from tritium.ml.settings import TorchSettings, no_setting
 
 if TYPE_CHECKING:
     from pyspark.ml.param import Param
@@ -50,11 +50,7 @@ class TorchEstimator(Estimator[Any], MLReadable[Any], MLWritable, TorchParams):
             settings = {name: getattr(gang, name) for name in Gang.fields()} | settings
         known = (*TorchSettings.fields(), *Gang.fields())
         if unknown := [name for name in settings if name not in known]:
-            from tritium.data.schema import close
-
-            raise BadSetting(
-                " ".join(f"There is no setting {n!r}.{close(n, known)}" for n in unknown), settings=unknown
-            )
+            raise no_setting(unknown)
         self._set(**settings)
         self._param_map: dict[str, Any] = {}  # what a copy was made with: by a tuner, or by fit(df, param_map)
         self._fitted: dict[str, list[int]] = {}  # shared with all copies

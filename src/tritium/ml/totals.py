@@ -182,7 +182,7 @@ class Alarm:
         kind, epoch, step, column, rank = min(found, key=lambda one: one[:3])
         what = "The loss" if (_LOSS, epoch, step, None, rank) in found else "The norm of the gradients"
         if kind == _INPUT:
-            cause = f"column {column!r} holds a value that is not finite. Leave such rows out, or clip them in Spark."
+            cause = f"column {column!r} holds a value that is not finite. Leave such rows out, or clip them."
         elif kind == _LOSS:
             cause = "its input is finite. Lower the learning rate, set clip_grad_norm=, or scale the features."
         else:

@@ -212,7 +212,11 @@ def _several(settings: TorchSettings, output: Any, error: Exception) -> str:
 def _advice(field: Field, label: torch.Tensor) -> str:
     if label.is_floating_point():
         return '\nFor classes, give an integer label column, or task="classification" with a score per class.'
-    return f"\nOne integer column means class indices. For a number to predict, cast {field.sources[0]!r} to double."
+    column = field.sources[0]
+    return (
+        f"\nOne integer column means class indices. For a number to predict, cast {column!r} to double "
+        f"(df[{column!r}].astype(float) in pandas)."
+    )
 
 
 def _dims(value: torch.Tensor) -> str:

@@ -70,7 +70,7 @@ def _differences(taken: Input, columns: Mapping[str, SourceType], untyped: Conta
             what = {0: "one value", 1: "an array"}.get(expected, "an array of arrays")
             found.append(f"{here} {what} a row (input {taken.name!r} {shown(taken.shape)}).")
         elif leaf.dtype.startswith("float") and np.dtype(taken.dtype).kind in "iu" and not _coded(taken):
-            found.append(f"{here} {taken.dtype}: fractions would be lost. Cast it in Spark if that is meant.")
+            found.append(f"{here} {taken.dtype}: fractions would be lost. Cast it if that is meant.")
         elif kind.width is not None and taken.shape and kind.width != (taken.shape[0] or kind.width):
             found.append(f"{here} {taken.shape[0]} values a row.")
     return found

@@ -67,11 +67,14 @@ def output_names(signature: Signature, asked: Sequence[str] | None) -> list[str]
     """The names of the columns that `score` adds; BadSetting when the number of `asked` does not fit."""
     if asked is None:
         return list(signature.output_columns)
-    parts = 2 if signature.task == "classification" else len(signature.outputs)
-    if isinstance(asked, str) or len(asked) not in (1, parts) or len(set(asked)) != len(asked):
-        what = "prediction, probability" if signature.task else ", ".join(o.name for o in signature.outputs)
-        raise BadSetting(f"output columns {asked!r}: the model gives {parts} ({what}); name 1 or {parts} of them.")
-    return list(asked)
+    names = [asked] if isinstance(asked, str) else list(asked)
+    classes = signature.task == "classification"
+    given = ["prediction", "probability"] if classes else [output.name for output in signature.outputs]
+    if len(names) not in (1, len(given)) or len(set(names)) != len(names):
+        count, listed = len(given), ", ".join(given)
+        choice = f"1 or {count} of them, each differently" if count > 1 else "it once"
+        raise BadSetting(f"output columns {asked!r}: the model gives {count} ({listed}); name {choice}.")
+    return names
 
 
 def refuse_taken(names: Sequence[str], there: Sequence[str]) -> None:

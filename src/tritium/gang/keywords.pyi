@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from typing import TypedDict
+
 from tritium.gang.settings import OnStall, Output, Where
 
 class GangKeywords(TypedDict, total=False):

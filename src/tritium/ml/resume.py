@@ -58,7 +58,6 @@ def about(settings: TorchSettings, module: torch.nn.Module, optimizer: Any, fiel
 def planned(settings: TorchSettings, fields: Iterable[Field]) -> dict[str, Any]:
     """What the driver knows of a training, which goes into its checkpoints: `about`, the rows, and digests of code."""
     with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(settings.seed)
         module = settings.make_module()
         optimizer = try_optimizer(settings, module)
         found = about(settings, module, optimizer, fields)

@@ -41,7 +41,6 @@ class Trial:
 def try_forward(settings: TorchSettings, fields: Mapping[str, Field], shapes: Shapes) -> Trial:
     """The module's output for zeros. BadData with the shapes when it does not take them."""
     with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(settings.seed)
         try:
             module = settings.make_module().cpu()
         except TritiumError:

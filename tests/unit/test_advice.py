@@ -18,6 +18,8 @@ import advice
 OTHERS: dict[str, str] = {
     "lr": "torch.optim.Adam",
     "reduction": "torch.nn.MSELoss",
+    "persistent": "torch.nn.Module.register_buffer",
+    "sparse": "torch.nn.Embedding",
     "subset": "pyspark.sql.DataFrame.dropna",
     "total_steps": "torch.optim.lr_scheduler.OneCycleLR",
     "useArrow": "pyspark.sql.functions.udf",
@@ -49,6 +51,8 @@ REASONS: dict[str, str] = {
     "PR_SET_PDEATHSIG": "of Linux (prctl)",
     "your_loss": "the user's function",
     "net": "the user's module",
+    "register_buffer": "a method of the user's module",
+    "layer.requires_grad_": "a method of the user's module",
     "module.loss": "a method of the user's module",
     "sig": "a part of an address",
     "FetchFailed": "a word of Spark's scheduler, which is recognized",

@@ -14,7 +14,7 @@ import tritium as tr
 from tritium.errors import BadData, BadFunction, BadSetting, SetupError, TritiumWarning
 
 
-def nothing() -> None:
+def nothing(*_: Any) -> None:
     """Never called."""
     raise AssertionError("this must not start")
 

@@ -26,7 +26,15 @@ import pytest
 import tritium as tr
 from bounds import within
 from clusters import wait
-from tritium.errors import BadSetting, RankFailed, ResultError, StartTimeout, TritiumError, WrongVersion
+from tritium.errors import (
+    BadSetting,
+    RankFailed,
+    ResultError,
+    StartTimeout,
+    StoreFailed,
+    TritiumError,
+    WrongVersion,
+)
 from tritium.observe.stored import StoredFiles
 
 SECONDS = 5.0  # within which the ranks of an ended run are gone
@@ -540,6 +548,59 @@ class TestRunDirectory:
         assert files.cat_file(f"{root}/wx.bin.part") == b"another's"
         assert not files.exists(f"{root}/{name}.part")
         files.rm(f"/{tmp_path.name}", recursive=True)
+
+    def test_a_store_that_does_not_answer_holds_no_rank_up(
+        self, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    ) -> None:
+        from fsspec.implementations.memory import MemoryFileSystem
+
+        copying, answers, put = threading.Event(), threading.Event(), MemoryFileSystem.put_file
+
+        def put_file(self: Any, here: str, there: str, **more: Any) -> None:
+            if there.endswith("w.bin.part"):
+                copying.set()
+                assert answers.wait(60)
+            put(self, here, there, **more)
+
+        def train(place: str) -> int:
+            world = tr.world()
+            if world.rank == 0:
+                world.store("w.bin", b"weights")
+            world.barrier()
+            Path(place, f"rank-{world.rank}").touch()
+            return world.rank
+
+        def answer() -> None:
+            assert copying.wait(60)
+            wait(lambda: len(list(tmp_path.glob("rank-*"))) == 2, "both ranks have gone on")
+            answers.set()
+
+        monkeypatch.setattr(MemoryFileSystem, "put_file", put_file)
+        meanwhile = threading.Thread(target=answer)
+        meanwhile.start()
+        try:
+            assert run(train, args=(str(tmp_path),), run_dir=f"memory://{tmp_path.name}") == [0, 1]
+        finally:
+            answers.set()
+            meanwhile.join()
+        assert MemoryFileSystem().cat_file(f"/{tmp_path.name}/w.bin") == b"weights"
+        MemoryFileSystem().rm(f"/{tmp_path.name}", recursive=True)
+
+    def test_a_store_that_refuses_a_file_ends_the_run_by_an_error(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        from fsspec.implementations.memory import MemoryFileSystem
+
+        put = MemoryFileSystem.put_file
+
+        def put_file(self: Any, here: str, there: str, **more: Any) -> None:
+            if there.endswith("w.bin.part"):
+                raise PermissionError(errno.EACCES, "no right to write here")
+            put(self, here, there, **more)
+
+        monkeypatch.setattr(MemoryFileSystem, "put_file", put_file)
+        with pytest.raises(StoreFailed) as caught:
+            run(lambda: tr.world().store("w.bin", b"weights"), 1, run_dir="memory://refusing")
+        assert str(caught.value).startswith("memory://refusing/w.bin could not be stored: no right to write here.")
+        MemoryFileSystem().rm("/refusing", recursive=True)
 
     @pytest.mark.parametrize("on", ["driver", "here"])
     def test_has_what_ranks_store(self, on: str, tmp_path: Path) -> None:

@@ -152,6 +152,8 @@ def give(log: RunLog, name: str, *chunks: bytes, last: bool = True) -> None:
     for piece in cut(name, chunks):
         if last or not piece.last:
             log.store(piece)
+    if last:
+        log.settle()
 
 
 @pytest.fixture
@@ -246,8 +248,8 @@ class TestStoredFiles:
         with pytest.raises(StoreFailed) as caught:
             give(log, "w", b"new")
         assert str(caught.value).startswith(
-            "memory://runs/1/w could not be stored: RuntimeError: SlowDown: reduce your request rate. 3 bytes of it "
-            "were written"
+            "memory://runs/1/w could not be stored: RuntimeError: SlowDown: reduce your request rate. 0 bytes of it "
+            "were written, 3 more are needed"
         )
         assert memory.cat("/runs/1/w") == b"earlier"
         log.close()

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import base64
 import json
+import os
 import re
 import zlib
 from collections.abc import Callable, Iterable, Iterator
@@ -65,13 +66,14 @@ def supervise_far(
             failure = supervisor.failure or (own.failure if own is not None else None)
             if failure is None:
                 raise
-            pickled = failure.pickled if len(failure.pickled) <= PICKLED_BYTES else b""  # its text is in the failure
-            body = json.dumps({**failure.with_stacks(), "pickled": base64.b64encode(pickled).decode()})
-            packed = base64.b64encode(zlib.compress(body.encode())).decode()
-            raise TritiumError(f"{error}\n{_MARK}{packed}") from error
+            raise _marked(error, failure) from error
         if own is not None and ledger is not None:
             own.await_gone(10.0)
             own.close()  # it writes no more
+            try:
+                ledger.settle()
+            except TritiumError as error:
+                raise _marked(error, Failure.of(error, 0, host=supervisor.host, pid=os.getpid())) from error
             with ledger.written(own.result_bytes) as file:
                 own = None
                 yield from chunks(-1, "ledger", file)
@@ -80,6 +82,14 @@ def supervise_far(
             own.close()
         if ledger is not None:
             ledger.close()
+
+
+def _marked(error: TritiumError, failure: Failure) -> TritiumError:
+    """The error for Spark to bring to the driver, with the failure in its text."""
+    pickled = failure.pickled if len(failure.pickled) <= PICKLED_BYTES else b""  # its text is in the failure
+    body = json.dumps({**failure.with_stacks(), "pickled": base64.b64encode(pickled).decode()})
+    packed = base64.b64encode(zlib.compress(body.encode())).decode()
+    return TritiumError(f"{error}\n{_MARK}{packed}")
 
 
 def _reaches(address: tuple[str, int], secret: bytes) -> bool:

@@ -188,6 +188,7 @@ def start(
     problem: BaseException | None = None
     try:
         results = until_no_loss(request, attempted)
+        watch.settle()
     except BaseException as error:
         problem = error
         raise
@@ -333,9 +334,14 @@ class Watch:
 
     def store(self, piece: Piece) -> None:
         """A rank stores a file, piece by piece. Raises StoreFailed."""
-        self._open()[0].store(piece)
-        if piece.last:
+        if self._open()[0].store(piece):
             self.event("stored", name=piece.name)
+
+    def settle(self) -> None:
+        """Wait until all that ranks have stored is where it belongs. Raises StoreFailed."""
+        if self._opened is not None:
+            for name in self._opened[0].settle(self.note):
+                self.event("stored", name=name)
 
     def open(self) -> None:
         """Make the run directory, so that what is wrong with it is found before anything has started: BadSetting."""

@@ -57,8 +57,7 @@ class Ledger:
     def store(self, piece: Piece) -> None:
         """A rank stores a piece of a file. Raises StoreFailed for what Spark would not take."""
         if self._stored is not None:
-            self._stored.add(piece)
-            if piece.last:
+            if self._stored.add(piece):
                 self.event("stored", name=piece.name)
             return
         needed = self._kept.tell() + len(piece.body)
@@ -74,6 +73,11 @@ class Ledger:
                 free=max(0, self._limit - self._kept.tell()),
             )
         self._write("store", piece.body, ever=True, **piece.fields())
+
+    def settle(self) -> None:
+        """Wait until all that ranks have stored is where it belongs. Raises StoreFailed."""
+        for name in self._stored.settle() if self._stored is not None else ():
+            self.event("stored", name=name)
 
     def written(self, results: int) -> IO[bytes]:
         """All of it in its order, as one file; without the logs where ranks' results of so many bytes need the room."""
@@ -98,7 +102,7 @@ class Ledger:
     def close(self) -> None:
         """Nothing is left of it, nor of files that ranks have stored by half."""
         if self._stored is not None:
-            self._stored.discard()
+            self._stored.close()
         for file in (self._kept, *self._logs):
             file.close()
 

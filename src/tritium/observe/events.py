@@ -21,7 +21,7 @@ import secrets
 import shutil
 import tempfile
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import IO, Any
@@ -134,10 +134,14 @@ class RunLog:
         """Append what a rank wrote, as it is."""
         self._append(f"logs/rank-{rank}.log", text)
 
-    def store(self, piece: Piece) -> None:
-        """Take a piece of a file of the run directory; it has its name once it is whole. Raises StoreFailed."""
+    def store(self, piece: Piece) -> bool:
+        """Take a piece of a file of the run directory; whether it is whole now and has its name. Raises StoreFailed."""
         with self._lock:
-            self._stored.add(piece)
+            return self._stored.add(piece)
+
+    def settle(self, tell: Callable[[str], Any] = lambda _: None) -> list[str]:
+        """Wait until all that was stored is in an object store, too; the names since the last call. StoreFailed."""
+        return self._stored.settle(tell)
 
     def drop_partial(self) -> None:
         """Remove what there is of files whose last piece has not come: their ranks have ended."""
@@ -176,7 +180,7 @@ class RunLog:
             if self._closed:
                 return
             self._closed = True
-            self._stored.discard()
+            self._stored.close()
             if self._remote is not None:
                 self._send()
 

@@ -6,8 +6,11 @@ import contextlib
 import errno
 import os
 import shutil
+import tempfile
+import threading
 import zlib
-from collections.abc import Iterable, Iterator, Mapping
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import IO, Any
@@ -15,6 +18,8 @@ from typing import IO, Any
 from tritium.errors import BadSetting, StoreFailed
 
 PIECE = 1 << 22  # bytes of one piece at most
+CLOSE_SECONDS = 30.0  # how long a run that has failed waits for copies of what was stored
+TELL_SECONDS = 15.0  # how long a copy to a store may take without a word
 
 
 @dataclass(frozen=True)
@@ -75,13 +80,16 @@ def cut(name: str, chunks: bytes | Iterable[bytes]) -> Iterator[Piece]:
 class StoredFiles:
     """Puts pieces together. A file has its name once it is whole; until then its bytes are in `<name>.part`.
 
-    `remote` is an fsspec file system and the directory there. Not safe for several threads.
+    `remote` is an fsspec file system and the directory there. A file for it is put together on this machine's own disk
+    (tempfile's directory), and copied by a thread: whoever brings the pieces must not wait for a slow store, since
+    ranks take a coordinator that is silent for seconds for lost. Not safe for several threads.
     """
 
     def __init__(self, run_dir: str, remote: tuple[Any, str] | None) -> None:
         self._run_dir = run_dir
         self._remote = remote
         self._partial: dict[str, _Partial] = {}
+        self._uploads = None if remote is None else _Uploads(*remote)
 
     def path(self, name: str) -> str:
         """Where the file `name` of this run is: a path, or a URL. BadSetting when it would lie outside."""
@@ -90,13 +98,14 @@ class StoredFiles:
             raise BadSetting(f"{name!r} is no name of a file in the run directory {self._run_dir}.", name=name)
         return "/".join((self._run_dir.rstrip("/"), *parts))
 
-    def add(self, piece: Piece) -> None:
-        """Take the next piece of a file; one that begins at 0 starts the file anew.
+    def add(self, piece: Piece) -> bool:
+        """Take the next piece of a file; one that begins at 0 starts the file anew. Whether it now has its name.
 
-        Raises StoreFailed when the directory refuses, or when the pieces are not those of one file; then nothing is
-        left of what was written, and an earlier file of that name is as it was.
+        Raises StoreFailed when the directory refuses (also one of the files before), or when the pieces are not those
+        of one file; then nothing is left of what was written, and an earlier file of that name is as it was.
         """
         self.path(piece.name)
+        self._refuse_failed()
         try:
             if not piece.start:
                 self._drop(piece.name)
@@ -113,37 +122,55 @@ class StoredFiles:
             self._drop(piece.name)
             raise
         except Exception as error:
-            failed = self._refused(piece, error)
+            written = self._partial[piece.name].size if piece.name in self._partial else 0
+            failed = self._refused(piece.name, len(piece.body), written, error, last=piece.last)
             self._drop(piece.name)
             raise failed from error
+        return piece.last and self._uploads is None
+
+    def settle(self, tell: Callable[[str], Any] = lambda _: None) -> list[str]:
+        """Wait until whole files are where they belong; the names of those that came there since the last call.
+
+        `tell` hears of it when that takes long. Raises StoreFailed.
+        """
+        if self._uploads is None:
+            return []
+        while waiting := self._uploads.wait(TELL_SECONDS):
+            tell(f"{waiting} is still being copied to {self._run_dir}")
+        self._refuse_failed()
+        return self._uploads.taken()
 
     def discard(self) -> None:
         """Remove what there is of files whose last piece has not come."""
         for name in list(self._partial):
             self._drop(name)
 
+    def close(self) -> None:
+        """The same; what is whole is waited for CLOSE_SECONDS at most, as a store may not answer."""
+        self.discard()
+        if self._uploads is not None:
+            self._uploads.wait(CLOSE_SECONDS)
+            self._uploads.close()
+
+    def _refuse_failed(self) -> None:
+        if self._uploads is not None and (failed := self._uploads.failed) is not None:
+            name, size, error = failed
+            raise self._refused(name, size, 0, error) from error
+
     def _begin(self, name: str) -> _Partial:
-        if self._remote is None:
-            place = Path(f"{self.path(name)}.part")
-            place.parent.mkdir(parents=True, exist_ok=True)
-            return _Partial(place.open("wb"), str(place))
-        files, root = self._remote
-        place_there = f"{root.rstrip('/')}/{name}.part"
-        files.makedirs(place_there.rpartition("/")[0], exist_ok=True)
-        return _Partial(files.open(place_there, "wb"), place_there)
+        if self._uploads is not None:
+            number, place_here = tempfile.mkstemp(".part", "tritium-stored-")
+            return _Partial(os.fdopen(number, "wb"), place_here)
+        place = Path(f"{self.path(name)}.part")
+        place.parent.mkdir(parents=True, exist_ok=True)
+        return _Partial(place.open("wb"), str(place))
 
     def _finish(self, name: str, partial: _Partial) -> None:
         partial.file.close()
-        if self._remote is None:
+        if self._uploads is None:
             os.replace(partial.place, self.path(name))
         else:
-            files, _ = self._remote
-            target = partial.place.removesuffix(".part")
-            files.invalidate_cache()
-            _check_size(files, partial.place, partial.size)
-            _rename(files, partial.place, target)
-            files.invalidate_cache()
-            _check_size(files, target, partial.size)
+            self._uploads.add(name, partial.place, partial.size)
         del self._partial[name]
 
     def _drop(self, name: str) -> None:
@@ -151,13 +178,10 @@ class StoredFiles:
         partial = self._partial.pop(name, None)
         if partial is None:
             return
-        with contextlib.suppress(Exception):  # a file system that has refused refuses again
+        with contextlib.suppress(OSError):  # a disk that has refused refuses again
             partial.file.close()
-        with contextlib.suppress(Exception):
-            if self._remote is None:
-                os.unlink(partial.place)
-            else:
-                self._remote[0].rm_file(partial.place)
+        with contextlib.suppress(OSError):
+            os.unlink(partial.place)
 
     def _mixed(self, piece: Piece, written: int) -> StoreFailed:
         path = self.path(piece.name)
@@ -171,9 +195,8 @@ class StoredFiles:
             free=None,
         )
 
-    def _refused(self, piece: Piece, error: Exception) -> StoreFailed:
-        path = self.path(piece.name)
-        written = self._partial[piece.name].size if piece.name in self._partial else 0
+    def _refused(self, name: str, size: int, written: int, error: Exception, *, last: bool = True) -> StoreFailed:
+        path = self.path(name)
         free = None
         if self._remote is None:
             with contextlib.suppress(OSError):
@@ -187,13 +210,91 @@ class StoredFiles:
         }.get(getattr(error, "errno", None) or 0, "Look at that store, or choose another run_dir.")
         why = getattr(error, "strerror", None) or f"{type(error).__name__}: {error}".rstrip(".")
         return StoreFailed(
-            f"{path} could not be stored: {why}. {written:,} bytes of it were written, {len(piece.body):,} more are "
-            f"needed{' for its end' if piece.last else ' now'}.{known} Nothing of it is left. {move}",
+            f"{path} could not be stored: {why}. {written:,} bytes of it were written, {size:,} more are "
+            f"needed{' for its end' if last else ' now'}.{known} Nothing of it is left. {move}",
             path=path,
             written=written,
-            needed=written + len(piece.body),
+            needed=written + size,
             free=free,
         )
+
+
+class _Uploads:
+    """Copies whole files to an fsspec directory, one after the other, from a thread that lives while there are any."""
+
+    def __init__(self, files: Any, root: str) -> None:
+        self._files, self._root = files, root.rstrip("/")
+        self._changed = threading.Condition()
+        self._waiting: deque[tuple[str, str, int]] = deque()  # name, place on this machine's disk, bytes
+        self._taken: list[str] = []
+        self._now = ""  # what is being copied
+        self.failed: tuple[str, int, Exception] | None = None
+        """The first that could not be copied: its name and bytes, and why. Nothing is copied after it."""
+
+    def add(self, name: str, place: str, size: int) -> None:
+        with self._changed:
+            self._waiting.append((name, place, size))
+            if not self._now:
+                self._now = name
+                threading.Thread(target=self._run, name="tritium-store", daemon=True).start()
+
+    def wait(self, seconds: float) -> str:
+        """The name that is still being copied after so many seconds, or nothing."""
+        with self._changed:
+            self._changed.wait_for(lambda: not self._now, seconds)
+            return self._now
+
+    def taken(self) -> list[str]:
+        """The names that were copied since the last call."""
+        with self._changed:
+            taken, self._taken = self._taken, []
+            return taken
+
+    def close(self) -> None:
+        with self._changed:
+            for _, place, _ in self._waiting:
+                _unlink(place)
+            self._waiting.clear()
+
+    def _run(self) -> None:
+        while True:
+            with self._changed:
+                if not self._waiting or self.failed is not None:
+                    self._now = ""
+                    self._changed.notify_all()
+                    return
+                name, place, size = self._waiting.popleft()
+                self._now = name
+            try:
+                self._copy(name, place, size)
+            except Exception as error:  # noqa: BLE001 - fsspec's file systems raise what they like
+                self.failed = name, size, error
+            else:
+                with self._changed:
+                    self._taken.append(name)
+            finally:
+                _unlink(place)
+
+    def _copy(self, name: str, place: str, size: int) -> None:
+        files, target = self._files, f"{self._root}/{name}"
+        partial = f"{target}.part"
+        files.makedirs(target.rpartition("/")[0], exist_ok=True)
+        try:
+            files.put_file(place, partial)
+            files.invalidate_cache()
+            _check_size(files, partial, size)
+            _rename(files, partial, target)
+        except BaseException:
+            with contextlib.suppress(Exception):  # a file system that has refused refuses again
+                files.rm_file(partial)
+            raise
+        files.invalidate_cache()
+        _check_size(files, target, size)
+
+
+def _unlink(place: str) -> None:
+    with contextlib.suppress(OSError):
+        os.unlink(place)
 
 
 def _check_size(files: Any, path: str, size: int) -> None:

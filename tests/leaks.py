@@ -164,8 +164,10 @@ def _sockets() -> dict[str, str]:
 
 
 def _is_connected(peer: socket.socket) -> bool:
-    # state 7 is CLOSE: bound, never connected; what was connected once is in another state
-    return peer.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 1) != b"\x07"
+    """Or was so once: a library's connection that its other end has reset, as Py4J's, is no port that is held."""
+    info = peer.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 144)  # struct tcp_info
+    closed, sent = info[0] == 7, int.from_bytes(info[136:140], sys.byteorder)  # tcpi_state, tcpi_segs_out
+    return not closed or sent > 0
 
 
 def _files() -> set[str]:

@@ -711,9 +711,13 @@ def test_a_torch_model_without_spark(tmp_path: Path) -> None:
     rows = table().to_pandas()
     model = TorchModel(fit(table(), **GOOD, **HERE))
     assert list(model.predict(rows)) == list(model.model.predict(rows))
-    with pytest.raises(BadSetting, match=r"model\.model\.save\(path\)"):
-        model.save(str(tmp_path / "model"))
-    model.model.save(str(tmp_path / "model"))
+    # In a process of its own: this one may have a Spark session of other tests.
+    tr.Model(nn.Linear(3, 1), model.signature).save(str(tmp_path / "model"))
+    code = f"import tritium as tr; from tritium.ml import TorchModel; TorchModel(tr.load({str(tmp_path / 'model')!r}"
+    code += f", trusted=True)).save({str(tmp_path / 'other')!r})"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
+    assert "BadSetting: No Spark session is active" in done.stderr, done.stderr
+    assert "model.model.save(path)" in done.stderr
     assert "p" in model.copy().setOutputCols("p").transform(rows)
     with pytest.raises(BadSetting, match=r"gives 1 \(prediction\); name it once"):
         model.setOutputCols(["p", "q"])

@@ -594,7 +594,9 @@ class TestTheEnd:
         assert gang.coordinator.failure is None
         first.close()
         gang.until(lambda: gang.coordinator.members[0].link.link is None, "its connection is closed")
-        assert "was lost" in heard(gang.hello(0, attempt=7), "end")["reason"]
+        late = heard(gang.hello(0, attempt=7), "end")
+        assert "was lost" in late["reason"]
+        assert not late["refused"], "the driver says why: a task that fails as well is 40 lines in Spark's log"
         assert gang.coordinator.failure is not None
         assert gang.coordinator.failure.how == "lost"
         second.close()

@@ -238,7 +238,7 @@ class Coordinator:
             self._observer.event("reported", partition=member.partition, host=member.host, pid=member.pid)
             return
         self._refuse(f"A late supervisor on {member.host}: {refusal}.")
-        session.send("end", reason=refusal, refused=True)
+        session.send("end", reason=refusal, refused=self.failure is None)
         self._server.give_up(session, refusal)
 
     def _on_ready(self, member: Member, message: Message) -> None:

@@ -82,7 +82,7 @@ class Checkpoints:
             BadSetting: a value that can't be kept (the message has its path); a run directory that a rank can't reach.
             CheckpointFailed: the save before this one could not be written. Earlier checkpoints are intact.
         """
-        steps, seconds = _every(every)
+        steps, seconds = every_of(every)
         step, keep = operator.index(step), operator.index(keep)
         if keep < 1:
             raise BadSetting(f"keep={keep} must be at least 1.")
@@ -335,7 +335,7 @@ def settle(world: World) -> None:
         made.settle()
 
 
-def _every(every: int | float | str | None) -> tuple[int | None, float | None]:
+def every_of(every: int | float | str | None) -> tuple[int | None, float | None]:
     """(steps, seconds), one of them None."""
     if every is None:
         return None, None

@@ -157,9 +157,11 @@ def await_end(coordinator: Coordinator, launch: Launch, tasks: Tasks) -> None:
             raise why
         if why is not None and taken and (is_cancelled(why) or isinstance(why, IncompleteShard)):
             raise why  # Spark took the supervisors or their rows away: the job was cancelled, or lost what they read
-        if why is not None and lost and not isinstance(why, TritiumError):
-            raise why  # a supervisor of on="driver" has failed in a way that nobody foresaw: trying again won't help
         if why is not None and lost:
+            if not isinstance(
+                why, TritiumError
+            ):  # nobody foresaw it, of a supervisor of on="driver": no use to try again
+                raise why
             text = str(getattr(why, "reason", why)).rstrip(".")
             error = replace(coordinator.failure, text=text).error(launch.watch.run_dir)
             error.__dict__["spark_error"] = getattr(why, "spark_error", None)

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from tritium.errors import BadSetting
-from tritium.gang.checkpoints import _every
+from tritium.gang.checkpoints import every_of
 from tritium.ml.settings import (
     LABEL,
     WEIGHT,
@@ -162,7 +162,7 @@ def _numbers(settings: TorchSettings) -> Iterator[str]:
     if (clip := settings.clip_grad_norm) is not None and not (_number(clip) and 0 < clip < math.inf):
         yield f"clip_grad_norm={clip!r} must be a number above 0."
     try:
-        _every(settings.checkpoint_every)
+        every_of(settings.checkpoint_every)
     except (BadSetting, TypeError):
         yield (
             f'checkpoint_every={settings.checkpoint_every!r} must be a time ("30s", "5min", "2h"), a float in seconds '

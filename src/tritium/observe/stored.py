@@ -87,7 +87,6 @@ class StoredFiles:
 
     def __init__(self, run_dir: str, remote: tuple[Any, str] | None) -> None:
         self._run_dir = run_dir
-        self._remote = remote
         self._partial: dict[str, _Partial] = {}
         self._uploads = None if remote is None else _Uploads(*remote)
 
@@ -198,7 +197,7 @@ class StoredFiles:
     def _refused(self, name: str, size: int, written: int, error: Exception, *, last: bool = True) -> StoreFailed:
         path = self.path(name)
         free = None
-        if self._remote is None:
+        if self._uploads is None:
             with contextlib.suppress(OSError):
                 free = shutil.disk_usage(self._run_dir).free
         known = f" {free:,} bytes are free there." if free is not None else ""

@@ -5,11 +5,13 @@ from __future__ import annotations
 import re
 from typing import Any
 
+import numpy as np
 import pandas as pd
 import pytest
 import torch
 from pyspark.errors import PythonException
 from pyspark.ml.feature import StringIndexer
+from pyspark.ml.functions import array_to_vector, vector_to_array
 from pyspark.sql import functions as F
 from torch import nn
 
@@ -126,6 +128,30 @@ def test_rows_are_dropped_with_the_code_of_the_error(spark: Any, hole: str) -> N
     last = str(raised.value).splitlines()[-1]
     assert last.startswith("tritium.errors.BadRow: column 'b' is ")
     assert len(MODEL.transform(followed(last, df)).collect()) == 3
+
+
+@pytest.mark.parametrize(
+    ("column", "hole"),
+    [
+        ("array", "float('nan')"), ("array", "float('-inf')"), ("array", "null"), ("matrix", "float('inf')"),
+        ("matrix", "null"), ("vector", "float('nan')"),
+    ],
+)  # fmt: skip
+def test_rows_with_a_hole_in_an_array_are_dropped_with_the_code_of_the_error(
+    spark: Any, column: str, hole: str
+) -> None:
+    df = spark.range(5).select(F.expr(f"array(1.0D, if(id = 3, double({hole.removeprefix('float')}), 2.0D)) AS array"))
+    df = df.withColumn("matrix", F.expr("array(array(0.0D, 0.0D), array)"))
+    df = df.withColumn("vector", array_to_vector("array")).select(column)
+    with pytest.raises(errors.BadRow) as refused:
+        tr.launch(rows, ranks=1, data={"train": df}, **QUIET)
+    said = str(refused.value)
+    for_spark, *for_pandas = re.findall(r"`(df.+?)`(?=[,)])", said)
+    names = {**vars(F), "F": F, "vector_to_array": vector_to_array, "np": np}
+    assert eval(for_spark, names, {"df": df}).count() == 4, for_spark
+    if column == "array":
+        frame = pd.DataFrame({"array": [[1.0, 2.0], [1.0, None if hole == "null" else eval(hole)]]})
+        assert len(eval(for_pandas[0], names, {"df": frame})) == 1, for_pandas
 
 
 def test_another_name_for_a_prediction(spark: Any) -> None:

@@ -70,6 +70,14 @@ def table(rows: int = 20) -> pa.Table:
     return pa.table(columns)
 
 
+class KerasLike(Callback):
+    def on_epoch_end(self, epoch: int, logs: dict[str, float]) -> None:  # type: ignore[override]
+        pass
+
+    def __repr__(self) -> str:
+        return "KerasLike"
+
+
 @pytest.mark.parametrize(
     ("wrong", "says"),
     [
@@ -118,6 +126,10 @@ def table(rows: int = 20) -> pa.Table:
         ({"checkpoint_keep": "x"}, "checkpoint_keep='x' must be a whole number of at least 1"),
         ({"callbacks": Callback()}, "callbacks=Callback(…) must be a list: callbacks=[…]"),
         ({"callbacks": [Callback]}, "the callback Callback is a class; give an instance, Callback()"),
+        (
+            {"callbacks": [KerasLike()]},
+            "on_epoch_end of the callback KerasLike takes epoch, logs; it is called with (s",
+        ),
         ({"train_step": lambda module: 0}, "takes module; it is called with (module, batch)"),
         ({"train_step": lambda module, batch, more: 0}, "takes module, batch, more; it is called with (module, batch)"),
         ({"early_stopping": EarlyStopping(monitor="acc")}, "monitors 'acc'; the history will have loss"),

@@ -48,9 +48,12 @@ def read(field: Field, column: pa.Array, ids: Array) -> tuple[Column, Array | No
     return values, np.ones(values.shape, np.bool_) if present is None else present
 
 
-_FILL = (
-    "Drop such rows (`df.dropna(subset=[{0!r}])`), fill them with nulls={{{0!r}: value}}, or, with tr.Data, mark them: "
-    "nulls={{{0!r}: 'mask'}}"
+_OTHERWISE = "fill them with nulls={{{0!r}: value}}, or, with tr.Data, mark them: nulls={{{0!r}: 'mask'}}"
+_FILL = "Drop such rows (`df.dropna(subset=[{0!r}])`), " + _OTHERWISE
+# dropna looks at no value in an array.
+_FILL_ARRAYS = (
+    "Drop such rows (with Spark `df.where(F.forall({inside}, lambda v: F.isnotnull(v)))`, with pandas "
+    "`df[df[{{0!r}}].map(lambda v: all(x is not None for x in v))]`), "
 )
 
 
@@ -89,7 +92,8 @@ def _flatten(field: Field, column: pa.Array, ids: Array) -> tuple[pa.Array, list
         if level and column.null_count:
             inner = int(np.argmax(column.is_null().to_numpy(zero_copy_only=False)))
             row = _row_of(inner, lengths)
-            raise bad(field, ids, row, None, "an array with a null array in it", _FILL_ARRAYS)
+            advice = "Drop such rows (with Spark `df.where(F.forall({0!r}, lambda v: F.isnotnull(v)))`), or fill them"
+            raise bad(field, ids, row, None, "an array with a null array in it", advice)
         if pa.types.is_fixed_size_list(column.type):
             count = len(column) - column.null_count
             lengths.append(np.full(count, column.type.list_size, np.int64))
@@ -99,9 +103,6 @@ def _flatten(field: Field, column: pa.Array, ids: Array) -> tuple[pa.Array, list
             lengths.append(np.diff(column.offsets.to_numpy()))
         column = column.flatten()
     return column, lengths
-
-
-_FILL_ARRAYS = "Drop such rows, or fill their arrays"
 
 
 def _row_of(position: int, lengths: list[Array]) -> int:
@@ -127,7 +128,7 @@ def _leaf(field: Field, leaf: pa.Array, lengths: list[Array], ids: Array) -> tup
     if absent is not None:
         raw = np.where(absent, np.zeros((), raw.dtype), raw)
     values = narrow.cast(raw, np.dtype(field.dtype), at)
-    narrow.check(values, raw, at, keep=field.nan == "keep", exact=field.exact)
+    narrow.check(values, raw, at, keep=field.nan == "keep", exact=field.exact, inside=_inside(field))
     if absent is None:
         return values, None
     _put_fills(field, values, absent)
@@ -174,11 +175,20 @@ def _check_nulls(field: Field, absent: Array, lengths: list[Array], ids: Array) 
     holes = positions[refused[positions % len(field.nulls)]]
     if len(holes):
         row, source = _row_of(int(holes[0]), lengths), int(holes[0]) % len(field.nulls)
-        raise bad(field, ids, row, None, "an array with a null in it" if _own(field) else "null", _FILL, source)
+        inside = _inside(field)
+        if inside is None:
+            raise bad(field, ids, row, None, "null", _FILL, source)
+        advice = _FILL_ARRAYS.format(inside=inside) + _OTHERWISE
+        raise bad(field, ids, row, None, "an array with a null in it", advice, source)
 
 
-def _own(field: Field) -> bool:
-    return field.depth > 0 and not field.packed
+def _inside(field: Field) -> str | None:
+    """The code that makes one array of Spark's of a column's arrays, for an advice; None: the column has none."""
+    if field.depth == 0 or field.packed:
+        return None
+    if field.marked:  # a vector
+        return "vector_to_array({0!r})"
+    return "F.flatten(" * (field.depth - 1) + "{0!r}" + ")" * (field.depth - 1)
 
 
 def _put_fills(field: Field, values: Array, absent: Array) -> None:

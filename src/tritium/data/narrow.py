@@ -20,9 +20,12 @@ At = Callable[[int, Any, str, str], BadRow]
 # Code that does the same with a table of Spark's and of pandas': dropna and fillna take NaN for null in both.
 _KEEP = "or make it an ordinary value with nan='keep' (of tr.Data in a launch, of the estimator)"
 _NAN = f"Drop such rows (`df.dropna(subset=[{{0!r}}])`), fill them (`df.fillna({{{{{{0!r}}: 0}}}})`), {_KEEP}"
-_INFINITE = (
-    "Drop such rows (`df[df[{{0!r}}].between(-{limit}, {limit})]`), bring the column into range (scale it, or take its "
-    f"logarithm), {_KEEP}"
+_BETWEEN = "`df[df[{{0!r}}].between(-{limit}, {limit})]`"
+_INFINITE = "Drop such rows ({drop}), bring the column into range (scale it, or take its logarithm), " + _KEEP
+# dropna looks at no value in an array. To Spark a NaN is larger than every number.
+_DROP_ARRAYS = (
+    "with Spark `df.where(F.forall({inside}, lambda v: F.abs(v) <= {limit}))`, with pandas "
+    "`df[df[{{0!r}}].map(lambda v: np.isfinite(v).all())]`"
 )
 _BEYOND = (
     "Bring the column into range (scale it, or take its logarithm), or, in a launch, ask for a wider dtype: "
@@ -60,24 +63,27 @@ def first_beyond(values: Array, dtype: np.dtype[Any]) -> int | None:
     return None if fits.all() else int(np.argmin(fits))
 
 
-def check(values: Array, raw: Array, at: At, *, keep: bool, exact: Sequence[bool] = ()) -> None:
+def check(
+    values: Array, raw: Array, at: At, *, keep: bool, exact: Sequence[bool] = (), inside: str | None = None
+) -> None:
     """BadRow for the first value that its floating dtype doesn't hold.
 
     values : `[k]`, as they go into a batch. raw : the same before the cast (the same array where there was none).
     keep   : NaN and infinity are ordinary values, but what became infinite by the cast is not.
     exact  : for each of the columns whose values lie side by side, whether it holds integers that must stay exact.
+    inside : where the values lie in the arrays of a column: the code that makes Spark's array of them; None: no arrays.
     """
     if values.dtype.kind != "f" or not len(values) or (keep and raw is values and not any(exact)):
         return
     low, high = values.min(), values.max()  # NaN if there is any
     if not (math.isfinite(low) and math.isfinite(high)):
-        _check_finite(values, raw, at, keep)
+        _check_finite(values, raw, at, keep, inside)
     limit = largest_exact(values.dtype)
     if any(exact) and not (-limit < low and high < limit):
         _check_exact(values, raw, at, limit, exact)
 
 
-def _check_finite(values: Array, raw: Array, at: At, keep: bool) -> None:
+def _check_finite(values: Array, raw: Array, at: At, keep: bool, inside: str | None) -> None:
     bad = ~np.isfinite(values)
     if keep:
         bad &= np.isfinite(raw)
@@ -88,12 +94,13 @@ def _check_finite(values: Array, raw: Array, at: At, keep: bool) -> None:
     limit = f"{float(np.finfo(dtype).max):.6g}" if dtype.itemsize < 8 else "1.79e308"
     if isinstance(value, int) or math.isfinite(value):
         raise at(position, value, f"{value!r}, beyond {dtype} (up to {limit}),", _BEYOND)
+    drop = (_BETWEEN if inside is None else _DROP_ARRAYS).format(limit=limit, inside=inside)
     if math.isnan(value):
-        raise at(position, value, "NaN", _NAN)
+        raise at(position, value, "NaN", _NAN if inside is None else f"Drop such rows ({drop}), {_KEEP}")
     what = "infinite"
     if raw is values and dtype.itemsize < 8:  # it came so: from Spark's own cast, perhaps
         what = f"infinite, or beyond {dtype} (up to {limit}),"
-    raise at(position, value, what, _INFINITE.format(limit=limit))
+    raise at(position, value, what, _INFINITE.format(drop=drop))
 
 
 def _check_exact(values: Array, raw: Array, at: At, limit: int, exact: Sequence[bool]) -> None:

@@ -114,6 +114,11 @@ def _callbacks(given: Any) -> Iterator[str]:
             yield f"the callback {name_of(callback)} is a class; give an instance, {name_of(callback)}()."
         elif missing := [method for method in _CALLBACK if not hasattr(callback, method)]:
             yield f"the callback {callback!r} has no {', '.join(missing)}; derive it from tritium.ml.Callback."
+        else:
+            for method in _CALLBACK:
+                if not takes(getattr(callback, method), 1):
+                    arguments = ", ".join(argument_names(getattr(callback, method))) or "nothing"
+                    yield f"{method} of the callback {callback!r} takes {arguments}; it is called with (state)."
 
 
 def _scheduler(given: Any) -> Iterator[str]:

@@ -142,6 +142,7 @@ def _connect() -> Iterator[Any]:
         **COMMON,
         "spark.connect.grpc.binding.port": str(port),
         "spark.connect.grpc.binding.address": "127.0.0.1",
+        "spark.driver.maxResultSize": "64m",  # what a far gang has to say has to fit in
     }
     server = [spark_script("spark-submit"), "--master", "local[2]", "--driver-memory", "1g"]
     for key, value in conf.items():

@@ -482,6 +482,26 @@ try:
 except tr.errors.RankFailed as error:
     print("FAILED", error.rank, repr(error.__cause__), error.log, "in fail" in error.traceback)
 print("COUNT", spark.range(5).count())
+
+def bring(megabytes, stored):
+    def train():
+        world = tr.world()
+        print("x" * 20_000_000)
+        if world.rank == 1:
+            world.store("weights.bin", [bytes(1_000_000)] * stored)
+        return bytes(megabytes * 1_000_000)
+    return train
+
+for case, megabytes, stored in ("fits", 25, 5), ("results", 40, 1), ("file", 1, 70):
+    try:
+        results = tr.launch(
+            bring(megabytes, stored), ranks=2, spark=spark, progress=False, output="none", retries=0,
+            run_dir=f"{sys.argv[3]}/{case}",
+        )
+        there = os.path.getsize(f"{sys.argv[3]}/{case}/weights.bin")
+        print("BROUGHT", case, [len(result) for result in results], there)
+    except tr.errors.TritiumError as error:
+        print("REFUSED", case, type(error).__name__, error)
 spark.stop()
 """
 
@@ -557,9 +577,15 @@ def test_a_connect_client_that_executors_cant_reach(cluster: Any, tmp_path: Path
     host, _, server_port = cluster.spark.client._builder.endpoint.rpartition(":")
     run_dir = tmp_path / "run"
     with namespace() as name, passage(name, (host, int(server_port))) as port:
-        inside = ["ip", "netns", "exec", name, sys.executable, "-W", "ignore", "-c", FAR_CLIENT]
+        # A file system of its own lies over `own`: executors see none of the files in it.
+        own = 'mount -t tmpfs none $0 && exec "$@"'
+        inside = ["ip", "netns", "exec", name, "sh", "-c", own, str(tmp_path / "own"), sys.executable, "-W", "ignore"]
+        (tmp_path / "own").mkdir()
         client = subprocess.run(
-            [*inside, f"sc://{FAR}:{port}", str(run_dir)], capture_output=True, text=True, timeout=120
+            [*inside, "-c", FAR_CLIENT, f"sc://{FAR}:{port}", str(run_dir), str(tmp_path / "own")],
+            capture_output=True,
+            text=True,
+            timeout=240,
         )
     lines = client.stdout.splitlines()
     assert "RESULTS [[0, 1], [0, 1]] 4950.0" in lines, client.stdout + client.stderr
@@ -573,3 +599,9 @@ def test_a_connect_client_that_executors_cant_reach(cluster: Any, tmp_path: Path
     ]
     assert "FAILED 1 KeyError('far away') ['last words'] True" in lines, client.stdout + client.stderr
     assert "COUNT 5" in lines
+    # The server's spark.driver.maxResultSize is 64m: the logs give way to 50 MB of results and a file of 5.
+    fits, results, file = [line for line in lines if line.startswith(("BROUGHT", "REFUSED"))]
+    assert fits == "BROUGHT fits [25000000, 25000000] 5000000", client.stdout + client.stderr
+    assert results.startswith("REFUSED results ResultError The results of all ranks together are over spark.driver.max")
+    assert file.startswith("REFUSED file StoreFailed")
+    assert "over 60,397,977, which is what spark.driver.maxResultSize lets through. Raise that setting" in file

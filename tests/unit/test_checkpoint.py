@@ -8,6 +8,7 @@ import math
 import os
 import pickle
 import random
+import time
 from collections import OrderedDict
 from collections.abc import Callable
 from pathlib import Path
@@ -409,6 +410,29 @@ class TestInAGang:
 
         launch(elsewhere, "mine")
         assert os.listdir(tmp_path / "mine" / "checkpoints") == ["000000000002"]
+
+    def test_what_could_not_be_written_is_removed_before_any_rank_ends_the_gang(self, tmp_path: Path) -> None:
+        def train() -> None:
+            world = tr.world()
+            store = world.checkpoint._store
+            write, discard = store.write, store.discard
+
+            def full(name: str, *arguments: Any) -> Any:
+                write(name, *arguments)
+                raise CheckpointFailed("the disk is full", path=name)
+
+            def late(name: str) -> None:
+                time.sleep(1.0)  # the other rank has long raised its error
+                discard(name)
+
+            if world.rank == 0:
+                store.write, store.discard = full, late  # type: ignore[method-assign]
+            world.checkpoint.save({"x": 1}, 1)
+            world.checkpoint.wait()
+
+        with pytest.raises(CheckpointFailed, match="the disk is full"):
+            launch(train, tmp_path)
+        assert os.listdir(tmp_path / "checkpoints") == []
 
     def test_the_last_save_is_there_though_nobody_waits(self, tmp_path: Path) -> None:
         def train() -> list[bool]:

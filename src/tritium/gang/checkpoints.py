@@ -188,9 +188,11 @@ class Checkpoints:
         name = answers[0][0]
         try:
             done = self._fill(name, [at for _, at in answers], owns)
-        except BaseException:
+        except BaseException as error:
             if first:
                 self._store.discard(name)
+            if isinstance(error, TritiumError):  # every rank has it, and the first one to raise it ends the gang
+                self._exchange("checkpoint.save", None)
             raise
         if first:
             facts = {

@@ -31,11 +31,12 @@ def test_a_udf_that_waits_for_ever_is_a_stall_that_says_where_it_stands(spark: A
         threading.Event().wait()
         yield from batches
 
-    frame = spark.range(0, 100, 1, 2).mapInArrow(wait_for_ever, "id long")
+    # Of one partition: a second task may wait for a slot that the end of another test's job still takes.
+    frame = spark.range(0, 100, 1, 1).mapInArrow(wait_for_ever, "id long")
     with pytest.raises(Stalled) as caught:
         tr.launch(lambda: 1, spark=spark, data={"train": frame}, run_dir=str(tmp_path), **QUIET)
     assert str(caught.value).startswith("The source stands still: in stage ")
-    assert caught.value.tasks == 2
+    assert caught.value.tasks == 1
     assert LIMIT < caught.value.seconds < 10 * LIMIT
     assert "Where Spark's Python workers on this machine are:\n  pid " in str(caught.value)
     assert "on executor driver: " in str(caught.value)

@@ -158,3 +158,10 @@ def test_what_is_no_table() -> None:
 def test_no_data_still_gives_every_rank_its_anchor() -> None:
     tables = Tables({}, 3)
     assert [[batch.num_rows for batch in tables.batches(rank)] for rank in range(3)] == [[1], [1], [1]]
+
+
+@pytest.mark.parametrize("labels", [["a", "a", "b"], [1, "1", "b"]])
+def test_two_columns_of_a_name_are_refused_and_not_merged(labels: list[Any]) -> None:
+    frame = pd.DataFrame([[1.0, 2.0, 3.0]], columns=labels)
+    with pytest.raises(BadData, match=f"there are 2 columns called '{labels[0]}'"):
+        received({"t": frame})

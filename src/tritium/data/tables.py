@@ -78,16 +78,17 @@ def table_of(frame: Any, name: str) -> pa.Table:
             f"data {name!r} is a {kind.__module__}.{kind.__qualname__}; without a cluster, data is a pandas DataFrame "
             "or a pyarrow Table (of a Spark DataFrame: df.toArrow())"
         )
-    columns, problems = {}, []
+    names, columns, problems = [], [], []  # two columns may have one name: the plan refuses that, if it is read
     for label, series in frame.items():
         try:
             plain = isinstance(series.dtype, np.dtype) and series.dtype.kind == "f"
-            columns[str(label)] = pa.array(series.to_numpy() if plain else series, from_pandas=not plain)
+            columns.append(pa.array(series.to_numpy() if plain else series, from_pandas=not plain))
+            names.append(str(label))
         except (pa.ArrowInvalid, pa.ArrowTypeError, pa.ArrowNotImplementedError) as error:
             problems.append(f"column {label!r} of dtype {series.dtype} does not become an Arrow column: {error}")
     if problems:
         raise BadData(f"data {name!r} can't be read: " + "; ".join(problems), name=name, problems=problems)
-    return pa.table(columns)
+    return pa.Table.from_arrays(columns, names=names)
 
 
 def _sorted(table: pa.Table, keys: Sequence[str]) -> pa.Table:

@@ -51,7 +51,7 @@ def read(field: Field, column: pa.Array, ids: Array) -> tuple[Column, Array | No
 _OTHERWISE = "fill them with nulls={{{0!r}: value}}, or, with tr.Data, mark them: nulls={{{0!r}: 'mask'}}"
 _FILL = "Drop such rows (`df.dropna(subset=[{0!r}])`), " + _OTHERWISE
 # dropna looks at no value in an array.
-_FILL_ARRAYS = (
+_DROP_ARRAYS = (
     "Drop such rows (with Spark `df.where(F.forall({inside}, lambda v: F.isnotnull(v)))`, with pandas "
     "`df[df[{{0!r}}].map(lambda v: all(x is not None for x in v))]`), "
 )
@@ -92,7 +92,7 @@ def _flatten(field: Field, column: pa.Array, ids: Array) -> tuple[pa.Array, list
         if level and column.null_count:
             inner = int(np.argmax(column.is_null().to_numpy(zero_copy_only=False)))
             row = _row_of(inner, lengths)
-            advice = "Drop such rows (with Spark `df.where(F.forall({0!r}, lambda v: F.isnotnull(v)))`), or fill them"
+            advice = _DROP_ARRAYS.format(inside="{0!r}") + "or fill them"
             raise bad(field, ids, row, None, "an array with a null array in it", advice)
         if pa.types.is_fixed_size_list(column.type):
             count = len(column) - column.null_count
@@ -178,7 +178,7 @@ def _check_nulls(field: Field, absent: Array, lengths: list[Array], ids: Array) 
         inside = _inside(field)
         if inside is None:
             raise bad(field, ids, row, None, "null", _FILL, source)
-        advice = _FILL_ARRAYS.format(inside=inside) + _OTHERWISE
+        advice = _DROP_ARRAYS.format(inside=inside) + _OTHERWISE
         raise bad(field, ids, row, None, "an array with a null in it", advice, source)
 
 

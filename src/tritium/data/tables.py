@@ -78,7 +78,7 @@ def table_of(frame: Any, name: str) -> pa.Table:
             f"data {name!r} is a {kind.__module__}.{kind.__qualname__}; without a cluster, data is a pandas DataFrame "
             "or a pyarrow Table (of a Spark DataFrame: df.toArrow())"
         )
-    names, columns, problems = [], [], []  # two columns may have one name: the plan refuses that, if it is read
+    names, columns, problems = [], [], []  # lists, as two columns may have one name, which the plan refuses
     for label, series in frame.items():
         try:
             plain = isinstance(series.dtype, np.dtype) and series.dtype.kind == "f"

@@ -158,9 +158,7 @@ def await_end(coordinator: Coordinator, launch: Launch, tasks: Tasks) -> None:
         if why is not None and taken and (is_cancelled(why) or isinstance(why, IncompleteShard)):
             raise why  # Spark took the supervisors or their rows away: the job was cancelled, or lost what they read
         if why is not None and lost:
-            if not isinstance(
-                why, TritiumError
-            ):  # nobody foresaw it, of a supervisor of on="driver": no use to try again
+            if not isinstance(why, TritiumError):  # unforeseen, in a supervisor of on="driver": a retry can't help
                 raise why
             text = str(getattr(why, "reason", why)).rstrip(".")
             error = replace(coordinator.failure, text=text).error(launch.watch.run_dir)

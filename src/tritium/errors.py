@@ -137,9 +137,14 @@ class JobFailed(TritiumError):
     """The Spark job ended for a reason that is no rank's own.
 
     Facts: `lost`, whether Spark lost an executor or a worker, so that the gang was started again (`retries`),
-    `reason`, the line that says why, `cancelled` (True of a job that was), and `spark_error`, Spark's own exception.
-    Its text, with Java's stack, is in the run directory: spark-error.txt.
+    `reason`, the line that says why, `cancelled`, whether somebody cancelled the job, and `spark_error`, Spark's own
+    exception or None. Its text, with Java's stack, is in the run directory: spark-error.txt.
     """
+
+    lost: bool = False
+    reason: str = ""
+    cancelled: bool = False
+    spark_error: BaseException | None = None
 
 
 class ResultError(TritiumError):

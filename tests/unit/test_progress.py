@@ -195,6 +195,8 @@ class TestSteps:
         assert steps.seconds_left == pytest.approx(90)
         clock.now += 10
         assert steps.seconds_left == pytest.approx(80)  # it runs down between two logs
+        steps.log(0, {"step": 9, "steps": 100, "values": {"loss": 0.5}})
+        assert steps.seconds_left == pytest.approx(80)  # and on, when a step logs twice
 
     def test_values_of_the_lowest_rank_that_logs(self, clock: Clock) -> None:
         steps = Steps(clock)

@@ -114,11 +114,12 @@ class TestOutput:
         assert events(tmp_path) == before
         log.close()
 
-    def test_a_line_that_a_kill_cut_short_does_not_run_into_the_next(self, tmp_path: Path) -> None:
+    @pytest.mark.parametrize("length", [0, 200_000])
+    def test_a_line_that_a_kill_cut_short_does_not_run_into_the_next(self, tmp_path: Path, length: int) -> None:
         RunLog(str(tmp_path), {}).close()
         whole = events(tmp_path)
         with tmp_path.joinpath("events.jsonl").open("a") as file:
-            file.write('{"time": "2026-11-22", "ki')
+            file.write('{"time": "2026-11-22", "ki' + "x" * length)
         RunLog(str(tmp_path), {}).close()
         assert events(tmp_path)[: len(whole)] == whole
         assert [event["kind"] for event in events(tmp_path)[len(whole) :]] == ["run"]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import sys
 import threading
 from collections import Counter
 from collections.abc import Iterator
@@ -590,6 +591,19 @@ def test_a_bad_setting_is_named_before_anything_is_read(setting: dict[str, Any],
         shard.epochs(**{"n": 1, "batch_size": 4, **setting})
     assert message in str(caught.value)
     assert "shard 'train'" in str(caught.value) or "device" in setting
+
+
+def test_tensors_without_torch_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "torch", None)
+    with pytest.raises(BadSetting, match=r"device='cpu' asks for .* has no torch.* device=None for NumPy arrays"):
+        Shard("train", [], FIELDS, index=0, size=1, feed=Feed()).epochs(1, batch_size=4, device="cpu")
+
+
+def test_a_shard_taken_alone_is_prepared_as_before() -> None:
+    with Gang.filled(deal([30], 2), False) as gang:
+        for shard in gang.shards:
+            (epoch,) = shard.alone().epochs(1, batch_size=4)
+            assert np.concatenate([batch["row"] for batch in epoch]).tolist() == np.sort(shard.reader.ids).tolist()
 
 
 def test_a_state_resumes_only_under_its_own_settings_and_counts() -> None:

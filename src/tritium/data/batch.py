@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
@@ -177,11 +178,16 @@ class Gather:
 
 
 def checked_device(device: Any) -> Any:
-    """None, or a torch.device that exists here."""
+    """None, or a torch.device that exists here. Raises BadSetting."""
     if device is None:
         return None
-    import torch
-
+    try:
+        import torch
+    except ModuleNotFoundError as error:
+        raise BadSetting(
+            f"device={device!r} asks for batches of torch tensors, and {sys.executable} has no {error.name}. "
+            "Install torch there, or take device=None for NumPy arrays."
+        ) from error
     try:
         found = torch.device(device)
     except (RuntimeError, TypeError) as error:

@@ -141,7 +141,8 @@ class Shard:
         feed = Feed()
         feed.publish(Mark(self.rows, {0: self.rows}, 1))
         same: dict[str, Any] = {"decode": self.decode, "took": self.took, "trace": self.trace, "memory": self._memory}
-        same |= {"note": self._note, "tensors": self._tensors}
+        same |= {"note": self._note, "say": self._say, "tensors": self._tensors}
+        same |= {"prepared": self._prepared, "window": self._window}
         return Shard(self.name, self.reader, self.schema, index=0, size=1, feed=feed, **same)
 
     def state(self) -> dict[str, Any]:

@@ -171,4 +171,4 @@ def await_end(coordinator: Coordinator, launch: Launch, tasks: Tasks) -> None:
 
 def is_cancelled(problem: BaseException) -> bool:
     """Whether a Spark job ended because someone cancelled it."""
-    return isinstance(problem, JobFailed) and bool(problem.__dict__.get("cancelled"))
+    return isinstance(problem, JobFailed) and problem.cancelled

@@ -6,7 +6,7 @@
     module.pkl          the module's code by value; not there when it has an import path
     manifest.json       versions, the import path, size and SHA-256 of every other file; written last
 
-A directory on a local disk appears by one rename. On an object store the manifest comes last: without it
+A new directory on a local disk appears by one rename. On an object store the manifest comes last: without it
 there is no model, and what does not match it is refused.
 """
 
@@ -41,8 +41,12 @@ def save(
     *,
     overwrite: bool,
 ) -> None:
-    """Write every file of `contents` and a manifest with `facts`. A crash leaves what was there before, or a
-    directory that `load` refuses; on a local disk never the latter."""
+    """Write every file of `contents` and a manifest with `facts`.
+
+    A crash leaves what was there before, or the new model. Two exceptions: on an object store an overwritten model is
+    removed first, and what a crash leaves there has no manifest, so that `load` refuses it; where the system can't
+    exchange two directories (`renameat2` of Linux), a crash between two renames leaves both models beside `path`.
+    """
     files, root, local = opened(path)
     if _exists(files, root):
         if not overwrite:

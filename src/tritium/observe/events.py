@@ -74,11 +74,14 @@ def _drop_torn_line(path: Path) -> None:
     if not path.is_file():
         return
     with path.open("r+b") as file:
-        end = file.seek(0, os.SEEK_END)
-        file.seek(max(0, end - _TAIL_BYTES))
-        tail = file.read()
-        if not tail.endswith(b"\n"):
-            file.truncate(end - len(tail) + tail.rfind(b"\n") + 1)
+        start = end = file.seek(0, os.SEEK_END)
+        found = -1
+        while start and found < 0:  # a line may be longer than what is read at once
+            stop, start = start, max(0, start - _TAIL_BYTES)
+            file.seek(start)
+            found = file.read(stop - start).rfind(b"\n")
+        if (keep := start + found + 1) < end:
+            file.truncate(keep)
 
 
 class RunLog:

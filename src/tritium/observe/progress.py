@@ -30,7 +30,8 @@ class Steps:
         self._leader: int | None = None  # the lowest rank that logs; its steps and values are shown
         self._windows: dict[int, deque[tuple[float, int]]] = {}  # by rank: when it had taken how many rows
         self._first: tuple[float, float] | None = None  # time and fraction at the first log
-        self._latest = 0.0  # time of the last one that moved the fraction
+        self._fraction: float | None = None  # at the last log
+        self._latest = 0.0  # time of the last log that moved it
         self.position: dict[str, int] = {}
         self.values: dict[str, float | str] = {}
 
@@ -48,9 +49,11 @@ class Steps:
             if fields.get("epoch") not in (None, self.position.get("epoch")) and fields.get("step") is None:
                 self.position.pop("step", None)  # it was one of another epoch
             self.position.update({key: int(fields[key]) for key in keys if fields.get(key) is not None})
-            self._latest = now
-            if self._first is None and self.fraction is not None:
-                self._first = (now, self.fraction)
+            fraction = self.fraction
+            if fraction != self._fraction:
+                self._fraction, self._latest = fraction, now
+            if self._first is None and fraction is not None:
+                self._first = (now, fraction)
 
     @property
     def begun(self) -> bool:

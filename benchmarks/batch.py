@@ -26,7 +26,7 @@ import torch
 from tritium.data.schema import Field
 from tritium.data.shard import Shard
 from tritium.data.spool import Spool, SpoolReader
-from tritium.gang.pulse import Page, Pulse
+from tritium.gang.rank.heartbeat import Page, Pulse
 
 WIDTH, BATCH = 64, 1024
 FIELDS = (

@@ -73,10 +73,11 @@ class Sampler(_suite.Sampler):
 
 def kind_of(process: psutil.Process) -> str | None:
     """A rank, a supervisor (which has started one), or neither."""
-    if "tritium.gang.rank" in " ".join(process.cmdline()[:3]):
+    if "tritium.gang.rank.main" in " ".join(process.cmdline()[:3]):
         return "rank"
     children = process.children()
-    return "supervisor" if any("tritium.gang.rank" in " ".join(child.cmdline()[:3]) for child in children) else None
+    ours = any("tritium.gang.rank.main" in " ".join(child.cmdline()[:3]) for child in children)
+    return "supervisor" if ours else None
 
 
 def take_all() -> tuple[int, int]:

@@ -67,8 +67,8 @@ class Silent:
 
 def coordinate(size: int, pipe: Any) -> None:
     """A coordinator: sends its address and secret, the seconds until its gang had formed, its processor seconds."""
-    from tritium.gang.coordinator import Coordinator
-    from tritium.gang.stall import Patience
+    from tritium.gang.coordinator.coordinator import Coordinator
+    from tritium.gang.coordinator.stalls import Patience
 
     with_all = Coordinator(size, launch="L", observer=Silent(), patience=Patience(600.0)).start()
     pipe.send((with_all.address, with_all.secret))
@@ -84,9 +84,9 @@ def coordinate(size: int, pipe: Any) -> None:
 
 def simulate(address: tuple[str, int], secret: bytes, partitions: range, pipe: Any) -> None:
     """The supervisors of these partitions; says when each has been given its number, and waits for the end."""
-    from tritium.gang.line import Line
-    from tritium.gang.stall import Standing
-    from tritium.gang.supervisor import PULSE_SECONDS
+    from tritium.gang.control.client import Line
+    from tritium.gang.coordinator.stalls import Standing
+    from tritium.gang.supervisor.supervisor import PULSE_SECONDS
 
     lines = []
     for partition in partitions:

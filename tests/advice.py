@@ -118,7 +118,7 @@ def public() -> tuple[Any, ...]:
     """What a user holds: the front door, and the classes of what it gives."""
     import tritium as tr
     from tritium.data.shard import Shard
-    from tritium.gang.checkpoints import Checkpoints
+    from tritium.gang.rank.checkpoints import Checkpoints
     from tritium.model.checkpoint import Store
     from tritium.model.signature import Input, Output, Signature
 

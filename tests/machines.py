@@ -16,12 +16,12 @@ from typing import Any
 import psutil
 
 from tritium import ship
-from tritium.gang.coordinator import Coordinator
-from tritium.gang.supervisor import Order
+from tritium.gang.coordinator.coordinator import Coordinator
+from tritium.gang.supervisor.supervisor import Order
 
 _MAIN = """
 import pickle, sys
-from tritium.gang.supervisor import GangEnded, Supervisor
+from tritium.gang.supervisor.supervisor import GangEnded, Supervisor
 order, partition, attempt = pickle.load(sys.stdin.buffer)
 try:
     list(Supervisor(order, partition=partition, attempt=attempt, gpus=(), cpus=1).run(iter(()), lambda: True))

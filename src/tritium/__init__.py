@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from tritium.data.exchange import Exchange
     from tritium.data.schema import Data
-    from tritium.gang.launch import launch
+    from tritium.gang.driver.launch import launch
+    from tritium.gang.rank.world import World, world
     from tritium.gang.settings import Gang
-    from tritium.gang.world import World, world
     from tritium.model.model import Model, load
 
 __version__ = "0.1.0.dev0"
@@ -26,10 +26,10 @@ _HOME = {
     "Exchange": "tritium.data.exchange",
     "Gang": "tritium.gang.settings",
     "Model": "tritium.model.model",
-    "World": "tritium.gang.world",
-    "launch": "tritium.gang.launch",
+    "World": "tritium.gang.rank.world",
+    "launch": "tritium.gang.driver.launch",
     "load": "tritium.model.model",
-    "world": "tritium.gang.world",
+    "world": "tritium.gang.rank.world",
 }
 
 

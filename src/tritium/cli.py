@@ -20,7 +20,7 @@ import click
 import fsspec  # type: ignore[import-untyped]
 
 from tritium.errors import TritiumError
-from tritium.gang import worker_python
+from tritium.gang.driver import worker_python
 
 _JAVA = (
     "Debian: sudo apt-get install openjdk-17-jre-headless; macOS: brew install --cask temurin@17; "
@@ -209,7 +209,7 @@ def scratch() -> Finding:
 
 def gang() -> Finding:
     """Two ranks as child processes here, without Spark: they meet, and give back what each one knows."""
-    from tritium.gang.launch import launch
+    from tritium.gang.driver.launch import launch
 
     with tempfile.TemporaryDirectory(prefix="tritium-doctor-") as run_dir:
         before = time.monotonic()
@@ -222,7 +222,7 @@ def gang() -> Finding:
 
 
 def _meet() -> list[Any]:
-    from tritium.gang.world import world
+    from tritium.gang.rank.world import world
 
     return list(world().gather(world().rank))
 

@@ -225,7 +225,7 @@ class Ground:
         by_pid = {process.pid: command for process, command in commands.items()}
         for process, command in commands.items():
             text = " ".join(command)
-            if "tritium.gang.rank" in text:
+            if "tritium.gang.rank.main" in text:
                 found["rank"].append(process)
             elif "pyspark.daemon" in text:
                 with contextlib.suppress(psutil.Error):

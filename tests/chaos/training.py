@@ -297,8 +297,8 @@ def drive(kind: str, master: str, answers: int) -> None:
     """A session on this cluster, with every coordinator behind a proxy."""
     import clusters
     from proxy import Proxy
-    from tritium.gang import cluster as cluster_module
-    from tritium.gang import cluster_run
+    from tritium.gang.driver import cluster as cluster_module
+    from tritium.gang.driver import on_cluster as cluster_run
 
     proxies: list[Proxy] = []
 

@@ -20,7 +20,7 @@ import pyarrow as pa
 
 import tritium as tr
 from tritium.errors import CheckpointFailed, SpoolFull, StoreFailed
-from tritium.gang.launch import start
+from tritium.gang.driver.launch import start
 from tritium.model.checkpoint import Loaded, Store
 
 QUIET = {"progress": False, "output": "none"}

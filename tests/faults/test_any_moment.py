@@ -23,7 +23,7 @@ from hypothesis import strategies as st
 
 import tritium as tr
 from tritium.errors import RankFailed
-from tritium.gang import driver_run
+from tritium.gang.driver import local_processes as driver_run
 
 ROUNDS = int(os.environ.get("TRITIUM_FAULT_ROUNDS", "1"))
 EPOCHS = 2

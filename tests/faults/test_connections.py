@@ -32,11 +32,11 @@ from machines import Cable, Machine, can_make_hosts, hosts, order_for
 from proxy import Proxy
 from ranks import reduce_for_ever
 from tritium.errors import RankFailed, WireError
-from tritium.gang import coordinator as coordinator_module
-from tritium.gang import line as line_module
-from tritium.gang.coordinator import Coordinator
-from tritium.gang.line import Line
-from tritium.gang.stall import Patience
+from tritium.gang.control import client as line_module
+from tritium.gang.control.client import Line
+from tritium.gang.coordinator import coordinator as coordinator_module
+from tritium.gang.coordinator.coordinator import Coordinator
+from tritium.gang.coordinator.stalls import Patience
 from tritium.observe.stored import Piece
 from tritium.wire import MAGIC, NONCE, Challenge, Channel, Codec, Message
 

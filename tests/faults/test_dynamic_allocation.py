@@ -15,7 +15,7 @@ import clusters
 import tritium as tr
 from ranks import rank_1_is_killed_once
 from tritium.errors import RankFailed
-from tritium.gang import cluster_run
+from tritium.gang.driver import on_cluster as cluster_run
 
 pytestmark = [pytest.mark.timeout(400), pytest.mark.parametrize("cluster", ["dynamic"], indirect=True)]
 QUIET: dict[str, Any] = {"ranks": 2, "progress": False, "output": "none"}

@@ -21,7 +21,7 @@ from clusters import wait
 from machines import Machine, order_for
 from ranks import reduce_for_ever
 from tritium.errors import RankFailed
-from tritium.gang.coordinator import Coordinator
+from tritium.gang.coordinator.coordinator import Coordinator
 
 SEEDS = [30_000 + number for number in range(int(os.environ.get("TRITIUM_FAULT_ROUNDS", "1")))]
 

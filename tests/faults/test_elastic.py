@@ -17,7 +17,7 @@ from torch import nn
 import clusters
 from bounds import timed
 from clusters import Workers
-from tritium.gang import cluster as cluster_module
+from tritium.gang.driver import cluster as cluster_module
 from tritium.ml import TorchEstimator
 from tritium.ml.callbacks import Callback, TrainState
 

@@ -17,8 +17,8 @@ import pytest
 import tritium as tr
 from clusters import free_port, wait
 from tritium.errors import RankFailed, Stalled
-from tritium.gang import cluster_run
-from tritium.gang.coordinator import Coordinator
+from tritium.gang.coordinator.coordinator import Coordinator
+from tritium.gang.driver import on_cluster as cluster_run
 
 pytestmark = [pytest.mark.timeout(150), pytest.mark.parametrize("cluster", ["connect"], indirect=True)]
 

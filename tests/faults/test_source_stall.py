@@ -15,7 +15,7 @@ import pytest
 import tritium as tr
 from clusters import wait
 from tritium.errors import Stalled
-from tritium.gang import source_watch
+from tritium.gang.driver import source_watch
 
 LIMIT = 4.0
 QUIET: dict[str, Any] = {"ranks": 2, "progress": False, "output": "none", "stall_timeout": LIMIT, "retries": 0}

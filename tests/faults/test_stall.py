@@ -18,7 +18,7 @@ import pytest
 import tritium as tr
 from clusters import wait
 from tritium.errors import RankFailed, Stalled, TritiumWarning
-from tritium.gang import driver_run
+from tritium.gang.driver import local_processes as driver_run
 
 LIMIT = 2.0  # stall_timeout
 BOUND = 9.0  # seconds from the fault to the error: the limit, looks a second apart, stacks

@@ -18,7 +18,7 @@ import pytest
 import tritium as tr
 from clusters import wait
 from tritium.errors import Stalled
-from tritium.gang import finish
+from tritium.gang.driver import outcome as finish
 
 LIMIT = 3.0
 

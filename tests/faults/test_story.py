@@ -17,9 +17,9 @@ import pytest
 import clusters
 import tritium as tr
 from tritium.errors import JobFailed, RankFailed
-from tritium.gang import coordinator as coordinator_module
-from tritium.gang.coordinator import Coordinator
-from tritium.gang.story import numbers
+from tritium.gang.coordinator import coordinator as coordinator_module
+from tritium.gang.coordinator.coordinator import Coordinator
+from tritium.gang.driver.error_text import numbers
 
 QUIET: dict[str, Any] = {"progress": False, "output": "none"}
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from tritium.errors import BadSetting, NotEnoughSlots, StartTimeout, WrongVersion
-from tritium.gang.cluster import Cluster, check_versions
+from tritium.gang.driver.cluster import Cluster, check_versions
 from tritium.gang.settings import Gang
 
 

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import tritium as tr
-from tritium.gang.launch import Run, start
+from tritium.gang.driver.launch import Run, start
 from tritium.gang.settings import Gang
 
 ROWS = 20_000

@@ -11,7 +11,7 @@ import psutil
 import pytest
 
 import tritium as tr
-from tritium.gang.launch import start
+from tritium.gang.driver.launch import start
 from tritium.gang.settings import Gang
 from tritium.model.checkpoint import Store
 

@@ -14,16 +14,16 @@ import pytest
 from clusters import wait
 from tritium.data.watermark import Feed, Mark
 from tritium.errors import BadRow, BadSetting, Stalled, WireError
-from tritium.gang import coordinator as coordinator_module
-from tritium.gang import muster as muster_module
-from tritium.gang import server as server_module
-from tritium.gang.coordinator import Coordinator
+from tritium.gang.control import server as server_module
+from tritium.gang.control.client import Line
+from tritium.gang.control.server import STRANGERS
+from tritium.gang.coordinator import coordinator as coordinator_module
+from tritium.gang.coordinator import rendezvous as muster_module
+from tritium.gang.coordinator.coordinator import Coordinator
+from tritium.gang.coordinator.rendezvous import Member, agree, assignments, muster
+from tritium.gang.coordinator.stalls import Patience
+from tritium.gang.driver.outcome import missing_note
 from tritium.gang.failure import Failure
-from tritium.gang.finish import missing_note
-from tritium.gang.line import Line
-from tritium.gang.muster import Member, agree, assignments, muster
-from tritium.gang.server import STRANGERS
-from tritium.gang.stall import Patience
 from tritium.observe.stored import Piece
 from tritium.wire import MAGIC, NONCE, Challenge, Channel, Message
 
@@ -472,7 +472,7 @@ class TestRows:
     def test_what_a_rank_is_sent_of_rows_grows_with_the_ranks_and_not_with_their_square(
         self, start: Start, together: bool, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setattr("tritium.gang.coordinator.MARK_SECONDS", 3600.0 if together else 0.0)
+        monkeypatch.setattr("tritium.gang.coordinator.coordinator.MARK_SECONDS", 3600.0 if together else 0.0)
         sent: dict[int, int] = {}
         for size in (128, 512):
             coordinator = start(size, names=["train"], stream=True).coordinator

@@ -18,11 +18,11 @@ import tritium as tr
 from clusters import free_port
 from tritium import ship
 from tritium.errors import StoreFailed, TritiumError
-from tritium.gang import ledger as module
+from tritium.gang.coordinator import recorder as module
+from tritium.gang.coordinator.on_executor import failure_in, replay, result_limit, supervise_far
 from tritium.gang.failure import Failure
-from tritium.gang.far import failure_in, replay, result_limit, supervise_far
-from tritium.gang.results import results_of
-from tritium.gang.supervisor import Order, Supervisor
+from tritium.gang.supervisor.results import results_of
+from tritium.gang.supervisor.supervisor import Order, Supervisor
 from tritium.observe.stored import Piece
 
 

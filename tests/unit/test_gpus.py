@@ -11,7 +11,7 @@ import pytest
 
 import tritium as tr
 from tritium.errors import BadSetting
-from tritium.gang.machine import Listing
+from tritium.gang.supervisor.gpus import Listing
 
 
 def nvidia_smi(folder: Path, monkeypatch: pytest.MonkeyPatch, *uuids: str, says: str = "") -> None:
@@ -67,6 +67,6 @@ def listed() -> dict[str, str]:
 
 @pytest.mark.parametrize("says", ["exit 9", "echo 'No devices were found'", "exec sleep 600"])
 def test_of_one_that_says_nothing_nothing_is_said(says: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tritium.gang.machine.LISTING_SECONDS", 0.2)
+    monkeypatch.setattr("tritium.gang.supervisor.gpus.LISTING_SECONDS", 0.2)
     nvidia_smi(tmp_path, monkeypatch, "a", "b", says=says)
     assert [answer[-1] for answer in run()] == ["cuda:0", "cuda:1"]

@@ -10,7 +10,7 @@ import torch.distributed as dist
 from torch import nn
 
 import tritium as tr
-from tritium.gang.world import world
+from tritium.gang.rank.world import world
 from tritium.ml.gradients import Gradients
 from tritium.ml.ranks import Ranks
 

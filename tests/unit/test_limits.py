@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 import tritium as tr
 from tritium.errors import BadSetting, RankFailed, TooLarge, TritiumError, TritiumWarning
-from tritium.gang import muster
+from tritium.gang.coordinator import rendezvous as muster
 from tritium.gang.failure import PICKLED_BYTES, Failure
 from tritium.wire import MAX_BLOB, Message, Packed, clip, escaped
 

@@ -18,8 +18,8 @@ from torch import nn
 
 import tritium as tr
 from tritium.errors import EmptyShard, TrainingDiverged, TritiumError
-from tritium.gang import launch
-from tritium.gang import world as worlds
+from tritium.gang.driver import launch
+from tritium.gang.rank import world as worlds
 from tritium.ml import Callback, EarlyStopping, TorchSettings, TrainState
 from tritium.ml.fitting import prepare
 from tritium.ml.loop import train

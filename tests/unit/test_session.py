@@ -17,11 +17,11 @@ from hypothesis import strategies as st
 from clusters import wait
 from proxy import Proxy
 from tritium.errors import TooLarge, WireError
-from tritium.gang import line as line_module
-from tritium.gang import server as server_module
-from tritium.gang.line import Line
-from tritium.gang.server import Server, Session
-from tritium.gang.session import ACK_BYTES, ACK_MESSAGES, Inbox, Outbox
+from tritium.gang.control import client as line_module
+from tritium.gang.control import server as server_module
+from tritium.gang.control.client import Line
+from tritium.gang.control.server import Server, Session
+from tritium.gang.control.session import ACK_BYTES, ACK_MESSAGES, Inbox, Outbox
 from tritium.wire import Channel, Message, Packed
 
 SECONDS = 10.0

@@ -79,7 +79,8 @@ class TestEntry:
         entry = ship.entry("tritium.ship:digest", b"")
         program = """
             function(sys.argv[1])()
-            import tritium.gang.supervisor, tritium.gang.rank, tritium.gang.far, cloudpickle
+            import tritium.gang.supervisor.supervisor, tritium.gang.rank.main, tritium.gang.coordinator.on_executor
+            import cloudpickle
             heavy = {"torch", "pandas", "pyspark", "rich", "click", "fsspec"} & set(sys.modules)
             print("imported", sorted(heavy), cloudpickle.__file__.startswith("/proc/"))
         """
@@ -116,7 +117,7 @@ def test_the_package_is_the_same_zip_every_time() -> None:
     with zipfile.ZipFile(io.BytesIO(first)) as archive:
         names = archive.namelist()
     assert "tritium/__init__.pyc" in names
-    assert "tritium/gang/rank.pyc" in names
+    assert "tritium/gang/rank/main.pyc" in names
     assert not [name for name in names if "__pycache__" in name]
 
 

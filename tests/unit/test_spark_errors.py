@@ -8,8 +8,8 @@ from __future__ import annotations
 import pytest
 
 from tritium.errors import BadSetting, IncompleteShard, JobFailed, ResultError, TritiumError, WrongVersion
-from tritium.gang.address import unreachable
-from tritium.gang.spark_errors import translate
+from tritium.gang.control.address import unreachable
+from tritium.gang.driver.spark_errors import translate
 
 ABORTED = "(org.apache.spark.SparkException) Job aborted due to stage failure: "
 GANG = (
@@ -106,7 +106,7 @@ def test_whatever_fails_in_the_gangs_own_stage_is_a_loss(reason: str, says: str)
 
 
 def by_supervisor(error: str) -> str:
-    frame = '  File "/proc/7/fd/9/tritium/gang/supervisor.py", line 104, in supervise\n    yield from run()\n'
+    frame = '  File "/proc/7/fd/9/tritium/gang/supervisor/task.py", line 104, in supervise\n    yield from run()\n'
     start = "Traceback (most recent call last):\n"
     return python(error).replace(start, start + frame)
 
@@ -115,10 +115,12 @@ def test_without_a_barrier_a_traceback_tells_whose_task_it_was() -> None:
     """Of a task that never reported, nobody knows that it was the gang's."""
     said = unreachable("b", ("10.0.0.1", 4000), 10.0, OSError("timed out"))
     assert isinstance(told(SOURCE + by_supervisor(f"tritium.errors.WireError: {said}")), BadSetting)
-    error = told(SOURCE + by_supervisor("tritium.gang.supervisor.GangEnded: partition 1 has reported already"))
+    ended = "tritium.gang.supervisor.supervisor.GangEnded: partition 1 has reported already"
+    error = told(SOURCE + by_supervisor(ended))
     assert isinstance(error, JobFailed)
     assert error.lost
-    forged = f'RuntimeError: x\n  File "/tritium/gang/supervisor.py", line 1, in supervise\n    pass\nWireError: {said}'
+    frame = '  File "/tritium/gang/supervisor/task.py", line 1, in supervise\n    pass'
+    forged = f"RuntimeError: x\n{frame}\nWireError: {said}"
     assert not told(SOURCE + python(forged)).lost
 
 

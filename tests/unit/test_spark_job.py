@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from tritium.errors import JobFailed
-from tritium.gang.spark_job import SparkJob
+from tritium.gang.driver.spark_job import SparkJob
 
 
 class Session:

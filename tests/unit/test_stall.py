@@ -13,16 +13,16 @@ import pytest
 
 from clusters import wait
 from tritium.errors import RankFailed, Stalled
-from tritium.gang import vitals
+from tritium.gang.coordinator.rendezvous import Member
+from tritium.gang.coordinator.stall_watch import StallWatch
+from tritium.gang.coordinator.stalls import Answer, Patience, Seat, Standing, at_fault, judge, starved, story
 from tritium.gang.failure import Failure
-from tritium.gang.muster import Member
-from tritium.gang.pulse import Page, Pulse
+from tritium.gang.rank.heartbeat import Page, Pulse
 from tritium.gang.settings import Gang
-from tritium.gang.stacks import Frame, in_collective, main_thread, where
-from tritium.gang.stall import Answer, Patience, Seat, Standing, at_fault, judge, starved, story
-from tritium.gang.stallwatch import StallWatch
-from tritium.gang.vitals import Busy, Lapse, Still, from_outside, killed_for
-from tritium.gang.watcher import _Logs
+from tritium.gang.supervisor import process_stats as vitals
+from tritium.gang.supervisor.monitor import _Logs
+from tritium.gang.supervisor.process_stats import Busy, Lapse, Still, from_outside, killed_for
+from tritium.gang.supervisor.stacks import Frame, in_collective, main_thread, where
 from tritium.wire import Message
 
 PATIENCE = Patience(600.0)
@@ -236,7 +236,7 @@ class TestPulse:
     def test_is_read_from_another_process_even_when_that_one_is_stopped(self, page: Page) -> None:
         assert page.read()["beats"] == 0
         code = (
-            "import os, signal, sys; from tritium.gang.pulse import Pulse\n"
+            "import os, signal, sys; from tritium.gang.rank.heartbeat import Pulse\n"
             "pulse = Pulse.on(int(sys.argv[1])); pulse.took('train', 0, 309); os.kill(os.getpid(), signal.SIGSTOP)"
         )
         child = subprocess.Popen([sys.executable, "-c", code, str(page.fd)], pass_fds=[page.fd])

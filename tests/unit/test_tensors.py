@@ -13,7 +13,7 @@ from torch import nn
 
 import tritium as tr
 from tritium.errors import BadRow
-from tritium.gang.inspect import uses
+from tritium.gang.driver.captures import uses
 from tritium.ml.torch import TorchEstimator
 
 FRAME = pd.DataFrame({"x": [0.1, 0.2, 0.3], "k": [5, 1_700_000_001, 7], "name": [b"a", b"b", b"c"]})

@@ -14,7 +14,7 @@ import pytest
 
 import tritium as tr
 from tritium.errors import TritiumError
-from tritium.gang.world import outside
+from tritium.gang.rank.world import outside
 
 PROGRAM = """
 import os

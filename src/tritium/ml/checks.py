@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from tritium.errors import BadSetting
-from tritium.gang.checkpoints import every_of
+from tritium.gang.rank.checkpoints import every_of
 from tritium.ml.settings import (
     LABEL,
     WEIGHT,

@@ -12,7 +12,7 @@ import torch
 
 from tritium.data.schema import Data, Field
 from tritium.errors import BadSetting
-from tritium.gang import launch
+from tritium.gang.driver import launch
 from tritium.gang.settings import Gang, showing
 from tritium.ml import frames, resume, trial
 from tritium.ml.loop import WEIGHTS, train
@@ -177,7 +177,7 @@ def free_slots(gang: Gang, frame: Any) -> list[str]:
     """A line where nobody has said how many ranks there shall be, and there is room for several."""
     if gang.on != "cluster" or gang.ranks != 1 or not frames.is_spark(frame):
         return []
-    from tritium.gang.cluster import Cluster
+    from tritium.gang.driver.cluster import Cluster
 
     cluster = Cluster.of(frame.sparkSession)
     slots = None if cluster.is_dynamic else cluster.slots(gang)

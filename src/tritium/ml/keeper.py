@@ -10,7 +10,7 @@ import numpy as np
 import torch
 
 from tritium.errors import BadSetting
-from tritium.gang.world import World
+from tritium.gang.rank.world import World
 from tritium.ml.callbacks import TrainState
 from tritium.ml.ddp import Replica
 from tritium.ml.pace import Pace, Stopper, stays_stopped

@@ -10,8 +10,8 @@ import torch
 from tritium.data.epoch import Group
 from tritium.data.policy import step_count
 from tritium.errors import EmptyShard
-from tritium.gang.world import World
-from tritium.gang.world import world as this_world
+from tritium.gang.rank.world import World
+from tritium.gang.rank.world import world as this_world
 from tritium.ml.callbacks import TrainState
 from tritium.ml.ddp import Replica, tell_untrained
 from tritium.ml.equal_weights import refuse_different, take_buffers

@@ -16,7 +16,7 @@ from tritium import ship
 from tritium.data.exchange import pack
 from tritium.data.hangs import refuse_hanging
 from tritium.errors import BadSetting
-from tritium.gang.worker_python import drivers_python
+from tritium.gang.driver.worker_python import drivers_python
 from tritium.model.model import Model, check_batch_size
 from tritium.model.module import by_value, trainable
 from tritium.model.score import check_device

@@ -1,0 +1,1 @@
+"""Authenticated connections between coordinator and supervisors (driver, supervisor)."""

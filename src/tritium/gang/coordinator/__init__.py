@@ -1,0 +1,1 @@
+"""The control server of a run (driver, or the first supervisor)."""

@@ -1,0 +1,139 @@
+"""When executors can't reach the driver: the coordinator runs in the first supervisor (supervisor, driver).
+
+Only Spark Connect needs this: its client may sit behind a firewall or NAT. The address travels through one `allGather`
+(a second); events, output and stored files come with the results instead of live (ledger.py).
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+import os
+import re
+import zlib
+from collections.abc import Callable, Iterable, Iterator
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+
+from tritium.errors import TritiumError, WireError
+from tritium.gang.coordinator.coordinator import Coordinator
+from tritium.gang.coordinator.recorder import Ledger, tell
+from tritium.gang.failure import Failure
+from tritium.gang.supervisor.results import chunks
+from tritium.wire import Channel
+
+if TYPE_CHECKING:
+    from tritium.gang.supervisor.supervisor import Supervisor
+
+REACH_SECONDS = 3.0
+PICKLED_BYTES = 1 << 18  # of an exception in Spark's own, which passes through logs and web pages
+_MARK = "tritium-failure:"
+_SIZE = re.compile(r"(\d+)([bkmgtp]?)b?")
+
+
+def supervise_far(
+    supervisor: Supervisor, context: Any, batches: Iterator[pa.RecordBatch], confirm: Callable[[], bool | None]
+) -> Iterator[pa.RecordBatch]:
+    """`Supervisor.run`, with the coordinator wherever every supervisor can reach it."""
+    order = supervisor.order
+    first = supervisor.partition == 0
+    host = context.getTaskInfos()[0].address.rpartition(":")[0].strip("[]")  # as Spark writes IPv6
+    own = ledger = None
+    if first:
+        ledger = Ledger(order.run_dir, order.run_id, order.far_limit)
+        own = Coordinator(
+            order.size,
+            launch=order.launch,
+            run_id=order.run_id,
+            observer=ledger,
+            host="::" if ":" in host else "0.0.0.0",
+            names=list(order.plan),
+            stream=order.streams,
+            secret=order.secret,
+            patience=order.patience,
+            store_limit=ledger.store_limit,
+        ).start()
+    try:
+        word = {"reached": _reaches(order.address, order.secret), "address": [host, own.address[1] if own else 0]}
+        words = [json.loads(answer) for answer in context.allGather(json.dumps(word))]
+        if all(w["reached"] for w in words):
+            yield from supervisor.run(batches, confirm)
+            return
+        try:
+            yield from supervisor.run(batches, confirm, (words[0]["address"][0], words[0]["address"][1]))
+        except TritiumError as error:
+            failure = supervisor.failure or (own.failure if own is not None else None)
+            if failure is None:
+                raise
+            raise _marked(error, failure) from error
+        if own is not None and ledger is not None:
+            own.await_gone(10.0)
+            own.close()  # it writes no more
+            try:
+                ledger.settle()
+            except TritiumError as error:
+                raise _marked(error, Failure.of(error, 0, host=supervisor.host, pid=os.getpid())) from error
+            with ledger.written(own.result_bytes) as file:
+                own = None
+                yield from chunks(-1, "ledger", file)
+    finally:
+        if own is not None:
+            own.close()
+        if ledger is not None:
+            ledger.close()
+
+
+def _marked(error: TritiumError, failure: Failure) -> TritiumError:
+    """The error for Spark to bring to the driver, with the failure in its text."""
+    pickled = failure.pickled if len(failure.pickled) <= PICKLED_BYTES else b""  # its text is in the failure
+    body = json.dumps({**failure.with_stacks(), "pickled": base64.b64encode(pickled).decode()})
+    packed = base64.b64encode(zlib.compress(body.encode())).decode()
+    return TritiumError(f"{error}\n{_MARK}{packed}")
+
+
+def _reaches(address: tuple[str, int], secret: bytes) -> bool:
+    try:
+        Channel.connect(address, secret, REACH_SECONDS).close()
+    except WireError:
+        return False
+    return True
+
+
+def replay(batches: Iterable[pa.RecordBatch], observer: Any) -> None:
+    """Tell the driver's observer what a far coordinator has written down."""
+    parts: dict[int, bytes] = {}
+    for batch in batches:
+        for _, kind, part, body in zip(*(batch.column(i).to_pylist() for i in range(4)), strict=True):
+            if kind == "ledger":
+                parts[part] = body
+    if not parts:
+        return
+    observer.note("Executors could not reach this client, so logs and progress of this run came at its end.")
+    tell((parts[part] for part in sorted(parts)), observer)
+
+
+def result_limit(spark: Any) -> int:
+    """Bytes of all results together that this session's Spark takes; 0: any number."""
+    text = str(spark.conf.get("spark.driver.maxResultSize", "1g")).strip().lower()
+    found = _SIZE.fullmatch(text)
+    return int(found[1]) << 10 * "bkmgtp".index(found[2] or "b") if found else 0
+
+
+def newest_checkpoint(run_dir: str) -> tuple[int, str] | None:
+    """Step and place of the newest checkpoint, which a far coordinator heard of and could not tell (driver)."""
+    from tritium.model.checkpoint import Store
+
+    store = Store(run_dir)
+    names = store.names()
+    return (int(names[0].partition("-")[0]), store.where(names[0])) if names else None
+
+
+def failure_in(text: str) -> Failure | None:
+    """The failure that a far supervisor has put into its exception, if any."""
+    start = text.find(_MARK)
+    if start < 0:
+        return None
+    words = text[start + len(_MARK) :].split(None, 1)
+    fields = json.loads(zlib.decompress(base64.b64decode(words[0])))
+    return Failure.read(fields, base64.b64decode(fields.pop("pickled")))

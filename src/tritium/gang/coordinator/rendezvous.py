@@ -1,0 +1,201 @@
+"""Who is who in a gang: ranks, hosts, devices, and what ranks agree on (driver, or the first supervisor)."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from tritium.errors import BadRow
+from tritium.gang.coordinator.gpu_sharing import nodes
+from tritium.gang.coordinator.stalls import Standing
+from tritium.wire import MAX_BLOB, Message
+
+
+@dataclass
+class Member:
+    """One supervisor and its rank, as it reported."""
+
+    partition: int
+    attempt: int
+    host: str
+    address: str
+    port: int
+    pid: int
+    gpus: tuple[str, ...] = ()
+    listed: Mapping[str, str] = field(default_factory=dict)  # address -> UUID of all GPUs that it can see
+    executor: str = ""
+    ready: bool = False
+    finished: bool = False
+    rank: int | None = None
+    local_rank: int = 0
+    neighbours: Sequence[Member] = field(default=(), repr=False, compare=False)
+    """Those that see the same GPUs, in the order of their local ranks; itself among them."""
+    link: Any = None
+    standing: Standing | None = None
+    joined: float = field(default_factory=time.monotonic)
+    early: list[Message] = field(default_factory=list)
+    early_output: list[str] = field(default_factory=list)
+
+    @classmethod
+    def read(cls, fields: Mapping[str, Any]) -> Member:
+        """From the fields of a hello."""
+        return cls(
+            partition=int(fields["partition"]),
+            attempt=int(fields["attempt"]),
+            host=str(fields["host"]),
+            address=str(fields["address"]),
+            port=int(fields["port"]),
+            pid=int(fields["pid"]),
+            gpus=tuple(map(str, fields["gpus"])),
+            executor=str(fields.get("executor", "")),
+        )
+
+    @property
+    def number(self) -> int:
+        """The rank; known once the gang has formed."""
+        assert self.rank is not None
+        return self.rank
+
+    @property
+    def best_number(self) -> int:
+        """The rank, or the partition as long as there are no ranks: for messages to people."""
+        return self.partition if self.rank is None else self.rank
+
+    def peer(self) -> dict[str, Any]:
+        """What every rank learns of this one."""
+        device = f"cuda:{self.local_rank * len(self.gpus)}" if self.gpus else "cpu"
+        return {
+            "rank": self.number,
+            "host": self.host,
+            "address": self.address,
+            "local_rank": self.local_rank,
+            "device": device,
+            "pid": self.pid,
+        }
+
+
+def muster(members: Sequence[Member]) -> list[Member]:
+    """Give ranks: hosts by their first partition, within one by accelerator address, then by partition.
+
+    So local ranks are neighbours on the ring, and a gang on one host has its ranks in the order of the partitions.
+    """
+    first: dict[str, int] = {}
+    for member in sorted(members, key=lambda m: m.partition):
+        first.setdefault(member.host, member.partition)
+    groups = sorted(nodes(members), key=lambda group: (first[group[0].host], group[0].partition))
+    gang: list[Member] = []
+    for group in groups:
+        neighbours = sorted(group, key=lambda m: ([_numeric(g) for g in m.gpus], m.partition))
+        for local_rank, member in enumerate(neighbours):
+            member.rank, member.local_rank = len(gang), local_rank
+            member.neighbours = neighbours
+            gang.append(member)
+    return gang
+
+
+def assignments(gang: Sequence[Member]) -> Iterator[tuple[Member, dict[str, Any]]]:
+    """What each rank needs to start. GPUs of its neighbours are visible too, in the order of local ranks."""
+    for member in gang:
+        neighbours = member.neighbours
+        yield (
+            member,
+            {
+                "rank": member.number,
+                "size": len(gang),
+                "local_rank": member.local_rank,
+                "local_size": len(neighbours),
+                "master_address": gang[0].address,
+                "master_port": gang[0].port,
+                "visible_gpus": [gpu for m in neighbours for gpu in m.gpus],
+            },
+        )
+
+
+def _numeric(address: str) -> tuple[int, str]:
+    return (int(address), "") if address.isdigit() else (1 << 30, address)
+
+
+@dataclass
+class Rendezvous:
+    """One `gather` or `barrier`: the values so far, until every rank has come."""
+
+    number: int
+    size: int
+    lane: str = "main"  # meetings are counted by lane
+    values: dict[int, bytes] = field(default_factory=dict)
+    total: int = 0  # bytes of all values
+    largest: tuple[int, int] = (0, 0)  # bytes of the largest, and whose it is
+    told: set[int] = field(default_factory=set)  # who has heard what came of it
+    operations: dict[int, str] = field(default_factory=dict)
+    problem: str | None = None
+
+    def add(self, rank: int, message: Message) -> None:
+        """A rank has come. All must have come for the same."""
+        self.values[rank] = message.blob
+        self.total += len(message.blob)
+        self.largest = max(self.largest, (len(message.blob), rank))
+        operation = self.operations[rank] = str(message["operation"])
+        if operation != next(iter(self.operations.values())):
+            calls = ", ".join(f"rank {r} calls {op}()" for r, op in sorted(self.operations.items()))
+            self.problem = f"Ranks disagree about meeting {self.number + 1}: {calls}. All must make the same calls."
+        elif self.problem is None and self.total > MAX_BLOB:
+            size, largest = self.largest
+            self.problem = (
+                f"the values of {len(self.values)} of {self.size} ranks are {self.total:,} bytes together, the largest "
+                f"that of rank {largest} with {size:,}; one call takes {MAX_BLOB:,} of all ranks. Gather less at once, "
+                "exchange arrays by a collective of the framework, or write files with world.store()."
+            )
+        if self.problem is not None:
+            self.values = dict.fromkeys(self.values, b"")  # no one will have them
+
+    def left_by(self, gone: Sequence[int]) -> str | None:
+        """What to say when ranks that have returned will never come."""
+        absent = sorted(set(gone) - set(self.values))
+        if not absent or not self.values:
+            return None
+        waiting = ", ".join(map(str, sorted(self.values)))
+        operation = next(iter(self.operations.values()))
+        return f"rank {absent[0]} has returned and will never reach {operation}(), where rank {waiting} waits."
+
+    @property
+    def full(self) -> bool:
+        """Whether every rank has come."""
+        return len(self.values) == self.size
+
+    def outcome(self) -> tuple[bytes, dict[str, Any]]:
+        """What every rank that came is told: all values in rank order, or the problem."""
+        if self.problem is not None:
+            return b"", {"lane": self.lane, "number": self.number, "problem": self.problem}
+        blobs = [self.values[rank] for rank in range(self.size)]
+        return b"".join(blobs), {"lane": self.lane, "number": self.number, "lengths": [len(b) for b in blobs]}
+
+
+Columns = Mapping[str, Sequence[Mapping[str, Any]]]
+
+
+def agree(columns: Mapping[int, Columns]) -> tuple[dict[str, dict[str, list[int]]], BadRow | None]:
+    """The shape of every column, which an empty shard can't know itself; or the error that ranks have different ones.
+
+    `columns` is, per rank and name, the spool's descriptions; a shape of None is not known there.
+    """
+    shapes: dict[str, dict[str, list[int]]] = {}
+    seen: dict[tuple[str, str], int] = {}
+    for rank, names in sorted(columns.items()):
+        for name, descriptions in names.items():
+            known = shapes.setdefault(name, {})
+            for column in descriptions:
+                label, shape = column["name"], column.get("shape")
+                if shape is None:
+                    continue
+                if known.setdefault(label, list(shape)) != list(shape):
+                    other = seen[name, label]
+                    return shapes, BadRow(
+                        f"{name}: rows of column {label!r} have the shape {known[label]} on rank {other} and "
+                        f"{list(shape)} on rank {rank}. Make them one length, or pad them: "
+                        f"tr.Data(df, pad={{{label!r}: length}}).",
+                        column=label,
+                    )
+                seen.setdefault((name, label), rank)
+    return shapes, None

@@ -1,0 +1,1 @@
+"""Start a gang from the driver, watch it, and turn its end into results or one error (driver)."""

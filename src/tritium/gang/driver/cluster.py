@@ -1,0 +1,395 @@
+"""What the cluster offers: its kind, slots, accelerators, and what stands in a gang's way (driver).
+
+On classic Spark the slots are counted before anything is submitted. Spark Connect tells no client how many there are:
+there the gang is submitted as it is, and `start_timeout` ends what could not start. Jobs of other drivers, and jobs of
+this driver that are not launches, are not counted either: they only make a gang wait for its tasks.
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from fractions import Fraction
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
+
+from tritium.errors import BadSetting, NotEnoughSlots, StartTimeout, WrongVersion
+from tritium.gang.driver.worker_python import check, on_this_machine, unchosen
+from tritium.gang.settings import Gang
+from tritium.gang.supervisor.process import may_raise_limits
+
+if TYPE_CHECKING:
+    from pyspark.resource import ResourceProfile
+
+OLDEST_SPARK = (4, 1)
+OLDEST_PYTHON = (3, 10)
+
+_EXECUTOR_GPUS = "spark.executor.resource.gpu.amount"
+_TASK_GPUS = "spark.task.resource.gpu.amount"
+_IDLE = "spark.python.worker.idleTimeoutSeconds"
+_KILL_IDLE = "spark.python.worker.killOnIdleTimeout"
+_REGISTRATION = "spark.scheduler.maxRegisteredResourcesWaitingTime"
+RETURN_SECONDS = 15.0  # how long those are waited for that take the place of lost executors
+_POLL_SECONDS = 0.1  # Spark tells nobody when an executor registers
+
+Note = Callable[[str], object]
+
+
+def _unheard(text: str) -> None:
+    """The note that nobody asked for."""
+
+
+class Cluster:
+    """The cluster behind a SparkSession. Make it with `Cluster.of(spark)`."""
+
+    def __init__(self, spark: Any) -> None:
+        self.spark = spark
+        self.is_connect = type(spark).__module__.startswith("pyspark.sql.connect")
+        self._profiles: dict[tuple[int | None, int], ResourceProfile | None] = {}
+        if not self.is_connect and spark.sparkContext._jsc is None:
+            raise BadSetting("This SparkSession has been stopped. Make a new one, and launch with it.")
+        self.version: str = spark.version
+        self.master: str = self._setting("spark.master", "")
+
+    @classmethod
+    def of(cls, spark: Any) -> Cluster:
+        """The cluster of a classic or Connect session."""
+        if not hasattr(spark, "range") or not hasattr(spark, "conf"):
+            raise BadSetting(f"spark={spark!r} is no SparkSession.", setting="spark")
+        return cls(spark)
+
+    @property
+    def is_local(self) -> bool:
+        """Whether tasks run in the driver's own JVM (`local`, `local[N]`): such a Spark knows no resource profiles."""
+        return self.master == "local" or self.master.startswith("local[")
+
+    @cached_property
+    def is_dynamic(self) -> bool:
+        """Whether executors come and go with the work there is; Spark has no barrier stages then."""
+        return not self.is_local and self._setting("spark.dynamicAllocation.enabled", "false").lower() == "true"
+
+    # ---- before anything is submitted
+
+    def ranks_for(self, gang: Gang, note: Note = _unheard, *, again: bool = False) -> int:
+        """The world size that this gang can start with. Raises what would keep it from starting or from ending well.
+
+        WrongVersion (Spark, Python), BadSetting (dynamic allocation over Connect; idle workers that are killed),
+        NotEnoughSlots (with facts `needed` and `available`). Executors of a young application may still register: they
+        are waited for as long as Spark itself would (`spark.scheduler.maxRegisteredResourcesWaitingTime`), and `note`
+        is told. Those in the place of lost ones are waited for too: with `again`, after a loss, and for a while also
+        when there are fewer executors than an earlier gang of this application had.
+        """
+        check_versions(self.version, sys.version_info[:2])
+        self._check_python()
+        self._check_settings()
+        self._check_gpus(gang)
+        self._check_cores(gang)
+        if self.is_connect:
+            return gang.most
+        if self.is_dynamic:
+            return self._ranks_to_come(gang, note)
+        available = self._slots_once_there(gang, note, again)
+        if available < gang.least:
+            raise NotEnoughSlots(self._too_few(gang, available), needed=gang.least, available=available)
+        return min(gang.most, available)
+
+    def slots(self, gang: Gang) -> int | None:
+        """How many ranks of this gang the whole cluster can run at once; None on Connect, which doesn't say."""
+        if self.is_connect:
+            return None
+        context = self.spark.sparkContext._jsc.sc()
+        manager = context.resourceProfileManager()
+        profile = self.profile(gang)
+        if profile is None:
+            return int(context.maxNumConcurrentTasks(manager.defaultResourceProfile()))
+        if 0 < self._cores_of_an_executor() < (gang.cpus or 1):
+            return 0  # where Spark throws
+        manager.addResourceProfile(profile._java_resource_profile)  # else Spark throws, not knowing it
+        return int(context.maxNumConcurrentTasks(profile._java_resource_profile))
+
+    def profile(self, gang: Gang) -> ResourceProfile | None:
+        """The resource profile for `mapInArrow(…, profile=)`. None: every task of this session is already like that.
+
+        `local` refuses profiles; there `cpus` is only the number of threads of a rank.
+        """
+        key = (gang.cpus, gang.gpus)
+        if key not in self._profiles:
+            self._profiles[key] = self._make_profile(gang)
+        return self._profiles[key]
+
+    @contextmanager
+    def wait_for_slots(
+        self, gang: Gang, timeout: float, note: Note = _unheard, ranks: int | None = None
+    ) -> Iterator[None]:
+        """Hold the slots of `ranks` ranks (None: `gang.most`) against other launches of this process, for a block.
+
+        When slots suffice in total but earlier launches hold them, this waits for its turn, in the order of the
+        calls, and tells `note` so; after `timeout` seconds it raises StartTimeout. A gang's share is counted as its
+        part of what the whole cluster can run of its kind, so that gangs of different `cpus` and `gpus` add up. On
+        Connect nothing can be counted, and nothing waits.
+        """
+        available = 0 if self.is_dynamic else self.slots(gang)  # executors that are yet to come can't be shared out
+        if not available:
+            yield
+            return
+        ranks = ranks or gang.most
+        # Executors may have been lost since the slots were counted: nobody holds those.
+        share = Fraction(ranks, max(ranks, available))
+        with _reservations(self.spark.sparkContext.applicationId).hold(share, ranks, available, timeout, note):
+            yield
+
+    # ---- details
+
+    def _setting(self, name: str, default: str) -> str:
+        value = self.spark.conf.get(name, default)
+        return default if value is None else str(value)
+
+    def _check_settings(self) -> None:
+        if self.is_connect and self.is_dynamic:
+            raise BadSetting(
+                "Over Spark Connect a gang can't start while spark.dynamicAllocation.enabled=true. Start the server "
+                "with spark.dynamicAllocation.enabled=false and a number of executors (spark.executor.instances).",
+                setting="spark.dynamicAllocation.enabled",
+            )
+        # 4.2 has session settings of the same meaning, which default to these
+        idle = self._setting("spark.sql.execution.pyspark.udf.idleTimeoutSeconds", self._setting(_IDLE, "0"))
+        kill = self._setting("spark.sql.execution.pyspark.udf.killOnIdleTimeout", self._setting(_KILL_IDLE, "false"))
+        memory = self._setting("spark.executor.pyspark.memory", "")
+        if memory and self.is_local and not may_raise_limits():
+            raise BadSetting(
+                f"spark.executor.pyspark.memory={memory} limits the address space of Spark's Python workers, and "
+                "a rank, whose CUDA and mapped rows need more than that, would inherit it: this user may not raise it "
+                "again. Start the session without that setting.",
+                setting="spark.executor.pyspark.memory",
+            )
+        if kill.lower() == "true" and idle.strip("s") not in ("", "0"):
+            raise BadSetting(
+                f"With {_KILL_IDLE}=true Spark kills a Python worker that has sent nothing for {idle} s ({_IDLE}): "
+                f"a gang would be killed while it trains. Set {_KILL_IDLE}=false, or {_IDLE}=0.",
+                setting=_KILL_IDLE,
+            )
+
+    def _check_python(self) -> None:
+        """Executors on other machines can't be seen from here; what they lack, their first task says."""
+        if not self.is_connect and on_this_machine(self.master):
+            python = self.spark.sparkContext.pythonExec
+            if not unchosen(python):
+                check(python)
+
+    def _check_gpus(self, gang: Gang) -> None:
+        if not gang.gpus:
+            return
+        configured = int(self._setting(_EXECUTOR_GPUS, "0"))
+        if configured >= gang.gpus and not self.is_local:
+            return
+        if self.is_local:
+            why = f'{self.master!r} knows no GPUs. Use on="driver", or a cluster'
+        elif configured:
+            why = f"an executor has {configured} ({_EXECUTOR_GPUS}={configured}). Ask for fewer, or use executors"
+        else:
+            why = f"the executors of {self.master!r} offer none. Start the session"
+        raise NotEnoughSlots(
+            f"Every rank needs {gang.gpus} GPU{'s' * (gang.gpus > 1)} (gpus={gang.gpus}), and {why} with "
+            f"{_EXECUTOR_GPUS} and {_TASK_GPUS} set, on workers whose discovery script lists GPUs. "
+            "A gang never falls back to CPUs; gpus=0 asks for them.",
+            needed=gang.gpus,
+            available=configured,
+            setting=_EXECUTOR_GPUS,
+        )
+
+    def _check_cores(self, gang: Gang) -> None:
+        cores = self._cores_of_an_executor()
+        if not self.is_local and gang.cpus and 0 < cores < gang.cpus:
+            raise NotEnoughSlots(
+                f"Every rank needs {gang.cpus} CPU cores (cpus={gang.cpus}), and an executor of {self.master!r} has "
+                f"{cores} (spark.executor.cores). Ask for fewer, or start the session with spark.executor.cores="
+                f"{gang.cpus} or more.",
+                needed=gang.cpus,
+                available=cores,
+                setting="spark.executor.cores",
+            )
+
+    def _cores_of_an_executor(self) -> int:
+        """As far as settings tell; 0: all of its worker's."""
+        default = "1" if self.master.startswith(("yarn", "k8s")) else "0"
+        return int(self._setting("spark.executor.cores", default))
+
+    def _make_profile(self, gang: Gang) -> ResourceProfile | None:
+        if self.is_local:
+            return None
+        cpus = int(self._setting("spark.task.cpus", "1"))
+        gpus = float(self._setting(_TASK_GPUS, "0"))
+        if (gang.cpus in (None, cpus)) and gang.gpus == gpus:
+            return None
+        from pyspark.resource import ResourceProfileBuilder, TaskResourceRequests
+
+        requests = TaskResourceRequests().cpus(gang.cpus or cpus)
+        if gang.gpus:
+            requests = requests.resource("gpu", gang.gpus)
+        return ResourceProfileBuilder().require(requests).build
+
+    def _slots_once_there(self, gang: Gang, note: Note, again: bool) -> int:
+        """The slots, once there are as many as wanted, or once it is no use to wait for more.
+
+        What may still come: executors of a young application, and those in the place of lost ones. A gang that is
+        started `again` waits for the latter as long as it takes to have the least that it can do with.
+        """
+        available = self.slots(gang) or 0
+        if self.is_local:
+            return available
+        began, young = time.monotonic(), self._registration_seconds_left()
+        for_most = max(young, RETURN_SECONDS if again or self._fewer_than_before() else 0.0)
+        for_least = max(for_most, gang.start_timeout if again else 0.0)
+        if available < gang.most and for_most:
+            note(f"waiting for executors: {available} of {gang.most} slots so far, at most {for_most:.0f} s")
+        while available < gang.most:
+            waited = time.monotonic() - began
+            to_come = again or self._fewer_than_before() or (waited < young and not self._all_registered())
+            if not to_come or waited > (for_least if available < gang.least else for_most):
+                break
+            time.sleep(_POLL_SECONDS)
+            available = self.slots(gang) or 0
+        _reservations(self.spark.sparkContext.applicationId).executors = self._executors()
+        return available
+
+    def _ranks_to_come(self, gang: Gang, note: Note) -> int:
+        """The world size under dynamic allocation: as many ranks as there may be executors for."""
+        executors = int(self._setting("spark.dynamicAllocation.maxExecutors", "0")) or gang.most
+        each = max(1, self._cores_of_an_executor() // (gang.cpus or int(self._setting("spark.task.cpus", "1"))))
+        if executors * each < gang.least:
+            raise NotEnoughSlots(
+                f"{gang.least} ranks need {gang.least} slots at once, and with spark.dynamicAllocation.maxExecutors="
+                f"{executors} there are never more than {executors * each}. Ask for ranks={executors * each}, or "
+                "raise it.",
+                needed=gang.least,
+                available=executors * each,
+                setting="spark.dynamicAllocation.maxExecutors",
+            )
+        note(
+            "dynamic allocation: Spark starts the ranks one by one, and they begin together; slots are given back when "
+            "the rest does not come"
+        )
+        return min(gang.most, executors * each)
+
+    def _registration_seconds_left(self) -> float:
+        """How long executors of this application may still take to register."""
+        if self._all_registered():
+            return 0.0
+        context = self.spark.sparkContext
+        allowed = float(context._jsc.sc().conf().getTimeAsSeconds(_REGISTRATION, "30s"))
+        return max(0.0, allowed - (time.time() - float(context.startTime) / 1000))
+
+    def _all_registered(self) -> bool:
+        cluster = re.match(r"local-cluster\[\s*(\d+)", self.master)
+        expected = int(cluster[1]) if cluster else int(self._setting("spark.executor.instances", "0"))
+        return 0 < expected <= self._executors()
+
+    def _fewer_than_before(self) -> bool:
+        """Whether this application had more executors when a gang was last started."""
+        return self._executors() < _reservations(self.spark.sparkContext.applicationId).executors
+
+    def _executors(self) -> int:
+        """Those that tasks can be given to, as `slots` counts them: their storage registers a moment later."""
+        return int(self.spark.sparkContext._jsc.sc().getExecutorIds().size())
+
+    def executor_hosts(self) -> list[str]:
+        """The hosts of the executors that have registered; none on Connect, which does not say."""
+        if self.is_connect:
+            return []
+        names = str(self.spark.sparkContext._jsc.sc().getExecutorMemoryStatus().keys().mkString(" ")).split()
+        hosts = dict.fromkeys(name.rpartition(":")[0] for name in names)
+        hosts.pop(self._setting("spark.driver.host", ""), None)  # the driver is among them
+        return list(hosts)
+
+    def _too_few(self, gang: Gang, available: int) -> str:
+        each = "1 task" if self.is_local else f"{gang.cpus or self._setting('spark.task.cpus', '1')} CPU core(s)"
+        each += f" and {gang.gpus} GPU(s)" if gang.gpus else ""
+        more = {
+            True: f"start Spark with more: local[{gang.least}]",
+            False: "give the application more executors or cores (spark.executor.instances, spark.executor.cores, "
+            "spark.cores.max)",
+        }[self.is_local]
+        fewer = f"Ask for ranks={available}, or " if available else ""
+        change = f"{fewer}{more}" if fewer else more[0].upper() + more[1:]
+        change += "" if self.is_local or gang.cpus in (None, 1) else f", or ask for fewer than cpus={gang.cpus} a rank"
+        return (
+            f"{gang.least} ranks need {gang.least} slots at once, of {each} each; {self.master!r} has {available}. "
+            f"{change}."
+        )
+
+
+def check_versions(spark: str, python: Sequence[int]) -> None:
+    """WrongVersion when the driver's Python or the cluster's Spark is too old."""
+    if tuple(python) < OLDEST_PYTHON:
+        found, oldest = ".".join(map(str, python)), ".".join(map(str, OLDEST_PYTHON))
+        raise WrongVersion(f"Tritium needs Python {oldest} or newer; this is {found}.", found=found, needed=oldest)
+    numbers = tuple(int(part) for part in re.findall(r"\d+", spark)[:2])
+    if numbers < OLDEST_SPARK:
+        oldest = ".".join(map(str, OLDEST_SPARK))
+        raise WrongVersion(
+            f"Tritium needs Spark {oldest} or newer (DataFrame.repartitionById, arrow_udf); this cluster runs {spark}. "
+            f"Use a cluster with Spark {oldest}, and the pyspark of the same version.",
+            found=spark,
+            needed=oldest,
+        )
+
+
+class _Reservations:
+    """The launches of this process that hold, or wait for, their share of one application's slots."""
+
+    def __init__(self) -> None:
+        self._changed = threading.Condition()
+        self._holders: dict[object, tuple[Fraction, int]] = {}
+        self._queue: list[object] = []
+        self.executors = 0
+        """How many there were when a gang was last started."""
+
+    @contextmanager
+    def hold(self, share: Fraction, ranks: int, available: int, timeout: float, note: Note) -> Iterator[None]:
+        ticket = object()
+        with self._changed:
+            self._queue.append(ticket)
+            try:
+                if not self._fits(ticket, share):
+                    note(self._waiting(ranks, available))
+                    if not self._changed.wait_for(lambda: self._fits(ticket, share), timeout):
+                        raise StartTimeout(self._late(ranks, available, timeout), needed=ranks, available=available)
+                self._holders[ticket] = (share, ranks)
+            finally:
+                self._queue.remove(ticket)
+                self._changed.notify_all()
+        try:
+            yield
+        finally:
+            with self._changed:
+                del self._holders[ticket]
+                self._changed.notify_all()
+
+    def _fits(self, ticket: object, share: Fraction) -> bool:
+        return self._queue[0] is ticket and sum((s for s, _ in self._holders.values()), share) <= 1
+
+    def _waiting(self, needed: int, available: int) -> str:
+        held = sum(ranks for _, ranks in self._holders.values())
+        return (
+            f"waiting for slots: {needed} needed, {available} in all, and other launches of this driver hold "
+            f"theirs ({held} rank{'s' * (held != 1)} running, {len(self._queue) - 1} launch(es) waiting before it)"
+        )
+
+    def _late(self, needed: int, available: int, timeout: float) -> str:
+        return (
+            f"{self._waiting(needed, available)}. None came free within start_timeout={timeout:g} s. Wait for the "
+            "other launches, ask for fewer ranks, or raise start_timeout."
+        )
+
+
+_applications: dict[str, _Reservations] = {}
+_applications_lock = threading.Lock()
+
+
+def _reservations(application: str) -> _Reservations:
+    with _applications_lock:
+        return _applications.setdefault(application, _Reservations())

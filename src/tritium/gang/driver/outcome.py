@@ -1,0 +1,174 @@
+"""Wait for a gang, and turn its end into results or into one error (driver)."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, Protocol
+
+from tritium.errors import IncompleteShard, JobFailed, Stalled, StartTimeout, TritiumError
+from tritium.gang.supervisor.process_stats import STATES
+
+if TYPE_CHECKING:
+    from tritium.gang.coordinator.coordinator import Coordinator
+    from tritium.gang.driver.launch import Launch
+    from tritium.gang.driver.source_watch import SourceStall
+
+LOOK_SECONDS = 1.0  # how often Spark is asked whether it still computes the sources
+FIRST_WORD_SECONDS = 20.0
+GROW_SECONDS = 2.0  # how often a gang that is smaller than wanted looks for slots that have come back
+LEAVE_SECONDS = 1.0  # how long supervisors have to end by themselves before the Spark job is cancelled
+WHY_SECONDS = 3.0  # how long Spark has to say why a supervisor is gone
+
+
+class Tasks(Protocol):
+    """What runs the supervisors: a Spark job, or threads."""
+
+    ended: bool
+    problem: BaseException | None
+    restarts: bool  # whether a task that fails is started again, which does a gang no good
+
+    @property
+    def silence(self) -> str: ...  # what to say when no supervisor has reported for a while
+    def computing(self, ranks: int) -> bool: ...
+    def slots(self) -> int: ...
+    def source_stall(self, limit: float) -> SourceStall | None: ...
+    def cancel(self, reason: str = ...) -> None: ...
+    def join(self, seconds: float = ...) -> None: ...
+
+
+class GivenBack(Exception):
+    """Some slots came, and then no more: another gang may be waiting for these, and hold the rest."""
+
+
+def await_formed(
+    coordinator: Coordinator, launch: Launch, tasks: Tasks, waited: float = 0.0, *, hold: float | None = None
+) -> None:
+    """Wait until every rank is ready, within the rest of `start_timeout`; or until something has ended.
+
+    The time in which Spark computes the sources does not count, where Spark tells (it does not on Connect). Where
+    ranks start one by one, GivenBack is raised when no further one has reported for `hold` seconds.
+    """
+    there, newest = 0, 0.0
+    gang, now = launch.gang, time.monotonic()
+    deadline, began, next_word = now + gang.start_timeout - waited, now, now + FIRST_WORD_SECONDS
+    over = told = False
+    while not over and (now := time.monotonic()) < deadline:
+        with coordinator.changed:
+            over = coordinator.changed.wait_for(
+                lambda: coordinator.formed or coordinator.failure is not None or tasks.ended,
+                timeout=min(LOOK_SECONDS, deadline - now),
+            )
+        if len(coordinator.members) != there:
+            there, newest = len(coordinator.members), time.monotonic()
+        if hold is not None and not over and 0 < there < launch.ranks and time.monotonic() - newest > hold:
+            raise GivenBack(f"{there} of {launch.ranks} slots came, and no more for {hold:.0f} s")
+        if not over and tasks.computing(launch.ranks):
+            deadline = time.monotonic() + gang.start_timeout
+            told = tell_source_stall(launch, tasks, told)
+        if not over and now > next_word:
+            next_word = now + (now - began)
+            launch.watch.note(missing_note(coordinator, launch.ranks) if coordinator.members else tasks.silence)
+    if over:
+        return
+    missing = coordinator.missing()
+    reported = launch.ranks - len(missing)
+    raise StartTimeout(
+        f"{reported} of {launch.ranks} ranks were ready after start_timeout={gang.start_timeout:g} s. Still missing: "
+        f"{whereabouts(coordinator, missing)}. Raise start_timeout, or free slots on the cluster.",
+        missing=missing,
+    )
+
+
+def tell_source_stall(launch: Launch, tasks: Tasks, told: bool) -> bool:
+    """Raise Stalled, or say once, that Spark's tasks for the sources stand still. Returns whether they do."""
+    stall = tasks.source_stall(launch.gang.stall_timeout)
+    if stall is None:
+        return False
+    facts: dict[str, Any] = {"rank": None, "host": None, "pid": None, "step": None, "phase": "source", "stacks": {}}
+    facts |= {"seconds": stall.seconds, "stage": stall.stage, "tasks": stall.tasks, "run_dir": launch.watch.run_dir}
+    if launch.gang.on_stall == "end":
+        facts |= {"traceback": "", "log": [], "signal": None, "exit_code": None, "memory": None, "lost": False}
+        text = stall.text[0].upper() + stall.text[1:]
+        raise Stalled(text, headline=stall.text.partition("\n")[0].rstrip("."), **facts)
+    if not told:
+        launch.watch.event("stalled", text=stall.text, stage=stall.stage, tasks=stall.tasks, seconds=stall.seconds)
+        launch.watch.note(stall.text)
+    return True
+
+
+def missing_note(coordinator: Coordinator, ranks: int) -> str:
+    """For the person who waits for the rest of a gang."""
+    missing = coordinator.missing()
+    return f"{ranks - len(missing)} of {ranks} ranks have reported; still missing: {whereabouts(coordinator, missing)}"
+
+
+def whereabouts(coordinator: Coordinator, missing: Sequence[int]) -> str:
+    """`task 1 (not started: no slot, …); task 3 (host b, importing torch for 12 s)`."""
+    more = f"; and {len(missing) - 8} more" if len(missing) > 8 else ""
+    return "; ".join(_whereabouts(coordinator, partition) for partition in missing[:8]) + more
+
+
+def _whereabouts(coordinator: Coordinator, partition: int) -> str:
+    member = coordinator.members.get(partition)
+    if member is None:
+        return f"task {partition} (not started: no slot, or its source is still being computed)"
+    standing, now = member.standing, time.monotonic()
+    if standing is None:
+        return f"task {partition} (host {member.host}, starting for {now - member.joined:.0f} s)"
+    state = f", its process is {STATES[standing.state]}" if standing.state in STATES else ""
+    seconds = standing.seconds + now - standing.heard
+    return f"task {partition} (host {member.host}, {standing.phase} for {seconds:.0f} s{state})"
+
+
+def await_end(coordinator: Coordinator, launch: Launch, tasks: Tasks) -> None:
+    """Wait until every rank has returned and the tasks have handed over the results; raise the first failure."""
+    over, elastic = False, launch.ranks < launch.gang.most
+    while not over:
+        with coordinator.changed:
+            over = coordinator.changed.wait_for(
+                lambda: coordinator.failure is not None or tasks.ended, GROW_SECONDS if elastic else None
+            )
+        if elastic and not over and (slots := tasks.slots()) > launch.ranks:
+            most = min(slots, launch.gang.most)
+            launch.watch.note(f"there are slots for {most} ranks again: the gang grows at the end of an epoch")
+            coordinator.offer_more()
+            elastic = False
+    unfinished = bool(coordinator.members) and not coordinator.finished  # a far coordinator's members report to it
+    if coordinator.failure is None and (tasks.problem is not None or unfinished):
+        # The coordinator may be about to hear what the tasks' end already shows: let it come first.
+        coordinator.no_one_returns()
+        with coordinator.changed:
+            coordinator.changed.wait_for(lambda: coordinator.failure is not None, timeout=LEAVE_SECONDS)
+    if coordinator.failure is not None:
+        lost = coordinator.failure.how == "lost"
+        taken = lost or coordinator.failure.type.endswith(IncompleteShard.__name__)
+        if not taken or tasks.restarts:
+            coordinator.await_gone(LEAVE_SECONDS, but=1)
+        else:  # Spark has lost something: it may say what, and then ends the job by itself
+            tasks.join(WHY_SECONDS if lost else LEAVE_SECONDS)
+        why = tasks.problem  # before we cancel the job ourselves
+        if not tasks.ended:
+            tasks.cancel(f"because {coordinator.failure.headline()}")
+            coordinator.abort("its Spark job has been cancelled")
+            tasks.join(LEAVE_SECONDS)
+        if why is not None and why.__dict__.get("jvm_gone"):
+            raise why
+        if why is not None and taken and (is_cancelled(why) or isinstance(why, IncompleteShard)):
+            raise why  # Spark took the supervisors or their rows away: the job was cancelled, or lost what they read
+        if why is not None and lost:
+            if not isinstance(why, TritiumError):  # unforeseen, in a supervisor of on="driver": a retry can't help
+                raise why
+            text = str(getattr(why, "reason", why)).rstrip(".")
+            error = replace(coordinator.failure, text=text).error(launch.watch.run_dir)
+            error.__dict__["spark_error"] = getattr(why, "spark_error", None)
+            raise error
+        raise coordinator.failure.error(launch.watch.run_dir)
+    if tasks.problem is not None:
+        raise tasks.problem
+
+
+def is_cancelled(problem: BaseException) -> bool:
+    """Whether a Spark job ended because someone cancelled it."""
+    return isinstance(problem, JobFailed) and problem.cancelled

@@ -1,0 +1,81 @@
+"""A gang that was lost is started again; what is the user's own is raised at once (driver)."""
+
+from __future__ import annotations
+
+import itertools
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from tritium.errors import IncompleteShard, RankFailed, TritiumError
+from tritium.gang.driver.error_text import finish
+from tritium.gang.failure import Regroup
+from tritium.gang.supervisor.process_stats import from_outside
+
+if TYPE_CHECKING:
+    from tritium.gang.driver.launch import Launch
+
+KILLS = 3  # so many deaths of the same rank at the same step are no accident
+
+
+def until_no_loss(launch: Launch, run: Callable[[Launch], list[Any]]) -> list[Any]:
+    """`run(launch)`, again after a loss as often as the gang's `retries` allow, from the newest checkpoint."""
+    losses: list[TritiumError] = []
+    attempts = itertools.count()
+    while True:
+        try:
+            return run(replace(launch, attempt=next(attempts)))
+        except Regroup:
+            continue
+        except TritiumError as error:
+            losses.append(error)
+            over = why_over(losses, launch.gang.retries) if launch.gang.on != "here" and is_loss(error) else ""
+            if over is not None:
+                finish(error, launch.watch, [*history(losses), over] if len(losses) > 1 else [])
+                raise
+        start = launch.watch.newest[0] if launch.watch.newest else None
+        launch.watch.event(
+            "retry", number=len(losses), of=launch.gang.retries, start=start, reason=headline(losses[-1])
+        )
+        launch.watch.note(
+            f"{headline(losses[-1])}. Retry {len(losses)} of {launch.gang.retries}, "
+            + (f"from the checkpoint of step {start}" if start is not None else "from the beginning: no checkpoint yet")
+        )
+
+
+def is_loss(error: TritiumError) -> bool:
+    """Whether something that the function could not help took the gang away: another attempt may go well."""
+    return isinstance(error, IncompleteShard) or bool(getattr(error, "lost", False))
+
+
+def why_over(losses: list[TritiumError], retries: int) -> str | None:
+    """Why there is no further attempt; None when there is one."""
+    kills = Counter((e.rank, getattr(e, "step", None)) for e in losses if getattr(e, "signal", None) == "SIGKILL")
+    for (rank, step), times in kills.items():
+        if times >= KILLS:
+            where = "" if step is None else f" at step {step}"
+            figures = [e.memory or {} for e in losses if getattr(e, "signal", None) == "SIGKILL" and e.rank == rank]
+            if all(map(from_outside, figures)):
+                return (
+                    f"Given up: rank {rank} was killed by SIGKILL {times} times{where}, and not for want of memory. "
+                    "Find out who sends that signal: a cluster manager, a limit, a person."
+                )
+            return (
+                f"Given up: rank {rank} was killed by SIGKILL {times} times{where}, so it is probably out of memory. "
+                "Give it more memory, a smaller batch, or fewer ranks to a host."
+            )
+    if len(losses) > retries:
+        return f"Given up after {len(losses)} attempts (retries={retries})." if retries else ""
+    return None
+
+
+def history(losses: list[TritiumError]) -> list[str]:
+    """One line for each attempt."""
+    return [f"Attempt {number}: {headline(error)}." for number, error in enumerate(losses, 1)]
+
+
+def headline(error: TritiumError) -> str:
+    """The first sentence of an error's story."""
+    known = getattr(error, "headline", None) if isinstance(error, RankFailed) else None
+    return str(known or str(error).partition("\n")[0]).rstrip(".")

@@ -1,0 +1,334 @@
+"""What a Spark job failed of, as one of Tritium's errors (driver).
+
+Where it failed decides, not which words its text has. In the gang's own stage only Tritium's code runs, so that what
+fails there without a rank's exception is a loss. What fails in a stage of the source is the user's own, unless Spark
+lost the task with its executor or its Python worker. Both are read from Spark's own part of an error: the classes and
+conditions of its exceptions, and the beginning of its sentences, where no text of the user's can stand.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any
+
+from tritium.errors import IncompleteShard, JobFailed, ResultError, TritiumError, WrongVersion
+from tritium.gang.control.address import unreachable_in
+
+LONGEST_REASON = 800  # characters
+
+_WRAPPERS = (
+    "java.util.concurrent.ExecutionException",
+    "java.util.concurrent.CompletionException",
+    "java.lang.reflect.InvocationTargetException",
+    "java.lang.reflect.UndeclaredThrowableException",
+)
+_NAMED = re.compile(  # as Spark Connect says it, and Py4J
+    r"(?:\(|An error occurred while calling \S+\s*: )((?:[\w$]+\.)+[\w$]+)(?:\)|:) "
+)
+_WRAPPED = "Exception thrown in awaitResult"
+_ABORTED = "Job aborted due to stage failure: "
+_PYTHON = "org.apache.spark.api.python.PythonException"
+
+# The sentences of DAGScheduler and TaskSetManager, from their beginning to where the reason of a task begins.
+_BARRIER = re.compile(
+    r"Could not recover from a failed barrier ResultStage\. Most recent failure reason: "
+    r"(?:Stage failed because barrier task [^\n]*? finished unsuccessfully\.\s*)?",
+)
+_TASK = re.compile(
+    r"Task \d+ in stage (?P<stage>\d+)\.\d+ failed \d+ times, most recent failure: "
+    r"Lost task \S+ in stage \S+ \(TID (?P<task>\d+)\) \([^\s()]+ executor [^\s()]+\): "
+)
+_STAGE = re.compile(
+    r"\w+Stage (?P<stage>\d+) \([^\n]*?\) has failed the maximum allowable number of times: \d+\. "
+    r"Most recent failure reason:\s*"
+)
+_LOST_OUTPUT = re.compile(r"A shuffle map stage with indeterminate output was failed and retried")
+_TOO_LARGE = re.compile(r"Total size of serialized results of ")
+_TOO_FEW_SLOTS = re.compile(r"\[SPARK-24819\]")
+
+# How a task ended, as TaskEndReason and exceptions of Java begin.
+_EXECUTOR_LOST = re.compile(r"ExecutorLostFailure \(|ExecutorLostFailure\b")
+_FETCH = re.compile(r"FetchFailed\(|org\.apache\.spark\.shuffle\.\w*FetchFailed\w*")
+_TAKEN = re.compile(r"TaskKilled \(|TaskResultLost\b|Resubmitted\b|UnknownReason\b")
+_THROWN = re.compile(r"(?P<type>[\w$]+(?:\.[\w$]+)+)(?:: ?(?P<text>.*))?", re.DOTALL)
+_WORKER = re.compile(
+    r"Python worker (?:exited unexpectedly|failed to connect back)|EOFException occurred while reading the port number|"
+    r"(?:Bad data|No port number) in \S*pyspark\.daemon"
+)
+_NO_PYTHON = re.compile(r'Cannot run program "(?P<program>[^"]*)"')
+_OURS = re.compile(r"tritium[/\\]gang[/\\]supervisor[/\\]\w+\.pyc?$")
+_SET_PYTHON = (
+    "set PYSPARK_PYTHON (or spark.pyspark.python with spark-submit) before the session is made"  # PySpark reads it then
+)
+_CANCELLED = re.compile(
+    r"(?:\[SPARK_JOB_CANCELLED\] )?(?P<says>Job \d+ cancelled.*?)\.?(?: SQLSTATE: \w+)?\s*$", re.DOTALL
+)
+_STOPPED = re.compile(r"(?:\[SPARK_JOB_CANCELLED\] )?Job \d+ cancelled because SparkContext was shut down")
+_DISK = re.compile(
+    r"^(?:Caused by: )?(?:java\.[\w.]+Exception|org\.apache\.spark\.memory\.\w+): .*No space left on device"
+)
+_LACKS = re.compile(r"^ModuleNotFoundError: No module named '([\w.]+)'", re.MULTILINE)
+_OTHER_PYTHON = re.compile(r"^pyspark\.\S+: \[PYTHON_VERSION_MISMATCH\](.*)", re.MULTILINE)
+_NEEDED = ("pyarrow", "numpy", "pandas", "pyspark", "py4j")
+_TELLING = re.compile(
+    r"OOMKilled|exit (?:code|status)|exceeding|memory limits|termination reason|Diagnostics|"
+    r"The API gave the following (?:brief reason|message): (?!N/A|null)",
+    re.I,
+)
+
+
+@dataclass(frozen=True)
+class Link:
+    """One exception of a chain: its Java class, its condition (an error class of Spark's), and its message."""
+
+    type: str
+    condition: str
+    message: str
+
+
+@dataclass(frozen=True)
+class Ended:
+    """How a job ended: `where` ("gang", "source", "" where it is neither) and the reason of the task, or of the job."""
+
+    where: str
+    reason: str
+    type: str = ""
+    condition: str = ""
+
+
+def text_of(error: BaseException) -> str:
+    """`str(error)`, which for an exception of the JVM's asks the JVM, and fails when that is gone."""
+    try:
+        return str(error)
+    except Exception as problem:  # noqa: BLE001 - any of Py4J's, of the socket's
+        return f"{type(error).__name__} (its text can't be had any more: {type(problem).__name__})"
+
+
+def chain(error: BaseException) -> list[Link]:
+    """The exceptions behind what PySpark raised, from the outermost on, without those that only wrap another."""
+    links: list[Link] = []
+    try:
+        java = getattr(error, "_origin", None) or getattr(error, "java_exception", None)
+        while java is not None and len(links) < 20:
+            links.append(Link(java.getClass().getName(), _condition(java), str(java.getMessage() or "")))
+            java = java.getCause()
+    except Exception:  # noqa: BLE001 - the JVM is gone: what has come of it is all there is
+        java = None
+    if not links:
+        text = text_of(error)
+        condition = getattr(error, "getCondition", lambda: None)() or ""
+        named = _NAMED.match(text)
+        type_ = named[1] if named else _PYTHON if type(error).__name__ == "PythonException" else ""
+        links = [Link(type_, str(condition), text[named.end() :] if named else text)]
+    told = [link for link in links if link.type not in _WRAPPERS and not link.message.startswith(_WRAPPED)]
+    return told or links
+
+
+def _condition(java: Any) -> str:
+    try:
+        return str(java.getCondition() or "")
+    except Exception:  # noqa: BLE001 - most Java exceptions have none, and Py4J says so by raising
+        return ""
+
+
+def ended(links: list[Link], in_gang: Callable[[int, int], bool]) -> Ended:
+    """Where the job failed, and of what. `in_gang(stage, task)`: whether a task of this id was one of the gang's."""
+    head = links[0]
+    message = head.message.removeprefix(_ABORTED)
+    if found := _BARRIER.match(message):  # only the gang's own stage ends like that: the job's last, and a barrier one
+        return Ended("gang", _without_driver_stack(message[found.end() :]))
+    if found := _TASK.match(message):
+        where = "gang" if in_gang(int(found["stage"]), int(found["task"])) else "source"
+        return Ended(where, _without_driver_stack(message[found.end() :]))
+    if found := _STAGE.match(message):
+        where = "gang" if in_gang(int(found["stage"]), -1) else "source"
+        return Ended(where, _without_driver_stack(message[found.end() :]))
+    if _LOST_OUTPUT.match(message):
+        return Ended("source", f"FetchFailed({message}")
+    if _TOO_FEW_SLOTS.match(message):  # there were enough when they were counted
+        return Ended("gang", message)
+    if head.message.startswith(_ABORTED):
+        return Ended("", _without_driver_stack(message))
+    if head.condition or head.type:  # Spark throws a user's error as it is
+        return Ended("source", head.message, head.type, head.condition)
+    return Ended("", message)
+
+
+def _without_driver_stack(reason: str) -> str:
+    return reason.partition("\nDriver stacktrace:")[0].rstrip()
+
+
+def translate(
+    error: BaseException, *, stopped: bool = False, in_gang: Callable[[int, int], bool] = lambda stage, task: False
+) -> TritiumError:
+    """Spark's exception as one of ours. Its own, whose text is mostly Java's stack, is the fact `spark_error`."""
+    links = chain(error)
+    problem = _translated(links, stopped, in_gang)
+    problem.__dict__["spark_error"] = error
+    return problem
+
+
+def _translated(links: list[Link], stopped: bool, in_gang: Callable[[int, int], bool]) -> TritiumError:
+    head = links[0]
+    if stopped or _STOPPED.match(head.message):
+        return JobFailed(
+            "The Spark job of this run was cancelled, because its SparkSession was stopped; all its ranks have been "
+            "ended. Make a new session, and launch with it.",
+            cancelled=True,
+        )
+    cancelled = _CANCELLED.match(head.message)
+    if head.condition in ("SPARK_JOB_CANCELLED", "OPERATION_CANCELED") or cancelled or _is_cancelled(head):
+        says = f" Spark says: {cancelled['says'].strip()}." if cancelled else ""
+        return JobFailed(
+            f"The Spark job of this run was cancelled; all its ranks have been ended.{says}", cancelled=True
+        )
+    how = ended(links, in_gang)
+    if how.where == "source" and _by_supervisor(how.reason):  # without a barrier, of a task that has never reported
+        how = replace(how, where="gang")
+    if how.where == "" and _TOO_LARGE.match(how.reason):
+        return ResultError(
+            f"The results of all ranks together are over spark.driver.maxResultSize: {first_line(how.reason)}. Return "
+            "less, raise that setting, or store large things with world.store()."
+        )
+    type_, text = how.type, how.reason
+    if not type_ and (thrown := _THROWN.match(how.reason)):
+        type_, text = thrown["type"], thrown["text"] or ""
+    if (found := _of_the_machines(how, type_, text, links)) is not None:
+        return found
+    if how.where == "gang":
+        if type_ == _PYTHON and (unreached := unreachable_in(python_error(text))) is not None:
+            return unreached
+        return JobFailed(f"The Spark job of this run failed: {reason_of(how)}", lost=True, reason=reason_of(how))
+    if how.where == "source":
+        return _of_the_source(how, type_, text)
+    return JobFailed(
+        f"The Spark job of this run failed: {first_line(how.reason)}", lost=False, reason=first_line(how.reason)
+    )
+
+
+def _is_cancelled(head: Link) -> bool:
+    return not head.type and head.message.startswith("[OPERATION_CANCELED]")
+
+
+def _of_the_machines(how: Ended, type_: str, text: str, links: list[Link]) -> TritiumError | None:
+    """What another attempt would not help, be it in the gang's stage or in the source's: a disk, an installation."""
+    if _FETCH.match(how.reason):
+        return IncompleteShard(
+            "Spark lost map output of the exchange, with its executor or its disk, before the ranks had read it: "
+            f"{first_line(how.reason)} No rank took its shard for complete. Launch again, and Spark computes the "
+            "source anew."
+        )
+    if type_ == _PYTHON:
+        return _of_the_installation(how, text)
+    none = _NO_PYTHON.match(text)
+    if none and (how.where == "gang" or "python" in none["program"].lower()):  # else a program of the user's
+        return WrongVersion(
+            f"The executors can't start Python: {first_line(text)}. Name one that is installed there: {_SET_PYTHON}."
+        )
+    lines = [*how.reason.splitlines(), *(f"{link.type}: {link.message}" for link in links[1:])]
+    if full := next(filter(_DISK.match, lines), None):
+        where = full.removeprefix("Caused by: ").strip()
+        return JobFailed(
+            f"A disk of Spark's is full: {where}. The exchange needs room for all rows in spark.local.dir, and every "
+            "rank for its own once more: point it at a larger disk, or use more hosts.",
+            lost=False,
+            reason=where,
+        )
+    return None
+
+
+def _of_the_installation(how: Ended, text: str) -> TritiumError | None:
+    if other := _OTHER_PYTHON.search(text):
+        return WrongVersion(
+            f"Driver and executors run different Python versions: {other[1].strip()} Choose the same minor version: "
+            f"{_SET_PYTHON}."
+        )
+    lacking = _LACKS.search(text)
+    if lacking and (how.where == "gang" or lacking[1].partition(".")[0] in _NEEDED):
+        return WrongVersion(
+            f"The executors' Python lacks {lacking[1]!r}. They need pyarrow and numpy: install them there, or choose "
+            f"another Python: {_SET_PYTHON}.",
+            module=lacking[1],
+        )
+    return None
+
+
+def _of_the_source(how: Ended, type_: str, text: str) -> JobFailed:
+    """The user's own error, told first; or a task that Spark lost, and had tried as often as its settings say."""
+    if how.condition == "" and (_is_loss(how.reason) or _WORKER.match(text)):
+        reason = f"a task of the source was lost: {reason_of(how, own=False)}"
+        return JobFailed(f"The Spark job of this run failed: {reason}", lost=True, reason=reason)
+    told = python_error(text) if type_ == _PYTHON else first_line(text or type_)
+    name = "" if type_ == _PYTHON or re.match(r"\[[A-Z_.]+\]", told) else f"{type_.rpartition('.')[2]}: "
+    story = f"\n\n{_traceback(text)}" if type_ == _PYTHON else ""
+    reason = f"{name}{told}"
+    return JobFailed(
+        f"The source of the data failed in Spark: {reason}{story}", lost=False, reason=reason[:LONGEST_REASON]
+    )
+
+
+def _by_supervisor(reason: str) -> bool:
+    """Whether a Python worker's exception was raised in the gang's own task, by the frames of its traceback."""
+    for line in _traceback(reason).splitlines()[1:]:
+        if line.startswith('  File "'):
+            if _OURS.search(line.partition('"')[2].partition('"')[0]):
+                return True
+        elif not line.startswith("    "):
+            return False  # what was raised: the rest is a user's text
+    return False
+
+
+def _is_loss(reason: str) -> bool:
+    return bool(_EXECUTOR_LOST.match(reason) or _TAKEN.match(reason))
+
+
+def reason_of(how: Ended, *, own: bool = True) -> str:
+    """Why a task was lost, in one line. An executor's end takes what the cluster manager says in the lines after it."""
+    thrown = _THROWN.match(how.reason)
+    text = (thrown["text"] or "") if thrown else how.reason
+    if _WORKER.match(text) and text.startswith("Python worker exited"):
+        who = "its supervisor, a Python worker of Spark's," if own else "a Python worker of Spark's"
+        return f"{who} was killed or crashed: probably out of memory, unless someone killed it"
+    if _EXECUTOR_LOST.match(how.reason):
+        return executor_lost(how.reason)
+    if thrown and thrown["type"] == "java.io.IOException" and text == "Stream closed":
+        return (
+            "Spark's connection to a Python worker there, or to the Python daemon that starts them, was closed, as one "
+            f"of them has ended ({first_line(how.reason)})"
+        )
+    if thrown and thrown["type"] == _PYTHON:
+        return f"{python_error(text)} (raised in the gang's Spark task, by no rank)"[:LONGEST_REASON]
+    if thrown and thrown["type"] == "org.apache.spark.SparkException":
+        return first_line(text)
+    return first_line(how.reason)
+
+
+def executor_lost(reason: str) -> str:
+    """`ExecutorLostFailure (…) Reason: …` with the lines of the cluster manager's that say why, in one line."""
+    lines = [" ".join(line.split()) for line in reason.splitlines() if line.strip() and not line.startswith("\tat ")]
+    first, rest = lines[0], lines[1:]
+    if first.endswith("Reason:") and rest:
+        first, rest = f"{first} {rest[0]}", rest[1:]
+    more = [line for line in rest if _TELLING.search(line)]
+    return "; ".join([first.rstrip("."), *dict.fromkeys(line.rstrip(".") for line in more)])[:LONGEST_REASON]
+
+
+def first_line(text: str) -> str:
+    """The first line that is not empty, within reason."""
+    return next((line.strip() for line in text.splitlines() if line.strip()), "no reason given")[:LONGEST_REASON]
+
+
+def _traceback(text: str) -> str:
+    start = text.find("Traceback (most recent call last):")
+    return re.sub(r"\s*SQLSTATE: \w+\s*$", "", text[max(0, start) :].partition("\n\tat ")[0]).rstrip()
+
+
+def python_error(text: str) -> str:
+    """The line of a Python traceback that says what was raised: `ValueError: no such picture`."""
+    lines = _traceback(text).splitlines()
+    frames = [number for number, line in enumerate(lines) if line.startswith('  File "')]
+    after = lines[frames[-1] + 1 :] if frames else lines
+    told = next((line for line in after if line.strip() and not line.startswith("    ")), "")
+    return told.strip() or first_line(text)

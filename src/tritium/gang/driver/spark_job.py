@@ -1,0 +1,278 @@
+"""The barrier job of one attempt: submitted from a thread of its own, watched, and cancelled by its tag (driver)."""
+
+from __future__ import annotations
+
+import contextlib
+import pickle
+import re
+import shutil
+import subprocess
+import threading
+import time
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import pyarrow as pa
+
+from tritium import ship
+from tritium.errors import JobFailed, TritiumError, WrongVersion
+from tritium.gang.coordinator.coordinator import Coordinator
+from tritium.gang.coordinator.on_executor import failure_in
+from tritium.gang.driver.cluster import Cluster
+from tritium.gang.driver.source_watch import SourceStall, SourceWatch
+from tritium.gang.driver.spark_errors import python_error, text_of, translate
+from tritium.gang.driver.worker_python import drivers_python, on_this_machine, unchosen
+from tritium.gang.failure import signal_name
+from tritium.gang.supervisor.results import SPARK_SCHEMA
+
+if TYPE_CHECKING:
+    from tritium.gang.driver.launch import Launch
+
+T = TypeVar("T")
+
+ASK_SECONDS = 5.0  # how long Spark Connect's server has to take a cancellation; its client would try for ten minutes
+SETTLE_SECONDS = 0.5  # how long Spark has to hear from its executors that tasks have ended
+_POLL_SECONDS = 0.02  # Spark tells nobody
+DYING_SECONDS = 0.5  # between a broken connection and the end of the process behind it
+
+_SILENCE = "no rank has reported yet: Spark still computes the source, or all its slots are taken"
+_STARTING = "Spark starts the ranks' tasks, or all its slots are taken"
+_FAR_SILENCE = (
+    "no rank has reported yet: Spark still computes the source, all its slots are taken, or executors can't reach this "
+    "client (then output and progress come at the end)"
+)
+
+
+class SparkJob:
+    """One attempt's job. `ended`, `problem` and `table` say what came of it, once `coordinator.changed` is notified.
+
+    Whatever happens to the JVM, its thread ends with `ended` set. Its methods raise nothing where Spark can't be asked.
+    """
+
+    def __init__(
+        self, spark: Any, cluster: Cluster, launch: Launch, coordinator: Coordinator, order: Any, frame: Any
+    ) -> None:
+        from pyspark import InheritableThread
+
+        self.tag = f"tritium-{launch.name}"
+        self.ended = False
+        self.problem: BaseException | None = None
+        self.table = pa.table({})
+        self._spark = spark
+        self._connect = cluster.is_connect
+        self.restarts = cluster.is_dynamic
+        self._cluster, self._gang = cluster, launch.gang
+        self._coordinator = coordinator
+        self._watch = SourceWatch(spark, self.tag, connect=self._connect)
+        self._name = f"Tritium: {getattr(launch.function, '__qualname__', 'a function')} on {order.size} ranks"
+        entry = ship.entry("tritium.gang.supervisor.supervisor:supervise", pickle.dumps(order))
+        profile = cluster.profile(launch.gang)
+        with drivers_python(spark):
+            self._frame = frame.mapInArrow(entry, SPARK_SCHEMA, barrier=not self.restarts, profile=profile)
+        # Its threads inherit the user's job group and pool, so that "cancel" in a notebook reaches this job too.
+        session = spark if self._connect else None
+        self._thread = InheritableThread(self._collect, session=session, name=f"tritium-job-{launch.name}")
+        self._thread.daemon = True
+
+    @property
+    def silence(self) -> str:
+        """Why no rank has reported yet, and how far Spark has come with the sources."""
+        if self._connect or not self._watch.tasks:
+            return _FAR_SILENCE if self._connect else _SILENCE
+        if not self._watch.busy:
+            return f"no rank has reported yet: {self._watch.completed} tasks of the sources have ended, and {_STARTING}"
+        quiet = time.monotonic() - self._watch.ended_since
+        return (
+            f"no rank has reported yet: Spark still computes the source ({self._watch.completed} of "
+            f"{self._watch.tasks} tasks have ended, none in the last {quiet:.0f} s; see the Spark UI), or all its "
+            "slots are taken"
+        )
+
+    def start(self) -> None:
+        """Submit."""
+        if self._connect:
+            self._spark.registerProgressHandler(self._on_progress)
+        self._thread.start()
+
+    def _collect(self) -> None:
+        try:
+            try:
+                if self._connect:
+                    self._spark.addTag(self.tag)
+                else:
+                    self._spark.sparkContext.addJobTag(self.tag)
+                    self._spark.sparkContext.setJobDescription(self._name)
+                self.table = self._frame.toArrow()
+            finally:
+                if self._connect:
+                    self._spark.removeProgressHandler(self._on_progress)
+        except BaseException as error:  # noqa: BLE001 - a thread has no one above it; the launching thread raises this
+            self.problem = self._described(error)
+        finally:
+            with self._coordinator.changed:
+                self.ended = True
+                self._coordinator.changed.notify_all()
+
+    def _described(self, error: BaseException) -> TritiumError:
+        """The job's error as one of ours, also where nothing can be asked any more."""
+        try:
+            if (gone := jvm_gone(self._spark, error)) is not None:
+                return gone
+            text = text_of(error)
+            try:
+                failure = failure_in(text)
+            except Exception as problem:  # noqa: BLE001 - Connect cuts long messages off, wherever that is
+                return _cut_off(text, error, problem)
+            if failure is not None:
+                self._coordinator.fail(failure)
+            told = translate(error, stopped=self._is_stopped(), in_gang=self._in_gang)
+            return self._which_python(told) if isinstance(told, WrongVersion) else told
+        except Exception as problem:  # noqa: BLE001 - the run must end, with what is known
+            told = jvm_gone(self._spark, problem) or JobFailed(
+                f"The Spark job of this run failed, and its error can't be read ({type(problem).__name__}: "
+                f"{text_of(problem)[:300]}): {text_of(error)[:500]}",
+                lost=False,
+            )
+            told.__cause__ = error
+            told.__dict__["spark_error"] = error
+            return told
+
+    def _which_python(self, problem: WrongVersion) -> WrongVersion:
+        """With the Python that the user's own UDFs run where nobody has chosen one."""
+        context = None if self._connect else self._spark.sparkContext
+        if context is None or not unchosen(context.pythonExec) or not on_this_machine(context.master):
+            return problem
+        told = WrongVersion(
+            f"{problem} The UDFs of this session run {shutil.which(context.pythonExec)}, the first "
+            f"{context.pythonExec} of the PATH: os.environ['PYSPARK_PYTHON'] = sys.executable, before the session is "
+            "made, has them run this one.",
+            **problem.__dict__,
+        )
+        told.__cause__ = problem.__cause__
+        return told
+
+    def _is_stopped(self) -> bool:
+        """Whether someone has stopped the session meanwhile, be it on its JVM's side."""
+        context = None if self._connect else self._spark.sparkContext._jsc
+        return not self._connect and (context is None or bool(context.sc().isStopped()))
+
+    def _in_gang(self, stage: int, task: int) -> bool:
+        """Whether this stage, or a task of this id, is the gang's. (Without barrier stages, its tasks tell.)"""
+        if task in {member.attempt for member in list(self._coordinator.members.values())}:
+            return True
+        return not self._connect and self._watch.is_gang(stage)
+
+    def computing(self, ranks: int) -> bool:
+        """Whether Spark is busy with the sources: tasks have ended since the last look, or run in a stage that is not
+        the gang's. Connect does not tell whose tasks run; there they may be those of a gang that can't reach this
+        client, as long as nobody has reported.
+        """
+        if self.ended or (self._connect and self._coordinator.members):
+            return False
+        return self._safely(lambda: self._watch.look(ranks), False)
+
+    def source_stall(self, limit: float) -> SourceStall | None:
+        """What stands still, when no task of the sources has made any progress for `limit` seconds."""
+        if self._coordinator.members:
+            return None
+        return self._safely(lambda: self._watch.stalled(limit), None)
+
+    def _on_progress(self, *_: Any, inflight_tasks: int, stages: Any = (), **__: Any) -> None:
+        if threading.current_thread() is self._thread:  # a session's handlers hear of all its operations
+            self._watch.heard(inflight_tasks, stages)
+
+    def slots(self) -> int:
+        """How many ranks the cluster has slots for, those of this gang among them; 0 where it does not tell."""
+        return self._safely(lambda: self._cluster.slots(self._gang) or 0, 0)
+
+    def cancel(self, reason: str = "") -> None:
+        """Cancel this job alone. `reason` is what Spark's UI and its log then say, of the task that is left."""
+        if self._connect:
+            thread = threading.Thread(target=lambda: self._safely(lambda: self._spark.interruptTag(self.tag), []))
+            thread.daemon = True
+            thread.start()
+            thread.join(ASK_SECONDS)
+        elif reason:
+            self._settle()
+            line = " ".join(reason.split())[:300]
+            self._safely(lambda: self._spark.sparkContext._jsc.sc().cancelJobsWithTag(self.tag, line), None)
+        else:
+            self._safely(lambda: self._spark.sparkContext.cancelJobsWithTag(self.tag), None)
+
+    def _settle(self) -> None:
+        """Wait a moment for Spark to hear that the gang's tasks but one have ended: it logs a line for each other."""
+        deadline = time.monotonic() + SETTLE_SECONDS
+        while not self.ended and time.monotonic() < deadline and self._safely(self._watch.running, 0) > 1:
+            time.sleep(_POLL_SECONDS)
+
+    def _safely(self, ask: Callable[[], T], unknown: T) -> T:
+        """What Spark answers; `unknown` when it can't: should it have ended, the job's own thread hears of it."""
+        try:
+            return ask()
+        except Exception as error:
+            package = type(error).__module__.partition(".")[0]
+            if isinstance(error, (OSError, AttributeError)) or package in ("py4j", "pyspark", "grpc"):
+                return unknown  # AttributeError: a session that was stopped has no context
+            raise
+
+    def join(self, seconds: float = 10.0) -> None:
+        """Wait for the end of the job."""
+        self._thread.join(seconds)
+
+
+def jvm_gone(spark: Any, error: BaseException) -> JobFailed | None:
+    """The error to raise when Spark's JVM, or the Connect server, has ended, and `error` came of it; else None."""
+    if type(spark).__module__.startswith("pyspark.sql.connect"):
+        if not re.search(
+            r"StatusCode\.UNAVAILABLE|RETRIES_EXCEEDED", f"{type(error).__name__} {text_of(error)}"[:5000]
+        ):
+            return None
+        return _gone("The Spark Connect server can't be reached any more", "Connect again", error)
+    from pyspark import SparkContext
+
+    gateway = SparkContext._gateway
+    if gateway is None or _answers(gateway):
+        return None
+    process, code = getattr(gateway, "proc", None), None
+    if process is not None:
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            code = process.wait(DYING_SECONDS)
+    who = "Spark's JVM, in which its driver runs" + (f" (pid {process.pid})" if process is not None else "")
+    if code is None:
+        how = "does not answer any more"
+    else:
+        how = f"was killed by {signal_name(-code)}" if code < 0 else f"has ended with exit code {code}"
+    return _gone(
+        f"{who}, {how}", "This Python process can't have another: start it (or the notebook's kernel) anew", error
+    )
+
+
+def _cut_off(text: str, error: BaseException, problem: BaseException) -> JobFailed:
+    """A rank's failure that can't be read from the exception in which it came: its own words begin that exception."""
+    told = JobFailed(
+        f"A rank failed, and what it said came cut off over Spark ({type(problem).__name__}): {python_error(text)}",
+        lost=False,
+        reason=python_error(text),
+    )
+    told.__cause__ = error
+    told.__dict__["spark_error"] = error
+    return told
+
+
+def _gone(what: str, remedy: str, error: BaseException) -> JobFailed:
+    told = JobFailed(
+        f"{what}, and with it the Spark job of this run; all its ranks have been ended. {remedy}, and launch again.",
+        lost=False,
+        jvm_gone=True,
+    )
+    told.__cause__ = error
+    told.__dict__["spark_error"] = error
+    return told
+
+
+def _answers(gateway: Any) -> bool:
+    try:
+        gateway.jvm.java.lang.System.nanoTime()
+    except Exception:  # noqa: BLE001 - whichever way Py4J or its socket says so
+        return False
+    return True

@@ -1,0 +1,129 @@
+"""What a rank finds around its function, put into this process for the length of a block: `on="here"` (driver)."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import socket
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import closing, contextmanager
+from importlib.abc import MetaPathFinder
+from importlib.machinery import ModuleSpec
+from importlib.util import spec_from_file_location
+from pathlib import Path
+from types import ModuleType
+
+from tritium import ship
+from tritium.frameworks import torch as pytorch
+from tritium.gang.rank.main import prepare_environment
+from tritium.gang.rank.world import World
+from tritium.gang.settings import Gang
+from tritium.gang.supervisor.process import THREADS
+
+
+@contextmanager
+def surrounded(gang: Gang, world: World) -> Iterator[None]:
+    """The variables of `gang.env` and torchrun's, its `py_files` and `cpus`, until the block ends.
+
+    Then each variable is what it was, modules of the `py_files` are forgotten, and a process group that was made in the
+    block is destroyed, so that the next launch can make one. Raises BadSetting for `py_files` that are none.
+    """
+    with (
+        closing(socket.socket()) as port,
+        _variables(gang, world, port),
+        _importable(gang.py_files),
+        pytorch.threads(gang.cpus),  # OpenMP's variables come too late for a torch that is there already
+        _process_group(),
+    ):
+        yield
+
+
+@contextmanager
+def _variables(gang: Gang, world: World, port: socket.socket) -> Iterator[None]:
+    # As for any rank: bound but never listening, so that the framework can bind over it.
+    port.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    port.bind((world.peers[0].address, 0))
+    before = dict(os.environ)
+    changed: list[str] = []
+    try:
+        try:
+            if gang.cpus is not None:
+                os.environ.update(dict.fromkeys(THREADS, str(gang.cpus)))
+            os.environ.update(gang.env)
+            place = {"master_address": world.peers[0].address, "master_port": port.getsockname()[1], "visible_gpus": []}
+            prepare_environment(world, place)
+        finally:
+            changed += [name for name, value in os.environ.items() if before.get(name) != value]
+        yield
+    finally:
+        for name in changed:
+            if name in before:
+                os.environ[name] = before[name]
+            else:
+                os.environ.pop(name, None)
+
+
+@contextmanager
+def _process_group() -> Iterator[None]:
+    users_own = _has_group()
+    try:
+        yield
+    finally:
+        if _has_group() and not users_own:
+            sys.modules["torch.distributed"].destroy_process_group()
+
+
+def _has_group() -> bool:
+    dist = sys.modules.get("torch.distributed")
+    return dist is not None and dist.is_available() and dist.is_initialized()
+
+
+@contextmanager
+def _importable(paths: Sequence[str]) -> Iterator[None]:
+    """The files themselves, not copies of them: a debugger's breakpoints are in these."""
+    files = {
+        path.stem: path for path in map(Path, map(os.path.abspath, paths)) if path.is_dir() or path.suffix == ".py"
+    }
+    zips = [os.path.abspath(path) for path in paths if os.fspath(path).endswith((".zip", ".egg"))]
+    ship.archive(paths)  # raises for what is no Python file, package or zip
+    finder, before = _Files(files), set(sys.modules)
+    sys.meta_path.insert(0, finder)
+    sys.path[:0] = zips
+    try:
+        yield
+    finally:
+        sys.meta_path.remove(finder)
+        sys.path[:] = [entry for entry in sys.path if entry not in zips]
+        for path in zips:
+            sys.path_importer_cache.pop(path, None)
+        for name in set(sys.modules) - before:
+            if _is_below(sys.modules[name], [*map(str, files.values()), *zips]):
+                del sys.modules[name]
+        importlib.invalidate_caches()
+
+
+def _is_below(module: ModuleType, paths: Sequence[str]) -> bool:
+    places = [getattr(module, "__file__", None) or "", *(getattr(module, "__path__", None) or ())]
+    return any(place == path or str(place).startswith(path + os.sep) for place in places for path in paths)
+
+
+class _Files(MetaPathFinder):
+    """Finds single files and packages by their names."""
+
+    def __init__(self, files: dict[str, Path]) -> None:
+        self._files = files
+
+    def find_spec(
+        self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
+        found = self._files.get(fullname)
+        if found is None or path is not None:
+            return None
+        if not found.is_dir():
+            return spec_from_file_location(fullname, found)
+        if (found / "__init__.py").is_file():
+            return spec_from_file_location(fullname, found / "__init__.py", submodule_search_locations=[str(found)])
+        spec = ModuleSpec(fullname, None, is_package=True)
+        spec.submodule_search_locations = [str(found)]
+        return spec

@@ -1,0 +1,1 @@
+"""The process in which the user's function runs (rank)."""

@@ -1,0 +1,356 @@
+"""`world.checkpoint`: ranks save a state together, off the training step, and load the same one (rank).
+
+A save has three meetings in the background thread, in a lane of their own: rank 0 names the directory, all write and
+tell the checksums of their files, rank 0 writes the manifest. An error of one is raised on every rank.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import operator
+import pickle
+import re
+import threading
+import time
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from tritium.errors import BadSetting, TritiumError
+from tritium.gang.failure import Regroup
+from tritium.model.checkpoint import REPLICATED, Checkpoint, Damaged, Loaded, Store, own
+from tritium.model.state import Snapshot
+from tritium.observe.events import run_at
+
+if TYPE_CHECKING:
+    from tritium.gang.rank.world import Control, World
+
+LANE = "checkpoint"
+_UNITS = {"s": 1.0, "min": 60.0, "h": 3600.0}
+_TIME = re.compile(r"(\d+(?:\.\d+)?) ?(s|min|h)$")
+_LOOK_SECONDS = 1.0  # how often ranks agree whether a save by time is due
+_MOST_CALLS = 1000
+
+State = Mapping[Any, Any] | Callable[[], Mapping[Any, Any]]
+
+
+class Checkpoints:
+    """The checkpoints of this run, as one rank sees them. `world.checkpoint` is one.
+
+    Every rank makes the same calls at the same steps. At most one save is in flight; what goes wrong in it is raised by
+    the next `save`, by `wait`, or at the end of the rank's function.
+    """
+
+    def __init__(self, world: World, control: Control) -> None:
+        self._world = world
+        self._control = control
+        self._store = Store(control.run_dir, control.pulse.beat)
+        self._state, self._own = Snapshot(), Snapshot()
+        self._clock = Clock(lambda value: control.post("checkpoint.save", value, f"{LANE} clock"))
+        self._last = 0  # the step that was saved or loaded last
+        self._reached = False
+        self._thread: threading.Thread | None = None
+        self._problem: BaseException | None = None
+
+    def save(
+        self,
+        state: State,
+        step: int,
+        *,
+        own: Any = None,
+        every: int | float | str | None = None,
+        keep: int = 2,
+    ) -> bool:
+        """Save when it is due, and tell whether it was. Called by every rank with the same `step`, `every` and `keep`.
+
+        Copies the tensors and returns; they are written in the background. With `shuffle="stream"` it waits until the
+        rows of this rank's shards are known to be complete.
+
+        Args:
+            state: a dict that is the same on every rank; rank 0 writes it. Tensors, NumPy arrays, numbers, strings,
+                bools and None, in dicts, lists and tuples. Or a function that gives it, which every rank calls when a
+                save is due.
+            step: where training stands; steps only go up.
+            own: what is this rank's own (its random generators, its position in the data), of the same kinds; or a
+                function.
+            every: None saves now; an int every so many steps; a time, "30s", "5min" or a float in seconds, when rank
+                0's clock says so. Ranks agree on that about once a second, without waiting for each other.
+            keep: older checkpoints beyond so many are removed.
+
+        Raises:
+            BadSetting: a value that can't be kept (the message has its path); a run directory that a rank can't reach.
+            CheckpointFailed: the save before this one could not be written. Earlier checkpoints are intact.
+        """
+        steps, seconds = every_of(every)
+        step, keep = operator.index(step), operator.index(keep)
+        if keep < 1:
+            raise BadSetting(f"keep={keep} must be at least 1.")
+        self._reach()
+        if self._thread is not None and not self._thread.is_alive():
+            self.wait()
+        if seconds is not None:
+            due = self._clock.due(seconds)
+        else:
+            due = steps is None or step // steps > self._last // steps
+            if due:
+                self._clock.reset()
+        if not due:
+            return False
+        self._control.confirm_rows()  # rows that still stream in are provisional: nothing that is kept may rest on them
+        self.wait()
+        began = time.monotonic()
+        now = state() if callable(state) else state
+        if not isinstance(now, dict):
+            raise BadSetting(f"world.checkpoint.save takes a dict, or a function that gives one, not {now!r:.200}.")
+        mine = own() if callable(own) else own
+        if self._world.rank == 0:
+            self._state.take(now, "state")
+        if mine is not None:
+            self._own.take(mine, "own")
+        self._last = step
+        arguments = (step, keep, mine is not None, began)
+        self._thread = threading.Thread(target=self._work, args=arguments, name="tritium-checkpoint", daemon=True)
+        self._thread.start()
+        return True
+
+    def load(self) -> Loaded | None:
+        """The newest checkpoint of the run directory that is whole, the same on every rank; None when there is none.
+
+        A dict with the attributes `step`, `size` (the world size of then), `own` (every rank's own, in rank order) and
+        `path`. Its tensors are on the CPU. A damaged checkpoint is passed over for the one before it, and the user is
+        told.
+        """
+        self.wait()
+        with self._control.pulse.within("loading a checkpoint"):
+            return self._load()
+
+    def _load(self) -> Loaded | None:
+        self._reach()
+        candidates = None
+        if self._world.rank == 0:
+            candidates = self._attempt(self._store.candidates)
+        loaded = None
+        for name in self._exchange("checkpoint.load", candidates)[0] or ():
+            attempt = self._attempt(partial(self._store.load, name))
+            reasons = self._exchange("checkpoint.load", attempt if isinstance(attempt, BaseException) else None)
+            reason = next((r for r in reasons if r is not None), None)
+            if reason is None:
+                loaded = attempt
+                break
+            self._store.damaged[name] = reason
+        self._tell(loaded)
+        if loaded is not None:
+            self._last = loaded.step
+        self._clock.reset()
+        return loaded
+
+    def regroup(self, state: State, step: int, *, own: Any = None) -> None:
+        """Called by every rank at the end of an epoch: where a gang of `ranks=(least, most)` could grow, let it.
+
+        Returns at once when it could not. Else it saves, and does not return: the gang is started again with more
+        ranks, and goes on from this checkpoint.
+        """
+        if not self._control.elastic:
+            return
+        self.wait()
+        if any(self._exchange("checkpoint.regroup", self._control.could_be_more)):
+            self.save(state, step, own=own)
+            self.wait()
+            raise Regroup
+
+    def wait(self) -> None:
+        """Wait for the save that is in flight, and raise what went wrong in it."""
+        self.settle()
+        problem, self._problem = self._problem, None
+        if problem is not None:
+            raise problem
+
+    def settle(self) -> None:
+        """Wait for the save that is in flight, whatever comes of it."""
+        if self._thread is not None:
+            with self._control.pulse.within("saving a checkpoint"):
+                self._thread.join()
+            self._thread = None
+
+    # ---- the background
+
+    def _work(self, step: int, keep: int, owns: bool, began: float) -> None:
+        try:
+            self._save(step, keep, owns, began)
+        except BaseException as error:  # noqa: BLE001 - raised by the next save, by wait, or at the end of the rank
+            self._problem = error
+
+    def _save(self, step: int, keep: int, owns: bool, began: float) -> None:
+        first = self._world.rank == 0
+        name = self._attempt(lambda: self._store.prepare(step)) if first else None
+        answers = self._exchange("checkpoint.save", name if isinstance(name, BaseException) else (name, step))
+        name = answers[0][0]
+        try:
+            done = self._fill(name, [at for _, at in answers], owns)
+        except BaseException as error:
+            if first:
+                self._store.discard(name)
+            if isinstance(error, TritiumError):  # every rank has it, and the first one to raise it ends the gang
+                self._exchange("checkpoint.save", None)
+            raise
+        if first:
+            facts = {
+                "bytes": done.total,
+                "seconds": round(time.monotonic() - began, 3),
+                "path": self._store.where(name),
+            }
+            self._control.tell("checkpoint", step=step, **facts)
+            self._store.prune(keep)
+
+    def _fill(self, name: str, steps: list[int], owns: bool) -> Checkpoint:
+        """Write what is in a checkpoint, the manifest last."""
+        store, first = self._store, self._world.rank == 0
+        if len(set(steps)) > 1:
+            said = ", ".join(f"rank {rank} saves step {step}" for rank, step in enumerate(steps))
+            raise BadSetting(f"world.checkpoint.save: {said}. All ranks must save at the same steps.")
+
+        def write() -> dict[str, Any]:
+            sums = store.write(name, REPLICATED, self._state) if first else {}
+            return sums | (store.write(name, own(self._world.rank), self._own) if owns else {})
+
+        def commit() -> Checkpoint:
+            return store.commit(name, self._world.size, sums)
+
+        answers = self._exchange("checkpoint.save", self._attempt(write))
+        sums = {part: facts for answer in answers for part, facts in answer.items()}
+        done: Checkpoint = self._exchange("checkpoint.save", self._attempt(commit) if first else None)[0]
+        return done
+
+    # ---- with the others
+
+    def _attempt(self, work: Callable[[], Any]) -> Any:
+        """What `work` gives, or the error to be raised on every rank, or the reason why a checkpoint is damaged."""
+        try:
+            return work()
+        except Damaged as error:
+            return error
+        except TritiumError as error:
+            text = f"Rank {self._world.rank} on {self._world.host}: {error}"
+            return type(error)(text, **{"rank": self._world.rank, "host": self._world.host, **error.__dict__})
+
+    def _exchange(self, operation: str, value: Any) -> list[Any]:
+        """Every rank's value. When one is an error, every rank raises it; a reason of damage becomes a sentence."""
+        blobs = self._control.meet(operation, pickle.dumps(value), LANE)
+        values = [pickle.loads(blob) for blob in blobs]
+        for answer in values:
+            if isinstance(answer, TritiumError):
+                raise answer
+        return [str(answer) if isinstance(answer, Damaged) else answer for answer in values]
+
+    def _reach(self) -> None:
+        """At the first use: the run directory must be the same place for every rank."""
+        if self._reached:
+            return
+        run_dir, run_id = self._control.run_dir, self._world.run_id
+        try:
+            found = run_at(run_dir)
+            why = "" if found == run_id else f"run.json there is of the run {found}, and this is {run_id}"
+        except Exception as error:  # noqa: BLE001 - whatever a file system raises: it is told on every rank
+            why = f"run.json, which the driver wrote there, can't be read ({type(error).__name__}: {error})"
+        problem = BadSetting(
+            f"Rank {self._world.rank} on {self._world.host} does not reach the run directory {run_dir}: {why}. "
+            "Checkpoints need a run_dir that is the same place for the driver and every rank: a shared disk, or a URL "
+            "such as s3://bucket/runs/1.",
+            rank=self._world.rank,
+            host=self._world.host,
+            path=run_dir,
+        )
+        self._exchange("checkpoint", problem if why else None)
+        self._reached = True
+
+    def _tell(self, loaded: Loaded | None) -> None:
+        if self._world.rank != 0:
+            return
+        for reason in self._store.damaged.values():
+            self._control.tell("note", text=f"checkpoint passed over: {reason}")
+        if loaded is not None:
+            text = f"goes on from the checkpoint of step {loaded.step} in {loaded.path}"
+            self._control.tell("note", text=text)
+            self._control.tell("resumed", step=loaded.step, path=loaded.path)
+        elif self._store.damaged:
+            self._control.tell("note", text=f"no checkpoint in {self._store.path} can be loaded: starts anew")
+
+
+class Clock:
+    """Whether a save by time is due, decided alike by all ranks without a meeting at every step.
+
+    At some call every rank posts what its clock says, and reads everyone's a number of calls later, when it has long
+    arrived. That number and the answer come from what was posted alone, so they are the same everywhere; by the pace of
+    the slowest rank it is about a second of calls.
+    """
+
+    def __init__(
+        self, post: Callable[[bytes], Callable[[], list[bytes]]], now: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._post = post
+        self._now = now
+        self._saved = self._posted = now()
+        self._answers: Callable[[], list[bytes]] | None = None
+        self._calls = 0  # since the last post
+        self._ahead = 1  # the calls from a post to its reading
+        self._stale = False  # there was a save since the last post
+
+    def reset(self) -> None:
+        """There was a save, for another reason."""
+        self._saved = self._now()
+        self._stale = True
+
+    def due(self, seconds: float) -> bool:
+        """Called once a step."""
+        now = self._now()
+        self._calls += 1
+        if self._answers is not None and self._calls < self._ahead:
+            return False
+        due, ahead = False, 1
+        if self._answers is not None:
+            said = [json.loads(answer) for answer in self._answers()]
+            pace, every = max(s["pace"] for s in said), said[0]["every"]
+            due = not self._stale and said[0]["elapsed"] + self._ahead * pace >= every
+            wanted = min(_LOOK_SECONDS, every / 4) / pace if pace > 0 else 1.0
+            ahead = int(max(1, min(wanted, 2 * self._ahead, _MOST_CALLS)))
+        if due:
+            self._saved = now
+        pace = 0.0 if self._answers is None else (now - self._posted) / self._calls
+        value = {"elapsed": now - self._saved, "pace": pace, "every": seconds}
+        self._answers = self._post(json.dumps(value).encode())
+        self._posted, self._calls, self._ahead, self._stale = now, 0, ahead, False
+        return due
+
+
+def finish(world: World) -> None:
+    """The rank's function has returned: what it saved last must be there."""
+    made: Checkpoints | None = world.__dict__.get("checkpoint")
+    if made is not None:
+        made.wait()
+
+
+def settle(world: World) -> None:
+    """As `finish`, where another error is on its way already."""
+    made: Checkpoints | None = world.__dict__.get("checkpoint")
+    if made is not None:
+        made.settle()
+
+
+def every_of(every: int | float | str | None) -> tuple[int | None, float | None]:
+    """(steps, seconds), one of them None."""
+    if every is None:
+        return None, None
+    if isinstance(every, str):
+        found = _TIME.match(every)
+        seconds = float(found[1]) * _UNITS[found[2]] if found else 0.0
+        if seconds > 0:
+            return None, seconds
+    elif isinstance(every, float):
+        if 0 < every < math.inf:
+            return None, every
+    elif not isinstance(every, bool) and operator.index(every) > 0:
+        return operator.index(every), None
+    raise BadSetting(
+        f'every={every!r} must be a number of steps (100) or a time: "30s", "5min", "2h", or a float in seconds (30.0).'
+    )

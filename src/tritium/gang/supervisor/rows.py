@@ -1,0 +1,121 @@
+"""A rank's rows: from Spark's stream to the spools, reported as they come (supervisor)."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING
+
+import pyarrow as pa
+
+from tritium.errors import TritiumError, WireError
+from tritium.gang.control.client import Line
+from tritium.wire import Channel
+
+if TYPE_CHECKING:
+    from tritium.data.receive import Receiver
+    from tritium.data.spool import Spool
+    from tritium.gang.supervisor.supervisor import Order
+
+ROWS_SECONDS = 0.02  # how often rows are reported at most, while they arrive and may be taken
+AHEAD = 1 << 15  # rows that are read before the rank is ready, whatever else the host has to do: two windows
+LOOK_SECONDS = 0.1
+LOAD = "/proc/loadavg"
+
+
+class Intake:
+    """Takes the rows of one rank. `check` raises when the gang has ended."""
+
+    def __init__(
+        self, order: Order, spools: Mapping[str, Spool], coordinator: Line, rank: Channel, check: Callable[[], None]
+    ) -> None:
+        from tritium.data.receive import Receiver
+
+        self.ready = threading.Event()
+        """The rank has imported its framework."""
+        self._order = order
+        self._spools = spools
+        self._coordinator = coordinator
+        self._rank = rank
+        self._check = check
+        self._receiver: Receiver = Receiver(order.plan, spools, sorted=order.sorted)
+        self._announced: set[str] = set()
+        self._reported = 0.0
+
+    @property
+    def rows(self) -> Mapping[str, int]:
+        """How many have come, by name."""
+        return self._receiver.rows
+
+    def run(self, batches: Iterator[pa.RecordBatch], confirm: Callable[[], bool | None]) -> None:
+        """All of them, and a receipt to the coordinator. Raises what is wrong with a row, or with their end."""
+        for batch in self._unbroken(batches):
+            self._check()
+            self._receiver.take(batch)
+            self._report()
+            self._give_way()
+        self._check()
+        receipt = self._receiver.finish(confirmed=self._order.sorted or confirm())
+        body = {"columns": receipt.columns, "fingerprint": plain_fingerprint(receipt.fingerprint)}
+        self._coordinator.send("receipt", json.dumps(body).encode(), rows=receipt.rows)
+
+    def announce(self, name: str, shapes: Mapping[str, Sequence[int]]) -> None:
+        """Tell the rank where the rows of `name` lie, with the shapes of columns that no row here has shown."""
+        columns = self._spools[name].describe()
+        for column in columns:
+            if column.get("shape") is None:
+                column["shape"] = shapes.get(column["name"])
+        fields = [f.to_json() for f in self._order.plan[name]]
+        body = json.dumps({"columns": columns, "fields": fields}).encode()
+        with contextlib.suppress(WireError):  # the rank has ended: whoever waits for its process says how
+            self._rank.send("spool", body, name=name, prepared=self._order.prepared[name])
+
+    def _report(self) -> None:
+        now = time.monotonic()
+        if now - self._reported < (ROWS_SECONDS if self._order.streams else 0.25):
+            return
+        self._reported = now
+        for name, rows in self.rows.items():
+            if rows and self._order.streams and name not in self._announced:
+                # Before the rank may take rows it must know their shape, which the first row has shown.
+                self._announced.add(name)
+                self.announce(name, {})
+        self._coordinator.send("rows", rows=self.rows)
+
+    def _give_way(self) -> None:
+        """On a busy host, what the first steps do not need waits until the rank has imported its framework.
+
+        Where rows can be taken as they come, the first step waits for that import alone, and Spark, which sends the
+        rows, would take half of its processor time.
+        """
+        while self._order.streams and max(self.rows.values()) > AHEAD and not self.ready.is_set() and busy():
+            self.ready.wait(LOOK_SECONDS)
+            self._check()
+
+    def _unbroken(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        """Spark's stream. When it breaks off in the middle, the error says what that means, not what Arrow calls it."""
+        try:
+            yield from batches
+        except TritiumError:  # a table that is dealt on the driver may hold what can't be converted
+            raise
+        except Exception as error:
+            raise self._receiver.cut_short() from error
+
+
+def plain_fingerprint(fingerprint: Mapping[str, Mapping[int, Sequence[int]]]) -> dict[str, list[list[int]]]:
+    """As JSON takes it: name → [source partition, rows, sum, sum]."""
+    return {name: [[partition, *part] for partition, part in parts.items()] for name, parts in fingerprint.items()}
+
+
+def busy() -> bool:
+    """Whether more threads than this host has cores want to run, as far as it tells."""
+    try:
+        with open(LOAD, encoding="ascii") as file:
+            running = int(file.read().split()[3].split("/")[0])
+        return running > len(os.sched_getaffinity(0))
+    except (OSError, AttributeError, ValueError, IndexError):  # not Linux
+        return False

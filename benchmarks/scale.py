@@ -68,9 +68,9 @@ class Silent:
 def coordinate(size: int, pipe: Any) -> None:
     """A coordinator: sends its address and secret, the seconds until its gang had formed, its processor seconds."""
     from tritium.gang.coordinator.coordinator import Coordinator
-    from tritium.gang.coordinator.stalls import Patience
+    from tritium.gang.stall_limit import StallLimit
 
-    with_all = Coordinator(size, launch="L", observer=Silent(), patience=Patience(600.0)).start()
+    with_all = Coordinator(size, launch="L", observer=Silent(), stall_limit=StallLimit(600.0)).start()
     pipe.send((with_all.address, with_all.secret))
     with with_all.changed:
         with_all.changed.wait_for(lambda: with_all.formed)
@@ -85,7 +85,7 @@ def coordinate(size: int, pipe: Any) -> None:
 def simulate(address: tuple[str, int], secret: bytes, partitions: range, pipe: Any) -> None:
     """The supervisors of these partitions; says when each has been given its number, and waits for the end."""
     from tritium.gang.control.client import Line
-    from tritium.gang.coordinator.stalls import Standing
+    from tritium.gang.coordinator.stalls import RankStatus
     from tritium.gang.supervisor.supervisor import PULSE_SECONDS
 
     lines = []
@@ -100,7 +100,7 @@ def simulate(address: tuple[str, int], secret: bytes, partitions: range, pipe: A
         if message is None or message.kind != "assign" or not message.blob:
             raise RuntimeError(f"not assigned: {message}, {line.reason}")
     pipe.send("assigned")
-    pulse = {**vars(Standing(0.0, step=1, epoch=0, phase="training", taken=1, pace=0.01, state="S"))}
+    pulse = {**vars(RankStatus(heard=0.0, step=1, epoch=0, phase="training", taken=1, state="S"))}
     del pulse["heard"]
     while not pipe.poll(PULSE_SECONDS):
         for line in lines:

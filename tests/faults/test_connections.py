@@ -36,7 +36,7 @@ from tritium.gang.control import client as line_module
 from tritium.gang.control.client import Line
 from tritium.gang.coordinator import coordinator as coordinator_module
 from tritium.gang.coordinator.coordinator import Coordinator
-from tritium.gang.coordinator.stalls import Patience
+from tritium.gang.stall_limit import StallLimit
 from tritium.observe.stored import Piece
 from tritium.wire import MAGIC, NONCE, Challenge, Channel, Codec, Message
 
@@ -519,13 +519,13 @@ def test_only_one_direction_of_a_hosts_network_is_cut(tmp_path: Path) -> None:
 @pytest.mark.skipif(not can_make_hosts(), reason="only root may make network namespaces")
 def test_the_network_between_two_ranks_is_cut(tmp_path: Path) -> None:
     """Both still reach the driver: nobody is lost, and nothing would ever happen again."""
-    patience = Patience(2.0)
+    limit = StallLimit(2.0)
     with hosts(2) as both, contextlib.ExitStack() as stack:
         cable = Cable(*both)
-        coordinator = stack.enter_context(serving(2, host="0.0.0.0", patience=patience))
+        coordinator = stack.enter_context(serving(2, host="0.0.0.0", stall_limit=limit))
         for partition, host in enumerate(both):
             address = (host.near, coordinator.address[1])
-            order = order_for(coordinator, reduce_for_ever, str(tmp_path), address=address, patience=patience)
+            order = order_for(coordinator, reduce_for_ever, str(tmp_path), address=address, stall_limit=limit)
             stack.callback(Machine(order, partition, inside=host.inside).close)
         there(tmp_path, 2)
         cable.cut()

@@ -86,7 +86,7 @@ def test_of_an_exception(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
 
 
 def doing(coordinator: Coordinator) -> list[str]:
-    return [member.standing.place() for member in list(coordinator.members.values()) if member.standing is not None]
+    return [member.status.place() for member in list(coordinator.members.values()) if member.status is not None]
 
 
 def test_of_attempts_from_a_checkpoint_of_an_earlier_launch(tmp_path: Path) -> None:

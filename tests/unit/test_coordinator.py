@@ -18,12 +18,14 @@ from tritium.gang.control import server as server_module
 from tritium.gang.control.client import Line
 from tritium.gang.control.server import STRANGERS
 from tritium.gang.coordinator import coordinator as coordinator_module
-from tritium.gang.coordinator import rendezvous as muster_module
+from tritium.gang.coordinator import rendezvous as rendezvous_module
 from tritium.gang.coordinator.coordinator import Coordinator
-from tritium.gang.coordinator.rendezvous import Member, agree, assignments, muster
-from tritium.gang.coordinator.stalls import Patience
+from tritium.gang.coordinator.members import Member
+from tritium.gang.coordinator.ranks import assign_ranks, assignments
+from tritium.gang.coordinator.rendezvous import agree
 from tritium.gang.driver.outcome import missing_note
 from tritium.gang.failure import Failure
+from tritium.gang.stall_limit import StallLimit
 from tritium.observe.stored import Piece
 from tritium.wire import MAGIC, NONCE, Challenge, Channel, Message
 
@@ -245,7 +247,7 @@ def member(partition: int, host: str, *gpus: str) -> Member:
 
 class TestMuster:
     def test_ranks_of_a_host_are_neighbours(self) -> None:
-        gang = muster([member(k, host) for k, host in enumerate("babca")])
+        gang = assign_ranks([member(k, host) for k, host in enumerate("babca")])
         assert [(m.host, m.partition, m.rank, m.local_rank) for m in gang] == [
             ("b", 0, 0, 0),
             ("b", 2, 1, 1),
@@ -259,18 +261,18 @@ class TestMuster:
         chance = random.Random(1)
         for _ in range(20):
             chance.shuffle(members)
-            assert [m.partition for m in muster(members)] == [0, 2, 1, 4, 3]
+            assert [m.partition for m in assign_ranks(members)] == [0, 2, 1, 4, 3]
 
     def test_within_a_host_by_gpu_address_as_a_number(self) -> None:
-        gang = muster([member(0, "a", "10"), member(1, "a", "9"), member(2, "b", "1"), member(3, "b", "0")])
+        gang = assign_ranks([member(0, "a", "10"), member(1, "a", "9"), member(2, "b", "1"), member(3, "b", "0")])
         assert [(m.host, m.gpus) for m in gang] == [("a", ("9",)), ("a", ("10",)), ("b", ("0",)), ("b", ("1",))]
 
     def test_gpu_addresses_that_are_no_numbers(self) -> None:
-        gang = muster([member(0, "a", "GPU-b"), member(1, "a", "GPU-a"), member(2, "a", "3")])
+        gang = assign_ranks([member(0, "a", "GPU-b"), member(1, "a", "GPU-a"), member(2, "a", "3")])
         assert [m.gpus for m in gang] == [("3",), ("GPU-a",), ("GPU-b",)]
 
     def test_a_rank_sees_the_gpus_of_its_hosts_ranks_and_its_own_first_one(self) -> None:
-        gang = muster([member(0, "a", "2", "3"), member(1, "a", "0", "1"), member(2, "b", "4", "5")])
+        gang = assign_ranks([member(0, "a", "2", "3"), member(1, "a", "0", "1"), member(2, "b", "4", "5")])
         peers = [m.peer() for m in gang]
         assert [(p["host"], p["device"], p["local_rank"]) for p in peers] == [
             ("a", "cuda:0", 0),
@@ -285,7 +287,7 @@ class TestMuster:
     def test_two_executors_of_one_host_that_isolation_shows_one_gpu_each(self) -> None:
         first, second = member(0, "a", "0"), member(1, "a", "0")
         first.listed, second.listed = {"0": "GPU-a"}, {"0": "GPU-b"}
-        gang = muster([first, second])
+        gang = assign_ranks([first, second])
         assert [(p["device"], p["local_rank"]) for p in (m.peer() for m in gang)] == [("cuda:0", 0), ("cuda:0", 0)]
         places = [place for _, place in assignments(gang)]
         assert [(a["visible_gpus"], a["local_rank"], a["local_size"]) for a in places] == [(["0"], 0, 1)] * 2
@@ -294,7 +296,7 @@ class TestMuster:
         members = [member(k, "a", gpu) for k, gpu in enumerate("0011")]
         for m in members:
             m.executor = f"executor {m.partition % 2}"
-        gang = muster(members)
+        gang = assign_ranks(members)
         assert [(m.partition, m.gpus, m.local_rank) for m in gang] == [
             (0, ("0",), 0),
             (2, ("1",), 1),
@@ -307,7 +309,7 @@ class TestMuster:
         members = [member(k, "a", gpu) for k, gpu in enumerate("10")]
         for m in members:
             m.executor, m.listed = f"executor {m.partition}", {"0": "GPU-a", "1": "GPU-b"}
-        gang = muster(members)
+        gang = assign_ranks(members)
         assert [(m.gpus, m.peer()["device"]) for m in gang] == [(("0",), "cuda:0"), (("1",), "cuda:1")]
         assert [place["visible_gpus"] for _, place in assignments(gang)] == [["0", "1"]] * 2
 
@@ -412,7 +414,7 @@ class TestMeetings:
             assert "rank 2 has returned and will never reach gather()" in heard(channel, "gathered")["problem"]
 
     def test_too_much_to_gather_is_said_to_all_who_came(self, start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(muster_module, "MAX_BLOB", 1000)
+        monkeypatch.setattr(rendezvous_module, "MAX_BLOB", 1000)
         supervisors = start(2).form()
         for channel in supervisors:
             self.meet(channel, "gather", bytes(600))
@@ -698,8 +700,7 @@ def pulse(**facts: Any) -> dict[str, Any]:
     word = {
         "step": None,
         "epoch": None,
-        "pace": None,
-        "patience": 0.0,
+        "step_limit": 0.0,
         "taken": 0,
         "receiving": False,
         "rows": {},
@@ -716,7 +717,7 @@ class TestStalls:
         gang.hello(2).send("ready", pid=1)
         gang.hello(3, host="b").send("pulse", **pulse(seconds=12.0))
         wait(lambda: len(coordinator.missing()) == 2 and len(coordinator.members) == 3, "three have come", SECONDS)
-        wait(lambda: coordinator.members[3].standing, "the pulse is heard", SECONDS)
+        wait(lambda: coordinator.members[3].status, "the pulse is heard", SECONDS)
         assert missing_note(coordinator, 4) == (
             "2 of 4 ranks have reported; still missing: task 1 (not started: no slot, or its source is still being "
             "computed); task 3 (host b, importing torch for 12 s)"
@@ -726,7 +727,7 @@ class TestStalls:
         self, start: Start, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         monkeypatch.setattr(coordinator_module, "STACKS_SECONDS", 0.5)
-        gang = start(2, patience=Patience(2.0))
+        gang = start(2, stall_limit=StallLimit(2.0))
         one, two = gang.form()
         one.send("pulse", **pulse(step=310, taken=310, phase="step 310", doing="step", quiet=3.0))
         two.send("pulse", **pulse(step=309, taken=309, phase="step 309", doing="step", quiet=3.0))
@@ -743,7 +744,7 @@ class TestStalls:
         assert "stands still" in heard(one, "end")["reason"]
 
     def test_a_rank_that_moves_again_meanwhile_is_left_alone(self, start: Start) -> None:
-        gang = start(1, patience=Patience(2.0))
+        gang = start(1, stall_limit=StallLimit(2.0))
         (one,) = gang.form()
         one.send("pulse", **pulse(step=1, quiet=3.0))
         number = heard(one, "stacks")["number"]

@@ -13,39 +13,40 @@ import pytest
 
 from clusters import wait
 from tritium.errors import RankFailed, Stalled
-from tritium.gang.coordinator.rendezvous import Member
+from tritium.gang.coordinator.members import Member
 from tritium.gang.coordinator.stall_watch import StallWatch
-from tritium.gang.coordinator.stalls import Answer, Patience, Seat, Standing, at_fault, judge, starved, story
+from tritium.gang.coordinator.stalls import Answer, RankStatus, at_fault, judge, starved, story
 from tritium.gang.failure import Failure
 from tritium.gang.rank.heartbeat import Page, Pulse
 from tritium.gang.settings import Gang
+from tritium.gang.stall_limit import StallLimit
 from tritium.gang.supervisor import process_stats as vitals
 from tritium.gang.supervisor.monitor import _Logs
 from tritium.gang.supervisor.process_stats import Busy, Lapse, Still, from_outside, killed_for
 from tritium.gang.supervisor.stacks import Frame, in_collective, main_thread, where
 from tritium.wire import Message
 
-PATIENCE = Patience(600.0)
+LIMIT = StallLimit(600.0)
 
 
-def seat(rank: int, *, finished: bool = False, **facts: Any) -> Seat:
-    facts = {"quiet": 601.0, "idle": 601.0, "patience": 0.0 if facts.get("step") else None, **facts}
-    return Seat(rank, f"h{rank}", Standing(heard=1000.0, **facts), finished)
+def status(rank: int, **facts: Any) -> RankStatus:
+    facts = {"quiet": 601.0, "idle": 601.0, "step_limit": 0.0 if facts.get("step") else None, **facts}
+    return RankStatus(rank=rank, host=f"h{rank}", heard=1000.0, **facts)
 
 
-def stuck(*seats: Seat, patience: Patience = PATIENCE) -> list[int]:
-    return [each.rank for each in judge(seats, patience, 1000.0).still]
+def stuck(*ranks: RankStatus) -> list[int]:
+    return [each.rank for each in judge(ranks, LIMIT, 1000.0).still]
 
 
 class TestWhoStandsStill:
     def test_a_rank_that_reported_a_step_and_made_no_progress(self) -> None:
-        assert stuck(seat(0, step=3, idle=0.0)) == [0]
-        assert stuck(seat(0, step=3, quiet=599.0)) == []
+        assert stuck(status(0, step=3, idle=0.0)) == [0]
+        assert stuck(status(0, step=3, quiet=599.0)) == []
 
     def test_one_that_only_logs_its_steps_by_its_own_intervals(self) -> None:
-        assert stuck(seat(0, step=3, patience=None, idle=0.0)) == []
-        assert stuck(seat(0, step=3, patience=900.0, idle=0.0)) == []
-        assert stuck(seat(0, step=3, patience=900.0, idle=0.0, quiet=901.0)) == [0]
+        assert stuck(status(0, step=3, step_limit=None, idle=0.0)) == []
+        assert stuck(status(0, step=3, step_limit=900.0, idle=0.0)) == []
+        assert stuck(status(0, step=3, step_limit=900.0, idle=0.0, quiet=901.0)) == [0]
         logs = _Logs(0.0)
         assert [logs.look(1, 20.0), logs.look(2, 25.0), logs.look(3, 26.0), logs.look(3, 99.0)] == [
             None,
@@ -55,100 +56,67 @@ class TestWhoStandsStill:
         ]
 
     def test_what_was_heard_long_ago_counts_from_then(self) -> None:
-        assert [s.rank for s in judge([seat(0, step=3, quiet=1.0)], PATIENCE, 1600.0).still] == [0]
+        assert [s.rank for s in judge([status(0, step=3, quiet=1.0)], LIMIT, 1600.0).still] == [0]
 
     def test_a_rank_without_steps_only_when_it_is_idle_and_no_other_rank_moves(self) -> None:
-        assert stuck(seat(0, idle=3.0)) == []
-        assert stuck(seat(0), seat(1)) == [0, 1]
-        assert stuck(seat(0), seat(1, idle=3.0)) == []
-        assert stuck(seat(0), seat(1, idle=3.0, finished=True)) == [0]
+        assert stuck(status(0, idle=3.0)) == []
+        assert stuck(status(0), status(1)) == [0, 1]
+        assert stuck(status(0), status(1, idle=3.0)) == []
+        assert stuck(status(0), status(1, idle=3.0, finished=True)) == [0]
 
     def test_not_a_rank_that_waits_for_others_or_has_returned(self) -> None:
-        assert stuck(seat(0, doing="wait", step=3), seat(1, finished=True), seat(2, doing="rows")) == []
-        assert stuck(seat(0, doing="wait"), seat(1)) == [1]
+        assert stuck(status(0, doing="wait", step=3), status(1, finished=True), status(2, doing="rows")) == []
+        assert stuck(status(0, doing="wait"), status(1)) == [1]
 
     def test_a_stopped_process_wherever_it_is(self) -> None:
-        assert stuck(seat(0, doing="wait", state="T"), seat(1, quiet=0.0)) == [0]
+        assert stuck(status(0, doing="wait", state="T"), status(1, quiet=0.0)) == [0]
 
     def test_not_a_rank_that_has_returned_and_does_not_leave(self) -> None:
         """Its supervisor limits that: the results are there."""
-        assert stuck(seat(0, finished=True, phase="leaving"), seat(1, finished=True, phase="returned")) == []
+        assert stuck(status(0, finished=True, phase="leaving"), status(1, finished=True, phase="returned")) == []
 
 
-class TestTheRunsOwnPace:
-    own = Patience(600.0, own_pace=True)
-
-    def stuck(self, **facts: Any) -> bool:
-        facts = {"step": 9, "doing": "step", "pace": 0.1, "quiet": 61.0, "idle": 61.0, **facts}
-        return bool(stuck(seat(0, **facts), patience=self.own))
-
-    def test_shortens_the_limit_between_two_steps_of_a_rank_that_does_nothing(self) -> None:
-        assert self.stuck()
-        assert not self.stuck(quiet=59.0)
-        assert not self.stuck(idle=59.0)  # a recompilation, a validation of the user's own
-        assert not self.stuck(doing="other")  # a checkpoint, the end of an epoch
-        assert not self.stuck(pace=None)
-        assert not self.stuck(pace=1.0)
-        assert self.stuck(pace=1.0, quiet=101.0, idle=101.0)
-        assert self.stuck(pace=1000.0, quiet=601.0, idle=0.0)
-
-    def test_not_while_another_rank_moves_for_which_it_may_wait(self) -> None:
-        waits = {"step": 9, "doing": "step", "pace": 0.1, "quiet": 61.0, "idle": 61.0}
-        saves = seat(1, step=9, phase="saving a checkpoint", quiet=61.0, idle=61.0)
-        assert stuck(seat(0, **waits), saves, patience=self.own) == []
-        assert stuck(seat(0, **waits), seat(1, **waits), patience=self.own) == [0, 1]
-        assert stuck(seat(0, **waits, state="T"), saves, patience=self.own) == [0]
-
-    def test_in_doubt_while_the_others_are_busy_without_progress(self) -> None:
-        waits = {"step": 9, "doing": "step", "pace": 0.1, "quiet": 61.0}
-        verdict = judge([seat(0, **waits, idle=0.0), seat(1, **waits, idle=61.0)], self.own, 1000.0)
-        assert verdict.still == []
-        assert [each.rank for each in verdict.doubtful] == [1]
-        assert [each.rank for each in verdict.moving] == [0]
-
-    def test_not_of_a_limit_that_was_given(self) -> None:
-        assert Patience.of(Gang()) == self.own
-        assert Patience.of(Gang(stall_timeout=30)) == Patience(30)
-        assert Patience.of(Gang(on_stall="report")) == Patience(600.0, end=False, own_pace=True)
-        assert Patience(30.0).short(0.001) == 30.0
+def test_the_limit_is_that_of_the_settings() -> None:
+    assert StallLimit.of(Gang()) == StallLimit(600.0)
+    assert StallLimit.of(Gang(stall_timeout=30, on_stall="report")) == StallLimit(30, end=False)
 
 
 class TestWhoIsAtFault:
-    def first(self, *seats: Seat, collective: tuple[int, ...] = ()) -> int:
+    def first(self, *ranks: RankStatus, collective: tuple[int, ...] = ()) -> int:
         answers = {
             each.rank: Answer("…", "in f() at f.py:1", "all_reduce" if each.rank in collective else "")
-            for each in seats
+            for each in ranks
         }
-        return at_fault(seats, judge(seats, PATIENCE, 1000.0).still, answers)[0].rank
+        return at_fault(ranks, judge(ranks, LIMIT, 1000.0).still, answers)[0].rank
 
     def test_the_stopped_process(self) -> None:
-        assert self.first(seat(0, step=1, taken=1), seat(1, step=2, taken=2, state="T")) == 1
+        assert self.first(status(0, step=1, taken=1), status(1, step=2, taken=2, state="T")) == 1
 
     def test_the_lowest_step(self) -> None:
-        assert self.first(seat(0, step=310, taken=310), seat(1, step=309, taken=309)) == 1
-        assert self.first(seat(0, step=4), seat(1, step=3)) == 1
-        assert self.first(seat(0, epoch=2, step=1), seat(1, epoch=1, step=3)) == 1
+        assert self.first(status(0, step=310, taken=310), status(1, step=309, taken=309)) == 1
+        assert self.first(status(0, step=4), status(1, step=3)) == 1
+        assert self.first(status(0, epoch=2, step=1), status(1, epoch=1, step=3)) == 1
 
     def test_the_one_outside_of_a_collective_that_the_others_are_in(self) -> None:
-        assert self.first(seat(0, step=5, taken=5), seat(1, step=5, taken=5), collective=(0,)) == 1
-        assert self.first(seat(0), seat(1, finished=True, phase="returned"), collective=(0,)) == 1
+        assert self.first(status(0, step=5, taken=5), status(1, step=5, taken=5), collective=(0,)) == 1
+        assert self.first(status(0), status(1, finished=True, phase="returned"), collective=(0,)) == 1
 
     def test_not_one_that_merely_has_returned(self) -> None:
-        assert self.first(seat(0, step=5), seat(1, step=5, finished=True)) == 0
+        assert self.first(status(0, step=5), status(1, step=5, finished=True)) == 0
 
-        assert self.first(seat(0, step=5, taken=5), seat(1, step=2, taken=2, finished=True)) == 0
-        assert self.first(seat(0, step=5, taken=5), seat(1, step=2, taken=2, finished=True), collective=(0,)) == 1
+        assert self.first(status(0, step=5, taken=5), status(1, step=2, taken=2, finished=True)) == 0
+        assert self.first(status(0, step=5, taken=5), status(1, step=2, taken=2, finished=True), collective=(0,)) == 1
 
     def test_not_one_that_moves(self) -> None:
-        assert self.first(seat(0, step=5, taken=5), seat(1, step=2, taken=2, quiet=0.0)) == 0
+        assert self.first(status(0, step=5, taken=5), status(1, step=2, taken=2, quiet=0.0)) == 0
 
     def test_the_story_names_it_first_and_says_what_it_never_reached(self) -> None:
-        seats = [seat(0, step=310, taken=310, phase="step 310"), seat(1, step=309, taken=309, phase="step 309")]
+        ranks = [status(0, step=310, taken=310, phase="step 310"), status(1, step=309, taken=309, phase="step 309")]
         answers = {
             0: Answer("…", "in train() at t.py:42 → all_reduce (d.py:1)", "all_reduce"),
             1: Answer(why="its process is stopped"),
         }
-        order = at_fault(seats, seats, answers)
+        order = at_fault(ranks, ranks, answers)
         text = story(order[0], order, [], answers, 1000.0)
         assert text.splitlines() == [
             "rank 1 on h1 stands still: step 309, no progress for 601.0 s. It never reached the all_reduce in which "
@@ -163,66 +131,56 @@ class TestWhoIsAtFault:
 class TestTelling:
     """What the coordinator does with it, without a network."""
 
-    own = Patience(600.0, own_pace=True)
-    waits: ClassVar[dict[str, Any]] = {"step": 9, "taken": 9, "doing": "step", "pace": 0.1, "phase": "step 9"}
+    waits: ClassVar[dict[str, Any]] = {"step": 9, "taken": 9, "doing": "step", "phase": "step 9"}
 
-    def conclude(self, seats: list[Seat], collective: tuple[int, ...], watch: StallWatch | None = None) -> Any:
-        watch = watch or StallWatch(self.own, len(seats))
-        members = [
-            Member(s.rank, 0, s.host, "", 0, 1, rank=s.rank, standing=s.standing, finished=s.finished) for s in seats
-        ]
+    def conclude(self, ranks: list[RankStatus], collective: tuple[int, ...], watch: StallWatch | None = None) -> Any:
+        watch = watch or StallWatch(LIMIT, len(ranks))
+        members = [Member(s.rank, 0, s.host, "", 0, 1, rank=s.rank, status=s, finished=s.finished) for s in ranks]
         assert watch.look(members, 1000.0)
         number = watch.ask()
         assert not watch.look(members, 1000.0)  # one question at a time
-        for s in seats:
+        for s in ranks:
             fields = {"where": "", "collective": "all_reduce" if s.rank in collective else "", "why": ""}
-            assert watch.take(number, s.rank, Message("stacks", fields, b"s")) == (s is seats[-1])
+            assert watch.take(number, s.rank, Message("stacks", fields, b"s")) == (s is ranks[-1])
         found = watch.conclude(number, members, 1000.0)
         assert not watch.look(members, 1000.0)  # it is told once
         return found
 
     def test_ranks_that_wait_in_an_exchange_for_one_that_moves_are_left_alone(self) -> None:
-        saves = seat(0, step=9, phase="saving a checkpoint", quiet=3.0)
-        assert self.conclude([saves, seat(1, **self.waits)], collective=(1,)) is None
+        saves = status(0, step=9, phase="saving a checkpoint", quiet=3.0)
+        assert self.conclude([saves, status(1, **self.waits)], collective=(1,)) is None
 
     def test_but_not_one_that_stands_still_elsewhere(self) -> None:
-        failure, certain = self.conclude([seat(0, step=9, quiet=3.0), seat(1, **self.waits)], collective=())
-        assert (failure.rank, certain) == (1, True)
-
-    def test_in_doubt_it_is_only_reported_until_the_limit_is_over(self) -> None:
-        watch = StallWatch(self.own, 2)
-        spins = {**self.waits, "idle": 0.0}
-        early = [seat(0, **spins, quiet=61.0), seat(1, **{**self.waits, "quiet": 61.0})]
-        failure, certain = self.conclude(early, (0,), watch)
-        assert (failure.rank, certain) == (1, False)
-        failure, certain = self.conclude([seat(0, **spins), seat(1, **self.waits)], (0,), watch)
-        assert (failure.rank, certain) == (1, True)
+        failure = self.conclude([status(0, step=9, quiet=3.0), status(1, **self.waits)], collective=())
+        assert failure.rank == 1
 
     def test_the_same_stall_is_told_again_when_everything_moved_in_between(self) -> None:
-        watch = StallWatch(Patience(600.0, end=False), 1)
+        watch = StallWatch(StallLimit(600.0, end=False), 1)
         for _ in range(2):
-            failure, _ = self.conclude([seat(0, step=3)], (), watch)
+            failure = self.conclude([status(0, step=3)], (), watch)
             assert failure.rank == 0
             assert not watch.look(
-                [Member(0, 0, "a", "", 0, 1, rank=0, standing=Standing(1000.0, step=4, patience=0.0))], 1000.0
+                [Member(0, 0, "a", "", 0, 1, rank=0, status=RankStatus(heard=1000.0, step=4, step_limit=0.0))], 1000.0
             )
 
 
 class TestRows:
     def test_none_for_the_limit_while_ranks_wait_for_them(self) -> None:
         hungry = {"doing": "rows", "receiving": True, "rows_quiet": 601.0}
-        seats = [seat(0, **hungry, rows={"train": 9}), seat(1, **hungry, rows={"train": 3})]
-        found = starved(seats, PATIENCE, 1000.0)
+        ranks = [status(0, **hungry, rows={"train": 9}), status(1, **hungry, rows={"train": 3})]
+        found = starved(ranks, LIMIT, 1000.0)
         assert found is not None
         assert found.rank == 1
 
     def test_rows_for_any_rank_are_enough(self) -> None:
         hungry = {"doing": "rows", "receiving": True}
-        assert starved([seat(0, **hungry, rows_quiet=601.0), seat(1, **hungry, rows_quiet=3.0)], PATIENCE, 1000) is None
+        assert (
+            starved([status(0, **hungry, rows_quiet=601.0), status(1, **hungry, rows_quiet=3.0)], LIMIT, 1000) is None
+        )
 
     def test_none_waits(self) -> None:
-        assert starved([seat(0, receiving=True, rows_quiet=601.0)], PATIENCE, 1000.0) is None
-        assert starved([seat(0, receiving=True, rows_quiet=601.0, finished=True)], PATIENCE, 1000.0) is not None
+        assert starved([status(0, receiving=True, rows_quiet=601.0)], LIMIT, 1000.0) is None
+        assert starved([status(0, receiving=True, rows_quiet=601.0, finished=True)], LIMIT, 1000.0) is not None
 
 
 @pytest.fixture

@@ -31,11 +31,10 @@ class GangKeywords(TypedDict, total=False):
     start_timeout: float
     """Seconds within which every rank must have started, slots included."""
     stall_timeout: float
-    """Seconds without progress after which a rank stands still. At its default, a rank that also uses no CPU in the
-    middle of its steps stands still after 100 of the run's own median steps, but not before 60 s."""
+    """Seconds without progress after which a rank is considered hung."""
     on_stall: OnStall
-    """What is done when a rank stands still: "end" the gang with the error `Stalled`, or only "report" it, with the
-    stacks of every rank in the run directory."""
+    """What is done when a rank is considered hung: "end" the gang with the error `Stalled`, or only "report" it,
+    with the stacks of every rank in the run directory."""
     framework: str | None
     """The framework that a rank imports while its shard is spooled: "torch", or None."""
     on: Where

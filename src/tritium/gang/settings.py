@@ -104,13 +104,12 @@ class Gang:
     start_timeout: float = _field(600.0, "Seconds within which every rank must have started, slots included.")
     stall_timeout: float = _field(
         600.0,
-        "Seconds without progress after which a rank stands still. At its default, a rank that also uses no CPU in the "
-        "middle of its steps stands still after 100 of the run's own median steps, but not before 60 s.",
+        "Seconds without progress after which a rank is considered hung.",
     )
     on_stall: OnStall = _field(
         "end",
-        'What is done when a rank stands still: "end" the gang with the error `Stalled`, or only "report" it, with the '
-        "stacks of every rank in the run directory.",
+        'What is done when a rank is considered hung: "end" the gang with the error `Stalled`, or only "report" it, '
+        "with the stacks of every rank in the run directory.",
     )
     framework: str | None = _field(
         None, 'The framework that a rank imports while its shard is spooled: "torch", or None.'

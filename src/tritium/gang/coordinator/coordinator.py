@@ -1,6 +1,6 @@
 """The control server of one run: rendezvous, row counts, logs, failure (driver, or the first supervisor).
 
-`server.py` holds the connections and `muster.py` decides who is who; this file is what messages mean.
+`control/server.py` holds the connections; this file is what messages mean.
 """
 
 from __future__ import annotations
@@ -18,12 +18,13 @@ from tritium.data.fingerprint import Part, added, table
 from tritium.data.watermark import MarkKeeper
 from tritium.errors import TritiumError, WireError
 from tritium.gang.control.server import Server, Session
-from tritium.gang.coordinator.gpu_sharing import shared
-from tritium.gang.coordinator.rendezvous import Member, Rendezvous, agree, assignments, muster
+from tritium.gang.coordinator.members import Member, meanwhile
+from tritium.gang.coordinator.ranks import assign_ranks, assignments, shared
+from tritium.gang.coordinator.rendezvous import Rendezvous, agree
 from tritium.gang.coordinator.stall_watch import StallWatch
-from tritium.gang.coordinator.stalls import Patience, Standing
-from tritium.gang.driver.error_text import meanwhile
+from tritium.gang.coordinator.stalls import RankStatus
 from tritium.gang.failure import Aside, Failure
+from tritium.gang.stall_limit import StallLimit
 from tritium.observe.stored import Piece
 from tritium.wire import Message
 
@@ -65,7 +66,7 @@ class Coordinator:
         names: Sequence[str] = (),
         stream: bool = False,
         secret: bytes | None = None,
-        patience: Patience | None = None,
+        stall_limit: StallLimit | None = None,
         prove: Callable[[Mapping[str, Any]], Exception | None] | None = None,
         store_limit: int | None = None,
     ) -> None:
@@ -93,7 +94,7 @@ class Coordinator:
         self._doubtful: list[Failure] = []
         self._asides: list[Aside] = []
         self._storing: dict[str, int] = {}  # which rank is in the middle of which file
-        self._watch = None if patience is None else StallWatch(patience, size)
+        self._watch = None if stall_limit is None else StallWatch(stall_limit, size)
         self._server: Server[Member] = Server(
             listener or host,
             self.secret,
@@ -254,7 +255,7 @@ class Coordinator:
             first = self.members[0]
             self._failed(Failure.of(problem, first.best_number, host=first.host, pid=first.pid))
             return
-        gang = muster(list(self.members.values()))
+        gang = assign_ranks(list(self.members.values()))
         peers = [m.peer() for m in gang]
         everyone = json.dumps(peers).encode()  # once for all: with 2,048 ranks it is 230 kB
         for m, place in assignments(gang):
@@ -432,7 +433,7 @@ class Coordinator:
     # ---- no progress
 
     def _on_pulse(self, member: Member, message: Message) -> None:
-        member.standing = Standing.read(message.fields, time.monotonic())
+        member.status = RankStatus.read(message.fields, time.monotonic())
 
     def _look(self) -> None:
         """Again and again: does a rank stand still? Then every supervisor is asked for its rank's stacks.
@@ -456,15 +457,14 @@ class Coordinator:
     def _tell_stall(self, number: int) -> None:
         if self._watch is None or self.failure is not None or self.finished:
             return
-        found = self._watch.conclude(number, self.members.values(), time.monotonic())
-        if found is None:  # told already, or the ranks have moved on meanwhile
+        failure = self._watch.conclude(number, self.members.values(), time.monotonic())
+        if failure is None:  # told already, or the ranks have moved on meanwhile
             return
-        failure, certain = found
         if self._asides:
             before = "\n".join(f"  {aside.headline()}" for aside in self._asides)
             failure = replace(failure, text=f"{failure.text}\n\nBefore that:\n{before}")
         self._keep_stacks(failure)
-        if self._watch.patience.end and certain:
+        if self._watch.limit.end:
             self._failed(failure)
             return
         self._observer.event("stalled", **failure.fields())

@@ -51,7 +51,7 @@ def supervise_far(
             names=list(order.plan),
             stream=order.streams,
             secret=order.secret,
-            patience=order.patience,
+            stall_limit=order.stall_limit,
             store_limit=ledger.store_limit,
         ).start()
     try:

@@ -1,120 +1,13 @@
-"""Who is who in a gang: ranks, hosts, devices, and what ranks agree on (driver, or the first supervisor)."""
+"""What ranks exchange and agree on: `gather`, `barrier`, the shapes of columns (driver, or the first supervisor)."""
 
 from __future__ import annotations
 
-import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from tritium.errors import BadRow
-from tritium.gang.coordinator.gpu_sharing import nodes
-from tritium.gang.coordinator.stalls import Standing
 from tritium.wire import MAX_BLOB, Message
-
-
-@dataclass
-class Member:
-    """One supervisor and its rank, as it reported."""
-
-    partition: int
-    attempt: int
-    host: str
-    address: str
-    port: int
-    pid: int
-    gpus: tuple[str, ...] = ()
-    listed: Mapping[str, str] = field(default_factory=dict)  # address -> UUID of all GPUs that it can see
-    executor: str = ""
-    ready: bool = False
-    finished: bool = False
-    rank: int | None = None
-    local_rank: int = 0
-    neighbours: Sequence[Member] = field(default=(), repr=False, compare=False)
-    """Those that see the same GPUs, in the order of their local ranks; itself among them."""
-    link: Any = None
-    standing: Standing | None = None
-    joined: float = field(default_factory=time.monotonic)
-    early: list[Message] = field(default_factory=list)
-    early_output: list[str] = field(default_factory=list)
-
-    @classmethod
-    def read(cls, fields: Mapping[str, Any]) -> Member:
-        """From the fields of a hello."""
-        return cls(
-            partition=int(fields["partition"]),
-            attempt=int(fields["attempt"]),
-            host=str(fields["host"]),
-            address=str(fields["address"]),
-            port=int(fields["port"]),
-            pid=int(fields["pid"]),
-            gpus=tuple(map(str, fields["gpus"])),
-            executor=str(fields.get("executor", "")),
-        )
-
-    @property
-    def number(self) -> int:
-        """The rank; known once the gang has formed."""
-        assert self.rank is not None
-        return self.rank
-
-    @property
-    def best_number(self) -> int:
-        """The rank, or the partition as long as there are no ranks: for messages to people."""
-        return self.partition if self.rank is None else self.rank
-
-    def peer(self) -> dict[str, Any]:
-        """What every rank learns of this one."""
-        device = f"cuda:{self.local_rank * len(self.gpus)}" if self.gpus else "cpu"
-        return {
-            "rank": self.number,
-            "host": self.host,
-            "address": self.address,
-            "local_rank": self.local_rank,
-            "device": device,
-            "pid": self.pid,
-        }
-
-
-def muster(members: Sequence[Member]) -> list[Member]:
-    """Give ranks: hosts by their first partition, within one by accelerator address, then by partition.
-
-    So local ranks are neighbours on the ring, and a gang on one host has its ranks in the order of the partitions.
-    """
-    first: dict[str, int] = {}
-    for member in sorted(members, key=lambda m: m.partition):
-        first.setdefault(member.host, member.partition)
-    groups = sorted(nodes(members), key=lambda group: (first[group[0].host], group[0].partition))
-    gang: list[Member] = []
-    for group in groups:
-        neighbours = sorted(group, key=lambda m: ([_numeric(g) for g in m.gpus], m.partition))
-        for local_rank, member in enumerate(neighbours):
-            member.rank, member.local_rank = len(gang), local_rank
-            member.neighbours = neighbours
-            gang.append(member)
-    return gang
-
-
-def assignments(gang: Sequence[Member]) -> Iterator[tuple[Member, dict[str, Any]]]:
-    """What each rank needs to start. GPUs of its neighbours are visible too, in the order of local ranks."""
-    for member in gang:
-        neighbours = member.neighbours
-        yield (
-            member,
-            {
-                "rank": member.number,
-                "size": len(gang),
-                "local_rank": member.local_rank,
-                "local_size": len(neighbours),
-                "master_address": gang[0].address,
-                "master_port": gang[0].port,
-                "visible_gpus": [gpu for m in neighbours for gpu in m.gpus],
-            },
-        )
-
-
-def _numeric(address: str) -> tuple[int, str]:
-    return (int(address), "") if address.isdigit() else (1 << 30, address)
 
 
 @dataclass

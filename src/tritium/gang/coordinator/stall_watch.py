@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import replace
 
-from tritium.gang.coordinator.rendezvous import Member
+from tritium.gang.coordinator.members import Member
 from tritium.gang.coordinator.stalls import (
     NO_ANSWER,
     Answer,
-    Patience,
-    Seat,
-    Standing,
+    RankStatus,
     Verdict,
     at_fault,
     judge,
@@ -19,6 +18,7 @@ from tritium.gang.coordinator.stalls import (
     story,
 )
 from tritium.gang.failure import Failure
+from tritium.gang.stall_limit import StallLimit
 from tritium.gang.supervisor.process_stats import Lapse
 from tritium.wire import Message
 
@@ -26,9 +26,9 @@ from tritium.wire import Message
 class StallWatch:
     """One gang's. `look`; when it answers yes `ask` for stacks, `take` them, and `conclude`."""
 
-    def __init__(self, patience: Patience, size: int) -> None:
-        self.patience = patience
-        self.seconds = patience.look_seconds
+    def __init__(self, limit: StallLimit, size: int) -> None:
+        self.limit = limit
+        self.seconds = limit.look_seconds
         """From one look to the next."""
         self._size = size
         self._lapse: Lapse | None = None
@@ -46,12 +46,12 @@ class StallWatch:
         self._lapse = self._lapse or Lapse(now)
         if lapse:  # this process did not run: what was said meanwhile is still to be read
             self._forgiven = now
-        seats = self._seats(members)
-        verdict, hungry = judge(seats, self.patience, now), starved(seats, self.patience, now)
+        statuses = self._statuses(members)
+        verdict, hungry = judge(statuses, self.limit, now), starved(statuses, self.limit, now)
         found = _matters(verdict, hungry)
         if not found:
             self._told, self._dismissed = set(), None
-        return bool(found - self._told) and not self._open and self._dismissed != _who(seats, verdict)
+        return bool(found - self._told) and not self._open and self._dismissed != _who(statuses, verdict)
 
     def ask(self) -> int:
         """A new number, for the answers to come."""
@@ -69,65 +69,70 @@ class StallWatch:
             )
         return self._open and len(self._answers) == self._size
 
-    def conclude(self, number: int, members: Iterable[Member], now: float) -> tuple[Failure, bool] | None:
-        """What is told of it, and whether it is beyond doubt; None when it has been told, or everything moves again."""
+    def conclude(self, number: int, members: Iterable[Member], now: float) -> Failure | None:
+        """What is told of it; None when it has been told, or everything moves again."""
         if number != self._number or not self._open:
             return None
         self._open = False
         members = list(members)
-        seats = self._seats(members)
-        verdict, hungry = judge(seats, self.patience, now), starved(seats, self.patience, now)
-        self._dismissed = _who(seats, verdict)
+        statuses = self._statuses(members)
+        verdict, hungry = judge(statuses, self.limit, now), starved(statuses, self.limit, now)
+        self._dismissed = _who(statuses, verdict)
         stuck = self._at_fault(verdict.still, verdict)
-        certain = bool(stuck or hungry)
-        stuck = stuck if certain else self._at_fault(verdict.doubtful, verdict)
         if not stuck and hungry is None:
             return None
         self._told |= _matters(verdict, hungry)
-        order = at_fault(seats, stuck, self._answers)
-        ranks = {seat.rank for seat in order}
-        others = [seat for seat in seats if seat.rank not in ranks]
+        order = at_fault(statuses, stuck, self._answers)
+        ranks = {status.rank for status in order}
+        others = [status for status in statuses if status.rank not in ranks]
         if stuck:
             first = order[0]
-            seconds = first.standing.quiet + now - first.standing.heard
+            seconds = first.quiet + now - first.heard
             text = story(first, order, others, self._answers, now)
         else:
             assert hungry is not None
             first = hungry
-            seconds = first.standing.rows_quiet + now - first.standing.heard
+            seconds = first.rows_quiet + now - first.heard
             text = starved_story(hungry, [*order, *others], self._answers, now)
         stacks = {
-            seat.rank: self._texts.get(seat.rank) or f"(no stack: {self._answers.get(seat.rank, NO_ANSWER).why})\n"
-            for seat in seats
+            status.rank: self._texts.get(status.rank)
+            or f"(no stack: {self._answers.get(status.rank, NO_ANSWER).why})\n"
+            for status in statuses
         }
         pid = next(member.pid for member in members if member.number == first.rank)
-        at = {"step": first.standing.step, "phase": first.standing.phase, "seconds": round(seconds, 1)}
-        failure = Failure(how="stalled", rank=first.rank, host=first.host, pid=pid, text=text, at=at, stacks=stacks)
-        return failure, certain
+        at = {"step": first.step, "phase": first.phase, "seconds": round(seconds, 1)}
+        return Failure(how="stalled", rank=first.rank, host=first.host, pid=pid, text=text, at=at, stacks=stacks)
 
-    def _at_fault(self, seats: list[Seat], verdict: Verdict) -> list[Seat]:
+    def _at_fault(self, statuses: list[RankStatus], verdict: Verdict) -> list[RankStatus]:
         """Without those in an exchange, as long as a rank moves: they may wait for it, for its checkpoint, say."""
         if not verdict.moving:
-            return seats
-        return [seat for seat in seats if not self._answers.get(seat.rank, NO_ANSWER).collective]
+            return statuses
+        return [status for status in statuses if not self._answers.get(status.rank, NO_ANSWER).collective]
 
-    def _seats(self, members: Iterable[Member]) -> list[Seat]:
-        seats = []
+    def _statuses(self, members: Iterable[Member]) -> list[RankStatus]:
+        found = []
         for member in members:
-            standing = member.standing or Standing(heard=member.joined)
-            standing.heard = max(standing.heard, self._forgiven)
-            seats.append(Seat(member.number, member.host, standing, member.finished))
-        return sorted(seats, key=lambda seat: seat.rank)
+            status = member.status or RankStatus(heard=member.joined)
+            found.append(
+                replace(
+                    status,
+                    rank=member.number,
+                    host=member.host,
+                    finished=member.finished,
+                    heard=max(status.heard, self._forgiven),
+                )
+            )
+        return sorted(found, key=lambda status: status.rank)
 
 
-def _matters(verdict: Verdict, hungry: Seat | None) -> set[tuple[str, int]]:
+def _matters(verdict: Verdict, hungry: RankStatus | None) -> set[tuple[str, int]]:
     """What is told once."""
-    found = {("still", seat.rank) for seat in verdict.still} | {("doubtful", seat.rank) for seat in verdict.doubtful}
+    found = {("still", status.rank) for status in verdict.still}
     return found if hungry is None else found | {("no rows", hungry.rank)}
 
 
-def _who(seats: Iterable[Seat], verdict: Verdict) -> tuple[frozenset[int], ...]:
+def _who(statuses: Iterable[RankStatus], verdict: Verdict) -> tuple[frozenset[int], ...]:
     """What must change before those that stand still are looked at again."""
-    finished = [seat for seat in seats if seat.finished]
-    groups = (verdict.still, verdict.doubtful, verdict.moving, finished)
-    return tuple(frozenset(seat.rank for seat in group) for group in groups)
+    finished = [status for status in statuses if status.finished]
+    groups = (verdict.still, verdict.moving, finished)
+    return tuple(frozenset(status.rank for status in group) for group in groups)

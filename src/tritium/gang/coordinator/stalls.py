@@ -4,45 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from tritium.gang.stall_limit import StallLimit
 from tritium.gang.supervisor.process_stats import STATES
 
-if TYPE_CHECKING:
-    from tritium.gang.settings import Gang
 
-LEAST = 60.0  # seconds: a limit by the run's own steps is never shorter
-STEPS = 100  # median steps, after which a rank that does nothing stands still
+@dataclass(frozen=True, kw_only=True)
+class RankStatus:
+    """What is known of one rank: its supervisor's last heartbeat, received at `heard`. All seconds are as of then."""
 
-
-@dataclass(frozen=True)
-class Patience:
-    """How long a rank may stand still. `own_pace` says that the limit follows the run's steps once there are some."""
-
-    timeout: float
-    end: bool = True
-    own_pace: bool = False
-
-    @classmethod
-    def of(cls, gang: Gang) -> Patience:
-        """As the settings say. A limit that was given is kept as it is."""
-        default = type(gang).__dataclass_fields__["stall_timeout"].default
-        return cls(gang.stall_timeout, gang.on_stall == "end", gang.stall_timeout == default)
-
-    @property
-    def look_seconds(self) -> float:
-        """How often to look, and to tell: four times within the limit, and once a second is enough."""
-        return max(0.05, min(1.0, self.timeout / 4))
-
-    def short(self, pace: float | None) -> float:
-        """The limit for a rank that does nothing at all in the middle of its steps, of `pace` seconds each."""
-        return min(self.timeout, max(LEAST, STEPS * pace)) if self.own_pace and pace is not None else self.timeout
-
-
-@dataclass
-class Standing:
-    """What is known of one rank: its supervisor's last word, `heard` when. All seconds are as of then."""
-
+    rank: int = -1
+    host: str = ""
+    finished: bool = False
+    """Whether its function has returned."""
     heard: float
     step: int | None = None
     epoch: int | None = None
@@ -54,28 +29,28 @@ class Standing:
     idle: float = 0.0
     """Since its process last used CPU."""
     taken: int = 0
-    pace: float | None = None
-    patience: float | None = None
-    """Beyond it, a busy rank that shows no step stands still; None when it never shows its steps."""
+    """Batches that it has taken."""
+    step_limit: float | None = None
+    """Seconds without a step after which a busy rank is considered hung, where that is longer than the gang's limit;
+    None when it does not show its steps."""
     state: str = ""
+    """Of its process, as in `/proc/<pid>/stat`."""
     rows: dict[str, int] = field(default_factory=dict)
     receiving: bool = False
     rows_quiet: float = 0.0
     """Since the last row came, or Spark was busy with them."""
 
     @classmethod
-    def read(cls, fields: Mapping[str, Any], heard: float) -> Standing:
-        """From a pulse message."""
+    def read(cls, fields: Mapping[str, Any], heard: float) -> RankStatus:
+        """From a heartbeat message."""
         words: dict[str, Any] = {name: str(fields[name]) for name in ("doing", "phase", "state")}
         words |= {name: float(fields[name]) for name in ("seconds", "quiet", "idle", "rows_quiet")}
-        step, epoch, pace = fields.get("step"), fields.get("epoch"), fields.get("pace")
-        own = fields.get("patience")
+        step, epoch, limit = fields.get("step"), fields.get("epoch"), fields.get("step_limit")
         return cls(
             heard=heard,
             step=None if step is None else int(step),
             epoch=None if epoch is None else int(epoch),
-            pace=None if pace is None else float(pace),
-            patience=None if own is None else float(own),
+            step_limit=None if limit is None else float(limit),
             taken=int(fields["taken"]),
             receiving=bool(fields["receiving"]),
             rows={str(name): int(count) for name, count in fields["rows"].items()},
@@ -91,73 +66,52 @@ class Standing:
 
 
 @dataclass(frozen=True)
-class Seat:
-    """One rank, its host, and how it stands. `finished`: its function has returned."""
-
-    rank: int
-    host: str
-    standing: Standing
-    finished: bool = False
-
-
-@dataclass(frozen=True)
 class Verdict:
-    """Of all ranks: those that stand still; those that seem to, while others are busy; and those that move or may."""
+    """Of all ranks: those that stand still, and those that move or may."""
 
-    still: list[Seat]
-    doubtful: list[Seat]
-    moving: list[Seat]
+    still: list[RankStatus]
+    moving: list[RankStatus]
 
 
-def judge(seats: Iterable[Seat], patience: Patience, now: float) -> Verdict:
+def judge(ranks: Iterable[RankStatus], limit: StallLimit, now: float) -> Verdict:
     """How the ranks stand.
 
-    One that shows its steps, or whose process is stopped, stands still when it made no progress for the limit. Two
-    kinds do only when no other rank moves, for they may wait for it: one that does not show its steps, and used
-    nearly no CPU either; and one that did nothing at all for the shorter limit of the run's own steps. When the others
-    made no progress for that limit either, but use CPU, as ranks that wait in NCCL do, the latter is in doubt.
-    A rank that waits for the others, or for rows, or has returned, does none of this: something else is at fault.
+    One that shows its steps, or whose process is stopped, stands still when it made no progress for the limit. One that
+    does not show its steps does only when it used nearly no CPU either, and no other rank moves, for which it may wait.
+    A rank that waits for the others, or for rows, or has returned, does not: something else is at fault.
     """
-    sure: list[Seat] = []
-    idle: list[Seat] = []
-    short_of: list[Seat] = []
-    busy: list[Seat] = []
-    moving: list[Seat] = []
-    for seat in sorted(seats, key=lambda seat: seat.rank):
-        s = seat.standing
-        if seat.finished or (s.doing in ("wait", "rows") and s.state != "T"):
+    sure: list[RankStatus] = []
+    idle: list[RankStatus] = []
+    moving: list[RankStatus] = []
+    for s in sorted(ranks, key=lambda s: s.rank):
+        if s.finished or (s.doing in ("wait", "rows") and s.state != "T"):
             continue
         quiet, nothing = s.quiet + now - s.heard, s.idle + now - s.heard
-        short = patience.short(s.pace) if s.doing == "step" else patience.timeout
-        shown = s.patience is not None
-        if (s.patience is not None and quiet > max(patience.timeout, s.patience)) or (s.state == "T" and quiet > short):
-            sure.append(seat)
-        elif min(quiet, nothing) > short:
-            (short_of if shown else idle).append(seat)
-        elif shown and quiet > short:
-            busy.append(seat)
+        shown = s.step_limit is not None and quiet > max(limit.seconds, s.step_limit)
+        if shown or (s.state == "T" and quiet > limit.seconds):
+            sure.append(s)
+        elif min(quiet, nothing) > limit.seconds:
+            idle.append(s)
         else:
-            moving.append(seat)
+            moving.append(s)
     if moving:
-        return Verdict(sure, [], [*busy, *moving])
-    if busy:
-        return Verdict(sure, short_of, busy)
-    return Verdict(sorted(sure + idle + short_of, key=lambda seat: seat.rank), [], [])
+        return Verdict(sure, moving)
+    return Verdict(sorted(sure + idle, key=lambda s: s.rank), [])
 
 
-def starved(seats: Iterable[Seat], patience: Patience, now: float) -> Seat | None:
+def starved(ranks: Iterable[RankStatus], limit: StallLimit, now: float) -> RankStatus | None:
     """The rank for which no row has come for the limit, while ranks wait for rows; None when rows come or none waits.
 
     Of several the one with the fewest rows.
     """
-    seats = list(seats)
-    receiving = [seat for seat in seats if seat.standing.receiving]
-    waits = any(s.standing.doing == "rows" for s in seats) or all(seat.finished for seat in seats)
+    ranks = list(ranks)
+    receiving = [s for s in ranks if s.receiving]
+    waits = any(s.doing == "rows" for s in ranks) or all(s.finished for s in ranks)
     if not receiving or not waits:
         return None
-    if any(seat.standing.rows_quiet + now - seat.standing.heard <= patience.timeout for seat in receiving):
+    if any(s.rows_quiet + now - s.heard <= limit.seconds for s in receiving):
         return None
-    return min(receiving, key=lambda seat: (sum(seat.standing.rows.values()), seat.rank))
+    return min(receiving, key=lambda s: (sum(s.rows.values()), s.rank))
 
 
 @dataclass(frozen=True)
@@ -174,75 +128,73 @@ class Answer:
 NO_ANSWER = Answer(why="its supervisor does not answer")
 
 
-def at_fault(seats: Iterable[Seat], stuck: list[Seat], answers: Mapping[int, Answer]) -> list[Seat]:
+def at_fault(ranks: Iterable[RankStatus], stuck: list[RankStatus], answers: Mapping[int, Answer]) -> list[RankStatus]:
     """Every rank that stands still, waits or has returned; first the one that the others wait for.
 
     That is: a process that can't run; then the lowest step; then a rank that is in no exchange while others are in one.
     One that waits or has returned can only be at fault when all that stand still are in an exchange.
     """
-    ranks = {seat.rank for seat in stuck}
-    exchange = all(answers.get(seat.rank, NO_ANSWER).collective for seat in stuck)
-    chosen = [s for s in seats if s.rank in ranks or s.finished or s.standing.doing in ("wait", "rows")]
-    steps = any(seat.standing.taken for seat in chosen)
-    logged = all(seat.standing.step is not None for seat in chosen)
+    numbers = {s.rank for s in stuck}
+    exchange = all(answers.get(s.rank, NO_ANSWER).collective for s in stuck)
+    chosen = [s for s in ranks if s.rank in numbers or s.finished or s.doing in ("wait", "rows")]
+    steps = any(s.taken for s in chosen)
+    logged = all(s.step is not None for s in chosen)
 
-    def key(seat: Seat) -> tuple[Any, ...]:
-        s, answer = seat.standing, answers.get(seat.rank, NO_ANSWER)
+    def key(s: RankStatus) -> tuple[Any, ...]:
+        answer = answers.get(s.rank, NO_ANSWER)
         done = (s.taken,) if steps else (s.epoch or 0, s.step or 0) if logged else ()
-        exchanging = bool(answer.collective) or (s.doing == "wait" and not seat.finished)
-        could = seat.rank in ranks or (exchange and s.doing != "rows")
-        return s.state != "T", not could, done, exchanging, seat.rank not in ranks, seat.rank
+        exchanging = bool(answer.collective) or (s.doing == "wait" and not s.finished)
+        could = s.rank in numbers or (exchange and s.doing != "rows")
+        return s.state != "T", not could, done, exchanging, s.rank not in numbers, s.rank
 
     return sorted(chosen, key=key)
 
 
-def line(seat: Seat, answer: Answer) -> str:
+def line(status: RankStatus, answer: Answer) -> str:
     """`rank 2 (host b): step 309, in train() at train.py:42 → all_reduce (…)`."""
     where = answer.where or answer.why
-    if seat.finished:
+    if status.finished:
         where = "its function has returned"
-    place = seat.standing.place()
-    return f"rank {seat.rank} (host {seat.host}): {place}{', ' if place and where else ''}{where}"
+    place = status.place()
+    return f"rank {status.rank} (host {status.host}): {place}{', ' if place and where else ''}{where}"
 
 
-def why_no_answer(state: str) -> str:
-    """Why a rank's process did not write its stacks."""
-    return f"its process is {STATES.get(state, 'running, but does not answer a signal')}"
-
-
-def story(first: Seat, order: list[Seat], others: list[Seat], answers: Mapping[int, Answer], now: float) -> str:
+def story(
+    first: RankStatus, order: list[RankStatus], others: list[RankStatus], answers: Mapping[int, Answer], now: float
+) -> str:
     """What stands still, and where every rank is; those behind first."""
-    s = first.standing
-    stopped = f"; its process is {STATES[s.state]}" if s.state in ("T", "D") else ""
+    stopped = f"; its process is {STATES[first.state]}" if first.state in ("T", "D") else ""
     behind = "" if len(order) == 1 else _behind(first, order, answers) or _together(order, others, answers)
-    seconds = s.quiet + now - s.heard
+    seconds = first.quiet + now - first.heard
     if first.finished:
         head = f"rank {first.rank} on {first.host} is not where the others wait: its function has returned"
     else:
-        head = f"rank {first.rank} on {first.host} stands still: {s.place()}, no progress for {seconds:.1f} s{stopped}"
-    lines = [line(seat, answers.get(seat.rank, NO_ANSWER)) for seat in [*order, *others]]
+        head = (
+            f"rank {first.rank} on {first.host} stands still: {first.place()}, no progress for {seconds:.1f} s{stopped}"
+        )
+    lines = [line(status, answers.get(status.rank, NO_ANSWER)) for status in [*order, *others]]
     return "\n".join([f"{head}.{behind}", "", "Where the ranks are:", *(f"  {text}" for text in lines)])
 
 
-def _behind(first: Seat, order: list[Seat], answers: Mapping[int, Answer]) -> str:
-    others = [seat for seat in order if seat.rank != first.rank]
-    ahead = [seat for seat in others if seat.standing.taken > first.standing.taken]
-    waiting = [seat for seat in others if answers.get(seat.rank, NO_ANSWER).collective]
+def _behind(first: RankStatus, order: list[RankStatus], answers: Mapping[int, Answer]) -> str:
+    others = [status for status in order if status.rank != first.rank]
+    ahead = [status for status in others if status.taken > first.taken]
+    waiting = [status for status in others if answers.get(status.rank, NO_ANSWER).collective]
     if answers.get(first.rank, NO_ANSWER).collective and not ahead:
         return ""
     if waiting:
-        call, at = answers[waiting[0].rank].collective, waiting[0].standing.place()
-        who = f"ranks {', '.join(str(seat.rank) for seat in waiting)} wait"
+        call, at = answers[waiting[0].rank].collective, waiting[0].place()
+        who = f"ranks {', '.join(str(status.rank) for status in waiting)} wait"
         who = who if len(waiting) > 1 else f"rank {waiting[0].rank} waits"
         return f" It never reached the {call} in which {who} ({at})."
     if ahead:
-        names = ", ".join(f"{seat.rank} ({seat.standing.place()})" for seat in ahead)
+        names = ", ".join(f"{status.rank} ({status.place()})" for status in ahead)
         return f" Ahead of it: rank {names}."
     return ""
 
 
-def _together(order: list[Seat], others: list[Seat], answers: Mapping[int, Answer]) -> str:
-    calls = {answers.get(seat.rank, NO_ANSWER).collective for seat in order}
+def _together(order: list[RankStatus], others: list[RankStatus], answers: Mapping[int, Answer]) -> str:
+    calls = {answers.get(status.rank, NO_ANSWER).collective for status in order}
     if others or len(calls) > 1 or not (call := calls.pop()):
         return ""
     return (
@@ -251,16 +203,15 @@ def _together(order: list[Seat], others: list[Seat], answers: Mapping[int, Answe
     )
 
 
-def starved_story(seat: Seat, order: list[Seat], answers: Mapping[int, Answer], now: float) -> str:
+def starved_story(status: RankStatus, order: list[RankStatus], answers: Mapping[int, Answer], now: float) -> str:
     """No rows come, and who waits for what."""
-    s = seat.standing
-    rows = ", ".join(f"{count:,} rows of {name!r}" for name, count in s.rows.items()) or "no rows"
-    seconds = s.rows_quiet + now - s.heard
+    rows = ", ".join(f"{count:,} rows of {name!r}" for name, count in status.rows.items()) or "no rows"
+    seconds = status.rows_quiet + now - status.heard
     waiting = [line(each, answers.get(each.rank, Answer())) for each in order]
     return "\n".join(
         [
-            f"no rows came from the source for {seconds:.1f} s: rank {seat.rank} on {seat.host} has {rows} so far, and "
-            "their end has not come. What Spark still computes of them stands still, or a disk or network that it "
+            f"no rows came from the source for {seconds:.1f} s: rank {status.rank} on {status.host} has {rows} so far, "
+            "and their end has not come. What Spark still computes of them stands still, or a disk or network that it "
             "reads from: see the running stages in the Spark UI.",
             "",
             "Where the ranks are:",

@@ -21,30 +21,44 @@ from tritium.gang.supervisor.gpus import gpus_here
 
 if TYPE_CHECKING:
     from tritium.data.shard import Shard
-    from tritium.gang.driver.launch import Launch, Watch
+    from tritium.gang.driver.attempt import Attempt
+    from tritium.gang.driver.recorder import Recorder
     from tritium.observe.stored import Piece
 
 
-def run(launch: Launch) -> list[Any]:
-    """Call the function once, as rank 0 of 1. What it raises is raised as it is: a debugger stops where it happened."""
-    gpus_here(launch.gang)
-    with ExitStack() as stack:
-        control = HereControl(launch.watch, _shards(launch, stack))
-        device = "cuda:0" if launch.gang.gpus else "cpu"
-        me = Peer(0, socket.gethostname(), "127.0.0.1", 0, device, os.getpid())
-        world = World(0, 1, 0, 1, me.host, device, (me,), launch.run_id, control)
-        stack.enter_context(entered(world))
-        stack.callback(settle, world)
-        stack.enter_context(surrounded(launch.gang, world))
-        launch.watch.event("formed", peers=[vars(me)])
-        result = launch.function(*launch.args, **launch.kwargs)
-        finish(world)
-        launch.watch.event("rank_ended", rank=0)
-        return [result]
+class InProcess:
+    """The only rank is this process. Its function's exceptions are raised as they are: a debugger stops there."""
+
+    def __init__(self, attempt: Attempt) -> None:
+        gpus_here(attempt.gang)
+        self._attempt = attempt
+
+    def start(self) -> None:
+        """Nothing: the function is called in `wait`."""
+
+    def wait(self) -> list[Any]:
+        """Call the function, as rank 0 of 1."""
+        attempt = self._attempt
+        with ExitStack() as stack:
+            control = HereControl(attempt.recorder, _shards(attempt, stack))
+            device = "cuda:0" if attempt.gang.gpus else "cpu"
+            me = Peer(0, socket.gethostname(), "127.0.0.1", 0, device, os.getpid())
+            world = World(0, 1, 0, 1, me.host, device, (me,), attempt.run_id, control)
+            stack.enter_context(entered(world))
+            stack.callback(settle, world)
+            stack.enter_context(surrounded(attempt.gang, world))
+            attempt.recorder.event("formed", peers=[vars(me)])
+            result = attempt.function(*attempt.args, **attempt.kwargs)
+            finish(world)
+            attempt.recorder.event("rank_ended", rank=0)
+            return [result]
+
+    def cancel(self) -> None:
+        """Nothing is left."""
 
 
-def _shards(launch: Launch, stack: ExitStack) -> dict[str, Shard]:
-    if not launch.data:
+def _shards(attempt: Attempt, stack: ExitStack) -> dict[str, Shard]:
+    if not attempt.data:
         return {}
     from tritium.data.receive import Receiver
     from tritium.data.shard import Shard
@@ -54,7 +68,7 @@ def _shards(launch: Launch, stack: ExitStack) -> dict[str, Shard]:
     from tritium.gang.coordinator.coordinator import received
     from tritium.gang.supervisor.rows import plain_fingerprint
 
-    tables = Tables(launch.data, 1)
+    tables = Tables(attempt.data, 1)
     plan = tables.plan
     spools = {name: stack.enter_context(closing(Spool(fields))) for name, fields in plan.items()}
     receiver = Receiver(plan, spools, sorted=True)
@@ -63,7 +77,7 @@ def _shards(launch: Launch, stack: ExitStack) -> dict[str, Shard]:
     receipt = receiver.finish(confirmed=True)
     prints = plain_fingerprint(receipt.fingerprint)
     whole = received({0: {"rows": receipt.rows, "fingerprint": prints}})
-    launch.watch.event("received", **whole)
+    attempt.recorder.event("received", **whole)
     shards = {}
     for name, fields in plan.items():
         feed = Feed(fingerprint=whole["fingerprint"].get(name))
@@ -77,19 +91,19 @@ def _shards(launch: Launch, stack: ExitStack) -> dict[str, Shard]:
                     index=0,
                     size=1,
                     feed=feed,
-                    decode=launch.data[name].decode,
-                    tensors=launch.tensors,
-                    prepared=prepared(launch.data[name].shuffle),
-                    note=functools.partial(_note, launch.watch, name),
-                    say=launch.watch.note,
+                    decode=attempt.data[name].decode,
+                    tensors=attempt.tensors,
+                    prepared=prepared(attempt.data[name].shuffle),
+                    note=functools.partial(_note, attempt.recorder, name),
+                    say=attempt.recorder.note,
                 )
             )
         )
     return shards
 
 
-def _note(watch: Watch, name: str, counts: Mapping[str, Any]) -> None:
-    watch.event("counts", rank=0, name=name, **counts)
+def _note(recorder: Recorder, name: str, counts: Mapping[str, Any]) -> None:
+    recorder.event("counts", rank=0, name=name, **counts)
 
 
 def prepared(shuffle: Any) -> Literal["full", "stream"] | bool:
@@ -103,9 +117,9 @@ class HereControl:
     elastic = could_be_more = False
     store_limit: int | None = None
 
-    def __init__(self, watch: Watch, shards: Mapping[str, Shard]) -> None:
-        self.run_dir = watch.run_dir
-        self._watch = watch
+    def __init__(self, recorder: Recorder, shards: Mapping[str, Shard]) -> None:
+        self.run_dir = recorder.run_dir
+        self._recorder = recorder
         self._shards = shards
         self.pulse = Pulse()
 
@@ -119,15 +133,15 @@ class HereControl:
 
     def tell(self, kind: str, **fields: Any) -> None:
         """To the events."""
-        self._watch.event(kind, **fields)
+        self._recorder.event(kind, **fields)
 
     def log(self, fields: Mapping[str, Any]) -> None:
         """To the progress display and the events."""
-        self._watch.event("log", rank=0, **fields)
+        self._recorder.event("log", rank=0, **fields)
 
     def store(self, piece: Piece) -> None:
         """To the run directory."""
-        self._watch.store(piece)
+        self._recorder.store(piece)
 
     def shard(self, name: str) -> Shard:
         """A shard that is all rows."""

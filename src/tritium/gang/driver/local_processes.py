@@ -12,72 +12,82 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
-from tritium.gang.coordinator.stalls import Patience
+from tritium.gang.coordinator.coordinator import Coordinator
 from tritium.gang.driver.in_process import prepared
 from tritium.gang.driver.outcome import await_end, await_formed
+from tritium.gang.stall_limit import StallLimit
 from tritium.gang.supervisor.gpus import gpus_here
 from tritium.gang.supervisor.results import results_of
 from tritium.gang.supervisor.supervisor import GangEnded, Order, Supervisor
 
 if TYPE_CHECKING:
     from tritium.data.schema import Field
-    from tritium.gang.coordinator.coordinator import Coordinator
-    from tritium.gang.driver.launch import Launch
+    from tritium.gang.driver.attempt import Attempt
 
 
-def run(launch: Launch) -> list[Any]:
-    """Start the ranks, wait, return their results."""
-    from tritium.gang.coordinator.coordinator import Coordinator
+class LocalProcesses:
+    """The ranks are child processes of this one, each fed and watched by a thread."""
 
-    gang = launch.gang
-    gpus, most = gpus_here(gang)
-    launch = launch.sized(most)
-    plan, shards = deal_tables(launch)
-    job = launch.job()
-    user_code = ship_user_code(launch)
-    launch.watch.open()
-    coordinator = Coordinator(
-        launch.ranks,
-        launch=launch.name,
-        run_id=launch.run_id,
-        observer=launch.watch,
-        names=list(plan),
-        stream=launch.streams,
-        patience=Patience.of(gang),
-    ).start()
-    order = order_of(launch, coordinator, plan, job, user_code, sorted=not launch.streams)
-    local = Local(order, coordinator, shards, gpus)
-    try:
-        local.start()
-        await_formed(coordinator, launch, local)
-        await_end(coordinator, launch, local)
-        return results_of(local.batches, launch.ranks)
-    finally:
-        coordinator.abort("the run is over")
-        local.join()
-        coordinator.await_gone(1.0)
-        coordinator.close()
+    def __init__(self, attempt: Attempt) -> None:
+        self._gpus, most = gpus_here(attempt.gang)
+        self._attempt = attempt.sized(most)
+        self._tasks: SupervisorThreads | None = None
+
+    def start(self) -> None:
+        """Deal the tables, and start a thread for every rank."""
+        attempt = self._attempt
+        plan, shards = deal_tables(attempt)
+        job = attempt.job()
+        user_code = ship_user_code(attempt)
+        attempt.recorder.open()
+        self._coordinator = Coordinator(
+            attempt.ranks,
+            launch=attempt.name,
+            run_id=attempt.run_id,
+            observer=attempt.recorder,
+            names=list(plan),
+            stream=attempt.streams,
+            stall_limit=StallLimit.of(attempt.gang),
+        ).start()
+        order = order_of(attempt, self._coordinator, plan, job, user_code, sorted=not attempt.streams)
+        self._tasks = SupervisorThreads(order, self._coordinator, shards, self._gpus)
+        self._tasks.start()
+
+    def wait(self) -> list[Any]:
+        """The results of the ranks."""
+        assert self._tasks is not None
+        await_formed(self._coordinator, self._attempt, self._tasks)
+        await_end(self._coordinator, self._attempt, self._tasks)
+        return results_of(self._tasks.batches, self._attempt.ranks)
+
+    def cancel(self) -> None:
+        """End the ranks; returns when their threads have ended."""
+        if self._tasks is not None:
+            self._coordinator.abort("the run is over")
+            self._tasks.join()
+            self._coordinator.await_gone(1.0)
+            self._coordinator.close()
 
 
-def deal_tables(launch: Launch) -> tuple[dict[str, tuple[Field, ...]], list[Iterator[pa.RecordBatch]]]:
+def deal_tables(attempt: Attempt) -> tuple[dict[str, tuple[Field, ...]], list[Iterator[pa.RecordBatch]]]:
     """The plan of every named table, and each rank's rows in the form in which Spark would hand them over."""
-    if not launch.data:
-        return {}, [iter(()) for _ in range(launch.ranks)]
+    if not attempt.data:
+        return {}, [iter(()) for _ in range(attempt.ranks)]
     from tritium.data.tables import Tables
 
-    tables = Tables(launch.data, launch.ranks)
-    return tables.plan, [tables.batches(rank) for rank in range(launch.ranks)]
+    tables = Tables(attempt.data, attempt.ranks)
+    return tables.plan, [tables.batches(rank) for rank in range(attempt.ranks)]
 
 
-def ship_user_code(launch: Launch) -> bytes:
+def ship_user_code(attempt: Attempt) -> bytes:
     """The user's `py_files` as one zip, or nothing."""
     from tritium import ship
 
-    return ship.archive(launch.gang.py_files) if launch.gang.py_files else b""
+    return ship.archive(attempt.gang.py_files) if attempt.gang.py_files else b""
 
 
 def order_of(
-    launch: Launch,
+    attempt: Attempt,
     coordinator: Coordinator,
     plan: Mapping[str, tuple[Field, ...]],
     job: bytes,
@@ -88,11 +98,11 @@ def order_of(
 ) -> Order:
     """What every supervisor of this launch is told. `sorted`: rows come in the order of their ids. `far_limit`: of a
     Connect client, which executors may not reach: bytes of all results together that its Spark takes (0: any)."""
-    gang = launch.gang
+    gang = attempt.gang
     return Order(
-        launch=launch.name,
-        run_id=launch.run_id,
-        size=launch.ranks,
+        launch=attempt.name,
+        run_id=attempt.run_id,
+        size=attempt.ranks,
         address=coordinator.address,
         secret=coordinator.secret,
         job=job,
@@ -102,20 +112,20 @@ def order_of(
         framework=gang.framework,
         plan=plan,
         sorted=sorted,
-        streams=launch.streams,
-        prepared={name: prepared(data.shuffle) for name, data in launch.data.items()},
+        streams=attempt.streams,
+        prepared={name: prepared(data.shuffle) for name, data in attempt.data.items()},
         user_code=user_code,
-        elastic=launch.ranks < gang.most,
+        elastic=attempt.ranks < gang.most,
         trace=gang.trace,
         far_client=far_limit is not None,
         far_limit=far_limit or 0,
-        patience=Patience.of(gang),
-        run_dir=launch.watch.run_dir,
+        stall_limit=StallLimit.of(gang),
+        run_dir=attempt.recorder.run_dir,
     )
 
 
-class Local:
-    """A thread for every supervisor; the place of Spark's tasks."""
+class SupervisorThreads:
+    """A thread for every supervisor, in place of Spark's tasks."""
 
     silence = "the rank processes are slow to start"
 

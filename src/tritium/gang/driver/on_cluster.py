@@ -7,7 +7,7 @@ import signal
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager
 from typing import TYPE_CHECKING, Any
 
 from tritium.data.hangs import refuse_hanging
@@ -15,105 +15,141 @@ from tritium.errors import BadSetting, StartTimeout, TritiumError, WrongVersion
 from tritium.gang.control.address import driver_place
 from tritium.gang.coordinator.coordinator import Coordinator
 from tritium.gang.coordinator.on_executor import newest_checkpoint, replay, result_limit
-from tritium.gang.coordinator.stalls import Patience
 from tritium.gang.driver.cluster import Cluster
 from tritium.gang.driver.local_processes import order_of, ship_user_code
 from tritium.gang.driver.outcome import LEAVE_SECONDS, GivenBack, await_end, await_formed
 from tritium.gang.driver.spark_errors import text_of
 from tritium.gang.driver.spark_job import SparkJob, jvm_gone
+from tritium.gang.stall_limit import StallLimit
 from tritium.gang.supervisor.results import results_of
 from tritium.observe.stored import Piece
 
 if TYPE_CHECKING:
-    from tritium.gang.driver.launch import Launch
+    from tritium.gang.driver.attempt import Attempt
 
 HOLD_SECONDS = 30.0  # how long slots are held while the rest of a gang does not come (dynamic allocation)
 
 
-def run(launch: Launch) -> list[Any]:
-    """Check the cluster, and start the gang; where its slots come one by one, as often as it takes."""
-    spark = session_of(launch)
+class OnCluster:
+    """The ranks are the tasks of one Spark job."""
+
+    def __init__(self, attempt: Attempt) -> None:
+        self._spark = session_of(attempt)
+        self._open = ExitStack()
+        self._job: SparkJob | None = None
+        with jvm_errors(self._spark):
+            self._cluster = Cluster.of(self._spark)
+            for data in attempt.data.values():
+                refuse_hanging(data.frame, self._cluster.version)
+            ranks = self._cluster.ranks_for(attempt.gang, attempt.recorder.note, again=attempt.number > 0)
+        self._attempt = attempt.sized(ranks)
+        self._deadline = time.monotonic() + attempt.gang.start_timeout
+
+    def start(self) -> None:
+        """Submit the job over its exchange, once there are slots."""
+        with jvm_errors(self._spark):
+            self._submit()
+
+    def wait(self) -> list[Any]:
+        """Where slots come one by one and stop coming, they are given back and tried for again."""
+        while True:
+            try:
+                with jvm_errors(self._spark):
+                    return self._results()
+            except GivenBack as given:
+                self.cancel()
+                self._pause(given)
+                self.start()
+
+    def cancel(self) -> None:
+        """End the ranks, then the job, then the coordinator."""
+        job, self._job = self._job, None
+        with self._open:
+            if job is not None:
+                with jvm_errors(self._spark):
+                    self._end(job)
+
+    def _submit(self) -> None:
+        attempt, cluster = self._attempt, self._cluster
+        gang, exchange = attempt.gang, attempt.dealt()
+        frame = exchange.frame if exchange else self._spark.range(0, attempt.ranks, 1, attempt.ranks)
+        job = attempt.job()
+        user_code = ship_user_code(attempt)
+        self._began = time.monotonic()
+        place = driver_place(self._spark, cluster)
+        if exchange:
+            self._open.enter_context(exchange.read())
+        note = attempt.recorder.note
+        self._open.enter_context(cluster.wait_for_slots(gang, gang.start_timeout, note, attempt.ranks))
+        attempt.recorder.open()
+        plan = exchange.plan if exchange else {}
+        self._coordinator = Coordinator(
+            attempt.ranks,
+            launch=attempt.name,
+            run_id=attempt.run_id,
+            observer=attempt.recorder,
+            listener=place.listen(),
+            advertised=place.advertised,
+            names=list(plan),
+            stream=attempt.streams,
+            stall_limit=StallLimit.of(gang),
+            prove=exchange.prove if exchange else None,
+        ).start()
+        self._open.callback(self._coordinator.close)
+        in_order = exchange is None or exchange.sorted
+        far_limit = result_limit(self._spark) if cluster.is_connect else None
+        order = order_of(attempt, self._coordinator, plan, job, user_code, sorted=in_order, far_limit=far_limit)
+        self._job = SparkJob(self._spark, cluster, attempt, self._coordinator, order, frame)
+        self._exchange = exchange
+        self._open.enter_context(own_interrupts())
+        self._job.start()
+        attempt.recorder.event("started", ranks=attempt.ranks, slots=cluster.slots(gang), tag=self._job.tag)
+
+    def _results(self) -> list[Any]:
+        attempt, job = self._attempt, self._job
+        assert job is not None
+        hold = HOLD_SECONDS if self._cluster.is_dynamic else None
+        await_formed(self._coordinator, attempt, job, time.monotonic() - self._began, hold=hold)
+        await_end(self._coordinator, attempt, job)
+        batches = job.table.to_batches()
+        replay(batches, attempt.recorder)
+        received = attempt.recorder.received
+        if self._exchange and received and (problem := self._exchange.prove(received)):
+            raise problem  # a coordinator on an executor could not ask
+        return results_of(batches, attempt.ranks)
+
+    def _pause(self, given: GivenBack) -> None:
+        gang = self._attempt.gang
+        pause = HOLD_SECONDS * random.uniform(0.2, 1.0)  # two gangs must not move in step
+        if time.monotonic() + pause > self._deadline:
+            raise StartTimeout(
+                f"{given}, again and again within start_timeout={gang.start_timeout:g} s. Other jobs or gangs hold "
+                "the rest: wait for them, ask for fewer ranks, or let the application have more executors.",
+                missing=[],
+            ) from given
+        self._attempt.recorder.note(f"{given}: they are given back, and tried for again in {pause:.0f} s")
+        threading.Event().wait(pause)
+
+    def _end(self, job: SparkJob) -> None:
+        recorder = self._attempt.recorder
+        end_gang(self._coordinator, job)
+        self._coordinator.close()  # it writes no more
+        keep_spark_error(self._attempt, job.problem)
+        if job.problem is not None and self._cluster.is_connect and not self._coordinator.members:
+            recorder.newest = newest_checkpoint(recorder.run_dir)
+
+
+@contextmanager
+def jvm_errors(spark: Any) -> Iterator[None]:
+    """In place of whatever comes of a JVM or a Connect server that has ended: JobFailed, which says so."""
     try:
-        return started(launch, spark)
-    except TritiumError:
+        yield
+    except (TritiumError, GivenBack):
         raise
     except Exception as error:
         if (gone := jvm_gone(spark, error)) is not None:
             raise gone from error
         raise
-
-
-def started(launch: Launch, spark: Any) -> list[Any]:
-    """`run`, with a session whose JVM is there."""
-    gang = launch.gang
-    cluster = Cluster.of(spark)
-    for data in launch.data.values():
-        refuse_hanging(data.frame, cluster.version)
-    launch = launch.sized(cluster.ranks_for(gang, launch.watch.note, again=launch.attempt > 0))
-    deadline = time.monotonic() + gang.start_timeout
-    while True:
-        try:
-            return started_once(launch, spark, cluster)
-        except GivenBack as given:
-            pause = HOLD_SECONDS * random.uniform(0.2, 1.0)  # two gangs must not move in step
-            if time.monotonic() + pause > deadline:
-                raise StartTimeout(
-                    f"{given}, again and again within start_timeout={gang.start_timeout:g} s. Other jobs or gangs hold "
-                    "the rest: wait for them, ask for fewer ranks, or let the application have more executors.",
-                    missing=[],
-                ) from given
-            launch.watch.note(f"{given}: they are given back, and tried for again in {pause:.0f} s")
-            threading.Event().wait(pause)
-
-
-def started_once(launch: Launch, spark: Any, cluster: Cluster) -> list[Any]:
-    """Submit the job, wait, return the results of the ranks."""
-    gang, exchange = launch.gang, launch.dealt()
-    frame = exchange.frame if exchange else spark.range(0, launch.ranks, 1, launch.ranks)
-    job = launch.job()
-    user_code = ship_user_code(launch)
-    began = time.monotonic()
-    place = driver_place(spark, cluster)
-    read = exchange.read() if exchange else nullcontext()
-    slots = cluster.wait_for_slots(gang, gang.start_timeout, launch.watch.note, launch.ranks)
-    with read, slots, ExitStack() as open_now:
-        launch.watch.open()
-        coordinator = Coordinator(
-            launch.ranks,
-            launch=launch.name,
-            run_id=launch.run_id,
-            observer=launch.watch,
-            listener=place.listen(),
-            advertised=place.advertised,
-            names=list(exchange.plan) if exchange else [],
-            stream=launch.streams,
-            patience=Patience.of(gang),
-            prove=exchange.prove if exchange else None,
-        ).start()
-        open_now.callback(coordinator.close)
-        plan = exchange.plan if exchange else {}
-        in_order = exchange is None or exchange.sorted
-        far_limit = result_limit(spark) if cluster.is_connect else None
-        order = order_of(launch, coordinator, plan, job, user_code, sorted=in_order, far_limit=far_limit)
-        spark_job = SparkJob(spark, cluster, launch, coordinator, order, frame)
-        try:
-            with own_interrupts():
-                spark_job.start()
-                launch.watch.event("started", ranks=launch.ranks, slots=cluster.slots(gang), tag=spark_job.tag)
-                hold = HOLD_SECONDS if cluster.is_dynamic else None
-                await_formed(coordinator, launch, spark_job, time.monotonic() - began, hold=hold)
-                await_end(coordinator, launch, spark_job)
-            batches = spark_job.table.to_batches()
-            replay(batches, launch.watch)
-            if exchange and launch.watch.received and (problem := exchange.prove(launch.watch.received)):
-                raise problem  # a far coordinator could not ask
-            return results_of(batches, launch.ranks)
-        finally:
-            end_gang(coordinator, spark_job)
-            open_now.close()  # the coordinator writes no more
-            keep_spark_error(launch, spark_job.problem)
-            if spark_job.problem is not None and cluster.is_connect and not coordinator.members:
-                launch.watch.newest = newest_checkpoint(launch.watch.run_dir)
 
 
 def end_gang(coordinator: Coordinator, spark_job: SparkJob) -> None:
@@ -133,21 +169,21 @@ def end_gang(coordinator: Coordinator, spark_job: SparkJob) -> None:
     coordinator.await_gone(1.0)
 
 
-def keep_spark_error(launch: Launch, problem: BaseException | None) -> None:
+def keep_spark_error(attempt: Attempt, problem: BaseException | None) -> None:
     """Java's stack is for who asks for it: in the run directory."""
     error = getattr(problem, "spark_error", None)
     if error is not None:
         try:
-            launch.watch.store(Piece.whole("spark-error.txt", f"{text_of(error)}\n".encode("utf-8", "replace")))
+            attempt.recorder.store(Piece.whole("spark-error.txt", f"{text_of(error)}\n".encode("utf-8", "replace")))
         except OSError as refused:
-            launch.watch.note(f"spark-error.txt can't be kept in the run directory: {refused}")
+            attempt.recorder.note(f"spark-error.txt can't be kept in the run directory: {refused}")
 
 
-def session_of(launch: Launch) -> Any:
+def session_of(attempt: Attempt) -> Any:
     """The session given, or that of the DataFrames, or the active one."""
-    if launch.spark is not None:
-        return launch.spark
-    for data in launch.data.values():
+    if attempt.spark is not None:
+        return attempt.spark
+    for data in attempt.data.values():
         session = getattr(data.frame, "sparkSession", None)
         if session is None:
             raise BadSetting(

@@ -12,7 +12,7 @@ from tritium.gang.supervisor.process_stats import STATES
 
 if TYPE_CHECKING:
     from tritium.gang.coordinator.coordinator import Coordinator
-    from tritium.gang.driver.launch import Launch
+    from tritium.gang.driver.attempt import Attempt
     from tritium.gang.driver.source_watch import SourceStall
 
 LOOK_SECONDS = 1.0  # how often Spark is asked whether it still computes the sources
@@ -43,7 +43,7 @@ class GivenBack(Exception):
 
 
 def await_formed(
-    coordinator: Coordinator, launch: Launch, tasks: Tasks, waited: float = 0.0, *, hold: float | None = None
+    coordinator: Coordinator, attempt: Attempt, tasks: Tasks, waited: float = 0.0, *, hold: float | None = None
 ) -> None:
     """Wait until every rank is ready, within the rest of `start_timeout`; or until something has ended.
 
@@ -51,7 +51,7 @@ def await_formed(
     ranks start one by one, GivenBack is raised when no further one has reported for `hold` seconds.
     """
     there, newest = 0, 0.0
-    gang, now = launch.gang, time.monotonic()
+    gang, now = attempt.gang, time.monotonic()
     deadline, began, next_word = now + gang.start_timeout - waited, now, now + FIRST_WORD_SECONDS
     over = told = False
     while not over and (now := time.monotonic()) < deadline:
@@ -62,39 +62,39 @@ def await_formed(
             )
         if len(coordinator.members) != there:
             there, newest = len(coordinator.members), time.monotonic()
-        if hold is not None and not over and 0 < there < launch.ranks and time.monotonic() - newest > hold:
-            raise GivenBack(f"{there} of {launch.ranks} slots came, and no more for {hold:.0f} s")
-        if not over and tasks.computing(launch.ranks):
+        if hold is not None and not over and 0 < there < attempt.ranks and time.monotonic() - newest > hold:
+            raise GivenBack(f"{there} of {attempt.ranks} slots came, and no more for {hold:.0f} s")
+        if not over and tasks.computing(attempt.ranks):
             deadline = time.monotonic() + gang.start_timeout
-            told = tell_source_stall(launch, tasks, told)
+            told = tell_source_stall(attempt, tasks, told)
         if not over and now > next_word:
             next_word = now + (now - began)
-            launch.watch.note(missing_note(coordinator, launch.ranks) if coordinator.members else tasks.silence)
+            attempt.recorder.note(missing_note(coordinator, attempt.ranks) if coordinator.members else tasks.silence)
     if over:
         return
     missing = coordinator.missing()
-    reported = launch.ranks - len(missing)
+    reported = attempt.ranks - len(missing)
     raise StartTimeout(
-        f"{reported} of {launch.ranks} ranks were ready after start_timeout={gang.start_timeout:g} s. Still missing: "
+        f"{reported} of {attempt.ranks} ranks were ready after start_timeout={gang.start_timeout:g} s. Still missing: "
         f"{whereabouts(coordinator, missing)}. Raise start_timeout, or free slots on the cluster.",
         missing=missing,
     )
 
 
-def tell_source_stall(launch: Launch, tasks: Tasks, told: bool) -> bool:
+def tell_source_stall(attempt: Attempt, tasks: Tasks, told: bool) -> bool:
     """Raise Stalled, or say once, that Spark's tasks for the sources stand still. Returns whether they do."""
-    stall = tasks.source_stall(launch.gang.stall_timeout)
+    stall = tasks.source_stall(attempt.gang.stall_timeout)
     if stall is None:
         return False
     facts: dict[str, Any] = {"rank": None, "host": None, "pid": None, "step": None, "phase": "source", "stacks": {}}
-    facts |= {"seconds": stall.seconds, "stage": stall.stage, "tasks": stall.tasks, "run_dir": launch.watch.run_dir}
-    if launch.gang.on_stall == "end":
+    facts |= {"seconds": stall.seconds, "stage": stall.stage, "tasks": stall.tasks, "run_dir": attempt.recorder.run_dir}
+    if attempt.gang.on_stall == "end":
         facts |= {"traceback": "", "log": [], "signal": None, "exit_code": None, "memory": None, "lost": False}
         text = stall.text[0].upper() + stall.text[1:]
         raise Stalled(text, headline=stall.text.partition("\n")[0].rstrip("."), **facts)
     if not told:
-        launch.watch.event("stalled", text=stall.text, stage=stall.stage, tasks=stall.tasks, seconds=stall.seconds)
-        launch.watch.note(stall.text)
+        attempt.recorder.event("stalled", text=stall.text, stage=stall.stage, tasks=stall.tasks, seconds=stall.seconds)
+        attempt.recorder.note(stall.text)
     return True
 
 
@@ -114,25 +114,25 @@ def _whereabouts(coordinator: Coordinator, partition: int) -> str:
     member = coordinator.members.get(partition)
     if member is None:
         return f"task {partition} (not started: no slot, or its source is still being computed)"
-    standing, now = member.standing, time.monotonic()
-    if standing is None:
+    status, now = member.status, time.monotonic()
+    if status is None:
         return f"task {partition} (host {member.host}, starting for {now - member.joined:.0f} s)"
-    state = f", its process is {STATES[standing.state]}" if standing.state in STATES else ""
-    seconds = standing.seconds + now - standing.heard
-    return f"task {partition} (host {member.host}, {standing.phase} for {seconds:.0f} s{state})"
+    state = f", its process is {STATES[status.state]}" if status.state in STATES else ""
+    seconds = status.seconds + now - status.heard
+    return f"task {partition} (host {member.host}, {status.phase} for {seconds:.0f} s{state})"
 
 
-def await_end(coordinator: Coordinator, launch: Launch, tasks: Tasks) -> None:
+def await_end(coordinator: Coordinator, attempt: Attempt, tasks: Tasks) -> None:
     """Wait until every rank has returned and the tasks have handed over the results; raise the first failure."""
-    over, elastic = False, launch.ranks < launch.gang.most
+    over, elastic = False, attempt.ranks < attempt.gang.most
     while not over:
         with coordinator.changed:
             over = coordinator.changed.wait_for(
                 lambda: coordinator.failure is not None or tasks.ended, GROW_SECONDS if elastic else None
             )
-        if elastic and not over and (slots := tasks.slots()) > launch.ranks:
-            most = min(slots, launch.gang.most)
-            launch.watch.note(f"there are slots for {most} ranks again: the gang grows at the end of an epoch")
+        if elastic and not over and (slots := tasks.slots()) > attempt.ranks:
+            most = min(slots, attempt.gang.most)
+            attempt.recorder.note(f"there are slots for {most} ranks again: the gang grows at the end of an epoch")
             coordinator.offer_more()
             elastic = False
     unfinished = bool(coordinator.members) and not coordinator.finished  # a far coordinator's members report to it
@@ -161,10 +161,10 @@ def await_end(coordinator: Coordinator, launch: Launch, tasks: Tasks) -> None:
             if not isinstance(why, TritiumError):  # unforeseen, in a supervisor of on="driver": a retry can't help
                 raise why
             text = str(getattr(why, "reason", why)).rstrip(".")
-            error = replace(coordinator.failure, text=text).error(launch.watch.run_dir)
+            error = replace(coordinator.failure, text=text).error(attempt.recorder.run_dir)
             error.__dict__["spark_error"] = getattr(why, "spark_error", None)
             raise error
-        raise coordinator.failure.error(launch.watch.run_dir)
+        raise coordinator.failure.error(attempt.recorder.run_dir)
     if tasks.problem is not None:
         raise tasks.problem
 

@@ -14,32 +14,32 @@ from tritium.gang.failure import Regroup
 from tritium.gang.supervisor.process_stats import from_outside
 
 if TYPE_CHECKING:
-    from tritium.gang.driver.launch import Launch
+    from tritium.gang.driver.attempt import Attempt
 
 KILLS = 3  # so many deaths of the same rank at the same step are no accident
 
 
-def until_no_loss(launch: Launch, run: Callable[[Launch], list[Any]]) -> list[Any]:
+def until_no_loss(attempt: Attempt, run: Callable[[Attempt], list[Any]]) -> list[Any]:
     """`run(launch)`, again after a loss as often as the gang's `retries` allow, from the newest checkpoint."""
     losses: list[TritiumError] = []
     attempts = itertools.count()
     while True:
         try:
-            return run(replace(launch, attempt=next(attempts)))
+            return run(replace(attempt, number=next(attempts)))
         except Regroup:
             continue
         except TritiumError as error:
             losses.append(error)
-            over = why_over(losses, launch.gang.retries) if launch.gang.on != "here" and is_loss(error) else ""
+            over = why_over(losses, attempt.gang.retries) if attempt.gang.on != "here" and is_loss(error) else ""
             if over is not None:
-                finish(error, launch.watch, [*history(losses), over] if len(losses) > 1 else [])
+                finish(error, attempt.recorder, [*history(losses), over] if len(losses) > 1 else [])
                 raise
-        start = launch.watch.newest[0] if launch.watch.newest else None
-        launch.watch.event(
-            "retry", number=len(losses), of=launch.gang.retries, start=start, reason=headline(losses[-1])
+        start = attempt.recorder.newest[0] if attempt.recorder.newest else None
+        attempt.recorder.event(
+            "retry", number=len(losses), of=attempt.gang.retries, start=start, reason=headline(losses[-1])
         )
-        launch.watch.note(
-            f"{headline(losses[-1])}. Retry {len(losses)} of {launch.gang.retries}, "
+        attempt.recorder.note(
+            f"{headline(losses[-1])}. Retry {len(losses)} of {attempt.gang.retries}, "
             + (f"from the checkpoint of step {start}" if start is not None else "from the beginning: no checkpoint yet")
         )
 

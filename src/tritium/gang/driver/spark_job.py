@@ -26,7 +26,7 @@ from tritium.gang.failure import signal_name
 from tritium.gang.supervisor.results import SPARK_SCHEMA
 
 if TYPE_CHECKING:
-    from tritium.gang.driver.launch import Launch
+    from tritium.gang.driver.attempt import Attempt
 
 T = TypeVar("T")
 
@@ -50,28 +50,28 @@ class SparkJob:
     """
 
     def __init__(
-        self, spark: Any, cluster: Cluster, launch: Launch, coordinator: Coordinator, order: Any, frame: Any
+        self, spark: Any, cluster: Cluster, attempt: Attempt, coordinator: Coordinator, order: Any, frame: Any
     ) -> None:
         from pyspark import InheritableThread
 
-        self.tag = f"tritium-{launch.name}"
+        self.tag = f"tritium-{attempt.name}"
         self.ended = False
         self.problem: BaseException | None = None
         self.table = pa.table({})
         self._spark = spark
         self._connect = cluster.is_connect
         self.restarts = cluster.is_dynamic
-        self._cluster, self._gang = cluster, launch.gang
+        self._cluster, self._gang = cluster, attempt.gang
         self._coordinator = coordinator
         self._watch = SourceWatch(spark, self.tag, connect=self._connect)
-        self._name = f"Tritium: {getattr(launch.function, '__qualname__', 'a function')} on {order.size} ranks"
+        self._name = f"Tritium: {getattr(attempt.function, '__qualname__', 'a function')} on {order.size} ranks"
         entry = ship.entry("tritium.gang.supervisor.supervisor:supervise", pickle.dumps(order))
-        profile = cluster.profile(launch.gang)
+        profile = cluster.profile(attempt.gang)
         with drivers_python(spark):
             self._frame = frame.mapInArrow(entry, SPARK_SCHEMA, barrier=not self.restarts, profile=profile)
         # Its threads inherit the user's job group and pool, so that "cancel" in a notebook reaches this job too.
         session = spark if self._connect else None
-        self._thread = InheritableThread(self._collect, session=session, name=f"tritium-job-{launch.name}")
+        self._thread = InheritableThread(self._collect, session=session, name=f"tritium-job-{attempt.name}")
         self._thread.daemon = True
 
     @property

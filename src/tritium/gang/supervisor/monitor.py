@@ -3,21 +3,16 @@
 from __future__ import annotations
 
 import os
-import statistics
 import threading
 import time
-from collections import deque
 from collections.abc import Mapping
 from typing import Any
 
-from tritium.gang.coordinator.stalls import why_no_answer
 from tritium.gang.rank.heartbeat import Page
-from tritium.gang.supervisor import process_stats as vitals
+from tritium.gang.supervisor import process_stats
 from tritium.gang.supervisor.process import RankProcess
 from tritium.gang.supervisor.stacks import SIGNAL, Stacks, in_collective, main_thread, where
 
-_STEPS = 64  # the pace is the median of so many looks that saw steps
-_ENOUGH = 10
 _LOGGED = 3  # logged steps that show how often a rank logs them; it may
 _LONGEST = 10  # take so many times its longest interval for the next
 
@@ -46,14 +41,14 @@ class Watcher:
         """From now on, this process."""
         now, pid = time.monotonic(), process.pid
         self._process = process
-        self._memory = vitals.Memory(pid)
+        self._memory = process_stats.Memory(pid)
         self._begun = now
-        self._lapse = vitals.Lapse(now)
-        self._progress, self._arrived = vitals.Still(now), vitals.Still(now)
-        self._busy = vitals.Busy(pid, now)
+        self._lapse = process_stats.Lapse(now)
+        self._progress, self._arrived = process_stats.Still(now), process_stats.Still(now)
+        self._busy = process_stats.Busy(pid, now)
         source = _source()
-        self._source = vitals.Busy(source, now, whole=False) if source else None
-        self._pace, self._logs = _Pace(), _Logs(now)
+        self._source = process_stats.Busy(source, now, whole=False) if source else None
+        self._logs = _Logs(now)
 
     def receives(self, rows: Mapping[str, int] | None) -> None:
         """Rows are expected from now on, and counted in this mapping; None: their end has come."""
@@ -73,11 +68,11 @@ class Watcher:
 
         Takes up to `stacks.ANSWER_SECONDS`.
         """
-        word, state = self._page.read(), vitals.state(self._process.pid)
+        word, state = self._page.read(), process_stats.state(self._process.pid)
         text, why = "", "it has only just started"
         if word["beats"]:  # before its first word, it would not know the signal
             text = "" if state == "T" else self._stacks.ask(self._process)
-            why = "" if text else why_no_answer(state)
+            why = "" if text else _why_no_answer(state)
         frames = main_thread(text, word["main"])
         return text, {"where": where(frames), "collective": in_collective(frames), "why": why}
 
@@ -100,32 +95,15 @@ class Watcher:
                 arrived = min(arrived, self._source.look(now))
             return {
                 **{key: word[key] for key in ("step", "epoch", "doing", "phase", "taken") if key in word},
-                "pace": self._pace.look(word["taken"], now),
-                "patience": 0.0 if word["taken"] else self._logs.look(word["logged"], now),
+                "step_limit": 0.0 if word["taken"] else self._logs.look(word["logged"], now),
                 "seconds": round(now - (word["since"] or self._begun), 3),
                 "quiet": round(self._progress.look((word["beats"], self.output), now), 3),
                 "idle": round(self._busy.look(now), 3),
-                "state": vitals.state(self._process.pid),
+                "state": process_stats.state(self._process.pid),
                 "receiving": rows is not None,
                 "rows": dict(rows or {}),
                 "rows_quiet": round(arrived, 3),
             }
-
-
-class _Pace:
-    """Seconds of a step, from looks at how many were taken."""
-
-    def __init__(self) -> None:
-        self._last: tuple[int, float] | None = None
-        self._seen: deque[float] = deque(maxlen=_STEPS)
-
-    def look(self, taken: int, now: float) -> float | None:
-        """The median; None until enough looks have seen steps."""
-        if self._last is None or taken > self._last[0]:
-            if self._last is not None and self._last[0]:
-                self._seen.append((now - self._last[1]) / (taken - self._last[0]))
-            self._last = (taken, now)
-        return round(statistics.median(self._seen), 6) if len(self._seen) >= _ENOUGH else None
 
 
 class _Logs:
@@ -155,3 +133,8 @@ def _source() -> int | None:
             return pid
         pid = int(rest.split()[1])
     return None
+
+
+def _why_no_answer(state: str) -> str:
+    """Why a rank's process did not write its stacks."""
+    return f"its process is {process_stats.STATES.get(state, 'running, but does not answer a signal')}"

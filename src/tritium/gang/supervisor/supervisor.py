@@ -25,9 +25,9 @@ from tritium import ship
 from tritium.errors import IncompleteShard, TooLarge, TritiumError, WireError
 from tritium.gang.control.address import family_of, unreachable
 from tritium.gang.control.client import Line, Refused
-from tritium.gang.coordinator.stalls import Patience
 from tritium.gang.failure import STACKS_BYTES, Failure, signal_name
 from tritium.gang.limits import LINE_BYTES, as_shown
+from tritium.gang.stall_limit import StallLimit
 from tritium.gang.supervisor.gpus import Listing, executor
 from tritium.gang.supervisor.monitor import Watcher
 from tritium.gang.supervisor.process import start_rank
@@ -72,7 +72,7 @@ class Order:
     trace: bool = False
     far_client: bool = False
     far_limit: int = 0  # bytes of all results together, where the coordinator's notes travel with them; 0: any
-    patience: Patience | None = None
+    stall_limit: StallLimit | None = None
     run_dir: str = ""
 
 
@@ -281,7 +281,7 @@ class Supervisor:
     def _await_end(self) -> None:
         with self._changed:
             self._changed.wait_for(lambda: self._end is not None or self._all_finished)
-            seconds = self.order.patience.timeout if self.order.patience else None
+            seconds = self.order.stall_limit.seconds if self.order.stall_limit else None
             left = self._changed.wait_for(lambda: self._end is not None or self._exit is not None, seconds)
         if not left:
             self._outlast()
@@ -291,21 +291,21 @@ class Supervisor:
 
     def _outlast(self) -> None:
         """Every result is there, and this rank's exit handlers, or threads that are no daemons, do not end."""
-        patience = self.order.patience
-        assert patience is not None
+        limit = self.order.stall_limit
+        assert limit is not None
         text, facts = self._watcher.stacks()
         place = facts["where"] or facts["why"]
         with self._changed:
             if self._exit is not None:  # meanwhile they have
                 return
-            self._outlasted = patience.end
-        how = "was killed" if patience.end else "has not left"
+            self._outlasted = limit.end
+        how = "was killed" if limit.end else "has not left"
         where = f"; it was {place}" if place else ""
         self._aside(
-            f"{how}: its exit handlers and threads had not ended after {patience.timeout:g} s (stall_timeout){where}",
+            f"{how}: its exit handlers and threads had not ended after {limit.seconds:g} s (stall_timeout){where}",
             text,
         )
-        if patience.end:
+        if limit.end:
             self._process.kill_group()
 
     def _aside(self, text: str, stacks: str = "") -> None:
@@ -507,7 +507,7 @@ class Supervisor:
 
     def _tell_pulse(self) -> None:
         """About once a second, how the rank stands."""
-        seconds = self.order.patience.look_seconds if self.order.patience else PULSE_SECONDS
+        seconds = self.order.stall_limit.look_seconds if self.order.stall_limit else PULSE_SECONDS
         while not self._over_event.wait(seconds):
             if self._daemon is not None and os.getppid() != self._daemon:
                 # Spark does not notice, and could not end this worker any more.

@@ -1,14 +1,53 @@
-"""Which ranks see the same GPUs, and whether each has its own (driver, or the first supervisor)."""
+"""Which task becomes which rank, and whether each has GPUs of its own (driver, or the first supervisor)."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Iterator, Sequence
+from typing import Any
 
 from tritium.errors import BadSetting
+from tritium.gang.coordinator.members import Member
 
-if TYPE_CHECKING:
-    from tritium.gang.coordinator.rendezvous import Member
+
+def assign_ranks(members: Sequence[Member]) -> list[Member]:
+    """Give ranks: hosts by their first partition, within one by accelerator address, then by partition.
+
+    So local ranks are neighbours on the ring, and a gang on one host has its ranks in the order of the partitions.
+    """
+    first: dict[str, int] = {}
+    for member in sorted(members, key=lambda m: m.partition):
+        first.setdefault(member.host, member.partition)
+    groups = sorted(nodes(members), key=lambda group: (first[group[0].host], group[0].partition))
+    gang: list[Member] = []
+    for group in groups:
+        neighbours = sorted(group, key=lambda m: ([_numeric(g) for g in m.gpus], m.partition))
+        for local_rank, member in enumerate(neighbours):
+            member.rank, member.local_rank = len(gang), local_rank
+            member.neighbours = neighbours
+            gang.append(member)
+    return gang
+
+
+def assignments(gang: Sequence[Member]) -> Iterator[tuple[Member, dict[str, Any]]]:
+    """What each rank needs to start. GPUs of its neighbours are visible too, in the order of local ranks."""
+    for member in gang:
+        neighbours = member.neighbours
+        yield (
+            member,
+            {
+                "rank": member.number,
+                "size": len(gang),
+                "local_rank": member.local_rank,
+                "local_size": len(neighbours),
+                "master_address": gang[0].address,
+                "master_port": gang[0].port,
+                "visible_gpus": [gpu for m in neighbours for gpu in m.gpus],
+            },
+        )
+
+
+def _numeric(address: str) -> tuple[int, str]:
+    return (int(address), "") if address.isdigit() else (1 << 30, address)
 
 
 def nodes(members: Sequence[Member]) -> list[list[Member]]:

@@ -1,0 +1,101 @@
+"""The supervisors and ranks of a gang, as the coordinator knows them (driver, or the first supervisor)."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from tritium.gang.coordinator.stalls import RankStatus
+from tritium.wire import Message
+
+_PLACES = 4  # so many are told, of a gang whose ranks stand at different ones
+
+
+@dataclass
+class Member:
+    """One supervisor and its rank, as it reported."""
+
+    partition: int
+    attempt: int
+    host: str
+    address: str
+    port: int
+    pid: int
+    gpus: tuple[str, ...] = ()
+    listed: Mapping[str, str] = field(default_factory=dict)  # address -> UUID of all GPUs that it can see
+    executor: str = ""
+    ready: bool = False
+    finished: bool = False
+    rank: int | None = None
+    local_rank: int = 0
+    neighbours: Sequence[Member] = field(default=(), repr=False, compare=False)
+    """Those that see the same GPUs, in the order of their local ranks; itself among them."""
+    link: Any = None
+    status: RankStatus | None = None
+    joined: float = field(default_factory=time.monotonic)
+    early: list[Message] = field(default_factory=list)
+    early_output: list[str] = field(default_factory=list)
+
+    @classmethod
+    def read(cls, fields: Mapping[str, Any]) -> Member:
+        """From the fields of a hello."""
+        return cls(
+            partition=int(fields["partition"]),
+            attempt=int(fields["attempt"]),
+            host=str(fields["host"]),
+            address=str(fields["address"]),
+            port=int(fields["port"]),
+            pid=int(fields["pid"]),
+            gpus=tuple(map(str, fields["gpus"])),
+            executor=str(fields.get("executor", "")),
+        )
+
+    @property
+    def number(self) -> int:
+        """The rank; known once the gang has formed."""
+        assert self.rank is not None
+        return self.rank
+
+    @property
+    def best_number(self) -> int:
+        """The rank, or the partition as long as there are no ranks: for messages to people."""
+        return self.partition if self.rank is None else self.rank
+
+    def peer(self) -> dict[str, Any]:
+        """What every rank learns of this one."""
+        device = f"cuda:{self.local_rank * len(self.gpus)}" if self.gpus else "cpu"
+        return {
+            "rank": self.number,
+            "host": self.host,
+            "address": self.address,
+            "local_rank": self.local_rank,
+            "device": device,
+            "pid": self.pid,
+        }
+
+
+def meanwhile(members: Iterable[Member], failed: int) -> tuple[str, ...]:
+    """What the other ranks were doing, by their last word: those at the same place in one line, the most first."""
+    at: dict[str, list[int]] = {}
+    for member in members:
+        if member.rank is not None and member.rank != failed and member.status is not None:
+            place = "its function had returned" if member.finished else member.status.place()
+            at.setdefault(place, []).append(member.rank)
+    groups = sorted(at.items(), key=lambda group: (-len(group[1]), min(group[1])))
+    lines = [f"{numbers(ranks)}: {place}" for place, ranks in groups[:_PLACES]]
+    rest = sum(len(ranks) for _, ranks in groups[_PLACES:])
+    return (*lines, f"{rest} more elsewhere") if rest else tuple(lines)
+
+
+def numbers(ranks: Iterable[int]) -> str:
+    """`rank 4`, `ranks 0, 2-5`."""
+    spans: list[list[int]] = []
+    for rank in sorted(ranks):
+        if spans and rank == spans[-1][-1] + 1:
+            spans[-1] = [spans[-1][0], rank]
+        else:
+            spans.append([rank, rank])
+    words = [str(a) if a == b else f"{a}, {b}" if b == a + 1 else f"{a}-{b}" for a, b in spans]
+    return ("rank " if len(spans) == 1 and spans[0][0] == spans[0][1] else "ranks ") + ", ".join(words)

@@ -1,0 +1,138 @@
+"""What is seen of a run while it goes on: its directory, its report, its progress (driver)."""
+
+from __future__ import annotations
+
+import threading
+import time
+import warnings
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from tritium.errors import BadSetting, TritiumWarning, masked
+from tritium.gang.failure import Aside, Failure
+from tritium.gang.limits import TEXT_BYTES
+from tritium.gang.settings import Gang
+from tritium.observe.events import RunLog
+from tritium.observe.progress import Progress
+from tritium.observe.report import Report
+from tritium.observe.stored import Piece
+from tritium.wire import clip
+
+
+class Recorder:
+    """Takes the events of a run: everything goes to the run directory and to the progress display.
+
+    Nothing is written before the first event, so that a launch that is refused leaves nothing behind.
+    """
+
+    def __init__(
+        self,
+        run_id: str,
+        run_dir: str,
+        gang: Gang,
+        names: Sequence[str],
+        said: Sequence[str] = (),
+        title: str = "",
+    ) -> None:
+        settings = {name: getattr(gang, name) for name in Gang.fields()} | {"run_id": run_id, "data": list(names)}
+        self.run_dir = run_dir
+        self._settings = settings
+        self._gang = gang
+        self._report = Report(run_id, run_dir, settings)
+        self._started = time.monotonic()
+        self._lock = threading.Lock()
+        self._opened: tuple[RunLog, Progress] | None = None
+        self._said, self._title = said, title
+        self.received: Mapping[str, Any] | None = None
+        """The fingerprint of the rows that all ranks have."""
+        self.newest: tuple[int, str] | None = None
+        """Step and place of the newest checkpoint that this run has saved, or went on from."""
+        self.asides: list[Aside] = []
+        """What raised in the last attempt without ending it."""
+
+    def _open(self) -> tuple[RunLog, Progress]:
+        with self._lock:
+            if self._opened is None:
+                try:
+                    log = RunLog(self.run_dir, self._settings)
+                except Exception as error:
+                    raise BadSetting(
+                        f"The run directory {self.run_dir} can't be used: {type(error).__name__}: {error}. Choose one "
+                        "that this process can write to: run_dir=…, or the variable TRITIUM_RUNS.",
+                        run_dir=self.run_dir,
+                    ) from error
+                shown: dict[str, Any] = {"output": self._gang.output, "show": self._gang.progress}
+                progress = Progress(self._gang.most, title=self._title, **shown)
+                self._opened = log, progress
+                for text in map(masked, self._said):
+                    for taker in (log, self._report, progress):
+                        taker.event("note", text=text)
+            return self._opened
+
+    def event(self, kind: str, **fields: Any) -> None:
+        """Something happened."""
+        log, progress = self._open()
+        if kind == "note":
+            fields["text"] = masked(fields["text"])
+        if kind == "received":
+            self.received = fields["fingerprint"]
+        if kind in ("checkpoint", "resumed"):
+            self.newest = int(fields["step"]), str(fields["path"])
+        elif kind == "aside":
+            self.asides.append(Aside(**fields))
+        elif kind == "retry":
+            self.asides.clear()
+        log.event(kind, **fields)
+        self._report.event(kind, **fields)
+        progress.event(kind, **fields)
+
+    def output(self, rank: int, text: str) -> None:
+        """A rank has printed."""
+        log, progress = self._open()
+        log.output(rank, text)
+        progress.output(rank, text)
+
+    def store(self, piece: Piece) -> None:
+        """A rank stores a file, piece by piece. Raises StoreFailed."""
+        if self._open()[0].store(piece):
+            self.event("stored", name=piece.name)
+
+    def settle(self) -> None:
+        """Wait until all that ranks have stored is where it belongs. Raises StoreFailed."""
+        if self._opened is not None:
+            for name in self._opened[0].settle(self.note):
+                self.event("stored", name=name)
+
+    def open(self) -> None:
+        """Make the run directory, so that what is wrong with it is found before anything has started: BadSetting."""
+        self._open()
+
+    def drop_partial(self) -> None:
+        """The ranks have ended: what they have stored by half is removed."""
+        if self._opened is not None:
+            self._opened[0].drop_partial()
+
+    def note(self, text: str) -> None:
+        """A line for the person who waits."""
+        self.event("note", text=text)
+
+    def close(self, problem: BaseException | None) -> dict[str, Any]:
+        """The end of the run, by this error if it is one; returns its report."""
+        if self._opened is None:
+            return {}
+        if (verdict := self._report.build()["verdict"]) is not None:
+            self.note(f"where the time went: {verdict}")
+        if problem is not None:
+            told = Failure.of(problem, -1)
+            texts = {"text": told.text, "traceback": "" if told.how == "error" else told.traceback}
+            cut = {name: masked(clip(text, TEXT_BYTES)) for name, text in texts.items()}
+            self._report.failed_by(rank=None, how=told.how, type=told.type, **cut)
+        self.event("ended", ok=problem is None, seconds=round(time.monotonic() - self._started, 3))
+        log, progress = self._opened
+        progress.close()
+        report = self._report.build()
+        log.report(report)
+        log.close()
+        if log.problem is not None:
+            warnings.warn(masked(f"The run directory is not complete: {log.problem}"), TritiumWarning, stacklevel=4)
+        return report

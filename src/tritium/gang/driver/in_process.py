@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from tritium.errors import BadSetting
 from tritium.gang.driver.surroundings import surrounded
-from tritium.gang.rank.checkpoints import finish, settle
 from tritium.gang.rank.heartbeat import Pulse
-from tritium.gang.rank.world import Peer, World, entered
+from tritium.gang.rank.peers import Peer
+from tritium.gang.rank.world import World, entered, finish_checkpoints, settle_checkpoints
 from tritium.gang.supervisor.gpus import gpus_here
 
 if TYPE_CHECKING:
@@ -45,11 +45,11 @@ class InProcess:
             me = Peer(0, socket.gethostname(), "127.0.0.1", 0, device, os.getpid())
             world = World(0, 1, 0, 1, me.host, device, (me,), attempt.run_id, control)
             stack.enter_context(entered(world))
-            stack.callback(settle, world)
+            stack.callback(settle_checkpoints, world)
             stack.enter_context(surrounded(attempt.gang, world))
             attempt.recorder.event("formed", peers=[vars(me)])
             result = attempt.function(*attempt.args, **attempt.kwargs)
-            finish(world)
+            finish_checkpoints(world)
             attempt.recorder.event("rank_ended", rank=0)
             return [result]
 

@@ -15,16 +15,14 @@ import threading
 import time
 from collections.abc import Callable, Mapping
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from tritium.errors import BadSetting, TritiumError
 from tritium.gang.failure import Regroup
+from tritium.gang.rank.peers import Control
 from tritium.model.checkpoint import REPLICATED, Checkpoint, Damaged, Loaded, Store, own
 from tritium.model.state import Snapshot
 from tritium.observe.events import run_at
-
-if TYPE_CHECKING:
-    from tritium.gang.rank.world import Control, World
 
 LANE = "checkpoint"
 _UNITS = {"s": 1.0, "min": 60.0, "h": 3600.0}
@@ -42,9 +40,9 @@ class Checkpoints:
     the next `save`, by `wait`, or at the end of the rank's function.
     """
 
-    def __init__(self, world: World, control: Control) -> None:
-        self._world = world
+    def __init__(self, control: Control, *, rank: int, size: int, host: str, run_id: str) -> None:
         self._control = control
+        self._rank, self._size, self._host, self._run_id = rank, size, host, run_id
         self._store = Store(control.run_dir, control.pulse.beat)
         self._state, self._own = Snapshot(), Snapshot()
         self._clock = Clock(lambda value: control.post("checkpoint.save", value, f"{LANE} clock"))
@@ -104,7 +102,7 @@ class Checkpoints:
         if not isinstance(now, dict):
             raise BadSetting(f"world.checkpoint.save takes a dict, or a function that gives one, not {now!r:.200}.")
         mine = own() if callable(own) else own
-        if self._world.rank == 0:
+        if self._rank == 0:
             self._state.take(now, "state")
         if mine is not None:
             self._own.take(mine, "own")
@@ -128,7 +126,7 @@ class Checkpoints:
     def _load(self) -> Loaded | None:
         self._reach()
         candidates = None
-        if self._world.rank == 0:
+        if self._rank == 0:
             candidates = self._attempt(self._store.candidates)
         loaded = None
         for name in self._exchange("checkpoint.load", candidates)[0] or ():
@@ -182,7 +180,7 @@ class Checkpoints:
             self._problem = error
 
     def _save(self, step: int, keep: int, owns: bool, began: float) -> None:
-        first = self._world.rank == 0
+        first = self._rank == 0
         name = self._attempt(lambda: self._store.prepare(step)) if first else None
         answers = self._exchange("checkpoint.save", name if isinstance(name, BaseException) else (name, step))
         name = answers[0][0]
@@ -205,17 +203,17 @@ class Checkpoints:
 
     def _fill(self, name: str, steps: list[int], owns: bool) -> Checkpoint:
         """Write what is in a checkpoint, the manifest last."""
-        store, first = self._store, self._world.rank == 0
+        store, first = self._store, self._rank == 0
         if len(set(steps)) > 1:
             said = ", ".join(f"rank {rank} saves step {step}" for rank, step in enumerate(steps))
             raise BadSetting(f"world.checkpoint.save: {said}. All ranks must save at the same steps.")
 
         def write() -> dict[str, Any]:
             sums = store.write(name, REPLICATED, self._state) if first else {}
-            return sums | (store.write(name, own(self._world.rank), self._own) if owns else {})
+            return sums | (store.write(name, own(self._rank), self._own) if owns else {})
 
         def commit() -> Checkpoint:
-            return store.commit(name, self._world.size, sums)
+            return store.commit(name, self._size, sums)
 
         answers = self._exchange("checkpoint.save", self._attempt(write))
         sums = {part: facts for answer in answers for part, facts in answer.items()}
@@ -231,8 +229,8 @@ class Checkpoints:
         except Damaged as error:
             return error
         except TritiumError as error:
-            text = f"Rank {self._world.rank} on {self._world.host}: {error}"
-            return type(error)(text, **{"rank": self._world.rank, "host": self._world.host, **error.__dict__})
+            text = f"Rank {self._rank} on {self._host}: {error}"
+            return type(error)(text, **{"rank": self._rank, "host": self._host, **error.__dict__})
 
     def _exchange(self, operation: str, value: Any) -> list[Any]:
         """Every rank's value. When one is an error, every rank raises it; a reason of damage becomes a sentence."""
@@ -247,25 +245,25 @@ class Checkpoints:
         """At the first use: the run directory must be the same place for every rank."""
         if self._reached:
             return
-        run_dir, run_id = self._control.run_dir, self._world.run_id
+        run_dir, run_id = self._control.run_dir, self._run_id
         try:
             found = run_at(run_dir)
             why = "" if found == run_id else f"run.json there is of the run {found}, and this is {run_id}"
         except Exception as error:  # noqa: BLE001 - whatever a file system raises: it is told on every rank
             why = f"run.json, which the driver wrote there, can't be read ({type(error).__name__}: {error})"
         problem = BadSetting(
-            f"Rank {self._world.rank} on {self._world.host} does not reach the run directory {run_dir}: {why}. "
+            f"Rank {self._rank} on {self._host} does not reach the run directory {run_dir}: {why}. "
             "Checkpoints need a run_dir that is the same place for the driver and every rank: a shared disk, or a URL "
             "such as s3://bucket/runs/1.",
-            rank=self._world.rank,
-            host=self._world.host,
+            rank=self._rank,
+            host=self._host,
             path=run_dir,
         )
         self._exchange("checkpoint", problem if why else None)
         self._reached = True
 
     def _tell(self, loaded: Loaded | None) -> None:
-        if self._world.rank != 0:
+        if self._rank != 0:
             return
         for reason in self._store.damaged.values():
             self._control.tell("note", text=f"checkpoint passed over: {reason}")
@@ -321,20 +319,6 @@ class Clock:
         self._answers = self._post(json.dumps(value).encode())
         self._posted, self._calls, self._ahead, self._stale = now, 0, ahead, False
         return due
-
-
-def finish(world: World) -> None:
-    """The rank's function has returned: what it saved last must be there."""
-    made: Checkpoints | None = world.__dict__.get("checkpoint")
-    if made is not None:
-        made.wait()
-
-
-def settle(world: World) -> None:
-    """As `finish`, where another error is on its way already."""
-    made: Checkpoints | None = world.__dict__.get("checkpoint")
-    if made is not None:
-        made.settle()
 
 
 def every_of(every: int | float | str | None) -> tuple[int | None, float | None]:

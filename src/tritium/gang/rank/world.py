@@ -7,53 +7,21 @@ import pickle
 import socket
 import sys
 import threading
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from tritium import ship
 from tritium.errors import BadSetting, StoreFailed, TritiumError
-from tritium.gang.rank.heartbeat import Pulse
-from tritium.observe.stored import Piece, cut
+from tritium.gang.rank.other_launchers import Elsewhere, launched_by
+from tritium.gang.rank.peers import Control, Peer
+from tritium.observe.stored import cut
 
 if TYPE_CHECKING:
     from tritium.data.shard import Shard
     from tritium.gang.rank.checkpoints import Checkpoints
-
-
-@dataclass(frozen=True)
-class Peer:
-    """One rank of the gang, as every other sees it (Project Hydrogen's `getTaskInfos`)."""
-
-    rank: int
-    host: str
-    address: str
-    local_rank: int
-    device: str
-    pid: int
-
-
-class Control(Protocol):
-    """How a world reaches the rest of its gang."""
-
-    pulse: Pulse
-    run_dir: str
-    elastic: bool
-    """Whether the gang has fewer ranks than are wanted."""
-    could_be_more: bool
-    """Whether there are slots for more by now."""
-    store_limit: int | None
-    """Bytes of all files that can be stored in this run; None: as many as the run directory takes."""
-
-    def meet(self, operation: str, value: bytes, lane: str = ...) -> list[bytes]: ...
-    def post(self, operation: str, value: bytes, lane: str = ...) -> Callable[[], list[bytes]]: ...
-    def tell(self, kind: str, **fields: Any) -> None: ...
-    def log(self, fields: Mapping[str, Any]) -> None: ...
-    def store(self, piece: Piece) -> None: ...
-    def shard(self, name: str) -> Shard: ...
-    def confirm_rows(self) -> None: ...
 
 
 @dataclass(frozen=True)
@@ -79,7 +47,7 @@ class World:
             )
         from tritium.gang.rank.checkpoints import Checkpoints
 
-        return Checkpoints(self, self._control)
+        return Checkpoints(self._control, rank=self.rank, size=self.size, host=self.host, run_id=self.run_id)
 
     def barrier(self) -> None:
         """Wait until every rank has called `barrier()`. Takes milliseconds; needs no framework."""
@@ -199,109 +167,24 @@ def entered(world: World) -> Iterator[World]:
             _current.remove(world)
 
 
-_LAUNCHERS: dict[str, tuple[tuple[str, str, str, str], ...]] = {
-    "torchrun": (("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE"),),
-    "mpirun": (
-        (
-            "OMPI_COMM_WORLD_RANK",
-            "OMPI_COMM_WORLD_SIZE",
-            "OMPI_COMM_WORLD_LOCAL_RANK",
-            "OMPI_COMM_WORLD_LOCAL_SIZE",
-        ),
-        ("PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID", "MPI_LOCALNRANKS"),
-    ),
-}
-
-
 def outside(env: Mapping[str, str]) -> World:
     """The world of a process that Tritium did not start, from what its launcher put into the environment."""
-    for launcher, families in _LAUNCHERS.items():
-        for rank, size, local_rank, local_size in families:
-            if rank in env and size in env:
-                numbers = (
-                    int(env[rank]),
-                    int(env[size]),
-                    int(env.get(local_rank, 0)),
-                    int(env.get(local_size, 1)),
-                )
-                return _plain(numbers, Elsewhere(launcher, numbers[1]))
-    return _plain((0, 1, 0, 1), Elsewhere("nothing", 1))
-
-
-def _plain(numbers: tuple[int, int, int, int], control: Control) -> World:
-    rank, size, local_rank, local_size = numbers
+    launcher, (rank, size, local_rank, local_size) = launched_by(env)
     host = socket.gethostname()
     torch = sys.modules.get("torch")
     device = f"cuda:{local_rank}" if torch is not None and torch.cuda.is_available() else "cpu"
     me = Peer(rank, host, "127.0.0.1", local_rank, device, os.getpid())
     peers = (me,) if size == 1 else ()
-    return World(rank, size, local_rank, local_size, host, device, peers, "", control)
+    return World(rank, size, local_rank, local_size, host, device, peers, "", Elsewhere(launcher, size))
 
 
-class Elsewhere:
-    """The control of a process that another launcher started: collectives are that launcher's own."""
-
-    run_dir = ""
-    elastic = could_be_more = False
-    store_limit: int | None = None
-
-    def __init__(self, launcher: str, size: int) -> None:
-        self.launcher = launcher
-        self.size = size
-        self.pulse = Pulse()
-
-    def post(self, operation: str, value: bytes, lane: str = "main") -> Callable[[], list[bytes]]:
-        """Other launchers have no such thing; all meet at once."""
-        values = self.meet(operation, value)
-        return lambda: values
-
-    def tell(self, kind: str, **fields: Any) -> None:
-        """One plain line of what is meant for people; there is no driver for the rest."""
-        if kind == "note":
-            print(fields["text"], flush=True)  # noqa: T201 - there is no progress display here
-
-    def meet(self, operation: str, value: bytes, lane: str = "main") -> list[bytes]:
-        """Through torch.distributed under torchrun, through mpi4py under mpirun."""
-        if self.size == 1:
-            return [value]
-        if self.launcher == "torchrun":
-            import torch.distributed as dist
-
-            if not dist.is_initialized():
-                raise TritiumError(
-                    f"world.{operation}() under torchrun needs the process group: call "
-                    "torch.distributed.init_process_group() first."
-                )
-            values: list[Any] = [None] * self.size
-            dist.all_gather_object(values, value)
-            return values
-        try:
-            from mpi4py import MPI
-        except ImportError as error:
-            raise TritiumError(f"world.{operation}() under mpirun needs mpi4py: pip install mpi4py.") from error
-        return list(MPI.COMM_WORLD.allgather(value))
-
-    def log(self, fields: Mapping[str, Any]) -> None:
-        """One plain line, as any script would print."""
-        words = {k: v for k, v in fields.items() if k != "values"} | fields.get("values", {})
-        print(" ".join(f"{k}={v:.6g}" for k, v in words.items()), flush=True)  # noqa: T201 - there is no driver here
-
-    def store(self, piece: Piece) -> None:
-        """There is no run directory."""
-        raise TritiumError(
-            f"There is no run to store {piece.name!r} in: this process was not started by tritium.launch."
-        )
-
-    def shard(self, name: str) -> Shard:
-        """There is no exchange."""
-        raise TritiumError(
-            f"There is no shard {name!r}: this process was not started by tritium.launch(…, data={{{name!r}: df}})."
-        )
-
-    def confirm_rows(self) -> None:
-        """There are no shards."""
+def finish_checkpoints(world: World) -> None:
+    """The rank's function has returned: wait for what it saved last. Raises what went wrong in it."""
+    if "checkpoint" in vars(world):  # else it was never used, and is not imported in vain
+        world.checkpoint.wait()
 
 
-def peers_of(descriptions: Sequence[Mapping[str, Any]]) -> tuple[Peer, ...]:
-    """Peers from an assignment."""
-    return tuple(Peer(**{k: d[k] for k in Peer.__dataclass_fields__}) for d in descriptions)
+def settle_checkpoints(world: World) -> None:
+    """As `finish_checkpoints`, where another error is on its way already."""
+    if "checkpoint" in vars(world):
+        world.checkpoint.settle()

@@ -1,0 +1,232 @@
+"""A rank's connection to its supervisor, and by way of it to the rest of the gang (rank)."""
+
+from __future__ import annotations
+
+import functools
+import json
+import os
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
+from typing import TYPE_CHECKING, Any
+
+from tritium.errors import BadSetting, TooLarge, TritiumError, WireError
+from tritium.gang.failure import Failure
+from tritium.gang.limits import check_value, short, too_much_to_log
+from tritium.gang.rank.heartbeat import Pulse
+from tritium.gang.rank.peers import peers_of
+from tritium.gang.rank.world import World
+from tritium.wire import Channel, Message
+
+if TYPE_CHECKING:
+    from tritium.data.shard import Shard
+    from tritium.data.watermark import Feed
+    from tritium.observe.stored import Piece
+    from tritium.observe.trace import Section, Trace
+
+
+class RankControl:
+    """The rank's end of the control socket: one thread listens, any thread asks."""
+
+    def __init__(
+        self,
+        channel: Channel,
+        *,
+        elastic: bool = False,
+        pulse: Pulse | None = None,
+        trace: Trace | None = None,
+    ) -> None:
+        self.run_dir = ""  # comes with the job: on the command line, ps would show the keys that a URL may hold
+        self.elastic = elastic
+        self.could_be_more = False
+        self.store_limit: int | None = None
+        self._channel = channel
+        self.pulse = pulse or Pulse()
+        self.trace = trace
+        self._changed = threading.Condition()
+        self._thread: threading.Thread | None = None
+        self._gathered: dict[tuple[str, int], Message] = {}
+        self._meetings: dict[str, int] = {}
+        self._feeds: dict[str, Feed] = {}
+        self._spools: dict[str, Message] = {}
+        self._shards: dict[str, Shard] = {}
+        self._all_finished = False
+        self.assignment: dict[str, Any] = {}
+        self._peers = b""
+        self._pieces: list[bytes] = []
+        self.decoders: Mapping[str, Mapping[str, Any]] = {}
+        self.tensors = False
+
+    def take_job(self) -> bytes:
+        """The user's function with everything that goes with it; once."""
+        job, self._pieces = b"".join(self._pieces), []
+        return job
+
+    def listen(self) -> None:
+        """Begin to receive."""
+        self._thread = threading.Thread(target=self._listen, name="tritium-control", daemon=True)
+        self._thread.start()
+
+    def _listen(self) -> None:
+        while (message := self._channel.receive()) is not None:
+            with self._changed:
+                self._take(message)
+                self._changed.notify_all()
+        os._exit(1)  # the supervisor is gone; where the kernel does not end this process, this does
+
+    def _take(self, message: Message) -> None:
+        if message.kind == "job":
+            self._pieces.append(message.blob)
+            self.run_dir = str(message.fields.get("run_dir", ""))
+        elif message.kind == "assign":
+            self.assignment, self._peers = message.fields, message.blob
+        elif message.kind == "gathered":
+            self._gathered[message["lane"], message["number"]] = message
+        elif message.kind == "spool":
+            self._spools[message["name"]] = message
+        elif message.kind == "mark":
+            from tritium.data.watermark import Mark
+
+            ended = {int(rank): int(rows) for rank, rows in message["ended"]}
+            self._feed(message["name"]).publish(Mark(message["rows"], ended, self.assignment["size"]))
+        elif message.kind == "more":
+            self.could_be_more = True
+        elif message.kind == "fingerprint":
+            for name, table in json.loads(message.blob).items():
+                self._feed(name).fingerprint = table
+        elif message.kind == "finished":
+            self._all_finished = True
+
+    def _feed(self, name: str) -> Feed:
+        from tritium.data.watermark import Feed
+
+        if name not in self._feeds:
+            self._feeds[name] = Feed(functools.partial(self._awaits_rows, name))
+        return self._feeds[name]
+
+    @contextmanager
+    def _awaits_rows(self, name: str) -> Iterator[None]:
+        with self.pulse.within(f"waiting for rows of {name!r}", "rows"), self._traced("rows to arrive"):
+            yield
+
+    def _traced(self, section: Section) -> AbstractContextManager[None]:
+        return nullcontext() if self.trace is None else self.trace.within(section)
+
+    def join(self) -> World:
+        """Wait until the gang is complete."""
+        with self._changed:
+            self._changed.wait_for(lambda: self.assignment)
+        a = self.assignment
+        self.store_limit = a["store_limit"]
+        peers = peers_of(json.loads(self._peers))
+        me = peers[a["rank"]]
+        return World(
+            a["rank"], a["size"], a["local_rank"], a["local_size"], me.host, me.device, peers, a["run_id"], self
+        )
+
+    def await_all(self) -> None:
+        """Wait until every rank's function has returned: this process may hold the store that others still use."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._all_finished)
+
+    def send(self, kind: str, blob: bytes = b"", /, **fields: Any) -> None:
+        """Tell the coordinator, by way of the supervisor."""
+        self._channel.send(kind, blob, **fields)
+
+    def aside(self, where: str, error: BaseException) -> None:
+        """To the driver: something raised that neither ends this rank nor changes its result."""
+        failure = Failure.of(error, self.assignment["rank"], pid=os.getpid())
+        facts = {"type": failure.type, "text": failure.text, "traceback": failure.traceback}
+        with suppress(WireError):  # then there is no one to tell
+            self.send("aside", pid=failure.pid, **short({"where": where}), **facts)
+
+    def meet(self, operation: str, value: bytes, lane: str = "main") -> list[bytes]:
+        """Every rank's bytes, in rank order. Each thread that meets has a lane of its own."""
+        return self.post(operation, value, lane)()
+
+    def post(self, operation: str, value: bytes, lane: str = "main") -> Callable[[], list[bytes]]:
+        """Begin to meet; what is returned waits for the others. Raises TooLarge for a value that no one could get."""
+        check_value(operation, self.assignment["rank"], value)
+        with self._changed:
+            number = self._meetings.get(lane, 0)
+            self._meetings[lane] = number + 1
+        self.send("gather", value, lane=lane, number=number, operation=operation)
+        return functools.partial(self._met, operation, (lane, number))
+
+    def _met(self, operation: str, key: tuple[str, int]) -> list[bytes]:
+        # A meeting of another lane is held in the background: the rank goes on with what it does.
+        shown = self.pulse.within(f"in {operation}", "wait") if key[0] == "main" else nullcontext()
+        with shown, self._traced("communicate"), self._changed:
+            self._changed.wait_for(lambda: key in self._gathered)
+            message = self._gathered.pop(key)
+        if "problem" in message.fields:
+            raise TritiumError(f"world.{operation}(): {message['problem']}")
+        values, start = [], 0
+        for length in message["lengths"]:
+            values.append(message.blob[start : start + length])
+            start += length
+        return values
+
+    def tell(self, kind: str, **fields: Any) -> None:
+        """To the driver's events. Texts that are too long are cut, keeping beginning and end."""
+        self.send(kind, **short(fields))
+
+    def log(self, fields: Mapping[str, Any]) -> None:
+        """To the driver's progress display and events."""
+        self.pulse.logged(fields)
+        try:
+            self.send("log", **fields)
+        except TooLarge as error:
+            raise too_much_to_log(fields, error) from None
+
+    def store(self, piece: Piece) -> None:
+        """To the run directory."""
+        with self.pulse.within(f"storing {piece.name!r}"):
+            self.send("store", piece.body, **piece.fields())
+
+    def shard(self, name: str) -> Shard:
+        """Wait until the supervisor has spooled its rows (or the first of them, when they stream)."""
+        names = self.assignment["names"]
+        if name not in names:
+            there = ", ".join(map(repr, names)) or "none: launch(…, data={…}) names them"
+            raise BadSetting(f"There is no shard {name!r}. There are: {there}.")
+        with self.pulse.within(f"waiting for rows of {name!r}", "rows"), self._changed:
+            self._changed.wait_for(lambda: name in self._spools)
+        with self._changed:
+            if name not in self._shards:
+                self._shards[name] = self._open(name, self._spools[name])
+            return self._shards[name]
+
+    def confirm_rows(self) -> None:
+        """Wait until every shard that this rank has asked for is known to be complete, on all ranks."""
+        with self._changed:
+            shards = list(self._shards.values())
+        for shard in shards:
+            shard.counts  # noqa: B018 - it waits
+
+    def _open(self, name: str, message: Message) -> Shard:
+        from tritium.data.memory import memory_limit
+        from tritium.data.schema import Field
+        from tritium.data.shard import Shard
+
+        body = json.loads(message.blob)
+        return Shard(
+            name,
+            body["columns"],
+            [Field.from_json(f) for f in body["fields"]],
+            index=self.assignment["rank"],
+            size=self.assignment["size"],
+            feed=self._feed(name),
+            decode=self.decoders.get(name, {}),
+            tensors=self.tensors,
+            prepared=message["prepared"],
+            memory=memory_limit() // (2 * self.assignment["local_size"]),  # the ranks of a host share its memory
+            note=functools.partial(self._epoch_ended, name),
+            took=functools.partial(self.pulse.took, name),
+            say=lambda text: self.tell("note", text=text),
+            trace=self.trace,
+        )
+
+    def _epoch_ended(self, name: str, counts: Mapping[str, Any]) -> None:
+        self.pulse.enter(f"after epoch {counts['epoch'] + 1} of {name!r}")
+        self.send("counts", name=name, counts=dict(counts))

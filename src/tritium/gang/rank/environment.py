@@ -1,0 +1,68 @@
+"""What a rank prepares for the user's function: its framework, torchrun's variables, its devices (rank)."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import socket
+import sys
+from collections.abc import Mapping
+from typing import Any
+
+from tritium.errors import WrongVersion
+from tritium.gang.control.address import interface_v6
+from tritium.gang.rank.world import World
+
+
+def import_framework(framework: str | None) -> None:
+    if framework is None:
+        return
+    try:
+        importlib.import_module(f"tritium.frameworks.{framework}").load()
+    except ImportError as error:
+        raise WrongVersion(
+            f"{framework} can't be imported on {socket.gethostname()} by {sys.executable}: {error}. "
+            f"Install it there: {sys.executable} -m pip install {framework}",
+            framework=framework,
+        ) from error
+
+
+def prepare_environment(world: World, assignment: Mapping[str, Any]) -> None:
+    """What torchrun would set, so that `torch.distributed.init_process_group()` works as it stands."""
+    os.environ.update(
+        RANK=str(world.rank),
+        WORLD_SIZE=str(world.size),
+        LOCAL_RANK=str(world.local_rank),
+        LOCAL_WORLD_SIZE=str(world.local_size),
+        MASTER_ADDR=str(assignment["master_address"]),
+        MASTER_PORT=str(assignment["master_port"]),
+    )
+    if assignment["visible_gpus"]:
+        if "CUDA_VISIBLE_DEVICES" not in os.environ:  # addresses are nvidia-smi's, in whose order CUDA counts only so
+            os.environ.setdefault("CUDA_DEVICE_ORDER", "PCI_BUS_ID")
+        os.environ["CUDA_VISIBLE_DEVICES"] = ",".join(assignment["visible_gpus"])
+    interface = _interface(world.peers[world.rank].address)
+    if interface is not None:
+        for library in ("GLOO", "NCCL"):
+            os.environ.setdefault(f"{library}_SOCKET_IFNAME", interface)
+
+
+def _interface(address: str) -> str | None:
+    """The network interface that has `address`: the one that routes to the driver, whatever the host's name says."""
+    if sys.platform != "linux":
+        return None
+    if ":" in address:
+        return interface_v6(address)
+    import fcntl
+    import struct
+
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        for _, name in socket.if_nameindex():
+            request = struct.pack("256s", name[:15].encode())
+            try:
+                answer = fcntl.ioctl(probe.fileno(), 0x8915, request)  # SIOCGIFADDR
+            except OSError:  # an interface without an IPv4 address
+                continue
+            if socket.inet_ntoa(answer[20:24]) == address:
+                return name
+    return None

@@ -1,0 +1,104 @@
+"""Ranks that torchrun or mpirun has started, or nobody: what their environment tells, and how they meet (rank)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any
+
+from tritium.errors import TritiumError
+from tritium.gang.rank.heartbeat import Pulse
+from tritium.observe.stored import Piece
+
+if TYPE_CHECKING:
+    from tritium.data.shard import Shard
+
+_LAUNCHERS: dict[str, tuple[tuple[str, str, str, str], ...]] = {
+    "torchrun": (("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE"),),
+    "mpirun": (
+        (
+            "OMPI_COMM_WORLD_RANK",
+            "OMPI_COMM_WORLD_SIZE",
+            "OMPI_COMM_WORLD_LOCAL_RANK",
+            "OMPI_COMM_WORLD_LOCAL_SIZE",
+        ),
+        ("PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID", "MPI_LOCALNRANKS"),
+    ),
+}
+
+
+def launched_by(env: Mapping[str, str]) -> tuple[str, tuple[int, int, int, int]]:
+    """The launcher's name, and what it put into the environment: rank, size, local rank, local size."""
+    for launcher, families in _LAUNCHERS.items():
+        for rank, size, local_rank, local_size in families:
+            if rank in env and size in env:
+                return launcher, (
+                    int(env[rank]),
+                    int(env[size]),
+                    int(env.get(local_rank, 0)),
+                    int(env.get(local_size, 1)),
+                )
+    return "nothing", (0, 1, 0, 1)
+
+
+class Elsewhere:
+    """The control of a process that another launcher started: collectives are that launcher's own."""
+
+    run_dir = ""
+    elastic = could_be_more = False
+    store_limit: int | None = None
+
+    def __init__(self, launcher: str, size: int) -> None:
+        self.launcher = launcher
+        self.size = size
+        self.pulse = Pulse()
+
+    def post(self, operation: str, value: bytes, lane: str = "main") -> Callable[[], list[bytes]]:
+        """Other launchers have no such thing; all meet at once."""
+        values = self.meet(operation, value)
+        return lambda: values
+
+    def tell(self, kind: str, **fields: Any) -> None:
+        """One plain line of what is meant for people; there is no driver for the rest."""
+        if kind == "note":
+            print(fields["text"], flush=True)  # noqa: T201 - there is no progress display here
+
+    def meet(self, operation: str, value: bytes, lane: str = "main") -> list[bytes]:
+        """Through torch.distributed under torchrun, through mpi4py under mpirun."""
+        if self.size == 1:
+            return [value]
+        if self.launcher == "torchrun":
+            import torch.distributed as dist
+
+            if not dist.is_initialized():
+                raise TritiumError(
+                    f"world.{operation}() under torchrun needs the process group: call "
+                    "torch.distributed.init_process_group() first."
+                )
+            values: list[Any] = [None] * self.size
+            dist.all_gather_object(values, value)
+            return values
+        try:
+            from mpi4py import MPI
+        except ImportError as error:
+            raise TritiumError(f"world.{operation}() under mpirun needs mpi4py: pip install mpi4py.") from error
+        return list(MPI.COMM_WORLD.allgather(value))
+
+    def log(self, fields: Mapping[str, Any]) -> None:
+        """One plain line, as any script would print."""
+        words = {k: v for k, v in fields.items() if k != "values"} | fields.get("values", {})
+        print(" ".join(f"{k}={v:.6g}" for k, v in words.items()), flush=True)  # noqa: T201 - there is no driver here
+
+    def store(self, piece: Piece) -> None:
+        """There is no run directory."""
+        raise TritiumError(
+            f"There is no run to store {piece.name!r} in: this process was not started by tritium.launch."
+        )
+
+    def shard(self, name: str) -> Shard:
+        """There is no exchange."""
+        raise TritiumError(
+            f"There is no shard {name!r}: this process was not started by tritium.launch(…, data={{{name!r}: df}})."
+        )
+
+    def confirm_rows(self) -> None:
+        """There are no shards."""

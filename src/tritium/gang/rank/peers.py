@@ -1,0 +1,51 @@
+"""The other ranks, as one rank knows and reaches them (rank)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Protocol
+
+from tritium.gang.rank.heartbeat import Pulse
+from tritium.observe.stored import Piece
+
+if TYPE_CHECKING:
+    from tritium.data.shard import Shard
+
+
+@dataclass(frozen=True)
+class Peer:
+    """One rank of the gang, as every other sees it (Project Hydrogen's `getTaskInfos`)."""
+
+    rank: int
+    host: str
+    address: str
+    local_rank: int
+    device: str
+    pid: int
+
+
+class Control(Protocol):
+    """How a world reaches the rest of its gang."""
+
+    pulse: Pulse
+    run_dir: str
+    elastic: bool
+    """Whether the gang has fewer ranks than are wanted."""
+    could_be_more: bool
+    """Whether there are slots for more by now."""
+    store_limit: int | None
+    """Bytes of all files that can be stored in this run; None: as many as the run directory takes."""
+
+    def meet(self, operation: str, value: bytes, lane: str = ...) -> list[bytes]: ...
+    def post(self, operation: str, value: bytes, lane: str = ...) -> Callable[[], list[bytes]]: ...
+    def tell(self, kind: str, **fields: Any) -> None: ...
+    def log(self, fields: Mapping[str, Any]) -> None: ...
+    def store(self, piece: Piece) -> None: ...
+    def shard(self, name: str) -> Shard: ...
+    def confirm_rows(self) -> None: ...
+
+
+def peers_of(descriptions: Sequence[Mapping[str, Any]]) -> tuple[Peer, ...]:
+    """Peers from an assignment."""
+    return tuple(Peer(**{k: d[k] for k in Peer.__dataclass_fields__}) for d in descriptions)

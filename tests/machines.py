@@ -17,11 +17,12 @@ import psutil
 
 from tritium import ship
 from tritium.gang.coordinator.coordinator import Coordinator
-from tritium.gang.supervisor.supervisor import Order
+from tritium.gang.order import Order
 
 _MAIN = """
 import pickle, sys
-from tritium.gang.supervisor.supervisor import GangEnded, Supervisor
+from tritium.gang.supervisor.ending import GangEnded
+from tritium.gang.supervisor.supervisor import Supervisor
 order, partition, attempt = pickle.load(sys.stdin.buffer)
 try:
     list(Supervisor(order, partition=partition, attempt=attempt, gpus=(), cpus=1).run(iter(()), lambda: True))

@@ -11,7 +11,7 @@ import pytest
 from tritium.errors import BadSetting
 from tritium.gang.control.address import BIND, HOST, PORT, driver_place, listener, shown, unreachable, unreachable_in
 from tritium.gang.coordinator.coordinator import Coordinator
-from tritium.gang.rank.main import _interface
+from tritium.gang.rank.environment import _interface
 from tritium.wire import Channel
 
 NOBODYS = "203.0.113.7"  # reserved for documentation

@@ -19,10 +19,11 @@ from clusters import free_port
 from tritium import ship
 from tritium.errors import StoreFailed, TritiumError
 from tritium.gang.coordinator import recorder as module
-from tritium.gang.coordinator.on_executor import failure_in, replay, result_limit, supervise_far
+from tritium.gang.coordinator.on_executor import failure_in, replay, result_limit, run
 from tritium.gang.failure import Failure
+from tritium.gang.order import Order
 from tritium.gang.supervisor.results import results_of
-from tritium.gang.supervisor.supervisor import Order, Supervisor
+from tritium.gang.supervisor.supervisor import Supervisor
 from tritium.observe.stored import Piece
 
 
@@ -49,7 +50,7 @@ class Far:
         job = ship.pickle((function, (), {}, {}, False))
         self.order = Order(
             launch="L", run_id="the-run", size=2, address=("127.0.0.1", free_port()), secret=os.urandom(32), job=job,
-            env={}, far_client=True, run_dir=str(run_dir), **facts,
+            env={}, run_dir=str(run_dir), **facts,
         )  # fmt: skip
         self.batches: list[pa.RecordBatch] = []
         self.errors: list[BaseException] = []
@@ -63,7 +64,7 @@ class Far:
     def task(self, number: int) -> None:
         supervisor = Supervisor(self.order, partition=number, attempt=0, gpus=(), cpus=1)
         try:
-            batches = list(supervise_far(supervisor, self.context, iter(()), lambda: True))
+            batches = list(run(supervisor, self.context, iter(()), lambda: True))
             self.batches += batches
         except TritiumError as error:
             self.errors.append(error)
@@ -136,7 +137,7 @@ def test_a_file_goes_to_a_run_directory_that_the_executor_reaches(tmp_path: Path
         if tr.world().rank == 0:
             tr.world().store("weights.bin", [bytes(1 << 20)] * 8)
 
-    far = Far(train, tmp_path, far_limit=1 << 20)
+    far = Far(train, tmp_path, result_limit=1 << 20)
     assert (far.errors, far.bytes() < 1 << 20) == ([], True)
     assert tmp_path.joinpath("weights.bin").stat().st_size == 8 << 20
     observer = replayed(far)
@@ -166,7 +167,7 @@ def test_logs_give_way_to_results(tmp_path: Path) -> None:
         print("x" * 3_000_000)
         return bytes(4_000_000)
 
-    far = Far(train, tmp_path / "elsewhere", far_limit=10_000_000)
+    far = Far(train, tmp_path / "elsewhere", result_limit=10_000_000)
     assert far.bytes() < 10_000_000
     assert [len(result) for result in results_of(far.batches, 2)] == [4_000_000] * 2
     observer = replayed(far)
@@ -180,7 +181,7 @@ def test_a_file_that_spark_would_not_take_is_told_with_the_setting(tmp_path: Pat
             tr.world().store("weights.bin", [bytes(1 << 20)] * 8)
         tr.world().barrier()
 
-    far = Far(train, tmp_path / "elsewhere", far_limit=5 << 20)
+    far = Far(train, tmp_path / "elsewhere", result_limit=5 << 20)
     failure = next(found for found in map(failure_in, map(str, far.errors)) if found)
     assert isinstance(failure, Failure)
     error = failure.error()
@@ -194,13 +195,13 @@ def test_that_a_file_would_not_be_taken_is_known_before_a_training(tmp_path: Pat
         tr.world().expect_file("weights.safetensors", 4 << 20)
         tr.world().expect_file("weights.safetensors", 8 << 20)
 
-    far = Far(train, tmp_path / "elsewhere", far_limit=5 << 20)
+    far = Far(train, tmp_path / "elsewhere", result_limit=5 << 20)
     failure = next(found for found in map(failure_in, map(str, far.errors)) if found)
     assert failure.text.startswith("weights.safetensors of 8,388,608 bytes could not be stored at the end: executors")
     far = Far(train, tmp_path / "elsewhere")  # spark.driver.maxResultSize=0
     assert far.errors == []
     (tmp_path / "run.json").write_text(json.dumps({"run": "the-run"}))
-    assert Far(train, tmp_path, far_limit=5 << 20).errors == []
+    assert Far(train, tmp_path, result_limit=5 << 20).errors == []
 
 
 @pytest.mark.parametrize(

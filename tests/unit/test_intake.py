@@ -18,9 +18,10 @@ from clusters import wait
 from tritium.data.spool import Spool
 from tritium.data.tables import Tables
 from tritium.errors import WireError
+from tritium.gang.order import Order
 from tritium.gang.supervisor import rows as module
+from tritium.gang.supervisor.ending import GangEnded
 from tritium.gang.supervisor.rows import AHEAD, Intake
-from tritium.gang.supervisor.supervisor import GangEnded, Order
 from tritium.wire import Channel
 
 TABLES = Tables({"train": pd.DataFrame({"x": np.arange(10 * AHEAD, dtype=np.float32)})}, 1)

@@ -17,12 +17,13 @@ from tritium.gang.coordinator.members import Member
 from tritium.gang.coordinator.stall_watch import StallWatch
 from tritium.gang.coordinator.stalls import Answer, RankStatus, at_fault, judge, starved, story
 from tritium.gang.failure import Failure
+from tritium.gang.killed import from_outside, killed_for
 from tritium.gang.rank.heartbeat import Page, Pulse
 from tritium.gang.settings import Gang
 from tritium.gang.stall_limit import StallLimit
 from tritium.gang.supervisor import process_stats as vitals
 from tritium.gang.supervisor.monitor import _Logs
-from tritium.gang.supervisor.process_stats import Busy, Lapse, Still, from_outside, killed_for
+from tritium.gang.supervisor.process_stats import Busy, Lapse, Still
 from tritium.gang.supervisor.stacks import Frame, in_collective, main_thread, where
 from tritium.wire import Message
 

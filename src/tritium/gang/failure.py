@@ -15,7 +15,7 @@ from typing import Any, Literal
 
 from tritium import errors, ship
 from tritium.errors import RankFailed, Stalled, TritiumError
-from tritium.gang.supervisor.process_stats import killed_for
+from tritium.gang.killed import killed_for
 from tritium.wire import clip
 
 How = Literal["exception", "signal", "exit", "lost", "orphaned", "error", "stalled", "regroup"]

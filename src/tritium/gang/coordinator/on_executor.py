@@ -12,19 +12,19 @@ import os
 import re
 import zlib
 from collections.abc import Callable, Iterable, Iterator
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pyarrow as pa
 
+from tritium.data.receive import stream_is_complete
 from tritium.errors import TritiumError, WireError
 from tritium.gang.coordinator.coordinator import Coordinator
 from tritium.gang.coordinator.recorder import Ledger, tell
 from tritium.gang.failure import Failure
 from tritium.gang.supervisor.results import chunks
+from tritium.gang.supervisor.supervisor import Supervisor
+from tritium.gang.supervisor.task import in_task
 from tritium.wire import Channel
-
-if TYPE_CHECKING:
-    from tritium.gang.supervisor.supervisor import Supervisor
 
 REACH_SECONDS = 3.0
 PICKLED_BYTES = 1 << 18  # of an exception in Spark's own, which passes through logs and web pages
@@ -32,16 +32,21 @@ _MARK = "tritium-failure:"
 _SIZE = re.compile(r"(\d+)([bkmgtp]?)b?")
 
 
-def supervise_far(
+def supervise(payload: bytes, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    """As `task.supervise`, with the coordinator wherever every supervisor can reach it."""
+    return in_task(payload, lambda supervisor, context: run(supervisor, context, batches, stream_is_complete))
+
+
+def run(
     supervisor: Supervisor, context: Any, batches: Iterator[pa.RecordBatch], confirm: Callable[[], bool | None]
 ) -> Iterator[pa.RecordBatch]:
-    """`Supervisor.run`, with the coordinator wherever every supervisor can reach it."""
+    """`Supervisor.run`; the first task holds a coordinator for those that do not reach the driver's."""
     order = supervisor.order
     first = supervisor.partition == 0
     host = context.getTaskInfos()[0].address.rpartition(":")[0].strip("[]")  # as Spark writes IPv6
     own = ledger = None
     if first:
-        ledger = Ledger(order.run_dir, order.run_id, order.far_limit)
+        ledger = Ledger(order.run_dir, order.run_id, order.result_limit)
         own = Coordinator(
             order.size,
             launch=order.launch,
@@ -63,7 +68,7 @@ def supervise_far(
         try:
             yield from supervisor.run(batches, confirm, (words[0]["address"][0], words[0]["address"][1]))
         except TritiumError as error:
-            failure = supervisor.failure or (own.failure if own is not None else None)
+            failure = supervisor.ending.failure or (own.failure if own is not None else None)
             if failure is None:
                 raise
             raise _marked(error, failure) from error

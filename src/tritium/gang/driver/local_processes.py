@@ -15,10 +15,12 @@ import pyarrow as pa
 from tritium.gang.coordinator.coordinator import Coordinator
 from tritium.gang.driver.in_process import prepared
 from tritium.gang.driver.outcome import await_end, await_formed
+from tritium.gang.order import Order
 from tritium.gang.stall_limit import StallLimit
+from tritium.gang.supervisor.ending import GangEnded
 from tritium.gang.supervisor.gpus import gpus_here
 from tritium.gang.supervisor.results import results_of
-from tritium.gang.supervisor.supervisor import GangEnded, Order, Supervisor
+from tritium.gang.supervisor.supervisor import Supervisor
 
 if TYPE_CHECKING:
     from tritium.data.schema import Field
@@ -94,10 +96,13 @@ def order_of(
     user_code: bytes,
     *,
     sorted: bool,
-    far_limit: int | None = None,
+    result_limit: int = 0,
 ) -> Order:
-    """What every supervisor of this launch is told. `sorted`: rows come in the order of their ids. `far_limit`: of a
-    Connect client, which executors may not reach: bytes of all results together that its Spark takes (0: any)."""
+    """What every supervisor of this launch is told.
+
+    `sorted`: rows come in the order of their ids. `result_limit`: bytes of all results together that Spark takes, where
+    what a coordinator on an executor writes down travels with them; 0: any number.
+    """
     gang = attempt.gang
     return Order(
         launch=attempt.name,
@@ -117,8 +122,7 @@ def order_of(
         user_code=user_code,
         elastic=attempt.ranks < gang.most,
         trace=gang.trace,
-        far_client=far_limit is not None,
-        far_limit=far_limit or 0,
+        result_limit=result_limit,
         stall_limit=StallLimit.of(gang),
         run_dir=attempt.recorder.run_dir,
     )

@@ -97,8 +97,8 @@ class OnCluster:
         ).start()
         self._open.callback(self._coordinator.close)
         in_order = exchange is None or exchange.sorted
-        far_limit = result_limit(self._spark) if cluster.is_connect else None
-        order = order_of(attempt, self._coordinator, plan, job, user_code, sorted=in_order, far_limit=far_limit)
+        limit = result_limit(self._spark) if cluster.is_connect else 0
+        order = order_of(attempt, self._coordinator, plan, job, user_code, sorted=in_order, result_limit=limit)
         self._job = SparkJob(self._spark, cluster, attempt, self._coordinator, order, frame)
         self._exchange = exchange
         self._open.enter_context(own_interrupts())

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from tritium.errors import IncompleteShard, RankFailed, TritiumError
 from tritium.gang.driver.error_text import finish
 from tritium.gang.failure import Regroup
-from tritium.gang.supervisor.process_stats import from_outside
+from tritium.gang.killed import from_outside
 
 if TYPE_CHECKING:
     from tritium.gang.driver.attempt import Attempt

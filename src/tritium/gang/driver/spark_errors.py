@@ -58,7 +58,7 @@ _WORKER = re.compile(
     r"(?:Bad data|No port number) in \S*pyspark\.daemon"
 )
 _NO_PYTHON = re.compile(r'Cannot run program "(?P<program>[^"]*)"')
-_OURS = re.compile(r"tritium[/\\]gang[/\\]supervisor[/\\]\w+\.pyc?$")
+_OURS = re.compile(r"tritium[/\\]gang[/\\](?:supervisor|coordinator)[/\\]\w+\.pyc?$")
 _SET_PYTHON = (
     "set PYSPARK_PYTHON (or spark.pyspark.python with spark-submit) before the session is made"  # PySpark reads it then
 )

@@ -42,6 +42,8 @@ _FAR_SILENCE = (
     "client (then output and progress come at the end)"
 )
 
+_TASKS = {False: "tritium.gang.supervisor.task:supervise", True: "tritium.gang.coordinator.on_executor:supervise"}
+
 
 class SparkJob:
     """One attempt's job. `ended`, `problem` and `table` say what came of it, once `coordinator.changed` is notified.
@@ -65,7 +67,7 @@ class SparkJob:
         self._coordinator = coordinator
         self._watch = SourceWatch(spark, self.tag, connect=self._connect)
         self._name = f"Tritium: {getattr(attempt.function, '__qualname__', 'a function')} on {order.size} ranks"
-        entry = ship.entry("tritium.gang.supervisor.supervisor:supervise", pickle.dumps(order))
+        entry = ship.entry(_TASKS[self._connect], pickle.dumps(order))
         profile = cluster.profile(attempt.gang)
         with drivers_python(spark):
             self._frame = frame.mapInArrow(entry, SPARK_SCHEMA, barrier=not self.restarts, profile=profile)

@@ -16,7 +16,7 @@ from types import ModuleType
 
 from tritium import ship
 from tritium.frameworks import torch as pytorch
-from tritium.gang.rank.main import prepare_environment
+from tritium.gang.rank.environment import prepare_environment
 from tritium.gang.rank.world import World
 from tritium.gang.settings import Gang
 from tritium.gang.supervisor.process import THREADS

@@ -112,7 +112,7 @@ def _report(channel: Channel, control: RankControl, error: BaseException) -> Non
     if isinstance(error, WireError):  # the supervisor is gone, and with it everyone to tell
         os._exit(1)
     trimmed = error.__traceback__
-    while trimmed is not None and trimmed.tb_frame.f_globals.get("__name__") == __name__:
+    while trimmed is not None and trimmed.tb_frame.f_globals.get("__package__") == __package__:
         trimmed = trimmed.tb_next
     if trimmed is not None:
         error = error.with_traceback(trimmed)

@@ -10,6 +10,8 @@ from typing import Any
 
 from tritium.gang.rank.heartbeat import Page
 from tritium.gang.supervisor import process_stats
+from tritium.gang.supervisor.memory import Memory
+from tritium.gang.supervisor.output import Output
 from tritium.gang.supervisor.process import RankProcess
 from tritium.gang.supervisor.stacks import SIGNAL, Stacks, in_collective, main_thread, where
 
@@ -20,9 +22,8 @@ _LONGEST = 10  # take so many times its longest interval for the next
 class Watcher:
     """Puts together the pulse that the coordinator hears, and the stacks of a rank. For any thread, after `watch`."""
 
-    def __init__(self) -> None:
-        self.output = 0
-        """Counts the pieces of output: a rank that prints moves."""
+    def __init__(self, output: Output) -> None:
+        self._output = output  # a rank that prints makes progress
         self._page, self._stacks = Page(), Stacks()
         self._rows: Mapping[str, int] | None = None
         self._lock = threading.Lock()
@@ -41,7 +42,7 @@ class Watcher:
         """From now on, this process."""
         now, pid = time.monotonic(), process.pid
         self._process = process
-        self._memory = process_stats.Memory(pid)
+        self._memory = Memory(pid)
         self._begun = now
         self._lapse = process_stats.Lapse(now)
         self._progress, self._arrived = process_stats.Still(now), process_stats.Still(now)
@@ -97,7 +98,7 @@ class Watcher:
                 **{key: word[key] for key in ("step", "epoch", "doing", "phase", "taken") if key in word},
                 "step_limit": 0.0 if word["taken"] else self._logs.look(word["logged"], now),
                 "seconds": round(now - (word["since"] or self._begun), 3),
-                "quiet": round(self._progress.look((word["beats"], self.output), now), 3),
+                "quiet": round(self._progress.look((word["beats"], self._output.pieces), now), 3),
                 "idle": round(self._busy.look(now), 3),
                 "state": process_stats.state(self._process.pid),
                 "receiving": rows is not None,

@@ -14,12 +14,12 @@ import pyarrow as pa
 
 from tritium.errors import TritiumError, WireError
 from tritium.gang.control.client import Line
+from tritium.gang.order import Order
 from tritium.wire import Channel
 
 if TYPE_CHECKING:
     from tritium.data.receive import Receiver
     from tritium.data.spool import Spool
-    from tritium.gang.supervisor.supervisor import Order
 
 ROWS_SECONDS = 0.02  # how often rows are reported at most, while they arrive and may be taken
 AHEAD = 1 << 15  # rows that are read before the rank is ready, whatever else the host has to do: two windows

@@ -1,0 +1,48 @@
+"""Why a rank was killed by SIGKILL, as far as the figures of its memory tell (any process)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+
+def size(count: float | None) -> str:
+    """1.2e9 → "1.2 GB"; "?" for None."""
+    if count is None:
+        return "?"
+    for unit, scale in (("GB", 1 << 30), ("MB", 1 << 20)):
+        if count >= scale:
+            return f"{count / scale:.1f} {unit}".replace(".0 ", " ")
+    return f"{count / 1024:.0f} KB"
+
+
+def from_outside(memory: Mapping[str, Any]) -> bool:
+    """Whether the figures of a rank that was killed by SIGKILL speak against a lack of memory, so that someone did it.
+
+    They do when all of these are known: the kernel counted no kill in the rank's cgroup, the group stayed below 95 % of
+    its limit, and the host would have kept a tenth of its memory had the rank taken its whole peak at once, since the
+    last look.
+    """
+    if memory.get("oom_kills") != 0 or not (memory.get("peak") and memory.get("host_total")):
+        return False
+    limit, most = memory.get("group_limit"), memory.get("group_peak")
+    if limit and (most is None or most > 0.95 * limit):
+        return False
+    return bool(memory["host_available"] - memory["peak"] > 0.1 * memory["host_total"])
+
+
+def killed_for(memory: Mapping[str, Any]) -> str:
+    """Why a rank that was killed by SIGKILL was killed, as far as its memory tells."""
+    if not memory:
+        return "probably out of memory, unless someone killed it"
+    peak = size(memory["peak"]) if memory.get("peak") else "unknown"
+    limit = memory.get("group_limit")
+    if memory.get("oom_kills"):
+        where = f"its cgroup's limit of {size(limit)} was reached" if limit else "the memory of the host was used up"
+        return f"out of memory ({where}: oom_kill {memory['oom_kills']}; peak {peak})"
+    free, total = memory.get("host_available"), memory.get("host_total")
+    host = f"; the host had {size(free)} of {size(total)} available" if total else ""
+    group = f"; its cgroup's limit is {size(limit)}" if limit else ""
+    why = "probably out of memory, unless someone killed it"
+    why = "from outside, not for want of memory" if from_outside(memory) else why
+    return f"{why} (peak {peak}{group}{host})"

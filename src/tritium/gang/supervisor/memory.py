@@ -1,0 +1,141 @@
+"""The memory of a rank's process, of its control group and its host (supervisor).
+
+All of it comes from /proc and the cgroup files of Linux; elsewhere nothing is known, and nothing is said.
+"""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import Any
+
+_PROC = Path("/proc")
+_CGROUPS = Path("/sys/fs/cgroup")
+_UNLIMITED = 1 << 60
+
+
+class Memory:
+    """The memory of a rank's host and control group: looked at while it lives, told when it was killed."""
+
+    def __init__(self, pid: int) -> None:
+        self._pid = pid
+        self._group = _Group(None, "")
+        self._killed = 0
+        self._free: list[int] = []
+        self._peak: int | None = None
+
+    def look(self) -> None:
+        """From time to time: what is free now, and how many the kernel has killed in the group so far."""
+        self._free = [*self._free[-4:], _meminfo().get("MemAvailable", 0)]
+        self._peak = _high_water(self._pid) or self._peak
+        group = _group(self._pid)
+        if group.folder is not None and group != self._group:
+            self._group, self._killed = group, group.killed()
+
+    def figures(self, peak: int | None) -> dict[str, Any]:
+        """In bytes: the rank's `peak` (None: as it was seen last), its host's memory and what was free of it, its
+        group's limit, peak and kills."""
+        host = _meminfo()
+        free = [*self._free, host.get("MemAvailable", 0)]
+        found: dict[str, Any] = {
+            "peak": peak or self._peak,
+            "host_total": host.get("MemTotal"),
+            "host_available": min(free),
+        }
+        if not host:
+            found.update(host_total=None, host_available=None)
+        if self._group.folder is not None:
+            found["group"] = str(self._group.folder)
+            found["group_limit"] = self._group.limit()
+            found["group_peak"] = self._group.number(self._group.names["peak"])
+            found["oom_kills"] = self._await_kill()
+        return found
+
+    def _await_kill(self) -> int:
+        # The kernel counts a kill a moment after it has killed.
+        deadline = time.monotonic() + 0.2
+        while not (more := self._group.killed() - self._killed) and time.monotonic() < deadline:
+            time.sleep(0.02)
+        return more
+
+
+class _Group:
+    """One memory control group: version 1 or 2."""
+
+    def __init__(self, folder: Path | None, version: str) -> None:
+        self.folder = folder
+        v2 = version == "2"
+        self.names = {
+            "limit": "memory.max" if v2 else "memory.limit_in_bytes",
+            "peak": "memory.peak" if v2 else "memory.max_usage_in_bytes",
+            "events": "memory.events" if v2 else "memory.oom_control",
+        }
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _Group) and self.folder == other.folder
+
+    def __hash__(self) -> int:
+        return hash(self.folder)
+
+    def number(self, name: str, folder: Path | None = None) -> int | None:
+        folder = folder or self.folder
+        try:
+            text = (folder / name).read_text().strip() if folder else "max"
+        except OSError:
+            return None
+        return int(text) if text.isdigit() and int(text) < _UNLIMITED else None
+
+    def limit(self) -> int | None:
+        """The least limit of the group and of those around it that can be seen here."""
+        found, folder = [], self.folder
+        while folder is not None and folder != _CGROUPS and _CGROUPS in folder.parents:
+            found.append(self.number(self.names["limit"], folder))
+            folder = folder.parent
+        if self.folder == _CGROUPS:
+            found.append(self.number(self.names["limit"]))
+        return min((limit for limit in found if limit is not None), default=None)
+
+    def killed(self) -> int:
+        """How many of its processes the kernel has killed for want of memory."""
+        try:
+            lines = (self.folder / self.names["events"]).read_text().splitlines() if self.folder else []
+        except OSError:
+            return 0
+        return next((int(line.split()[1]) for line in lines if line.startswith("oom_kill ")), 0)
+
+
+def _group(pid: int) -> _Group:
+    """The memory group of a process. In a container its path is not to be found, and the root is its own."""
+    try:
+        lines = (_PROC / str(pid) / "cgroup").read_text().splitlines()
+    except OSError:
+        return _Group(None, "")
+    for line in lines:
+        _, controllers, path = line.split(":", 2)
+        if "memory" in controllers.split(","):
+            root, version, events = _CGROUPS / "memory", "1", "memory.oom_control"
+        elif controllers == "" and (_CGROUPS / "cgroup.controllers").exists():
+            root, version, events = _CGROUPS, "2", "memory.events"
+        else:
+            continue
+        for folder in (root / path.lstrip("/"), root):
+            if (folder / events).exists():
+                return _Group(folder, version)
+    return _Group(None, "")
+
+
+def _meminfo() -> dict[str, int]:
+    try:
+        lines = (_PROC / "meminfo").read_text().splitlines()[:3]
+    except OSError:
+        return {}
+    return {line.split(":")[0]: int(line.split()[1]) * 1024 for line in lines}
+
+
+def _high_water(pid: int) -> int | None:
+    """Bytes of memory that a living process had at most."""
+    try:
+        lines = (_PROC / str(pid) / "status").read_text().splitlines()
+    except OSError:
+        return None
+    return next((int(line.split()[1]) * 1024 for line in lines if line.startswith("VmHWM:")), None)

@@ -1,0 +1,45 @@
+"""What a rank writes to stdout and stderr, passed on to the coordinator (supervisor)."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections import deque
+from typing import IO
+
+from tritium.errors import WireError
+from tritium.gang.control.client import Line
+from tritium.gang.limits import as_shown
+
+LONGEST_LINE = 1 << 16  # a longer one is passed on in pieces
+TAIL = 20  # lines of a rank's output that travel with its failure
+
+
+class Output:
+    """`follow` in a thread for each of the two pipes."""
+
+    def __init__(self, coordinator: Line) -> None:
+        self.tail: deque[str] = deque(maxlen=TAIL)
+        """The last lines."""
+        self.pieces = 0
+        """So many were passed on: a rank that prints makes progress."""
+        self._coordinator = coordinator
+
+    def follow(self, pipe: IO[bytes] | None) -> None:
+        """Pass on whole lines, so that stdout and stderr don't mix within one, and no character is cut in two."""
+        assert pipe is not None
+        rest = b""
+        while data := os.read(pipe.fileno(), 1 << 16):
+            text = rest + data
+            end = text.rfind(b"\n") + 1 or (len(text) if len(text) > LONGEST_LINE else 0)
+            self._send(text[:end])
+            rest = text[end:]
+        self._send(rest)
+
+    def _send(self, text: bytes) -> None:
+        if not text:
+            return
+        self.pieces += 1
+        self.tail.extend(as_shown(line) for line in text.split(b"\n") if line.strip())
+        with contextlib.suppress(WireError):  # keep reading all the same: the rank must not block on a full pipe
+            self._coordinator.send("output", text)

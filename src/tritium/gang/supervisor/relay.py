@@ -1,0 +1,141 @@
+"""Messages between the coordinator and a rank, passed on by its supervisor (supervisor)."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from typing import Any, Protocol
+
+from tritium.errors import TooLarge, WireError
+from tritium.gang.control.client import Line
+from tritium.gang.failure import Failure
+from tritium.gang.order import Order
+from tritium.gang.supervisor.ending import Ending
+from tritium.gang.supervisor.rows import Intake
+from tritium.wire import CHUNK, Channel, Message
+
+SMALL = 1 << 14  # bytes that a socket with room takes without waiting for its reader
+
+
+class Supervised(Protocol):
+    """What a relay tells the supervisor."""
+
+    def on_assigned(self, rank: int) -> None: ...
+    def on_gang_ended(self, reason: str) -> None: ...  # the rank is to be killed
+    def on_stacks_wanted(self, number: int) -> None: ...
+    def on_rank_failed(self, message: Message) -> None: ...
+    def on_rank_refused(self, error: TooLarge) -> None: ...  # it sent more than a message holds
+    def gpu_uuids(self) -> dict[str, str]: ...
+
+
+class Relay:
+    """`follow_coordinator` and `follow_rank` run in a thread each, until the other end closes."""
+
+    def __init__(self, order: Order, ending: Ending, supervisor: Supervised) -> None:
+        self._order = order
+        self._ending = ending
+        self._supervisor = supervisor
+        self._rank: Channel | None = None
+        self._rows: Intake | None = None
+        self._passing, self._passed = False, 0  # whether a message of the rank's is being passed on; how many were
+
+    def connect(self, coordinator: Line, rank: Channel, rows: Intake | None) -> None:
+        """Both ends are there now."""
+        self._coordinator, self._rank, self._rows = coordinator, rank, rows
+
+    # ---- from the coordinator
+
+    def follow_coordinator(self) -> None:
+        """Until it closes the connection, which ends the gang, if it has not ended well."""
+        while (message := self._coordinator.receive()) is not None:
+            self._obey(message)
+        self._ending.may_leave.set()
+        if not self._ending.all_finished and self._ending.reason is None:
+            self._supervisor.on_gang_ended(f"the coordinator is gone (did the driver end?): {self._coordinator.reason}")
+
+    def at_once(self, message: Message, idle: bool) -> bool:
+        """What must not wait behind a rank that does not listen, and what should not wait for another thread."""
+        if message.kind in ("end", "stacks"):
+            now = self._rank is not None
+        else:
+            quick = idle and message.kind in ("gathered", "mark") and len(message.blob) < SMALL
+            now = quick and self._rank is not None and self._rank.has_room
+        if now:
+            self._obey(message)
+        return now
+
+    def _obey(self, message: Message) -> None:
+        try:
+            self._do(message)
+        except (WireError, ValueError, TypeError, KeyError) as error:
+            self._supervisor.on_gang_ended(f"the coordinator's messages can't be read: {error}")
+
+    def _do(self, message: Message) -> None:
+        if message.kind == "end":
+            failed = message.fields.get("failure")
+            failure = Failure.read(message["failure"], message.blob) if failed else None
+            self._ending.on_end(message["reason"], failure, bool(message.fields.get("refused")))
+            self._supervisor.on_gang_ended(message["reason"])
+        elif message.kind == "stacks":
+            self._supervisor.on_stacks_wanted(message["number"])
+        elif message.kind == "spooled":
+            assert self._rows is not None
+            for name, shapes in json.loads(message.blob).items():
+                self._rows.announce(name, shapes)
+        else:
+            if message.kind == "assign":
+                self._supervisor.on_assigned(message["rank"])
+                self._send_job()
+            elif message.kind == "finished":
+                self._ending.set_finished(everyone=True)
+            self._to_rank(message)
+
+    def _send_job(self) -> None:
+        about: dict[str, Any] = {"run_dir": self._order.run_dir}
+        for start in range(0, len(self._order.job), CHUNK):  # in pieces: arguments may be larger than a message
+            self._to_rank(Message("job", about, self._order.job[start : start + CHUNK]))
+
+    def _to_rank(self, message: Message) -> None:
+        assert self._rank is not None
+        try:
+            self._rank.pass_on(message)
+        except WireError:  # the rank has ended; who waits for its process says how
+            return
+
+    # ---- from the rank
+
+    def follow_rank(self) -> None:
+        """Until the rank's end of the socket is closed."""
+        assert self._rank is not None
+        while (message := self._rank.receive()) is not None:
+            if message.kind == "failed":
+                self._supervisor.on_rank_failed(message)
+                continue
+            if message.kind == "ready":
+                message.fields["gpus"] = self._supervisor.gpu_uuids()
+                if self._rows is not None:
+                    self._rows.ready.set()
+            if message.kind == "finished":
+                self._ending.set_finished(everyone=False)
+            try:
+                self._passing = True
+                self._coordinator.pass_on(message)
+            except TooLarge as error:
+                self._supervisor.on_rank_refused(error)
+                return
+            except WireError:  # `follow_coordinator` says that it is gone
+                return
+            finally:
+                self._passed += 1
+                self._passing = False
+
+    def drain(self, is_alive: Callable[[], bool], join: Callable[[float], None]) -> None:
+        """Wait until all that the rank said before its end is passed on, however slow the way to the driver is.
+
+        `is_alive` and `join` are those of the thread in `follow_rank`. A process that the rank has started may hold
+        its end of the socket open: a second without a word is enough.
+        """
+        passed = -1
+        while is_alive() and (self._passing or self._passed != passed) and not self._ending.stopped.is_set():
+            passed = self._passed
+            join(1.0)

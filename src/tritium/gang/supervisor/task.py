@@ -1,0 +1,42 @@
+"""What `mapInArrow` calls on an executor: one task of the gang, in Spark's Python worker (supervisor)."""
+
+from __future__ import annotations
+
+import os
+import pickle
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pyarrow as pa
+
+from tritium.data.receive import stream_is_complete
+from tritium.gang.order import Order
+from tritium.gang.supervisor.ending import GangEnded
+from tritium.gang.supervisor.supervisor import Supervisor
+
+Run = Callable[[Supervisor, Any], Iterator[pa.RecordBatch]]
+
+
+def supervise(payload: bytes, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    """Feed and watch the rank of this task; yields its result."""
+    return in_task(payload, lambda supervisor, _: supervisor.run(batches, stream_is_complete))
+
+
+def in_task(payload: bytes, run: Run) -> Iterator[pa.RecordBatch]:
+    """What `run(supervisor, context)` yields, with a supervisor for this task of Spark's. `payload`: an Order."""
+    from pyspark import TaskContext
+
+    order: Order = pickle.loads(payload)
+    context = TaskContext.get()
+    assert context is not None
+    resources = context.resources()
+    gpus = tuple(resources["gpu"].addresses)[: order.gpus] if order.gpus and "gpu" in resources else ()
+    cpus = order.cpus or context.cpus()
+    ids = {"partition": context.partitionId(), "attempt": context.taskAttemptId()}
+    supervisor = Supervisor(order, **ids, gpus=gpus, cpus=cpus, daemon=os.getppid())
+    try:
+        yield from run(supervisor, context)
+    except GangEnded:
+        if not supervisor.ending.dismissed:
+            raise
+        # The driver knows, and says why: an exception here would be 40 lines of Spark's log for each rank.

@@ -34,8 +34,8 @@ from ranks import reduce_for_ever
 from tritium.errors import RankFailed, WireError
 from tritium.gang.control import client as line_module
 from tritium.gang.control.client import Line
-from tritium.gang.coordinator import coordinator as coordinator_module
 from tritium.gang.coordinator.coordinator import Coordinator
+from tritium.gang.driver import local_processes
 from tritium.gang.stall_limit import StallLimit
 from tritium.observe.stored import Piece
 from tritium.wire import MAGIC, NONCE, Challenge, Channel, Codec, Message
@@ -75,7 +75,7 @@ def proxies(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Proxy]]:
             made.append(Proxy(self.address))
             self.address = made[-1].address
 
-    monkeypatch.setattr(coordinator_module, "Coordinator", Behind)
+    monkeypatch.setattr(local_processes, "Coordinator", Behind)
     yield made
     for proxy in made:
         proxy.close()
@@ -364,7 +364,7 @@ def test_a_late_session_is_refused_and_says_why(monkeypatch: pytest.MonkeyPatch)
         while (message := line.receive()) is not None:
             assert message.kind not in ("assign", "gathered")
         assert str(line.reason).startswith("nothing was heard of it for")
-        observer = coordinator._observer
+        observer = coordinator.observer
         assert isinstance(observer, Observer)
         assert any("task 0 came back, but nothing was heard" in said["reason"] for said in observer.of("refused"))
         with pytest.raises(WireError, match="nothing was heard of it"):
@@ -551,7 +551,7 @@ def test_10000_mutated_frames_and_handshakes(tmp_path: Path) -> None:
         wait(lambda: len(coordinator._server.links) == 2, "only the supervisors' connections are left")
         wait(lambda: psutil.Process().num_fds() <= before, "every socket is closed")
         assert coordinator.failure is None
-        observer = coordinator._observer
+        observer = coordinator.observer
         assert isinstance(observer, Observer)
         assert coordinator._refused > 7000, "some are cut short and say nothing that could be refused"
         assert len(observer.of("refused")) < 300, "but strangers can't fill the disk"

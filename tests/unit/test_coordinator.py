@@ -17,7 +17,7 @@ from tritium.errors import BadRow, BadSetting, Stalled, WireError
 from tritium.gang.control import server as server_module
 from tritium.gang.control.client import Line
 from tritium.gang.control.server import STRANGERS
-from tritium.gang.coordinator import coordinator as coordinator_module
+from tritium.gang.coordinator import first_failure, stall_alarm
 from tritium.gang.coordinator import rendezvous as rendezvous_module
 from tritium.gang.coordinator.coordinator import Coordinator
 from tritium.gang.coordinator.members import Member
@@ -364,7 +364,7 @@ class TestMeetings:
             for channel in supervisors:
                 message = heard(channel, "gathered")
                 assert (message.blob, message["lengths"], message["number"]) == (b"011222", [1, 2, 3], number)
-        wait(lambda: gang.coordinator._rendezvous == {}, "no meeting is kept", SECONDS)
+        wait(lambda: gang.coordinator.meetings.open == {}, "no meeting is kept", SECONDS)
 
     def test_each_lane_counts_its_own_meetings(self, start: Start) -> None:
         gang = start(2)
@@ -474,7 +474,7 @@ class TestRows:
     def test_what_a_rank_is_sent_of_rows_grows_with_the_ranks_and_not_with_their_square(
         self, start: Start, together: bool, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setattr("tritium.gang.coordinator.coordinator.MARK_SECONDS", 3600.0 if together else 0.0)
+        monkeypatch.setattr("tritium.gang.coordinator.rows.MARK_SECONDS", 3600.0 if together else 0.0)
         sent: dict[int, int] = {}
         for size in (128, 512):
             coordinator = start(size, names=["train"], stream=True).coordinator
@@ -486,11 +486,11 @@ class TestRows:
                 ended = {int(rank): int(rows) for rank, rows in fields["ended"]}
                 feed.publish(Mark(fields["rows"], ended, size))  # noqa: B023
 
-            monkeypatch.setattr(coordinator, "_broadcast", send)
+            monkeypatch.setattr(coordinator, "broadcast", send)
             for rank in range(size):
-                coordinator._mark("train", rank, 1000 + rank, ended=False)
+                coordinator.rows.mark("train", rank, 1000 + rank, ended=False)
             for rank in range(size):
-                coordinator._mark("train", rank, 2000 + rank, ended=True)
+                coordinator.rows.mark("train", rank, 2000 + rank, ended=True)
             assert feed.counts() == [2000 + rank for rank in range(size)]
             assert len(marks) <= (3 if together else 2 * size + 1)
             sent[size] = sum(map(len, marks))
@@ -519,7 +519,7 @@ class TestRows:
         for channel in supervisors:
             for kind in ("assign", "spooled", "fingerprint", "mark"):
                 heard(channel, kind)
-        assert {rank: receipt["rows"] for rank, receipt in gang.coordinator.receipts.items()} == {
+        assert {rank: receipt["rows"] for rank, receipt in gang.coordinator.rows.receipts.items()} == {
             0: {"train": 3},
             1: {"train": 3},
         }
@@ -626,7 +626,7 @@ class TestTheEnd:
         assert gang.coordinator.failure == killed
 
     def test_an_echo_that_stays_alone_is_the_failure(self, start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(coordinator_module, "ECHO_SECONDS", 0.05)
+        monkeypatch.setattr(first_failure, "CAUSE_SECONDS", 0.05)
         gang = start(2)
         echo = Failure.of(RuntimeError("[gloo/transport/tcp/pair.cc:534] Connection refused"), 0, host="a")
         gang.form()[0].send("failed", echo.pickled, **echo.fields())
@@ -726,7 +726,7 @@ class TestStalls:
     def test_every_rank_is_asked_for_its_stacks_and_one_that_does_not_answer_is_named_too(
         self, start: Start, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setattr(coordinator_module, "STACKS_SECONDS", 0.5)
+        monkeypatch.setattr(stall_alarm, "STACKS_SECONDS", 0.5)
         gang = start(2, stall_limit=StallLimit(2.0))
         one, two = gang.form()
         one.send("pulse", **pulse(step=310, taken=310, phase="step 310", doing="step", quiet=3.0))

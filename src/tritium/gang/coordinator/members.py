@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Protocol
 
 from tritium.gang.coordinator.stalls import RankStatus
+from tritium.gang.failure import Failure
+from tritium.observe.stored import Piece
 from tritium.wire import Message
 
 _PLACES = 4  # so many are told, of a gang whose ranks stand at different ones
@@ -99,3 +101,28 @@ def numbers(ranks: Iterable[int]) -> str:
             spans.append([rank, rank])
     words = [str(a) if a == b else f"{a}, {b}" if b == a + 1 else f"{a}-{b}" for a, b in spans]
     return ("rank " if len(spans) == 1 and spans[0][0] == spans[0][1] else "ranks ") + ", ".join(words)
+
+
+class Observer(Protocol):
+    """What the coordinator tells of the run. Called from the coordinator's thread."""
+
+    def event(self, kind: str, **fields: Any) -> None: ...
+    def output(self, rank: int, text: str) -> None: ...
+    def store(self, piece: Piece) -> None: ...
+
+
+class Gang(Protocol):
+    """The coordinator, as its parts use it."""
+
+    size: int
+    members: dict[int, Member]
+    observer: Observer
+
+    formed: bool
+    finished: bool
+    failure: Failure | None
+
+    def broadcast(self, kind: str, blob: bytes = b"", /, **fields: Any) -> None: ...
+    def after(self, seconds: float, call: Callable[[], None]) -> None: ...
+    def end(self, failure: Failure) -> None: ...  # the gang, if it is the first
+    def fail_member(self, member: Member, problem: Exception) -> None: ...

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from tritium.errors import BadRow
+from tritium.gang.coordinator.members import Gang, Member
 from tritium.wire import MAX_BLOB, Message
 
 
@@ -92,3 +93,38 @@ def agree(columns: Mapping[int, Columns]) -> tuple[dict[str, dict[str, list[int]
                     )
                 seen.setdefault((name, label), rank)
     return shapes, None
+
+
+class Meetings:
+    """Every `gather` and `barrier` of a gang that has not been answered yet, by lane and number."""
+
+    def __init__(self, gang: Gang) -> None:
+        self.open: dict[tuple[str, int], Rendezvous] = {}
+        self._gang = gang
+
+    def on_gather(self, member: Member, message: Message) -> None:
+        """A rank has come."""
+        lane, number = str(message.fields.get("lane", "main")), int(message["number"])
+        meeting = self.open.setdefault((lane, number), Rendezvous(number, self._gang.size, lane))
+        meeting.add(member.number, message)
+        if meeting.problem is None:
+            meeting.problem = meeting.left_by([m.number for m in self._gang.members.values() if m.finished])
+        if meeting.problem is not None or meeting.full:
+            self._answer(meeting)
+        if meeting.full:
+            del self.open[lane, number]
+
+    def leave(self, member: Member) -> None:
+        """A rank's function has returned: it comes to no further meeting."""
+        for meeting in list(self.open.values()):
+            meeting.problem = meeting.problem or meeting.left_by([member.number])
+            if meeting.problem is not None:
+                self._answer(meeting)
+
+    def _answer(self, meeting: Rendezvous) -> None:
+        """Tell those who have come, and have not heard it yet, what came of it."""
+        blob, fields = meeting.outcome()
+        for member in self._gang.members.values():
+            if member.number in meeting.values and member.number not in meeting.told:
+                meeting.told.add(member.number)
+                member.link.send("gathered", blob, **fields)

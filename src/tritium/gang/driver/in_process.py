@@ -65,7 +65,7 @@ def _shards(attempt: Attempt, stack: ExitStack) -> dict[str, Shard]:
     from tritium.data.spool import Spool
     from tritium.data.tables import Tables
     from tritium.data.watermark import Feed, Mark
-    from tritium.gang.coordinator.coordinator import received
+    from tritium.gang.coordinator.rows import received
     from tritium.gang.supervisor.rows import plain_fingerprint
 
     tables = Tables(attempt.data, 1)

@@ -93,7 +93,7 @@ class OnCluster:
             names=list(plan),
             stream=attempt.streams,
             stall_limit=StallLimit.of(gang),
-            prove=exchange.prove if exchange else None,
+            verify=exchange.prove if exchange else None,
         ).start()
         self._open.callback(self._coordinator.close)
         in_order = exchange is None or exchange.sorted

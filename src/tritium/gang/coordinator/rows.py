@@ -1,0 +1,91 @@
+"""How many rows each rank has, and from when on they may be taken (driver, or the first supervisor)."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from tritium.data.fingerprint import Part, added, table
+from tritium.data.watermark import MarkKeeper
+from tritium.gang.coordinator.members import Gang, Member
+from tritium.gang.coordinator.rendezvous import agree
+from tritium.wire import Message
+
+MARK_SECONDS = 0.05  # so far apart are the marks that ranks are sent: ends that come together are told together
+
+Verify = Callable[[Mapping[str, Any]], Exception | None]
+
+
+class Rows:
+    """Of every named DataFrame. `stream`: ranks take rows while others still arrive. `verify` tells whether rows of a
+    fingerprint may be trained on."""
+
+    def __init__(self, gang: Gang, names: Sequence[str], *, stream: bool, verify: Verify | None) -> None:
+        self.receipts: dict[int, dict[str, Any]] = {}
+        self._gang = gang
+        self._stream = stream
+        self._verify = verify
+        self._keepers = {name: MarkKeeper(gang.size) for name in names}
+        self._marked: dict[str, float] = {}  # when ranks were told of a mark last
+        self._marking: set[str] = set()  # of what they will be told soon
+
+    def on_rows(self, member: Member, message: Message) -> None:
+        """Some of a rank's rows have come."""
+        for name, rows in message["rows"].items():
+            self._gang.observer.event("rows", name=name, rank=member.number, rows=rows, ended=False)
+            if self._stream:
+                self.mark(name, member.number, int(rows), ended=False)
+
+    def on_receipt(self, member: Member, message: Message) -> None:
+        """All of a rank's rows have come."""
+        gang = self._gang
+        self.receipts[member.number] = {"rows": message["rows"], **json.loads(message.blob)}
+        for name, rows in message["rows"].items():
+            gang.observer.event("rows", name=name, rank=member.number, rows=rows, ended=True)
+        if len(self.receipts) == gang.size:
+            shapes, ragged = agree({r: receipt["columns"] for r, receipt in self.receipts.items()})
+            whole = received(self.receipts)
+            problem = ragged or (self._verify(whole["fingerprint"]) if self._verify else None)
+            if problem is not None:
+                gang.fail_member(member, problem)
+                return
+            gang.observer.event("received", **whole)
+            gang.broadcast("spooled", json.dumps(shapes).encode())
+            gang.broadcast("fingerprint", json.dumps(whole["fingerprint"]).encode())  # before the last mark
+        for name, rows in message["rows"].items():
+            self.mark(name, member.number, int(rows), ended=True)
+
+    def mark(self, name: str, rank: int, rows: int, *, ended: bool) -> None:
+        """A rank has so many rows; what that changes for the others is sent, not more often than MARK_SECONDS."""
+        keeper = self._keepers[name]
+        if not keeper.report(rank, rows, ended) or not (self._stream or keeper.complete):
+            return
+        if keeper.complete or time.monotonic() - self._marked.get(name, 0.0) >= MARK_SECONDS:
+            self._send_mark(name)
+        elif name not in self._marking:
+            self._marking.add(name)
+            self._gang.after(MARK_SECONDS, lambda: self._send_mark(name))
+
+    def _send_mark(self, name: str) -> None:
+        """What has changed since every rank was told last; sessions see to it that each of them gets all of it."""
+        self._marking.discard(name)
+        mark = self._keepers[name].change()
+        if mark is not None:
+            self._marked[name] = time.monotonic()
+            self._gang.broadcast("mark", name=name, rows=mark.rows, ended=list(mark.ended.items()))
+
+
+def received(receipts: Mapping[int, Mapping[str, Any]]) -> dict[str, Any]:
+    """Rows per rank of every name, and the fingerprints of the ranks added up to that of the whole exchange."""
+    rows: dict[str, list[int]] = {}
+    prints: dict[str, dict[int, Part]] = {}
+    for _, receipt in sorted(receipts.items()):
+        for name, count in receipt["rows"].items():
+            rows.setdefault(name, []).append(count)
+        for name, parts in receipt["fingerprint"].items():
+            for partition, *part in parts:
+                whole = prints.setdefault(name, {})
+                whole[partition] = added(whole.get(partition, (0, 0, 0)), part)
+    return {"rows": rows, "fingerprint": {name: table(parts) for name, parts in prints.items()}}

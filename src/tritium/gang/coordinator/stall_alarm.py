@@ -1,0 +1,78 @@
+"""Ends a gang in which a rank is hung, or reports it, with the stacks of all (driver, or the first supervisor)."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import replace
+
+from tritium.gang.coordinator.members import Gang, Member
+from tritium.gang.coordinator.reports import Reports
+from tritium.gang.coordinator.stall_watch import StallWatch
+from tritium.gang.coordinator.stalls import RankStatus
+from tritium.gang.failure import Failure
+from tritium.gang.stall_limit import StallLimit
+from tritium.observe.stored import Piece
+from tritium.wire import Message
+
+STACKS_SECONDS = 3.0  # how long supervisors have to answer with stacks
+
+
+class StallAlarm:
+    """Looks from time to time; when a rank seems hung, every supervisor is asked for its rank's stacks."""
+
+    def __init__(self, gang: Gang, limit: StallLimit, reports: Reports) -> None:
+        self._gang = gang
+        self._limit = limit
+        self._reports = reports
+        self._watch = StallWatch(limit, gang.size)
+
+    def start(self) -> None:
+        """Look for the first time after a while."""
+        self._gang.after(self._watch.seconds, self._look)
+
+    def _look(self) -> None:
+        """Once every function has returned, results can't be lost any more: supervisors limit what a rank does then."""
+        gang = self._gang
+        if gang.finished:
+            return
+        gang.after(self._watch.seconds, self._look)
+        if gang.formed and gang.failure is None and self._watch.look(gang.members.values(), time.monotonic()):
+            number = self._watch.ask()
+            gang.broadcast("stacks", number=number)
+            gang.after(STACKS_SECONDS, lambda: self._conclude(number))
+
+    def on_stacks(self, member: Member, message: Message) -> None:
+        """A supervisor's answer."""
+        if self._watch.take(int(message["number"]), member.number, message):
+            self._conclude(int(message["number"]))
+
+    def _conclude(self, number: int) -> None:
+        gang = self._gang
+        if gang.failure is not None or gang.finished:
+            return
+        failure = self._watch.conclude(number, gang.members.values(), time.monotonic())
+        if failure is None:  # told already, or the ranks have moved on meanwhile
+            return
+        if self._reports.asides:
+            before = "\n".join(f"  {aside.headline()}" for aside in self._reports.asides)
+            failure = replace(failure, text=f"{failure.text}\n\nBefore that:\n{before}")
+        keep_stacks(gang, failure)
+        if self._limit.end:
+            gang.end(failure)
+            return
+        gang.observer.event("stalled", **failure.fields())
+        gang.observer.event("note", text=failure.text)
+
+
+def keep_stacks(gang: Gang, failure: Failure) -> None:
+    """Store the stacks that a failure holds, one file a rank; a disk that refuses them is only noted."""
+    try:
+        for rank, text in sorted(failure.stacks.items()):
+            gang.observer.store(Piece.whole(f"stacks/rank-{rank}.txt", text.encode("utf-8", "replace")))
+    except Exception as error:  # noqa: BLE001 - a full disk, a store that is gone: the stall is what matters
+        gang.observer.event("note", text=f"the stacks can't be kept in the run directory: {error}")
+
+
+def on_pulse(member: Member, message: Message) -> None:
+    """A rank's heartbeat."""
+    member.status = RankStatus.read(message.fields, time.monotonic())

@@ -548,7 +548,7 @@ def test_10000_mutated_frames_and_handshakes(tmp_path: Path) -> None:
         before = psutil.Process().num_fds()
         for number in range(10_000):
             attack(coordinator, chance, handshaken=number % 2 == 1)
-        wait(lambda: len(coordinator._server.links) == 2, "only the supervisors' connections are left")
+        wait(lambda: len(coordinator._server.connections) == 2, "only the supervisors' connections are left")
         wait(lambda: psutil.Process().num_fds() <= before, "every socket is closed")
         assert coordinator.failure is None
         observer = coordinator.observer

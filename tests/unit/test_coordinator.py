@@ -188,7 +188,7 @@ class TestStrangers:
             with socket.create_connection(gang.coordinator.address) as stranger:
                 stranger.sendall(sent)
         gang.form()
-        gang.until(lambda: len(gang.coordinator._server.links) == 1, "only the supervisor's connection is left")
+        gang.until(lambda: len(gang.coordinator._server.connections) == 1, "only the supervisor's connection is left")
 
     @pytest.mark.parametrize(
         "said",
@@ -567,7 +567,7 @@ class TestTheEnd:
         channel.send("hello", gpus=[], **said)
         gang.until(lambda: gang.coordinator.members.get(0), "it is known")
         channel.close()
-        gang.until(lambda: gang.coordinator.members[0].link.link is None, "its connection is closed")
+        gang.until(lambda: gang.coordinator.members[0].session.connection is None, "its connection is closed")
         assert gang.coordinator.failure is None
 
     def test_who_was_killed_is_lost_once_sparks_job_has_failed(self, start: Start) -> None:
@@ -595,7 +595,7 @@ class TestTheEnd:
         assert again["refused"], "two tasks of one partition: the later one must fail, not end as if it were done"
         assert gang.coordinator.failure is None
         first.close()
-        gang.until(lambda: gang.coordinator.members[0].link.link is None, "its connection is closed")
+        gang.until(lambda: gang.coordinator.members[0].session.connection is None, "its connection is closed")
         late = heard(gang.hello(0, attempt=7), "end")
         assert "was lost" in late["reason"]
         assert not late["refused"], "the driver says why: a task that fails as well is 40 lines in Spark's log"

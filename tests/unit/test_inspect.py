@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 
 from tritium.errors import BadFunction
-from tritium.gang.driver.captures import inspect
+from tritium.gang.driver.function_check import inspect
 
 LOCK = threading.Lock()
 TABLE = np.zeros(3 << 20)  # 25 MB
@@ -221,7 +221,8 @@ class TestWarnings:
         torch = pytest.importorskip("torch")
         from torch._subclasses.fake_tensor import FakeTensorMode
 
-        from tritium.gang.driver.captures import Capture, _on_gpu
+        from tritium.gang.driver.captures import Capture
+        from tritium.gang.driver.function_check import _on_gpu
 
         with FakeTensorMode():  # tensors that say they are on a GPU, on a machine that has none
             model = torch.nn.Linear(2, 2, device="cuda")
@@ -242,7 +243,7 @@ def test_a_module_that_ranks_import_is_not_looked_into(tmp_path: Path) -> None:
         sys.path.insert(0, {str(tmp_path)!r})
         import installed
         from tritium.errors import BadFunction
-        from tritium.gang.driver.captures import inspect
+        from tritium.gang.driver.function_check import inspect
         assert inspect(installed.train, (), {{}}, [{str(tmp_path)!r}]) == []
         try:
             inspect(installed.train)

@@ -18,9 +18,11 @@ from clusters import wait
 from proxy import Proxy
 from tritium.errors import TooLarge, WireError
 from tritium.gang.control import client as line_module
+from tritium.gang.control import connection as connection_module
 from tritium.gang.control import server as server_module
 from tritium.gang.control.client import Line
-from tritium.gang.control.server import Server, Session
+from tritium.gang.control.connection import Session
+from tritium.gang.control.server import Server
 from tritium.gang.control.session import ACK_BYTES, ACK_MESSAGES, Inbox, Outbox
 from tritium.wire import Channel, Message, Packed
 
@@ -135,7 +137,7 @@ class Serving:
             self.changed.notify_all()
 
     def _connection(self, session: Session[Any]) -> None:
-        self.connections += session.link is not None
+        self.connections += session.connection is not None
 
     def _gone(self, session: Session[Any]) -> None:
         with self.changed:
@@ -257,7 +259,7 @@ class TestLine:
     def test_a_supervisor_that_takes_nothing_is_given_up(
         self, serving: Serving, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setattr(server_module, "OUTBOX_BYTES", 1 << 20)
+        monkeypatch.setattr(connection_module, "OUTBOX_BYTES", 1 << 20)
         channel = Channel.connect(serving.server.address, SECRET, SECONDS)
         channel.send("session", id="i", who="a test", first=0, received=0)
         with contextlib.suppress(WireError):  # it hears of it

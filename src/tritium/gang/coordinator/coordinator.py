@@ -15,7 +15,8 @@ from dataclasses import replace
 from typing import Any
 
 from tritium.errors import WireError
-from tritium.gang.control.server import Server, Session
+from tritium.gang.control.connection import Session
+from tritium.gang.control.server import Server
 from tritium.gang.coordinator.first_failure import FirstFailure
 from tritium.gang.coordinator.members import Member, Observer, meanwhile
 from tritium.gang.coordinator.ranks import assign_ranks, assignments, shared
@@ -146,7 +147,7 @@ class Coordinator:
         """Wait until every supervisor, `but` so many, has closed its connection, so that nothing it said is missed."""
         with self.changed:
             self.changed.wait_for(
-                lambda: sum(s.link is not None for s in list(self._server.sessions.values())) <= but, seconds
+                lambda: sum(s.connection is not None for s in list(self._server.sessions.values())) <= but, seconds
             )
 
     def close(self) -> None:
@@ -183,7 +184,7 @@ class Coordinator:
     def _connection(self, session: SupervisorSession) -> None:
         self._notify()
         if session.owner is not None:
-            kind = "disconnected" if session.link is None else "reconnected"
+            kind = "disconnected" if session.connection is None else "reconnected"
             self.observer.event(kind, rank=session.owner.best_number, host=session.owner.host)
 
     def _gone(self, session: SupervisorSession) -> None:
@@ -226,9 +227,9 @@ class Coordinator:
         member = Member.read(message.fields)
         earlier = self.members.get(member.partition)
         returned = earlier is not None and earlier.attempt != member.attempt and message["launch"] == self.launch
-        if earlier is not None and returned and earlier.link.link is None:
+        if earlier is not None and returned and earlier.session.connection is None:
             why = f"Spark has started its task again, as attempt {member.attempt}"
-            self._server.give_up(earlier.link, why)
+            self._server.give_up(earlier.session, why)
             self._lost(earlier, why)  # what its rank returned has not come through, though it had finished
         if message["launch"] != self.launch:
             refusal = f"this is launch {self.launch}, not {message['launch']}"
@@ -240,7 +241,7 @@ class Coordinator:
             refusal = f"there is no partition {member.partition} among {self.size}"
         else:
             session.owner = self.members[member.partition] = member
-            member.link = session
+            member.session = session
             self.observer.event("reported", partition=member.partition, host=member.host, pid=member.pid)
             return
         self._refuse(f"A late supervisor on {member.host}: {refusal}.")
@@ -265,14 +266,14 @@ class Coordinator:
         everyone = json.dumps(peers).encode()  # once for all: with 2,048 ranks it is 230 kB
         for m, place in assignments(gang):
             facts = {"names": self._names, "run_id": self.run_id, "store_limit": self._store_limit, **place}
-            m.link.send("assign", everyone, **facts)
+            m.session.send("assign", everyone, **facts)
         self.formed = True
         self.observer.event("formed", peers=peers)
         for m in gang:
             for text in m.early_output:
                 self.observer.output(m.number, text)
             for early in m.early:
-                self._handle(m.link, early)
+                self._handle(m.session, early)
         self._notify()
 
     def _on_regroup(self, member: Member, message: Message) -> None:

@@ -34,7 +34,7 @@ class FirstFailure:
         """
         blamed = {failure.rank for failure in self._doubtful}
         others = [m for m in self._gang.members.values() if m.best_number not in blamed]
-        if any(m.link.link is None and m.link.over is None for m in others) and self._gang.failure is None:
+        if any(m.session.connection is None and m.session.over is None for m in others) and self._gang.failure is None:
             self._gang.after(AWAY_SECONDS, self._settle)
             return
         self._gang.end(min(self._doubtful, key=lambda failure: failure.doubt))

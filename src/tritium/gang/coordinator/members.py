@@ -34,7 +34,7 @@ class Member:
     local_rank: int = 0
     neighbours: Sequence[Member] = field(default=(), repr=False, compare=False)
     """Those that see the same GPUs, in the order of their local ranks; itself among them."""
-    link: Any = None
+    session: Any = None
     status: RankStatus | None = None
     joined: float = field(default_factory=time.monotonic)
     early: list[Message] = field(default_factory=list)

@@ -127,4 +127,4 @@ class Meetings:
         for member in self._gang.members.values():
             if member.number in meeting.values and member.number not in meeting.told:
                 meeting.told.add(member.number)
-                member.link.send("gathered", blob, **fields)
+                member.session.send("gathered", blob, **fields)

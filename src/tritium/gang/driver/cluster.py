@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import re
 import sys
-import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -17,7 +16,8 @@ from fractions import Fraction
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
-from tritium.errors import BadSetting, NotEnoughSlots, StartTimeout, WrongVersion
+from tritium.errors import BadSetting, NotEnoughSlots, WrongVersion
+from tritium.gang.driver.slots import reservations
 from tritium.gang.driver.worker_python import check, on_this_machine, unchosen
 from tritium.gang.settings import Gang
 from tritium.gang.supervisor.process import may_raise_limits
@@ -139,7 +139,7 @@ class Cluster:
         ranks = ranks or gang.most
         # Executors may have been lost since the slots were counted: nobody holds those.
         share = Fraction(ranks, max(ranks, available))
-        with _reservations(self.spark.sparkContext.applicationId).hold(share, ranks, available, timeout, note):
+        with reservations(self.spark.sparkContext.applicationId).hold(share, ranks, available, timeout, note):
             yield
 
     # ---- details
@@ -253,7 +253,7 @@ class Cluster:
                 break
             time.sleep(_POLL_SECONDS)
             available = self.slots(gang) or 0
-        _reservations(self.spark.sparkContext.applicationId).executors = self._executors()
+        reservations(self.spark.sparkContext.applicationId).executors = self._executors()
         return available
 
     def _ranks_to_come(self, gang: Gang, note: Note) -> int:
@@ -290,7 +290,7 @@ class Cluster:
 
     def _fewer_than_before(self) -> bool:
         """Whether this application had more executors when a gang was last started."""
-        return self._executors() < _reservations(self.spark.sparkContext.applicationId).executors
+        return self._executors() < reservations(self.spark.sparkContext.applicationId).executors
 
     def _executors(self) -> int:
         """Those that tasks can be given to, as `slots` counts them: their storage registers a moment later."""
@@ -336,60 +336,3 @@ def check_versions(spark: str, python: Sequence[int]) -> None:
             found=spark,
             needed=oldest,
         )
-
-
-class _Reservations:
-    """The launches of this process that hold, or wait for, their share of one application's slots."""
-
-    def __init__(self) -> None:
-        self._changed = threading.Condition()
-        self._holders: dict[object, tuple[Fraction, int]] = {}
-        self._queue: list[object] = []
-        self.executors = 0
-        """How many there were when a gang was last started."""
-
-    @contextmanager
-    def hold(self, share: Fraction, ranks: int, available: int, timeout: float, note: Note) -> Iterator[None]:
-        ticket = object()
-        with self._changed:
-            self._queue.append(ticket)
-            try:
-                if not self._fits(ticket, share):
-                    note(self._waiting(ranks, available))
-                    if not self._changed.wait_for(lambda: self._fits(ticket, share), timeout):
-                        raise StartTimeout(self._late(ranks, available, timeout), needed=ranks, available=available)
-                self._holders[ticket] = (share, ranks)
-            finally:
-                self._queue.remove(ticket)
-                self._changed.notify_all()
-        try:
-            yield
-        finally:
-            with self._changed:
-                del self._holders[ticket]
-                self._changed.notify_all()
-
-    def _fits(self, ticket: object, share: Fraction) -> bool:
-        return self._queue[0] is ticket and sum((s for s, _ in self._holders.values()), share) <= 1
-
-    def _waiting(self, needed: int, available: int) -> str:
-        held = sum(ranks for _, ranks in self._holders.values())
-        return (
-            f"waiting for slots: {needed} needed, {available} in all, and other launches of this driver hold "
-            f"theirs ({held} rank{'s' * (held != 1)} running, {len(self._queue) - 1} launch(es) waiting before it)"
-        )
-
-    def _late(self, needed: int, available: int, timeout: float) -> str:
-        return (
-            f"{self._waiting(needed, available)}. None came free within start_timeout={timeout:g} s. Wait for the "
-            "other launches, ask for fewer ranks, or raise start_timeout."
-        )
-
-
-_applications: dict[str, _Reservations] = {}
-_applications_lock = threading.Lock()
-
-
-def _reservations(application: str) -> _Reservations:
-    with _applications_lock:
-        return _applications.setdefault(application, _Reservations())

@@ -14,7 +14,8 @@ from tritium.errors import BadSetting, TritiumError, TritiumWarning, masked
 from tritium.frameworks import torch as pytorch
 from tritium.gang.driver import launcher
 from tritium.gang.driver.attempt import Attempt
-from tritium.gang.driver.captures import inspect, uses
+from tritium.gang.driver.captures import uses
+from tritium.gang.driver.function_check import inspect
 from tritium.gang.driver.recorder import Recorder
 from tritium.gang.driver.retry import until_no_loss
 from tritium.gang.settings import Gang, showing

@@ -1,0 +1,169 @@
+"""A supervisor's connection, and the session that outlives it, at the server (driver, or the first supervisor)."""
+
+from __future__ import annotations
+
+import socket
+import threading
+import time
+from collections import deque
+from typing import Any, Generic, Protocol, TypeVar
+
+from tritium.gang.control.session import Inbox, Outbox
+from tritium.wire import MAX_BLOB, Challenge, Codec, Message, Packed
+
+OUTBOX_BYTES = 2 * MAX_BLOB  # what a supervisor has not confirmed, at most
+
+Owner = TypeVar("Owner")
+
+
+class Serving(Protocol[Owner]):
+    """The server, as its connections use it."""
+
+    def give_up(self, session: Session[Owner], reason: str) -> None: ...
+    def watch(self, connection: Connection[Owner], sock: socket.socket, *, writing: bool) -> None: ...
+    def drop(self, connection: Connection[Owner]) -> None: ...
+
+
+class Session(Generic[Owner]):
+    """What a supervisor and this server have to say to each other. `owner` is whom its user found at the other end."""
+
+    def __init__(self, server: Serving[Owner], name: str, who: str) -> None:
+        self.owner: Owner | None = None
+        self.id = name
+        self.who = who
+        self.connection: Connection[Owner] | None = None
+        self.over: str | None = None  # why
+        self.away = 0.0  # seconds without a connection
+        self.inbox = Inbox()
+        self.outbox = Outbox()
+        self._server = server
+
+    def send(self, kind: str, blob: bytes = b"", /, **fields: Any) -> None:
+        """Have a message delivered; nothing when the session is over."""
+        if self.over is not None:
+            return
+        self.outbox.add(Packed.of(Message(kind, fields, blob)))
+        if self.outbox.size > OUTBOX_BYTES:
+            self._server.give_up(self, f"it has not taken {self.outbox.size:,} bytes that it was sent")
+        elif self.connection is not None:
+            self.connection.flush()
+
+
+class Connection(Generic[Owner]):
+    """One connection, from the challenge on; `session` is what it carries, once its other end has said so."""
+
+    def __init__(self, server: Serving[Owner], sock: socket.socket, secret: bytes) -> None:
+        self.session: Session[Owner] | None = None
+        self.open = True
+        self.unheard = 0.0  # seconds since the last byte came, counted by a server that listened meanwhile
+        self._server = server
+        self._socket = sock
+        self._challenge: Challenge | None = Challenge(secret)
+        self._packet = b""
+        self._in = self._out = Codec(None, b"")
+        self._queue: deque[memoryview] = deque([memoryview(self._challenge.greeting)])
+        self._lock = threading.Lock()  # of what leaves: the pulse sends, too
+        self._sent = time.monotonic()
+        self._last = False
+
+    @property
+    def is_stranger(self) -> bool:
+        """Whether the other end has yet to prove that it knows the secret."""
+        return self._challenge is not None
+
+    def say(self, kind: str, **fields: Any) -> None:
+        """Queue a message of the connection itself, before those of its session."""
+        with self._lock:
+            self._encode(Packed.of(Message(kind, fields)))
+        self.flush()
+
+    def beat(self) -> None:
+        """Say what has been received."""
+        if self.session is not None:
+            self.say("beat", received=self.session.inbox.say(), unheard=self.unheard)
+
+    def end(self) -> None:
+        """Close once everything that is queued has left."""
+        self._last = True
+        self.flush()
+
+    def receive(self, data: bytes) -> list[Message]:
+        """The messages that are complete with `data`. Raises WireError for what is no message, or no friend."""
+        self.unheard = 0.0
+        if self._challenge is not None:
+            self._packet += data
+            if len(self._packet) < Challenge.size:
+                return []
+            reply, key = self._challenge.answer(self._packet[: Challenge.size])
+            data, self._packet = self._packet[Challenge.size :], b""
+            with self._lock:
+                self._challenge = None
+                self._in, self._out = Codec(key, b"c"), Codec(key, b"s")
+                self._queue.append(memoryview(reply))
+            self.flush()
+        return list(self._in.feed(data))
+
+    def flush(self) -> None:
+        """Send as much as the socket takes; from the server's thread."""
+        try:
+            with self._lock:
+                waiting = self._push(refill=True)
+        except OSError:
+            self._server.drop(self)
+            return
+        if self._last and not waiting:
+            self._server.drop(self)
+        elif self.open:
+            self._server.watch(self, self._socket, writing=waiting)
+
+    def pulse(self, seconds: float) -> None:
+        """A beat when nothing has been sent for so long; from a thread of its own."""
+        with self._lock:
+            if self.session is None or not self.open or time.monotonic() - self._sent < seconds:
+                return
+            if not self._queue:
+                fields = {"received": self.session.inbox.received, "unheard": self.unheard}
+                self._encode(Packed.of(Message("beat", fields)))
+            try:
+                self._push(refill=False)
+            except OSError:  # the server's thread will see it, too
+                return
+
+    def _push(self, *, refill: bool) -> bool:
+        """Send as much as the socket takes; whether anything is left. `refill` from the session: its thread only."""
+        try:
+            while self._queue or (refill and self._refill()):
+                sent = self._socket.send(self._queue[0])
+                self._sent = time.monotonic()
+                if sent == len(self._queue[0]):
+                    self._queue.popleft()
+                else:
+                    self._queue[0] = self._queue[0][sent:]
+        except BlockingIOError:
+            return True  # the selector says when there is room again
+        return False
+
+    def _refill(self) -> bool:
+        # Messages become frames only when there is room: a large one for many ranks would hold up all others.
+        if self.session is None or not self.session.outbox or self._last:
+            return False
+        self._encode(self.session.outbox.next())
+        return True
+
+    def _encode(self, message: Packed) -> None:
+        self._queue.extend(memoryview(part) for part in self._out.encode(message) if part)
+
+    def read(self) -> bytes:
+        """What has arrived; empty at the end. BlockingIOError when it was a false alarm."""
+        try:
+            return self._socket.recv(1 << 18)
+        except BlockingIOError:
+            raise
+        except OSError:
+            return b""
+
+    def close(self) -> socket.socket:
+        """Let go of the socket, which the server closes."""
+        with self._lock:
+            self.open = False
+        return self._socket

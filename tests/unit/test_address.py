@@ -9,8 +9,9 @@ from typing import Any
 import pytest
 
 from tritium.errors import BadSetting
-from tritium.gang.control.address import BIND, HOST, PORT, driver_place, listener, shown, unreachable, unreachable_in
+from tritium.gang.control.address import HOST, PORT, listener, shown, unreachable, unreachable_in
 from tritium.gang.coordinator.coordinator import Coordinator
+from tritium.gang.driver.address import BIND, driver_place
 from tritium.gang.rank.environment import _interface
 from tritium.wire import Channel
 

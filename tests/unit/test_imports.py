@@ -15,6 +15,9 @@ import tritium
 PACKAGE = Path(tritium.__file__).parent
 # From the front door down: a module imports from its own layer and from those below it.
 LAYERS = ("", "cli", "ml", "predict", "gang", "frameworks", "model", "data", "observe", "wire ship errors")
+# Within gang/, a folder is a process; what is in none of them is data for all.
+PROCESSES = ("driver", "coordinator", "supervisor", "rank", "control", "")
+LINES, METHODS = 350, 25  # of a file, of a class
 PUBLIC = {"Data", "Exchange", "Gang", "Model", "World", "errors", "launch", "load", "ml", "world"}
 
 
@@ -51,6 +54,40 @@ def imported(path: Path) -> Iterator[tuple[int, str]]:
 def test_imports_point_down(module: str) -> None:
     upward = [f"line {line}: {name}" for line, name in imported(modules()[module]) if depth(name) < depth(module)]
     assert not upward, f"{module} imports from a layer above its own: {upward}"
+
+
+def process(module: str) -> int:
+    """Where `tritium.gang.rank.world` is in PROCESSES."""
+    name = [*module.split("."), "", ""][2]
+    return PROCESSES.index(name if name in PROCESSES else "")
+
+
+@pytest.mark.parametrize("module", [name for name in modules() if name.startswith("tritium.gang.")])
+def test_control_flows_from_the_driver_to_the_rank(module: str) -> None:
+    """And so do imports: the driver's files know the coordinator's, those the supervisor's, those the rank's."""
+    for line, name in imported(modules()[module]):
+        if name.startswith("tritium.gang."):
+            assert process(name) >= process(module), f"{module}:{line} imports {name}, against the direction"
+
+
+def test_no_two_files_import_each_other() -> None:
+    """Not directly, not through others, not within functions, not for type checkers only."""
+    paths = modules()
+    below = {name: {found for _, found in imported(path)} - {name} for name, path in paths.items()}
+    while leaves := [name for name, found in below.items() if not found & below.keys()]:
+        for name in leaves:
+            del below[name]
+    assert not below, f"in a circle, or above one: {sorted(below)}"
+
+
+def test_files_and_classes_are_small() -> None:
+    for name, path in modules().items():
+        text = path.read_text()
+        assert len(text.splitlines()) <= LINES, f"{name} is longer than {LINES} lines: does it hold one thing?"
+        for node in ast.walk(ast.parse(text)):
+            if isinstance(node, ast.ClassDef):
+                methods = [each for each in node.body if isinstance(each, ast.FunctionDef)]
+                assert len(methods) <= METHODS, f"{name}.{node.name} has {len(methods)} methods"
 
 
 def test_every_module_says_where_it_runs() -> None:

@@ -70,7 +70,7 @@ def _belongs(value: Any, package: str) -> bool:
 def _imports(code: CodeType, package: str) -> bool:
     names = (i.argval for i in dis.get_instructions(code) if i.opname == "IMPORT_NAME")
     found = any(name.partition(".")[0] == package for name in names)
-    return found or any(_imports(nested, package) for inner in nested(code))
+    return found or any(_imports(inner, package) for inner in nested(code))
 
 
 # ---- what a function captures

@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Any
 
 from tritium.data.hangs import refuse_hanging
 from tritium.errors import BadSetting, StartTimeout, TritiumError, WrongVersion
-from tritium.gang.control.address import driver_place
 from tritium.gang.coordinator.coordinator import Coordinator
 from tritium.gang.coordinator.on_executor import newest_checkpoint, replay, result_limit
+from tritium.gang.driver.address import driver_place
 from tritium.gang.driver.cluster import Cluster
 from tritium.gang.driver.local_processes import order_of, ship_user_code
 from tritium.gang.driver.outcome import LEAVE_SECONDS, GivenBack, await_end, await_formed

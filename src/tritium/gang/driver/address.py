@@ -1,0 +1,156 @@
+"""Where the coordinator listens, and under which address executors reach it (driver)."""
+
+from __future__ import annotations
+
+import errno
+import socket
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+from urllib.parse import urlsplit
+
+from tritium.errors import BadSetting
+from tritium.gang.control.address import HOST, PORT, family_of, listener
+from tritium.gang.driver.cluster import Cluster
+
+BIND = "spark.tritium.driver.bindAddress"
+_PORTS = "spark.port.maxRetries"  # so many further ports are tried, as Spark does for its own
+_ANY = ("0.0.0.0", "::")
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where to listen. `ports` are tried one after the other; 0 is any that is free."""
+
+    bind: str
+    advertised: str
+    """The name or address that executors connect to."""
+    ports: Sequence[int] = (0,)
+    setting: str = HOST
+    """What to change when executors can't reach it."""
+
+    def listen(self) -> socket.socket:
+        """A listening socket. Raises BadSetting when the address is none of this machine's, or every port is taken."""
+        refused: OSError | None = None
+        for address in _resolved(self.bind, BIND):
+            for port in self.ports:
+                try:
+                    return listener(address, port)
+                except OSError as error:
+                    refused = error
+                    if error.errno != errno.EADDRINUSE:
+                        break
+        assert refused is not None
+        if refused.errno == errno.EADDRINUSE:
+            raise BadSetting(
+                f"{PORT}={self.ports[0]}: the ports {self.ports[0]} to {self.ports[-1]} of {self.bind} are taken "
+                f"({_PORTS} says how many are tried). Choose another, or leave it out for any that is free.",
+                setting=PORT,
+            )
+        raise BadSetting(
+            f"This driver can't listen on {self.bind!r}: {refused.strerror}. Executors are told to connect to "
+            f"{self.advertised!r} ({self.setting}); where that is not an address of this machine (NAT, a service's "
+            f"name), set spark.driver.bindAddress or {BIND} to one that is, such as 0.0.0.0.",
+            setting=BIND,
+        )
+
+
+def driver_place(spark: Any, cluster: Cluster) -> Place:
+    """Where the coordinator of this session listens: as the settings `spark.tritium.driver.*` and Spark's own say.
+
+    Raises BadSetting for a setting that can't work: a name that does not resolve, an address that only this machine
+    can reach while executors run on others.
+    """
+    setting = HOST
+    host, bind = _setting(spark, HOST), _setting(spark, BIND)
+    if not host:
+        if cluster.is_connect:
+            host = _route_to(spark.client.host)
+        elif cluster.is_local:
+            host = "127.0.0.1"
+        else:
+            setting = "spark.driver.host"
+            host = _setting(spark, setting) or "127.0.0.1"
+    if not bind and not cluster.is_connect and not cluster.is_local:
+        bind = _setting(spark, "spark.driver.bindAddress")
+    place = Place(bind or host, host, _ports(spark), setting)
+    if not cluster.is_connect and not cluster.is_local:
+        _refuse_loopback(place, cluster.executor_hosts)
+    return place
+
+
+def _setting(spark: Any, name: str) -> str:
+    value = str(spark.conf.get(name, "") or "").strip()
+    return value[1:-1] if value.startswith("[") and value.endswith("]") else value  # as Spark writes IPv6
+
+
+def _ports(spark: Any) -> Sequence[int]:
+    text, more = _setting(spark, PORT) or "0", _setting(spark, _PORTS) or "16"
+    if not text.isdecimal() or not 0 <= int(text) < 1 << 16:
+        raise BadSetting(f"{PORT}={text!r} must be a port, or 0 for any that is free.", setting=PORT)
+    port = int(text)
+    return range(port, min(port + int(more) + 1, 1 << 16)) if port else (0,)
+
+
+def _resolved(name: str, setting: str) -> list[str]:
+    try:
+        found = socket.getaddrinfo(name, None, type=socket.SOCK_STREAM)
+    except OSError as error:
+        raise BadSetting(f"{setting}={name!r} is no address, and no name that is known here: {error}.") from error
+    return list(dict.fromkeys(str(address[4][0]) for address in found))
+
+
+def _route_to(server: str) -> str:
+    """The address of this machine from which packets to `server` leave."""
+    host = urlsplit(server if "//" in server else f"sc://{server}").hostname or "127.0.0.1"
+    for address in _resolved(host, "the Connect server's host"):
+        with socket.socket(family_of(address), socket.SOCK_DGRAM) as probe:  # sends nothing; asks for the route
+            try:
+                probe.connect((address, 15002))
+            except OSError:  # no route of this kind
+                continue
+            return str(probe.getsockname()[0])
+    return "127.0.0.1"
+
+
+def _refuse_loopback(place: Place, executors: Callable[[], Sequence[str]]) -> None:
+    """An address that only this machine reaches is found before anything is submitted."""
+    name = place.advertised if place.bind in _ANY else place.bind
+    if place.bind in _ANY and not _is_numeric(name):
+        return  # executors resolve the name themselves, and not from this machine's /etc/hosts
+    addresses = _resolved(name, place.setting)
+    if not all(_is_loopback(address) for address in addresses):
+        return
+    elsewhere = next((host for host in executors() if not _is_here(host)), None)
+    if elsewhere is not None:
+        raise BadSetting(
+            f"The executor on {elsewhere} can't reach this driver: {place.setting}={place.advertised!r} is "
+            f"{addresses[0]} here, where only this machine reaches it (Debian's /etc/hosts names itself 127.0.1.1). "
+            "Set spark.driver.host to an address of this machine that executors can reach; with a name that they can "
+            f"resolve, spark.driver.bindAddress=0.0.0.0. Of Tritium alone: {HOST} and {BIND}.",
+            setting=place.setting,
+        )
+
+
+def _is_numeric(name: str) -> bool:
+    return ":" in name or name.replace(".", "").isdecimal()
+
+
+def _is_loopback(address: str) -> bool:
+    return address == "::1" or address.startswith(("127.", "::ffff:127."))
+
+
+def _is_here(host: str) -> bool:
+    """Whether an executor's host is this machine: its address can be bound."""
+    try:
+        addresses = _resolved(host.strip("[]"), "an executor's host")
+    except BadSetting:
+        return False
+    for address in addresses:
+        with socket.socket(family_of(address), socket.SOCK_DGRAM) as probe:
+            try:
+                probe.bind((address, 0))
+            except OSError:
+                continue
+            return True
+    return False

@@ -133,7 +133,7 @@ def goals(found: Mapping[str, Any]) -> Iterator[Goal]:
             yield at_most(f"time a row, {int(rows[-1][0]):,} rows against {int(rows[0][0]):,}", 1.1, growth, " ×")
         if gang := one["gang"].get("512"):
             yield at_most("a coordinator forms 512 ranks", 10, gang["formed s"], " s")
-            yield at_most("its share of a core while they beat", 5, gang["share of a core"] * 100, " %")
+            yield at_most("its share of a core while they send their status", 5, gang["share of a core"] * 100, " %")
     if one := found.get("exchange"):
         sides = one["kinds"]["array"]["sides"]
         speed = sides["full"]["of spark less start"]

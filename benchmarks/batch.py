@@ -5,7 +5,7 @@
 1. A batch of 1024 × 64 float32 from the shuffled, memory-mapped shard against `index_select` over a tensor in RAM
    with a permutation that is already there. Goal: at most 1.3 times as long.
 2. An epoch of training (MLP 64-256-256-1, Adam) over the shard against the same loop over tensors in RAM. Goal: at
-   least 0.97 of its rows per second; also with the pulse that a rank's supervisor reads.
+   least 0.97 of its rows per second; also with the progress page that a rank's supervisor reads.
 
 Rounds alternate between the sides and the best of each counts, since other work on the machine only ever adds. Times
 are CPU times of the process (nothing here waits: the pages are in memory); `--wall` takes those of the clock.
@@ -26,7 +26,7 @@ import torch
 from tritium.data.schema import Field
 from tritium.data.shard import Shard
 from tritium.data.spool import Spool, SpoolReader
-from tritium.gang.rank.heartbeat import Page, Pulse
+from tritium.gang.rank.progress_page import ProgressPage, ProgressWriter
 
 WIDTH, BATCH = 64, 1024
 FIELDS = (
@@ -85,8 +85,8 @@ def main() -> int:
     y = x[:, :1].copy()
     spool, speed = filled(x, y)
     shard = Shard.of("train", spool, FIELDS)
-    page = Page()
-    watched = Shard.of("train", spool, FIELDS, took=functools.partial(Pulse.on(page.fd).took, "train"))
+    page = ProgressPage()
+    watched = Shard.of("train", spool, FIELDS, took=functools.partial(ProgressWriter.on(page.fd).took, "train"))
     one = Shard.of("train", only_x := spool_of_x(x), FIELDS[:1])
     mapped = SpoolReader(spool.describe(), spool.rows).column("x")
     in_ram, target, permutation = torch.from_numpy(x), torch.from_numpy(y), torch.randperm(n)
@@ -127,7 +127,7 @@ def main() -> int:
         {
             "tensors in RAM": lambda: train(ram(), clock),
             "shard": lambda: train(mine(shard), clock),
-            "shard with pulse": lambda: train(mine(watched), clock),
+            "shard with progress page": lambda: train(mine(watched), clock),
         },
     )
     for name, took in loops.items():

@@ -84,13 +84,13 @@ def coordinate(size: int, pipe: Any) -> None:
 
 def simulate(address: tuple[str, int], secret: bytes, partitions: range, pipe: Any) -> None:
     """The supervisors of these partitions; says when each has been given its number, and waits for the end."""
-    from tritium.gang.control.client import Line
+    from tritium.gang.control.client import Client
     from tritium.gang.coordinator.stalls import RankStatus
-    from tritium.gang.supervisor.supervisor import PULSE_SECONDS
+    from tritium.gang.supervisor.supervisor import STATUS_SECONDS
 
     lines = []
     for partition in partitions:
-        line = Line(address, secret, f"supervisor {partition}", 60.0)
+        line = Client(address, secret, f"supervisor {partition}", 60.0)
         said = {"launch": "L", "attempt": 0, "host": f"host-{partition // 8}", "address": "127.0.0.1", "pid": partition}
         line.send("hello", partition=partition, port=30_000 + partition % 30_000, gpus=[], **said)
         line.send("ready", pid=partition)
@@ -100,11 +100,11 @@ def simulate(address: tuple[str, int], secret: bytes, partitions: range, pipe: A
         if message is None or message.kind != "assign" or not message.blob:
             raise RuntimeError(f"not assigned: {message}, {line.reason}")
     pipe.send("assigned")
-    pulse = {**vars(RankStatus(heard=0.0, step=1, epoch=0, phase="training", taken=1, state="S"))}
-    del pulse["heard"]
-    while not pipe.poll(PULSE_SECONDS):
+    status = {**vars(RankStatus(heard=0.0, step=1, epoch=0, phase="training", taken=1, state="S"))}
+    del status["heard"]
+    while not pipe.poll(STATUS_SECONDS):
         for line in lines:
-            line.send("pulse", **pulse)
+            line.send("status", **status)
     for line in lines:
         line.close()
 

@@ -32,8 +32,8 @@ from machines import Cable, Machine, can_make_hosts, hosts, order_for
 from proxy import Proxy
 from ranks import reduce_for_ever
 from tritium.errors import RankFailed, WireError
-from tritium.gang.control import client as line_module
-from tritium.gang.control.client import Line
+from tritium.gang.control import client as client_module
+from tritium.gang.control.client import Client
 from tritium.gang.coordinator.coordinator import Coordinator
 from tritium.gang.driver import local_processes
 from tritium.gang.stall_limit import StallLimit
@@ -348,11 +348,11 @@ def test_a_silent_connection_and_a_host_that_stands_still(tmp_path: Path) -> Non
 
 
 def test_a_late_session_is_refused_and_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(line_module, "GRACE", 60.0)
+    monkeypatch.setattr(client_module, "GRACE", 60.0)
     with serving(1) as coordinator, contextlib.ExitStack() as stack:
         proxy = Proxy(coordinator.address)
         stack.callback(proxy.close)
-        line = Line(proxy.address, coordinator.secret, "task 0", 5)
+        line = Client(proxy.address, coordinator.secret, "task 0", 5)
         stack.callback(line.close)
         hello(line)
         wait(lambda: bool(coordinator.members), "it is known")
@@ -371,7 +371,7 @@ def test_a_late_session_is_refused_and_says_why(monkeypatch: pytest.MonkeyPatch)
             line.send("output", b"too late")
 
 
-def hello(line: Line, partition: int = 0) -> None:
+def hello(line: Client, partition: int = 0) -> None:
     said = {"launch": "L1", "attempt": 0, "host": "a", "address": "127.0.0.1", "port": 1, "pid": 7, "gpus": []}
     line.send("hello", partition=partition, **said)
 
@@ -596,9 +596,9 @@ ODD = [
     Message("session", {"id": 3, "who": None, "first": -1, "received": "x"}),
     Message("session", {"id": "x", "who": "x", "first": 1 << 70, "received": 0}),
     Message("session", {}),
-    Message("beat", {"received": 1 << 70}),
-    Message("beat", {"received": -1}),
-    Message("beat", {"received": []}),
+    Message("heartbeat", {"received": 1 << 70}),
+    Message("heartbeat", {"received": -1}),
+    Message("heartbeat", {"received": []}),
     Message("over", {"reason": "I say so"}),
     Message("bye"),
     Message("failed", {"how": "exit", "rank": 0}),

@@ -15,7 +15,7 @@ from clusters import wait
 from tritium.data.watermark import Feed, Mark
 from tritium.errors import BadRow, BadSetting, Stalled, WireError
 from tritium.gang.control import server as server_module
-from tritium.gang.control.client import Line
+from tritium.gang.control.client import Client
 from tritium.gang.control.server import STRANGERS
 from tritium.gang.coordinator import first_failure, stall_alarm
 from tritium.gang.coordinator import rendezvous as rendezvous_module
@@ -66,21 +66,21 @@ class Gang:
     def __init__(self, size: int, **settings: Any) -> None:
         self.observer = settings.pop("observer", Observer())
         self.coordinator = Coordinator(size, launch="L1", observer=self.observer, **settings).start()
-        self.supervisors: list[Line] = []
+        self.supervisors: list[Client] = []
 
-    def connect(self) -> Line:
-        channel = Line(self.coordinator.address, self.coordinator.secret, f"task {len(self.supervisors)}", SECONDS)
+    def connect(self) -> Client:
+        channel = Client(self.coordinator.address, self.coordinator.secret, f"task {len(self.supervisors)}", SECONDS)
         self.supervisors.append(channel)
         return channel
 
-    def hello(self, partition: int, **fields: Any) -> Line:
+    def hello(self, partition: int, **fields: Any) -> Client:
         channel = self.connect()
         host = fields.pop("host", "a")
         said = {"launch": "L1", "attempt": 0, "address": f"10.0.0.{ord(host[0])}", "port": 4000 + partition, "pid": 7}
         channel.send("hello", partition=partition, host=host, **{**said, "gpus": [], **fields})
         return channel
 
-    def form(self) -> list[Line]:
+    def form(self) -> list[Client]:
         """All have come; the supervisors in the order of their ranks (one host: of their partitions)."""
         supervisors = [self.hello(partition) for partition in range(self.coordinator.size)]
         for channel in supervisors:
@@ -115,7 +115,7 @@ def start() -> Iterator[Callable[..., Gang]]:
 Start = Callable[..., Gang]
 
 
-def heard(channel: Line, kind: str) -> Message:
+def heard(channel: Client, kind: str) -> Message:
     """The next message, which is of this kind."""
     message = channel.receive()
     assert message is not None, f"the coordinator hung up instead of saying {kind!r}"
@@ -211,7 +211,7 @@ class TestStrangers:
 
 
 class TestRefusals:
-    def refused(self, gang: Gang, channel: Line) -> str:
+    def refused(self, gang: Gang, channel: Client) -> str:
         reason = str(heard(channel, "end")["reason"])
         assert channel.receive() is None
         assert any(reason in said["reason"] for said in gang.observer.of("refused"))
@@ -352,7 +352,7 @@ class TestMuster:
 
 
 class TestMeetings:
-    def meet(self, channel: Line, operation: str, value: bytes = b"", number: int = 0) -> None:
+    def meet(self, channel: Client, operation: str, value: bytes = b"", number: int = 0) -> None:
         channel.send("gather", value, number=number, operation=operation)
 
     def test_everyone_hears_every_value_in_rank_order(self, start: Start) -> None:
@@ -429,7 +429,7 @@ def column(name: str, shape: list[int] | None) -> dict[str, Any]:
 
 
 class TestRows:
-    def receipt(self, channel: Line, rows: dict[str, int], *columns: dict[str, Any]) -> None:
+    def receipt(self, channel: Client, rows: dict[str, int], *columns: dict[str, Any]) -> None:
         body = {"columns": {name: list(columns) for name in rows}, "fingerprint": {}}
         channel.send("receipt", json.dumps(body).encode(), rows=rows)
 
@@ -694,7 +694,7 @@ def test_what_ranks_say_reaches_the_observer(start: Start) -> None:
     assert gang.observer.of("counts") == [{"rank": 0, "name": "train", "used": 5}]
 
 
-def pulse(**facts: Any) -> dict[str, Any]:
+def status(**facts: Any) -> dict[str, Any]:
     """What a supervisor tells of its rank about once a second."""
     quiet = dict.fromkeys(("seconds", "quiet", "idle", "rows_quiet"), 0.0)
     word = {
@@ -715,9 +715,9 @@ class TestStalls:
         coordinator = gang.coordinator
         gang.hello(0).send("ready", pid=1)
         gang.hello(2).send("ready", pid=1)
-        gang.hello(3, host="b").send("pulse", **pulse(seconds=12.0))
+        gang.hello(3, host="b").send("status", **status(seconds=12.0))
         wait(lambda: len(coordinator.missing()) == 2 and len(coordinator.members) == 3, "three have come", SECONDS)
-        wait(lambda: coordinator.members[3].status, "the pulse is heard", SECONDS)
+        wait(lambda: coordinator.members[3].status, "the status is heard", SECONDS)
         assert missing_note(coordinator, 4) == (
             "2 of 4 ranks have reported; still missing: task 1 (not started: no slot, or its source is still being "
             "computed); task 3 (host b, importing torch for 12 s)"
@@ -729,8 +729,8 @@ class TestStalls:
         monkeypatch.setattr(stall_alarm, "STACKS_SECONDS", 0.5)
         gang = start(2, stall_limit=StallLimit(2.0))
         one, two = gang.form()
-        one.send("pulse", **pulse(step=310, taken=310, phase="step 310", doing="step", quiet=3.0))
-        two.send("pulse", **pulse(step=309, taken=309, phase="step 309", doing="step", quiet=3.0))
+        one.send("status", **status(step=310, taken=310, phase="step 310", doing="step", quiet=3.0))
+        two.send("status", **status(step=309, taken=309, phase="step 309", doing="step", quiet=3.0))
         number = heard(one, "stacks")["number"]
         assert heard(two, "stacks")["number"] == number
         one.send("stacks", b"the stack", number=number, where="in f() at f.py:1", collective="all_reduce", why="")
@@ -746,15 +746,15 @@ class TestStalls:
     def test_a_rank_that_moves_again_meanwhile_is_left_alone(self, start: Start) -> None:
         gang = start(1, stall_limit=StallLimit(2.0))
         (one,) = gang.form()
-        one.send("pulse", **pulse(step=1, quiet=3.0))
+        one.send("status", **status(step=1, quiet=3.0))
         number = heard(one, "stacks")["number"]
-        one.send("pulse", **pulse(step=2))
+        one.send("status", **status(step=2))
         one.send("stacks", b"", number=number, where="", collective="", why="")
         one.send("finished")
         heard(one, "finished")
         assert gang.coordinator.failure is None
 
-    def test_a_pulse_that_is_none_is_refused(self, start: Start) -> None:
+    def test_a_status_that_is_none_is_refused(self, start: Start) -> None:
         gang = start(1)
-        gang.form()[0].send("pulse", step="first")
+        gang.form()[0].send("status", step="first")
         gang.until(lambda: gang.coordinator.failure, "it is refused")

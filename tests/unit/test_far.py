@@ -18,7 +18,7 @@ import tritium as tr
 from clusters import free_port
 from tritium import ship
 from tritium.errors import StoreFailed, TritiumError
-from tritium.gang.coordinator import recorder as module
+from tritium.gang.coordinator import deferred_log as module
 from tritium.gang.coordinator.on_executor import failure_in, replay, result_limit, run
 from tritium.gang.failure import Failure
 from tritium.gang.order import Order

@@ -19,9 +19,9 @@ from tritium.data.spool import Spool
 from tritium.data.tables import Tables
 from tritium.errors import WireError
 from tritium.gang.order import Order
-from tritium.gang.supervisor import rows as module
+from tritium.gang.supervisor import spooler as module
 from tritium.gang.supervisor.ending import GangEnded
-from tritium.gang.supervisor.rows import AHEAD, Intake
+from tritium.gang.supervisor.spooler import AHEAD, Spooler
 from tritium.wire import Channel
 
 TABLES = Tables({"train": pd.DataFrame({"x": np.arange(10 * AHEAD, dtype=np.float32)})}, 1)
@@ -38,7 +38,7 @@ class Told:
 
 
 class Taking:
-    """An intake in a thread of its own."""
+    """An spooler in a thread of its own."""
 
     def __init__(self, *, streams: bool, rank: Any = None) -> None:
         self.order = Order(
@@ -50,7 +50,7 @@ class Taking:
         self.end: Exception | None = None
         self.coordinator = Told()
         stand_in: Any = self.coordinator
-        self.intake = Intake(self.order, self.spools, stand_in, rank or stand_in, self.check)
+        self.spooler = Spooler(self.order, self.spools, stand_in, rank or stand_in, self.check)
         self.raised: list[BaseException] = []
         self.thread = threading.Thread(target=self.run)
 
@@ -65,7 +65,7 @@ class Taking:
 
     def run(self) -> None:
         try:
-            self.intake.run(self.batches(), lambda: True)
+            self.spooler.run(self.batches(), lambda: True)
         except (GangEnded, WireError) as error:
             self.raised.append(error)
 
@@ -74,7 +74,7 @@ class Taking:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self.intake.ready.set()
+        self.spooler.ready.set()
         self.thread.join()
         for spool in self.spools.values():
             spool.close()
@@ -94,16 +94,16 @@ def test_on_a_busy_host_rows_that_no_first_step_needs_wait_until_the_rank_is_rea
             assert taking.thread.is_alive(), "all rows were read while the rank still imported its framework"
             assert taking.read < 3 * AHEAD
             assert "receipt" not in taking.coordinator.kinds
-            taking.intake.ready.set()
+            taking.spooler.ready.set()
         taking.thread.join(20)
-        assert taking.intake.rows == {"train": 10 * AHEAD}
+        assert taking.spooler.rows == {"train": 10 * AHEAD}
         assert taking.coordinator.kinds[-1] == "receipt"
 
 
 def test_where_the_first_step_needs_all_rows_nothing_waits(busy: bool) -> None:
     with Taking(streams=False) as taking:
         taking.thread.join(20)
-        assert taking.intake.rows == {"train": 10 * AHEAD}
+        assert taking.spooler.rows == {"train": 10 * AHEAD}
 
 
 def test_a_gang_that_ends_ends_the_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -123,9 +123,9 @@ def test_that_a_rank_was_killed_is_not_told_as_an_error_of_its_rows(streams: boo
     theirs.close()
     rank = Channel(ours)
     with Taking(streams=streams, rank=rank) as taking:
-        taking.intake.ready.set()
+        taking.spooler.ready.set()
         taking.thread.join(20)
-        taking.intake.announce("train", {})
+        taking.spooler.announce("train", {})
         assert taking.raised == []
         assert taking.coordinator.kinds[-1] == "receipt"
     rank.close()

@@ -17,10 +17,10 @@ from hypothesis import strategies as st
 from clusters import wait
 from proxy import Proxy
 from tritium.errors import TooLarge, WireError
-from tritium.gang.control import client as line_module
+from tritium.gang.control import client as client_module
 from tritium.gang.control import connection as connection_module
 from tritium.gang.control import server as server_module
-from tritium.gang.control.client import Line
+from tritium.gang.control.client import Client
 from tritium.gang.control.connection import Session
 from tritium.gang.control.server import Server
 from tritium.gang.control.session import ACK_BYTES, ACK_MESSAGES, Inbox, Outbox
@@ -173,8 +173,8 @@ def proxy(serving: Serving) -> Iterator[Proxy]:
 
 
 @contextlib.contextmanager
-def line(address: tuple[str, int]) -> Iterator[Line]:
-    made = Line(address, SECRET, "a test", SECONDS)
+def line(address: tuple[str, int]) -> Iterator[Client]:
+    made = Client(address, SECRET, "a test", SECONDS)
     try:
         yield made
     finally:
@@ -220,7 +220,7 @@ class TestLine:
     def test_senders_wait_while_too_much_is_unconfirmed(
         self, serving: Serving, proxy: Proxy, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setattr(line_module, "OUTBOX_BYTES", 100_000)
+        monkeypatch.setattr(client_module, "OUTBOX_BYTES", 100_000)
         with line(proxy.address) as ours:
             proxy.refuse()
             sent: list[int] = []
@@ -243,7 +243,7 @@ class TestLine:
     def test_one_message_may_be_larger_than_what_is_kept(
         self, serving: Serving, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setattr(line_module, "OUTBOX_BYTES", 1000)
+        monkeypatch.setattr(client_module, "OUTBOX_BYTES", 1000)
         with line(serving.server.address) as ours:
             for number in range(3):
                 ours.send("large", bytes(100_000), number=number)
@@ -271,7 +271,7 @@ class TestLine:
         channel.close()
 
     def test_goodbye_is_heard_through_a_broken_connection(self, serving: Serving, proxy: Proxy) -> None:
-        ours = Line(proxy.address, SECRET, "a test", SECONDS)
+        ours = Client(proxy.address, SECRET, "a test", SECONDS)
         proxy.freeze()
         ours.send("last", bytes(1000))
         threading.Timer(0.3, lambda: (proxy.cut(), proxy.freeze(False))).start()
@@ -280,14 +280,14 @@ class TestLine:
         serving.until_goodbye()
 
     def test_closing_is_quick_when_no_one_is_there(self, serving: Serving, proxy: Proxy) -> None:
-        ours = Line(proxy.address, SECRET, "a test", SECONDS)
+        ours = Client(proxy.address, SECRET, "a test", SECONDS)
         proxy.refuse()
         began = time.monotonic()
         ours.close()
         assert time.monotonic() - began < 5
 
     def test_the_end_of_the_server_is_the_end_of_its_lines(self, serving: Serving) -> None:
-        ours = Line(serving.server.address, SECRET, "a test", SECONDS)
+        ours = Client(serving.server.address, SECRET, "a test", SECONDS)
         began = time.monotonic()
         serving.close()
         assert ours.receive() is None
@@ -297,13 +297,13 @@ class TestLine:
 
     def test_without_the_secret_it_is_not_made(self, serving: Serving) -> None:
         with pytest.raises(WireError, match=r"closed during the handshake|broke off"):
-            Line(serving.server.address, b"a guess", "a stranger", 0.5)
+            Client(serving.server.address, b"a guess", "a stranger", 0.5)
 
     def test_where_no_one_listens_it_is_not_made(self) -> None:
         with socket.socket() as bound:
             bound.bind(("127.0.0.1", 0))
             with pytest.raises(WireError, match=r"No coordinator answers at 127\.0\.0\.1"):
-                Line(bound.getsockname(), SECRET, "a test", 0.5)
+                Client(bound.getsockname(), SECRET, "a test", 0.5)
 
     def test_a_server_that_comes_late_is_found(self) -> None:
         with socket.socket() as bound:
@@ -311,7 +311,7 @@ class TestLine:
             timer = threading.Timer(0.5, lambda: bound.listen())
             timer.start()
             with pytest.raises(WireError, match=r"broke off|silent"):
-                Line(bound.getsockname(), SECRET, "a test", 1.5)
+                Client(bound.getsockname(), SECRET, "a test", 1.5)
             timer.join()
 
 

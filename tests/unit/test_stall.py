@@ -1,4 +1,4 @@
-"""Who stands still, who is at fault, and when nobody is; and the pulse of a rank."""
+"""Who stands still, who is at fault, and when nobody is; and what a rank writes of its progress."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tritium.gang.coordinator.stall_watch import StallWatch
 from tritium.gang.coordinator.stalls import Answer, RankStatus, at_fault, judge, starved, story
 from tritium.gang.failure import Failure
 from tritium.gang.killed import from_outside, killed_for
-from tritium.gang.rank.heartbeat import Page, Pulse
+from tritium.gang.rank.progress_page import ProgressPage, ProgressWriter
 from tritium.gang.settings import Gang
 from tritium.gang.stall_limit import StallLimit
 from tritium.gang.supervisor import process_stats as vitals
@@ -185,18 +185,19 @@ class TestRows:
 
 
 @pytest.fixture
-def page() -> Iterator[Page]:
-    page = Page()
+def page() -> Iterator[ProgressPage]:
+    page = ProgressPage()
     yield page
     page.close()
 
 
-class TestPulse:
-    def test_is_read_from_another_process_even_when_that_one_is_stopped(self, page: Page) -> None:
-        assert page.read()["beats"] == 0
+class TestProgressPage:
+    def test_is_read_from_another_process_even_when_that_one_is_stopped(self, page: ProgressPage) -> None:
+        assert page.read()["changes"] == 0
         code = (
-            "import os, signal, sys; from tritium.gang.rank.heartbeat import Pulse\n"
-            "pulse = Pulse.on(int(sys.argv[1])); pulse.took('train', 0, 309); os.kill(os.getpid(), signal.SIGSTOP)"
+            "import os, signal, sys; from tritium.gang.rank.progress_page import ProgressWriter\n"
+            "progress = ProgressWriter.on(int(sys.argv[1])); progress.took('train', 0, 309)\n"
+            "os.kill(os.getpid(), signal.SIGSTOP)"
         )
         child = subprocess.Popen([sys.executable, "-c", code, str(page.fd)], pass_fds=[page.fd])
         os.waitid(os.P_PID, child.pid, os.WSTOPPED)
@@ -205,35 +206,40 @@ class TestPulse:
         child.wait()
         assert (word["step"], word["phase"], word["taken"], word["doing"]) == (310, "step 310", 1, "step")
 
-    def test_steps_phases_and_what_lies_within_them(self, page: Page) -> None:
-        pulse = Pulse.on(page.fd)
+    def test_steps_phases_and_what_lies_within_them(self, page: ProgressPage) -> None:
+        progress = ProgressWriter.on(page.fd)
         assert page.read()["phase"] == "starting"
-        pulse.enter("importing torch")
+        progress.enter("importing torch")
         assert page.read()["phase"] == "importing torch"
-        pulse.took("train", 1, 9)
-        with pulse.within("in gather", "wait"), pulse.within("saving a checkpoint"):
+        progress.took("train", 1, 9)
+        with progress.within("in gather", "wait"), progress.within("saving a checkpoint"):
             assert (page.read()["phase"], page.read()["step"]) == ("saving a checkpoint", 10)
         assert page.read()["phase"] == "epoch 2, step 10"
-        pulse.took("validation", 0, 4)
+        progress.took("validation", 0, 4)
         assert (page.read()["phase"], page.read()["step"]) == ("step 5 of 'validation'", 10)
-        pulse.logged({"step": 99})  # only shown where no batches are taken
+        progress.logged({"step": 99})  # only shown where no batches are taken
         assert (page.read()["step"], page.read()["taken"]) == (10, 2)
         assert page.read()["main"] == threading.main_thread().ident
 
-    def test_logged_steps_are_shown_of_a_rank_that_takes_no_batches(self, page: Page) -> None:
-        pulse = Pulse.on(page.fd)
-        pulse.logged({"step": 3, "epoch": 1})
+    def test_logged_steps_are_shown_of_a_rank_that_takes_no_batches(self, page: ProgressPage) -> None:
+        progress = ProgressWriter.on(page.fd)
+        progress.logged({"step": 3, "epoch": 1})
         assert (page.read()["step"], page.read()["epoch"], page.read()["phase"]) == (4, 2, "after epoch 2, step 4")
 
-    def test_everything_is_a_beat(self, page: Page) -> None:
-        pulse, seen = Pulse.on(page.fd), []
-        for act in (pulse.beat, lambda: pulse.logged({}), lambda: pulse.took("a", 0, 0), lambda: pulse.enter("b")):
+    def test_everything_is_a_change(self, page: ProgressPage) -> None:
+        progress, seen = ProgressWriter.on(page.fd), []
+        for act in (
+            progress.touch,
+            lambda: progress.logged({}),
+            lambda: progress.took("a", 0, 0),
+            lambda: progress.enter("b"),
+        ):
             act()
-            seen.append(page.read()["beats"])
+            seen.append(page.read()["changes"])
         assert seen == [2, 3, 4, 5]
 
-    def test_a_long_phase_is_cut(self, page: Page) -> None:
-        Pulse.on(page.fd).enter("é" * 500)
+    def test_a_long_phase_is_cut(self, page: ProgressPage) -> None:
+        ProgressWriter.on(page.fd).enter("é" * 500)
         assert page.read()["phase"].startswith("é" * 80)
 
 

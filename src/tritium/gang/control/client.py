@@ -11,7 +11,7 @@ from collections.abc import Callable
 from typing import Any
 
 from tritium.errors import WireError
-from tritium.gang.control.session import BEAT, GRACE, SILENCE, TICK, Inbox, Outbox, late
+from tritium.gang.control.session import GRACE, HEARTBEAT_SECONDS, SILENCE, TICK, Inbox, Outbox, late
 from tritium.wire import Channel, Message, Packed
 
 ATTEMPT_SECONDS = 2.0  # for one attempt to connect, with its handshake
@@ -20,7 +20,7 @@ BYE_SECONDS = 2.0  # how long `close` waits until the coordinator has heard ever
 OUTBOX_BYTES = 1 << 26  # kept for sending again, at most; one message may be larger. Then senders wait.
 
 
-class Line:
+class Client:
     """Like a Channel, but it survives its connection. Any thread may send; one thread at a time may `receive`.
 
     `who` is for people: which supervisor of which run this is. `at_once(message, idle)` is asked from the line's own
@@ -155,7 +155,7 @@ class Line:
             with self._changed:
                 if message.kind == "over":
                     self._end(str(message["reason"]))
-                elif message.kind == "beat":
+                elif message.kind == "heartbeat":
                     self._known = max(self._known, time.monotonic() - late(float(message["unheard"])))
                     waiting = self._outbox.size
                     self._outbox.confirm(int(message["received"]))
@@ -216,16 +216,16 @@ class Line:
             raise
 
     def _write(self) -> None:
-        """Send what was left when a connection broke; a beat when nothing was sent for a while, or much received."""
+        """Send what a broken connection has left, and a heartbeat after a while without any, or when much has come."""
         while True:
             with self._changed:
                 self._changed.wait_for(lambda: self._over or (self._is_idle and self._has_news), TICK)
                 if self._over:
                     return
-                if not self._is_idle or not (self._has_news or time.monotonic() - self._sent >= BEAT):
+                if not self._is_idle or not (self._has_news or time.monotonic() - self._sent >= HEARTBEAT_SECONDS):
                     continue
                 self._sending = True
-            self._send_all(beat=True)
+            self._send_all(heartbeat=True)
 
     @property
     def _is_idle(self) -> bool:
@@ -235,20 +235,20 @@ class Line:
     def _has_news(self) -> bool:
         return bool(self._outbox) or self._inbox.due
 
-    def _send_all(self, *, beat: bool = False) -> None:
+    def _send_all(self, *, heartbeat: bool = False) -> None:
         """Send until there is nothing left. One thread at a time, without the lock: a send may take long."""
         while True:
             with self._changed:
                 channel = self._channel
-                if channel is None or not (beat or self._has_news):
+                if channel is None or not (heartbeat or self._has_news):
                     self._sending = False
                     self._sent = time.monotonic()
                     return
-                if beat or self._inbox.due:
-                    message = Packed.of(Message("beat", {"received": self._inbox.say()}))
+                if heartbeat or self._inbox.due:
+                    message = Packed.of(Message("heartbeat", {"received": self._inbox.say()}))
                 else:
                     message = self._outbox.next()
-                beat = False
+                heartbeat = False
             try:
                 channel.pass_on(message)
             except WireError:  # what was not confirmed is sent again over the next connection

@@ -62,7 +62,7 @@ class Connection(Generic[Owner]):
         self._packet = b""
         self._in = self._out = Codec(None, b"")
         self._queue: deque[memoryview] = deque([memoryview(self._challenge.greeting)])
-        self._lock = threading.Lock()  # of what leaves: the pulse sends, too
+        self._lock = threading.Lock()  # of what leaves: the heartbeat thread sends, too
         self._sent = time.monotonic()
         self._last = False
 
@@ -77,10 +77,10 @@ class Connection(Generic[Owner]):
             self._encode(Packed.of(Message(kind, fields)))
         self.flush()
 
-    def beat(self) -> None:
+    def send_heartbeat(self) -> None:
         """Say what has been received."""
         if self.session is not None:
-            self.say("beat", received=self.session.inbox.say(), unheard=self.unheard)
+            self.say("heartbeat", received=self.session.inbox.say(), unheard=self.unheard)
 
     def end(self) -> None:
         """Close once everything that is queued has left."""
@@ -116,14 +116,14 @@ class Connection(Generic[Owner]):
         elif self.open:
             self._server.watch(self, self._socket, writing=waiting)
 
-    def pulse(self, seconds: float) -> None:
-        """A beat when nothing has been sent for so long; from a thread of its own."""
+    def keep_alive(self, seconds: float) -> None:
+        """A heartbeat when nothing has been sent for so long; from a thread of its own."""
         with self._lock:
             if self.session is None or not self.open or time.monotonic() - self._sent < seconds:
                 return
             if not self._queue:
                 fields = {"received": self.session.inbox.received, "unheard": self.unheard}
-                self._encode(Packed.of(Message("beat", fields)))
+                self._encode(Packed.of(Message("heartbeat", fields)))
             try:
                 self._push(refill=False)
             except OSError:  # the server's thread will see it, too

@@ -15,11 +15,11 @@ from typing import Generic
 from tritium.errors import WireError
 from tritium.gang.control.address import listener
 from tritium.gang.control.connection import Connection, Owner, Session
-from tritium.gang.control.session import BEAT, LOST, SILENCE, TICK, Outbox
+from tritium.gang.control.session import HEARTBEAT_SECONDS, LOST, SILENCE, TICK, Outbox
 from tritium.wire import Message
 
 HANDSHAKE_SECONDS = 10.0
-CROWD = 128  # with more connections beats are fewer, but still two before an end would be taken for silent
+CROWD = 128  # with more connections heartbeats are fewer, but still two before an end would be taken for silent
 STRANGERS = 256  # connections that have not yet proved themselves, at most
 OVER = "this run has ended, or goes on without this supervisor"
 
@@ -63,7 +63,7 @@ class Server(Generic[Owner]):
         self._woken.setblocking(False)
         self._running = True
         self._stopped = threading.Event()
-        self._pulse = threading.Thread(target=self._beat, name="tritium-pulse", daemon=True)
+        self._heartbeats = threading.Thread(target=self._send_heartbeats, name="tritium-heartbeats", daemon=True)
 
     def call(self, call: Callable[[], None]) -> None:
         """Have the server's thread call this; from any thread."""
@@ -81,7 +81,7 @@ class Server(Generic[Owner]):
         """Serve until `stop`."""
         self._selector.register(self._listener, selectors.EVENT_READ, None)
         self._selector.register(self._woken, selectors.EVENT_READ, None)
-        self._pulse.start()
+        self._heartbeats.start()
         self._tick()
         while self._running:
             wait = max(0.0, self._timers[0][0] - time.monotonic()) if self._timers else None
@@ -104,8 +104,8 @@ class Server(Generic[Owner]):
     def release(self) -> None:
         """Say that this is the end, and close every socket."""
         self._stopped.set()
-        if self._pulse.ident is not None:
-            self._pulse.join()
+        if self._heartbeats.ident is not None:
+            self._heartbeats.join()
         self.patience = float("inf")
         for connection in list(self.connections.values()):
             connection.flush()
@@ -135,13 +135,13 @@ class Server(Generic[Owner]):
                     self.give_up(session, f"nothing was heard of it for {session.away:g} s")
         self.after(TICK, self._tick)
 
-    def _beat(self) -> None:
-        """The pulse: a callback that takes long must not make this server look dead."""
+    def _send_heartbeats(self) -> None:
+        """In a thread of their own: a callback that takes long must not make this server look dead."""
         while not self._stopped.wait(TICK):
             connections = list(self.connections.values())
-            seconds = BEAT if len(connections) <= CROWD else SILENCE / 2 - TICK
+            seconds = HEARTBEAT_SECONDS if len(connections) <= CROWD else SILENCE / 2 - TICK
             for connection in connections:
-                connection.pulse(seconds)
+                connection.keep_alive(seconds)
 
     def lose_patience(self) -> None:
         """No one who is away will come back: those who are, and those who will be, are gone at once."""
@@ -191,7 +191,7 @@ class Server(Generic[Owner]):
             if not self._take(connection, message):
                 return
         if connection.open and connection.session is not None and connection.session.inbox.due:
-            connection.beat()
+            connection.send_heartbeat()
 
     def _take(self, connection: Connection[Owner], message: Message) -> bool:
         """One message; whether those after it still count. All of them do when only the connection is gone."""
@@ -201,12 +201,12 @@ class Server(Generic[Owner]):
         try:
             if session is None:
                 self._join(connection, message)
-            elif message.kind == "beat":
+            elif message.kind == "heartbeat":
                 session.outbox.confirm(int(message["received"]))
             else:
                 session.inbox.count(len(message.blob))
                 if message.kind == "bye":
-                    connection.beat()
+                    connection.send_heartbeat()
                     self.give_up(session, "it has said goodbye")
                 else:
                     self._on_message(session, message)

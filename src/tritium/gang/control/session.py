@@ -7,7 +7,7 @@ is delivered once and in order. The numbers need not travel, since a connection 
 Three kinds of message belong to the connection and are not counted:
 
     session(id, who, first, received)   the first one, from the supervisor; answered by session(received)
-    beat(received[, unheard])           "I am here, and this is what I have"; the coordinator's says for how many
+    heartbeat(received[, unheard])           "I am here, and this is what I have"; the coordinator's says for how many
                                         seconds it has not heard the other end: a cable may be cut in one direction
     over(reason)                        from the coordinator: this session is not, or no longer, one of this run
 """
@@ -20,21 +20,21 @@ from tritium.errors import WireError
 from tritium.wire import Packed
 
 TICK = 0.5  # how often an end looks whether it must say something, or has heard nothing for too long
-BEAT = 1.0  # after so many seconds without a word a beat is sent
+HEARTBEAT_SECONDS = 1.0  # after so many seconds without a word a heartbeat is sent
 SILENCE = 4.0  # after so many seconds without a byte a connection is taken for broken
 GRACE = 7.0  # after so many seconds in which the coordinator said nothing, or heard nothing of it, a supervisor ends
 LOST = 10.0  # after so many seconds without a word from a supervisor its rank is lost: later than the rank's own end
 
-ACK_MESSAGES = 64  # so many messages, or so many bytes, are confirmed at once rather than by the next beat
+ACK_MESSAGES = 64  # so many messages, or so many bytes, are confirmed at once rather than by the next heartbeat
 ACK_BYTES = 1 << 20
 _EACH = 256  # bytes that keeping a message costs, however small it is
 
-CONTROL = ("session", "beat", "over")
+CONTROL = ("session", "heartbeat", "over")
 
 
 def late(unheard: float) -> float:
-    """Seconds of silence beyond those that are usual between two beats."""
-    return max(0.0, unheard - BEAT - TICK)
+    """Seconds of silence beyond those that are usual between two heartbeats."""
+    return max(0.0, unheard - HEARTBEAT_SECONDS - TICK)
 
 
 class Outbox:
@@ -104,7 +104,7 @@ class Inbox:
 
     @property
     def due(self) -> bool:
-        """Whether the other side should be told now rather than with the next beat."""
+        """Whether the other side should be told now rather than with the next heartbeat."""
         return self._bytes >= ACK_BYTES or self.received - self._said >= ACK_MESSAGES
 
     def say(self) -> int:

@@ -23,7 +23,7 @@ from tritium.gang.coordinator.ranks import assign_ranks, assignments, shared
 from tritium.gang.coordinator.rendezvous import Meetings
 from tritium.gang.coordinator.reports import Reports
 from tritium.gang.coordinator.rows import Rows, Verify
-from tritium.gang.coordinator.stall_alarm import StallAlarm, keep_stacks, on_pulse
+from tritium.gang.coordinator.stall_alarm import StallAlarm, keep_stacks, on_status
 from tritium.gang.failure import Failure
 from tritium.gang.stall_limit import StallLimit
 from tritium.wire import Message
@@ -91,7 +91,7 @@ class Coordinator:
             "checkpoint": reports.on_checkpoint,
             "resumed": reports.on_resumed,
             "store": reports.on_store,
-            "pulse": on_pulse,
+            "status": on_status,
             "stacks": self._alarm.on_stacks if self._alarm else lambda *_: None,
             "regroup": self._on_regroup,
             "finished": self._on_finished,

@@ -19,7 +19,7 @@ import pyarrow as pa
 from tritium.data.receive import stream_is_complete
 from tritium.errors import TritiumError, WireError
 from tritium.gang.coordinator.coordinator import Coordinator
-from tritium.gang.coordinator.recorder import Ledger, tell
+from tritium.gang.coordinator.deferred_log import Ledger, tell
 from tritium.gang.failure import Failure
 from tritium.gang.supervisor.results import chunks
 from tritium.gang.supervisor.supervisor import Supervisor

@@ -73,6 +73,6 @@ def keep_stacks(gang: Gang, failure: Failure) -> None:
         gang.observer.event("note", text=f"the stacks can't be kept in the run directory: {error}")
 
 
-def on_pulse(member: Member, message: Message) -> None:
+def on_status(member: Member, message: Message) -> None:
     """A rank's heartbeat."""
     member.status = RankStatus.read(message.fields, time.monotonic())

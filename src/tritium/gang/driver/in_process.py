@@ -13,9 +13,9 @@ from contextlib import ExitStack, closing
 from typing import TYPE_CHECKING, Any, Literal
 
 from tritium.errors import BadSetting
-from tritium.gang.driver.surroundings import surrounded
-from tritium.gang.rank.heartbeat import Pulse
+from tritium.gang.driver.rank_environment import surrounded
 from tritium.gang.rank.peers import Peer
+from tritium.gang.rank.progress_page import ProgressWriter
 from tritium.gang.rank.world import World, entered, finish_checkpoints, settle_checkpoints
 from tritium.gang.supervisor.gpus import gpus_here
 
@@ -66,7 +66,7 @@ def _shards(attempt: Attempt, stack: ExitStack) -> dict[str, Shard]:
     from tritium.data.tables import Tables
     from tritium.data.watermark import Feed, Mark
     from tritium.gang.coordinator.rows import received
-    from tritium.gang.supervisor.rows import plain_fingerprint
+    from tritium.gang.supervisor.spooler import plain_fingerprint
 
     tables = Tables(attempt.data, 1)
     plan = tables.plan
@@ -121,7 +121,7 @@ class HereControl:
         self.run_dir = recorder.run_dir
         self._recorder = recorder
         self._shards = shards
-        self.pulse = Pulse()
+        self.progress = ProgressWriter()
 
     def meet(self, operation: str, value: bytes, lane: str = "main") -> list[bytes]:
         """Alone, everyone has always come."""

@@ -144,8 +144,8 @@ class SourceWatch:
         if now - self._looked < min(1.0, limit / _LOOKS):
             return None
         self._looked = now
-        beat = float(self._context().conf().getTimeAsSeconds("spark.executor.heartbeatInterval", "10s"))
-        limit = max(limit, HEARTBEATS * beat)
+        heartbeat = float(self._context().conf().getTimeAsSeconds("spark.executor.heartbeatInterval", "10s"))
+        limit = max(limit, HEARTBEATS * heartbeat)
         seen = tuple(self._numbers(stage) for stage in self._active)
         idle = self._idle_workers(now)
         if seen != self._seen or idle is None:

@@ -43,7 +43,7 @@ class Checkpoints:
     def __init__(self, control: Control, *, rank: int, size: int, host: str, run_id: str) -> None:
         self._control = control
         self._rank, self._size, self._host, self._run_id = rank, size, host, run_id
-        self._store = Store(control.run_dir, control.pulse.beat)
+        self._store = Store(control.run_dir, control.progress.touch)
         self._state, self._own = Snapshot(), Snapshot()
         self._clock = Clock(lambda value: control.post("checkpoint.save", value, f"{LANE} clock"))
         self._last = 0  # the step that was saved or loaded last
@@ -120,7 +120,7 @@ class Checkpoints:
         told.
         """
         self.wait()
-        with self._control.pulse.within("loading a checkpoint"):
+        with self._control.progress.within("loading a checkpoint"):
             return self._load()
 
     def _load(self) -> Loaded | None:
@@ -167,7 +167,7 @@ class Checkpoints:
     def settle(self) -> None:
         """Wait for the save that is in flight, whatever comes of it."""
         if self._thread is not None:
-            with self._control.pulse.within("saving a checkpoint"):
+            with self._control.progress.within("saving a checkpoint"):
                 self._thread.join()
             self._thread = None
 

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any
 from tritium.errors import BadSetting, TooLarge, TritiumError, WireError
 from tritium.gang.failure import Failure
 from tritium.gang.limits import check_value, short, too_much_to_log
-from tritium.gang.rank.heartbeat import Pulse
 from tritium.gang.rank.peers import peers_of
+from tritium.gang.rank.progress_page import ProgressWriter
 from tritium.gang.rank.world import World
 from tritium.wire import Channel, Message
 
@@ -33,7 +33,7 @@ class RankControl:
         channel: Channel,
         *,
         elastic: bool = False,
-        pulse: Pulse | None = None,
+        progress: ProgressWriter | None = None,
         trace: Trace | None = None,
     ) -> None:
         self.run_dir = ""  # comes with the job: on the command line, ps would show the keys that a URL may hold
@@ -41,7 +41,7 @@ class RankControl:
         self.could_be_more = False
         self.store_limit: int | None = None
         self._channel = channel
-        self.pulse = pulse or Pulse()
+        self.progress = progress or ProgressWriter()
         self.trace = trace
         self._changed = threading.Condition()
         self._thread: threading.Thread | None = None
@@ -106,7 +106,7 @@ class RankControl:
 
     @contextmanager
     def _awaits_rows(self, name: str) -> Iterator[None]:
-        with self.pulse.within(f"waiting for rows of {name!r}", "rows"), self._traced("rows to arrive"):
+        with self.progress.within(f"waiting for rows of {name!r}", "rows"), self._traced("rows to arrive"):
             yield
 
     def _traced(self, section: Section) -> AbstractContextManager[None]:
@@ -155,7 +155,7 @@ class RankControl:
 
     def _met(self, operation: str, key: tuple[str, int]) -> list[bytes]:
         # A meeting of another lane is held in the background: the rank goes on with what it does.
-        shown = self.pulse.within(f"in {operation}", "wait") if key[0] == "main" else nullcontext()
+        shown = self.progress.within(f"in {operation}", "wait") if key[0] == "main" else nullcontext()
         with shown, self._traced("communicate"), self._changed:
             self._changed.wait_for(lambda: key in self._gathered)
             message = self._gathered.pop(key)
@@ -173,7 +173,7 @@ class RankControl:
 
     def log(self, fields: Mapping[str, Any]) -> None:
         """To the driver's progress display and events."""
-        self.pulse.logged(fields)
+        self.progress.logged(fields)
         try:
             self.send("log", **fields)
         except TooLarge as error:
@@ -181,7 +181,7 @@ class RankControl:
 
     def store(self, piece: Piece) -> None:
         """To the run directory."""
-        with self.pulse.within(f"storing {piece.name!r}"):
+        with self.progress.within(f"storing {piece.name!r}"):
             self.send("store", piece.body, **piece.fields())
 
     def shard(self, name: str) -> Shard:
@@ -190,7 +190,7 @@ class RankControl:
         if name not in names:
             there = ", ".join(map(repr, names)) or "none: launch(…, data={…}) names them"
             raise BadSetting(f"There is no shard {name!r}. There are: {there}.")
-        with self.pulse.within(f"waiting for rows of {name!r}", "rows"), self._changed:
+        with self.progress.within(f"waiting for rows of {name!r}", "rows"), self._changed:
             self._changed.wait_for(lambda: name in self._spools)
         with self._changed:
             if name not in self._shards:
@@ -222,11 +222,11 @@ class RankControl:
             prepared=message["prepared"],
             memory=memory_limit() // (2 * self.assignment["local_size"]),  # the ranks of a host share its memory
             note=functools.partial(self._epoch_ended, name),
-            took=functools.partial(self.pulse.took, name),
+            took=functools.partial(self.progress.took, name),
             say=lambda text: self.tell("note", text=text),
             trace=self.trace,
         )
 
     def _epoch_ended(self, name: str, counts: Mapping[str, Any]) -> None:
-        self.pulse.enter(f"after epoch {counts['epoch'] + 1} of {name!r}")
+        self.progress.enter(f"after epoch {counts['epoch'] + 1} of {name!r}")
         self.send("counts", name=name, counts=dict(counts))

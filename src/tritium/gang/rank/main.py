@@ -30,7 +30,7 @@ from tritium.frameworks import torch as pytorch
 from tritium.gang.failure import Failure, Regroup
 from tritium.gang.rank.control import RankControl
 from tritium.gang.rank.environment import import_framework, prepare_environment
-from tritium.gang.rank.heartbeat import Pulse
+from tritium.gang.rank.progress_page import ProgressWriter
 from tritium.gang.rank.world import World, entered, finish_checkpoints
 from tritium.wire import Channel
 
@@ -48,15 +48,15 @@ def main(argument: str) -> None:
     channel = Channel(socket.socket(fileno=settings["control"]))
     _answer_with_stacks(settings)
     ship.import_from(settings["path"])
-    pulse = Pulse.on(settings["pulse"])
+    progress = ProgressWriter.on(settings["progress"])
     trace = tracing() if settings["trace"] else None
-    control = RankControl(channel, elastic=settings["elastic"], pulse=pulse, trace=trace)
+    control = RankControl(channel, elastic=settings["elastic"], progress=progress, trace=trace)
     try:
         pytorch.prepare()
         if settings["framework"]:
-            control.pulse.enter(f"importing {settings['framework']}")
+            control.progress.enter(f"importing {settings['framework']}")
         import_framework(settings["framework"])
-        control.pulse.enter("waiting for the other ranks to start", "wait")
+        control.progress.enter("waiting for the other ranks to start", "wait")
         channel.send("ready", pid=os.getpid())
         control.listen()
         with entered(control.join()) as world:
@@ -67,22 +67,22 @@ def main(argument: str) -> None:
             _run(control, world, settings)
     except BaseException as error:  # noqa: BLE001 - whatever it is, the driver must hear of it
         _report(channel, control, error)
-    control.pulse.enter("returned", "wait")
+    control.progress.enter("returned", "wait")
     control.await_all()
-    control.pulse.enter("leaving")
+    control.progress.enter("leaving")
     _leave(control)
 
 
 def _run(control: RankControl, world: World, settings: Mapping[str, Any]) -> None:
     sys.path[:0] = settings["mounts"]
-    control.pulse.enter("loading the function")
+    control.progress.enter("loading the function")
     function, args, kwargs, control.decoders, control.tensors = pickle.loads(control.take_job())
-    control.pulse.enter("no step reported")
+    control.progress.enter("no step reported")
     result = function(*args, **kwargs)
     finish_checkpoints(world)
     if control.trace is not None and (found := control.trace.report()) is not None:
         control.tell("trace", **found)
-    control.pulse.enter("returning its result")
+    control.progress.enter("returning its result")
     with os.fdopen(settings["result"], "wb") as file:
         try:
             file.write(ship.pickle(result))
@@ -183,7 +183,7 @@ def _die_with(parent: int) -> None:
 def _answer_with_stacks(settings: Mapping[str, Any]) -> None:
     """A signal writes the stacks of all threads to the supervisor's file; a crash writes its own to stderr."""
     faulthandler.enable(all_threads=False)  # the last lines of output travel with a failure: the one that crashed
-    for name in ("stacks", "pulse"):
+    for name in ("stacks", "progress"):
         os.set_inheritable(settings[name], False)
     faulthandler.register(settings["signal"], file=settings["stacks"], all_threads=True)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {settings["signal"]})

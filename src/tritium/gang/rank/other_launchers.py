@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from tritium.errors import TritiumError
-from tritium.gang.rank.heartbeat import Pulse
+from tritium.gang.rank.progress_page import ProgressWriter
 from tritium.observe.stored import Piece
 
 if TYPE_CHECKING:
@@ -50,7 +50,7 @@ class Elsewhere:
     def __init__(self, launcher: str, size: int) -> None:
         self.launcher = launcher
         self.size = size
-        self.pulse = Pulse()
+        self.progress = ProgressWriter()
 
     def post(self, operation: str, value: bytes, lane: str = "main") -> Callable[[], list[bytes]]:
         """Other launchers have no such thing; all meet at once."""

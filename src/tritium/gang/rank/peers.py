@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
-from tritium.gang.rank.heartbeat import Pulse
+from tritium.gang.rank.progress_page import ProgressWriter
 from tritium.observe.stored import Piece
 
 if TYPE_CHECKING:
@@ -28,7 +28,7 @@ class Peer:
 class Control(Protocol):
     """How a world reaches the rest of its gang."""
 
-    pulse: Pulse
+    progress: ProgressWriter
     run_dir: str
     elastic: bool
     """Whether the gang has fewer ranks than are wanted."""

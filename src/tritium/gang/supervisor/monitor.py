@@ -8,7 +8,7 @@ import time
 from collections.abc import Mapping
 from typing import Any
 
-from tritium.gang.rank.heartbeat import Page
+from tritium.gang.rank.progress_page import ProgressPage
 from tritium.gang.supervisor import process_stats
 from tritium.gang.supervisor.memory import Memory
 from tritium.gang.supervisor.output import Output
@@ -19,24 +19,24 @@ _LOGGED = 3  # logged steps that show how often a rank logs them; it may
 _LONGEST = 10  # take so many times its longest interval for the next
 
 
-class Watcher:
-    """Puts together the pulse that the coordinator hears, and the stacks of a rank. For any thread, after `watch`."""
+class Monitor:
+    """Puts together a rank's status for the coordinator, and its stacks. For any thread, after `watch`."""
 
     def __init__(self, output: Output) -> None:
         self._output = output  # a rank that prints makes progress
-        self._page, self._stacks = Page(), Stacks()
+        self._page, self._stacks = ProgressPage(), Stacks()
         self._rows: Mapping[str, int] | None = None
         self._lock = threading.Lock()
 
     @property
     def fds(self) -> tuple[int, int]:
-        """What the rank inherits: where it writes its pulse, and where its stacks."""
+        """What the rank inherits: where it writes its progress, and where its stacks."""
         return self._page.fd, self._stacks.file.fileno()
 
     @property
     def settings(self) -> dict[str, int]:
         """What the rank is told: its descriptors, and the signal at which it writes its stacks."""
-        return {"pulse": self._page.fd, "stacks": self._stacks.file.fileno(), "signal": SIGNAL}
+        return {"progress": self._page.fd, "stacks": self._stacks.file.fileno(), "signal": SIGNAL}
 
     def watch(self, process: RankProcess) -> None:
         """From now on, this process."""
@@ -71,7 +71,7 @@ class Watcher:
         """
         word, state = self._page.read(), process_stats.state(self._process.pid)
         text, why = "", "it has only just started"
-        if word["beats"]:  # before its first word, it would not know the signal
+        if word["changes"]:  # before its first word, it would not know the signal
             text = "" if state == "T" else self._stacks.ask(self._process)
             why = "" if text else _why_no_answer(state)
         frames = main_thread(text, word["main"])
@@ -83,7 +83,7 @@ class Watcher:
         self._stacks.close()
 
     def look(self) -> dict[str, Any]:
-        """The fields of a pulse message. All seconds are as of now."""
+        """The fields of a status message. All seconds are as of now."""
         with self._lock:
             now, word, rows = time.monotonic(), self._page.read(), self._rows
             if lapse := self._lapse.look(now):  # we were stopped ourselves, and the rank perhaps too
@@ -98,7 +98,7 @@ class Watcher:
                 **{key: word[key] for key in ("step", "epoch", "doing", "phase", "taken") if key in word},
                 "step_limit": 0.0 if word["taken"] else self._logs.look(word["logged"], now),
                 "seconds": round(now - (word["since"] or self._begun), 3),
-                "quiet": round(self._progress.look((word["beats"], self._output.pieces), now), 3),
+                "quiet": round(self._progress.look((word["changes"], self._output.pieces), now), 3),
                 "idle": round(self._busy.look(now), 3),
                 "state": process_stats.state(self._process.pid),
                 "receiving": rows is not None,

@@ -8,7 +8,7 @@ from collections import deque
 from typing import IO
 
 from tritium.errors import WireError
-from tritium.gang.control.client import Line
+from tritium.gang.control.client import Client
 from tritium.gang.limits import as_shown
 
 LONGEST_LINE = 1 << 16  # a longer one is passed on in pieces
@@ -18,7 +18,7 @@ TAIL = 20  # lines of a rank's output that travel with its failure
 class Output:
     """`follow` in a thread for each of the two pipes."""
 
-    def __init__(self, coordinator: Line) -> None:
+    def __init__(self, coordinator: Client) -> None:
         self.tail: deque[str] = deque(maxlen=TAIL)
         """The last lines."""
         self.pieces = 0

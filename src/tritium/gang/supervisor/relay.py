@@ -7,11 +7,11 @@ from collections.abc import Callable
 from typing import Any, Protocol
 
 from tritium.errors import TooLarge, WireError
-from tritium.gang.control.client import Line
+from tritium.gang.control.client import Client
 from tritium.gang.failure import Failure
 from tritium.gang.order import Order
 from tritium.gang.supervisor.ending import Ending
-from tritium.gang.supervisor.rows import Intake
+from tritium.gang.supervisor.spooler import Spooler
 from tritium.wire import CHUNK, Channel, Message
 
 SMALL = 1 << 14  # bytes that a socket with room takes without waiting for its reader
@@ -36,10 +36,10 @@ class Relay:
         self._ending = ending
         self._supervisor = supervisor
         self._rank: Channel | None = None
-        self._rows: Intake | None = None
+        self._rows: Spooler | None = None
         self._passing, self._passed = False, 0  # whether a message of the rank's is being passed on; how many were
 
-    def connect(self, coordinator: Line, rank: Channel, rows: Intake | None) -> None:
+    def connect(self, coordinator: Client, rank: Channel, rows: Spooler | None) -> None:
         """Both ends are there now."""
         self._coordinator, self._rank, self._rows = coordinator, rank, rows
 

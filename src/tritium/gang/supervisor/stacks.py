@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from tritium import ship
-from tritium.gang.rank.heartbeat import memory_file
+from tritium.gang.rank.progress_page import memory_file
 
 # SIGRTMAX - 1 where there are real-time signals: users, launchers, profilers and C libraries take the first of them.
 SIGNAL = int(signal.SIGRTMAX) - 1 if hasattr(signal, "SIGRTMAX") else int(signal.SIGUSR2)

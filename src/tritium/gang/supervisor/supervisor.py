@@ -17,18 +17,18 @@ import pyarrow as pa
 from tritium import ship
 from tritium.errors import IncompleteShard, TooLarge, WireError
 from tritium.gang.control.address import family_of, unreachable
-from tritium.gang.control.client import Line, Refused
+from tritium.gang.control.client import Client, Refused
 from tritium.gang.failure import STACKS_BYTES, Failure, signal_name
 from tritium.gang.limits import LINE_BYTES
 from tritium.gang.order import Order
 from tritium.gang.supervisor.ending import Ending, GangEnded
 from tritium.gang.supervisor.gpus import Listing, executor
-from tritium.gang.supervisor.monitor import Watcher
+from tritium.gang.supervisor.monitor import Monitor
 from tritium.gang.supervisor.output import Output
 from tritium.gang.supervisor.process import start_rank
 from tritium.gang.supervisor.relay import Relay
 from tritium.gang.supervisor.results import chunks
-from tritium.gang.supervisor.rows import Intake
+from tritium.gang.supervisor.spooler import Spooler
 from tritium.wire import Channel, Message, clip
 
 if TYPE_CHECKING:
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
 CONNECT_SECONDS = 10.0
 ANSWER_SECONDS = 2.0  # how long a failure of its own may take to the coordinator and back
-PULSE_SECONDS = 1.0  # how often the coordinator hears how a rank stands
+STATUS_SECONDS = 1.0  # how often the coordinator hears how a rank stands
 
 
 class Supervisor:
@@ -68,7 +68,7 @@ class Supervisor:
         self._from_rank: list[threading.Thread] = []
         self._spools: dict[str, Spool] = {}
         self._user_code: ship.Mount | None = None
-        self._intake: Intake | None = None
+        self._spooler: Spooler | None = None
         self._listing: Listing | None = None
 
     # ---- the whole of it
@@ -90,7 +90,7 @@ class Supervisor:
         self._output = Output(self._channel)
         placeholder = socket.socket(family_of(self._channel.addresses[0]))
         result = tempfile.TemporaryFile()  # noqa: SIM115 - closed below
-        self._watcher = Watcher(self._output)
+        self._monitor = Monitor(self._output)
         try:
             # Bound but never listening: the port stays ours until the framework binds over it (SO_REUSEADDR).
             placeholder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -113,11 +113,11 @@ class Supervisor:
             placeholder.close()
             self._stop()
             result.close()
-            self._watcher.close()
+            self._monitor.close()
 
-    def _reach(self, address: tuple[str, int], who: str) -> Line:
+    def _reach(self, address: tuple[str, int], who: str) -> Client:
         try:
-            return Line(address, self.order.secret, who, CONNECT_SECONDS, self._relay.at_once)
+            return Client(address, self.order.secret, who, CONNECT_SECONDS, self._relay.at_once)
         except Refused:
             raise
         except WireError as error:
@@ -151,7 +151,7 @@ class Supervisor:
         settings = {
             "control": theirs.fileno(),
             "result": result.fileno(),
-            **self._watcher.settings,
+            **self._monitor.settings,
             "parent": os.getpid(),
             "framework": self.order.framework,
             "elastic": self.order.elastic,
@@ -159,17 +159,17 @@ class Supervisor:
             "mounts": [self._user_code.path] if self._user_code else [],
             "path": ship.importable(),
         }
-        keep = (theirs.fileno(), result.fileno(), *self._watcher.fds, *fds)
+        keep = (theirs.fileno(), result.fileno(), *self._monitor.fds, *fds)
         self._process = start_rank(settings, keep=keep, env=self.order.env, cpus=self.cpus)
         self._to_rank = Channel(ours)
         self._started = True  # whatever comes now, `_stop` ends the process
         theirs.close()
-        self._watcher.watch(self._process)
+        self._monitor.watch(self._process)
         if self.gpus:
             self._listing = Listing()
         if self.order.plan:
-            self._intake = Intake(self.order, self._spools, self._channel, self._to_rank, self.ending.check)
-        self._relay.connect(self._channel, self._to_rank, self._intake)
+            self._spooler = Spooler(self.order, self._spools, self._channel, self._to_rank, self.ending.check)
+        self._relay.connect(self._channel, self._to_rank, self._spooler)
 
     def _follow(self) -> None:
         follower = self._spawn(self._relay.follow_rank, "rank")
@@ -183,14 +183,14 @@ class Supervisor:
         self._spawn(self._send_heartbeats, "heartbeat")
 
     def _receive(self, batches: Iterator[pa.RecordBatch], confirm: Callable[[], bool | None]) -> None:
-        if self._intake is None:
+        if self._spooler is None:
             for _ in batches:
                 pass
             return
-        self._watcher.receives(self._intake.rows)
+        self._monitor.receives(self._spooler.rows)
         try:
-            self._intake.run(batches, confirm)
-            self._watcher.receives(None)
+            self._spooler.run(batches, confirm)
+            self._monitor.receives(None)
         except GangEnded:
             raise
         except Exception as error:
@@ -213,7 +213,7 @@ class Supervisor:
         """Every result is there, and this rank's exit handlers, or threads that are no daemons, do not end."""
         limit = self.order.stall_limit
         assert limit is not None
-        text, facts = self._watcher.stacks()
+        text, facts = self._monitor.stacks()
         place = facts["where"] or facts["why"]
         with self.ending.changed:
             if self.ending.exit_code is not None:  # meanwhile they have
@@ -266,7 +266,7 @@ class Supervisor:
 
     def on_rank_failed(self, message: Message) -> None:
         """Its function, or what is done before and after it, has raised."""
-        facts = {"host": self.host, "at": self._watcher.place()}
+        facts = {"host": self.host, "at": self._monitor.place()}
         self._fail(Failure.read({**message.fields, **facts}, message.blob))
 
     def on_rank_refused(self, error: TooLarge) -> None:
@@ -300,27 +300,27 @@ class Supervisor:
                 self._aside(f"was killed by {signal_name(-code)}" if code < 0 else f"left with exit code {code}")
             return
         facts: dict[str, Any] = {"rank": self.rank, "host": self.host, "pid": self._process.pid}
-        facts["at"] = self._watcher.place()
+        facts["at"] = self._monitor.place()
         if code >= 0:
             self._fail(Failure(how="exit", exit_code=code, **facts))
             return
         if code == -signal.SIGKILL:
-            facts["memory"] = self._watcher.memory()
+            facts["memory"] = self._monitor.memory()
         self._fail(Failure(how="signal", signal=signal_name(-code), exit_code=code, **facts))
 
     def _send_heartbeats(self) -> None:
         """About once a second, how the rank stands."""
-        seconds = self.order.stall_limit.look_seconds if self.order.stall_limit else PULSE_SECONDS
+        seconds = self.order.stall_limit.look_seconds if self.order.stall_limit else STATUS_SECONDS
         while not self.ending.stopped.wait(seconds):
             if self._daemon is not None and os.getppid() != self._daemon:
                 # Spark does not notice, and could not end this worker any more.
                 text = f"Spark's Python daemon there (pid {self._daemon}), its supervisor's parent, was killed"
                 self._fail(Failure(how="orphaned", rank=self.rank, host=self.host, pid=os.getpid(), text=text))
             with contextlib.suppress(WireError):  # the relay sees that it is gone
-                self._channel.send("pulse", **self._watcher.look())
+                self._channel.send("status", **self._monitor.look())
 
     def _send_stacks(self, number: int) -> None:
-        text, facts = self._watcher.stacks()
+        text, facts = self._monitor.stacks()
         with contextlib.suppress(WireError):
             self._channel.send("stacks", text.encode()[: 1 << 20], number=number, **facts)
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import pyarrow as pa
 
 from tritium.errors import TritiumError, WireError
-from tritium.gang.control.client import Line
+from tritium.gang.control.client import Client
 from tritium.gang.order import Order
 from tritium.wire import Channel
 
@@ -27,11 +27,11 @@ LOOK_SECONDS = 0.1
 LOAD = "/proc/loadavg"
 
 
-class Intake:
+class Spooler:
     """Takes the rows of one rank. `check` raises when the gang has ended."""
 
     def __init__(
-        self, order: Order, spools: Mapping[str, Spool], coordinator: Line, rank: Channel, check: Callable[[], None]
+        self, order: Order, spools: Mapping[str, Spool], coordinator: Client, rank: Channel, check: Callable[[], None]
     ) -> None:
         from tritium.data.receive import Receiver
 

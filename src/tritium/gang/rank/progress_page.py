@@ -23,18 +23,18 @@ Doing = Literal["other", "step", "wait", "rows"]
 
 _DOING: tuple[Doing, ...] = ("other", "step", "wait", "rows")
 _TEXT = 160  # bytes of the phase's name
-# beats, step, epoch, taken, logged, since, main thread, doing, phase, and beats again: a page being written differs
+# changes, step, epoch, taken, logged, since, main thread, doing, phase, and changes again: a page being written differs
 _PAGE = struct.Struct(f"=QqqQQdQB{_TEXT}sQ")
 _NONE = -1
 _TRIES = 5
 
 
-class Pulse:
+class ProgressWriter:
     """The step and the phase of this rank. Methods may be called from any thread."""
 
     def __init__(self, page: mmap.mmap | None = None) -> None:
         self._page = page
-        self._beats = 0
+        self._changes = 0
         self._taken = 0  # batches, from all shards
         self._logged = 0  # steps
         self._step = self._epoch = _NONE  # from 1
@@ -42,29 +42,29 @@ class Pulse:
         self._phase: tuple[Doing, bytes, float] = ("other", b"starting", time.monotonic())
         self._inside: list[tuple[Doing, bytes, float]] = []
         self._main = threading.main_thread().ident or 0
-        self.beat()
+        self.touch()
 
     @classmethod
-    def on(cls, fd: int) -> Pulse:
-        """A pulse that is read at the other end of a Page's descriptor."""
+    def on(cls, fd: int) -> ProgressWriter:
+        """A writer whose other end is the ProgressPage with this descriptor."""
         return cls(mmap.mmap(fd, _PAGE.size))
 
     def enter(self, phase: str, doing: Doing = "other") -> None:
         """From now on the rank is in this phase, until the next one."""
         self._phase = (doing, phase.encode()[:_TEXT], time.monotonic())
-        self.beat()
+        self.touch()
 
     @contextmanager
     def within(self, phase: str, doing: Doing = "other") -> Iterator[None]:
         """A phase within the present one, such as "saving a checkpoint"; to enter it and to leave it is progress."""
         entry = (doing, phase.encode()[:_TEXT], time.monotonic())
         self._inside.append(entry)
-        self.beat()
+        self.touch()
         try:
             yield
         finally:
             self._inside.remove(entry)
-            self.beat()
+            self.touch()
 
     def took(self, name: str, epoch: int, step: int) -> None:
         """A batch was taken from the shard `name`: the `step`-th of the epoch, both from 0."""
@@ -77,7 +77,7 @@ class Pulse:
             text = f"{text} of {name!r}"
         self._phase = ("step", text.encode()[:_TEXT], time.monotonic())
         self._taken += 1
-        self.beat()
+        self.touch()
 
     def logged(self, fields: Mapping[str, Any]) -> None:
         """`world.log` was called. Its step is taken for a rank's own where it takes no batches."""
@@ -87,18 +87,18 @@ class Pulse:
             text = f"after {place(self._epoch, self._step)}"
             self._phase = ("other", text.encode(), time.monotonic())
             self._logged += 1
-        self.beat()
+        self.touch()
 
-    def beat(self) -> None:
+    def touch(self) -> None:
         """Something has moved on."""
-        self._beats += 1
+        self._changes += 1
         if self._page is not None:
             doing, phase, since = next(iter(self._inside[-1:]), self._phase)
             number = _DOING.index(doing)
             _PAGE.pack_into(
                 self._page,
                 0,
-                self._beats,
+                self._changes,
                 self._step,
                 self._epoch,
                 self._taken,
@@ -107,7 +107,7 @@ class Pulse:
                 self._main,
                 number,
                 phase,
-                self._beats,
+                self._changes,
             )
 
 
@@ -123,11 +123,11 @@ def memory_file(name: str) -> IO[bytes]:
     return tempfile.TemporaryFile(buffering=0)
 
 
-class Page:
-    """The supervisor's end of a rank's pulse."""
+class ProgressPage:
+    """The page, at the supervisor's end."""
 
     def __init__(self) -> None:
-        self._file = memory_file("pulse")
+        self._file = memory_file("progress")
         os.ftruncate(self._file.fileno(), _PAGE.size)
         self._map = mmap.mmap(self._file.fileno(), _PAGE.size)
 
@@ -137,16 +137,16 @@ class Page:
         return self._file.fileno()
 
     def read(self) -> dict[str, Any]:
-        """As it stands now; `beats` is 0 before the rank's first word, and `since` is a time of the monotonic clock."""
+        """As it stands; `changes` is 0 before the rank's first word, `since` a time of the monotonic clock."""
         for _ in range(_TRIES):
-            beats, step, epoch, taken, logged, since, main, doing, phase, again = _PAGE.unpack_from(self._map)
-            if beats == again:
+            changes, step, epoch, taken, logged, since, main, doing, phase, again = _PAGE.unpack_from(self._map)
+            if changes == again:
                 break
-        if not beats:
-            first = {"beats": 0, "doing": "other", "phase": "starting Python"}
+        if not changes:
+            first = {"changes": 0, "doing": "other", "phase": "starting Python"}
             return {**first, "since": None, "main": None, "taken": 0, "logged": 0}
         return {
-            "beats": beats,
+            "changes": changes,
             "step": None if step == _NONE else step,
             "epoch": None if epoch == _NONE else epoch,
             "taken": taken,

@@ -185,7 +185,7 @@ def gather_for(place: str, seconds: float) -> int:
     began, meetings = time.monotonic(), 0
     while world.gather(time.monotonic() - began)[0] < seconds:
         meetings += 1
-        print(f"meeting {meetings}", flush=True)
+        print(f"gather {meetings}", flush=True)
         time.sleep(0.02)
     return meetings
 
@@ -270,7 +270,7 @@ def test_5_s_without_the_control_server(proxies: list[Proxy], tmp_path: Path) ->
         assert len(set(meetings)) == 1
         for rank in range(2):
             said = folder.joinpath("logs", f"rank-{rank}.log").read_text().splitlines()
-            assert said == [f"meeting {number + 1}" for number in range(meetings[0])]
+            assert said == [f"gather {number + 1}" for number in range(meetings[0])]
 
 
 def test_a_driver_that_stands_still_for_a_while(tmp_path: Path) -> None:

@@ -110,7 +110,7 @@ class TestInAThread:
 
         with pytest.warns(TritiumWarning, match=r"its thread 'prefetch' raised ValueError: ") as caught:
             assert launch(train, tmp_path) == [0, 1]
-        (told,) = events(tmp_path, "aside")
+        (told,) = events(tmp_path, "non_fatal_error")
         (note,) = events(tmp_path, "note")
         assert (told["rank"], told["host"], told["type"], told["late"]) == (
             1,

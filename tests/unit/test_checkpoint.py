@@ -338,10 +338,10 @@ class TestClock:
             count = [0]
 
             def post(value: bytes) -> Callable[[], list[bytes]]:
-                meeting = meetings.setdefault(count[0], {})
-                meeting[rank] = value
+                gather = meetings.setdefault(count[0], {})
+                gather[rank] = value
                 count[0] += 1
-                return lambda: [meeting[r] for r in range(size)]
+                return lambda: [gather[r] for r in range(size)]
 
             return post
 

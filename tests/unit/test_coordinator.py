@@ -17,12 +17,11 @@ from tritium.errors import BadRow, BadSetting, Stalled, WireError
 from tritium.gang.control import server as server_module
 from tritium.gang.control.client import Client
 from tritium.gang.control.server import STRANGERS
-from tritium.gang.coordinator import first_failure, stall_alarm
-from tritium.gang.coordinator import rendezvous as rendezvous_module
+from tritium.gang.coordinator import all_gather, first_failure, stall_alarm
 from tritium.gang.coordinator.coordinator import Coordinator
 from tritium.gang.coordinator.members import Member
 from tritium.gang.coordinator.ranks import assign_ranks, assignments
-from tritium.gang.coordinator.rendezvous import agree
+from tritium.gang.coordinator.rows import agree
 from tritium.gang.driver.outcome import missing_note
 from tritium.gang.failure import Failure
 from tritium.gang.stall_limit import StallLimit
@@ -352,7 +351,7 @@ class TestMuster:
 
 
 class TestMeetings:
-    def meet(self, channel: Client, operation: str, value: bytes = b"", number: int = 0) -> None:
+    def all_gather(self, channel: Client, operation: str, value: bytes = b"", number: int = 0) -> None:
         channel.send("gather", value, number=number, operation=operation)
 
     def test_everyone_hears_every_value_in_rank_order(self, start: Start) -> None:
@@ -360,22 +359,22 @@ class TestMeetings:
         supervisors = gang.form()
         for number in range(3):
             for rank in (2, 0, 1):
-                self.meet(supervisors[rank], "gather", b"%d" % rank * (rank + 1), number)
+                self.all_gather(supervisors[rank], "gather", b"%d" % rank * (rank + 1), number)
             for channel in supervisors:
                 message = heard(channel, "gathered")
                 assert (message.blob, message["lengths"], message["number"]) == (b"011222", [1, 2, 3], number)
-        wait(lambda: gang.coordinator.meetings.open == {}, "no meeting is kept", SECONDS)
+        wait(lambda: gang.coordinator.all_gathers.open == {}, "no gather is kept", SECONDS)
 
-    def test_each_lane_counts_its_own_meetings(self, start: Start) -> None:
+    def test_each_tag_counts_its_own_calls(self, start: Start) -> None:
         gang = start(2)
         one, two = gang.form()
-        one.send("gather", b"a", lane="background", number=0, operation="save")
-        self.meet(one, "gather", b"x")
-        self.meet(two, "gather", b"y")
-        two.send("gather", b"b", lane="background", number=0, operation="save")
+        one.send("gather", b"a", tag="background", number=0, operation="save")
+        self.all_gather(one, "gather", b"x")
+        self.all_gather(two, "gather", b"y")
+        two.send("gather", b"b", tag="background", number=0, operation="save")
         for channel in (one, two):
             found = [heard(channel, "gathered") for _ in range(2)]
-            told = {(m["lane"], m["number"], m.blob) for m in found}
+            told = {(m["tag"], m["number"], m.blob) for m in found}
             assert told == {("main", 0, b"xy"), ("background", 0, b"ab")}
 
     def test_what_a_rank_notes_and_saves_is_an_event(self, start: Start) -> None:
@@ -391,15 +390,15 @@ class TestMeetings:
 
     def test_different_calls_are_named_on_both_sides(self, start: Start) -> None:
         supervisors = start(2).form()
-        self.meet(supervisors[0], "gather")
-        self.meet(supervisors[1], "barrier")
+        self.all_gather(supervisors[0], "gather")
+        self.all_gather(supervisors[1], "barrier")
         for channel in supervisors:
             problem = heard(channel, "gathered")["problem"]
-            assert problem.startswith("Ranks disagree about meeting 1: rank 0 calls gather(), rank 1 calls barrier().")
+            assert problem.startswith("Ranks disagree about call 1: rank 0 calls gather(), rank 1 calls barrier().")
 
     def test_a_rank_that_returns_while_another_waits(self, start: Start) -> None:
         supervisors = start(3).form()
-        self.meet(supervisors[0], "barrier")
+        self.all_gather(supervisors[0], "barrier")
         supervisors[1].send("finished")
         problem = heard(supervisors[0], "gathered")["problem"]
         assert problem == "rank 1 has returned and will never reach barrier(), where rank 0 waits."
@@ -410,14 +409,14 @@ class TestMeetings:
         supervisors[2].send("finished")
         gang.observer.await_event("rank_ended")
         for channel in supervisors[:2]:
-            self.meet(channel, "gather")
+            self.all_gather(channel, "gather")
             assert "rank 2 has returned and will never reach gather()" in heard(channel, "gathered")["problem"]
 
     def test_too_much_to_gather_is_said_to_all_who_came(self, start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(rendezvous_module, "MAX_BLOB", 1000)
+        monkeypatch.setattr(all_gather, "MAX_BLOB", 1000)
         supervisors = start(2).form()
         for channel in supervisors:
-            self.meet(channel, "gather", bytes(600))
+            self.all_gather(channel, "gather", bytes(600))
         for channel in supervisors:
             problem = heard(channel, "gathered")["problem"]
             assert "2 of 2 ranks are 1,200 bytes together" in problem

@@ -348,7 +348,7 @@ class TestTalk:
             world.barrier()
             world.gather(1) if world.rank == 0 else world.barrier()
 
-        with pytest.raises(TritiumError, match=r"meeting 2: rank 0 calls gather\(\), rank 1 calls barrier\(\)"):
+        with pytest.raises(TritiumError, match=r"call 2: rank 0 calls gather\(\), rank 1 calls barrier\(\)"):
             run(train)
 
     def test_a_rank_that_has_returned_is_not_waited_for(self) -> None:

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 import tritium as tr
 from tritium.errors import BadSetting, RankFailed, TooLarge, TritiumError, TritiumWarning
-from tritium.gang.coordinator import rendezvous
+from tritium.gang.coordinator import all_gather
 from tritium.gang.failure import PICKLED_BYTES, Failure
 from tritium.wire import MAX_BLOB, Message, Packed, clip, escaped
 
@@ -174,7 +174,7 @@ class TestGather:
     def test_too_much_together_is_the_same_error_on_every_rank_and_the_gang_goes_on(
         self, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setattr(rendezvous, "MAX_BLOB", 1_000_000)  # of the coordinator, which is in this process
+        monkeypatch.setattr(all_gather, "MAX_BLOB", 1_000_000)  # of the coordinator, which is in this process
 
         def train() -> tuple[str, list[int]]:
             world = tr.world()

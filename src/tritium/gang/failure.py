@@ -257,7 +257,7 @@ class Failure:
 
 
 @dataclass(frozen=True)
-class Aside:
+class NonFatalError:
     """What raised in a rank, or ended its process, without ending the run: in a thread of the user's, or in an exit
     handler; `late`: when every function had returned, so that it could not change a result any more.
     """

@@ -1,6 +1,6 @@
 """The control server of one run: rendezvous, row counts, logs, failure (driver, or the first supervisor).
 
-`control/server.py` holds the connections. What messages mean is in the parts: rows, meetings, reports, stalls and
+`control/server.py` holds the connections. What messages mean is in the parts: rows, all-gathers, reports, stalls and
 failures; here is who belongs to the gang, and how it begins and ends.
 """
 
@@ -17,10 +17,10 @@ from typing import Any
 from tritium.errors import WireError
 from tritium.gang.control.connection import Session
 from tritium.gang.control.server import Server
+from tritium.gang.coordinator.all_gather import AllGathers
 from tritium.gang.coordinator.first_failure import FirstFailure
 from tritium.gang.coordinator.members import Member, Observer, meanwhile
 from tritium.gang.coordinator.ranks import assign_ranks, assignments, shared
-from tritium.gang.coordinator.rendezvous import Meetings
 from tritium.gang.coordinator.reports import Reports
 from tritium.gang.coordinator.rows import Rows, Verify
 from tritium.gang.coordinator.stall_alarm import StallAlarm, keep_stacks, on_status
@@ -74,20 +74,20 @@ class Coordinator:
         self._names = tuple(names)
         self._refused = 0
         self.rows = Rows(self, names, stream=stream, verify=verify)
-        self.meetings = Meetings(self)
+        self.all_gathers = AllGathers(self)
         reports, first = Reports(self), FirstFailure(self)
         self._alarm = None if stall_limit is None else StallAlarm(self, stall_limit, reports)
         self._handlers: dict[str, Callable[[Member, Message], None]] = {
             "ready": self._on_ready,
             "rows": self.rows.on_rows,
             "receipt": self.rows.on_receipt,
-            "gather": self.meetings.on_gather,
+            "gather": self.all_gathers.on_gather,
             "log": reports.on_log,
             "trace": reports.on_trace,
             "counts": reports.on_counts,
             "output": reports.on_output,
             "note": reports.on_note,
-            "aside": reports.on_aside,
+            "non_fatal_error": reports.on_non_fatal_error,
             "checkpoint": reports.on_checkpoint,
             "resumed": reports.on_resumed,
             "store": reports.on_store,
@@ -283,7 +283,7 @@ class Coordinator:
         member.finished = True
         self.result_bytes += int(message.fields.get("bytes", 0))
         self.observer.event("rank_ended", rank=member.number)
-        self.meetings.leave(member)
+        self.all_gathers.leave(member)
         if all(m.finished for m in self.members.values()) and self.formed:
             self.finished = True
             self.broadcast("finished")

@@ -19,10 +19,12 @@ LOG_BYTES = 8 << 20  # of the first events and lines of output, and at least as 
 SHARE = 0.9  # of Spark's limit: rows of Arrow are somewhat larger than what they hold
 _READ = 1 << 20
 # What the outcome of a run is made of. Everything else may be left out in the middle.
-_EVER = frozenset({"formed", "received", "counts", "checkpoint", "resumed", "stored", "trace", "aside", "rank_ended"})
+_EVER = frozenset(
+    {"formed", "received", "counts", "checkpoint", "resumed", "stored", "trace", "non_fatal_error", "rank_ended"}
+)
 
 
-class Ledger:
+class DeferredLog:
     """An observer that keeps what it hears within bounds, since it travels with the ranks' results.
 
     Files that ranks store are written to the run directory itself where this process reaches it (by its mark, which
@@ -151,7 +153,7 @@ def _number(message: Message) -> int:
 
 
 def tell(pieces: Iterable[bytes], observer: Any) -> None:
-    """Tell an observer what a ledger has written down. Nothing of it is unpickled."""
+    """Tell an observer what a DeferredLog has kept. Nothing of it is unpickled."""
     codec = Codec(None, b"")
     for data in pieces:
         for start in range(0, len(data), CHUNK):

@@ -1,7 +1,7 @@
 """When executors can't reach the driver: the coordinator runs in the first supervisor (supervisor, driver).
 
 Only Spark Connect needs this: its client may sit behind a firewall or NAT. The address travels through one `allGather`
-(a second); events, output and stored files come with the results instead of live (ledger.py).
+(a second); events, output and stored files come with the results instead of live (deferred_log.py).
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ import pyarrow as pa
 from tritium.data.receive import stream_is_complete
 from tritium.errors import TritiumError, WireError
 from tritium.gang.coordinator.coordinator import Coordinator
-from tritium.gang.coordinator.deferred_log import Ledger, tell
+from tritium.gang.coordinator.deferred_log import DeferredLog, tell
 from tritium.gang.failure import Failure
 from tritium.gang.supervisor.results import chunks
 from tritium.gang.supervisor.supervisor import Supervisor
@@ -44,20 +44,20 @@ def run(
     order = supervisor.order
     first = supervisor.partition == 0
     host = context.getTaskInfos()[0].address.rpartition(":")[0].strip("[]")  # as Spark writes IPv6
-    own = ledger = None
+    own = deferred = None
     if first:
-        ledger = Ledger(order.run_dir, order.run_id, order.result_limit)
+        deferred = DeferredLog(order.run_dir, order.run_id, order.result_limit)
         own = Coordinator(
             order.size,
             launch=order.launch,
             run_id=order.run_id,
-            observer=ledger,
+            observer=deferred,
             host="::" if ":" in host else "0.0.0.0",
             names=list(order.plan),
             stream=order.streams,
             secret=order.secret,
             stall_limit=order.stall_limit,
-            store_limit=ledger.store_limit,
+            store_limit=deferred.store_limit,
         ).start()
     try:
         word = {"reached": _reaches(order.address, order.secret), "address": [host, own.address[1] if own else 0]}
@@ -72,21 +72,21 @@ def run(
             if failure is None:
                 raise
             raise _marked(error, failure) from error
-        if own is not None and ledger is not None:
+        if own is not None and deferred is not None:
             own.await_gone(10.0)
             own.close()  # it writes no more
             try:
-                ledger.settle()
+                deferred.settle()
             except TritiumError as error:
                 raise _marked(error, Failure.of(error, 0, host=supervisor.host, pid=os.getpid())) from error
-            with ledger.written(own.result_bytes) as file:
+            with deferred.written(own.result_bytes) as file:
                 own = None
-                yield from chunks(-1, "ledger", file)
+                yield from chunks(-1, "deferred", file)
     finally:
         if own is not None:
             own.close()
-        if ledger is not None:
-            ledger.close()
+        if deferred is not None:
+            deferred.close()
 
 
 def _marked(error: TritiumError, failure: Failure) -> TritiumError:
@@ -110,7 +110,7 @@ def replay(batches: Iterable[pa.RecordBatch], observer: Any) -> None:
     parts: dict[int, bytes] = {}
     for batch in batches:
         for _, kind, part, body in zip(*(batch.column(i).to_pylist() for i in range(4)), strict=True):
-            if kind == "ledger":
+            if kind == "deferred":
                 parts[part] = body
     if not parts:
         return

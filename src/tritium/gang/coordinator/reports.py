@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from tritium.errors import TritiumError
 from tritium.gang.coordinator.members import Gang, Member
-from tritium.gang.failure import Aside
+from tritium.gang.failure import NonFatalError
 from tritium.observe.stored import Piece
 from tritium.wire import Message
 
@@ -13,7 +13,7 @@ class Reports:
     """Passes them on. A file that can't be stored ends the gang."""
 
     def __init__(self, gang: Gang) -> None:
-        self.asides: list[Aside] = []
+        self.non_fatal_errors: list[NonFatalError] = []
         self._gang = gang
         self._storing: dict[str, int] = {}  # which rank is in the middle of which file
 
@@ -50,12 +50,12 @@ class Reports:
         """The gang goes on from a checkpoint."""
         self._gang.observer.event("resumed", step=message["step"], path=message["path"])
 
-    def on_aside(self, member: Member, message: Message) -> None:
+    def on_non_fatal_error(self, member: Member, message: Message) -> None:
         """Something raised that neither ends a rank nor changes its result."""
         facts = {name: str(message[name]) for name in ("where", "type", "text", "traceback")}
-        told = Aside(member.number, member.host, int(message["pid"]), late=self._gang.finished, **facts)
-        self.asides.append(told)
-        self._gang.observer.event("aside", **vars(told))
+        told = NonFatalError(member.number, member.host, int(message["pid"]), late=self._gang.finished, **facts)
+        self.non_fatal_errors.append(told)
+        self._gang.observer.event("non_fatal_error", **vars(told))
         self._gang.observer.event("note", text=told.headline())
 
     def on_store(self, member: Member, message: Message) -> None:

@@ -9,8 +9,8 @@ from typing import Any
 
 from tritium.data.fingerprint import Part, added, table
 from tritium.data.watermark import MarkKeeper
+from tritium.errors import BadRow
 from tritium.gang.coordinator.members import Gang, Member
-from tritium.gang.coordinator.rendezvous import agree
 from tritium.wire import Message
 
 MARK_SECONDS = 0.05  # so far apart are the marks that ranks are sent: ends that come together are told together
@@ -89,3 +89,32 @@ def received(receipts: Mapping[int, Mapping[str, Any]]) -> dict[str, Any]:
                 whole = prints.setdefault(name, {})
                 whole[partition] = added(whole.get(partition, (0, 0, 0)), part)
     return {"rows": rows, "fingerprint": {name: table(parts) for name, parts in prints.items()}}
+
+
+Columns = Mapping[str, Sequence[Mapping[str, Any]]]
+
+
+def agree(columns: Mapping[int, Columns]) -> tuple[dict[str, dict[str, list[int]]], BadRow | None]:
+    """The shape of every column, which an empty shard can't know itself; or the error that ranks have different ones.
+
+    `columns` is, per rank and name, the spool's descriptions; a shape of None is not known there.
+    """
+    shapes: dict[str, dict[str, list[int]]] = {}
+    seen: dict[tuple[str, str], int] = {}
+    for rank, names in sorted(columns.items()):
+        for name, descriptions in names.items():
+            known = shapes.setdefault(name, {})
+            for column in descriptions:
+                label, shape = column["name"], column.get("shape")
+                if shape is None:
+                    continue
+                if known.setdefault(label, list(shape)) != list(shape):
+                    other = seen[name, label]
+                    return shapes, BadRow(
+                        f"{name}: rows of column {label!r} have the shape {known[label]} on rank {other} and "
+                        f"{list(shape)} on rank {rank}. Make them one length, or pad them: "
+                        f"tr.Data(df, pad={{{label!r}: length}}).",
+                        column=label,
+                    )
+                seen.setdefault((name, label), rank)
+    return shapes, None

@@ -53,8 +53,8 @@ class StallAlarm:
         failure = self._watch.conclude(number, gang.members.values(), time.monotonic())
         if failure is None:  # told already, or the ranks have moved on meanwhile
             return
-        if self._reports.asides:
-            before = "\n".join(f"  {aside.headline()}" for aside in self._reports.asides)
+        if self._reports.non_fatal_errors:
+            before = "\n".join(f"  {error.headline()}" for error in self._reports.non_fatal_errors)
             failure = replace(failure, text=f"{failure.text}\n\nBefore that:\n{before}")
         keep_stacks(gang, failure)
         if self._limit.end:

@@ -123,12 +123,12 @@ class HereControl:
         self._shards = shards
         self.progress = ProgressWriter()
 
-    def meet(self, operation: str, value: bytes, lane: str = "main") -> list[bytes]:
+    def all_gather(self, operation: str, value: bytes, tag: str = "main") -> list[bytes]:
         """Alone, everyone has always come."""
         return [value]
 
-    def post(self, operation: str, value: bytes, lane: str = "main") -> Callable[[], list[bytes]]:
-        """As `meet`."""
+    def all_gather_async(self, operation: str, value: bytes, tag: str = "main") -> Callable[[], list[bytes]]:
+        """As `all_gather`."""
         return lambda: [value]
 
     def tell(self, kind: str, **fields: Any) -> None:

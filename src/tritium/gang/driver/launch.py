@@ -123,8 +123,8 @@ def start(
     finally:
         release(first, problem is None)
         report = recorder.close(problem)
-    for aside in recorder.asides:
-        warnings.warn(masked(aside.story(run_dir)), TritiumWarning, stacklevel=3)
+    for each in recorder.non_fatal_errors:
+        warnings.warn(masked(each.story(run_dir)), TritiumWarning, stacklevel=3)
     return Run(run_id, run_dir, results, report)
 
 

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from tritium.errors import BadSetting, TritiumWarning, masked
-from tritium.gang.failure import Aside, Failure
+from tritium.gang.failure import Failure, NonFatalError
 from tritium.gang.limits import TEXT_BYTES
 from tritium.gang.settings import Gang
 from tritium.observe.events import RunLog
@@ -47,7 +47,7 @@ class Recorder:
         """The fingerprint of the rows that all ranks have."""
         self.newest: tuple[int, str] | None = None
         """Step and place of the newest checkpoint that this run has saved, or went on from."""
-        self.asides: list[Aside] = []
+        self.non_fatal_errors: list[NonFatalError] = []
         """What raised in the last attempt without ending it."""
 
     def _open(self) -> tuple[RunLog, Progress]:
@@ -78,10 +78,10 @@ class Recorder:
             self.received = fields["fingerprint"]
         if kind in ("checkpoint", "resumed"):
             self.newest = int(fields["step"]), str(fields["path"])
-        elif kind == "aside":
-            self.asides.append(Aside(**fields))
+        elif kind == "non_fatal_error":
+            self.non_fatal_errors.append(NonFatalError(**fields))
         elif kind == "retry":
-            self.asides.clear()
+            self.non_fatal_errors.clear()
         log.event(kind, **fields)
         self._report.event(kind, **fields)
         progress.event(kind, **fields)

@@ -1,7 +1,7 @@
 """`world.checkpoint`: ranks save a state together, off the training step, and load the same one (rank).
 
-A save has three meetings in the background thread, in a lane of their own: rank 0 names the directory, all write and
-tell the checksums of their files, rank 0 writes the manifest. An error of one is raised on every rank.
+A save has three all-gathers in the background thread, with a tag of their own: rank 0 names the directory, all write
+and send the checksums of their files, rank 0 writes the manifest. An error of one is raised on every rank.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from tritium.model.checkpoint import REPLICATED, Checkpoint, Damaged, Loaded, St
 from tritium.model.state import Snapshot
 from tritium.observe.events import run_at
 
-LANE = "checkpoint"
+TAG = "checkpoint"
 _UNITS = {"s": 1.0, "min": 60.0, "h": 3600.0}
 _TIME = re.compile(r"(\d+(?:\.\d+)?) ?(s|min|h)$")
 _LOOK_SECONDS = 1.0  # how often ranks agree whether a save by time is due
@@ -45,7 +45,7 @@ class Checkpoints:
         self._rank, self._size, self._host, self._run_id = rank, size, host, run_id
         self._store = Store(control.run_dir, control.progress.touch)
         self._state, self._own = Snapshot(), Snapshot()
-        self._clock = Clock(lambda value: control.post("checkpoint.save", value, f"{LANE} clock"))
+        self._clock = Clock(lambda value: control.all_gather_async("checkpoint.save", value, f"{TAG} clock"))
         self._last = 0  # the step that was saved or loaded last
         self._reached = False
         self._thread: threading.Thread | None = None
@@ -234,7 +234,7 @@ class Checkpoints:
 
     def _exchange(self, operation: str, value: Any) -> list[Any]:
         """Every rank's value. When one is an error, every rank raises it; a reason of damage becomes a sentence."""
-        blobs = self._control.meet(operation, pickle.dumps(value), LANE)
+        blobs = self._control.all_gather(operation, pickle.dumps(value), TAG)
         values = [pickle.loads(blob) for blob in blobs]
         for answer in values:
             if isinstance(answer, TritiumError):
@@ -276,23 +276,23 @@ class Checkpoints:
 
 
 class Clock:
-    """Whether a save by time is due, decided alike by all ranks without a meeting at every step.
+    """Whether a save by time is due, decided alike by all ranks without an all-gather at every step.
 
     At some call every rank posts what its clock says, and reads everyone's a number of calls later, when it has long
-    arrived. That number and the answer come from what was posted alone, so they are the same everywhere; by the pace of
+    arrived. That number and the answer come from what was sent alone, so they are the same everywhere; by the pace of
     the slowest rank it is about a second of calls.
     """
 
     def __init__(
-        self, post: Callable[[bytes], Callable[[], list[bytes]]], now: Callable[[], float] = time.monotonic
+        self, all_gather: Callable[[bytes], Callable[[], list[bytes]]], now: Callable[[], float] = time.monotonic
     ) -> None:
-        self._post = post
+        self._all_gather = all_gather
         self._now = now
-        self._saved = self._posted = now()
+        self._saved = self._sent = now()
         self._answers: Callable[[], list[bytes]] | None = None
-        self._calls = 0  # since the last post
-        self._ahead = 1  # the calls from a post to its reading
-        self._stale = False  # there was a save since the last post
+        self._calls = 0  # since the last all-gather
+        self._ahead = 1  # the calls from an all-gather to its reading
+        self._stale = False  # there was a save since the last all-gather
 
     def reset(self) -> None:
         """There was a save, for another reason."""
@@ -314,10 +314,10 @@ class Clock:
             ahead = int(max(1, min(wanted, 2 * self._ahead, _MOST_CALLS)))
         if due:
             self._saved = now
-        pace = 0.0 if self._answers is None else (now - self._posted) / self._calls
+        pace = 0.0 if self._answers is None else (now - self._sent) / self._calls
         value = {"elapsed": now - self._saved, "pace": pace, "every": seconds}
-        self._answers = self._post(json.dumps(value).encode())
-        self._posted, self._calls, self._ahead, self._stale = now, 0, ahead, False
+        self._answers = self._all_gather(json.dumps(value).encode())
+        self._sent, self._calls, self._ahead, self._stale = now, 0, ahead, False
         return due
 
 

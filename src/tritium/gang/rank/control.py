@@ -46,7 +46,7 @@ class RankControl:
         self._changed = threading.Condition()
         self._thread: threading.Thread | None = None
         self._gathered: dict[tuple[str, int], Message] = {}
-        self._meetings: dict[str, int] = {}
+        self._calls: dict[str, int] = {}
         self._feeds: dict[str, Feed] = {}
         self._spools: dict[str, Message] = {}
         self._shards: dict[str, Shard] = {}
@@ -81,7 +81,7 @@ class RankControl:
         elif message.kind == "assign":
             self.assignment, self._peers = message.fields, message.blob
         elif message.kind == "gathered":
-            self._gathered[message["lane"], message["number"]] = message
+            self._gathered[message["tag"], message["number"]] = message
         elif message.kind == "spool":
             self._spools[message["name"]] = message
         elif message.kind == "mark":
@@ -133,28 +133,28 @@ class RankControl:
         """Tell the coordinator, by way of the supervisor."""
         self._channel.send(kind, blob, **fields)
 
-    def aside(self, where: str, error: BaseException) -> None:
+    def report_non_fatal(self, where: str, error: BaseException) -> None:
         """To the driver: something raised that neither ends this rank nor changes its result."""
         failure = Failure.of(error, self.assignment["rank"], pid=os.getpid())
         facts = {"type": failure.type, "text": failure.text, "traceback": failure.traceback}
         with suppress(WireError):  # then there is no one to tell
-            self.send("aside", pid=failure.pid, **short({"where": where}), **facts)
+            self.send("non_fatal_error", pid=failure.pid, **short({"where": where}), **facts)
 
-    def meet(self, operation: str, value: bytes, lane: str = "main") -> list[bytes]:
-        """Every rank's bytes, in rank order. Each thread that meets has a lane of its own."""
-        return self.post(operation, value, lane)()
+    def all_gather(self, operation: str, value: bytes, tag: str = "main") -> list[bytes]:
+        """Every rank's bytes, in rank order. Each thread that calls it has a tag of its own."""
+        return self.all_gather_async(operation, value, tag)()
 
-    def post(self, operation: str, value: bytes, lane: str = "main") -> Callable[[], list[bytes]]:
-        """Begin to meet; what is returned waits for the others. Raises TooLarge for a value that no one could get."""
+    def all_gather_async(self, operation: str, value: bytes, tag: str = "main") -> Callable[[], list[bytes]]:
+        """Begin an all-gather; what is returned waits for the others. Raises TooLarge for a value over the limit."""
         check_value(operation, self.assignment["rank"], value)
         with self._changed:
-            number = self._meetings.get(lane, 0)
-            self._meetings[lane] = number + 1
-        self.send("gather", value, lane=lane, number=number, operation=operation)
-        return functools.partial(self._met, operation, (lane, number))
+            number = self._calls.get(tag, 0)
+            self._calls[tag] = number + 1
+        self.send("gather", value, tag=tag, number=number, operation=operation)
+        return functools.partial(self._gathered_values, operation, (tag, number))
 
-    def _met(self, operation: str, key: tuple[str, int]) -> list[bytes]:
-        # A meeting of another lane is held in the background: the rank goes on with what it does.
+    def _gathered_values(self, operation: str, key: tuple[str, int]) -> list[bytes]:
+        # A call of another tag is made in the background: the rank goes on with what it does.
         shown = self.progress.within(f"in {operation}", "wait") if key[0] == "main" else nullcontext()
         with shown, self._traced("communicate"), self._changed:
             self._changed.wait_for(lambda: key in self._gathered)

@@ -136,11 +136,11 @@ def _leave(control: RankControl) -> None:
     def unraisable(problem: sys.UnraisableHookArgs) -> None:
         say(problem)
         if "atexit callback" in (problem.err_msg or ""):  # not a destructor's
-            control.aside("an exit handler", problem.exc_value or problem.exc_type())
+            control.report_non_fatal("an exit handler", problem.exc_value or problem.exc_type())
 
     def uncaught(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
         show(kind, error, trace)
-        control.aside("an exit handler", error)
+        control.report_non_fatal("an exit handler", error)
 
     sys.unraisablehook, sys.excepthook = unraisable, uncaught  # weakref.finalize calls the latter
     try:
@@ -160,7 +160,7 @@ def _tell_of_threads(control: RankControl) -> None:
         show(problem)
         if not issubclass(problem.exc_type, SystemExit):
             name = problem.thread.name if problem.thread is not None else "?"
-            control.aside(f"its thread {name!r}", problem.exc_value or problem.exc_type())
+            control.report_non_fatal(f"its thread {name!r}", problem.exc_value or problem.exc_type())
 
     threading.excepthook = tell
 

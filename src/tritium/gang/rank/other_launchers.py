@@ -52,9 +52,9 @@ class Elsewhere:
         self.size = size
         self.progress = ProgressWriter()
 
-    def post(self, operation: str, value: bytes, lane: str = "main") -> Callable[[], list[bytes]]:
-        """Other launchers have no such thing; all meet at once."""
-        values = self.meet(operation, value)
+    def all_gather_async(self, operation: str, value: bytes, tag: str = "main") -> Callable[[], list[bytes]]:
+        """Other launchers have no such thing: it waits for all at once."""
+        values = self.all_gather(operation, value)
         return lambda: values
 
     def tell(self, kind: str, **fields: Any) -> None:
@@ -62,7 +62,7 @@ class Elsewhere:
         if kind == "note":
             print(fields["text"], flush=True)  # noqa: T201 - there is no progress display here
 
-    def meet(self, operation: str, value: bytes, lane: str = "main") -> list[bytes]:
+    def all_gather(self, operation: str, value: bytes, tag: str = "main") -> list[bytes]:
         """Through torch.distributed under torchrun, through mpi4py under mpirun."""
         if self.size == 1:
             return [value]

@@ -1,6 +1,6 @@
 """Where a rank stands: its step and phase, and since when (rank, supervisor).
 
-Everything that moves a rank on passes by here: batches, logged steps, meetings, stored files, checkpoints. It is
+Everything that moves a rank on passes by here: batches, logged steps, all-gathers, stored files, checkpoints. It is
 written to one page of memory that the supervisor maps too: to tell costs about a microsecond and no thread, and the
 supervisor reads the very last step of a rank that can't say a word any more (stopped, or in an endless C call).
 """

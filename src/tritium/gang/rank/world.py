@@ -51,7 +51,7 @@ class World:
 
     def barrier(self) -> None:
         """Wait until every rank has called `barrier()`. Takes milliseconds; needs no framework."""
-        self._control.meet("barrier", b"")
+        self._control.all_gather("barrier", b"")
 
     def gather(self, value: Any) -> list[Any]:
         """Every rank's `value`, in rank order, on every rank.
@@ -59,7 +59,7 @@ class World:
         Any picklable value; all together at most 256 MiB. Raises TooLarge on the rank whose value alone is more, and
         TritiumError on every rank when all together are, or when a rank has already returned and so will never come.
         """
-        return [pickle.loads(blob) for blob in self._control.meet("gather", _pickled(value))]
+        return [pickle.loads(blob) for blob in self._control.all_gather("gather", _pickled(value))]
 
     def log(
         self,

@@ -221,7 +221,7 @@ class Supervisor:
             self.ending.outlasted = limit.end
         how = "was killed" if limit.end else "has not left"
         where = f"; it was {place}" if place else ""
-        self._aside(
+        self._report_non_fatal(
             f"{how}: its exit handlers and threads had not ended after {limit.seconds:g} s (stall_timeout){where}",
             text,
         )
@@ -297,7 +297,9 @@ class Supervisor:
         """Its process was killed, or left by itself: a failure, or too late to be one."""
         if self.ending.all_finished:  # every result is there: whatever ended it can't change them
             if not self.ending.outlasted:
-                self._aside(f"was killed by {signal_name(-code)}" if code < 0 else f"left with exit code {code}")
+                self._report_non_fatal(
+                    f"was killed by {signal_name(-code)}" if code < 0 else f"left with exit code {code}"
+                )
             return
         facts: dict[str, Any] = {"rank": self.rank, "host": self.host, "pid": self._process.pid}
         facts["at"] = self._monitor.place()
@@ -343,7 +345,7 @@ class Supervisor:
         except WireError:
             self.on_gang_ended("the coordinator is gone")
 
-    def _aside(self, text: str, stacks: str = "") -> None:
+    def _report_non_fatal(self, text: str, stacks: str = "") -> None:
         facts = {"where": "", "type": "", "text": clip(text, LINE_BYTES), "traceback": clip(stacks, STACKS_BYTES)}
         with contextlib.suppress(WireError):
-            self._channel.send("aside", pid=self._process.pid, **facts)
+            self._channel.send("non_fatal_error", pid=self._process.pid, **facts)

@@ -2,22 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from tritium.errors import BadRow
 from tritium.gang.coordinator.members import Gang, Member
 from tritium.wire import MAX_BLOB, Message
 
 
 @dataclass
-class Rendezvous:
+class AllGather:
     """One `gather` or `barrier`: the values so far, until every rank has come."""
 
     number: int
     size: int
-    lane: str = "main"  # meetings are counted by lane
+    tag: str = "main"  # calls are counted by tag
     values: dict[int, bytes] = field(default_factory=dict)
     total: int = 0  # bytes of all values
     largest: tuple[int, int] = (0, 0)  # bytes of the largest, and whose it is
@@ -33,7 +32,7 @@ class Rendezvous:
         operation = self.operations[rank] = str(message["operation"])
         if operation != next(iter(self.operations.values())):
             calls = ", ".join(f"rank {r} calls {op}()" for r, op in sorted(self.operations.items()))
-            self.problem = f"Ranks disagree about meeting {self.number + 1}: {calls}. All must make the same calls."
+            self.problem = f"Ranks disagree about call {self.number + 1}: {calls}. All must make the same calls."
         elif self.problem is None and self.total > MAX_BLOB:
             size, largest = self.largest
             self.problem = (
@@ -61,70 +60,41 @@ class Rendezvous:
     def outcome(self) -> tuple[bytes, dict[str, Any]]:
         """What every rank that came is told: all values in rank order, or the problem."""
         if self.problem is not None:
-            return b"", {"lane": self.lane, "number": self.number, "problem": self.problem}
+            return b"", {"tag": self.tag, "number": self.number, "problem": self.problem}
         blobs = [self.values[rank] for rank in range(self.size)]
-        return b"".join(blobs), {"lane": self.lane, "number": self.number, "lengths": [len(b) for b in blobs]}
+        return b"".join(blobs), {"tag": self.tag, "number": self.number, "lengths": [len(b) for b in blobs]}
 
 
-Columns = Mapping[str, Sequence[Mapping[str, Any]]]
-
-
-def agree(columns: Mapping[int, Columns]) -> tuple[dict[str, dict[str, list[int]]], BadRow | None]:
-    """The shape of every column, which an empty shard can't know itself; or the error that ranks have different ones.
-
-    `columns` is, per rank and name, the spool's descriptions; a shape of None is not known there.
-    """
-    shapes: dict[str, dict[str, list[int]]] = {}
-    seen: dict[tuple[str, str], int] = {}
-    for rank, names in sorted(columns.items()):
-        for name, descriptions in names.items():
-            known = shapes.setdefault(name, {})
-            for column in descriptions:
-                label, shape = column["name"], column.get("shape")
-                if shape is None:
-                    continue
-                if known.setdefault(label, list(shape)) != list(shape):
-                    other = seen[name, label]
-                    return shapes, BadRow(
-                        f"{name}: rows of column {label!r} have the shape {known[label]} on rank {other} and "
-                        f"{list(shape)} on rank {rank}. Make them one length, or pad them: "
-                        f"tr.Data(df, pad={{{label!r}: length}}).",
-                        column=label,
-                    )
-                seen.setdefault((name, label), rank)
-    return shapes, None
-
-
-class Meetings:
-    """Every `gather` and `barrier` of a gang that has not been answered yet, by lane and number."""
+class AllGathers:
+    """Every `gather` and `barrier` of a gang that has not been answered yet, by tag and number."""
 
     def __init__(self, gang: Gang) -> None:
-        self.open: dict[tuple[str, int], Rendezvous] = {}
+        self.open: dict[tuple[str, int], AllGather] = {}
         self._gang = gang
 
     def on_gather(self, member: Member, message: Message) -> None:
         """A rank has come."""
-        lane, number = str(message.fields.get("lane", "main")), int(message["number"])
-        meeting = self.open.setdefault((lane, number), Rendezvous(number, self._gang.size, lane))
-        meeting.add(member.number, message)
-        if meeting.problem is None:
-            meeting.problem = meeting.left_by([m.number for m in self._gang.members.values() if m.finished])
-        if meeting.problem is not None or meeting.full:
-            self._answer(meeting)
-        if meeting.full:
-            del self.open[lane, number]
+        tag, number = str(message.fields.get("tag", "main")), int(message["number"])
+        gather = self.open.setdefault((tag, number), AllGather(number, self._gang.size, tag))
+        gather.add(member.number, message)
+        if gather.problem is None:
+            gather.problem = gather.left_by([m.number for m in self._gang.members.values() if m.finished])
+        if gather.problem is not None or gather.full:
+            self._answer(gather)
+        if gather.full:
+            del self.open[tag, number]
 
     def leave(self, member: Member) -> None:
-        """A rank's function has returned: it comes to no further meeting."""
-        for meeting in list(self.open.values()):
-            meeting.problem = meeting.problem or meeting.left_by([member.number])
-            if meeting.problem is not None:
-                self._answer(meeting)
+        """A rank's function has returned: it makes no further call."""
+        for gather in list(self.open.values()):
+            gather.problem = gather.problem or gather.left_by([member.number])
+            if gather.problem is not None:
+                self._answer(gather)
 
-    def _answer(self, meeting: Rendezvous) -> None:
+    def _answer(self, gather: AllGather) -> None:
         """Tell those who have come, and have not heard it yet, what came of it."""
-        blob, fields = meeting.outcome()
+        blob, fields = gather.outcome()
         for member in self._gang.members.values():
-            if member.number in meeting.values and member.number not in meeting.told:
-                meeting.told.add(member.number)
+            if member.number in gather.values and member.number not in gather.told:
+                gather.told.add(member.number)
                 member.session.send("gathered", blob, **fields)

@@ -15,7 +15,7 @@ TritiumError
 │   ├── DataChanged         the rows are not those of the checkpoint
 │   └── SpoolFull           the disk under a spool is full
 ├── RankFailed              the first rank that failed; its own exception is `__cause__`
-│   └── Stalled             no progress: a rank stands still, or no rows come
+│   └── Stalled             no progress: a rank is considered hung, or no rows come
 ├── JobFailed               the Spark job ended for a reason that is no rank's: cancelled, or its source failed
 ├── ResultError             a result can't be pickled, or all together exceed Spark's limit
 ├── TrainingDiverged        a loss or the gradients are NaN or infinite
@@ -128,8 +128,8 @@ class Stalled(RankFailed):
     """A rank made no progress for longer than `stall_timeout`, or no rows came. The message says where every rank is.
 
     Facts beside RankFailed's: `step` (its last, from 1; None when it reported none), `phase`, `seconds` without
-    progress, and `stacks`, the Python stacks of every rank as text (rank → text). Of a source that stands still before
-    a rank has started: Spark's `stage`, and how many of its `tasks` run; `rank` and `host` are None.
+    progress, and `stacks`, the Python stacks of every rank as text (rank → text). Of a source without progress before a
+    rank has started: Spark's `stage`, and how many of its `tasks` run; `rank` and `host` are None.
     """
 
 

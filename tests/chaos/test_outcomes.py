@@ -16,7 +16,7 @@ from chaos.table import table
 
 RIGHT = {"weights": "ab12", "history": [{"loss": 0.5}]}
 KILLED = "rank 1 on vm (pid 77) was killed by SIGKILL: from outside, not for want of memory (peak 68.1 MB)"
-STOPPED = "Rank 1 on vm stands still: step 3, no progress for 15.4 s; its process is stopped (SIGSTOP, or Ctrl-Z)."
+STOPPED = "Rank 1 on vm hangs: step 3, no progress for 15.4 s; its process is stopped (SIGSTOP, or Ctrl-Z)."
 
 
 def struck(kind: str, *pids: int) -> Struck:

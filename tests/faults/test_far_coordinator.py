@@ -103,7 +103,7 @@ def test_a_rank_stands_still(cluster: Any, tmp_path: Path) -> None:
             os.kill(os.getpid(), signal.SIGSTOP)
         world.barrier()
 
-    with pytest.raises(Stalled, match=r"^Rank 1 on \S+ stands still: .*its process is stopped") as caught:
+    with pytest.raises(Stalled, match=r"^Rank 1 on \S+ hangs: .*its process is stopped") as caught:
         launch(cluster, freezes, tmp_path / "run", stall_timeout=2.0)
     assert sorted(caught.value.stacks) == [0, 1]
     assert "in freezes" in caught.value.stacks[0]

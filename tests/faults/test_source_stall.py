@@ -35,7 +35,7 @@ def test_a_udf_that_waits_for_ever_is_a_stall_that_says_where_it_stands(spark: A
     frame = spark.range(0, 100, 1, 1).mapInArrow(wait_for_ever, "id long")
     with pytest.raises(Stalled) as caught:
         tr.launch(lambda: 1, spark=spark, data={"train": frame}, run_dir=str(tmp_path), **QUIET)
-    assert str(caught.value).startswith("The source stands still: in stage ")
+    assert str(caught.value).startswith("The source makes no progress: in stage ")
     assert caught.value.tasks == 1
     assert LIMIT < caught.value.seconds < 10 * LIMIT
     assert "Where Spark's Python workers on this machine are:\n  pid " in str(caught.value)

@@ -56,7 +56,7 @@ def test_a_frozen_process(tmp_path: Path) -> None:
     error = stalled(train, mark, data={"train": pd.DataFrame({"x": range(40)})})
     assert (error.rank, error.step, error.phase) == (1, 4, "epoch 2, step 4")
     assert re.match(
-        r"Rank 1 on \S+ stands still: epoch 2, step 4, no progress for [\d.]+ s; its process is stopped \(SIGSTOP, or "
+        r"Rank 1 on \S+ hangs: epoch 2, step 4, no progress for [\d.]+ s; its process is stopped \(SIGSTOP, or "
         r"Ctrl-Z\)\.",
         str(error),
     )
@@ -233,7 +233,7 @@ def test_report_only(tmp_path: Path) -> None:
     assert run_ == ["done", "done"]
     events = (tmp_path / "run/events.jsonl").read_text().splitlines()
     assert len([line for line in events if '"kind": "stalled"' in line]) == 1
-    assert [line for line in events if '"kind": "note"' in line and "rank 1 on" in line and "stands still" in line]
+    assert [line for line in events if '"kind": "note"' in line and "rank 1 on" in line and "hangs" in line]
     assert "in train" in (tmp_path / "run/stacks/rank-1.txt").read_text()
 
 

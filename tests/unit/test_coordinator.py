@@ -740,7 +740,7 @@ class TestStalls:
         assert "rank 1 (host a): step 309, its supervisor does not answer" in str(error)
         assert error.stacks == {0: "the stack", 1: "(no stack: its supervisor does not answer)\n"}
         assert [piece.name for piece in gang.observer.stored] == ["stacks/rank-0.txt", "stacks/rank-1.txt"]
-        assert "stands still" in heard(one, "end")["reason"]
+        assert "hangs" in heard(one, "end")["reason"]
 
     def test_a_rank_that_moves_again_meanwhile_is_left_alone(self, start: Start) -> None:
         gang = start(1, stall_limit=StallLimit(2.0))

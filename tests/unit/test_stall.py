@@ -120,7 +120,7 @@ class TestWhoIsAtFault:
         order = at_fault(ranks, ranks, answers)
         text = story(order[0], order, [], answers, 1000.0)
         assert text.splitlines() == [
-            "rank 1 on h1 stands still: step 309, no progress for 601.0 s. It never reached the all_reduce in which "
+            "rank 1 on h1 hangs: step 309, no progress for 601.0 s. It never reached the all_reduce in which "
             "rank 0 waits (step 310).",
             "",
             "Where the ranks are:",

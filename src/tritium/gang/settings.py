@@ -108,7 +108,7 @@ class Gang:
     )
     on_stall: OnStall = _field(
         "end",
-        'What is done when a rank is considered hung: "end" the gang with the error `Stalled`, or only "report" it, '
+        'What is done when a rank hangs: "end" the gang with the error `Stalled`, or only "report" it, '
         "with the stacks of every rank in the run directory.",
     )
     framework: str | None = _field(

@@ -41,7 +41,7 @@ class StallWatch:
         self._texts: dict[int, str] = {}
 
     def look(self, members: Iterable[Member], now: float) -> bool:
-        """Whether something stands still that has not been told yet."""
+        """Whether something hangs that has not been told yet."""
         lapse = (self._lapse or Lapse(now)).look(now)
         self._lapse = self._lapse or Lapse(now)
         if lapse:  # this process did not run: what was said meanwhile is still to be read
@@ -132,7 +132,7 @@ def _matters(verdict: Verdict, hungry: RankStatus | None) -> set[tuple[str, int]
 
 
 def _who(statuses: Iterable[RankStatus], verdict: Verdict) -> tuple[frozenset[int], ...]:
-    """What must change before those that stand still are looked at again."""
+    """What must change before those that are hung are looked at again."""
     finished = [status for status in statuses if status.finished]
     groups = (verdict.still, verdict.moving, finished)
     return tuple(frozenset(status.rank for status in group) for group in groups)

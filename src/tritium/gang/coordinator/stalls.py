@@ -1,4 +1,4 @@
-"""Which ranks stand still, which of them is at fault, and the story of it (driver, or the first supervisor)."""
+"""Which ranks are hung, which of them is at fault, and the text of the report (driver, or the first supervisor)."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ class RankStatus:
 
 @dataclass(frozen=True)
 class Verdict:
-    """Of all ranks: those that stand still, and those that move or may."""
+    """Of all ranks: those that are hung, and those that move or may."""
 
     still: list[RankStatus]
     moving: list[RankStatus]
@@ -76,9 +76,9 @@ class Verdict:
 def judge(ranks: Iterable[RankStatus], limit: StallLimit, now: float) -> Verdict:
     """How the ranks stand.
 
-    One that shows its steps, or whose process is stopped, stands still when it made no progress for the limit. One that
-    does not show its steps does only when it used nearly no CPU either, and no other rank moves, for which it may wait.
-    A rank that waits for the others, or for rows, or has returned, does not: something else is at fault.
+    One that shows its steps, or whose process is stopped, is considered hung when it made no progress for the limit.
+    One that does not show its steps is only when it used nearly no CPU either, and no other rank moves, for which it
+    may wait. A rank that waits for the others, or for rows, or has returned, is not: something else is at fault.
     """
     sure: list[RankStatus] = []
     idle: list[RankStatus] = []
@@ -129,10 +129,10 @@ NO_ANSWER = Answer(why="its supervisor does not answer")
 
 
 def at_fault(ranks: Iterable[RankStatus], stuck: list[RankStatus], answers: Mapping[int, Answer]) -> list[RankStatus]:
-    """Every rank that stands still, waits or has returned; first the one that the others wait for.
+    """Every rank that is hung, waits or has returned; first the one that the others wait for.
 
     That is: a process that can't run; then the lowest step; then a rank that is in no exchange while others are in one.
-    One that waits or has returned can only be at fault when all that stand still are in an exchange.
+    One that waits or has returned can only be at fault when all that are hung are in a collective.
     """
     numbers = {s.rank for s in stuck}
     exchange = all(answers.get(s.rank, NO_ANSWER).collective for s in stuck)
@@ -162,16 +162,14 @@ def line(status: RankStatus, answer: Answer) -> str:
 def story(
     first: RankStatus, order: list[RankStatus], others: list[RankStatus], answers: Mapping[int, Answer], now: float
 ) -> str:
-    """What stands still, and where every rank is; those behind first."""
+    """The text of the report: who is hung, and where every rank is; those behind first."""
     stopped = f"; its process is {STATES[first.state]}" if first.state in ("T", "D") else ""
     behind = "" if len(order) == 1 else _behind(first, order, answers) or _together(order, others, answers)
     seconds = first.quiet + now - first.heard
     if first.finished:
         head = f"rank {first.rank} on {first.host} is not where the others wait: its function has returned"
     else:
-        head = (
-            f"rank {first.rank} on {first.host} stands still: {first.place()}, no progress for {seconds:.1f} s{stopped}"
-        )
+        head = f"rank {first.rank} on {first.host} hangs: {first.place()}, no progress for {seconds:.1f} s{stopped}"
     lines = [line(status, answers.get(status.rank, NO_ANSWER)) for status in [*order, *others]]
     return "\n".join([f"{head}.{behind}", "", "Where the ranks are:", *(f"  {text}" for text in lines)])
 
@@ -211,8 +209,8 @@ def starved_story(status: RankStatus, order: list[RankStatus], answers: Mapping[
     return "\n".join(
         [
             f"no rows came from the source for {seconds:.1f} s: rank {status.rank} on {status.host} has {rows} so far, "
-            "and their end has not come. What Spark still computes of them stands still, or a disk or network that it "
-            "reads from: see the running stages in the Spark UI.",
+            "and their end has not come. What Spark still computes of them hangs, or a disk or network that it reads "
+            "from: see the running stages in the Spark UI.",
             "",
             "Where the ranks are:",
             *(f"  {text}" for text in waiting),

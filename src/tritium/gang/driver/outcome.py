@@ -82,7 +82,7 @@ def await_formed(
 
 
 def tell_source_stall(attempt: Attempt, tasks: Tasks, told: bool) -> bool:
-    """Raise Stalled, or say once, that Spark's tasks for the sources stand still. Returns whether they do."""
+    """Raise Stalled, or say once, that Spark's tasks for the sources make no progress. Returns whether they do."""
     stall = tasks.source_stall(attempt.gang.stall_timeout)
     if stall is None:
         return False

@@ -1,4 +1,4 @@
-"""Whether Spark still computes the sources of a gang, and what stands still when it does not (driver).
+"""Whether Spark still computes the sources of a gang, and what makes no progress when it does not (driver).
 
 The sources move when a task of theirs has ended, has read or written a byte or a record (executors tell about every ten
 seconds), or computes in its executor, and when a Python worker of Spark's on this machine uses CPU, or waits for one
@@ -42,7 +42,7 @@ _PROC = Path("/proc")
 
 @dataclass(frozen=True)
 class SourceStall:
-    """What stands still: `text` is the story; `stage` and `tasks` (running ones), and `seconds` without progress."""
+    """What hangs: `text` is the report; `stage` and `tasks` (running ones), and `seconds` without progress."""
 
     text: str
     stage: int
@@ -131,10 +131,10 @@ class SourceWatch:
         cluster = self._context().statusStore().operationGraphForStage(stage).rootCluster().childClusters()
         return any(cluster.apply(i).name() == "MapInArrow" for i in range(cluster.size()))
 
-    # ---- does it stand still?
+    # ---- does it make progress?
 
     def stalled(self, limit: float) -> SourceStall | None:
-        """What stands still, when no task of the sources has moved for `limit` seconds (a few heartbeats at least)."""
+        """What hangs, when no task of the sources has moved for `limit` seconds (a few heartbeats at least)."""
         now = time.monotonic()
         if self._connect:
             return self._stalled_far(limit * CONNECT_TIMES, now)
@@ -227,7 +227,7 @@ class SourceWatch:
         data: Any = self._context().statusStore().lastStageAttempt(stage)
         running = int(data.numActiveTasks())
         lines = [
-            f"the source stands still: in stage {stage} of Spark's, {running} of {data.numTasks()} tasks run "
+            f"the source makes no progress: in stage {stage} of Spark's, {running} of {data.numTasks()} tasks run "
             f"({data.numCompleteTasks()} have ended), and for {seconds:.1f} s none of them has ended, read or written "
             "a byte, or used CPU as far as can be seen from here. No rank has started.",
             "",
@@ -255,8 +255,8 @@ class SourceWatch:
         stage, tasks, completed, _ = open_[0]
         seconds = now - self._moved
         text = (
-            f"the source stands still: in stage {stage} of Spark's, {completed} of {tasks} tasks have ended, and none "
-            f"in the last {seconds:.1f} s, as far as Spark Connect tells. No rank has started.\n\n{advice([])}"
+            f"the source makes no progress: in stage {stage} of Spark's, {completed} of {tasks} tasks have ended, and "
+            f"none in the last {seconds:.1f} s, as far as Spark Connect tells. No rank has started.\n\n{advice([])}"
         )
         return SourceStall(text, int(stage), self._in_flight, round(seconds, 1))
 

@@ -174,7 +174,7 @@ class SparkJob:
         return self._safely(lambda: self._watch.look(ranks), False)
 
     def source_stall(self, limit: float) -> SourceStall | None:
-        """What stands still, when no task of the sources has made any progress for `limit` seconds."""
+        """What makes no progress, when no task of the sources has made any progress for `limit` seconds."""
         if self._coordinator.members:
             return None
         return self._safely(lambda: self._watch.stalled(limit), None)

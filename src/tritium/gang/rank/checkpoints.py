@@ -36,7 +36,7 @@ State = Mapping[Any, Any] | Callable[[], Mapping[Any, Any]]
 class Checkpoints:
     """The checkpoints of this run, as one rank sees them. `world.checkpoint` is one.
 
-    Every rank makes the same calls at the same steps. At most one save is in flight; what goes wrong in it is raised by
+    Every rank makes the same calls at the same steps. At most one save is in flight; an error in it is raised by
     the next `save`, by `wait`, or at the end of the rank's function.
     """
 

@@ -24,7 +24,8 @@ from hypothesis import strategies as st
 import tritium as tr
 from tritium.errors import BadSetting, CheckpointFailed, RankFailed, TritiumError
 from tritium.gang.rank.checkpoints import Clock
-from tritium.model.checkpoint import Store, own
+from tritium.model.checkpoint import Store
+from tritium.model.checkpoint_format import own
 from tritium.model.state import Snapshot, outline, unpack
 
 TORCH = [

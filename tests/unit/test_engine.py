@@ -19,13 +19,13 @@ import torch
 from torch import nn
 
 import tritium as tr
-from tritium.data.schema import Data, plan
+from tritium.data import schema as schemas
 from tritium.errors import BadSetting, ModelError
 from tritium.model.engine import Engine, Maker, Parts, Weights
 from tritium.model.engines import registry
 from tritium.model.engines.torch import TorchEngine
 from tritium.model.signature import Input, Output, Signature
-from tritium.predict import worker
+from tritium.predict import spark, worker
 
 SIGNATURE = Signature((Input("x", ("a", "b", "c"), "float32", (3,)),), (Output("y", "float32", (2,)),))
 X = np.arange(12, dtype="f4").reshape(4, 3)
@@ -95,24 +95,14 @@ def matrix(monkeypatch: pytest.MonkeyPatch) -> np.ndarray[Any, Any]:
 def scored(model: tr.Model, scratch: Path, monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     """What the worker gives for the rows of X, in two batches, without Spark."""
     schema = pa.schema([(name, pa.float32()) for name in "abc"])
-    (field,) = plan(schema, Data(None, columns={"x": ["a", "b", "c"]}), "train")
-    parts = model.engine.save(by_value=True)
-    payload = {
-        "engine": model.engine.name,
-        "signature": json.dumps(model.signature.to_json()),
-        "fields": json.dumps([field.to_json()]),
-        "weights": f"{parts.weights.digest()}.bin",
-        "code": parts.code,
-        "facts": dict(parts.facts),
-        "content": parts.weights.digest(),
-        "batch_size": 3,
-        "device": "cpu",
-    }
+    (field,) = schemas.plan(schema, schemas.Data(None, columns={"x": ["a", "b", "c"]}), "train")
+    context = SimpleNamespace(applicationId="app-1", broadcast=lambda pieces: SimpleNamespace(value=pieces))
+    plan, sent = spark._parts(model, SimpleNamespace(sparkContext=context))
+    plan |= {"fields": json.dumps([field.to_json()]), "batch_size": 3, "device": "cpu"}
     monkeypatch.setattr(worker, "_task", lambda: (0, 1, []))
     monkeypatch.setenv("SPARK_LOCAL_DIRS", str(scratch))
-    sent = SimpleNamespace(value=[bytes(piece) for piece in parts.weights.stream()])
     rows = pa.FixedSizeListArray.from_arrays(pa.array(X.reshape(-1)), 3).cast(pa.list_(pa.float32()))
-    found = worker.score(pickle.dumps(payload), sent, iter([rows, rows[:1]]))
+    found = worker.score(pickle.dumps(plan), sent, iter([rows, rows[:1]]))
     return [row for array in found for row in array.to_pylist()]
 
 

@@ -4,7 +4,7 @@
     signature.json      columns, dtypes, shapes
     history.json        what was seen while it was trained
     module.pkl          the module's code by value; not there when it has an import path
-    manifest.json       the engine, versions, the import path, size and SHA-256 of every other file; written last
+    manifest.json       engine, versions, the import path, size and SHA-256 of every other file; written last
 
 A new directory on a local disk appears by one rename. On an object store the manifest comes last: without it
 there is no model, and what does not match it is refused.

@@ -20,13 +20,14 @@ _SIGNATURE, _HISTORY = "signature.json", "history.json"
 
 
 class Model:
-    """A PyTorch module, what it takes and gives, and how its training went.
+    """A trained module, what it takes and gives, and how its training went.
 
+    `engine` names the framework by which the module is saved and called: "torch", for a PyTorch module.
     `history` is one dict per epoch. `origin` is the function or class without arguments that makes such a
     module, or its "package.module:name": a saved model then names it, and whoever loads it says that this may run
     (`load`). Without one that can be imported, the module is saved by value, and loading it runs code from the file.
     `seed` is what torch, NumPy and `random` were seeded with when `origin` made the module; `load` seeds them so again,
-    for what it draws beside its weights. An estimator gives it. `engine` is what calls the module: "torch".
+    for what it draws beside its weights. An estimator gives it.
     """
 
     def __init__(

@@ -94,17 +94,15 @@ def _parts(model: Model, spark: Any) -> tuple[dict[str, Any], Any]:
         name = f"{parts.weights.digest()}{os.path.splitext(model.engine.weights_file)[1]}"
         sent = weights.send(spark, name, parts.weights)
         _sent[model] = (now, name, sent)
-    code, signature = parts.code or b"", json.dumps(model.signature.to_json())
-    content = hashlib.sha256(b"".join([name.encode(), code, signature.encode()])).hexdigest()[:32]
+    code = parts.code or b""
     plan = {
         "engine": model.engine.name,
-        "signature": signature,
+        "signature": json.dumps(model.signature.to_json()),
         "weights": name,
-        "code": code,
         "facts": dict(parts.facts),
-        "content": content,
     }
-    return plan, sent
+    content = hashlib.sha256(json.dumps(plan).encode() + code).hexdigest()[:32]
+    return {**plan, "code": code, "content": content}, sent
 
 
 def _udf(signature: Signature, payload: bytes, sent: Any) -> Callable[..., Column]:

@@ -123,14 +123,12 @@ class Engine(ABC):
         """
 
     @abstractmethod
-    def call(
-        self, batch: Mapping[str, np.ndarray[Any, Any]], outputs: Sequence[str]
-    ) -> dict[str, np.ndarray[Any, Any]]:
+    def call(self, batch: Arrays, outputs: Sequence[str]) -> Arrays:
         """The outputs `[n, …]` by name for a batch of inputs `[n, …]` by name, in the dtypes that the model gives.
 
         What NumPy has no dtype for comes as float32. The model is called once: the caller cuts the rows into batches.
-        `batch` is only read: its arrays may be read-only, and the model may write to what it is given.
-        Raises ModelError when the model does not return `outputs`.
+        The arrays of `batch` may be read-only: an engine copies them where its model could write over them. Raises
+        ModelError when the model does not return `outputs`.
         """
 
     # ---- devices

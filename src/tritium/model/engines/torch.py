@@ -18,6 +18,8 @@ if TYPE_CHECKING:
     import numpy as np
     import torch
 
+    from tritium.model.engine import Arrays
+
 
 class TorchEngine(Engine):
     """A torch.nn.Module. Its weights are a safetensors file, its code by value is a pickle."""
@@ -64,9 +66,7 @@ class TorchEngine(Engine):
         with _evaluating(module):
             yield TorchEngine(module, where)
 
-    def call(
-        self, batch: Mapping[str, np.ndarray[Any, Any]], outputs: Sequence[str]
-    ) -> dict[str, np.ndarray[Any, Any]]:
+    def call(self, batch: Arrays, outputs: Sequence[str]) -> Arrays:
         """One input is given as it is, several by keyword; the module returns one tensor, or several in the order of
         `outputs`, or a dict."""
         import torch

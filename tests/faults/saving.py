@@ -21,7 +21,8 @@ import pyarrow as pa
 import tritium as tr
 from tritium.errors import CheckpointFailed, SpoolFull, StoreFailed
 from tritium.gang.driver.launch import start
-from tritium.model.checkpoint import Loaded, Store
+from tritium.model.checkpoint import Store
+from tritium.model.checkpoint_format import Loaded
 
 QUIET = {"progress": False, "output": "none"}
 

@@ -20,7 +20,8 @@ import pytest
 import clusters
 import tritium as tr
 from tritium.errors import RankFailed
-from tritium.model.checkpoint import Store, own
+from tritium.model.checkpoint import Store
+from tritium.model.checkpoint_format import own
 from tritium.model.state import Snapshot
 
 PROGRAM = Path(__file__).with_name("saving.py")

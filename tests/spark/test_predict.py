@@ -26,8 +26,8 @@ import clusters
 import tritium as tr
 from tritium.errors import BadData, BadRow, BadSetting, SignatureMismatch, UntrustedModel
 from tritium.ml.model import TorchModel
+from tritium.model.engines.torch_weights import Tensors
 from tritium.model.signature import Input, Output, Signature
-from tritium.model.weights import Tensors
 
 FEATURES = Input("features", ("a", "b", "c"), "float32", (3,))
 NUMBER = Signature((FEATURES,), (Output("y", shape=(1,)),), "regression")

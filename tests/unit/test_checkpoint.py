@@ -24,7 +24,10 @@ from hypothesis import strategies as st
 import tritium as tr
 from tritium.errors import BadSetting, CheckpointFailed, RankFailed, TritiumError
 from tritium.gang.rank.checkpoints import Clock
-from tritium.model.checkpoint import Store, own
+from tritium.model.checkpoint import Store
+from tritium.model.checkpoint_format import own
+from tritium.model.engines import registry
+from tritium.model.engines.torch_leaf import TorchTensor
 from tritium.model.state import Snapshot, outline, unpack
 
 TORCH = [
@@ -135,6 +138,29 @@ class TestState:
         assert state["rows"].tolist() == [0, 1, 2, 3]
         state["weight"] += 1  # what is loaded can be written to
         state["rows"] += 1
+
+    def test_a_kind_of_tensor_that_wants_locked_memory_gets_it(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        """What happens with tensors on a GPU, without one."""
+        calls: list[Any] = []
+
+        class OnDevice(TorchTensor):
+            def locks(self, value: Any) -> bool:
+                return bool(value.ndim == 2)
+
+            def locked(self, size: int) -> tuple[Any, np.ndarray[Any, Any]]:
+                calls.append(size)
+                memory = np.empty(size, np.uint8)
+                return memory, memory
+
+            def wait(self, values: Any) -> None:
+                calls.append(len(list(values)))
+
+        monkeypatch.setattr(registry, "kinds", lambda: [OnDevice()])
+        snapshot, small = Snapshot(), {"a": torch.ones(3), "n": np.ones(2)}
+        large = {"a": torch.ones(3), "b": torch.ones(4, 5)}
+        for state in (small, large, large):
+            assert torch.equal(unpack(*packed(state, snapshot))["a"], torch.ones(3))
+        assert calls == [1, 92, 2, 2], "locked once, when the first tensor wants it, and waited for each time"
 
     def test_a_real_optimizer_module_and_generators(self) -> None:
         net = torch.nn.Sequential(torch.nn.Linear(3, 2), torch.nn.BatchNorm1d(2)).bfloat16()

@@ -118,3 +118,28 @@ def test_the_door_has_these_names() -> None:
     assert all(getattr(tritium, name) is not None for name in PUBLIC)
     with pytest.raises(AttributeError, match="no attribute 'spool'"):
         tritium.spool  # noqa: B018
+
+
+NEUTRAL = [
+    name
+    for name in modules()
+    if name.startswith(("tritium.model", "tritium.predict")) and not name.startswith("tritium.model.engines.")
+]
+
+
+@pytest.mark.parametrize("module", NEUTRAL)
+def test_a_model_is_known_through_its_engine_alone(module: str) -> None:
+    """No framework is imported outside the engines, and of the engines only what finds one by its name."""
+    frameworks = {"torch", "keras", "tensorflow", "jax", "lightgbm"}
+    path = modules()[module]
+    found: list[str] = []
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            found += [name.name for name in node.names]
+        elif isinstance(node, ast.ImportFrom):
+            found.append(str(node.module))
+        elif isinstance(node, ast.Call) and getattr(node.func, "attr", "") in ("import_module", "__import__"):
+            found += [str(given.value) for given in node.args if isinstance(given, ast.Constant)]
+    engines = {name for _, name in imported(path) if name.startswith("tritium.model.engines.")}
+    assert not {name for name in found if name.partition(".")[0] in frameworks}
+    assert engines <= {"tritium.model.engines.registry"}

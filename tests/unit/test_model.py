@@ -28,8 +28,9 @@ from torch import nn
 import tritium as tr
 from tritium.data.schema import Data, plan
 from tritium.errors import BadRow, BadSetting, ModelError, SignatureMismatch, UntrustedModel
-from tritium.model import files, weights
-from tritium.model.copies import Copies
+from tritium.model import files
+from tritium.model.engines import torch_weights as weights
+from tritium.model.engines.torch_copies import Copies
 from tritium.model.signature import Input, Output, Signature
 from tritium.predict.worker import result_type, to_arrow
 
@@ -67,9 +68,9 @@ def test_a_worker_collects_garbage_after_a_task_without_looking_at_torchs_object
     """Spark's daemon calls gc.collect() between two tasks: 0.25 s with all that torch makes."""
     out = fresh("""
         import gc
-        from tritium.predict.worker import _need_torch
+        from tritium.predict.worker import _need
 
-        _need_torch()
+        _need("torch")
         print(gc.get_freeze_count(), len(gc.get_objects()))
     """)
     frozen, seen = map(int, out.split())
@@ -622,7 +623,7 @@ def test_every_kind_of_weight_comes_back(tmp_path: Path) -> None:
 def test_a_file_of_the_safetensors_library(tmp_path: Path) -> None:
     tensors = {"x": torch.randn(3, 4), "y": torch.arange(5), "z": torch.randn(2).double()}
     save_file(tensors, tmp_path / "t.safetensors")
-    found = weights.open_map(str(tmp_path / "t.safetensors"))
+    found = weights.read(files.mapped(str(tmp_path / "t.safetensors")))
     assert all(torch.equal(found[name], value) for name, value in tensors.items())
 
 
@@ -634,14 +635,14 @@ def test_weights_go_out_in_pieces_and_come_in_as_a_map(tmp_path: Path, monkeypat
     assert max(map(len, pieces[1:])) == 1 << 10
     path = tmp_path / "w.safetensors"
     path.write_bytes(b"".join(pieces))
-    found = weights.open_map(str(path))
+    found = weights.read(files.mapped(str(path)))
     assert torch.equal(found["weight"], module.weight)
     start, end = next(
         (int(part, 16) for part in line.split()[0].split("-")) for line in open_maps() if line.endswith(str(path))
     )
     assert start <= found["weight"].data_ptr() < end
     found["weight"].zero_()  # a private map: the file stays as it is
-    assert torch.equal(weights.open_map(str(path))["weight"], module.weight)
+    assert torch.equal(weights.read(files.mapped(str(path)))["weight"], module.weight)
 
 
 def open_maps() -> list[str]:

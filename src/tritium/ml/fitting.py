@@ -17,7 +17,7 @@ from tritium.gang.settings import Gang, showing
 from tritium.ml import frames, resume, trial
 from tritium.ml.loop import WEIGHTS, train
 from tritium.ml.settings import LABEL, TorchSettings, name_of, no_setting
-from tritium.model import weights
+from tritium.model.engines import torch_weights as weights
 from tritium.model.model import Model
 from tritium.model.signature import Activation, Input, Output, Signature
 

@@ -23,7 +23,7 @@ from tritium.ml.resume import about
 from tritium.ml.settings import TorchSettings
 from tritium.ml.step import OwnStep, Step, describe, make_step
 from tritium.ml.totals import Alarm, Totals
-from tritium.model.weights import Tensors
+from tritium.model.engines.torch_weights import Tensors
 
 WEIGHTS = "weights.safetensors"
 _PIECE = 4 << 20

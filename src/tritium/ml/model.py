@@ -85,7 +85,8 @@ class TorchModel(SparkModel, HasOutputCols, MLReadable["TorchModel"], MLWritable
 
     def module(self) -> torch.nn.Module:
         """The PyTorch module itself, no copy."""
-        return self.model.module
+        module: torch.nn.Module = self.model.module
+        return module
 
     def _transform(self, dataset: Any) -> Any:
         """Of a pandas DataFrame, a copy with the predictions, without Spark; of Spark's, a DataFrame that is lazy."""

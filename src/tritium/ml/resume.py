@@ -15,7 +15,8 @@ from tritium.ml.digest import described, digest, is_own
 from tritium.ml.pace import stays_stopped
 from tritium.ml.settings import TorchSettings, name_of
 from tritium.ml.trial import try_optimizer
-from tritium.model.checkpoint import Damaged, Store
+from tritium.model.checkpoint import Store
+from tritium.model.checkpoint_format import Damaged
 
 _ANY = (
     "epochs",

@@ -215,7 +215,7 @@ class TorchSettings:
         """
         import torch
 
-        from tritium.model.module import seeded
+        from tritium.model.engines.torch_module import seeded
 
         if isinstance(self.model, torch.nn.Module):
             return copy.deepcopy(self.model)

@@ -17,59 +17,17 @@ from __future__ import annotations
 import contextlib
 import errno
 import hashlib
-import json
 import os
-import re
 import shutil
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from datetime import datetime, timezone
 from typing import Any
 
 from tritium.errors import BadSetting, CheckpointFailed, ModelError
 from tritium.model import files
+from tritium.model.checkpoint_format import MANIFEST, REPLICATED, Checkpoint, Damaged, Loaded, is_name, order, own
 from tritium.model.state import Snapshot, outline, unpack
 
-MANIFEST = files.MANIFEST
-REPLICATED = "replicated"
-_FORMAT = 1
-_NAME = re.compile(r"(\d{12})(?:-(\d+))?$")
 _CHUNK = 16 << 20
-
-
-def own(rank: int) -> str:
-    """What the files of a rank's own state are called."""
-    return f"own-{rank}"
-
-
-class Loaded(dict[Any, Any]):
-    """A state that was loaded, and where it is from."""
-
-    def __init__(self, state: Mapping[Any, Any], *, step: int, size: int, own: list[Any], path: str) -> None:
-        super().__init__(state)
-        self.step = step
-        self.size = size  # the world size of then
-        self.own = own  # every rank's, in rank order; None where a rank had none
-        self.path = path
-
-
-class Damaged(Exception):
-    """A checkpoint can't be used; the text is a sentence that says why, with file and numbers."""
-
-
-@dataclass(frozen=True)
-class Checkpoint:
-    """One directory with a manifest."""
-
-    name: str
-    step: int
-    size: int
-    files: Mapping[str, Mapping[str, Any]]
-
-    @property
-    def total(self) -> int:
-        """How many bytes its files have together."""
-        return sum(int(facts["bytes"]) for facts in self.files.values())
 
 
 class Store:
@@ -88,7 +46,7 @@ class Store:
     def names(self) -> list[str]:
         """The checkpoints that have a manifest, the newest first."""
         found = [name for name in self._directories() if self._files.exists(f"{self._root}/{name}/{MANIFEST}")]
-        return sorted(found, key=_order, reverse=True)
+        return sorted(found, key=order, reverse=True)
 
     def _directories(self) -> list[str]:
         self._files.invalidate_cache()
@@ -97,7 +55,7 @@ class Store:
         except FileNotFoundError:
             return []
         names = [entry.rstrip("/").rpartition("/")[2] for entry in entries]
-        return [name for name in names if _NAME.match(name)]
+        return [name for name in names if is_name(name)]
 
     def where(self, name: str) -> str:
         """The path of a checkpoint, for people."""
@@ -112,27 +70,13 @@ class Store:
                 text = file.read()
         except Exception as error:
             raise self._unread(name, MANIFEST, error) from error
-        try:
-            said = json.loads(text)
-            if said["format"] != _FORMAT:
-                raise Damaged(
-                    f"The checkpoint {self.where(name)} has format {said['format']!r}, and this Tritium reads format "
-                    f"{_FORMAT}. It was saved with {said.get('versions')}."
-                )
-            found = Checkpoint(name, int(said["step"]), int(said["size"]), said["files"])
-            if said["sha256"] != _digest(said):
-                raise ValueError("its own checksum does not fit it")
-            return found
-        except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-            raise Damaged(
-                f"{MANIFEST} of the checkpoint {self.where(name)} is damaged ({len(text):,} bytes): {error!r}."
-            ) from error
+        return Checkpoint.of(name, text, self.where(name))
 
     def candidates(self) -> list[str]:
         """The checkpoints to try, the newest first; those that were never completed are passed over at once."""
         complete = self.names()
         for name in self._directories():
-            if name not in complete and (not complete or _order(name) > _order(complete[0])):
+            if name not in complete and (not complete or order(name) > order(complete[0])):
                 self.damaged[name] = (
                     f"The checkpoint {self.where(name)} was never completed: its save was cut short before {MANIFEST}."
                 )
@@ -222,14 +166,14 @@ class Store:
         if not 0 <= step < 10**12:
             raise BadSetting(f"step={step} of a checkpoint must be a whole number from 0 to {10**12 - 1:,}.")
         complete = self.names()
-        later = [name for name in complete if _order(name)[0] > step and name not in self.damaged]
+        later = [name for name in complete if order(name)[0] > step and name not in self.damaged]
         if later:
             raise BadSetting(
-                f"{self.path} holds a checkpoint of step {_order(later[0])[0]}, later than step {step} that is to be "
+                f"{self.path} holds a checkpoint of step {order(later[0])[0]}, later than step {step} that is to be "
                 "saved. To go on from it, call world.checkpoint.load() first; to start anew, choose another run_dir.",
                 step=step,
             )
-        again = [_order(name)[1] for name in complete if _order(name)[0] == step]
+        again = [order(name)[1] for name in complete if order(name)[0] == step]
         name = f"{step:012}" + (f"-{max(again) + 1}" if again else "")
         try:
             for leftover in set(self._directories()) - set(complete):
@@ -256,28 +200,21 @@ class Store:
 
     def commit(self, name: str, size: int, sums: Mapping[str, Mapping[str, Any]]) -> Checkpoint:
         """Write the manifest: from now on the checkpoint is there."""
-        manifest: dict[str, Any] = {
-            "format": _FORMAT,
-            "step": _order(name)[0],
-            "size": size,
-            "saved": datetime.now(timezone.utc).isoformat(timespec="milliseconds"),
-            "versions": files.versions(),
-            "files": {part: dict(facts) for part, facts in sums.items()},
-        }
-        text = json.dumps({**manifest, "sha256": _digest(manifest)}, indent=1).encode()
+        made = Checkpoint(name, order(name)[0], size, {part: dict(facts) for part, facts in sums.items()})
+        text = made.manifest()
         try:
             self._put(f"{self._root}/{name}/{MANIFEST}", [text])
             self._sync(f"{self._root}/{name}", self._root)
         except Exception as error:
             raise self.failed(name, error, len(text), "manifest") from error
-        return Checkpoint(name, manifest["step"], size, manifest["files"])
+        return made
 
     def prune(self, keep: int) -> None:
         """Remove all but the newest `keep` (of one step, the last) and those that were found damaged, each with its
         manifest first."""
         good = [name for name in self.names() if name not in self.damaged]
-        newest = dict.fromkeys(_order(name)[0] for name in good)
-        kept = {next(name for name in good if _order(name)[0] == step) for step in list(newest)[:keep]}
+        newest = dict.fromkeys(order(name)[0] for name in good)
+        kept = {next(name for name in good if order(name)[0] == step) for step in list(newest)[:keep]}
         for name in [*(name for name in good if name not in kept), *self.damaged]:
             try:
                 self._remove(name)
@@ -336,7 +273,7 @@ class Store:
                 free = shutil.disk_usage(_there(self._root)).free
         known = f" and {free:,} are free" if free is not None else ""
         before = [other for other in _quietly(self.names) if other != name and other not in self.damaged]
-        intact = f"Earlier checkpoints are intact, the newest of step {_order(before[0])[0]}." if before else ""
+        intact = f"Earlier checkpoints are intact, the newest of step {order(before[0])[0]}." if before else ""
         move = {
             errno.ENOSPC: "Free space there, choose another run_dir, or keep fewer checkpoints (keep=1).",
             errno.EDQUOT: "Free space within the quota, choose another run_dir, or keep fewer checkpoints (keep=1).",
@@ -355,17 +292,6 @@ class Store:
             written=written,
             free=free,
         )
-
-
-def _order(name: str) -> tuple[int, int]:
-    found = _NAME.match(name)
-    assert found is not None
-    return int(found[1]), int(found[2] or 1)
-
-
-def _digest(manifest: Mapping[str, Any]) -> str:
-    body = {key: value for key, value in manifest.items() if key != "sha256"}
-    return hashlib.sha256(json.dumps(body, sort_keys=True).encode()).hexdigest()
 
 
 def _there(path: str) -> str:

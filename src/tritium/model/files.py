@@ -4,7 +4,7 @@
     signature.json      columns, dtypes, shapes
     history.json        what was seen while it was trained
     module.pkl          the module's code by value; not there when it has an import path
-    manifest.json       versions, the import path, size and SHA-256 of every other file; written last
+    manifest.json       engine, versions, the import path, size and SHA-256 of every other file; written last
 
 A new directory on a local disk appears by one rename. On an object store the manifest comes last: without it
 there is no model, and what does not match it is refused.
@@ -180,11 +180,7 @@ def read(path: str, name: str, manifest: Mapping[str, Any]) -> mmap.mmap | bytea
         raise ModelError(f"The model at {path!r} has no {name}: its manifest lists {sorted(manifest['files'])}.")
     try:
         if local:
-            with open(f"{root}/{name}", "rb") as file:
-                size = os.fstat(file.fileno()).st_size
-                data: mmap.mmap | bytearray = (
-                    mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY) if size else bytearray()
-                )
+            data = mapped(f"{root}/{name}")
         else:
             data = bytearray()
             with files.open(f"{root}/{name}", "rb") as file:
@@ -200,6 +196,14 @@ def read(path: str, name: str, manifest: Mapping[str, Any]) -> mmap.mmap | bytea
             f"says {wanted['bytes']} bytes with {wanted['sha256'][:12]}…. Save or copy the model again."
         )
     return data
+
+
+def mapped(path: str) -> mmap.mmap | bytearray:
+    """A local file without reading it, writable in private: processes that map the same file share its memory."""
+    with open(path, "rb") as file:
+        if not os.fstat(file.fileno()).st_size:
+            return bytearray()
+        return mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)
 
 
 def versions() -> dict[str, str]:

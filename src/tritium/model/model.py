@@ -1,4 +1,4 @@
-"""`Model`: a trained module with its signature; it knows no Spark (any process)."""
+"""`Model`: a trained model with its signature; it knows no Spark (any process)."""
 
 from __future__ import annotations
 
@@ -8,19 +8,21 @@ from typing import TYPE_CHECKING, Any
 
 from tritium.errors import BadSetting, UntrustedModel
 from tritium.model import files
-from tritium.model.copies import Copies
+from tritium.model.engine import Maker
+from tritium.model.engines import registry
 from tritium.model.signature import Signature
+from tritium.model.trust import Trust, factory, importable
 
 if TYPE_CHECKING:
     import numpy as np
-    import torch
 
-_WEIGHTS, _SIGNATURE, _HISTORY, _CODE = "model.safetensors", "signature.json", "history.json", "module.pkl"
+_SIGNATURE, _HISTORY = "signature.json", "history.json"
 
 
 class Model:
-    """A PyTorch module, what it takes and gives, and how its training went.
+    """A trained module, what it takes and gives, and how its training went.
 
+    `engine` names the framework by which the module is saved and called: "torch", for a PyTorch module.
     `history` is one dict per epoch. `origin` is the function or class without arguments that makes such a
     module, or its "package.module:name": a saved model then names it, and whoever loads it says that this may run
     (`load`). Without one that can be imported, the module is saved by value, and loading it runs code from the file.
@@ -30,21 +32,28 @@ class Model:
 
     def __init__(
         self,
-        module: torch.nn.Module,
+        module: Any,
         signature: Signature,
         *,
         history: Sequence[Mapping[str, Any]] = (),
         origin: Any = None,
         seed: int | None = None,
+        engine: str = registry.DEFAULT,
     ) -> None:
-        from tritium.model.module import importable
-
-        self.module = module
+        self.engine = registry.find(engine)(module)
         self.signature = signature
         self.history = [dict(epoch) for epoch in history]
         self.origin = importable(origin)
         self.seed = seed
-        self._copies = Copies()
+
+    @property
+    def module(self) -> Any:
+        """The framework's own object: for torch the torch.nn.Module, no copy."""
+        return self.engine.module
+
+    @module.setter
+    def module(self, module: Any) -> None:
+        self.engine.module = module
 
     def __repr__(self) -> str:
         inputs = ", ".join(i.name for i in self.signature.inputs)
@@ -64,37 +73,32 @@ class Model:
 
         Raises SignatureMismatch with every difference, and BadRow for a null or a NaN.
         """
-        from tritium.model.score import evaluating, pick_device, score
+        from tritium.model.score import score
         from tritium.model.table import arrays
 
         check_batch_size(batch_size)
-        where = pick_device(device, self.module)
-        moves = device is not None and where != pick_device(None, self.module)
-        module = self._copies.on(where, self.module) if moves else self.module
+        if device is not None:
+            self.engine.check_device(device)
         inputs = arrays(self.signature, data)
-        with evaluating(module):
-            found = score(module, self.signature, inputs, batch_size=batch_size, device=where)
+        with self.engine.on(device) as ready:
+            found = score(ready, self.signature, inputs, batch_size=batch_size)
         return found["prediction"] if len(found) == 1 else found
 
     def save(self, path: str, overwrite: bool = False) -> None:
         """Write the model as a directory at `path`, a local path or any fsspec URL ("s3://models/bikes")."""
-        from tritium.model.module import by_value, trainable
-        from tritium.model.weights import Tensors
-
-        tensors = Tensors.of(self.module)
+        parts = self.engine.save(by_value=self.origin is None)
         contents: dict[str, Any] = {
-            _WEIGHTS: tensors.stream(),
+            self.engine.weights_file: parts.weights.stream(),
             _SIGNATURE: [json.dumps(self.signature.to_json(), indent=2).encode()],
             _HISTORY: [json.dumps(self.history, indent=2).encode()],
         }
-        if self.origin is None:
-            contents[_CODE] = [by_value(self.module, tensors.named)]
-        made = {"import": self.origin} | ({} if self.seed is None else {"seed": self.seed})
-        facts = {
-            "versions": files.versions(),
-            "module": made if self.origin else {"by value": _CODE},
-            "trainable": trainable(tensors.named),
-        }
+        made: dict[str, Any] = {}
+        if self.origin is not None:
+            made = {"import": self.origin} | ({} if self.seed is None else {"seed": self.seed})
+        elif self.engine.code_file is not None:
+            contents[self.engine.code_file] = [parts.code]
+            made = {"by value": self.engine.code_file}
+        facts = {"engine": self.engine.name, "versions": files.versions(), "module": made, **parts.facts}
         files.save(path, contents, facts, overwrite=overwrite)
 
 
@@ -110,15 +114,12 @@ def load(path: str, trusted: bool | str | Sequence[str] = False) -> Model:
 
     Raises UntrustedModel with what to do, and ModelError for a model that is damaged or does not fit its code.
     """
-    from tritium.model.module import rebuild, restore
-    from tritium.model.trust import Trust, factory
-    from tritium.model.weights import read
-
     trust = Trust.of(trusted)
     path = files.located(str(path))
     manifest = files.read_manifest(path)
+    engine = registry.find(manifest.get("engine", registry.DEFAULT))
     origin, seed = manifest["module"].get("import"), manifest["module"].get("seed")
-    if origin is None and not trust.everything:
+    if origin is None and engine.code_file is not None and not trust.everything:
         raise UntrustedModel(
             f"The model at {path!r} holds its code by value: loading it runs code from that file, with your rights, "
             "on this machine and on every executor that scores with it. If you know who made it and that nobody "
@@ -126,16 +127,16 @@ def load(path: str, trusted: bool | str | Sequence[str] = False) -> Model:
             "loaders.",
             path=path,
         )
-    make = None if origin is None else factory(origin, trust, path)
+    by: Maker | bytes = b""
+    if origin is not None:
+        by = Maker(origin, factory(origin, trust, path, engine), seed)
     signature = Signature.from_json(json.loads(bytes(files.read(path, _SIGNATURE, manifest))))
     history = json.loads(bytes(files.read(path, _HISTORY, manifest)))
-    tensors = read(files.read(path, _WEIGHTS, manifest))
-    if make is not None:
-        module = rebuild(origin, make, tensors, seed)
-    else:
-        module = restore(bytes(files.read(path, _CODE, manifest)), tensors, manifest["trainable"])
-    module.eval()
-    return Model(module, signature, history=history, origin=origin, seed=seed)
+    weights = files.read(path, engine.weights_file, manifest)
+    if origin is None and engine.code_file is not None:
+        by = bytes(files.read(path, engine.code_file, manifest))
+    module = engine.restore(weights, manifest, by).module
+    return Model(module, signature, history=history, origin=origin, seed=seed, engine=engine.name)
 
 
 def check_batch_size(batch_size: int) -> None:

@@ -1,100 +1,42 @@
-"""Apply a module to batches of arrays: one way for Spark and for a plain process (any process)."""
+"""Call a model with batches of arrays: one way for Spark and for a plain process (any process)."""
 
 from __future__ import annotations
 
-import itertools
-import threading
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
 
 import numpy as np
 
-from tritium.errors import BadSetting, ModelError
+from tritium.errors import ModelError
 from tritium.model.signature import Output, Signature, shown
 
 if TYPE_CHECKING:
-    import torch
-
-
-@contextmanager
-def evaluating(module: torch.nn.Module) -> Iterator[None]:
-    """In eval mode inside; after it, every layer is as it was.
-
-    Several threads may be inside with modules that share layers: the last one to leave puts a layer's mode back, as
-    the others still compute with it.
-    """
-    layers = list(module.modules())
-    with _lock:
-        for layer in layers:
-            users, training = _evaluated.get(id(layer), (0, layer.training))
-            _evaluated[id(layer)] = (users + 1, training)
-    try:
-        module.eval()
-        yield
-    finally:
-        with _lock:
-            for layer in layers:
-                users, training = _evaluated.pop(id(layer))
-                if users > 1:
-                    _evaluated[id(layer)] = (users - 1, training)
-                else:
-                    layer.training = training
-
-
-_lock = threading.Lock()
-_evaluated: dict[int, tuple[int, bool]] = {}  # by id of a layer that is in use: its users, and its mode before them
+    from tritium.model.engine import Engine
 
 
 def score(
-    module: torch.nn.Module,
-    signature: Signature,
-    inputs: Mapping[str, np.ndarray],
-    *,
-    batch_size: int,
-    device: str | torch.device,
+    engine: Engine, signature: Signature, inputs: Mapping[str, np.ndarray], *, batch_size: int
 ) -> dict[str, np.ndarray]:
-    """Every output column for these rows, computed in batches of at most `batch_size`; `module` is in eval
-    mode.
+    """Every output column for these rows, computed in batches of at most `batch_size`; `engine` is ready to be called
+    (`Engine.on`).
 
     `inputs` are `[rows, *shape]` by name. One scalar gives float64 `[rows]`; classification gives
     `prediction` (the class index as float64 `[rows]`) and `probability` (float64 `[rows, classes]`); others
-    `[rows, *shape]` in their dtype. For no rows the module is not called, as many can't take them; a length that varies
+    `[rows, *shape]` in their dtype. For no rows the model is not called, as many can't take them; a length that varies
     is 0 then.
     """
-    import torch
-
     rows = len(next(iter(inputs.values())))
     if rows == 0:
         return _empty(signature)
+    names = [output.name for output in signature.outputs]
     parts: list[dict[str, np.ndarray]] = []
-    with torch.inference_mode():
-        for start in range(0, rows, batch_size):
-            batch = {n: torch.tensor(a[start : start + batch_size], device=device) for n, a in inputs.items()}
-            parts.append(_columns(signature, call(module, signature, batch), min(batch_size, rows - start)))
+    for start in range(0, rows, batch_size):
+        batch = {name: array[start : start + batch_size] for name, array in inputs.items()}
+        parts.append(_columns(signature, engine.call(batch, names), min(batch_size, rows - start)))
     return parts[0] if len(parts) == 1 else {n: np.concatenate([p[n] for p in parts]) for n in parts[0]}
 
 
-def call(module: torch.nn.Module, signature: Signature, batch: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    """The module's outputs by name: one input as it is, several by keyword."""
-    import torch
-
-    if len(signature.inputs) == 1:
-        result: Any = module(batch[signature.inputs[0].name])
-    else:
-        result = module(**{i.name: batch[i.name] for i in signature.inputs})
-    names = [o.name for o in signature.outputs]
-    if isinstance(result, torch.Tensor):
-        result = (result,)
-    found = dict(result) if isinstance(result, Mapping) else dict(zip(names, result, strict=False))
-    missing = [n for n in names if not isinstance(found.get(n), torch.Tensor)]
-    if missing or (not isinstance(result, Mapping) and len(result) != len(names)):
-        given = sorted(map(str, result)) if isinstance(result, Mapping) else f"{len(result)} value(s)"
-        raise ModelError(f"The module should return the tensors {names}, and returned {given}.")
-    return {n: found[n] for n in names}
-
-
-def _columns(signature: Signature, outputs: Mapping[str, torch.Tensor], rows: int) -> dict[str, np.ndarray]:
+def _columns(signature: Signature, outputs: Mapping[str, np.ndarray], rows: int) -> dict[str, np.ndarray]:
     for output in signature.outputs:
         _check(output, outputs[output.name], rows)
     if signature.task == "classification":
@@ -126,62 +68,49 @@ def _dtype(output: Output) -> str:
     return "float32" if output.dtype in ("bfloat16", "float16") else output.dtype
 
 
-def _check(output: Output, tensor: torch.Tensor, rows: int) -> None:
-    shape = tuple(tensor.shape[1:])
+def _check(output: Output, array: np.ndarray, rows: int) -> None:
+    shape = array.shape[1:]
     same = len(shape) == len(output.shape) and all(w in (None, n) for w, n in zip(output.shape, shape, strict=True))
-    if tensor.ndim == 0 or tensor.shape[0] != rows or not (same or (output.scalar and shape in ((), (1,)))):
+    if array.ndim == 0 or len(array) != rows or not (same or (output.scalar and shape in ((), (1,)))):
         raise ModelError(
             f"Output {output.name!r} should be {shown(output.shape)} with a batch of {rows}, and the module returned "
-            f"{list(tensor.shape)}."
+            f"{list(array.shape)}."
         )
 
 
-def _array(output: Output, tensor: torch.Tensor) -> np.ndarray:
-    import torch
-
-    tensor = tensor.float() if tensor.dtype in (torch.bfloat16, torch.float16) else tensor
-    array: np.ndarray = tensor.cpu().numpy()
-    return array.reshape(-1).astype(np.float64) if output.scalar else array
+def _array(output: Output, array: np.ndarray) -> np.ndarray:
+    if output.scalar:
+        return array.reshape(-1).astype(np.float64)
+    return array.astype(np.float32) if array.dtype == np.float16 else array
 
 
-def _classes(signature: Signature, scores: torch.Tensor) -> dict[str, np.ndarray]:
-    import torch
-
-    scores = scores.double().cpu()
-    single = signature.outputs[0].scalar
-    if single:
+def _classes(signature: Signature, scores: np.ndarray) -> dict[str, np.ndarray]:
+    """Probabilities are computed in float64, whatever the model computes in."""
+    scores = scores.astype(np.float64)
+    if signature.outputs[0].scalar:
         chance = scores.reshape(-1, 1)
-        chance = chance.sigmoid() if signature.activation == "sigmoid" else chance
-        probability = torch.cat([1 - chance, chance], dim=1)
+        chance = _sigmoid(chance) if signature.activation == "sigmoid" else chance
+        probability = np.concatenate([1 - chance, chance], axis=1)
     elif signature.activation == "softmax":
-        probability = scores.softmax(dim=1)
+        probability = _softmax(scores)
     else:
-        probability = scores.sigmoid() if signature.activation == "sigmoid" else scores
-    return {
-        "prediction": probability.argmax(dim=1).double().numpy(),
-        "probability": probability.numpy(),
-    }
+        probability = _sigmoid(scores) if signature.activation == "sigmoid" else scores
+    return {"prediction": probability.argmax(axis=1).astype(np.float64), "probability": probability}
 
 
-def pick_device(device: str | None, module: torch.nn.Module) -> torch.device:
-    """The device asked for, or where the module is. A GPU that is not there is an error, never the CPU
-    instead."""
-    import torch
-
-    if device is None:
-        weight = next(itertools.chain(module.parameters(), module.buffers()), None)
-        return torch.device("cpu") if weight is None else weight.device
-    wanted = check_device(device)
-    if wanted.type == "cuda" and (wanted.index or 0) >= torch.cuda.device_count():
-        raise BadSetting(f"device={device!r}: torch sees {torch.cuda.device_count()} GPU(s) here. Use device='cpu'.")
-    return wanted
+def _sigmoid(scores: np.ndarray) -> np.ndarray:
+    """Of each score, written over it."""
+    with np.errstate(over="ignore"):  # exp of a large number is infinite, and 1 / (1 + inf) the 0 that it should be
+        np.exp(np.negative(scores, out=scores), out=scores)
+    scores += 1
+    np.reciprocal(scores, out=scores)
+    return scores
 
 
-def check_device(device: str) -> torch.device:
-    """The torch device of this name, which need not be on this machine; BadSetting when there is none."""
-    import torch
-
-    try:
-        return torch.device(device)
-    except (RuntimeError, TypeError) as error:
-        raise BadSetting(f"device={device!r} is no torch device: {error}") from error
+def _softmax(scores: np.ndarray) -> np.ndarray:
+    """Of each row, written over it."""
+    with np.errstate(invalid="ignore"):  # a row with an infinite score is NaN
+        scores -= scores.max(axis=1, keepdims=True)
+    np.exp(scores, out=scores)
+    scores /= scores.sum(axis=1, keepdims=True)
+    return scores

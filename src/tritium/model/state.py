@@ -14,16 +14,16 @@ from __future__ import annotations
 
 import json
 import math
-import sys
 from collections import OrderedDict
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import numpy as np
 
 from tritium.errors import BadSetting, ModelError
-from tritium.model import weights
+from tritium.model import safetensors
+from tritium.model.engines import registry
+from tritium.model.leaf import Kind, Leaf, NumpyArray, refuse_dtype
 
 _DEEPEST = 100
 _LARGEST = 1 << 63
@@ -31,25 +31,6 @@ _CHUNK = 16 << 20
 _ALLOWED = (
     "A checkpoint holds dicts, lists and tuples of tensors, NumPy arrays and scalars, numbers, strings, bools and None."
 )
-
-
-@dataclass
-class Leaf:
-    """A tensor or an array on its way into the file."""
-
-    name: str
-    value: Any
-    torch: bool
-    dtype: str
-    code: str | None  # None: a dtype that safetensors does not know, written as plain bytes
-    shape: tuple[int, ...]
-    width: int
-    size: int
-
-    @property
-    def entry(self) -> tuple[str, str, Sequence[int], int]:
-        """As the header of the file says it."""
-        return (self.name, self.code, self.shape, self.size) if self.code else (self.name, "U8", [self.size], self.size)
 
 
 class Snapshot:
@@ -71,28 +52,26 @@ class Snapshot:
         tree = packer.node(state, called, "", 0)
         leaves = sorted(packer.leaves.values(), key=lambda leaf: -(leaf.width & -leaf.width))  # so all are aligned
         self.structure = json.dumps({"format": 1, "state": tree}, separators=(",", ":")).encode()
-        self._header = weights.header((leaf.entry for leaf in leaves), {"format": "tritium"})
+        self._header = safetensors.header((leaf.entry for leaf in leaves), {"format": "tritium"})
         self.size = sum(leaf.size for leaf in leaves)
-        devices = {leaf.value.device for leaf in leaves if leaf.torch and leaf.value.is_cuda}
-        self._reserve(bool(devices))
+        self._reserve(next((leaf.kind for leaf in leaves if leaf.kind.locks(leaf.value)), None))
         start = 0
         for leaf in leaves:
-            _copy(leaf, self._memory[start : start + leaf.size])
+            if leaf.size:
+                leaf.kind.copy(leaf, self._memory[start : start + leaf.size])
             start += leaf.size
-        for device in devices:  # copies from there are still under way
-            sys.modules["torch"].cuda.synchronize(device)
+        for kind in {leaf.kind.name: leaf.kind for leaf in leaves}.values():
+            kind.wait(leaf.value for leaf in leaves if leaf.kind is kind)
         return self
 
-    def _reserve(self, locked: bool) -> None:
-        if len(self._memory) >= self.size and (not locked or self._owner is not None):
+    def _reserve(self, locking: Kind | None) -> None:
+        if len(self._memory) >= self.size and (locking is None or self._owner is not None):
             return
         self._memory, self._owner = np.empty(0, np.uint8), None  # what there was goes first
-        if locked:
-            torch = sys.modules["torch"]
-            self._owner = torch.empty(self.size, dtype=torch.uint8, pin_memory=True)
-            self._memory = self._owner.numpy()
-        else:
+        if locking is None:
             self._memory = np.empty(self.size, np.uint8)
+        else:
+            self._owner, self._memory = locking.locked(self.size)
 
     @property
     def total(self) -> int:
@@ -106,17 +85,6 @@ class Snapshot:
             yield self._memory[start : min(start + _CHUNK, self.size)].data
 
 
-def _copy(leaf: Leaf, into: np.ndarray[Any, Any]) -> None:
-    if leaf.size == 0:
-        return
-    if leaf.torch:
-        torch = sys.modules["torch"]
-        target = torch.from_numpy(into).view(leaf.value.dtype).view(leaf.shape)
-        target.copy_(leaf.value.detach(), non_blocking=leaf.value.is_cuda)
-    else:
-        np.copyto(into.view(leaf.value.dtype).reshape(leaf.shape), leaf.value)
-
-
 class _Packer:
     """Walks a state and collects its tensors."""
 
@@ -124,7 +92,7 @@ class _Packer:
         self.leaves: dict[Any, Leaf] = {}
         self._called = called
         self._names = {"__metadata__"}
-        self._torch = sys.modules.get("torch")  # without it there are no tensors of its
+        self._kinds: list[Kind] = [NumpyArray(), *registry.kinds()]
 
     def node(self, value: Any, path: str, name: str, depth: int) -> Any:
         kind = type(value)
@@ -141,10 +109,12 @@ class _Packer:
             return items if kind is list else {"tuple": items}
         if kind is dict or kind is OrderedDict:
             return self._mapping(value, path, name, depth)
-        if kind is np.ndarray or isinstance(value, np.generic):
-            return self._numpy(value, path, name)
-        if self._torch is not None and kind in (self._torch.Tensor, self._torch.nn.Parameter):
-            return self._tensor(value, path, name)
+        if isinstance(value, np.generic):
+            refuse_dtype(value.dtype, path)
+            return {"scalar": np.asarray(value).tobytes().hex(), "dtype": value.dtype.str}
+        for known in self._kinds:
+            if known.has(value):
+                return self._leaf(known, value, path, name)
         raise BadSetting(f"{path} is a {kind.__module__}.{kind.__qualname__}. {_ALLOWED}", path=path)
 
     def _mapping(self, value: Mapping[Any, Any], path: str, name: str, depth: int) -> Any:
@@ -160,39 +130,13 @@ class _Packer:
             items.append([self.node(key, path, name, depth + 1), node])
         return {"ordered" if type(value) is OrderedDict else "items": items}
 
-    def _numpy(self, value: Any, path: str, name: str) -> Any:
-        dtype = value.dtype
-        if dtype.hasobject or np.dtype(dtype.str) != dtype:
-            raise BadSetting(f"{path} is a NumPy value of dtype {dtype}, which a checkpoint can't hold.", path=path)
-        if isinstance(value, np.generic):
-            return {"scalar": np.asarray(value).tobytes().hex(), "dtype": dtype.str}
-        code = weights.CODES.get(dtype.name) if dtype.isnative else None
-        leaf = Leaf(self._free(name), value, False, dtype.str, code, value.shape, max(1, dtype.itemsize), value.nbytes)
-        self.leaves[len(self.leaves)] = leaf
-        return {"numpy": leaf.name, "dtype": leaf.dtype, "shape": list(leaf.shape)}
-
-    def _tensor(self, value: Any, path: str, name: str) -> Any:
-        assert self._torch is not None
-        if value.layout is not self._torch.strided or value.is_quantized or value.is_meta:
-            raise BadSetting(
-                f"{path} is a {value.dtype} tensor of layout {value.layout} on {value.device}, which a checkpoint "
-                "can't hold.",
-                path=path,
-            )
-        # The same memory under two names (tied weights) is written once.
-        bits = (value.is_conj(), value.is_neg())
-        view = (value.data_ptr(), value.device, value.dtype, value.shape, value.stride(), *bits)
-        key: Any = view if value.numel() else len(self.leaves)
+    def _leaf(self, kind: Kind, value: Any, path: str, name: str) -> Any:
+        same = kind.same(value, path)  # the same memory under two names (tied weights) is written once
+        key: Any = len(self.leaves) if same is None else (kind.name, same)
         if key not in self.leaves:
-            dtype = str(value.dtype).removeprefix("torch.")
-            width = value.element_size()
-            shape, code = tuple(value.shape), weights.CODES.get(dtype)
-            self.leaves[key] = Leaf(self._free(name), value, True, dtype, code, shape, width, value.numel() * width)
+            self.leaves[key] = kind.leaf(value, self._free(name))
         leaf = self.leaves[key]
-        node = {"torch": leaf.name, "dtype": leaf.dtype, "shape": list(leaf.shape)}
-        if type(value) is not self._torch.Tensor:
-            node["parameter"] = value.requires_grad
-        return node
+        return {kind.name: leaf.name, "dtype": leaf.dtype, "shape": list(leaf.shape), **kind.facts(value)}
 
     def _free(self, name: str) -> str:
         wanted = name.removeprefix(".") or "state"
@@ -205,7 +149,7 @@ class _Packer:
 
 def unpack(structure: bytes | bytearray, tensors: bytearray) -> Any:
     """The state. Its tensors and arrays are views of `tensors` and can be written to; all are on the CPU."""
-    found, _ = weights.entries(tensors)
+    found, _ = safetensors.entries(tensors)
     return _Unpacker(tensors, found).value(_tree(structure))
 
 
@@ -222,7 +166,7 @@ def _tree(structure: bytes | bytearray) -> Any:
 
 
 class _Unpacker:
-    def __init__(self, buffer: bytearray, found: Mapping[str, weights.Entry]) -> None:
+    def __init__(self, buffer: bytearray, found: Mapping[str, safetensors.Entry]) -> None:
         self._buffer = buffer
         self._found = found
         self._made: dict[Any, Any] = {}
@@ -252,27 +196,13 @@ class _Unpacker:
 
     def leaf(self, kind: str, inner: Any, node: Mapping[str, Any]) -> Any:
         """A tensor or an array."""
-        if kind not in ("torch", "numpy") or inner not in self._found:
+        known = NumpyArray() if kind == "numpy" else registry.kind(kind)
+        if known is None or inner not in self._found:
             raise ModelError(f"The state holds {kind!r} {str(inner)[:80]!r}, which is not known here.")
         key = (inner, node.get("parameter"))
         if key not in self._made:
-            self._made[key] = self._torch(inner, node) if kind == "torch" else self._numpy(inner, node)
+            self._made[key] = known.restored(self._buffer, inner, self._found[inner], node)
         return self._made[key]
-
-    def _torch(self, name: str, node: Mapping[str, Any]) -> Any:
-        tensor = weights.tensor(self._buffer, name, self._found[name], node["dtype"], node["shape"])
-        if "parameter" in node:
-            return sys.modules["torch"].nn.Parameter(tensor, requires_grad=node["parameter"])
-        return tensor
-
-    def _numpy(self, name: str, node: Mapping[str, Any]) -> Any:
-        entry, dtype = self._found[name], np.dtype(node["dtype"])
-        count = math.prod(node["shape"])
-        if entry.end - entry.start != count * dtype.itemsize:
-            raise ModelError(f"The array {name!r} has {entry.end - entry.start} bytes for {count} of {dtype}.")
-        if entry.end == entry.start:
-            return np.empty(node["shape"], dtype)
-        return np.frombuffer(self._buffer, dtype, count, entry.start).reshape(node["shape"])
 
 
 class _Outline(_Unpacker):

@@ -10,11 +10,12 @@ import typing
 from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib.machinery import PathFinder
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from tritium.errors import BadSetting, ModelError, UntrustedModel
 
-ALWAYS = ("torch.nn",)  # its modules are made without a word: they come with torch, which has been imported already
+if TYPE_CHECKING:
+    from tritium.model.engine import Engine
 
 
 @dataclass(frozen=True)
@@ -42,9 +43,9 @@ class Trust:
             "'package.module:make_net', or 'package.module' for every module class in it."
         )
 
-    def of_module(self, name: str) -> bool:
-        """Whether the modules of this package or module are trusted as a whole."""
-        return any(name == known or name.startswith(f"{known}.") for known in (*ALWAYS, *self.names))
+    def of_module(self, name: str, engine: type[Engine]) -> bool:
+        """Whether the model classes of this package or module are trusted as a whole."""
+        return any(name == known or name.startswith(f"{known}.") for known in (*engine.trusted, *self.names))
 
 
 def _is_name(text: str) -> bool:
@@ -52,8 +53,31 @@ def _is_name(text: str) -> bool:
     return all(part.isidentifier() for part in [*home.split("."), *(name.split(".") if colon else [])])
 
 
-def factory(origin: Any, trust: Trust, path: str) -> Any:
-    """The function or class that the model at `path` names as its origin, imported, not called.
+def importable(origin: Any) -> str | None:
+    """ "package.module:function" of a function or class that a fresh process can import and call without
+    arguments.
+
+    None when there is no such path: it lives in `__main__` or inside a function, or another object has its
+    name.
+    """
+    if isinstance(origin, str):
+        return origin
+    home, name = getattr(origin, "__module__", None), getattr(origin, "__qualname__", None)
+    if not (inspect.isfunction(origin) or inspect.isclass(origin)) or not home or not name:
+        return None
+    if home in ("__main__", "__mp_main__") or "<" in name:
+        return None
+    try:
+        found: Any = importlib.import_module(home)
+        for part in name.split("."):
+            found = getattr(found, part)
+    except (ImportError, AttributeError):
+        return None
+    return f"{home}:{name}" if found is origin else None
+
+
+def factory(origin: Any, trust: Trust, path: str, engine: type[Engine]) -> Any:
+    """The function or class that the model of `engine` at `path` names as its origin, imported, not called.
 
     Raises UntrustedModel, as a rule before anything is imported, for what `trust` does not cover.
     """
@@ -61,7 +85,7 @@ def factory(origin: Any, trust: Trust, path: str) -> Any:
         raise ModelError(f"manifest.json of the model at {path!r} names {origin!r}, which is no 'package.module:name'.")
     home, _, name = origin.partition(":")
     exact = trust.everything or origin in trust.names
-    if not exact and not trust.of_module(home):
+    if not exact and not trust.of_module(home, engine):
         raise _untrusted(origin, path, "which nobody has named as trusted")
     try:
         made = _found(origin, name, _imported(origin, home, path, anywhere=trust.everything), path, exact)
@@ -70,11 +94,11 @@ def factory(origin: Any, trust: Trust, path: str) -> Any:
             f"The model is made by {origin!r}, which can't be imported here: {error}. Put its package on the path "
             "(PYTHONPATH, or install it), or save the model by value: tr.Model(module, signature, origin=None)."
         ) from error
-    if not exact and not (_makes_modules(made) and trust.of_module(made.__module__)):
-        raise _untrusted(origin, path, "which is no torch.nn.Module and no function declared to return one")
-    if not (inspect.isfunction(made) or _is_module_class(made)):
+    if not exact and not (_makes_models(made, engine) and trust.of_module(made.__module__, engine)):
+        raise _untrusted(origin, path, f"which is no {engine.module_class} and no function declared to return one")
+    if not (inspect.isfunction(made) or _is_model_class(made, engine)):
         raise ModelError(
-            f"The model names {origin!r} as its origin, which is no Python function and no torch.nn.Module."
+            f"The model names {origin!r} as its origin, which is no Python function and no {engine.module_class}."
         )
     return made
 
@@ -119,20 +143,19 @@ def _lies_here(name: str, above: Sequence[str]) -> bool:
     return searched and PathFinder.find_spec(name, [here]) is not None
 
 
-def _makes_modules(made: Any) -> bool:
-    """Whether it is a class of modules, or a function whose annotation says that it returns one."""
+def _makes_models(made: Any, engine: type[Engine]) -> bool:
+    """Whether it is a class of models, or a function whose annotation says that it returns one."""
     if not inspect.isfunction(made):
-        return _is_module_class(made)
+        return _is_model_class(made, engine)
     try:
-        return _is_module_class(typing.get_type_hints(made).get("return"))
+        return _is_model_class(typing.get_type_hints(made).get("return"), engine)
     except Exception:  # noqa: BLE001 - an annotation that can't be evaluated says nothing
         return False
 
 
-def _is_module_class(value: Any) -> bool:
-    import torch
-
-    return inspect.isclass(value) and issubclass(value, torch.nn.Module)
+def _is_model_class(value: Any, engine: type[Engine]) -> bool:
+    home, _, name = engine.module_class.rpartition(".")
+    return inspect.isclass(value) and issubclass(value, getattr(importlib.import_module(home), name))
 
 
 def _untrusted(origin: str, path: str, why: str) -> UntrustedModel:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 import pickle
 import uuid
 from collections.abc import Callable, Iterator, Sequence
@@ -18,11 +19,8 @@ from tritium.data.hangs import refuse_hanging
 from tritium.errors import BadSetting
 from tritium.gang.driver.worker_python import drivers_python
 from tritium.model.model import Model, check_batch_size
-from tritium.model.module import by_value, trainable
-from tritium.model.score import check_device
 from tritium.model.signature import Signature
 from tritium.model.table import fields
-from tritium.model.weights import Tensors
 from tritium.predict import weights
 from tritium.predict.worker import result_type
 
@@ -48,7 +46,7 @@ def score(
     Raises SignatureMismatch with every difference between the columns and what the model takes.
     """
     check_batch_size(batch_size)
-    check_device(device)
+    model.engine.check_device(device)
     names = output_names(model.signature, output_cols)
     refuse_taken(names, df.columns)
     refuse_hanging(df)
@@ -88,25 +86,23 @@ def refuse_taken(names: Sequence[str], there: Sequence[str]) -> None:
 
 
 def _parts(model: Model, spark: Any) -> tuple[dict[str, Any], Any]:
-    """What the workers rebuild the module from, and how its weights travel; they are sent when they have changed."""
-    tensors = Tensors.of(model.module)
-    now = (weights.session_of(spark), tensors.checksums())
+    """What the workers restore the model from, and how its weights travel; they are sent when they have changed."""
+    parts = model.engine.save(by_value=True)
+    now = (weights.session_of(spark), parts.weights.checksums())
     known, name, sent = _sent.get(model, (None, "", None))
     if known != now:
-        name = tensors.digest()
-        sent = weights.send(spark, name, tensors)
+        name = f"{parts.weights.digest()}{os.path.splitext(model.engine.weights_file)[1]}"
+        sent = weights.send(spark, name, parts.weights)
         _sent[model] = (now, name, sent)
-    code = by_value(model.module, tensors.named)
-    signature = json.dumps(model.signature.to_json())
-    content = hashlib.sha256(b"".join([name.encode(), code, signature.encode()])).hexdigest()[:32]
+    code = parts.code or b""
     plan = {
-        "signature": signature,
+        "engine": model.engine.name,
+        "signature": json.dumps(model.signature.to_json()),
         "weights": name,
-        "code": code,
-        "content": content,
-        "trainable": trainable(tensors.named),
+        "facts": dict(parts.facts),
     }
-    return plan, sent
+    content = hashlib.sha256(json.dumps(plan).encode() + code).hexdigest()[:32]
+    return {**plan, "code": code, "content": content}, sent
 
 
 def _udf(signature: Signature, payload: bytes, sent: Any) -> Callable[..., Column]:

@@ -9,23 +9,23 @@ from __future__ import annotations
 import fcntl
 import os
 import tempfile
-from collections.abc import Iterable, Mapping
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterable
+from typing import Any
 
-if TYPE_CHECKING:
-    import torch
-
-    from tritium.model.weights import Tensors
-
+from tritium.model.engine import Buffer, Weights
+from tritium.model.files import mapped
 
 _artifacts: set[tuple[str, str]] = set()
 
 
-def send(spark: Any, name: str, weights: Tensors) -> Any:
-    """What a closure carries to `receive`: a broadcast on classic Spark, the name of an artifact on Connect."""
+def send(spark: Any, name: str, weights: Weights) -> Any:
+    """What a closure carries to `receive`: a broadcast on classic Spark, the name of an artifact on Connect.
+
+    `name` is the file's: it has the digest of the weights in it.
+    """
     if not is_connect(spark):
         return spark.sparkContext.broadcast([bytes(piece) for piece in weights.stream()])
-    artifact = f"tritium-{name}.safetensors"
+    artifact = f"tritium-{name}"
     if (spark.session_id, artifact) not in _artifacts:  # Connect refuses to be given the same one again
         with tempfile.TemporaryDirectory(prefix="tritium-") as folder:
             path = os.path.join(folder, artifact)
@@ -46,21 +46,19 @@ def session_of(spark: Any) -> str:
     return str(spark.session_id if is_connect(spark) else spark.sparkContext.applicationId)
 
 
-def receive(name: str, sent: Any) -> Mapping[str, torch.Tensor]:
-    """The tensors, as views of a file that all workers of this executor map (Python worker)."""
-    from tritium.model.weights import open_map
-
+def receive(name: str, sent: Any) -> Buffer:
+    """The file of the weights, which all workers of this executor map (Python worker)."""
     if isinstance(sent, str):
         from pyspark import SparkFiles
 
-        return open_map(SparkFiles.get(sent))
+        return mapped(SparkFiles.get(sent))
     folder = scratch()
     if folder is None:
-        with tempfile.NamedTemporaryFile(suffix=".safetensors") as file:
+        with tempfile.NamedTemporaryFile(suffix=f"-{name}") as file:
             file.writelines(_pieces(sent))
             file.flush()
-            return open_map(file.name)
-    return open_map(_shared(os.path.join(folder, f"tritium-{name}.safetensors"), sent))
+            return mapped(file.name)
+    return mapped(_shared(os.path.join(folder, f"tritium-{name}"), sent))
 
 
 def scratch() -> str | None:

@@ -4,26 +4,27 @@ from __future__ import annotations
 
 import functools
 import gc
+import importlib
 import json
 import pickle
 import socket
 import sys
 from collections import OrderedDict
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
 
-from tritium.errors import BadSetting, TritiumError, WrongVersion
-from tritium.frameworks import torch as pytorch
+from tritium.errors import TritiumError, WrongVersion
+from tritium.model.engine import Engine
+from tritium.model.engines import registry
 from tritium.model.signature import Output, Signature
-
-if TYPE_CHECKING:
-    import torch
+from tritium.predict.weights import receive
 
 _KEPT = 4  # models a process keeps: a stream asks for the same one in each micro-batch
-_modules: OrderedDict[tuple[str, str], torch.nn.Module] = OrderedDict()
+_models: OrderedDict[tuple[str, str], Engine] = OrderedDict()
 
 _ARROW = {
     "float64": pa.float64(),
@@ -47,14 +48,14 @@ def score(payload: bytes, sent: Any, batches: Iterator[Any]) -> Iterator[pa.Arra
     from tritium.model.score import score as apply
     from tritium.model.table import advising
 
-    _need_torch()
     plan = pickle.loads(payload)
+    framework = registry.find(plan["engine"]).framework
+    _need(framework)
     signature = Signature.from_json(json.loads(plan["signature"]))
     fields = [Field.from_json(f) for f in json.loads(plan["fields"])]
-    partition, cpus, addresses = _task()
-    device = _device(plan["device"], addresses)
-    with pytorch.threads(cpus):
-        module = _module(plan, sent, device)
+    partition, cpus, gpus = _task()
+    with _threads(framework, cpus):
+        engine = _restored(plan, sent, gpus)
         seen = 0
         for batch in batches:
             columns = batch if isinstance(batch, tuple) else (batch,)
@@ -62,27 +63,37 @@ def score(payload: bytes, sent: Any, batches: Iterator[Any]) -> Iterator[pa.Arra
             seen += len(ids)
             with advising():
                 inputs: dict[str, Any] = {f.name: read(f, c, ids)[0] for f, c in zip(fields, columns, strict=True)}
-            found = apply(module, signature, inputs, batch_size=plan["batch_size"], device=device)
+            found = apply(engine, signature, inputs, batch_size=plan["batch_size"])
             yield to_arrow(signature, found)
 
 
 @functools.cache
-def _need_torch() -> None:
-    """Import torch, once in this process, and take all that it made out of the garbage collector's sight.
+def _need(framework: str | None) -> None:
+    """Import the framework, once in this process, and take all that it made out of the garbage collector's sight.
 
     Spark's daemon lets a worker collect garbage after every task: with torch's 180,000 objects that takes 0.25 s of a
     core (torch 2.13), longer than the micro-batch of a stream, and the next task waits for it.
     """
+    if framework is None:
+        return
     try:
-        import torch  # noqa: F401
+        importlib.import_module(f"tritium.frameworks.{framework}").load()
     except ImportError as error:
         raise WrongVersion(
-            f"{sys.executable} on {socket.gethostname()} can't import torch: {error}. Executors that score with a "
-            "model need it: install it there, or set PYSPARK_PYTHON (spark.pyspark.python with spark-submit) to a "
+            f"{sys.executable} on {socket.gethostname()} can't import {framework}: {error}. Executors that score with "
+            "a model need it: install it there, or set PYSPARK_PYTHON (spark.pyspark.python with spark-submit) to a "
             "Python that has it before the session is made."
         ) from error
     gc.collect()
     gc.freeze()
+
+
+def _threads(framework: str | None, cpus: int) -> AbstractContextManager[None]:
+    """Let the framework compute with as many threads as the task has cores."""
+    if framework is None:
+        return nullcontext()
+    limited: AbstractContextManager[None] = importlib.import_module(f"tritium.frameworks.{framework}").threads(cpus)
+    return limited
 
 
 def _task() -> tuple[int, int, list[str]]:
@@ -96,43 +107,26 @@ def _task() -> tuple[int, int, list[str]]:
     return task.partitionId(), task.cpus() or 1, list(gpus.addresses) if gpus else []
 
 
-def _device(asked: str, addresses: list[str]) -> torch.device:
-    import torch
-
-    device = torch.device(asked)
-    if device.type != "cuda":
-        return device
-    count = torch.cuda.device_count()
-    if device.index is None and addresses:
-        device = torch.device("cuda", int(addresses[0]) if int(addresses[0]) < count else 0)
-    if (device.index or 0) >= count:
-        raise BadSetting(
-            f"device={asked!r}: torch sees {count} GPU(s) on this executor. Use device='cpu', or executors with GPUs."
-        )
-    return device
-
-
-def _module(plan: dict[str, Any], sent: Any, device: torch.device) -> torch.nn.Module:
-    from tritium.model.module import restore
-    from tritium.predict.weights import receive
-
-    key = (plan["content"], str(device))
-    if key in _modules:
-        _modules.move_to_end(key)
-        return _modules[key]
-    tensors = receive(plan["weights"], sent)
+def _restored(plan: dict[str, Any], sent: Any, gpus: list[str]) -> Engine:
+    """The model of the plan on its device, ready to be called: one that this process has already, if it has."""
+    kind = registry.find(plan["engine"])
+    device = kind.task_device(plan["device"], gpus)
+    key = (plan["content"], device)
+    if key in _models:
+        _models.move_to_end(key)
+        return _models[key]
+    weights = receive(plan["weights"], sent)
     try:
-        module = restore(plan["code"], tensors, plan["trainable"])
+        engine = kind.restore(weights, plan["facts"], plan["code"], device=device)
     except (ImportError, AttributeError) as error:
         raise TritiumError(
             f"The model's code can't run on this executor: {error}. Install the missing package there; your own "
             "modules go along by value, what is in site-packages does not."
         ) from error
-    module.requires_grad_(False).eval().to(device)
-    while len(_modules) >= _KEPT:
-        _modules.popitem(last=False)
-    _modules[key] = module
-    return module
+    while len(_models) >= _KEPT:
+        _models.popitem(last=False)
+    _models[key] = engine
+    return engine
 
 
 def arrow_type(output: Output) -> pa.DataType:

@@ -20,7 +20,8 @@ from typing import Any
 from tritium.errors import BadSetting, TritiumError
 from tritium.gang.failure import Regroup
 from tritium.gang.rank.peers import Control
-from tritium.model.checkpoint import REPLICATED, Checkpoint, Damaged, Loaded, Store, own
+from tritium.model.checkpoint import Store
+from tritium.model.checkpoint_format import REPLICATED, Checkpoint, Damaged, Loaded, own
 from tritium.model.state import Snapshot
 from tritium.observe.events import run_at
 

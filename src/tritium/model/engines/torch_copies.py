@@ -1,4 +1,4 @@
-"""A module's copies on other devices, kept from call to call (any process)."""
+"""A torch module's copies on other devices, kept from call to call (any process)."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import copy
 import threading
 from typing import TYPE_CHECKING, Any
 
-from tritium.model.module import by_value
+from tritium.model.engines.torch_module import pickled
 
 if TYPE_CHECKING:
     import torch
@@ -54,7 +54,7 @@ class Copies:
 def _form(module: torch.nn.Module, tensors: dict[str, torch.Tensor]) -> Any:
     """All of a module but the values of its weights; None where it can't be told."""
     try:
-        code = by_value(module, tensors)
+        code = pickled(module, tensors)
     except Exception:  # noqa: BLE001 - anything may refuse to be pickled, and any error says no more than that
         return None
     return [(name, tensor.shape, tensor.dtype, tensor.layout) for name, tensor in tensors.items()], code

@@ -1,26 +1,25 @@
-"""A module without its weights: by import path, or by value with names in their place (any process)."""
+"""A torch module without its weights: made by its origin, or by value with names in their place (any process)."""
 
 from __future__ import annotations
 
-import importlib
-import inspect
 import io
 import pickle
 import random
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from typing import TYPE_CHECKING, Any
 
 import cloudpickle
 
 from tritium.errors import ModelError
+from tritium.model.engine import Maker
 
 if TYPE_CHECKING:
     import torch
 
 
-def by_value(module: torch.nn.Module, tensors: Mapping[str, torch.Tensor]) -> bytes:
+def pickled(module: torch.nn.Module, tensors: Mapping[str, torch.Tensor]) -> bytes:
     """The module as a pickle in which every tensor of `tensors` is a name; the user's own code goes along by value."""
     from tritium import ship
 
@@ -48,8 +47,8 @@ class _ModuleUnpickler(pickle.Unpickler):
         return self._tensors[pid]
 
 
-def restore(data: bytes, tensors: Mapping[str, torch.Tensor], trainable: Mapping[str, bool]) -> torch.nn.Module:
-    """The module of `by_value` over these tensors; `trainable` as the function of that name says it."""
+def unpickled(data: bytes, tensors: Mapping[str, torch.Tensor], trainable: Mapping[str, bool]) -> torch.nn.Module:
+    """The module of `pickled` over these tensors; `trainable` as the function of that name says it."""
     import torch
 
     held = {
@@ -67,29 +66,6 @@ def trainable(tensors: Mapping[str, torch.Tensor]) -> dict[str, bool]:
     import torch
 
     return {n: t.requires_grad for n, t in tensors.items() if isinstance(t, torch.nn.Parameter)}
-
-
-def importable(origin: Any) -> str | None:
-    """ "package.module:function" of a function or class that a fresh process can import and call without
-    arguments.
-
-    None when there is no such path: it lives in `__main__` or inside a function, or another object has its
-    name.
-    """
-    if isinstance(origin, str):
-        return origin
-    home, name = getattr(origin, "__module__", None), getattr(origin, "__qualname__", None)
-    if not (inspect.isfunction(origin) or inspect.isclass(origin)) or not home or not name:
-        return None
-    if home in ("__main__", "__mp_main__") or "<" in name:
-        return None
-    try:
-        found: Any = importlib.import_module(home)
-        for part in name.split("."):
-            found = getattr(found, part)
-    except (ImportError, AttributeError):
-        return None
-    return f"{home}:{name}" if found is origin else None
 
 
 @contextmanager
@@ -119,19 +95,17 @@ def seeded(seed: int) -> Iterator[None]:
 _drawing = threading.RLock()  # a function that makes a module may load another one
 
 
-def rebuild(
-    origin: str, make: Callable[[], Any], tensors: Mapping[str, torch.Tensor], seed: int | None = None
-) -> torch.nn.Module:
-    """Call `make`, which `origin` names, and put these tensors in the place of the weights that it made.
+def rebuild(maker: Maker, tensors: Mapping[str, torch.Tensor]) -> torch.nn.Module:
+    """Call what makes the module, and put these tensors in the place of the weights that it made.
 
-    `seed`: what random numbers begin from meanwhile, as when the module was trained: not all that is drawn needs to be
-    in its state. None: from anywhere.
+    Random numbers are seeded meanwhile, as when the module was trained: not all that is drawn needs to be in its state.
     """
     import torch
 
+    origin = maker.origin
     try:
-        with seeded(seed) if seed is not None else nullcontext():
-            module = make()
+        with seeded(maker.seed) if maker.seed is not None else nullcontext():
+            module = maker.make()
     except Exception as error:
         what = "can't be called without arguments" if isinstance(error, TypeError) else "raised when it was called"
         raise ModelError(f"The model is made by {origin!r}, which {what}: {type(error).__name__}: {error}.") from error

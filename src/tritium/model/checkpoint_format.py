@@ -1,0 +1,101 @@
+"""The format of one checkpoint: the names of its files, its manifest, and a state that was loaded (any process)."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import datetime, timezone
+from typing import Any
+
+from tritium.model import files
+
+MANIFEST = files.MANIFEST
+REPLICATED = "replicated"
+_FORMAT = 1
+_NAME = re.compile(r"(\d{12})(?:-(\d+))?$")
+
+
+def own(rank: int) -> str:
+    """What the files of a rank's own state are called."""
+    return f"own-{rank}"
+
+
+def is_name(name: str) -> bool:
+    """Whether a checkpoint's directory may be called so."""
+    return _NAME.match(name) is not None
+
+
+def order(name: str) -> tuple[int, int]:
+    """The step of a checkpoint by its name, and how many times that step has been saved."""
+    found = _NAME.match(name)
+    assert found is not None
+    return int(found[1]), int(found[2] or 1)
+
+
+class Loaded(dict[Any, Any]):
+    """A state that was loaded, and where it is from."""
+
+    def __init__(self, state: Mapping[Any, Any], *, step: int, size: int, own: list[Any], path: str) -> None:
+        super().__init__(state)
+        self.step = step
+        self.size = size  # the world size of then
+        self.own = own  # every rank's, in rank order; None where a rank had none
+        self.path = path
+
+
+class Damaged(Exception):
+    """A checkpoint can't be used; the text is a sentence that says why, with file and numbers."""
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """One directory with a manifest."""
+
+    name: str
+    step: int
+    size: int
+    files: Mapping[str, Mapping[str, Any]]
+
+    @property
+    def total(self) -> int:
+        """How many bytes its files have together."""
+        return sum(int(facts["bytes"]) for facts in self.files.values())
+
+    @classmethod
+    def of(cls, name: str, text: bytes, where: str) -> Checkpoint:
+        """What a manifest says. Raises Damaged, for the checkpoint at `where`."""
+        try:
+            said = json.loads(text)
+            if said["format"] != _FORMAT:
+                raise Damaged(
+                    f"The checkpoint {where} has format {said['format']!r}, and this Tritium reads format {_FORMAT}. "
+                    f"It was saved with {said.get('versions')}."
+                )
+            found = cls(name, int(said["step"]), int(said["size"]), said["files"])
+            if said["sha256"] != _digest(said):
+                raise ValueError("its own checksum does not fit it")
+            return found
+        except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+            raise Damaged(
+                f"{MANIFEST} of the checkpoint {where} is damaged ({len(text):,} bytes): {error!r}."
+            ) from error
+
+    def manifest(self) -> bytes:
+        """The text of the manifest, as of now."""
+        said: dict[str, Any] = {
+            "format": _FORMAT,
+            "step": self.step,
+            "size": self.size,
+            "saved": datetime.now(timezone.utc).isoformat(timespec="milliseconds"),
+            "versions": files.versions(),
+            "files": self.files,
+        }
+        return json.dumps({**said, "sha256": _digest(said)}, indent=1).encode()
+
+
+def _digest(manifest: Mapping[str, Any]) -> str:
+    body = {key: value for key, value in manifest.items() if key != "sha256"}
+    return hashlib.sha256(json.dumps(body, sort_keys=True).encode()).hexdigest()

@@ -1,0 +1,44 @@
+"""Which engines there are; each is imported when a model of it is used (any process)."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from typing import TYPE_CHECKING, Any
+
+from tritium.errors import ModelError
+
+if TYPE_CHECKING:
+    from tritium.model.engine import Engine
+    from tritium.model.leaf import Kind
+
+DEFAULT = "torch"  # also of manifests from before they named an engine
+
+_ENGINES = {"torch": ("tritium.model.engines.torch", "TorchEngine")}
+_KINDS = {"torch": ("tritium.model.engines.torch_leaf", "TorchTensor")}  # of tensors in a state
+
+
+def find(name: Any) -> type[Engine]:
+    """The engine of this name. Raises ModelError for one that is not known."""
+    if name not in list(_ENGINES):
+        raise ModelError(
+            f"The model is one of the engine {name!r}, and this Tritium knows {', '.join(_ENGINES)}. Was it saved by "
+            "a later version?"
+        )
+    module, attribute = _ENGINES[name]
+    found: type[Engine] = getattr(importlib.import_module(module), attribute)
+    return found
+
+
+def kind(name: str) -> Kind | None:
+    """How the tensors of this framework are kept in a state; None for a framework that is not known."""
+    if name not in _KINDS:
+        return None
+    module, attribute = _KINDS[name]
+    found: Kind = getattr(importlib.import_module(module), attribute)()
+    return found
+
+
+def kinds() -> list[Kind]:
+    """Those of the frameworks that this process has imported: there are no tensors of others."""
+    return [found for name in _KINDS if name in sys.modules and (found := kind(name)) is not None]

@@ -1,0 +1,173 @@
+"""`TorchEngine`: a torch module behind the interface `Engine` (any process)."""
+
+from __future__ import annotations
+
+import itertools
+import threading
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+from tritium.errors import BadSetting, ModelError
+from tritium.model.engine import Buffer, Engine, Maker, Parts
+from tritium.model.engines.torch_copies import Copies
+from tritium.model.engines.torch_module import pickled, rebuild, trainable, unpickled
+from tritium.model.engines.torch_weights import Tensors, read
+
+if TYPE_CHECKING:
+    import numpy as np
+    import torch
+
+    from tritium.model.engine import Arrays
+
+
+class TorchEngine(Engine):
+    """A torch.nn.Module. Its weights are a safetensors file, its code by value is a pickle."""
+
+    name = "torch"
+    framework = "torch"
+    weights_file = "model.safetensors"
+    code_file = "module.pkl"
+    module_class = "torch.nn.Module"
+    trusted = ("torch.nn",)
+
+    module: torch.nn.Module
+
+    def __init__(self, module: torch.nn.Module, device: torch.device | None = None) -> None:
+        """`device` is where the inputs go; None: where the module's weights are."""
+        self.module = module
+        self._device = device
+        self._copies = Copies()
+
+    def save(self, *, by_value: bool) -> Parts:
+        tensors = Tensors.of(self.module)
+        code = pickled(self.module, tensors.named) if by_value else None
+        return Parts(tensors, code, {"trainable": trainable(tensors.named)})
+
+    @classmethod
+    def restore(
+        cls, weights: Buffer, facts: Mapping[str, Any], by: Maker | bytes, *, device: str | None = None
+    ) -> TorchEngine:
+        import torch
+
+        tensors = read(weights)
+        module = rebuild(by, tensors) if isinstance(by, Maker) else unpickled(by, tensors, facts["trainable"])
+        module.eval()
+        if device is None:
+            return cls(module)
+        return cls(module.requires_grad_(False).to(device), torch.device(device))
+
+    @contextmanager
+    def on(self, device: str | None) -> Iterator[TorchEngine]:
+        """Of another device than the module's one copy is kept, as long as this engine lives."""
+        home = self._home()
+        where = home if device is None else _present(device)
+        module = self.module if where == home else self._copies.on(where, self.module)
+        with _evaluating(module):
+            yield TorchEngine(module, where)
+
+    def call(self, batch: Arrays, outputs: Sequence[str]) -> Arrays:
+        """One input is given as it is, several by keyword; the module returns one tensor, or several in the order of
+        `outputs`, or a dict."""
+        import torch
+
+        device = self._home()
+        with torch.inference_mode():
+            # A copy, also on the CPU: a module may write over its input, and Arrow's memory is read-only.
+            given = {name: torch.tensor(array, device=device) for name, array in batch.items()}
+            result: Any = self.module(*given.values()) if len(given) == 1 else self.module(**given)
+            if isinstance(result, torch.Tensor):
+                result = (result,)
+            found = dict(result) if isinstance(result, Mapping) else dict(zip(outputs, result, strict=False))
+            missing = [name for name in outputs if not isinstance(found.get(name), torch.Tensor)]
+            if missing or (not isinstance(result, Mapping) and len(result) != len(outputs)):
+                returned = sorted(map(str, result)) if isinstance(result, Mapping) else f"{len(result)} value(s)"
+                raise ModelError(f"The module should return the tensors {list(outputs)}, and returned {returned}.")
+            return {name: _array(found[name]) for name in outputs}
+
+    def _home(self) -> torch.device:
+        """Where the module is: the device of its first weight, unless it was said."""
+        import torch
+
+        if self._device is not None:
+            return self._device
+        weight = next(itertools.chain(self.module.parameters(), self.module.buffers()), None)
+        return torch.device("cpu") if weight is None else weight.device
+
+    @classmethod
+    def check_device(cls, device: str) -> None:
+        _known(device)
+
+    @classmethod
+    def task_device(cls, device: str, gpus: Sequence[str]) -> str:
+        import torch
+
+        asked = torch.device(device)
+        if asked.type != "cuda":
+            return device
+        count = torch.cuda.device_count()
+        index = asked.index
+        if index is None and gpus:  # where only the task's own GPUs can be seen, they are numbered from 0
+            index = int(gpus[0]) if int(gpus[0]) < count else 0
+        if (index or 0) >= count:
+            raise BadSetting(
+                f"device={device!r}: torch sees {count} GPU(s) on this executor. Use device='cpu', or executors with "
+                "GPUs."
+            )
+        return "cuda" if index is None else f"cuda:{index}"
+
+
+def _array(tensor: torch.Tensor) -> np.ndarray[Any, Any]:
+    import torch
+
+    tensor = tensor.float() if tensor.dtype in (torch.bfloat16, torch.float16) else tensor
+    array: np.ndarray[Any, Any] = tensor.cpu().numpy()
+    return array
+
+
+@contextmanager
+def _evaluating(module: torch.nn.Module) -> Iterator[None]:
+    """In eval mode inside; after it, every layer is as it was.
+
+    Several threads may be inside with modules that share layers: the last one to leave puts a layer's mode back, as
+    the others still compute with it.
+    """
+    layers = list(module.modules())
+    with _lock:
+        for layer in layers:
+            users, training = _evaluated.get(id(layer), (0, layer.training))
+            _evaluated[id(layer)] = (users + 1, training)
+    try:
+        module.eval()
+        yield
+    finally:
+        with _lock:
+            for layer in layers:
+                users, training = _evaluated.pop(id(layer))
+                if users > 1:
+                    _evaluated[id(layer)] = (users - 1, training)
+                else:
+                    layer.training = training
+
+
+_lock = threading.Lock()
+_evaluated: dict[int, tuple[int, bool]] = {}  # by id of a layer that is in use: its users, and its mode before them
+
+
+def _present(device: str) -> torch.device:
+    """A device of this machine. A GPU that is not there is an error, never the CPU instead."""
+    import torch
+
+    wanted = _known(device)
+    if wanted.type == "cuda" and (wanted.index or 0) >= torch.cuda.device_count():
+        raise BadSetting(f"device={device!r}: torch sees {torch.cuda.device_count()} GPU(s) here. Use device='cpu'.")
+    return wanted
+
+
+def _known(device: str) -> torch.device:
+    import torch
+
+    try:
+        return torch.device(device)
+    except (RuntimeError, TypeError) as error:
+        raise BadSetting(f"device={device!r} is no torch device: {error}") from error

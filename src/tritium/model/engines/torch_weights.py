@@ -1,0 +1,95 @@
+"""A torch module's weights as a safetensors file, written as a stream and read as views of it (any process)."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from tritium.errors import BadSetting, ModelError
+from tritium.model.engine import Buffer, Weights
+from tritium.model.safetensors import CODES, NAMES, Entry, entries, header
+
+if TYPE_CHECKING:
+    import torch
+
+_CHUNK = 64 << 20
+
+
+@dataclass(frozen=True)
+class Tensors(Weights):
+    """A module's parameters and buffers by name, each once, and the other names of those that are tied."""
+
+    named: dict[str, torch.Tensor]
+    tied: dict[str, str]
+
+    @classmethod
+    def of(cls, module: torch.nn.Module) -> Tensors:
+        """The module's own tensors, not copies."""
+        import torch
+
+        named: dict[str, torch.Tensor] = {}
+        tied: dict[str, str] = {}
+        first: dict[int, str] = {}
+        for name, value in module.state_dict(keep_vars=True).items():
+            if not isinstance(value, torch.Tensor):
+                raise BadSetting(
+                    f"{name!r} in the module's state is a {type(value).__name__}, no tensor (get_extra_state). "
+                    "A model holds tensors; keep other state as attributes of the module."
+                )
+            if value.layout is not torch.strided or value.is_quantized or value.is_meta or _code(value) is None:
+                raise BadSetting(
+                    f"{name!r} is a {value.dtype} tensor of layout {value.layout} on {value.device}, which "
+                    "safetensors can't hold."
+                )
+            if id(value) in first:
+                tied[name] = first[id(value)]
+            else:
+                first[id(value)] = name
+                named[name] = value
+        return cls(named, tied)
+
+    def stream(self) -> Iterator[memoryview]:
+        """The file, piece by piece; never more than one tensor is copied, and none that is on the CPU already."""
+        import torch
+
+        order = sorted(self.named, key=lambda n: (-self.named[n].element_size(), n))  # wide first: all aligned
+        tensors = ((name, self.named[name]) for name in order)
+        sizes = ((name, str(_code(t)), t.shape, t.numel() * t.element_size()) for name, t in tensors)
+        yield memoryview(header(sizes, {"format": "pt", "tied": json.dumps(self.tied)}))
+        for name in order:
+            flat = self.named[name].detach().resolve_conj().resolve_neg().cpu().contiguous().reshape(-1)
+            if flat.numel():
+                data: Any = flat.view(torch.uint8).numpy()
+                for start in range(0, len(data), _CHUNK):
+                    yield memoryview(data[start : start + _CHUNK])
+
+
+def _code(tensor: torch.Tensor) -> str | None:
+    return CODES.get(str(tensor.dtype).removeprefix("torch."))
+
+
+def read(buffer: Buffer) -> dict[str, torch.Tensor]:
+    """Tensors by name as views of `buffer` (writable; a private map copies only the pages that are written)."""
+    found, metadata = entries(buffer)
+    tensors = {name: tensor(buffer, name, entry, NAMES[entry.code], entry.shape) for name, entry in found.items()}
+    for name, other in json.loads(metadata.get("tied", "{}")).items():
+        tensors[name] = tensors[other]
+    return tensors
+
+
+def tensor(buffer: Buffer, name: str, entry: Entry, dtype: str, shape: Sequence[int]) -> torch.Tensor:
+    """One tensor of a file, as a view of `buffer`."""
+    import torch
+
+    kind: torch.dtype = getattr(torch, dtype)
+    size = entry.end - entry.start
+    if math.prod(shape) * kind.itemsize != size:
+        raise ModelError(
+            f"The weights are cut short or damaged at {name!r}: {size} bytes for {dtype} of the shape {list(shape)}."
+        )
+    if size == 0:
+        return torch.empty(list(shape), dtype=kind)
+    return torch.frombuffer(buffer, dtype=kind, count=size // kind.itemsize, offset=entry.start).view(list(shape))

@@ -1,0 +1,115 @@
+"""A tensor or an array in a state, and how those of one framework are copied and made again (any process)."""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Hashable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import numpy as np
+
+from tritium.errors import BadSetting, ModelError
+from tritium.model.safetensors import CODES, Entry
+
+
+@dataclass(frozen=True)
+class Leaf:
+    """A tensor or an array on its way into a safetensors file."""
+
+    kind: Kind
+    name: str
+    value: Any
+    dtype: str
+    code: str | None
+    """The dtype in the file. None: safetensors does not know it, and the value is written as plain bytes."""
+    shape: tuple[int, ...]
+    width: int
+    """Bytes of one element."""
+    size: int
+    """Bytes of all."""
+
+    @property
+    def entry(self) -> tuple[str, str, Sequence[int], int]:
+        """As the header of the file says it."""
+        return (self.name, self.code, self.shape, self.size) if self.code else (self.name, "U8", [self.size], self.size)
+
+
+class Kind(ABC):
+    """The tensors of one framework."""
+
+    name: ClassVar[str]
+    """The framework's package, and the key of such a value in the tree of a state."""
+
+    @abstractmethod
+    def has(self, value: Any) -> bool:
+        """Whether this value is one of them."""
+
+    @abstractmethod
+    def same(self, value: Any, path: str) -> Hashable | None:
+        """Equal for values that are the same memory, which is written once; None for one that shares nothing.
+
+        BadSetting, with `path`, for a value that a checkpoint can't hold.
+        """
+
+    @abstractmethod
+    def leaf(self, value: Any, name: str) -> Leaf:
+        """What is to be written, under this name."""
+
+    def facts(self, value: Any) -> dict[str, Any]:
+        """What the tree says of the value beside its name, dtype and shape."""
+        return {}
+
+    @abstractmethod
+    def copy(self, leaf: Leaf, into: np.ndarray[Any, Any]) -> None:
+        """Copy to `into`, as many bytes (uint8) as the leaf has. The copy may be under way until `wait`."""
+
+    def locks(self, value: Any) -> bool:
+        """Whether copies of this value are faster into page-locked memory."""
+        return False
+
+    def locked(self, size: int) -> tuple[Any, np.ndarray[Any, Any]]:
+        """Page-locked memory of this many bytes (uint8), and what owns it."""
+        raise NotImplementedError
+
+    def wait(self, values: Iterable[Any]) -> None:  # noqa: B027 - most copies are complete when `copy` returns
+        """Return when the copies of these values are complete."""
+
+    @abstractmethod
+    def restored(self, buffer: bytearray, name: str, entry: Entry, node: Mapping[str, Any]) -> Any:
+        """The value, as a view of `buffer`, as its node in the tree says it. ModelError when it does not fit."""
+
+
+class NumpyArray(Kind):
+    """NumPy's arrays."""
+
+    name = "numpy"
+
+    def has(self, value: Any) -> bool:
+        return type(value) is np.ndarray
+
+    def same(self, value: Any, path: str) -> None:
+        refuse_dtype(value.dtype, path)
+
+    def leaf(self, value: Any, name: str) -> Leaf:
+        dtype = value.dtype
+        code = CODES.get(dtype.name) if dtype.isnative else None
+        return Leaf(self, name, value, dtype.str, code, value.shape, max(1, dtype.itemsize), value.nbytes)
+
+    def copy(self, leaf: Leaf, into: np.ndarray[Any, Any]) -> None:
+        np.copyto(into.view(leaf.value.dtype).reshape(leaf.shape), leaf.value)
+
+    def restored(self, buffer: bytearray, name: str, entry: Entry, node: Mapping[str, Any]) -> Any:
+        dtype, count = np.dtype(node["dtype"]), math.prod(node["shape"])
+        if entry.end - entry.start != count * dtype.itemsize:
+            raise ModelError(f"The array {name!r} has {entry.end - entry.start} bytes for {count} of {dtype}.")
+        if entry.end == entry.start:
+            return np.empty(node["shape"], dtype)
+        return np.frombuffer(buffer, dtype, count, entry.start).reshape(node["shape"])
+
+
+def refuse_dtype(dtype: np.dtype[Any], path: str) -> None:
+    """BadSetting for a dtype that does not come back from its name: objects, and structures with fields."""
+    if dtype.hasobject or np.dtype(dtype.str) != dtype:
+        raise BadSetting(f"{path} is a NumPy value of dtype {dtype}, which a checkpoint can't hold.", path=path)

@@ -1,0 +1,78 @@
+"""The safetensors format: the header of a file, written and read (any process).
+
+The library of that name is not needed on the executors, writes only to local paths, and refuses weights that are tied;
+the format is a length, a JSON header and the bytes. What is written here it reads, and the other way round (tested).
+"""
+
+from __future__ import annotations
+
+import json
+import mmap
+import struct
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from tritium.errors import ModelError
+
+NAMES = {
+    "F64": "float64",
+    "F32": "float32",
+    "F16": "float16",
+    "BF16": "bfloat16",
+    "F8_E4M3": "float8_e4m3fn",
+    "F8_E5M2": "float8_e5m2",
+    "C64": "complex64",
+    "I64": "int64",
+    "I32": "int32",
+    "I16": "int16",
+    "I8": "int8",
+    "U64": "uint64",
+    "U32": "uint32",
+    "U16": "uint16",
+    "U8": "uint8",
+    "BOOL": "bool",
+}
+CODES = {name: code for code, name in NAMES.items()}
+_LONGEST_HEADER = 100_000_000  # the format's own limit
+
+
+def header(tensors: Iterable[tuple[str, str, Sequence[int], int]], metadata: Mapping[str, str]) -> bytes:
+    """The first bytes of a file whose tensors (name, code, shape, bytes) follow in this order."""
+    fields: dict[str, Any] = {"__metadata__": dict(metadata)}
+    offset = 0
+    for name, code, shape, size in tensors:
+        fields[name] = {"dtype": code, "shape": list(shape), "data_offsets": [offset, offset + size]}
+        offset += size
+    text = json.dumps(fields, separators=(",", ":")).encode()
+    text += b" " * (-len(text) % 8)
+    return struct.pack("<Q", len(text)) + text
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One tensor of a file: its code, its shape, and where in the file its bytes are."""
+
+    code: str
+    shape: list[int]
+    start: int
+    end: int
+
+
+def entries(buffer: mmap.mmap | bytearray) -> tuple[dict[str, Entry], dict[str, str]]:
+    """What a file says of its tensors, and its metadata; ModelError when it is no such file."""
+    size = len(buffer)
+    length = struct.unpack_from("<Q", buffer)[0] if size >= 8 else 0
+    if not 2 <= length <= min(size - 8, _LONGEST_HEADER):
+        raise ModelError(f"The weights are no safetensors file: {size} bytes with a header of {length}.")
+    fields: dict[str, Any] = json.loads(bytes(buffer[8 : 8 + length]))
+    metadata = fields.pop("__metadata__", {})
+    found: dict[str, Entry] = {}
+    for name, entry in fields.items():
+        if entry["dtype"] not in NAMES:
+            raise ModelError(f"The weights hold {name!r} as {entry['dtype']!r}, a dtype that is not known here.")
+        start, end = entry["data_offsets"]
+        if not 0 <= start <= end <= size - 8 - length:
+            raise ModelError(f"The weights are cut short or damaged at {name!r}: bytes {start} to {end} of {size}.")
+        found[name] = Entry(entry["dtype"], entry["shape"], 8 + length + start, 8 + length + end)
+    return found, metadata

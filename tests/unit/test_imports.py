@@ -14,7 +14,7 @@ import tritium
 
 PACKAGE = Path(tritium.__file__).parent
 # From the front door down: a module imports from its own layer and from those below it.
-LAYERS = ("", "cli", "ml", "predict", "gang", "frameworks", "model", "data", "observe", "wire ship errors")
+LAYERS = ("", "cli", "ml", "predict", "gang", "frameworks", "model", "data", "observe", "wire ship errors hints")
 PUBLIC = {"Data", "Exchange", "Gang", "Model", "World", "errors", "launch", "load", "ml", "world"}
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import math
 import zlib
 from typing import Any
@@ -16,6 +15,7 @@ from tritium.data.narrow import At
 from tritium.data.schema import DENSE_BYTES, Field
 from tritium.data.spool import Ragged
 from tritium.errors import BadData, BadRow
+from tritium.hints import nearest
 
 Array = np.ndarray[Any, Any]
 Column = Array | Ragged
@@ -228,8 +228,8 @@ def _index(field: Field, leaf: pa.Array, at: At) -> Array:
 
 
 def _unknown(field: Field, word: str, position: int, at: At) -> BadRow:
-    near = difflib.get_close_matches(word, field.vocabulary or (), n=1)
-    meant = f", near {near[0]!r}" if near else ""
+    near = nearest(word, field.vocabulary or ())
+    meant = "" if near is None else f", near {near!r}"
     return at(
         position,
         word,

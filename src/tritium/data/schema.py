@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
-import difflib
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from dataclasses import field as setting
 from typing import Any, Literal
@@ -15,6 +14,7 @@ import numpy as np
 from tritium.data import narrow
 from tritium.data.types import SourceType, columns_of, flat
 from tritium.errors import BadData, BadSetting
+from tritium.hints import suggest
 
 Kind = Literal["fixed", "ragged", "bytes"]
 Fill = float | int | str | None
@@ -154,16 +154,6 @@ def plan(schema: Any, data: Data, name: str) -> tuple[Field, ...]:
     return tuple(field for field in fields if field is not None)
 
 
-def close(word: str, words: Iterable[str]) -> str:
-    """The end of a message about an unknown word: what was probably meant, and what there is."""
-    known = list(words)
-    near = difflib.get_close_matches(word, known, n=3, cutoff=0.6)
-    near += [other for other in known if other.lower() == word.lower() and other not in near]
-    meant = f" Did you mean {' or '.join(map(repr, near))}?" if near else ""
-    shown = ", ".join(known[:20]) + (f" and {len(known) - 20} more" if len(known) > 20 else "")
-    return f"{meant} There is: {shown}."
-
-
 def _fits(fill: float, dtype: str) -> bool:
     if dtype == "bool":
         return fill in (0, 1)
@@ -214,7 +204,7 @@ class _Planner:
         for batch, given in asked.items():
             names = (given,) if isinstance(given, str) else tuple(given)
             missing = [name for name in names if name not in self.columns]
-            self.problems += [f"there is no column {name!r}.{close(name, self.columns)}" for name in missing]
+            self.problems += [f"there is no column {name!r}.{suggest(name, self.columns)}" for name in missing]
             if not names:
                 self.problems.append(f"batch column {batch!r} has no source column. Name at least one.")
             elif not missing and len(names) == 1 and self.columns[names[0]].name == "struct":
@@ -357,7 +347,9 @@ class _Planner:
         except TypeError:
             name = str(asked)
         if name not in _DTYPES:
-            self.problems.append(f"dtype {asked!r} of batch column {batch!r} is unknown.{close(name, sorted(_DTYPES))}")
+            self.problems.append(
+                f"dtype {asked!r} of batch column {batch!r} is unknown.{suggest(name, sorted(_DTYPES))}"
+            )
             return None
         return name
 
@@ -403,7 +395,7 @@ class _Planner:
         fill = self.data.nulls.get(source, self.data.nulls.get(batch))
         if isinstance(fill, str) and fill != "mask":
             if words is not None and fill not in words:
-                self.problems.append(f"nulls={fill!r} for {source!r} is not in its vocabulary.{close(fill, words)}")
+                self.problems.append(f"nulls={fill!r} for {source!r} is not in its vocabulary.{suggest(fill, words)}")
             elif words is None and self._setting(self.data.hash_buckets, batch, source) is None:
                 self.problems.append(f"nulls={fill!r} for {source!r}: give a number, or 'mask'.")
         elif isinstance(fill, int | float) and np.dtype(dtype).kind in "iub" and not _fits(fill, dtype):
@@ -421,7 +413,7 @@ class _Planner:
             mapping = getattr(data, setting_name)
             for name in mapping if isinstance(mapping, Mapping) else ():
                 if name not in names:
-                    self.problems.append(f"{setting_name} names {name!r}, which is not read.{close(name, names)}")
+                    self.problems.append(f"{setting_name} names {name!r}, which is not read.{suggest(name, names)}")
         for batch, (sources, packed) in wanted.items():
             if self._setting(data.decode, batch, sources[0]) and (packed or self.columns[sources[0]].name != "binary"):
                 self.problems.append(f"decode for {batch!r}: only binary columns are decoded.")
@@ -430,7 +422,7 @@ class _Planner:
                 self.problems.append(f"the mask of {batch!r} would be called {batch}_mask, as another column is.")
         for key in data.keys:
             if key not in self.columns:
-                self.problems.append(f"row_key names {key!r}, which is not there.{close(key, list(self.columns))}")
+                self.problems.append(f"row_key names {key!r}, which is not there.{suggest(key, list(self.columns))}")
         if data.nan not in ("error", "keep"):
             self.problems.append(f"nan={data.nan!r} is unknown. Use 'error' or 'keep'.")
         if data.shuffle not in ("full", "stream", True, False):

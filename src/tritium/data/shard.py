@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cached_property
 from importlib.util import find_spec
@@ -21,6 +20,7 @@ from tritium.data.schema import Field
 from tritium.data.spool import Spool, SpoolReader
 from tritium.data.watermark import Feed, Mark
 from tritium.errors import BadSetting
+from tritium.hints import did_you_mean
 
 Description = Sequence[Mapping[str, Any]]
 SHUFFLES = ("full", "stream", True, False)
@@ -225,6 +225,5 @@ class Shard:
 
 
 def _unknown(setting: str, value: Any, known: Sequence[Any]) -> str:
-    close = difflib.get_close_matches(str(value), [str(one) for one in known], 1)
-    hint = f" Did you mean {close[0]!r}?" if close else ""
+    hint = did_you_mean(str(value), map(str, known))
     return f"{setting}={value!r} is none of {', '.join(map(repr, known))}.{hint}"

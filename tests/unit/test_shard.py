@@ -752,28 +752,14 @@ def test_for_another_device_a_thread_is_a_batch_ahead_and_ends_with_the_epoch(sh
                 assert [thread.name for thread in threading.enumerate()] == names
 
 
-def test_ragged_columns_and_masks() -> None:
-    torch = pytest.importorskip("torch")
-    fields = (
-        Field(name="r", sources=("r",), kind="ragged", dtype="float32", shape=None),
-        Field(name="y", sources=("y",), kind="fixed", dtype="int64", shape=(), nulls=("mask",)),
-    )
-    lengths = np.array([2, 0, 3, 1])
-    columns = {
-        "r": Ragged(np.arange(6, dtype="f4"), lengths),
-        "y": np.array([5, 0, 7, 8]),
-        "y_mask": np.array([True, False, True, True]),
-    }
+def test_masks_are_columns() -> None:
+    fields = (Field(name="y", sources=("y",), kind="fixed", dtype="int64", shape=(), nulls=("mask",)),)
+    columns = {"y": np.array([5, 0, 7, 8]), "y_mask": np.array([True, False, True, True])}
     spool = spool_with(fields, np.arange(4), columns)
-    shard = Shard.of("t", spool, fields)
-    batch = next(iter(next(shard.epochs(1, batch_size=3, shuffle=False))))
-    assert [row.tolist() for row in batch["r"].rows()] == [[0, 1], [], [2, 3, 4]]
+    batch = next(iter(next(Shard.of("t", spool, fields).epochs(1, batch_size=3, shuffle=False))))
+    assert batch["y"].tolist() == [5, 0, 7]
     assert batch["y_mask"].tolist() == [True, False, True]
-    assert "r [3 ragged]" in repr(batch)
-    batch = next(iter(next(shard.epochs(1, batch_size=4, device="cpu"))))
-    for row, y in zip(batch["r"].rows(), batch["y"].tolist(), strict=True):
-        assert isinstance(row, torch.Tensor)
-        assert row.tolist() == {5: [0, 1], 0: [], 7: [2, 3, 4], 8: [5]}[y]
+    assert repr(batch).startswith("Batch(y [3], y_mask [3]; epoch 0")
     spool.close()
 
 

@@ -64,7 +64,7 @@ class Batch(Mapping[str, Any]):
         return self._columns
 
     def __repr__(self) -> str:
-        shapes = ", ".join(f"{name} {_shape(value)}" for name, value in self._columns.items())
+        shapes = ", ".join(f"{name} {list(value.shape)}" for name, value in self._columns.items())
         return f"Batch({shapes}; epoch {self.epoch}, step {self.step}, rows {self.rows}, scale {self.scale:g})"
 
 
@@ -100,13 +100,13 @@ class Gather:
         """The columns on the device."""
         if not self.ahead:
             return columns
-        return {name: self._moved(value) for name, value in columns.items()}
+        return {name: value.to(self.device, non_blocking=True) for name, value in columns.items()}
 
     def _column(self, name: str, rows: Rows) -> Any:
         column = self.reader.column(name)
         if isinstance(column, RaggedView):
             index = np.arange(rows.start, rows.stop) if isinstance(rows, slice) else rows
-            return self._ragged(name, column.take(index), index)
+            return self._bytes(name, column.take(index), index)
         if self._type is None:
             return column[rows] if isinstance(rows, slice) else column.take(rows, axis=0)
         if self._type != "cuda":
@@ -120,14 +120,10 @@ class Gather:
             np.take(column, rows, axis=0, out=pinned.numpy(), mode="clip")
         return pinned
 
-    def _ragged(self, name: str, rows: Ragged, index: Array) -> Any:
+    def _bytes(self, name: str, rows: Ragged, index: Array) -> Any:
         if name in self._decode:
             decoded = self._decoded(name, rows, index)
             return decoded if self.device is None else self._tensor(decoded)
-        if self.reader.kind(name) == "ragged":
-            if self.device is None:
-                return rows
-            return Ragged(self._tensor(rows.values), self._tensor(rows.lengths))
         if not self._bytes_stay:
             raise BadSetting(
                 f"column {name!r} of {self._name!r} is bytes, which no tensor holds: give tr.Data(decode={{{name!r}: "
@@ -171,11 +167,6 @@ class Gather:
         tensor = self._torch.from_numpy(np.require(array, requirements=["C", "W"]))
         return tensor.pin_memory() if self._type == "cuda" else tensor
 
-    def _moved(self, value: Any) -> Any:
-        if isinstance(value, Ragged):
-            return Ragged(self._moved(value.values), self._moved(value.lengths))
-        return value.to(self.device, non_blocking=True)
-
 
 def checked_device(device: Any) -> Any:
     """None, or a torch.device that exists here. Raises BadSetting."""
@@ -195,9 +186,3 @@ def checked_device(device: Any) -> Any:
     if found.type == "cuda" and not torch.cuda.is_available():
         raise BadSetting(f"device={device!r}, and torch {torch.__version__} finds no CUDA device on this machine")
     return found
-
-
-def _shape(value: Any) -> str:
-    if isinstance(value, Ragged):
-        return f"[{len(value)} ragged]"
-    return str(list(value.shape))

@@ -16,7 +16,7 @@ from tritium.data.types import SourceType, columns_of, flat
 from tritium.errors import BadData, BadSetting
 from tritium.hints import suggest
 
-Kind = Literal["fixed", "ragged", "bytes"]
+Kind = Literal["fixed", "bytes"]
 Fill = float | int | str | None
 
 _FLOATS = ("float16", "float32", "float64")

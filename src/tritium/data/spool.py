@@ -182,10 +182,6 @@ class SpoolReader:
         assert isinstance(column, np.ndarray)
         return column
 
-    def kind(self, name: str) -> str:
-        """ "fixed", "ragged" or "bytes"."""
-        return str(self._entries[name]["kind"])
-
     def extend(self, rows: int) -> None:
         """Show `rows` rows from now on; views taken before stay valid."""
         self.rows = max(self.rows, rows)

@@ -15,9 +15,10 @@ from typing import Any
 
 import numpy as np
 
+from tritium.data.plan import plan
 from tritium.data.receive import end_is_seen
-from tritium.data.schema import DENSE_BYTES, Data, Field, as_data, may_be_beyond, plan
-from tritium.data.types import SourceType, columns_of, path_of
+from tritium.data.schema import DENSE_BYTES, Data, Field, as_data
+from tritium.data.types import SourceType, columns_of, may_exceed_int64, path_of
 from tritium.errors import BadData, BadSetting, IncompleteShard
 
 _SQL = {
@@ -192,7 +193,7 @@ def _marked(row: Any, field: Field, schema: Any) -> Any:
     marks = [
         F.when((value < float(-(2**63))) | (value >= float(2**63)), F.lit(index).cast("bigint"))  # NaN is the largest
         for index, name in enumerate(field.sources)
-        if may_be_beyond(columns[name])
+        if may_exceed_int64(columns[name])
         for value in [_column(schema, name).cast("double")]
     ]
     mark = F.coalesce(*marks, F.lit(None).cast("bigint"))

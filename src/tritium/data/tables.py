@@ -11,7 +11,8 @@ import pyarrow.compute as pc
 
 from tritium.data import narrow
 from tritium.data.codec import bad
-from tritium.data.schema import Data, Field, as_data, plan
+from tritium.data.plan import plan
+from tritium.data.schema import Data, Field, as_data
 from tritium.data.types import SourceType, columns_of, path_of
 from tritium.errors import BadData, BadRow, BadSetting
 

@@ -42,6 +42,7 @@ class SourceType:
         return kind, depth
 
 
+_INT64_DIGITS = 18  # an integer of so many digits fits into int64
 _SPARK_NUMBERS = {
     "ByteType": "int8",
     "ShortType": "int16",
@@ -112,6 +113,13 @@ def columns_of(schema: Any) -> dict[str, SourceType]:
 def path_of(schema: Any, name: str) -> tuple[str, ...]:
     """The column and the struct fields below it that a (dotted) name stands for."""
     return _walk(schema)[name][1]
+
+
+def may_exceed_int64(kind: SourceType) -> bool:
+    """Whether a scalar of this type may hold what int64 does not: a NaN, an infinity, a number that is too large."""
+    return (kind.name == "number" and kind.dtype.startswith("float")) or (
+        kind.name == "decimal" and kind.precision - kind.scale > _INT64_DIGITS
+    )
 
 
 def flat(columns: dict[str, SourceType], name: str) -> list[str]:

@@ -11,7 +11,8 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from tritium.data.schema import Data, Field, plan
+from tritium.data.plan import plan
+from tritium.data.schema import Data, Field
 from tritium.data.tables import table_of
 from tritium.data.types import SourceType, columns_of, path_of
 from tritium.errors import BadData, BadSetting

@@ -11,7 +11,8 @@ from typing import Any
 import numpy as np
 
 from tritium.data import narrow
-from tritium.data.schema import Data, Field, plan
+from tritium.data.plan import plan
+from tritium.data.schema import Data, Field
 from tritium.data.types import SourceType, columns_of
 from tritium.errors import BadData, BadRow, SignatureMismatch
 from tritium.hints import suggest

@@ -6,9 +6,10 @@ import importlib.util
 import sys
 import threading
 import time
-from collections import deque
 from collections.abc import Callable
 from typing import IO, TYPE_CHECKING, Any, Literal
+
+from tritium.observe.position import TrainingPosition, clock_time
 
 if TYPE_CHECKING:
     from rich.console import Console, RenderableType
@@ -16,92 +17,9 @@ if TYPE_CHECKING:
 
 LINE_SECONDS = 5.0  # plain lines of rows and steps come no more often
 REFRESH_SECONDS = 0.25
-RATE_SECONDS = 15.0  # rows/s is a mean over this window
 _LONGEST_LINE = 32 << 10
 
 _terminal = threading.Lock()  # one live display a process; a second run at the same time writes plain lines
-
-
-class Steps:
-    """Where the training stands, from what the ranks log. Not thread-safe."""
-
-    def __init__(self, clock: Callable[[], float]) -> None:
-        self._clock = clock
-        self._leader: int | None = None  # the lowest rank that logs; its steps and values are shown
-        self._windows: dict[int, deque[tuple[float, int]]] = {}  # by rank: when it had taken how many rows
-        self._first: tuple[float, float] | None = None  # time and fraction at the first log
-        self._fraction: float | None = None  # at the last log
-        self._latest = 0.0  # time of the last log that moved it
-        self.position: dict[str, int] = {}
-        self.values: dict[str, float | str] = {}
-
-    def log(self, rank: int, fields: dict[str, Any]) -> None:
-        now = self._clock()
-        if fields.get("rows") is not None:
-            window = self._windows.setdefault(rank, deque())
-            window.append((now, int(fields["rows"])))
-            while window[0][0] < now - RATE_SECONDS and len(window) > 2:
-                window.popleft()
-        if self._leader is None or rank <= self._leader:
-            self._leader = rank
-            self.values.update(fields.get("values") or {})
-            keys = ("step", "steps", "epoch", "epochs")
-            if fields.get("epoch") not in (None, self.position.get("epoch")) and fields.get("step") is None:
-                self.position.pop("step", None)  # it was one of another epoch
-            self.position.update({key: int(fields[key]) for key in keys if fields.get(key) is not None})
-            fraction = self.fraction
-            if fraction != self._fraction:
-                self._fraction, self._latest = fraction, now
-            if self._first is None and fraction is not None:
-                self._first = (now, fraction)
-
-    @property
-    def begun(self) -> bool:
-        """Whether a rank has logged anything."""
-        return self._leader is not None
-
-    @property
-    def fraction(self) -> float | None:
-        """How much of all steps is done, 0 to 1; None when the ranks don't say of how many."""
-        place = self.position
-        steps, epochs = place.get("steps", 0), place.get("epochs")
-        within = (place.get("step", -1) + 1) / steps if steps else None
-        if not epochs:
-            return None if within is None else min(within, 1.0)
-        return min((place.get("epoch", 0) + (within or 0.0)) / epochs, 1.0)
-
-    @property
-    def rows_per_second(self) -> float | None:
-        """Rows that all ranks together take a second."""
-        rates = [
-            (window[-1][1] - window[0][1]) / (window[-1][0] - window[0][0])
-            for window in self._windows.values()
-            if window[-1][0] > window[0][0]
-        ]
-        return sum(rates) if rates else None
-
-    @property
-    def seconds_left(self) -> float | None:
-        """By the mean pace since the first step."""
-        fraction = self.fraction
-        if self._first is None or fraction is None or fraction <= self._first[1]:
-            return None
-        left = (self._latest - self._first[0]) / (fraction - self._first[1]) * (1.0 - fraction)
-        return max(0.0, left - (self._clock() - self._latest))
-
-    def text(self) -> str:
-        """`epoch 2/5, step 120/300, 12,345 rows/s, loss 0.1234, 0:21 left`: what of it is known."""
-        parts = []
-        for one, many in (("epoch", "epochs"), ("step", "steps")):
-            if one in self.position:
-                total = self.position.get(many)
-                parts.append(f"{one} {self.position[one] + 1}" + (f"/{total}" if total else ""))
-        if self.rows_per_second is not None:
-            parts.append(f"{self.rows_per_second:,.0f} rows/s")
-        parts += [f"{name} {number(value)}" for name, value in self.values.items()]
-        if self.seconds_left is not None and self.fraction != 1.0:
-            parts.append(f"{clock_time(self.seconds_left)} left")
-        return ", ".join(parts)
 
 
 class Progress:
@@ -136,7 +54,7 @@ class Progress:
         self._phase = f"starting {ranks} rank{'s' * (ranks > 1)}"
         self._reported = 0
         self._rows: dict[str, dict[int, int]] = {}
-        self._steps = Steps(clock)
+        self._position = TrainingPosition(clock)
         self._ended: set[tuple[str, int]] = set()
         self._last_line = clock()
         self._unsaid = False
@@ -208,12 +126,12 @@ class Progress:
             self._ended.add((name, rank))
             if all((known, k) in self._ended for known in self._rows for k in range(self.ranks)):
                 return self._said(f"{self._spooled()} after {self._elapsed():.1f} s")
-        return [] if self._steps.begun else self._now_and_then()
+        return [] if self._position.begun else self._now_and_then()
 
     def _on_log(self, rank: int, **fields: Any) -> list[str]:
-        if not self._steps.begun:
+        if not self._position.begun:
             self._last_line = -LINE_SECONDS  # the first numbers are shown at once
-        self._steps.log(rank, fields)
+        self._position.log(rank, fields)
         return self._now_and_then()
 
     def _on_failed(
@@ -260,7 +178,7 @@ class Progress:
         return [self._summary()]
 
     def _summary(self) -> str:
-        return self._steps.text() if self._steps.begun else self._spooled()
+        return self._position.text() if self._position.begun else self._spooled()
 
     def _spooled(self) -> str:
         totals = [f"{sum(by_rank.values()):,} rows of {name!r}" for name, by_rank in self._rows.items()]
@@ -327,8 +245,8 @@ class Progress:
         from rich.text import Text
 
         with self._lock:
-            status, spooled, steps = self._phase, self._spooled(), self._steps.text()
-            fraction = self._steps.fraction
+            status, spooled, steps = self._phase, self._spooled(), self._position.text()
+            fraction = self._position.fraction
             if not self._rows and not steps and self._reported:
                 status += f", {min(self._reported, self.ranks)} of {self.ranks} reported"
         head = Text.assemble((f"{self._name} ", "bold"), clock_time(self._elapsed()), "  ", status)
@@ -346,15 +264,3 @@ def _can_be_live(console: Console) -> bool:
     if console.is_jupyter:
         return importlib.util.find_spec("ipywidgets") is not None
     return console.is_terminal and not console.is_dumb_terminal
-
-
-def number(value: float | str) -> str:
-    """Four significant digits; the strings that stand for non-finite numbers as they are."""
-    return value if isinstance(value, str) else f"{value:.4g}"
-
-
-def clock_time(seconds: float) -> str:
-    """75.2 → "1:15"; 3675 → "1:01:15"."""
-    minutes, whole = divmod(int(seconds + 0.5), 60)
-    hours, minutes = divmod(minutes, 60)
-    return f"{hours}:{minutes:02}:{whole:02}" if hours else f"{minutes}:{whole:02}"

@@ -11,7 +11,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from tritium.data import narrow
-from tritium.data.narrow import At
+from tritium.data.narrow import ErrorAt
 from tritium.data.schema import DENSE_BYTES, Field
 from tritium.data.spool import Ragged
 from tritium.errors import BadData, BadRow
@@ -34,7 +34,7 @@ def read(field: Field, column: pa.Array, ids: Array) -> tuple[Column, Array | No
         return _bytes(field, column, ids), None
     whole = None if column.null_count == 0 else column.is_valid().to_numpy(zero_copy_only=False)
     if whole is not None and field.nulls[0] is None:
-        raise bad(field, ids, int(np.argmin(whole)), None, "null", _FILL)
+        raise bad_row(field, ids, int(np.argmin(whole)), None, "null", _FILL)
     owners = ids if whole is None or field.depth == 0 else ids[whole]
     leaf, lengths = _flatten(field, column, owners)
     if field.marked:
@@ -57,7 +57,7 @@ _DROP_ARRAYS = (
 )
 
 
-def bad(field: Field, ids: Array, row: int, value: Any, what: str, advice: str, source: int = 0) -> BadRow:
+def bad_row(field: Field, ids: Array, row: int, value: Any, what: str, advice: str, source: int = 0) -> BadRow:
     """The error of one row: which column, where the row is, what is wrong with it, and what to do."""
     column, number = field.sources[source], int(ids[row])
     used = "" if column == field.name else f" (in batch column {field.name!r})"
@@ -74,7 +74,7 @@ def bad(field: Field, ids: Array, row: int, value: Any, what: str, advice: str, 
 def _bytes(field: Field, column: pa.Array, ids: Array) -> Ragged:
     if column.null_count:
         row = int(np.argmax(column.is_null().to_numpy(zero_copy_only=False)))
-        raise bad(field, ids, row, None, "null", "Drop such rows (`df.dropna(subset=[{0!r}])`)")
+        raise bad_row(field, ids, row, None, "null", "Drop such rows (`df.dropna(subset=[{0!r}])`)")
     if not len(column):  # Arrow may leave the buffers out
         return Ragged(np.zeros(0, np.uint8), np.zeros(0, np.int64))
     wide = pa.types.is_large_binary(column.type)
@@ -93,7 +93,7 @@ def _flatten(field: Field, column: pa.Array, ids: Array) -> tuple[pa.Array, list
             inner = int(np.argmax(column.is_null().to_numpy(zero_copy_only=False)))
             row = _row_of(inner, lengths)
             advice = _DROP_ARRAYS.format(inside="{0!r}") + "or fill them"
-            raise bad(field, ids, row, None, "an array with a null array in it", advice)
+            raise bad_row(field, ids, row, None, "an array with a null array in it", advice)
         if pa.types.is_fixed_size_list(column.type):
             count = len(column) - column.null_count
             lengths.append(np.full(count, column.type.list_size, np.int64))
@@ -121,7 +121,7 @@ def _leaf(field: Field, leaf: pa.Array, lengths: list[Array], ids: Array) -> tup
 
     def at(position: int, value: Any, what: str, advice: str) -> BadRow:
         source = position % len(field.sources) if field.packed else 0
-        return bad(field, ids, _row_of(position, lengths), value, what, advice, source)
+        return bad_row(field, ids, _row_of(position, lengths), value, what, advice, source)
 
     words = field.vocabulary is not None or field.buckets is not None
     raw = _index(field, leaf, at) if words else _numbers(leaf)
@@ -145,7 +145,7 @@ def _check_marks(field: Field, leaf: pa.Array, counts: Array, ids: Array) -> Non
         row = int(np.argmax(marks))
         source = int(_numbers(leaf)[int(counts[:row].sum())])
         what = f"NaN, infinite or beyond {field.travel}, in which it is packed,"
-        raise bad(field, ids, row, math.nan, what, _WHOLE, source)
+        raise bad_row(field, ids, row, math.nan, what, _WHOLE, source)
 
 
 def _check_sparse(field: Field, leaf: pa.Array, counts: Array, ids: Array) -> None:
@@ -158,7 +158,7 @@ def _check_sparse(field: Field, leaf: pa.Array, counts: Array, ids: Array) -> No
         f"a sparse vector of {size:,} numbers, {there:,} of them set: dense, as a row of a batch is, it takes "
         f"{row_bytes:,} bytes, more than {DENSE_BYTES:,},"
     )
-    raise bad(field, ids, _row_of(start, [counts]), size, what, _SPARSE)
+    raise bad_row(field, ids, _row_of(start, [counts]), size, what, _SPARSE)
 
 
 _SPARSE = (
@@ -177,9 +177,9 @@ def _check_nulls(field: Field, absent: Array, lengths: list[Array], ids: Array) 
         row, source = _row_of(int(holes[0]), lengths), int(holes[0]) % len(field.nulls)
         inside = _inside(field)
         if inside is None:
-            raise bad(field, ids, row, None, "null", _FILL, source)
+            raise bad_row(field, ids, row, None, "null", _FILL, source)
         advice = _DROP_ARRAYS.format(inside=inside) + _OTHERWISE
-        raise bad(field, ids, row, None, "an array with a null in it", advice, source)
+        raise bad_row(field, ids, row, None, "an array with a null in it", advice, source)
 
 
 def _inside(field: Field) -> str | None:
@@ -212,7 +212,7 @@ def _code(field: Field, word: str, known: dict[str, int]) -> int:
     return known.get(word, -1)
 
 
-def _index(field: Field, leaf: pa.Array, at: At) -> Array:
+def _index(field: Field, leaf: pa.Array, at: ErrorAt) -> Array:
     """Strings to int64: each distinct word of the batch is looked up once."""
     encoded = leaf.dictionary_encode()
     known = {word: i for i, word in enumerate(field.vocabulary or ())}
@@ -227,7 +227,7 @@ def _index(field: Field, leaf: pa.Array, at: At) -> Array:
     return values
 
 
-def _unknown(field: Field, word: str, position: int, at: At) -> BadRow:
+def _unknown(field: Field, word: str, position: int, at: ErrorAt) -> BadRow:
     near = nearest(word, field.vocabulary or ())
     meant = "" if near is None else f", near {near!r}"
     return at(
@@ -287,7 +287,7 @@ def _ragged(field: Field, width: int, counts: Array, above: list[Array], ids: Ar
         advice = "Give the matrices of {0!r} one shape"
     else:
         advice = f"Give all rows one length, or train with pad={{{{{{0!r}}: {max(value, width)}}}}}"
-    return bad(field, ids, _row_of(position, above), value, what, advice)
+    return bad_row(field, ids, _row_of(position, above), value, what, advice)
 
 
 def _padded(
@@ -299,7 +299,7 @@ def _padded(
         row = int(np.argmax(counts))
         longest = int(counts[row])
         advice = f"Cut the array (`slice` in Spark), or train with pad={{{{{{0!r}}: {longest}}}}}"
-        raise bad(field, ids, row, longest, f"of length {longest}, beyond its pad of {length},", advice)
+        raise bad_row(field, ids, row, longest, f"of length {longest}, beyond its pad of {length},", advice)
     there = np.arange(length) < np.asarray(counts)[:, None]
     rows = np.full(there.shape, fill, values.dtype)
     rows[there] = values
@@ -317,7 +317,7 @@ def _with_null_rows(
     """The rows with the null ones put back, filled; `whole` says which were there."""
     if field.shape is None and not whole.any():
         what = f"null in the first {len(ids)} rows, so its length isn't known; the first is"
-        raise bad(field, ids, 0, None, what, "Fill them, or give the length: pad={{{0!r}: length}}")
+        raise bad_row(field, ids, 0, None, what, "Fill them, or give the length: pad={{{0!r}: length}}")
     shape = values.shape[1:] if field.shape is None else field.shape
     rows = np.full((len(whole), *shape), _fill(field, field.nulls[0]), values.dtype)
     rows[whole] = values

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from tritium.data.plan import plan
-from tritium.data.receive import end_is_seen
+from tritium.data.receiver import end_is_seen
 from tritium.data.schema import DENSE_BYTES, Data, Field, as_data
 from tritium.data.types import SourceType, columns_of, may_exceed_int64, path_of
 from tritium.errors import BadData, BadSetting, IncompleteShard
@@ -134,7 +134,7 @@ class Exchange:
             with self._lock:
                 self._readers -= 1
 
-    def prove(self, fingerprint: Mapping[str, Any]) -> IncompleteShard | None:
+    def verify(self, fingerprint: Mapping[str, Any]) -> IncompleteShard | None:
         """A gang has read all rows, and this is their fingerprint: IncompleteShard when others were kept."""
         if not self.persisted or self._fingerprint in (None, fingerprint):
             self._fingerprint = fingerprint

@@ -14,7 +14,7 @@ import numpy as np
 from tritium.errors import BadRow
 
 Array = np.ndarray[Any, Any]
-At = Callable[[int, Any, str, str], BadRow]
+ErrorAt = Callable[[int, Any, str, str], BadRow]
 """The error for a position: (position, value, what it is, what to do); `{0!r}` in the last stands for the column."""
 
 # Code that does the same with a table of Spark's and of pandas': dropna and fillna take NaN for null in both.
@@ -37,7 +37,7 @@ _ROUNDED = (
 )
 
 
-def cast(values: Array, dtype: np.dtype[Any], at: At) -> Array:
+def cast(values: Array, dtype: np.dtype[Any], at: ErrorAt) -> Array:
     """`values` in `dtype`. Raises BadRow for what an integer dtype can't hold: NaN, and what is beyond its range.
 
     What a floating dtype can't hold becomes infinite here, and is found by `check`.
@@ -64,7 +64,7 @@ def first_beyond(values: Array, dtype: np.dtype[Any]) -> int | None:
 
 
 def check(
-    values: Array, raw: Array, at: At, *, keep: bool, exact: Sequence[bool] = (), inside: str | None = None
+    values: Array, raw: Array, at: ErrorAt, *, keep: bool, exact: Sequence[bool] = (), inside: str | None = None
 ) -> None:
     """BadRow for the first value that its floating dtype doesn't hold.
 
@@ -83,7 +83,7 @@ def check(
         _check_exact(values, raw, at, limit, exact)
 
 
-def _check_finite(values: Array, raw: Array, at: At, keep: bool, inside: str | None) -> None:
+def _check_finite(values: Array, raw: Array, at: ErrorAt, keep: bool, inside: str | None) -> None:
     bad = ~np.isfinite(values)
     if keep:
         bad &= np.isfinite(raw)
@@ -103,7 +103,7 @@ def _check_finite(values: Array, raw: Array, at: At, keep: bool, inside: str | N
     raise at(position, value, what, _INFINITE.format(drop=drop))
 
 
-def _check_exact(values: Array, raw: Array, at: At, limit: int, exact: Sequence[bool]) -> None:
+def _check_exact(values: Array, raw: Array, at: ErrorAt, limit: int, exact: Sequence[bool]) -> None:
     count = len(exact)
     first = len(values)
     for column in np.flatnonzero(exact):

@@ -10,7 +10,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from tritium.data import narrow
-from tritium.data.codec import bad
+from tritium.data.codec import bad_row
 from tritium.data.plan import plan
 from tritium.data.schema import Data, Field, as_data
 from tritium.data.types import SourceType, columns_of, path_of
@@ -145,7 +145,7 @@ def _narrowed(field: Field, source: int, raw: Array, name: str, ids: Array) -> A
     """One source of a packed row in the dtype in which it travels: here, where its values are still whole."""
 
     def at(row: int, value: Any, what: str, advice: str) -> BadRow:
-        error = bad(field, ids, row, value, what, advice, source)
+        error = bad_row(field, ids, row, value, what, advice, source)
         return BadRow(f"data {name!r}: {error}", **error.__dict__, name=name)
 
     values = narrow.cast(raw, np.dtype(field.travel), at)

@@ -15,7 +15,7 @@ from dataclasses import replace
 from typing import Any, Protocol
 
 from tritium.data.fingerprint import Part, added, table
-from tritium.data.watermark import MarkKeeper
+from tritium.data.watermark import WatermarkTracker
 from tritium.errors import TritiumError, WireError
 from tritium.gang.control.server import Server, Session
 from tritium.gang.coordinator.gpu_sharing import shared
@@ -85,7 +85,7 @@ class Coordinator:
         self._stream = stream
         self._store_limit = store_limit  # bytes of all files that ranks can store; None: any
         self._names = tuple(names)
-        self._keepers = {name: MarkKeeper(size) for name in names}
+        self._keepers = {name: WatermarkTracker(size) for name in names}
         self._marked: dict[str, float] = {}  # when ranks were told of a mark last
         self._marking: set[str] = set()  # of what they will be told soon
         self._refused = 0

@@ -46,11 +46,11 @@ def run(launch: Launch) -> list[Any]:
 def _shards(launch: Launch, stack: ExitStack) -> dict[str, Shard]:
     if not launch.data:
         return {}
-    from tritium.data.receive import Receiver
+    from tritium.data.receiver import Receiver
     from tritium.data.shard import Shard
     from tritium.data.spool import Spool
     from tritium.data.tables import Tables
-    from tritium.data.watermark import Feed, Mark
+    from tritium.data.watermark import Feed, Watermark
     from tritium.gang.coordinator.coordinator import received
     from tritium.gang.supervisor.rows import plain_fingerprint
 
@@ -67,7 +67,7 @@ def _shards(launch: Launch, stack: ExitStack) -> dict[str, Shard]:
     shards = {}
     for name, fields in plan.items():
         feed = Feed(fingerprint=whole["fingerprint"].get(name))
-        feed.publish(Mark(receipt.rows[name], {0: receipt.rows[name]}, 1))
+        feed.publish(Watermark(receipt.rows[name], {0: receipt.rows[name]}, 1))
         shards[name] = stack.enter_context(
             closing(
                 Shard(
@@ -80,8 +80,8 @@ def _shards(launch: Launch, stack: ExitStack) -> dict[str, Shard]:
                     decode=launch.data[name].decode,
                     tensors=launch.tensors,
                     prepared=prepared(launch.data[name].shuffle),
-                    note=functools.partial(_note, launch.watch, name),
-                    say=launch.watch.note,
+                    on_epoch_end=functools.partial(_note, launch.watch, name),
+                    on_message=launch.watch.note,
                 )
             )
         )

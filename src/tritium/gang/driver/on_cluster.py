@@ -88,7 +88,7 @@ def started_once(launch: Launch, spark: Any, cluster: Cluster) -> list[Any]:
             names=list(exchange.plan) if exchange else [],
             stream=launch.streams,
             patience=Patience.of(gang),
-            prove=exchange.prove if exchange else None,
+            prove=exchange.verify if exchange else None,
         ).start()
         open_now.callback(coordinator.close)
         plan = exchange.plan if exchange else {}
@@ -105,7 +105,7 @@ def started_once(launch: Launch, spark: Any, cluster: Cluster) -> list[Any]:
                 await_end(coordinator, launch, spark_job)
             batches = spark_job.table.to_batches()
             replay(batches, launch.watch)
-            if exchange and launch.watch.received and (problem := exchange.prove(launch.watch.received)):
+            if exchange and launch.watch.received and (problem := exchange.verify(launch.watch.received)):
                 raise problem  # a far coordinator could not ask
             return results_of(batches, launch.ranks)
         finally:

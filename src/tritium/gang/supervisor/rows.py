@@ -17,7 +17,7 @@ from tritium.gang.control.client import Line
 from tritium.wire import Channel
 
 if TYPE_CHECKING:
-    from tritium.data.receive import Receiver
+    from tritium.data.receiver import Receiver
     from tritium.data.spool import Spool
     from tritium.gang.supervisor.supervisor import Order
 
@@ -33,7 +33,7 @@ class Intake:
     def __init__(
         self, order: Order, spools: Mapping[str, Spool], coordinator: Line, rank: Channel, check: Callable[[], None]
     ) -> None:
-        from tritium.data.receive import Receiver
+        from tritium.data.receiver import Receiver
 
         self.ready = threading.Event()
         """The rank has imported its framework."""

@@ -84,7 +84,7 @@ def supervise(payload: bytes, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.
     """Runs in Spark's Python worker, once a task of the gang."""
     from pyspark import TaskContext
 
-    from tritium.data.receive import stream_is_complete
+    from tritium.data.receiver import stream_is_complete
 
     order: Order = pickle.loads(payload)
     context = TaskContext.get()

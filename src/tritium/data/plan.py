@@ -25,9 +25,11 @@ _EXACT_DIGITS = 15  # a decimal of so many digits is exact in float64
 
 
 def plan(schema: Any, data: Data, name: str) -> tuple[Field, ...]:
-    """The batch columns of `data`, from a pyspark StructType or a pyarrow Schema.
+    """Return the batch columns of `data`. Nothing is read.
 
-    Raises BadData that lists every problem of the frame at once. Nothing is read.
+    schema : a pyspark StructType or a pyarrow Schema. name : of the DataFrame, for messages.
+
+    Raises BadData, which lists every problem of the frame at once.
     """
     planner = _Planner(columns_of(schema), data)
     planner.check_doubles(schema.names)
@@ -46,6 +48,7 @@ def plan(schema: Any, data: Data, name: str) -> tuple[Field, ...]:
 
 
 def _fits(fill: float, dtype: str) -> bool:
+    """Whether a bool or integer dtype holds the fill value."""
     if dtype == "bool":
         return fill in (0, 1)
     limits = np.iinfo(dtype)
@@ -53,7 +56,7 @@ def _fits(fill: float, dtype: str) -> bool:
 
 
 def _must_be_exact(kind: SourceType, dtype: str) -> bool:
-    """Whether a column of this type holds integers, of which some may not be exact in a floating `dtype`."""
+    """Whether a column of this type holds integers of which some may not be exact in a floating `dtype`."""
     if dtype not in _FLOATS:
         return False
     if kind.name == "decimal":
@@ -62,7 +65,7 @@ def _must_be_exact(kind: SourceType, dtype: str) -> bool:
 
 
 class _Planner:
-    """Turns columns and settings into Fields, and gathers every problem on the way."""
+    """Makes Fields of source columns and settings, and collects every problem in `problems`."""
 
     def __init__(self, columns: Mapping[str, SourceType], data: Data) -> None:
         self.columns = dict(columns)
@@ -70,7 +73,7 @@ class _Planner:
         self.problems: list[str] = []
 
     def check_doubles(self, names: Sequence[str]) -> None:
-        """Columns of one name, as a join leaves them, can't be told apart."""
+        """Find columns of one name, as a join leaves them: which one is meant can't be told."""
         self.problems += [
             f"there are {count} columns called {name!r}. Rename or drop all but one."
             for name, count in Counter(names).items()
@@ -78,7 +81,7 @@ class _Planner:
         ]
 
     def wanted(self) -> dict[str, tuple[tuple[str, ...], bool]]:
-        """Batch column → (source columns, packed?); structs flattened, unknown columns noted."""
+        """Return batch column → (source columns, whether they are packed); structs are flattened."""
         asked = self.data.columns
         if asked is None:
             asked = [name for name in self.columns if name.rpartition(".")[0] not in self.columns]
@@ -102,7 +105,7 @@ class _Planner:
         return found
 
     def field(self, batch: str, sources: tuple[str, ...], packed: bool) -> Field | None:
-        """One Field, or None after its problems were noted."""
+        """Return one Field, or None where it has problems."""
         before = len(self.problems)
         made = self._packed(batch, sources) if packed else self._single(batch, sources[0])
         return made if len(self.problems) == before else None
@@ -218,7 +221,7 @@ class _Planner:
         return Field(name=batch, sources=(source,), kind="bytes", dtype="uint8", shape=None, nan="keep")
 
     def _dtype(self, given: Any, batch: str, *, floating: bool) -> str | None:
-        """The dtype that `dtype` or `default_dtype` gives. One for all is not for columns that aren't `floating`."""
+        """Return what `given` (`dtype` or `default_dtype`) asks for; one for all is for `floating` columns only."""
         asked = given
         if isinstance(asked, Mapping):
             asked = asked.get(batch)
@@ -290,7 +293,7 @@ class _Planner:
         return mapping.get(batch, mapping.get(source))
 
     def check_settings(self, wanted: Mapping[str, tuple[tuple[str, ...], bool]]) -> None:
-        """Settings for columns that are not there, values that don't exist, and names that clash."""
+        """Find settings for columns that are not there, unknown values, and names that clash."""
         data = self.data
         names = list(dict.fromkeys([*wanted, *(source for sources, _ in wanted.values() for source in sources)]))
         for setting_name in ("vocabulary", "hash_buckets", "pad", "decode", "nulls", "dtype", "default_dtype"):

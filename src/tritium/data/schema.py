@@ -1,4 +1,4 @@
-"""What is read from a DataFrame, and what a column of a batch looks like (any process)."""
+"""What to read from a DataFrame (`Data`), and what a column of a batch looks like (`Field`) (any process)."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tritium.errors import BadSetting
 Kind = Literal["fixed", "bytes"]
 Fill = float | int | str | None
 
-DENSE_BYTES = 256 << 10  # of a sparse vector as a dense row, and no more: 65,536 float32
+DENSE_BYTES = 256 << 10  # the most that a sparse vector may take as a dense row: 65,536 float32
 _BY_COLUMN = ("vocabulary", "hash_buckets", "pad", "decode", "nulls")
 
 
@@ -23,8 +23,8 @@ _BY_COLUMN = ("vocabulary", "hash_buckets", "pad", "decode", "nulls")
 class Data:
     """A DataFrame, and how its columns become the columns of a batch.
 
-    Every mapping is by the name of a batch column; `vocabulary`, `hash_buckets`, `pad`, `decode` and `nulls`
-    also take the name of a source column. Raises BadSetting where one of these is no mapping.
+    The keys of every mapping are names of batch columns; `vocabulary`, `hash_buckets`, `pad`, `decode` and `nulls`
+    also take names of source columns. Raises BadSetting where one of these five is not a mapping.
     """
 
     frame: Any
@@ -32,27 +32,27 @@ class Data:
     columns: Mapping[str, str | Sequence[str]] | Sequence[str] | None = None
     """Batch column → one source column, or several scalars packed to a row `[n]`. None: every column."""
     dtype: Mapping[str, str] | str | None = None
-    """The numpy dtype per batch column, or one for all packed and floating ones; only so are digits lost."""
+    """The numpy dtype per batch column, or one for all packed and floating ones: the only way to lose precision."""
     default_dtype: Mapping[str, str] | str | None = None
     """The dtype where `dtype` asks for none: per batch column, or one for all floating ones. An integer that it does
-    not hold exactly (float32 from 2**24 on) is BadRow; with `dtype` it is rounded."""
+    not hold exactly (float32 from 2**24 on) raises BadRow; with `dtype` it is rounded."""
     vocabulary: Mapping[str, Sequence[str]] = setting(default_factory=dict)
-    """String column → its known values; the batch has their index (int64). An unknown value is BadRow."""
+    """String column → its known values; the batch has their index (int64). An unknown value raises BadRow."""
     hash_buckets: Mapping[str, int] = setting(default_factory=dict)
     """String column → n; the batch has crc32(UTF-8) mod n (int64), the same on every machine."""
     pad: Mapping[str, int | tuple[int, float]] = setting(default_factory=dict)
-    """Array of varying length → its fixed length, or (length, fill); fill is 0. A longer row is BadRow."""
+    """Array of varying length → its fixed length, or (length, fill); fill is 0. A longer row raises BadRow."""
     decode: Mapping[str, Callable[[bytes], np.ndarray[Any, Any]]] = setting(default_factory=dict)
     """Binary column → a function from its bytes to an array, called in the rank when a batch is made."""
     nulls: Mapping[str, float | int | str] = setting(default_factory=dict)
     """Column → the value in place of null, or "mask" (0, and a bool column `<name>_mask`: True = present)."""
     nan: Literal["error", "keep"] = "error"
-    """Whether NaN and infinity in a floating column are BadRow or ordinary values."""
+    """Whether NaN and infinity in a floating column raise BadRow or are ordinary values."""
     shuffle: Literal["full", "stream"] | bool = "full"
     """What the exchange prepares: "full" and False sort the rows by id, "stream" does not."""
     row_key: Sequence[str] | str = ()
     """Columns that identify a row. Rows are sorted by them within their source partition before they get their ids, so
-    that a row has the same id when Spark computes a join or an aggregation again: a resumed epoch is then exact."""
+    that a row has the same id when Spark computes a join or an aggregation again, and a resumed epoch is exact."""
 
     def __post_init__(self) -> None:
         wrong = []
@@ -72,49 +72,49 @@ class Data:
 
 @dataclass(frozen=True, kw_only=True)
 class Field:
-    """One batch column: where it comes from, and what its rows look like."""
+    """A batch column: where it comes from, and what its rows look like."""
 
     name: str
     sources: tuple[str, ...]
-    """Source columns. Several only when scalars are packed to one row."""
+    """Source columns; more than one only where scalars are packed to one row."""
     kind: Kind
     dtype: str
     """The numpy dtype in the batch ("uint8" for bytes)."""
     shape: tuple[int, ...] | None
-    """Of one row: () is a scalar, so the batch is `[b]`; None until the first row shows it."""
+    """Shape of one row: () is a scalar, so that the batch is `[b]`; None until the first row shows it."""
     depth: int = 0
-    """How many arrays are around the values: 0 a scalar, 1 a vector or packed scalars, 2 a matrix."""
+    """How many arrays are around a value: 0 for a scalar, 1 for a vector or packed scalars, 2 for a matrix."""
     packed: bool = False
-    """True for scalars that travel as one array; position i of a row then comes from `sources[i]`."""
+    """Whether scalars travel as one array; value i of a row then comes from `sources[i]`."""
     travel: str = ""
-    """The numpy dtype in which the values leave the JVM, "" for strings and bytes."""
+    """The numpy dtype in which the values leave the JVM; "" for strings and bytes."""
     vocabulary: tuple[str, ...] | None = None
     buckets: int | None = None
     pad: tuple[int, float] | None = None
     nulls: tuple[Fill, ...] = (None,)
-    """Per source: the fill value, "mask", or None (a null is BadRow)."""
+    """Per source: the fill value, "mask", or None (a null raises BadRow)."""
     nan: Literal["error", "keep"] = "error"
     exact: tuple[bool, ...] = ()
-    """Per source: whether it holds integers of which each must be exact in `dtype`; () for none."""
+    """Per source: whether it holds integers, each of which must be exact in `dtype`; () for none."""
     marked: bool = False
-    """Whether a row may be a mark, which says that what was there can't be packed: see `exchange.pack`."""
+    """Whether a row may be a mark in place of values that can't be packed: see `exchange.pack`."""
 
     @property
     def mask(self) -> bool:
-        """True when a bool column `<name>_mask`, of the same shape, goes with this one."""
+        """Whether a bool column `<name>_mask` of the same shape goes with this one."""
         return "mask" in self.nulls
 
     def to_json(self) -> dict[str, Any]:
-        """A plain dict; tuples become lists when it is written."""
+        """Return the fields as a dict that JSON takes."""
         return dataclasses.asdict(self)
 
     @classmethod
     def from_json(cls, plain: Mapping[str, Any]) -> Field:
-        """The Field that `to_json` described."""
+        """Return the Field that `to_json` described; JSON has made lists of its tuples."""
         facts: dict[str, Any] = {k: tuple(v) if isinstance(v, list) else v for k, v in plain.items()}
         return cls(**facts)
 
 
 def as_data(value: Any) -> Data:
-    """`value` itself, or a bare frame as Data."""
+    """Return `value` itself where it is Data, else Data of this frame."""
     return value if isinstance(value, Data) else Data(value)

@@ -100,7 +100,7 @@ def table(parts: Mapping[int, Sequence[int]]) -> Table:
 
 
 def summary(whole: Table) -> dict[str, Any]:
-    """Return a fingerprint in three values, as JSON: `digest` of all of it, `rows`, and `content` of rows without ids."""
+    """Return a fingerprint in three values, JSON: `digest` of all of it, `rows`, and `content` of rows without ids."""
     content = sum(int(part[3], 16) for part in whole) & _WORD
     digest = hashlib.sha256(json.dumps(whole).encode()).hexdigest()[:32]
     return {"digest": digest, "rows": sum(part[1] for part in whole), "content": f"{content:016x}"}

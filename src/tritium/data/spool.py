@@ -1,4 +1,4 @@
-"""The spool: a shard's rows in unlinked local files, written by the supervisor and mapped by the rank (supervisor, rank).
+"""The spool: rows of a shard in unlinked local files, which a supervisor writes and its rank maps (supervisor, rank).
 
 A fixed column is one file, a row-major matrix; a column of bytes is a file of its values and one of the 64-bit end of
 each row. The files have no name, so that none is left however the run ends; the rank inherits the descriptors

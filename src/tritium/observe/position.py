@@ -1,4 +1,4 @@
-"""How far the training is and how fast, from what the ranks log (driver)."""
+"""How far a training is, and how fast, from what its ranks log (driver)."""
 
 from __future__ import annotations
 
@@ -10,11 +10,15 @@ RATE_SECONDS = 15.0  # rows/s is a mean over this window
 
 
 class TrainingPosition:
-    """Where the training stands, from what the ranks log. Not thread-safe."""
+    """Epoch, step and rates of a training. Not thread-safe.
+
+    position : `epoch`, `epochs`, `step` and `steps`, as far as they were logged, of the lowest rank that logs.
+    values   : the numbers that it logged last, by name.
+    """
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
-        self._leader: int | None = None  # the lowest rank that logs; its steps and values are shown
+        self._leader: int | None = None  # the lowest rank that logs
         self._windows: dict[int, deque[tuple[float, int]]] = {}  # by rank: when it had taken how many rows
         self._first: tuple[float, float] | None = None  # time and fraction at the first log
         self._fraction: float | None = None  # at the last log
@@ -23,6 +27,7 @@ class TrainingPosition:
         self.values: dict[str, float | str] = {}
 
     def log(self, rank: int, fields: dict[str, Any]) -> None:
+        """Take what a rank logged: `epoch`, `step`, `rows` (all it has taken so far), `values`; each may be missing."""
         now = self._clock()
         if fields.get("rows") is not None:
             window = self._windows.setdefault(rank, deque())
@@ -49,7 +54,7 @@ class TrainingPosition:
 
     @property
     def fraction(self) -> float | None:
-        """How much of all steps is done, 0 to 1; None when the ranks don't say of how many."""
+        """The share of all steps that is done, 0 to 1; None where the ranks don't log how many there are."""
         place = self.position
         steps, epochs = place.get("steps", 0), place.get("epochs")
         within = (place.get("step", -1) + 1) / steps if steps else None
@@ -59,7 +64,7 @@ class TrainingPosition:
 
     @property
     def rows_per_second(self) -> float | None:
-        """Rows that all ranks together take a second."""
+        """Rows that all ranks together take in a second; None before a rank has logged twice."""
         rates = [
             (window[-1][1] - window[0][1]) / (window[-1][0] - window[0][0])
             for window in self._windows.values()
@@ -69,7 +74,7 @@ class TrainingPosition:
 
     @property
     def seconds_left(self) -> float | None:
-        """By the mean pace since the first step."""
+        """Seconds until the last step at the mean speed since the first; None where that is unknown."""
         fraction = self.fraction
         if self._first is None or fraction is None or fraction <= self._first[1]:
             return None
@@ -77,7 +82,7 @@ class TrainingPosition:
         return max(0.0, left - (self._clock() - self._latest))
 
     def text(self) -> str:
-        """`epoch 2/5, step 120/300, 12,345 rows/s, loss 0.1234, 0:21 left`: what of it is known."""
+        """Return what is known of `epoch 2/5, step 120/300, 12,345 rows/s, loss 0.1234, 0:21 left`."""
         parts = []
         for one, many in (("epoch", "epochs"), ("step", "steps")):
             if one in self.position:
@@ -92,12 +97,12 @@ class TrainingPosition:
 
 
 def number(value: float | str) -> str:
-    """Four significant digits; the strings that stand for non-finite numbers as they are."""
+    """Return four significant digits, or a string (which stands for a non-finite number) as it is."""
     return value if isinstance(value, str) else f"{value:.4g}"
 
 
 def clock_time(seconds: float) -> str:
-    """75.2 → "1:15"; 3675 → "1:01:15"."""
+    """Return 75.2 as "1:15", 3675 as "1:01:15"."""
     minutes, whole = divmod(int(seconds + 0.5), 60)
     hours, minutes = divmod(minutes, 60)
     return f"{hours}:{minutes:02}:{whole:02}" if hours else f"{minutes}:{whole:02}"

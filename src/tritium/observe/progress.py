@@ -1,4 +1,4 @@
-"""How a run looks while it runs: a live display on a terminal or in a notebook, plain lines elsewhere (driver)."""
+"""The progress of a run: a live display on a terminal or in a notebook, plain lines elsewhere (driver)."""
 
 from __future__ import annotations
 
@@ -15,19 +15,22 @@ if TYPE_CHECKING:
     from rich.console import Console, RenderableType
     from rich.live import Live
 
-LINE_SECONDS = 5.0  # plain lines of rows and steps come no more often
+LINE_SECONDS = 5.0  # between two plain lines of rows and steps, at least
 REFRESH_SECONDS = 0.25
 _LONGEST_LINE = 32 << 10
 
-_terminal = threading.Lock()  # one live display a process; a second run at the same time writes plain lines
+_terminal = threading.Lock()  # held by the one live display of this process; other runs write plain lines meanwhile
 
 
 class Progress:
-    """Shows a run's events and its ranks' output. Methods may be called from any thread; no thread is left by `close`.
+    """Shows a run's events and its ranks' output. Methods may be called from any thread. `close` ends its thread.
 
-    `live=None` decides by the stream: a terminal, or a notebook that has ipywidgets. `show=False` leaves out all but
-    the ranks' output. The stream is stdout, as it is when a line is written, unless one is given. `title` says which of
-    several runs it is, at the start of every line of its own.
+    ranks  : how many the run has.
+    output : of which ranks to show what they write.
+    show   : False shows nothing but that.
+    title  : which of several runs it is; every line of its own begins with it.
+    live   : whether to draw a live display. None: on a terminal, or in a notebook that has ipywidgets.
+    stream : where to write. None: `sys.stdout`, looked up for each line.
     """
 
     def __init__(
@@ -57,8 +60,8 @@ class Progress:
         self._position = TrainingPosition(clock)
         self._ended: set[tuple[str, int]] = set()
         self._last_line = clock()
-        self._unsaid = False
-        self._silent = False
+        self._pending = False
+        self._broken = False
         self._closed = threading.Event()
         self._live: Live | None = None
         self._ticker: threading.Thread | None = None
@@ -66,7 +69,7 @@ class Progress:
             self._go_live(live)
 
     def event(self, kind: str, **fields: Any) -> None:
-        """Take one event of the run; unknown kinds are not shown."""
+        """Show one event of the run; unknown kinds are ignored."""
         handler = getattr(self, f"_on_{kind}", None)
         if handler is None or not self._show:
             return
@@ -76,7 +79,7 @@ class Progress:
             self._write(f"{self._name}: {line}")
 
     def output(self, rank: int, text: str) -> None:
-        """Take what a rank wrote. Whole lines are shown with `[rank 0]` in front."""
+        """Show what a rank wrote, whole lines with `[rank 0]` in front."""
         if self._output == "none" or (self._output == "rank 0" and rank != 0):
             return
         with self._lock:
@@ -85,7 +88,7 @@ class Progress:
             self._write(f"[rank {rank}] {line}")
 
     def close(self) -> None:
-        """Write what is unsaid, and give the terminal back. May be called twice."""
+        """Write what is pending, and stop the live display. May be called twice."""
         if self._closed.is_set():
             return
         self._closed.set()
@@ -94,7 +97,7 @@ class Progress:
         with self._lock:
             rest = [f"[rank {rank}] {text}" for rank, text in sorted(self._partial.items()) if text]
             self._partial.clear()
-            if self._unsaid:
+            if self._pending:
                 rest.append(f"{self._name}: {self._summary()}")
         for line in rest:
             self._write(line)
@@ -103,13 +106,13 @@ class Progress:
             live.stop()
             _terminal.release()
 
-    # ---- events: each returns the lines to write
+    # ---- events: each handler returns the lines to write
 
     def _on_started(self, ranks: int | None = None, slots: int | None = None, **_: Any) -> list[str]:
         self._phase = f"starting {self.ranks} rank{'s' * (self.ranks > 1)}"
         if slots is not None:
             self._phase += f" on {slots} slot{'s' * (slots != 1)}"
-        return self._said(self._phase)
+        return self._unless_live(self._phase)
 
     def _on_reported(self, **_: Any) -> None:
         self._reported += 1
@@ -118,21 +121,21 @@ class Progress:
         hosts = list(dict.fromkeys(str(peer["host"]) for peer in peers))
         names = ", ".join(hosts[:4]) + (", …" if len(hosts) > 4 else "")
         self._phase = f"{self.ranks} rank{'s' * (self.ranks > 1)} on {names or 'this machine'}"
-        return self._said(f"{self._phase} after {self._elapsed():.1f} s")
+        return self._unless_live(f"{self._phase} after {self._elapsed():.1f} s")
 
     def _on_rows(self, name: str, rank: int, rows: int, ended: bool = False, **_: Any) -> list[str]:
         self._rows.setdefault(name, {})[rank] = int(rows)
         if ended:
             self._ended.add((name, rank))
             if all((known, k) in self._ended for known in self._rows for k in range(self.ranks)):
-                return self._said(f"{self._spooled()} after {self._elapsed():.1f} s")
-        return [] if self._position.begun else self._now_and_then()
+                return self._unless_live(f"{self._spooled()} after {self._elapsed():.1f} s")
+        return [] if self._position.begun else self._summary_when_due()
 
     def _on_log(self, rank: int, **fields: Any) -> list[str]:
         if not self._position.begun:
             self._last_line = -LINE_SECONDS  # the first numbers are shown at once
         self._position.log(rank, fields)
-        return self._now_and_then()
+        return self._summary_when_due()
 
     def _on_failed(
         self,
@@ -147,32 +150,33 @@ class Progress:
     ) -> list[str]:
         if how == "stalled":
             self._phase = text.split("\n")[0]
-            return self._said(self._phase)
+            return self._unless_live(self._phase)
         if how == "exit":
             how = f"left: {text}" if text else f"left with exit code {exit_code}"
         else:
             how = f"was killed by {signal}" if signal else f"failed: {type}: {text}" if type else f"failed: {text}"
         self._phase = f"rank {rank}{f' on {host}' if host else ''} {how}".split("\n")[0]
-        return self._said(self._phase)
+        return self._unless_live(self._phase)
 
     def _on_ended(self, ok: bool, seconds: float, **_: Any) -> list[str]:
-        lines = [self._summary()] if self._unsaid else []
+        lines = [self._summary()] if self._pending else []
         self._phase = f"{'done' if ok else 'ended without a result'} after {seconds:.1f} s"
-        return self._said(*lines, self._phase)
+        return self._unless_live(*lines, self._phase)
 
     def _on_note(self, text: str, **_: Any) -> list[str]:
         return [text]
 
-    def _said(self, *lines: str) -> list[str]:
-        """Lines that a live display shows anyway."""
-        self._unsaid = False
+    def _unless_live(self, *lines: str) -> list[str]:
+        """Return the lines, or none where there is a live display, which shows them anyway."""
+        self._pending = False
         return [] if self._live is not None else list(lines)
 
-    def _now_and_then(self) -> list[str]:
+    def _summary_when_due(self) -> list[str]:
+        """Return the summary, but at most once in LINE_SECONDS."""
         if self._live is not None:
             return []
-        self._unsaid = self._clock() - self._last_line < LINE_SECONDS
-        if self._unsaid:
+        self._pending = self._clock() - self._last_line < LINE_SECONDS
+        if self._pending:
             return []
         self._last_line = self._clock()
         return [self._summary()]
@@ -201,7 +205,7 @@ class Progress:
 
     def _write(self, line: str) -> None:
         with self._writing:
-            if self._silent:
+            if self._broken:
                 return
             try:
                 if self._live is not None:
@@ -214,7 +218,7 @@ class Progress:
                 stream.write(line.encode(encoding, "backslashreplace").decode(encoding) + "\n")
                 stream.flush()
             except (OSError, ValueError):  # the terminal has gone, or the stream was closed: the run goes on
-                self._silent = True
+                self._broken = True
 
     # ---- the live display
 
@@ -235,7 +239,7 @@ class Progress:
             try:
                 live.refresh()
             except (OSError, ValueError):  # as in _write
-                self._silent = True
+                self._broken = True
                 return
 
     def _render(self) -> RenderableType:

@@ -144,7 +144,7 @@ class Epoch:
 
     @contextmanager
     def _gathering(self) -> Iterator[Callable[[Share], Callable[[], dict[str, Any]]]]:
-        """A function that begins to gather a share's columns, and returns a function that waits for them.
+        """Yield a function that starts to gather a share's columns, and returns a function that waits for them.
 
         Batches for the CPU are gathered by this thread when they are waited for, those for another device by a thread
         of their own, one batch ahead.

@@ -210,7 +210,7 @@ class Epochs:
         return list(self._resume.get("seen", ())) if self._resume and self._resume["epoch"] == number else []
 
     def _is_listed(self, number: int) -> bool:
-        """Whether a state lists the ids of the rows seen in this epoch."""
+        """Return whether a state lists the ids of the rows seen in this epoch."""
         return bool(self._seen(number)) or (self._plan.shuffle == "stream" and number == 0)
 
     @property

@@ -15,7 +15,7 @@ PARTITION_BITS = 33
 """An id is `source partition << 33 | position` (Spark's `monotonically_increasing_id`)."""
 
 
-def dealt_to(ids: Array, ranks: int) -> Array:
+def rank_of(ids: Array, ranks: int) -> Array:
     """Return the rank of each id, int64 [k], as the exchange distributes rows to `ranks`."""
     owner: Array = ((ids >> PARTITION_BITS) + (ids & ((1 << PARTITION_BITS) - 1))) % ranks
     return owner

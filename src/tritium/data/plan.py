@@ -48,7 +48,7 @@ def plan(schema: Any, data: Data, name: str) -> tuple[Field, ...]:
 
 
 def _fits(fill: float, dtype: str) -> bool:
-    """Whether a bool or integer dtype holds the fill value."""
+    """Return whether a bool or integer dtype holds the fill value."""
     if dtype == "bool":
         return fill in (0, 1)
     limits = np.iinfo(dtype)
@@ -56,7 +56,7 @@ def _fits(fill: float, dtype: str) -> bool:
 
 
 def _must_be_exact(kind: SourceType, dtype: str) -> bool:
-    """Whether a column of this type holds integers of which some may not be exact in a floating `dtype`."""
+    """Return whether a column of this type holds integers of which some may not be exact in a floating `dtype`."""
     if dtype not in _FLOATS:
         return False
     if kind.name == "decimal":
@@ -248,7 +248,7 @@ class _Planner:
             )
 
     def _keeps_infinity(self, kinds: Sequence[SourceType], dtype: str) -> bool:
-        """Whether infinity is an ordinary value, which what Spark's own cast makes of 1e300 could not be told from."""
+        """Return whether infinity is a value that could not be told from what Spark's cast makes of 1e300."""
         narrowed = any(kind.name == "number" and kind.dtype == "float64" for kind in kinds)
         return self.data.nan == "keep" and narrowed and dtype in ("float16", "float32")
 

@@ -140,7 +140,7 @@ class Receiver:
 
 
 def end_is_seen(version: str) -> bool:
-    """Whether this version of Spark proves without sorted rows that a shard is complete."""
+    """Return whether this version of Spark proves without sorted rows that a shard is complete."""
     return version.startswith(TRIED) and not os.environ.get("TRITIUM_SORT")
 
 

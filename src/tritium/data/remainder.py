@@ -76,7 +76,7 @@ class StepSchedule(Protocol):
         ...
 
     def ready(self, step: int) -> bool:
-        """Whether `share(step)` returns without waiting."""
+        """Return whether `share(step)` returns without waiting."""
         ...
 
     def share(self, step: int) -> Share | None:
@@ -150,7 +150,7 @@ class StreamedSchedule:
         return (step * self._batch_size // self._window + 1) * self._window
 
     def _is_after_last(self, step: int) -> bool:
-        """Whether the counts known so far leave no such step; more counts never add one."""
+        """Return whether the counts known so far leave no such step; more counts never add one."""
         ended = list(self._watermark.ended.values())
         if self._watermark.complete or (ended and self._remainder == "drop"):
             return step >= step_count(ended, self._batch_size, self._remainder)

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from tritium.data.idset import Array, IdSet, dealt_to
+from tritium.data.idset import Array, IdSet, rank_of
 from tritium.data.order import blocked
 from tritium.errors import BadSetting, DataError
 
@@ -77,7 +77,7 @@ def resharded(states: Sequence[State], name: str, index: int, counts: Sequence[i
     mine, taken = [np.empty(0, np.int64)], np.zeros(len(counts), np.int64)
     for state in states:
         seen = seen_ids(state)
-        owner = dealt_to(seen, len(counts))
+        owner = rank_of(seen, len(counts))
         taken += np.bincount(owner, minlength=len(counts))
         mine.append(seen[owner == index])
     seen = np.concatenate(mine)

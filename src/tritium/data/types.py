@@ -116,7 +116,7 @@ def path_of(schema: Any, name: str) -> tuple[str, ...]:
 
 
 def may_exceed_int64(kind: SourceType) -> bool:
-    """Whether a scalar of this type may hold what int64 does not: a NaN, an infinity, a number that is too large."""
+    """Return whether a scalar of this type may be NaN, infinite, or a number beyond int64."""
     return (kind.name == "number" and kind.dtype.startswith("float")) or (
         kind.name == "decimal" and kind.precision - kind.scale > _INT64_DIGITS
     )

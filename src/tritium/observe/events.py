@@ -121,9 +121,9 @@ class RunLog:
                 files.makedirs(root, exist_ok=True)
                 files.pipe_file(f"{root}/{MARK}", text.encode())
             else:
-                beside = self._folder / f"{MARK}.part"
-                beside.write_text(text)
-                beside.replace(self._folder / MARK)
+                part = self._folder / f"{MARK}.part"
+                part.write_text(text)
+                part.replace(self._folder / MARK)
         except Exception as error:  # noqa: BLE001 - fsspec's file systems raise what they like
             self.problem = f"{MARK} could not be written: {error}"
 
@@ -174,9 +174,9 @@ class RunLog:
         text = masked(json.dumps(plain(report), indent=2, ensure_ascii=False)) + "\n"
         with self._lock:
             try:
-                beside = self._folder / "report.json.part"
-                beside.write_text(text, encoding="utf-8")
-                beside.replace(self._folder / "report.json")
+                part = self._folder / "report.json.part"
+                part.write_text(text, encoding="utf-8")
+                part.replace(self._folder / "report.json")
             except OSError as error:
                 self.problem = self.problem or f"report.json could not be written: {error}"
 

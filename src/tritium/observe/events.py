@@ -29,7 +29,7 @@ from typing import IO, Any
 from tritium.errors import masked
 from tritium.observe.stored import Piece, StoredFiles
 
-MARK = "run.json"
+_RUN_FILE = "run.json"
 _TAIL_BYTES = 64 << 10
 _LIBRARIES = ("tritium", "pyspark", "pyarrow", "numpy", "torch")
 
@@ -53,7 +53,7 @@ def run_at(run_dir: str) -> str:
 
     files, root = fsspec.core.url_to_fs(run_dir)
     files.invalidate_cache()
-    with files.open(f"{root.rstrip('/')}/{MARK}", "rb") as file:
+    with files.open(f"{root.rstrip('/')}/{_RUN_FILE}", "rb") as file:
         return str(json.loads(file.read())["run"])
 
 
@@ -110,22 +110,22 @@ class RunLog:
         self._stored = StoredFiles(self.run_dir, self._remote)
         self._folder.joinpath("logs").mkdir(parents=True, exist_ok=True)
         _drop_torn_line(self._folder / "events.jsonl")
-        self._mark(str(settings.get("run_id", "")))
+        self._write_run_file(str(settings.get("run_id", "")))
         self.event("run", settings=without_secrets(settings), versions=versions())
 
-    def _mark(self, run_id: str) -> None:
+    def _write_run_file(self, run_id: str) -> None:
         text = json.dumps({"run": run_id, "started": datetime.now(timezone.utc).isoformat(timespec="seconds")})
         try:
             if self._remote is not None:
                 files, root = self._remote
                 files.makedirs(root, exist_ok=True)
-                files.pipe_file(f"{root}/{MARK}", text.encode())
+                files.pipe_file(f"{root}/{_RUN_FILE}", text.encode())
             else:
-                part = self._folder / f"{MARK}.part"
+                part = self._folder / f"{_RUN_FILE}.part"
                 part.write_text(text)
-                part.replace(self._folder / MARK)
+                part.replace(self._folder / _RUN_FILE)
         except Exception as error:  # noqa: BLE001 - fsspec's file systems raise what they like
-            self.problem = f"{MARK} could not be written: {error}"
+            self.problem = f"{_RUN_FILE} could not be written: {error}"
 
     def event(self, kind: str, **fields: Any) -> None:
         """Append one event to events.jsonl."""

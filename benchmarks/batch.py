@@ -86,7 +86,7 @@ def main() -> int:
     spool, speed = filled(x, y)
     shard = Shard.of("train", spool, FIELDS)
     page = ProgressPage()
-    watched = Shard.of("train", spool, FIELDS, took=functools.partial(ProgressWriter.on(page.fd).took, "train"))
+    watched = Shard.of("train", spool, FIELDS, on_batch=functools.partial(ProgressWriter.on(page.fd).took, "train"))
     one = Shard.of("train", only_x := spool_of_x(x), FIELDS[:1])
     mapped = SpoolReader(spool.describe(), spool.rows).column("x")
     in_ram, target, permutation = torch.from_numpy(x), torch.from_numpy(y), torch.randperm(n)

@@ -33,7 +33,7 @@ def receive(exchange: Any, fingerprint: bool) -> tuple[float, float]:
         import pyarrow as pa
 
         from tritium.data.fingerprint import Fingerprint
-        from tritium.data.receive import Receiver
+        from tritium.data.receiver import Receiver
         from tritium.data.spool import Spool
 
         spent, add = [0.0], Fingerprint.add

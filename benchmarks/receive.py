@@ -17,8 +17,9 @@ import numpy as np
 import pyarrow as pa
 
 from tritium.data.fingerprint import Fingerprint
-from tritium.data.receive import Receiver
-from tritium.data.schema import Data, plan
+from tritium.data.plan import plan
+from tritium.data.receiver import Receiver
+from tritium.data.schema import Data
 
 BATCH = 10_000
 

@@ -1,7 +1,7 @@
-"""The package and the user's code on their way to an executor (driver packs, supervisor and rank process mount).
+"""Sends the package and the user's code to executors (driver packs, supervisor and rank process mount).
 
 Only the driver needs Tritium installed. What goes to an executor is a small function by value that carries the package
-as a zip, puts the zip on the path of its process without touching a disk, and calls one function of it by name.
+as a zip, puts the zip on `sys.path` of its process without writing to a disk, and calls one function of it by name.
 """
 
 from __future__ import annotations
@@ -40,11 +40,11 @@ _STAMP = (2020, 1, 1, 0, 0, 0)  # the same sources always make the same zip
 
 @functools.cache
 def package() -> bytes:
-    """This package and cloudpickle as a zip of bytecode, without sources: a rank starts without compiling.
+    """Return this package and cloudpickle as a zip of bytecode, without sources.
 
-    Driver and executors run the same version of Python, or Spark refuses the job. With its sources the zip is over
-    1 MB, and Spark then warns at each launch that it broadcasts a large task. cloudpickle comes along because
-    executors may lack it, or have another version than the one that pickled here.
+    Driver and executors run the same version of Python, or Spark refuses the job. With sources the zip is over 1 MB,
+    and Spark would warn at each launch that it broadcasts a large task. cloudpickle is included because executors may
+    lack it, or have another version than the one that pickled here.
     """
     mounted = getattr(sys.modules["tritium"], "__archive__", None)
     if mounted is not None:
@@ -77,26 +77,26 @@ def _add(archive: zipfile.ZipFile, name: str, content: bytes) -> None:
 
 
 def home() -> str:
-    """Where a child process of this one finds this package: the mounted zip, or the directory it was installed in."""
+    """Return where a child process finds this package: the mounted zip, or the directory it is installed in."""
     mounted: tuple[str, ...] = getattr(sys, "_tritium", ())
     return mounted[0] if mounted else str(pathlib.Path(__file__).parents[1])
 
 
 def importable() -> list[str]:
-    """Where this process finds modules: also what Spark has put there meanwhile (`addPyFile`, artifacts)."""
+    """Return `sys.path` without this package's zip, with what Spark has added to it (`addPyFile`, artifacts)."""
     own: tuple[str, ...] = getattr(sys, "_tritium", ())
     entries = (entry for entry in sys.path if isinstance(entry, str))  # Python passes over a Path, too
     return [entry for entry in entries if entry not in own and "tritium-mount" not in entry]
 
 
 def import_from(path: Sequence[str]) -> None:
-    """Find what another process finds. What was missing comes first: Spark puts it before installed packages, too."""
+    """Add what is missing of another process's `importable()`, before installed packages, as Spark does."""
     begin = sum(1 for entry in sys.path[:2] if entry in ("", home()))
     sys.path[begin:begin] = [entry for entry in path if entry not in sys.path]
 
 
 class Mount:
-    """A zip as a path that `sys.path` takes, without a file that could be left behind where the system allows it."""
+    """A zip as a path for `sys.path`: in memory where the system can, else in a temporary file."""
 
     def __init__(self, archive: bytes) -> None:
         if hasattr(os, "memfd_create"):
@@ -108,27 +108,29 @@ class Mount:
             file.write(archive)
 
     def close(self) -> None:
-        """Nothing remains."""
+        """Free the memory, or remove the file."""
         os.close(self._fd)
         if not self.path.startswith("/proc/"):
             os.unlink(self.path)
 
 
 def digest(archive: bytes) -> str:
-    """The content's name: two zips with the same digest are the same code."""
+    """Return a name for the content: two zips with the same digest are the same code."""
     return hashlib.sha256(archive).hexdigest()[:16]
 
 
 def entry(target: str, payload: bytes, annotations: Mapping[str, Any] | None = None) -> Callable[..., Any]:
-    """A function for Spark that calls `target(payload, *args)` where Tritium may not be installed.
+    """Return a function for Spark that calls `target(payload, *args)` where Tritium may not be installed.
 
-    `target` is "module:function" within this package. `annotations` become the function's own, for Spark's UDFs that
-    read them. An older Tritium in a reused Python worker is replaced by this one.
+    target      : "module:function" within this package.
+    annotations : of the returned function, for Spark's UDFs, which read them.
+
+    Another version of Tritium in a reused Python worker is replaced by this one.
     """
     archive = package()
     name = digest(archive)
 
-    def call(*args: Any) -> Any:  # by value: everything that it needs must be inside
+    def call(*args: Any) -> Any:  # goes by value, so all that it needs is imported inside
         import importlib
         import os
         import sys
@@ -161,10 +163,11 @@ def entry(target: str, payload: bytes, annotations: Mapping[str, Any] | None = N
 
 
 def pickle(obj: Any, by_reference: Sequence[str] = ()) -> bytes:
-    """`obj` as bytes, with the user's own modules by value: they need not be on the executors.
+    """Return `obj` as bytes, with the user's own modules by value, so that executors need not have them.
 
-    Modules below a path of `by_reference` (the user's `py_files`) stay references. Reading it needs cloudpickle, which
-    travels in the same zip as this package.
+    by_reference : paths (the user's `py_files`) below which modules stay references.
+
+    Reading it needs cloudpickle, which is in the same zip as this package.
     """
     with by_value(by_reference):
         return bytes(cloudpickle.dumps(obj, protocol=5))
@@ -172,7 +175,7 @@ def pickle(obj: Any, by_reference: Sequence[str] = ()) -> bytes:
 
 @contextmanager
 def by_value(by_reference: Sequence[str] = ()) -> Iterator[None]:
-    """Whatever cloudpickle writes in this block takes the user's own modules by value, but those of `by_reference`."""
+    """Make cloudpickle, in this block, take the user's own modules by value, except those below `by_reference`."""
     roots = tuple(os.path.abspath(p) for p in by_reference)
     with _registry:  # cloudpickle's list is the process's: one launch must not take away what another relies on
         already = set(cloudpickle.list_registry_pickle_by_value())
@@ -196,7 +199,7 @@ def _installed_roots() -> tuple[str, ...]:
 
 
 def is_users_own(module: ModuleType, by_reference: tuple[str, ...]) -> bool:
-    """Whether the module is neither installed nor below one of the absolute paths `by_reference`: it goes by value."""
+    """Return whether the module goes by value: it is neither installed nor below an absolute path of `by_reference`."""
     file = getattr(module, "__file__", None)
     name = getattr(module, "__name__", None)
     if not isinstance(file, str) or not isinstance(name, str) or name in ("__main__", "__mp_main__"):
@@ -206,16 +209,19 @@ def is_users_own(module: ModuleType, by_reference: tuple[str, ...]) -> bool:
     return not _is_installed(file) and not any(os.path.abspath(file).startswith(root) for root in by_reference)
 
 
-@functools.cache  # every launch asks it of some 2,000 modules, twice, and links take a tenth of a second to resolve
+@functools.cache  # a launch asks it of some 2,000 modules, twice, and resolving their links takes 0.1 s
 def _is_installed(file: str) -> bool:
-    """Whether it lies where Python's own or installed packages do, or is no Python source."""
+    """Return whether the file is among Python's own or installed packages, or is no Python source."""
     path = os.path.realpath(file)
     inside = ("site-packages" + os.sep, "dist-packages" + os.sep)
     return path.startswith(_installed_roots()) or any(part in path for part in inside) or not path.endswith(".py")
 
 
 def archive(paths: Sequence[str]) -> bytes:
-    """The user's `py_files` as one zip: files and packages at its top, the content of zips as it is."""
+    """Return the user's `py_files` as one zip: files and packages at its top, the content of zips unchanged.
+
+    Raises BadSetting for a path that is none of these.
+    """
     out = io.BytesIO()
     with zipfile.ZipFile(out, "w") as target:
         for path in map(pathlib.Path, paths):

@@ -4,7 +4,7 @@ A frame is two lengths, a JSON header, a blob of opaque bytes and, across a netw
 
     u32 header length | u32 blob length | header | blob | HMAC-SHA256 of (direction, sequence number, frame)
 
-Nothing that arrives is unpickled here; a blob is handed on as it is. Both ends prove that they know the run's secret
+Nothing that arrives is unpickled here; a blob is passed on unchanged. Both ends are authenticated by the run's secret
 before the first frame (a challenge each), and the codes use a key of this connection alone, so that a frame can be
 neither forged, changed, dropped, reordered nor replayed.
 """
@@ -28,9 +28,9 @@ from tritium.errors import TooLarge, WireError
 
 MAX_HEADER = 1 << 20
 MAX_BLOB = 1 << 28
-CHUNK = 1 << 22  # what a large thing is cut into, so that other messages get in between
+CHUNK = 1 << 22  # bytes of a piece of something large, so that other messages are sent in between
 
-_LEFT_OUT = 64  # bytes that say how much was left out of a text
+_LEFT_OUT = 64  # bytes for the note of how much was left out of a text
 
 MAGIC = b"TRITIUM1"
 NONCE = 32
@@ -41,7 +41,10 @@ _SEQUENCE = struct.Struct("!Q")
 
 @dataclass(frozen=True)
 class Message:
-    """One frame: what it is, its fields (JSON), and bytes that only its last receiver understands."""
+    """One frame: its kind, its fields (JSON), and bytes that only its last receiver reads.
+
+    Indexing returns a field. Raises WireError where the message has none of that name.
+    """
 
     kind: str
     fields: dict[str, Any] = field(default_factory=dict)
@@ -56,14 +59,14 @@ class Message:
 
 @dataclass(frozen=True)
 class Packed:
-    """A message that is ready for any connection: its header as bytes, and its blob, which is not copied."""
+    """A message encoded for any connection: its header as bytes, and its blob, which is not copied."""
 
     header: bytes
     blob: bytes = b""
 
     @classmethod
     def of(cls, message: Message) -> Packed:
-        """Raises TooLarge for a message over the limit."""
+        """Encode a message. Raises TooLarge for one over MAX_HEADER or MAX_BLOB."""
         header = json.dumps({"kind": message.kind, **message.fields}, separators=(",", ":")).encode()
         if len(header) > MAX_HEADER or len(message.blob) > MAX_BLOB:
             raise TooLarge(
@@ -80,12 +83,12 @@ class Packed:
 
 
 def escaped(text: str) -> int:
-    """The bytes that `text` takes in a header: up to 12 for one character."""
+    """Return the bytes that `text` takes in a header: up to 12 for one character."""
     return len(json.dumps(text)) - 2
 
 
 def clip(text: str, limit: int) -> str:
-    """`text`, or its beginning and its end, in at most `limit` bytes of a header."""
+    """Return `text`, or its beginning and its end, in at most `limit` bytes of a header."""
     if len(text) <= limit and escaped(text) <= limit:
         return text
     half = max(0, limit - _LEFT_OUT) // 2
@@ -103,7 +106,11 @@ def _fitting(text: str, limit: int, *, first: bool) -> str:
 
 
 class Codec:
-    """Frames of one direction: `encode` what is sent, or `feed` what arrives. Without a key there are no codes."""
+    """The frames of one direction: `encode` what is sent, or `feed` what arrives.
+
+    key : of the connection; None for frames without codes. direction : part of the codes, so that no frame is valid the
+    other way.
+    """
 
     def __init__(self, key: bytes | None, direction: bytes) -> None:
         self._key = key
@@ -121,7 +128,7 @@ class Codec:
         return code.digest()
 
     def encode(self, message: Message | Packed) -> list[bytes]:
-        """The frame in parts, to be sent one after the other (a large blob is not copied)."""
+        """Return the frame in parts, to be sent one after the other; a large blob is not copied. Raises TooLarge."""
         packed = message if isinstance(message, Packed) else Packed.of(message)
         header, blob = packed.header, packed.blob
         lengths = _LENGTHS.pack(len(header), len(blob))
@@ -131,7 +138,10 @@ class Codec:
         return [lengths + header, blob, code]
 
     def feed(self, data: bytes) -> Iterator[Message]:
-        """The messages that are complete once `data` has arrived."""
+        """Yield the messages that are complete once `data` has arrived.
+
+        Raises WireError for a frame over the limits, with a wrong code, or whose header is no message.
+        """
         self._buffer += data
         tail = 0 if self._key is None else CODE
         while len(self._buffer) >= _LENGTHS.size:
@@ -162,7 +172,7 @@ def _message(header: bytes, blob: bytes) -> Message:
 
 
 class Challenge:
-    """The server's side of the first three packets, without a socket: `greeting`, then `answer` to what came."""
+    """The server's side of the authentication, without a socket: send `greeting`, then what `answer` returns."""
 
     size = NONCE + CODE  # of the client's only packet
 
@@ -172,19 +182,24 @@ class Challenge:
         self.greeting = MAGIC + self._nonce
 
     def answer(self, packet: bytes) -> tuple[bytes, bytes]:
-        """(what to send, the connection's key). Raises WireError when the client does not know the secret."""
+        """Return (what to send, the connection's key). Raises WireError where the client does not know the secret."""
         theirs, proof = packet[:NONCE], packet[NONCE:]
-        if not hmac.compare_digest(proof, _prove(self._secret, b"client", self._nonce, theirs)):
+        if not hmac.compare_digest(proof, _auth_code(self._secret, b"client", self._nonce, theirs)):
             raise WireError("A client did not prove that it knows this run's secret.")
-        return _prove(self._secret, b"server", self._nonce, theirs), _prove(self._secret, b"key", self._nonce, theirs)
+        reply = _auth_code(self._secret, b"server", self._nonce, theirs)
+        return reply, _auth_code(self._secret, b"key", self._nonce, theirs)
 
 
-def _prove(secret: bytes, what: bytes, server: bytes, client: bytes) -> bytes:
+def _auth_code(secret: bytes, what: bytes, server: bytes, client: bytes) -> bytes:
+    """Return the code that only an end that knows the secret can compute of both nonces."""
     return hmac.digest(secret, what + server + client, "sha256")
 
 
 class Channel:
-    """A blocking end of a connection. Any thread may `send`; one thread at a time may `receive`."""
+    """A blocking end of a connection. Any thread may `send`; one thread at a time may `receive` or `take`.
+
+    key  : of the connection; None for frames without codes. side : b"c" for the client's end, b"s" for the server's.
+    """
 
     def __init__(self, sock: socket.socket, key: bytes | None = None, *, side: bytes = b"c") -> None:
         self._socket = sock
@@ -195,7 +210,10 @@ class Channel:
 
     @classmethod
     def connect(cls, address: tuple[str, int], secret: bytes, timeout: float) -> Channel:
-        """Connect to a coordinator within `timeout` seconds; both ends prove that they know the secret."""
+        """Connect to a coordinator within `timeout` seconds, and authenticate both ends.
+
+        Raises WireError where nothing answers at the address, or something else than this run's coordinator.
+        """
         where = f"[{address[0]}]:{address[1]}" if ":" in address[0] else f"{address[0]}:{address[1]}"
         try:
             sock = socket.create_connection(address, timeout)
@@ -207,8 +225,8 @@ class Channel:
             if not greeting.startswith(MAGIC):
                 raise WireError(f"What answers at {where} is no coordinator.")
             server, client = greeting[len(MAGIC) :], os.urandom(NONCE)
-            sock.sendall(client + _prove(secret, b"client", server, client))
-            if not hmac.compare_digest(_exactly(sock, CODE), _prove(secret, b"server", server, client)):
+            sock.sendall(client + _auth_code(secret, b"client", server, client))
+            if not hmac.compare_digest(_exactly(sock, CODE), _auth_code(secret, b"server", server, client)):
                 raise WireError(f"The coordinator at {where} is not this run's.")
             sock.settimeout(None)
         except OSError as error:
@@ -217,7 +235,7 @@ class Channel:
         except BaseException:
             sock.close()
             raise
-        return cls(sock, _prove(secret, b"key", server, client))
+        return cls(sock, _auth_code(secret, b"key", server, client))
 
     @property
     def addresses(self) -> tuple[str, str]:
@@ -225,11 +243,11 @@ class Channel:
         return self._socket.getsockname()[0], self._socket.getpeername()[0]
 
     def send(self, kind: str, blob: bytes = b"", /, **fields: Any) -> None:
-        """Send one message. Raises WireError when the other end is gone."""
+        """Send one message. Raises WireError where the other end is gone, TooLarge for a message over the limit."""
         self.pass_on(Message(kind, fields, blob))
 
     def pass_on(self, message: Message | Packed) -> None:
-        """Send a message as it came."""
+        """Send a message that was received or is packed. Raises as `send` does."""
         with self._lock:
             try:
                 for part in self._out.encode(message):
@@ -238,7 +256,7 @@ class Channel:
                 raise WireError(f"The other end is gone: {error}.") from error
 
     def receive(self) -> Message | None:
-        """The next message, or None when the other end has closed."""
+        """Return the next message, or None where the other end has closed. Raises WireError for bytes that are none."""
         while not self._arrived:
             try:
                 data = self._socket.recv(1 << 18)
@@ -250,9 +268,9 @@ class Channel:
         return self._arrived.pop(0)
 
     def take(self, seconds: float) -> list[Message] | None:
-        """The messages that are complete with the next bytes, if any; None when the other end has closed.
+        """Return the messages that are complete with the next bytes, if any; None where the other end has closed.
 
-        Raises TimeoutError when not a byte comes within `seconds`, and WireError for bytes that are no message.
+        Raises TimeoutError where no byte comes within `seconds`, and WireError for bytes that are no message.
         """
         poll = select.poll()
         poll.register(self._socket, select.POLLIN)
@@ -272,12 +290,12 @@ class Channel:
         return bool(poll.poll(0))
 
     def hang_up(self) -> None:
-        """Break the connection: threads that wait in `receive`, `take` or `send` wake up."""
-        with contextlib.suppress(OSError):  # the other end was faster
+        """Shut the connection down: threads that wait in `receive`, `take` or `send` wake up."""
+        with contextlib.suppress(OSError):  # the other end has already closed it
             self._socket.shutdown(socket.SHUT_RDWR)
 
     def close(self) -> None:
-        """Close both directions, which also wakes a thread that waits in `receive`."""
+        """Shut the connection down, and close the socket."""
         self.hang_up()
         with self._lock:  # a thread that still sends holds it; the socket's number must not be another's meanwhile
             self._socket.close()

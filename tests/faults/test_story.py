@@ -19,7 +19,7 @@ import tritium as tr
 from tritium.errors import JobFailed, RankFailed
 from tritium.gang.coordinator.coordinator import Coordinator
 from tritium.gang.driver import local_processes
-from tritium.gang.driver.error_text import numbers
+from tritium.gang.coordinator.members import numbers
 
 QUIET: dict[str, Any] = {"progress": False, "output": "none"}
 

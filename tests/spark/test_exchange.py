@@ -17,7 +17,7 @@ from pyspark.ml.feature import HashingTF
 from pyspark.sql import functions as F
 
 from tritium.data.exchange import Exchange
-from tritium.data.receive import Receiver
+from tritium.data.receiver import Receiver
 from tritium.data.schema import Data
 from tritium.data.spool import Spool
 from tritium.data.tables import Tables
@@ -33,7 +33,7 @@ def receive(exchange: Exchange, *, confirmed: bool = False) -> list[dict[str, An
     def rank(batches: Any) -> Any:
         import pyarrow as pa
 
-        from tritium.data.receive import Receiver, stream_is_complete
+        from tritium.data.receiver import Receiver, stream_is_complete
         from tritium.data.spool import Spool, SpoolReader
 
         spools = {name: Spool(fields) for name, fields in plan.items()}
@@ -417,13 +417,13 @@ def _together(run: list[dict[str, Any]]) -> dict[str, Any]:
 @pytest.mark.parametrize("shuffle", ["stream", "full"])
 def test_the_end_of_an_unsorted_stream_is_seen_in_the_worker_protocol(spark: Any, shuffle: str) -> None:
     exchange = Exchange({"train": Data(spark.range(1000), shuffle=shuffle)}, 2)
-    assert not exchange.sorted, "this version of Spark is not among data/receive.py: TRIED"
+    assert not exchange.sorted, "this version of Spark is not among data/receiver.py: TRIED"
     assert [rank["peeked"] for rank in receive(exchange)] == [True, True]
 
 
 def test_with_a_spark_that_was_not_tried_sorted_rows_prove_the_end(spark: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     tried = receive(Exchange({"train": spark.range(0, 5000, 1, 7)}, 2))
-    monkeypatch.setattr("tritium.data.receive.TRIED", ("3.",))
+    monkeypatch.setattr("tritium.data.receiver.TRIED", ("3.",))
     exchange = Exchange({"train": spark.range(0, 5000, 1, 7)}, 2)
     assert exchange.sorted
     found = receive(exchange)  # IncompleteShard where the anchor does not come last, or ids fall

@@ -13,7 +13,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tritium.data.codec import read
-from tritium.data.schema import Data, Field, plan
+from tritium.data.plan import plan
+from tritium.data.schema import Data, Field
 from tritium.errors import BadRow
 
 IDS = np.array([5, 6, 7, (2 << 33) + 1], np.int64)

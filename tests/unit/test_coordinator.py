@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from clusters import wait
-from tritium.data.watermark import Feed, Mark
+from tritium.data.watermark import Feed, Watermark
 from tritium.errors import BadRow, BadSetting, Stalled, WireError
 from tritium.gang.control import server as server_module
 from tritium.gang.control.client import Client
@@ -483,7 +483,7 @@ class TestRows:
                 assert kind == "mark"
                 marks.append(json.dumps(fields).encode())  # noqa: B023 - called in this turn
                 ended = {int(rank): int(rows) for rank, rows in fields["ended"]}
-                feed.publish(Mark(fields["rows"], ended, size))  # noqa: B023
+                feed.publish(Watermark(fields["rows"], ended, size))  # noqa: B023
 
             monkeypatch.setattr(coordinator, "broadcast", send)
             for rank in range(size):

@@ -6,7 +6,7 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tritium.data.idset import IdSet, dealt_to, in_any
+from tritium.data.idset import IdSet, in_any, rank_of
 
 some_ids = st.lists(st.sets(st.integers(0, 60)), max_size=4).map(
     lambda parts: np.array([(p << 33) + position for p, part in enumerate(parts) for position in part], np.int64)
@@ -33,4 +33,4 @@ def test_a_shard_is_small_as_text_and_half_of_it_at_most_a_bit_a_row() -> None:
 
 def test_rows_are_dealt_by_partition_and_position() -> None:
     ids = np.array([0, 1, 2, (1 << 33) + 0, (5 << 33) + 4])
-    assert dealt_to(ids, 3).tolist() == [0, 1, 2, 1, 0]
+    assert rank_of(ids, 3).tolist() == [0, 1, 2, 1, 0]

@@ -26,7 +26,8 @@ from safetensors.torch import load_file, save_file
 from torch import nn
 
 import tritium as tr
-from tritium.data.schema import Data, plan
+from tritium.data.plan import plan
+from tritium.data.schema import Data
 from tritium.errors import BadRow, BadSetting, ModelError, SignatureMismatch, UntrustedModel
 from tritium.model import files
 from tritium.model.engines import torch_weights as weights

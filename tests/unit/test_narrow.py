@@ -15,7 +15,8 @@ from torch import nn
 
 import tritium as tr
 from tritium.data.codec import read
-from tritium.data.schema import Data, plan
+from tritium.data.plan import plan
+from tritium.data.schema import Data
 from tritium.data.tables import Tables
 from tritium.errors import BadData, BadRow
 from tritium.ml import fit

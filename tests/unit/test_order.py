@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tritium.data.order import ORDER, blocked, by_id, permutation
+from tritium.data.order import ORDER_VERSION, blocked, by_id, permutation
 
 ids_of_one_shard = st.lists(
     st.tuples(st.integers(0, 40), st.integers(1, 4), st.integers(0, 3)), min_size=0, max_size=6
@@ -102,7 +102,7 @@ def test_a_block_reads_stripes_of_neighbouring_rows() -> None:
 
 def test_an_order_of_this_number_never_changes() -> None:
     """A checkpoint continues in its own order only while these hold; where they change, so does the number."""
-    assert ORDER == 2
+    assert ORDER_VERSION == 2
     assert permutation(10, 1, 2)(np.arange(10)).tolist() == [0, 8, 1, 5, 2, 7, 9, 6, 3, 4]
     assert permutation(1_000_000, 1, 2)(np.arange(6)).tolist() == [962477, 48697, 326515, 97287, 361361, 866489]
 

@@ -13,7 +13,8 @@ from typing import Any
 
 import pytest
 
-from tritium.observe.progress import LINE_SECONDS, Progress, Steps, clock_time, number
+from tritium.observe.position import TrainingPosition, clock_time, number
+from tritium.observe.progress import LINE_SECONDS, Progress
 
 PEERS = [{"rank": 0, "host": "b7"}, {"rank": 1, "host": "b9"}]
 
@@ -175,41 +176,41 @@ class TestOutput:
             ]
 
 
-class TestSteps:
+class TestTrainingPosition:
     def test_rows_of_all_ranks_a_second(self, clock: Clock) -> None:
-        steps = Steps(clock)
-        assert steps.rows_per_second is None
+        position = TrainingPosition(clock)
+        assert position.rows_per_second is None
         for second in range(60):
             clock.now = second
             for rank in range(3):
-                steps.log(rank, {"rows": 50 * (second + 1) if second >= 30 else 0})
-        assert steps.rows_per_second == pytest.approx(150, rel=0.05)
+                position.log(rank, {"rows": 50 * (second + 1) if second >= 30 else 0})
+        assert position.rows_per_second == pytest.approx(150, rel=0.05)
 
     def test_time_left_by_steps_alone(self, clock: Clock) -> None:
-        steps = Steps(clock)
-        steps.log(0, {"step": 0, "steps": 100})
-        assert steps.seconds_left is None
+        position = TrainingPosition(clock)
+        position.log(0, {"step": 0, "steps": 100})
+        assert position.seconds_left is None
         clock.now += 9
-        steps.log(0, {"step": 9, "steps": 100})
-        assert steps.fraction == pytest.approx(0.1)
-        assert steps.seconds_left == pytest.approx(90)
+        position.log(0, {"step": 9, "steps": 100})
+        assert position.fraction == pytest.approx(0.1)
+        assert position.seconds_left == pytest.approx(90)
         clock.now += 10
-        assert steps.seconds_left == pytest.approx(80)  # it runs down between two logs
-        steps.log(0, {"step": 9, "steps": 100, "values": {"loss": 0.5}})
-        assert steps.seconds_left == pytest.approx(80)  # and on, when a step logs twice
+        assert position.seconds_left == pytest.approx(80)  # it runs down between two logs
+        position.log(0, {"step": 9, "steps": 100, "values": {"loss": 0.5}})
+        assert position.seconds_left == pytest.approx(80)  # and on, when a step logs twice
 
     def test_values_of_the_lowest_rank_that_logs(self, clock: Clock) -> None:
-        steps = Steps(clock)
-        steps.log(2, {"values": {"loss": 3.0, "accuracy": 0.5}})
-        steps.log(1, {"values": {"loss": 2.0}})
-        steps.log(2, {"values": {"loss": 9.0}})
-        assert steps.text() == "loss 2, accuracy 0.5"
+        position = TrainingPosition(clock)
+        position.log(2, {"values": {"loss": 3.0, "accuracy": 0.5}})
+        position.log(1, {"values": {"loss": 2.0}})
+        position.log(2, {"values": {"loss": 9.0}})
+        assert position.text() == "loss 2, accuracy 0.5"
 
     def test_an_unknown_number_of_steps(self, clock: Clock) -> None:
-        steps = Steps(clock)
-        steps.log(0, {"epoch": 1, "epochs": 4, "step": 7})
-        assert steps.text() == "epoch 2/4, step 8"
-        assert steps.fraction == pytest.approx(0.25)
+        position = TrainingPosition(clock)
+        position.log(0, {"epoch": 1, "epochs": 4, "step": 7})
+        assert position.text() == "epoch 2/4, step 8"
+        assert position.fraction == pytest.approx(0.25)
 
     def test_numbers_and_times(self) -> None:
         assert [number(v) for v in (0.123456, 12345.678, 1e-9, float("nan"), "NaN")] == [

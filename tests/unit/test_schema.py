@@ -10,7 +10,8 @@ import pytest
 from pyspark.ml.linalg import VectorUDT
 from pyspark.sql import types as T
 
-from tritium.data.schema import Data, Field, plan
+from tritium.data.plan import plan
+from tritium.data.schema import Data, Field
 from tritium.data.types import columns_of, path_of
 from tritium.errors import BadData
 

@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from tritium.data.schema import Field
 from tritium.data.shard import Shard
 from tritium.data.spool import Ragged, Spool
-from tritium.data.watermark import Feed, MarkKeeper
+from tritium.data.watermark import Feed, WatermarkTracker
 from tritium.errors import BadRow, BadSetting, DataError, EmptyShard
 
 FIELDS = (
@@ -34,11 +34,11 @@ def values(ids: np.ndarray) -> np.ndarray:
 
 
 class Gang:
-    """N shards over real spools, each with its own Feed, all fed by one MarkKeeper. `deliver` plays Spark."""
+    """N shards over real spools, each with its own Feed, all fed by one WatermarkTracker. `deliver` plays Spark."""
 
     def __init__(self, size: int, prepared: Any = "full", window: int = 4, memory: int | None = None) -> None:
         self.size = size
-        self.keeper = MarkKeeper(size)
+        self.tracker = WatermarkTracker(size)
         self.spools = [Spool(FIELDS) for _ in range(size)]
         self.feeds = [Feed() for _ in range(size)]
         self.notes: list[list[dict[str, Any]]] = [[] for _ in range(size)]
@@ -51,7 +51,7 @@ class Gang:
                 size=size,
                 feed=self.feeds[i],
                 prepared=prepared,
-                note=self.notes[i].append,
+                on_epoch_end=self.notes[i].append,
                 window=window,
                 memory=memory,
             )
@@ -69,8 +69,8 @@ class Gang:
     def deliver(self, rank: int, ids: np.ndarray, ended: bool = False) -> None:
         x = np.stack([values(ids), -values(ids)], axis=1).astype("f4").reshape(-1, 2)
         self.spools[rank].append(ids, {"row": ids, "x": x})
-        self.keeper.report(rank, self.spools[rank].commit(), ended)
-        mark = self.keeper.change()
+        self.tracker.report(rank, self.spools[rank].commit(), ended)
+        mark = self.tracker.change()
         if mark is not None:
             for feed in self.feeds:
                 feed.publish(mark)
@@ -389,7 +389,7 @@ def available(gang: Gang, step: int, batch_size: int, window: int, remainder: st
 
     Under "drop" no step is left once an ended shard has none, but the report of the epoch waits for all counts.
     """
-    mark = gang.keeper.mark
+    mark = gang.tracker.watermark
     if remainder == "drop" and mark.ended and min(mark.ended.values()) // batch_size <= step:
         return mark.complete
     return mark.complete or mark.rows >= (step * batch_size // window + 1) * window
@@ -752,28 +752,14 @@ def test_for_another_device_a_thread_is_a_batch_ahead_and_ends_with_the_epoch(sh
                 assert [thread.name for thread in threading.enumerate()] == names
 
 
-def test_ragged_columns_and_masks() -> None:
-    torch = pytest.importorskip("torch")
-    fields = (
-        Field(name="r", sources=("r",), kind="ragged", dtype="float32", shape=None),
-        Field(name="y", sources=("y",), kind="fixed", dtype="int64", shape=(), nulls=("mask",)),
-    )
-    lengths = np.array([2, 0, 3, 1])
-    columns = {
-        "r": Ragged(np.arange(6, dtype="f4"), lengths),
-        "y": np.array([5, 0, 7, 8]),
-        "y_mask": np.array([True, False, True, True]),
-    }
+def test_masks_are_columns() -> None:
+    fields = (Field(name="y", sources=("y",), kind="fixed", dtype="int64", shape=(), nulls=("mask",)),)
+    columns = {"y": np.array([5, 0, 7, 8]), "y_mask": np.array([True, False, True, True])}
     spool = spool_with(fields, np.arange(4), columns)
-    shard = Shard.of("t", spool, fields)
-    batch = next(iter(next(shard.epochs(1, batch_size=3, shuffle=False))))
-    assert [row.tolist() for row in batch["r"].rows()] == [[0, 1], [], [2, 3, 4]]
+    batch = next(iter(next(Shard.of("t", spool, fields).epochs(1, batch_size=3, shuffle=False))))
+    assert batch["y"].tolist() == [5, 0, 7]
     assert batch["y_mask"].tolist() == [True, False, True]
-    assert "r [3 ragged]" in repr(batch)
-    batch = next(iter(next(shard.epochs(1, batch_size=4, device="cpu"))))
-    for row, y in zip(batch["r"].rows(), batch["y"].tolist(), strict=True):
-        assert isinstance(row, torch.Tensor)
-        assert row.tolist() == {5: [0, 1], 0: [], 7: [2, 3, 4], 8: [5]}[y]
+    assert repr(batch).startswith("Batch(y [3], y_mask [3]; epoch 0")
     spool.close()
 
 
@@ -838,10 +824,10 @@ def test_the_description_may_come_when_the_first_rows_do() -> None:
     thread = threading.Thread(target=train)
     thread.start()
     spool.append(np.arange(3), {"v": np.zeros((3, 5), "f4")})
-    keeper = MarkKeeper(1)
+    tracker = WatermarkTracker(1)
     known.set()
-    assert keeper.report(0, spool.commit(), True)
-    feed.publish(keeper.mark)
+    assert tracker.report(0, spool.commit(), True)
+    feed.publish(tracker.watermark)
     thread.join(60)
     spool.close()
     assert shapes == [(2, 5), (1, 5)]

@@ -30,7 +30,7 @@ FIELDS = (
     field("x", shape=None),
     field("m", dtype="int16", shape=(2, 2)),
     field("y", dtype="int64", mask=True),
-    field("r", "ragged", "float64", None),
+    field("r", "bytes", "float64", None),
     field("b", "bytes", "uint8", None),
 )
 

@@ -14,7 +14,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tritium.data.receive import Receiver
+from tritium.data.receiver import Receiver
 from tritium.data.schema import Data
 from tritium.data.spool import Spool, SpoolReader
 from tritium.data.tables import ROWS, Tables, table_of

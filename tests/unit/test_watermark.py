@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tritium.data.watermark import Feed, Mark, MarkKeeper
+from tritium.data.watermark import Feed, Watermark, WatermarkTracker
 
 
 class Told:
@@ -17,9 +17,9 @@ class Told:
 
     def __init__(self, size: int) -> None:
         self.feed = Feed()
-        self.mark = Mark(0, {}, size)
+        self.mark = Watermark(0, {}, size)
 
-    def publish(self, change: Mark) -> None:
+    def publish(self, change: Watermark) -> None:
         self.feed.publish(change)
         self.mark = self.feed.wait(0)
 
@@ -30,28 +30,28 @@ class Told:
 )
 @settings(deadline=None)
 def test_the_mark_never_promises_what_a_rank_lacks(size: int, reports: list[tuple[int, int, bool, bool]]) -> None:
-    keeper, rows, ended, told = MarkKeeper(size), [0] * size, set[int](), Told(size)
+    tracker, rows, ended, told = WatermarkTracker(size), [0] * size, set[int](), Told(size)
     for index, more, end, tell in reports:
         if index >= size or index in ended:
             continue
-        before = keeper.mark
+        before = tracker.watermark
         rows[index] += more
         if end:
             ended.add(index)
-        moved = keeper.report(index, rows[index], end)
-        assert moved == (keeper.mark != before)
+        moved = tracker.report(index, rows[index], end)
+        assert moved == (tracker.watermark != before)
         if tell:
-            change = keeper.change()
-            assert (change is None) == (keeper.mark == told.mark)
+            change = tracker.change()
+            assert (change is None) == (tracker.watermark == told.mark)
             if change is not None:
                 assert not (told.mark.ended.keys() & change.ended.keys())  # each end is told once
                 told.publish(change)
-            assert told.mark == keeper.mark
-        assert keeper.mark.ended == {i: rows[i] for i in ended}
+            assert told.mark == tracker.watermark
+        assert tracker.watermark.ended == {i: rows[i] for i in ended}
         going = [rows[i] for i in range(size) if i not in ended]
-        assert keeper.mark.rows == (min(going) if going else max(rows))
-        assert keeper.mark.rows >= before.rows
-        assert keeper.mark.complete == (len(ended) == size)
+        assert tracker.watermark.rows == (min(going) if going else max(rows))
+        assert tracker.watermark.rows >= before.rows
+        assert tracker.watermark.complete == (len(ended) == size)
 
 
 def waiting(ask: Callable[[], object], answers: list[object]) -> threading.Thread:
@@ -71,19 +71,19 @@ def waiting(ask: Callable[[], object], answers: list[object]) -> threading.Threa
 def test_a_waiter_is_woken_by_the_rows_it_waits_for() -> None:
     feed, answers = Feed(), list[object]()
     thread = waiting(lambda: feed.wait(5), answers)
-    feed.publish(Mark(4, {}, 2))
+    feed.publish(Watermark(4, {}, 2))
     assert not answers
-    feed.publish(Mark(5, {}, 2))
+    feed.publish(Watermark(5, {}, 2))
     thread.join()
-    assert answers == [Mark(5, {}, 2)]
+    assert answers == [Watermark(5, {}, 2)]
 
 
 def test_waiters_are_woken_by_the_end() -> None:
     feed, answers = Feed(), list[object]()
     threads = [waiting(feed.counts, answers), waiting(lambda: feed.wait(10).rows, answers)]
-    feed.publish(Mark(5, {1: 5}, 2))
+    feed.publish(Watermark(5, {1: 5}, 2))
     assert not answers
-    feed.publish(Mark(6, {0: 6, 1: 5}, 2))
+    feed.publish(Watermark(6, {0: 6, 1: 5}, 2))
     for thread in threads:
         thread.join()
     assert sorted(map(str, answers)) == ["6", "[6, 5]"]
@@ -99,10 +99,10 @@ def test_waiters_are_woken_by_a_failure() -> None:
 
 
 def test_counts_are_in_the_order_of_the_indices() -> None:
-    keeper, feed = MarkKeeper(3), Feed()
+    tracker, feed = WatermarkTracker(3), Feed()
     for index, rows in ((2, 7), (0, 3), (1, 5)):
-        assert keeper.report(index, rows, True)
-        mark = keeper.change()
+        assert tracker.report(index, rows, True)
+        mark = tracker.change()
         assert mark is not None
         feed.publish(mark)
     assert feed.counts() == [3, 5, 7]
@@ -111,7 +111,7 @@ def test_counts_are_in_the_order_of_the_indices() -> None:
 
 def test_rows_that_have_come_can_still_be_taken_after_a_failure() -> None:
     feed = Feed()
-    feed.publish(Mark(5, {}, 2))
+    feed.publish(Watermark(5, {}, 2))
     feed.fail(ConnectionError("gone"))
     assert feed.wait(5).rows == 5
     with pytest.raises(ConnectionError, match="gone"):

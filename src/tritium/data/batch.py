@@ -16,11 +16,12 @@ Rows = slice | Array
 
 
 class Batch(Mapping[str, Any]):
-    """Named columns `[b, *shape]`, and what this batch is in the step of all ranks.
+    """Named columns `[b, *shape]`, and this rank's part in the step of all ranks.
 
-    scale : multiply the mean loss of this batch by it, and the average over ranks is the mean over all rows.
+    scale : factor for the mean loss of this batch, with which the average over ranks is the mean over all rows.
     rows  : rows that count in this rank's mean (0 in a batch that only keeps the rank in step).
-    total : the same of all ranks.
+    total : `rows`, summed over all ranks.
+    step, epoch : which they are, from 0.
     """
 
     __slots__ = ("_columns", "_read", "epoch", "rows", "scale", "step", "total")
@@ -45,35 +46,37 @@ class Batch(Mapping[str, Any]):
         self.epoch = epoch
 
     def __getitem__(self, name: str) -> Any:
-        return self._there()[name]
+        return self._read_columns()[name]
 
     def __iter__(self) -> Iterator[str]:
-        return iter(self._there())
+        return iter(self._read_columns())
 
     def __len__(self) -> int:
-        return len(self._there())
+        return len(self._read_columns())
 
-    def let_go(self) -> None:
-        """Give back the memory of the columns. Who asks for one again makes them be read again from the spool."""
+    def release(self) -> None:
+        """Free the memory of the columns. They are read from the spool again when one is asked for."""
         if self._read is not None:
             self._columns = {}
 
-    def _there(self) -> dict[str, Any]:
+    def _read_columns(self) -> dict[str, Any]:
         if not self._columns and self._read is not None:
             self._columns = self._read()
         return self._columns
 
     def __repr__(self) -> str:
-        shapes = ", ".join(f"{name} {_shape(value)}" for name, value in self._columns.items())
+        shapes = ", ".join(f"{name} {list(value.shape)}" for name, value in self._columns.items())
         return f"Batch({shapes}; epoch {self.epoch}, step {self.step}, rows {self.rows}, scale {self.scale:g})"
 
 
 class Gather:
-    """Takes rows out of a spool's maps.
+    """Gathers the rows of a batch from a spool's maps.
 
-    device=None: NumPy; a range of rows is a read-only view of the map, a selection is copied (`np.take`, measured
-    as fast as `torch.index_select` in RAM). Else torch tensors there; for a GPU by way of pinned memory. "auto": torch
-    tensors in host memory, but for bytes, which no tensor holds.
+    name   : of the DataFrame, for messages.
+    decode : bytes column → function from its content to an array.
+    device : None for NumPy: a range of rows is a read-only view of the map, a selection is copied (`np.take`, measured
+             as fast as `torch.index_select` in RAM). Else where the torch tensors are; for a GPU they go through pinned
+             memory. "auto": torch tensors in host memory, except for bytes, which no tensor holds.
     """
 
     def __init__(self, name: str, reader: SpoolReader, decode: Mapping[str, Decode], device: Any) -> None:
@@ -90,23 +93,23 @@ class Gather:
         self._bytes_stay = device is None or device == "auto"
         self._type = None if device is None else str(self.device.type)
         self.ahead = self._type not in (None, "cpu")
-        """Whether a batch is worth preparing while the one before it is used: the device is not this processor."""
+        """Whether to prepare a batch while the one before it is used: the device is not this processor."""
 
     def take(self, rows: Rows) -> dict[str, Any]:
-        """The columns at `rows`, still in host memory."""
+        """Return the columns at `rows`, still in host memory. Raises BadRow where `decode` fails, BadSetting."""
         return {name: self._column(name, rows) for name in self.reader.names}
 
     def place(self, columns: dict[str, Any]) -> dict[str, Any]:
-        """The columns on the device."""
+        """Return the columns on the device."""
         if not self.ahead:
             return columns
-        return {name: self._moved(value) for name, value in columns.items()}
+        return {name: value.to(self.device, non_blocking=True) for name, value in columns.items()}
 
     def _column(self, name: str, rows: Rows) -> Any:
         column = self.reader.column(name)
         if isinstance(column, RaggedView):
             index = np.arange(rows.start, rows.stop) if isinstance(rows, slice) else rows
-            return self._ragged(name, column.take(index), index)
+            return self._bytes(name, column.take(index), index)
         if self._type is None:
             return column[rows] if isinstance(rows, slice) else column.take(rows, axis=0)
         if self._type != "cuda":
@@ -120,14 +123,10 @@ class Gather:
             np.take(column, rows, axis=0, out=pinned.numpy(), mode="clip")
         return pinned
 
-    def _ragged(self, name: str, rows: Ragged, index: Array) -> Any:
+    def _bytes(self, name: str, rows: Ragged, index: Array) -> Any:
         if name in self._decode:
             decoded = self._decoded(name, rows, index)
             return decoded if self.device is None else self._tensor(decoded)
-        if self.reader.kind(name) == "ragged":
-            if self.device is None:
-                return rows
-            return Ragged(self._tensor(rows.values), self._tensor(rows.lengths))
         if not self._bytes_stay:
             raise BadSetting(
                 f"column {name!r} of {self._name!r} is bytes, which no tensor holds: give tr.Data(decode={{{name!r}: "
@@ -171,14 +170,9 @@ class Gather:
         tensor = self._torch.from_numpy(np.require(array, requirements=["C", "W"]))
         return tensor.pin_memory() if self._type == "cuda" else tensor
 
-    def _moved(self, value: Any) -> Any:
-        if isinstance(value, Ragged):
-            return Ragged(self._moved(value.values), self._moved(value.lengths))
-        return value.to(self.device, non_blocking=True)
-
 
 def checked_device(device: Any) -> Any:
-    """None, or a torch.device that exists here. Raises BadSetting."""
+    """Return None for None, else the torch.device. Raises BadSetting where this machine lacks it, or torch."""
     if device is None:
         return None
     try:
@@ -195,9 +189,3 @@ def checked_device(device: Any) -> Any:
     if found.type == "cuda" and not torch.cuda.is_available():
         raise BadSetting(f"device={device!r}, and torch {torch.__version__} finds no CUDA device on this machine")
     return found
-
-
-def _shape(value: Any) -> str:
-    if isinstance(value, Ragged):
-        return f"[{len(value)} ragged]"
-    return str(list(value.shape))

@@ -1,8 +1,7 @@
-"""From the Arrow column of one Field to its numpy rows, checked value by value (any process)."""
+"""From the Arrow column of a Field to its NumPy rows, checked value by value (any process)."""
 
 from __future__ import annotations
 
-import difflib
 import math
 import zlib
 from typing import Any
@@ -12,10 +11,11 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from tritium.data import narrow
-from tritium.data.narrow import At
+from tritium.data.narrow import ErrorAt
 from tritium.data.schema import DENSE_BYTES, Field
 from tritium.data.spool import Ragged
 from tritium.errors import BadData, BadRow
+from tritium.hints import nearest
 
 Array = np.ndarray[Any, Any]
 Column = Array | Ragged
@@ -24,17 +24,19 @@ _POSITION = (1 << 33) - 1
 
 
 def read(field: Field, column: pa.Array, ids: Array) -> tuple[Column, Array | None]:
-    """The rows of one Field: `[rows, *field.shape]` (Ragged for bytes), and its bool mask, or None.
+    """Return the rows of one Field, `[rows, *field.shape]` (Ragged for bytes), and its bool mask, or None.
 
-    `column` is as `exchange.pack` or `Tables.batches` makes it, `ids` int64 `[rows]`. Where nothing has to be changed
-    the array is a view of Arrow's own buffer. A `shape` that is still None is taken from the first row.
-    Raises BadRow for a null, a NaN, an unknown value, a ragged or too long row, a number that the dtype can't hold.
+    column : as `exchange.pack` or `Tables.batches` makes it. ids : int64 `[rows]`.
+
+    Where nothing has to be changed the array is a view of Arrow's own buffer. A `shape` that is still None is taken
+    from the first row. Raises BadRow for a null, a NaN, an unknown value, a ragged or too long row, a number that the
+    dtype can't hold.
     """
     if field.kind == "bytes":
         return _bytes(field, column, ids), None
     whole = None if column.null_count == 0 else column.is_valid().to_numpy(zero_copy_only=False)
     if whole is not None and field.nulls[0] is None:
-        raise bad(field, ids, int(np.argmin(whole)), None, "null", _FILL)
+        raise bad_row(field, ids, int(np.argmin(whole)), None, "null", _FILL)
     owners = ids if whole is None or field.depth == 0 else ids[whole]
     leaf, lengths = _flatten(field, column, owners)
     if field.marked:
@@ -57,8 +59,12 @@ _DROP_ARRAYS = (
 )
 
 
-def bad(field: Field, ids: Array, row: int, value: Any, what: str, advice: str, source: int = 0) -> BadRow:
-    """The error of one row: which column, where the row is, what is wrong with it, and what to do."""
+def bad_row(field: Field, ids: Array, row: int, value: Any, what: str, advice: str, source: int = 0) -> BadRow:
+    """Return the error for one row: which column, where the row is, what is wrong with it, and what to do.
+
+    row    : its position in `ids`, int64 [rows]. source : the index of the source column.
+    advice : `{0!r}` in it stands for the name of that column.
+    """
     column, number = field.sources[source], int(ids[row])
     used = "" if column == field.name else f" (in batch column {field.name!r})"
     return BadRow(
@@ -74,7 +80,7 @@ def bad(field: Field, ids: Array, row: int, value: Any, what: str, advice: str, 
 def _bytes(field: Field, column: pa.Array, ids: Array) -> Ragged:
     if column.null_count:
         row = int(np.argmax(column.is_null().to_numpy(zero_copy_only=False)))
-        raise bad(field, ids, row, None, "null", "Drop such rows (`df.dropna(subset=[{0!r}])`)")
+        raise bad_row(field, ids, row, None, "null", "Drop such rows (`df.dropna(subset=[{0!r}])`)")
     if not len(column):  # Arrow may leave the buffers out
         return Ragged(np.zeros(0, np.uint8), np.zeros(0, np.int64))
     wide = pa.types.is_large_binary(column.type)
@@ -86,14 +92,14 @@ def _bytes(field: Field, column: pa.Array, ids: Array) -> Ragged:
 
 
 def _flatten(field: Field, column: pa.Array, ids: Array) -> tuple[pa.Array, list[Array]]:
-    """The values without the arrays around them, and the lengths of those, outermost first; no null rows."""
+    """Return the values without the arrays around them, and the lengths of these, outermost first; no null rows."""
     lengths: list[Array] = []
     for level in range(field.depth):
         if level and column.null_count:
             inner = int(np.argmax(column.is_null().to_numpy(zero_copy_only=False)))
             row = _row_of(inner, lengths)
             advice = _DROP_ARRAYS.format(inside="{0!r}") + "or fill them"
-            raise bad(field, ids, row, None, "an array with a null array in it", advice)
+            raise bad_row(field, ids, row, None, "an array with a null array in it", advice)
         if pa.types.is_fixed_size_list(column.type):
             count = len(column) - column.null_count
             lengths.append(np.full(count, column.type.list_size, np.int64))
@@ -106,14 +112,14 @@ def _flatten(field: Field, column: pa.Array, ids: Array) -> tuple[pa.Array, list
 
 
 def _row_of(position: int, lengths: list[Array]) -> int:
-    """The row that owns the value at `position` below the arrays of these lengths."""
+    """Return the row of the value at `position` below the arrays of these lengths."""
     for counts in reversed(lengths):
         position = int(np.searchsorted(np.cumsum(counts), position, side="right"))
     return position
 
 
 def _leaf(field: Field, leaf: pa.Array, lengths: list[Array], ids: Array) -> tuple[Array, Array | None]:
-    """The values `[k]` in the batch's dtype, checked, nulls filled; and which were there, or None for all."""
+    """Return the values `[k]` in the batch's dtype, checked, nulls filled; and which were not null, or None for all."""
     absent = None
     if leaf.null_count:
         absent = leaf.is_null().to_numpy(zero_copy_only=False)
@@ -121,7 +127,7 @@ def _leaf(field: Field, leaf: pa.Array, lengths: list[Array], ids: Array) -> tup
 
     def at(position: int, value: Any, what: str, advice: str) -> BadRow:
         source = position % len(field.sources) if field.packed else 0
-        return bad(field, ids, _row_of(position, lengths), value, what, advice, source)
+        return bad_row(field, ids, _row_of(position, lengths), value, what, advice, source)
 
     words = field.vocabulary is not None or field.buckets is not None
     raw = _index(field, leaf, at) if words else _numbers(leaf)
@@ -136,7 +142,7 @@ def _leaf(field: Field, leaf: pa.Array, lengths: list[Array], ids: Array) -> tup
 
 
 def _check_marks(field: Field, leaf: pa.Array, counts: Array, ids: Array) -> None:
-    """BadRow for a row in whose place the JVM sent a mark: `exchange.pack` says what and why."""
+    """Raise BadRow for the first row in whose place the JVM sent a mark: see `exchange.pack`."""
     if not field.packed:
         _check_sparse(field, leaf, counts, ids)
         return
@@ -145,10 +151,11 @@ def _check_marks(field: Field, leaf: pa.Array, counts: Array, ids: Array) -> Non
         row = int(np.argmax(marks))
         source = int(_numbers(leaf)[int(counts[:row].sum())])
         what = f"NaN, infinite or beyond {field.travel}, in which it is packed,"
-        raise bad(field, ids, row, math.nan, what, _WHOLE, source)
+        raise bad_row(field, ids, row, math.nan, what, _WHOLE, source)
 
 
 def _check_sparse(field: Field, leaf: pa.Array, counts: Array, ids: Array) -> None:
+    """Raise BadRow for the first sparse vector that would take too many bytes as a dense row."""
     if not leaf.null_count:
         return
     start = int(np.argmax(leaf.is_null().to_numpy(zero_copy_only=False)))
@@ -158,7 +165,7 @@ def _check_sparse(field: Field, leaf: pa.Array, counts: Array, ids: Array) -> No
         f"a sparse vector of {size:,} numbers, {there:,} of them set: dense, as a row of a batch is, it takes "
         f"{row_bytes:,} bytes, more than {DENSE_BYTES:,},"
     )
-    raise bad(field, ids, _row_of(start, [counts]), size, what, _SPARSE)
+    raise bad_row(field, ids, _row_of(start, [counts]), size, what, _SPARSE)
 
 
 _SPARSE = (
@@ -169,7 +176,7 @@ _WHOLE = "Drop such rows, or give the column a batch column of its own"
 
 
 def _check_nulls(field: Field, absent: Array, lengths: list[Array], ids: Array) -> None:
-    """BadRow for the first null that nobody said how to fill."""
+    """Raise BadRow for the first null for which there is no fill value."""
     positions = np.flatnonzero(absent)
     refused = np.array([fill is None for fill in field.nulls])
     holes = positions[refused[positions % len(field.nulls)]]
@@ -177,13 +184,13 @@ def _check_nulls(field: Field, absent: Array, lengths: list[Array], ids: Array) 
         row, source = _row_of(int(holes[0]), lengths), int(holes[0]) % len(field.nulls)
         inside = _inside(field)
         if inside is None:
-            raise bad(field, ids, row, None, "null", _FILL, source)
+            raise bad_row(field, ids, row, None, "null", _FILL, source)
         advice = _DROP_ARRAYS.format(inside=inside) + _OTHERWISE
-        raise bad(field, ids, row, None, "an array with a null in it", advice, source)
+        raise bad_row(field, ids, row, None, "an array with a null in it", advice, source)
 
 
 def _inside(field: Field) -> str | None:
-    """The code that makes one array of Spark's of a column's arrays, for an advice; None: the column has none."""
+    """Return the code that makes one Spark array of a column's arrays, for an advice; None where it has none."""
     if field.depth == 0 or field.packed:
         return None
     if field.marked:  # a vector
@@ -206,14 +213,14 @@ def _fill(field: Field, fill: float | int | str | None) -> float | int:
 
 
 def _code(field: Field, word: str, known: dict[str, int]) -> int:
-    """The index of a word: -1 when it is not in the vocabulary."""
+    """Return the index of a word, -1 where it is not in the vocabulary."""
     if field.buckets is not None:
         return zlib.crc32(word.encode()) % field.buckets
     return known.get(word, -1)
 
 
-def _index(field: Field, leaf: pa.Array, at: At) -> Array:
-    """Strings to int64: each distinct word of the batch is looked up once."""
+def _index(field: Field, leaf: pa.Array, at: ErrorAt) -> Array:
+    """Return the indices of strings, int64 [k]. Each distinct word of the batch is looked up once."""
     encoded = leaf.dictionary_encode()
     known = {word: i for i, word in enumerate(field.vocabulary or ())}
     words = encoded.dictionary.to_pylist()
@@ -227,9 +234,9 @@ def _index(field: Field, leaf: pa.Array, at: At) -> Array:
     return values
 
 
-def _unknown(field: Field, word: str, position: int, at: At) -> BadRow:
-    near = difflib.get_close_matches(word, field.vocabulary or (), n=1)
-    meant = f", near {near[0]!r}" if near else ""
+def _unknown(field: Field, word: str, position: int, at: ErrorAt) -> BadRow:
+    near = nearest(word, field.vocabulary or ())
+    meant = "" if near is None else f", near {near!r}"
     return at(
         position,
         word,
@@ -239,7 +246,7 @@ def _unknown(field: Field, word: str, position: int, at: At) -> BadRow:
 
 
 def _numbers(leaf: pa.Array) -> Array:
-    """The raw values of a flat Arrow array, without a copy (but for bits); under a null there is anything."""
+    """Return the raw values of a flat Arrow array, copied for booleans only; the value of a null is undefined."""
     kind = leaf.type
     if pa.types.is_boolean(kind):
         filled = leaf.fill_null(False) if leaf.null_count else leaf
@@ -262,7 +269,7 @@ def _numbers(leaf: pa.Array) -> Array:
 def _shaped(
     field: Field, values: Array, present: Array | None, lengths: list[Array], ids: Array
 ) -> tuple[Array, Array | None]:
-    """`[k]` values as rows `[rows, *shape]`: padded, or checked to be all of one shape."""
+    """Return values `[k]` as rows `[rows, *shape]`: padded, or checked to be all of one shape."""
     if not field.depth:
         return values, present
     if field.pad is not None:
@@ -287,7 +294,7 @@ def _ragged(field: Field, width: int, counts: Array, above: list[Array], ids: Ar
         advice = "Give the matrices of {0!r} one shape"
     else:
         advice = f"Give all rows one length, or train with pad={{{{{{0!r}}: {max(value, width)}}}}}"
-    return bad(field, ids, _row_of(position, above), value, what, advice)
+    return bad_row(field, ids, _row_of(position, above), value, what, advice)
 
 
 def _padded(
@@ -299,7 +306,7 @@ def _padded(
         row = int(np.argmax(counts))
         longest = int(counts[row])
         advice = f"Cut the array (`slice` in Spark), or train with pad={{{{{{0!r}}: {longest}}}}}"
-        raise bad(field, ids, row, longest, f"of length {longest}, beyond its pad of {length},", advice)
+        raise bad_row(field, ids, row, longest, f"of length {longest}, beyond its pad of {length},", advice)
     there = np.arange(length) < np.asarray(counts)[:, None]
     rows = np.full(there.shape, fill, values.dtype)
     rows[there] = values
@@ -314,10 +321,10 @@ def _padded(
 def _with_null_rows(
     field: Field, values: Array, present: Array | None, whole: Array, ids: Array
 ) -> tuple[Array, Array | None]:
-    """The rows with the null ones put back, filled; `whole` says which were there."""
+    """Return the rows with the null ones put back, filled; `whole` [rows] says which were not null."""
     if field.shape is None and not whole.any():
         what = f"null in the first {len(ids)} rows, so its length isn't known; the first is"
-        raise bad(field, ids, 0, None, what, "Fill them, or give the length: pad={{{0!r}: length}}")
+        raise bad_row(field, ids, 0, None, what, "Fill them, or give the length: pad={{{0!r}: length}}")
     shape = values.shape[1:] if field.shape is None else field.shape
     rows = np.full((len(whole), *shape), _fill(field, field.nulls[0]), values.dtype)
     rows[whole] = values

@@ -1,6 +1,6 @@
-"""Several DataFrames as one Spark DataFrame with a partition for each rank (driver).
+"""The exchange: several DataFrames as one Spark DataFrame with a partition for each rank (driver).
 
-The frame is a union of nullable structs, one per name, with an id for each row, dealt to the ranks by Spark's own
+The frame is a union of nullable structs, one per name, with an id for each row, distributed to the ranks by Spark's own
 shuffle. It uses the DataFrame API only, so that it is the same on Spark Connect, and sets no configuration.
 """
 
@@ -15,9 +15,10 @@ from typing import Any
 
 import numpy as np
 
-from tritium.data.receive import end_is_seen
-from tritium.data.schema import DENSE_BYTES, Data, Field, as_data, may_be_beyond, plan
-from tritium.data.types import SourceType, columns_of, path_of
+from tritium.data.plan import plan
+from tritium.data.receiver import end_is_seen
+from tritium.data.schema import DENSE_BYTES, Data, Field, as_data
+from tritium.data.types import SourceType, columns_of, may_exceed_int64, path_of
 from tritium.errors import BadData, BadSetting, IncompleteShard
 
 _SQL = {
@@ -32,13 +33,16 @@ _SQL = {
 
 
 class Exchange:
-    """The rows of named DataFrames, dealt to ranks. Nothing is computed until a gang reads `frame`.
+    """The rows of named DataFrames, distributed to `ranks`. Nothing is computed until a gang reads `frame`.
 
-    Use it as a context manager, or call `unpersist()`, when it was persisted to serve several gangs.
+    Where it is persisted to serve several gangs, use it as a context manager, or call `unpersist()`.
     """
 
     def __init__(self, data: Mapping[str, Data | Any], ranks: int, *, spark: Any = None) -> None:
-        """`spark` is needed only when `data` is empty. Raises BadSetting, and BadData with all problems of a frame."""
+        """Plan the columns; `spark` is needed only where `data` is empty.
+
+        Raises BadSetting, and BadData with all problems of a frame.
+        """
         if isinstance(ranks, bool) or not isinstance(ranks, int) or ranks < 1:
             raise BadSetting(f"ranks={ranks!r}: a gang has at least one rank")
         self.ranks = ranks
@@ -57,15 +61,15 @@ class Exchange:
         self.persisted = False
         self._lock = threading.Lock()
         self._readers = 0
-        self._begun = False  # a gang has read from what is kept, perhaps not all of it
-        self._fingerprint: Mapping[str, Any] | None = None  # of what is kept, once a gang has read it all
+        self._begun = False  # a gang has read from the persisted rows, perhaps not all of them
+        self._fingerprint: Mapping[str, Any] | None = None  # of the persisted rows, once a gang has read them all
 
     @cached_property
     def frame(self) -> Any:
         """A Spark DataFrame of `ranks` partitions: `_id` long, `_anchor` int (null for a data row), a struct per name.
 
-        Each partition holds one anchor row, whose id is its highest. With `sorted` (where Spark's version gives no
-        other proof of the end) rows come in the order of their ids, and the anchor last.
+        Each partition has one anchor row, whose id is its highest. Where `sorted` (Spark's version gives no other proof
+        that a shard is complete), rows come in the order of their ids, the anchor last.
         """
         from pyspark.sql import functions as F
 
@@ -88,7 +92,7 @@ class Exchange:
         return dealt.sortWithinPartitions("_id") if self.sorted else dealt
 
     def _packed(self, name: str) -> Any:
-        """The frame of `name` as one struct column of that name, with a child `c<i>` for each Field."""
+        """Return the frame of `name` as one struct column of that name, with a child `c<i>` for each Field."""
         from pyspark.sql import functions as F
 
         frame = self.data[name].frame
@@ -108,7 +112,7 @@ class Exchange:
         return self
 
     def unpersist(self) -> None:
-        """Give the block storage back. Does nothing when it was not persisted."""
+        """Free the block storage. Does nothing where it was not persisted."""
         if self.persisted:
             self.persisted = False
             self.frame.unpersist()
@@ -116,10 +120,11 @@ class Exchange:
 
     @contextmanager
     def read(self) -> Iterator[None]:
-        """Around a gang that reads `frame`. What others have kept in part only may not be of one evaluation: it goes.
+        """Enter this while a gang reads `frame`. Drops persisted rows that an earlier gang did not read to the end.
 
-        Spark keeps a rank's rows where that rank ran, and when that executor is lost computes them again, alone, from
-        the source: where rows have other ids then, some come twice, and some not at all.
+        Such rows may come from two evaluations: Spark persists a rank's rows where that rank ran, and when that
+        executor is lost, computes these rows alone again, from the source. Where rows have other ids then, some would
+        come twice and some not at all.
         """
         with self._lock:
             if self.persisted and self._begun and self._fingerprint is None and not self._readers:
@@ -133,8 +138,11 @@ class Exchange:
             with self._lock:
                 self._readers -= 1
 
-    def prove(self, fingerprint: Mapping[str, Any]) -> IncompleteShard | None:
-        """A gang has read all rows, and this is their fingerprint: IncompleteShard when others were kept."""
+    def verify(self, fingerprint: Mapping[str, Any]) -> IncompleteShard | None:
+        """Compare the fingerprint of all rows that a gang has read with that of the rows that were persisted.
+
+        Returns the error to raise where they differ, else None.
+        """
         if not self.persisted or self._fingerprint in (None, fingerprint):
             self._fingerprint = fingerprint
             return None
@@ -155,10 +163,10 @@ class Exchange:
 
 
 def pack(field: Field, schema: Any) -> Any:
-    """The pyspark Column in which a Field leaves the JVM, from a DataFrame with this schema (a StructType).
+    """Return the pyspark Column in which a Field leaves the JVM, for a DataFrame with this schema (a StructType).
 
-    In place of a row that can't be packed goes a mark, for the receiver to name column and row: for a wide sparse
-    vector an array that begins with null, as no vector does; else see `_marked`.
+    A row that can't be packed is replaced by a mark, so that the receiver can name column and row: for a wide sparse
+    vector an array that begins with null, as no vector does; for packed scalars see `_marked`.
     """
     from pyspark.sql import functions as F
 
@@ -182,9 +190,9 @@ def pack(field: Field, schema: Any) -> Any:
 
 
 def _marked(row: Any, field: Field, schema: Any) -> Any:
-    """`row`, packed as int64, or in its place a row of another length, that names the source which does not fit.
+    """Return `row`, packed as int64, or in its place a longer array of the index of the source that does not fit.
 
-    Spark's cast makes 0 of NaN and the nearest integer of 1e300, or with ANSI ends the job without a row's id.
+    Spark's cast makes 0 of NaN and the nearest integer of 1e300, or with ANSI fails the job without a row's id.
     """
     from pyspark.sql import functions as F
 
@@ -192,7 +200,7 @@ def _marked(row: Any, field: Field, schema: Any) -> Any:
     marks = [
         F.when((value < float(-(2**63))) | (value >= float(2**63)), F.lit(index).cast("bigint"))  # NaN is the largest
         for index, name in enumerate(field.sources)
-        if may_be_beyond(columns[name])
+        if may_exceed_int64(columns[name])
         for value in [_column(schema, name).cast("double")]
     ]
     mark = F.coalesce(*marks, F.lit(None).cast("bigint"))
@@ -200,7 +208,7 @@ def _marked(row: Any, field: Field, schema: Any) -> Any:
 
 
 def _scalar(column: Any, kind: SourceType, travel: str) -> Any:
-    """A scalar as the number that travels in a packed row: days or microseconds since 1970 for dates and timestamps."""
+    """Return a scalar as the number that travels in a packed row: a date in days, a timestamp in µs since 1970."""
     from pyspark.sql import functions as F
 
     if kind.name == "date":

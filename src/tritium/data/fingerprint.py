@@ -1,9 +1,9 @@
 """A fingerprint of a shard's contents that does not depend on the order of delivery (any process).
 
 Per source partition it is the number of rows and two sums modulo 2**64: of a hash of (id, row), and of a hash of the
-row alone. Two evaluations of a source that gave every id the same row have the same fingerprint; a row that changed,
-moved or is missing shows. Where only the second sums are equal in all, the same rows have other ids. It guards against
-accidents, not against an adversary.
+row alone. Two evaluations of a source that gave every id the same row have the same fingerprint; one in which a row
+changed, moved or is missing has another. Where only the total of the second sums is the same, the same rows have other
+ids. It detects accidents, not an adversary.
 """
 
 from __future__ import annotations
@@ -29,14 +29,14 @@ _MIX_2 = np.uint64(0x94D049BB133111EB)
 
 
 class Fingerprint:
-    """Adds up over segments; `parts` is source partition → (rows, sum over (id, row), sum over the row alone)."""
+    """Adds up segments of a shard. `parts` : source partition → (rows, sum over (id, row), sum over the row alone)."""
 
     def __init__(self) -> None:
         self.parts: dict[int, Part] = {}
         self._keys: dict[tuple[str, int], Array] = {}
 
     def add(self, ids: Array, columns: Mapping[str, Array | Ragged]) -> None:
-        """Add the rows with these `ids` (int64 `[rows]`); every column is `[rows, ...]` or Ragged."""
+        """Add the rows with these `ids`, int64 `[rows]`; every column is `[rows, ...]` or Ragged."""
         if not len(ids):
             return
         rows = np.zeros(len(ids), np.uint64)
@@ -52,14 +52,14 @@ class Fingerprint:
             self.parts[partition] = added(self.parts.get(partition, (0, 0, 0)), part)
 
     def _fixed(self, name: str, column: Array) -> Array:
-        """One uint64 per row: the row's words times keys, added up. Its cost is two passes over the column."""
+        """Return uint64 [rows]: the row's words times keys, added up. Takes two passes over the column."""
         rows = np.ascontiguousarray(column).reshape(len(column), -1)
         size = rows.shape[1] * rows.itemsize
         if not size:
             return np.zeros(len(rows), np.uint64)
         width = next(width for width in (8, 4, 2, 1) if size % width == 0)
         words = rows.view(f"u{width}")
-        if width == 8:  # times an odd key, two flipped top bits would cancel: bring them down first
+        if width == 8:  # two flipped top bits would cancel each other times an odd key: fold them into lower bits
             folded = words >> np.uint64(29)
             folded ^= words
         else:
@@ -80,7 +80,7 @@ class Fingerprint:
         return hashes
 
     def _key(self, name: str, count: int) -> Array:
-        """`count` odd numbers that belong to a column's name."""
+        """Return `count` odd numbers that belong to a column's name."""
         found = self._keys.get((name, count))
         if found is None:
             seed = np.uint64(zlib.crc32(name.encode()) << 32)
@@ -90,31 +90,31 @@ class Fingerprint:
 
 
 def added(one: Sequence[int], other: Sequence[int]) -> Part:
-    """Two parts of one partition together."""
+    """Return two parts of one partition, added up."""
     return one[0] + other[0], (one[1] + other[1]) & _WORD, (one[2] + other[2]) & _WORD
 
 
 def table(parts: Mapping[int, Sequence[int]]) -> Table:
-    """A fingerprint as JSON."""
+    """Return a fingerprint as JSON."""
     return [[partition, rows, f"{h:016x}", f"{c:016x}"] for partition, (rows, h, c) in sorted(parts.items())]
 
 
 def summary(whole: Table) -> dict[str, Any]:
-    """A fingerprint in three values: whether ids and rows, and whether rows alone, are what they were."""
+    """Return a fingerprint in three values, JSON: `digest` of all of it, `rows`, and `content` of rows without ids."""
     content = sum(int(part[3], 16) for part in whole) & _WORD
     digest = hashlib.sha256(json.dumps(whole).encode()).hexdigest()[:32]
     return {"digest": digest, "rows": sum(part[1] for part in whole), "content": f"{content:016x}"}
 
 
 def compare(before: Mapping[str, Any], now: Mapping[str, Any]) -> Literal["same", "moved", "changed"]:
-    """Two summaries: every id means the same row, the same rows have other ids, or the rows are others."""
+    """Compare two summaries: every id means the same row, the same rows have other ids, or the rows are others."""
     if before["digest"] == now["digest"]:
         return "same"
     return "moved" if (before["rows"], before["content"]) == (now["rows"], now["content"]) else "changed"
 
 
 def differences(before: Table, now: Table, most: int = 8) -> str:
-    """Which source partitions changed, in words: "partition 3: 100 rows, were 90"."""
+    """Return in words which source partitions changed, up to `most` of them: "partition 3: 100 rows, were 90"."""
     old, new = ({part[0]: part[1:] for part in one} for one in (before, now))
     changed = [p for p in sorted({*old, *new}) if old.get(p) != new.get(p)]
     words = []
@@ -126,7 +126,7 @@ def differences(before: Table, now: Table, most: int = 8) -> str:
 
 
 def _mixed(values: Array) -> Array:
-    """`values` themselves, every bit of each spread over all 64 (splitmix64's finish)."""
+    """Spread every bit of each of `values` over all 64, in place (splitmix64's finalizer). Returns `values`."""
     shifted = values >> np.uint64(30)
     values ^= shifted
     values *= _MIX_1

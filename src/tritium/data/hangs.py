@@ -1,7 +1,7 @@
-"""DataFrames that a Spark version is known never to compute: seen in their plans, before anything starts (driver).
+"""Finds, by its plan, a DataFrame that a Spark version never finishes computing (driver).
 
 Spark 4.2.0, SPARK-58241: the runner of an Arrow-optimised Python UDF (all of them by default in 4.2) that reads
-columnar batches writes a schema that its worker takes for something else, and then waits for ever. Tried on 4.2.0:
+columnar batches writes a schema that its worker takes for something else, and then waits for ever. Seen on 4.2.0:
 Parquet and ORC (v1 and v2 sources) and a cached DataFrame of numbers hang; a filter, a shuffle or an expression between
 the scan and the UDF makes rows of the batches, and nothing hangs.
 """
@@ -15,15 +15,15 @@ from tritium.errors import WrongVersion
 
 HANGING = "4.2.0"
 _ARROW_BATCHED = 101  # Spark's number for a Python UDF that is given Arrow batches
-_PLAIN = ("AttributeReference", "Literal")  # of other arguments the runner for rows takes care
+_PLAIN = ("AttributeReference", "Literal")  # with other arguments Spark takes the runner for rows
 _AROUND = ("PythonUDF", "NamedArgumentExpression")
 _TEXT = re.compile(r"ArrowEvalPython \[(.*?)\], \[[^\]]*\], 101\n[^\w]*(?:\*\(\d+\) )?(FileScan \w+|BatchScan \w+)(.*)")
 
 
 def refuse_hanging(frame: Any, version: str | None = None) -> None:
-    """WrongVersion when `frame` is a Spark DataFrame that Spark `version` (None: its session's) never computes.
+    """Raise WrongVersion where `frame` is a Spark DataFrame that Spark `version` (None: its session's) never computes.
 
-    A stream is not looked at: its plan is made anew for every micro-batch.
+    A stream is not checked: its plan is made again for every micro-batch.
     """
     if (version or frame.sparkSession.version) != HANGING or frame.isStreaming:
         return
@@ -41,7 +41,7 @@ def refuse_hanging(frame: Any, version: str | None = None) -> None:
 
 
 def hanging(frame: Any) -> tuple[str, str] | None:
-    """(UDF, scan) where an Arrow-optimised Python UDF reads a columnar scan directly."""
+    """Return (UDF, scan) where an Arrow-optimised Python UDF reads a columnar scan directly, else None."""
     if hasattr(frame, "_jdf"):
         return _in_plan(frame._jdf.queryExecution().executedPlan())
     return _in_text(frame._explain_string(extended=False))
@@ -68,7 +68,7 @@ def _items(sequence: Any) -> list[Any]:
 
 
 def _in_text(plan: str) -> tuple[str, str] | None:
-    """The same over Spark Connect, which shows a plan only as text, and no expressions one by one."""
+    """Do the same for Spark Connect, which gives a plan as text only, without its single expressions."""
     for udf, scan, rest in _TEXT.findall(plan):
         if scan.startswith("BatchScan") or "Batched: true" in rest:
             return repr(udf.partition("(")[0]), scan

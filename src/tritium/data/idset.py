@@ -15,17 +15,17 @@ PARTITION_BITS = 33
 """An id is `source partition << 33 | position` (Spark's `monotonically_increasing_id`)."""
 
 
-def dealt_to(ids: Array, ranks: int) -> Array:
-    """The rank of each id, int64 [k]: how the exchange deals rows to `ranks`."""
+def rank_of(ids: Array, ranks: int) -> Array:
+    """Return the rank of each id, int64 [k], as the exchange distributes rows to `ranks`."""
     owner: Array = ((ids >> PARTITION_BITS) + (ids & ((1 << PARTITION_BITS) - 1))) % ranks
     return owner
 
 
 class IdSet:
-    """Ids of a shard: for each source partition the first, the stride, and one bit for each step of it.
+    """A set of ids of a shard: for each source partition the first, the stride, and one bit for each step of it.
 
-    A shard's rows of a partition are a constant stride apart, so a whole shard is a few compressed bytes a partition,
-    and any part of it at most a bit a row.
+    A shard's rows of a partition are a constant stride apart, so that a whole shard takes a few compressed bytes a
+    partition, and any part of it at most one bit a row.
     """
 
     def __init__(self, first: Array, stride: Array, length: Array, bits: Array) -> None:
@@ -34,7 +34,7 @@ class IdSet:
 
     @classmethod
     def of(cls, ids: Array) -> IdSet:
-        """The set of `ids`, in any order."""
+        """Return the set of `ids` int64 [k], in any order."""
         ids = np.sort(ids)
         parts = np.split(ids, np.flatnonzero(np.diff(ids >> PARTITION_BITS)) + 1) if len(ids) else []
         first = np.array([part[0] for part in parts], np.int64)
@@ -46,14 +46,14 @@ class IdSet:
         return made
 
     def ids(self) -> Array:
-        """The ids, ascending."""
+        """Return the ids, int64 [k], ascending."""
         found = np.flatnonzero(self._bits)
         part = np.searchsorted(self._offset, found, side="right") - 1
         ids: Array = self._first[part] + (found - self._offset[part]) * self._stride[part]
         return ids
 
     def has(self, ids: Array) -> Array:
-        """bool [k]: which of `ids` are in the set."""
+        """Return which of `ids` [k] are in the set, bool [k]."""
         if not len(self._first):
             return np.zeros(len(ids), bool)
         part = np.maximum(np.searchsorted(self._first, ids, side="right") - 1, 0)
@@ -65,13 +65,13 @@ class IdSet:
         return found
 
     def pack(self) -> str:
-        """As text."""
+        """Return the set as text (base64)."""
         head = np.concatenate([[len(self._first)], self._first, self._stride, self._length]).astype("<i8")
         return base64.b64encode(zlib.compress(head.tobytes() + np.packbits(self._bits).tobytes())).decode()
 
     @classmethod
     def unpack(cls, text: str) -> IdSet:
-        """From `pack()`."""
+        """Return the set that `pack()` wrote."""
         content = zlib.decompress(base64.b64decode(text))
         count = int(np.frombuffer(content, "<i8", 1)[0])
         first, stride, length = np.frombuffer(content, "<i8", 3 * count, 8).reshape(3, count).astype(np.int64)
@@ -80,7 +80,7 @@ class IdSet:
 
 
 def in_any(sets: Iterable[IdSet], ids: Array) -> Array:
-    """bool [k]: which of `ids` are in one of the sets."""
+    """Return which of `ids` [k] are in one of the sets, bool [k]."""
     found = np.zeros(len(ids), bool)
     for each in sets:
         found |= each.has(ids)

@@ -9,7 +9,7 @@ _CGROUP = Path("/sys/fs/cgroup")
 
 
 def memory_limit(cgroups: Path = _CGROUP, own: Path = Path("/proc/self/cgroup")) -> int:
-    """Bytes: what the machine has, or less where a container or a cluster manager limits it (cgroups 1 and 2)."""
+    """Return the bytes of the machine's memory, or fewer where a cgroup (1 or 2) limits this process."""
     limits = [os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")]
     for line in own.read_text().splitlines() if own.exists() else ():
         _, controllers, path = line.split(":", 2)
@@ -21,7 +21,7 @@ def memory_limit(cgroups: Path = _CGROUP, own: Path = Path("/proc/self/cgroup"))
 
 
 def _upwards(root: Path, path: str, name: str) -> list[int]:
-    """The limits of a group and of all groups around it; in a container the outer ones can't be seen."""
+    """Return the limits of a group and of all groups around it; in a container the outer ones can't be seen."""
     inside = Path(path.lstrip("/"))
     files = [root / group / name for group in (inside, *inside.parents)]
     texts = [file.read_text().strip() for file in files if file.is_file()]

@@ -1,6 +1,6 @@
-"""Numbers in the dtype of a batch: what that can't hold is refused, not rounded away unsaid (any process).
+"""Casts numbers to the dtype of a batch, and refuses those that it can't hold (any process).
 
-Nothing here looks at a value twice when all is well: the smallest and the largest of a batch decide.
+Where all values are good, only the smallest and the largest are looked at.
 """
 
 from __future__ import annotations
@@ -14,15 +14,15 @@ import numpy as np
 from tritium.errors import BadRow
 
 Array = np.ndarray[Any, Any]
-At = Callable[[int, Any, str, str], BadRow]
-"""The error for a position: (position, value, what it is, what to do); `{0!r}` in the last stands for the column."""
+ErrorAt = Callable[[int, Any, str, str], BadRow]
+"""Makes the error of (position, value, what it is, what to do); `{0!r}` in the last stands for the column."""
 
-# Code that does the same with a table of Spark's and of pandas': dropna and fillna take NaN for null in both.
+# The code means the same in Spark and in pandas: dropna and fillna take NaN for null in both.
 _KEEP = "or make it an ordinary value with nan='keep' (of tr.Data in a launch, of the estimator)"
 _NAN = f"Drop such rows (`df.dropna(subset=[{{0!r}}])`), fill them (`df.fillna({{{{{{0!r}}: 0}}}})`), {_KEEP}"
 _BETWEEN = "`df[df[{{0!r}}].between(-{limit}, {limit})]`"
 _INFINITE = "Drop such rows ({drop}), bring the column into range (scale it, or take its logarithm), " + _KEEP
-# dropna looks at no value in an array. To Spark a NaN is larger than every number.
+# dropna does not look into arrays. For Spark a NaN is larger than every number.
 _DROP_ARRAYS = (
     "with Spark `df.where(F.forall({inside}, lambda v: F.abs(v) <= {limit}))`, with pandas "
     "`df[df[{{0!r}}].map(lambda v: np.isfinite(v).all())]`"
@@ -37,8 +37,8 @@ _ROUNDED = (
 )
 
 
-def cast(values: Array, dtype: np.dtype[Any], at: At) -> Array:
-    """`values` in `dtype`. Raises BadRow for what an integer dtype can't hold: NaN, and what is beyond its range.
+def cast(values: Array, dtype: np.dtype[Any], at: ErrorAt) -> Array:
+    """Return `values` [k] in `dtype`. Raises BadRow for NaN and what is beyond the range of an integer dtype.
 
     What a floating dtype can't hold becomes infinite here, and is found by `check`.
     """
@@ -54,7 +54,7 @@ def cast(values: Array, dtype: np.dtype[Any], at: At) -> Array:
 
 
 def first_beyond(values: Array, dtype: np.dtype[Any]) -> int | None:
-    """The position of the first value `[k]` that this integer dtype can't hold, NaN among them; None: it holds all."""
+    """Return the position of the first value `[k]` that this integer dtype can't hold, or NaN; None: it holds all."""
     limits = np.iinfo(dtype)
     if values.dtype.kind == "f":  # the largest integer is no float, the one after it is
         fits = (values >= float(limits.min)) & (values < float(limits.max) + 1)
@@ -64,14 +64,14 @@ def first_beyond(values: Array, dtype: np.dtype[Any]) -> int | None:
 
 
 def check(
-    values: Array, raw: Array, at: At, *, keep: bool, exact: Sequence[bool] = (), inside: str | None = None
+    values: Array, raw: Array, at: ErrorAt, *, keep: bool, exact: Sequence[bool] = (), inside: str | None = None
 ) -> None:
-    """BadRow for the first value that its floating dtype doesn't hold.
+    """Raise BadRow for the first value that its floating dtype can't hold.
 
     values : `[k]`, as they go into a batch. raw : the same before the cast (the same array where there was none).
     keep   : NaN and infinity are ordinary values, but what became infinite by the cast is not.
     exact  : for each of the columns whose values lie side by side, whether it holds integers that must stay exact.
-    inside : where the values lie in the arrays of a column: the code that makes Spark's array of them; None: no arrays.
+    inside : for values in arrays: the code that makes one Spark array of them, for the advice; None: no arrays.
     """
     if values.dtype.kind != "f" or not len(values) or (keep and raw is values and not any(exact)):
         return
@@ -83,7 +83,7 @@ def check(
         _check_exact(values, raw, at, limit, exact)
 
 
-def _check_finite(values: Array, raw: Array, at: At, keep: bool, inside: str | None) -> None:
+def _check_finite(values: Array, raw: Array, at: ErrorAt, keep: bool, inside: str | None) -> None:
     bad = ~np.isfinite(values)
     if keep:
         bad &= np.isfinite(raw)
@@ -103,7 +103,7 @@ def _check_finite(values: Array, raw: Array, at: At, keep: bool, inside: str | N
     raise at(position, value, what, _INFINITE.format(drop=drop))
 
 
-def _check_exact(values: Array, raw: Array, at: At, limit: int, exact: Sequence[bool]) -> None:
+def _check_exact(values: Array, raw: Array, at: ErrorAt, limit: int, exact: Sequence[bool]) -> None:
     count = len(exact)
     first = len(values)
     for column in np.flatnonzero(exact):
@@ -120,10 +120,10 @@ def _check_exact(values: Array, raw: Array, at: At, limit: int, exact: Sequence[
 
 
 def largest_exact(dtype: np.dtype[Any]) -> int:
-    """The integer up to which a floating dtype holds every one: 2**24 for float32."""
+    """Return the integer up to which a floating dtype holds every integer: 2**24 for float32."""
     return int(2 ** (np.finfo(dtype).nmant + 1))
 
 
 def holds(dtype: np.dtype[Any], integers: np.dtype[Any]) -> bool:
-    """Whether a floating dtype holds every value of an integer dtype: float32 those of int16, not those of int32."""
+    """Return whether a floating dtype holds every value of an integer dtype: float32 those of int16, not of int32."""
     return integers.kind not in "iu" or int(np.iinfo(integers).max) <= largest_exact(dtype)

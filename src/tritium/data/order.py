@@ -1,36 +1,140 @@
-"""In which order rows are taken: permutations that need no table, and rows sorted by id (any process).
+"""The order of the rows in an epoch: positions in the epoch to rows in the spool (rank).
 
-Everything here maps an array of positions to an array of rows, and needs memory for those positions only.
+Permutations need no table, so that memory is needed for the positions asked for only, whatever the size of the shard.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from typing import Any
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, Protocol
 
 import numpy as np
 
-from tritium.data.idset import PARTITION_BITS
+from tritium.data.idset import PARTITION_BITS, IdSet, in_any
 
 Array = np.ndarray[Any, Any]
 Lookup = Callable[[Array], Array]
+"""Positions int64 [k] to rows int64 [k]."""
+Key = tuple[int, int, int]
+"""Seed, epoch and shard index: the shards of an epoch have independent orders."""
 
-ORDER = 2
-"""Which orders these are: a position of another number means another row."""
+ORDER_VERSION = 2
+"""Changes with the orders made here: a saved position means the same row in the same version only."""
 
 _SMALL = 1 << 16
 _CHUNK = 1 << 14
 _SPAN = 1 << 17  # ids looked at together: what is computed of them takes a few MB, whatever the rows
+_READ_SPAN = 1 << 20
+_PERMUTED_AHEAD = 1 << 16  # 512 kB; batches in between drive what this needs out of the processor's caches
 _ROUNDS = 5  # with 4, rows 256 to 1024 apart in the epoch were seen to depend on each other; with 5 and 6 none were
 _STRIPES = 1024
 _WORD = (1 << 64) - 1
 
 
-def permutation(n: int, *key: int) -> Lookup:
-    """A permutation of 0..n-1, chosen by `key` (seed, epoch, …): positions int64 [k] → rows int64 [k].
+class RowOrder(Protocol):
+    """The order of a shard's rows in one epoch."""
 
-    The same on every machine and numpy version. Up to 65,536 rows it is a shuffled table; beyond, a keyed
-    Feistel network walked until it lands below n, whose memory does not depend on n.
+    def take(self, start: int, stop: int) -> slice | Array:
+        """Return the rows at positions start…stop-1: a slice where they are contiguous, else int64 [k]."""
+        ...
+
+
+class IdOrder:
+    """Every row, in the order of ids."""
+
+    def __init__(self, by_id: Lookup | None) -> None:
+        self._by_id = by_id
+
+    def take(self, start: int, stop: int) -> slice | Array:
+        return slice(start, stop) if self._by_id is None else self._by_id(np.arange(start, stop))
+
+
+class ShuffledOrder:
+    """Every row, permuted over the rows sorted by id, so that the order of their arrival makes no difference.
+
+    rows  : of the shard. by_id : as the function of that name returns it.
+    block : rows that are permuted together, as in `blocked`.
+    """
+
+    def __init__(self, rows: int, by_id: Lookup | None, block: int, key: Key) -> None:
+        self._rows = rows
+        self._by_id = by_id
+        self._permuted = blocked(rows, block, *key)
+        self._first = 0
+        self._ahead = np.empty(0, np.int64)
+
+    def take(self, start: int, stop: int) -> slice | Array:
+        if start < self._first or stop > self._first + len(self._ahead):  # many at once cost far less each
+            rows = self._permuted(np.arange(start, min(self._rows, max(stop, start + _PERMUTED_AHEAD))))
+            self._first, self._ahead = start, rows if self._by_id is None else self._by_id(rows)
+        return self._ahead[start - self._first : stop - self._first]
+
+
+class WindowedOrder:
+    """Every row in the order of arrival, permuted within windows of `window` rows; the last one may be shorter.
+
+    rows : returns the rows of the shard, or None while they arrive.
+    """
+
+    def __init__(self, window: int, rows: Callable[[], int | None], key: Key) -> None:
+        self._window = window
+        self._rows = rows
+        self._key = key
+        self._number = -1
+        self._permuted: Lookup = permutation(0)
+
+    def take(self, start: int, stop: int) -> slice | Array:
+        parts = []
+        while start < stop:
+            number = start // self._window
+            end = min(stop, (number + 1) * self._window)
+            parts.append(self._within(number, start, end))
+            start = end
+        return parts[0] if len(parts) == 1 else np.concatenate(parts)
+
+    def _within(self, number: int, start: int, stop: int) -> Array:
+        first = number * self._window
+        if number != self._number:
+            rows = self._rows()
+            length = self._window if rows is None else min(self._window, rows - first)
+            self._number, self._permuted = number, permutation(length, *self._key, number)
+        return self._permuted(np.arange(start - first, stop - first)) + first
+
+
+class RemainingOrder:
+    """The rest of an interrupted epoch: the rows not in `seen`, from position `taken` on.
+
+    ids : of the whole shard, int64 [rows]. key : by which the rest is permuted; None: in the order of ids.
+
+    Takes 8 bytes of memory for each row that is left. Positions before `taken`, which only remainder="repeat" asks for,
+    are in the order of ids.
+    """
+
+    def __init__(self, ids: Array, by_id: Lookup | None, seen: Sequence[IdSet], taken: int, key: Key | None) -> None:
+        left = [
+            start + np.flatnonzero(~in_any(seen, ids[start : start + _READ_SPAN]))
+            for start in range(0, len(ids), _READ_SPAN)
+        ]
+        rows = np.concatenate(left)
+        self.rows = rows[np.argsort(ids[rows], kind="stable")]
+        self._by_id = by_id
+        self._all = len(ids)
+        self._taken = taken
+        self._permuted = None if key is None else permutation(len(self.rows), *key, taken)
+
+    def take(self, start: int, stop: int) -> slice | Array:
+        positions = np.arange(start, stop)
+        before = positions[positions < self._taken] % self._all
+        after = positions[len(before) :] - self._taken
+        old = before if self._by_id is None else self._by_id(before)
+        return np.concatenate([old, self.rows[after if self._permuted is None else self._permuted(after)]])
+
+
+def permutation(n: int, *key: int) -> Lookup:
+    """Return a permutation of 0..n-1, chosen by `key` (seed, epoch, …).
+
+    It is the same on every machine and numpy version. Up to 65,536 rows it is a shuffled table; beyond, a keyed
+    Feistel network that is applied until its value is below n, whose memory does not depend on n.
     """
     mixed = 0x9E3779B97F4A7C15
     for part in key:
@@ -41,6 +145,8 @@ def permutation(n: int, *key: int) -> Lookup:
 
 
 class _Feistel:
+    """A permutation of 0..n-1 without a table."""
+
     def __init__(self, n: int, key: int) -> None:
         self._n = n
         bits = (n - 1).bit_length()
@@ -84,15 +190,17 @@ class _Feistel:
 
 
 def blocked(n: int, block: int, *key: int) -> Lookup:
-    """As `permutation`, where each `block` positions draw from `block` rows only: for rows that memory can't hold.
+    """Return a permutation of 0..n-1 in which each `block` positions draw from `block` rows only.
 
-    A block is made of 1024 stripes of neighbouring rows from all over 0..n-1, and permuted as a whole, so a disk is
-    read once an epoch, in stripes.
+    For rows that memory can't hold: a block consists of 1024 stripes of neighbouring rows from all over 0..n-1, and is
+    permuted as a whole, so that a disk is read once an epoch, in stripes. With `block` ≥ n as `permutation`.
     """
     return permutation(n, *key) if block >= n else _Blocked(n, block, key)
 
 
 class _Blocked:
+    """A permutation of 0..n-1 by blocks. Keeps the permutation of the block that was asked for last."""
+
     def __init__(self, n: int, block: int, key: tuple[int, ...]) -> None:
         self._n, self._block, self._key = n, block, key
         count = min(n, -(-n * _STRIPES // block))
@@ -116,10 +224,12 @@ class _Blocked:
 
 
 def by_id(ids: Array) -> Lookup | None:
-    """Position among the rows sorted by id → row as it arrived; None where the rows arrived sorted.
+    """Return the lookup from a position among the rows sorted by id to the row in the spool.
 
-    Rows that arrive in ascending runs, one source partition each (as a shuffle delivers them), need memory
-    for the runs only; any other order needs a table of 8 bytes a row.
+    ids : int64 [rows], in the order of arrival. None is returned where they arrived sorted.
+
+    Rows that arrive in ascending runs, one source partition each (as a shuffle delivers them), take memory for the
+    runs only; any other order takes a table of 8 bytes a row.
     """
     starts = np.concatenate([np.zeros(1, np.int64), *_breaks(ids)])
     if len(starts) == 1:
@@ -141,6 +251,8 @@ class _Table:
 
 
 class _Runs:
+    """Positions in runs that are put one after another, to the rows: run i is rows `starts[i]` and following."""
+
     def __init__(self, starts: Array, lengths: Array) -> None:
         self._ends = np.cumsum(lengths)
         self._shift = starts - (self._ends - lengths)
@@ -152,7 +264,7 @@ class _Runs:
 
 
 def _breaks(ids: Array) -> Iterator[Array]:
-    """Where the id falls; if it falls anywhere, also where the source partition changes."""
+    """Yield the rows at which runs begin: where the id falls and, if it falls anywhere, where the partition changes."""
     if all(np.all(part[1:] > part[:-1]) for part in _overlapping(ids)):
         return
     for number, part in enumerate(_overlapping(ids)):
@@ -166,7 +278,7 @@ def _overlapping(ids: Array) -> Iterator[Array]:
 
 
 def _shuffled(n: int, key: int) -> Array:
-    """0..n-1 sorted by a hash of each: splitmix64, since numpy's own generators may change."""
+    """Return 0..n-1 sorted by a hash of each: splitmix64, since numpy's own generators may change."""
     with np.errstate(over="ignore"):
         z = np.arange(1, n + 1, dtype=np.uint64) * np.uint64(0x9E3779B97F4A7C15) + np.uint64(key)
         z = (z ^ (z >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
@@ -175,7 +287,7 @@ def _shuffled(n: int, key: int) -> Array:
 
 
 def _mix(value: int) -> int:
-    """splitmix64 of one word."""
+    """Return splitmix64 of one word."""
     z = (value + 0x9E3779B97F4A7C15) & _WORD
     z = ((z ^ (z >> 30)) * 0xBF58476D1CE4E5B9) & _WORD
     z = ((z ^ (z >> 27)) * 0x94D049BB133111EB) & _WORD

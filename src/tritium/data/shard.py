@@ -1,8 +1,7 @@
-"""The rows of a named DataFrame that one rank trains on, as epochs of batches (rank)."""
+"""A shard: the rows of a named DataFrame that one rank trains on, as epochs of batches (rank)."""
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cached_property
 from importlib.util import find_spec
@@ -11,16 +10,17 @@ from typing import Any, Literal
 import numpy as np
 
 from tritium.data.batch import Decode, checked_device
-from tritium.data.epoch import Epoch, Note, Stopwatch, Took
+from tritium.data.epoch import Epoch, OnBatch, OnEpochEnd, Stopwatch
+from tritium.data.epochs import EpochPlan, Epochs
 from tritium.data.idset import IdSet
 from tritium.data.memory import memory_limit
 from tritium.data.order import Lookup, by_id
-from tritium.data.passes import Passes, Plan
-from tritium.data.policy import REMAINDERS
+from tritium.data.remainder import REMAINDERS
 from tritium.data.schema import Field
 from tritium.data.spool import Spool, SpoolReader
-from tritium.data.watermark import Feed, Mark
+from tritium.data.watermark import Feed, Watermark
 from tritium.errors import BadSetting
+from tritium.hints import did_you_mean
 
 Description = Sequence[Mapping[str, Any]]
 SHUFFLES = ("full", "stream", True, False)
@@ -28,17 +28,18 @@ _SPAN = 1 << 20
 
 
 class Shard:
-    """One index's rows of the DataFrame `name`.
+    """The rows of the DataFrame `name` that one rank trains on.
 
     description : `Spool.describe()`, or a function that waits for it, or an open SpoolReader.
     index, size : which of how many shards; the rank and world size, unless several ranks share a shard.
-    feed        : where the counts of all indices come from.
+    feed        : the watermark of the rows of all shards.
     decode      : bytes column → function from its content to an array.
-    prepared    : what the exchange prepared: "full" or False (once all are there) or "stream" (as they arrive).
-    note        : called at the end of every epoch with its counts (rows used, padded, dropped, repeated).
-    took        : called with every batch: its epoch and step, both from 0.
-    say         : called with a sentence for the person who waits.
-    trace       : is told what the time goes into.
+    tensors     : whether device="auto" gives torch tensors.
+    prepared    : what the exchange prepared: "full" or False (all rows at once) or "stream" (as they arrive).
+    on_epoch_end: called at the end of every epoch with its counts (rows used, padded, dropped, repeated).
+    on_batch    : called with the epoch and step of every batch, both from 0.
+    on_message  : called with a sentence for the user, on index 0 only.
+    trace       : measures what the time goes into.
     window      : the least number of rows that "stream" permutes together.
     memory      : bytes of this shard that may stay in memory (the page cache); a larger shard is permuted by blocks
                   of that size. None: half of what the machine or its container has.
@@ -56,9 +57,9 @@ class Shard:
         decode: Mapping[str, Decode] | None = None,
         tensors: bool = False,
         prepared: Literal["full", "stream"] | bool = "full",
-        note: Note | None = None,
-        took: Took | None = None,
-        say: Callable[[str], None] | None = None,
+        on_epoch_end: OnEpochEnd | None = None,
+        on_batch: OnBatch | None = None,
+        on_message: Callable[[str], None] | None = None,
         trace: Stopwatch | None = None,
         window: int = 16_384,
         memory: int | None = None,
@@ -73,30 +74,30 @@ class Shard:
         self.decode = dict(decode or {})
         self._tensors = tensors
         self._prepared = prepared
-        self._note = note
-        self.took = took
-        self._say = say
+        self._on_epoch_end = on_epoch_end
+        self.on_batch = on_batch
+        self._on_message = on_message
         self.trace = trace
         self._window = window
         self._memory = memory
         self._history: list[dict[str, Any]] = []
-        self._run: Passes | None = None
+        self._epochs: Epochs | None = None
 
     @classmethod
     def of(cls, name: str, spool: Spool, fields: Sequence[Field], **settings: Any) -> Shard:
-        """The only shard (index 0 of 1), over a spool whose rows are all committed."""
+        """Return the only shard (index 0 of 1) over a spool whose rows are all committed."""
         feed = Feed()
-        feed.publish(Mark(spool.rows, {0: spool.rows}, 1))
+        feed.publish(Watermark(spool.rows, {0: spool.rows}, 1))
         return cls(name, spool.describe(), fields, index=0, size=1, feed=feed, **settings)
 
     @property
     def counts(self) -> list[int]:
-        """Rows of every index. Waits until all are complete."""
+        """Rows of every shard, in the order of indices. Waits until all are complete."""
         return self.feed.counts()
 
     @property
     def rows(self) -> int:
-        """Rows of this shard. Waits until all are complete."""
+        """Rows of this shard. Waits until all shards are complete."""
         return self.counts[self.index]
 
     def epochs(
@@ -111,7 +112,7 @@ class Shard:
         resume: Mapping[str, Any] | Sequence[Mapping[str, Any]] | None = None,
         if_changed: Literal["refuse", "anew"] = "refuse",
     ) -> Iterator[Epoch]:
-        """`n` epochs of batches of `batch_size` rows, with the same number of steps on every rank.
+        """Return an iterator over `n` epochs of batches of `batch_size` rows, with equally many steps on every rank.
 
         shuffle   : "full" (a seeded permutation of all rows), "stream" (the first epoch in the order of arrival,
                     permuted within windows, while rows still arrive; then as "full"), False (by id). None: as prepared.
@@ -120,52 +121,68 @@ class Shard:
                     the function uses torch (or framework="torch"), else NumPy arrays.
         resume    : what `state()` gave on this rank: continues with exactly the rows not yet seen. A list of the
                     states of all ranks, in rank order, also continues at another world size. Where Spark has given
-                    the same rows other ids since, the epoch starts anew, and says so.
-        if_changed: what to do when the rows are others than those of the state: "refuse", or begin its epoch "anew".
-                    After the last epoch there is none to begin: they are refused.
+                    the same rows other ids since, the epoch restarts, with a message.
+        if_changed: what to do when the rows are others than those of the state: "refuse" them, or restart its epoch on
+                    them ("anew"). After the last epoch there is none to restart: they are refused.
 
         Raises BadSetting at once; at the first epoch, the same on every rank, EmptyShard and DataChanged.
         """
         if if_changed not in ("refuse", "anew"):
             raise BadSetting(f"shard {self.name!r}: " + _unknown("if_changed", if_changed, ("refuse", "anew")))
-        plan = self._plan(n, batch_size, shuffle, seed, remainder)
+        plan = self._checked_plan(n, batch_size, shuffle, seed, remainder)
         if isinstance(device, str) and device == "auto":
             place = "auto" if self._tensors and find_spec("torch") is not None else None
         else:
             place = checked_device(device)
-        self._run = Passes(self, int(n), plan, place, resume, if_changed)
-        return iter(self._run)
+        self._epochs = Epochs(self, int(n), plan, place, resume, if_changed)
+        return iter(self._epochs)
 
     def alone(self) -> Shard:
-        """This shard's rows as the only shard there is: its steps are its own. To be closed with this one."""
+        """Return this shard's rows as the only shard, so that the steps depend on no other rank.
+
+        It uses this shard's maps, which closing either of the two closes. Waits until all shards are complete.
+        """
         feed = Feed()
-        feed.publish(Mark(self.rows, {0: self.rows}, 1))
-        same: dict[str, Any] = {"decode": self.decode, "took": self.took, "trace": self.trace, "memory": self._memory}
-        same |= {"note": self._note, "say": self._say, "tensors": self._tensors}
-        same |= {"prepared": self._prepared, "window": self._window}
-        return Shard(self.name, self.reader, self.schema, index=0, size=1, feed=feed, **same)
+        feed.publish(Watermark(self.rows, {0: self.rows}, 1))
+        return Shard(
+            self.name,
+            self.reader,
+            self.schema,
+            index=0,
+            size=1,
+            feed=feed,
+            decode=self.decode,
+            tensors=self._tensors,
+            prepared=self._prepared,
+            on_epoch_end=self._on_epoch_end,
+            on_batch=self.on_batch,
+            on_message=self._on_message,
+            trace=self.trace,
+            window=self._window,
+            memory=self._memory,
+        )
 
     def state(self) -> dict[str, Any]:
-        """The position of the latest `epochs()`, as JSON; the batch in hand counts as taken.
+        """Return the position of the latest `epochs()` as JSON; the current batch counts as taken.
 
-        Waits until the shards of all ranks are complete.
+        Waits until the shards of all ranks are complete. Raises BadSetting before the first `epochs()`.
         """
-        if self._run is None:
+        if self._epochs is None:
             raise BadSetting(f"shard {self.name!r} has no position before epochs() is called")
-        return self._run.state()
+        return self._epochs.state()
 
     def report(self) -> list[dict[str, Any]]:
-        """For each epoch that was taken to its end: the rows used, padded, dropped and repeated."""
+        """Return, for each epoch that was taken to its end, the rows used, padded, dropped and repeated."""
         return list(self._history)
 
     def close(self) -> None:
-        """Let go of the maps."""
+        """Release the maps."""
         if "reader" in self.__dict__:
             self.reader.close()
 
     @cached_property
     def reader(self) -> SpoolReader:
-        """The maps. Waits until the first row has shown what the columns look like."""
+        """The mapped columns. Waits until the first row has shown their shapes."""
         given = self._description
         if isinstance(given, SpoolReader):
             return given
@@ -173,36 +190,39 @@ class Shard:
 
     @cached_property
     def by_id(self) -> Lookup | None:
-        """Position among the rows sorted by id → row in the spool; None where both are the same. Waits for the end."""
+        """Position among the rows sorted by id → row in the spool; None where both are the same.
+
+        Waits until all shards are complete.
+        """
         self.reader.extend(self.rows)
         return by_id(self.reader.ids)
 
     @cached_property
     def packed_ids(self) -> list[str]:
-        """All ids, in pieces, as text. Waits for the end."""
+        """All ids, in pieces, as text. Waits until all shards are complete."""
         self.reader.extend(self.rows)
         ids = self.reader.ids
         return [IdSet.of(ids[start : start + _SPAN]).pack() for start in range(0, len(ids), _SPAN)]
 
     @cached_property
     def block(self) -> int:
-        """Rows that are permuted together: as many as memory holds. Waits for the end."""
+        """Rows that are permuted together: as many as memory holds. Waits until all shards are complete."""
         self.reader.extend(self.rows)
         memory = memory_limit() // 2 if self._memory is None else self._memory
         return max(1, memory // max(1, self.reader.row_bytes))
 
-    def keep(self, counts: dict[str, Any]) -> None:
-        """Keep what an epoch has done with the rows, and pass it on."""
+    def record(self, counts: dict[str, Any]) -> None:
+        """Keep what an epoch did with the rows for `report()`, and pass it to `on_epoch_end`."""
         self._history.append(counts)
-        if self._note is not None:
-            self._note(counts)
+        if self._on_epoch_end is not None:
+            self._on_epoch_end(counts)
 
-    def tell(self, text: str) -> None:
-        """Say it to the person who waits: once for all ranks."""
-        if self._say is not None and self.index == 0:
-            self._say(text)
+    def notify(self, text: str) -> None:
+        """Pass a sentence for the user to `on_message`, once for all ranks."""
+        if self._on_message is not None and self.index == 0:
+            self._on_message(text)
 
-    def _plan(self, n: Any, batch_size: Any, shuffle: Any, seed: Any, remainder: Any) -> Plan:
+    def _checked_plan(self, n: Any, batch_size: Any, shuffle: Any, seed: Any, remainder: Any) -> EpochPlan:
         where = f"shard {self.name!r}: "
         for setting, value, least in (("n", n, 0), ("batch_size", batch_size, 1)):
             if isinstance(value, bool) or not isinstance(value, int | np.integer) or value < least:
@@ -221,10 +241,9 @@ class Shard:
                 f"all: prepare it with data={{{self.name!r}: tr.Data(df, shuffle='stream')}}, or take shuffle='full'"
             )
         window = -(-self._window // batch_size) * batch_size
-        return Plan(int(batch_size), shuffle, int(seed), remainder, self.size, window)
+        return EpochPlan(int(batch_size), shuffle, int(seed), remainder, self.size, window)
 
 
 def _unknown(setting: str, value: Any, known: Sequence[Any]) -> str:
-    close = difflib.get_close_matches(str(value), [str(one) for one in known], 1)
-    hint = f" Did you mean {close[0]!r}?" if close else ""
+    hint = did_you_mean(str(value), map(str, known))
     return f"{setting}={value!r} is none of {', '.join(map(repr, known))}.{hint}"

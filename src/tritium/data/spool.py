@@ -1,8 +1,8 @@
-"""A shard's rows in unlinked local files: the supervisor appends, the rank maps (supervisor, rank).
+"""The spool: rows of a shard in unlinked local files, which a supervisor writes and its rank maps (supervisor, rank).
 
-One file holds one column: a fixed column is a row-major matrix; a ragged one is its values and, in a second
-file, the 64-bit end of each row. The files have no name, so nothing is left behind however the run ends; the
-rank inherits the descriptors (`subprocess.Popen(pass_fds=spool.fds)`).
+A fixed column is one file, a row-major matrix; a column of bytes is a file of its values and one of the 64-bit end of
+each row. The files have no name, so that none is left however the run ends; the rank inherits the descriptors
+(`subprocess.Popen(pass_fds=spool.fds)`).
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 
 @dataclass(frozen=True, eq=False)
 class Ragged:
-    """Rows of different lengths: `values` of all rows one after another, and the int64 length of each row."""
+    """Rows of different lengths: `values` of all rows one after another, and `lengths` int64 [rows]."""
 
     values: Any
     lengths: Any
@@ -39,15 +39,18 @@ class Ragged:
         return len(self.lengths)
 
     def rows(self) -> list[Any]:
-        """The rows, each a view of `values`."""
+        """Return the rows, each a view of `values`."""
         ends = np.cumsum(np.asarray(self.lengths, np.int64))
         return [self.values[end - length : end] for end, length in zip(ends, self.lengths, strict=True)]
 
 
 class Spool:
-    """Appends rows to unlinked files. What was appended counts from the next `commit()` on.
+    """Appends rows to unlinked files in `directory`. What was appended counts from the next `commit()` on.
 
-    Ids and columns of a row are always written in the same `append`. Not thread-safe: a spool has one writer.
+    directory : None for `scratch_directory()`.
+
+    Not thread-safe: a spool has one writer. Raises BadSetting where this process may not open a file for each column,
+    SpoolFull on a full disk.
     """
 
     def __init__(self, fields: Sequence[Field], directory: str | None = None) -> None:
@@ -70,7 +73,7 @@ class Spool:
 
     @property
     def fds(self) -> tuple[int, ...]:
-        """The descriptors that a rank process must inherit, under the same numbers."""
+        """The descriptors that a rank process must inherit under the same numbers."""
         return tuple(file.fd for file in self._files)
 
     @property
@@ -79,9 +82,9 @@ class Spool:
         return sum(file.written for file in self._files)
 
     def append(self, ids: Array, columns: Mapping[str, Array | Ragged]) -> None:
-        """Write rows: `ids` [rows] int64, and every column [rows, *shape] or Ragged in its field's dtype.
+        """Write rows: `ids` int64 [rows], and every column [rows, *shape] or Ragged in its field's dtype.
 
-        Raises DataError when a column is missing or does not fit what came before, SpoolFull on a full disk.
+        Raises DataError where a column is missing or does not fit the rows before, SpoolFull on a full disk.
         """
         rows = len(ids)
         pieces: list[tuple[_File, Array]] = []
@@ -98,16 +101,16 @@ class Spool:
         self._appended += rows
 
     def commit(self) -> int:
-        """Make what was appended count, and return the rows that now do."""
+        """Make the appended rows count. Returns the rows of the spool."""
         self.rows = self._appended
         return self.rows
 
     def describe(self) -> list[dict[str, Any]]:
-        """What a SpoolReader needs, as JSON, ids first. A shape is None until a row has shown it."""
+        """Return what a SpoolReader needs, as JSON, ids first. A shape is None until a row has shown it."""
         return [column.describe() for column in self._columns]
 
     def close(self) -> None:
-        """Close the descriptors. Maps that are open elsewhere stay valid."""
+        """Close the descriptors. Existing maps stay valid."""
         while self._files:
             os.close(self._files.pop().fd)
 
@@ -159,7 +162,10 @@ class Spool:
 
 
 class SpoolReader:
-    """Maps the columns of a spool, read-only. `description` is `Spool.describe()`; its files are open."""
+    """Maps the columns of a spool, read-only.
+
+    description : `Spool.describe()`, whose descriptors are open in this process. rows : how many to show.
+    """
 
     def __init__(self, description: Sequence[Mapping[str, Any]], rows: int) -> None:
         self.rows = rows
@@ -170,7 +176,7 @@ class SpoolReader:
 
     @property
     def row_bytes(self) -> int:
-        """Bytes of a row in all columns, on average; what a shuffled epoch reads for it."""
+        """Bytes of a row in all columns, on average."""
         columns = [self.column(name) for name in self.names]
         size = sum(c.values.nbytes + c.ends.nbytes if isinstance(c, RaggedView) else c.nbytes for c in columns)
         return -(-size // max(1, self.rows))
@@ -182,16 +188,12 @@ class SpoolReader:
         assert isinstance(column, np.ndarray)
         return column
 
-    def kind(self, name: str) -> str:
-        """ "fixed", "ragged" or "bytes"."""
-        return str(self._entries[name]["kind"])
-
     def extend(self, rows: int) -> None:
-        """Show `rows` rows from now on; views taken before stay valid."""
+        """Show at least `rows` rows from now on. Views taken before stay valid."""
         self.rows = max(self.rows, rows)
 
     def column(self, name: str) -> Array | RaggedView:
-        """[rows, *shape] of a fixed column, or the view of a ragged one. Nothing is read yet."""
+        """Return a fixed column as [rows, *shape], or a column of bytes as RaggedView. Nothing is read yet."""
         rows, column = self._maps.get(name, (-1, None))
         if column is None or rows != self.rows:
             column = self._map(self._entries[name])
@@ -199,7 +201,7 @@ class SpoolReader:
         return column
 
     def close(self) -> None:
-        """Let go of the maps; each is unmapped when its last view is gone."""
+        """Release the maps; each is unmapped when its last view is gone."""
         self._maps.clear()
 
     def _map(self, entry: Mapping[str, Any]) -> Array | RaggedView:
@@ -212,7 +214,7 @@ class SpoolReader:
 
 
 class RaggedView:
-    """A mapped ragged column: `values` of all rows, and the `ends` of each row in it."""
+    """A mapped column of rows of different lengths: `values` of all rows, and the `ends` of the rows, int64 [rows]."""
 
     def __init__(self, values: Array, ends: Array) -> None:
         self.values = values
@@ -222,7 +224,7 @@ class RaggedView:
         return len(self.ends)
 
     def take(self, index: Array) -> Ragged:
-        """The rows at `index` [k], copied."""
+        """Return the rows at `index` int64 [k], copied."""
         ends = self.ends[index]
         starts = np.where(index > 0, self.ends[index - 1], 0)
         lengths = ends - starts
@@ -231,7 +233,7 @@ class RaggedView:
 
 
 def scratch_directory() -> str:
-    """The cluster manager's scratch directory with the most free space, else the system's."""
+    """Return the cluster manager's scratch directory with the most free space, else the system's."""
     for variable in ("SPARK_LOCAL_DIRS", "LOCAL_DIRS", "SPARK_EXECUTOR_DIRS"):
         found = list(_writable(os.environ.get(variable, "").replace(os.pathsep, ",").split(",")))
         if found:
@@ -263,7 +265,7 @@ class _Column:
         self._end = 0
 
     def pieces(self, value: Array | Ragged, rows: int) -> list[tuple[_File, Array]]:
-        """What to append to which file; checks dtype, rows and shape first."""
+        """Return what to append to which file. Raises DataError where dtype, rows or shape do not fit."""
         values = value.values if isinstance(value, Ragged) else value
         given = "ragged" if isinstance(value, Ragged) else "fixed"
         wanted = "fixed" if self.kind == "fixed" else "ragged"
@@ -293,7 +295,7 @@ class _Column:
 
 
 def _map(fd: int, dtype: np.dtype[Any], count: int) -> Array:
-    """The first `count` items of a file, read-only."""
+    """Map the first `count` items of a file, read-only."""
     if count == 0:
         return np.empty(0, dtype)
     memory = mmap.mmap(fd, count * dtype.itemsize, prot=mmap.PROT_READ)
@@ -301,7 +303,7 @@ def _map(fd: int, dtype: np.dtype[Any], count: int) -> Array:
 
 
 def _unlinked_file(directory: str) -> int:
-    """A descriptor, open for reading and writing, of a file in `directory` that has no name."""
+    """Open a file in `directory` that has no name, for reading and writing. Returns its descriptor."""
     flag = getattr(os, "O_TMPFILE", None)
     if flag is not None:
         try:

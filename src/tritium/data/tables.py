@@ -1,4 +1,4 @@
-"""The exchange without a JVM: pandas and Arrow tables dealt to ranks in the same batches (driver)."""
+"""The exchange without a JVM: pandas and Arrow tables distributed to ranks in the same batches (driver)."""
 
 from __future__ import annotations
 
@@ -10,8 +10,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from tritium.data import narrow
-from tritium.data.codec import bad
-from tritium.data.schema import Data, Field, as_data, plan
+from tritium.data.codec import bad_row
+from tritium.data.plan import plan
+from tritium.data.schema import Data, Field, as_data
 from tritium.data.types import SourceType, columns_of, path_of
 from tritium.errors import BadData, BadRow, BadSetting
 
@@ -21,10 +22,10 @@ _VIEWS = {pa.string_view(): pa.large_string(), pa.binary_view(): pa.large_binary
 
 
 class Tables:
-    """Named tables and their plan: what Exchange is to DataFrames. A name is one source partition."""
+    """Named tables and their plan, as Exchange is for DataFrames. A table is one source partition."""
 
     def __init__(self, data: Mapping[str, Data | Any], ranks: int) -> None:
-        """Raises BadSetting, and BadData with all problems of a table."""
+        """Plan the columns. Raises BadSetting, and BadData with all problems of a table."""
         if isinstance(ranks, bool) or not isinstance(ranks, int) or ranks < 1:
             raise BadSetting(f"ranks={ranks!r}: a gang has at least one rank")
         self.ranks = ranks
@@ -42,7 +43,7 @@ class Tables:
         }
 
     def batches(self, rank: int) -> Iterator[pa.RecordBatch]:
-        """The rows of one rank in the order of their ids, its anchor last."""
+        """Yield the rows of one rank in the order of their ids, its anchor last. Raises BadRow, BadData."""
         for partition, (name, table) in enumerate(self._tables.items()):
             first = (rank - partition) % self.ranks
             rows = np.arange(first, table.num_rows, self.ranks, dtype=np.int64)
@@ -63,7 +64,7 @@ class Tables:
 
 
 def table_of(frame: Any, name: str) -> pa.Table:
-    """A pandas DataFrame or an Arrow table or batch as an Arrow table. NaN in a floating column stays NaN.
+    """Return a pandas DataFrame, an Arrow table or batch as an Arrow table. NaN in a floating column stays NaN.
 
     Raises BadData for anything else, and for a pandas column that Arrow can't hold.
     """
@@ -97,7 +98,7 @@ def _sorted(table: pa.Table, keys: Sequence[str]) -> pa.Table:
 
 
 def _arrow(field: Field, schema: pa.Schema) -> pa.DataType:
-    """The Arrow type in which a Field travels."""
+    """Return the Arrow type in which a Field travels."""
     if field.packed:
         return pa.list_(pa.from_numpy_dtype(field.travel))
     column = _column(pa.Table.from_batches([], schema), field.sources[0])
@@ -105,7 +106,7 @@ def _arrow(field: Field, schema: pa.Schema) -> pa.DataType:
 
 
 def _travelling(kind: pa.DataType, travel: str) -> pa.DataType:
-    """`kind` as Spark would have it: no dictionaries, views, decimals or nanoseconds."""
+    """Return the type that Spark would send for `kind`: no dictionaries, views, decimals or nanoseconds."""
     if pa.types.is_dictionary(kind):
         return _travelling(kind.value_type, travel)
     if pa.types.is_fixed_size_list(kind):
@@ -122,7 +123,7 @@ def _travelling(kind: pa.DataType, travel: str) -> pa.DataType:
 
 
 def _packed(field: Field, rows: pa.Table, name: str, ids: Array) -> pa.Array:
-    """One Field of these rows, as exchange.pack makes it. Raises BadRow with the value that can't be packed."""
+    """Return one Field of these rows as `exchange.pack` makes it. Raises BadRow for a value that can't be packed."""
     if not field.packed:
         column = _column(rows, field.sources[0])
         return _converted(column, _travelling(column.type, field.travel), field.sources[0], name)
@@ -141,10 +142,10 @@ def _packed(field: Field, rows: pa.Table, name: str, ids: Array) -> pa.Array:
 
 
 def _narrowed(field: Field, source: int, raw: Array, name: str, ids: Array) -> Array:
-    """One source of a packed row in the dtype in which it travels: here, where its values are still whole."""
+    """Return one source of a packed row in the dtype in which it travels. Raises BadRow for a value it can't hold."""
 
     def at(row: int, value: Any, what: str, advice: str) -> BadRow:
-        error = bad(field, ids, row, value, what, advice, source)
+        error = bad_row(field, ids, row, value, what, advice, source)
         return BadRow(f"data {name!r}: {error}", **error.__dict__, name=name)
 
     values = narrow.cast(raw, np.dtype(field.travel), at)
@@ -153,7 +154,7 @@ def _narrowed(field: Field, source: int, raw: Array, name: str, ids: Array) -> A
 
 
 def _scalar(column: pa.Array, kind: SourceType, source: str, name: str) -> pa.Array:
-    """A scalar column as numbers."""
+    """Return a scalar column as numbers. Raises BadData."""
     if kind.name == "decimal":
         return _converted(column, pa.float64(), source, name)
     if kind.name == "date":
@@ -164,6 +165,7 @@ def _scalar(column: pa.Array, kind: SourceType, source: str, name: str) -> pa.Ar
 
 
 def _converted(column: pa.Array, to: pa.DataType, source: str, name: str) -> pa.Array:
+    """Return the column as Arrow type `to`. Raises BadData for a value that does not fit: ns in µs."""
     if column.type == to:
         return column
     options = pc.CastOptions.safe(to)
@@ -192,7 +194,7 @@ def _with_leaf(kind: pa.DataType, leaf: pa.DataType) -> pa.DataType:
 
 
 def _column(rows: pa.Table, source: str) -> pa.Array:
-    """A column, or a field of a struct, as one array; null where a struct around it is null."""
+    """Return a column, or a field of a struct, as one array; null where a struct around it is null."""
     top, *below = path_of(rows.schema, source)
     chunked = rows.column(top)
     column = (

@@ -1,4 +1,4 @@
-"""What a source column holds, in the same words for Spark and for Arrow (any process)."""
+"""The types of source columns, the same for Spark and for Arrow (any process)."""
 
 from __future__ import annotations
 
@@ -31,17 +31,18 @@ class SourceType:
 
     @property
     def scalar(self) -> bool:
-        """True for what becomes one number a row without a vocabulary."""
+        """Whether it becomes one number a row without a vocabulary."""
         return self.name in ("number", "decimal", "date", "timestamp")
 
     def leaf(self) -> tuple[SourceType, int]:
-        """The innermost type of nested arrays, and how many arrays are around it."""
+        """Return the innermost type of nested arrays, and how many arrays are around it."""
         kind, depth = self, 0
         while kind.item is not None:
             kind, depth = kind.item, depth + 1
         return kind, depth
 
 
+_INT64_DIGITS = 18  # an integer of so many digits fits into int64
 _SPARK_NUMBERS = {
     "ByteType": "int8",
     "ShortType": "int16",
@@ -54,7 +55,7 @@ _SPARK_NUMBERS = {
 
 
 def from_spark(spark: Any) -> SourceType:
-    """The SourceType of a pyspark DataType (pyspark itself is not imported)."""
+    """Return the SourceType of a pyspark DataType (pyspark itself is not imported)."""
     kind, text = type(spark).__name__, spark.simpleString()
     if kind in _SPARK_NUMBERS:
         return SourceType("number", text, _SPARK_NUMBERS[kind])
@@ -78,7 +79,7 @@ def from_spark(spark: Any) -> SourceType:
 
 
 def from_arrow(arrow: pa.DataType) -> SourceType:
-    """The SourceType of an Arrow type."""
+    """Return the SourceType of an Arrow type."""
     text = str(arrow)
     if pa.types.is_dictionary(arrow):
         return from_arrow(arrow.value_type)
@@ -105,17 +106,24 @@ def from_arrow(arrow: pa.DataType) -> SourceType:
 
 
 def columns_of(schema: Any) -> dict[str, SourceType]:
-    """The columns of a pyspark StructType or pyarrow Schema; structs also by the dotted names of fields."""
+    """Return the columns of a pyspark StructType or pyarrow Schema by name, fields of structs by dotted names too."""
     return {name: kind for name, (kind, _) in _walk(schema).items()}
 
 
 def path_of(schema: Any, name: str) -> tuple[str, ...]:
-    """The column and the struct fields below it that a (dotted) name stands for."""
+    """Return the column and the struct fields below it that a (dotted) name stands for."""
     return _walk(schema)[name][1]
 
 
+def may_exceed_int64(kind: SourceType) -> bool:
+    """Return whether a scalar of this type may be NaN, infinite, or a number beyond int64."""
+    return (kind.name == "number" and kind.dtype.startswith("float")) or (
+        kind.name == "decimal" and kind.precision - kind.scale > _INT64_DIGITS
+    )
+
+
 def flat(columns: dict[str, SourceType], name: str) -> list[str]:
-    """`name` itself, or the dotted names of the fields of the struct that it is."""
+    """Return `[name]`, or for a struct the dotted names of all its innermost fields."""
     if columns[name].name != "struct":
         return [name]
     return [leaf for child, _ in columns[name].children for leaf in flat(columns, f"{name}.{child}")]

@@ -41,8 +41,8 @@ def hook(trace: Trace) -> None:
             if hasattr(torch.distributed, name):
                 setattr(torch.distributed, name, _within(trace, "communicate", getattr(torch.distributed, name)))
     if torch.cuda.is_available() and torch.cuda.is_initialized():
-        trace.settle = torch.cuda.synchronize
-    trace.in_backward = lambda: sum(map(_waited, replicas.values()))
+        trace.synchronize = torch.cuda.synchronize
+    trace.waited_in_backward = lambda: sum(map(_waited, replicas.values()))
 
 
 def _within(trace: Trace, section: Section, function: Any) -> Any:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import difflib
 import inspect
 import operator
 from collections.abc import Callable, Mapping, Sequence
@@ -11,6 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal, TypeVar
 
 from tritium.errors import BadSetting
+from tritium.hints import nearest, question
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -205,7 +205,7 @@ class Gang:
             )
         for name in changes:
             if name not in cls.fields():
-                near = ELSEWHERE.get(name) or next(iter(difflib.get_close_matches(name, cls.fields(), 1)), None)
-                hint = f" Did you mean {near!r}?" if near else f" There are: {', '.join(cls.fields())}."
+                near = ELSEWHERE.get(name) or nearest(name, cls.fields())
+                hint = question(near) if near else f" There are: {', '.join(cls.fields())}."
                 raise BadSetting(f"There is no setting {name!r} of a gang.{hint}", setting=name)
         return dataclasses.replace(gang or cls(), **changes)

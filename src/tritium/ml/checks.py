@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import inspect
 import math
 from collections.abc import Iterator, Mapping
@@ -10,6 +9,7 @@ from typing import Any
 
 from tritium.errors import BadSetting
 from tritium.gang.rank.checkpoints import every_of
+from tritium.hints import did_you_mean
 from tritium.ml.settings import (
     LABEL,
     WEIGHT,
@@ -185,8 +185,7 @@ def _choices(settings: TorchSettings) -> Iterator[str]:
     for name, choices in _CHOICES.items():
         value = getattr(settings, name)
         if not any(value is choice or (isinstance(value, str) and value == choice) for choice in choices):
-            near = difflib.get_close_matches(str(value), [c for c in choices if isinstance(c, str)], 1)
-            hint = f" Did you mean {near[0]!r}?" if near else ""
+            hint = did_you_mean(str(value), [c for c in choices if isinstance(c, str)])
             yield f"{name}={value!r} is unknown; choose one of {', '.join(map(repr, choices))}.{hint}"
     stopping = settings.early_stopping
     if isinstance(stopping, EarlyStopping) and stopping.monitor is not None:

@@ -11,10 +11,12 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from tritium.data.schema import Data, Field, close, plan
+from tritium.data.plan import plan
+from tritium.data.schema import Data, Field
 from tritium.data.tables import table_of
 from tritium.data.types import SourceType, columns_of, path_of
 from tritium.errors import BadData, BadSetting
+from tritium.hints import suggest
 from tritium.ml.settings import LABEL, WEIGHT, TorchSettings, is_by_class, is_of_one_score
 from tritium.model.signature import Task
 
@@ -75,7 +77,7 @@ def columns(frame: Any, settings: TorchSettings) -> Columns:
     for role, names in (("feature", features), ("label", labels), ("weight", weight)):
         for name in names:
             if name not in known:
-                problems.append(f"{role} column {name!r} is missing.{close(name, known)}")
+                problems.append(f"{role} column {name!r} is missing.{suggest(name, known)}")
             elif problem := _unfit(name, known[name], role):
                 problems.append(f"{role} column {name!r} is {problem}")
     if problems:
@@ -187,7 +189,7 @@ def split(frame: Any, settings: TorchSettings) -> tuple[Any, Any]:
 def _marked(frame: Any, name: str) -> Any:
     known = columns_of(schema_of(frame))
     if name not in known:
-        raise BadData(f"validation column {name!r} is missing.{close(name, known)}")
+        raise BadData(f"validation column {name!r} is missing.{suggest(name, known)}")
     if known[name].dtype != "bool":
         raise BadData(f"validation column {name!r} is {known[name].text}; it must be boolean (True: validate).")
     null = f"validation column {name!r} holds a null; it must be True (validate) or False (train)"

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from tritium.data.epoch import Group
-from tritium.data.policy import step_count
+from tritium.data.remainder import step_count
 from tritium.errors import EmptyShard
 from tritium.gang.rank.world import World
 from tritium.gang.rank.world import world as this_world

@@ -12,6 +12,7 @@ from typing import Any, Literal
 
 from tritium.errors import BadSetting
 from tritium.gang.settings import ELSEWHERE, Gang, as_int
+from tritium.hints import question, suggest
 
 FEATURES, LABEL, WEIGHT = "features", "label", "weight"
 DEFAULT_BATCH_SIZE = 32
@@ -21,11 +22,10 @@ _WHOLE = (
     *("checkpoint_every", "checkpoint_keep", "early_stopping"),
 )
 _RATE = " The learning rate is the optimizer's: optimizer=lambda p: torch.optim.Adam(p, lr=1e-3)."
-_VALIDATION = " Did you mean 'validation'?"
 _HINTS = {  # what other libraries call it
     **dict.fromkeys(("lr", "learning_rate"), _RATE),
-    **dict.fromkeys(("val_split", "validation_split", "validation_data", "val_data"), _VALIDATION),
-    **{name: f" Did you mean {own!r}?" for name, own in ELSEWHERE.items()},
+    **dict.fromkeys(("val_split", "validation_split", "validation_data", "val_data"), question("validation")),
+    **{name: question(own) for name, own in ELSEWHERE.items()},
 }
 
 
@@ -334,10 +334,8 @@ class TorchSettings:
 
 def no_setting(names: Sequence[str]) -> BadSetting:
     """The error for settings that neither TorchSettings nor Gang has, each with what is probably meant."""
-    from tritium.data.schema import close  # brings numpy along
-
     known = (*TorchSettings.fields(), *Gang.fields())
-    said = (f"There is no setting {name!r}.{_HINTS.get(name) or close(name, known)}" for name in names)
+    said = (f"There is no setting {name!r}.{_HINTS.get(name) or suggest(name, known)}" for name in names)
     return BadSetting(" ".join(said), settings=list(names))
 
 

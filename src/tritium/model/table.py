@@ -11,9 +11,11 @@ from typing import Any
 import numpy as np
 
 from tritium.data import narrow
-from tritium.data.schema import Data, Field, close, plan
+from tritium.data.plan import plan
+from tritium.data.schema import Data, Field
 from tritium.data.types import SourceType, columns_of
 from tritium.errors import BadData, BadRow, SignatureMismatch
+from tritium.hints import suggest
 from tritium.model.signature import Input, Signature, shown
 
 _POSITION = (1 << 33) - 1
@@ -55,7 +57,7 @@ def _differences(taken: Input, columns: Mapping[str, SourceType], untyped: Conta
     found = []
     for position, name in enumerate(taken.columns):
         if name not in columns:
-            found.append(f"missing column {name!r} (input {taken.name!r}).{close(name, columns)}")
+            found.append(f"missing column {name!r} (input {taken.name!r}).{suggest(name, columns)}")
             continue
         if name in untyped:
             continue
@@ -200,7 +202,7 @@ def _from_arrays(signature: Signature, given: Mapping[str, Any]) -> dict[str, np
     found: dict[str, np.ndarray[Any, Any]] = {}
     differences = []
     known = [i.name for i in signature.inputs]
-    differences += [f"there is no input {n!r}.{close(n, known)}" for n in given if n not in known]
+    differences += [f"there is no input {n!r}.{suggest(n, known)}" for n in given if n not in known]
     for taken in signature.inputs:
         if taken.name not in given:
             differences.append(f"input {taken.name!r} is missing.")

@@ -1,12 +1,12 @@
-"""What a run leaves on disk: its events, every rank's whole output, the report, stored files (driver).
+"""The run directory: events, the output of every rank, the report, stored files (driver).
 
-    <run directory>/run.json           which run is here; there from its start, so that ranks can tell the place
+    <run directory>/run.json           the id of the run; written at its start, so that ranks recognize the directory
                     events.jsonl       one JSON object a line: time (UTC), kind, and the kind's own fields
                     logs/rank-0.log    everything that rank 0 wrote to stdout and stderr, in its order
-                    report.json        what came of it, written when the run has ended
+                    report.json        written when the run has ended: see report.py
                     …                  files that ranks stored
 
-A number that JSON does not know is written as the string "NaN", "Infinity" or "-Infinity".
+A number that JSON does not have is written as the string "NaN", "Infinity" or "-Infinity".
 """
 
 from __future__ import annotations
@@ -29,13 +29,13 @@ from typing import IO, Any
 from tritium.errors import masked
 from tritium.observe.stored import Piece, StoredFiles
 
-MARK = "run.json"
+_RUN_FILE = "run.json"
 _TAIL_BYTES = 64 << 10
 _LIBRARIES = ("tritium", "pyspark", "pyarrow", "numpy", "torch")
 
 
 def new_run_dir(run_dir: str | None) -> tuple[str, str]:
-    """A run's id, and its directory: `run_dir` itself, or a new one under `$TRITIUM_RUNS` or `./tritium-runs`."""
+    """Return a new run's id, and its directory: `run_dir`, or a new one under `$TRITIUM_RUNS` or `./tritium-runs`."""
     run_id = f"{datetime.now(timezone.utc):%Y%m%d-%H%M%S}-{secrets.token_hex(3)}"
     if run_dir is not None:
         return run_id, _absolute(os.fspath(run_dir))
@@ -48,17 +48,17 @@ def _absolute(path: str) -> str:
 
 
 def run_at(run_dir: str) -> str:
-    """The id of the run whose directory this is, read from here."""
+    """Return the id of the run whose directory this is. Raises whatever its file system does where it can't be read."""
     import fsspec  # type: ignore[import-untyped]
 
     files, root = fsspec.core.url_to_fs(run_dir)
     files.invalidate_cache()
-    with files.open(f"{root.rstrip('/')}/{MARK}", "rb") as file:
+    with files.open(f"{root.rstrip('/')}/{_RUN_FILE}", "rb") as file:
         return str(json.loads(file.read())["run"])
 
 
 def _append_whole(file: IO[bytes], data: bytes) -> None:
-    """All of it or nothing: of a line that a full disk has cut short nothing is left."""
+    """Append `data` to an unbuffered file, whole or not at all, as when the disk is full. Raises OSError."""
     before, view = file.seek(0, os.SEEK_END), memoryview(data)
     try:
         while view:
@@ -70,13 +70,13 @@ def _append_whole(file: IO[bytes], data: bytes) -> None:
 
 
 def _drop_torn_line(path: Path) -> None:
-    """A line that an earlier run did not finish, as it was killed, must not run into the next one's first."""
+    """Remove a last line without an end, as a killed run leaves it, so that the next line begins a line."""
     if not path.is_file():
         return
     with path.open("r+b") as file:
         start = end = file.seek(0, os.SEEK_END)
         found = -1
-        while start and found < 0:  # a line may be longer than what is read at once
+        while start and found < 0:  # the line may be longer than one block
             stop, start = start, max(0, start - _TAIL_BYTES)
             file.seek(start)
             found = file.read(stop - start).rfind(b"\n")
@@ -85,12 +85,12 @@ def _drop_torn_line(path: Path) -> None:
 
 
 class RunLog:
-    """The run directory, written as the run goes. Every method may be called from any thread.
+    """Writes the run directory while the run goes on. Methods may be called from any thread.
 
     A directory with a scheme (`s3://…`) is written through fsspec when the log is closed, from a local copy, because
-    object stores can't append; what ranks store goes there at once (stored.py). A directory that holds an earlier
-    run's events and logs keeps them: new ones are appended. When the disk refuses, the run goes on without its log,
-    and `problem` says why.
+    object stores can't append; what ranks store is written there at once (stored.py). Events and logs of an earlier run
+    in the directory are kept: new ones are appended. When the disk refuses, the run goes on without its log, and
+    `problem` says why.
     """
 
     def __init__(self, run_dir: str, settings: Mapping[str, Any]) -> None:
@@ -110,53 +110,56 @@ class RunLog:
         self._stored = StoredFiles(self.run_dir, self._remote)
         self._folder.joinpath("logs").mkdir(parents=True, exist_ok=True)
         _drop_torn_line(self._folder / "events.jsonl")
-        self._mark(str(settings.get("run_id", "")))
+        self._write_run_file(str(settings.get("run_id", "")))
         self.event("run", settings=without_secrets(settings), versions=versions())
 
-    def _mark(self, run_id: str) -> None:
+    def _write_run_file(self, run_id: str) -> None:
         text = json.dumps({"run": run_id, "started": datetime.now(timezone.utc).isoformat(timespec="seconds")})
         try:
             if self._remote is not None:
                 files, root = self._remote
                 files.makedirs(root, exist_ok=True)
-                files.pipe_file(f"{root}/{MARK}", text.encode())
+                files.pipe_file(f"{root}/{_RUN_FILE}", text.encode())
             else:
-                beside = self._folder / f"{MARK}.part"
-                beside.write_text(text)
-                beside.replace(self._folder / MARK)
+                part = self._folder / f"{_RUN_FILE}.part"
+                part.write_text(text)
+                part.replace(self._folder / _RUN_FILE)
         except Exception as error:  # noqa: BLE001 - fsspec's file systems raise what they like
-            self.problem = f"{MARK} could not be written: {error}"
+            self.problem = f"{_RUN_FILE} could not be written: {error}"
 
     def event(self, kind: str, **fields: Any) -> None:
-        """Append one event."""
+        """Append one event to events.jsonl."""
         now = datetime.now(timezone.utc).isoformat(timespec="milliseconds")
         line = json.dumps(plain({"time": now, "kind": kind, **fields}), ensure_ascii=False)
         self._append("events.jsonl", masked(line) + "\n")
 
     def output(self, rank: int, text: str) -> None:
-        """Append what a rank wrote, as it is."""
+        """Append what a rank wrote to its log, unchanged."""
         self._append(f"logs/rank-{rank}.log", text)
 
     def store(self, piece: Piece) -> bool:
-        """Take a piece of a file of the run directory; whether it is whole now and has its name. Raises StoreFailed."""
+        """Add a piece to a stored file. Returns whether the file is complete and in its place. Raises StoreFailed."""
         with self._lock:
             return self._stored.add(piece)
 
-    def settle(self, tell: Callable[[str], Any] = lambda _: None) -> list[str]:
-        """Wait until all that was stored is in an object store, too; the names since the last call. StoreFailed."""
-        return self._stored.settle(tell)
+    def settle(self, on_message: Callable[[str], Any] = lambda _: None) -> list[str]:
+        """Wait until all stored files are in their place, also in an object store.
+
+        Returns the names of those that came there since the last call. Raises StoreFailed.
+        """
+        return self._stored.settle(on_message)
 
     def drop_partial(self) -> None:
-        """Remove what there is of files whose last piece has not come: their ranks have ended."""
+        """Remove stored files whose last piece has not come; to be called when their ranks have ended."""
         with self._lock:
             self._stored.discard()
 
     def path(self, name: str) -> str:
-        """Where the file `name` of this run is: a path, or a URL. BadSetting when it would lie outside."""
+        """Return the path or URL of the file `name` of this run. Raises BadSetting where it would lie outside."""
         return self._stored.path(name)
 
     def tail(self, rank: int, lines: int = 20) -> list[str]:
-        """The last lines that a rank wrote; none when it wrote nothing."""
+        """Return the last lines that a rank wrote; none where it wrote nothing."""
         path = self._folder / "logs" / f"rank-{rank}.log"
         try:
             with path.open("rb") as file:
@@ -171,14 +174,14 @@ class RunLog:
         text = masked(json.dumps(plain(report), indent=2, ensure_ascii=False)) + "\n"
         with self._lock:
             try:
-                beside = self._folder / "report.json.part"
-                beside.write_text(text, encoding="utf-8")
-                beside.replace(self._folder / "report.json")
+                part = self._folder / "report.json.part"
+                part.write_text(text, encoding="utf-8")
+                part.replace(self._folder / "report.json")
             except OSError as error:
                 self.problem = self.problem or f"report.json could not be written: {error}"
 
     def close(self) -> None:
-        """Write what is outstanding; drop files whose last chunk never came. Later events are not kept."""
+        """Write what is left to write, and remove stored files that are not complete. Later events are ignored."""
         with self._lock:
             if self._closed:
                 return
@@ -221,7 +224,7 @@ class RunLog:
 
 
 def plain(value: Any) -> Any:
-    """`value` as JSON can hold it: NumPy values as Python's, non-finite numbers and unknown objects as strings."""
+    """Return `value` as JSON holds it: NumPy values as Python's, non-finite numbers and unknown objects as strings."""
     if value is None or isinstance(value, (str, bool, int)):
         return value
     if isinstance(value, float):
@@ -236,12 +239,12 @@ def plain(value: Any) -> Any:
 
 
 def without_secrets(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """The settings with the names, but not the values, of the environment variables: those are often keys."""
+    """Return the settings without the values of environment variables, which are often secrets."""
     return {key: sorted(value) if key == "env" else value for key, value in settings.items()}
 
 
 def versions() -> dict[str, str]:
-    """Versions of Python, of the machine's system, and of the libraries that are installed on the driver."""
+    """Return the versions of Python, of the operating system, and of the libraries installed in this process."""
     found = {"python": platform.python_version(), "system": platform.platform()}
     for name in _LIBRARIES:
         try:

@@ -1,4 +1,4 @@
-"""How a run looks while it runs: a live display on a terminal or in a notebook, plain lines elsewhere (driver)."""
+"""The progress of a run: a live display on a terminal or in a notebook, plain lines elsewhere (driver)."""
 
 from __future__ import annotations
 
@@ -6,110 +6,31 @@ import importlib.util
 import sys
 import threading
 import time
-from collections import deque
 from collections.abc import Callable
 from typing import IO, TYPE_CHECKING, Any, Literal
+
+from tritium.observe.position import TrainingPosition, clock_time
 
 if TYPE_CHECKING:
     from rich.console import Console, RenderableType
     from rich.live import Live
 
-LINE_SECONDS = 5.0  # plain lines of rows and steps come no more often
+LINE_SECONDS = 5.0  # between two plain lines of rows and steps, at least
 REFRESH_SECONDS = 0.25
-RATE_SECONDS = 15.0  # rows/s is a mean over this window
 _LONGEST_LINE = 32 << 10
 
-_terminal = threading.Lock()  # one live display a process; a second run at the same time writes plain lines
-
-
-class Steps:
-    """Where the training stands, from what the ranks log. Not thread-safe."""
-
-    def __init__(self, clock: Callable[[], float]) -> None:
-        self._clock = clock
-        self._leader: int | None = None  # the lowest rank that logs; its steps and values are shown
-        self._windows: dict[int, deque[tuple[float, int]]] = {}  # by rank: when it had taken how many rows
-        self._first: tuple[float, float] | None = None  # time and fraction at the first log
-        self._fraction: float | None = None  # at the last log
-        self._latest = 0.0  # time of the last log that moved it
-        self.position: dict[str, int] = {}
-        self.values: dict[str, float | str] = {}
-
-    def log(self, rank: int, fields: dict[str, Any]) -> None:
-        now = self._clock()
-        if fields.get("rows") is not None:
-            window = self._windows.setdefault(rank, deque())
-            window.append((now, int(fields["rows"])))
-            while window[0][0] < now - RATE_SECONDS and len(window) > 2:
-                window.popleft()
-        if self._leader is None or rank <= self._leader:
-            self._leader = rank
-            self.values.update(fields.get("values") or {})
-            keys = ("step", "steps", "epoch", "epochs")
-            if fields.get("epoch") not in (None, self.position.get("epoch")) and fields.get("step") is None:
-                self.position.pop("step", None)  # it was one of another epoch
-            self.position.update({key: int(fields[key]) for key in keys if fields.get(key) is not None})
-            fraction = self.fraction
-            if fraction != self._fraction:
-                self._fraction, self._latest = fraction, now
-            if self._first is None and fraction is not None:
-                self._first = (now, fraction)
-
-    @property
-    def begun(self) -> bool:
-        """Whether a rank has logged anything."""
-        return self._leader is not None
-
-    @property
-    def fraction(self) -> float | None:
-        """How much of all steps is done, 0 to 1; None when the ranks don't say of how many."""
-        place = self.position
-        steps, epochs = place.get("steps", 0), place.get("epochs")
-        within = (place.get("step", -1) + 1) / steps if steps else None
-        if not epochs:
-            return None if within is None else min(within, 1.0)
-        return min((place.get("epoch", 0) + (within or 0.0)) / epochs, 1.0)
-
-    @property
-    def rows_per_second(self) -> float | None:
-        """Rows that all ranks together take a second."""
-        rates = [
-            (window[-1][1] - window[0][1]) / (window[-1][0] - window[0][0])
-            for window in self._windows.values()
-            if window[-1][0] > window[0][0]
-        ]
-        return sum(rates) if rates else None
-
-    @property
-    def seconds_left(self) -> float | None:
-        """By the mean pace since the first step."""
-        fraction = self.fraction
-        if self._first is None or fraction is None or fraction <= self._first[1]:
-            return None
-        left = (self._latest - self._first[0]) / (fraction - self._first[1]) * (1.0 - fraction)
-        return max(0.0, left - (self._clock() - self._latest))
-
-    def text(self) -> str:
-        """`epoch 2/5, step 120/300, 12,345 rows/s, loss 0.1234, 0:21 left`: what of it is known."""
-        parts = []
-        for one, many in (("epoch", "epochs"), ("step", "steps")):
-            if one in self.position:
-                total = self.position.get(many)
-                parts.append(f"{one} {self.position[one] + 1}" + (f"/{total}" if total else ""))
-        if self.rows_per_second is not None:
-            parts.append(f"{self.rows_per_second:,.0f} rows/s")
-        parts += [f"{name} {number(value)}" for name, value in self.values.items()]
-        if self.seconds_left is not None and self.fraction != 1.0:
-            parts.append(f"{clock_time(self.seconds_left)} left")
-        return ", ".join(parts)
+_terminal = threading.Lock()  # held by the one live display of this process; other runs write plain lines meanwhile
 
 
 class Progress:
-    """Shows a run's events and its ranks' output. Methods may be called from any thread; no thread is left by `close`.
+    """Shows a run's events and its ranks' output. Methods may be called from any thread. `close` ends its thread.
 
-    `live=None` decides by the stream: a terminal, or a notebook that has ipywidgets. `show=False` leaves out all but
-    the ranks' output. The stream is stdout, as it is when a line is written, unless one is given. `title` says which of
-    several runs it is, at the start of every line of its own.
+    ranks  : how many the run has.
+    output : of which ranks to show what they write.
+    show   : False shows nothing but that.
+    title  : which of several runs it is; every line of its own begins with it.
+    live   : whether to draw a live display. None: on a terminal, or in a notebook that has ipywidgets.
+    stream : where to write. None: `sys.stdout`, looked up for each line.
     """
 
     def __init__(
@@ -136,11 +57,11 @@ class Progress:
         self._phase = f"starting {ranks} rank{'s' * (ranks > 1)}"
         self._reported = 0
         self._rows: dict[str, dict[int, int]] = {}
-        self._steps = Steps(clock)
+        self._position = TrainingPosition(clock)
         self._ended: set[tuple[str, int]] = set()
         self._last_line = clock()
-        self._unsaid = False
-        self._silent = False
+        self._pending = False
+        self._broken = False
         self._closed = threading.Event()
         self._live: Live | None = None
         self._ticker: threading.Thread | None = None
@@ -148,7 +69,7 @@ class Progress:
             self._go_live(live)
 
     def event(self, kind: str, **fields: Any) -> None:
-        """Take one event of the run; unknown kinds are not shown."""
+        """Show one event of the run; unknown kinds are ignored."""
         handler = getattr(self, f"_on_{kind}", None)
         if handler is None or not self._show:
             return
@@ -158,7 +79,7 @@ class Progress:
             self._write(f"{self._name}: {line}")
 
     def output(self, rank: int, text: str) -> None:
-        """Take what a rank wrote. Whole lines are shown with `[rank 0]` in front."""
+        """Show what a rank wrote, whole lines with `[rank 0]` in front."""
         if self._output == "none" or (self._output == "rank 0" and rank != 0):
             return
         with self._lock:
@@ -167,7 +88,7 @@ class Progress:
             self._write(f"[rank {rank}] {line}")
 
     def close(self) -> None:
-        """Write what is unsaid, and give the terminal back. May be called twice."""
+        """Write what is pending, and stop the live display. May be called twice."""
         if self._closed.is_set():
             return
         self._closed.set()
@@ -176,7 +97,7 @@ class Progress:
         with self._lock:
             rest = [f"[rank {rank}] {text}" for rank, text in sorted(self._partial.items()) if text]
             self._partial.clear()
-            if self._unsaid:
+            if self._pending:
                 rest.append(f"{self._name}: {self._summary()}")
         for line in rest:
             self._write(line)
@@ -185,13 +106,13 @@ class Progress:
             live.stop()
             _terminal.release()
 
-    # ---- events: each returns the lines to write
+    # ---- events: each handler returns the lines to write
 
     def _on_started(self, ranks: int | None = None, slots: int | None = None, **_: Any) -> list[str]:
         self._phase = f"starting {self.ranks} rank{'s' * (self.ranks > 1)}"
         if slots is not None:
             self._phase += f" on {slots} slot{'s' * (slots != 1)}"
-        return self._said(self._phase)
+        return self._unless_live(self._phase)
 
     def _on_reported(self, **_: Any) -> None:
         self._reported += 1
@@ -200,21 +121,21 @@ class Progress:
         hosts = list(dict.fromkeys(str(peer["host"]) for peer in peers))
         names = ", ".join(hosts[:4]) + (", …" if len(hosts) > 4 else "")
         self._phase = f"{self.ranks} rank{'s' * (self.ranks > 1)} on {names or 'this machine'}"
-        return self._said(f"{self._phase} after {self._elapsed():.1f} s")
+        return self._unless_live(f"{self._phase} after {self._elapsed():.1f} s")
 
     def _on_rows(self, name: str, rank: int, rows: int, ended: bool = False, **_: Any) -> list[str]:
         self._rows.setdefault(name, {})[rank] = int(rows)
         if ended:
             self._ended.add((name, rank))
             if all((known, k) in self._ended for known in self._rows for k in range(self.ranks)):
-                return self._said(f"{self._spooled()} after {self._elapsed():.1f} s")
-        return [] if self._steps.begun else self._now_and_then()
+                return self._unless_live(f"{self._spooled()} after {self._elapsed():.1f} s")
+        return [] if self._position.begun else self._summary_when_due()
 
     def _on_log(self, rank: int, **fields: Any) -> list[str]:
-        if not self._steps.begun:
+        if not self._position.begun:
             self._last_line = -LINE_SECONDS  # the first numbers are shown at once
-        self._steps.log(rank, fields)
-        return self._now_and_then()
+        self._position.log(rank, fields)
+        return self._summary_when_due()
 
     def _on_failed(
         self,
@@ -229,38 +150,39 @@ class Progress:
     ) -> list[str]:
         if how == "stalled":
             self._phase = text.split("\n")[0]
-            return self._said(self._phase)
+            return self._unless_live(self._phase)
         if how == "exit":
             how = f"left: {text}" if text else f"left with exit code {exit_code}"
         else:
             how = f"was killed by {signal}" if signal else f"failed: {type}: {text}" if type else f"failed: {text}"
         self._phase = f"rank {rank}{f' on {host}' if host else ''} {how}".split("\n")[0]
-        return self._said(self._phase)
+        return self._unless_live(self._phase)
 
     def _on_ended(self, ok: bool, seconds: float, **_: Any) -> list[str]:
-        lines = [self._summary()] if self._unsaid else []
+        lines = [self._summary()] if self._pending else []
         self._phase = f"{'done' if ok else 'ended without a result'} after {seconds:.1f} s"
-        return self._said(*lines, self._phase)
+        return self._unless_live(*lines, self._phase)
 
     def _on_note(self, text: str, **_: Any) -> list[str]:
         return [text]
 
-    def _said(self, *lines: str) -> list[str]:
-        """Lines that a live display shows anyway."""
-        self._unsaid = False
+    def _unless_live(self, *lines: str) -> list[str]:
+        """Return the lines, or none where there is a live display, which shows them anyway."""
+        self._pending = False
         return [] if self._live is not None else list(lines)
 
-    def _now_and_then(self) -> list[str]:
+    def _summary_when_due(self) -> list[str]:
+        """Return the summary, but at most once in LINE_SECONDS."""
         if self._live is not None:
             return []
-        self._unsaid = self._clock() - self._last_line < LINE_SECONDS
-        if self._unsaid:
+        self._pending = self._clock() - self._last_line < LINE_SECONDS
+        if self._pending:
             return []
         self._last_line = self._clock()
         return [self._summary()]
 
     def _summary(self) -> str:
-        return self._steps.text() if self._steps.begun else self._spooled()
+        return self._position.text() if self._position.begun else self._spooled()
 
     def _spooled(self) -> str:
         totals = [f"{sum(by_rank.values()):,} rows of {name!r}" for name, by_rank in self._rows.items()]
@@ -283,7 +205,7 @@ class Progress:
 
     def _write(self, line: str) -> None:
         with self._writing:
-            if self._silent:
+            if self._broken:
                 return
             try:
                 if self._live is not None:
@@ -296,7 +218,7 @@ class Progress:
                 stream.write(line.encode(encoding, "backslashreplace").decode(encoding) + "\n")
                 stream.flush()
             except (OSError, ValueError):  # the terminal has gone, or the stream was closed: the run goes on
-                self._silent = True
+                self._broken = True
 
     # ---- the live display
 
@@ -317,7 +239,7 @@ class Progress:
             try:
                 live.refresh()
             except (OSError, ValueError):  # as in _write
-                self._silent = True
+                self._broken = True
                 return
 
     def _render(self) -> RenderableType:
@@ -327,8 +249,8 @@ class Progress:
         from rich.text import Text
 
         with self._lock:
-            status, spooled, steps = self._phase, self._spooled(), self._steps.text()
-            fraction = self._steps.fraction
+            status, spooled, steps = self._phase, self._spooled(), self._position.text()
+            fraction = self._position.fraction
             if not self._rows and not steps and self._reported:
                 status += f", {min(self._reported, self.ranks)} of {self.ranks} reported"
         head = Text.assemble((f"{self._name} ", "bold"), clock_time(self._elapsed()), "  ", status)
@@ -346,15 +268,3 @@ def _can_be_live(console: Console) -> bool:
     if console.is_jupyter:
         return importlib.util.find_spec("ipywidgets") is not None
     return console.is_terminal and not console.is_dumb_terminal
-
-
-def number(value: float | str) -> str:
-    """Four significant digits; the strings that stand for non-finite numbers as they are."""
-    return value if isinstance(value, str) else f"{value:.4g}"
-
-
-def clock_time(seconds: float) -> str:
-    """75.2 → "1:15"; 3675 → "1:01:15"."""
-    minutes, whole = divmod(int(seconds + 0.5), 60)
-    hours, minutes = divmod(minutes, 60)
-    return f"{hours}:{minutes:02}:{whole:02}" if hours else f"{minutes}:{whole:02}"

@@ -1,4 +1,4 @@
-"""What came of a run, put together from its events: report.json (driver)."""
+"""The report of a run, report.json, made from its events (driver)."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _COUNTS = ("used", "padded", "dropped", "repeated")
 
 
 class Report:
-    """Takes every event of a run; `build()` is the report so far. Methods may be called from any thread."""
+    """Collects the events of a run; `build()` returns the report so far. Methods may be called from any thread."""
 
     def __init__(self, run_id: str, run_dir: str, settings: Mapping[str, Any]) -> None:
         self._lock = threading.Lock()
@@ -41,20 +41,21 @@ class Report:
         }
 
     def event(self, kind: str, **fields: Any) -> None:
-        """Take one event; kinds that say nothing for the report are passed over."""
+        """Take one event of the run; kinds that the report does not use are ignored."""
         handler = getattr(self, f"_on_{kind}", None)
         if handler is not None:
             with self._lock:
                 handler(**fields)
 
     def build(self) -> dict[str, Any]:
-        """The report as it stands, as JSON.
+        """Return the report so far, as JSON.
 
-        `seconds_until` says when every rank was there, when every row was spooled and when the first numbers were
-        logged; `ranks` has a rank's host and pid, its rows by name (read, and by all epochs together used, padded,
-        dropped and repeated) and its last logged numbers; `fingerprint` has the rows and the sum of their hashes, in
-        hexadecimal, by source partition; `checkpoint` is the newest that was saved; with `trace=True`, a rank's `trace`
-        has its steps and their seconds by section, and `verdict` says in a sentence what they wait for.
+        seconds_until : when every rank was there, every row was spooled, and the first numbers were logged.
+        ranks         : host and pid of each, its rows by name (read, and in all epochs together used, padded, dropped
+                        and repeated), and the numbers it logged last; with trace=True its `Trace.report()`.
+        fingerprint   : by source partition the rows and the sum of their hashes, in hexadecimal.
+        checkpoint    : the newest that was saved.
+        verdict       : with trace=True, a sentence on what the steps wait for.
         """
         with self._lock:
             return {
@@ -120,7 +121,7 @@ class Report:
         self._ended.clear()
 
     def failed_by(self, **failure: Any) -> None:
-        """What ended the run, where no rank has failed: its `rank` is None. (The source, the session, a disk.)"""
+        """Record what ended the run where no rank has failed (the source, the session, a disk): its `rank` is None."""
         with self._lock:
             self._report["failure"] = self._report["failure"] or failure
 

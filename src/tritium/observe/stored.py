@@ -1,4 +1,4 @@
-"""Files that ranks store in the run directory, piece by piece (a rank cuts them, the driver puts them together)."""
+"""Files that ranks store in the run directory, sent in pieces (a rank cuts them, the driver joins them)."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ from typing import IO, Any
 from tritium.errors import BadSetting, StoreFailed
 
 PIECE = 1 << 22  # bytes of one piece at most
-CLOSE_SECONDS = 30.0  # how long a run that has failed waits for copies of what was stored
-TELL_SECONDS = 15.0  # how long a copy to a store may take without a word
+CLOSE_SECONDS = 30.0  # how long a failed run waits for uploads
+MESSAGE_SECONDS = 15.0  # between two messages about an upload that takes long
 
 
 @dataclass(frozen=True)
@@ -34,19 +34,19 @@ class Piece:
 
     @classmethod
     def whole(cls, name: str, body: bytes) -> Piece:
-        """A small file in one piece."""
+        """Return a small file as one piece."""
         return cls(name, body, 0, len(body), zlib.crc32(body))
 
     @classmethod
     def read(cls, fields: Mapping[str, Any], body: bytes) -> Piece:
-        """The inverse of `fields`. Raises KeyError, TypeError or ValueError for what is none."""
+        """Return the piece that `fields` described. Raises KeyError, TypeError or ValueError for other fields."""
         size, checksum = fields["size"], fields["checksum"]
         if size is None or checksum is None:
             return cls(str(fields["name"]), body, int(fields["start"]))
         return cls(str(fields["name"]), body, int(fields["start"]), int(size), int(checksum))
 
     def fields(self) -> dict[str, Any]:
-        """All but the bytes, as JSON takes it."""
+        """Return all but the bytes, as JSON takes it."""
         return {"name": self.name, "start": self.start, "size": self.size, "checksum": self.checksum}
 
     @property
@@ -56,7 +56,7 @@ class Piece:
 
 
 def cut(name: str, chunks: bytes | Iterable[bytes]) -> Iterator[Piece]:
-    """The pieces of a file that comes in chunks of any size; at least one. Bytes are a chunk themselves.
+    """Yield the pieces of a file that comes as bytes or in chunks of any size; at least one.
 
     Raises BadSetting for a chunk that is not bytes.
     """
@@ -78,11 +78,13 @@ def cut(name: str, chunks: bytes | Iterable[bytes]) -> Iterator[Piece]:
 
 
 class StoredFiles:
-    """Puts pieces together. A file has its name once it is whole; until then its bytes are in `<name>.part`.
+    """Joins the pieces of files. A file has its name once it is complete; until then its bytes are in `<name>.part`.
 
-    `remote` is an fsspec file system and the directory there. A file for it is put together on this machine's own disk
-    (tempfile's directory), and copied by a thread: whoever brings the pieces must not wait for a slow store, since
-    ranks take a coordinator that is silent for seconds for lost. Not safe for several threads.
+    remote : an fsspec file system and the directory there; None for a local run_dir. A file for it is joined on this
+             machine's own disk (tempfile's directory), and uploaded by a thread: the thread that brings the pieces must
+             not wait for a slow store, since ranks take a coordinator that is silent for seconds for lost.
+
+    Not thread-safe.
     """
 
     def __init__(self, run_dir: str, remote: tuple[Any, str] | None) -> None:
@@ -91,17 +93,17 @@ class StoredFiles:
         self._uploads = None if remote is None else _Uploads(*remote)
 
     def path(self, name: str) -> str:
-        """Where the file `name` of this run is: a path, or a URL. BadSetting when it would lie outside."""
+        """Return the path or URL of the file `name` of this run. Raises BadSetting where it would lie outside."""
         parts = PurePosixPath(name).parts
         if not parts or name.startswith(("/", "\\")) or ".." in parts or ":" in parts[0]:
             raise BadSetting(f"{name!r} is no name of a file in the run directory {self._run_dir}.", name=name)
         return "/".join((self._run_dir.rstrip("/"), *parts))
 
     def add(self, piece: Piece) -> bool:
-        """Take the next piece of a file; one that begins at 0 starts the file anew. Whether it now has its name.
+        """Add the next piece of a file; one that begins at 0 restarts the file. Returns whether it now has its name.
 
-        Raises StoreFailed when the directory refuses (also one of the files before), or when the pieces are not those
-        of one file; then nothing is left of what was written, and an earlier file of that name is as it was.
+        Raises StoreFailed where the directory refuses this file or refused one before, or where the pieces are not
+        those of one file; then what was written is removed, and an earlier file of that name is unchanged.
         """
         self.path(piece.name)
         self._refuse_failed()
@@ -127,25 +129,25 @@ class StoredFiles:
             raise failed from error
         return piece.last and self._uploads is None
 
-    def settle(self, tell: Callable[[str], Any] = lambda _: None) -> list[str]:
-        """Wait until whole files are where they belong; the names of those that came there since the last call.
+    def settle(self, on_message: Callable[[str], Any] = lambda _: None) -> list[str]:
+        """Wait until all complete files are uploaded. Returns the names of those uploaded since the last call.
 
-        `tell` hears of it when that takes long. Raises StoreFailed.
+        on_message : called with a sentence for the user where that takes long. Raises StoreFailed.
         """
         if self._uploads is None:
             return []
-        while waiting := self._uploads.wait(TELL_SECONDS):
-            tell(f"{waiting} is still being copied to {self._run_dir}")
+        while waiting := self._uploads.wait(MESSAGE_SECONDS):
+            on_message(f"{waiting} is still being copied to {self._run_dir}")
         self._refuse_failed()
         return self._uploads.taken()
 
     def discard(self) -> None:
-        """Remove what there is of files whose last piece has not come."""
+        """Remove files whose last piece has not come."""
         for name in list(self._partial):
             self._drop(name)
 
     def close(self) -> None:
-        """The same; what is whole is waited for CLOSE_SECONDS at most, as a store may not answer."""
+        """Remove incomplete files, and wait up to CLOSE_SECONDS for uploads: a store may not answer."""
         self.discard()
         if self._uploads is not None:
             self._uploads.wait(CLOSE_SECONDS)
@@ -173,7 +175,7 @@ class StoredFiles:
         del self._partial[name]
 
     def _drop(self, name: str) -> None:
-        """Nothing is raised: whatever made this necessary is on its way already, or another attempt begins."""
+        """Remove an incomplete file. Raises nothing: the caller has an error to raise, or another attempt begins."""
         partial = self._partial.pop(name, None)
         if partial is None:
             return
@@ -219,16 +221,16 @@ class StoredFiles:
 
 
 class _Uploads:
-    """Copies whole files to an fsspec directory, one after the other, from a thread that lives while there are any."""
+    """Uploads complete files to an fsspec directory, one after the other, in a thread that runs while there are any."""
 
     def __init__(self, files: Any, root: str) -> None:
         self._files, self._root = files, root.rstrip("/")
         self._changed = threading.Condition()
         self._waiting: deque[tuple[str, str, int]] = deque()  # name, place on this machine's disk, bytes
         self._taken: list[str] = []
-        self._now = ""  # what is being copied
+        self._now = ""  # the name of the file that is being uploaded
         self.failed: tuple[str, int, Exception] | None = None
-        """The first that could not be copied: its name and bytes, and why. Nothing is copied after it."""
+        """Name, bytes and error of the first file that could not be uploaded. No file is uploaded after it."""
 
     def add(self, name: str, place: str, size: int) -> None:
         with self._changed:
@@ -238,13 +240,13 @@ class _Uploads:
                 threading.Thread(target=self._run, name="tritium-store", daemon=True).start()
 
     def wait(self, seconds: float) -> str:
-        """The name that is still being copied after so many seconds, or nothing."""
+        """Wait up to `seconds` for all uploads. Returns the name of the file that is still being uploaded, or ""."""
         with self._changed:
             self._changed.wait_for(lambda: not self._now, seconds)
             return self._now
 
     def taken(self) -> list[str]:
-        """The names that were copied since the last call."""
+        """Return the names of the files uploaded since the last call."""
         with self._changed:
             taken, self._taken = self._taken, []
             return taken
@@ -302,7 +304,7 @@ def _check_size(files: Any, path: str, size: int) -> None:
 
 
 def _rename(files: Any, place: str, target: str) -> None:
-    """Over what is there. fsspec's own `mv` and `rm` take `?`, `*` and `[` in a path for a pattern; these do not."""
+    """Move a file over another. Unlike these calls, fsspec's `mv` and `rm` take `?`, `*` and `[` for a pattern."""
     import fsspec  # type: ignore[import-untyped]
 
     if type(files).mv is fsspec.AbstractFileSystem.mv:
@@ -317,7 +319,7 @@ def _rename(files: Any, place: str, target: str) -> None:
 
 
 class _Partial:
-    """What there is of a file: its bytes in `place`, how many, and their CRC-32."""
+    """An incomplete file: the path of its bytes, how many there are, and their CRC-32."""
 
     def __init__(self, file: IO[bytes], place: str) -> None:
         self.file = file

@@ -1,7 +1,7 @@
-"""Where the time of a rank's steps goes (rank).
+"""Measures where the time of a rank's steps goes (rank).
 
-The time from the first batch asked for to the end of the last epoch is cut into sections; of nested ones the innermost
-counts.
+The time from the first batch asked for to the end of the last epoch is divided into sections; of nested sections the
+innermost counts.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ T = TypeVar("T")
 
 
 class Trace:
-    """One rank's. Only the thread that takes the batches is measured.
+    """The time of one rank's steps by section. Only the thread that takes the batches is measured.
 
-    settle : waits for the device, so that what runs there is counted where it was begun.
+    clock : returns seconds.
     """
 
     def __init__(self, clock: Callable[[], float] = time.perf_counter) -> None:
@@ -34,16 +34,17 @@ class Trace:
         self._begun = self._mark = self._ended = 0.0
         self._steps = 0
         self._kept: dict[str, float] = {}
-        self.settle: Callable[[], object] = _nothing
-        self.first_batch: Callable[[], object] = _nothing
+        self.synchronize: Callable[[], object] = _nothing
+        """Waits for the device, so that what runs there is counted in the section that started it."""
+        self.on_first_batch: Callable[[], object] = _nothing
         """Called before the first batch: the time to hook into a framework, which has been imported by then."""
-        self.in_backward: Callable[[], float] = float
-        """Seconds of "backward" in which the rank only waited for the exchange of gradients."""
+        self.waited_in_backward: Callable[[], float] = float
+        """Returns the seconds of "backward" in which the rank only waited for the exchange of gradients."""
 
     def batches(self, batches: Iterator[T]) -> Iterator[T]:
-        """The same batches, each a step."""
+        """Yield the same batches; each counts as a step."""
         if self._thread is None:
-            self.first_batch()
+            self.on_first_batch()
             self._thread = threading.get_ident()
             self._begun = self._mark = self._clock()
         while True:
@@ -58,7 +59,7 @@ class Trace:
 
     @contextmanager
     def within(self, section: Section) -> Iterator[None]:
-        """A block of this section."""
+        """Count the block's time to this section."""
         self.enter(section)
         try:
             yield
@@ -66,7 +67,7 @@ class Trace:
             self.leave(section)
 
     def enter(self, section: Section) -> None:
-        """From now on, until `leave`."""
+        """Count the time to this section from now on, until `leave`."""
         if threading.get_ident() != self._thread:
             return
         if not self._inside or self._inside[-1] != section:
@@ -74,7 +75,7 @@ class Trace:
         self._inside.append(section)
 
     def leave(self, section: Section) -> None:
-        """Back to what was before. What was entered within and never left, because it raised, is left too."""
+        """Return to the section before. Leaves also what was entered within and never left, because it raised."""
         if threading.get_ident() != self._thread or section not in self._inside:
             return
         if self._inside[-2:] != [section, section]:
@@ -83,21 +84,23 @@ class Trace:
             pass
 
     def _account(self) -> None:
-        self.settle()
+        self.synchronize()
         now = self._clock()
         if self._inside:
             self._spent[self._inside[-1]] = self._spent.get(self._inside[-1], 0.0) + now - self._mark
         self._mark = now
 
     def report(self) -> dict[str, Any] | None:
-        """JSON: `steps`, `seconds` by section in the order of SECTIONS, and of those of "wait for data" the seconds in
-        which rows had yet to `arrive`. None when no epoch has been taken to its end.
+        """Return `steps`, `seconds` by section in the order of SECTIONS, and `arrive`, as JSON.
+
+        `arrive` are those seconds of "wait for data" in which rows had not yet arrived. None is returned where no epoch
+        was taken to its end.
         """
         if not self._ended:
             return None
         spent = dict(self._kept)
         arrive = spent.pop("rows to arrive", 0.0)
-        waited = min(self.in_backward(), spent.get("backward", 0.0))
+        waited = min(self.waited_in_backward(), spent.get("backward", 0.0))
         spent["wait for data"] = spent.get("wait for data", 0.0) + arrive
         spent["backward"] = spent.get("backward", 0.0) - waited
         spent["communicate"] = spent.get("communicate", 0.0) + waited

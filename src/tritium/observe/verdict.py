@@ -7,26 +7,29 @@ from typing import Any
 
 from tritium.observe.trace import SECTIONS
 
-_WAITS = 0.10  # of a rank's time: so much is worth a word
-_TALKS = 0.25
-_OWN = 0.25  # so much less own work than the slowest rank, which it waits for
+_DATA = 0.10  # the share of a rank's time from which on waiting for data, or copying, is named
+_EXCHANGE = 0.25  # the same of waiting for the exchange between ranks
+_LESS_WORK = 0.25  # a rank with so much less work of its own than the slowest waits for that one
 
 
 def verdict(traces: Mapping[int, Mapping[str, Any]]) -> str:
-    """What stands in the way of faster steps, and what helps. `traces`: each rank's `Trace.report()`."""
+    """Return in a sentence what limits the speed of the steps, and what helps.
+
+    traces : rank → its `Trace.report()`.
+    """
     shares = {rank: _shares(trace["seconds"]) for rank, trace in traces.items()}
     rank = max(shares, key=lambda r: shares[r]["wait for data"])
-    if shares[rank]["wait for data"] >= _WAITS:
-        return _starved(rank, shares[rank]["wait for data"], traces[rank])
+    if shares[rank]["wait for data"] >= _DATA:
+        return _slow_data(rank, shares[rank]["wait for data"], traces[rank])
     rank = max(shares, key=lambda r: shares[r]["copy to device"])
-    if shares[rank]["copy to device"] >= _WAITS:
+    if shares[rank]["copy to device"] >= _DATA:
         return (
             f"rank {rank} copies to its device {shares[rank]['copy to device']:.0%} of the time: send less (float16, "
             "uint8 images that are scaled on the device)"
         )
     rank = max(shares, key=lambda r: shares[r]["communicate"])
-    if shares[rank]["communicate"] >= _TALKS:
-        return _talks(rank, shares[rank]["communicate"], traces)
+    if shares[rank]["communicate"] >= _EXCHANGE:
+        return _slow_exchange(rank, shares[rank]["communicate"], traces)
     means = {name: sum(share[name] for share in shares.values()) / len(shares) for name in SECTIONS}
     own = sum(means[name] for name in ("forward", "backward", "optimizer"))
     if means["other"] > own:
@@ -43,7 +46,7 @@ def _shares(seconds: Mapping[str, float]) -> dict[str, float]:
     return {name: seconds.get(name, 0.0) / whole for name in SECTIONS}
 
 
-def _starved(rank: int, share: float, trace: Mapping[str, Any]) -> str:
+def _slow_data(rank: int, share: float, trace: Mapping[str, Any]) -> str:
     head = f"rank {rank} waits for data {share:.0%} of the time: "
     if trace["arrive"] > trace["seconds"]["wait for data"] / 2:
         return head + (
@@ -56,11 +59,11 @@ def _starved(rank: int, share: float, trace: Mapping[str, Any]) -> str:
     )
 
 
-def _talks(rank: int, share: float, traces: Mapping[int, Mapping[str, Any]]) -> str:
+def _slow_exchange(rank: int, share: float, traces: Mapping[int, Mapping[str, Any]]) -> str:
     head = f"rank {rank} waits for the exchange between ranks {share:.0%} of the time: "
     own = {r: sum(trace["seconds"].values()) - trace["seconds"]["communicate"] for r, trace in traces.items()}
     slowest = max(own, key=lambda r: own[r])
-    if own[rank] < own[slowest] * (1 - _OWN):
+    if own[rank] < own[slowest] * (1 - _LESS_WORK):
         more = {name: s - traces[rank]["seconds"][name] for name, s in traces[slowest]["seconds"].items()}
         section = max(more, key=lambda name: more[name])
         return head + (

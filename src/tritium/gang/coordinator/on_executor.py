@@ -16,7 +16,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from tritium.data.receive import stream_is_complete
+from tritium.data.receiver import stream_is_complete
 from tritium.errors import TritiumError, WireError
 from tritium.gang.coordinator.coordinator import Coordinator
 from tritium.gang.coordinator.deferred_log import DeferredLog, tell

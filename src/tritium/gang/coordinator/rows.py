@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from tritium.data.fingerprint import Part, added, table
-from tritium.data.watermark import MarkKeeper
+from tritium.data.watermark import WatermarkTracker
 from tritium.errors import BadRow
 from tritium.gang.coordinator.members import Gang, Member
 from tritium.wire import Message
@@ -27,7 +27,7 @@ class Rows:
         self._gang = gang
         self._stream = stream
         self._verify = verify
-        self._keepers = {name: MarkKeeper(gang.size) for name in names}
+        self._keepers = {name: WatermarkTracker(gang.size) for name in names}
         self._marked: dict[str, float] = {}  # when ranks were told of a mark last
         self._marking: set[str] = set()  # of what they will be told soon
 

@@ -60,11 +60,11 @@ class InProcess:
 def _shards(attempt: Attempt, stack: ExitStack) -> dict[str, Shard]:
     if not attempt.data:
         return {}
-    from tritium.data.receive import Receiver
+    from tritium.data.receiver import Receiver
     from tritium.data.shard import Shard
     from tritium.data.spool import Spool
     from tritium.data.tables import Tables
-    from tritium.data.watermark import Feed, Mark
+    from tritium.data.watermark import Feed, Watermark
     from tritium.gang.coordinator.rows import received
     from tritium.gang.supervisor.spooler import plain_fingerprint
 
@@ -81,7 +81,7 @@ def _shards(attempt: Attempt, stack: ExitStack) -> dict[str, Shard]:
     shards = {}
     for name, fields in plan.items():
         feed = Feed(fingerprint=whole["fingerprint"].get(name))
-        feed.publish(Mark(receipt.rows[name], {0: receipt.rows[name]}, 1))
+        feed.publish(Watermark(receipt.rows[name], {0: receipt.rows[name]}, 1))
         shards[name] = stack.enter_context(
             closing(
                 Shard(
@@ -94,8 +94,8 @@ def _shards(attempt: Attempt, stack: ExitStack) -> dict[str, Shard]:
                     decode=attempt.data[name].decode,
                     tensors=attempt.tensors,
                     prepared=prepared(attempt.data[name].shuffle),
-                    note=functools.partial(_note, attempt.recorder, name),
-                    say=attempt.recorder.note,
+                    on_epoch_end=functools.partial(_note, attempt.recorder, name),
+                    on_message=attempt.recorder.note,
                 )
             )
         )

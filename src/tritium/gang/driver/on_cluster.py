@@ -93,7 +93,7 @@ class OnCluster:
             names=list(plan),
             stream=attempt.streams,
             stall_limit=StallLimit.of(gang),
-            verify=exchange.prove if exchange else None,
+            verify=exchange.verify if exchange else None,
         ).start()
         self._open.callback(self._coordinator.close)
         in_order = exchange is None or exchange.sorted
@@ -114,7 +114,7 @@ class OnCluster:
         batches = job.table.to_batches()
         replay(batches, attempt.recorder)
         received = attempt.recorder.received
-        if self._exchange and received and (problem := self._exchange.prove(received)):
+        if self._exchange and received and (problem := self._exchange.verify(received)):
             raise problem  # a coordinator on an executor could not ask
         return results_of(batches, attempt.ranks)
 

@@ -85,10 +85,10 @@ class RankControl:
         elif message.kind == "spool":
             self._spools[message["name"]] = message
         elif message.kind == "mark":
-            from tritium.data.watermark import Mark
+            from tritium.data.watermark import Watermark
 
             ended = {int(rank): int(rows) for rank, rows in message["ended"]}
-            self._feed(message["name"]).publish(Mark(message["rows"], ended, self.assignment["size"]))
+            self._feed(message["name"]).publish(Watermark(message["rows"], ended, self.assignment["size"]))
         elif message.kind == "more":
             self.could_be_more = True
         elif message.kind == "fingerprint":
@@ -221,9 +221,9 @@ class RankControl:
             tensors=self.tensors,
             prepared=message["prepared"],
             memory=memory_limit() // (2 * self.assignment["local_size"]),  # the ranks of a host share its memory
-            note=functools.partial(self._epoch_ended, name),
-            took=functools.partial(self.progress.took, name),
-            say=lambda text: self.tell("note", text=text),
+            on_epoch_end=functools.partial(self._epoch_ended, name),
+            on_batch=functools.partial(self.progress.took, name),
+            on_message=lambda text: self.tell("note", text=text),
             trace=self.trace,
         )
 

@@ -103,7 +103,7 @@ def tracing() -> Trace:
     from tritium.observe.trace import Trace
 
     trace = Trace()
-    trace.first_batch = functools.partial(hook, trace)
+    trace.on_first_batch = functools.partial(hook, trace)
     return trace
 
 

@@ -18,7 +18,7 @@ from tritium.gang.order import Order
 from tritium.wire import Channel
 
 if TYPE_CHECKING:
-    from tritium.data.receive import Receiver
+    from tritium.data.receiver import Receiver
     from tritium.data.spool import Spool
 
 ROWS_SECONDS = 0.02  # how often rows are reported at most, while they arrive and may be taken
@@ -33,7 +33,7 @@ class Spooler:
     def __init__(
         self, order: Order, spools: Mapping[str, Spool], coordinator: Client, rank: Channel, check: Callable[[], None]
     ) -> None:
-        from tritium.data.receive import Receiver
+        from tritium.data.receiver import Receiver
 
         self.ready = threading.Event()
         """The rank has imported its framework."""

@@ -9,7 +9,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from tritium.data.receive import stream_is_complete
+from tritium.data.receiver import stream_is_complete
 from tritium.gang.order import Order
 from tritium.gang.supervisor.ending import GangEnded
 from tritium.gang.supervisor.supervisor import Supervisor

@@ -1,4 +1,4 @@
-"""The rows of one rank: from Spark's Arrow stream, checked, to the spools (supervisor)."""
+"""Receives the rows of one rank: from Spark's Arrow stream, checked, into the spools (supervisor)."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ from tritium.errors import BadRow, DataError, IncompleteShard
 
 Array = np.ndarray[Any, Any]
 
-TRIED = ("4.2.",)  # versions of Spark of whose workers it was tried that `stream_is_complete` tells the truth
+TRIED = ("4.2.",)  # versions of Spark with whose workers `stream_is_complete` was seen to be right
 
 
 @dataclass(frozen=True)
 class Receipt:
-    """What a complete shard consists of, by name."""
+    """What a complete shard consists of, by the name of the DataFrame."""
 
     rows: dict[str, int]
     fingerprint: dict[str, dict[int, Part]]
@@ -36,10 +36,11 @@ class Receipt:
 
 
 class Receiver:
-    """Takes the batches of one rank as they come and spools them, segment by segment.
+    """Checks the Arrow batches of one rank as they come, and spools them segment by segment.
 
-    A batch has the columns `_id`, `_anchor`, and one nullable struct per name in the order of `plan`. `sorted` says
-    that the JVM sorted the rows by id, so that the anchor, which has the highest, must come last.
+    plan   : Fields by name. A batch has the columns `_id`, `_anchor`, and one nullable struct per name in this order.
+    spools : by the same names.
+    sorted : whether the JVM sorted the rows by id, so that the anchor, which has the highest id, must come last.
     """
 
     def __init__(self, plan: Mapping[str, Sequence[Field]], spools: Mapping[str, Spool], *, sorted: bool) -> None:
@@ -54,7 +55,7 @@ class Receiver:
     def take(self, batch: pa.RecordBatch) -> None:
         """Decode and check a batch, and append its rows to the spools as one committed segment for each name.
 
-        Raises BadRow; IncompleteShard when sorted rows come out of order.
+        Raises BadRow, and IncompleteShard where sorted rows come out of order.
         """
         if not batch.num_rows:
             return
@@ -106,7 +107,7 @@ class Receiver:
         )
 
     def cut_short(self) -> IncompleteShard:
-        """The error for a stream that ended, or broke off, before the shard did."""
+        """Return the error for a stream that ended or broke off before the shard was complete."""
         return IncompleteShard(
             f"Spark ended the rows of this rank early: {self.rows} came, and the "
             f"{'last one' if self._anchors != 1 else 'confirmation of their end'} is missing. Map output was "
@@ -116,9 +117,11 @@ class Receiver:
         )
 
     def finish(self, *, confirmed: bool | None) -> Receipt:
-        """The receipt of a complete shard. `confirmed` is the end's own proof for unsorted rows (stream_is_complete).
+        """Return the receipt of a complete shard.
 
-        Raises IncompleteShard when Spark's stream ended before the shard did, DataError when nobody can tell.
+        confirmed : what `stream_is_complete` returned, the proof for unsorted rows.
+
+        Raises IncompleteShard where Spark's stream ended before the shard was complete, DataError where nobody knows.
         """
         if not self._sorted and confirmed is None:
             raise DataError(
@@ -137,15 +140,15 @@ class Receiver:
 
 
 def end_is_seen(version: str) -> bool:
-    """Whether this version of Spark needs no sorted rows to prove that a shard is complete."""
+    """Return whether this version of Spark proves without sorted rows that a shard is complete."""
     return version.startswith(TRIED) and not os.environ.get("TRITIUM_SORT")
 
 
 def stream_is_complete() -> bool | None:
-    """Whether Spark's worker protocol says that the Arrow stream which just ended was whole.
+    """Return whether the Arrow stream that just ended was complete, by Spark's worker protocol.
 
-    After a failed fetch the stream ends as cleanly as a whole one, but nothing follows it; after a whole one pyspark's
-    `worker.main` has its end mark yet to read. That is not public: None where the worker is not as expected.
+    After a failed fetch the stream ends as a complete one does, but nothing follows it; after a complete one pyspark's
+    `worker.main` has an end mark left to read. That is not public: None where the worker is not as expected.
     """
     for frame in sys._current_frames().values():
         infile = _worker_input(frame)

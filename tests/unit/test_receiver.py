@@ -11,7 +11,7 @@ import pandas as pd
 import pyarrow as pa
 import pytest
 
-from tritium.data.receive import Receiver, end_is_seen, stream_is_complete
+from tritium.data.receiver import Receiver, end_is_seen, stream_is_complete
 from tritium.data.schema import Data
 from tritium.data.spool import Spool, SpoolReader
 from tritium.data.tables import Tables

@@ -1,4 +1,4 @@
-"""Equal steps on every rank: which rows a rank takes in a step, and by what its loss is scaled (any process)."""
+"""The remainder policy: the rows and the scale of every rank in each of equally many steps (any process)."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Protocol
 
-from tritium.data.watermark import Feed, Mark
+from tritium.data.watermark import Feed, Watermark
 from tritium.errors import EmptyShard
 
 REMAINDERS = ("pad", "drop", "repeat")
@@ -14,25 +14,28 @@ REMAINDERS = ("pad", "drop", "repeat")
 
 @dataclass(frozen=True)
 class Share:
-    """What one rank takes in one step: ranges [start, stop) of positions in its epoch, mostly one range."""
+    """What one rank takes in one step: ranges [start, stop) of positions in its epoch, usually one range."""
 
     step: int
     ranges: tuple[tuple[int, int], ...]
     rows: int
-    """Rows that count in this rank's mean; 0 where the only row is there to keep the rank in step."""
+    """Rows that count in this rank's mean; 0 where the batch is one repeated row that keeps the rank in step."""
     total: int
-    """The same, summed over the ranks."""
+    """`rows`, summed over the ranks."""
     scale: float
     """size × rows ÷ total: the mean over ranks of scale × (mean of a rank's rows) is the mean of all rows."""
 
 
 def step_count(counts: Sequence[int], batch_size: int, remainder: str) -> int:
-    """Steps of an epoch over shards of `counts` rows."""
+    """Return the steps of an epoch over shards of `counts` rows."""
     return min(counts) // batch_size if remainder == "drop" else -(-max(counts) // batch_size)
 
 
 def share(step: int, index: int, counts: Sequence[int | None], batch_size: int, remainder: str) -> Share:
-    """Index's part of a step that exists. A count of None has not ended, and has the rows of this step."""
+    """Return what shard `index` takes in `step`, which must exist.
+
+    counts : rows of every shard; None for one that has not ended, and has all rows of this step.
+    """
     start, own = step * batch_size, counts[index]
     if remainder != "pad":
         whole = whole_batches(step, len(counts), batch_size)
@@ -43,12 +46,13 @@ def share(step: int, index: int, counts: Sequence[int | None], batch_size: int, 
 
 
 def whole_batches(step: int, size: int, batch_size: int) -> Share:
-    """Any rank's part of a step in which each of `size` ranks takes a whole batch."""
+    """Return what any rank takes in a step in which each of `size` ranks takes a whole batch."""
     start = step * batch_size
     return Share(step, ((start, start + batch_size),), batch_size, batch_size * size, 1.0)
 
 
 def _wrapped(start: int, rows: int, count: int) -> tuple[tuple[int, int], ...]:
+    """Return the ranges of `rows` positions from `start` on, of which each is taken modulo `count`."""
     ranges = []
     while rows:
         first = start % count
@@ -58,32 +62,34 @@ def _wrapped(start: int, rows: int, count: int) -> tuple[tuple[int, int], ...]:
     return tuple(ranges)
 
 
-class Schedule(Protocol):
-    """The steps of one epoch, as one rank sees them."""
+class StepSchedule(Protocol):
+    """What one rank takes in each step of one epoch."""
 
     @property
     def visible(self) -> int:
-        """Own rows that can be read now."""
+        """Rows of this shard that can be read now."""
         ...
 
     @property
     def own(self) -> int | None:
-        """Own rows in all, None while they still arrive."""
+        """Rows of this shard in this epoch; None while they still arrive."""
         ...
 
     def ready(self, step: int) -> bool:
-        """Whether `share(step)` answers at once."""
+        """Return whether `share(step)` returns without waiting."""
         ...
 
     def share(self, step: int) -> Share | None:
-        """This rank's part of the step, None after the last. Every rank gets the same answer as to None."""
+        """Return this rank's share of the step, or None after the last step, which is the same on every rank."""
         ...
 
 
-class Known:
-    """All counts are known: every step is.
+class KnownSchedule:
+    """The steps of an epoch of which all counts are known.
 
-    `visible` differs from the count where an epoch continues at another world size.
+    visible : rows of the shard; they differ from its count where the epoch continues at another world size.
+
+    Raises EmptyShard as `check_counts` does.
     """
 
     def __init__(
@@ -107,48 +113,52 @@ class Known:
         return share(step, self._index, self._counts, self._batch_size, self._remainder)
 
 
-class Streamed:
-    """Rows still arrive: a step is taken when every rank has the whole window that it lies in, or has ended."""
+class StreamedSchedule:
+    """The steps of an epoch whose rows still arrive.
+
+    A step is taken when every rank has all rows of the step's window of `window` rows, or all its rows.
+    """
 
     def __init__(self, name: str, feed: Feed, index: int, batch_size: int, remainder: str, window: int) -> None:
         self._name, self._feed, self._index = name, feed, index
         self._batch_size, self._remainder, self._window = batch_size, remainder, window
-        self._mark = Mark(0, {}, index + 1)
+        self._watermark = Watermark(0, {}, index + 1)
 
     @property
     def visible(self) -> int:
-        return self._mark.ended.get(self._index, self._mark.rows)
+        return self._watermark.ended.get(self._index, self._watermark.rows)
 
     @property
     def own(self) -> int | None:
-        return self._mark.ended.get(self._index)
+        return self._watermark.ended.get(self._index)
 
     def ready(self, step: int) -> bool:
-        return self._mark.complete or self._mark.rows >= self._needed(step) or self._over(step)
+        return self._watermark.complete or self._watermark.rows >= self._needed(step) or self._is_after_last(step)
 
     def share(self, step: int) -> Share | None:
         if not self.ready(step):
-            self._mark = self._feed.wait(self._needed(step))
-        counts = [self._mark.ended.get(index) for index in range(self._mark.size)]
-        if 0 in counts or (step == 0 and self._over(0)):
+            self._watermark = self._feed.wait(self._needed(step))
+        counts = [self._watermark.ended.get(index) for index in range(self._watermark.size)]
+        if 0 in counts or (step == 0 and self._is_after_last(0)):
             check_counts(self._name, self._feed.counts(), self._batch_size, self._remainder)
-        if self._over(step):
+        if self._is_after_last(step):
             return None
         return share(step, self._index, counts, self._batch_size, self._remainder)
 
     def _needed(self, step: int) -> int:
+        """Return the rows that every rank must have: up to the end of the window in which the step begins."""
         return (step * self._batch_size // self._window + 1) * self._window
 
-    def _over(self, step: int) -> bool:
-        """Whether the ends seen so far leave no such step; more ends never add one."""
-        ended = list(self._mark.ended.values())
-        if self._mark.complete or (ended and self._remainder == "drop"):
+    def _is_after_last(self, step: int) -> bool:
+        """Return whether the counts known so far leave no such step; more counts never add one."""
+        ended = list(self._watermark.ended.values())
+        if self._watermark.complete or (ended and self._remainder == "drop"):
             return step >= step_count(ended, self._batch_size, self._remainder)
         return False
 
 
 def check_counts(name: str, counts: Sequence[int], batch_size: int, remainder: str) -> None:
-    """Raise EmptyShard, with the same text on every rank, where a rank would have nothing to train on."""
+    """Raise EmptyShard, with the same text on every rank, where a shard is empty or the epoch has no step."""
     listed = ", ".join(map(str, counts[:64])) + (", …" if len(counts) > 64 else "")
     rows = f"(rows per rank: {listed})"
     if 0 in counts:

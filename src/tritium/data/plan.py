@@ -1,0 +1,316 @@
+"""The plan of a batch's columns, made from a schema and settings before anything is read (any process)."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from tritium.data import narrow
+from tritium.data.schema import Data, Field, Fill
+from tritium.data.types import SourceType, columns_of, flat, may_exceed_int64
+from tritium.errors import BadData
+from tritium.hints import suggest
+
+_FLOATS = ("float16", "float32", "float64")
+_DTYPES = frozenset(["bool", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64", *_FLOATS])
+_ADVICE = {
+    "map": "Take its keys apart in Spark: `col.getItem(key)` for known keys, or `map_keys` and `map_values`.",
+    "array": "An array of numbers or of strings with a vocabulary can.",
+    "struct": "An array of structs can be taken apart in Spark: `col.field` is an array of that field.",
+}
+_EXACT_DIGITS = 15  # a decimal of so many digits is exact in float64
+
+
+def plan(schema: Any, data: Data, name: str) -> tuple[Field, ...]:
+    """Return the batch columns of `data`. Nothing is read.
+
+    schema : a pyspark StructType or a pyarrow Schema. name : of the DataFrame, for messages.
+
+    Raises BadData, which lists every problem of the frame at once.
+    """
+    planner = _Planner(columns_of(schema), data)
+    planner.check_doubles(schema.names)
+    wanted = planner.wanted()
+    fields = [planner.field(batch, sources, packed) for batch, (sources, packed) in wanted.items()]
+    planner.check_settings(wanted)
+    if planner.problems:
+        count = len(planner.problems)
+        listed = "".join(f"\n  - {problem}" for problem in planner.problems)
+        raise BadData(
+            f'data "{name}" can\'t be read, {count} problem{"s" * (count > 1)}:{listed}',
+            name=name,
+            problems=list(planner.problems),
+        )
+    return tuple(field for field in fields if field is not None)
+
+
+def _fits(fill: float, dtype: str) -> bool:
+    """Return whether a bool or integer dtype holds the fill value."""
+    if dtype == "bool":
+        return fill in (0, 1)
+    limits = np.iinfo(dtype)
+    return limits.min <= fill <= limits.max and int(fill) == fill
+
+
+def _must_be_exact(kind: SourceType, dtype: str) -> bool:
+    """Return whether a column of this type holds integers of which some may not be exact in a floating `dtype`."""
+    if dtype not in _FLOATS:
+        return False
+    if kind.name == "decimal":
+        return kind.scale <= 0 and 10 ** (kind.precision - kind.scale) > narrow.largest_exact(np.dtype(dtype))
+    return kind.name == "number" and not narrow.holds(np.dtype(dtype), np.dtype(kind.dtype))
+
+
+class _Planner:
+    """Makes Fields of source columns and settings, and collects every problem in `problems`."""
+
+    def __init__(self, columns: Mapping[str, SourceType], data: Data) -> None:
+        self.columns = dict(columns)
+        self.data = data
+        self.problems: list[str] = []
+
+    def check_doubles(self, names: Sequence[str]) -> None:
+        """Find columns of one name, as a join leaves them: which one is meant can't be told."""
+        self.problems += [
+            f"there are {count} columns called {name!r}. Rename or drop all but one."
+            for name, count in Counter(names).items()
+            if count > 1
+        ]
+
+    def wanted(self) -> dict[str, tuple[tuple[str, ...], bool]]:
+        """Return batch column → (source columns, whether they are packed); structs are flattened."""
+        asked = self.data.columns
+        if asked is None:
+            asked = [name for name in self.columns if name.rpartition(".")[0] not in self.columns]
+        if not isinstance(asked, Mapping):
+            asked = {name: name for name in ([asked] if isinstance(asked, str) else asked)}
+        found: dict[str, tuple[tuple[str, ...], bool]] = {}
+        for batch, given in asked.items():
+            names = (given,) if isinstance(given, str) else tuple(given)
+            missing = [name for name in names if name not in self.columns]
+            self.problems += [f"there is no column {name!r}.{suggest(name, self.columns)}" for name in missing]
+            if not names:
+                self.problems.append(f"batch column {batch!r} has no source column. Name at least one.")
+            elif not missing and len(names) == 1 and self.columns[names[0]].name == "struct":
+                for leaf in flat(self.columns, names[0]):
+                    found[batch + leaf[len(names[0]) :]] = ((leaf,), False)
+            elif not missing:
+                alone = isinstance(given, str) or (len(names) == 1 and not self.columns[names[0]].scalar)
+                found[batch] = (names, not alone)
+        if not found and not self.problems:
+            self.problems.append("it has no columns.")
+        return found
+
+    def field(self, batch: str, sources: tuple[str, ...], packed: bool) -> Field | None:
+        """Return one Field, or None where it has problems."""
+        before = len(self.problems)
+        made = self._packed(batch, sources) if packed else self._single(batch, sources[0])
+        return made if len(self.problems) == before else None
+
+    def _packed(self, batch: str, sources: tuple[str, ...]) -> Field | None:
+        kinds = [self.columns[source] for source in sources]
+        for source, kind in zip(sources, kinds, strict=True):
+            if not kind.scalar:
+                self.problems.append(
+                    f"column {source!r} of type {kind.text} can't be packed with others into {batch!r}: only "
+                    f"numbers, decimals, dates and timestamps can. Give it a batch column of its own."
+                )
+        if not all(kind.scalar for kind in kinds):
+            return None
+        common = np.result_type(*(np.dtype(kind.dtype) for kind in kinds)).name
+        asked = self._dtype(self.data.dtype, batch, floating=True)
+        default = None if asked else self._dtype(self.data.default_dtype, batch, floating=common.startswith("float"))
+        wide = [s for s, kind in zip(sources, kinds, strict=True) if kind.dtype in ("int64", "uint64")]
+        if wide and common.startswith("float") and asked is None and default is None:
+            self.problems.append(
+                f"{batch!r} packs the 64-bit integers of {', '.join(map(repr, wide))} with floating columns, "
+                f"and float64 holds integers exactly only up to 2**53. If that is meant, say so: "
+                f"dtype={{{batch!r}: 'float64'}} (or 'float32')."
+            )
+        for source, kind in zip(sources, kinds, strict=True):
+            self._check_decimal(source, kind, asked or default)
+        dtype = asked or default or common
+        exact = tuple(_must_be_exact(kind, dtype) for kind in kinds) if default else ()
+        if dtype in _FLOATS:
+            travel = "float32" if dtype == "float16" else dtype
+            if self._keeps_infinity(kinds, dtype):
+                travel = "float64"
+        else:
+            travel = "int64" if wide and common != "uint64" else common
+        self._check_cast(batch, travel, dtype)
+        if default and dtype in _FLOATS:
+            self._check_times(batch, sources, kinds, dtype)
+        nulls = tuple(self._null(batch, source, dtype) for source in sources)
+        return Field(
+            name=batch, sources=sources, kind="fixed", dtype=dtype, shape=(len(sources),), depth=1,
+            packed=True, travel=travel, nulls=nulls, nan=self.data.nan, exact=exact if any(exact) else (),
+            marked=travel == "int64" and any(may_exceed_int64(kind) for kind in kinds),
+        )  # fmt: skip
+
+    def _single(self, batch: str, source: str) -> Field | None:
+        kind = self.columns[source]
+        leaf, depth = kind.leaf()
+        if leaf.name == "string":
+            return self._string(batch, source, depth)
+        if leaf.name == "binary" and depth == 0:
+            return self._binary(batch, source)
+        if not leaf.scalar:
+            advice = _ADVICE.get(leaf.text.partition("<")[0], "Convert it, or leave it out with `columns=`.")
+            self.problems.append(f"column {source!r} has type {kind.text}, which can't be put in a batch. {advice}")
+            return None
+        floating = leaf.dtype.startswith("float")
+        asked = self._dtype(self.data.dtype, batch, floating=floating)
+        default = None if asked else self._dtype(self.data.default_dtype, batch, floating=floating)
+        self._check_decimal(source, leaf, asked or default)
+        dtype = asked or default or leaf.dtype
+        travel = leaf.dtype
+        if leaf.name == "decimal" or (depth and travel == "float64" and dtype in ("float16", "float32")):
+            travel = {"float64": "float64", "float32": "float32", "float16": "float32"}.get(dtype, "float64")
+            if leaf.name == "decimal" and dtype.startswith(("int", "uint")):
+                travel = "int64"
+            elif self._keeps_infinity([leaf], dtype):
+                travel = "float64"
+        self._check_cast(batch, travel, dtype)
+        pad = self._pad(batch, source, kind, depth)
+        shape = () if depth == 0 else (pad[0],) if pad else (kind.width,) if depth == 1 and kind.width else None
+        return Field(
+            name=batch, sources=(source,), kind="fixed", dtype=dtype, shape=shape, depth=depth, travel=travel,
+            pad=pad, nulls=(self._null(batch, source, dtype),), nan=self.data.nan,
+            exact=(True,) if default and _must_be_exact(leaf, dtype) else (), marked=kind.name == "vector",
+        )  # fmt: skip
+
+    def _string(self, batch: str, source: str, depth: int) -> Field | None:
+        words = self._setting(self.data.vocabulary, batch, source)
+        buckets = self._setting(self.data.hash_buckets, batch, source)
+        here = f"column {source!r} is a string"
+        if words is None and buckets is None:
+            self.problems.append(
+                f"{here}: give its values, vocabulary={{{batch!r}: [...]}}, or hash them, "
+                f"hash_buckets={{{batch!r}: n}}, or leave it out with `columns=`."
+            )
+            return None
+        if words is not None and buckets is not None:
+            self.problems.append(f"{here} with both a vocabulary and hash_buckets. Choose one.")
+            return None
+        if words is not None:
+            words = tuple(words)
+            if not words or not all(isinstance(word, str) for word in words) or len(set(words)) < len(words):
+                self.problems.append(
+                    f"{here} whose vocabulary is empty, or holds a value twice, or one that is no string."
+                )
+        if buckets is not None and (not isinstance(buckets, int) or buckets < 1):
+            self.problems.append(f"{here} with hash_buckets={buckets!r}. It must be a whole number of at least 1.")
+        dtype = self._dtype(self.data.dtype, batch, floating=False) or "int64"
+        pad = self._pad(batch, source, self.columns[source], depth)
+        return Field(
+            name=batch, sources=(source,), kind="fixed", dtype=dtype, depth=depth,
+            shape=() if depth == 0 else (pad[0],) if pad else None,
+            vocabulary=words, buckets=buckets, pad=pad, nulls=(self._null(batch, source, dtype, words),), nan="keep",
+        )  # fmt: skip
+
+    def _binary(self, batch: str, source: str) -> Field:
+        if self._dtype(self.data.dtype, batch, floating=False) is not None:
+            self.problems.append(
+                f"column {source!r} is binary: decode={{{batch!r}: function}} decides its dtype, not `dtype`."
+            )
+        if self._setting(self.data.nulls, batch, source) is not None:
+            self.problems.append(f"column {source!r} is binary, and a null in it can't be filled. Drop those rows.")
+        return Field(name=batch, sources=(source,), kind="bytes", dtype="uint8", shape=None, nan="keep")
+
+    def _dtype(self, given: Any, batch: str, *, floating: bool) -> str | None:
+        """Return what `given` (`dtype` or `default_dtype`) asks for; one for all is for `floating` columns only."""
+        asked = given
+        if isinstance(asked, Mapping):
+            asked = asked.get(batch)
+        elif not floating:
+            return None
+        if asked is None:
+            return None
+        try:
+            name: str = np.dtype(asked).name
+        except TypeError:
+            name = str(asked)
+        if name not in _DTYPES:
+            self.problems.append(
+                f"dtype {asked!r} of batch column {batch!r} is unknown.{suggest(name, sorted(_DTYPES))}"
+            )
+            return None
+        return name
+
+    def _check_decimal(self, source: str, kind: SourceType, asked: str | None) -> None:
+        if kind.name == "decimal" and kind.precision > _EXACT_DIGITS and asked is None:
+            self.problems.append(
+                f"column {source!r} is {kind.text}, and float64 holds only {_EXACT_DIGITS} digits exactly. "
+                f"Ask for the rounding with `dtype` ('float64'), or cast the column."
+            )
+
+    def _keeps_infinity(self, kinds: Sequence[SourceType], dtype: str) -> bool:
+        """Return whether infinity is a value that could not be told from what Spark's cast makes of 1e300."""
+        narrowed = any(kind.name == "number" and kind.dtype == "float64" for kind in kinds)
+        return self.data.nan == "keep" and narrowed and dtype in ("float16", "float32")
+
+    def _check_times(self, batch: str, sources: Sequence[str], kinds: Sequence[SourceType], dtype: str) -> None:
+        self.problems += [
+            f"column {source!r} is a {kind.text}, microseconds since 1970, which {dtype} does not hold exactly. Take "
+            f"numbers from it (F.hour, F.dayofweek, F.unix_timestamp in Spark, df[{source!r}].dt.hour in pandas), give "
+            f"it a batch column of its own, or ask for dtype={{{batch!r}: 'float64'}}."
+            for source, kind in zip(sources, kinds, strict=True)
+            if kind.name == "timestamp" and not narrow.holds(np.dtype(dtype), np.dtype(kind.dtype))
+        ]
+
+    def _check_cast(self, batch: str, travel: str, dtype: str) -> None:
+        if dtype == "bool" and travel != "bool":
+            self.problems.append(
+                f"batch column {batch!r} holds {travel}, not cast to bool. Compare it before: `col > 0`."
+            )
+
+    def _pad(self, batch: str, source: str, kind: SourceType, depth: int) -> tuple[int, float] | None:
+        pad = self._setting(self.data.pad, batch, source)
+        if pad is None:
+            return None
+        length, fill = pad if isinstance(pad, tuple | list) else (pad, 0)
+        if depth != 1 or kind.name != "array":
+            self.problems.append(f"pad for {source!r} of type {kind.text}: only arrays of one dimension are padded.")
+        elif isinstance(length, bool) or not isinstance(length, int) or length < 1:
+            self.problems.append(f"pad={pad!r} for {source!r}: the length must be a whole number of at least 1.")
+        return length, fill
+
+    def _null(self, batch: str, source: str, dtype: str, words: tuple[str, ...] | None = None) -> Fill:
+        fill = self.data.nulls.get(source, self.data.nulls.get(batch))
+        if isinstance(fill, str) and fill != "mask":
+            if words is not None and fill not in words:
+                self.problems.append(f"nulls={fill!r} for {source!r} is not in its vocabulary.{suggest(fill, words)}")
+            elif words is None and self._setting(self.data.hash_buckets, batch, source) is None:
+                self.problems.append(f"nulls={fill!r} for {source!r}: give a number, or 'mask'.")
+        elif isinstance(fill, int | float) and np.dtype(dtype).kind in "iub" and not _fits(fill, dtype):
+            self.problems.append(f"nulls={fill!r} for {source!r} does not fit its dtype {dtype}.")
+        return fill
+
+    def _setting(self, mapping: Mapping[str, Any], batch: str, source: str) -> Any:
+        return mapping.get(batch, mapping.get(source))
+
+    def check_settings(self, wanted: Mapping[str, tuple[tuple[str, ...], bool]]) -> None:
+        """Find settings for columns that are not there, unknown values, and names that clash."""
+        data = self.data
+        names = list(dict.fromkeys([*wanted, *(source for sources, _ in wanted.values() for source in sources)]))
+        for setting_name in ("vocabulary", "hash_buckets", "pad", "decode", "nulls", "dtype", "default_dtype"):
+            mapping = getattr(data, setting_name)
+            for name in mapping if isinstance(mapping, Mapping) else ():
+                if name not in names:
+                    self.problems.append(f"{setting_name} names {name!r}, which is not read.{suggest(name, names)}")
+        for batch, (sources, packed) in wanted.items():
+            if self._setting(data.decode, batch, sources[0]) and (packed or self.columns[sources[0]].name != "binary"):
+                self.problems.append(f"decode for {batch!r}: only binary columns are decoded.")
+            masked = any(data.nulls.get(name) == "mask" for name in (batch, *sources))
+            if masked and f"{batch}_mask" in wanted:
+                self.problems.append(f"the mask of {batch!r} would be called {batch}_mask, as another column is.")
+        for key in data.keys:
+            if key not in self.columns:
+                self.problems.append(f"row_key names {key!r}, which is not there.{suggest(key, list(self.columns))}")
+        if data.nan not in ("error", "keep"):
+            self.problems.append(f"nan={data.nan!r} is unknown. Use 'error' or 'keep'.")
+        if data.shuffle not in ("full", "stream", True, False):
+            self.problems.append(f"shuffle={data.shuffle!r} is unknown. Use 'full', 'stream' or False.")

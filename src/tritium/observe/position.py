@@ -1,0 +1,108 @@
+"""How far a training is, and how fast, from what its ranks log (driver)."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from typing import Any
+
+RATE_SECONDS = 15.0  # rows/s is a mean over this window
+
+
+class TrainingPosition:
+    """Epoch, step and rates of a training. Not thread-safe.
+
+    position : `epoch`, `epochs`, `step` and `steps`, as far as they were logged, of the lowest rank that logs.
+    values   : the numbers that it logged last, by name.
+    """
+
+    def __init__(self, clock: Callable[[], float]) -> None:
+        self._clock = clock
+        self._leader: int | None = None  # the lowest rank that logs
+        self._windows: dict[int, deque[tuple[float, int]]] = {}  # by rank: when it had taken how many rows
+        self._first: tuple[float, float] | None = None  # time and fraction at the first log
+        self._fraction: float | None = None  # at the last log
+        self._latest = 0.0  # time of the last log that moved it
+        self.position: dict[str, int] = {}
+        self.values: dict[str, float | str] = {}
+
+    def log(self, rank: int, fields: dict[str, Any]) -> None:
+        """Take what a rank logged: `epoch`, `step`, `rows` (all it has taken so far), `values`; each may be missing."""
+        now = self._clock()
+        if fields.get("rows") is not None:
+            window = self._windows.setdefault(rank, deque())
+            window.append((now, int(fields["rows"])))
+            while window[0][0] < now - RATE_SECONDS and len(window) > 2:
+                window.popleft()
+        if self._leader is None or rank <= self._leader:
+            self._leader = rank
+            self.values.update(fields.get("values") or {})
+            keys = ("step", "steps", "epoch", "epochs")
+            if fields.get("epoch") not in (None, self.position.get("epoch")) and fields.get("step") is None:
+                self.position.pop("step", None)  # it was one of another epoch
+            self.position.update({key: int(fields[key]) for key in keys if fields.get(key) is not None})
+            fraction = self.fraction
+            if fraction != self._fraction:
+                self._fraction, self._latest = fraction, now
+            if self._first is None and fraction is not None:
+                self._first = (now, fraction)
+
+    @property
+    def begun(self) -> bool:
+        """Whether a rank has logged anything."""
+        return self._leader is not None
+
+    @property
+    def fraction(self) -> float | None:
+        """The share of all steps that is done, 0 to 1; None where the ranks don't log how many there are."""
+        place = self.position
+        steps, epochs = place.get("steps", 0), place.get("epochs")
+        within = (place.get("step", -1) + 1) / steps if steps else None
+        if not epochs:
+            return None if within is None else min(within, 1.0)
+        return min((place.get("epoch", 0) + (within or 0.0)) / epochs, 1.0)
+
+    @property
+    def rows_per_second(self) -> float | None:
+        """Rows that all ranks together take in a second; None before a rank has logged twice."""
+        rates = [
+            (window[-1][1] - window[0][1]) / (window[-1][0] - window[0][0])
+            for window in self._windows.values()
+            if window[-1][0] > window[0][0]
+        ]
+        return sum(rates) if rates else None
+
+    @property
+    def seconds_left(self) -> float | None:
+        """Seconds until the last step at the mean speed since the first; None where that is unknown."""
+        fraction = self.fraction
+        if self._first is None or fraction is None or fraction <= self._first[1]:
+            return None
+        left = (self._latest - self._first[0]) / (fraction - self._first[1]) * (1.0 - fraction)
+        return max(0.0, left - (self._clock() - self._latest))
+
+    def text(self) -> str:
+        """Return what is known of `epoch 2/5, step 120/300, 12,345 rows/s, loss 0.1234, 0:21 left`."""
+        parts = []
+        for one, many in (("epoch", "epochs"), ("step", "steps")):
+            if one in self.position:
+                total = self.position.get(many)
+                parts.append(f"{one} {self.position[one] + 1}" + (f"/{total}" if total else ""))
+        if self.rows_per_second is not None:
+            parts.append(f"{self.rows_per_second:,.0f} rows/s")
+        parts += [f"{name} {number(value)}" for name, value in self.values.items()]
+        if self.seconds_left is not None and self.fraction != 1.0:
+            parts.append(f"{clock_time(self.seconds_left)} left")
+        return ", ".join(parts)
+
+
+def number(value: float | str) -> str:
+    """Return four significant digits, or a string (which stands for a non-finite number) as it is."""
+    return value if isinstance(value, str) else f"{value:.4g}"
+
+
+def clock_time(seconds: float) -> str:
+    """Return 75.2 as "1:15", 3675 as "1:01:15"."""
+    minutes, whole = divmod(int(seconds + 0.5), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02}:{whole:02}" if hours else f"{minutes}:{whole:02}"

@@ -11,8 +11,8 @@ from torch import nn
 
 import tritium as tr
 from tritium.gang.rank.world import world
-from tritium.ml.gradients import Gradients
-from tritium.ml.ranks import Ranks
+from tritium.ml.torch.gradients import Gradients
+from tritium.ml.torch.ranks import Ranks
 
 
 class Net(nn.Module):

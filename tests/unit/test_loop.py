@@ -22,7 +22,7 @@ from tritium.gang.driver import launch
 from tritium.gang.rank import world as worlds
 from tritium.ml import Callback, EarlyStopping, TorchSettings, TrainState
 from tritium.ml.fitting import prepare
-from tritium.ml.loop import train
+from tritium.ml.torch.loop import train
 
 SIZES = (1, 2, 3)
 MARK = 50.0

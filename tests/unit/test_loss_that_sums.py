@@ -17,7 +17,7 @@ from tritium.errors import BadSetting
 from tritium.gang.settings import Gang
 from tritium.ml import TorchSettings, fit
 from tritium.ml.fitting import prepare
-from tritium.ml.step import refuse_sum
+from tritium.ml.torch.step import refuse_sum
 
 ROWS = 24
 

@@ -20,8 +20,9 @@ from torch import nn
 from torch.nn import functional
 
 from tritium.errors import BadSetting
-from tritium.ml import Callback, EarlyStopping, fit, resume
-from tritium.ml.digest import digest
+from tritium.ml import Callback, EarlyStopping, fit
+from tritium.ml.torch import resume
+from tritium.ml.torch.digest import digest
 
 SCALE = 2.0
 
@@ -378,7 +379,7 @@ import dataclasses, enum, functools, sys
 import numpy as np, torch
 from torch import nn
 from torch.nn import functional
-from tritium.ml.digest import digest
+from tritium.ml.torch.digest import digest
 
 Kind = enum.Enum("Kind", "a b")
 

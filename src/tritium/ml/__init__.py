@@ -12,14 +12,14 @@ if TYPE_CHECKING:
     from tritium.ml.fitting import fit
     from tritium.ml.model import TorchModel
     from tritium.ml.settings import EarlyStopping, TorchSettings
-    from tritium.ml.torch import TorchEstimator
+    from tritium.ml.torch.estimator import TorchEstimator
 
 __all__ = ["Callback", "EarlyStopping", "TorchEstimator", "TorchModel", "TorchSettings", "TrainState", "fit"]
 
 _HOME = {
     "Callback": "callbacks",
     "EarlyStopping": "settings",
-    "TorchEstimator": "torch",
+    "TorchEstimator": "torch.estimator",
     "TorchModel": "model",
     "TorchSettings": "settings",
     "TrainState": "callbacks",

@@ -14,9 +14,11 @@ from tritium.data.schema import Data, Field
 from tritium.errors import BadSetting
 from tritium.gang.driver import launch
 from tritium.gang.settings import Gang, showing
-from tritium.ml import frames, resume, trial
-from tritium.ml.loop import WEIGHTS, train
+from tritium.ml import columns as frames
 from tritium.ml.settings import LABEL, TorchSettings, name_of, no_setting
+from tritium.ml.torch import dry_run as trial
+from tritium.ml.torch import resume
+from tritium.ml.torch.loop import WEIGHTS, train
 from tritium.model import weights
 from tritium.model.model import Model
 from tritium.model.signature import Activation, Input, Output, Signature

@@ -79,7 +79,7 @@ def write_params(run_dir: str, params: Mapping[str, Any]) -> None:
 
 
 def _text(value: Any, place: bool = False) -> str:
-    from tritium.ml.digest import described
+    from tritium.ml.torch.digest import described
 
     if isinstance(value, bool | int | float | str | None):
         return str(value)
@@ -90,6 +90,6 @@ def _text(value: Any, place: bool = False) -> str:
 
 
 def _digest(value: Any) -> list[str]:
-    from tritium.ml.digest import digest
+    from tritium.ml.torch.digest import digest
 
     return list(digest(value))

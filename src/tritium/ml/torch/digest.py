@@ -20,8 +20,8 @@ import numpy as np
 import torch
 
 from tritium import ship
-from tritium.ml.equal_weights import checksum
 from tritium.ml.settings import name_of
+from tritium.ml.torch.equal_weights import checksum
 
 _SIMPLE = (type(None), bool, int, float, complex, bytes, type(...), torch.dtype, torch.device, torch.Size, np.dtype)
 _RECORDS = (types.SimpleNamespace,)

@@ -15,7 +15,7 @@ from tritium.data.schema import Field
 from tritium.errors import BadData, BadSetting, TritiumError
 from tritium.frameworks.torch_dynamo import without_compiler
 from tritium.ml.settings import LABEL, WEIGHT, TorchSettings, name_of
-from tritium.ml.step import forward, make_step, named_outputs
+from tritium.ml.torch.step import forward, make_step, named_outputs
 
 _ROWS = 2
 _STEPS = 100  # of a whole training, for a scheduler: how many there will be depends on the rows

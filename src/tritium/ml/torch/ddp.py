@@ -9,8 +9,8 @@ from typing import Any
 import torch
 
 from tritium.errors import BadSetting, RanksDiffer
-from tritium.ml.gradients import Gradients
-from tritium.ml.ranks import Ranks
+from tritium.ml.torch.gradients import Gradients
+from tritium.ml.torch.ranks import Ranks
 
 _LISTED = 3
 

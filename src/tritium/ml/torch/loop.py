@@ -13,16 +13,16 @@ from tritium.errors import EmptyShard
 from tritium.gang.rank.world import World
 from tritium.gang.rank.world import world as this_world
 from tritium.ml.callbacks import TrainState
-from tritium.ml.ddp import Replica, tell_untrained
-from tritium.ml.equal_weights import refuse_different, take_buffers
-from tritium.ml.gradients import Gradients
-from tritium.ml.keeper import Keeper
-from tritium.ml.pace import Pace, Show, Stopper
-from tritium.ml.ranks import Ranks, joined
-from tritium.ml.resume import about
 from tritium.ml.settings import TorchSettings
-from tritium.ml.step import OwnStep, Step, describe, make_step
-from tritium.ml.totals import Alarm, Totals
+from tritium.ml.torch.checkpoint import Keeper
+from tritium.ml.torch.ddp import Replica, tell_untrained
+from tritium.ml.torch.epoch_metrics import Alarm, Totals
+from tritium.ml.torch.equal_weights import refuse_different, take_buffers
+from tritium.ml.torch.gradients import Gradients
+from tritium.ml.torch.ranks import Ranks, joined
+from tritium.ml.torch.resume import about
+from tritium.ml.torch.schedule import Pace, Show, Stopper
+from tritium.ml.torch.step import OwnStep, Step, describe, make_step
 from tritium.model.weights import Tensors
 
 WEIGHTS = "weights.safetensors"

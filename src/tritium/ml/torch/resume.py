@@ -11,10 +11,10 @@ import torch
 
 from tritium.data.schema import Field
 from tritium.errors import BadSetting, CheckpointFailed
-from tritium.ml.digest import described, digest, is_own
-from tritium.ml.pace import stays_stopped
 from tritium.ml.settings import TorchSettings, name_of
-from tritium.ml.trial import try_optimizer
+from tritium.ml.torch.digest import described, digest, is_own
+from tritium.ml.torch.dry_run import try_optimizer
+from tritium.ml.torch.schedule import stays_stopped
 from tritium.model.checkpoint import Damaged, Store
 
 _ANY = (

@@ -12,11 +12,11 @@ import torch
 from tritium.errors import BadSetting
 from tritium.gang.rank.world import World
 from tritium.ml.callbacks import TrainState
-from tritium.ml.ddp import Replica
-from tritium.ml.pace import Pace, Stopper, stays_stopped
-from tritium.ml.resume import refuse_another
 from tritium.ml.settings import TorchSettings
-from tritium.ml.totals import Alarm, Totals
+from tritium.ml.torch.ddp import Replica
+from tritium.ml.torch.epoch_metrics import Alarm, Totals
+from tritium.ml.torch.resume import refuse_another
+from tritium.ml.torch.schedule import Pace, Stopper, stays_stopped
 
 
 class Keeper:

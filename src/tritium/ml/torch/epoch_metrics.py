@@ -11,8 +11,8 @@ from typing import Any
 import torch
 
 from tritium.errors import TrainingDiverged
-from tritium.ml.ranks import Ranks
 from tritium.ml.settings import LABEL
+from tritium.ml.torch.ranks import Ranks
 
 _INPUT, _LOSS, _GRADIENTS = range(3)  # what is not finite; the first of them is the cause
 

@@ -1,0 +1,209 @@
+"""What estimators of all frameworks share: a directory for each param map, and trainings that share rows (driver)."""
+
+from __future__ import annotations
+
+import dataclasses
+import threading
+import weakref
+from abc import abstractmethod
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from pyspark.ml.base import Estimator
+from pyspark.ml.util import MLReadable, MLReader, MLWritable, MLWriter
+
+from tritium.errors import BadSetting
+from tritium.gang.settings import Gang
+from tritium.ml.extras import needed
+from tritium.ml.params import ParamsReader, ParamsWriter, set_defaults, values
+from tritium.ml.settings import Settings
+
+if TYPE_CHECKING:
+    from pyspark.ml.param import Param
+    from pyspark.sql import DataFrame
+    from typing_extensions import Self  # only type checkers need it, which bring it along
+
+    from tritium.data.exchange import Exchange
+    from tritium.ml.backend import Backend
+    from tritium.ml.fitting import Plan
+    from tritium.ml.model import TrainedModel
+    from tritium.model.model import Model
+
+
+class GangEstimator(Estimator[Any], MLReadable[Any], MLWritable):
+    """Trains on a Spark DataFrame, on the ranks of a gang on the same cluster.
+
+    An estimator of a framework says what its settings, its backend and its model are; every field of the settings and
+    of `Gang` is a keyword, and by the decorator `with_params` a Param of the same name.
+    """
+
+    kind: ClassVar[type[Settings]]
+    """The dataclass of the settings."""
+
+    def _start(self, gang: Gang | None, keywords: Mapping[str, Any]) -> None:
+        """The rest of `__init__`: take the keywords, and check them where all that are required are there."""
+        set_defaults(self, self.kind, Gang)
+        settings: dict[str, Any] = {**keywords}
+        if gang is not None:
+            settings = {name: getattr(gang, name) for name in Gang.fields()} | settings
+        known = (*self.kind.fields(), *Gang.fields())
+        if unknown := [name for name in settings if name not in known]:
+            raise self.kind.no_setting(unknown)
+        self._set(**settings)
+        self._param_map: dict[str, Any] = {}  # what a copy was made with: by a tuner, or by fit(df, param_map)
+        self._fitted: dict[str, list[int]] = {}  # shared with all copies
+        if all(self.isDefined(name) for name in self.kind.fields()):
+            self.settings()
+        Gang(**values(self, Gang))
+
+    @abstractmethod
+    def _backend(self) -> Backend[Any]:
+        """The framework, which is imported here."""
+
+    @abstractmethod
+    def _model(self, model: Model) -> TrainedModel:
+        """The transformer of a model."""
+
+    def settings(self) -> tuple[Any, Gang]:
+        """What `fit` will train with. Raises BadSetting that names everything that is wrong."""
+        from tritium.ml.fitting import combined
+
+        return combined(self.kind, None, None, {**values(self, self.kind), **values(self, Gang)})
+
+    def copy(self, extra: dict[Param[Any], Any] | None = None) -> Self:
+        """A copy with these params, which trains in a directory of its own below `run_dir`, if that is given."""
+        made: Self = super().copy(extra)
+        given = {}
+        for param, value in (extra or {}).items():  # of a Pipeline: also those of its other stages
+            stage = "" if param.parent == self.uid else f"{param.parent.rpartition('_')[0]}."
+            given[stage + param.name] = value
+        made._param_map = {**self._param_map, **given}
+        return made
+
+    def _fit(self, dataset: DataFrame) -> TrainedModel:
+        from tritium.ml.tuning import fold
+
+        return self._trained(self._planned(dataset, bool(self._param_map)), dataset, title=fold())
+
+    def _planned(self, dataset: DataFrame, below: bool) -> Plan:
+        """The training, in a directory below `run_dir` where it is one of several param maps."""
+        with needed(type(self).__name__):
+            from tritium.ml import run_dirs
+            from tritium.ml.fitting import prepare
+
+            backend = self._backend()
+        settings, gang = self.settings()
+        if below and gang.run_dir is not None and "run_dir" not in self._param_map:
+            place = run_dirs.below(str(gang.run_dir), self._param_map, dataset, self._fitted, backend.digest)
+            gang = dataclasses.replace(gang, run_dir=place)
+        return prepare(backend, dataset, settings, gang)
+
+    def _trained(
+        self, plan: Plan, dataset: DataFrame, exchange: Exchange | None = None, title: str = ""
+    ) -> TrainedModel:
+        from tritium.ml import run_dirs
+        from tritium.ml.fitting import run
+
+        said = []
+        digest, param_map = plan.backend.digest, run_dirs.shown(self._param_map, plan.backend.digest)
+        if plan.gang.run_dir is not None and plan.gang.run_dir != self.getOrDefault("run_dir"):
+            run_dirs.write_params(str(plan.gang.run_dir), self._param_map, digest)
+            said.append(f"param map {param_map}: its run directory is {plan.gang.run_dir}")
+        elif self._param_map:
+            said.append(f"param map {param_map}")
+        spark, ranks_given = getattr(dataset, "sparkSession", None), self.isSet("ranks")
+        # With a uid of its own: by that of its estimator, a tuner would give it the `batch_size` of the training.
+        return self._model(run(plan, spark=spark, exchange=exchange, said=said, ranks_given=ranks_given, title=title))
+
+    def fitMultiple(self, dataset: DataFrame, paramMaps: Sequence[dict[Param[Any], Any]]) -> Iterator[tuple[int, Any]]:
+        """A model for each param map, as (index, model). Trainings that read the same rows share one exchange.
+
+        With `run_dir` each trains in a directory of its own below it, named after its param map.
+
+        The iterator may be used by several threads. The exchange is given back after the last model, after an error,
+        and when the iterator is dropped.
+        """
+        return Trainings(self, dataset, paramMaps)
+
+    def write(self) -> MLWriter:
+        """Saves the Params; a model and functions go along by value."""
+        return ParamsWriter(self)
+
+    @classmethod
+    def read(cls) -> MLReader[Any]:
+        """Loads what `write` saved; needs `spark.tritium.trustModels=true`, since it holds code."""
+        return ParamsReader(cls)
+
+
+class Trainings(Iterator[tuple[int, Any]]):
+    """One training after another, as they are asked for; those that read the same rows share a persisted exchange."""
+
+    def __init__(
+        self, estimator: GangEstimator, dataset: DataFrame, paramMaps: Sequence[dict[Param[Any], Any]]
+    ) -> None:
+        from tritium.ml.tuning import fold
+
+        self._estimators = [estimator.copy(params) for params in paramMaps]
+        self._plans = [one._planned(dataset, True) for one in self._estimators]
+        where, count = fold(), len(self._plans)
+        self._titles = [" ".join(filter(None, (where, f"training {i}/{count}"))) for i in range(1, count + 1)]
+        places = Counter(str(plan.gang.run_dir) for plan in self._plans if plan.gang.run_dir is not None)
+        if twice := [place for place, count in places.items() if count > 1]:
+            raise BadSetting(
+                f"Two param maps are the same, and would train in one directory: {twice[0]}. Leave one out.",
+                run_dir=twice,
+            )
+        self._dataset = dataset
+        self._lock = threading.Lock()
+        self._next = self._running = 0
+        self._left = Counter(plan.reads for plan in self._plans)
+        self._exchanges: dict[Any, Exchange] = {}
+        self._error: BaseException | None = None
+        weakref.finalize(self, _unpersist, self._exchanges)
+
+    def __next__(self) -> tuple[int, Any]:
+        with self._lock:
+            if self._error is not None:
+                raise self._error
+            if self._next == len(self._plans):
+                raise StopIteration
+            index, self._next = self._next, self._next + 1
+            plan = self._plans[index]
+            exchange = self._exchange(plan)
+            self._running += 1
+        try:
+            return index, self._estimators[index]._trained(plan, self._dataset, exchange, self._titles[index])
+        except BaseException as error:
+            self._error = error
+            raise
+        finally:
+            self._release(plan)
+
+    def _exchange(self, plan: Plan) -> Exchange | None:
+        """What the trainings that read these rows share; None for the only one."""
+        from tritium.data.exchange import Exchange
+
+        if isinstance(plan.gang.ranks, tuple):  # an exchange deals to a number of ranks, and this one is not known yet
+            return None
+        if plan.gang.on != "cluster":
+            return None
+        if plan.reads not in self._exchanges and self._left[plan.reads] > 1:
+            self._exchanges[plan.reads] = Exchange(
+                plan.data, plan.gang.ranks, spark=self._dataset.sparkSession
+            ).persist()
+        return self._exchanges.get(plan.reads)
+
+    def _release(self, plan: Plan) -> None:
+        with self._lock:
+            self._running -= 1
+            self._left[plan.reads] -= 1
+            if self._left[plan.reads] == 0 and plan.reads in self._exchanges:
+                self._exchanges.pop(plan.reads).unpersist()
+            if self._error is not None and self._running == 0:
+                _unpersist(self._exchanges)
+
+
+def _unpersist(exchanges: dict[Any, Exchange]) -> None:
+    while exchanges:
+        exchanges.popitem()[1].unpersist()

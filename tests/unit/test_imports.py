@@ -81,3 +81,22 @@ def test_the_door_has_these_names() -> None:
     assert all(getattr(tritium, name) is not None for name in PUBLIC)
     with pytest.raises(AttributeError, match="no attribute 'spool'"):
         tritium.spool  # noqa: B018
+
+
+FRAMEWORKS = {path.parent.name for path in (PACKAGE / "ml").glob("*/__init__.py")}
+SHARED = {name: path for name, path in modules().items() if path.parent == PACKAGE / "ml" and name != "tritium.ml"}
+
+
+@pytest.mark.parametrize("module", SHARED)
+def test_what_estimators_share_knows_no_framework(module: str) -> None:
+    """A framework is handed in as a `Backend`; only the door `tritium.ml` names those that there are."""
+    assert "torch" in FRAMEWORKS
+    for node in ast.walk(ast.parse(SHARED[module].read_text())):
+        if isinstance(node, ast.Import):
+            found = [name.name for name in node.names]
+        elif isinstance(node, ast.ImportFrom):
+            found = [str(node.module), *(f"{node.module}.{name.name}" for name in node.names)]
+        else:
+            continue
+        wrong = {name for name in found if name.removeprefix("tritium.ml.").partition(".")[0] in FRAMEWORKS}
+        assert not wrong, f"{module}, line {node.lineno}, imports {', '.join(sorted(wrong))}"

@@ -31,7 +31,7 @@ class Columns:
     def data(self, frame: Any, settings: Settings) -> Data:
         """How `frame` is read."""
         if self.class_label is not None:
-            frame = whole_numbers(frame, self.class_label)
+            frame = whole_numbers(frame, self.class_label, settings)
         keys = settings.row_key or ()
         order: dict[str, Any] = {"shuffle": settings.shuffle, "row_key": keys}
         return Data(frame, columns=self.sources, default_dtype=self.dtypes, **order, **self.values)
@@ -133,7 +133,7 @@ def maybe_classes(found: Columns, frame: Any, settings: Settings, scores: tuple[
     return dataclasses.replace(found, sources=sources, dtypes=dtypes, class_label=labels[0])
 
 
-def whole_numbers(frame: Any, column: str) -> Any:
+def whole_numbers(frame: Any, column: str, settings: Settings) -> Any:
     """The frame with this floating column as int64; a fraction or a NaN in it is an error, not rounded.
 
     BadData for a table. On Spark the column is checked in the JVM as it is read, and the job fails with the same text.
@@ -141,7 +141,7 @@ def whole_numbers(frame: Any, column: str) -> Any:
     what = f"label column {column!r} must hold class indices, and holds "
     advice = (
         f". Drop rows without a label (df.dropna(subset=[{column!r}])), number the classes 0, 1, 2, …; for a number to "
-        "predict take a loss of numbers, such as the mean squared error."
+        f"predict take a loss of numbers, such as {settings.loss_of_numbers}."
     )
     if not is_spark(frame):
         value = frame[column]

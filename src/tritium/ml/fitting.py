@@ -95,7 +95,7 @@ def prepare(backend: Backend[S], frame: Any, settings: S, gang: Gang) -> Plan:
     as_classes = maybe_classes(found, frame, settings, dry_run.scores)
     if as_classes.class_label is not None:
         found = as_classes
-        counted = whole_numbers(frame, as_classes.class_label)
+        counted = whole_numbers(frame, as_classes.class_label, settings)
         fields = {field.name: field for field in found.fields(counted, "train")}
         known[LABEL] = ()
     facts = dry_run.train(settings, fields[LABEL], known.get(LABEL))

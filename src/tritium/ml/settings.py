@@ -48,6 +48,8 @@ class Settings:
         **{name: f" Did you mean {own!r}?" for name, own in ELSEWHERE.items()},
     }
     """What other libraries call a setting → advice."""
+    loss_of_numbers: ClassVar[str] = "the mean squared error"
+    """How the framework writes a loss for a number to predict, for an error's advice."""
 
     feature_cols: Any = setting(
         "What the model is called with. A list of scalar columns: one float32 tensor [batch, n]. The name of "

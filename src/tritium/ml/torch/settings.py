@@ -31,6 +31,7 @@ class TorchSettings(Settings):
     framework: ClassVar[str] = "torch"
     choices: ClassVar[Mapping[str, tuple[Any, ...]]] = {**Settings.choices, "precision": ("fp32", "bf16")}
     hints: ClassVar[Mapping[str, str]] = {**Settings.hints, "lr": _RATE, "learning_rate": _RATE}
+    loss_of_numbers: ClassVar[str] = "torch.nn.MSELoss()"
 
     model: Any = setting(
         "A torch.nn.Module, or a function without arguments that makes one. A function is called in every rank "

@@ -100,3 +100,8 @@ def test_what_estimators_share_knows_no_framework(module: str) -> None:
             continue
         wrong = {name for name in found if name.removeprefix("tritium.ml.").partition(".")[0] in FRAMEWORKS}
         assert not wrong, f"{module}, line {node.lineno}, imports {', '.join(sorted(wrong))}"
+
+
+def test_what_estimators_share_is_imported_without_a_framework() -> None:
+    code = f"import sys; sys.modules['torch'] = None; import {', '.join(SHARED)}"
+    subprocess.run([sys.executable, "-c", code], check=True)

@@ -134,8 +134,7 @@ class ModelWriter(MLWriter):
         except PySparkRuntimeError as error:
             raise BadSetting(
                 f"No Spark session is active, through which a {type(self.instance).__name__} is saved. "
-                "model.model.save(path) needs none, "
-                "and tr.load(path) reads it."
+                "model.model.save(path) needs none, and tr.load(path) reads it."
             ) from error
         if is_connect(spark):
             self.instance.model.save(os.path.join(path, _FOLDER), overwrite=self.shouldOverwrite)

@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 
+from tritium.ml.history import epoch_entry
 from tritium.ml.settings import LABEL
 from tritium.ml.torch.ddp import Ranks
 
@@ -74,14 +75,7 @@ class EpochMetrics:
         A collective.
         """
         means, rows, padded, seconds = self._collect()
-        return {
-            "epoch": epoch,
-            **means,
-            "seconds": seconds,
-            "rows": rows,
-            "rows_per_second": rows / seconds,
-            "rows_padded": padded,
-        }
+        return epoch_entry(epoch, means, seconds=seconds, rows=rows, padded=padded)
 
     def means(self, *, uneven: bool = False) -> dict[str, Any]:
         """Loss and metrics alone. A collective. `uneven`: some rank may have added nothing."""

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
 from tritium.errors import BadSetting
+from tritium.ml import history
 from tritium.ml.arguments import argument_names, name_of, needed_arguments, takes, takes_nothing
 from tritium.ml.fields import is_number, setting
 from tritium.ml.settings import Settings
@@ -18,7 +19,6 @@ from tritium.ml.settings import Settings
 _ONE_SCORE = ("BCEWithLogitsLoss", "BCELoss", "binary_cross_entropy", "binary_cross_entropy_with_logits")
 _BY_CLASS = ("CrossEntropyLoss", "NLLLoss", "cross_entropy", "nll_loss", "MultiMarginLoss", "multi_margin_loss")
 _PROBABILITIES = ("BCELoss", "binary_cross_entropy")
-_HISTORY = ("epoch", "loss", "seconds", "rows", "rows_per_second", "rows_padded", "learning_rate")
 _RATE = " The learning rate is the optimizer's: optimizer=lambda p: torch.optim.Adam(p, lr=1e-3)."
 _OPTIMIZER = " Give a function of the parameters: lambda p: torch.optim.Adam(p)."
 _ADVICE = {"optimizer": _OPTIMIZER, "loss": " Give an instance or a function: torch.nn.MSELoss()."}
@@ -263,7 +263,7 @@ def _metrics(settings: TorchSettings) -> Iterator[str]:
     for name, metric in pairs:
         if not callable(metric) or isinstance(metric, type):
             yield f"the metric {name!r} is {metric!r}, neither a torchmetrics Metric nor a function of two."
-        if name in _HISTORY:
+        if name in history.NAMES:
             yield f"a metric is called {name!r}, as the history calls something else; choose another name."
     names = [name for name, _ in pairs]
     for name in sorted({name for name in names if names.count(name) > 1}):

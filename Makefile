@@ -51,7 +51,8 @@ bench: setup     ## the benchmarks
 	@$(BIN)/python benchmarks
 
 keywords: setup  ## write the settings' typed keywords anew from the dataclasses
-	@$(BIN)/python scripts/keywords.py && $(BIN)/ruff format -q src/tritium/*/keywords.pyi
+	@$(BIN)/python scripts/keywords.py
+	@$(BIN)/ruff check -q --fix $$(git ls-files "src/*.pyi") && $(BIN)/ruff format -q $$(git ls-files "src/*.pyi")
 
 constraints: setup ## write constraints.txt anew for every Python and platform, from pyproject.toml
 	@$(BIN)/uv pip compile --quiet --universal --python-version 3.10 --extra dev --no-annotate --no-header \

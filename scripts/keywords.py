@@ -12,7 +12,7 @@ import textwrap
 from pathlib import Path
 
 from tritium.gang.settings import Gang
-from tritium.ml.settings import TorchSettings
+from tritium.ml.torch.settings import TorchSettings
 
 SOURCE = Path(__file__).parents[1] / "src" / "tritium"
 HOMES = {
@@ -36,7 +36,7 @@ def stubs() -> dict[Path, str]:
     torch = keywords("TorchKeywords", "GangKeywords", "The fields of `TorchSettings` and of `Gang`.", TorchSettings)
     return {
         SOURCE / "gang" / "keywords.pyi": with_imports(gang, "GangKeywords"),
-        SOURCE / "ml" / "keywords.pyi": with_imports(
+        SOURCE / "ml" / "torch" / "keywords.pyi": with_imports(
             torch + params("TorchParams", TorchSettings, Gang), "TorchKeywords"
         ),
     }

@@ -24,9 +24,13 @@ def on_page_markdown(markdown: str, **_: Any) -> str:
 
 
 def fields(module: str, name: str) -> str:
-    """A dataclass whose fields carry their `doc` as a table."""
+    """A dataclass whose fields carry their `doc` as a table: those that its base has come last."""
     rows = ["| setting | default | |", "|---|---|---|"]
-    for field in dataclasses.fields(getattr(importlib.import_module(module), name)):
+    source = getattr(importlib.import_module(module), name)
+    shared = {
+        field.name for base in source.__bases__ if dataclasses.is_dataclass(base) for field in dataclasses.fields(base)
+    }
+    for field in sorted(dataclasses.fields(source), key=lambda field: field.name in shared):
         default: Any = field.default if field.default is not dataclasses.MISSING else None
         if field.default_factory is not dataclasses.MISSING:
             default = field.default_factory()

@@ -18,8 +18,8 @@ import clusters
 import tritium as tr
 from tritium.errors import JobFailed, RankFailed
 from tritium.gang.coordinator.coordinator import Coordinator
-from tritium.gang.driver import local_processes
 from tritium.gang.coordinator.members import numbers
+from tritium.gang.driver import local_processes
 
 QUIET: dict[str, Any] = {"progress": False, "output": "none"}
 

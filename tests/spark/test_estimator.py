@@ -22,6 +22,7 @@ from torch import nn
 from tritium.errors import BadData, BadSetting, RankFailed, TrainingDiverged, UntrustedModel
 from tritium.ml import TorchEstimator, TorchModel
 from tritium.ml.fitting import prepare
+from tritium.ml.torch.backend import TorchBackend
 
 pytestmark = pytest.mark.timeout(400)
 # pyspark's tuners leave their thread pools to the garbage collector.
@@ -207,7 +208,7 @@ def test_an_exchange_is_given_back_after_an_error(spark: SparkSession, rows: Dat
 
 def test_rows_to_validate_on_are_chosen_in_three_ways(spark: SparkSession, rows: DataFrame) -> None:
     def parts(validation: Any, seed: int = 0) -> tuple[int, int]:
-        data = prepare(rows, *regression(validation=validation, seed=seed).settings()).data
+        data = prepare(TorchBackend(), rows, *regression(validation=validation, seed=seed).settings()).data
         return data["train"].frame.count(), data["validation"].frame.count()
 
     train, validation = parts(0.25)

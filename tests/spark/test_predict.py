@@ -25,7 +25,7 @@ from torch import nn
 import clusters
 import tritium as tr
 from tritium.errors import BadData, BadRow, BadSetting, SignatureMismatch, UntrustedModel
-from tritium.ml.model import TorchModel
+from tritium.ml import TorchModel
 from tritium.model.engines.torch_weights import Tensors
 from tritium.model.signature import Input, Output, Signature
 

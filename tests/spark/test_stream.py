@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 import tritium as tr
-from tritium.ml.model import TorchModel
+from tritium.ml import TorchModel
 from tritium.model.signature import Input, Output, Signature
 
 SIGNATURE = Signature((Input("features", ("a", "b"), "float32", (2,)),), (Output("y", shape=(1,)),), "regression")

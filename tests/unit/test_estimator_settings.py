@@ -25,6 +25,7 @@ import tritium as tr
 from tritium.errors import BadData, BadRow, BadSetting, TrainingDiverged
 from tritium.ml import Callback, EarlyStopping, TorchEstimator, TorchModel, TorchSettings, fit
 from tritium.ml.fitting import prepare, run
+from tritium.ml.torch.backend import TorchBackend
 from tritium.model.checkpoint import Store
 
 X = ["a", "b", "c"]
@@ -172,7 +173,9 @@ def test_the_global_batch_is_shared_out_evenly() -> None:
 def refused(frame: Any = None, **changes: Any) -> str:
     """What is said about these settings, before anything starts."""
     with pytest.raises((BadData, BadSetting)) as caught:
-        prepare(table() if frame is None else frame, TorchSettings(**(GOOD | changes)), tr.Gang(on="here"))
+        prepare(
+            TorchBackend(), table() if frame is None else frame, TorchSettings(**(GOOD | changes)), tr.Gang(on="here")
+        )
     return str(caught.value)
 
 
@@ -192,7 +195,7 @@ def test_a_forward_that_does_not_fit_is_shown_with_shapes() -> None:
     assert "features [batch, 4] float32 of column 'vector'" in refused(feature_cols="vector")
     one = {"model": lambda: nn.Linear(1, 1)}
     assert "For [batch, 1] give a list: feature_cols=['a']" in refused(feature_cols="a", **one)
-    prepare(table(), TorchSettings(**GOOD | one | {"feature_cols": ["a"]}), tr.Gang(on="here"))
+    prepare(TorchBackend(), table(), TorchSettings(**GOOD | one | {"feature_cols": ["a"]}), tr.Gang(on="here"))
 
 
 class Squeezed(nn.Module):
@@ -246,7 +249,7 @@ def test_a_module_that_returns_several_tensors_is_told_what_its_loss_can_not_tak
 
 
 def task_of(**changes: Any) -> tuple[str | None, tuple[str, ...]]:
-    plan = prepare(table(), TorchSettings(**(GOOD | changes)), tr.Gang(on="here"))
+    plan = prepare(TorchBackend(), table(), TorchSettings(**(GOOD | changes)), tr.Gang(on="here"))
     return plan.settings.task, plan.notes
 
 
@@ -294,7 +297,7 @@ def test_a_label_that_is_no_class_index_is_named(value: float, shown: str) -> No
     assert "torch.nn.MSELoss()" in said
     (code,) = re.findall(r"df\.dropna\(subset=\['index'\]\)", said)
     if shown == "nan":
-        prepare(eval(code, {"df": rows}), TorchSettings(**GOOD | scores), tr.Gang(on="here"))
+        prepare(TorchBackend(), eval(code, {"df": rows}), TorchSettings(**GOOD | scores), tr.Gang(on="here"))
 
 
 @pytest.mark.parametrize("loss", [nn.BCEWithLogitsLoss(), nn.BCELoss(), nn.functional.binary_cross_entropy_with_logits])
@@ -360,20 +363,20 @@ def test_other_models_that_can_not_be_trained() -> None:
 
 def test_tables_need_no_cluster() -> None:
     with pytest.raises(BadSetting, match=r'on="driver"'):
-        prepare(table(), TorchSettings(**GOOD), tr.Gang())
+        prepare(TorchBackend(), table(), TorchSettings(**GOOD), tr.Gang())
     with pytest.raises(BadData, match="a pandas DataFrame or a pyarrow Table"):
-        prepare([1, 2], TorchSettings(**GOOD), tr.Gang(on="here"))
+        prepare(TorchBackend(), [1, 2], TorchSettings(**GOOD), tr.Gang(on="here"))
     with pytest.raises(BadSetting, match=r"takes the DataFrame itself, and no tr\.Data.* nulls=, nan= and pad="):
-        prepare(tr.Data(table(), nan="keep"), TorchSettings(**GOOD), tr.Gang(on="here"))
+        prepare(TorchBackend(), tr.Data(table(), nan="keep"), TorchSettings(**GOOD), tr.Gang(on="here"))
     with pytest.raises(BadSetting, match=r"validation is a tr\.Data"):
-        prepare(table(), TorchSettings(**GOOD, validation=tr.Data(table())), tr.Gang(on="here"))
+        prepare(TorchBackend(), table(), TorchSettings(**GOOD, validation=tr.Data(table())), tr.Gang(on="here"))
 
 
 def test_labels_become_what_the_model_gives() -> None:
     """Floating columns `[batch, n]`; one integer column, or whole numbers with a score per class, `[batch]`."""
 
     def label(**changes: Any) -> tuple[str, tuple[int, ...]]:
-        field = prepare(table(), TorchSettings(**(GOOD | changes)), tr.Gang(on="here")).fields["label"]
+        field = prepare(TorchBackend(), table(), TorchSettings(**(GOOD | changes)), tr.Gang(on="here")).fields["label"]
         return field.dtype, field.shape
 
     scores: Callable[[], nn.Module] = lambda: nn.Linear(3, 3)  # noqa: E731
@@ -425,7 +428,7 @@ def test_what_no_step_can_be_taken_with_is_refused_before_anything_starts() -> N
     ],
 )
 def test_a_scheduler_that_works_or_can_not_be_tried_is_left_to_the_ranks(scheduler: Any) -> None:
-    prepare(table(), TorchSettings(**GOOD | {"lr_scheduler": scheduler}), tr.Gang(on="here"))
+    prepare(TorchBackend(), table(), TorchSettings(**GOOD | {"lr_scheduler": scheduler}), tr.Gang(on="here"))
 
 
 def test_the_metrics_of_a_collection_have_its_names() -> None:
@@ -453,13 +456,17 @@ def test_parameters_without_a_gradient_are_known_before() -> None:
         def forward(self, x: torch.Tensor) -> torch.Tensor:
             return self.used(x)
 
-    assert prepare(table(), TorchSettings(**(GOOD | {"model": Unused})), tr.Gang(on="here")).unused
-    assert not prepare(table(), TorchSettings(**GOOD), tr.Gang(on="here")).unused
+    assert prepare(
+        TorchBackend(), table(), TorchSettings(**(GOOD | {"model": Unused})), tr.Gang(on="here")
+    ).facts.find_unused_parameters
+    assert not prepare(TorchBackend(), table(), TorchSettings(**GOOD), tr.Gang(on="here")).facts.find_unused_parameters
 
 
 def test_a_step_of_the_users_is_tried_where_that_is_possible() -> None:
     def planned(step: Any) -> bool:
-        return prepare(table(), TorchSettings(**GOOD | {"loss": None, "train_step": step}), tr.Gang(on="here")).unused
+        return prepare(
+            TorchBackend(), table(), TorchSettings(**GOOD | {"loss": None, "train_step": step}), tr.Gang(on="here")
+        ).facts.find_unused_parameters
 
     assert not planned(lambda module, batch: nn.functional.mse_loss(module(batch["features"]), batch["label"]))
     assert not planned(lambda module, batch: module(batch["features"]).mean() * (batch.epoch + batch.step + batch.rows))
@@ -485,7 +492,7 @@ def test_fit_gives_a_model_without_spark(tmp_path: Any) -> None:
 def test_the_validation_fraction_is_the_same_for_the_same_seed() -> None:
     def rows(seed: int) -> int:
         return (
-            prepare(table(200), TorchSettings(**GOOD, validation=0.25, seed=seed), tr.Gang(on="here"))
+            prepare(TorchBackend(), table(200), TorchSettings(**GOOD, validation=0.25, seed=seed), tr.Gang(on="here"))
             .data["validation"]
             .frame.num_rows
         )
@@ -579,8 +586,8 @@ def test_such_an_output_is_found_at_the_first_step_where_only_the_rows_show_thei
         return nn.functional.mse_loss(module(batch["features"])[0], batch["label"])
 
     settings = GOOD | {"feature_cols": "v", "loss": None, "train_step": step, "model": HoldsNone, "batch_size": 2}
-    plan = prepare(rows.slice(0, 0), TorchSettings(**settings), tr.Gang(on="here"))
-    assert not plan.tried
+    plan = prepare(TorchBackend(), rows.slice(0, 0), TorchSettings(**settings), tr.Gang(on="here"))
+    assert not plan.facts.output_known
     plan = dataclasses.replace(
         plan, gang=tr.Gang(**HERE), data={"train": dataclasses.replace(plan.data["train"], frame=rows)}
     )
@@ -832,5 +839,5 @@ def test_the_estimator_refuses_what_the_settings_refuse() -> None:
 def test_the_page_lists_the_settings() -> None:
     page = Path(__file__).parents[2].joinpath("docs", "estimator.md").read_text()
     for source in (TorchSettings, EarlyStopping):  # the tables are made when the page is built
-        assert f"<!-- fields tritium.ml.settings:{source.__name__} -->" in page
+        assert f"<!-- fields {source.__module__}:{source.__name__} -->" in page
         assert all(field.metadata["doc"] for field in dataclasses.fields(source))

@@ -143,3 +143,27 @@ def test_a_model_is_known_through_its_engine_alone(module: str) -> None:
     engines = {name for _, name in imported(path) if name.startswith("tritium.model.engines.")}
     assert not {name for name in found if name.partition(".")[0] in frameworks}
     assert engines <= {"tritium.model.engines.registry"}
+
+
+FRAMEWORKS = {path.parent.name for path in (PACKAGE / "ml").glob("*/__init__.py")}
+SHARED = {name: path for name, path in modules().items() if path.parent == PACKAGE / "ml" and name != "tritium.ml"}
+
+
+@pytest.mark.parametrize("module", SHARED)
+def test_what_estimators_share_knows_no_framework(module: str) -> None:
+    """A framework is handed in as a `Backend`; only the door `tritium.ml` names those that there are."""
+    assert "torch" in FRAMEWORKS
+    for node in ast.walk(ast.parse(SHARED[module].read_text())):
+        if isinstance(node, ast.Import):
+            found = [name.name for name in node.names]
+        elif isinstance(node, ast.ImportFrom):
+            found = [str(node.module), *(f"{node.module}.{name.name}" for name in node.names)]
+        else:
+            continue
+        wrong = {name for name in found if name.removeprefix("tritium.ml.").partition(".")[0] in FRAMEWORKS}
+        assert not wrong, f"{module}, line {node.lineno}, imports {', '.join(sorted(wrong))}"
+
+
+def test_what_estimators_share_is_imported_without_a_framework() -> None:
+    code = f"import sys; sys.modules['torch'] = None; import {', '.join(SHARED)}"
+    subprocess.run([sys.executable, "-c", code], check=True)

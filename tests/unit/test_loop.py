@@ -22,7 +22,8 @@ from tritium.gang.driver import launch
 from tritium.gang.rank import world as worlds
 from tritium.ml import Callback, EarlyStopping, TorchSettings, TrainState
 from tritium.ml.fitting import prepare
-from tritium.ml.loop import train
+from tritium.ml.torch.backend import TorchBackend
+from tritium.ml.torch.loop import train
 
 SIZES = (1, 2, 3)
 MARK = 50.0
@@ -314,11 +315,11 @@ def every_case(cases: dict[str, tuple[Any, ...]]) -> dict[str, Any]:
     """Runs in each rank: trains every case, and keeps the batches that it took."""
     world = tr.world()
     found: dict[str, Any] = {}
-    for name, (settings, validate, unused) in cases.items():
+    for name, (settings, validate, facts) in cases.items():
         own = dataclasses.replace(world, _control=Renamed(world._control, name))
         with worlds.entered(own):
             try:
-                trained: Any = train(settings, validate, unused)
+                trained: Any = train(settings, validate, facts)
                 batches = taken(own, settings, settings.rows_per_rank(own.size))
             except TritiumError as error:
                 trained, batches = error, None
@@ -360,11 +361,11 @@ def gang_of(size: int) -> Any:
 def started(size: int) -> list[dict[str, Any]]:
     """What every rank of a gang of this size says about every case."""
     gang = tr.Gang(ranks=size, on="here" if size == 1 else "driver", framework="torch", progress=False, output="none")
-    plans = {name: prepare(rows, settings, gang) for name, (settings, rows) in CASES.items()}
+    plans = {name: prepare(TorchBackend(), rows, settings, gang) for name, (settings, rows) in CASES.items()}
     run = launch.start(
         every_case,
         gang,
-        args=({n: (p.settings, "validation" in p.data, p.unused) for n, p in plans.items()},),
+        args=({n: (p.settings, "validation" in p.data, p.facts) for n, p in plans.items()},),
         data={
             f"{name}_{shard}": dataclasses.replace(data, nan="keep") if name == "infinite" else data
             for name, plan in plans.items()

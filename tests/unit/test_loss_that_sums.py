@@ -17,7 +17,8 @@ from tritium.errors import BadSetting
 from tritium.gang.settings import Gang
 from tritium.ml import TorchSettings, fit
 from tritium.ml.fitting import prepare
-from tritium.ml.step import refuse_sum
+from tritium.ml.torch.backend import TorchBackend
+from tritium.ml.torch.step import refuse_sum
 
 ROWS = 24
 
@@ -47,7 +48,7 @@ def settings(loss: Any, **changes: Any) -> dict[str, Any]:
 
 
 def planned(loss: Any, **changes: Any) -> Any:
-    return prepare(table(), TorchSettings(**settings(loss, **changes)), Gang(ranks=1, on="here"))
+    return prepare(TorchBackend(), table(), TorchSettings(**settings(loss, **changes)), Gang(ranks=1, on="here"))
 
 
 SUMS: dict[str, Any] = {

@@ -18,8 +18,8 @@ from torch import nn
 import tritium as tr
 from tritium.errors import BadSetting, RankFailed, RanksDiffer
 from tritium.ml import Callback, EarlyStopping, fit
-from tritium.ml.equal_weights import checksum, refuse_different
-from tritium.ml.ranks import joined
+from tritium.ml.torch.ddp import joined
+from tritium.ml.torch.equal_weights import checksum, refuse_different
 
 ROWS = 60
 

@@ -20,8 +20,9 @@ from torch import nn
 from torch.nn import functional
 
 from tritium.errors import BadSetting
-from tritium.ml import Callback, EarlyStopping, fit, resume
-from tritium.ml.digest import digest
+from tritium.ml import Callback, EarlyStopping, fit
+from tritium.ml.torch import identity
+from tritium.ml.torch.digest import TorchDigest
 
 SCALE = 2.0
 
@@ -310,7 +311,7 @@ def test_code_of_another_version_of_python_is_told(tmp_path: Path, monkeypatch: 
         def __getattr__(self, name: str) -> Any:
             return getattr(sys, name)
 
-    monkeypatch.setattr(resume, "sys", Older())
+    monkeypatch.setattr(identity, "sys", Older())
     train(tmp_path, loss=squared)
     assert "; it was begun with Python 3." in first_note(tmp_path)
     with pytest.raises(BadSetting, match="loss: L1Loss"):
@@ -367,10 +368,10 @@ def made(source: str, by: float = 2.0) -> Any:
 
 
 def test_comments_lines_and_names_of_variables_do_not_count() -> None:
-    assert digest(made(ONE)) == digest(made(REWRITTEN))
+    assert TorchDigest.of(made(ONE)) == TorchDigest.of(made(REWRITTEN))
     for changed in (ONE.replace("2.5", "2"), ONE.replace(".abs()", ".exp()"), ONE.replace('"z"', '"w"')):
-        assert digest(made(changed)) != digest(made(ONE))
-    assert digest(made(ONE, by=3.0)) != digest(made(ONE)), "a default of a function that it calls"
+        assert TorchDigest.of(made(changed)) != TorchDigest.of(made(ONE))
+    assert TorchDigest.of(made(ONE, by=3.0)) != TorchDigest.of(made(ONE)), "a default of a function that it calls"
 
 
 SCRIPT = """
@@ -378,7 +379,7 @@ import dataclasses, enum, functools, sys
 import numpy as np, torch
 from torch import nn
 from torch.nn import functional
-from tritium.ml.digest import digest
+from tritium.ml.torch.digest import TorchDigest
 
 Kind = enum.Enum("Kind", "a b")
 
@@ -412,7 +413,7 @@ def recursive(x):
 things = [Net, Net(), task.step, closed(), recursive, functools.partial(functional.mse_loss, reduction="sum"),
           nn.CrossEntropyLoss(torch.tensor([1.0, 2.0])), CONFIG, {"m": functional.l1_loss}, torch.optim.Adam, len]
 for thing in things:
-    print(digest(thing))
+    print(TorchDigest.of(thing))
 """
 
 

@@ -14,7 +14,7 @@ from torch import nn
 import tritium as tr
 from tritium.errors import BadRow
 from tritium.gang.driver.captures import uses
-from tritium.ml.torch import TorchEstimator
+from tritium.ml.torch.estimator import TorchEstimator
 
 FRAME = pd.DataFrame({"x": [0.1, 0.2, 0.3], "k": [5, 1_700_000_001, 7], "name": [b"a", b"b", b"c"]})
 COLUMNS = {"both": ["x", "x"], "x": "x", "k": "k", "ks": ["k", "k"], "name": "name"}

@@ -33,8 +33,8 @@ class GangKeywords(TypedDict, total=False):
     stall_timeout: float
     """Seconds without progress after which a rank is considered hung."""
     on_stall: OnStall
-    """What is done when a rank hangs: "end" the gang with the error `Stalled`, or only "report" it,
-    with the stacks of every rank in the run directory."""
+    """What is done when a rank hangs: "end" the gang with the error `Stalled`, or only "report" it, with the stacks
+    of every rank in the run directory."""
     framework: str | None
     """The framework that a rank imports while its shard is spooled: "torch", or None."""
     on: Where

@@ -1,4 +1,4 @@
-"""Spark ML estimators and models, one file a framework, and the same training without Spark (driver)."""
+"""Spark ML estimators and models, a folder for each framework, and the same training without Spark (driver)."""
 
 from __future__ import annotations
 
@@ -9,21 +9,22 @@ from tritium.ml.extras import needed
 
 if TYPE_CHECKING:
     from tritium.ml.callbacks import Callback, TrainState
-    from tritium.ml.fitting import fit
-    from tritium.ml.model import TorchModel
-    from tritium.ml.settings import EarlyStopping, TorchSettings
-    from tritium.ml.torch import TorchEstimator
+    from tritium.ml.early_stopping import EarlyStopping
+    from tritium.ml.torch.estimator import TorchEstimator
+    from tritium.ml.torch.fit import fit
+    from tritium.ml.torch.model import TorchModel
+    from tritium.ml.torch.settings import TorchSettings
 
 __all__ = ["Callback", "EarlyStopping", "TorchEstimator", "TorchModel", "TorchSettings", "TrainState", "fit"]
 
 _HOME = {
     "Callback": "callbacks",
-    "EarlyStopping": "settings",
-    "TorchEstimator": "torch",
-    "TorchModel": "model",
-    "TorchSettings": "settings",
+    "EarlyStopping": "early_stopping",
+    "TorchEstimator": "torch.estimator",
+    "TorchModel": "torch.model",
+    "TorchSettings": "torch.settings",
     "TrainState": "callbacks",
-    "fit": "fitting",
+    "fit": "torch.fit",
 }
 
 

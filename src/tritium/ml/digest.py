@@ -14,50 +14,29 @@ import hashlib
 import sys
 import types
 from collections.abc import Iterable, Mapping
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
-import torch
 
 from tritium import ship
-from tritium.ml.equal_weights import checksum
-from tritium.ml.settings import name_of
+from tritium.ml.arguments import name_of
 
-_SIMPLE = (type(None), bool, int, float, complex, bytes, type(...), torch.dtype, torch.device, torch.Size, np.dtype)
+_SIMPLE = (type(None), bool, int, float, complex, bytes, type(...), np.dtype)
 _RECORDS = (types.SimpleNamespace,)
 _DEEPEST = 25
 _MOST = 20_000  # objects; of more than so many the rest does not count
-_SHORT = 200
+SHORT = 200
 
 
 class Parts(NamedTuple):
     """What stands for an object: three texts (or their digests) that are compared one by one."""
 
     value: str = ""
-    """What can be compared: numbers, settings, names, tensors."""
+    """What can be compared: numbers, settings, names, arrays."""
     code: str = ""
     """Bytecode, which differs between versions of Python."""
     guess: str = ""
     """What may be another in a new session without a meaning: attributes of any objects, strings that are captured."""
-
-
-def digest(thing: Any, *, exact: bool = False) -> Parts:
-    """Digests of an object. `exact`: the values of a module's own tensors count, as they are no random weights."""
-    return Parts(*(_sha(text)[:16] for text in _Reader(exact).parts(thing)))
-
-
-def described(thing: Any) -> str:
-    """A few words for a person: `MSELoss(reduction='mean')`, `partial(mse_loss, beta=2.0)`, a function's name."""
-    if isinstance(thing, functools.partial):
-        more = [*map(repr, thing.args), *(f"{name}={value!r}" for name, value in thing.keywords.items())]
-        return f"partial({', '.join([described(thing.func), *more])})"[:_SHORT]
-    if isinstance(thing, torch.nn.Module):
-        settings = {k: v for k, v in vars(thing).items() if not k.startswith("_") and k != "training"}
-        plain = [f"{k}={v!r}" for k, v in settings.items() if isinstance(v, bool | int | float | str)]
-        return f"{name_of(thing)}({', '.join(plain)})"[:_SHORT]
-    if isinstance(thing, Mapping):
-        return "{" + ", ".join(f"{name!r}: {described(value)}" for name, value in thing.items())[:_SHORT] + "}"
-    return "None" if thing is None else name_of(thing)
 
 
 def is_own(thing: Any) -> bool:
@@ -68,19 +47,43 @@ def is_own(thing: Any) -> bool:
     return ship.is_users_own(module, ())
 
 
-class _Reader:
-    def __init__(self, exact: bool) -> None:
-        self._exact = exact
-        self._captured = False
+class CodeDigest:
+    """Takes up an object with all that it holds and refers to. A framework adds what it knows of its own kinds."""
+
+    simple: ClassVar[tuple[type, ...]] = _SIMPLE
+    """Types whose `repr` says all, in any interpreter."""
+
+    def __init__(self, exact: bool = False) -> None:
+        self.exact = exact
+        self.captured = False
         self._known: dict[int, tuple[Any, Parts]] = {}  # with the object, whose id stays its own so
         self._depth = 0
 
+    @classmethod
+    def of(cls, thing: Any, *, exact: bool = False) -> Parts:
+        """Digests of an object. `exact`: the weights of a model count by value, as they are no random ones."""
+        return Parts(*(_sha(text)[:16] for text in cls(exact).parts(thing)))
+
+    @classmethod
+    def describe(cls, thing: Any) -> str:
+        """A few words for a person: `partial(mse_loss, beta=2.0)`, a function's name."""
+        if isinstance(thing, functools.partial):
+            more = [*map(repr, thing.args), *(f"{name}={value!r}" for name, value in thing.keywords.items())]
+            return f"partial({', '.join([cls.describe(thing.func), *more])})"[:SHORT]
+        if isinstance(thing, Mapping):
+            return "{" + ", ".join(f"{name!r}: {cls.describe(value)}" for name, value in thing.items())[:SHORT] + "}"
+        return "None" if thing is None else name_of(thing)
+
+    def of_framework(self, thing: Any) -> Parts | None:
+        """The texts of an object of the framework: a model, a tensor; None for any other."""
+        return None
+
     def parts(self, thing: Any) -> Parts:
         """The texts of any object."""
-        if isinstance(thing, _SIMPLE):
+        if isinstance(thing, self.simple):
             return Parts(repr(thing))
         if isinstance(thing, str):  # one that is captured may be a path or the name of a run: it says where, not what
-            return Parts("str", "", repr(str(thing))) if self._captured else Parts(repr(str(thing)))
+            return Parts("str", "", repr(str(thing))) if self.captured else Parts(repr(str(thing)))
         if id(thing) in self._known:
             return self._known[id(thing)][1]
         if self._depth > _DEEPEST or len(self._known) > _MOST:
@@ -88,7 +91,7 @@ class _Reader:
         self._known[id(thing)] = thing, Parts("again")  # for what refers to itself
         self._depth += 1
         try:
-            found = Parts(*(text if len(text) < _SHORT else _sha(text) for text in self._parts(thing)))
+            found = Parts(*(text if len(text) < SHORT else _sha(text) for text in self._parts(thing)))
         finally:
             self._depth -= 1
         self._known[id(thing)] = thing, found
@@ -98,41 +101,43 @@ class _Reader:
         if isinstance(thing, enum.Enum):
             return Parts(f"{_name(type(thing))}.{thing.name}")
         if isinstance(thing, list | tuple):
-            return self._joined(_name(type(thing)), (self.parts(item) for item in thing))
+            return self.joined(_name(type(thing)), (self.parts(item) for item in thing))
         if isinstance(thing, set | frozenset):
-            return self._joined("set", sorted(self.parts(item) for item in thing))
+            return self.joined("set", sorted(self.parts(item) for item in thing))
         if isinstance(thing, Mapping):
-            return self._joined("dict", sorted(self._pair(key, value) for key, value in thing.items()))
-        if isinstance(thing, np.ndarray | np.generic | torch.Tensor):
-            return Parts(_numbers(thing))
+            return self.joined("dict", sorted(self._pair(key, value) for key, value in thing.items()))
+        if isinstance(thing, np.ndarray | np.generic):
+            return Parts(_array(thing))
         if isinstance(thing, types.ModuleType):
             return Parts(thing.__name__)
         if isinstance(thing, type):
             return self._class(thing)
         if isinstance(thing, functools.partial):
-            return self._joined("partial", map(self.parts, (thing.func, thing.args, thing.keywords)))
+            return self.joined("partial", map(self.parts, (thing.func, thing.args, thing.keywords)))
         if isinstance(thing, types.MethodType):
-            return self._joined("method", map(self.parts, (thing.__func__, thing.__self__)))
+            return self.joined("method", map(self.parts, (thing.__func__, thing.__self__)))
         if isinstance(thing, types.FunctionType):
             return self._function(thing)
-        if isinstance(thing, torch.nn.Module):
-            return self._module(thing)
+        if (found := self.of_framework(thing)) is not None:
+            return found
         if callable(thing) and hasattr(thing, "__qualname__"):
             inner = getattr(thing, "__wrapped__", None)  # functools.cache
             return Parts(_name(thing)) if inner is None else self.parts(inner)
         return self._object(thing)
 
-    def _joined(self, kind: str, items: Iterable[Parts]) -> Parts:
+    def joined(self, kind: str, items: Iterable[Parts]) -> Parts:
+        """The texts of several parts as those of one object."""
         found = list(items)
         value, code, guess = ("\0".join(part) for part in zip(*found, strict=True)) if found else ("", "", "")
         return Parts(f"{kind}({value})", code, guess)
 
     def _pair(self, key: Any, value: Any) -> Parts:
         name = Parts(repr(key)) if isinstance(key, str) else self.parts(key)
-        return self._joined("", [name, self.parts(value)])
+        return self.joined("", [name, self.parts(value)])
 
-    def _named(self, kind: str, named: Mapping[str, Any]) -> Parts:
-        return self._joined(kind, (self._pair(name, named[name]) for name in sorted(named)))
+    def named(self, kind: str, named: Mapping[str, Any]) -> Parts:
+        """The texts of objects that have names."""
+        return self.joined(kind, (self._pair(name, named[name]) for name in sorted(named)))
 
     def _function(self, function: types.FunctionType) -> Parts:
         """Its code, its defaults, and what it refers to: in its closure, and among the globals of its module."""
@@ -144,11 +149,11 @@ class _Reader:
         captured |= {n: function.__globals__[n] for n in used - stored if n in function.__globals__}
         defaults = {"args": function.__defaults__, "kwargs": function.__kwdefaults__}
         own = Parts("function", self._code(function.__code__))
-        found = [own, self._named("defaults", defaults)]
-        before, self._captured = self._captured, True
-        found.append(self._named("captured", captured))
-        self._captured = before
-        return self._joined("", found)
+        found = [own, self.named("defaults", defaults)]
+        before, self.captured = self.captured, True
+        found.append(self.named("captured", captured))
+        self.captured = before
+        return self.joined("", found)
 
     def _code(self, code: types.CodeType) -> str:
         kinds = [code.co_argcount, code.co_posonlyargcount, code.co_kwonlyargcount, code.co_flags & 0x2AC]
@@ -165,7 +170,7 @@ class _Reader:
         return "\n".join(lines)
 
     def _constant(self, value: Any) -> str:
-        return f"[{self._code(value)}]" if isinstance(value, types.CodeType) else _Reader(False).parts(value).value
+        return f"[{self._code(value)}]" if isinstance(value, types.CodeType) else type(self)().parts(value).value
 
     def _class(self, cls: type) -> Parts:
         if not is_own(cls):
@@ -173,36 +178,21 @@ class _Reader:
         members: dict[str, Any] = {}
         for name, member in vars(cls).items():
             inner = getattr(member, "__func__", None) or getattr(member, "fget", None) or member
-            plain = isinstance(inner, (*_SIMPLE, str, tuple)) and not name.startswith("__")
+            plain = isinstance(inner, (*self.simple, str, tuple)) and not name.startswith("__")
             if isinstance(inner, types.FunctionType) or plain:
                 members[name] = inner
         bases = [self.parts(base) for base in cls.__bases__]
-        return self._joined(f"class {cls.__qualname__}", [*bases, self._named("members", members)])
-
-    def _module(self, module: torch.nn.Module) -> Parts:
-        settings = {
-            name: value
-            for name, value in vars(module).items()
-            if not name.startswith("_") and name != "training" and not (callable(value) and hasattr(type(module), name))
-        }
-        tensors = {**dict(module.named_parameters(recurse=False)), **dict(module.named_buffers(recurse=False))}
-        shapes = {name: (str(t.dtype), tuple(t.shape)) for name, t in tensors.items()}
-        if self._exact and not self._captured:
-            weights = self._named("tensors", {name: t.detach() for name, t in tensors.items()})
-        else:  # of what is only guessed a sum will do: the digest of a gigabyte takes seconds
-            weights = Parts("", "", " ".join(f"{name} {_sum(t)}" for name, t in sorted(tensors.items())))
-        parts = [self.parts(type(module)), self._named("settings", settings), self._named("shapes", shapes), weights]
-        return self._joined("module", [*parts, self._named("children", dict(module.named_children()))])
+        return self.joined(f"class {cls.__qualname__}", [*bases, self.named("members", members)])
 
     def _object(self, thing: Any) -> Parts:
         """Data that is known as such by its value; of the user's other objects the attributes only by a guess."""
         kind, record = self.parts(type(thing)), dataclasses.is_dataclass(thing) or isinstance(thing, _RECORDS)
         if not record and not is_own(type(thing)):
             return kind
-        inner = self._named("attributes", getattr(thing, "__dict__", {}))
+        inner = self.named("attributes", getattr(thing, "__dict__", {}))
         if record:
-            return self._joined("data", [kind, inner])
-        return self._joined("object", [kind, Parts("", "", inner.value + inner.code + inner.guess)])
+            return self.joined("data", [kind, inner])
+        return self.joined("object", [kind, Parts("", "", inner.value + inner.code + inner.guess)])
 
 
 def _sha(text: str) -> str:
@@ -213,23 +203,13 @@ def _name(thing: Any) -> str:
     return f"{getattr(thing, '__module__', None)}.{thing.__qualname__}"
 
 
-def _numbers(thing: Any) -> str:
-    if isinstance(thing, torch.Tensor):
-        if thing.layout != torch.strided or thing.device.type == "meta":
-            return f"tensor {thing.dtype} {list(thing.shape)} {thing.layout}"
-        kind = f"tensor {thing.dtype}"
-        bits = thing.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy()
-    else:
-        array = np.ascontiguousarray(thing)
-        kind = f"array {array.dtype}"
-        if array.dtype.hasobject:
-            return f"{kind} {list(array.shape)}"
-        bits = array.reshape(-1).view(np.uint8)
-    return f"{kind} {list(thing.shape)} {hashlib.sha256(bits.data).hexdigest()}"  # not of a copy: a model may be large
-
-
-def _sum(tensor: torch.Tensor) -> int | None:
-    return int(checksum(tensor)) if tensor.layout == torch.strided and tensor.device.type != "meta" else None
+def _array(thing: Any) -> str:
+    array = np.ascontiguousarray(thing)
+    kind = f"array {array.dtype}"
+    if array.dtype.hasobject:
+        return f"{kind} {list(array.shape)}"
+    bits = array.reshape(-1).view(np.uint8)
+    return f"{kind} {list(thing.shape)} {hashlib.sha256(bits.data).hexdigest()}"
 
 
 def _content(cell: types.CellType) -> list[Any]:

@@ -1,46 +1,50 @@
-"""From a frame to a trained model: check, start the gang, bring the weights back (driver)."""
+"""From a frame to a trained model: check, start the gang, bring the model back (driver)."""
 
 from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
-
-import fsspec  # type: ignore[import-untyped]
-import torch
+from typing import Any, TypeVar
 
 from tritium.data.schema import Data, Field
 from tritium.errors import BadSetting
 from tritium.gang.driver import launch
-from tritium.gang.settings import Gang, showing
-from tritium.ml import frames, resume, trial
-from tritium.ml.loop import WEIGHTS, train
-from tritium.ml.settings import LABEL, TorchSettings, name_of, no_setting
-from tritium.model.engines import torch_weights as weights
+from tritium.gang.settings import Gang
+from tritium.ml.backend import Backend
+from tritium.ml.checkpoint import peek
+from tritium.ml.columns import (
+    Columns,
+    as_frame,
+    find_columns,
+    is_spark,
+    maybe_classes,
+    row_shape,
+    task_of,
+    whole_numbers,
+)
+from tritium.ml.settings import LABEL, Settings
+from tritium.ml.validation import split
 from tritium.model.model import Model
 from tritium.model.signature import Activation, Input, Output, Signature
 
-if TYPE_CHECKING:
-    from typing_extensions import Unpack
-
-    from tritium.ml.keywords import TorchKeywords
+S = TypeVar("S", bound=Settings)
 
 
 @dataclass(frozen=True)
 class Plan:
     """A training that has passed every check that needs no data."""
 
-    settings: TorchSettings
+    backend: Backend[Any]
+    settings: Any
+    """Those that were given, with the task that was found."""
     gang: Gang
     schema: Any
-    columns: frames.Columns
+    columns: Columns
     fields: dict[str, Field]
     data: dict[str, Data]
-    unused: bool
-    """Whether some parameters got no gradient in the trial, or may get none."""
-    tried: bool = True
-    """Whether the trial has seen the module's output. Without, the length of an array column was not known."""
+    facts: Any
+    """What the dry run found out, for the ranks."""
     notes: tuple[str, ...] = ()
     """Lines for the person who waits."""
 
@@ -52,87 +56,55 @@ class Plan:
         return (repr(self.columns), self.gang.ranks, repr(self.settings.shuffle), *chosen)
 
 
-@showing(TorchSettings, Gang)
-def fit(
-    frame: Any,
-    settings: TorchSettings | None = None,
-    gang: Gang | None = None,
-    *,
-    spark: Any = None,
-    **fields: Unpack[TorchKeywords],
-) -> Model:
-    """Train on a Spark DataFrame, or with `on="driver"` and `on="here"` on a pandas DataFrame or a pyarrow Table.
-
-    The fields of TorchSettings and of Gang can be given directly as keywords. The model that comes back knows no
-    Spark; `TorchEstimator.fit` wraps it as a Spark ML transformer.
-
-    Raises SetupError before anything has started, DataError for what only the rows could show, TrainingDiverged for a
-    loss or gradients that are NaN or infinite, RankFailed for an exception in a rank.
-    """
-    ranks_given = gang is not None or "ranks" in fields
-    settings, gang = combined(settings, gang, fields)
-    return run(prepare(frame, settings, gang), spark=spark, ranks_given=ranks_given)
-
-
-def combined(
-    settings: TorchSettings | None, gang: Gang | None, fields: Mapping[str, Any]
-) -> tuple[TorchSettings, Gang]:
-    """Settings and gang with the fields given beside them."""
-    own = {name: value for name, value in fields.items() if name in TorchSettings.fields()}
+def combined(kind: type[S], settings: S | None, gang: Gang | None, fields: Mapping[str, Any]) -> tuple[S, Gang]:
+    """Settings of this kind and the gang, with the fields given beside them."""
+    own = {name: value for name, value in fields.items() if name in kind.fields()}
     rest = {name: value for name, value in fields.items() if name not in own}
     if unknown := [name for name in rest if name not in Gang.fields()]:
-        raise no_setting(unknown)
+        raise kind.no_setting(unknown)
     if settings is None:
-        needed = [f.name for f in dataclasses.fields(TorchSettings) if f.default is dataclasses.MISSING]
-        if missing := [name for name in needed if name not in own]:
+        required = {f.name for f in dataclasses.fields(kind) if f.default is dataclasses.MISSING}
+        if missing := [name for name in kind.fields() if name in required and name not in own]:
             raise BadSetting(f"{', '.join(missing)} must be given.", settings=missing)
-        settings = TorchSettings(**own)
+        settings = kind(**own)
     elif own:
         settings = dataclasses.replace(settings, **own)
     gang = Gang.of(gang, rest)
-    return settings, gang if gang.framework else dataclasses.replace(gang, framework="torch")
+    return settings, gang if gang.framework else dataclasses.replace(gang, framework=kind.framework)
 
 
-def prepare(frame: Any, settings: TorchSettings, gang: Gang) -> Plan:
+def prepare(backend: Backend[S], frame: Any, settings: S, gang: Gang) -> Plan:
     """Everything that can be checked without data. Raises BadData and BadSetting."""
     for ranks in range(gang.least, gang.most + 1):
         settings.rows_per_rank(ranks)
-    frame = frames.as_frame(frame, "train")
-    if gang.on == "cluster" and not frames.is_spark(frame):
+    frame = as_frame(frame, "train")
+    if gang.on == "cluster" and not is_spark(frame):
         raise BadSetting(
             'A pandas or Arrow table needs no cluster: on="driver" trains on it with processes of this machine. To '
             "train on the cluster, give spark.createDataFrame(…) of it."
         )
-    if gang.on != "cluster" and frames.is_spark(frame):
+    if gang.on != "cluster" and is_spark(frame):
         raise BadSetting(f'on="{gang.on}" takes pandas and Arrow tables; give df.toPandas() if the rows fit here.')
-    found = frames.columns(frame, settings)
+    found = find_columns(frame, settings)
     fields = {field.name: field for field in found.fields(frame, "train")}
-    shapes = {name: frames.row_shape(frame, field) for name, field in fields.items()}
+    shapes = {name: row_shape(frame, field) for name, field in fields.items()}
     known = {name: shape for name, shape in shapes.items() if shape is not None}
-    tried = trial.try_forward(settings, fields, known) if set(settings.inputs()) <= set(known) else None
-    scores = None if tried is None else tried.scores
-    task, guess = frames.task_of(settings, frame, scores)
+    dry_run = backend.dry_run(settings, fields, known)
+    task, guess = task_of(settings, frame, dry_run.scores)
     settings = dataclasses.replace(settings, task=task)
-    as_classes = frames.maybe_classes(found, frame, settings, scores)
+    as_classes = maybe_classes(found, frame, settings, dry_run.scores)
     if as_classes.class_label is not None:
         found = as_classes
-        counted = frames.whole_numbers(frame, as_classes.class_label)
+        counted = whole_numbers(frame, as_classes.class_label, settings)
         fields = {field.name: field for field in found.fields(counted, "train")}
         known[LABEL] = ()
-    if tried is not None:
-        trial.try_scheduler(settings, trial.try_optimizer(settings, tried.module))
-    unused = True  # as nobody knows it yet
-    if tried is not None and LABEL in known:
-        if settings.train_step is None:
-            unused = bool(trial.try_step(settings, tried, fields[LABEL], known[LABEL]))
-        else:
-            unused = trial.try_own_step(settings, tried, fields[LABEL], known[LABEL])
-    training, validation = frames.split(frame, settings)
+    facts = dry_run.train(settings, fields[LABEL], known.get(LABEL))
+    training, validation = split(frame, settings)
     data = {"train": found.data(training, settings)}
     if validation is not None:
-        frames.columns(validation, settings)
+        find_columns(validation, settings)
         data["validation"] = found.data(validation, settings)
-    return Plan(settings, gang, frame.schema, found, fields, data, unused, tried is not None, (guess,) if guess else ())
+    return Plan(backend, settings, gang, frame.schema, found, fields, data, facts, (guess,) if guess else ())
 
 
 def run(
@@ -148,34 +120,30 @@ def run(
 
     `said` are lines for who waits; `title` is what each line begins with, to tell this training from others.
     """
-    settings = plan.settings
-    named = plan.gang.run_dir is not None
-    now = None if settings.checkpoint_every is None and not named else resume.planned(settings, plan.fields.values())
+    settings, backend = plan.settings, plan.backend
+    user_run_dir = plan.gang.run_dir is not None
+    keeps = settings.checkpoint_every is not None or user_run_dir
+    identity = backend.identity(settings, list(plan.fields.values())) if keeps else None
     if not (settings.validation is None or isinstance(settings.validation, str | float)):
         settings = dataclasses.replace(settings, validation="validation")  # a DataFrame stays on the driver
-    begun = resume.look(str(plan.gang.run_dir), settings, now) if named and now is not None else None
+    found = peek(str(plan.gang.run_dir), settings, identity) if user_run_dir and identity else None
     forgotten = [] if ranks_given else free_slots(plan.gang, plan.data["train"].frame)
     ended = launch.start(
-        train,
+        backend.train,
         plan.gang,
-        args=(settings, "validation" in plan.data, plan.unused, named, now, plan.tried),
+        args=(settings, "validation" in plan.data, plan.facts, user_run_dir, identity),
         data=plan.data if exchange is None else exchange,
         spark=spark,
-        said=[*said, *plan.notes, *forgotten, *([begun] if begun else [])],
+        said=[*said, *plan.notes, *forgotten, *([found] if found else [])],
         title=title,
     )
     seen = ended.results[0]
-    module = settings.make_module()
-    with fsspec.open(f"{ended.run_dir}/{WEIGHTS}", "rb") as file:
-        module.load_state_dict(weights.read(bytearray(file.read())))
-    module.eval()
-    origin = None if isinstance(settings.model, torch.nn.Module) else settings.model
-    return Model(module, signature(plan, seen), history=seen["history"], origin=origin, seed=settings.seed)
+    return backend.restore(settings, ended.run_dir, signature(plan, seen), seen["history"])
 
 
 def free_slots(gang: Gang, frame: Any) -> list[str]:
     """A line where nobody has said how many ranks there shall be, and there is room for several."""
-    if gang.on != "cluster" or gang.ranks != 1 or not frames.is_spark(frame):
+    if gang.on != "cluster" or gang.ranks != 1 or not is_spark(frame):
         return []
     from tritium.gang.driver.cluster import Cluster
 
@@ -192,8 +160,7 @@ def signature(plan: Plan, seen: Mapping[str, Any]) -> Signature:
         Input.of(plan.fields[name], plan.schema, tuple(seen["inputs"][name][1])) for name in plan.settings.inputs()
     ]
     outputs = [Output(name, dtype, tuple(shape)) for name, (dtype, shape) in seen["outputs"].items()]
-    gives_probabilities = name_of(plan.settings.loss) in ("BCELoss", "binary_cross_entropy")
-    activation: Activation | None = "none" if gives_probabilities else None
+    activation: Activation | None = "none" if plan.settings.gives_probabilities() else None
     task = None if plan.settings.task == "auto" else plan.settings.task
     return Signature(
         tuple(inputs), tuple(outputs), task=task, activation=activation if task == "classification" else None

@@ -1,4 +1,4 @@
-"""`TorchModel`: a trained model as a Spark ML transformer, for batches and for streams (driver)."""
+"""A trained model as a Spark ML transformer, for batches and for streams (driver)."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import os
 import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import Any, TypeVar
 
 from pyspark.errors import PySparkRuntimeError
 from pyspark.ml import Model as SparkModel
@@ -21,13 +21,11 @@ from tritium.predict.local import is_spark, score_pandas
 from tritium.predict.spark import output_names, score
 from tritium.predict.weights import is_connect
 
-if TYPE_CHECKING:
-    import torch
-
+M = TypeVar("M", bound="TrainedModel")
 _FOLDER = "model"
 
 
-class TorchModel(SparkModel, HasOutputCols, MLReadable["TorchModel"], MLWritable):
+class TrainedModel(SparkModel, HasOutputCols, MLReadable[Any], MLWritable):
     """A model that adds its predictions to a DataFrame: Spark's, batch or streaming, or one of pandas.
 
     One number a row is a column `prediction` (double). A classification is `prediction` (the class index, double) and
@@ -59,16 +57,18 @@ class TorchModel(SparkModel, HasOutputCols, MLReadable["TorchModel"], MLWritable
         if output_cols is not None:
             self.setOutputCols(output_cols)
 
-    def setParams(self, **params: Any) -> TorchModel:
+    def setParams(self: M, **params: Any) -> M:
         """Set any of the parameters by name: `setParams(batch_size=4096, device="cuda")`."""
         unknown = [name for name in params if not self.hasParam(name)]
         if unknown:
             known = ", ".join(p.name for p in self.params)
-            raise BadSetting(f"TorchModel has no parameter {', '.join(map(repr, unknown))}. It has: {known}.")
+            raise BadSetting(
+                f"{type(self).__name__} has no parameter {', '.join(map(repr, unknown))}. It has: {known}."
+            )
         self._set(**params)
         return self
 
-    def setOutputCols(self, value: Sequence[str]) -> TorchModel:
+    def setOutputCols(self: M, value: Sequence[str]) -> M:
         """The names of the columns that `transform` adds: one for each output, or one for them all."""
         self._set(outputCols=output_names(self.signature, value))
         return self
@@ -82,11 +82,6 @@ class TorchModel(SparkModel, HasOutputCols, MLReadable["TorchModel"], MLWritable
     def history(self) -> list[dict[str, Any]]:
         """One dict per epoch of the training."""
         return self.model.history
-
-    def module(self) -> torch.nn.Module:
-        """The PyTorch module itself, no copy."""
-        module: torch.nn.Module = self.model.module
-        return module
 
     def _transform(self, dataset: Any) -> Any:
         """Of a pandas DataFrame, a copy with the predictions, without Spark; of Spark's, a DataFrame that is lazy."""
@@ -111,24 +106,24 @@ class TorchModel(SparkModel, HasOutputCols, MLReadable["TorchModel"], MLWritable
             data, batch_size=self.getOrDefault(self.batch_size), device=self.getOrDefault(self.device)
         )
 
-    def write(self) -> TorchModelWriter:
+    def write(self) -> ModelWriter:
         """A Spark ML writer: `.save(path)`, `.overwrite().save(path)`."""
-        return TorchModelWriter(self)
+        return ModelWriter(self)
 
     @classmethod
-    def read(cls) -> TorchModelReader:
+    def read(cls: type[M]) -> ModelReader[M]:
         """A Spark ML reader: `.load(path)`."""
-        return TorchModelReader()
+        return ModelReader(cls)
 
 
-class TorchModelWriter(MLWriter):
+class ModelWriter(MLWriter):
     """Writes `model/`, what `tr.load` reads, and then `metadata/`, the parameters as Spark ML keeps them.
 
     On classic Spark through Hadoop's file systems, so that a path means what it means to the rest of the pipeline. On
     Connect the client writes `model/` itself, through fsspec: give a URL that client and server both reach.
     """
 
-    def __init__(self, instance: TorchModel) -> None:
+    def __init__(self, instance: TrainedModel) -> None:
         super().__init__()
         self.instance = instance
 
@@ -138,8 +133,8 @@ class TorchModelWriter(MLWriter):
             spark = self.sparkSession
         except PySparkRuntimeError as error:
             raise BadSetting(
-                "No Spark session is active, through which a TorchModel is saved. model.model.save(path) needs none, "
-                "and tr.load(path) reads it."
+                f"No Spark session is active, through which a {type(self.instance).__name__} is saved. "
+                "model.model.save(path) needs none, and tr.load(path) reads it."
             ) from error
         if is_connect(spark):
             self.instance.model.save(os.path.join(path, _FOLDER), overwrite=self.shouldOverwrite)
@@ -152,12 +147,16 @@ class TorchModelWriter(MLWriter):
         writer.mode("overwrite" if self.shouldOverwrite else "error").text(os.path.join(path, "metadata"))
 
 
-class TorchModelReader(MLReader["TorchModel"]):
-    """Reads what TorchModelWriter wrote. `spark.tritium.trustModels` says what that may run, as `trusted` of `tr.load`:
+class ModelReader(MLReader[M]):
+    """Reads what ModelWriter wrote. `spark.tritium.trustModels` says what that may run, as `trusted` of `tr.load`:
     `true`, or the functions and packages by name, separated by commas."""
 
-    def load(self, path: str) -> TorchModel:
-        """The TorchModel at `path`."""
+    def __init__(self, kind: type[M]) -> None:
+        super().__init__()
+        self._kind = kind
+
+    def load(self, path: str) -> M:
+        """The model at `path`."""
         spark = self.sparkSession
         metadata = DefaultParamsReader.loadMetadata(path, spark)
         trust = str(spark.conf.get("spark.tritium.trustModels", "false"))
@@ -166,7 +165,7 @@ class TorchModelReader(MLReader["TorchModel"]):
         else:
             with _local_copy(spark, path) as folder:
                 model = load(folder, trusted=trust)
-        made = TorchModel(model)
+        made = self._kind(model)
         made._resetUid(metadata["uid"])
         DefaultParamsReader.getAndSetParams(made, metadata)
         return made

@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from tritium.errors import BadSetting
+from tritium.ml.digest import CodeDigest
 from tritium.model import files
 
 PARAMS = "params.json"
@@ -22,15 +23,18 @@ _tables: dict[int, int] = {}  # id of a table that is alive → its number
 _numbers = itertools.count(1 << 32)  # a semantic hash has 32 bits
 
 
-def below(run_dir: str, params: Mapping[str, Any], dataset: Any, fitted: dict[str, list[int]]) -> str:
+def below(
+    run_dir: str, params: Mapping[str, Any], dataset: Any, fitted: dict[str, list[int]], digest: type[CodeDigest]
+) -> str:
     """The directory for a fit of this param map (name → value) on these rows: `RUN_DIR/epochs=5,batch_size=16/1`.
 
     The number counts the datasets that this param map is fitted on: a fold of a CrossValidator each, and the whole
     data at its end. It is the same in another session that makes the same calls, whatever their parallelism.
 
     fitted : name → the datasets so far, kept by the estimator and all its copies.
+    digest : that of the framework, by which code and objects among the values are told apart.
     """
-    name = name_of_map(params)
+    name = name_of_map(params, digest)
     key = dataset.semanticHash() if hasattr(dataset, "semanticHash") else _number_of(dataset)
     with _lock:
         known = fitted.setdefault(name, [])
@@ -50,46 +54,39 @@ def _number_of(table: Any) -> int:
         return _tables[known]
 
 
-def name_of_map(params: Mapping[str, Any]) -> str:
+def name_of_map(params: Mapping[str, Any], digest: type[CodeDigest]) -> str:
     """A directory's name that a person can read; two param maps with other values have other names."""
-    texts = {name: _text(value) for name, value in sorted(params.items())}
-    whole = shown(params)
+    texts = {name: _text(value, digest) for name, value in sorted(params.items())}
+    whole = shown(params, digest)
     safe = _UNSAFE.sub("_", whole)[:_LONGEST]
     plain = all(isinstance(value, bool | int | float | str | None) for value in params.values())
     if plain and safe == whole:
         return safe
-    exact = json.dumps({name: [text, _digest(params[name])] for name, text in texts.items()})
+    exact = json.dumps({name: [text, list(digest.of(params[name]))] for name, text in texts.items()})
     return f"{safe}-{hashlib.sha256(exact.encode()).hexdigest()[:8]}"
 
 
-def shown(params: Mapping[str, Any]) -> str:
+def shown(params: Mapping[str, Any], digest: type[CodeDigest]) -> str:
     """`batch_size=16,epochs=5`."""
-    return ",".join(f"{name}={_text(value)}" for name, value in sorted(params.items())) or "default"
+    return ",".join(f"{name}={_text(value, digest)}" for name, value in sorted(params.items())) or "default"
 
 
-def write_params(run_dir: str, params: Mapping[str, Any]) -> None:
+def write_params(run_dir: str, params: Mapping[str, Any], digest: type[CodeDigest]) -> None:
     """Keep what the param map is in `params.json` of its directory, with where functions were written."""
+    texts = {name: _text(value, digest, place=True) for name, value in params.items()}
     try:
         store, root, _ = files.opened(run_dir)
         store.makedirs(root, exist_ok=True)
         with store.open(f"{root}/{PARAMS}", "wb") as file:
-            file.write(json.dumps({name: _text(value, True) for name, value in params.items()}, indent=1).encode())
+            file.write(json.dumps(texts, indent=1).encode())
     except OSError as error:
         raise BadSetting(f"run_dir={run_dir!r} can't be written: {error}", run_dir=run_dir) from error
 
 
-def _text(value: Any, place: bool = False) -> str:
-    from tritium.ml.digest import described
-
+def _text(value: Any, digest: type[CodeDigest], *, place: bool = False) -> str:
     if isinstance(value, bool | int | float | str | None):
         return str(value)
     if isinstance(value, list | tuple):
-        return "+".join(_text(item, place) for item in value)
+        return "+".join(_text(item, digest, place=place) for item in value)
     code = getattr(value, "__code__", None)
-    return described(value) + (f" of {code.co_filename}, line {code.co_firstlineno}" if place and code else "")
-
-
-def _digest(value: Any) -> list[str]:
-    from tritium.ml.digest import digest
-
-    return list(digest(value))
+    return digest.describe(value) + (f" of {code.co_filename}, line {code.co_firstlineno}" if place and code else "")

@@ -1,84 +1,57 @@
-"""What and how to train: `TorchSettings`, each setting written once (any process)."""
+"""What and how to train, whatever the framework: each setting written once (any process)."""
 
 from __future__ import annotations
 
-import copy
-import functools
-import inspect
-import math
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import MISSING, dataclass, field, fields
-from typing import Any, Literal
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, fields, replace
+from typing import Any, ClassVar, Literal
 
 from tritium.errors import BadSetting
+from tritium.gang.rank.checkpoints import every_of
 from tritium.gang.settings import ELSEWHERE, Gang, as_int
-from tritium.hints import question, suggest
+from tritium.hints import did_you_mean, question, suggest
+from tritium.ml.arguments import argument_names, name_of, takes
+from tritium.ml.early_stopping import EarlyStopping
+from tritium.ml.fields import is_names, is_number, is_whole, setting
 
 FEATURES, LABEL, WEIGHT = "features", "label", "weight"
 DEFAULT_BATCH_SIZE = 32
-_ONE_SCORE = ("BCEWithLogitsLoss", "BCELoss", "binary_cross_entropy", "binary_cross_entropy_with_logits")
 _WHOLE = (
     *("batch_size", "global_batch_size", "epochs", "gradient_accumulation", "seed"),
     *("checkpoint_every", "checkpoint_keep", "early_stopping"),
 )
-_RATE = " The learning rate is the optimizer's: optimizer=lambda p: torch.optim.Adam(p, lr=1e-3)."
-_HINTS = {  # what other libraries call it
-    **dict.fromkeys(("lr", "learning_rate"), _RATE),
-    **dict.fromkeys(("val_split", "validation_split", "validation_data", "val_data"), question("validation")),
-    **{name: question(own) for name, own in ELSEWHERE.items()},
-}
-
-
-def setting(doc: str, default: Any = MISSING) -> Any:
-    """A dataclass field whose `doc` is also the documentation of the Spark ML Param."""
-    return field(metadata={"doc": doc}) if default is MISSING else field(default=default, metadata={"doc": doc})
+_CALLBACK = ("on_train_start", "on_epoch_end", "on_train_end")
 
 
 @dataclass(frozen=True, kw_only=True)
-class EarlyStopping:
-    """Stop when `monitor` has not improved for `patience` epochs. Every rank stops after the same epoch."""
+class Settings:
+    """The settings that estimators of all frameworks share; the dataclass of a framework adds its own.
 
-    patience: int = setting("Epochs without an improvement after which training stops.", 3)
-    monitor: str | None = setting(
-        'The value of the history that counts. None: "validation_loss", or "loss" without validation.', None
-    )
-    min_delta: float = setting("By how much a value must be better to count as an improvement.", 0.0)
-    mode: Literal["min", "max"] = setting('Whether smaller ("min") or larger ("max") values are better.', "min")
-    restore_best: bool = setting("Whether the model gets the weights of its best epoch, or of its last.", True)
+    Every field is also a Spark ML Param of the estimator.
+    """
 
-    def __post_init__(self) -> None:
-        wrong = []
-        object.__setattr__(self, "patience", as_int(self.patience))
-        if not whole(self.patience, 1):
-            wrong.append(f"patience={self.patience!r} must be a whole number of at least 1.")
-        if self.mode not in ("min", "max"):
-            wrong.append(f"mode={self.mode!r} is unknown; choose 'min' or 'max'.")
-        if wrong:
-            raise BadSetting("EarlyStopping: " + " ".join(wrong), settings=wrong)
+    framework: ClassVar[str] = ""
+    """The `framework` of the gang."""
+    choices: ClassVar[Mapping[str, tuple[Any, ...]]] = {
+        "task": ("auto", "regression", "classification", None),
+        "remainder": ("pad", "drop", "repeat"),
+        "shuffle": ("full", "stream", False, True),
+        "nan": ("error", "keep"),
+        "if_data_changed": ("refuse", "anew"),
+        "if_code_changed": ("refuse", "continue"),
+        "verbose": (True, False),
+    }
+    """Setting → the values it may have."""
+    hints: ClassVar[Mapping[str, str]] = {
+        **dict.fromkeys(("val_split", "validation_split", "validation_data", "val_data"), question("validation")),
+        **{name: question(own) for name, own in ELSEWHERE.items()},
+    }
+    """What other libraries call a setting → advice."""
+    loss_of_numbers: ClassVar[str] = "the mean squared error"
+    """How the framework writes a loss for a number to predict, for an error's advice."""
 
-    def better(self, value: float, best: float | None) -> bool:
-        """Whether `value` improves on `best` (None: there is none yet). NaN never does, and all else does on NaN."""
-        if math.isnan(value):
-            return False
-        if best is None or math.isnan(best):
-            return True
-        return value < best - self.min_delta if self.mode == "min" else value > best + self.min_delta
-
-
-@dataclass(frozen=True, kw_only=True)
-class TorchSettings:
-    """What and how to train with PyTorch: every field is also a Spark ML Param of `TorchEstimator`."""
-
-    model: Any = setting(
-        "A torch.nn.Module, or a function without arguments that makes one. A function is called in every rank "
-        "after torch.manual_seed(seed), and all ranks start from the weights of rank 0."
-    )
-    optimizer: Any = setting(
-        "A function of the module's parameters: lambda p: torch.optim.Adam(p, lr=1e-3). "
-        "The learning rate is never scaled with the number of ranks."
-    )
     feature_cols: Any = setting(
-        "What the module is called with. A list of scalar columns: one float32 tensor [batch, n]. The name of "
+        "What the model is called with. A list of scalar columns: one float32 tensor [batch, n]. The name of "
         "one vector, array or scalar column: that column, floats as float32, integers as int64. A mapping from "
         "names to either of these: several tensors, passed by keyword."
     )
@@ -87,18 +60,13 @@ class TorchSettings:
         "classification with a score per class also one floating column of whole numbers, as "
         "StringIndexer makes it."
     )
-    loss: Any = setting(
-        "A function (output, label) -> mean over the rows of the batch: torch.nn.MSELoss(), "
-        "torch.nn.functional.cross_entropy, your own. Not needed with train_step.",
-        None,
-    )
     nulls: Mapping[str, float] | None = setting(
         'Column -> the number in place of a null in it, in training and prediction: {"age": 0}. A null in any other '
         "column is an error.",
         None,
     )
     nan: Literal["error", "keep"] = setting(
-        'Whether a NaN in a floating column is an error, or handed to the module as it is ("keep"), in training and '
+        'Whether a NaN in a floating column is an error, or handed to the model as it is ("keep"), in training and '
         "prediction.",
         "error",
     )
@@ -108,15 +76,11 @@ class TorchSettings:
         None,
     )
     weight_col: str | None = setting(
-        "A column of weights. They multiply the per-row losses, and the mean stays over rows (as in Keras). "
-        'The loss must offer reduction="none".',
-        None,
+        "A column of weights. They multiply the per-row losses, and the mean stays over rows (as in Keras).", None
     )
     task: Literal["auto", "regression", "classification"] | None = setting(
         'What predictions are: "regression" (a double for one output, else an array), "classification" (a class '
-        'index, with "probability" beside it), or None (arrays). "auto": "classification" for one label column with '
-        "torch's CrossEntropyLoss or NLLLoss, for one of integers or booleans with BCEWithLogitsLoss or BCELoss, and "
-        'for their functions; else "regression".',
+        'index, with "probability" beside it), or None (arrays). "auto": what loss and label columns suggest.',
         "auto",
     )
     batch_size: int | None = setting(
@@ -150,23 +114,8 @@ class TorchSettings:
         None,
     )
     gradient_accumulation: int = setting("Batches whose gradients make one optimizer step.", 1)
-    clip_grad_norm: float | None = setting("The largest L2 norm that all gradients together may have; None: any.", None)
-    precision: Literal["fp32", "bf16"] = setting(
-        'What forward and loss compute in: "fp32", or "bf16" (autocast; weights stay float32).', "fp32"
-    )
-    lr_scheduler: Any = setting(
-        "A function of the optimizer that makes a scheduler, which is stepped after each epoch "
-        "(ReduceLROnPlateau with the validation loss, or else the loss). A function of two arguments (optimizer, "
-        "steps) is also given the number of optimizer steps of the whole training, and stepped after each of them.",
-        None,
-    )
+    early_stopping: Any = setting("EarlyStopping(...), or its patience in epochs.", None)
     callbacks: Sequence[Any] = setting("Objects with the methods of tritium.ml.Callback, called in every rank.", ())
-    metrics: Any = setting(
-        "Name -> a torchmetrics Metric (synchronised over ranks by torchmetrics), or a function (output, label) "
-        "-> mean over the rows of the batch (averaged over all rows of all ranks). A list takes the names of the "
-        "functions and classes, a MetricCollection its own.",
-        (),
-    )
     checkpoint_every: Any = setting(
         "How often the training is saved to the run directory, from which a retry, or a later fit with the same "
         'run_dir, goes on: a time ("1min"), a number of optimizer steps, or None: never.',
@@ -183,47 +132,35 @@ class TorchSettings:
         '"refuse", or "continue" with the code of now.',
         "refuse",
     )
-    early_stopping: Any = setting("EarlyStopping(...), or its patience in epochs.", None)
-    train_step: Any = setting(
-        "Your own step: a function (module, batch) -> loss, or (loss, output) if there are metrics. The module is your "
-        "own, so its methods can be called, and any of its parameters may be left out. The loss is "
-        "the mean over the batch's rows; the batch is a mapping of tensors. It runs for validation too, in eval "
-        "mode and without gradients.",
-        None,
-    )
     verbose: bool = setting("Whether steps and losses are shown while training.", True)
 
     def __post_init__(self) -> None:
-        from tritium.ml.checks import wrong_settings
-
         for name in _WHOLE:
             object.__setattr__(self, name, as_int(getattr(self, name)))
-        wrong = list(wrong_settings(self))
+        wrong = list(self.problems())
         if wrong:
             raise BadSetting(" ".join(wrong), settings=wrong)
 
+    def problems(self) -> Iterator[str]:
+        """One sentence for each thing that is wrong. A framework adds those of its own settings."""
+        yield from _columns(self)
+        yield from _callbacks(self.callbacks)
+        yield from _numbers(self)
+        yield from _choices(self)
+        yield from _early_stopping(self)
+
     @classmethod
     def fields(cls) -> tuple[str, ...]:
-        """The names of the settings, in order."""
-        return tuple(f.name for f in fields(cls))
+        """The names of the settings: the framework's own first."""
+        shared = Settings.__dataclass_fields__
+        return tuple(sorted((f.name for f in fields(cls)), key=lambda name: name in shared))
 
-    def make_module(self) -> Any:
-        """A module of our own: the function's, or a copy of the one that was given.
-
-        Every call of the function draws the same random numbers, so that what is in no state_dict (random features, a
-        buffer that is not persistent) is the same in all ranks, on the driver, and in the model that is loaded.
-        """
-        import torch
-
-        from tritium.model.engines.torch_module import seeded
-
-        if isinstance(self.model, torch.nn.Module):
-            return copy.deepcopy(self.model)
-        with seeded(self.seed):
-            made = self.model()
-        if not isinstance(made, torch.nn.Module):
-            raise BadSetting(f"model={name_of(self.model)} returned a {type(made).__name__}, not a torch.nn.Module.")
-        return made
+    @classmethod
+    def no_setting(cls, names: Sequence[str]) -> BadSetting:
+        """The error for settings that neither this class nor Gang has, each with what is probably meant."""
+        known = (*cls.fields(), *Gang.fields())
+        said = (f"There is no setting {name!r}.{cls.hints.get(name) or suggest(name, known)}" for name in names)
+        return BadSetting(" ".join(said), settings=list(names))
 
     def rows_per_rank(self, ranks: int) -> int:
         """The batch size of one rank; BadSetting when `global_batch_size` can't be shared out evenly."""
@@ -258,154 +195,111 @@ class TorchSettings:
         """The label columns."""
         return [self.label_cols] if isinstance(self.label_cols, str) else list(self.label_cols)
 
-    def make_optimizer(self, module: Any) -> Any:
-        """The optimizer of a module's parameters. BadSetting when `optimizer` gives something else."""
-        made = self.optimizer(module.parameters())
-        if not hasattr(made, "param_groups") or not hasattr(made, "step"):
-            raise BadSetting(
-                f"optimizer={name_of(self.optimizer)} returned a {type(made).__name__}, and must return one "
-                "torch.optim.Optimizer. A scheduler goes into lr_scheduler=.",
-                setting="optimizer",
-            )
-        if needed := needed_arguments(made.step):
-            raise BadSetting(
-                f"optimizer={name_of(self.optimizer)} makes a {type(made).__name__}, whose step can't be taken: its "
-                f"step needs {', '.join(needed)}, and is called without after each batch. Take one that steps by the "
-                "gradients alone, such as torch.optim.Adam.",
-                setting="optimizer",
-            )
-        return made
+    def stopping_rule(self) -> EarlyStopping | None:
+        """`early_stopping` as an object, with the name of the value that counts."""
+        rule = self.early_stopping
+        rule = EarlyStopping(patience=rule) if isinstance(rule, int) else rule
+        if rule is None or rule.monitor is not None:
+            return rule
+        return replace(rule, monitor="validation_loss" if self.validation is not None else "loss")
 
-    def make_scheduler(self, optimizer: Any, *steps: int) -> Any:
-        """The scheduler of an optimizer. BadSetting when `lr_scheduler` gives something else."""
-        import torch
+    # ---- what a framework says of its own settings
 
-        made = self.lr_scheduler(optimizer, *steps)
-        kind = type(made).__name__
-        if not hasattr(made, "step") or not hasattr(made, "state_dict"):
-            raise BadSetting(
-                f"lr_scheduler={name_of(self.lr_scheduler)} returned a {kind}, and must return one scheduler of "
-                "torch.optim.lr_scheduler. Several become one by SequentialLR or ChainedScheduler.",
-                setting="lr_scheduler",
-            )
-        is_plateau = isinstance(made, torch.optim.lr_scheduler.ReduceLROnPlateau)
-        if (needed := needed_arguments(made.step)) and (steps or not is_plateau):
-            fix = (
-                f"Step it after each epoch, with the loss: lr_scheduler=lambda optimizer: {kind}(optimizer)"
-                if is_plateau
-                else "Give one that is stepped without"
-            )
-            raise BadSetting(
-                f"lr_scheduler={name_of(self.lr_scheduler)} makes a {kind} that is stepped after each "
-                f"{'optimizer step' if steps else 'epoch'}, and its step needs {', '.join(needed)}. {fix}.",
-                setting="lr_scheduler",
-            )
-        return made
+    def metric_names(self) -> Sequence[str]:
+        """The names that metrics have in the history."""
+        return ()
 
-    def has_metrics(self) -> bool:
-        """Whether `metrics` is of a kind that metrics are taken from."""
-        given = self.metrics
-        return (isinstance(given, Mapping | Sequence) and not isinstance(given, str)) or _is_collection(given)
-
-    def named_metrics(self) -> dict[str, Any]:
-        """Metrics by name; those of a MetricCollection are told apart, by its names for them."""
-        return dict(self.metric_pairs())
-
-    def metric_pairs(self) -> list[tuple[str, Any]]:
-        """`named_metrics` as pairs, of which two may have the same name."""
-        given = [self.metrics] if _is_collection(self.metrics) else self.metrics
-        pairs = given.items() if isinstance(given, Mapping) else [(metric_name(metric), metric) for metric in given]
-        return [
-            one
-            for name, metric in pairs
-            for one in (metric.items(keep_base=False) if _is_collection(metric) else [(name, metric)])
-        ]
-
-    def stopping(self) -> EarlyStopping | None:
-        """`early_stopping` as an object."""
-        if isinstance(self.early_stopping, int):
-            return EarlyStopping(patience=self.early_stopping)
-        return self.early_stopping  # type: ignore[no-any-return]
-
-    def scheduler_per_step(self) -> bool:
-        """Whether `lr_scheduler` takes (optimizer, steps), and so is stepped after each optimizer step."""
-        return self.lr_scheduler is not None and len(needed_arguments(self.lr_scheduler)) == 2
-
-
-def no_setting(names: Sequence[str]) -> BadSetting:
-    """The error for settings that neither TorchSettings nor Gang has, each with what is probably meant."""
-    known = (*TorchSettings.fields(), *Gang.fields())
-    said = (f"There is no setting {name!r}.{_HINTS.get(name) or suggest(name, known)}" for name in names)
-    return BadSetting(" ".join(said), settings=list(names))
-
-
-def whole(value: Any, least: int) -> bool:
-    """Whether `value` is a whole number of at least `least`."""
-    return isinstance(value, int) and not isinstance(value, bool) and value >= least
-
-
-def name_of(thing: Any) -> str:
-    """A function's name, or an object's class."""
-    return str(getattr(thing, "__name__", type(thing).__name__))
-
-
-def is_by_class(loss: Any) -> bool:
-    """Whether it is torch's own loss of class indices against a score for each class."""
-    loss = loss.func if isinstance(loss, functools.partial) else loss
-    home = loss.__module__ if inspect.isfunction(loss) else type(loss).__module__
-    by_class = ("CrossEntropyLoss", "NLLLoss", "cross_entropy", "nll_loss", "MultiMarginLoss", "multi_margin_loss")
-    return home.startswith("torch.") and name_of(loss) in by_class
-
-
-def is_of_one_score(loss: Any) -> bool:
-    """Whether it is torch's own loss of one score a row against 0 or 1."""
-    return name_of(loss) in _ONE_SCORE
-
-
-def _is_collection(metrics: Any) -> bool:
-    """Whether it is a torchmetrics MetricCollection, which is a module that holds others by name."""
-    return hasattr(metrics, "compute_groups") and hasattr(metrics, "items")
-
-
-def metric_name(metric: Any) -> str:
-    """MeanAbsoluteError() → mean_absolute_error."""
-    name = name_of(metric)
-    starts = [i and c.isupper() and not name[i - 1].isupper() for i, c in enumerate(name)]
-    return "".join(f"_{c}" if start else c for c, start in zip(name, starts, strict=True)).lower()
-
-
-def needed_arguments(function: Callable[..., Any], *kinds: inspect._ParameterKind) -> list[str]:
-    """The arguments without a default that a function takes by position, or in these other ways."""
-    kinds = kinds or (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
-    return [p.name for p in _parameters(function) or () if p.default is p.empty and p.kind in kinds]
-
-
-def argument_names(function: Callable[..., Any]) -> list[str]:
-    """All arguments of a function; none where they can't be known."""
-    return [p.name for p in _parameters(function) or ()]
-
-
-def takes(function: Callable[..., Any], count: int) -> bool:
-    """Whether it can be called with so many arguments by position. True where that can't be known."""
-    try:
-        signature = inspect.signature(function)
-    except (TypeError, ValueError):  # some builtins have no signature
-        return True
-    try:
-        signature.bind(*[None] * count)
-    except TypeError:
+    def is_of_one_score(self) -> bool:
+        """Whether the loss compares one score a row with 0 or 1."""
         return False
-    return True
+
+    def is_by_class(self) -> bool:
+        """Whether the loss compares a score for each class with a class index."""
+        return False
+
+    def gives_probabilities(self) -> bool:
+        """Whether the loss takes probabilities, so that the model's outputs are such, and no scores."""
+        return False
+
+    def has_own_step(self) -> bool:
+        """Whether code of the user computes the loss, so that nothing is known of it."""
+        return False
 
 
-def takes_nothing(function: Callable[..., Any]) -> bool:
-    """Whether it can't be given a single argument by position."""
-    parameters = _parameters(function)
-    return parameters is not None and all(p.kind in (p.KEYWORD_ONLY, p.VAR_KEYWORD) for p in parameters)
+def _columns(settings: Settings) -> Iterator[str]:
+    features = settings.feature_cols
+    for name, given in (("feature_cols", features), ("label_cols", settings.label_cols)):
+        several = isinstance(given, Mapping) and name == "feature_cols"
+        values = list(given.values()) if several else [given]
+        if not values or not all(is_names(value) for value in values):
+            allowed = ", or a mapping from names to these" * (name == "feature_cols")
+            yield f"{name}={given!r} must be a column, or a list of columns{allowed}."
+    for taken in sorted({LABEL, WEIGHT} & set(features)) if isinstance(features, Mapping) else ():
+        yield f"feature_cols names an input {taken!r}, as a batch calls another column; choose another name."
+    nulls = {} if settings.nulls is None else settings.nulls
+    if not isinstance(nulls, Mapping) or not all(isinstance(k, str) and is_number(v) for k, v in nulls.items()):
+        yield f"nulls={nulls!r} must be a mapping from columns to numbers (a mask needs tr.launch and tr.Data)."
+    if settings.pad is not None and not isinstance(settings.pad, Mapping):
+        yield f"pad={settings.pad!r} must be a mapping from array columns to lengths, or to (length, number)."
+    if settings.weight_col is not None and not isinstance(settings.weight_col, str):
+        yield f"weight_col={settings.weight_col!r} must be the name of one column."
 
 
-def _parameters(function: Callable[..., Any]) -> list[inspect.Parameter] | None:
+def _callbacks(given: Any) -> Iterator[str]:
+    if not isinstance(given, list | tuple):
+        shown = name_of(given) if isinstance(given, type) else f"{type(given).__name__}(…)"
+        yield f"callbacks={shown} must be a list: callbacks=[…]."
+        return
+    for callback in given:
+        if isinstance(callback, type):
+            yield f"the callback {name_of(callback)} is a class; give an instance, {name_of(callback)}()."
+        elif missing := [method for method in _CALLBACK if not hasattr(callback, method)]:
+            yield f"the callback {callback!r} has no {', '.join(missing)}; derive it from tritium.ml.Callback."
+        else:
+            for method in _CALLBACK:
+                if not takes(getattr(callback, method), 1):
+                    arguments = ", ".join(argument_names(getattr(callback, method))) or "nothing"
+                    yield f"{method} of the callback {callback!r} takes {arguments}; it is called with (state)."
+
+
+def _numbers(settings: Settings) -> Iterator[str]:
+    for name in ("batch_size", "global_batch_size", "epochs", "gradient_accumulation", "checkpoint_keep"):
+        value = getattr(settings, name)
+        if not is_whole(value, 1) and not (value is None and name.endswith("batch_size")):
+            yield f"{name}={value!r} must be a whole number of at least 1."
+    if settings.batch_size is not None and settings.global_batch_size is not None:
+        yield (
+            f"batch_size={settings.batch_size!r} (per rank) and global_batch_size={settings.global_batch_size!r} "
+            f"(all ranks) contradict each other; give one."
+        )
+    if not is_whole(settings.seed, 0):
+        yield f"seed={settings.seed!r} must be a whole number of at least 0."
     try:
-        return list(inspect.signature(function).parameters.values())
-    except (TypeError, ValueError):  # some builtins have no signature
-        return None
+        every_of(settings.checkpoint_every)
+    except (BadSetting, TypeError):
+        yield (
+            f'checkpoint_every={settings.checkpoint_every!r} must be a time ("30s", "5min", "2h"), a float in seconds '
+            "(30.0), a number of optimizer steps (100), or None: never."
+        )
+    part = settings.validation
+    if isinstance(part, bool | int | float) and not (is_number(part) and 0 < part < 1):
+        yield f"validation={part!r} must be a fraction between 0 and 1, a boolean column, or a DataFrame."
+
+
+def _choices(settings: Settings) -> Iterator[str]:
+    for name, choices in settings.choices.items():
+        value = getattr(settings, name)
+        if not any(value is choice or (isinstance(value, str) and value == choice) for choice in choices):
+            hint = did_you_mean(str(value), [c for c in choices if isinstance(c, str)])
+            yield f"{name}={value!r} is unknown; choose one of {', '.join(map(repr, choices))}.{hint}"
+
+
+def _early_stopping(settings: Settings) -> Iterator[str]:
+    stopping = settings.early_stopping
+    if stopping is not None and not is_whole(stopping, 1) and not isinstance(stopping, EarlyStopping):
+        yield f"early_stopping={stopping!r} must be a number of epochs of at least 1, or EarlyStopping(...)."
+    if isinstance(stopping, EarlyStopping) and stopping.monitor is not None:
+        known = ["loss", *settings.metric_names()]
+        known += [f"validation_{name}" for name in known] if settings.validation is not None else []
+        if stopping.monitor not in known:
+            yield f"early_stopping monitors {stopping.monitor!r}; the history will have {', '.join(known)}."

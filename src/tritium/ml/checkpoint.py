@@ -1,84 +1,20 @@
-"""What a training is, so that another one does not go on from its checkpoints (driver, rank)."""
+"""Whether a used run directory holds this training or another one, and what goes on there (driver, rank)."""
 
 from __future__ import annotations
 
-import re
-import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
-import torch
-
-from tritium.data.schema import Field
 from tritium.errors import BadSetting, CheckpointFailed
-from tritium.ml.digest import described, digest, is_own
-from tritium.ml.pace import stays_stopped
-from tritium.ml.settings import TorchSettings, name_of
-from tritium.ml.trial import try_optimizer
+from tritium.ml.early_stopping import stays_stopped
+from tritium.ml.settings import Settings
 from tritium.model.checkpoint import Store
 from tritium.model.checkpoint_format import Damaged
 
-_ANY = (
-    "epochs",
-    "callbacks",
-    "metrics",
-    "early_stopping",
-    "verbose",
-    "validation",
-    "checkpoint_every",
-    "checkpoint_keep",
-    "if_data_changed",
-    "if_code_changed",
-)
-_CODE = ("model", "optimizer", "loss", "lr_scheduler", "train_step")  # compared in another way
-_GROUP = "optimizer group"
-_HELD = "held by the model"  # attributes, which its text need not show, and the weights that it begins with
-_LONGEST = 20_000
-_ADDRESS = re.compile(r" at 0x[0-9a-f]+", re.IGNORECASE)
-
-
-def about(settings: TorchSettings, module: torch.nn.Module, optimizer: Any, fields: Iterable[Field]) -> dict[str, Any]:
-    """What must be equal for a training to go on: what is trained, on which columns, and by which settings.
-
-    To be taken before a scheduler or a callback changes the optimizer's groups.
-    """
-    found: dict[str, Any] = {
-        name: getattr(settings, name)
-        for name in settings.fields()
-        if name not in (*_ANY, *_CODE, "feature_cols", "label_cols", "row_key")
-    }
-    found["optimizer"] = name_of(optimizer)
-    for number, group in enumerate(getattr(optimizer, "param_groups", ())):
-        options = {name: _plain(value) for name, value in group.items() if name != "params"}
-        found |= {f"{_GROUP} {number} {name}": value for name, value in options.items()}
-        found[f"{_GROUP} {number} tensors"] = len(group["params"])
-    found |= {f"weights {k}": f"{v.dtype} {list(v.shape)}" for k, v in module.state_dict().items()}
-    return found | {f"column {f.name}": f"{f.dtype} of {', '.join(f.sources)}" for f in fields}
-
-
-def planned(settings: TorchSettings, fields: Iterable[Field]) -> dict[str, Any]:
-    """What the driver knows of a training, which goes into its checkpoints: `about`, the rows, and digests of code."""
-    with torch.random.fork_rng(devices=[]):
-        module = settings.make_module()
-        optimizer = try_optimizer(settings, module)
-        found = about(settings, module, optimizer, fields)
-    found["validation"] = settings.validation if isinstance(settings.validation, str | float) else None
-    code = {
-        "model": [kind for kind in dict.fromkeys(map(type, module.modules())) if is_own(kind)],
-        "optimizer": None if optimizer is None else type(optimizer),
-        **{name: getattr(settings, name) for name in ("loss", "train_step", "lr_scheduler")},
-        "metrics": settings.named_metrics(),
-        _HELD: module,
-    }
-    texts = {name: described(thing) for name, thing in code.items()} | dict.fromkeys(("model", _HELD), name_of(module))
-    parts = {name: dict(digest(thing, exact=name == "loss")._asdict()) for name, thing in code.items()}
-    return {
-        **found,
-        "optimizer": None if optimizer is None else found["optimizer"],
-        "code": {name: {"text": texts[name], **parts[name]} for name in code},
-        "architecture": _ADDRESS.sub("", repr(module))[:_LONGEST],
-        "versions": {"Python": ".".join(map(str, sys.version_info[:2])), "torch": str(torch.__version__)},
-    }
+GROUP = "optimizer group"
+"""What the settings of an optimizer begin with in an identity; they may depend on the world size."""
+HELD = "held by the model"
+"""Among the code of an identity: attributes, which the model's text need not show, and the weights it begins with."""
 
 
 def refuse_another(
@@ -101,7 +37,7 @@ def refuse_another(
 def _differences(before: Mapping[str, Any], now: Mapping[str, Any], resized: bool) -> list[str]:
     names = sorted({*before, *now} - {"code", "architecture", "versions"})
     if resized or now.get("optimizer") is None:
-        names = [name for name in names if not name.startswith(_GROUP)]
+        names = [name for name in names if not name.startswith(GROUP)]
     return [
         f"{name}: {now.get(name)!r}, was {before.get(name)!r}"
         for name in names
@@ -118,11 +54,11 @@ def _refuse(other: Sequence[str], path: str, more: str = "") -> None:
         )
 
 
-def look(run_dir: str, settings: TorchSettings, now: Mapping[str, Any]) -> str | None:
+def peek(run_dir: str, settings: Settings, now: Mapping[str, Any]) -> str | None:
     """What a fit in this run directory goes on from, as a line for who waits; None where nothing was begun.
 
-    `now` is what `planned` says of it. BadSetting where another training was. A directory that this machine can't read
-    is left to the ranks.
+    `now` is the identity that the backend gives this training. BadSetting where another training was. A directory that
+    this machine can't read is left to the ranks.
     """
     try:
         path, step, state = _newest(Store(run_dir))
@@ -130,9 +66,9 @@ def look(run_dir: str, settings: TorchSettings, now: Mapping[str, Any]) -> str |
         return None
     if state is None:
         return None
-    before = state.get("planned")
+    before = state.get("identity_with_code")
     if before is None:  # of something else than an estimator
-        refuse_another(state.get("about"), now, path)
+        refuse_another(state.get("identity"), now, path)
         before = now
     other, told = _compare_code(before, now, settings, state)
     way = (
@@ -147,7 +83,8 @@ def look(run_dir: str, settings: TorchSettings, now: Mapping[str, Any]) -> str |
             f"after step {step}, are neither read nor replaced"
         )
     done = len(state["history"])
-    epochs = done if stays_stopped(state, settings) else settings.epochs  # callbacks or early stopping have ended it
+    ended = stays_stopped(state["stopped"], state["early_stopping"], settings.stopping_rule())  # or a callback did
+    epochs = done if ended else settings.epochs
     if state["finished"] and done >= epochs:
         return (
             f"the training in {run_dir} has ended after {done} epochs: nothing is left to do, its model is given back"
@@ -157,20 +94,21 @@ def look(run_dir: str, settings: TorchSettings, now: Mapping[str, Any]) -> str |
 
 
 def _compare_code(
-    before: Mapping[str, Any], now: Mapping[str, Any], settings: TorchSettings, state: Mapping[str, Any]
+    before: Mapping[str, Any], now: Mapping[str, Any], settings: Settings, state: Mapping[str, Any]
 ) -> tuple[list[str], list[str]]:
     """What is surely another model, loss, step, … than then, and sentences about what can't be known or is allowed.
 
     A scheduler may be another one for other epochs, and metrics where a training that has ended goes on.
     """
     refused, told, doubtful = list[str](), list[str](), list[str]()
-    longer = state["pace"]["epochs"] != settings.epochs
+    longer = state["epochs"] != settings.epochs
     anyway = settings.if_code_changed == "continue"
     allowed = {"lr_scheduler": longer or anyway, "metrics": (longer and state["finished"]) or anyway}
-    versions = {name: (before["versions"][name], version) for name, version in now["versions"].items()}
-    same_python, same_torch = (versions[name][0] == versions[name][1] for name in ("Python", "torch"))
+    versions = {name: (before["versions"].get(name), version) for name, version in now["versions"].items()}
+    same_python = versions["Python"][0] == versions["Python"][1]
+    same_framework = all(was == version for name, (was, version) in versions.items() if name != "Python")
     for name, one in now["code"].items():
-        if name == _HELD:
+        if name == HELD:
             continue
         other = before["code"][name]
         if name == "optimizer" and None in (before["optimizer"], now["optimizer"]):
@@ -181,13 +119,13 @@ def _compare_code(
         renamed = one["text"] != other["text"]
         text = f"{name}: {one['text']}" + (f", was {other['text']}" if renamed else " has changed, or what it captures")
         (told if allowed.get(name, anyway) else refused).append(text)
-    held, then = now["code"][_HELD], before["code"].get(_HELD, {})
+    held, then = now["code"][HELD], before["code"].get(HELD, {})
     if before["architecture"] != now["architecture"]:
         text = f"model: {_first_difference(now['architecture'], before['architecture'])}"
-        (refused if same_torch and not anyway else told).append(text)
+        (refused if same_framework and not anyway else told).append(text)
     elif then and now["code"]["model"] == before["code"]["model"] and held["value"] != then["value"]:
         text = f"model: {held['text']} holds other settings than before, in attributes that its text does not show"
-        (refused if same_torch and not anyway else told).append(text)
+        (refused if same_framework and not anyway else told).append(text)
     elif then and held["guess"] != then["guess"]:
         told.append(
             "the model begins with other weights, or holds other objects: whether it is the same can't be known"
@@ -208,15 +146,6 @@ def _first_difference(now: str, before: str) -> str:
     at = next((i for i, (a, b) in enumerate(zip(lines, was, strict=False)) if a != b), min(len(lines), len(was)))
     shown = [part[at].strip() if at < len(part) else "nothing" for part in (lines, was)]
     return f"{shown[0]}, was {shown[1]}"
-
-
-def _plain(value: Any) -> Any:
-    """An optimizer's option as a checkpoint can keep it."""
-    if isinstance(value, torch.Tensor):
-        return value.tolist()
-    if isinstance(value, tuple | list):
-        return [_plain(item) for item in value]
-    return value if isinstance(value, bool | int | float | str | None) else described(value)
 
 
 def _newest(store: Store) -> tuple[str, int, dict[str, Any] | None]:

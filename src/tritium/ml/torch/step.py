@@ -13,7 +13,9 @@ import torch
 from torch.nn.parallel import DistributedDataParallel
 
 from tritium.errors import BadData, BadRow, BadSetting
-from tritium.ml.settings import LABEL, WEIGHT, TorchSettings, is_by_class, is_of_one_score, name_of
+from tritium.ml.arguments import name_of
+from tritium.ml.settings import LABEL, WEIGHT
+from tritium.ml.torch.settings import TorchSettings, is_of_torch
 
 Step = Callable[[Any, Mapping[str, torch.Tensor]], tuple[torch.Tensor, Any]]
 
@@ -23,7 +25,7 @@ def make_step(settings: TorchSettings, device: torch.device) -> Step:
     own = settings.train_step
     inputs = list(settings.inputs())
     row_losses = per_row(settings.loss) if settings.weight_col is not None else None
-    two_classes = settings.task == "classification" and is_of_one_score(settings.loss)
+    two_classes = settings.task == "classification" and settings.is_of_one_score()
     checked: list[bool] = []
 
     def step(net: Any, batch: Mapping[str, torch.Tensor]) -> tuple[torch.Tensor, Any]:
@@ -187,7 +189,7 @@ def refuse_broadcast(output: Any, label: torch.Tensor, settings: TorchSettings) 
     if min(output.ndim, label.ndim) == 0:
         raise BadData(f"The module gives {_shown(got)} for a label of {_shown(wanted)}: no output per row.")
     one_against_rows = {output.ndim, label.ndim} == {1, 2} and max(got, wanted, key=len)[1] == 1
-    stretched = _is_elementwise(settings.loss) and label.is_floating_point() and _fits(got, wanted)
+    stretched = _is_elementwise(settings) and label.is_floating_point() and _fits(got, wanted)
     if not (one_against_rows or stretched):
         return
     if not label.is_floating_point():
@@ -280,10 +282,9 @@ def _each(value: Any, change: Callable[[torch.Tensor], torch.Tensor]) -> Any:
     return value
 
 
-def _is_elementwise(loss: Any) -> bool:
+def _is_elementwise(settings: TorchSettings) -> bool:
     """Torch's own losses, but for those that have a score per class by nature."""
-    home = loss.__module__ if inspect.isfunction(loss) else type(loss).__module__
-    return home.startswith("torch.") and not is_by_class(loss)
+    return is_of_torch(settings.loss) and not settings.is_by_class()
 
 
 def _fits(one: list[int], other: list[int]) -> bool:

@@ -13,16 +13,18 @@ from tritium.errors import EmptyShard
 from tritium.gang.rank.world import World
 from tritium.gang.rank.world import world as this_world
 from tritium.ml.callbacks import TrainState
-from tritium.ml.ddp import Replica, tell_untrained
-from tritium.ml.equal_weights import refuse_different, take_buffers
-from tritium.ml.gradients import Gradients
-from tritium.ml.keeper import Keeper
-from tritium.ml.pace import Pace, Show, Stopper
-from tritium.ml.ranks import Ranks, joined
-from tritium.ml.resume import about
-from tritium.ml.settings import TorchSettings
-from tritium.ml.step import OwnStep, Step, describe, make_step
-from tritium.ml.totals import Alarm, Totals
+from tritium.ml.early_stopping import EarlyStoppingState
+from tritium.ml.progress import Progress
+from tritium.ml.torch.checkpoint import TrainingCheckpoint
+from tritium.ml.torch.ddp import Gradients, Ranks, Replica, joined, tell_untrained
+from tritium.ml.torch.divergence import DivergenceCheck
+from tritium.ml.torch.dry_run import Facts
+from tritium.ml.torch.epoch_metrics import EpochMetrics
+from tritium.ml.torch.equal_weights import refuse_different, take_buffers
+from tritium.ml.torch.identity import identity
+from tritium.ml.torch.schedule import Schedule
+from tritium.ml.torch.settings import TorchSettings
+from tritium.ml.torch.step import OwnStep, Step, describe, make_step
 from tritium.model.engines.torch_weights import Tensors
 
 WEIGHTS = "weights.safetensors"
@@ -32,31 +34,29 @@ _PIECE = 4 << 20
 def train(
     settings: TorchSettings,
     validate: bool,
-    unused: bool,
-    named: bool = False,
-    planned: dict[str, Any] | None = None,
-    tried: bool = True,
+    facts: Facts,
+    user_run_dir: bool = False,
+    identity_with_code: dict[str, Any] | None = None,
 ) -> dict[str, Any] | None:
     """Train on this rank's shards. Rank 0 stores the weights, and returns the history and the shapes it saw.
 
-    `unused` says that some parameters get no gradient, so that ranks do not wait for one; `named`, that the user named
-    the run directory, where a training goes on that was begun there; `planned` is what the driver knows of this
-    training, which goes into its checkpoints; `tried`, that the driver has seen the module's output.
+    `facts` is what the driver has found out; `user_run_dir`: the user named the run directory, where a training goes on
+    that was begun there; `identity_with_code` is what the driver knows of this training, which goes into its
+    checkpoints.
     """
     world = this_world()
     with joined(world) as ranks:
         if settings.train_step is not None:
             ranks.stepping = lambda module: OwnStep(module, settings)
-        return _train(settings, validate, unused, named, planned, tried, world, ranks)
+        return _train(settings, validate, facts, user_run_dir, identity_with_code, world, ranks)
 
 
 def _train(
     settings: TorchSettings,
     validate: bool,
-    unused: bool,
-    named: bool,
-    planned: dict[str, Any] | None,
-    tried: bool,
+    facts: Facts,
+    user_run_dir: bool,
+    identity_with_code: dict[str, Any] | None,
     world: World,
     ranks: Ranks,
 ) -> dict[str, Any] | None:
@@ -64,7 +64,7 @@ def _train(
     tell = world.note if ranks.rank == 0 else lambda _: None
     torch.manual_seed(settings.seed)
     module = settings.make_module().to(ranks.device)
-    replica = Replica(module, ranks, unused)
+    replica = Replica(module, ranks, facts.find_unused_parameters)
     world.expect_file(WEIGHTS, known_bytes(module))
     torch.manual_seed(settings.seed + ranks.rank)  # dropout differs from rank to rank
     optimizer = settings.make_optimizer(module)
@@ -72,61 +72,66 @@ def _train(
     shard = world.shard("train")
     if validate and settings.shuffle != "stream":  # where rows still arrive, it is too early to count them
         check_some_rows(world.shard("validation").counts, settings)
-    this = about(settings, module, optimizer, shard.schema)
+    this = identity(settings, module, optimizer, shard.schema)
     whole = lambda: step_count(shard.counts, batch_size, settings.remainder)  # noqa: E731
-    alarm, pace = Alarm(ranks, shard.schema), Pace(settings, optimizer, whole, tell)
-    stopper, show = Stopper(settings, module, tell), Show(settings, world)
+    divergence, schedule = DivergenceCheck(ranks, shard.schema), Schedule(settings, optimizer, whole, tell)
+    take_weights, put_weights = lambda: copy_of_weights(module), module.load_state_dict
+    early_stopping = EarlyStoppingState(settings.stopping_rule(), settings.epochs, take_weights, put_weights, tell)
+    progress = Progress(settings, world)
     state = TrainState(module, optimizer, ranks.rank, ranks.size, ranks.device)
-    keeper = Keeper(settings, world, shard, state, replica, alarm, pace, stopper, this, planned, must=named)
-    keeper.load()
+    checkpoint = TrainingCheckpoint(
+        *(settings, world, shard, state, replica, divergence, schedule, early_stopping, this, identity_with_code),
+        run_dir_required=user_run_dir,
+    )
+    checkpoint.load()
     for callback in settings.callbacks:
         callback.on_train_start(state)
-    resume = keeper.put_back()
+    resume, output_known = checkpoint.put_back(), facts.output_known
     tell_untrained(module, optimizer, tell)
     order = settings.order() | {"batch_size": batch_size, "device": ranks.device, "resume": resume}
-    for epoch in shard.epochs(keeper.epochs, **order):
-        totals = keeper.totals(epoch, ranks)
-        pace.before_epoch(epoch)
+    for epoch in shard.epochs(checkpoint.epochs, **order):
+        metrics = checkpoint.epoch_metrics(epoch, ranks)
+        schedule.on_epoch_start(epoch)
         net, gradients = replica.net, replica.gradients
         net.train()
         for group in epoch.groups(settings.gradient_accumulation):
-            losses = backward(net, group, step, gradients, totals)
+            losses = backward(net, group, step, gradients, metrics)
             batches = group.taken  # without their columns
-            alarm.watch(batches, losses, gradients.norm())
+            divergence.watch(batches, losses, gradients.norm())
             if settings.clip_grad_norm is not None:
                 torch.nn.utils.clip_grad_norm_(net.parameters(), settings.clip_grad_norm)
             optimizer.step()
             optimizer.zero_grad()
-            pace.after_step()
-            keeper.after_step(batches[-1], totals)
-            if not tried:  # what no prediction can be made of is better found now than after the last epoch
-                describe(module, settings, keeper.example())
+            schedule.on_step()
+            checkpoint.on_step(batches[-1], metrics)
+            if not output_known:  # what no prediction can be made of is better found now than after the last epoch
+                describe(module, settings, checkpoint.example())
                 net.train()
-                tried = True
-            show.step(epoch, batches, losses[-1])
-        alarm.settle()
+                output_known = True
+            progress.on_step(epoch, batches, losses[-1])
+        divergence.settle()
         if epoch.number == 0 and settings.verbose:
             tell_one_step(epoch, shard.counts, batch_size, tell)
-        entry = totals.close(epoch.number + 1)
+        entry = metrics.entry(epoch.number + 1)
         take_buffers(module, ranks)  # the model that is returned has rank 0's: all validate with those
         if validate:
             entry |= validation(world.shard("validation"), batch_size, module, step, settings, ranks)
             take_buffers(module, ranks)  # an observer's and a counter's change in eval mode, too
-        entry["learning_rate"] = pace.learning_rate()
+        entry["learning_rate"] = schedule.learning_rate()
         state.epoch = entry["epoch"]
         state.history.append(entry)
-        pace.after_epoch(entry)
-        stopper.look_at(entry)
+        schedule.on_epoch_end(entry)
+        early_stopping.on_epoch_end(entry)
         for callback in settings.callbacks:
             callback.on_epoch_end(state)
         replica.refresh(optimizer)
         refuse_different(module, ranks, tell)
-        show.epoch(epoch, entry)
-        if ranks.any(state.stop or stopper.enough):
+        progress.on_epoch_end(epoch, entry)
+        if ranks.any(state.stop or early_stopping.should_stop):
             break
-        keeper.after_epoch()
-    keeper.at_end()
-    stopper.restore_best()
+        checkpoint.on_epoch_end()
+    checkpoint.on_train_end()
+    early_stopping.restore_best()
     for callback in settings.callbacks:
         callback.on_train_end(state)
     take_buffers(module, ranks)
@@ -134,7 +139,7 @@ def _train(
     if ranks.rank != 0:
         return None
     world.store(WEIGHTS, pieces(Tensors.of(module).stream()))
-    return {"history": state.history, **describe(module, settings, keeper.example())}
+    return {"history": state.history, **describe(module, settings, checkpoint.example())}
 
 
 def tell_one_step(epoch: Any, counts: Sequence[int], batch_size: int, tell: Callable[[str], Any]) -> None:
@@ -147,9 +152,9 @@ def tell_one_step(epoch: Any, counts: Sequence[int], batch_size: int, tell: Call
 
 
 def backward(
-    net: torch.nn.Module, group: Group, step: Step, gradients: Gradients, totals: Totals
+    net: torch.nn.Module, group: Group, step: Step, gradients: Gradients, metrics: EpochMetrics
 ) -> list[torch.Tensor]:
-    """Leaves the gradients of one optimizer step on every rank; adds to `totals`, and gives each batch's mean loss."""
+    """Leaves the gradients of one optimizer step on every rank; adds to `metrics`, and gives each batch's mean loss."""
     losses = []
     for batch in group:
         with gradients.exchanged(now=group.at_last):
@@ -157,8 +162,13 @@ def backward(
             # The mean over all rows of all ranks and batches, as one process would compute it.
             (loss * (batch.scale * batch.total / group.total)).backward()  # type: ignore[no-untyped-call]
         losses.append(loss.detach())
-        totals.add(batch, loss, output)
+        metrics.add(batch, loss, output)
     return losses
+
+
+def copy_of_weights(module: torch.nn.Module) -> dict[str, torch.Tensor]:
+    """The weights and buffers of a module, copied to the CPU."""
+    return {name: value.detach().cpu().clone() for name, value in module.state_dict().items()}
 
 
 def known_bytes(module: torch.nn.Module) -> int:
@@ -181,7 +191,7 @@ def validation(
     A rank without such rows takes no step. EmptyShard where no rank has any.
     """
     check_some_rows(shard.counts, settings)
-    totals = Totals(settings.named_metrics(), ranks)
+    metrics = EpochMetrics(settings.named_metrics(), ranks)
     uneven = 0 in shard.counts  # then each takes its own steps, some none
     module.eval()
     with torch.no_grad():
@@ -189,8 +199,8 @@ def validation(
         order = {"batch_size": batch_size, "shuffle": False, "remainder": "pad", "device": ranks.device}
         for epoch in rows.epochs(1, **order) if shard.rows else ():
             for batch in epoch:
-                totals.add(batch, *step(module, batch))
-    return {f"validation_{name}": value for name, value in totals.means(uneven=uneven).items()}
+                metrics.add(batch, *step(module, batch))
+    return {f"validation_{name}": value for name, value in metrics.means(uneven=uneven).items()}
 
 
 def check_some_rows(counts: Sequence[int], settings: TorchSettings) -> None:

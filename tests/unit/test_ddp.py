@@ -11,8 +11,7 @@ from torch import nn
 
 import tritium as tr
 from tritium.gang.rank.world import world
-from tritium.ml.gradients import Gradients
-from tritium.ml.ranks import Ranks
+from tritium.ml.torch.ddp import Gradients, Ranks
 
 
 class Net(nn.Module):
@@ -57,7 +56,7 @@ def train(sparse: bool, accumulated: int) -> tuple[list[str], bool, bool]:
     ranks = Ranks(me.rank, me.size, torch.device("cpu"))
     torch.manual_seed(3)
     module = Net(sparse)
-    net = ranks.replicate(module, unused=False)
+    net = ranks.replicate(module, find_unused_parameters=False)
     whole = Gradients(net)
     steps(ranks, net, whole, 0, 2, accumulated)
     saved = copy.deepcopy(module.state_dict())
@@ -65,7 +64,7 @@ def train(sparse: bool, accumulated: int) -> tuple[list[str], bool, bool]:
     same = []
     for order in (whole.order, None):
         again = Net(sparse)
-        net = ranks.replicate(again, unused=False)
+        net = ranks.replicate(again, find_unused_parameters=False)
         gradients = Gradients(net)
         gradients.restore(order)
         assert all(p.grad is None for p in net.parameters())

@@ -1,72 +1,79 @@
-"""`TorchEstimator`: PyTorch on a Spark DataFrame as a Spark ML Estimator (driver)."""
+"""What estimators of all frameworks share: a directory for each param map, and trainings that share rows (driver)."""
 
 from __future__ import annotations
 
 import dataclasses
 import threading
 import weakref
+from abc import abstractmethod
 from collections import Counter
-from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from pyspark.ml.base import Estimator
 from pyspark.ml.util import MLReadable, MLReader, MLWritable, MLWriter
 
 from tritium.errors import BadSetting
-from tritium.gang.settings import Gang, showing
+from tritium.gang.settings import Gang
 from tritium.ml.extras import needed
-from tritium.ml.params import ParamsReader, ParamsWriter, set_defaults, values, with_params
-from tritium.ml.settings import TorchSettings, no_setting
+from tritium.ml.params import ParamsReader, ParamsWriter, set_defaults, values
+from tritium.ml.settings import Settings
 
 if TYPE_CHECKING:
     from pyspark.ml.param import Param
     from pyspark.sql import DataFrame
-    from typing_extensions import Unpack  # only type checkers need it, which bring it along
+    from typing_extensions import Self  # only type checkers need it, which bring it along
 
     from tritium.data.exchange import Exchange
+    from tritium.ml.backend import Backend
     from tritium.ml.fitting import Plan
-    from tritium.ml.keywords import TorchKeywords, TorchParams
-    from tritium.ml.model import TorchModel
-else:
-    TorchParams = object  # what type checkers are told of the Params that the decorator makes
+    from tritium.ml.model import TrainedModel
+    from tritium.model.model import Model
 
 
-@with_params(TorchSettings, Gang)
-class TorchEstimator(Estimator[Any], MLReadable[Any], MLWritable, TorchParams):
-    """Trains a PyTorch module on a Spark DataFrame, on the ranks of a gang on the same cluster.
+class GangEstimator(Estimator[Any], MLReadable[Any], MLWritable):
+    """Trains on a Spark DataFrame, on the ranks of a gang on the same cluster.
 
-    Every field of `TorchSettings` and of `Gang` is a keyword and a Param of the same name: `est.batch_size` in a
-    ParamGridBuilder, `est.getBatchSize()`, `est.explainParams()`. `gang=` gives all fields of a Gang at once; a field
-    given beside it counts. `fit` returns a `TorchModel`. With `on="driver"` and `on="here"`, `fit` takes a pandas
-    DataFrame or a pyarrow Table.
+    An estimator of a framework says what its settings, its backend and its model are; every field of the settings and
+    of `Gang` is a keyword, and by the decorator `with_params` a Param of the same name.
     """
 
-    @showing(TorchSettings, Gang)
-    def __init__(self, *, gang: Gang | None = None, **keywords: Unpack[TorchKeywords]) -> None:
-        super().__init__()
-        set_defaults(self, TorchSettings, Gang)
+    kind: ClassVar[type[Settings]]
+    """The dataclass of the settings."""
+
+    def _start(self, gang: Gang | None, keywords: Mapping[str, Any]) -> None:
+        """The rest of `__init__`: take the keywords, and check them where all that are required are there."""
+        set_defaults(self, self.kind, Gang)
         settings: dict[str, Any] = {**keywords}
         if gang is not None:
             settings = {name: getattr(gang, name) for name in Gang.fields()} | settings
-        known = (*TorchSettings.fields(), *Gang.fields())
+        known = (*self.kind.fields(), *Gang.fields())
         if unknown := [name for name in settings if name not in known]:
-            raise no_setting(unknown)
+            raise self.kind.no_setting(unknown)
         self._set(**settings)
         self._param_map: dict[str, Any] = {}  # what a copy was made with: by a tuner, or by fit(df, param_map)
         self._fitted: dict[str, list[int]] = {}  # shared with all copies
-        if all(self.isDefined(name) for name in TorchSettings.fields()):
+        if all(self.isDefined(name) for name in self.kind.fields()):
             self.settings()
         Gang(**values(self, Gang))
 
-    def settings(self) -> tuple[TorchSettings, Gang]:
+    @abstractmethod
+    def _backend(self) -> Backend[Any]:
+        """The framework, which is imported here."""
+
+    @abstractmethod
+    def _model(self, model: Model) -> TrainedModel:
+        """The transformer of a model."""
+
+    def settings(self) -> tuple[Any, Gang]:
         """What `fit` will train with. Raises BadSetting that names everything that is wrong."""
         from tritium.ml.fitting import combined
 
-        return combined(None, None, {**values(self, TorchSettings), **values(self, Gang)})
+        return combined(self.kind, None, None, {**values(self, self.kind), **values(self, Gang)})
 
-    def copy(self, extra: dict[Param[Any], Any] | None = None) -> TorchEstimator:
+    def copy(self, extra: dict[Param[Any], Any] | None = None) -> Self:
         """A copy with these params, which trains in a directory of its own below `run_dir`, if that is given."""
-        made: TorchEstimator = super().copy(extra)
+        made: Self = super().copy(extra)
         given = {}
         for param, value in (extra or {}).items():  # of a Pipeline: also those of its other stages
             stage = "" if param.parent == self.uid else f"{param.parent.rpartition('_')[0]}."
@@ -74,37 +81,40 @@ class TorchEstimator(Estimator[Any], MLReadable[Any], MLWritable, TorchParams):
         made._param_map = {**self._param_map, **given}
         return made
 
-    def _fit(self, dataset: DataFrame) -> TorchModel:
+    def _fit(self, dataset: DataFrame) -> TrainedModel:
         from tritium.ml.tuning import fold
 
         return self._trained(self._planned(dataset, bool(self._param_map)), dataset, title=fold())
 
     def _planned(self, dataset: DataFrame, below: bool) -> Plan:
         """The training, in a directory below `run_dir` where it is one of several param maps."""
-        from tritium.ml import run_dirs
-
-        with needed("TorchEstimator"):
+        with needed(type(self).__name__):
+            from tritium.ml import run_dirs
             from tritium.ml.fitting import prepare
+
+            backend = self._backend()
         settings, gang = self.settings()
         if below and gang.run_dir is not None and "run_dir" not in self._param_map:
-            place = run_dirs.below(str(gang.run_dir), self._param_map, dataset, self._fitted)
+            place = run_dirs.below(str(gang.run_dir), self._param_map, dataset, self._fitted, backend.digest)
             gang = dataclasses.replace(gang, run_dir=place)
-        return prepare(dataset, settings, gang)
+        return prepare(backend, dataset, settings, gang)
 
-    def _trained(self, plan: Plan, dataset: DataFrame, exchange: Exchange | None = None, title: str = "") -> TorchModel:
+    def _trained(
+        self, plan: Plan, dataset: DataFrame, exchange: Exchange | None = None, title: str = ""
+    ) -> TrainedModel:
         from tritium.ml import run_dirs
         from tritium.ml.fitting import run
-        from tritium.ml.model import TorchModel
 
         said = []
+        digest, param_map = plan.backend.digest, run_dirs.shown(self._param_map, plan.backend.digest)
         if plan.gang.run_dir is not None and plan.gang.run_dir != self.getOrDefault("run_dir"):
-            run_dirs.write_params(str(plan.gang.run_dir), self._param_map)
-            said.append(f"param map {run_dirs.shown(self._param_map)}: its run directory is {plan.gang.run_dir}")
+            run_dirs.write_params(str(plan.gang.run_dir), self._param_map, digest)
+            said.append(f"param map {param_map}: its run directory is {plan.gang.run_dir}")
         elif self._param_map:
-            said.append(f"param map {run_dirs.shown(self._param_map)}")
+            said.append(f"param map {param_map}")
         spark, ranks_given = getattr(dataset, "sparkSession", None), self.isSet("ranks")
         # With a uid of its own: by that of its estimator, a tuner would give it the `batch_size` of the training.
-        return TorchModel(run(plan, spark=spark, exchange=exchange, said=said, ranks_given=ranks_given, title=title))
+        return self._model(run(plan, spark=spark, exchange=exchange, said=said, ranks_given=ranks_given, title=title))
 
     def fitMultiple(self, dataset: DataFrame, paramMaps: Sequence[dict[Param[Any], Any]]) -> Iterator[tuple[int, Any]]:
         """A model for each param map, as (index, model). Trainings that read the same rows share one exchange.
@@ -117,7 +127,7 @@ class TorchEstimator(Estimator[Any], MLReadable[Any], MLWritable, TorchParams):
         return Trainings(self, dataset, paramMaps)
 
     def write(self) -> MLWriter:
-        """Saves the Params; a module and functions go along by value."""
+        """Saves the Params; a model and functions go along by value."""
         return ParamsWriter(self)
 
     @classmethod
@@ -130,7 +140,7 @@ class Trainings(Iterator[tuple[int, Any]]):
     """One training after another, as they are asked for; those that read the same rows share a persisted exchange."""
 
     def __init__(
-        self, estimator: TorchEstimator, dataset: DataFrame, paramMaps: Sequence[dict[Param[Any], Any]]
+        self, estimator: GangEstimator, dataset: DataFrame, paramMaps: Sequence[dict[Param[Any], Any]]
     ) -> None:
         from tritium.ml.tuning import fold
 

@@ -14,8 +14,11 @@ from tritium.data.batch import Batch
 from tritium.data.schema import Field
 from tritium.errors import BadData, BadSetting, TritiumError
 from tritium.frameworks.torch_dynamo import without_compiler
-from tritium.ml.settings import LABEL, WEIGHT, TorchSettings, name_of
-from tritium.ml.step import forward, make_step, named_outputs
+from tritium.ml.arguments import name_of
+from tritium.ml.backend import DryRun
+from tritium.ml.settings import LABEL, WEIGHT
+from tritium.ml.torch.settings import TorchSettings
+from tritium.ml.torch.step import forward, make_step, named_outputs
 
 _ROWS = 2
 _STEPS = 100  # of a whole training, for a scheduler: how many there will be depends on the rows
@@ -25,7 +28,44 @@ Shapes = Mapping[str, tuple[int, ...]]
 
 
 @dataclass(frozen=True)
-class Trial:
+class Facts:
+    """What the driver tells the ranks of the dry run."""
+
+    find_unused_parameters: bool = True
+    """Whether some parameters got no gradient, or may get none, as far as is known: ranks do not wait for those."""
+    output_known: bool = False
+    """Whether the module's output has been seen. Without, the length of an array column was not known."""
+
+
+class TorchDryRun(DryRun[TorchSettings]):
+    """A module on zeros; where the shape of an input is not known before the first row, nothing is run."""
+
+    def __init__(self, settings: TorchSettings, fields: Mapping[str, Field], shapes: Shapes) -> None:
+        """Call the module. BadData with the shapes when it does not take them."""
+        known = set(settings.inputs()) <= set(shapes)
+        self._forward = try_forward(settings, fields, shapes) if known else None
+
+    @property
+    def scores(self) -> tuple[int, ...] | None:
+        """The shape of a row of the output, if that is known, and one tensor."""
+        return None if self._forward is None else self._forward.scores
+
+    def train(self, settings: TorchSettings, label: Field, shape: tuple[int, ...] | None) -> Facts:
+        """Make optimizer and scheduler, and take the gradients of a loss. BadSetting and BadData for what can't be."""
+        if self._forward is None:
+            return Facts()
+        try_scheduler(settings, try_optimizer(settings, self._forward.module))
+        if shape is None:
+            return Facts(output_known=True)
+        if settings.train_step is None:
+            unused = bool(try_step(settings, self._forward, label, shape))
+        else:
+            unused = try_own_step(settings, self._forward, label, shape)
+        return Facts(find_unused_parameters=unused, output_known=True)
+
+
+@dataclass(frozen=True)
+class Forward:
     """What a module does with rows of these fields; its shapes are a row's."""
 
     module: torch.nn.Module
@@ -38,7 +78,7 @@ class Trial:
         return tuple(self.output.shape[1:]) if isinstance(self.output, torch.Tensor) else None
 
 
-def try_forward(settings: TorchSettings, fields: Mapping[str, Field], shapes: Shapes) -> Trial:
+def try_forward(settings: TorchSettings, fields: Mapping[str, Field], shapes: Shapes) -> Forward:
     """The module's output for zeros. BadData with the shapes when it does not take them."""
     with torch.random.fork_rng(devices=[]):
         try:
@@ -71,29 +111,29 @@ def try_forward(settings: TorchSettings, fields: Mapping[str, Field], shapes: Sh
                 f"The model's forward fails in eval mode, in which it validates and predicts: {_text(error)}"
             ) from error
         module.train()
-    return Trial(module, inputs, output)
+    return Forward(module, inputs, output)
 
 
-def try_step(settings: TorchSettings, trial: Trial, label: Field, shape: tuple[int, ...]) -> list[str]:
+def try_step(settings: TorchSettings, tried: Forward, label: Field, shape: tuple[int, ...]) -> list[str]:
     """Loss and gradients for zeros: BadData when output and label don't fit, BadSetting when the loss can't be used.
 
     Returns the names of the parameters that got no gradient.
     """
-    if not any(parameter.requires_grad for parameter in trial.module.parameters()):
+    if not any(parameter.requires_grad for parameter in tried.module.parameters()):
         raise BadSetting(
             f"model={name_of(settings.model)} has no weights to train: none of its parameters requires a gradient. "
             "Unfreeze some of them: layer.requires_grad_(True)."
         )
-    batch = {**trial.inputs, LABEL: zeros(label, shape), WEIGHT: torch.ones(_ROWS)}
-    step = make_step(dataclasses.replace(settings, model=trial.module), _CPU)
+    batch = {**tried.inputs, LABEL: zeros(label, shape), WEIGHT: torch.ones(_ROWS)}
+    step = make_step(dataclasses.replace(settings, model=tried.module), _CPU)
     with torch.random.fork_rng(devices=[]):
         try:
-            loss, _ = step(trial.module, batch)
+            loss, _ = step(tried.module, batch)
             loss.backward()  # type: ignore[no-untyped-call]
         except TritiumError:
             raise
         except Exception as error:
-            output = trial.output
+            output = tried.output
             if not isinstance(output, torch.Tensor):
                 raise BadData(_several(settings, output, error)) from error
             gives = f"[{_dims(output)}] {_dtype(output)}"
@@ -101,20 +141,20 @@ def try_step(settings: TorchSettings, trial: Trial, label: Field, shape: tuple[i
                 f"loss={name_of(settings.loss)} can't take what there is: {_text(error)}\nIt was called with"
                 f"\n  - the module's output {gives}\n  - {described(label, batch[LABEL])}{_advice(label, batch[LABEL])}"
             ) from error
-    _refuse_sparse(settings, trial.module)
-    return [n for n, p in trial.module.named_parameters() if p.requires_grad and p.grad is None]
+    _refuse_sparse(settings, tried.module)
+    return [n for n, p in tried.module.named_parameters() if p.requires_grad and p.grad is None]
 
 
-def try_own_step(settings: TorchSettings, trial: Trial, label: Field, shape: tuple[int, ...]) -> bool:
+def try_own_step(settings: TorchSettings, tried: Forward, label: Field, shape: tuple[int, ...]) -> bool:
     """Whether a `train_step` may leave parameters without a gradient: True also where it can't be tried on zeros, as
     one that uses collectives. BadSetting when it asks for a batch column that there is not.
     """
-    columns = {**trial.inputs, LABEL: zeros(label, shape)}
-    batch = _Tried(columns, scale=1.0, rows=_ROWS, total=_ROWS, step=0, epoch=0)
-    step = make_step(dataclasses.replace(settings, model=trial.module), _CPU)
+    columns = {**tried.inputs, LABEL: zeros(label, shape)}
+    batch = _AskedBatch(columns, scale=1.0, rows=_ROWS, total=_ROWS, step=0, epoch=0)
+    step = make_step(dataclasses.replace(settings, model=tried.module), _CPU)
     with torch.random.fork_rng(devices=[]):
         try:
-            loss, _ = step(trial.module, batch)
+            loss, _ = step(tried.module, batch)
             loss.backward()  # type: ignore[no-untyped-call]
         except TritiumError:
             raise
@@ -125,8 +165,8 @@ def try_own_step(settings: TorchSettings, trial: Trial, label: Field, shape: tup
                     "Inputs have the names that feature_cols gives them ('features' where it is no mapping)."
                 ) from error
             return True
-    _refuse_sparse(settings, trial.module)
-    return any(p.requires_grad and p.grad is None for p in trial.module.parameters())
+    _refuse_sparse(settings, tried.module)
+    return any(p.requires_grad and p.grad is None for p in tried.module.parameters())
 
 
 def _refuse_sparse(settings: TorchSettings, module: torch.nn.Module) -> None:
@@ -168,7 +208,7 @@ def try_scheduler(settings: TorchSettings, optimizer: Any) -> None:
         return
 
 
-class _Tried(Batch):
+class _AskedBatch(Batch):
     """A batch that remembers which column it was asked for and does not have."""
 
     __slots__ = ("missing",)

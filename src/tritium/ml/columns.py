@@ -1,9 +1,8 @@
-"""Which columns of a frame become features, label and weight, and which rows validate (driver)."""
+"""Which columns of a frame become features, label and weight (driver)."""
 
 from __future__ import annotations
 
 import dataclasses
-import zlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -17,10 +16,8 @@ from tritium.data.tables import table_of
 from tritium.data.types import SourceType, columns_of, path_of
 from tritium.errors import BadData, BadSetting
 from tritium.hints import suggest
-from tritium.ml.settings import LABEL, WEIGHT, TorchSettings, is_by_class, is_of_one_score
+from tritium.ml.settings import LABEL, WEIGHT, Settings
 from tritium.model.signature import Task
-
-_PARTS = 1 << 32  # of a hash, for the validation fraction
 
 
 @dataclass(frozen=True)
@@ -33,10 +30,10 @@ class Columns:
     values: Mapping[str, Any] = field(default_factory=dict)
     """Settings of Data: what becomes of nulls, NaN and short arrays."""
 
-    def data(self, frame: Any, settings: TorchSettings) -> Data:
+    def data(self, frame: Any, settings: Settings) -> Data:
         """How `frame` is read."""
         if self.class_label is not None:
-            frame = whole_numbers(frame, self.class_label)
+            frame = whole_numbers(frame, self.class_label, settings)
         keys = settings.row_key or ()
         order: dict[str, Any] = {"shuffle": settings.shuffle, "row_key": keys}
         return Data(frame, columns=self.sources, default_dtype=self.dtypes, **order, **self.values)
@@ -67,11 +64,11 @@ def schema_of(frame: Any) -> Any:
     return frame.schema
 
 
-def columns(frame: Any, settings: TorchSettings) -> Columns:
+def find_columns(frame: Any, settings: Settings) -> Columns:
     """What is read of `frame`. BadData lists every column that is missing or of a type that can't be trained on."""
     known = columns_of(schema_of(frame))
     labels = settings.labels()
-    features = [name for given in settings.inputs().values() for name in _listed(given)]
+    features = [name for given in settings.inputs().values() for name in names_in(given)]
     weight = [settings.weight_col] if settings.weight_col is not None else []
     problems = []
     for role, names in (("feature", features), ("label", labels), ("weight", weight)):
@@ -86,7 +83,7 @@ def columns(frame: Any, settings: TorchSettings) -> Columns:
     sources: dict[str, str | list[str]] = dict(settings.inputs())
     dtypes = {name: _dtype(given, known) for name, given in sources.items()}
     one = known[labels[0]] if len(labels) == 1 else None
-    as_numbers = one is None or _floating(one) or (one.scalar and is_of_one_score(settings.loss))
+    as_numbers = one is None or _floating(one) or (one.scalar and settings.is_of_one_score())
     sources[LABEL] = labels if as_numbers else labels[0]
     dtypes[LABEL] = _dtype(sources[LABEL], known)
     if one is not None and one.scalar and one.dtype == "bool" and not as_numbers:
@@ -97,7 +94,7 @@ def columns(frame: Any, settings: TorchSettings) -> Columns:
     return Columns(sources, dtypes, values=values)
 
 
-def task_of(settings: TorchSettings, frame: Any, scores: tuple[int, ...] | None) -> tuple[Task | None, str | None]:
+def task_of(settings: Settings, frame: Any, scores: tuple[int, ...] | None) -> tuple[Task | None, str | None]:
     """What predictions are, and a line for where that is a guess.
 
     `scores` is the shape of a row of the module's output; None when that is not known yet.
@@ -107,11 +104,11 @@ def task_of(settings: TorchSettings, frame: Any, scores: tuple[int, ...] | None)
     labels = settings.labels()
     kind = columns_of(schema_of(frame))[labels[0]]
     several = scores is None or (len(scores) == 1 and scores[0] > 1)
-    if len(labels) == 1 and kind.scalar and not _floating(kind) and is_of_one_score(settings.loss):
+    if len(labels) == 1 and kind.scalar and not _floating(kind) and settings.is_of_one_score():
         return "classification", None
-    if len(labels) > 1 or not kind.scalar or not several or settings.train_step is not None:
+    if len(labels) > 1 or not kind.scalar or not several or settings.has_own_step():
         return "regression", None
-    if is_by_class(settings.loss):
+    if settings.is_by_class():
         return "classification", None
     if scores is not None and kind.name == "number" and not kind.dtype.startswith("float"):
         return "regression", (
@@ -121,24 +118,24 @@ def task_of(settings: TorchSettings, frame: Any, scores: tuple[int, ...] | None)
     return "regression", None
 
 
-def maybe_classes(found: Columns, frame: Any, settings: TorchSettings, scores: tuple[int, ...] | None) -> Columns:
+def maybe_classes(found: Columns, frame: Any, settings: Settings, scores: tuple[int, ...] | None) -> Columns:
     """The same with class indices as label, for `task="classification"`, one floating column and a score per class.
 
     `scores` is the shape of a row of the module's output; None when that is not known yet.
     """
     labels = settings.labels()
-    if settings.task != "classification" or len(labels) > 1 or settings.train_step is not None:
+    if settings.task != "classification" or len(labels) > 1 or settings.has_own_step():
         return found
     if not _floating(columns_of(schema_of(frame))[labels[0]]):
         return found
-    one_score = is_of_one_score(settings.loss) if scores is None else scores in ((), (1,))
+    one_score = settings.is_of_one_score() if scores is None else scores in ((), (1,))
     if one_score:
         return found
     sources, dtypes = {**found.sources, LABEL: labels[0]}, {**found.dtypes, LABEL: "int64"}
     return dataclasses.replace(found, sources=sources, dtypes=dtypes, class_label=labels[0])
 
 
-def whole_numbers(frame: Any, column: str) -> Any:
+def whole_numbers(frame: Any, column: str, settings: Settings) -> Any:
     """The frame with this floating column as int64; a fraction or a NaN in it is an error, not rounded.
 
     BadData for a table. On Spark the column is checked in the JVM as it is read, and the job fails with the same text.
@@ -146,7 +143,7 @@ def whole_numbers(frame: Any, column: str) -> Any:
     what = f"label column {column!r} must hold class indices, and holds "
     advice = (
         f". Drop rows without a label (df.dropna(subset=[{column!r}])), number the classes 0, 1, 2, …; for a number to "
-        "predict take a loss of numbers, such as torch.nn.MSELoss()."
+        f"predict take a loss of numbers, such as {settings.loss_of_numbers}."
     )
     if not is_spark(frame):
         value = frame[column]
@@ -158,72 +155,22 @@ def whole_numbers(frame: Any, column: str) -> Any:
         return frame.set_column(position, column, value.cast(pa.int64()))
     from pyspark.sql import functions as F
 
-    value = _column(frame, column)
+    value = spark_column(frame, column)
     message = F.concat(F.lit(what), value.cast("string"), F.lit(advice))
     whole = value.isNull() | (value == F.floor(value))
     return frame.withColumn(column, F.when(whole, value.cast("long")).otherwise(F.raise_error(message).cast("long")))
 
 
-def split(frame: Any, settings: TorchSettings) -> tuple[Any, Any]:
-    """The rows to train on and those to validate on (None: there are none)."""
-    given = settings.validation
-    if given is None:
-        return frame, None
-    if not isinstance(given, str | float | int):
-        other = as_frame(given, "validation")
-        if is_spark(other) != is_spark(frame):
-            raise BadSetting(
-                f"validation is a {type(given).__name__}, and the data to train on a {type(frame).__name__}."
-            )
-        return frame, other
-    if isinstance(given, str):
-        chosen = _marked(frame, given)
-    else:
-        names = [name for source in columns(frame, settings).sources.values() for name in _listed(source)]
-        chosen = _hashed(frame, list(dict.fromkeys(names)), float(given), settings.seed)
-    if is_spark(frame):
-        return frame.where(~chosen), frame.where(chosen)
-    return frame.filter(pc.invert(chosen)), frame.filter(chosen)
-
-
-def _marked(frame: Any, name: str) -> Any:
-    known = columns_of(schema_of(frame))
-    if name not in known:
-        raise BadData(f"validation column {name!r} is missing.{suggest(name, known)}")
-    if known[name].dtype != "bool":
-        raise BadData(f"validation column {name!r} is {known[name].text}; it must be boolean (True: validate).")
-    null = f"validation column {name!r} holds a null; it must be True (validate) or False (train)"
-    if not is_spark(frame):
-        if frame[name].null_count:
-            raise BadData(f"{null}.")
-        return frame[name]
-    from pyspark.sql import functions as F
-
-    value = _column(frame, name)
-    return F.when(value.isNull(), F.raise_error(F.lit(null)).cast("boolean")).otherwise(value)
-
-
-def _hashed(frame: Any, names: Sequence[str], fraction: float, seed: int) -> Any:
-    """True for about this fraction of the rows: equal rows always go the same way."""
-    limit = int(fraction * _PARTS)
-    if is_spark(frame):
-        from pyspark.sql import functions as F
-
-        drawn = F.xxhash64(F.lit(seed), *(_column(frame, name) for name in names))
-        return F.pmod(drawn, F.lit(_PARTS)) < limit
-    start = zlib.crc32(str(seed).encode())
-    rows = zip(*(_leaf(frame, name).to_pylist() for name in names), strict=True)
-    return pa.array([zlib.crc32(repr(row).encode(), start) < limit for row in rows], pa.bool_())
-
-
-def _leaf(table: pa.Table, name: str) -> Any:
+def table_column(table: pa.Table, name: str) -> Any:
+    """The values of a column of an Arrow table, also of a nested one: `address.zip`."""
     if name in table.schema.names:
         return table[name]
     top, *below = path_of(table.schema, name)
     return pc.struct_field(table[top], below)
 
 
-def _column(frame: Any, name: str) -> Any:
+def spark_column(frame: Any, name: str) -> Any:
+    """A column of a Spark DataFrame, also a nested one: `address.zip`."""
     from pyspark.sql import functions as F
 
     top, *below = path_of(frame.schema, name)
@@ -240,7 +187,7 @@ def width(frame: Any, name: str, kind: SourceType) -> int | None:
     if is_spark(frame):
         found = [f.metadata.get("ml_attr", {}).get("num_attrs") for f in frame.schema.fields if f.name == name]
         return int(found[0]) if found and found[0] else None
-    first = _leaf(frame, name).slice(0, 1).to_pylist()
+    first = table_column(frame, name).slice(0, 1).to_pylist()
     return len(first[0]) if first and isinstance(first[0], list) else None
 
 
@@ -255,7 +202,8 @@ def row_shape(frame: Any, field: Field) -> tuple[int, ...] | None:
     return None if found is None else (found,)
 
 
-def _listed(given: str | Sequence[str]) -> list[str]:
+def names_in(given: str | Sequence[str]) -> list[str]:
+    """The names of one or several columns as a list."""
     return [given] if isinstance(given, str) else list(given)
 
 
@@ -267,7 +215,7 @@ def _dtype(given: str | Sequence[str], known: dict[str, SourceType]) -> str:
     """Packed scalars and floats become float32; one integer column, or an array of integers, stays whole."""
     if not isinstance(given, str) and (len(given) > 1 or known[given[0]].scalar):
         return "float32"
-    leaf, _ = known[_listed(given)[0]].leaf()
+    leaf, _ = known[names_in(given)[0]].leaf()
     return "int64" if leaf.dtype.lstrip("u").startswith("int") else "float32"
 
 

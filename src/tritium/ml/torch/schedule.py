@@ -1,24 +1,20 @@
-"""What goes along with the steps: learning rate, early stopping, what is shown (rank)."""
+"""The learning rate while a training goes on, and where it was interrupted (rank)."""
 
 from __future__ import annotations
 
 import copy
-import dataclasses
 import hashlib
-import time
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
 import torch
 
-from tritium.ml.settings import EarlyStopping, TorchSettings
-
-_SHOW_SECONDS = 0.5
+from tritium.ml.torch.settings import TorchSettings
 
 
-class Pace:
+class Schedule:
     """The learning rate scheduler, stepped after each epoch, or after each step if it was made for that.
 
     Where a training stands in its schedule depends on the share of it that is done, and on nothing else: a scheduler
@@ -50,7 +46,7 @@ class Pace:
         self._fresh: list[dict[str, Any]] = []  # and with a new one
         self._untold = True
 
-    def begin(self) -> None:
+    def on_train_start(self) -> None:
         """After `on_train_start`, before the optimizer's state is put back: note what a schedule begins with."""
         self._plain = _options(self._optimizer)
         if self._settings.lr_scheduler is not None and not self._per_step:
@@ -86,15 +82,17 @@ class Pace:
             "made": self._made,
             "at": self._at,
             "of": self._of,
-            "epochs": self._settings.epochs,
         }
 
-    def load_state_dict(self, state: dict[str, Any], history: Sequence[dict[str, Any]]) -> None:
-        """Go on as then, after the optimizer's state was put back. A scheduler that counts steps is yet to be made."""
+    def load_state_dict(self, state: dict[str, Any], history: Sequence[dict[str, Any]], epochs: int) -> None:
+        """Go on as then, after the optimizer's state was put back. A scheduler that counts steps is yet to be made.
+
+        `epochs`: how many epochs the training was to have then.
+        """
         self._restored = state
         if self._per_step:
             return
-        same = (state["made"], state["epochs"]) == (self._made, self._settings.epochs)
+        same = (state["made"], epochs) == (self._made, self._settings.epochs)
         if self._scheduler is None and state["scheduler"] is None:
             return
         if self._scheduler is not None and same:
@@ -104,7 +102,7 @@ class Pace:
         self._replay(_options(self._optimizer), steps)
         self._tell(
             f"the learning rate is that of {self._settings.epochs} epochs after {len(history)} of them (its schedule "
-            f"was made for {state['epochs']} before)"
+            f"was made for {epochs} before)"
         )
 
     def _make(self, total: int, start: int) -> None:
@@ -145,7 +143,7 @@ class Pace:
 
     # ---- while training
 
-    def before_epoch(self, epoch: Any) -> None:
+    def on_epoch_start(self, epoch: Any) -> None:
         """A scheduler that counts steps is made when their number is known, and set to where this epoch begins."""
         if not self._per_step:
             return
@@ -159,7 +157,7 @@ class Pace:
             self._make(steps * self._settings.epochs, self._from)
         self._step_to(self._from)
 
-    def after_step(self) -> None:
+    def on_step(self) -> None:
         """After each optimizer step."""
         if self._per_step:
             self._taken += 1
@@ -171,7 +169,7 @@ class Pace:
                 self._scheduler.step()
                 self._at += 1
 
-    def after_epoch(self, entry: dict[str, Any]) -> None:
+    def on_epoch_end(self, entry: dict[str, Any]) -> None:
         """After each epoch, with what it came to."""
         if self._scheduler is not None and not self._per_step:
             with self._as_begun():
@@ -211,108 +209,3 @@ def _described(scheduler: Any) -> str:
     """A name for the state of a new scheduler: two that are equal are of the same kind and settings."""
     state = repr(sorted(scheduler.state_dict().items()))
     return f"{type(scheduler).__name__} {hashlib.sha256(state.encode()).hexdigest()[:16]}"
-
-
-class Stopper:
-    """Early stopping: what it sees is equal on every rank, and so is what it decides."""
-
-    def __init__(
-        self, settings: TorchSettings, module: torch.nn.Module, tell: Callable[[str], Any] = lambda _: None
-    ) -> None:
-        self._rule, self._epochs = stopping_rule(settings), settings.epochs
-        self._module, self._tell = module, tell
-        self._best: float | None = None
-        self._weights: dict[str, torch.Tensor] = {}
-        self._waited = 0
-
-    @property
-    def enough(self) -> bool:
-        """Whether training should stop."""
-        return self._rule is not None and self._waited >= self._rule.patience
-
-    def look_at(self, entry: dict[str, Any]) -> None:
-        """An epoch's values."""
-        if self._rule is None:
-            return
-        value = float(entry[str(self._rule.monitor)])
-        if not self._rule.better(value, self._best):
-            self._waited += 1
-            return
-        self._best, self._waited = value, 0
-        if self._rule.restore_best:
-            self._weights = {k: v.detach().cpu().clone() for k, v in self._module.state_dict().items()}
-
-    def state_dict(self) -> dict[str, Any]:
-        """For a checkpoint."""
-        rule = None if self._rule is None else dataclasses.asdict(self._rule)
-        return {"rule": rule, "best": self._best, "waited": self._waited, "weights": self._weights}
-
-    def load_state_dict(self, state: Mapping[str, Any], epochs: int) -> None:
-        """Go on as after so many epochs; by another rule nothing was best yet, and nothing is waited for."""
-        before, now = state.get("rule"), self._rule
-        if now is None:
-            return
-        if before is not None and _same_best(before, now):
-            self._best, self._waited, self._weights = state["best"], state["waited"], state["weights"]
-        elif 0 < epochs < self._epochs:
-            self._tell(
-                f"early stopping looks for the best epoch from epoch {epochs + 1} on: "
-                f"{'there was none' if before is None else 'its rule was another one'} in the {epochs} before"
-            )
-
-    def restore_best(self) -> None:
-        """Gives the module the weights of its best epoch, if that is asked for."""
-        if self._weights and self._rule is not None and self._rule.restore_best:
-            self._module.load_state_dict(self._weights)
-
-
-def stopping_rule(settings: TorchSettings) -> EarlyStopping | None:
-    """The rule of early stopping, with the name of the value that counts."""
-    rule = settings.stopping()
-    if rule is None or rule.monitor is not None:
-        return rule
-    return dataclasses.replace(rule, monitor="validation_loss" if settings.validation is not None else "loss")
-
-
-def stays_stopped(saved: Mapping[str, Any], settings: TorchSettings) -> bool:
-    """Whether a training that was `stopped` before its last epoch still is by the settings of now.
-
-    What early stopping has ended goes on when there is none any more, its rule is another or its patience longer; what
-    a callback has ended does not.
-    """
-    state = saved["stopper"]
-    before, now = state.get("rule"), stopping_rule(settings)
-    if not saved["stopped"] or before is None or state["waited"] < before["patience"]:
-        return bool(saved["stopped"])
-    return now is not None and _same_best(before, now) and state["waited"] >= now.patience
-
-
-def _same_best(before: Mapping[str, Any], now: EarlyStopping) -> bool:
-    """Whether two rules call the same epochs best, and keep the weights of those; they may differ in patience."""
-    return dict(before) | {"patience": 0} == dataclasses.asdict(now) | {"patience": 0}
-
-
-class Show:
-    """Progress, at most twice a second while steps are taken, and once an epoch."""
-
-    def __init__(self, settings: TorchSettings, world: Any) -> None:
-        self._settings, self._world = settings, world
-        self._rows = 0
-        self._last = 0.0
-
-    def step(self, epoch: Any, batches: list[Any], loss: torch.Tensor) -> None:
-        """After an optimizer step over these batches."""
-        self._rows += sum(batch.rows for batch in batches)
-        now = time.monotonic()
-        if self._settings.verbose and now - self._last >= _SHOW_SECONDS:
-            self._last = now
-            self._log(epoch=epoch.number, step=batches[-1].step, loss=loss)
-
-    def epoch(self, epoch: Any, entry: dict[str, Any]) -> None:
-        """After an epoch, which has the history's `entry`: once for all ranks."""
-        if self._settings.verbose and self._world.rank == 0:
-            shown = {k: v for k, v in entry.items() if isinstance(v, float) and k not in ("seconds", "rows_per_second")}
-            self._log(epoch=epoch.number, step=epoch.steps - 1, steps=epoch.steps, **shown)
-
-    def _log(self, **values: Any) -> None:
-        self._world.log(epochs=self._settings.epochs, **(values | {"rows": self._rows}))

@@ -1,4 +1,4 @@
-"""What a training needs to go on where it was: taken for a checkpoint, and put back (rank)."""
+"""The training checkpoint: what a training needs to go on where it was, saved and put back (rank)."""
 
 from __future__ import annotations
 
@@ -12,18 +12,20 @@ import torch
 from tritium.errors import BadSetting
 from tritium.gang.rank.world import World
 from tritium.ml.callbacks import TrainState
-from tritium.ml.ddp import Replica
-from tritium.ml.pace import Pace, Stopper, stays_stopped
-from tritium.ml.resume import refuse_another
-from tritium.ml.settings import TorchSettings
-from tritium.ml.totals import Alarm, Totals
+from tritium.ml.checkpoint import refuse_another
+from tritium.ml.early_stopping import EarlyStoppingState, stays_stopped
+from tritium.ml.torch.ddp import Replica
+from tritium.ml.torch.divergence import DivergenceCheck
+from tritium.ml.torch.epoch_metrics import EpochMetrics
+from tritium.ml.torch.schedule import Schedule
+from tritium.ml.torch.settings import TorchSettings
 
 
-class Keeper:
+class TrainingCheckpoint:
     """Saves the training as often as its settings say, and restores what an earlier attempt or run has saved.
 
-    `must`: the user named the run directory, so it is an error when a rank does not reach it. Without that, a training
-    whose ranks do not share a disk goes without checkpoints, and says so.
+    `run_dir_required`: the user named the run directory, so it is an error when a rank does not reach it. Without that,
+    a training whose ranks do not share a disk goes without checkpoints, and says so.
     """
 
     def __init__(
@@ -33,23 +35,24 @@ class Keeper:
         shard: Any,
         state: TrainState,
         replica: Replica,
-        alarm: Alarm,
-        pace: Pace,
-        stopper: Stopper,
-        about: dict[str, Any],
-        planned: dict[str, Any] | None,
+        divergence: DivergenceCheck,
+        schedule: Schedule,
+        early_stopping: EarlyStoppingState,
+        identity: dict[str, Any],
+        identity_with_code: dict[str, Any] | None,
         *,
-        must: bool,
+        run_dir_required: bool,
     ) -> None:
         self._settings, self._world, self._shard = settings, world, shard
-        self._state, self._replica, self._alarm, self._pace, self._stopper = state, replica, alarm, pace, stopper
-        self._about, self._planned = about, planned
+        self._state, self._replica, self._divergence = state, replica, divergence
+        self._schedule, self._early_stopping = schedule, early_stopping
+        self._identity, self._identity_with_code = identity, identity_with_code
         self._saved: Any = None
-        self._on, self._must = settings.checkpoint_every is not None, must
+        self._on, self._run_dir_required = settings.checkpoint_every is not None, run_dir_required
         self._finished = self._stopped = False
         self._step = 0
         self._inputs: dict[str, Any] = {}
-        self._totals: list[Any] | None = None
+        self._metrics: list[Any] | None = None
 
     def load(self) -> None:
         """Read the newest checkpoint of the run directory, if there is one: history, epoch and weights are as then.
@@ -62,7 +65,7 @@ class Keeper:
         try:
             saved = self._world.checkpoint.load()
         except BadSetting as error:
-            if self._must:
+            if self._run_dir_required:
                 raise
             self._on = False
             if state.rank == 0:
@@ -70,7 +73,7 @@ class Keeper:
             return
         if saved is None:
             return
-        refuse_another(saved.get("about"), self._about, saved.path, resized=saved.size != state.size)
+        refuse_another(saved.get("identity"), self._identity, saved.path, resized=saved.size != state.size)
         state.module.load_state_dict(saved["module"])
         state.history[:] = saved["history"]
         state.epoch = len(state.history)
@@ -83,7 +86,7 @@ class Keeper:
         layers, add groups to the optimizer, draw random numbers. What became of it later is in the checkpoint.
         """
         state, saved, self._saved = self._state, self._saved, None
-        self._pace.begin()
+        self._schedule.on_train_start()
         if saved is None:
             self._replica.refresh(state.optimizer)
             return None
@@ -93,11 +96,13 @@ class Keeper:
         self._replica.gradients.restore(saved["gradients"])
         state.module.load_state_dict(saved["module"])
         state.optimizer.load_state_dict(saved["optimizer"])
-        self._pace.load_state_dict(saved["pace"], saved["history"])
-        self._stopper.load_state_dict(saved["stopper"], len(state.history))
-        self._inputs, self._step, self._stopped = saved["inputs"], saved.step, stays_stopped(saved, self._settings)
+        self._schedule.load_state_dict(saved["schedule"], saved["history"], saved["epochs"])
+        self._early_stopping.load_state_dict(saved["early_stopping"], len(state.history))
+        self._inputs, self._step = saved["inputs"], saved.step
+        rule = self._settings.stopping_rule()
+        self._stopped = stays_stopped(saved["stopped"], saved["early_stopping"], rule)
         self._finished = saved["finished"] and self.epochs == len(state.history)
-        self._totals = [own["totals"] for own in saved.own]
+        self._metrics = [own["metrics"] for own in saved.own]
         if state.rank < saved.size == state.size:  # what BatchNorm has seen differs from rank to rank
             state.module.load_state_dict(saved.own[state.rank]["buffers"], strict=False)
         if state.rank < saved.size:
@@ -118,15 +123,15 @@ class Keeper:
         """How many epochs there are in all: no more than there were when callbacks or early stopping ended it."""
         return len(self._state.history) if self._stopped else self._settings.epochs
 
-    def totals(self, epoch: Any, ranks: Any) -> Totals:
+    def epoch_metrics(self, epoch: Any, ranks: Any) -> EpochMetrics:
         """The sums of an epoch: as they were where it goes on, else zero."""
-        totals, before = Totals(self._settings.named_metrics(), ranks), self._totals
-        self._totals = None
+        metrics, before = EpochMetrics(self._settings.named_metrics(), ranks), self._metrics
+        self._metrics = None
         if before is not None and epoch.first > 0:
-            totals.load_state(before)
-        return totals
+            metrics.load_state(before)
+        return metrics
 
-    def after_step(self, batch: Mapping[str, torch.Tensor], totals: Totals) -> None:
+    def on_step(self, batch: Mapping[str, torch.Tensor], metrics: EpochMetrics) -> None:
         """After an optimizer step: save when it is time."""
         self._step += 1
         if not self._inputs:
@@ -138,19 +143,19 @@ class Keeper:
             self._world.checkpoint.save(
                 self._replicated,
                 self._step,
-                own=lambda: self._own(totals),
+                own=lambda: self._own(metrics),
                 every=self._settings.checkpoint_every,
                 keep=self._settings.checkpoint_keep,
             )
 
-    def after_epoch(self) -> None:
+    def on_epoch_end(self) -> None:
         """Between two epochs: a gang that could be larger saves, and is started again."""
         if self._on and len(self._state.history) < self.epochs:
             self._world.checkpoint.regroup(self._replicated, self._step, own=lambda: self._own(None))
 
-    def at_end(self) -> None:
+    def on_train_end(self) -> None:
         """After the last epoch: what was trained is there for who names this run directory again."""
-        if self._on and self._must and not self._finished:
+        if self._on and self._run_dir_required and not self._finished:
             self._finished, self._stopped = True, len(self._state.history) < self._settings.epochs
             self._world.checkpoint.save(self._replicated, self._step, own=lambda: self._own(None))
 
@@ -164,18 +169,19 @@ class Keeper:
     # ---- what is kept
 
     def _replicated(self) -> dict[str, Any]:
-        self._alarm.settle()  # of a training whose loss is not a number, nothing is kept
+        self._divergence.settle()  # of a training whose loss is not a number, nothing is kept
         state = self._state
         return {
-            "about": self._about,
-            "planned": self._planned,
+            "identity": self._identity,
+            "identity_with_code": self._identity_with_code,
             "module": dict(state.module.state_dict()),
             "optimizer": state.optimizer.state_dict(),
             "groups": self._groups(),
             "trainable": self._replica.trainable,
             "gradients": self._replica.gradients.order,
-            "pace": self._pace.state_dict(),
-            "stopper": self._stopper.state_dict(),
+            "schedule": self._schedule.state_dict(),
+            "early_stopping": self._early_stopping.state_dict(),
+            "epochs": self._settings.epochs,
             "history": state.history,
             "inputs": self._inputs,
             "finished": self._finished,
@@ -187,12 +193,12 @@ class Keeper:
         names = {id(parameter): name for name, parameter in self._state.module.named_parameters()}
         return [[names.get(id(p), "") for p in group["params"]] for group in self._state.optimizer.param_groups]
 
-    def _own(self, totals: Totals | None) -> dict[str, Any]:
+    def _own(self, metrics: EpochMetrics | None) -> dict[str, Any]:
         return {
             "random": random_state(self._state.device),
             "buffers": buffers(self._state.module) if self._state.rank else {},  # rank 0's are in the module's state
             "position": self._shard.state(),
-            "totals": None if totals is None else totals.state(),
+            "metrics": None if metrics is None else metrics.state(),
         }
 
 

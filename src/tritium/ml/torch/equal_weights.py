@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from tritium.errors import RanksDiffer
-from tritium.ml.ranks import Ranks
+from tritium.ml.torch.ddp import Ranks
 
 _ROUNDING = 1e-3  # relative to the largest weight of a tensor
 

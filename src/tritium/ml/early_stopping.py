@@ -1,0 +1,125 @@
+"""Early stopping: its rule, which is a setting, and what has been seen of a training (any process, rank)."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from tritium.errors import BadSetting
+from tritium.gang.settings import as_int
+from tritium.ml.fields import is_whole, setting
+
+
+@dataclass(frozen=True, kw_only=True)
+class EarlyStopping:
+    """Stop when `monitor` has not improved for `patience` epochs. Every rank stops after the same epoch."""
+
+    patience: int = setting("Epochs without an improvement after which training stops.", 3)
+    monitor: str | None = setting(
+        'The value of the history that counts. None: "validation_loss", or "loss" without validation.', None
+    )
+    min_delta: float = setting("By how much a value must be better to count as an improvement.", 0.0)
+    mode: Literal["min", "max"] = setting('Whether smaller ("min") or larger ("max") values are better.', "min")
+    restore_best: bool = setting("Whether the model gets the weights of its best epoch, or of its last.", True)
+
+    def __post_init__(self) -> None:
+        wrong = []
+        object.__setattr__(self, "patience", as_int(self.patience))
+        if not is_whole(self.patience, 1):
+            wrong.append(f"patience={self.patience!r} must be a whole number of at least 1.")
+        if self.mode not in ("min", "max"):
+            wrong.append(f"mode={self.mode!r} is unknown; choose 'min' or 'max'.")
+        if wrong:
+            raise BadSetting("EarlyStopping: " + " ".join(wrong), settings=wrong)
+
+    def better(self, value: float, best: float | None) -> bool:
+        """Whether `value` improves on `best` (None: there is none yet). NaN never does, and all else does on NaN."""
+        if math.isnan(value):
+            return False
+        if best is None or math.isnan(best):
+            return True
+        return value < best - self.min_delta if self.mode == "min" else value > best + self.min_delta
+
+
+class EarlyStoppingState:
+    """What early stopping has seen of a training; it sees the same on every rank, and so decides the same."""
+
+    def __init__(
+        self,
+        rule: EarlyStopping | None,
+        epochs: int,
+        take_weights: Callable[[], Mapping[str, Any]],
+        put_weights: Callable[[Mapping[str, Any]], Any],
+        tell: Callable[[str], Any] = lambda _: None,
+    ) -> None:
+        """`rule` with the name of its `monitor`, None: never stop; `epochs`: how many there are without it.
+
+        `take_weights` gives a copy of the model's weights, which `put_weights` gives back to the model.
+        """
+        self._rule, self._epochs = rule, epochs
+        self._take_weights, self._put_weights, self._tell = take_weights, put_weights, tell
+        self._best: float | None = None
+        self._weights: Mapping[str, Any] = {}
+        self._waited = 0
+
+    @property
+    def should_stop(self) -> bool:
+        """Whether training should stop."""
+        return self._rule is not None and self._waited >= self._rule.patience
+
+    def on_epoch_end(self, entry: Mapping[str, Any]) -> None:
+        """Take up an epoch's values, its `entry` in the history."""
+        if self._rule is None:
+            return
+        value = float(entry[str(self._rule.monitor)])
+        if not self._rule.better(value, self._best):
+            self._waited += 1
+            return
+        self._best, self._waited = value, 0
+        if self._rule.restore_best:
+            self._weights = self._take_weights()
+
+    def state_dict(self) -> dict[str, Any]:
+        """For a checkpoint."""
+        rule = None if self._rule is None else dataclasses.asdict(self._rule)
+        return {"rule": rule, "best": self._best, "waited": self._waited, "weights": self._weights}
+
+    def load_state_dict(self, state: Mapping[str, Any], epochs: int) -> None:
+        """Go on as after so many epochs; by another rule nothing was best yet, and nothing is waited for."""
+        before, now = state.get("rule"), self._rule
+        if now is None:
+            return
+        if before is not None and _same_best(before, now):
+            self._best, self._waited, self._weights = state["best"], state["waited"], state["weights"]
+        elif 0 < epochs < self._epochs:
+            self._tell(
+                f"early stopping looks for the best epoch from epoch {epochs + 1} on: "
+                f"{'there was none' if before is None else 'its rule was another one'} in the {epochs} before"
+            )
+
+    def restore_best(self) -> None:
+        """Give the model the weights of its best epoch, if that is asked for."""
+        if self._weights and self._rule is not None and self._rule.restore_best:
+            self._put_weights(self._weights)
+
+
+def stays_stopped(stopped: bool, state: Mapping[str, Any], now: EarlyStopping | None) -> bool:
+    """Whether a training that was `stopped` before its last epoch still is by the rule of now.
+
+    What early stopping has ended goes on when there is none any more, its rule is another or its patience longer; what
+    a callback has ended does not.
+
+    state : what `EarlyStoppingState.state_dict` gave then.
+    """
+    before = state.get("rule")
+    if not stopped or before is None or state["waited"] < before["patience"]:
+        return stopped
+    return now is not None and _same_best(before, now) and state["waited"] >= now.patience
+
+
+def _same_best(before: Mapping[str, Any], now: EarlyStopping) -> bool:
+    """Whether two rules call the same epochs best, and keep the weights of those; they may differ in patience."""
+    return dict(before) | {"patience": 0} == dataclasses.asdict(now) | {"patience": 0}

@@ -1,0 +1,37 @@
+"""Progress of a training: steps and epochs, as far as the settings ask for them (rank)."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from tritium.ml.settings import Settings
+
+_SECONDS = 0.5
+
+
+class Progress:
+    """Logs at most twice a second while steps are taken, and once an epoch."""
+
+    def __init__(self, settings: Settings, world: Any) -> None:
+        self._settings, self._world = settings, world
+        self._rows = 0
+        self._last = 0.0
+
+    def on_step(self, epoch: Any, batches: Sequence[Any], loss: Any) -> None:
+        """After an optimizer step over these batches; `loss` is a number, or an array of one."""
+        self._rows += sum(batch.rows for batch in batches)
+        now = time.monotonic()
+        if self._settings.verbose and now - self._last >= _SECONDS:
+            self._last = now
+            self._log(epoch=epoch.number, step=batches[-1].step, loss=loss)
+
+    def on_epoch_end(self, epoch: Any, entry: Mapping[str, Any]) -> None:
+        """After an epoch, which has the history's `entry`: once for all ranks."""
+        if self._settings.verbose and self._world.rank == 0:
+            shown = {k: v for k, v in entry.items() if isinstance(v, float) and k not in ("seconds", "rows_per_second")}
+            self._log(epoch=epoch.number, step=epoch.steps - 1, steps=epoch.steps, **shown)
+
+    def _log(self, **values: Any) -> None:
+        self._world.log(epochs=self._settings.epochs, **(values | {"rows": self._rows}))

@@ -1,0 +1,51 @@
+"""PyTorch as the backend of an estimator (driver, rank)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, ClassVar
+
+import fsspec  # type: ignore[import-untyped]
+import torch
+
+from tritium.data.schema import Field
+from tritium.ml.backend import Backend
+from tritium.ml.digest import CodeDigest
+from tritium.ml.torch import loop
+from tritium.ml.torch.digest import TorchDigest
+from tritium.ml.torch.dry_run import TorchDryRun, try_optimizer
+from tritium.ml.torch.identity import identity_with_code
+from tritium.ml.torch.settings import TorchSettings
+from tritium.model import weights
+from tritium.model.model import Model
+from tritium.model.signature import Signature
+
+
+class TorchBackend(Backend[TorchSettings]):
+    """Trains a `torch.nn.Module` under DDP."""
+
+    digest: ClassVar[type[CodeDigest]] = TorchDigest
+    train = staticmethod(loop.train)
+
+    def dry_run(
+        self, settings: TorchSettings, fields: Mapping[str, Field], shapes: Mapping[str, tuple[int, ...]]
+    ) -> TorchDryRun:
+        """The module on zeros."""
+        return TorchDryRun(settings, fields, shapes)
+
+    def identity(self, settings: TorchSettings, fields: Sequence[Field]) -> dict[str, Any]:
+        """That of a new module and its optimizer."""
+        with torch.random.fork_rng(devices=[]):
+            module = settings.make_module()
+            return identity_with_code(settings, module, try_optimizer(settings, module), fields)
+
+    def restore(
+        self, settings: TorchSettings, run_dir: str, signature: Signature, history: list[dict[str, Any]]
+    ) -> Model:
+        """A new module with the weights of rank 0, in eval mode."""
+        module = settings.make_module()
+        with fsspec.open(f"{run_dir}/{loop.WEIGHTS}", "rb") as file:
+            module.load_state_dict(weights.read(bytearray(file.read())))
+        module.eval()
+        origin = None if isinstance(settings.model, torch.nn.Module) else settings.model
+        return Model(module, signature, history=history, origin=origin, seed=settings.seed)

@@ -1,0 +1,326 @@
+"""The ranks of one training: their process group, the module under DDP, and the exchange of its gradients (rank)."""
+
+from __future__ import annotations
+
+import gc
+import hashlib
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
+from typing import Any, TypeVar
+
+import torch
+import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
+
+from tritium.errors import BadSetting, RanksDiffer
+
+T = TypeVar("T")
+_LISTED = 3
+
+
+class Ranks:
+    """Collectives that every rank calls at the same places; with one rank they cost nothing."""
+
+    def __init__(self, rank: int, size: int, device: torch.device) -> None:
+        self.rank, self.size, self.device = rank, size, device
+        self.stepping: Callable[[torch.nn.Module], torch.nn.Module] = lambda module: module
+        """Makes of a module what DDP shall wrap, whose forward computes all that gradients are taken of."""
+
+    def replicate(self, module: torch.nn.Module, find_unused_parameters: bool) -> torch.nn.Module:
+        """The module with rank 0's weights, whose gradients are averaged over ranks in `backward`.
+
+        `find_unused_parameters`: some parameters get no gradient, and must not be waited for.
+        """
+        if self.size == 1 or not any(p.requires_grad for p in module.parameters()):
+            return module
+        return DistributedDataParallel(
+            self.stepping(module), gradient_as_bucket_view=True, find_unused_parameters=find_unused_parameters
+        )
+
+    def sum(self, values: torch.Tensor) -> torch.Tensor:
+        """The element-wise sum over ranks."""
+        if self.size > 1:
+            dist.all_reduce(values)
+        return values
+
+    def largest(self, values: torch.Tensor) -> torch.Tensor:
+        """The element-wise maximum over ranks."""
+        if self.size > 1:
+            dist.all_reduce(values, dist.ReduceOp.MAX)
+        return values
+
+    def from_first(self, tensors: Iterable[torch.Tensor]) -> None:
+        """Overwrite these tensors with rank 0's: one exchange for all of them."""
+        tensors = [t for t in tensors if t.layout == torch.strided and t.numel()]
+        if self.size == 1 or not tensors:
+            return
+        with torch.no_grad():
+            parts = [t.detach().contiguous().reshape(-1).view(torch.uint8).to(self.device) for t in tensors]
+            whole = torch.cat(parts)
+            dist.broadcast(whole, 0)
+            for tensor, bits in zip(tensors, torch.split(whole, [len(part) for part in parts]), strict=True):
+                # A copy, as a view of another type must begin at a multiple of its size.
+                tensor.detach().copy_(bits.clone().view(tensor.dtype).view(tensor.shape))
+
+    def same(self, text: str) -> bool:
+        """Whether a text is the same on every rank, for 16 bytes."""
+        digest = int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "big", signed=True)
+        most, least = self.largest(torch.tensor([digest, ~digest], device=self.device)).tolist()
+        return bool(most == ~least)
+
+    def any(self, flag: bool) -> bool:
+        """Whether it is true on any rank."""
+        return bool(self.sum(torch.tensor([float(flag)], device=self.device)).item())
+
+    def gather(self, value: T) -> list[T]:
+        """Every rank's value, in rank order, on every rank. Picklable."""
+        held = [value] * self.size
+        if self.size > 1:
+            dist.all_gather_object(held, value)
+        return held
+
+
+@contextmanager
+def joined(world: Any) -> Iterator[Ranks]:
+    """A process group over the gang (gloo, with nccl for GPUs), and a random state that is put back at the end."""
+    device = torch.device(world.device)
+    gpus = [device] if device.type == "cuda" else []
+    with torch.random.fork_rng(devices=gpus):
+        if gpus:
+            torch.cuda.set_device(device)
+        if world.size > 1:
+            dist.init_process_group("cpu:gloo,cuda:nccl" if gpus else "gloo")
+        try:
+            yield Ranks(world.rank, world.size, device)
+        finally:
+            if world.size > 1:
+                dist.destroy_process_group()
+
+
+class Gradients:
+    """DDP's exchange, and the order of its buckets.
+
+    In its first step DDP exchanges all gradients as one bucket, in the reverse order of the module's parameters; from
+    the second on in buckets that follow the order in which those of the first step arrived on rank 0. Where a gradient
+    lies in its bucket decides which rank's share is added first, and so the last bit of a sum of three or more. A
+    training that goes on at a later step must have the later buckets at once, so their order is kept with a checkpoint.
+
+    Without DDP (one rank, or nothing to train) there is nothing to exchange.
+    """
+
+    def __init__(self, net: torch.nn.Module, module: torch.nn.Module | None = None) -> None:
+        """`module`: by whose names a parameter is called in an error."""
+        self._net = net if isinstance(net, DistributedDataParallel) else None
+        # With parameters that may get no gradient DDP never makes its buckets anew.
+        self._keeps = self._net is None or bool(self._net.find_unused_parameters)
+        self._trained = [parameter for parameter in net.parameters() if parameter.requires_grad]
+        self._frozen: list[tuple[str, torch.nn.Parameter]] = []
+        if self._net is not None:
+            named = (module or self._net.module).named_parameters()
+            self._frozen = [(name, parameter) for name, parameter in named if not parameter.requires_grad]
+        self.order: list[str] | None = None
+        """Names of parameters as their gradients arrived in the first step; None before it."""
+
+    @contextmanager
+    def exchanged(self, *, now: bool) -> Iterator[None]:
+        """Around forward and backward. With `now=False` gradients are only accumulated, and stay on their rank."""
+        with nullcontext() if now or self._net is None else self._net.no_sync():
+            if now and not self._keeps and self.order is None:
+                with self._noted():
+                    yield
+            else:
+                yield
+        if self._frozen and now:
+            self._refuse_unfrozen()
+
+    def _refuse_unfrozen(self) -> None:
+        """BadSetting for a parameter whose gradient stays on its rank, as DDP took it for a frozen one."""
+        names = [name for name, parameter in self._frozen if parameter.requires_grad]
+        if names:
+            raise BadSetting(
+                f"{names[0]!r} was unfrozen within a step ({len(names)} tensors in all), and its gradient is not "
+                "exchanged between the ranks. Freeze and unfreeze layers in a callback: in on_train_start or "
+                "on_epoch_end.",
+                parameters=names,
+            )
+
+    @contextmanager
+    def _noted(self) -> Iterator[None]:
+        assert self._net is not None
+        arrived: list[str] = []
+        hooks = [
+            parameter.register_post_accumulate_grad_hook(lambda _, name=name: arrived.append(name))
+            for name, parameter in self._net.module.named_parameters()
+            if parameter.requires_grad
+        ]
+        try:
+            yield
+        finally:
+            for hook in hooks:
+                hook.remove()
+        self.order = arrived
+
+    def norm(self) -> torch.Tensor:
+        """The L2 norm of what was exchanged, the same on every rank."""
+        arrived = (parameter.grad for parameter in self._trained if parameter.grad is not None)
+        return torch.nn.utils.get_total_norm([_numbers(gradient) for gradient in arrived])
+
+    def restore(self, order: Sequence[str] | None) -> None:
+        """Go on with the buckets of a training whose first step had this order. A collective, of zeros.
+
+        To be called before the weights and the optimizer are put back: hooks on parameters are called.
+        """
+        self.order = None if order is None else list(order)
+        if self._keeps or not order:
+            return
+        net = self._net
+        assert net is not None
+        module = net.module
+        net.module = _Arriving(module, order)
+        try:
+            loss = net()
+            loss.backward(torch.zeros_like(loss))
+        finally:
+            net.module = module
+        net.zero_grad(set_to_none=True)  # the next forward makes the buckets
+
+
+def _numbers(gradient: torch.Tensor) -> torch.Tensor:
+    """What a norm can be taken of, in a type that holds the norm of many."""
+    numbers = gradient.coalesce().values() if gradient.is_sparse else gradient
+    return numbers.float() if numbers.dtype == torch.float16 else numbers
+
+
+class _Arriving(torch.nn.Module):
+    """Stands in for a module for one step: its gradients arrive in the order given, those not named last."""
+
+    def __init__(self, module: torch.nn.Module, order: Sequence[str]) -> None:
+        super().__init__()
+        self.module = module  # DDP looks for its buffers
+        trained = {name: p for name, p in module.named_parameters() if p.requires_grad}
+        self._arriving = [trained.pop(name) for name in order if name in trained] + list(trained.values())
+        self._sparse = {
+            id(part.weight)
+            for part in module.modules()
+            if isinstance(part, torch.nn.Embedding | torch.nn.EmbeddingBag) and part.sparse
+        }
+
+    def forward(self) -> Any:
+        """A sum whose gradients are computed from its last term to its first."""
+        total: Any = 0.0
+        for parameter in reversed(self._arriving):
+            total = total + self._touched(parameter).sum()
+        return total
+
+    def _touched(self, parameter: torch.Tensor) -> torch.Tensor:
+        if id(parameter) not in self._sparse:
+            return parameter
+        first = torch.zeros(1, dtype=torch.long, device=parameter.device)
+        return torch.nn.functional.embedding(first, parameter, sparse=True)  # DDP insists on gradients of this layout
+
+
+class Replica:
+    """One module on all ranks: `net` is what a step calls, `gradients` the exchange of its gradients.
+
+    DDP exchanges the gradients of the parameters that were trainable when it was made. A callback that freezes or
+    unfreezes others must be followed by `refresh`, on every rank. The parameters stay the same objects, so that the
+    optimizer keeps its state.
+    """
+
+    def __init__(self, module: torch.nn.Module, ranks: Ranks, find_unused_parameters: bool) -> None:
+        """`find_unused_parameters`: some of the parameters that are trainable now get no gradient."""
+        self.module, self._ranks, self._find_unused = module, ranks, find_unused_parameters
+        self._known = set(self.trainable)  # what the dry run on the driver knows about
+        self._wrap()
+
+    @property
+    def trainable(self) -> list[str]:
+        """The names of the parameters that require a gradient."""
+        return [name for name, parameter in self.module.named_parameters() if parameter.requires_grad]
+
+    def refresh(self, optimizer: torch.optim.Optimizer) -> None:
+        """Exchange the gradients of what is trainable now. A collective; cheap where nothing has changed.
+
+        The parameters take rank 0's values when something has. Raises RanksDiffer where ranks train different
+        parameters, BadSetting for one that was unfrozen and that the optimizer does not hold; the same on every rank.
+        """
+        before, now = self._wrapped, self._trained()
+        same = len(before) == len(now) and all(a[0] == b[0] and a[1] is b[1] for a, b in zip(before, now, strict=True))
+        if not self._ranks.any(not same):
+            return
+        self._refuse_different()
+        known, unheld = {id(parameter) for _, parameter in before}, set(outside(self.module, optimizer))
+        missing = [name for name, parameter in now if name in unheld and id(parameter) not in known]
+        if missing:
+            raise BadSetting(
+                f"{_listed(missing)} was unfrozen and is in no group of the optimizer, so that it would never learn. "
+                "Give the optimizer all parameters (those that are frozen get no gradient and are left alone), or add "
+                'a group in the callback: state.optimizer.add_param_group({"params": …}), whose learning rate no '
+                "lr_scheduler changes.",
+                parameters=missing,
+            )
+        self._wrap()
+
+    def train_only(self, names: Sequence[str]) -> None:
+        """Freeze all parameters but these; to be followed by `refresh`."""
+        chosen = set(names)
+        for name, parameter in self.module.named_parameters():
+            parameter.requires_grad_(name in chosen)
+
+    def _trained(self) -> list[tuple[str, torch.Tensor]]:
+        return [(name, parameter) for name, parameter in self.module.named_parameters() if parameter.requires_grad]
+
+    def _wrap(self) -> None:
+        again = hasattr(self, "net")
+        self.net: torch.nn.Module = self.module
+        self.gradients = Gradients(self.module)
+        if again:
+            gc.collect()  # the DDP of before takes its hooks off the parameters when it is freed
+        for parameter in self.module.parameters():
+            parameter.grad = None
+        self._wrapped = self._trained()
+        # Nobody has tried whether what was frozen when the training began gets a gradient at all.
+        find_unused = self._find_unused or not self._known.issuperset(self.trainable)
+        self.net = self._ranks.replicate(self.module, find_unused)
+        self.gradients = Gradients(self.net, self.module)
+
+    def _refuse_different(self) -> None:
+        each = self._ranks.gather(self.trainable)
+        wrong = [rank for rank, names in enumerate(each) if names != each[0]]
+        if not wrong:
+            return
+        rank = wrong[0]
+        more = [name for name in each[rank] if name not in each[0]]
+        less = [name for name in each[0] if name not in each[rank]]
+        what = (
+            f"rank {rank} trains {_listed(more)}, and rank 0 does not"
+            if more
+            else (f"rank 0 trains {_listed(less)}, and rank {rank} does not")
+        )
+        raise RanksDiffer(
+            f"A callback has left the ranks with different parameters to train: {what}. Freeze and unfreeze the same "
+            "layers on every rank, whatever state.rank is.",
+            ranks=wrong,
+            tensor=(more or less)[0],
+        )
+
+
+def outside(module: torch.nn.Module, optimizer: torch.optim.Optimizer) -> list[str]:
+    """The trainable parameters that are in no group of the optimizer, by name."""
+    held = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
+    return [name for name, p in module.named_parameters() if p.requires_grad and id(p) not in held]
+
+
+def tell_untrained(module: torch.nn.Module, optimizer: torch.optim.Optimizer, tell: Callable[[str], Any]) -> None:
+    """A line about trainable parameters that are in no group of the optimizer, if there are any."""
+    missing = outside(module, optimizer)
+    if missing:
+        count = len(list(module.named_parameters()))
+        tell(
+            f"{len(missing)} of {count} tensors of weights are in no group of the optimizer, and are not trained: "
+            f"{_listed(missing)}"
+        )
+
+
+def _listed(names: Sequence[str]) -> str:
+    return ", ".join(map(repr, names[:_LISTED])) + (", …" if len(names) > _LISTED else "")

@@ -1,0 +1,91 @@
+"""What a training with PyTorch is, so that another one does not go on from its checkpoints (driver, rank)."""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+
+from tritium.data.schema import Field
+from tritium.ml.arguments import name_of
+from tritium.ml.checkpoint import GROUP, HELD
+from tritium.ml.digest import is_own
+from tritium.ml.torch.digest import TorchDigest
+from tritium.ml.torch.settings import TorchSettings
+
+_ANY = (
+    "epochs",
+    "callbacks",
+    "metrics",
+    "early_stopping",
+    "verbose",
+    "validation",
+    "checkpoint_every",
+    "checkpoint_keep",
+    "if_data_changed",
+    "if_code_changed",
+)
+_CODE = ("model", "optimizer", "loss", "lr_scheduler", "train_step")  # compared in another way
+_LONGEST = 20_000
+_ADDRESS = re.compile(r" at 0x[0-9a-f]+", re.IGNORECASE)
+
+
+def identity(
+    settings: TorchSettings, module: torch.nn.Module, optimizer: Any, fields: Iterable[Field]
+) -> dict[str, Any]:
+    """What must be equal for a training to go on: what is trained, on which columns, and by which settings.
+
+    To be taken before a scheduler or a callback changes the optimizer's groups.
+    """
+    found: dict[str, Any] = {
+        name: getattr(settings, name)
+        for name in settings.fields()
+        if name not in (*_ANY, *_CODE, "feature_cols", "label_cols", "row_key")
+    }
+    found["optimizer"] = name_of(optimizer)
+    for number, group in enumerate(getattr(optimizer, "param_groups", ())):
+        options = {name: _plain(value) for name, value in group.items() if name != "params"}
+        found |= {f"{GROUP} {number} {name}": value for name, value in options.items()}
+        found[f"{GROUP} {number} tensors"] = len(group["params"])
+    found |= {f"weights {k}": f"{v.dtype} {list(v.shape)}" for k, v in module.state_dict().items()}
+    return found | {f"column {f.name}": f"{f.dtype} of {', '.join(f.sources)}" for f in fields}
+
+
+def identity_with_code(
+    settings: TorchSettings, module: torch.nn.Module, optimizer: Any, fields: Iterable[Field]
+) -> dict[str, Any]:
+    """What the driver knows of a training: `identity`, the rows to validate on, and digests of code.
+
+    `optimizer` is None where it can't be made on the driver.
+    """
+    found = identity(settings, module, optimizer, fields)
+    found["validation"] = settings.validation if isinstance(settings.validation, str | float) else None
+    code = {
+        "model": [kind for kind in dict.fromkeys(map(type, module.modules())) if is_own(kind)],
+        "optimizer": None if optimizer is None else type(optimizer),
+        **{name: getattr(settings, name) for name in ("loss", "train_step", "lr_scheduler")},
+        "metrics": settings.named_metrics(),
+        HELD: module,
+    }
+    texts = {name: TorchDigest.describe(thing) for name, thing in code.items()}
+    texts |= dict.fromkeys(("model", HELD), name_of(module))
+    parts = {name: dict(TorchDigest.of(thing, exact=name == "loss")._asdict()) for name, thing in code.items()}
+    return {
+        **found,
+        "optimizer": None if optimizer is None else found["optimizer"],
+        "code": {name: {"text": texts[name], **parts[name]} for name in code},
+        "architecture": _ADDRESS.sub("", repr(module))[:_LONGEST],
+        "versions": {"Python": ".".join(map(str, sys.version_info[:2])), "torch": str(torch.__version__)},
+    }
+
+
+def _plain(value: Any) -> Any:
+    """An optimizer's option as a checkpoint can keep it."""
+    if isinstance(value, torch.Tensor):
+        return value.tolist()
+    if isinstance(value, tuple | list):
+        return [_plain(item) for item in value]
+    return value if isinstance(value, bool | int | float | str | None) else TorchDigest.describe(value)

@@ -6,6 +6,7 @@ as a zip, puts the zip on `sys.path` of its process without writing to a disk, a
 
 from __future__ import annotations
 
+import ast
 import functools
 import hashlib
 import importlib
@@ -40,11 +41,11 @@ _STAMP = (2020, 1, 1, 0, 0, 0)  # the same sources always make the same zip
 
 @functools.cache
 def package() -> bytes:
-    """Return this package and cloudpickle as a zip of bytecode, without sources.
+    """Return this package and cloudpickle as a zip of bytecode, without sources and docstrings.
 
     Driver and executors run the same version of Python, or Spark refuses the job. With sources the zip is over 1 MB,
-    and Spark would warn at each launch that it broadcasts a large task. cloudpickle is included because executors may
-    lack it, or have another version than the one that pickled here.
+    and Spark would warn at each launch that it broadcasts a large task; docstrings are an eighth of it. cloudpickle is
+    included because executors may lack it, or have another version than the one that pickled here.
     """
     mounted = getattr(sys.modules["tritium"], "__archive__", None)
     if mounted is not None:
@@ -52,10 +53,18 @@ def package() -> bytes:
     out = io.BytesIO()
     with zipfile.ZipFile(out, "w") as archive:
         for name, source in _sources("tritium", "cloudpickle"):
-            code = compile(source, name, "exec", dont_inherit=True)
+            code = compile(_without_docstrings(ast.parse(source)), name, "exec", dont_inherit=True)
             header = importlib.util.MAGIC_NUMBER + (1).to_bytes(4, "little") + importlib.util.source_hash(source)
             _add(archive, name + "c", header + marshal.dumps(code))
     return out.getvalue()
+
+
+def _without_docstrings(tree: ast.Module) -> ast.Module:
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef) and ast.get_docstring(node, clean=False):
+            first = node.body[0]
+            node.body[:1] = [] if len(node.body) > 1 else [ast.copy_location(ast.Pass(), first)]
+    return tree
 
 
 def _sources(*packages: str) -> Iterator[tuple[str, bytes]]:

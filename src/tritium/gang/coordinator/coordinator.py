@@ -93,7 +93,7 @@ class Coordinator:
             "store": reports.on_store,
             "status": on_status,
             "stacks": self._alarm.on_stacks if self._alarm else lambda *_: None,
-            "regroup": self._on_regroup,
+            "regroup": first.on_regroup,
             "finished": self._on_finished,
             "failed": first.on_failed,
         }
@@ -275,9 +275,6 @@ class Coordinator:
             for early in m.early:
                 self._handle(m.session, early)
         self._notify()
-
-    def _on_regroup(self, member: Member, message: Message) -> None:
-        self.end(Failure(how="regroup", rank=member.number, host=member.host, pid=member.pid))
 
     def _on_finished(self, member: Member, message: Message) -> None:
         member.finished = True

@@ -27,6 +27,10 @@ class FirstFailure:
             self._gang.after(CAUSE_SECONDS, self._settle)
         self._doubtful.append(failure)
 
+    def on_regroup(self, member: Member, message: Message) -> None:
+        """The ranks agree to be started again, as a larger gang."""
+        self._gang.end(Failure(how="regroup", rank=member.number, host=member.host, pid=member.pid))
+
     def _settle(self) -> None:
         """No death has explained what looked like its consequence: then that is the failure, the least doubtful first.
 

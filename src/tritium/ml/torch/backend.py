@@ -16,7 +16,7 @@ from tritium.ml.torch.digest import TorchDigest
 from tritium.ml.torch.dry_run import TorchDryRun, try_optimizer
 from tritium.ml.torch.identity import identity_with_code
 from tritium.ml.torch.settings import TorchSettings
-from tritium.model import weights
+from tritium.model.engines import torch_weights as weights
 from tritium.model.model import Model
 from tritium.model.signature import Signature
 

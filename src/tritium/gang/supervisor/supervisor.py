@@ -214,13 +214,12 @@ class Supervisor:
         limit = self.order.stall_limit
         assert limit is not None
         text, facts = self._monitor.stacks()
-        place = facts["where"] or facts["why"]
         with self.ending.changed:
             if self.ending.exit_code is not None:  # meanwhile they have
                 return
             self.ending.outlasted = limit.end
         how = "was killed" if limit.end else "has not left"
-        where = f"; it was {place}" if place else ""
+        where = f"; it was {place}" if (place := facts["where"] or facts["why"]) else ""
         self._report_non_fatal(
             f"{how}: its exit handlers and threads had not ended after {limit.seconds:g} s (stall_timeout){where}",
             text,
@@ -296,10 +295,9 @@ class Supervisor:
     def _on_exit(self, code: int) -> None:
         """Its process was killed, or left by itself: a failure, or too late to be one."""
         if self.ending.all_finished:  # every result is there: whatever ended it can't change them
+            how = f"was killed by {signal_name(-code)}" if code < 0 else f"left with exit code {code}"
             if not self.ending.outlasted:
-                self._report_non_fatal(
-                    f"was killed by {signal_name(-code)}" if code < 0 else f"left with exit code {code}"
-                )
+                self._report_non_fatal(how)
             return
         facts: dict[str, Any] = {"rank": self.rank, "host": self.host, "pid": self._process.pid}
         facts["at"] = self._monitor.place()

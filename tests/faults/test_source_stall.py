@@ -37,7 +37,7 @@ def test_a_udf_that_waits_for_ever_is_a_stall_that_says_where_it_stands(spark: A
         tr.launch(lambda: 1, spark=spark, data={"train": frame}, run_dir=str(tmp_path), **QUIET)
     assert str(caught.value).startswith("The source makes no progress: in stage ")
     assert caught.value.tasks == 1
-    assert LIMIT < caught.value.seconds < 10 * LIMIT
+    assert LIMIT <= caught.value.seconds < 10 * LIMIT  # rounded to a tenth
     assert "Where Spark's Python workers on this machine are:\n  pid " in str(caught.value)
     assert "on executor driver: " in str(caught.value)
     assert spark.range(3).count() == 3

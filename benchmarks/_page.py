@@ -267,7 +267,7 @@ Without a shuffle, `array`: rows that are kept reach the ranks at {kept["MB/s"]:
         yield "\n| ranks on these cores | launch of nothing, s | with a process group, s |\n|---|---|---|"
         for ranks, each in one["ranks"].items():
             yield f"| {ranks} | {each['nothing']:.2f} | {each['group']:.2f} |"
-        yield "\n| simulated ranks | formed, s | beating, share of a core | memory, MB |\n|---|---|---|---|"
+        yield "\n| simulated ranks | formed, s | status, share of a core | memory, MB |\n|---|---|---|---|"
         for size, each in one["gang"].items():
             share = each["share of a core"]
             yield f"| {size} | {each['formed s']:.1f} | {share:.1%} | {each['memory MB']:.0f} |"

@@ -110,7 +110,7 @@ def simulate(address: tuple[str, int], secret: bytes, partitions: range, pipe: A
 
 
 def coordinator(size: int, seconds: float) -> dict[str, float]:
-    """Seconds to form a gang of this size, and the share of a core that beating takes, over `seconds`."""
+    """Seconds to form a gang of this size, and the share of a core that their status takes, over `seconds`."""
     context = multiprocessing.get_context("spawn")
     pipe, end = context.Pipe()
     server = context.Process(target=coordinate, args=(size, end))
@@ -163,7 +163,7 @@ def main() -> int:
         one = found["gang"][str(size)] = coordinator(size, options.seconds)
         print(
             f"{size:>12,} simulated ranks: formed in {one['formed s']:.1f} s, {one['processor s until then']:.1f} s of "
-            f"its processor; beating {one['share of a core']:.1%} of a core; {one['memory MB']:.0f} MB",
+            f"its processor; status {one['share of a core']:.1%} of a core; {one['memory MB']:.0f} MB",
             flush=True,
         )
     if options.save:

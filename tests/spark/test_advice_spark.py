@@ -32,9 +32,9 @@ REGISTERS = (
 # Keys that Spark does not register as entries, and where they are documented or used.
 UNREGISTERED = {
     "spark.tritium.trustModels": "ours: read by ModelReader and ParamsReader",
-    "spark.tritium.driver.host": "ours: read by gang/control/address.py",
-    "spark.tritium.driver.bindAddress": "ours: read by gang/control/address.py",
-    "spark.tritium.driver.port": "ours: read by gang/control/address.py",
+    "spark.tritium.driver.host": "ours: read by gang/driver/address.py",
+    "spark.tritium.driver.bindAddress": "ours: read by gang/driver/address.py",
+    "spark.tritium.driver.port": "ours: read by gang/driver/address.py",
     "spark.port.maxRetries": "https://spark.apache.org/docs/latest/configuration.html; read by Utils.portMaxRetries",
     "spark.worker.resource.gpu.discoveryScript": "https://spark.apache.org/docs/latest/spark-standalone.html",
     "spark.local.dir": "https://spark.apache.org/docs/latest/configuration.html; read by Utils.getConfiguredLocalDirs",

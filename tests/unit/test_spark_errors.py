@@ -115,7 +115,7 @@ def test_without_a_barrier_a_traceback_tells_whose_task_it_was() -> None:
     """Of a task that never reported, nobody knows that it was the gang's."""
     said = unreachable("b", ("10.0.0.1", 4000), 10.0, OSError("timed out"))
     assert isinstance(told(SOURCE + by_supervisor(f"tritium.errors.WireError: {said}")), BadSetting)
-    ended = "tritium.gang.supervisor.supervisor.GangEnded: partition 1 has reported already"
+    ended = "tritium.gang.supervisor.ending.GangEnded: partition 1 has reported already"
     error = told(SOURCE + by_supervisor(ended))
     assert isinstance(error, JobFailed)
     assert error.lost

@@ -9,9 +9,9 @@ if TYPE_CHECKING:
     from tritium.gang.driver.attempt import Attempt
 
 _LAUNCHERS = {
-    "cluster": ("on_cluster", "OnCluster"),
-    "driver": ("local_processes", "LocalProcesses"),
-    "here": ("in_process", "InProcess"),
+    "cluster": ("tritium.gang.driver.on_cluster", "OnCluster"),
+    "driver": ("tritium.gang.driver.local_processes", "LocalProcesses"),
+    "here": ("tritium.gang.driver.in_process", "InProcess"),
 }
 
 
@@ -29,7 +29,7 @@ class Launcher(Protocol):
 def run(attempt: Attempt) -> list[Any]:
     """Every rank's result in rank order, from where `attempt.gang.on` says."""
     module, name = _LAUNCHERS[attempt.gang.on]
-    launcher: Launcher = getattr(import_module(f"tritium.gang.driver.{module}"), name)(attempt)
+    launcher: Launcher = getattr(import_module(module), name)(attempt)
     try:
         launcher.start()
         return launcher.wait()

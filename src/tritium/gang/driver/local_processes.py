@@ -33,6 +33,7 @@ class LocalProcesses:
     def __init__(self, attempt: Attempt) -> None:
         self._gpus, most = gpus_here(attempt.gang)
         self._attempt = attempt.sized(most)
+        self._coordinator: Coordinator | None = None
         self._tasks: SupervisorThreads | None = None
 
     def start(self) -> None:
@@ -42,7 +43,7 @@ class LocalProcesses:
         job = attempt.job()
         user_code = ship_user_code(attempt)
         attempt.recorder.open()
-        self._coordinator = Coordinator(
+        coordinator = self._coordinator = Coordinator(
             attempt.ranks,
             launch=attempt.name,
             run_id=attempt.run_id,
@@ -51,12 +52,13 @@ class LocalProcesses:
             stream=attempt.streams,
             stall_limit=StallLimit.of(attempt.gang),
         ).start()
-        order = order_of(attempt, self._coordinator, plan, job, user_code, sorted=not attempt.streams)
-        self._tasks = SupervisorThreads(order, self._coordinator, shards, self._gpus)
+        order = order_of(attempt, coordinator, plan, job, user_code, sorted=not attempt.streams)
+        self._tasks = SupervisorThreads(order, coordinator, shards, self._gpus)
         self._tasks.start()
 
     def wait(self) -> list[Any]:
         """The results of the ranks."""
+        assert self._coordinator is not None
         assert self._tasks is not None
         await_formed(self._coordinator, self._attempt, self._tasks)
         await_end(self._coordinator, self._attempt, self._tasks)
@@ -64,9 +66,10 @@ class LocalProcesses:
 
     def cancel(self) -> None:
         """End the ranks; returns when their threads have ended."""
-        if self._tasks is not None:
+        if self._coordinator is not None:
             self._coordinator.abort("the run is over")
-            self._tasks.join()
+            if self._tasks is not None:
+                self._tasks.join()
             self._coordinator.await_gone(1.0)
             self._coordinator.close()
 

@@ -59,7 +59,7 @@ class OnCluster:
             except GivenBack as given:
                 self.cancel()
                 self._pause(given)
-                self.start()
+            self.start()
 
     def cancel(self) -> None:
         """End the ranks, then the job, then the coordinator."""
@@ -161,8 +161,10 @@ def end_gang(coordinator: Coordinator, spark_job: SparkJob) -> None:
     coordinator.abort("the run is over")
     ended = spark_job.ended
     if not ended:
-        coordinator.await_gone(LEAVE_SECONDS, but=1)
-        spark_job.cancel("by Tritium: its launch has ended before it")
+        try:
+            coordinator.await_gone(LEAVE_SECONDS, but=1)
+        finally:  # a second Ctrl-C must not leave the job to itself
+            spark_job.cancel("by Tritium: its launch has ended before it")
     coordinator.abort("its Spark job has ended")
     if not ended:
         spark_job.join(4.0)

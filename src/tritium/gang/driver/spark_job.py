@@ -195,9 +195,11 @@ class SparkJob:
             thread.start()
             thread.join(ASK_SECONDS)
         elif reason:
-            self._settle()
             line = " ".join(reason.split())[:300]
-            self._safely(lambda: self._spark.sparkContext._jsc.sc().cancelJobsWithTag(self.tag, line), None)
+            try:
+                self._settle()
+            finally:
+                self._safely(lambda: self._spark.sparkContext._jsc.sc().cancelJobsWithTag(self.tag, line), None)
         else:
             self._safely(lambda: self._spark.sparkContext.cancelJobsWithTag(self.tag), None)
 

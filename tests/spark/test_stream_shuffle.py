@@ -97,8 +97,8 @@ def test_a_shard_that_ends_early_neither_hangs_nor_shortens_the_others(spark: An
             try:
                 feed = shard.feed
                 with feed._moved:  # there is no public way to wait for an end that is not everyone's
-                    early = feed._moved.wait_for(lambda: feed._mark and 1 in feed._mark.ended, timeout=60)
-                    early = early and 0 not in feed._mark.ended
+                    early = feed._moved.wait_for(lambda: feed._watermark and 1 in feed._watermark.ended, timeout=60)
+                    early = early and 0 not in feed._watermark.ended
             finally:
                 os.kill(other, signal.SIGCONT)
         ids, steps, scale = take(shard.epochs(1, batch_size=BATCH))

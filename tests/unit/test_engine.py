@@ -19,7 +19,8 @@ import torch
 from torch import nn
 
 import tritium as tr
-from tritium.data import schema as schemas
+from tritium.data.plan import plan as columns_plan
+from tritium.data.schema import Data
 from tritium.errors import BadSetting, ModelError
 from tritium.model.engine import Engine, Maker, Parts, Weights
 from tritium.model.engines import registry
@@ -95,7 +96,7 @@ def matrix(monkeypatch: pytest.MonkeyPatch) -> np.ndarray[Any, Any]:
 def scored(model: tr.Model, scratch: Path, monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     """What the worker gives for the rows of X, in two batches, without Spark."""
     schema = pa.schema([(name, pa.float32()) for name in "abc"])
-    (field,) = schemas.plan(schema, schemas.Data(None, columns={"x": ["a", "b", "c"]}), "train")
+    (field,) = columns_plan(schema, Data(None, columns={"x": ["a", "b", "c"]}), "train")
     context = SimpleNamespace(applicationId="app-1", broadcast=lambda pieces: SimpleNamespace(value=pieces))
     plan, sent = spark._parts(model, SimpleNamespace(sparkContext=context))
     plan |= {"fields": json.dumps([field.to_json()]), "batch_size": 3, "device": "cpu"}

@@ -25,7 +25,7 @@ class AllGather:
     problem: str | None = None
 
     def add(self, rank: int, message: Message) -> None:
-        """Add a rank's value. Sets `problem` for another operation than the first rank's, and for values over MAX_BLOB."""
+        """Add a rank's value. Sets `problem` when ranks make different calls, or send over MAX_BLOB."""
         self.values[rank] = message.blob
         self.total += len(message.blob)
         self.largest = max(self.largest, (len(message.blob), rank))

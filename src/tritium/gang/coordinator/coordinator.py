@@ -42,8 +42,8 @@ SupervisorSession = Session[Member]
 class Coordinator:
     """The control server of a gang of `size` ranks.
 
-    Call `start`, give `address` and `secret` to the supervisors, wait on `changed` for `formed`, `finished` or `failure`,
-    and call `close`.
+    Call `start`, give `address` and `secret` to the supervisors, wait on `changed` for `formed`, `finished` or
+    `failure`, and call `close`.
     """
 
     def __init__(
@@ -148,7 +148,7 @@ class Coordinator:
         return [p for p in range(self.size) if p not in self.members or not self.members[p].ready]
 
     def await_gone(self, seconds: float, but: int = 0) -> None:
-        """Wait, up to `seconds`, until at most `but` supervisors are connected, so that no message of theirs is missed."""
+        """Wait, up to `seconds`, until at most `but` supervisors are connected, so that no message is missed."""
         with self.changed:
             self.changed.wait_for(
                 lambda: sum(s.connection is not None for s in list(self._server.sessions.values())) <= but, seconds

@@ -29,7 +29,7 @@ def assign_ranks(members: Sequence[Member]) -> list[Member]:
 
 
 def assignments(gang: Sequence[Member]) -> Iterator[tuple[Member, dict[str, Any]]]:
-    """Yield every member with the fields of its `assign` message. Visible GPUs are those of all local ranks, in order."""
+    """Yield every member with the fields of its `assign` message; visible GPUs are those of all local ranks."""
     for member in gang:
         neighbours = member.neighbours
         yield (

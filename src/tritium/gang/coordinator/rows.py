@@ -21,8 +21,8 @@ Verify = Callable[[Mapping[str, Any]], Exception | None]
 class Rows:
     """The row counts of every named DataFrame.
 
-    `stream`: ranks take rows while others still arrive. `verify(fingerprint)` returns an error for rows that must not be
-    trained on, else None.
+    `stream`: ranks take rows while others still arrive. `verify(fingerprint)` returns an error for rows that must not
+    be trained on, else None.
     """
 
     def __init__(self, gang: Gang, names: Sequence[str], *, stream: bool, verify: Verify | None) -> None:
@@ -56,7 +56,7 @@ class Rows:
                 return
             gang.observer.event("received", **whole)
             gang.broadcast("spooled", json.dumps(shapes).encode())
-            gang.broadcast("fingerprint", json.dumps(whole["fingerprint"]).encode())  # ranks need it before the last mark
+            gang.broadcast("fingerprint", json.dumps(whole["fingerprint"]).encode())  # before the last mark
         for name, rows in message["rows"].items():
             self.mark(name, member.number, int(rows), ended=True)
 

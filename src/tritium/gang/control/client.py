@@ -52,7 +52,7 @@ class Client:
         self._channel: Channel | None = None
         self._sending = False  # some thread is sending what is in the outbox
         self._heard = self._sent = self._known = time.monotonic()
-        """Monotonic times: of the last byte received, of the last one sent, when the coordinator last heard this end."""
+        """Monotonic times: of the last byte received, of the last one sent, when the coordinator last heard us."""
         channel = self._reach(time.monotonic() + timeout)
         self.addresses = channel.addresses
         self._threads = [

@@ -65,7 +65,7 @@ class Monitor:
         return self._memory.figures(self._process.peak)
 
     def stacks(self) -> tuple[str, dict[str, str]]:
-        """Return the stacks of all threads, and facts: `where` the main thread is, its `collective`, `why` there are none.
+        """Return the stacks of all threads, and `where` the main thread is, its `collective`, `why` there are none.
 
         Takes up to `stacks.ANSWER_SECONDS`.
         """

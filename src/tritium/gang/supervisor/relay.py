@@ -46,7 +46,7 @@ class Relay:
     # ---- from the coordinator
 
     def follow_coordinator(self) -> None:
-        """Handle the coordinator's messages until its session ends, which ends the gang unless every rank has succeeded."""
+        """Handle the coordinator's messages until its session ends; that ends a gang that has not succeeded."""
         while (message := self._coordinator.receive()) is not None:
             self._obey(message)
         self._ending.may_leave.set()

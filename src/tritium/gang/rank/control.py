@@ -125,7 +125,7 @@ class RankControl:
         )
 
     def await_all(self) -> None:
-        """Wait until every rank's function has returned, as this process may hold the TCPStore that others still use."""
+        """Wait until every rank's function has returned: this process may hold the TCPStore that others still use."""
         with self._changed:
             self._changed.wait_for(lambda: self._all_finished)
 

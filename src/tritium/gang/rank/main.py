@@ -65,7 +65,7 @@ def main(argument: str) -> None:
                 mpi.refuse(world.size)
             _tell_of_threads(control)
             _run(control, world, settings)
-    except BaseException as error:  # noqa: BLE001 - whatever it is, the driver must hear of it
+    except BaseException as error:  # noqa: BLE001 - every error is reported to the driver
         _report(channel, control, error)
     control.progress.enter("returned", "wait")
     control.await_all()
@@ -145,7 +145,7 @@ def _leave(control: RankControl) -> None:
     sys.unraisablehook, sys.excepthook = unraisable, uncaught  # weakref.finalize calls the latter
     try:
         threading._shutdown()  # type: ignore[attr-defined]  # its callbacks end the threads of idle pools
-    except Exception as error:  # noqa: BLE001 - as Python, which goes on to the exit handlers
+    except Exception as error:  # noqa: BLE001 - Python, too, continues with the exit handlers
         uncaught(type(error), error, error.__traceback__)
     atexit._run_exitfuncs()
     _flush()

@@ -135,7 +135,7 @@ class World:
 def _pickled(value: Any) -> bytes:
     try:
         return pickle.dumps(value, protocol=5)
-    except (pickle.PicklingError, AttributeError, TypeError):  # a function, or an object of a class that was pickled by value
+    except (pickle.PicklingError, AttributeError, TypeError):  # a function, or a class pickled by value
         return ship.pickle(value)
 
 

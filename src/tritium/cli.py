@@ -31,7 +31,7 @@ _RULE = re.compile(r"([\w-]+)[^>]*>=([\d.]+)(?:.*extra == .(\w+))?")  # pandas<3
 
 @dataclass(frozen=True)
 class Finding:
-    """One thing that was looked at: what was found, and, where it will not do, what mends it."""
+    """The result of one check: its subject, what was found, and how to fix it (`mend`; empty if it is fine)."""
 
     subject: str
     found: str
@@ -39,7 +39,7 @@ class Finding:
 
 
 class _Commands(click.Group):
-    """Shows an error of Tritium's as its text, without the way it took through the library."""
+    """Shows errors of Tritium's without a traceback."""
 
     def invoke(self, ctx: click.Context) -> Any:
         try:
@@ -85,9 +85,9 @@ def demo(data: str | None) -> None:
     if wrong:
         _show(wrong)
         raise click.ClickException("The demo can't start without these.")
-    os.environ.setdefault("PYSPARK_PYTHON", sys.executable)  # Spark would take the python3 of the PATH
+    os.environ.setdefault("PYSPARK_PYTHON", sys.executable)  # Spark would start the python3 of the PATH
     os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
-    os.environ.setdefault("SPARK_SUBMIT_OPTS", "-XX:TieredStopAtLevel=1")  # a JVM of a minute: half the compiling
+    os.environ.setdefault("SPARK_SUBMIT_OPTS", "-XX:TieredStopAtLevel=1")  # a short-lived JVM: halves its compilation
     sys.argv = [str(example), *([data] if data else [])]
     runpy.run_path(str(example), run_name="__main__")
 
@@ -126,7 +126,7 @@ def report(run_dir: str) -> None:
 
 
 def _sections(trace: dict[str, Any]) -> str:
-    """`1,200 steps of 8.1 ms: wait for data 2 %, …`."""
+    """Format a trace: `1,200 steps of 8.1 ms: wait for data 2 %, …`."""
     seconds, steps = trace["seconds"], trace["steps"]
     whole = sum(seconds.values()) or 1.0
     shares = ", ".join(f"{name} {value / whole:.0%}" for name, value in seconds.items())
@@ -138,12 +138,12 @@ def _short(value: Any) -> str:
 
 
 def python() -> Finding:
-    """The Python that runs this."""
-    return Finding("Python", f"{sys.version.split()[0]}, {sys.executable}")  # an older one could not have started
+    """Report the Python that runs this; an older one could not have started."""
+    return Finding("Python", f"{sys.version.split()[0]}, {sys.executable}")
 
 
 def workers() -> Finding:
-    """The Python that Spark's workers run on this machine: PYSPARK_PYTHON, or, for what Tritium starts, this one."""
+    """Check the Python of Spark's workers on this machine: PYSPARK_PYTHON, or this one for Tritium's own tasks."""
     chosen = os.environ.get(worker_python.VARIABLE)
     if chosen is None:
         other = shutil.which("python3") or "no python3"
@@ -158,7 +158,7 @@ def workers() -> Finding:
 
 
 def java() -> Finding:
-    """The Java that Spark will start: JAVA_HOME's before the PATH's."""
+    """Check the Java that Spark will start: JAVA_HOME's, else that of the PATH."""
     home = os.environ.get("JAVA_HOME")
     program = os.path.join(home, "bin", "java") if home else "java"
     place = shutil.which(program)
@@ -172,7 +172,7 @@ def java() -> Finding:
 
 
 def library(name: str) -> Finding:
-    """An installed library against what Tritium's own metadata asks for: nothing is imported."""
+    """Check an installed library's version against Tritium's metadata, without importing it."""
     rule = next(
         rule for rule in map(_RULE.match, importlib.metadata.requires("tritium") or ()) if rule and rule[1] == name
     )
@@ -190,7 +190,7 @@ def _numbers(version: str) -> list[int]:
 
 
 def gpus() -> Finding:
-    """What torch sees. None is no fault: a rank uses a GPU only when it is asked for with `gpus=`."""
+    """Report the GPUs that torch sees. None is fine, as ranks use GPUs only with `gpus=`."""
     try:
         import torch
     except ImportError:
@@ -200,7 +200,7 @@ def gpus() -> Finding:
 
 
 def scratch() -> Finding:
-    """Where shards are spooled in local mode."""
+    """Check the directory in which shards are spooled in local mode."""
     place = (os.environ.get("SPARK_LOCAL_DIRS") or tempfile.gettempdir()).split(",")[0]
     if not os.access(place, os.W_OK):
         return Finding("scratch", f"{place} can't be written", "set SPARK_LOCAL_DIRS to a directory on a local disk")
@@ -208,7 +208,7 @@ def scratch() -> Finding:
 
 
 def gang() -> Finding:
-    """Two ranks as child processes here, without Spark: they meet, and give back what each one knows."""
+    """Run a gather on two ranks as child processes, without Spark."""
     from tritium.gang.driver.launch import launch
 
     with tempfile.TemporaryDirectory(prefix="tritium-doctor-") as run_dir:

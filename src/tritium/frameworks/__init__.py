@@ -1,1 +1,1 @@
-"""What a rank needs before and after the user's function, one file a framework (rank)."""
+"""Preparations for the frameworks that a user's function may import (rank)."""

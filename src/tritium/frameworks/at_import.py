@@ -1,4 +1,4 @@
-"""Change a module right after it is loaded, whoever loads it and whenever that is (rank)."""
+"""Call a function when a module is imported, wherever that happens (rank)."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from types import ModuleType
 
 
 def at_import(name: str, then: Callable[[ModuleType], None]) -> None:
-    """Call `then(module)` once: now, or right after its import, before anyone can take names from it."""
+    """Call `then(module)` once: now if it is imported, else right after its import, before its names are used."""
     if name in sys.modules:
         then(sys.modules[name])
     else:
@@ -33,7 +33,7 @@ class _Finder(MetaPathFinder):
 
             def exec_module(module: ModuleType) -> None:
                 execute(module)
-                if self in sys.meta_path:  # not when the spec is found: that may only be a look whether it is installed
+                if self in sys.meta_path:  # only now: find_spec may be called to check an installation
                     sys.meta_path.remove(self)
                     self._then(module)
 

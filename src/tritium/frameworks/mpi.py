@@ -1,4 +1,4 @@
-"""MPI is no way to start a gang yet: importing it in a gang of several ranks is an error (rank)."""
+"""Refuse MPI in a gang of several ranks, which it can't start yet (rank)."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ MODULE = "mpi4py.MPI"  # its import calls MPI_Init; that of mpi4py alone does no
 
 
 def refuse(size: int) -> None:
-    """From now on, importing mpi4py's MPI raises BadSetting, whoever does it; at once if that has happened already.
+    """Let every later import of `mpi4py.MPI` raise BadSetting; raise it now if that is imported already.
 
-    MPI's own launcher has not started this process, so MPI_Init would make it a world of one, without a word: each of
-    `size` ranks would then train a model of its own. The error is no ImportError, which many libraries take for "not
-    installed". Asking whether mpi4py is there, and importing it without its MPI, are left alone.
+    No mpirun has started this process, so MPI_Init would silently make it a world of one, and each of `size` ranks
+    would train a model of its own. The error is no ImportError, which many libraries take for "not installed".
+    `find_spec`, and an import of mpi4py without its MPI, still work.
     """
     if MODULE in sys.modules:
         raise _problem(size)
@@ -52,7 +52,7 @@ class _Finder(MetaPathFinder):
 
 
 class _Refusing(Loader):
-    """Found, but not loaded: a look whether it is installed must not fail."""
+    """Raises when the module is loaded; finding it works, as libraries check whether it is installed."""
 
     def __init__(self, size: int) -> None:
         self._size = size
@@ -61,4 +61,4 @@ class _Refusing(Loader):
         raise _problem(self._size)
 
     def exec_module(self, module: ModuleType) -> None:
-        """Never called: there is no module."""
+        """Do nothing: never called, as `create_module` raises."""

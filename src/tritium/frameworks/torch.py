@@ -1,7 +1,4 @@
-"""PyTorch: what a rank imports before the user's function runs, while its supervisor spools its shard (rank).
-
-And how rows are read for a function that uses it (driver).
-"""
+"""PyTorch: import and prepare it in a rank (rank), and choose dtypes for functions that use it (driver)."""
 
 from __future__ import annotations
 
@@ -30,27 +27,27 @@ def load() -> None:
 
 
 def prepare() -> None:
-    """Before anyone imports torch: what it would do at a bad time, it does not, or later."""
+    """Postpone the import of torch's compiler, and keep destroyed process groups. Call before torch is imported."""
     wait_for_compile()
     keep_groups()
 
 
 def reading(data: Data) -> Data:
-    """How the rows of `data` are read for a function that uses torch: floating columns as float32, unless it says so.
+    """Return `data` with floating columns read as float32, unless it has a `default_dtype`.
 
-    float32 is torch's own default dtype: a double in a batch meets float32 weights in an error.
+    float32 is torch's default dtype: float64 inputs raise an error in a module with float32 weights.
     """
     return data if data.default_dtype is not None else replace(data, default_dtype="float32")
 
 
 def keep_groups() -> None:
-    """From now on, whoever imports torch: a process group that is destroyed is left alone until the process ends.
+    """Keep destroyed process groups in memory until this process exits, also of a torch that is imported later.
 
-    The destructor of Gloo's joins its threads, and a DDP module that is freed after `destroy_process_group()`, as most
-    training functions do when they return, calls it with the interpreter's lock held, for which one of those threads
-    may be waiting: for ever (torch 2.13, CPU: in 3 launches out of 4). A rank ends without destructors.
+    Gloo's destructor joins its threads. A DDP module that is freed after `destroy_process_group()`, as in most training
+    functions, calls it with the GIL held, for which one of those threads may be waiting: a deadlock (torch 2.13, CPU:
+    in 3 launches out of 4). A rank exits without destructors.
 
-    The store that a group met at stays with it, so each group that meets at MASTER_PORT gets names of its own there.
+    The store of a kept group is kept too, so every later rendezvous at MASTER_PORT gets a prefix of its own.
     """
     at_import(_GROUPS, _keep)
 
@@ -79,7 +76,7 @@ def _keep(c10d: Any) -> None:
 
 @contextmanager
 def threads(cpus: int | None) -> Iterator[None]:
-    """Let torch compute with `cpus` threads in the block. Does nothing for None, or where torch is not imported."""
+    """Let torch use `cpus` threads within the block. Does nothing for None, or where torch is not imported."""
     torch = sys.modules.get(PACKAGE)
     if cpus is None or torch is None:
         yield

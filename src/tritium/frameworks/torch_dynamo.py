@@ -1,9 +1,9 @@
-"""Training without torch's compiler does not import it: that takes almost as long as importing torch itself (rank).
+"""Postpone the import of torch's compiler until it is used; it takes almost as long as that of torch (rank).
 
-torch (2.13) imports `torch._dynamo` at the first use of an optimizer and of DDP: to keep it from tracing some of their
-functions, to have it break its graph around a step, and to ask DDP's setting. Before anyone has imported it nothing is
-traced, there is no graph, and the setting is the default; so until then all three are answered here. Whoever needs
-more of it, `torch.compile` for one, imports it as ever, and from then on torch does all by itself.
+torch (2.13) imports `torch._dynamo` at the first use of an optimizer and of DDP: to exclude some of their functions
+from tracing, to break its graph around an optimizer step, and to read DDP's setting. Before it is imported nothing is
+traced, there is no graph, and the setting is the default: until then all three are answered here. `torch.compile`, and
+any other use, imports it as usual, and from then on torch's own code runs.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ from weakref import WeakSet
 from tritium.frameworks.at_import import at_import
 
 _DYNAMO = "torch._dynamo"
-_DISABLED = "__dynamo_disable"  # where torch keeps, with a function, what to call instead
+_DISABLED = "__dynamo_disable"  # the attribute of a function in which torch keeps its untraced version
 
 
 def wait_for_compile() -> None:
-    """From now on torch imports its compiler when something is compiled. To be called before torch is imported."""
+    """Let torch import its compiler only when something is compiled. Call before torch is imported."""
     present: list[bool] = []  # a list, as the compiler can trace what asks it
     marked: WeakSet[Any] = WeakSet()
 
@@ -41,7 +41,7 @@ def wait_for_compile() -> None:
 
 @contextlib.contextmanager
 def without_compiler() -> Iterator[None]:
-    """Within, an optimizer is made without importing torch's compiler; for a process that imported torch by itself."""
+    """Make optimizers without importing torch's compiler, within the block, where torch is imported already."""
     optimizers = sys.modules.get("torch.optim.optimizer")
     function = getattr(getattr(optimizers, "Optimizer", None), "add_param_group", None)
     inner = getattr(function, "__wrapped__", None)
@@ -61,7 +61,7 @@ def _unmark(function: Any) -> None:
 
 
 def _mark(marked: WeakSet[Any], present: list[bool], module: ModuleType) -> None:
-    """What must not be traced is called as it is, while nothing can trace it."""
+    """Mark functions that must not be traced as their own untraced versions, while the compiler is not imported."""
     original = getattr(module, "_disable_dynamo", None)
     if original is None:
         return
@@ -70,7 +70,7 @@ def _mark(marked: WeakSet[Any], present: list[bool], module: ModuleType) -> None
     def _disable_dynamo(fn: Any = None, recursive: bool = True) -> Any:
         made = original(fn, recursive)  # before the mark, of which it would keep a copy
         if fn is not None and not present:
-            with contextlib.suppress(AttributeError, TypeError):  # it takes no attributes: then torch does as ever
+            with contextlib.suppress(AttributeError, TypeError):  # it takes no attributes: torch's own way is used
                 marked.add(fn)
                 setattr(fn, _DISABLED, fn)
                 if present:  # another thread has just imported it
@@ -81,7 +81,7 @@ def _mark(marked: WeakSet[Any], present: list[bool], module: ModuleType) -> None
 
 
 def _step_without(present: list[bool], module: ModuleType) -> None:
-    """An optimizer's step, without the breaks around it in a graph that is not there."""
+    """Call an optimizer's step without graph breaks, while the compiler is not imported."""
     original = getattr(module, "_use_grad_for_differentiable", None)
     if original is None:
         return
@@ -102,7 +102,7 @@ def _step_without(present: list[bool], module: ModuleType) -> None:
 
 
 def _stand_in(present: list[bool], module: ModuleType) -> None:
-    """`torch._dynamo` until it is imported: DDP asks it for one setting."""
+    """Put a stand-in for `torch._dynamo` into torch until it is imported: DDP reads one setting from it."""
     if present:
         return
 
@@ -116,7 +116,7 @@ def _stand_in(present: list[bool], module: ModuleType) -> None:
 
 
 class _Later(ModuleType):
-    """A module that has a few attributes, and imports the real one for all others."""
+    """A module with a few attributes that imports the real one for all others."""
 
     def __init__(self, name: str, **attributes: Any) -> None:
         super().__init__(name)

@@ -1,4 +1,4 @@
-"""Which parts of a step are torch's: its modules' forward, backward, collectives and optimizers (rank)."""
+"""Measure torch's parts of a step: forward, backward, collectives, optimizer (rank)."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _COLLECTIVES = (
 
 
 def hook(trace: Trace) -> None:
-    """From now on `trace` is told. Does nothing where the user's function has not imported torch."""
+    """Install hooks that report to `trace`. Does nothing where the user's function has not imported torch."""
     torch = sys.modules.get("torch")
     if torch is None:
         return
@@ -26,7 +26,7 @@ def hook(trace: Trace) -> None:
         trace.enter("forward")
         if id(module) not in replicas and type(module).__name__ == "DistributedDataParallel":
             replicas[id(module)] = module
-            module._set_ddp_runtime_logging_sample_rate(1)  # its own clock: every step, not every hundredth
+            module._set_ddp_runtime_logging_sample_rate(1)  # DDP measures every step then, not every hundredth
 
     from torch.nn.modules import module as modules
     from torch.optim import optimizer as optimizers
@@ -55,7 +55,7 @@ def _within(trace: Trace, section: Section, function: Any) -> Any:
 
 
 def _waited(replica: Any) -> float:
-    """Seconds that DDP's exchange took beyond what was hidden behind the computation, by DDP's own clock."""
+    """Return the seconds of DDP's gradient exchange that did not overlap with computation, by DDP's own clock."""
     told = replica._get_ddp_logging_data()
     each = told.get("avg_backward_comm_time", 0) - told.get("avg_backward_compute_comm_overlap_time", 0)
     return float(max(0, each)) * 1e-9 * float(told.get("iteration", 0))

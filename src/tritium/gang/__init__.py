@@ -1,1 +1,1 @@
-"""Start a gang, watch it, end it (any process)."""
+"""Start, monitor and end a gang: one folder for each process; files here are shared by all (any process)."""

@@ -1,4 +1,4 @@
-"""What is known of a rank that failed, on its way to the driver and as the error raised there (any process)."""
+"""The failure of a rank: a message on its way to the driver, and the error raised there (any process)."""
 
 from __future__ import annotations
 
@@ -20,16 +20,16 @@ from tritium.wire import clip
 
 How = Literal["exception", "signal", "exit", "lost", "orphaned", "error", "stalled", "regroup"]
 
-# What a failure may take on its way: together less than a message's header, so that it can always be sent.
-STACKS_BYTES = 1 << 16  # of all ranks, in an exception
+# Limits of a failure's parts. Together they are below the limit of a message's header, so it can always be sent.
+STACKS_BYTES = 1 << 16  # of all ranks' stacks within an exception's text
 HEADLINE_BYTES = 1 << 12
 _BYTES = {"text": 1 << 18, "traceback": 3 << 16, "type": 1 << 11, "host": 1 << 11, "signal": 1 << 8}
 _LINES = {"log": (32, 1 << 12), "others": (8, 1 << 13)}
-_FIGURE_BYTES = 1 << 10  # a text among the figures of `memory` and `at`
-PICKLED_BYTES = 1 << 22  # a larger exception is told as text
+_FIGURE_BYTES = 1 << 10  # of a text in `memory` or `at`
+PICKLED_BYTES = 1 << 22  # a larger exception is sent as text
 
-# What a collective says when its partner is gone; and what it may say then, when it is one of these that says it: a
-# database of the user's that refuses a connection is the user's own matter.
+# Messages of a collective whose partner has died. Those of _PERHAPS count only when the code of one of _SPEAKERS raised
+# them: a refused connection may as well be that of the user's database.
 _ECHO = re.compile(
     r"gloo/transport|connectFullMesh|nccl(Remote|System|Internal|UnhandledCuda)Error|NCCL (watchdog|communicator was)|"
     r"remote process exit|Dist(Network|Store)Error",
@@ -40,20 +40,22 @@ _SPEAKERS = ("torch", "jax", "jaxlib", "tensorflow", "keras", "horovod", "mpi4py
 
 
 class Regroup(BaseException):
-    """The gang ends to be started again with more ranks: no failure, and nothing that a function should catch."""
+    """Ends a gang that is started again with more ranks. A BaseException, so that functions don't catch it."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Failure:
-    """The end of one rank.
+    """The failure of one rank.
 
-    `how` is "exception" (the user's function raised), "signal" (killed), "exit" (the process left without returning),
-    "lost" (its supervisor is gone), "orphaned" (what its supervisor belongs to is; `text` says what), "stalled" (it
-    makes no progress; `text` is the story), "error" (an error of Tritium's own tree, such as BadRow: raised as it is)
-    or "regroup" (none: the gang has saved its state, to be started again with more ranks). `echo` says that another
-    rank's death would look like this from here. `memory` are figures of a rank that was killed, `at` is where it stood
-    (its step and phase), `others` what the other ranks were doing, `stacks` stay where they were collected, as they are
-    large.
+    `how` is one of:
+        "exception": the user's function raised. "error": an error of Tritium's own, such as BadRow, raised as it is.
+        "signal": the process was killed. "exit": it left before the function returned.
+        "lost": its supervisor is gone. "orphaned": its supervisor's parent is gone, as `text` says.
+        "stalled": it makes no progress; `text` is the report.
+        "regroup": no failure; the gang has saved its state, to be started again with more ranks.
+
+    `echo`: it may be the consequence of another rank's death. `memory`: figures of a rank that was killed (bytes).
+    `at`: its step and phase. `others`: lines on the other ranks. `stacks`: rank → text; too large for `fields`.
     """
 
     how: How
@@ -74,7 +76,7 @@ class Failure:
     pickled: bytes = b""
 
     def __post_init__(self) -> None:
-        """Cut every text that is too long to be sent, keeping its beginning and end."""
+        """Cut every text that exceeds its limit in the middle."""
         short: dict[str, Any] = {}
         for name, limit in _BYTES.items():
             text = getattr(self, name)
@@ -91,9 +93,9 @@ class Failure:
 
     @classmethod
     def of(cls, error: BaseException, rank: int, **facts: Any) -> Failure:
-        """The failure that an exception is. The exception travels too, where it can be pickled.
+        """Make a failure from an exception, with the pickled exception where that is possible.
 
-        Raises nothing, whatever the exception's own methods do.
+        `facts` are further fields. Raises nothing, whatever the exception's own methods do.
         """
         try:
             pickled = ship.pickle(error)
@@ -118,7 +120,7 @@ class Failure:
 
     @classmethod
     def of_coordinator(cls, error: Exception) -> Failure:
-        """What the coordinator itself raised: no rank is at fault, and the run must end all the same."""
+        """Make the failure of a gang whose coordinator raised `error`; no rank is at fault (`rank` is -1)."""
         host = socket.gethostname()
         problem = TritiumError(
             f"The coordinator of this run failed on {host}: {type(error).__name__}: {error}. No rank is at fault; all "
@@ -129,14 +131,14 @@ class Failure:
 
     @property
     def doubt(self) -> int:
-        """Whether another rank's death may have caused this: 0, no; 1, perhaps; 2, it looks like it.
+        """Whether another rank's death may have caused this: 0, no; 1, perhaps; 2, probably.
 
-        A function that hears a collective fail may well leave the process; a library may abort it.
+        Perhaps: a function may exit, and a library may abort, when a collective fails.
         """
         return 2 if self.echo else int(self.how == "exit" or self.signal == "SIGABRT")
 
     def headline(self) -> str:
-        """One line: who, where, how."""
+        """Return one line: rank, host, how it failed."""
         who = f"rank {self.rank} on {self.host}"
         if self.how == "signal":
             more = f": {killed_for(self.memory or {})}" if self.signal == "SIGKILL" else ""
@@ -163,17 +165,17 @@ class Failure:
 
     @property
     def is_loss(self) -> bool:
-        """Whether the rank was taken away, or lost its connection to one that was, and did not fail by itself."""
+        """Whether the rank was killed or lost, or failed as a consequence of that; then a retry may help."""
         return self.how in ("signal", "exit", "lost", "orphaned") or self.echo
 
     def error(self, run_dir: str | None = None) -> TritiumError | Regroup:
-        """The exception for the driver: Tritium's own as it was raised, any other as the cause of RankFailed."""
+        """Return the exception for the driver: Tritium's own as it was, any other as the cause of RankFailed."""
         if self.how == "regroup":
             return Regroup("slots have come back")
         cause = self.cause()
         if isinstance(cause, TritiumError) and self.how == "error":
             here = {"rank": self.rank, "host": self.host, "pid": self.pid, "run_dir": run_dir}
-            cause.__dict__.update(here | cause.__dict__)  # an error that names a rank means the one at fault
+            cause.__dict__.update(here | cause.__dict__)  # a rank that the error names is the one at fault
             cause.__dict__["rank_traceback"] = self.traceback
             return cause
         if self.how == "stalled":
@@ -225,7 +227,7 @@ class Failure:
         return Stalled("\n".join(story), **{**facts, **self.at})
 
     def cause(self) -> BaseException | None:
-        """The rank's own exception, where it can be rebuilt here."""
+        """Return the rank's own exception if it can be unpickled here, else None."""
         if not self.pickled:
             known = getattr(errors, self.type.removeprefix("tritium.errors."), None) if self.how == "error" else None
             return known(self.text) if known else None
@@ -236,13 +238,13 @@ class Failure:
         return cause if isinstance(cause, BaseException) else None
 
     def fields(self) -> dict[str, Any]:
-        """All but the pickled exception, as JSON; that one travels as a message's blob."""
+        """Return the JSON fields: all but `stacks` and `pickled`, which is sent as the message's blob."""
         fields = dataclasses.asdict(self)
         del fields["pickled"], fields["stacks"]
         return fields
 
     def with_stacks(self) -> dict[str, Any]:
-        """`fields`, and as much of every rank's stacks as is fit to travel through Spark's exceptions."""
+        """Return `fields` with every rank's stacks, cut to STACKS_BYTES in all."""
         each = STACKS_BYTES // max(1, len(self.stacks))
         return {**self.fields(), "stacks": {str(rank): clip(text, each) for rank, text in self.stacks.items()}}
 
@@ -258,8 +260,9 @@ class Failure:
 
 @dataclass(frozen=True)
 class NonFatalError:
-    """What raised in a rank, or ended its process, without ending the run: in a thread of the user's, or in an exit
-    handler; `late`: when every function had returned, so that it could not change a result any more.
+    """An exception, or an exit, in a rank that did not end the run: of a user's thread or an exit handler.
+
+    `late`: it happened after every function had returned.
     """
 
     rank: int
@@ -272,20 +275,20 @@ class NonFatalError:
     late: bool
 
     def headline(self) -> str:
-        """One line: who, where, what."""
+        """Return one line: rank, host, what was raised where."""
         what = f"{self.where} raised {self.type}: {self.text}" if self.type else self.text
         when = ", after every function had returned" if self.late else ""
         return f"rank {self.rank} on {self.host} (pid {self.pid}){':' if self.type else ''} {what}{when}"
 
     def story(self, run_dir: str) -> str:
-        """With its traceback, and where the whole output is."""
+        """Return the headline, the traceback, and where the rank's output is."""
         first = self.headline()
         log = f"Every result is there. The rank's output: {run_dir}/logs/rank-{self.rank}.log"
         return "\n".join(filter(None, [f"{first[0].upper()}{first[1:]}.", self.traceback.rstrip(), log]))
 
 
 def _is_echo(error: BaseException) -> bool:
-    """Whether it, or one that it was raised for or after, is what a collective raises when its partner is gone."""
+    """Tell whether an exception, or one in its chain, is that of a collective whose partner has died."""
     chain, seen = [error], set()
     while chain:
         one = chain.pop()
@@ -300,7 +303,7 @@ def _is_echo(error: BaseException) -> bool:
 
 
 def _shown(error: BaseException, how: Callable[[BaseException], str]) -> str:
-    """What an exception says of itself; never another exception (any class may define `__str__`, and get it wrong)."""
+    """Return `how(error)`, or a substitute text if that raises, as a user's `__str__` may."""
     try:
         return how(error)
     except Exception as problem:  # noqa: BLE001 - see above
@@ -308,7 +311,7 @@ def _shown(error: BaseException, how: Callable[[BaseException], str]) -> str:
 
 
 def _speaker(error: BaseException) -> str:
-    """The package whose code raised it; of a C extension, the one that called it."""
+    """Return the package whose code raised it; for a C extension, the package that called it."""
     frame, last = error.__traceback__, ""
     while frame is not None:
         last, frame = str(frame.tb_frame.f_globals.get("__name__", "")), frame.tb_next
@@ -316,7 +319,7 @@ def _speaker(error: BaseException) -> str:
 
 
 def signal_name(number: int) -> str:
-    """9 → "SIGKILL"."""
+    """Return the name of a signal: 9 → "SIGKILL"."""
     try:
         return signals.Signals(number).name
     except ValueError:

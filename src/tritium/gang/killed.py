@@ -1,4 +1,4 @@
-"""Why a rank was killed by SIGKILL, as far as the figures of its memory tell (any process)."""
+"""Tell from memory figures why a rank was killed by SIGKILL (any process)."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 
 
 def size(count: float | None) -> str:
-    """1.2e9 → "1.2 GB"; "?" for None."""
+    """Format bytes: 1.2 * 2**30 → "1.2 GB"; "?" for None."""
     if count is None:
         return "?"
     for unit, scale in (("GB", 1 << 30), ("MB", 1 << 20)):
@@ -17,11 +17,10 @@ def size(count: float | None) -> str:
 
 
 def from_outside(memory: Mapping[str, Any]) -> bool:
-    """Whether the figures of a rank that was killed by SIGKILL speak against a lack of memory, so that someone did it.
+    """Tell whether a rank was killed by a process or a person, not for lack of memory.
 
-    They do when all of these are known: the kernel counted no kill in the rank's cgroup, the group stayed below 95 % of
-    its limit, and the host would have kept a tenth of its memory had the rank taken its whole peak at once, since the
-    last look.
+    True when all of this is known: the kernel counted no kill in the rank's cgroup, the group stayed below 95 % of its
+    limit, and of the host's available memory, less the rank's whole peak, more than a tenth of the total remains.
     """
     if memory.get("oom_kills") != 0 or not (memory.get("peak") and memory.get("host_total")):
         return False
@@ -32,7 +31,7 @@ def from_outside(memory: Mapping[str, Any]) -> bool:
 
 
 def killed_for(memory: Mapping[str, Any]) -> str:
-    """Why a rank that was killed by SIGKILL was killed, as far as its memory tells."""
+    """Return the probable reason of a SIGKILL, with the figures. `memory`: of `Memory.figures`, or empty."""
     if not memory:
         return "probably out of memory, unless someone killed it"
     peak = size(memory["peak"]) if memory.get("peak") else "unknown"

@@ -1,4 +1,4 @@
-"""What every supervisor of a run is told (any process)."""
+"""The order that every supervisor of an attempt gets (any process)."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class Order:
-    """Made on the driver, sent by value."""
+    """What a supervisor needs to run its rank. Made on the driver, and pickled with the Spark job."""
 
     launch: str
     run_id: str
@@ -34,6 +34,6 @@ class Order:
     elastic: bool = False
     trace: bool = False
     result_limit: int = 0
-    """Bytes of all results together, where the coordinator's notes travel with them; 0: any number."""
+    """Bytes that Spark accepts for all results together, with the log of a coordinator on an executor; 0: any."""
     stall_limit: StallLimit | None = None
     run_dir: str = ""

@@ -1,4 +1,4 @@
-"""How a gang is started: one frozen dataclass, which `launch` and every estimator share (any process)."""
+"""`Gang`: the settings of a gang, shared by `launch` and every estimator (any process)."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ Output = Literal["all", "rank 0", "none"]
 OnStall = Literal["end", "report"]
 
 _FRAMEWORKS = ("torch",)
-ELSEWHERE = {  # what other launchers call it
+ELSEWHERE = {  # names in other launchers → the setting here
     **dict.fromkeys(("num_workers", "num_processes", "num_proc", "num_procs", "num_ranks"), "ranks"),
     **dict.fromkeys(("np", "nproc", "nprocs", "n_procs", "nproc_per_node", "world_size", "num_tasks"), "ranks"),
     **dict.fromkeys(("use_gpu", "num_gpus", "gpus_per_rank", "num_gpus_per_worker", "resources_per_worker"), "gpus"),
@@ -30,9 +30,9 @@ ELSEWHERE = {  # what other launchers call it
 
 
 def showing(*sources: type) -> Callable[[F], F]:
-    """A decorator: `inspect.signature` shows the fields of these dataclasses in place of the function's **keywords.
+    """Decorate a function: its signature shows the fields of these dataclasses instead of its **keywords.
 
-    That is what a notebook completes and explains. Type checkers and editors read `keywords.pyi`.
+    Notebooks use the signature for completion and help. Type checkers and editors read `keywords.pyi`.
     """
 
     def decorate(function: F) -> F:
@@ -62,7 +62,7 @@ def _field(default: Any, doc: str) -> Any:
 
 
 def as_int(value: Any) -> Any:
-    """A whole number as an int, NumPy's among them; anything else as it is."""
+    """Return a whole number (also NumPy's) as an int; anything else unchanged."""
     try:
         return value if isinstance(value, bool) else operator.index(value)
     except TypeError:
@@ -138,12 +138,12 @@ class Gang:
 
     @property
     def least(self) -> int:
-        """The smallest world size that will do."""
+        """The least world size."""
         return self.ranks[0] if isinstance(self.ranks, tuple) else self.ranks
 
     @property
     def most(self) -> int:
-        """The largest world size that is wanted."""
+        """The largest world size."""
         return self.ranks[1] if isinstance(self.ranks, tuple) else self.ranks
 
     def _wrong(self) -> Any:
@@ -188,14 +188,14 @@ class Gang:
 
     @classmethod
     def fields(cls) -> tuple[str, ...]:
-        """The names of the settings, in order."""
+        """Return the names of the settings, in order."""
         return tuple(f.name for f in dataclasses.fields(cls))
 
     @classmethod
     def of(cls, gang: Gang | None, changes: Mapping[str, Any]) -> Gang:
-        """`gang` (or the defaults) with `changes`.
+        """Return `gang` (or the defaults) with `changes`.
 
-        Raises BadSetting for a `gang` that is none, and for an unknown name, with the one that is probably meant.
+        Raises BadSetting for a `gang` of another type, and for an unknown name, with the nearest known one.
         """
         if gang is not None and not isinstance(gang, cls):
             raise BadSetting(

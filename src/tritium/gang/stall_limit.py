@@ -1,4 +1,4 @@
-"""How long a rank may make no progress, and what is done then (any process)."""
+"""The limit of time without progress, and what happens after it (any process)."""
 
 from __future__ import annotations
 
@@ -9,17 +9,17 @@ from tritium.gang.settings import Gang
 
 @dataclass(frozen=True)
 class StallLimit:
-    """`seconds` without progress after which a rank is considered hung; `end`: the gang is ended, not only reported."""
+    """`seconds` without progress after which a rank is considered hung; `end`: whether the gang is ended then."""
 
     seconds: float
     end: bool = True
 
     @classmethod
     def of(cls, gang: Gang) -> StallLimit:
-        """As `stall_timeout` and `on_stall` say."""
+        """Return the limit of the settings `stall_timeout` and `on_stall`."""
         return cls(gang.stall_timeout, gang.on_stall == "end")
 
     @property
     def look_seconds(self) -> float:
-        """How often to look, and to send heartbeats: four times within the limit; once a second is enough."""
+        """Seconds between checks, and between heartbeats: a quarter of the limit, but 0.05 to 1."""
         return max(0.05, min(1.0, self.seconds / 4))

@@ -1,4 +1,4 @@
-"""Sockets to listen on, and what is said of an address that can't be reached (driver, supervisor, rank)."""
+"""Listening sockets, and the error about an address that can't be reached (driver, supervisor, rank)."""
 
 from __future__ import annotations
 
@@ -13,28 +13,28 @@ _MARK = "can't reach the coordinator at "
 
 
 def listener(address: str, port: int = 0) -> socket.socket:
-    """A listening socket on an IPv4 or IPv6 address; "::" takes both."""
+    """Return a listening socket on an IPv4 or IPv6 address; "::" accepts both. `port` 0: any free one."""
     family, both = family_of(address), address == "::" and socket.has_dualstack_ipv6()
     return socket.create_server((address, port), family=family, backlog=1024, dualstack_ipv6=both)
 
 
 def family_of(address: str) -> socket.AddressFamily:
-    """Of a numeric address."""
+    """Return the family of a numeric address."""
     return socket.AF_INET6 if ":" in address else socket.AF_INET
 
 
 def shown(address: tuple[str, int]) -> str:
-    """`10.0.0.1:4000`, `[::1]:4000`."""
+    """Format an address: `10.0.0.1:4000`, `[::1]:4000`."""
     return f"[{address[0]}]:{address[1]}" if ":" in address[0] else f"{address[0]}:{address[1]}"
 
 
 def unreachable(host: str, address: tuple[str, int], seconds: float, error: Exception) -> str:
-    """What a supervisor on `host` says that does not reach the coordinator."""
+    """Return the message of a supervisor on `host` that can't reach the coordinator."""
     return f"The executor on {host} {_MARK}{shown(address)}, tried for {seconds:g} s: {error}"
 
 
 def unreachable_in(line: str) -> BadSetting | None:
-    """The error for the driver, where `line`, the last of a supervisor's traceback, is what `unreachable` said."""
+    """Return the driver's error if `line`, the last of a traceback, has the message of `unreachable`; else None."""
     found = re.search(rf"The executor on \S+ {_MARK}(\S+), tried for .*", line)
     if found is None:
         return None
@@ -47,7 +47,7 @@ def unreachable_in(line: str) -> BadSetting | None:
 
 
 def interface_v6(address: str) -> str | None:
-    """The network interface that has this IPv6 address (Linux)."""
+    """Return the name of the network interface that has this IPv6 address (Linux), or None."""
     wanted = socket.inet_pton(socket.AF_INET6, address.partition("%")[0]).hex()
     try:
         with open("/proc/net/if_inet6") as table:  # address, index, prefix, scope, flags, name

@@ -1,4 +1,4 @@
-"""A supervisor's line to the coordinator, which is made again when it breaks (supervisor)."""
+"""The client connection of a supervisor to the coordinator; it reconnects when it breaks (supervisor)."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ from tritium.gang.control.session import GRACE, HEARTBEAT_SECONDS, SILENCE, TICK
 from tritium.wire import Channel, Message, Packed
 
 ATTEMPT_SECONDS = 2.0  # for one attempt to connect, with its handshake
-LONGEST_PAUSE = 0.5  # between two attempts
-BYE_SECONDS = 2.0  # how long `close` waits until the coordinator has heard everything
-OUTBOX_BYTES = 1 << 26  # kept for sending again, at most; one message may be larger. Then senders wait.
+LONGEST_PAUSE = 0.5  # between two attempts to connect
+BYE_SECONDS = 2.0  # how long `close` waits until the coordinator has confirmed everything
+OUTBOX_BYTES = 1 << 26  # unconfirmed at most (or one larger message); then senders wait
 
 
 class Client:
-    """Like a Channel, but it survives its connection. Any thread may send; one thread at a time may `receive`.
+    """A Channel that reconnects. Any thread may send; one thread at a time may `receive`.
 
-    `who` is for people: which supervisor of which run this is. `at_once(message, idle)` is asked from the line's own
-    thread whether it has dealt with a message; if not, `receive` gives it. `idle`: all earlier ones are dealt with.
+    `who` describes this supervisor in messages. `at_once(message, idle)` is called from the client's own thread, and
+    tells whether it has handled a message; `receive` returns the others. `idle`: no earlier message is waiting.
     """
 
     def __init__(
@@ -36,7 +36,7 @@ class Client:
         at_once: Callable[[Message, bool], bool] = lambda message, idle: False,
     ) -> None:
         """Connect within `timeout` seconds. Raises WireError when no coordinator of this run answers."""
-        self.reason: str | None = None  # why this line is over; None as long as it is not, and after `close`
+        self.reason: str | None = None  # why the session has ended; None before, and after `close`
         self._address = address
         self._secret = secret
         self._who = who
@@ -46,13 +46,13 @@ class Client:
         self._inbox = Inbox()
         self._arrived: deque[Message] = deque()
         self._at_once = at_once
-        self._idle = False  # a thread waits in `receive`: it has dealt with all that it was given
+        self._idle = False  # a thread waits in `receive`, so it has handled every message it got
         self._over = False
         self._leaving = False
         self._channel: Channel | None = None
-        self._sending = False  # some thread sends what is in the outbox
+        self._sending = False  # some thread is sending what is in the outbox
         self._heard = self._sent = self._known = time.monotonic()
-        """When a byte came last, when one was sent, and when the coordinator is known to have heard of this end."""
+        """Monotonic times: of the last byte received, of the last one sent, when the coordinator last heard us."""
         channel = self._reach(time.monotonic() + timeout)
         self.addresses = channel.addresses
         self._threads = [
@@ -65,11 +65,11 @@ class Client:
     # ---- what other threads call
 
     def send(self, kind: str, blob: bytes = b"", /, **fields: Any) -> None:
-        """Have a message sent; waits while too much is unconfirmed. Raises WireError when the coordinator is gone."""
+        """Send a message. Waits while OUTBOX_BYTES are unconfirmed. Raises WireError when the session has ended."""
         self.pass_on(Message(kind, fields, blob))
 
     def pass_on(self, message: Message) -> None:
-        """Have a message sent as it came."""
+        """Send a message unchanged; see `send`."""
         packed = Packed.of(message)
         with self._changed:
             self._changed.wait_for(
@@ -79,12 +79,12 @@ class Client:
                 raise WireError(f"The other end is gone: {self.reason or 'this line was closed'}.")
             self._outbox.add(packed)
             if self._sending or self._channel is None:
-                return  # whoever sends, or connects again, goes on with this one
+                return  # the thread that sends, or reconnects, sends this one too
             self._sending = True
         self._send_all()
 
     def receive(self) -> Message | None:
-        """The next message, or None when there will be no more; then `reason` says why."""
+        """Return the next message, or None when the session has ended; then `reason` says why."""
         with self._changed:
             self._idle = not self._arrived
             self._changed.wait_for(lambda: self._arrived or self._over)
@@ -92,7 +92,7 @@ class Client:
             return self._arrived.popleft() if self._arrived else None
 
     def close(self) -> None:
-        """Say goodbye, wait until the coordinator has heard it and all before it, and hang up."""
+        """Send `bye`, wait up to BYE_SECONDS until everything is confirmed, disconnect, and join the threads."""
         with self._changed:
             if not self._over and not self._leaving:
                 self._leaving = True
@@ -115,7 +115,7 @@ class Client:
             self._changed.notify_all()
 
     def _read(self, channel: Channel) -> None:
-        """Receive; connect again when the connection breaks; end when the coordinator is gone, or says so."""
+        """Receive, and reconnect when the connection breaks, until the coordinator is gone or ends the session."""
         try:
             while True:
                 try:
@@ -128,10 +128,10 @@ class Client:
         except WireError as error:
             self._end(str(error))
         finally:
-            self._end("its thread has failed")  # then no one shall wait for it
+            self._end("its thread has failed")  # only after an unexpected error, so that no thread waits for ever
 
     def _listen(self, channel: Channel) -> None:
-        """Until this connection is broken."""
+        """Receive until this connection breaks."""
         while not self._over:
             began = time.monotonic()
             try:
@@ -142,11 +142,11 @@ class Client:
                 self._take(messages)
             except TimeoutError:
                 now = time.monotonic()
-                if now - began > 2 * TICK:  # this process itself stood still, and could hear no one
+                if now - began > 2 * TICK:  # this process itself was stopped, and could not receive
                     self._heard = self._known = now
                 if now - self._heard > SILENCE:
                     return
-            except WireError:  # damaged, or a stranger's: what was not received will be sent again
+            except WireError:  # damaged or not authentic: unreceived messages are sent again
                 return
 
     def _take(self, messages: list[Message]) -> None:
@@ -173,7 +173,7 @@ class Client:
                     self._changed.notify_all()
 
     def _reach(self, deadline: float) -> Channel:
-        """A connection on which this session goes on. Raises WireError when there is none before `deadline`."""
+        """Connect, or reconnect, this session. Raises WireError when that fails until `deadline` (monotonic)."""
         pause = 0.0
         while True:
             if self._over:
@@ -216,7 +216,7 @@ class Client:
             raise
 
     def _write(self) -> None:
-        """Send what a broken connection has left, and a heartbeat after a while without any, or when much has come."""
+        """Send what a broken connection left unsent, and heartbeats: every HEARTBEAT_SECONDS, or when ACKs are due."""
         while True:
             with self._changed:
                 self._changed.wait_for(lambda: self._over or (self._is_idle and self._has_news), TICK)
@@ -236,7 +236,7 @@ class Client:
         return bool(self._outbox) or self._inbox.due
 
     def _send_all(self, *, heartbeat: bool = False) -> None:
-        """Send until there is nothing left. One thread at a time, without the lock: a send may take long."""
+        """Send until the outbox is empty. One thread at a time, without holding the lock, as a send may block."""
         while True:
             with self._changed:
                 channel = self._channel
@@ -251,15 +251,15 @@ class Client:
                 heartbeat = False
             try:
                 channel.pass_on(message)
-            except WireError:  # what was not confirmed is sent again over the next connection
+            except WireError:  # unconfirmed messages are sent again on the next connection
                 with self._changed:
                     if self._channel is channel:
                         self._channel = None
                 channel.hang_up()
-            except BaseException:  # no one sends any more: it must not look as if someone did
+            except BaseException:  # this thread stops sending, and others must not wait for it
                 self._end("its thread has failed")
                 raise
 
 
 class Refused(WireError):
-    """The coordinator has answered, and does not want this session."""
+    """The coordinator has answered, and refused this session."""

@@ -1,4 +1,4 @@
-"""A supervisor's connection, and the session that outlives it, at the server (driver, or the first supervisor)."""
+"""The server's side of a connection, and of its session, which outlives it (driver, or the first supervisor)."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from typing import Any, Generic, Protocol, TypeVar
 from tritium.gang.control.session import Inbox, Outbox
 from tritium.wire import MAX_BLOB, Challenge, Codec, Message, Packed
 
-OUTBOX_BYTES = 2 * MAX_BLOB  # what a supervisor has not confirmed, at most
+OUTBOX_BYTES = 2 * MAX_BLOB  # a supervisor with more unconfirmed bytes is given up
 
 Owner = TypeVar("Owner")
 
 
 class Serving(Protocol[Owner]):
-    """The server, as its connections use it."""
+    """What connections need of the server."""
 
     def give_up(self, session: Session[Owner], reason: str) -> None: ...
     def watch(self, connection: Connection[Owner], sock: socket.socket, *, writing: bool) -> None: ...
@@ -25,21 +25,21 @@ class Serving(Protocol[Owner]):
 
 
 class Session(Generic[Owner]):
-    """What a supervisor and this server have to say to each other. `owner` is whom its user found at the other end."""
+    """The messages between one supervisor and the server. `owner` is set by the server's user (a Member)."""
 
     def __init__(self, server: Serving[Owner], name: str, who: str) -> None:
         self.owner: Owner | None = None
         self.id = name
         self.who = who
         self.connection: Connection[Owner] | None = None
-        self.over: str | None = None  # why
+        self.over: str | None = None  # why the session has ended; None before
         self.away = 0.0  # seconds without a connection
         self.inbox = Inbox()
         self.outbox = Outbox()
         self._server = server
 
     def send(self, kind: str, blob: bytes = b"", /, **fields: Any) -> None:
-        """Have a message delivered; nothing when the session is over."""
+        """Send a message; does nothing when the session has ended."""
         if self.over is not None:
             return
         self.outbox.add(Packed.of(Message(kind, fields, blob)))
@@ -50,45 +50,45 @@ class Session(Generic[Owner]):
 
 
 class Connection(Generic[Owner]):
-    """One connection, from the challenge on; `session` is what it carries, once its other end has said so."""
+    """One connection, from its challenge on; `session` is set when the peer has named it."""
 
     def __init__(self, server: Serving[Owner], sock: socket.socket, secret: bytes) -> None:
         self.session: Session[Owner] | None = None
         self.open = True
-        self.unheard = 0.0  # seconds since the last byte came, counted by a server that listened meanwhile
+        self.unheard = 0.0  # seconds since the last byte, counted only while the server ran
         self._server = server
         self._socket = sock
         self._challenge: Challenge | None = Challenge(secret)
         self._packet = b""
         self._in = self._out = Codec(None, b"")
         self._queue: deque[memoryview] = deque([memoryview(self._challenge.greeting)])
-        self._lock = threading.Lock()  # of what leaves: the heartbeat thread sends, too
+        self._lock = threading.Lock()  # of the sending side: the heartbeat thread sends, too
         self._sent = time.monotonic()
         self._last = False
 
     @property
     def is_stranger(self) -> bool:
-        """Whether the other end has yet to prove that it knows the secret."""
+        """Whether the peer has not been authenticated yet."""
         return self._challenge is not None
 
     def say(self, kind: str, **fields: Any) -> None:
-        """Queue a message of the connection itself, before those of its session."""
+        """Queue a message of the connection, before those of its session."""
         with self._lock:
             self._encode(Packed.of(Message(kind, fields)))
         self.flush()
 
     def send_heartbeat(self) -> None:
-        """Say what has been received."""
+        """Send a heartbeat with the number of messages received."""
         if self.session is not None:
             self.say("heartbeat", received=self.session.inbox.say(), unheard=self.unheard)
 
     def end(self) -> None:
-        """Close once everything that is queued has left."""
+        """Close when everything that is queued has been sent."""
         self._last = True
         self.flush()
 
     def receive(self, data: bytes) -> list[Message]:
-        """The messages that are complete with `data`. Raises WireError for what is no message, or no friend."""
+        """Return the messages that `data` completes. Raises WireError for a malformed message or a failed challenge."""
         self.unheard = 0.0
         if self._challenge is not None:
             self._packet += data
@@ -104,7 +104,7 @@ class Connection(Generic[Owner]):
         return list(self._in.feed(data))
 
     def flush(self) -> None:
-        """Send as much as the socket takes; from the server's thread."""
+        """Send as much as the socket takes. Called from the server's thread."""
         try:
             with self._lock:
                 waiting = self._push(refill=True)
@@ -117,7 +117,7 @@ class Connection(Generic[Owner]):
             self._server.watch(self, self._socket, writing=waiting)
 
     def keep_alive(self, seconds: float) -> None:
-        """A heartbeat when nothing has been sent for so long; from a thread of its own."""
+        """Send a heartbeat if nothing was sent for `seconds`. Called from the heartbeat thread."""
         with self._lock:
             if self.session is None or not self.open or time.monotonic() - self._sent < seconds:
                 return
@@ -126,11 +126,14 @@ class Connection(Generic[Owner]):
                 self._encode(Packed.of(Message("heartbeat", fields)))
             try:
                 self._push(refill=False)
-            except OSError:  # the server's thread will see it, too
+            except OSError:  # the server's thread gets the same error, and closes the connection
                 return
 
     def _push(self, *, refill: bool) -> bool:
-        """Send as much as the socket takes; whether anything is left. `refill` from the session: its thread only."""
+        """Send as much as the socket takes; tell whether anything is left.
+
+        `refill`: also take messages from the session, which only the server's thread may do.
+        """
         try:
             while self._queue or (refill and self._refill()):
                 sent = self._socket.send(self._queue[0])
@@ -140,11 +143,11 @@ class Connection(Generic[Owner]):
                 else:
                     self._queue[0] = self._queue[0][sent:]
         except BlockingIOError:
-            return True  # the selector says when there is room again
+            return True  # the selector calls when there is room again
         return False
 
     def _refill(self) -> bool:
-        # Messages become frames only when there is room: a large one for many ranks would hold up all others.
+        # A message is encoded only when there is room: a large one for many ranks would delay all others.
         if self.session is None or not self.session.outbox or self._last:
             return False
         self._encode(self.session.outbox.next())
@@ -154,7 +157,7 @@ class Connection(Generic[Owner]):
         self._queue.extend(memoryview(part) for part in self._out.encode(message) if part)
 
     def read(self) -> bytes:
-        """What has arrived; empty at the end. BlockingIOError when it was a false alarm."""
+        """Return the bytes that have arrived; empty at the end. Raises BlockingIOError when there are none."""
         try:
             return self._socket.recv(1 << 18)
         except BlockingIOError:
@@ -163,7 +166,7 @@ class Connection(Generic[Owner]):
             return b""
 
     def close(self) -> socket.socket:
-        """Let go of the socket, which the server closes."""
+        """Mark the connection closed, and return its socket for the server to close."""
         with self._lock:
             self.open = False
         return self._socket

@@ -1,4 +1,4 @@
-"""Sessions over connections that have proved themselves, served by one thread (driver, or the first supervisor)."""
+"""Serve sessions over authenticated connections, in one thread (driver, or the first supervisor)."""
 
 from __future__ import annotations
 
@@ -19,19 +19,20 @@ from tritium.gang.control.session import HEARTBEAT_SECONDS, LOST, SILENCE, TICK,
 from tritium.wire import Message
 
 HANDSHAKE_SECONDS = 10.0
-CROWD = 128  # with more connections heartbeats are fewer, but still two before an end would be taken for silent
-STRANGERS = 256  # connections that have not yet proved themselves, at most
+CROWD = 128  # with more connections heartbeats are rarer, but still two within SILENCE
+STRANGERS = 256  # unauthenticated connections, at most
 OVER = "this run has ended, or goes on without this supervisor"
 
 
 class Server(Generic[Owner]):
     """Listens on a free port of `host`, or on a socket that does so already. All callbacks are called from its thread.
 
-    on_message(session, message) : may raise WireError, ValueError, TypeError or KeyError for a message that is none.
-    on_broken(session, error)    : what came was no message, or from a stranger (None). The session, if any, is over
-                                   afterwards, except when it only came damaged: then it goes on, on a new connection.
-    on_connection(session)       : `session.connection` is another one, or None: it has no connection at present.
-    on_gone(session)             : a session is over, for the reason `session.over`.
+    on_message(session, message) : may raise WireError, ValueError, TypeError or KeyError for a malformed message.
+    on_broken(session, error)    : a malformed or refused message. `session` is None for an unauthenticated peer and for
+                                   a damaged frame, after which a session may continue on a new connection; otherwise
+                                   the session is ended.
+    on_connection(session)       : `session.connection` has changed; None: it has no connection at present.
+    on_gone(session)             : a session has ended, for the reason `session.over`.
     """
 
     def __init__(
@@ -50,7 +51,7 @@ class Server(Generic[Owner]):
         self._on_connection = on_connection
         self._on_gone = on_gone
         self.connections: dict[socket.socket, Connection[Owner]] = {}
-        self.sessions: dict[str, Session[Owner]] = {}  # all there ever were, so that none comes back
+        self.sessions: dict[str, Session[Owner]] = {}  # ended ones are kept, so that none is taken up again
         self.patience = LOST
         self._timers: list[tuple[float, int, Callable[[], None]]] = []
         self._ticket = itertools.count()
@@ -66,19 +67,19 @@ class Server(Generic[Owner]):
         self._heartbeats = threading.Thread(target=self._send_heartbeats, name="tritium-heartbeats", daemon=True)
 
     def call(self, call: Callable[[], None]) -> None:
-        """Have the server's thread call this; from any thread."""
+        """Have the server's thread call `call`. May be called from any thread."""
         self._calls.append(call)
         try:
             self._waker.send(b"!")
-        except OSError:  # already closed: there is no one left to tell
+        except OSError:  # already closed: the thread has ended
             return
 
     def after(self, seconds: float, call: Callable[[], None]) -> None:
-        """Call this later; from the server's thread."""
+        """Have `call` called after `seconds`. Must be called from the server's thread."""
         heapq.heappush(self._timers, (time.monotonic() + seconds, next(self._ticket), call))
 
     def serve(self) -> None:
-        """Serve until `stop`."""
+        """Serve until `stop` is called."""
         self._selector.register(self._listener, selectors.EVENT_READ, None)
         self._selector.register(self._woken, selectors.EVENT_READ, None)
         self._heartbeats.start()
@@ -98,11 +99,11 @@ class Server(Generic[Owner]):
                 heapq.heappop(self._timers)[2]()
 
     def stop(self) -> None:
-        """Return from `serve`; what is queued still leaves, as far as the sockets take it. From the server's thread."""
+        """Let `serve` return. Must be called from the server's thread; `release` then sends what is queued."""
         self._running = False
 
     def release(self) -> None:
-        """Say that this is the end, and close every socket."""
+        """Tell every peer that the run has ended, and close every socket."""
         self._stopped.set()
         if self._heartbeats.ident is not None:
             self._heartbeats.join()
@@ -119,10 +120,10 @@ class Server(Generic[Owner]):
     # ---- time
 
     def _tick(self) -> None:
-        """Count the silence of every connection, and the absence of every session that has none.
+        """Drop connections that were silent for SILENCE, and give up sessions that had no connection for `patience`.
 
-        What is counted are ticks of a thread that listened: neither a long callback nor a process that was stopped
-        for a while makes others silent.
+        Time is counted in ticks of this thread, so a long callback, or a stop of this process, does not make peers
+        look silent.
         """
         for connection in list(self.connections.values()):
             connection.unheard += TICK
@@ -136,7 +137,7 @@ class Server(Generic[Owner]):
         self.after(TICK, self._tick)
 
     def _send_heartbeats(self) -> None:
-        """In a thread of their own: a callback that takes long must not make this server look dead."""
+        """Send heartbeats, in a thread of its own: a long callback must not make this server look dead."""
         while not self._stopped.wait(TICK):
             connections = list(self.connections.values())
             seconds = HEARTBEAT_SECONDS if len(connections) <= CROWD else SILENCE / 2 - TICK
@@ -144,7 +145,7 @@ class Server(Generic[Owner]):
                 connection.keep_alive(seconds)
 
     def lose_patience(self) -> None:
-        """No one who is away will come back: those who are, and those who will be, are gone at once."""
+        """From now on, give up every session as soon as it has no connection."""
         self.patience = 0.0
         for session in list(self.sessions.values()):
             if session.over is None and session.connection is None:
@@ -155,10 +156,10 @@ class Server(Generic[Owner]):
     def _accept(self) -> None:
         try:
             sock, _ = self._listener.accept()
-        except OSError:  # the client was gone again, or this process is out of file descriptors
+        except OSError:  # the client has disconnected, or this process is out of file descriptors
             return
         strangers = [connection for connection in self.connections.values() if connection.is_stranger]
-        if len(strangers) >= STRANGERS:  # the oldest goes: one of ours would have proved itself by now
+        if len(strangers) >= STRANGERS:  # drop the oldest: a supervisor would be authenticated by now
             self.drop(strangers[0])
         sock.setblocking(False)
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
@@ -183,7 +184,7 @@ class Server(Generic[Owner]):
             return
         try:
             messages = connection.receive(data)
-        except WireError as error:  # a stranger, or damaged on its way: a session goes on with the next connection
+        except WireError as error:  # not authentic, or damaged: a session continues on the next connection
             self._on_broken(None, error)
             self.drop(connection)
             return
@@ -194,7 +195,7 @@ class Server(Generic[Owner]):
             connection.send_heartbeat()
 
     def _take(self, connection: Connection[Owner], message: Message) -> bool:
-        """One message; whether those after it still count. All of them do when only the connection is gone."""
+        """Handle one message; tell whether to handle those after it (yes while the session lasts)."""
         session = connection.session
         if session is not None and session.over is not None:
             return False
@@ -218,7 +219,7 @@ class Server(Generic[Owner]):
         return connection.session is not None and connection.session.over is None
 
     def _join(self, connection: Connection[Owner], message: Message) -> None:
-        """The first message of a connection says which session goes on with it."""
+        """Attach a connection to the session that its first message names."""
         if message.kind != "session":
             raise WireError(f"A {message.kind!r} message came before its sender said which session it belongs to.")
         name, first, received = str(message["id"]), int(message["first"]), int(message["received"])
@@ -241,7 +242,7 @@ class Server(Generic[Owner]):
         self._on_connection(session)
 
     def give_up(self, session: Session[Owner], reason: str) -> None:
-        """This session is over, and does not come back."""
+        """End a session for good."""
         if session.over is not None:
             return
         session.over = reason
@@ -252,19 +253,19 @@ class Server(Generic[Owner]):
         self._on_gone(session)
 
     def _dismiss(self, connection: Connection[Owner], reason: str) -> None:
-        """Tell the other end that it is not wanted, and close once that has left, or can't leave."""
+        """Send `over` with the reason, and close the connection when that is sent, or after HANDSHAKE_SECONDS."""
         connection.say("over", reason=reason)
         connection.end()
         self.after(HANDSHAKE_SECONDS, lambda: self.drop(connection))
 
     def watch(self, connection: Connection[Owner], sock: socket.socket, *, writing: bool) -> None:
-        """Whether to be told when there is room to write."""
+        """Set whether the selector reports room to write."""
         wanted = selectors.EVENT_READ | (selectors.EVENT_WRITE if writing else 0)
         if self._selector.get_key(sock).events != wanted:
             self._selector.modify(sock, wanted, connection)
 
     def drop(self, connection: Connection[Owner]) -> None:
-        """Close a connection at once. Its session waits for another, as long as there is patience."""
+        """Close a connection at once. Its session waits `patience` seconds for another one."""
         if not connection.open:
             return
         sock = connection.close()

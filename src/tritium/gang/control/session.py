@@ -1,15 +1,15 @@
-"""What outlives a connection: messages not yet known to have arrived (driver, supervisor).
+"""Deliver messages once and in order, over connections that may break (driver, supervisor).
 
-Each side of a session numbers the messages it sends, and keeps each until the other side has said that it has it. When
-the connection breaks, the next one begins with how many each side has received, and goes on from there: every message
-is delivered once and in order. The numbers need not travel, since a connection neither loses nor reorders anything.
+Each side of a session numbers the messages it sends, and keeps each until the other side has confirmed it. When the
+connection breaks, the next one begins with how many messages each side has received, and the rest is sent again.
+Numbers are not transmitted: a connection neither loses nor reorders anything.
 
 Three kinds of message belong to the connection and are not counted:
 
     session(id, who, first, received)   the first one, from the supervisor; answered by session(received)
-    heartbeat(received[, unheard])           "I am here, and this is what I have"; the coordinator's says for how many
-                                        seconds it has not heard the other end: a cable may be cut in one direction
-    over(reason)                        from the coordinator: this session is not, or no longer, one of this run
+    heartbeat(received[, unheard])      confirms so many messages; the coordinator's also has the seconds since it last
+                                        heard the supervisor, as a network may be cut in one direction only
+    over(reason)                        from the coordinator: this session is refused, or has ended
 """
 
 from __future__ import annotations
@@ -19,26 +19,26 @@ from collections import deque
 from tritium.errors import WireError
 from tritium.wire import Packed
 
-TICK = 0.5  # how often an end looks whether it must say something, or has heard nothing for too long
-HEARTBEAT_SECONDS = 1.0  # after so many seconds without a word a heartbeat is sent
-SILENCE = 4.0  # after so many seconds without a byte a connection is taken for broken
-GRACE = 7.0  # after so many seconds in which the coordinator said nothing, or heard nothing of it, a supervisor ends
-LOST = 10.0  # after so many seconds without a word from a supervisor its rank is lost: later than the rank's own end
+TICK = 0.5  # how often each side checks whether a heartbeat is due, or the other side is silent
+HEARTBEAT_SECONDS = 1.0  # after so many seconds without sending, a heartbeat is sent
+SILENCE = 4.0  # after so many seconds without receiving a byte, a connection is considered broken
+GRACE = 7.0  # a supervisor ends after so many seconds without the coordinator, in either direction
+LOST = 10.0  # the coordinator gives a silent supervisor up after so many seconds: later than GRACE ends its rank
 
-ACK_MESSAGES = 64  # so many messages, or so many bytes, are confirmed at once rather than by the next heartbeat
+ACK_MESSAGES = 64  # so many messages, or so many bytes, are confirmed at once instead of by the next heartbeat
 ACK_BYTES = 1 << 20
-_EACH = 256  # bytes that keeping a message costs, however small it is
+_EACH = 256  # bytes of overhead of keeping a message
 
 CONTROL = ("session", "heartbeat", "over")
 
 
 def late(unheard: float) -> float:
-    """Seconds of silence beyond those that are usual between two heartbeats."""
+    """Return the seconds of silence beyond the usual interval of heartbeats."""
     return max(0.0, unheard - HEARTBEAT_SECONDS - TICK)
 
 
 class Outbox:
-    """Messages of one direction that are to be sent, or may have to be sent again. Not safe for several threads."""
+    """Messages of one direction that are unsent or unconfirmed. Not thread-safe."""
 
     def __init__(self) -> None:
         self.size = 0  # bytes kept
@@ -47,32 +47,32 @@ class Outbox:
         self._unsent: deque[Packed] = deque()
 
     def __bool__(self) -> bool:
-        """Whether anything is to be sent."""
+        """Tell whether any message is unsent."""
         return bool(self._unsent)
 
     @property
     def first(self) -> int:
-        """How many messages the other side is known to have."""
+        """The number of confirmed messages."""
         return self._first
 
     @property
     def kept(self) -> int:
-        """How many messages it is not known to have."""
+        """The number of unconfirmed messages."""
         return len(self._sent) + len(self._unsent)
 
     def add(self, message: Packed) -> None:
-        """To be sent, after all others."""
+        """Append a message to be sent."""
         self._unsent.append(message)
         self.size += len(message) + _EACH
 
     def next(self) -> Packed:
-        """The next to be sent over this connection; kept until it is confirmed."""
+        """Return the next message to send; it is kept until it is confirmed."""
         message = self._unsent.popleft()
         self._sent.append(message)
         return message
 
     def confirm(self, received: int) -> None:
-        """The other side has so many. Raises WireError for a number that can't be."""
+        """Drop the messages that the other side has received. Raises WireError for an impossible number."""
         if not self._first <= received <= self._first + len(self._sent):
             raise WireError(
                 f"The other end says that it has {received} messages; {self._first} were confirmed and "
@@ -83,14 +83,14 @@ class Outbox:
         self._first = received
 
     def again(self, received: int) -> None:
-        """On a new connection, to a side that has so many: all others are to be sent again."""
+        """Confirm `received` messages on a new connection, and mark all others unsent."""
         self.confirm(received)
         self._unsent.extendleft(reversed(self._sent))
         self._sent.clear()
 
 
 class Inbox:
-    """How much has been received of one direction, and whether it is time to say so."""
+    """Counts what was received in one direction, and when to confirm it."""
 
     def __init__(self) -> None:
         self.received = 0
@@ -98,16 +98,16 @@ class Inbox:
         self._bytes = 0
 
     def count(self, size: int) -> None:
-        """One more, with a blob of `size` bytes."""
+        """Count a message with a blob of `size` bytes."""
         self.received += 1
         self._bytes += size
 
     @property
     def due(self) -> bool:
-        """Whether the other side should be told now rather than with the next heartbeat."""
+        """Whether to confirm now instead of with the next heartbeat."""
         return self._bytes >= ACK_BYTES or self.received - self._said >= ACK_MESSAGES
 
     def say(self) -> int:
-        """The number that is now being told."""
+        """Return the number of messages to confirm, and count from there."""
         self._said, self._bytes = self.received, 0
         return self.received

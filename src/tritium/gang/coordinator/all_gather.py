@@ -1,4 +1,4 @@
-"""What ranks exchange and agree on: `gather`, `barrier`, the shapes of columns (driver, or the first supervisor)."""
+"""All-gathers of bytes among the ranks: `gather`, `barrier`, checkpoints (driver, or the first supervisor)."""
 
 from __future__ import annotations
 
@@ -12,20 +12,20 @@ from tritium.wire import MAX_BLOB, Message
 
 @dataclass
 class AllGather:
-    """One `gather` or `barrier`: the values so far, until every rank has come."""
+    """One call of an all-gather: its values so far, until every rank has made the call."""
 
     number: int
     size: int
     tag: str = "main"  # calls are counted by tag
     values: dict[int, bytes] = field(default_factory=dict)
     total: int = 0  # bytes of all values
-    largest: tuple[int, int] = (0, 0)  # bytes of the largest, and whose it is
-    told: set[int] = field(default_factory=set)  # who has heard what came of it
+    largest: tuple[int, int] = (0, 0)  # bytes of the largest value, and its rank
+    told: set[int] = field(default_factory=set)  # ranks that have been answered
     operations: dict[int, str] = field(default_factory=dict)
     problem: str | None = None
 
     def add(self, rank: int, message: Message) -> None:
-        """A rank has come. All must have come for the same."""
+        """Add a rank's value. Sets `problem` when ranks make different calls, or send over MAX_BLOB."""
         self.values[rank] = message.blob
         self.total += len(message.blob)
         self.largest = max(self.largest, (len(message.blob), rank))
@@ -41,10 +41,10 @@ class AllGather:
                 "exchange arrays by a collective of the framework, or write files with world.store()."
             )
         if self.problem is not None:
-            self.values = dict.fromkeys(self.values, b"")  # no one will have them
+            self.values = dict.fromkeys(self.values, b"")  # nobody will get them: free the memory
 
     def left_by(self, gone: Sequence[int]) -> str | None:
-        """What to say when ranks that have returned will never come."""
+        """Return the problem when a rank in `gone` has returned without this call; None when there is none."""
         absent = sorted(set(gone) - set(self.values))
         if not absent or not self.values:
             return None
@@ -54,11 +54,11 @@ class AllGather:
 
     @property
     def full(self) -> bool:
-        """Whether every rank has come."""
+        """Whether every rank has made the call."""
         return len(self.values) == self.size
 
     def outcome(self) -> tuple[bytes, dict[str, Any]]:
-        """What every rank that came is told: all values in rank order, or the problem."""
+        """Return blob and fields of the answer: all values in rank order with their lengths, or the problem."""
         if self.problem is not None:
             return b"", {"tag": self.tag, "number": self.number, "problem": self.problem}
         blobs = [self.values[rank] for rank in range(self.size)]
@@ -66,14 +66,14 @@ class AllGather:
 
 
 class AllGathers:
-    """Every `gather` and `barrier` of a gang that has not been answered yet, by tag and number."""
+    """The all-gathers of a gang that have not been answered yet, by tag and number."""
 
     def __init__(self, gang: Gang) -> None:
         self.open: dict[tuple[str, int], AllGather] = {}
         self._gang = gang
 
     def on_gather(self, member: Member, message: Message) -> None:
-        """A rank has come."""
+        """Handle a rank's call, and answer when all have come or the call has failed."""
         tag, number = str(message.fields.get("tag", "main")), int(message["number"])
         gather = self.open.setdefault((tag, number), AllGather(number, self._gang.size, tag))
         gather.add(member.number, message)
@@ -85,14 +85,14 @@ class AllGathers:
             del self.open[tag, number]
 
     def leave(self, member: Member) -> None:
-        """A rank's function has returned: it makes no further call."""
+        """Fail the open calls that a rank whose function has returned will never make."""
         for gather in list(self.open.values()):
             gather.problem = gather.problem or gather.left_by([member.number])
             if gather.problem is not None:
                 self._answer(gather)
 
     def _answer(self, gather: AllGather) -> None:
-        """Tell those who have come, and have not heard it yet, what came of it."""
+        """Send the outcome to every rank that has made the call and has no answer yet."""
         blob, fields = gather.outcome()
         for member in self._gang.members.values():
             if member.number in gather.values and member.number not in gather.told:

@@ -1,7 +1,7 @@
 """The control server of one run: rendezvous, row counts, logs, failure (driver, or the first supervisor).
 
-`control/server.py` holds the connections. What messages mean is in the parts: rows, all-gathers, reports, stalls and
-failures; here is who belongs to the gang, and how it begins and ends.
+`control/server.py` holds the connections. Most messages are handled by parts: rows, all-gathers, reports, stalls and
+failures. This file keeps the members of the gang, forms it and ends it.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ from tritium.gang.failure import Failure
 from tritium.gang.stall_limit import StallLimit
 from tritium.wire import Message
 
-_BEFORE_FORMED = ("rows", "receipt")  # rows may be there before ranks have their numbers: such messages wait
-REFUSALS = 200  # so many are recorded one by one, and every so many after that
+_BEFORE_FORMED = ("rows", "receipt")  # deferred until ranks are assigned
+REFUSALS = 200  # so many refused connections are recorded one by one, then every 200th
 LOST = (
     "its supervisor is gone ({why}). Its host, its network or its executor died, or Spark ended its task because it "
     "lost what the task read: see lost executors and failed fetches in the Spark UI, and launch again"
@@ -40,7 +40,11 @@ SupervisorSession = Session[Member]
 
 
 class Coordinator:
-    """Serves a gang of `size`. `start()` it, give `address` to the supervisors, wait on `changed`, `close()` it."""
+    """The control server of a gang of `size` ranks.
+
+    Call `start`, give `address` and `secret` to the supervisors, wait on `changed` for `formed`, `finished` or
+    `failure`, and call `close`.
+    """
 
     def __init__(
         self,
@@ -70,7 +74,7 @@ class Coordinator:
         self.members: dict[int, Member] = {}
         self.result_bytes = 0  # of all ranks that have returned
         self.observer = observer
-        self._store_limit = store_limit  # bytes of all files that ranks can store; None: any
+        self._store_limit = store_limit  # bytes of all files that ranks can store; None: no limit
         self._names = tuple(names)
         self._refused = 0
         self.rows = Rows(self, names, stream=stream, verify=verify)
@@ -112,18 +116,18 @@ class Coordinator:
     # ---- what other threads call
 
     def start(self) -> Coordinator:
-        """Begin to serve."""
+        """Start serving, in a thread."""
         if self._alarm is not None:
             self._alarm.start()
         self._thread.start()
         return self
 
     def abort(self, reason: str) -> None:
-        """End every rank at once, without a failure of any of them (Ctrl-C, a cancelled job)."""
+        """End every rank at once, without recording a failure (Ctrl-C, a cancelled job)."""
         self._server.call(lambda: self.broadcast("end", reason=reason))
 
     def fail(self, failure: Failure) -> None:
-        """Record a failure that the coordinator can't see itself, and end every rank."""
+        """Record a failure that was found elsewhere, and end every rank."""
 
         def failed() -> None:
             keep_stacks(self, failure)
@@ -132,26 +136,26 @@ class Coordinator:
         self._server.call(failed)
 
     def no_one_returns(self) -> None:
-        """The supervisors' tasks are ending: who has no connection is lost at once, not only after a while."""
+        """Give up supervisors without a connection at once, instead of after LOST seconds: their tasks are ending."""
         self._server.call(self._server.lose_patience)
 
     def offer_more(self) -> None:
-        """Tell every rank that the gang could be larger now."""
+        """Tell every rank that there are slots for a larger gang."""
         self._server.call(lambda: self.broadcast("more"))
 
     def missing(self) -> list[int]:
-        """The partitions whose supervisors have not reported, or whose rank processes are not ready."""
+        """List the partitions whose supervisors have not reported, or whose rank processes are not ready."""
         return [p for p in range(self.size) if p not in self.members or not self.members[p].ready]
 
     def await_gone(self, seconds: float, but: int = 0) -> None:
-        """Wait until every supervisor, `but` so many, has closed its connection, so that nothing it said is missed."""
+        """Wait, up to `seconds`, until at most `but` supervisors are connected, so that no message is missed."""
         with self.changed:
             self.changed.wait_for(
                 lambda: sum(s.connection is not None for s in list(self._server.sessions.values())) <= but, seconds
             )
 
     def close(self) -> None:
-        """Stop serving; every connection is closed."""
+        """Stop serving, and close every connection."""
         if self._thread.is_alive():
             self._server.call(self._server.stop)
             self._thread.join()
@@ -170,15 +174,15 @@ class Coordinator:
     # ---- connections
 
     def _broken(self, session: SupervisorSession | None, error: Exception) -> None:
-        """A stranger, or bytes that are no message: this connection ends, and the run goes on without it."""
-        if session is not None and session.owner is not None:  # one of ours: what it asked for can't be done
+        """Record a refused connection; if it was a member's, its message can't be handled, and the gang fails."""
+        if session is not None and session.owner is not None:  # a member's message that can't be handled
             member = session.owner
             self.fail_member(member, error)
         self._refuse(str(error))
 
     def _refuse(self, reason: str) -> None:
         self._refused += 1
-        if self._refused <= REFUSALS or self._refused % REFUSALS == 0:  # a stranger must not fill the disk
+        if self._refused <= REFUSALS or self._refused % REFUSALS == 0:  # an unauthenticated peer must not fill the disk
             self.observer.event("refused", reason=reason, number=self._refused)
 
     def _connection(self, session: SupervisorSession) -> None:
@@ -198,7 +202,7 @@ class Coordinator:
         self.end(Failure(how="lost", rank=member.best_number, host=member.host, pid=member.pid, text=text))
 
     def broadcast(self, kind: str, blob: bytes = b"", /, **fields: Any) -> None:
-        """To every supervisor."""
+        """Send a message to every supervisor."""
         for session in list(self._server.sessions.values()):
             if session.owner is not None:
                 session.send(kind, blob, **fields)
@@ -230,7 +234,7 @@ class Coordinator:
         if earlier is not None and returned and earlier.session.connection is None:
             why = f"Spark has started its task again, as attempt {member.attempt}"
             self._server.give_up(earlier.session, why)
-            self._lost(earlier, why)  # what its rank returned has not come through, though it had finished
+            self._lost(earlier, why)  # also when its rank had finished: its result is lost with the task
         if message["launch"] != self.launch:
             refusal = f"this is launch {self.launch}, not {message['launch']}"
         elif self.failure is not None:
@@ -263,7 +267,7 @@ class Coordinator:
             return
         gang = assign_ranks(list(self.members.values()))
         peers = [m.peer() for m in gang]
-        everyone = json.dumps(peers).encode()  # once for all: with 2,048 ranks it is 230 kB
+        everyone = json.dumps(peers).encode()  # once for all ranks: 230 kB with 2,048 of them
         for m, place in assignments(gang):
             facts = {"names": self._names, "run_id": self.run_id, "store_limit": self._store_limit, **place}
             m.session.send("assign", everyone, **facts)
@@ -287,7 +291,7 @@ class Coordinator:
             self._notify()
 
     def end(self, failure: Failure) -> None:
-        """The gang, by its first failure."""
+        """End the gang with this failure, unless it has failed already."""
         if self.failure is not None:
             return
         others = failure.others or meanwhile(self.members.values(), failure.rank)
@@ -297,9 +301,9 @@ class Coordinator:
         self._notify()
 
     def fail_member(self, member: Member, problem: Exception) -> None:
-        """End the gang by what is wrong with one rank."""
+        """End the gang with an error of one rank."""
         self.end(Failure.of(problem, member.best_number, host=member.host, pid=member.pid))
 
     def after(self, seconds: float, call: Callable[[], None]) -> None:
-        """Have it called by the thread that serves."""
+        """Have the server's thread call this after `seconds`."""
         self._server.after(seconds, call)

@@ -1,4 +1,4 @@
-"""What a coordinator on an executor writes down, for the driver to read when the run has ended (supervisor, driver)."""
+"""The log of a coordinator on an executor, which the driver reads when the run has ended (supervisor, driver)."""
 
 from __future__ import annotations
 
@@ -15,20 +15,20 @@ from tritium.observe.events import run_at
 from tritium.observe.stored import Piece, StoredFiles
 from tritium.wire import CHUNK, Codec, Message
 
-LOG_BYTES = 8 << 20  # of the first events and lines of output, and at least as many of the last
-SHARE = 0.9  # of Spark's limit: rows of Arrow are somewhat larger than what they hold
+LOG_BYTES = 8 << 20  # kept of the first events and output, and at least as many of the last
+SHARE = 0.9  # of Spark's limit that is used: Arrow rows are somewhat larger than their content
 _READ = 1 << 20
-# What the outcome of a run is made of. Everything else may be left out in the middle.
+# Events that are always kept. Of all others, and of output, those in the middle may be left out.
 _EVER = frozenset(
     {"formed", "received", "counts", "checkpoint", "resumed", "stored", "trace", "non_fatal_error", "rank_ended"}
 )
 
 
 class DeferredLog:
-    """An observer that keeps what it hears within bounds, since it travels with the ranks' results.
+    """An observer that keeps events, output and files up to a limit, as they are returned with the ranks' results.
 
-    Files that ranks store are written to the run directory itself where this process reaches it (by its mark, which
-    has the run's id); else they travel too. `limit` is what Spark takes of all results together, in bytes; 0: any.
+    Files that ranks store are written to the run directory where this process reaches it (its `run.json` has the run's
+    id); otherwise they are returned too. `limit`: bytes that Spark accepts for all results together; 0: any number.
     """
 
     def __init__(self, run_dir: str, run_id: str, limit: int) -> None:
@@ -39,25 +39,25 @@ class DeferredLog:
         self._number = 0
         self._left_out = 0
         self._kept = _file()
-        self._logs = [_file()]  # the beginning; then at most two pieces, the last of all
+        self._logs = [_file()]  # the first part; then at most two more, the latest
         self._counts = [0]
 
     @property
     def store_limit(self) -> int | None:
-        """Bytes of all files that can be stored; None: any."""
+        """Bytes of all files that can be stored; None: no limit."""
         return self._limit if self._limit and self._stored is None else None
 
     def event(self, kind: str, **fields: Any) -> None:
-        """Something happened."""
+        """Keep an event."""
         body = json.dumps(fields, default=str).encode()
         self._write("event", body, ever=kind in _EVER, what=kind)
 
     def output(self, rank: int, text: str) -> None:
-        """A rank has printed."""
+        """Keep what a rank has printed."""
         self._write("output", text.encode("utf-8", "backslashreplace"), ever=False, rank=rank)
 
     def store(self, piece: Piece) -> None:
-        """A rank stores a piece of a file. Raises StoreFailed for what Spark would not take."""
+        """Store or keep a piece of a file. Raises StoreFailed when it would exceed Spark's limit."""
         if self._stored is not None:
             if self._stored.add(piece):
                 self.event("stored", name=piece.name)
@@ -77,12 +77,12 @@ class DeferredLog:
         self._write("store", piece.body, ever=True, **piece.fields())
 
     def settle(self) -> None:
-        """Wait until all that ranks have stored is where it belongs. Raises StoreFailed."""
+        """Wait until every stored file is in the run directory. Raises StoreFailed."""
         for name in self._stored.settle() if self._stored is not None else ():
             self.event("stored", name=name)
 
     def written(self, results: int) -> IO[bytes]:
-        """All of it in its order, as one file; without the logs where ranks' results of so many bytes need the room."""
+        """Return everything in order as one file, without the logs where `results` bytes of results need their room."""
         logs = sum(file.seek(0, os.SEEK_END) for file in self._logs)
         if self._limit and results + self._kept.tell() + logs > self._limit:
             self._left_out += sum(self._counts)
@@ -102,7 +102,7 @@ class DeferredLog:
         return whole
 
     def close(self) -> None:
-        """Nothing is left of it, nor of files that ranks have stored by half."""
+        """Delete the log, and files that ranks have not stored completely."""
         if self._stored is not None:
             self._stored.close()
         for file in (self._kept, *self._logs):
@@ -153,7 +153,7 @@ def _number(message: Message) -> int:
 
 
 def tell(pieces: Iterable[bytes], observer: Any) -> None:
-    """Tell an observer what a DeferredLog has kept. Nothing of it is unpickled."""
+    """Pass what a DeferredLog has kept to an observer. Unpickles nothing."""
     codec = Codec(None, b"")
     for data in pieces:
         for start in range(0, len(data), CHUNK):

@@ -1,4 +1,4 @@
-"""Which failure is the first, where others may only follow from it (driver, or the first supervisor)."""
+"""Find the first failure, where others may be its consequences (driver, or the first supervisor)."""
 
 from __future__ import annotations
 
@@ -7,18 +7,18 @@ from tritium.gang.failure import Failure
 from tritium.wire import Message
 
 CAUSE_SECONDS = 0.7  # how long a failure that may be a consequence waits for the death that caused it
-AWAY_SECONDS = 0.1  # how often it is looked whether a supervisor without a connection is lost, or back
+AWAY_SECONDS = 0.1  # how often to check whether a disconnected supervisor is lost or has reconnected
 
 
 class FirstFailure:
-    """Holds back what a rank reports when it may be the consequence of another's death, such as a broken collective."""
+    """Holds back failures that may be consequences of another rank's death, such as a broken collective."""
 
     def __init__(self, gang: Gang) -> None:
         self._gang = gang
         self._doubtful: list[Failure] = []
 
     def on_failed(self, member: Member, message: Message) -> None:
-        """A rank has failed."""
+        """End the gang with a rank's failure, or hold it back for CAUSE_SECONDS."""
         failure = Failure.read({**message.fields, "rank": member.best_number}, message.blob)
         if not failure.doubt or self._gang.size == 1:
             self._gang.end(failure)
@@ -28,13 +28,13 @@ class FirstFailure:
         self._doubtful.append(failure)
 
     def on_regroup(self, member: Member, message: Message) -> None:
-        """The ranks agree to be started again, as a larger gang."""
+        """End the gang, to be started again with more ranks, as the ranks have agreed."""
         self._gang.end(Failure(how="regroup", rank=member.number, host=member.host, pid=member.pid))
 
     def _settle(self) -> None:
-        """No death has explained what looked like its consequence: then that is the failure, the least doubtful first.
+        """End the gang with the least doubtful failure that was held back, as no death has explained it.
 
-        A rank whose supervisor has no connection may have died with it: it comes back first, or is lost.
+        Waits while another rank's supervisor is disconnected: it may turn out to be lost, which is the cause then.
         """
         blamed = {failure.rank for failure in self._doubtful}
         others = [m for m in self._gang.members.values() if m.best_number not in blamed]

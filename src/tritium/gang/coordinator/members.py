@@ -12,7 +12,7 @@ from tritium.gang.failure import Failure
 from tritium.observe.stored import Piece
 from tritium.wire import Message
 
-_PLACES = 4  # so many are told, of a gang whose ranks stand at different ones
+_PLACES = 4  # how many different places of ranks are listed
 
 
 @dataclass
@@ -26,14 +26,14 @@ class Member:
     port: int
     pid: int
     gpus: tuple[str, ...] = ()
-    listed: Mapping[str, str] = field(default_factory=dict)  # address -> UUID of all GPUs that it can see
+    listed: Mapping[str, str] = field(default_factory=dict)  # address → UUID of all GPUs that it can see
     executor: str = ""
     ready: bool = False
     finished: bool = False
     rank: int | None = None
     local_rank: int = 0
     neighbours: Sequence[Member] = field(default=(), repr=False, compare=False)
-    """Those that see the same GPUs, in the order of their local ranks; itself among them."""
+    """Members that see the same GPUs, itself included, in the order of their local ranks."""
     session: Any = None
     status: RankStatus | None = None
     joined: float = field(default_factory=time.monotonic)
@@ -42,7 +42,7 @@ class Member:
 
     @classmethod
     def read(cls, fields: Mapping[str, Any]) -> Member:
-        """From the fields of a hello."""
+        """Make a member from the fields of a `hello` message."""
         return cls(
             partition=int(fields["partition"]),
             attempt=int(fields["attempt"]),
@@ -56,17 +56,17 @@ class Member:
 
     @property
     def number(self) -> int:
-        """The rank; known once the gang has formed."""
+        """The rank; assigned when the gang forms."""
         assert self.rank is not None
         return self.rank
 
     @property
     def best_number(self) -> int:
-        """The rank, or the partition as long as there are no ranks: for messages to people."""
+        """The rank, or the partition before ranks are assigned: for messages."""
         return self.partition if self.rank is None else self.rank
 
     def peer(self) -> dict[str, Any]:
-        """What every rank learns of this one."""
+        """Return the fields of this rank's Peer."""
         device = f"cuda:{self.local_rank * len(self.gpus)}" if self.gpus else "cpu"
         return {
             "rank": self.number,
@@ -79,7 +79,7 @@ class Member:
 
 
 def meanwhile(members: Iterable[Member], failed: int) -> tuple[str, ...]:
-    """What the other ranks were doing, by their last word: those at the same place in one line, the most first."""
+    """Describe where the other ranks were at their last heartbeat: a line for each place, most ranks first."""
     at: dict[str, list[int]] = {}
     for member in members:
         if member.rank is not None and member.rank != failed and member.status is not None:
@@ -92,7 +92,7 @@ def meanwhile(members: Iterable[Member], failed: int) -> tuple[str, ...]:
 
 
 def numbers(ranks: Iterable[int]) -> str:
-    """`rank 4`, `ranks 0, 2-5`."""
+    """Format ranks: `rank 4`, `ranks 0, 2-5`."""
     spans: list[list[int]] = []
     for rank in sorted(ranks):
         if spans and rank == spans[-1][-1] + 1:
@@ -104,7 +104,7 @@ def numbers(ranks: Iterable[int]) -> str:
 
 
 class Observer(Protocol):
-    """What the coordinator tells of the run. Called from the coordinator's thread."""
+    """Receives the events of a run. Called from the coordinator's thread."""
 
     def event(self, kind: str, **fields: Any) -> None: ...
     def output(self, rank: int, text: str) -> None: ...
@@ -124,5 +124,5 @@ class Gang(Protocol):
 
     def broadcast(self, kind: str, blob: bytes = b"", /, **fields: Any) -> None: ...
     def after(self, seconds: float, call: Callable[[], None]) -> None: ...
-    def end(self, failure: Failure) -> None: ...  # the gang, if it is the first
+    def end(self, failure: Failure) -> None: ...  # end the gang, unless it has failed already
     def fail_member(self, member: Member, problem: Exception) -> None: ...

@@ -1,7 +1,8 @@
-"""When executors can't reach the driver: the coordinator runs in the first supervisor (supervisor, driver).
+"""Run the coordinator in the first supervisor, when executors can't reach the driver (supervisor, driver).
 
-Only Spark Connect needs this: its client may sit behind a firewall or NAT. The address travels through one `allGather`
-(a second); events, output and stored files come with the results instead of live (deferred_log.py).
+Only Spark Connect needs this, as its client may be behind a firewall or NAT. Supervisors exchange the address by one
+`allGather` of Spark's, which takes a second. Events, output and stored files are returned with the results instead of
+live (deferred_log.py).
 """
 
 from __future__ import annotations
@@ -27,20 +28,20 @@ from tritium.gang.supervisor.task import in_task
 from tritium.wire import Channel
 
 REACH_SECONDS = 3.0
-PICKLED_BYTES = 1 << 18  # of an exception in Spark's own, which passes through logs and web pages
+PICKLED_BYTES = 1 << 18  # of a pickled exception within the text of Spark's, which goes to logs and the UI
 _MARK = "tritium-failure:"
 _SIZE = re.compile(r"(\d+)([bkmgtp]?)b?")
 
 
 def supervise(payload: bytes, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """As `task.supervise`, with the coordinator wherever every supervisor can reach it."""
+    """Do as `task.supervise`, with a coordinator on the driver or, if need be, on the first task's executor."""
     return in_task(payload, lambda supervisor, context: run(supervisor, context, batches, stream_is_complete))
 
 
 def run(
     supervisor: Supervisor, context: Any, batches: Iterator[pa.RecordBatch], confirm: Callable[[], bool | None]
 ) -> Iterator[pa.RecordBatch]:
-    """`Supervisor.run`; the first task holds a coordinator for those that do not reach the driver's."""
+    """Yield from `Supervisor.run`; the coordinator is in the first task when a supervisor can't reach the driver's."""
     order = supervisor.order
     first = supervisor.partition == 0
     host = context.getTaskInfos()[0].address.rpartition(":")[0].strip("[]")  # as Spark writes IPv6
@@ -74,7 +75,7 @@ def run(
             raise _marked(error, failure) from error
         if own is not None and deferred is not None:
             own.await_gone(10.0)
-            own.close()  # it writes no more
+            own.close()  # so that it records nothing after this
             try:
                 deferred.settle()
             except TritiumError as error:
@@ -90,7 +91,7 @@ def run(
 
 
 def _marked(error: TritiumError, failure: Failure) -> TritiumError:
-    """The error for Spark to bring to the driver, with the failure in its text."""
+    """Return an error whose text carries the failure through Spark to the driver; see `failure_in`."""
     pickled = failure.pickled if len(failure.pickled) <= PICKLED_BYTES else b""  # its text is in the failure
     body = json.dumps({**failure.with_stacks(), "pickled": base64.b64encode(pickled).decode()})
     packed = base64.b64encode(zlib.compress(body.encode())).decode()
@@ -106,7 +107,7 @@ def _reaches(address: tuple[str, int], secret: bytes) -> bool:
 
 
 def replay(batches: Iterable[pa.RecordBatch], observer: Any) -> None:
-    """Tell the driver's observer what a far coordinator has written down."""
+    """Pass the log of a coordinator on an executor, if the results have one, to the driver's observer."""
     parts: dict[int, bytes] = {}
     for batch in batches:
         for _, kind, part, body in zip(*(batch.column(i).to_pylist() for i in range(4)), strict=True):
@@ -119,14 +120,17 @@ def replay(batches: Iterable[pa.RecordBatch], observer: Any) -> None:
 
 
 def result_limit(spark: Any) -> int:
-    """Bytes of all results together that this session's Spark takes; 0: any number."""
+    """Return the bytes that this session's Spark accepts for all results together; 0: any number."""
     text = str(spark.conf.get("spark.driver.maxResultSize", "1g")).strip().lower()
     found = _SIZE.fullmatch(text)
     return int(found[1]) << 10 * "bkmgtp".index(found[2] or "b") if found else 0
 
 
 def newest_checkpoint(run_dir: str) -> tuple[int, str] | None:
-    """Step and place of the newest checkpoint, which a far coordinator heard of and could not tell (driver)."""
+    """Return step and path of the newest checkpoint in `run_dir`, or None (driver).
+
+    Needed when the log of a coordinator on an executor was lost with a failed attempt.
+    """
     from tritium.model.checkpoint import Store
 
     store = Store(run_dir)
@@ -135,7 +139,7 @@ def newest_checkpoint(run_dir: str) -> tuple[int, str] | None:
 
 
 def failure_in(text: str) -> Failure | None:
-    """The failure that a far supervisor has put into its exception, if any."""
+    """Return the failure that a supervisor has put into the text of its exception (`_marked`), if any."""
     start = text.find(_MARK)
     if start < 0:
         return None

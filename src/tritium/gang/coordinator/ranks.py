@@ -1,4 +1,4 @@
-"""Which task becomes which rank, and whether each has GPUs of its own (driver, or the first supervisor)."""
+"""Assign ranks to tasks, and check that no two share a GPU (driver, or the first supervisor)."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from tritium.gang.coordinator.members import Member
 
 
 def assign_ranks(members: Sequence[Member]) -> list[Member]:
-    """Give ranks: hosts by their first partition, within one by accelerator address, then by partition.
+    """Assign ranks: hosts by their first partition, members of a host by GPU address, then by partition.
 
-    So local ranks are neighbours on the ring, and a gang on one host has its ranks in the order of the partitions.
+    Ranks of a host are consecutive, so a ring crosses each host once. Returns the members in rank order.
     """
     first: dict[str, int] = {}
     for member in sorted(members, key=lambda m: m.partition):
@@ -29,7 +29,7 @@ def assign_ranks(members: Sequence[Member]) -> list[Member]:
 
 
 def assignments(gang: Sequence[Member]) -> Iterator[tuple[Member, dict[str, Any]]]:
-    """What each rank needs to start. GPUs of its neighbours are visible too, in the order of local ranks."""
+    """Yield every member with the fields of its `assign` message; visible GPUs are those of all local ranks."""
     for member in gang:
         neighbours = member.neighbours
         yield (
@@ -51,11 +51,11 @@ def _numeric(address: str) -> tuple[int, str]:
 
 
 def nodes(members: Sequence[Member]) -> list[list[Member]]:
-    """The members in groups that see the same GPUs under the same addresses; local ranks are counted within a group.
+    """Group the members that see the same GPUs under the same addresses; local ranks are counted within a group.
 
-    A group is a host. Where a cluster manager isolates GPUs (YARN, Kubernetes), two executors of one host see other
-    GPUs under the same address: then each of them is a group. GPUs are told apart by their UUIDs, or, where no one
-    knows these, by an address that comes twice.
+    A group is a host. Where a cluster manager isolates GPUs (YARN, Kubernetes), executors of one host see different
+    GPUs under the same address: then each executor is a group. GPUs are compared by UUID; where UUIDs are unknown, an
+    address that occurs twice on a host means that they are isolated.
     """
     hosts: dict[str, list[Member]] = {}
     for member in sorted(members, key=lambda m: m.partition):
@@ -75,12 +75,12 @@ def nodes(members: Sequence[Member]) -> list[list[Member]]:
 
 
 def uuid(member: Member, gpu: str) -> str | None:
-    """The UUID of one of its GPUs, as far as it is known. An address may be one itself."""
+    """Return the UUID of a member's GPU, or None if unknown. The address may be a UUID itself."""
     return gpu if gpu.startswith(("GPU-", "MIG-")) else member.listed.get(gpu)
 
 
 def shared(members: Sequence[Member]) -> BadSetting | None:
-    """The error that two ranks were given the same GPU, if they were."""
+    """Return an error if two members were given the same GPU, else None."""
     owners: dict[str, tuple[Member, str]] = {}
     for member in sorted(members, key=lambda m: m.partition):
         for gpu in member.gpus:

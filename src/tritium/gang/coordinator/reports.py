@@ -1,4 +1,4 @@
-"""What ranks report, for the run's observer: output, logs, counts, files (driver, or the first supervisor)."""
+"""Pass output, logs, counts and files of the ranks to the run's observer (driver, or the first supervisor)."""
 
 from __future__ import annotations
 
@@ -10,27 +10,27 @@ from tritium.wire import Message
 
 
 class Reports:
-    """Passes them on. A file that can't be stored ends the gang."""
+    """Handles the messages that only inform. A file that can't be stored ends the gang."""
 
     def __init__(self, gang: Gang) -> None:
         self.non_fatal_errors: list[NonFatalError] = []
         self._gang = gang
-        self._storing: dict[str, int] = {}  # which rank is in the middle of which file
+        self._storing: dict[str, int] = {}  # file name → rank that is storing it
 
     def on_log(self, member: Member, message: Message) -> None:
-        """Numbers of a step or an epoch."""
+        """Record numbers of a step or an epoch."""
         self._gang.observer.event("log", rank=member.number, **message.fields)
 
     def on_trace(self, member: Member, message: Message) -> None:
-        """Where a rank's time went."""
+        """Record the trace of a rank's steps."""
         self._gang.observer.event("trace", rank=member.number, **message.fields)
 
     def on_counts(self, member: Member, message: Message) -> None:
-        """What an epoch did with the rows."""
+        """Record the row counts of an epoch."""
         self._gang.observer.event("counts", rank=member.number, name=message["name"], **message["counts"])
 
     def on_output(self, member: Member, message: Message) -> None:
-        """What a rank has printed, kept until it has a number."""
+        """Record what a rank has printed; kept with the member until ranks are assigned."""
         text = message.blob.decode("utf-8", "replace")
         if member.rank is None:
             member.early_output.append(text)
@@ -38,20 +38,20 @@ class Reports:
             self._gang.observer.output(member.rank, text)
 
     def on_note(self, member: Member, message: Message) -> None:
-        """A line for the person who waits."""
+        """Record a line of text for the user."""
         self._gang.observer.event("note", text=str(message["text"]))
 
     def on_checkpoint(self, member: Member, message: Message) -> None:
-        """A checkpoint is complete."""
+        """Record that a checkpoint is complete."""
         facts = {name: message[name] for name in ("step", "bytes", "seconds", "path")}
         self._gang.observer.event("checkpoint", rank=member.number, **facts)
 
     def on_resumed(self, member: Member, message: Message) -> None:
-        """The gang goes on from a checkpoint."""
+        """Record that the gang has resumed from a checkpoint."""
         self._gang.observer.event("resumed", step=message["step"], path=message["path"])
 
     def on_non_fatal_error(self, member: Member, message: Message) -> None:
-        """Something raised that neither ends a rank nor changes its result."""
+        """Record an exception or exit that neither ends a rank nor changes its result."""
         facts = {name: str(message[name]) for name in ("where", "type", "text", "traceback")}
         told = NonFatalError(member.number, member.host, int(message["pid"]), late=self._gang.finished, **facts)
         self.non_fatal_errors.append(told)
@@ -59,8 +59,8 @@ class Reports:
         self._gang.observer.event("note", text=told.headline())
 
     def on_store(self, member: Member, message: Message) -> None:
-        """A piece of a file of the run directory."""
-        if self._gang.failure is not None:  # the gang is being ended; what was stored by half is removed
+        """Store a piece of a file in the run directory. Two ranks storing the same file at once fail the gang."""
+        if self._gang.failure is not None:  # the gang is being ended; incomplete files are removed
             return
         piece = Piece.read(message.fields, message.blob)
         name = piece.name
@@ -76,5 +76,5 @@ class Reports:
             del self._storing[name]
         try:
             self._gang.observer.store(piece)
-        except TritiumError as error:  # its rank has sent it, and waits for no answer
+        except TritiumError as error:  # the rank does not wait for an answer
             self._gang.fail_member(member, error)

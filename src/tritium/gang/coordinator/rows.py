@@ -1,4 +1,4 @@
-"""How many rows each rank has, and from when on they may be taken (driver, or the first supervisor)."""
+"""Count the rows of each rank, and publish how many every rank may take (driver, or the first supervisor)."""
 
 from __future__ import annotations
 
@@ -13,14 +13,17 @@ from tritium.errors import BadRow
 from tritium.gang.coordinator.members import Gang, Member
 from tritium.wire import Message
 
-MARK_SECONDS = 0.05  # so far apart are the marks that ranks are sent: ends that come together are told together
+MARK_SECONDS = 0.05  # at least, between two marks that ranks are sent: ends that come together share one
 
 Verify = Callable[[Mapping[str, Any]], Exception | None]
 
 
 class Rows:
-    """Of every named DataFrame. `stream`: ranks take rows while others still arrive. `verify` tells whether rows of a
-    fingerprint may be trained on."""
+    """The row counts of every named DataFrame.
+
+    `stream`: ranks take rows while others still arrive. `verify(fingerprint)` returns an error for rows that must not
+    be trained on, else None.
+    """
 
     def __init__(self, gang: Gang, names: Sequence[str], *, stream: bool, verify: Verify | None) -> None:
         self.receipts: dict[int, dict[str, Any]] = {}
@@ -28,18 +31,18 @@ class Rows:
         self._stream = stream
         self._verify = verify
         self._keepers = {name: WatermarkTracker(gang.size) for name in names}
-        self._marked: dict[str, float] = {}  # when ranks were told of a mark last
-        self._marking: set[str] = set()  # of what they will be told soon
+        self._marked: dict[str, float] = {}  # name → time of the last mark that was sent
+        self._marking: set[str] = set()  # names whose next mark is scheduled
 
     def on_rows(self, member: Member, message: Message) -> None:
-        """Some of a rank's rows have come."""
+        """Take the number of a rank's rows so far."""
         for name, rows in message["rows"].items():
             self._gang.observer.event("rows", name=name, rank=member.number, rows=rows, ended=False)
             if self._stream:
                 self.mark(name, member.number, int(rows), ended=False)
 
     def on_receipt(self, member: Member, message: Message) -> None:
-        """All of a rank's rows have come."""
+        """Take the receipt of a rank that has all its rows. With the last one, check shapes and fingerprint."""
         gang = self._gang
         self.receipts[member.number] = {"rows": message["rows"], **json.loads(message.blob)}
         for name, rows in message["rows"].items():
@@ -58,7 +61,7 @@ class Rows:
             self.mark(name, member.number, int(rows), ended=True)
 
     def mark(self, name: str, rank: int, rows: int, *, ended: bool) -> None:
-        """A rank has so many rows; what that changes for the others is sent, not more often than MARK_SECONDS."""
+        """Update a rank's number of rows, and send a mark if it changes, at most every MARK_SECONDS."""
         keeper = self._keepers[name]
         if not keeper.report(rank, rows, ended) or not (self._stream or keeper.complete):
             return
@@ -69,7 +72,7 @@ class Rows:
             self._gang.after(MARK_SECONDS, lambda: self._send_mark(name))
 
     def _send_mark(self, name: str) -> None:
-        """What has changed since every rank was told last; sessions see to it that each of them gets all of it."""
+        """Broadcast what has changed since the last mark; sessions deliver every one, in order."""
         self._marking.discard(name)
         mark = self._keepers[name].change()
         if mark is not None:
@@ -78,7 +81,7 @@ class Rows:
 
 
 def received(receipts: Mapping[int, Mapping[str, Any]]) -> dict[str, Any]:
-    """Rows per rank of every name, and the fingerprints of the ranks added up to that of the whole exchange."""
+    """Return, for every name, the rows per rank and the fingerprint of the whole exchange (the sum of the ranks')."""
     rows: dict[str, list[int]] = {}
     prints: dict[str, dict[int, Part]] = {}
     for _, receipt in sorted(receipts.items()):
@@ -95,9 +98,9 @@ Columns = Mapping[str, Sequence[Mapping[str, Any]]]
 
 
 def agree(columns: Mapping[int, Columns]) -> tuple[dict[str, dict[str, list[int]]], BadRow | None]:
-    """The shape of every column, which an empty shard can't know itself; or the error that ranks have different ones.
+    """Return the shape of every column by name, or an error when ranks have different ones.
 
-    `columns` is, per rank and name, the spool's descriptions; a shape of None is not known there.
+    `columns`: rank → name → the spool's descriptions of columns. An empty shard has shape None, as no row has shown it.
     """
     shapes: dict[str, dict[str, list[int]]] = {}
     seen: dict[tuple[str, str], int] = {}

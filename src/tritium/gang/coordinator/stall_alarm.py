@@ -1,4 +1,4 @@
-"""Ends a gang in which a rank is hung, or reports it, with the stacks of all (driver, or the first supervisor)."""
+"""End a gang in which a rank is hung, or report it, with all ranks' stacks (driver, or the first supervisor)."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ STACKS_SECONDS = 3.0  # how long supervisors have to answer with stacks
 
 
 class StallAlarm:
-    """Looks from time to time; when a rank seems hung, every supervisor is asked for its rank's stacks."""
+    """Checks the ranks periodically; when one seems hung, asks every supervisor for its rank's stacks."""
 
     def __init__(self, gang: Gang, limit: StallLimit, reports: Reports) -> None:
         self._gang = gang
@@ -27,11 +27,11 @@ class StallAlarm:
         self._watch = StallWatch(limit, gang.size)
 
     def start(self) -> None:
-        """Look for the first time after a while."""
+        """Schedule the first check."""
         self._gang.after(self._watch.seconds, self._look)
 
     def _look(self) -> None:
-        """Once every function has returned, results can't be lost any more: supervisors limit what a rank does then."""
+        """Check, and schedule the next check. Ends with the last function: after it, supervisors limit their ranks."""
         gang = self._gang
         if gang.finished:
             return
@@ -42,7 +42,7 @@ class StallAlarm:
             gang.after(STACKS_SECONDS, lambda: self._conclude(number))
 
     def on_stacks(self, member: Member, message: Message) -> None:
-        """A supervisor's answer."""
+        """Take a supervisor's stacks; conclude when they were the last."""
         if self._watch.take(int(message["number"]), member.number, message):
             self._conclude(int(message["number"]))
 
@@ -51,7 +51,7 @@ class StallAlarm:
         if gang.failure is not None or gang.finished:
             return
         failure = self._watch.conclude(number, gang.members.values(), time.monotonic())
-        if failure is None:  # told already, or the ranks have moved on meanwhile
+        if failure is None:  # reported already, or the ranks have made progress since
             return
         if self._reports.non_fatal_errors:
             before = "\n".join(f"  {error.headline()}" for error in self._reports.non_fatal_errors)
@@ -65,7 +65,7 @@ class StallAlarm:
 
 
 def keep_stacks(gang: Gang, failure: Failure) -> None:
-    """Store the stacks that a failure holds, one file a rank; a disk that refuses them is only noted."""
+    """Store the stacks of a failure, one file a rank; an error of that is only noted."""
     try:
         for rank, text in sorted(failure.stacks.items()):
             gang.observer.store(Piece.whole(f"stacks/rank-{rank}.txt", text.encode("utf-8", "replace")))
@@ -74,5 +74,5 @@ def keep_stacks(gang: Gang, failure: Failure) -> None:
 
 
 def on_status(member: Member, message: Message) -> None:
-    """A rank's heartbeat."""
+    """Keep the status from a rank's heartbeat."""
     member.status = RankStatus.read(message.fields, time.monotonic())

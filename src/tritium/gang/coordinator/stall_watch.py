@@ -1,4 +1,4 @@
-"""Looks at the ranks from time to time, and puts together what is told of a stall (driver, or the first supervisor)."""
+"""Find stalls by the ranks' statuses, and build the failure with its report (driver, or the first supervisor)."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ from tritium.wire import Message
 
 
 class StallWatch:
-    """One gang's. `look`; when it answers yes `ask` for stacks, `take` them, and `conclude`."""
+    """The stalls of one gang. Call `look`; when it returns True, `ask` for stacks, `take` them, and `conclude`."""
 
     def __init__(self, limit: StallLimit, size: int) -> None:
         self.limit = limit
         self.seconds = limit.look_seconds
-        """From one look to the next."""
+        """Seconds between two looks."""
         self._size = size
         self._lapse: Lapse | None = None
         self._forgiven = 0.0
@@ -41,10 +41,10 @@ class StallWatch:
         self._texts: dict[int, str] = {}
 
     def look(self, members: Iterable[Member], now: float) -> bool:
-        """Whether something hangs that has not been told yet."""
+        """Tell whether there is a stall that has not been reported yet."""
         lapse = (self._lapse or Lapse(now)).look(now)
         self._lapse = self._lapse or Lapse(now)
-        if lapse:  # this process did not run: what was said meanwhile is still to be read
+        if lapse:  # this process was stopped: heartbeats are still unread
             self._forgiven = now
         statuses = self._statuses(members)
         verdict, hungry = judge(statuses, self.limit, now), starved(statuses, self.limit, now)
@@ -54,14 +54,14 @@ class StallWatch:
         return bool(found - self._told) and not self._open and self._dismissed != _who(statuses, verdict)
 
     def ask(self) -> int:
-        """A new number, for the answers to come."""
+        """Begin to collect stacks, and return the number of this request."""
         self._number += 1
         self._open = True
         self._answers, self._texts = {}, {}
         return self._number
 
     def take(self, number: int, rank: int, message: Message) -> bool:
-        """A supervisor's answer. Whether it was the last."""
+        """Take a supervisor's answer, and tell whether it was the last."""
         if number == self._number and self._open:
             self._texts[rank] = message.blob.decode("utf-8", "replace")
             self._answers[rank] = Answer(
@@ -70,7 +70,7 @@ class StallWatch:
         return self._open and len(self._answers) == self._size
 
     def conclude(self, number: int, members: Iterable[Member], now: float) -> Failure | None:
-        """What is told of it; None when it has been told, or everything moves again."""
+        """Return the failure to report; None when it was reported before, or every rank makes progress again."""
         if number != self._number or not self._open:
             return None
         self._open = False
@@ -104,7 +104,7 @@ class StallWatch:
         return Failure(how="stalled", rank=first.rank, host=first.host, pid=pid, text=text, at=at, stacks=stacks)
 
     def _at_fault(self, statuses: list[RankStatus], verdict: Verdict) -> list[RankStatus]:
-        """Without those in an exchange, as long as a rank moves: they may wait for it, for its checkpoint, say."""
+        """Leave out ranks in a collective while another rank makes progress: they may be waiting for that one."""
         if not verdict.moving:
             return statuses
         return [status for status in statuses if not self._answers.get(status.rank, NO_ANSWER).collective]
@@ -126,13 +126,13 @@ class StallWatch:
 
 
 def _matters(verdict: Verdict, hungry: RankStatus | None) -> set[tuple[str, int]]:
-    """What is told once."""
+    """Return the keys of the stalls, each of which is reported once."""
     found = {("still", status.rank) for status in verdict.still}
     return found if hungry is None else found | {("no rows", hungry.rank)}
 
 
 def _who(statuses: Iterable[RankStatus], verdict: Verdict) -> tuple[frozenset[int], ...]:
-    """What must change before those that are hung are looked at again."""
+    """Return a key that must change before the same stall is examined again."""
     finished = [status for status in statuses if status.finished]
     groups = (verdict.still, verdict.moving, finished)
     return tuple(frozenset(status.rank for status in group) for group in groups)

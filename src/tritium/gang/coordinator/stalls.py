@@ -1,4 +1,4 @@
-"""Which ranks are hung, which of them is at fault, and the text of the report (driver, or the first supervisor)."""
+"""Decide which ranks are hung and which is at fault, and write the report (driver, or the first supervisor)."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tritium.gang.supervisor.process_stats import STATES
 
 @dataclass(frozen=True, kw_only=True)
 class RankStatus:
-    """What is known of one rank: its supervisor's last heartbeat, received at `heard`. All seconds are as of then."""
+    """The last heartbeat of one rank's supervisor, received at the time `heard`. All seconds are as of then."""
 
     rank: int = -1
     host: str = ""
@@ -25,24 +25,24 @@ class RankStatus:
     phase: str = "starting"
     seconds: float = 0.0
     quiet: float = 0.0
-    """Since its last progress."""
+    """Seconds since its last progress."""
     idle: float = 0.0
-    """Since its process last used CPU."""
+    """Seconds since its process last used CPU."""
     taken: int = 0
-    """Batches that it has taken."""
+    """Number of batches it has taken."""
     step_limit: float | None = None
     """Seconds without a step after which a busy rank is considered hung, where that is longer than the gang's limit;
     None when it does not show its steps."""
     state: str = ""
-    """Of its process, as in `/proc/<pid>/stat`."""
+    """State letter of its process, as in `/proc/<pid>/stat`."""
     rows: dict[str, int] = field(default_factory=dict)
     receiving: bool = False
     rows_quiet: float = 0.0
-    """Since the last row came, or Spark was busy with them."""
+    """Seconds since the last row arrived, or Spark used CPU for them."""
 
     @classmethod
     def read(cls, fields: Mapping[str, Any], heard: float) -> RankStatus:
-        """From a heartbeat message."""
+        """Make a status from the fields of a heartbeat message."""
         words: dict[str, Any] = {name: str(fields[name]) for name in ("doing", "phase", "state")}
         words |= {name: float(fields[name]) for name in ("seconds", "quiet", "idle", "rows_quiet")}
         step, epoch, limit = fields.get("step"), fields.get("epoch"), fields.get("step_limit")
@@ -58,7 +58,7 @@ class RankStatus:
         )
 
     def place(self) -> str:
-        """`step 310, in gather`: the last step, and what came after it."""
+        """Describe the last step and the phase after it: `step 310, in gather`."""
         step = "" if self.step is None else f"step {self.step}"
         if self.epoch is not None and self.epoch > 1 and step:
             step = f"epoch {self.epoch}, {step}"
@@ -67,18 +67,18 @@ class RankStatus:
 
 @dataclass(frozen=True)
 class Verdict:
-    """Of all ranks: those that are hung, and those that move or may."""
+    """The ranks that are hung (`still`), and those that make progress, or may (`moving`)."""
 
     still: list[RankStatus]
     moving: list[RankStatus]
 
 
 def judge(ranks: Iterable[RankStatus], limit: StallLimit, now: float) -> Verdict:
-    """How the ranks stand.
+    """Decide which ranks are hung.
 
-    One that shows its steps, or whose process is stopped, is considered hung when it made no progress for the limit.
-    One that does not show its steps is only when it used nearly no CPU either, and no other rank moves, for which it
-    may wait. A rank that waits for the others, or for rows, or has returned, is not: something else is at fault.
+    A rank that shows its steps, or whose process is stopped, is hung when it made no progress for the limit. One that
+    does not show its steps is hung only when it used nearly no CPU either, and no other rank makes progress, as it may
+    be waiting for that one. A rank that waits for other ranks or for rows, or has returned, is never hung itself.
     """
     sure: list[RankStatus] = []
     idle: list[RankStatus] = []
@@ -100,9 +100,9 @@ def judge(ranks: Iterable[RankStatus], limit: StallLimit, now: float) -> Verdict
 
 
 def starved(ranks: Iterable[RankStatus], limit: StallLimit, now: float) -> RankStatus | None:
-    """The rank for which no row has come for the limit, while ranks wait for rows; None when rows come or none waits.
+    """Return the rank with the fewest rows when none has arrived anywhere for the limit, and ranks wait for them.
 
-    Of several the one with the fewest rows.
+    Returns None when rows arrive, or no rank waits for any.
     """
     ranks = list(ranks)
     receiving = [s for s in ranks if s.receiving]
@@ -116,8 +116,11 @@ def starved(ranks: Iterable[RankStatus], limit: StallLimit, now: float) -> RankS
 
 @dataclass(frozen=True)
 class Answer:
-    """The stacks of one rank as its supervisor read them: `where` is its main thread's in one line, `collective`
-    the exchange of the ranks that it waits in, and `why` why there are none."""
+    """The stacks of one rank, as its supervisor read them.
+
+    `text` is all of them, `where` the main thread's in one line, `collective` the name of the collective that it waits
+    in, and `why` the reason when there are none.
+    """
 
     text: str = ""
     where: str = ""
@@ -129,10 +132,10 @@ NO_ANSWER = Answer(why="its supervisor does not answer")
 
 
 def at_fault(ranks: Iterable[RankStatus], stuck: list[RankStatus], answers: Mapping[int, Answer]) -> list[RankStatus]:
-    """Every rank that is hung, waits or has returned; first the one that the others wait for.
+    """Sort the ranks that are hung, wait or have returned; the one at fault comes first.
 
-    That is: a process that can't run; then the lowest step; then a rank that is in no exchange while others are in one.
-    One that waits or has returned can only be at fault when all that are hung are in a collective.
+    That is one whose process is stopped; else the one at the lowest step; else one in no collective while others are in
+    one. A rank that waits or has returned can be at fault only when all hung ranks are in a collective.
     """
     numbers = {s.rank for s in stuck}
     exchange = all(answers.get(s.rank, NO_ANSWER).collective for s in stuck)
@@ -151,7 +154,7 @@ def at_fault(ranks: Iterable[RankStatus], stuck: list[RankStatus], answers: Mapp
 
 
 def line(status: RankStatus, answer: Answer) -> str:
-    """`rank 2 (host b): step 309, in train() at train.py:42 → all_reduce (…)`."""
+    """Describe one rank: `rank 2 (host b): step 309, in train() at train.py:42 → all_reduce (…)`."""
     where = answer.where or answer.why
     if status.finished:
         where = "its function has returned"
@@ -162,7 +165,7 @@ def line(status: RankStatus, answer: Answer) -> str:
 def story(
     first: RankStatus, order: list[RankStatus], others: list[RankStatus], answers: Mapping[int, Answer], now: float
 ) -> str:
-    """The text of the report: who is hung, and where every rank is; those behind first."""
+    """Write the report of a hung rank: the one at fault, what the others wait for, and where every rank is."""
     stopped = f"; its process is {STATES[first.state]}" if first.state in ("T", "D") else ""
     behind = "" if len(order) == 1 else _behind(first, order, answers) or _together(order, others, answers)
     seconds = first.quiet + now - first.heard
@@ -202,7 +205,7 @@ def _together(order: list[RankStatus], others: list[RankStatus], answers: Mappin
 
 
 def starved_story(status: RankStatus, order: list[RankStatus], answers: Mapping[int, Answer], now: float) -> str:
-    """No rows come, and who waits for what."""
+    """Write the report of rows that don't arrive: how many there are, and where every rank is."""
     rows = ", ".join(f"{count:,} rows of {name!r}" for name, count in status.rows.items()) or "no rows"
     seconds = status.rows_quiet + now - status.heard
     waiting = [line(each, answers.get(each.rank, Answer())) for each in order]

@@ -1,1 +1,1 @@
-"""Start a gang from the driver, watch it, and turn its end into results or one error (driver)."""
+"""Start a gang, supervise its Spark job, and return its results or raise its error (driver)."""

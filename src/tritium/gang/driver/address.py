@@ -1,4 +1,4 @@
-"""Where the coordinator listens, and under which address executors reach it (driver)."""
+"""The address on which the coordinator listens, and the one that executors connect to (driver)."""
 
 from __future__ import annotations
 
@@ -14,23 +14,23 @@ from tritium.gang.control.address import HOST, PORT, family_of, listener
 from tritium.gang.driver.cluster import Cluster
 
 BIND = "spark.tritium.driver.bindAddress"
-_PORTS = "spark.port.maxRetries"  # so many further ports are tried, as Spark does for its own
+_PORTS = "spark.port.maxRetries"  # how many further ports are tried, as Spark does for its own
 _ANY = ("0.0.0.0", "::")
 
 
 @dataclass(frozen=True)
 class Place:
-    """Where to listen. `ports` are tried one after the other; 0 is any that is free."""
+    """An address to listen on. `ports` are tried in order; 0 means any free port."""
 
     bind: str
     advertised: str
     """The name or address that executors connect to."""
     ports: Sequence[int] = (0,)
     setting: str = HOST
-    """What to change when executors can't reach it."""
+    """The Spark setting that an error names when executors can't reach it."""
 
     def listen(self) -> socket.socket:
-        """A listening socket. Raises BadSetting when the address is none of this machine's, or every port is taken."""
+        """Return a listening socket. Raises BadSetting for another machine's address, or when every port is taken."""
         refused: OSError | None = None
         for address in _resolved(self.bind, BIND):
             for port in self.ports:
@@ -56,7 +56,7 @@ class Place:
 
 
 def driver_place(spark: Any, cluster: Cluster) -> Place:
-    """Where the coordinator of this session listens: as the settings `spark.tritium.driver.*` and Spark's own say.
+    """Derive the coordinator's address from the settings `spark.tritium.driver.*` and Spark's own.
 
     Raises BadSetting for a setting that can't work: a name that does not resolve, an address that only this machine
     can reach while executors run on others.
@@ -101,10 +101,10 @@ def _resolved(name: str, setting: str) -> list[str]:
 
 
 def _route_to(server: str) -> str:
-    """The address of this machine from which packets to `server` leave."""
+    """Return the address of this machine that is the source of packets to `server`."""
     host = urlsplit(server if "//" in server else f"sc://{server}").hostname or "127.0.0.1"
     for address in _resolved(host, "the Connect server's host"):
-        with socket.socket(family_of(address), socket.SOCK_DGRAM) as probe:  # sends nothing; asks for the route
+        with socket.socket(family_of(address), socket.SOCK_DGRAM) as probe:  # connecting UDP only looks up the route
             try:
                 probe.connect((address, 15002))
             except OSError:  # no route of this kind
@@ -114,10 +114,10 @@ def _route_to(server: str) -> str:
 
 
 def _refuse_loopback(place: Place, executors: Callable[[], Sequence[str]]) -> None:
-    """An address that only this machine reaches is found before anything is submitted."""
+    """Raise BadSetting before anything is submitted, if the address is loopback and executors run elsewhere."""
     name = place.advertised if place.bind in _ANY else place.bind
     if place.bind in _ANY and not _is_numeric(name):
-        return  # executors resolve the name themselves, and not from this machine's /etc/hosts
+        return  # executors resolve the name themselves, without this machine's /etc/hosts
     addresses = _resolved(name, place.setting)
     if not all(_is_loopback(address) for address in addresses):
         return
@@ -141,7 +141,7 @@ def _is_loopback(address: str) -> bool:
 
 
 def _is_here(host: str) -> bool:
-    """Whether an executor's host is this machine: its address can be bound."""
+    """Tell whether an executor's host is this machine, by binding to its address."""
     try:
         addresses = _resolved(host.strip("[]"), "an executor's host")
     except BadSetting:

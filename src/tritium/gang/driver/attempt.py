@@ -1,4 +1,4 @@
-"""One attempt to run a gang: what is asked for, and the rows that are kept for the next attempt (driver)."""
+"""One attempt to run a gang: its inputs, and the rows that are kept for the next attempt (driver)."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 @dataclass
 class Attempt:
-    """What a launcher needs to start a gang."""
+    """The inputs of a launcher."""
 
     function: Callable[..., Any]
     args: Sequence[Any]
@@ -29,32 +29,32 @@ class Attempt:
     run_id: str
     recorder: Recorder
     ranks: int
-    """The world size of this attempt; the place that runs it may change it within the gang's limits."""
+    """The world size of this attempt. The launcher may change it within `gang.least` and `gang.most`."""
     number: int = 0
-    """How often this launch was lost before."""
+    """The number of this attempt, from 0."""
     tensors: bool = False
-    """Whether batches are torch tensors where nothing else is asked for."""
+    """Whether batches hold torch tensors unless `epochs(device=…)` says otherwise."""
     kept: dict[int, Exchange] = field(default_factory=dict)
-    """World size -> rows that are kept for the next attempt: at most one, and the same dict in every attempt."""
+    """World size → exchange that is persisted for the next attempt. At most one; all attempts share this dict."""
 
     @property
     def name(self) -> str:
-        """Of this attempt: supervisors of an earlier one are refused by it."""
+        """The name of this attempt, by which the coordinator refuses supervisors of an earlier one."""
         return f"{self.run_id}.{self.number}"
 
     @property
     def streams(self) -> bool:
-        """Whether ranks take rows while others still arrive."""
+        """Whether ranks read rows while others still arrive (`shuffle="stream"`)."""
         return any(data.shuffle == "stream" for data in self.data.values())
 
     def sized(self, ranks: int) -> Attempt:
-        """This attempt with so many ranks."""
+        """Return a copy of this attempt with `ranks` ranks."""
         if self.number:
             self.recorder.note(f"starting again with {ranks} rank{'s' * (ranks != 1)}")
         return replace(self, ranks=ranks)
 
     def dealt(self) -> Exchange | None:
-        """The rows of this attempt on Spark: the user's exchange, one that was kept, or a new one."""
+        """Return the exchange of this attempt: the user's, the persisted one, or a new one; None without data."""
         if self.exchange is not None or not self.data:
             return self.exchange
         from tritium.data.exchange import Exchange
@@ -71,12 +71,12 @@ class Attempt:
         return self.kept[self.ranks]
 
     def release(self) -> None:
-        """Give back the rows that were kept."""
+        """Unpersist the rows that were kept."""
         while self.kept:
             self.kept.popitem()[1].unpersist()
 
     def job(self) -> bytes:
-        """The user's function with everything that goes with it, for the ranks."""
+        """Pickle what every rank needs: function, arguments, decoders by name, and whether batches are tensors."""
         decode = {name: dict(data.decode) for name, data in self.data.items()}
         job = (self.function, tuple(self.args), dict(self.kwargs), decode, self.tensors)
         return ship.pickle(job, self.gang.py_files)

@@ -1,6 +1,6 @@
-"""What travels with the user's function (driver).
+"""Find what is pickled along with the user's function (driver).
 
-"Captures" are the things that travel with a function: variables of the functions around it, globals that its code
+"Captures" are the objects that are pickled with a function: variables of the functions around it, globals that its code
 names (also through other functions of the user's), default values, attributes of the object it is a method of, and
 its arguments.
 """
@@ -25,13 +25,13 @@ SPARK = {
     "RDD": 'Make a DataFrame of it and pass that as data={"train": df}; ranks read tritium.world().shard("train").',
     "Broadcast": "Pass its value itself: args=(broadcast.value,).",
 }
-_ITEMS = 1000  # how far along a container the search goes
+_ITEMS = 1000  # items of a container that are searched
 _LEAVES = (str, bytes, bytearray, int, float, complex, bool, type(None), type, range, slice)
 
 
 @dataclass(frozen=True)
 class Capture:
-    """One thing that travels with the function."""
+    """One object that is pickled with the function."""
 
     name: str  # as the user wrote it: df, self.session, args[0]
     value: Any
@@ -42,9 +42,9 @@ class Capture:
 
 
 def uses(fn: Any, package: str, given: Iterable[Any] = (), by_reference: Sequence[str] = ()) -> bool:
-    """Whether `fn`, or code of the user's that it refers to, imports `package`, or names something of it.
+    """Tell whether `fn`, or user code that it refers to, imports `package` or names an object of it.
 
-    `given` are its arguments. Nothing is imported, and the answer is the same wherever the ranks run.
+    `given` are its arguments. Imports nothing, and gives the same answer wherever the ranks run.
     """
     if any(_belongs(value, package) for value in (fn, *given)):
         return True
@@ -59,7 +59,7 @@ def uses(fn: Any, package: str, given: Iterable[Any] = (), by_reference: Sequenc
 
 
 def _belongs(value: Any, package: str) -> bool:
-    """Whether it is a module, function or class of this package, or an object whose class derives from one of it."""
+    """Tell whether `value` is a module, function or class of `package`, or an instance of such a class or subclass."""
     if isinstance(value, ModuleType):
         return value.__name__.partition(".")[0] == package
     kinds = value.__mro__ if isinstance(value, type) else (value, *type(value).__mro__)
@@ -84,7 +84,7 @@ def captures_of(fn: Any, by_reference: Sequence[str]) -> Iterator[Capture]:
 def _travelling(
     fn: Any, by_reference: Sequence[str], follow: Callable[[Any], bool]
 ) -> Iterator[tuple[Any, list[Capture]]]:
-    """`fn` and the code that it refers to, as far as `follow` says, each once and with what it captures itself."""
+    """Yield `fn` and the captured code for which `follow` is true, each once and with its own captures."""
     seen: set[int] = set()
     queue = [fn]
     while queue:
@@ -135,19 +135,19 @@ def is_code(value: Any) -> bool:
 
 
 def _is_helper(value: Any) -> bool:
-    """Code whose captures travel as the function's own; a method is looked at as the object that it belongs to."""
+    """Tell whether a capture is searched as part of the function; a method is reported as the object it is bound to."""
     return is_code(value) and not isinstance(value, MethodType)
 
 
 def functions_of(fn: Any, by_reference: Sequence[str]) -> Iterator[FunctionType]:
-    """The user's functions that travel: `fn` and those it refers to."""
+    """Yield the functions that are pickled by value: `fn` and those it refers to."""
     for function, _ in _travelling(fn, by_reference, is_code):
         if isinstance(function, FunctionType) and goes_by_value(function, by_reference):
             yield function
 
 
 def globals_of(code: CodeType) -> list[str]:
-    """Names of the globals that the code, and code nested in it, loads."""
+    """List the names of the globals that the code, and code nested in it, loads."""
     names = [i.argval for i in dis.get_instructions(code) if i.opname in ("LOAD_GLOBAL", "LOAD_NAME")]
     for inner in nested(code):
         names += globals_of(inner)
@@ -159,7 +159,7 @@ def nested(code: CodeType) -> list[CodeType]:
 
 
 def goes_by_value(fn: FunctionType, by_reference: Sequence[str]) -> bool:
-    """Whether its code and globals travel; else the ranks import it."""
+    """Tell whether a function is pickled by value, with its code and globals; otherwise the ranks import it."""
     module = sys.modules.get(fn.__module__ or "")
     if module is None or fn.__module__ in ("__main__", "__mp_main__") or "<" in fn.__qualname__:
         return True
@@ -167,7 +167,7 @@ def goes_by_value(fn: FunctionType, by_reference: Sequence[str]) -> bool:
 
 
 def attributes(value: Any) -> list[tuple[str, Any]]:
-    """What an object takes along; nothing is known of one that says itself how it is pickled."""
+    """List the attributes that are pickled with an object; none for a class that defines its own pickling."""
     own = ("__getstate__", "__reduce__", "__reduce_ex__")
     if any(name in vars(kind) for kind in type(value).__mro__ if kind is not object for name in own):
         return []
@@ -181,7 +181,7 @@ def attributes(value: Any) -> list[tuple[str, Any]]:
 
 
 def inside(capture: Capture) -> list[Capture]:
-    """One level into a container or an object."""
+    """List what is one level inside a container or an object."""
     value, name = capture.value, capture.name
     if isinstance(value, (*_LEAVES, ModuleType)) or spark_type(value):
         return []

@@ -1,8 +1,8 @@
-"""What the cluster offers: its kind, slots, accelerators, and what stands in a gang's way (driver).
+"""The kind of cluster, its slots and GPUs, and the checks before a gang is submitted (driver).
 
-On classic Spark the slots are counted before anything is submitted. Spark Connect tells no client how many there are:
-there the gang is submitted as it is, and `start_timeout` ends what could not start. Jobs of other drivers, and jobs of
-this driver that are not launches, are not counted either: they only make a gang wait for its tasks.
+On classic Spark the slots are counted before anything is submitted. Spark Connect does not report them: there the gang
+is submitted without a count, and `start_timeout` ends a gang that could not start. Jobs of other drivers, and jobs of
+this driver that are not launches, are not counted either: a gang waits for its tasks behind them.
 """
 
 from __future__ import annotations
@@ -33,14 +33,14 @@ _TASK_GPUS = "spark.task.resource.gpu.amount"
 _IDLE = "spark.python.worker.idleTimeoutSeconds"
 _KILL_IDLE = "spark.python.worker.killOnIdleTimeout"
 _REGISTRATION = "spark.scheduler.maxRegisteredResourcesWaitingTime"
-RETURN_SECONDS = 15.0  # how long those are waited for that take the place of lost executors
-_POLL_SECONDS = 0.1  # Spark tells nobody when an executor registers
+RETURN_SECONDS = 15.0  # how long replacements of lost executors are waited for
+_POLL_SECONDS = 0.1  # Spark has no notification when an executor registers
 
 Note = Callable[[str], object]
 
 
 def _unheard(text: str) -> None:
-    """The note that nobody asked for."""
+    """Discard a note."""
 
 
 class Cluster:
@@ -57,31 +57,31 @@ class Cluster:
 
     @classmethod
     def of(cls, spark: Any) -> Cluster:
-        """The cluster of a classic or Connect session."""
+        """Return the cluster of a classic or Connect session. Raises BadSetting for an object that is no session."""
         if not hasattr(spark, "range") or not hasattr(spark, "conf"):
             raise BadSetting(f"spark={spark!r} is no SparkSession.", setting="spark")
         return cls(spark)
 
     @property
     def is_local(self) -> bool:
-        """Whether tasks run in the driver's own JVM (`local`, `local[N]`): such a Spark knows no resource profiles."""
+        """Whether tasks run in the driver's JVM (`local`, `local[N]`), where Spark refuses resource profiles."""
         return self.master == "local" or self.master.startswith("local[")
 
     @cached_property
     def is_dynamic(self) -> bool:
-        """Whether executors come and go with the work there is; Spark has no barrier stages then."""
+        """Whether dynamic allocation is on, with which Spark refuses barrier stages."""
         return not self.is_local and self._setting("spark.dynamicAllocation.enabled", "false").lower() == "true"
 
     # ---- before anything is submitted
 
     def ranks_for(self, gang: Gang, note: Note = _unheard, *, again: bool = False) -> int:
-        """The world size that this gang can start with. Raises what would keep it from starting or from ending well.
+        """Check the cluster, and return the world size that this gang can start with.
 
-        WrongVersion (Spark, Python), BadSetting (dynamic allocation over Connect; idle workers that are killed),
-        NotEnoughSlots (with facts `needed` and `available`). Executors of a young application may still register: they
-        are waited for as long as Spark itself would (`spark.scheduler.maxRegisteredResourcesWaitingTime`), and `note`
-        is told. Those in the place of lost ones are waited for too: with `again`, after a loss, and for a while also
-        when there are fewer executors than an earlier gang of this application had.
+        Waits for executors of a young application as long as Spark itself would
+        (`spark.scheduler.maxRegisteredResourcesWaitingTime`), and for replacements of lost ones: `again` (after a loss)
+        up to `start_timeout`, otherwise RETURN_SECONDS. Calls `note` when it waits. Raises WrongVersion (Spark,
+        Python), BadSetting (dynamic allocation over Connect; idle workers that are killed) and NotEnoughSlots (with
+        facts `needed` and `available`).
         """
         check_versions(self.version, sys.version_info[:2])
         self._check_python()
@@ -98,7 +98,7 @@ class Cluster:
         return min(gang.most, available)
 
     def slots(self, gang: Gang) -> int | None:
-        """How many ranks of this gang the whole cluster can run at once; None on Connect, which doesn't say."""
+        """Count the ranks of this gang that the whole cluster can run at once; None on Connect (not reported)."""
         if self.is_connect:
             return None
         context = self.spark.sparkContext._jsc.sc()
@@ -107,14 +107,14 @@ class Cluster:
         if profile is None:
             return int(context.maxNumConcurrentTasks(manager.defaultResourceProfile()))
         if 0 < self._cores_of_an_executor() < (gang.cpus or 1):
-            return 0  # where Spark throws
-        manager.addResourceProfile(profile._java_resource_profile)  # else Spark throws, not knowing it
+            return 0  # Spark would throw in maxNumConcurrentTasks
+        manager.addResourceProfile(profile._java_resource_profile)  # Spark throws for an unregistered profile
         return int(context.maxNumConcurrentTasks(profile._java_resource_profile))
 
     def profile(self, gang: Gang) -> ResourceProfile | None:
-        """The resource profile for `mapInArrow(…, profile=)`. None: every task of this session is already like that.
+        """Return the resource profile for `mapInArrow(…, profile=)`; None where the session's default already fits.
 
-        `local` refuses profiles; there `cpus` is only the number of threads of a rank.
+        On `local`, which refuses profiles, it is None, and `cpus` is only the number of threads of a rank.
         """
         key = (gang.cpus, gang.gpus)
         if key not in self._profiles:
@@ -125,19 +125,19 @@ class Cluster:
     def wait_for_slots(
         self, gang: Gang, timeout: float, note: Note = _unheard, ranks: int | None = None
     ) -> Iterator[None]:
-        """Hold the slots of `ranks` ranks (None: `gang.most`) against other launches of this process, for a block.
+        """Reserve the slots of `ranks` ranks (None: `gang.most`) against other launches of this process, for a block.
 
-        When slots suffice in total but earlier launches hold them, this waits for its turn, in the order of the
-        calls, and tells `note` so; after `timeout` seconds it raises StartTimeout. A gang's share is counted as its
-        part of what the whole cluster can run of its kind, so that gangs of different `cpus` and `gpus` add up. On
-        Connect nothing can be counted, and nothing waits.
+        Waits in the order of the calls while earlier launches hold the slots, and calls `note` when it does. Raises
+        StartTimeout after `timeout` seconds. A reservation is a fraction of the ranks of this kind that the whole
+        cluster can run, so that gangs of different `cpus` and `gpus` add up. On Connect, where slots can't be counted,
+        nothing is reserved.
         """
-        available = 0 if self.is_dynamic else self.slots(gang)  # executors that are yet to come can't be shared out
+        available = 0 if self.is_dynamic else self.slots(gang)  # executors that have not started yet can't be reserved
         if not available:
             yield
             return
         ranks = ranks or gang.most
-        # Executors may have been lost since the slots were counted: nobody holds those.
+        # Executors may have been lost since the slots were counted: a share is never more than the whole.
         share = Fraction(ranks, max(ranks, available))
         with reservations(self.spark.sparkContext.applicationId).hold(share, ranks, available, timeout, note):
             yield
@@ -174,7 +174,7 @@ class Cluster:
             )
 
     def _check_python(self) -> None:
-        """Executors on other machines can't be seen from here; what they lack, their first task says."""
+        """Check the workers' Python where it is on this machine; elsewhere the first task reports what it lacks."""
         if not self.is_connect and on_this_machine(self.master):
             python = self.spark.sparkContext.pythonExec
             if not unchosen(python):
@@ -214,7 +214,7 @@ class Cluster:
             )
 
     def _cores_of_an_executor(self) -> int:
-        """As far as settings tell; 0: all of its worker's."""
+        """Return the cores of an executor according to the settings; 0: all cores of its worker."""
         default = "1" if self.master.startswith(("yarn", "k8s")) else "0"
         return int(self._setting("spark.executor.cores", default))
 
@@ -233,10 +233,10 @@ class Cluster:
         return ResourceProfileBuilder().require(requests).build
 
     def _slots_once_there(self, gang: Gang, note: Note, again: bool) -> int:
-        """The slots, once there are as many as wanted, or once it is no use to wait for more.
+        """Wait until there are `gang.most` slots, or no more are expected, and return their number.
 
-        What may still come: executors of a young application, and those in the place of lost ones. A gang that is
-        started `again` waits for the latter as long as it takes to have the least that it can do with.
+        Expected are executors of a young application and replacements of lost ones. A gang that is started `again`
+        waits for replacements up to `start_timeout` while it has fewer than `gang.least` slots.
         """
         available = self.slots(gang) or 0
         if self.is_local:
@@ -257,7 +257,7 @@ class Cluster:
         return available
 
     def _ranks_to_come(self, gang: Gang, note: Note) -> int:
-        """The world size under dynamic allocation: as many ranks as there may be executors for."""
+        """Return the world size under dynamic allocation: as many ranks as the maximum of executors can run."""
         executors = int(self._setting("spark.dynamicAllocation.maxExecutors", "0")) or gang.most
         each = max(1, self._cores_of_an_executor() // (gang.cpus or int(self._setting("spark.task.cpus", "1"))))
         if executors * each < gang.least:
@@ -276,7 +276,7 @@ class Cluster:
         return min(gang.most, executors * each)
 
     def _registration_seconds_left(self) -> float:
-        """How long executors of this application may still take to register."""
+        """Return how long executors of this application may still take to register."""
         if self._all_registered():
             return 0.0
         context = self.spark.sparkContext
@@ -289,15 +289,15 @@ class Cluster:
         return 0 < expected <= self._executors()
 
     def _fewer_than_before(self) -> bool:
-        """Whether this application had more executors when a gang was last started."""
+        """Tell whether this application had more executors when a gang was last started."""
         return self._executors() < reservations(self.spark.sparkContext.applicationId).executors
 
     def _executors(self) -> int:
-        """Those that tasks can be given to, as `slots` counts them: their storage registers a moment later."""
+        """Count the executors that tasks can be given to, as `slots` does; their block managers register later."""
         return int(self.spark.sparkContext._jsc.sc().getExecutorIds().size())
 
     def executor_hosts(self) -> list[str]:
-        """The hosts of the executors that have registered; none on Connect, which does not say."""
+        """List the hosts of the registered executors; empty on Connect, which does not report them."""
         if self.is_connect:
             return []
         names = str(self.spark.sparkContext._jsc.sc().getExecutorMemoryStatus().keys().mkString(" ")).split()
@@ -323,7 +323,7 @@ class Cluster:
 
 
 def check_versions(spark: str, python: Sequence[int]) -> None:
-    """WrongVersion when the driver's Python or the cluster's Spark is too old."""
+    """Raise WrongVersion when the driver's Python or the cluster's Spark is too old."""
     if tuple(python) < OLDEST_PYTHON:
         found, oldest = ".".join(map(str, python)), ".".join(map(str, OLDEST_PYTHON))
         raise WrongVersion(f"Tritium needs Python {oldest} or newer; this is {found}.", found=found, needed=oldest)

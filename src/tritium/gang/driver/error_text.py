@@ -1,4 +1,4 @@
-"""How an error reads when it leaves `launch`: what failed comes first, what to do next comes last (driver)."""
+"""Complete the message of an error before `launch` raises it (driver)."""
 
 from __future__ import annotations
 
@@ -12,7 +12,10 @@ if TYPE_CHECKING:
 
 
 def finish(error: TritiumError, recorder: Recorder, tried: Sequence[str] = ()) -> None:
-    """Add to the message what was tried, where logs and checkpoints are, and how to go on."""
+    """Append to the message: the attempts in `tried`, where logs and checkpoints are, and how to continue.
+
+    A SetupError is left as it is: nothing has started.
+    """
     if isinstance(error, SetupError):
         return
     places = []
@@ -21,7 +24,7 @@ def finish(error: TritiumError, recorder: Recorder, tried: Sequence[str] = ()) -
     if recorder.newest is not None:
         step, path = recorder.newest
         places += [f"Newest checkpoint: step {step}, in {path}"]
-        if not isinstance(error, (BadRow, DataChanged)):  # which the same call would meet again
+        if not isinstance(error, (BadRow, DataChanged)):  # the same call would raise these again
             places += [f'Next: the same call with run_dir="{recorder.run_dir}" goes on from there.']
     paragraphs = [str(error).rstrip(), "\n".join(filter(None, tried)), "\n".join(places)]
     error.args = (masked("\n\n".join(filter(None, paragraphs))),)

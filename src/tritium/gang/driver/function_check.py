@@ -1,4 +1,4 @@
-"""Whether the user's function, and what it captures, can go to the ranks; looked at before anything starts (driver)."""
+"""Check, before anything starts, that the user's function and its captures can be sent to the ranks (driver)."""
 
 from __future__ import annotations
 
@@ -36,11 +36,11 @@ def inspect(
     kwargs: Mapping[str, Any] | None = None,
     by_reference: Sequence[str] = (),
 ) -> list[str]:
-    """Warnings about `fn`; BadFunction when it, or something it captures, can't go to the ranks.
+    """Return warnings about `fn`: "cuda:0" in its code, a captured model or tensor on a GPU, a capture over 10 MB.
 
-    An error: a SparkSession, SparkContext, DataFrame or RDD, also one level inside a container or an object; anything
-    that can't be pickled. A warning: "cuda:0" written in the code, a model or tensor that is on a GPU, anything over
-    10 MB. Each names the variable. `by_reference`: the user's `py_files`, whose modules the ranks import.
+    `by_reference` are the user's `py_files`, whose modules the ranks import. Raises BadFunction for a SparkSession,
+    SparkContext, DataFrame or RDD, also one level inside a container or an object, and for anything that can't be
+    pickled. Every warning and error names the variable.
     """
     captures = list(captures_of(fn, by_reference))
     captures += [Capture(f"args[{i}]", value, "") for i, value in enumerate(args)]
@@ -48,7 +48,7 @@ def inspect(
     for capture in captures:
         for inner in (capture, *inside(capture)):
             _refuse_spark(inner)
-    sizes = [_size(capture.value) for capture in captures]  # before pickling: a broken one may be large, too
+    sizes = [_size(capture.value) for capture in captures]  # before pickling, which may fail for one of them
     payload = _pickle(fn, args, kwargs or {}, captures, by_reference)
     warnings = [_hard_coded(function) for function in functions_of(fn, by_reference)]
     warnings += [_on_gpu(capture) for capture in captures]
@@ -88,7 +88,7 @@ def _refusal(value: Any, by_reference: Sequence[str]) -> Exception | None:
 
 
 def _deepest(capture: Capture, by_reference: Sequence[str]) -> tuple[Capture, Exception]:
-    """Follows a value that can't be pickled down to the part of it that can't."""
+    """Return the innermost part of a capture that can't be pickled, and the exception that says why."""
     reason = _refusal(capture.value, by_reference)
     assert reason is not None
     for _ in range(_DEPTH):
@@ -150,7 +150,7 @@ def _large(
     if len(payload) <= LARGE_BYTES:
         return
     for capture, size in zip(captures, sizes, strict=True):
-        if size is None and _refusal(capture.value, by_reference) is None:  # its owner may leave it behind
+        if size is None and _refusal(capture.value, by_reference) is None:  # its owner may leave it out
             size = len(ship.pickle(capture.value, by_reference))
         if size is not None and size > LARGE_BYTES:
             yield (
@@ -160,7 +160,7 @@ def _large(
 
 
 def _size(value: Any) -> int | None:
-    """Bytes of what knows its size; None for the rest, which is pickled to know."""
+    """Return the size in bytes where the value knows it; None where only pickling it would tell."""
     if isinstance(value, (bytes, bytearray, str)):
         return len(value)
     if isinstance(value, (int, float, bool, type(None), ModuleType, type)) or is_code(value):

@@ -1,6 +1,6 @@
 """`on="here"`: the only rank is this very process, for a debugger and for tests (driver).
 
-The same receiver, spool and shard as on a cluster; what is missing is the child process and the network.
+It uses the same receiver, spool and shard as on a cluster, without the child process and the network.
 """
 
 from __future__ import annotations
@@ -27,17 +27,17 @@ if TYPE_CHECKING:
 
 
 class InProcess:
-    """The only rank is this process. Its function's exceptions are raised as they are: a debugger stops there."""
+    """Runs rank 0 of 1 in this process. Exceptions of the function are raised as they are, for a debugger."""
 
     def __init__(self, attempt: Attempt) -> None:
         gpus_here(attempt.gang)
         self._attempt = attempt
 
     def start(self) -> None:
-        """Nothing: the function is called in `wait`."""
+        """Do nothing: `wait` calls the function."""
 
     def wait(self) -> list[Any]:
-        """Call the function, as rank 0 of 1."""
+        """Call the function as rank 0 of 1, and return its result in a list."""
         attempt = self._attempt
         with ExitStack() as stack:
             control = HereControl(attempt.recorder, _shards(attempt, stack))
@@ -54,7 +54,7 @@ class InProcess:
             return [result]
 
     def cancel(self) -> None:
-        """Nothing is left."""
+        """Do nothing: `wait` has cleaned up."""
 
 
 def _shards(attempt: Attempt, stack: ExitStack) -> dict[str, Shard]:
@@ -107,12 +107,12 @@ def _note(recorder: Recorder, name: str, counts: Mapping[str, Any]) -> None:
 
 
 def prepared(shuffle: Any) -> Literal["full", "stream"] | bool:
-    """What an exchange prepares for a kind of shuffle: rows as they arrive, or once all are there ("full", False)."""
+    """Return what an exchange prepares for `shuffle`: "stream" (rows as they arrive), "full", or False (by row id)."""
     return "stream" if shuffle == "stream" else "full" if shuffle else False
 
 
 class HereControl:
-    """A gang of one in this process."""
+    """The control of a gang of one in this process; see `rank.peers.Control`."""
 
     elastic = could_be_more = False
     store_limit: int | None = None
@@ -124,31 +124,31 @@ class HereControl:
         self.progress = ProgressWriter()
 
     def all_gather(self, operation: str, value: bytes, tag: str = "main") -> list[bytes]:
-        """Alone, everyone has always come."""
+        """Return `value`: there is no other rank."""
         return [value]
 
     def all_gather_async(self, operation: str, value: bytes, tag: str = "main") -> Callable[[], list[bytes]]:
-        """As `all_gather`."""
+        """Return a function that gives `[value]`."""
         return lambda: [value]
 
     def tell(self, kind: str, **fields: Any) -> None:
-        """To the events."""
+        """Record an event."""
         self._recorder.event(kind, **fields)
 
     def log(self, fields: Mapping[str, Any]) -> None:
-        """To the progress display and the events."""
+        """Show the numbers in the progress display, and record them as an event."""
         self._recorder.event("log", rank=0, **fields)
 
     def store(self, piece: Piece) -> None:
-        """To the run directory."""
+        """Store a piece of a file in the run directory."""
         self._recorder.store(piece)
 
     def shard(self, name: str) -> Shard:
-        """A shard that is all rows."""
+        """Return the shard `name`, which has all rows. Raises BadSetting for an unknown name."""
         if name not in self._shards:
             there = ", ".join(map(repr, self._shards)) or "none: launch(…, data={…}) names them"
             raise BadSetting(f"There is no shard {name!r}. There are: {there}.")
         return self._shards[name]
 
     def confirm_rows(self) -> None:
-        """All are there before the function is called."""
+        """Return at once: all rows are there before the function is called."""

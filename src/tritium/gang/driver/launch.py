@@ -1,4 +1,4 @@
-"""Start a gang and bring its results back: the front door (driver)."""
+"""`launch`: run a function on every rank of a gang, and return the results (driver)."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from tritium.gang.settings import Gang, showing
 from tritium.observe.events import new_run_dir
 
 if TYPE_CHECKING:
-    from typing_extensions import Unpack  # only type checkers need it, which bring it along
+    from typing_extensions import Unpack  # type checkers bring it along; it is not a dependency
 
     from tritium.data.exchange import Exchange
     from tritium.gang.keywords import GangKeywords
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 @dataclass
 class Run:
-    """One launch that has ended well: every rank's result in rank order, and where its run directory is."""
+    """A launch that succeeded: the ranks' results in rank order, its run directory, and its report."""
 
     run_id: str
     run_dir: str
@@ -72,7 +72,7 @@ def launch(
 
 
 def _refuse_arguments(fn: Callable[..., Any], fields: Mapping[str, Any]) -> None:
-    """A keyword that is no setting but a parameter of the function was meant for it."""
+    """Raise BadSetting for a keyword that is no setting of a gang, but a parameter of `fn`."""
     unknown = [name for name in fields if name not in Gang.fields()]
     try:
         meant = [name for name in unknown if name in signature(fn).parameters]
@@ -98,8 +98,10 @@ def start(
     said: Sequence[str] = (),
     title: str = "",
 ) -> Run:
-    """`launch`, with the run's directory and report beside its results. `said` are notes that come first, `title`
-    says which of several runs this is."""
+    """Do what `launch` does, and return the run directory and the report too.
+
+    `said` are notes to show first; `title` names this run among several in the progress display.
+    """
     if not callable(fn):
         raise BadSetting(f"launch takes a function, not {fn!r}. Pass it without calling it: launch(train, …).")
     refuse_arguments(fn, args, kwargs or {})
@@ -129,12 +131,12 @@ def start(
 
 
 def refuse_arguments(fn: Callable[..., Any], args: Any, kwargs: Mapping[str, Any]) -> None:
-    """BadSetting when the function can't be called with these, as far as its signature tells."""
+    """Raise BadSetting when, by its signature, the function can't be called with these arguments."""
     if isinstance(args, str | bytes) or not isinstance(args, Sequence):
         raise BadSetting(f"args={args!r:.80} must be a list or tuple of arguments, such as args=({args!r:.80},).")
     try:
         known = signature(fn)
-    except (TypeError, ValueError):  # some functions that are written in C tell nothing
+    except (TypeError, ValueError):  # some functions that are written in C have no signature
         return
     try:
         known.bind(*args, **kwargs)
@@ -147,7 +149,7 @@ def refuse_arguments(fn: Callable[..., Any], args: Any, kwargs: Mapping[str, Any
 
 
 def attempted(attempt: Attempt) -> list[Any]:
-    """One attempt. What it has kept is for the next one only where an executor lived on with its part of it."""
+    """Run one attempt. Rows stay persisted after a loss only when their executors live on (a process ended)."""
     try:
         return launcher.run(attempt)
     except TritiumError as error:
@@ -159,7 +161,7 @@ def attempted(attempt: Attempt) -> list[Any]:
 
 
 def release(attempt: Attempt, ok: bool) -> None:
-    """Give back what was kept; after an error that is on its way already, only say so if it can't be given back."""
+    """Unpersist the rows that were kept. After a failed run (not `ok`), an error of that is only noted."""
     try:
         attempt.release()
     except Exception as error:

@@ -1,4 +1,4 @@
-"""What the three ways to run a gang have in common: start it, wait for its results, end it (driver)."""
+"""The interface of the three ways to run a gang, `on="cluster"`, `"driver"` and `"here"` (driver)."""
 
 from __future__ import annotations
 
@@ -16,18 +16,18 @@ _LAUNCHERS = {
 
 
 class Launcher(Protocol):
-    """Runs one attempt. Called in this order, and `cancel` also after an error of the others.
+    """Runs one attempt. Methods are called in this order; `cancel` is also called after an error in another one.
 
-    A launcher checks in its constructor what it can, and raises SetupError there.
+    The constructor checks what can be checked before the start, and raises SetupError.
     """
 
-    def start(self) -> None: ...  # returns at once
-    def wait(self) -> list[Any]: ...  # every rank's result in rank order, or the error that ended the gang
-    def cancel(self) -> None: ...  # ends what is left of the gang; nothing of it runs afterwards
+    def start(self) -> None: ...  # start the ranks without waiting for them
+    def wait(self) -> list[Any]: ...  # return the results in rank order, or raise the error that ended the gang
+    def cancel(self) -> None: ...  # end what still runs; return when nothing does
 
 
 def run(attempt: Attempt) -> list[Any]:
-    """Every rank's result in rank order, from where `attempt.gang.on` says."""
+    """Run one attempt with the launcher of `attempt.gang.on`, and return the results in rank order."""
     module, name = _LAUNCHERS[attempt.gang.on]
     launcher: Launcher = getattr(import_module(module), name)(attempt)
     try:

@@ -1,6 +1,6 @@
 """`on="driver"`: ranks are child processes of this one, without Spark and without a JVM (driver).
 
-The same coordinator, supervisors, rank processes, receiver and spool as on a cluster. Only the exchange is another:
+The coordinator, supervisors, rank processes, receivers and spools are those of a cluster. Only the exchange differs:
 pandas and Arrow tables are dealt to the ranks here.
 """
 
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 
 class LocalProcesses:
-    """The ranks are child processes of this one, each fed and watched by a thread."""
+    """Runs each rank as a child process, with its supervisor in a thread of this process."""
 
     def __init__(self, attempt: Attempt) -> None:
         self._gpus, most = gpus_here(attempt.gang)
@@ -37,7 +37,7 @@ class LocalProcesses:
         self._tasks: SupervisorThreads | None = None
 
     def start(self) -> None:
-        """Deal the tables, and start a thread for every rank."""
+        """Deal the tables, start the coordinator, and start a supervisor thread for every rank."""
         attempt = self._attempt
         plan, shards = deal_tables(attempt)
         job = attempt.job()
@@ -57,7 +57,7 @@ class LocalProcesses:
         self._tasks.start()
 
     def wait(self) -> list[Any]:
-        """The results of the ranks."""
+        """Return the results of the ranks, or raise the error that ended the gang."""
         assert self._coordinator is not None
         assert self._tasks is not None
         await_formed(self._coordinator, self._attempt, self._tasks)
@@ -65,7 +65,7 @@ class LocalProcesses:
         return results_of(self._tasks.batches, self._attempt.ranks)
 
     def cancel(self) -> None:
-        """End the ranks; returns when their threads have ended."""
+        """End the ranks, and wait for their threads."""
         if self._coordinator is not None:
             self._coordinator.abort("the run is over")
             if self._tasks is not None:
@@ -75,7 +75,7 @@ class LocalProcesses:
 
 
 def deal_tables(attempt: Attempt) -> tuple[dict[str, tuple[Field, ...]], list[Iterator[pa.RecordBatch]]]:
-    """The plan of every named table, and each rank's rows in the form in which Spark would hand them over."""
+    """Return the fields of every named table, and for each rank its rows as the record batches Spark would deliver."""
     if not attempt.data:
         return {}, [iter(()) for _ in range(attempt.ranks)]
     from tritium.data.tables import Tables
@@ -85,7 +85,7 @@ def deal_tables(attempt: Attempt) -> tuple[dict[str, tuple[Field, ...]], list[It
 
 
 def ship_user_code(attempt: Attempt) -> bytes:
-    """The user's `py_files` as one zip, or nothing."""
+    """Return the user's `py_files` as one zip; empty bytes without any."""
     from tritium import ship
 
     return ship.archive(attempt.gang.py_files) if attempt.gang.py_files else b""
@@ -101,10 +101,12 @@ def order_of(
     sorted: bool,
     result_limit: int = 0,
 ) -> Order:
-    """What every supervisor of this launch is told.
+    """Build the order that every supervisor of this attempt gets.
 
-    `sorted`: rows come in the order of their ids. `result_limit`: bytes of all results together that Spark takes, where
-    what a coordinator on an executor writes down travels with them; 0: any number.
+    Args:
+        sorted: whether rows arrive in the order of their ids.
+        result_limit: bytes that Spark accepts for all results together (0: any number). Needed on Spark Connect, where
+            the log of a coordinator on an executor is returned with the results.
     """
     gang = attempt.gang
     return Order(
@@ -132,7 +134,7 @@ def order_of(
 
 
 class SupervisorThreads:
-    """A thread for every supervisor, in place of Spark's tasks."""
+    """Runs every supervisor in a thread, instead of in a Spark task; see `outcome.Tasks`."""
 
     silence = "the rank processes are slow to start"
 
@@ -153,7 +155,7 @@ class SupervisorThreads:
         ]
 
     def start(self) -> None:
-        """Start all."""
+        """Start every thread."""
         for thread in self._threads:
             thread.start()
 
@@ -161,7 +163,7 @@ class SupervisorThreads:
         gpus = tuple(self._gpus[index * order.gpus : (index + 1) * order.gpus])
         supervisor = Supervisor(order, partition=index, attempt=0, gpus=gpus, cpus=order.cpus or 1)
         try:
-            # The interpreter of a thread lives as long as the rank does: the kernel ends the child with its thread.
+            # Not a pool: the kernel kills the rank process when the thread that started it ends (PR_SET_PDEATHSIG).
             batches = list(supervisor.run(shard, lambda: True))
         except GangEnded:
             batches = []
@@ -175,23 +177,23 @@ class SupervisorThreads:
             self._coordinator.changed.notify_all()
 
     def computing(self, ranks: int) -> bool:
-        """Tables are there already."""
+        """Return False: tables need no computing."""
         return False
 
     def slots(self) -> int:
-        """How many ranks this machine could run is not a question of slots."""
+        """Return 0: this machine has no slots, so a gang here never grows."""
         return 0
 
     restarts = False
 
     def source_stall(self, limit: float) -> None:
-        """Tables are there already."""
+        """Return None: tables need no computing."""
 
     def cancel(self, reason: str = "") -> None:
-        """Supervisors end by themselves once the coordinator has said so."""
+        """Do nothing: supervisors end when the coordinator tells them."""
 
     def join(self, seconds: float = 10.0) -> None:
-        """Wait until every supervisor has ended."""
+        """Wait for the supervisor threads, up to `seconds` each."""
         for thread in self._threads:
             if thread.ident is not None:
                 thread.join(seconds)

@@ -1,4 +1,4 @@
-"""`on="cluster"`: the whole launch is one barrier stage, collected directly (driver)."""
+"""`on="cluster"`: a gang is one Spark job with a barrier stage, and its results are collected directly (driver)."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ HOLD_SECONDS = 30.0  # how long slots are held while the rest of a gang does not
 
 
 class OnCluster:
-    """The ranks are the tasks of one Spark job."""
+    """Runs the ranks as the tasks of one Spark job."""
 
     def __init__(self, attempt: Attempt) -> None:
         self._spark = session_of(attempt)
@@ -46,12 +46,15 @@ class OnCluster:
         self._deadline = time.monotonic() + attempt.gang.start_timeout
 
     def start(self) -> None:
-        """Submit the job over its exchange, once there are slots."""
+        """Wait for slots, start the coordinator, and submit the job."""
         with jvm_errors(self._spark):
             self._submit()
 
     def wait(self) -> list[Any]:
-        """Where slots come one by one and stop coming, they are given back and tried for again."""
+        """Return the results, or raise the error that ended the gang.
+
+        When only some slots come (dynamic allocation), give them back, and submit the job again after a pause.
+        """
         while True:
             try:
                 with jvm_errors(self._spark):
@@ -62,7 +65,7 @@ class OnCluster:
             self.start()
 
     def cancel(self) -> None:
-        """End the ranks, then the job, then the coordinator."""
+        """End the ranks, then the job, then the coordinator; release slots and interrupt handler."""
         job, self._job = self._job, None
         with self._open:
             if job is not None:
@@ -115,12 +118,12 @@ class OnCluster:
         replay(batches, attempt.recorder)
         received = attempt.recorder.received
         if self._exchange and received and (problem := self._exchange.verify(received)):
-            raise problem  # a coordinator on an executor could not ask
+            raise problem  # a coordinator on an executor has no access to the exchange
         return results_of(batches, attempt.ranks)
 
     def _pause(self, given: GivenBack) -> None:
         gang = self._attempt.gang
-        pause = HOLD_SECONDS * random.uniform(0.2, 1.0)  # two gangs must not move in step
+        pause = HOLD_SECONDS * random.uniform(0.2, 1.0)  # random: two gangs must not retry in step
         if time.monotonic() + pause > self._deadline:
             raise StartTimeout(
                 f"{given}, again and again within start_timeout={gang.start_timeout:g} s. Other jobs or gangs hold "
@@ -133,7 +136,7 @@ class OnCluster:
     def _end(self, job: SparkJob) -> None:
         recorder = self._attempt.recorder
         end_gang(self._coordinator, job)
-        self._coordinator.close()  # it writes no more
+        self._coordinator.close()  # so that it records nothing after this
         keep_spark_error(self._attempt, job.problem)
         if job.problem is not None and self._cluster.is_connect and not self._coordinator.members:
             recorder.newest = newest_checkpoint(recorder.run_dir)
@@ -141,7 +144,7 @@ class OnCluster:
 
 @contextmanager
 def jvm_errors(spark: Any) -> Iterator[None]:
-    """In place of whatever comes of a JVM or a Connect server that has ended: JobFailed, which says so."""
+    """Raise JobFailed instead of any error that follows from the end of the JVM or of the Connect server."""
     try:
         yield
     except (TritiumError, GivenBack):
@@ -153,10 +156,10 @@ def jvm_errors(spark: Any) -> Iterator[None]:
 
 
 def end_gang(coordinator: Coordinator, spark_job: SparkJob) -> None:
-    """End what is left of a gang: its ranks at once, its tasks by themselves, and the job, when it is not over yet.
+    """End the ranks and their tasks, and cancel the job if it has not ended.
 
-    Of a gang that is ended from here, one supervisor waits until Spark has cancelled the job: the job is then seen to
-    be cancelled in Spark's UI, and Spark's log has one line, not one for each rank.
+    One supervisor of a gang that is ended from here waits until the job is cancelled, so that Spark's UI shows the job
+    as cancelled, and Spark's log has one line instead of one for each rank (decision 013).
     """
     coordinator.abort("the run is over")
     ended = spark_job.ended
@@ -172,7 +175,7 @@ def end_gang(coordinator: Coordinator, spark_job: SparkJob) -> None:
 
 
 def keep_spark_error(attempt: Attempt, problem: BaseException | None) -> None:
-    """Java's stack is for who asks for it: in the run directory."""
+    """Write Spark's own error with its Java stack, if there is one, to `spark-error.txt` in the run directory."""
     error = getattr(problem, "spark_error", None)
     if error is not None:
         try:
@@ -182,7 +185,10 @@ def keep_spark_error(attempt: Attempt, problem: BaseException | None) -> None:
 
 
 def session_of(attempt: Attempt) -> Any:
-    """The session given, or that of the DataFrames, or the active one."""
+    """Return the session given, or that of the DataFrames, or the active one.
+
+    Raises BadSetting for data that is no Spark DataFrame, and WrongVersion without pyspark.
+    """
     if attempt.spark is not None:
         return attempt.spark
     for data in attempt.data.values():
@@ -202,9 +208,9 @@ def session_of(attempt: Attempt) -> Any:
 
 @contextmanager
 def own_interrupts() -> Iterator[None]:
-    """Ctrl-C raises KeyboardInterrupt here and ends this run; pyspark's handler would cancel every job of the session.
+    """Let Ctrl-C raise KeyboardInterrupt in this block, which ends this run alone.
 
-    (And would fail to, while this thread waits: see docs/how-it-works.md.)
+    pyspark's handler would cancel every job of the session, and fails while this thread waits (docs/how-it-works.md).
     """
     if threading.current_thread() is not threading.main_thread():
         yield

@@ -1,4 +1,4 @@
-"""Wait for a gang, and turn its end into results or into one error (driver)."""
+"""Wait until a gang has formed and ended, and raise the error that ended it (driver)."""
 
 from __future__ import annotations
 
@@ -16,21 +16,21 @@ if TYPE_CHECKING:
     from tritium.gang.driver.source_watch import SourceStall
 
 LOOK_SECONDS = 1.0  # how often Spark is asked whether it still computes the sources
-FIRST_WORD_SECONDS = 20.0
-GROW_SECONDS = 2.0  # how often a gang that is smaller than wanted looks for slots that have come back
+FIRST_WORD_SECONDS = 20.0  # after which a note says which ranks are missing
+GROW_SECONDS = 2.0  # how often slots are counted for a gang that is smaller than `gang.most`
 LEAVE_SECONDS = 1.0  # how long supervisors have to end by themselves before the Spark job is cancelled
-WHY_SECONDS = 3.0  # how long Spark has to say why a supervisor is gone
+WHY_SECONDS = 3.0  # how long Spark has to report why a supervisor was lost
 
 
 class Tasks(Protocol):
-    """What runs the supervisors: a Spark job, or threads."""
+    """What runs the supervisors: a Spark job (SparkJob), or threads (SupervisorThreads)."""
 
     ended: bool
     problem: BaseException | None
-    restarts: bool  # whether a task that fails is started again, which does a gang no good
+    restarts: bool  # whether Spark starts a failed task again by itself (not in a barrier stage)
 
     @property
-    def silence(self) -> str: ...  # what to say when no supervisor has reported for a while
+    def silence(self) -> str: ...  # the note while no supervisor has reported
     def computing(self, ranks: int) -> bool: ...
     def slots(self) -> int: ...
     def source_stall(self, limit: float) -> SourceStall | None: ...
@@ -39,16 +39,19 @@ class Tasks(Protocol):
 
 
 class GivenBack(Exception):
-    """Some slots came, and then no more: another gang may be waiting for these, and hold the rest."""
+    """Only some slots came. They are given back, as another gang may hold the rest and wait for these."""
 
 
 def await_formed(
     coordinator: Coordinator, attempt: Attempt, tasks: Tasks, waited: float = 0.0, *, hold: float | None = None
 ) -> None:
-    """Wait until every rank is ready, within the rest of `start_timeout`; or until something has ended.
+    """Wait until every rank is ready, or the gang or its tasks have ended.
 
-    The time in which Spark computes the sources does not count, where Spark tells (it does not on Connect). Where
-    ranks start one by one, GivenBack is raised when no further one has reported for `hold` seconds.
+    Args:
+        waited: seconds of `start_timeout` that have passed already.
+        hold: seconds without a further rank after which GivenBack is raised, where ranks start one by one.
+
+    Time in which Spark computes the sources does not count. Raises StartTimeout, and Stalled for a source that hangs.
     """
     there, newest = 0, 0.0
     gang, now = attempt.gang, time.monotonic()
@@ -82,7 +85,10 @@ def await_formed(
 
 
 def tell_source_stall(attempt: Attempt, tasks: Tasks, told: bool) -> bool:
-    """Raise Stalled, or say once, that Spark's tasks for the sources make no progress. Returns whether they do."""
+    """Raise Stalled, or with `on_stall="report"` note once, that the sources make no progress.
+
+    `told` says whether it was noted before. Returns whether the sources are stalled now.
+    """
     stall = tasks.source_stall(attempt.gang.stall_timeout)
     if stall is None:
         return False
@@ -99,13 +105,13 @@ def tell_source_stall(attempt: Attempt, tasks: Tasks, told: bool) -> bool:
 
 
 def missing_note(coordinator: Coordinator, ranks: int) -> str:
-    """For the person who waits for the rest of a gang."""
+    """Return the note that says which ranks are missing, and where they are."""
     missing = coordinator.missing()
     return f"{ranks - len(missing)} of {ranks} ranks have reported; still missing: {whereabouts(coordinator, missing)}"
 
 
 def whereabouts(coordinator: Coordinator, missing: Sequence[int]) -> str:
-    """`task 1 (not started: no slot, …); task 3 (host b, importing torch for 12 s)`."""
+    """Describe up to 8 missing tasks: `task 1 (not started: no slot, …); task 3 (host b, importing torch for 12 s)`."""
     more = f"; and {len(missing) - 8} more" if len(missing) > 8 else ""
     return "; ".join(_whereabouts(coordinator, partition) for partition in missing[:8]) + more
 
@@ -123,7 +129,7 @@ def _whereabouts(coordinator: Coordinator, partition: int) -> str:
 
 
 def await_end(coordinator: Coordinator, attempt: Attempt, tasks: Tasks) -> None:
-    """Wait until every rank has returned and the tasks have handed over the results; raise the first failure."""
+    """Wait until every rank has returned and the tasks have ended. Raises the error of the first failure."""
     over, elastic = False, attempt.ranks < attempt.gang.most
     while not over:
         with coordinator.changed:
@@ -135,9 +141,10 @@ def await_end(coordinator: Coordinator, attempt: Attempt, tasks: Tasks) -> None:
             attempt.recorder.note(f"there are slots for {most} ranks again: the gang grows at the end of an epoch")
             coordinator.offer_more()
             elastic = False
-    unfinished = bool(coordinator.members) and not coordinator.finished  # a far coordinator's members report to it
+    # With a coordinator on an executor no member reports to this one.
+    unfinished = bool(coordinator.members) and not coordinator.finished
     if coordinator.failure is None and (tasks.problem is not None or unfinished):
-        # The coordinator may be about to hear what the tasks' end already shows: let it come first.
+        # The coordinator may be about to receive the failure because of which the tasks ended, and knows more of it.
         coordinator.no_one_returns()
         with coordinator.changed:
             coordinator.changed.wait_for(lambda: coordinator.failure is not None, timeout=LEAVE_SECONDS)
@@ -146,9 +153,9 @@ def await_end(coordinator: Coordinator, attempt: Attempt, tasks: Tasks) -> None:
         taken = lost or coordinator.failure.type.endswith(IncompleteShard.__name__)
         if not taken or tasks.restarts:
             coordinator.await_gone(LEAVE_SECONDS, but=1)
-        else:  # Spark has lost something: it may say what, and then ends the job by itself
+        else:  # Spark has lost a task or its rows: it may report why, and then ends the job by itself
             tasks.join(WHY_SECONDS if lost else LEAVE_SECONDS)
-        why = tasks.problem  # before we cancel the job ourselves
+        why = tasks.problem  # read before the job is cancelled below, which is a problem too
         if not tasks.ended:
             tasks.cancel(f"because {coordinator.failure.headline()}")
             coordinator.abort("its Spark job has been cancelled")
@@ -156,9 +163,9 @@ def await_end(coordinator: Coordinator, attempt: Attempt, tasks: Tasks) -> None:
         if why is not None and why.__dict__.get("jvm_gone"):
             raise why
         if why is not None and taken and (is_cancelled(why) or isinstance(why, IncompleteShard)):
-            raise why  # Spark took the supervisors or their rows away: the job was cancelled, or lost what they read
+            raise why  # the job was cancelled, or lost map output: that explains the lost rank
         if why is not None and lost:
-            if not isinstance(why, TritiumError):  # unforeseen, in a supervisor of on="driver": a retry can't help
+            if not isinstance(why, TritiumError):  # unexpected, in a supervisor of on="driver": a retry can't help
                 raise why
             text = str(getattr(why, "reason", why)).rstrip(".")
             error = replace(coordinator.failure, text=text).error(attempt.recorder.run_dir)
@@ -170,5 +177,5 @@ def await_end(coordinator: Coordinator, attempt: Attempt, tasks: Tasks) -> None:
 
 
 def is_cancelled(problem: BaseException) -> bool:
-    """Whether a Spark job ended because someone cancelled it."""
+    """Tell whether a Spark job ended because it was cancelled."""
     return isinstance(problem, JobFailed) and problem.cancelled

@@ -1,4 +1,4 @@
-"""What a rank finds around its function, put into this process for the length of a block: `on="here"` (driver)."""
+"""Give this process the environment of a rank for the length of a block, for `on="here"` (driver)."""
 
 from __future__ import annotations
 
@@ -24,16 +24,16 @@ from tritium.gang.supervisor.process import THREADS
 
 @contextmanager
 def surrounded(gang: Gang, world: World) -> Iterator[None]:
-    """The variables of `gang.env` and torchrun's, its `py_files` and `cpus`, until the block ends.
+    """Set the variables of `gang.env` and torchrun's, and apply `py_files` and `cpus`, within the block.
 
-    Then each variable is what it was, modules of the `py_files` are forgotten, and a process group that was made in the
-    block is destroyed, so that the next launch can make one. Raises BadSetting for `py_files` that are none.
+    At its end, restore every variable, remove modules of the `py_files` from `sys.modules`, and destroy a process group
+    that was made in the block, so that the next launch can make one. Raises BadSetting for unusable `py_files`.
     """
     with (
         closing(socket.socket()) as port,
         _variables(gang, world, port),
         _importable(gang.py_files),
-        pytorch.threads(gang.cpus),  # OpenMP's variables come too late for a torch that is there already
+        pytorch.threads(gang.cpus),  # OpenMP reads its variables only when torch is imported
         _process_group(),
     ):
         yield
@@ -41,7 +41,7 @@ def surrounded(gang: Gang, world: World) -> Iterator[None]:
 
 @contextmanager
 def _variables(gang: Gang, world: World, port: socket.socket) -> Iterator[None]:
-    # As for any rank: bound but never listening, so that the framework can bind over it.
+    # As for any rank, bound but never listening: the port is reserved until the framework binds to it, too.
     port.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     port.bind((world.peers[0].address, 0))
     before = dict(os.environ)
@@ -81,12 +81,12 @@ def _has_group() -> bool:
 
 @contextmanager
 def _importable(paths: Sequence[str]) -> Iterator[None]:
-    """The files themselves, not copies of them: a debugger's breakpoints are in these."""
+    """Make `py_files` importable from where they are, so that breakpoints in them work."""
     files = {
         path.stem: path for path in map(Path, map(os.path.abspath, paths)) if path.is_dir() or path.suffix == ".py"
     }
     zips = [os.path.abspath(path) for path in paths if os.fspath(path).endswith((".zip", ".egg"))]
-    ship.archive(paths)  # raises for what is no Python file, package or zip
+    ship.archive(paths)  # raises BadSetting for a path that is no Python file, package or zip
     finder, before = _Files(files), set(sys.modules)
     sys.meta_path.insert(0, finder)
     sys.path[:0] = zips
@@ -109,7 +109,7 @@ def _is_below(module: ModuleType, paths: Sequence[str]) -> bool:
 
 
 class _Files(MetaPathFinder):
-    """Finds single files and packages by their names."""
+    """Imports single files and packages by their names."""
 
     def __init__(self, files: dict[str, Path]) -> None:
         self._files = files

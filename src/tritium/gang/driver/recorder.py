@@ -1,4 +1,4 @@
-"""What is seen of a run while it goes on: its directory, its report, its progress (driver)."""
+"""Record the events of a run in its directory and its report, and show its progress (driver)."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ from tritium.wire import clip
 
 
 class Recorder:
-    """Takes the events of a run: everything goes to the run directory and to the progress display.
+    """Writes events, output and stored files to the run directory, and shows them in the progress display.
 
-    Nothing is written before the first event, so that a launch that is refused leaves nothing behind.
+    Writes nothing before the first event, so that a launch that is refused leaves no directory.
     """
 
     def __init__(
@@ -44,11 +44,11 @@ class Recorder:
         self._opened: tuple[RunLog, Progress] | None = None
         self._said, self._title = said, title
         self.received: Mapping[str, Any] | None = None
-        """The fingerprint of the rows that all ranks have."""
+        """The fingerprint of the rows of all ranks; None before they have arrived."""
         self.newest: tuple[int, str] | None = None
-        """Step and place of the newest checkpoint that this run has saved, or went on from."""
+        """Step and path of the newest checkpoint that this run has saved or resumed from."""
         self.non_fatal_errors: list[NonFatalError] = []
-        """What raised in the last attempt without ending it."""
+        """Exceptions and exits of the last attempt that did not end it."""
 
     def _open(self) -> tuple[RunLog, Progress]:
         with self._lock:
@@ -70,7 +70,7 @@ class Recorder:
             return self._opened
 
     def event(self, kind: str, **fields: Any) -> None:
-        """Something happened."""
+        """Record an event. The first one makes the run directory: BadSetting when that fails."""
         log, progress = self._open()
         if kind == "note":
             fields["text"] = masked(fields["text"])
@@ -87,37 +87,37 @@ class Recorder:
         progress.event(kind, **fields)
 
     def output(self, rank: int, text: str) -> None:
-        """A rank has printed."""
+        """Record and show what a rank has printed."""
         log, progress = self._open()
         log.output(rank, text)
         progress.output(rank, text)
 
     def store(self, piece: Piece) -> None:
-        """A rank stores a file, piece by piece. Raises StoreFailed."""
+        """Store a piece of a rank's file. Raises StoreFailed."""
         if self._open()[0].store(piece):
             self.event("stored", name=piece.name)
 
     def settle(self) -> None:
-        """Wait until all that ranks have stored is where it belongs. Raises StoreFailed."""
+        """Wait until every stored file is in the run directory (uploads included). Raises StoreFailed."""
         if self._opened is not None:
             for name in self._opened[0].settle(self.note):
                 self.event("stored", name=name)
 
     def open(self) -> None:
-        """Make the run directory, so that what is wrong with it is found before anything has started: BadSetting."""
+        """Make the run directory before anything starts. Raises BadSetting when it can't be used."""
         self._open()
 
     def drop_partial(self) -> None:
-        """The ranks have ended: what they have stored by half is removed."""
+        """Remove files that ranks have not stored completely; to be called when the ranks have ended."""
         if self._opened is not None:
             self._opened[0].drop_partial()
 
     def note(self, text: str) -> None:
-        """A line for the person who waits."""
+        """Show and record a line of text."""
         self.event("note", text=text)
 
     def close(self, problem: BaseException | None) -> dict[str, Any]:
-        """The end of the run, by this error if it is one; returns its report."""
+        """Record the end of the run, with the error that ended it or None, and return the report."""
         if self._opened is None:
             return {}
         if (verdict := self._report.build()["verdict"]) is not None:

@@ -1,4 +1,4 @@
-"""A gang that was lost is started again; what is the user's own is raised at once (driver)."""
+"""Start a gang again after a loss; raise any other error at once (driver)."""
 
 from __future__ import annotations
 
@@ -16,11 +16,14 @@ from tritium.gang.killed import from_outside
 if TYPE_CHECKING:
     from tritium.gang.driver.attempt import Attempt
 
-KILLS = 3  # so many deaths of the same rank at the same step are no accident
+KILLS = 3  # a rank that was killed this often at the same step is not retried
 
 
 def until_no_loss(attempt: Attempt, run: Callable[[Attempt], list[Any]]) -> list[Any]:
-    """`run(launch)`, again after a loss as often as the gang's `retries` allow, from the newest checkpoint."""
+    """Return `run(attempt)`; after a loss, run again as often as the gang's `retries` allow.
+
+    A Regroup (the gang can grow) starts it again without counting as a retry.
+    """
     losses: list[TritiumError] = []
     attempts = itertools.count()
     while True:
@@ -45,12 +48,12 @@ def until_no_loss(attempt: Attempt, run: Callable[[Attempt], list[Any]]) -> list
 
 
 def is_loss(error: TritiumError) -> bool:
-    """Whether something that the function could not help took the gang away: another attempt may go well."""
+    """Tell whether the gang was lost (a killed rank, a lost executor, lost map output), so that a retry may help."""
     return isinstance(error, IncompleteShard) or bool(getattr(error, "lost", False))
 
 
 def why_over(losses: list[TritiumError], retries: int) -> str | None:
-    """Why there is no further attempt; None when there is one."""
+    """Return why there is no further attempt; None when there is one."""
     kills = Counter((e.rank, getattr(e, "step", None)) for e in losses if getattr(e, "signal", None) == "SIGKILL")
     for (rank, step), times in kills.items():
         if times >= KILLS:
@@ -71,11 +74,11 @@ def why_over(losses: list[TritiumError], retries: int) -> str | None:
 
 
 def history(losses: list[TritiumError]) -> list[str]:
-    """One line for each attempt."""
+    """Return one line for each attempt."""
     return [f"Attempt {number}: {headline(error)}." for number, error in enumerate(losses, 1)]
 
 
 def headline(error: TritiumError) -> str:
-    """The first sentence of an error's story."""
+    """Return the first sentence of an error's message."""
     known = getattr(error, "headline", None) if isinstance(error, RankFailed) else None
     return str(known or str(error).partition("\n")[0]).rstrip(".")

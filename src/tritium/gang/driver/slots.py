@@ -1,4 +1,4 @@
-"""The slots that launches of this process hold, so that two do not each get half of what they need (driver)."""
+"""Reservations of slots, so that concurrent launches of this process do not each get only a part (driver)."""
 
 from __future__ import annotations
 
@@ -11,22 +11,23 @@ from tritium.errors import StartTimeout
 
 
 class Reservations:
-    """The launches of this process that hold, or wait for, their share of one application's slots."""
+    """The launches of this process that hold, or wait for, slots of one Spark application."""
 
     def __init__(self) -> None:
         self._changed = threading.Condition()
         self._holders: dict[object, tuple[Fraction, int]] = {}
         self._queue: list[object] = []
         self.executors = 0
-        """How many there were when a gang was last started."""
+        """The number of executors when a gang was last started."""
 
     @contextmanager
     def hold(
         self, share: Fraction, ranks: int, available: int, timeout: float, note: Callable[[str], object]
     ) -> Iterator[None]:
-        """Hold `share` of all slots; first come, first served. StartTimeout after `timeout` seconds.
+        """Reserve the fraction `share` of all slots for a block; first come, first served.
 
-        `ranks` and `available` slots are for the messages, one of which `note` gets when there is a wait.
+        Calls `note` when it has to wait. Raises StartTimeout after `timeout` seconds. `ranks` and `available` (slots)
+        are for the messages.
         """
         ticket = object()
         with self._changed:
@@ -69,6 +70,6 @@ _applications_lock = threading.Lock()
 
 
 def reservations(application: str) -> Reservations:
-    """Those of one Spark application."""
+    """Return the reservations of one Spark application, by its id."""
     with _applications_lock:
         return _applications.setdefault(application, Reservations())

@@ -1,8 +1,8 @@
-"""Whether Spark still computes the sources of a gang, and what makes no progress when it does not (driver).
+"""Tell whether Spark computes the sources of a gang, and whether they make progress (driver).
 
-The sources move when a task of theirs has ended, has read or written a byte or a record (executors tell about every ten
-seconds), or computes in its executor, and when a Python worker of Spark's on this machine uses CPU, or waits for one
-thing after the other, as one does that asks a server for every row.
+Progress is: a task of the sources has ended, has read or written a byte or a record (executors report that every ten
+seconds), or computes in its executor; or a Python worker of Spark's on this machine uses CPU, or wakes up repeatedly,
+as one does that sends a request to a server for every row.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ from typing import Any
 
 from tritium.gang.supervisor.process_stats import STATES, Busy, state
 
-HEARTBEATS = 2.5  # so many of an executor's heartbeats may pass without news before that says anything
-CONNECT_TIMES = 10  # over Connect, which counts a task's bytes when it has ended, a stall takes so many times as long
-_SWITCHES = 0.5  # a second: a worker that wakes more often than that does something
-_LOOKS = 8  # looks at the tasks within the limit
+HEARTBEATS = 2.5  # a stall is at least so many intervals of the executors' heartbeats, which bring the counts
+CONNECT_TIMES = 10  # the limit is multiplied over Connect, which reports a task's bytes only when it has ended
+_SWITCHES = 0.5  # voluntary context switches a second; a worker with more makes progress
+_LOOKS = 8  # checks of the tasks within the limit
 _NUMBERS = (
     "numCompleteTasks",
     "numFailedTasks",
@@ -34,7 +34,7 @@ _NUMBERS = (
     "memoryBytesSpilled",
     "diskBytesSpilled",
 )
-# Where a thread of Java's waits for another process, a disk or a lock, by the innermost frame.
+# Innermost frames of a Java thread that waits for another process, a disk or a lock.
 _WAITS = ("EPoll", "Net.poll", "Dispatcher", "socketRead", "readBytes", "pread", "park", "Object.wait", "Thread.sleep")
 _TASK_THREAD = "Executor task launch worker for task "
 _PROC = Path("/proc")
@@ -42,7 +42,7 @@ _PROC = Path("/proc")
 
 @dataclass(frozen=True)
 class SourceStall:
-    """What hangs: `text` is the report; `stage` and `tasks` (running ones), and `seconds` without progress."""
+    """A stall of the sources: the report, the stage, its running tasks, the seconds without progress."""
 
     text: str
     stage: int
@@ -51,7 +51,7 @@ class SourceStall:
 
 
 class SourceWatch:
-    """Looks at the stages of one job, by its tag, that are not the gang's."""
+    """Checks the stages of one job, found by its tag, that are not the gang's own."""
 
     def __init__(self, spark: Any, tag: str, *, connect: bool) -> None:
         now = time.monotonic()
@@ -70,20 +70,20 @@ class SourceWatch:
 
     @property
     def busy(self) -> bool:
-        """Whether tasks of the sources ran when it was looked last."""
+        """Whether tasks of the sources ran at the last `look`."""
         return bool(self._active)
 
-    # ---- what Connect tells by itself
+    # ---- progress reported by Connect
 
     def heard(self, in_flight: int, stages: Iterable[Any]) -> None:
-        """The server's word on the job: how many tasks run, and its stages."""
+        """Take the server's progress report: the number of running tasks, and the job's stages."""
         self._in_flight = in_flight
         self._stages = tuple((s.stage_id, s.num_tasks, s.num_completed_tasks, s.num_bytes_read) for s in stages)
 
     # ---- is Spark busy with the sources?
 
     def look(self, ranks: int) -> bool:
-        """Whether tasks have ended since the last look, or run in a stage that is not the gang's."""
+        """Tell whether source tasks have ended since the last call, or run now. `ranks` is the gang's size."""
         self._ranks = ranks
         if self._connect:
             return self._in_flight > 0
@@ -91,7 +91,7 @@ class SourceWatch:
         jobs = [tracker.getJobInfo(job) for job in tracker.getJobIdsForTag(self._tag)]
         ids = {stage for job in jobs if job.isDefined() for stage in job.get().stageIds()}
         stages = [info.get() for info in map(tracker.getStageInfo, ids) if info.isDefined()]
-        sources = [s for s in stages if s.submissionTime() and not self.is_gang(s.stageId())]  # the others are skipped
+        sources = [s for s in stages if s.submissionTime() and not self.is_gang(s.stageId())]  # without a time: skipped
         before, self.completed = self.completed, sum(stage.numCompletedTasks() for stage in sources)
         self.tasks = sum(stage.numTasks() for stage in sources)
         if self.completed != before:
@@ -107,7 +107,7 @@ class SourceWatch:
         return bool(self._active) or self.completed != before
 
     def running(self) -> int:
-        """How many tasks of the gang's own stage run, as far as Spark has heard."""
+        """Count the running tasks of the gang's own stage, as far as Spark knows."""
         tracker = self._context().statusTracker()
         jobs = [tracker.getJobInfo(job) for job in tracker.getJobIdsForTag(self._tag)]
         stages = [tracker.getStageInfo(stage) for job in jobs if job.isDefined() for stage in job.get().stageIds()]
@@ -115,7 +115,7 @@ class SourceWatch:
         return sum(stage.numActiveTasks() for stage in told if self.is_gang(stage.stageId()))
 
     def is_gang(self, stage: int) -> bool:
-        """Whether this stage is the gang's own: the one with a barrier."""
+        """Tell whether this stage is the gang's own: the one with a barrier."""
         if stage not in self._gang:
             try:
                 graph = self._context().statusStore().operationGraphForStage(stage).rootCluster()
@@ -125,7 +125,7 @@ class SourceWatch:
         return self._gang[stage]
 
     def _may_be_gang(self, stage: int) -> bool:
-        """Without barriers (dynamic allocation): whether a stage with as many tasks as ranks may be the gang's."""
+        """Tell whether a stage may be the gang's under dynamic allocation, where it has no barrier."""
         if str(self._context().conf().get("spark.dynamicAllocation.enabled", "false")).lower() != "true":
             return False
         cluster = self._context().statusStore().operationGraphForStage(stage).rootCluster().childClusters()
@@ -134,7 +134,7 @@ class SourceWatch:
     # ---- does it make progress?
 
     def stalled(self, limit: float) -> SourceStall | None:
-        """What hangs, when no task of the sources has moved for `limit` seconds (a few heartbeats at least)."""
+        """Return a stall when no source task made progress for `limit` seconds (at least HEARTBEATS intervals)."""
         now = time.monotonic()
         if self._connect:
             return self._stalled_far(limit * CONNECT_TIMES, now)
@@ -164,7 +164,7 @@ class SourceWatch:
         return stage, data.attemptId(), *(getattr(data, name)() for name in _NUMBERS)
 
     def _idle_workers(self, now: float) -> list[int] | None:
-        """Spark's Python workers on this machine; None when one of them has moved since the last look."""
+        """List Spark's Python workers on this machine; None when one made progress since the last call."""
         pids = list(self._python_workers())
         busy = False
         for pid in pids:
@@ -176,8 +176,8 @@ class SourceWatch:
         return None if busy else pids
 
     def _python_workers(self) -> Iterator[int]:
-        """What the daemons of this application on this machine have forked."""
-        if self._jvm is None:  # this process's child, or with spark-submit its parent
+        """Yield the pids of the Python workers that daemons of this application have forked on this machine."""
+        if self._jvm is None:  # a child of this process, or its parent with spark-submit
             self._jvm = int(self._spark.sparkContext._jvm.java.lang.ProcessHandle.current().pid())
         roots = {os.getpid(), self._jvm}
         application = f"--app-id\0{self._spark.sparkContext.applicationId}\0"
@@ -200,7 +200,7 @@ class SourceWatch:
                 yield pid
 
     def _threads(self) -> list[_Thread]:
-        """What the task threads of every executor do."""
+        """List the task threads of the active stages, from thread dumps of their executors."""
         context = self._context()
         store = context.statusStore()
         executors: dict[str, set[int]] = {}
@@ -244,7 +244,7 @@ class SourceWatch:
         return SourceStall("\n".join(lines), stage, running, round(seconds, 1))
 
     def _stalled_far(self, limit: float, now: float) -> SourceStall | None:
-        """Over Connect: only where a stage runs that can't be the gang's own, which trains in silence."""
+        """Do as `stalled` over Connect, only for stages that can't be the gang's own, whose counts never change."""
         open_ = [stage for stage in self._stages if stage[2] < stage[1] and stage[1] != self._ranks]
         seen = (self._in_flight, self._stages)
         if seen != self._seen or not open_ or not self._in_flight:
@@ -266,7 +266,7 @@ class SourceWatch:
 
 @dataclass(frozen=True)
 class _Thread:
-    """A task's thread in an executor: `runs` as Java sees it, `top` its innermost frame."""
+    """A task's thread in an executor: whether it is RUNNABLE (`runs`), and its innermost frame (`top`)."""
 
     executor: str
     name: str
@@ -279,20 +279,20 @@ class _Thread:
 
 
 class _Worker:
-    """A Python worker of Spark's: whether it uses CPU, or wakes up again and again."""
+    """Checks whether a Python worker of Spark's uses CPU or wakes up repeatedly."""
 
     def __init__(self, pid: int, now: float) -> None:
         self._pid, self._busy, self._then, self._woke = pid, Busy(pid, now), now, -1
 
     def moves(self, now: float) -> bool:
-        """Whether it has since the last look; True at the first one."""
+        """Tell whether it made progress since the last call; True at the first one."""
         before, self._woke = self._woke, switches(self._pid)
         seconds, self._then = now - self._then, now
         return self._busy.look(now) == 0.0 or before < 0 or self._woke - before > max(1.0, _SWITCHES * seconds)
 
 
 def switches(pid: int) -> int:
-    """How often the threads of a process have waited for something, and then gone on."""
+    """Count the voluntary context switches of all threads of a process."""
     found = 0
     for file in (_PROC / str(pid) / "task").glob("*/status"):
         try:
@@ -312,7 +312,7 @@ def _below(pid: int, roots: set[int], parents: dict[int, int]) -> bool:
 
 
 def where(pid: int) -> str:
-    """`pid 4711: sleeps in futex_wait_queue`."""
+    """Describe the state of a process: `pid 4711: sleeps in futex_wait_queue`."""
     letter = state(pid)
     doing = STATES.get(letter, {"S": "sleeps", "R": "runs", "I": "idle"}.get(letter, "unknown"))
     try:
@@ -323,7 +323,7 @@ def where(pid: int) -> str:
 
 
 def advice(workers: list[int]) -> str:
-    """How to see more, and what to do when it only takes long."""
+    """Return the advice at the end of the report: how to see stacks, and how to raise the limit."""
     look = "look at the tasks in the Spark UI"
     if workers:
         look = f"py-spy dump --pid {workers[0]} shows where a worker is"

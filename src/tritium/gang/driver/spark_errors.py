@@ -1,9 +1,9 @@
-"""What a Spark job failed of, as one of Tritium's errors (driver).
+"""Translate the exception of a Spark job into one of Tritium's errors (driver).
 
-Where it failed decides, not which words its text has. In the gang's own stage only Tritium's code runs, so that what
-fails there without a rank's exception is a loss. What fails in a stage of the source is the user's own, unless Spark
-lost the task with its executor or its Python worker. Both are read from Spark's own part of an error: the classes and
-conditions of its exceptions, and the beginning of its sentences, where no text of the user's can stand.
+The error depends on the stage that failed. In the gang's own stage only Tritium's code runs, so a failure there without
+a rank's exception is a loss. A failure in a stage of the source is the user's, unless Spark lost the task with its
+executor or its Python worker. Only Spark's own part of an error is read: the classes and conditions of its exceptions,
+and the beginning of its sentences, which can't contain text of the user's.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _WRAPPERS = (
     "java.lang.reflect.InvocationTargetException",
     "java.lang.reflect.UndeclaredThrowableException",
 )
-_NAMED = re.compile(  # as Spark Connect says it, and Py4J
+_NAMED = re.compile(  # the class, as Spark Connect and Py4J write it
     r"(?:\(|An error occurred while calling \S+\s*: )((?:[\w$]+\.)+[\w$]+)(?:\)|:) "
 )
 _WRAPPED = "Exception thrown in awaitResult"
@@ -48,7 +48,7 @@ _LOST_OUTPUT = re.compile(r"A shuffle map stage with indeterminate output was fa
 _TOO_LARGE = re.compile(r"Total size of serialized results of ")
 _TOO_FEW_SLOTS = re.compile(r"\[SPARK-24819\]")
 
-# How a task ended, as TaskEndReason and exceptions of Java begin.
+# The beginnings of TaskEndReason's texts, and of Java exceptions.
 _EXECUTOR_LOST = re.compile(r"ExecutorLostFailure \(|ExecutorLostFailure\b")
 _FETCH = re.compile(r"FetchFailed\(|org\.apache\.spark\.shuffle\.\w*FetchFailed\w*")
 _TAKEN = re.compile(r"TaskKilled \(|TaskResultLost\b|Resubmitted\b|UnknownReason\b")
@@ -81,7 +81,7 @@ _TELLING = re.compile(
 
 @dataclass(frozen=True)
 class Link:
-    """One exception of a chain: its Java class, its condition (an error class of Spark's), and its message."""
+    """One exception of a chain: its Java class, its condition (Spark's error class), and its message."""
 
     type: str
     condition: str
@@ -90,7 +90,7 @@ class Link:
 
 @dataclass(frozen=True)
 class Ended:
-    """How a job ended: `where` ("gang", "source", "" where it is neither) and the reason of the task, or of the job."""
+    """How a job failed: `where` ("gang", "source", or "" for neither), and the reason of the task or the job."""
 
     where: str
     reason: str
@@ -99,7 +99,7 @@ class Ended:
 
 
 def text_of(error: BaseException) -> str:
-    """`str(error)`, which for an exception of the JVM's asks the JVM, and fails when that is gone."""
+    """Return `str(error)`, or a substitute where the JVM that would have to be asked for it is gone."""
     try:
         return str(error)
     except Exception as problem:  # noqa: BLE001 - any of Py4J's, of the socket's
@@ -107,14 +107,14 @@ def text_of(error: BaseException) -> str:
 
 
 def chain(error: BaseException) -> list[Link]:
-    """The exceptions behind what PySpark raised, from the outermost on, without those that only wrap another."""
+    """List the Java exceptions behind what PySpark raised, outermost first, without mere wrappers."""
     links: list[Link] = []
     try:
         java = getattr(error, "_origin", None) or getattr(error, "java_exception", None)
         while java is not None and len(links) < 20:
             links.append(Link(java.getClass().getName(), _condition(java), str(java.getMessage() or "")))
             java = java.getCause()
-    except Exception:  # noqa: BLE001 - the JVM is gone: what has come of it is all there is
+    except Exception:  # noqa: BLE001 - the JVM is gone: the links read so far are used
         java = None
     if not links:
         text = text_of(error)
@@ -134,10 +134,10 @@ def _condition(java: Any) -> str:
 
 
 def ended(links: list[Link], in_gang: Callable[[int, int], bool]) -> Ended:
-    """Where the job failed, and of what. `in_gang(stage, task)`: whether a task of this id was one of the gang's."""
+    """Find where the job failed, and why. `in_gang(stage, task)` tells whether a stage or task id is the gang's."""
     head = links[0]
     message = head.message.removeprefix(_ABORTED)
-    if found := _BARRIER.match(message):  # only the gang's own stage ends like that: the job's last, and a barrier one
+    if found := _BARRIER.match(message):  # only the gang's stage is a barrier stage
         return Ended("gang", _without_driver_stack(message[found.end() :]))
     if found := _TASK.match(message):
         where = "gang" if in_gang(int(found["stage"]), int(found["task"])) else "source"
@@ -147,11 +147,11 @@ def ended(links: list[Link], in_gang: Callable[[int, int], bool]) -> Ended:
         return Ended(where, _without_driver_stack(message[found.end() :]))
     if _LOST_OUTPUT.match(message):
         return Ended("source", f"FetchFailed({message}")
-    if _TOO_FEW_SLOTS.match(message):  # there were enough when they were counted
+    if _TOO_FEW_SLOTS.match(message):  # slots were lost after they were counted
         return Ended("gang", message)
     if head.message.startswith(_ABORTED):
         return Ended("", _without_driver_stack(message))
-    if head.condition or head.type:  # Spark throws a user's error as it is
+    if head.condition or head.type:  # Spark throws an error of a UDF or of SQL as it is
         return Ended("source", head.message, head.type, head.condition)
     return Ended("", message)
 
@@ -163,7 +163,7 @@ def _without_driver_stack(reason: str) -> str:
 def translate(
     error: BaseException, *, stopped: bool = False, in_gang: Callable[[int, int], bool] = lambda stage, task: False
 ) -> TritiumError:
-    """Spark's exception as one of ours. Its own, whose text is mostly Java's stack, is the fact `spark_error`."""
+    """Return the Tritium error for Spark's exception, which becomes its attribute `spark_error`."""
     links = chain(error)
     problem = _translated(links, stopped, in_gang)
     problem.__dict__["spark_error"] = error
@@ -185,7 +185,7 @@ def _translated(links: list[Link], stopped: bool, in_gang: Callable[[int, int], 
             f"The Spark job of this run was cancelled; all its ranks have been ended.{says}", cancelled=True
         )
     how = ended(links, in_gang)
-    if how.where == "source" and _by_supervisor(how.reason):  # without a barrier, of a task that has never reported
+    if how.where == "source" and _by_supervisor(how.reason):  # a gang's task without a barrier that has never reported
         how = replace(how, where="gang")
     if how.where == "" and _TOO_LARGE.match(how.reason):
         return ResultError(
@@ -213,7 +213,7 @@ def _is_cancelled(head: Link) -> bool:
 
 
 def _of_the_machines(how: Ended, type_: str, text: str, links: list[Link]) -> TritiumError | None:
-    """What another attempt would not help, be it in the gang's stage or in the source's: a disk, an installation."""
+    """Return the error for lost map output, a wrong installation or a full disk, whatever the stage; else None."""
     if _FETCH.match(how.reason):
         return IncompleteShard(
             "Spark lost map output of the exchange, with its executor or its disk, before the ranks had read it: "
@@ -256,7 +256,7 @@ def _of_the_installation(how: Ended, text: str) -> TritiumError | None:
 
 
 def _of_the_source(how: Ended, type_: str, text: str) -> JobFailed:
-    """The user's own error, told first; or a task that Spark lost, and had tried as often as its settings say."""
+    """Return the error of a source: the user's own text first; or a lost task that Spark has retried to its limit."""
     if how.condition == "" and (_is_loss(how.reason) or _WORKER.match(text)):
         reason = f"a task of the source was lost: {reason_of(how, own=False)}"
         return JobFailed(f"The Spark job of this run failed: {reason}", lost=True, reason=reason)
@@ -270,13 +270,13 @@ def _of_the_source(how: Ended, type_: str, text: str) -> JobFailed:
 
 
 def _by_supervisor(reason: str) -> bool:
-    """Whether a Python worker's exception was raised in the gang's own task, by the frames of its traceback."""
+    """Tell by its traceback whether a Python worker's exception was raised in the gang's own task."""
     for line in _traceback(reason).splitlines()[1:]:
         if line.startswith('  File "'):
             if _OURS.search(line.partition('"')[2].partition('"')[0]):
                 return True
         elif not line.startswith("    "):
-            return False  # what was raised: the rest is a user's text
+            return False  # the frames end here: what follows is the text of the exception
     return False
 
 
@@ -285,7 +285,7 @@ def _is_loss(reason: str) -> bool:
 
 
 def reason_of(how: Ended, *, own: bool = True) -> str:
-    """Why a task was lost, in one line. An executor's end takes what the cluster manager says in the lines after it."""
+    """Return in one line why a task was lost. `own` says whether it was a supervisor."""
     thrown = _THROWN.match(how.reason)
     text = (thrown["text"] or "") if thrown else how.reason
     if _WORKER.match(text) and text.startswith("Python worker exited"):
@@ -306,7 +306,7 @@ def reason_of(how: Ended, *, own: bool = True) -> str:
 
 
 def executor_lost(reason: str) -> str:
-    """`ExecutorLostFailure (…) Reason: …` with the lines of the cluster manager's that say why, in one line."""
+    """Return the loss of an executor in one line, with those of the cluster manager's lines that give a reason."""
     lines = [" ".join(line.split()) for line in reason.splitlines() if line.strip() and not line.startswith("\tat ")]
     first, rest = lines[0], lines[1:]
     if first.endswith("Reason:") and rest:
@@ -316,7 +316,7 @@ def executor_lost(reason: str) -> str:
 
 
 def first_line(text: str) -> str:
-    """The first line that is not empty, within reason."""
+    """Return the first line that is not empty, up to LONGEST_REASON characters."""
     return next((line.strip() for line in text.splitlines() if line.strip()), "no reason given")[:LONGEST_REASON]
 
 
@@ -326,7 +326,7 @@ def _traceback(text: str) -> str:
 
 
 def python_error(text: str) -> str:
-    """The line of a Python traceback that says what was raised: `ValueError: no such picture`."""
+    """Return the line of a Python traceback that names the exception: `ValueError: no such picture`."""
     lines = _traceback(text).splitlines()
     frames = [number for number, line in enumerate(lines) if line.startswith('  File "')]
     after = lines[frames[-1] + 1 :] if frames else lines

@@ -1,4 +1,4 @@
-"""The barrier job of one attempt: submitted from a thread of its own, watched, and cancelled by its tag (driver)."""
+"""The Spark job of one attempt: submitted from a thread of its own, and cancelled by its tag (driver)."""
 
 from __future__ import annotations
 
@@ -30,10 +30,10 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-ASK_SECONDS = 5.0  # how long Spark Connect's server has to take a cancellation; its client would try for ten minutes
-SETTLE_SECONDS = 0.5  # how long Spark has to hear from its executors that tasks have ended
-_POLL_SECONDS = 0.02  # Spark tells nobody
-DYING_SECONDS = 0.5  # between a broken connection and the end of the process behind it
+ASK_SECONDS = 5.0  # the timeout of a cancellation over Spark Connect, whose client would retry for ten minutes
+SETTLE_SECONDS = 0.5  # how long executors have to report to Spark that tasks have ended
+_POLL_SECONDS = 0.02  # Spark has no notification of that
+DYING_SECONDS = 0.5  # how long the JVM may take to exit after its connection broke
 
 _SILENCE = "no rank has reported yet: Spark still computes the source, or all its slots are taken"
 _STARTING = "Spark starts the ranks' tasks, or all its slots are taken"
@@ -46,9 +46,9 @@ _TASKS = {False: "tritium.gang.supervisor.task:supervise", True: "tritium.gang.c
 
 
 class SparkJob:
-    """One attempt's job. `ended`, `problem` and `table` say what came of it, once `coordinator.changed` is notified.
+    """One attempt's job. Its thread sets `table` or `problem`, then `ended`, and notifies `coordinator.changed`.
 
-    Whatever happens to the JVM, its thread ends with `ended` set. Its methods raise nothing where Spark can't be asked.
+    It does so whatever happens to the JVM. Methods that ask Spark raise nothing when it does not answer.
     """
 
     def __init__(
@@ -78,7 +78,7 @@ class SparkJob:
 
     @property
     def silence(self) -> str:
-        """Why no rank has reported yet, and how far Spark has come with the sources."""
+        """The note that says why no rank has reported yet, with the progress of the sources."""
         if self._connect or not self._watch.tasks:
             return _FAR_SILENCE if self._connect else _SILENCE
         if not self._watch.busy:
@@ -91,7 +91,7 @@ class SparkJob:
         )
 
     def start(self) -> None:
-        """Submit."""
+        """Submit the job."""
         if self._connect:
             self._spark.registerProgressHandler(self._on_progress)
         self._thread.start()
@@ -116,7 +116,7 @@ class SparkJob:
                 self._coordinator.changed.notify_all()
 
     def _described(self, error: BaseException) -> TritiumError:
-        """The job's error as one of ours, also where nothing can be asked any more."""
+        """Return the Tritium error for the job's exception, also when the JVM no longer answers."""
         try:
             if (gone := jvm_gone(self._spark, error)) is not None:
                 return gone
@@ -140,7 +140,7 @@ class SparkJob:
             return told
 
     def _which_python(self, problem: WrongVersion) -> WrongVersion:
-        """With the Python that the user's own UDFs run where nobody has chosen one."""
+        """Add which Python the session's UDFs run, where none was chosen with PYSPARK_PYTHON."""
         context = None if self._connect else self._spark.sparkContext
         if context is None or not unchosen(context.pythonExec) or not on_this_machine(context.master):
             return problem
@@ -154,41 +154,42 @@ class SparkJob:
         return told
 
     def _is_stopped(self) -> bool:
-        """Whether someone has stopped the session meanwhile, be it on its JVM's side."""
+        """Tell whether the session was stopped, from Python or in the JVM."""
         context = None if self._connect else self._spark.sparkContext._jsc
         return not self._connect and (context is None or bool(context.sc().isStopped()))
 
     def _in_gang(self, stage: int, task: int) -> bool:
-        """Whether this stage, or a task of this id, is the gang's. (Without barrier stages, its tasks tell.)"""
+        """Tell whether a stage or a task is the gang's; without barrier stages, by the tasks that have reported."""
         if task in {member.attempt for member in list(self._coordinator.members.values())}:
             return True
         return not self._connect and self._watch.is_gang(stage)
 
     def computing(self, ranks: int) -> bool:
-        """Whether Spark is busy with the sources: tasks have ended since the last look, or run in a stage that is not
-        the gang's. Connect does not tell whose tasks run; there they may be those of a gang that can't reach this
-        client, as long as nobody has reported.
+        """Tell whether Spark computes the sources: their tasks have ended since the last call, or run now.
+
+        Connect does not report whose tasks run: there, as long as no rank has reported, any running task counts, also
+        one of a gang that can't reach this client.
         """
         if self.ended or (self._connect and self._coordinator.members):
             return False
         return self._safely(lambda: self._watch.look(ranks), False)
 
     def source_stall(self, limit: float) -> SourceStall | None:
-        """What makes no progress, when no task of the sources has made any progress for `limit` seconds."""
+        """Return the stall when the sources made no progress for `limit` seconds; None once a rank has reported."""
         if self._coordinator.members:
             return None
         return self._safely(lambda: self._watch.stalled(limit), None)
 
     def _on_progress(self, *_: Any, inflight_tasks: int, stages: Any = (), **__: Any) -> None:
-        if threading.current_thread() is self._thread:  # a session's handlers hear of all its operations
+        if threading.current_thread() is self._thread:  # a handler is called for every operation of the session
             self._watch.heard(inflight_tasks, stages)
 
     def slots(self) -> int:
-        """How many ranks the cluster has slots for, those of this gang among them; 0 where it does not tell."""
+        """Count the ranks that the cluster has slots for, this gang's included; 0 where that is not known."""
         return self._safely(lambda: self._cluster.slots(self._gang) or 0, 0)
 
     def cancel(self, reason: str = "") -> None:
-        """Cancel this job alone. `reason` is what Spark's UI and its log then say, of the task that is left."""
+        """Cancel this job alone. `reason` is shown in Spark's UI and log."""
         if self._connect:
             thread = threading.Thread(target=lambda: self._safely(lambda: self._spark.interruptTag(self.tag), []))
             thread.daemon = True
@@ -204,13 +205,13 @@ class SparkJob:
             self._safely(lambda: self._spark.sparkContext.cancelJobsWithTag(self.tag), None)
 
     def _settle(self) -> None:
-        """Wait a moment for Spark to hear that the gang's tasks but one have ended: it logs a line for each other."""
+        """Wait until Spark knows that all tasks but one have ended: it logs a line for each that it cancels."""
         deadline = time.monotonic() + SETTLE_SECONDS
         while not self.ended and time.monotonic() < deadline and self._safely(self._watch.running, 0) > 1:
             time.sleep(_POLL_SECONDS)
 
     def _safely(self, ask: Callable[[], T], unknown: T) -> T:
-        """What Spark answers; `unknown` when it can't: should it have ended, the job's own thread hears of it."""
+        """Return Spark's answer, or `unknown` without one; the job's own thread reports that Spark has ended."""
         try:
             return ask()
         except Exception as error:
@@ -220,12 +221,12 @@ class SparkJob:
             raise
 
     def join(self, seconds: float = 10.0) -> None:
-        """Wait for the end of the job."""
+        """Wait for the end of the job, up to `seconds`."""
         self._thread.join(seconds)
 
 
 def jvm_gone(spark: Any, error: BaseException) -> JobFailed | None:
-    """The error to raise when Spark's JVM, or the Connect server, has ended, and `error` came of it; else None."""
+    """Return the error to raise when `error` follows from the end of Spark's JVM or Connect server; else None."""
     if type(spark).__module__.startswith("pyspark.sql.connect"):
         if not re.search(
             r"StatusCode\.UNAVAILABLE|RETRIES_EXCEEDED", f"{type(error).__name__} {text_of(error)}"[:5000]
@@ -252,7 +253,7 @@ def jvm_gone(spark: Any, error: BaseException) -> JobFailed | None:
 
 
 def _cut_off(text: str, error: BaseException, problem: BaseException) -> JobFailed:
-    """A rank's failure that can't be read from the exception in which it came: its own words begin that exception."""
+    """Return an error for a failure that arrived truncated over Connect; its first line is still there."""
     told = JobFailed(
         f"A rank failed, and what it said came cut off over Spark ({type(problem).__name__}): {python_error(text)}",
         lost=False,

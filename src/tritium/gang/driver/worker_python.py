@@ -1,4 +1,4 @@
-"""Which Python Spark's workers run, where that can be seen: on a local master (driver)."""
+"""Find and check the Python that Spark's workers run, on a local master (driver)."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tritium.errors import WrongVersion
 
 VARIABLE = "PYSPARK_PYTHON"
 NEEDED = ("pyarrow", "numpy")
-_DEFAULT = "python3"  # what Spark starts when nobody has chosen: whichever is first on the PATH
+_DEFAULT = "python3"  # Spark's default: the first on the PATH
 _LOOK = (
     "import importlib.util, json, sys\n"
     "print(json.dumps([sys.version_info[:2], [m for m in sys.argv[1:] if importlib.util.find_spec(m) is None]]))"
@@ -28,10 +28,10 @@ _lock = threading.Lock()
 
 @contextmanager
 def drivers_python(spark: Any) -> Iterator[None]:
-    """On a local master, what is made for Spark in this block runs in this very Python, unless another was chosen.
+    """On a local master, let UDFs that are made in this block run in this Python, unless PYSPARK_PYTHON is set.
 
-    Spark would start the `python3` of the PATH, which is another one wherever a script is run by the path of its
-    Python: `.venv/bin/python train.py`, an IDE, Jupyter. The session stays as it is.
+    Spark would start the `python3` of the PATH, which is another one when a script is run by the path of its Python
+    (`.venv/bin/python train.py`), by an IDE or by Jupyter. The session's own setting is restored afterwards.
     """
     context = getattr(spark, "_sc", None)
     if context is None or not unchosen(context.pythonExec) or not on_this_machine(context.master):
@@ -46,17 +46,17 @@ def drivers_python(spark: Any) -> Iterator[None]:
 
 
 def unchosen(python: str) -> bool:
-    """Whether `python`, a session's, is only Spark's default."""
+    """Tell whether `python`, a session's setting, is only Spark's default."""
     return python == _DEFAULT and VARIABLE not in os.environ
 
 
 def on_this_machine(master: str) -> bool:
-    """Whether every worker of this master runs here, with the driver's files."""
+    """Tell whether every worker of this master runs on this machine."""
     return master == "local" or master.startswith(("local[", "local-cluster["))
 
 
 def check(python: str) -> None:
-    """WrongVersion when workers that run `python` here could not run a gang: what it lacks, and what to set."""
+    """Raise WrongVersion when `python` lacks a package, or is of another version than the driver's."""
     problem = None if is_drivers_own(python) else _problem(python)
     if problem is not None:
         raise WrongVersion(
@@ -67,7 +67,7 @@ def check(python: str) -> None:
 
 
 def is_drivers_own(python: str) -> bool:
-    """Whether it is the Python of this process, by whatever name. (A virtual environment is known by its folder.)"""
+    """Tell whether `python` is this process's interpreter, in the same folder (virtual environments differ by that)."""
     found = shutil.which(python)
     if found is None or os.path.dirname(os.path.abspath(found)) != os.path.dirname(sys.executable):
         return False

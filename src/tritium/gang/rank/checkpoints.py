@@ -1,7 +1,7 @@
-"""`world.checkpoint`: ranks save a state together, off the training step, and load the same one (rank).
+"""`world.checkpoint`: save a state of all ranks in the background, and load it on all ranks (rank).
 
-A save has three all-gathers in the background thread, with a tag of their own: rank 0 names the directory, all write
-and send the checksums of their files, rank 0 writes the manifest. An error of one is raised on every rank.
+A save makes three all-gathers in the background thread, with a tag of its own: rank 0 names the directory, all ranks
+write their files and send the checksums, rank 0 writes the manifest. An error of one rank is raised on every rank.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ State = Mapping[Any, Any] | Callable[[], Mapping[Any, Any]]
 
 
 class Checkpoints:
-    """The checkpoints of this run, as one rank sees them. `world.checkpoint` is one.
+    """The checkpoints of this run, for one rank. `world.checkpoint` returns it.
 
     Every rank makes the same calls at the same steps. At most one save is in flight; an error in it is raised by
     the next `save`, by `wait`, or at the end of the rank's function.
@@ -61,21 +61,21 @@ class Checkpoints:
         every: int | float | str | None = None,
         keep: int = 2,
     ) -> bool:
-        """Save when it is due, and tell whether it was. Called by every rank with the same `step`, `every` and `keep`.
+        """Save if a save is due, and tell whether it was. Every rank calls it with the same `step`, `every`, `keep`.
 
-        Copies the tensors and returns; they are written in the background. With `shuffle="stream"` it waits until the
-        rows of this rank's shards are known to be complete.
+        Copies the tensors and returns; they are written in the background. With `shuffle="stream"`, first waits until
+        the rows of this rank's shards are known to be complete.
 
         Args:
             state: a dict that is the same on every rank; rank 0 writes it. Tensors, NumPy arrays, numbers, strings,
-                bools and None, in dicts, lists and tuples. Or a function that gives it, which every rank calls when a
-                save is due.
-            step: where training stands; steps only go up.
-            own: what is this rank's own (its random generators, its position in the data), of the same kinds; or a
-                function.
-            every: None saves now; an int every so many steps; a time, "30s", "5min" or a float in seconds, when rank
-                0's clock says so. Ranks agree on that about once a second, without waiting for each other.
-            keep: older checkpoints beyond so many are removed.
+                bools and None, in dicts, lists and tuples. Or a function that returns it, which every rank calls when
+                a save is due.
+            step: the current step; it never decreases.
+            own: the state of this rank alone (random generators, position in the data), of the same types; or a
+                function that returns it.
+            every: None saves now; an int, every so many steps; "30s", "5min" or a float in seconds, by rank 0's
+                clock. Ranks agree on that about once a second, without waiting for each other.
+            keep: the number of checkpoints to keep; older ones are removed.
 
         Raises:
             BadSetting: a value that can't be kept (the message has its path); a run directory that a rank can't reach.
@@ -96,7 +96,7 @@ class Checkpoints:
                 self._clock.reset()
         if not due:
             return False
-        self._control.confirm_rows()  # rows that still stream in are provisional: nothing that is kept may rest on them
+        self._control.confirm_rows()  # Spark may still take back streamed rows: never save what rests on them
         self.wait()
         began = time.monotonic()
         now = state() if callable(state) else state
@@ -114,11 +114,11 @@ class Checkpoints:
         return True
 
     def load(self) -> Loaded | None:
-        """The newest checkpoint of the run directory that is whole, the same on every rank; None when there is none.
+        """Load the newest complete checkpoint of the run directory, the same on every rank; None without any.
 
-        A dict with the attributes `step`, `size` (the world size of then), `own` (every rank's own, in rank order) and
-        `path`. Its tensors are on the CPU. A damaged checkpoint is passed over for the one before it, and the user is
-        told.
+        Returns a dict with the attributes `step`, `size` (the world size at the save), `own` (every rank's own state,
+        in rank order) and `path`. Tensors are on the CPU. A damaged checkpoint is skipped, with a note. Raises
+        CheckpointFailed when the store does not answer.
         """
         self.wait()
         with self._control.progress.within("loading a checkpoint"):
@@ -145,10 +145,10 @@ class Checkpoints:
         return loaded
 
     def regroup(self, state: State, step: int, *, own: Any = None) -> None:
-        """Called by every rank at the end of an epoch: where a gang of `ranks=(least, most)` could grow, let it.
+        """Let a gang of `ranks=(least, most)` grow. Every rank calls it at the end of an epoch; arguments as of `save`.
 
-        Returns at once when it could not. Else it saves, and does not return: the gang is started again with more
-        ranks, and goes on from this checkpoint.
+        Returns at once when there are no further slots. Otherwise it saves and does not return: the gang is started
+        again with more ranks, from this checkpoint.
         """
         if not self._control.elastic:
             return
@@ -159,14 +159,14 @@ class Checkpoints:
             raise Regroup
 
     def wait(self) -> None:
-        """Wait for the save that is in flight, and raise what went wrong in it."""
+        """Wait for the save that is in flight, and raise its error, if any."""
         self.settle()
         problem, self._problem = self._problem, None
         if problem is not None:
             raise problem
 
     def settle(self) -> None:
-        """Wait for the save that is in flight, whatever comes of it."""
+        """Wait for the save that is in flight, without raising its error."""
         if self._thread is not None:
             with self._control.progress.within("saving a checkpoint"):
                 self._thread.join()
@@ -190,7 +190,7 @@ class Checkpoints:
         except BaseException as error:
             if first:
                 self._store.discard(name)
-            if isinstance(error, TritiumError):  # every rank has it, and the first one to raise it ends the gang
+            if isinstance(error, TritiumError):  # let the others, which wait in this all-gather, go on
                 self._exchange("checkpoint.save", None)
             raise
         if first:
@@ -203,7 +203,7 @@ class Checkpoints:
             self._store.prune(keep)
 
     def _fill(self, name: str, steps: list[int], owns: bool) -> Checkpoint:
-        """Write what is in a checkpoint, the manifest last."""
+        """Write the files of a checkpoint, the manifest last. `steps` are those of all ranks, which must agree."""
         store, first = self._store, self._rank == 0
         if len(set(steps)) > 1:
             said = ", ".join(f"rank {rank} saves step {step}" for rank, step in enumerate(steps))
@@ -221,10 +221,10 @@ class Checkpoints:
         done: Checkpoint = self._exchange("checkpoint.save", self._attempt(commit) if first else None)[0]
         return done
 
-    # ---- with the others
+    # ---- together with the other ranks
 
     def _attempt(self, work: Callable[[], Any]) -> Any:
-        """What `work` gives, or the error to be raised on every rank, or the reason why a checkpoint is damaged."""
+        """Return `work()`, or its TritiumError (for `_exchange` to raise on every rank) or Damaged."""
         try:
             return work()
         except Damaged as error:
@@ -234,7 +234,7 @@ class Checkpoints:
             return type(error)(text, **{"rank": self._rank, "host": self._host, **error.__dict__})
 
     def _exchange(self, operation: str, value: Any) -> list[Any]:
-        """Every rank's value. When one is an error, every rank raises it; a reason of damage becomes a sentence."""
+        """Return every rank's value, with Damaged as text. Raises a TritiumError that any rank has sent."""
         blobs = self._control.all_gather(operation, pickle.dumps(value), TAG)
         values = [pickle.loads(blob) for blob in blobs]
         for answer in values:
@@ -243,7 +243,7 @@ class Checkpoints:
         return [str(answer) if isinstance(answer, Damaged) else answer for answer in values]
 
     def _reach(self) -> None:
-        """At the first use: the run directory must be the same place for every rank."""
+        """At the first use, check on every rank that the run directory is this run's. Raises BadSetting on all."""
         if self._reached:
             return
         run_dir, run_id = self._control.run_dir, self._run_id
@@ -277,11 +277,11 @@ class Checkpoints:
 
 
 class Clock:
-    """Whether a save by time is due, decided alike by all ranks without an all-gather at every step.
+    """Decides whether a save by time is due, the same on all ranks, without waiting at every step.
 
-    At some call every rank posts what its clock says, and reads everyone's a number of calls later, when it has long
-    arrived. That number and the answer come from what was sent alone, so they are the same everywhere; by the pace of
-    the slowest rank it is about a second of calls.
+    At some call every rank begins an all-gather of its clock, and reads the result a number of calls later, when it has
+    long arrived. That number and the decision depend only on the gathered values, so they are the same on every rank;
+    at the pace of the slowest rank, the number is about a second of calls.
     """
 
     def __init__(
@@ -293,15 +293,15 @@ class Clock:
         self._answers: Callable[[], list[bytes]] | None = None
         self._calls = 0  # since the last all-gather
         self._ahead = 1  # the calls from an all-gather to its reading
-        self._stale = False  # there was a save since the last all-gather
+        self._stale = False  # whether a save was made since the last all-gather
 
     def reset(self) -> None:
-        """There was a save, for another reason."""
+        """Restart the interval: a save was made for another reason."""
         self._saved = self._now()
         self._stale = True
 
     def due(self, seconds: float) -> bool:
-        """Called once a step."""
+        """Tell whether a save is due. Must be called once a step, on every rank."""
         now = self._now()
         self._calls += 1
         if self._answers is not None and self._calls < self._ahead:
@@ -323,7 +323,7 @@ class Clock:
 
 
 def every_of(every: int | float | str | None) -> tuple[int | None, float | None]:
-    """(steps, seconds), one of them None."""
+    """Return (steps, seconds) for `every`; at least one is None. Raises BadSetting."""
     if every is None:
         return None, None
     if isinstance(every, str):

@@ -1,4 +1,4 @@
-"""A rank's connection to its supervisor, and by way of it to the rest of the gang (rank)."""
+"""A rank's connection to its supervisor, and through it to the coordinator (rank)."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 
 class RankControl:
-    """The rank's end of the control socket: one thread listens, any thread asks."""
+    """The rank's end of the control socket. One thread receives; methods may be called from any thread."""
 
     def __init__(
         self,
@@ -36,7 +36,7 @@ class RankControl:
         progress: ProgressWriter | None = None,
         trace: Trace | None = None,
     ) -> None:
-        self.run_dir = ""  # comes with the job: on the command line, ps would show the keys that a URL may hold
+        self.run_dir = ""  # sent with the job, as `ps` would show keys in a URL on the command line
         self.elastic = elastic
         self.could_be_more = False
         self.store_limit: int | None = None
@@ -58,12 +58,12 @@ class RankControl:
         self.tensors = False
 
     def take_job(self) -> bytes:
-        """The user's function with everything that goes with it; once."""
+        """Return the pickled function with its arguments, and free it. To be called once."""
         job, self._pieces = b"".join(self._pieces), []
         return job
 
     def listen(self) -> None:
-        """Begin to receive."""
+        """Start receiving, in a thread."""
         self._thread = threading.Thread(target=self._listen, name="tritium-control", daemon=True)
         self._thread.start()
 
@@ -72,7 +72,7 @@ class RankControl:
             with self._changed:
                 self._take(message)
                 self._changed.notify_all()
-        os._exit(1)  # the supervisor is gone; where the kernel does not end this process, this does
+        os._exit(1)  # the supervisor is gone; needed where the kernel does not kill this process (macOS)
 
     def _take(self, message: Message) -> None:
         if message.kind == "job":
@@ -113,7 +113,7 @@ class RankControl:
         return nullcontext() if self.trace is None else self.trace.within(section)
 
     def join(self) -> World:
-        """Wait until the gang is complete."""
+        """Wait until the gang has formed, and return this rank's world."""
         with self._changed:
             self._changed.wait_for(lambda: self.assignment)
         a = self.assignment
@@ -125,27 +125,27 @@ class RankControl:
         )
 
     def await_all(self) -> None:
-        """Wait until every rank's function has returned: this process may hold the store that others still use."""
+        """Wait until every rank's function has returned: this process may hold the TCPStore that others still use."""
         with self._changed:
             self._changed.wait_for(lambda: self._all_finished)
 
     def send(self, kind: str, blob: bytes = b"", /, **fields: Any) -> None:
-        """Tell the coordinator, by way of the supervisor."""
+        """Send a message to the coordinator, through the supervisor."""
         self._channel.send(kind, blob, **fields)
 
     def report_non_fatal(self, where: str, error: BaseException) -> None:
-        """To the driver: something raised that neither ends this rank nor changes its result."""
+        """Report to the driver an exception that neither ends this rank nor changes its result."""
         failure = Failure.of(error, self.assignment["rank"], pid=os.getpid())
         facts = {"type": failure.type, "text": failure.text, "traceback": failure.traceback}
-        with suppress(WireError):  # then there is no one to tell
+        with suppress(WireError):  # the supervisor is gone
             self.send("non_fatal_error", pid=failure.pid, **short({"where": where}), **facts)
 
     def all_gather(self, operation: str, value: bytes, tag: str = "main") -> list[bytes]:
-        """Every rank's bytes, in rank order. Each thread that calls it has a tag of its own."""
+        """Return every rank's bytes, in rank order. Each calling thread needs a tag of its own."""
         return self.all_gather_async(operation, value, tag)()
 
     def all_gather_async(self, operation: str, value: bytes, tag: str = "main") -> Callable[[], list[bytes]]:
-        """Begin an all-gather; what is returned waits for the others. Raises TooLarge for a value over the limit."""
+        """Begin an all-gather, and return a function that waits for its values. Raises TooLarge."""
         check_value(operation, self.assignment["rank"], value)
         with self._changed:
             number = self._calls.get(tag, 0)
@@ -154,7 +154,7 @@ class RankControl:
         return functools.partial(self._gathered_values, operation, (tag, number))
 
     def _gathered_values(self, operation: str, key: tuple[str, int]) -> list[bytes]:
-        # A call of another tag is made in the background: the rank goes on with what it does.
+        # Calls of other tags are made in the background, and are not the phase that the rank is in.
         shown = self.progress.within(f"in {operation}", "wait") if key[0] == "main" else nullcontext()
         with shown, self._traced("communicate"), self._changed:
             self._changed.wait_for(lambda: key in self._gathered)
@@ -168,11 +168,11 @@ class RankControl:
         return values
 
     def tell(self, kind: str, **fields: Any) -> None:
-        """To the driver's events. Texts that are too long are cut, keeping beginning and end."""
+        """Record an event on the driver. Long texts are cut in the middle."""
         self.send(kind, **short(fields))
 
     def log(self, fields: Mapping[str, Any]) -> None:
-        """To the driver's progress display and events."""
+        """Show numbers in the driver's progress display, and record them. Raises BadSetting for too many."""
         self.progress.logged(fields)
         try:
             self.send("log", **fields)
@@ -180,12 +180,12 @@ class RankControl:
             raise too_much_to_log(fields, error) from None
 
     def store(self, piece: Piece) -> None:
-        """To the run directory."""
+        """Store a piece of a file in the run directory."""
         with self.progress.within(f"storing {piece.name!r}"):
             self.send("store", piece.body, **piece.fields())
 
     def shard(self, name: str) -> Shard:
-        """Wait until the supervisor has spooled its rows (or the first of them, when they stream)."""
+        """Return the shard `name`, when its rows are spooled (with "stream": the first ones). Raises BadSetting."""
         names = self.assignment["names"]
         if name not in names:
             there = ", ".join(map(repr, names)) or "none: launch(…, data={…}) names them"
@@ -198,7 +198,7 @@ class RankControl:
             return self._shards[name]
 
     def confirm_rows(self) -> None:
-        """Wait until every shard that this rank has asked for is known to be complete, on all ranks."""
+        """Wait until every shard that this rank has opened is known to be complete, on all ranks."""
         with self._changed:
             shards = list(self._shards.values())
         for shard in shards:

@@ -1,4 +1,4 @@
-"""What a rank prepares for the user's function: its framework, torchrun's variables, its devices (rank)."""
+"""Prepare a rank for the user's function: framework, torchrun's variables, GPUs, network interface (rank)."""
 
 from __future__ import annotations
 
@@ -28,7 +28,10 @@ def import_framework(framework: str | None) -> None:
 
 
 def prepare_environment(world: World, assignment: Mapping[str, Any]) -> None:
-    """What torchrun would set, so that `torch.distributed.init_process_group()` works as it stands."""
+    """Set torchrun's variables, so that `torch.distributed.init_process_group()` works without arguments.
+
+    Sets also CUDA_VISIBLE_DEVICES, and the interface for Gloo and NCCL unless the user has set it.
+    """
     os.environ.update(
         RANK=str(world.rank),
         WORLD_SIZE=str(world.size),
@@ -38,7 +41,7 @@ def prepare_environment(world: World, assignment: Mapping[str, Any]) -> None:
         MASTER_PORT=str(assignment["master_port"]),
     )
     if assignment["visible_gpus"]:
-        if "CUDA_VISIBLE_DEVICES" not in os.environ:  # addresses are nvidia-smi's, in whose order CUDA counts only so
+        if "CUDA_VISIBLE_DEVICES" not in os.environ:  # the addresses count GPUs in nvidia-smi's order
             os.environ.setdefault("CUDA_DEVICE_ORDER", "PCI_BUS_ID")
         os.environ["CUDA_VISIBLE_DEVICES"] = ",".join(assignment["visible_gpus"])
     interface = _interface(world.peers[world.rank].address)
@@ -48,7 +51,7 @@ def prepare_environment(world: World, assignment: Mapping[str, Any]) -> None:
 
 
 def _interface(address: str) -> str | None:
-    """The network interface that has `address`: the one that routes to the driver, whatever the host's name says."""
+    """Return the network interface that has `address`, the one that routes to the driver; None if unknown."""
     if sys.platform != "linux":
         return None
     if ":" in address:

@@ -1,7 +1,7 @@
-"""The process in which the user's function runs (rank).
+"""The main program of a rank process: import the framework, run the user's function, report its end (rank).
 
-It starts before the gang is complete and imports the framework meanwhile; everything else it learns from its
-supervisor, over one inherited socket.
+It starts before the gang is complete, and imports the framework meanwhile. Function, rank and rows come from its
+supervisor over an inherited socket.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ _PR_SET_PDEATHSIG = 1
 
 
 def main(argument: str) -> None:
-    """Everything a rank process does, from its first line to its exit code."""
+    """Run a rank process. `argument` is JSON with the settings from `Supervisor._start`. Does not return."""
     settings = json.loads(argument)
     _die_with(settings["parent"])
     os.set_inheritable(settings["control"], False)
@@ -65,7 +65,7 @@ def main(argument: str) -> None:
                 mpi.refuse(world.size)
             _tell_of_threads(control)
             _run(control, world, settings)
-    except BaseException as error:  # noqa: BLE001 - whatever it is, the driver must hear of it
+    except BaseException as error:  # noqa: BLE001 - every error is reported to the driver
         _report(channel, control, error)
     control.progress.enter("returned", "wait")
     control.await_all()
@@ -98,7 +98,7 @@ def _run(control: RankControl, world: World, settings: Mapping[str, Any]) -> Non
 
 
 def tracing() -> Trace:
-    """A trace that hooks into torch once there are batches."""
+    """Return a trace that hooks into torch at the first batch."""
     from tritium.frameworks.torch_trace import hook
     from tritium.observe.trace import Trace
 
@@ -109,7 +109,7 @@ def tracing() -> Trace:
 
 def _report(channel: Channel, control: RankControl, error: BaseException) -> None:
     rank = control.assignment.get("rank", -1)
-    if isinstance(error, WireError):  # the supervisor is gone, and with it everyone to tell
+    if isinstance(error, WireError):  # the supervisor is gone: nothing can be reported
         os._exit(1)
     trimmed = error.__traceback__
     while trimmed is not None and trimmed.tb_frame.f_globals.get("__package__") == __package__:
@@ -126,11 +126,11 @@ def _report(channel: Channel, control: RankControl, error: BaseException) -> Non
         _flush()
         channel.send("failed", failure.pickled, **failure.fields())
     finally:
-        os._exit(1)  # not sys.exit: a thread or an exit handler of the user's could keep a failed rank alive
+        os._exit(1)  # not sys.exit: a thread or an exit handler could keep a failed rank alive
 
 
 def _leave(control: RankControl) -> None:
-    """End as Python does, but for the last act, in which it takes its modules apart: see `keep_groups`."""
+    """Exit as Python does, except that modules are not torn down; see `keep_groups` in frameworks/torch.py."""
     say, show = sys.unraisablehook, sys.excepthook
 
     def unraisable(problem: sys.UnraisableHookArgs) -> None:
@@ -144,8 +144,8 @@ def _leave(control: RankControl) -> None:
 
     sys.unraisablehook, sys.excepthook = unraisable, uncaught  # weakref.finalize calls the latter
     try:
-        threading._shutdown()  # type: ignore[attr-defined]  # an idle pool's threads end by what this calls first
-    except Exception as error:  # noqa: BLE001 - as Python, which goes on to the exit handlers
+        threading._shutdown()  # type: ignore[attr-defined]  # its callbacks end the threads of idle pools
+    except Exception as error:  # noqa: BLE001 - Python, too, continues with the exit handlers
         uncaught(type(error), error, error.__traceback__)
     atexit._run_exitfuncs()
     _flush()
@@ -153,7 +153,7 @@ def _leave(control: RankControl) -> None:
 
 
 def _tell_of_threads(control: RankControl) -> None:
-    """An exception that ends a thread of the user's ends nothing else, as in any Python; but the driver hears of it."""
+    """Report to the driver exceptions that end threads of the user's. As in any Python, they end nothing else."""
     show = threading.excepthook
 
     def tell(problem: threading.ExceptHookArgs) -> None:
@@ -166,14 +166,14 @@ def _tell_of_threads(control: RankControl) -> None:
 
 
 def _flush() -> None:
-    """What was printed leaves this process; streams that the user has closed or replaced are the user's own matter."""
+    """Flush stdout and stderr, ignoring errors of streams that the user has closed or replaced."""
     for stream in (sys.stdout, sys.stderr):
         with suppress(AttributeError, OSError, ValueError):
             stream.flush()
 
 
 def _die_with(parent: int) -> None:
-    """The kernel kills this process when the thread that started it ends (Linux); elsewhere the socket's end does."""
+    """Let the kernel kill this process when its parent's thread ends (Linux); elsewhere `RankControl` exits then."""
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != parent:
@@ -181,8 +181,8 @@ def _die_with(parent: int) -> None:
 
 
 def _answer_with_stacks(settings: Mapping[str, Any]) -> None:
-    """A signal writes the stacks of all threads to the supervisor's file; a crash writes its own to stderr."""
-    faulthandler.enable(all_threads=False)  # the last lines of output travel with a failure: the one that crashed
+    """Write the stacks of all threads to the supervisor's file at its signal, and the crashing one to stderr."""
+    faulthandler.enable(all_threads=False)  # only the crashing thread: few lines of output travel
     for name in ("stacks", "progress"):
         os.set_inheritable(settings[name], False)
     faulthandler.register(settings["signal"], file=settings["stacks"], all_threads=True)

@@ -1,4 +1,4 @@
-"""Ranks that torchrun or mpirun has started, or nobody: what their environment tells, and how they meet (rank)."""
+"""Ranks of torchrun and mpirun, and processes without a launcher: their environment and collectives (rank)."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _LAUNCHERS: dict[str, tuple[tuple[str, str, str, str], ...]] = {
 
 
 def launched_by(env: Mapping[str, str]) -> tuple[str, tuple[int, int, int, int]]:
-    """The launcher's name, and what it put into the environment: rank, size, local rank, local size."""
+    """Return the launcher's name, and (rank, size, local rank, local size) from the environment."""
     for launcher, families in _LAUNCHERS.items():
         for rank, size, local_rank, local_size in families:
             if rank in env and size in env:
@@ -41,7 +41,7 @@ def launched_by(env: Mapping[str, str]) -> tuple[str, tuple[int, int, int, int]]
 
 
 class Elsewhere:
-    """The control of a process that another launcher started: collectives are that launcher's own."""
+    """The control of a process that another launcher started; collectives are the launcher's."""
 
     run_dir = ""
     elastic = could_be_more = False
@@ -53,17 +53,17 @@ class Elsewhere:
         self.progress = ProgressWriter()
 
     def all_gather_async(self, operation: str, value: bytes, tag: str = "main") -> Callable[[], list[bytes]]:
-        """Other launchers have no such thing: it waits for all at once."""
+        """Gather at once, as other launchers have no asynchronous all-gather here, and return a function for it."""
         values = self.all_gather(operation, value)
         return lambda: values
 
     def tell(self, kind: str, **fields: Any) -> None:
-        """One plain line of what is meant for people; there is no driver for the rest."""
+        """Print a note; ignore other events, as there is no driver."""
         if kind == "note":
             print(fields["text"], flush=True)  # noqa: T201 - there is no progress display here
 
     def all_gather(self, operation: str, value: bytes, tag: str = "main") -> list[bytes]:
-        """Through torch.distributed under torchrun, through mpi4py under mpirun."""
+        """Gather with torch.distributed under torchrun, with mpi4py under mpirun. Raises TritiumError without these."""
         if self.size == 1:
             return [value]
         if self.launcher == "torchrun":
@@ -84,21 +84,21 @@ class Elsewhere:
         return list(MPI.COMM_WORLD.allgather(value))
 
     def log(self, fields: Mapping[str, Any]) -> None:
-        """One plain line, as any script would print."""
+        """Print the numbers in one line."""
         words = {k: v for k, v in fields.items() if k != "values"} | fields.get("values", {})
         print(" ".join(f"{k}={v:.6g}" for k, v in words.items()), flush=True)  # noqa: T201 - there is no driver here
 
     def store(self, piece: Piece) -> None:
-        """There is no run directory."""
+        """Raise TritiumError: there is no run directory."""
         raise TritiumError(
             f"There is no run to store {piece.name!r} in: this process was not started by tritium.launch."
         )
 
     def shard(self, name: str) -> Shard:
-        """There is no exchange."""
+        """Raise TritiumError: there is no exchange."""
         raise TritiumError(
             f"There is no shard {name!r}: this process was not started by tritium.launch(…, data={{{name!r}: df}})."
         )
 
     def confirm_rows(self) -> None:
-        """There are no shards."""
+        """Return at once: there are no shards."""

@@ -1,4 +1,4 @@
-"""The other ranks, as one rank knows and reaches them (rank)."""
+"""The ranks of a gang as data, and the interface by which a world reaches them (rank)."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Peer:
-    """One rank of the gang, as every other sees it (Project Hydrogen's `getTaskInfos`)."""
+    """One rank of the gang, as every rank knows it (compare `BarrierTaskContext.getTaskInfos`)."""
 
     rank: int
     host: str
@@ -26,16 +26,16 @@ class Peer:
 
 
 class Control(Protocol):
-    """How a world reaches the rest of its gang."""
+    """How a world reaches the rest of its gang: RankControl, HereControl or Elsewhere."""
 
     progress: ProgressWriter
     run_dir: str
     elastic: bool
-    """Whether the gang has fewer ranks than are wanted."""
+    """Whether the gang has fewer than `gang.most` ranks."""
     could_be_more: bool
-    """Whether there are slots for more by now."""
+    """Whether there are slots for more ranks now."""
     store_limit: int | None
-    """Bytes of all files that can be stored in this run; None: as many as the run directory takes."""
+    """Bytes of all files that can be stored in this run; None: no limit."""
 
     def all_gather(self, operation: str, value: bytes, tag: str = ...) -> list[bytes]: ...
     def all_gather_async(self, operation: str, value: bytes, tag: str = ...) -> Callable[[], list[bytes]]: ...
@@ -47,5 +47,5 @@ class Control(Protocol):
 
 
 def peers_of(descriptions: Sequence[Mapping[str, Any]]) -> tuple[Peer, ...]:
-    """Peers from an assignment."""
+    """Make peers from their descriptions in an assignment."""
     return tuple(Peer(**{k: d[k] for k in Peer.__dataclass_fields__}) for d in descriptions)

@@ -1,8 +1,8 @@
-"""Where a rank stands: its step and phase, and since when (rank, supervisor).
+"""The progress page: a rank's step and phase, in memory that its supervisor reads (rank, supervisor).
 
-Everything that moves a rank on passes by here: batches, logged steps, all-gathers, stored files, checkpoints. It is
-written to one page of memory that the supervisor maps too: to tell costs about a microsecond and no thread, and the
-supervisor reads the very last step of a rank that can't say a word any more (stopped, or in an endless C call).
+Batches, logged steps, all-gathers, stored files and checkpoints update it. Rank and supervisor map the same memory, so
+an update takes about a microsecond and no thread, and the supervisor reads the exact last step of a rank that can't
+answer any more (stopped, or in an endless C call).
 """
 
 from __future__ import annotations
@@ -19,18 +19,18 @@ from contextlib import contextmanager
 from typing import IO, Any, Literal
 
 Doing = Literal["other", "step", "wait", "rows"]
-"""What a phase is: anything; between two batches; a wait for other ranks; a wait for rows."""
+"""The kind of a phase: any; between two batches; waiting for other ranks; waiting for rows."""
 
 _DOING: tuple[Doing, ...] = ("other", "step", "wait", "rows")
 _TEXT = 160  # bytes of the phase's name
-# changes, step, epoch, taken, logged, since, main thread, doing, phase, and changes again: a page being written differs
+# changes, step, epoch, taken, logged, since, main thread, doing, phase, and changes again to detect a torn read
 _PAGE = struct.Struct(f"=QqqQQdQB{_TEXT}sQ")
 _NONE = -1
 _TRIES = 5
 
 
 class ProgressWriter:
-    """The step and the phase of this rank. Methods may be called from any thread."""
+    """Writes the step and phase of this rank. Methods may be called from any thread."""
 
     def __init__(self, page: mmap.mmap | None = None) -> None:
         self._page = page
@@ -38,7 +38,7 @@ class ProgressWriter:
         self._taken = 0  # batches, from all shards
         self._logged = 0  # steps
         self._step = self._epoch = _NONE  # from 1
-        self._first: str | None = None  # the shard whose batches are "step 3"; the others' say their name
+        self._first: str | None = None  # the shard whose batches count as steps; phases of others have its name
         self._phase: tuple[Doing, bytes, float] = ("other", b"starting", time.monotonic())
         self._inside: list[tuple[Doing, bytes, float]] = []
         self._main = threading.main_thread().ident or 0
@@ -46,17 +46,17 @@ class ProgressWriter:
 
     @classmethod
     def on(cls, fd: int) -> ProgressWriter:
-        """A writer whose other end is the ProgressPage with this descriptor."""
+        """Return a writer to the ProgressPage with this file descriptor."""
         return cls(mmap.mmap(fd, _PAGE.size))
 
     def enter(self, phase: str, doing: Doing = "other") -> None:
-        """From now on the rank is in this phase, until the next one."""
+        """Enter a phase, until the next one."""
         self._phase = (doing, phase.encode()[:_TEXT], time.monotonic())
         self.touch()
 
     @contextmanager
     def within(self, phase: str, doing: Doing = "other") -> Iterator[None]:
-        """A phase within the present one, such as "saving a checkpoint"; to enter it and to leave it is progress."""
+        """Be in a phase within the current one, such as "saving a checkpoint". Entering and leaving are progress."""
         entry = (doing, phase.encode()[:_TEXT], time.monotonic())
         self._inside.append(entry)
         self.touch()
@@ -67,7 +67,7 @@ class ProgressWriter:
             self.touch()
 
     def took(self, name: str, epoch: int, step: int) -> None:
-        """A batch was taken from the shard `name`: the `step`-th of the epoch, both from 0."""
+        """Record that batch `step` of `epoch` (both from 0) was taken from the shard `name`."""
         if self._first is None:
             self._first = name
         text = place(epoch + 1, step + 1)
@@ -80,7 +80,7 @@ class ProgressWriter:
         self.touch()
 
     def logged(self, fields: Mapping[str, Any]) -> None:
-        """`world.log` was called. Its step is taken for a rank's own where it takes no batches."""
+        """Record a call of `world.log`. Its step counts as the rank's where it takes no batches."""
         if self._first is None and fields.get("step") is not None:
             self._step = int(fields["step"]) + 1
             self._epoch = int(fields["epoch"]) + 1 if fields.get("epoch") is not None else _NONE
@@ -90,7 +90,7 @@ class ProgressWriter:
         self.touch()
 
     def touch(self) -> None:
-        """Something has moved on."""
+        """Record progress: write the page with a new number of changes."""
         self._changes += 1
         if self._page is not None:
             doing, phase, since = next(iter(self._inside[-1:]), self._phase)
@@ -112,19 +112,19 @@ class ProgressWriter:
 
 
 def place(epoch: int, step: int) -> str:
-    """Both counted from 1: "step 3", and from the second epoch on "epoch 2, step 3"."""
+    """Format step and epoch, both from 1: "step 3", and from the second epoch on "epoch 2, step 3"."""
     return f"step {step}" if epoch <= 1 else f"epoch {epoch}, step {step}"
 
 
 def memory_file(name: str) -> IO[bytes]:
-    """A file in memory, where there is such a thing: it works on a host whose disk is full, or does not answer."""
+    """Return a file in memory (Linux), which works with a full or hanging disk; elsewhere a temporary file."""
     if sys.platform == "linux":
         return os.fdopen(os.memfd_create(f"tritium-{name}"), "w+b", buffering=0)
     return tempfile.TemporaryFile(buffering=0)
 
 
 class ProgressPage:
-    """The page, at the supervisor's end."""
+    """The progress page, at the supervisor's end."""
 
     def __init__(self) -> None:
         self._file = memory_file("progress")
@@ -133,11 +133,11 @@ class ProgressPage:
 
     @property
     def fd(self) -> int:
-        """For the rank to inherit."""
+        """The file descriptor, for the rank to inherit."""
         return self._file.fileno()
 
     def read(self) -> dict[str, Any]:
-        """As it stands; `changes` is 0 before the rank's first word, `since` a time of the monotonic clock."""
+        """Return the page. `changes` is 0 before the rank's first update; `since` is a monotonic time."""
         for _ in range(_TRIES):
             changes, step, epoch, taken, logged, since, main, doing, phase, again = _PAGE.unpack_from(self._map)
             if changes == again:
@@ -158,6 +158,6 @@ class ProgressPage:
         }
 
     def close(self) -> None:
-        """The page has no name, and is gone."""
+        """Close the page, which has no name."""
         self._map.close()
         self._file.close()

@@ -1,4 +1,4 @@
-"""What a rank knows of its gang, and what it can say to the others (rank)."""
+"""`World`: a rank's view of its gang, its collectives, rows, logs and files (rank)."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class World:
 
     @cached_property
     def checkpoint(self) -> Checkpoints:
-        """Saves and loads a state in the run directory, together with the other ranks."""
+        """Saves and loads a state in the run directory, together with the other ranks; see Checkpoints."""
         if not self._control.run_dir:
             raise TritiumError(
                 "There is no run to keep checkpoints in: this process was not started by tritium.launch(…, run_dir=…)."
@@ -50,14 +50,14 @@ class World:
         return Checkpoints(self._control, rank=self.rank, size=self.size, host=self.host, run_id=self.run_id)
 
     def barrier(self) -> None:
-        """Wait until every rank has called `barrier()`. Takes milliseconds; needs no framework."""
+        """Wait until every rank has called `barrier()`. Takes milliseconds, and needs no framework."""
         self._control.all_gather("barrier", b"")
 
     def gather(self, value: Any) -> list[Any]:
-        """Every rank's `value`, in rank order, on every rank.
+        """Return every rank's `value`, in rank order, on every rank.
 
-        Any picklable value; all together at most 256 MiB. Raises TooLarge on the rank whose value alone is more, and
-        TritiumError on every rank when all together are, or when a rank has already returned and so will never come.
+        Takes any picklable value; all together may have 256 MiB. Raises TooLarge on the rank whose value alone exceeds
+        that, and TritiumError on every rank when all together do, or when a rank has already returned.
         """
         return [pickle.loads(blob) for blob in self._control.all_gather("gather", _pickled(value))]
 
@@ -91,31 +91,31 @@ class World:
         self._control.log(fields)
 
     def note(self, text: str) -> None:
-        """A line for the person who waits: in the progress display, the events and the report.
+        """Show a line of text in the progress display, and record it in the events and the report.
 
-        Of a text over 64 KiB its beginning and its end are kept.
+        A text over 64 KiB is cut in the middle.
         """
         self._control.tell("note", text=text)
 
     def shard(self, name: str = "train") -> Shard:
-        """The rows of the DataFrame `data[name]` that this rank trains on."""
+        """Return the shard of the DataFrame `data[name]`: the rows that this rank trains on. Waits for them."""
         return self._control.shard(name)
 
     def store(self, name: str, chunks: bytes | Iterable[bytes]) -> None:
-        """Write a file of the run directory from this rank, over the control connection: no shared disk is needed.
+        """Write a file in the run directory, over the control connection, so that no shared disk is needed.
 
-        `name` is relative to the run directory; `chunks` are its bytes, or an iterable of them: of up to 4 MiB each,
-        they keep memory flat. The file has its name once its last chunk has come and its size and checksum are right:
-        never by half, also when this rank is killed and its next attempt stores it again. What refuses it (a full disk,
-        an object store) ends the run: StoreFailed. BadSetting for a chunk that is not bytes.
+        `name` is relative to the run directory; `chunks` are the file's bytes, or an iterable of bytes (chunks of up to
+        4 MiB keep memory flat). The file gets its name when its last chunk has arrived and size and checksum match, so
+        it is never incomplete, also when this rank is killed and a later attempt stores it again. A full disk or a
+        failing object store ends the run with StoreFailed. Raises BadSetting for a chunk that is not bytes.
         """
         for piece in cut(name, chunks):
             self._control.store(piece)
 
     def expect_file(self, name: str, size: int) -> None:
-        """Raise StoreFailed now, rather than after a training, if a file of `size` bytes could not be stored.
+        """Raise StoreFailed now, instead of after a training, if a file of `size` bytes could not be stored.
 
-        Only what stored files must travel through limits them: Spark's results, over a Connect client that executors
+        There is a limit only where stored files are returned with Spark's results: with a Connect client that executors
         can't reach.
         """
         limit = self._control.store_limit
@@ -135,7 +135,7 @@ class World:
 def _pickled(value: Any) -> bytes:
     try:
         return pickle.dumps(value, protocol=5)
-    except (pickle.PicklingError, AttributeError, TypeError):  # of a class that came by value, or a function
+    except (pickle.PicklingError, AttributeError, TypeError):  # a function, or a class pickled by value
         return ship.pickle(value)
 
 
@@ -144,10 +144,10 @@ _current: list[World] = []
 
 
 def world() -> World:
-    """The gang that this process is a rank of.
+    """Return the gang that this process is a rank of.
 
-    Answers in a rank of Tritium, under torchrun, under mpirun (Open MPI, MPICH), and in any other process, which is a
-    world of one.
+    Works in a rank of Tritium, under torchrun, under mpirun (Open MPI, MPICH), and in any other process, as a world of
+    one.
     """
     with _lock:
         if _current:
@@ -157,7 +157,7 @@ def world() -> World:
 
 @contextmanager
 def entered(world: World) -> Iterator[World]:
-    """Make `world` the answer of `tritium.world()` in this process."""
+    """Let `tritium.world()` return `world` in this process, within the block."""
     with _lock:
         _current.append(world)
     try:
@@ -168,7 +168,7 @@ def entered(world: World) -> Iterator[World]:
 
 
 def outside(env: Mapping[str, str]) -> World:
-    """The world of a process that Tritium did not start, from what its launcher put into the environment."""
+    """Return the world of a process that Tritium did not start, from the variables of its launcher."""
     launcher, (rank, size, local_rank, local_size) = launched_by(env)
     host = socket.gethostname()
     torch = sys.modules.get("torch")
@@ -179,12 +179,12 @@ def outside(env: Mapping[str, str]) -> World:
 
 
 def finish_checkpoints(world: World) -> None:
-    """The rank's function has returned: wait for what it saved last. Raises what went wrong in it."""
-    if "checkpoint" in vars(world):  # else it was never used, and is not imported in vain
+    """Wait for the last save, after the rank's function has returned. Raises the error of that save."""
+    if "checkpoint" in vars(world):  # only if it was used: don't import it for nothing
         world.checkpoint.wait()
 
 
 def settle_checkpoints(world: World) -> None:
-    """As `finish_checkpoints`, where another error is on its way already."""
+    """Wait for the last save without raising its error, as another error is being raised."""
     if "checkpoint" in vars(world):
         world.checkpoint.settle()

@@ -1,1 +1,1 @@
-"""The Spark task's side of a rank: feed it, watch it, end it (supervisor)."""
+"""Feed, monitor and end one rank process, in a Spark task (supervisor)."""

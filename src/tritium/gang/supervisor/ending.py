@@ -1,4 +1,4 @@
-"""How a rank and its gang end, as the threads of its supervisor learn it (supervisor)."""
+"""The state of a rank's and its gang's end, shared by the threads of a supervisor (supervisor)."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from tritium.errors import TritiumError
 from tritium.gang.failure import Failure
 
 STAY_SECONDS = 5.0  # how long a driver may take to cancel the Spark job
-_REPORTED = ("exception", "error", "exit", "signal", "stalled")  # what Spark does not see by itself
+_REPORTED = ("exception", "error", "exit", "signal", "stalled")  # failures that Spark does not notice by itself
 
 
 class GangEnded(TritiumError):
@@ -18,67 +18,71 @@ class GangEnded(TritiumError):
 
 
 class Ending:
-    """What has ended so far. Fields change under `changed`."""
+    """What has ended so far. Fields change while `changed` is held."""
 
     def __init__(self, daemon: int | None) -> None:
         self.changed = threading.Condition()
         self.reason: str | None = None
-        """Why the gang has ended, if it has."""
+        """Why the gang has ended; None before."""
         self.failure: Failure | None = None
-        """The one that ended the gang, or this rank's own."""
+        """The failure that ended the gang, or this rank's own."""
         self.rank_finished = False
-        """Whether this rank's function has returned,"""
+        """Whether this rank's function has returned."""
         self.all_finished = False
-        """and that of every rank."""
+        """Whether every rank's function has returned."""
         self.exit_code: int | None = None
-        """Of this rank's process."""
+        """The exit code of this rank's process; None while it runs."""
         self.outlasted = False
         """Whether the rank was killed because its exit handlers did not end."""
         self.stopped = threading.Event()
-        """The supervisor lets go of everything."""
+        """Set when the supervisor releases its resources."""
         self.may_leave = threading.Event()
+        """Set when the Spark job has ended, or the coordinator is gone; see `stay`."""
         self.by_driver = False
         """Whether the coordinator that this supervisor reports to is the driver's."""
         self._daemon = daemon
         self._times = 0
 
     def on_end(self, reason: str, failure: Failure | None, refused: bool) -> None:
-        """The coordinator has ended the gang. It says so again when the Spark job has ended, too."""
+        """Record that the coordinator has ended the gang, and at its second message that the Spark job has ended.
+
+        `refused`: it has refused this supervisor.
+        """
         if failure is not None:
             self.failure = failure
         self._times += 1
-        if refused:  # a second copy of a task: Spark must not take it for the one that ended
+        if refused:  # a second copy of a task must fail, or Spark takes its result
             self.by_driver = False
         if self._times > 1:
             self.may_leave.set()
 
     def close(self, reason: str) -> None:
-        """The gang has ended, unless all is well already."""
+        """Record why the gang has ended, unless every rank has succeeded and this one has exited."""
         with self.changed:
             if self.reason is None and not (self.all_finished and self.exit_code is not None):
                 self.reason = reason
             self.changed.notify_all()
 
     def set_finished(self, *, everyone: bool) -> None:
-        """This rank's function has returned, or that of every rank."""
+        """Record that this rank's function has returned, or that of every rank."""
         with self.changed:
             self.rank_finished = True
             self.all_finished = self.all_finished or everyone
             self.changed.notify_all()
 
     def set_exit(self, code: int) -> None:
-        """The rank's process has ended."""
+        """Record the exit code of the rank's process."""
         with self.changed:
             self.exit_code = code
             self.changed.notify_all()
 
     def wait(self, until: Callable[[], bool], seconds: float | None = None) -> bool:
-        """Whether `until` came true, or the gang ended, within `seconds`."""
+        """Wait until `until()` is true or the gang has ended; False after `seconds`."""
         with self.changed:
             return self.changed.wait_for(lambda: self.reason is not None or until(), seconds)
 
     def check(self) -> None:
-        """Raise GangEnded if it has."""
+        """Raise GangEnded if the gang has ended."""
         if self.reason is not None:
             raise GangEnded(self._story())
 
@@ -89,12 +93,16 @@ class Ending:
 
     @property
     def dismissed(self) -> bool:
-        """Whether the driver has ended this gang, and lives on to say why; and Spark can use this worker again."""
+        """Whether a coordinator on the driver has ended this gang, and this worker's daemon is alive.
+
+        Then the task may return without an exception, as the driver raises the error.
+        """
         return self._times > 0 and self.by_driver and os.getppid() == self._daemon
 
     def stay(self, partition: int, rank: int) -> None:
-        """The supervisor of the rank that failed, or of the first rank when none did, waits until the driver has
-        cancelled the Spark job: Spark's UI shows it then as failed, with the reason, and Spark's log has one line.
+        """In the supervisor of the rank that failed (of the first, if none did), wait until the job is cancelled.
+
+        Spark's UI then shows the job as failed, with the reason, and its log has one line. Waits STAY_SECONDS at most.
         """
         if self.failure is None:
             stays = self.dismissed and partition == 0

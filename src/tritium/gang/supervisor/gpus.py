@@ -1,4 +1,4 @@
-"""The GPUs of this machine: for ranks that run on it without Spark (driver), and which ones they are (supervisor)."""
+"""List the GPUs of this machine, for ranks without Spark (driver), and their UUIDs (supervisor)."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ LISTING_SECONDS = 10.0  # how long nvidia-smi may take; some drivers need second
 
 
 def gpus_here(gang: Gang) -> tuple[list[str], int]:
-    """The addresses of this machine's GPUs, and the world size; NotEnoughSlots when the gang asks for more GPUs.
+    """Return the addresses of this machine's GPUs, and the world size that they allow.
 
-    `CUDA_VISIBLE_DEVICES` limits them, as it does for any other program.
+    `CUDA_VISIBLE_DEVICES` limits them, as for any other program. Raises NotEnoughSlots for less than `gang.least`.
     """
     if not gang.gpus:
         return [], gang.most
@@ -51,7 +51,7 @@ _MIG = re.compile(r"\s+MIG .*\(UUID: ([^)]+)\)")
 
 
 class Listing:
-    """The GPUs that nvidia-smi shows here, asked in the background: it may take seconds. `close()` it."""
+    """The GPUs that nvidia-smi lists, read in the background, as it may take seconds. Must be closed."""
 
     def __init__(self) -> None:
         program = shutil.which("nvidia-smi")
@@ -59,17 +59,17 @@ class Listing:
         self._answer: IO[bytes] = io.BytesIO()
         if program is None:
             return
-        with contextlib.suppress(OSError):  # it can't be run, or there is no room: then nothing is known
+        with contextlib.suppress(OSError):  # it can't be run, or the disk is full: then no UUID is known
             self._answer = tempfile.TemporaryFile()  # noqa: SIM115 - closed in `close`. No pipe: a child may hold it
             self._process = subprocess.Popen(
                 [program, "-L"], stdin=subprocess.DEVNULL, stdout=self._answer, stderr=subprocess.DEVNULL
             )
 
     def uuids(self) -> dict[str, str]:
-        """Index -> UUID of every GPU that this process can see; empty where nvidia-smi is absent or does not answer.
+        """Return index → UUID of every visible GPU; empty where nvidia-smi is absent or does not answer.
 
-        Of a GPU that is divided (MIG) several processes may each have a part, which has a UUID of its own: where there
-        is only one part, it is that one's, and where there are several, nobody knows which is meant.
+        A divided GPU (MIG) gives the UUID of its instance if only one is visible, and is left out if several are, as it
+        is not known which one is meant.
         """
         if self._process is None:
             return {}
@@ -95,7 +95,7 @@ class Listing:
 
 
 def executor() -> str:
-    """What tells this executor from others of its host: its Python workers' parent, and the namespace of that pid."""
+    """Return an id of this executor on its host: the pid of its Python daemon, and that pid's namespace."""
     try:
         namespace = os.stat("/proc/self/ns/pid").st_ino
     except OSError:  # no Linux: no such namespaces

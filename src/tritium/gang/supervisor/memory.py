@@ -1,6 +1,6 @@
-"""The memory of a rank's process, of its control group and its host (supervisor).
+"""Measure the memory of a rank's process, of its control group and its host (supervisor).
 
-All of it comes from /proc and the cgroup files of Linux; elsewhere nothing is known, and nothing is said.
+All figures come from /proc and the cgroup files of Linux; elsewhere they are None or absent.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ _UNLIMITED = 1 << 60
 
 
 class Memory:
-    """The memory of a rank's host and control group: looked at while it lives, told when it was killed."""
+    """The memory of a rank, its host and its control group: sampled while it lives, reported when it was killed."""
 
     def __init__(self, pid: int) -> None:
         self._pid = pid
@@ -25,7 +25,7 @@ class Memory:
         self._peak: int | None = None
 
     def look(self) -> None:
-        """From time to time: what is free now, and how many the kernel has killed in the group so far."""
+        """Sample the free memory, the rank's peak, and once its group's OOM kills so far. Call it periodically."""
         self._free = [*self._free[-4:], _meminfo().get("MemAvailable", 0)]
         self._peak = _high_water(self._pid) or self._peak
         group = _group(self._pid)
@@ -33,8 +33,10 @@ class Memory:
             self._group, self._killed = group, group.killed()
 
     def figures(self, peak: int | None) -> dict[str, Any]:
-        """In bytes: the rank's `peak` (None: as it was seen last), its host's memory and what was free of it, its
-        group's limit, peak and kills."""
+        """Return figures in bytes: the rank's peak, its host's total and available memory, its group's limit and peak.
+
+        Also `group` (its folder) and `oom_kills`. `peak` is the exact one if known; None: the last sample's.
+        """
         host = _meminfo()
         free = [*self._free, host.get("MemAvailable", 0)]
         found: dict[str, Any] = {
@@ -52,7 +54,7 @@ class Memory:
         return found
 
     def _await_kill(self) -> int:
-        # The kernel counts a kill a moment after it has killed.
+        # The kernel increments its counter a moment after the kill.
         deadline = time.monotonic() + 0.2
         while not (more := self._group.killed() - self._killed) and time.monotonic() < deadline:
             time.sleep(0.02)
@@ -60,7 +62,7 @@ class Memory:
 
 
 class _Group:
-    """One memory control group: version 1 or 2."""
+    """One memory control group, of version 1 or 2."""
 
     def __init__(self, folder: Path | None, version: str) -> None:
         self.folder = folder
@@ -86,7 +88,7 @@ class _Group:
         return int(text) if text.isdigit() and int(text) < _UNLIMITED else None
 
     def limit(self) -> int | None:
-        """The least limit of the group and of those around it that can be seen here."""
+        """Return the least limit of the group and its visible parents, in bytes; None without any."""
         found, folder = [], self.folder
         while folder is not None and folder != _CGROUPS and _CGROUPS in folder.parents:
             found.append(self.number(self.names["limit"], folder))
@@ -96,7 +98,7 @@ class _Group:
         return min((limit for limit in found if limit is not None), default=None)
 
     def killed(self) -> int:
-        """How many of its processes the kernel has killed for want of memory."""
+        """Return the number of OOM kills in the group."""
         try:
             lines = (self.folder / self.names["events"]).read_text().splitlines() if self.folder else []
         except OSError:
@@ -105,7 +107,7 @@ class _Group:
 
 
 def _group(pid: int) -> _Group:
-    """The memory group of a process. In a container its path is not to be found, and the root is its own."""
+    """Return the memory group of a process; in a container, where its path does not exist, the root."""
     try:
         lines = (_PROC / str(pid) / "cgroup").read_text().splitlines()
     except OSError:
@@ -133,7 +135,7 @@ def _meminfo() -> dict[str, int]:
 
 
 def _high_water(pid: int) -> int | None:
-    """Bytes of memory that a living process had at most."""
+    """Return the peak memory of a living process in bytes, or None."""
     try:
         lines = (_PROC / str(pid) / "status").read_text().splitlines()
     except OSError:

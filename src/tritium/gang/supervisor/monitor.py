@@ -1,4 +1,4 @@
-"""How a rank stands, from what it says itself and from what the machine tells of its process (supervisor)."""
+"""The status of a rank, from its progress page and from /proc (supervisor)."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from tritium.gang.supervisor.output import Output
 from tritium.gang.supervisor.process import RankProcess
 from tritium.gang.supervisor.stacks import SIGNAL, Stacks, in_collective, main_thread, where
 
-_LOGGED = 3  # logged steps that show how often a rank logs them; it may
-_LONGEST = 10  # take so many times its longest interval for the next
+_LOGGED = 3  # logged steps after which the interval of a rank's steps counts as known
+_LONGEST = 10  # times its longest interval that a rank may take for its next logged step
 
 
 class Monitor:
-    """Puts together a rank's status for the coordinator, and its stacks. For any thread, after `watch`."""
+    """Reads a rank's status and stacks for the coordinator. Thread-safe, once `watch` was called."""
 
     def __init__(self, output: Output) -> None:
         self._output = output  # a rank that prints makes progress
@@ -30,16 +30,16 @@ class Monitor:
 
     @property
     def fds(self) -> tuple[int, int]:
-        """What the rank inherits: where it writes its progress, and where its stacks."""
+        """The file descriptors that the rank inherits: of its progress page, and of the file for its stacks."""
         return self._page.fd, self._stacks.file.fileno()
 
     @property
     def settings(self) -> dict[str, int]:
-        """What the rank is told: its descriptors, and the signal at which it writes its stacks."""
+        """The rank's settings: its two descriptors, and the signal at which it writes its stacks."""
         return {"progress": self._page.fd, "stacks": self._stacks.file.fileno(), "signal": SIGNAL}
 
     def watch(self, process: RankProcess) -> None:
-        """From now on, this process."""
+        """Begin to monitor this process."""
         now, pid = time.monotonic(), process.pid
         self._process = process
         self._memory = Memory(pid)
@@ -52,41 +52,41 @@ class Monitor:
         self._logs = _Logs(now)
 
     def receives(self, rows: Mapping[str, int] | None) -> None:
-        """Rows are expected from now on, and counted in this mapping; None: their end has come."""
+        """Set the mapping that counts the rows that arrive, by name; None when all have arrived."""
         self._rows = rows
 
     def place(self) -> dict[str, Any]:
-        """Its last step and phase, also of a rank that has ended."""
+        """Return the rank's last step and phase, also after its end."""
         word = self._page.read()
         return {"step": word.get("step"), "phase": word["phase"]}
 
     def memory(self) -> dict[str, Any]:
-        """The figures of a rank that was killed."""
+        """Return the memory figures of a rank that was killed; see `Memory.figures`."""
         return self._memory.figures(self._process.peak)
 
     def stacks(self) -> tuple[str, dict[str, str]]:
-        """The stacks of all its threads as it writes them; and in words where its main thread is, or why it can't say.
+        """Return the stacks of all threads, and `where` the main thread is, its `collective`, `why` there are none.
 
         Takes up to `stacks.ANSWER_SECONDS`.
         """
         word, state = self._page.read(), process_stats.state(self._process.pid)
         text, why = "", "it has only just started"
-        if word["changes"]:  # before its first word, it would not know the signal
+        if word["changes"]:  # before its first update its signal handler is not installed
             text = "" if state == "T" else self._stacks.ask(self._process)
             why = "" if text else _why_no_answer(state)
         frames = main_thread(text, word["main"])
         return text, {"where": where(frames), "collective": in_collective(frames), "why": why}
 
     def close(self) -> None:
-        """Let go of what the rank wrote to."""
+        """Close the progress page and the file of the stacks."""
         self._page.close()
         self._stacks.close()
 
     def look(self) -> dict[str, Any]:
-        """The fields of a status message. All seconds are as of now."""
+        """Return the fields of a `status` message. All seconds are as of now."""
         with self._lock:
             now, word, rows = time.monotonic(), self._page.read(), self._rows
-            if lapse := self._lapse.look(now):  # we were stopped ourselves, and the rank perhaps too
+            if lapse := self._lapse.look(now):  # this process was stopped, and perhaps the rank too
                 for each in (self._progress, self._arrived, self._busy, self._source):
                     if each is not None:
                         each.forgive(lapse)
@@ -108,13 +108,13 @@ class Monitor:
 
 
 class _Logs:
-    """How long to wait for the next step of a rank that only logs them, at intervals of its own."""
+    """The limit for the next step of a rank that logs its steps and takes no batches."""
 
     def __init__(self, now: float) -> None:
         self._count, self._since, self._longest = 0, now, 0.0
 
     def look(self, logged: int, now: float) -> float | None:
-        """Seconds; None while it is not known how often it logs."""
+        """Return the limit in seconds; None before the rank has logged _LOGGED steps."""
         if logged > self._count:
             self._longest = max(self._longest, now - self._since)
             self._count, self._since = logged, now
@@ -122,7 +122,7 @@ class _Logs:
 
 
 def _source() -> int | None:
-    """The JVM that computes and sends the rows, where this process is a Python worker of Spark's (Linux)."""
+    """Return the pid of the JVM above this process, which computes the rows, or None (Linux)."""
     pid = os.getppid()
     while pid > 1:
         try:
@@ -137,5 +137,5 @@ def _source() -> int | None:
 
 
 def _why_no_answer(state: str) -> str:
-    """Why a rank's process did not write its stacks."""
+    """Return why a rank's process did not write its stacks, by its state."""
     return f"its process is {process_stats.STATES.get(state, 'running, but does not answer a signal')}"

@@ -1,4 +1,4 @@
-"""What a rank writes to stdout and stderr, passed on to the coordinator (supervisor)."""
+"""Pass a rank's stdout and stderr to the coordinator (supervisor)."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ TAIL = 20  # lines of a rank's output that travel with its failure
 
 
 class Output:
-    """`follow` in a thread for each of the two pipes."""
+    """The output of one rank. `follow` runs in a thread for each of the two pipes."""
 
     def __init__(self, coordinator: Client) -> None:
         self.tail: deque[str] = deque(maxlen=TAIL)
-        """The last lines."""
+        """The last lines, up to TAIL."""
         self.pieces = 0
-        """So many were passed on: a rank that prints makes progress."""
+        """Number of pieces passed on: printing counts as progress."""
         self._coordinator = coordinator
 
     def follow(self, pipe: IO[bytes] | None) -> None:
-        """Pass on whole lines, so that stdout and stderr don't mix within one, and no character is cut in two."""
+        """Pass on whole lines until the pipe ends, so that stdout and stderr don't mix within a line or a character."""
         assert pipe is not None
         rest = b""
         while data := os.read(pipe.fileno(), 1 << 16):
@@ -41,5 +41,5 @@ class Output:
             return
         self.pieces += 1
         self.tail.extend(as_shown(line) for line in text.split(b"\n") if line.strip())
-        with contextlib.suppress(WireError):  # keep reading all the same: the rank must not block on a full pipe
+        with contextlib.suppress(WireError):  # keep reading, so that the rank does not block on a full pipe
             self._coordinator.send("output", text)

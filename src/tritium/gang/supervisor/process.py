@@ -1,4 +1,4 @@
-"""Start a rank process as a child that ends with its parent (supervisor)."""
+"""Start a rank process, as a child that ends with its parent (supervisor)."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from typing import IO, Any
 from tritium import ship
 from tritium.errors import BadSetting
 
-# The package is on the path before its first import; the zip goes first, an installed package stays where it was.
+# Puts the package on the path before its first import: a zip first, an installed package last, as it was.
 _BOOT = """
 import os, sys
 home = sys.argv[1]
@@ -26,13 +26,13 @@ sys.path.insert(0, home) if not os.path.isdir(home) else sys.path.append(home)
 from tritium.gang.rank.main import main
 main(sys.argv[2])
 """
-_PYSPARK_MEMORY = "PYSPARK_EXECUTOR_MEMORY_MB"  # how Spark tells its worker
+_PYSPARK_MEMORY = "PYSPARK_EXECUTOR_MEMORY_MB"  # set by Spark in its Python workers
 _CAP_SYS_RESOURCE = 24
 THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NUMEXPR_NUM_THREADS")
 
 
 class RankProcess:
-    """A child in a process group of its own, so that what it started ends with it."""
+    """A child process in a process group of its own, so that its own children can be ended with it."""
 
     def __init__(self, process: subprocess.Popen[bytes]) -> None:
         self._process = process
@@ -40,33 +40,33 @@ class RankProcess:
         self.stdout: IO[bytes] | None = process.stdout
         self.stderr: IO[bytes] | None = process.stderr
         self.peak: int | None = None
-        """Bytes of memory that the ended process had at most; None where its parent's hide them."""
-        # The kernel begins a child's count with what its parent had when it started it.
+        """Peak memory of the ended process in bytes; None where it is below its parent's, which hides it."""
+        # The kernel begins the count of a child with its parent's peak at that time.
         self._inherited = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
         self._lock = threading.Lock()
         self._ended = False
 
     def wait(self) -> int:
-        """Wait for its end, and end what it started too; returns its exit code, or minus the signal's number."""
-        # Looked at without being collected, so that its number is still its own when the group is killed.
+        """Wait for the end of the process, kill its group, and return its exit code, or minus the signal's number."""
+        # It is not reaped before its group is killed, so that its pid can't belong to another process by then.
         await_exit(self.pid)
         self.kill_group()
         with self._lock:
             self._ended = True
-            _, status, usage = os.wait4(self.pid, 0)  # as Popen.wait, and tells what the process used
+            _, status, usage = os.wait4(self.pid, 0)  # as Popen.wait, but returns the resource usage too
             self._process.returncode = os.waitstatus_to_exitcode(status)
             if usage.ru_maxrss > self._inherited:
                 self.peak = usage.ru_maxrss * (1 if sys.platform == "darwin" else 1024)
             return self._process.returncode
 
     def send_signal(self, number: int) -> None:
-        """A signal to the rank alone; nothing when it has ended."""
+        """Send a signal to the rank alone; does nothing when it has ended."""
         with self._lock, contextlib.suppress(ProcessLookupError):
             if not self._ended:
                 os.kill(self.pid, number)
 
     def kill_group(self) -> None:
-        """SIGKILL to the rank and to everything it started; nothing when they have ended."""
+        """Send SIGKILL to the rank and its children; does nothing when the rank has ended."""
         with self._lock, contextlib.suppress(ProcessLookupError, PermissionError):
             if not self._ended:
                 os.killpg(self.pid, signal.SIGKILL)
@@ -83,9 +83,9 @@ _WAITID = {"linux": (1, 4 | 0x01000000), "darwin": (1, 4 | 0x20)}
 
 
 def await_exit(pid: int) -> None:
-    """Wait until a child has ended, and leave it to be collected: its number is not given to another process before.
+    """Wait until a child has ended, without reaping it: its pid is not reused until then.
 
-    `os.waitid`, which macOS has from Python 3.13 on, or the C library's, which it has always had.
+    Uses `os.waitid`, or the C library's on macOS before Python 3.13.
     """
     if hasattr(os, "waitid"):
         os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)
@@ -100,7 +100,7 @@ def await_exit(pid: int) -> None:
 
 
 def may_raise_limits() -> bool:
-    """Whether this process may raise a hard limit again; also true where there is no such thing as a capability."""
+    """Tell whether this process may raise a hard limit; also True on systems without capabilities."""
     try:
         with open("/proc/self/status") as status:
             held = next(line for line in status if line.startswith("CapEff:"))
@@ -110,10 +110,10 @@ def may_raise_limits() -> bool:
 
 
 def lift_memory_limit(pid: int) -> None:
-    """Take from a rank the limit of address space that `spark.executor.pyspark.memory` puts on Spark's worker.
+    """Remove the limit of address space that a rank inherits with `spark.executor.pyspark.memory`.
 
-    CUDA and mapped files need many times the memory that they use. Raises BadSetting where this process may not
-    raise a hard limit (it takes CAP_SYS_RESOURCE). The container's own limit is left as it is.
+    CUDA and mapped files need far more address space than memory. Raises BadSetting where this process may not raise a
+    hard limit (that takes CAP_SYS_RESOURCE). The container's own limit stays.
     """
     megabytes = os.environ.get(_PYSPARK_MEMORY, "-1")
     if not megabytes.isdecimal() or not hasattr(resource, "prlimit"):
@@ -131,9 +131,10 @@ def lift_memory_limit(pid: int) -> None:
 
 
 def start_rank(settings: Mapping[str, Any], *, keep: Sequence[int], env: Mapping[str, str], cpus: int) -> RankProcess:
-    """Start a rank process. The calling thread must live as long as the rank: the kernel ends the child with it.
+    """Start a rank process. The calling thread must outlive the rank: the kernel kills the child when it ends.
 
-    `keep` are the file descriptors it inherits under their own numbers.
+    `keep` are the file descriptors that it inherits, under the same numbers. `cpus` is the number of threads of OpenMP
+    and the like. Raises BadSetting as `lift_memory_limit` does.
     """
     environment = dict(os.environ)
     for name in THREADS:

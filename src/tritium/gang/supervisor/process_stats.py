@@ -1,6 +1,6 @@
-"""What the machine tells of a process: its state, its CPU time (supervisor, driver).
+"""Read the state and CPU time of a process from /proc (supervisor, driver).
 
-All of it comes from /proc of Linux; elsewhere nothing is known, and nothing is said.
+On systems other than Linux nothing is known: the state is empty, and a process counts as busy.
 """
 
 from __future__ import annotations
@@ -12,9 +12,9 @@ from typing import Any
 
 _PROC = Path("/proc")
 _TICK = 1.0 / os.sysconf("SC_CLK_TCK")
-_LEAST = 0.1  # seconds of CPU that count as work, and
-_SHARE = 0.05  # the share of a core below which a process does nothing: heartbeats, idle threads
-_LAPSE = 5.0  # between two looks, beyond which this process itself did not run
+_LEAST = 0.1  # seconds of CPU between two looks, at most, that count as idle
+_SHARE = 0.05  # share of a core, at most, that counts as idle: heartbeats, idle threads
+_LAPSE = 5.0  # seconds between two looks, beyond which this process itself was stopped
 
 STATES = {
     "T": "stopped (SIGSTOP, or Ctrl-Z)",
@@ -25,7 +25,7 @@ STATES = {
 
 
 class Busy:
-    """How long a process, `whole` with all that it started, has used nearly no CPU. `look` from time to time."""
+    """Measures how long a process (`whole`: with its children) has used nearly no CPU. Call `look` periodically."""
 
     def __init__(self, pid: int, now: float, *, whole: bool = True) -> None:
         self._pid = pid
@@ -34,55 +34,55 @@ class Busy:
         self._used = 0.0
 
     def look(self, now: float) -> float:
-        """Seconds since it last worked; 0 where that is not known."""
+        """Return the seconds since it last used CPU; 0 where that is not known."""
         used = cpu_seconds(self._pid, self._whole)
         if used is None or used < self._used or used - self._used > max(_LEAST, _SHARE * (now - self._since)):
             self._since, self._used = now, used or 0.0
         return now - self._since
 
     def forgive(self, seconds: float) -> None:
-        """This process did not run for so long, and the other perhaps neither."""
+        """Do not count `seconds` in which this process was stopped, and perhaps the other one too."""
         self._since += seconds
 
 
 class Still:
-    """How long a number has not changed, by looks from time to time."""
+    """Measures how long a value has not changed. Call `look` periodically."""
 
     def __init__(self, now: float) -> None:
         self._since = now
         self._value: Any = None
 
     def look(self, value: Any, now: float) -> float:
-        """Seconds since the value was first this one."""
+        """Return the seconds since the value last changed."""
         if value != self._value:
             self._value, self._since = value, now
         return now - self._since
 
     def forgive(self, seconds: float) -> None:
-        """As Busy.forgive."""
+        """Do as `Busy.forgive`."""
         self._since += seconds
 
 
 class Lapse:
-    """Whether this process itself was stopped between two looks (a suspended machine, SIGSTOP)."""
+    """Detects that this process itself was stopped between two looks (a suspended machine, SIGSTOP)."""
 
     def __init__(self, now: float) -> None:
         self._last = now
 
     def look(self, now: float) -> float:
-        """Seconds to forgive."""
+        """Return the seconds for which it was stopped; 0 if it was not."""
         gap, self._last = now - self._last, now
         return gap if gap > _LAPSE else 0.0
 
 
 def state(pid: int) -> str:
-    """The letter of /proc/<pid>/stat: R, S, D, T (stopped), t (traced), Z; empty when it is not known."""
+    """Return the letter of /proc/<pid>/stat: R, S, D, T (stopped), t (traced), Z; empty when it is not known."""
     found = _stat(pid)
     return found[0] if found else ""
 
 
 def cpu_seconds(pid: int, whole: bool = True) -> float | None:
-    """CPU time of a process and its threads; `whole` with what it started, those that have ended too.
+    """Return the CPU time of a process in seconds; `whole`: with its children, also ended ones.
 
     None when it is not known.
     """
@@ -110,6 +110,6 @@ def _children(pid: int) -> Iterator[int]:
     for thread in threads:
         try:
             text = (_PROC / str(pid) / "task" / thread / "children").read_text()
-        except OSError:  # the thread has ended, or this kernel does not tell
+        except OSError:  # the thread has ended, or the kernel lacks this file
             continue
         yield from map(int, text.split())

@@ -1,4 +1,4 @@
-"""Messages between the coordinator and a rank, passed on by its supervisor (supervisor)."""
+"""Pass messages between the coordinator and a rank (supervisor)."""
 
 from __future__ import annotations
 
@@ -14,22 +14,22 @@ from tritium.gang.supervisor.ending import Ending
 from tritium.gang.supervisor.spooler import Spooler
 from tritium.wire import CHUNK, Channel, Message
 
-SMALL = 1 << 14  # bytes that a socket with room takes without waiting for its reader
+SMALL = 1 << 14  # bytes that a socket with room accepts without blocking
 
 
 class Supervised(Protocol):
-    """What a relay tells the supervisor."""
+    """What the relay calls in the supervisor."""
 
     def on_assigned(self, rank: int) -> None: ...
     def on_gang_ended(self, reason: str) -> None: ...  # the rank is to be killed
     def on_stacks_wanted(self, number: int) -> None: ...
     def on_rank_failed(self, message: Message) -> None: ...
-    def on_rank_refused(self, error: TooLarge) -> None: ...  # it sent more than a message holds
+    def on_rank_refused(self, error: TooLarge) -> None: ...  # it sent a message over the limit
     def gpu_uuids(self) -> dict[str, str]: ...
 
 
 class Relay:
-    """`follow_coordinator` and `follow_rank` run in a thread each, until the other end closes."""
+    """The two directions of messages. `follow_coordinator` and `follow_rank` run in a thread each."""
 
     def __init__(self, order: Order, ending: Ending, supervisor: Supervised) -> None:
         self._order = order
@@ -37,16 +37,16 @@ class Relay:
         self._supervisor = supervisor
         self._rank: Channel | None = None
         self._rows: Spooler | None = None
-        self._passing, self._passed = False, 0  # whether a message of the rank's is being passed on; how many were
+        self._passing, self._passed = False, 0  # a rank's message is being sent; number of those sent
 
     def connect(self, coordinator: Client, rank: Channel, rows: Spooler | None) -> None:
-        """Both ends are there now."""
+        """Set both ends and the spooler; to be called before the threads start."""
         self._coordinator, self._rank, self._rows = coordinator, rank, rows
 
     # ---- from the coordinator
 
     def follow_coordinator(self) -> None:
-        """Until it closes the connection, which ends the gang, if it has not ended well."""
+        """Handle the coordinator's messages until its session ends; that ends a gang that has not succeeded."""
         while (message := self._coordinator.receive()) is not None:
             self._obey(message)
         self._ending.may_leave.set()
@@ -54,7 +54,11 @@ class Relay:
             self._supervisor.on_gang_ended(f"the coordinator is gone (did the driver end?): {self._coordinator.reason}")
 
     def at_once(self, message: Message, idle: bool) -> bool:
-        """What must not wait behind a rank that does not listen, and what should not wait for another thread."""
+        """Handle a message in the client's own thread, and tell whether that was done.
+
+        `end` and `stacks` must not wait behind a rank that does not read. Small answers and marks skip a change of
+        threads, where no earlier message is waiting (`idle`) and the rank's socket has room.
+        """
         if message.kind in ("end", "stacks"):
             now = self._rank is not None
         else:
@@ -92,20 +96,20 @@ class Relay:
 
     def _send_job(self) -> None:
         about: dict[str, Any] = {"run_dir": self._order.run_dir}
-        for start in range(0, len(self._order.job), CHUNK):  # in pieces: arguments may be larger than a message
+        for start in range(0, len(self._order.job), CHUNK):  # in pieces, as arguments may exceed a message's limit
             self._to_rank(Message("job", about, self._order.job[start : start + CHUNK]))
 
     def _to_rank(self, message: Message) -> None:
         assert self._rank is not None
         try:
             self._rank.pass_on(message)
-        except WireError:  # the rank has ended; who waits for its process says how
+        except WireError:  # the rank has ended; the thread that waits for its process reports how
             return
 
     # ---- from the rank
 
     def follow_rank(self) -> None:
-        """Until the rank's end of the socket is closed."""
+        """Pass on the rank's messages until its end of the socket is closed."""
         assert self._rank is not None
         while (message := self._rank.receive()) is not None:
             if message.kind == "failed":
@@ -123,17 +127,17 @@ class Relay:
             except TooLarge as error:
                 self._supervisor.on_rank_refused(error)
                 return
-            except WireError:  # `follow_coordinator` says that it is gone
+            except WireError:  # `follow_coordinator` reports that it is gone
                 return
             finally:
                 self._passed += 1
                 self._passing = False
 
     def drain(self, is_alive: Callable[[], bool], join: Callable[[float], None]) -> None:
-        """Wait until all that the rank said before its end is passed on, however slow the way to the driver is.
+        """Wait until every message that the rank sent before its end is passed on, however slow the network is.
 
-        `is_alive` and `join` are those of the thread in `follow_rank`. A process that the rank has started may hold
-        its end of the socket open: a second without a word is enough.
+        `is_alive` and `join` are those of the thread in `follow_rank`. A child of the rank may hold its end of the
+        socket open, so a second without a message ends the wait.
         """
         passed = -1
         while is_alive() and (self._passing or self._passed != passed) and not self._ending.stopped.is_set():

@@ -1,4 +1,4 @@
-"""The ranks' results on their way through Spark: from a file to rows, and from rows to values (supervisor, driver)."""
+"""Convert a rank's result from a file to rows for Spark, and back to values (supervisor, driver)."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ SPARK_SCHEMA = "rank int, kind string, part int, body binary"
 
 
 def chunks(rank: int, kind: str, file: IO[bytes]) -> Iterator[pa.RecordBatch]:
-    """A file's bytes as rows, small enough for Arrow and for Spark's own buffers."""
+    """Yield a file's bytes as record batches of one row, small enough for Arrow and Spark's buffers."""
     size = file.seek(0, os.SEEK_END)
     file.seek(0)
     for part in range(max(1, -(-size // (CHUNK * 2)))):
@@ -29,7 +29,7 @@ def chunks(rank: int, kind: str, file: IO[bytes]) -> Iterator[pa.RecordBatch]:
         )
 
 
-# From buffers, because `pa.array` imports pandas to look at a list: half a second at the end of a run.
+# Built from buffers, because `pa.array` imports pandas to inspect a list: half a second at the end of a run.
 def _number(value: int) -> pa.Array:
     return pa.Array.from_buffers(pa.int32(), 1, [None, pa.py_buffer(struct.pack("=i", value))])
 
@@ -40,7 +40,7 @@ def _bytes(kind: pa.DataType, value: bytes) -> pa.Array:
 
 
 def results_of(batches: Iterable[pa.RecordBatch], ranks: int) -> list[Any]:
-    """The ranks' results, put together from their parts and in rank order."""
+    """Return the ranks' results in rank order. Raises ResultError when one is missing or can't be unpickled."""
     parts: dict[int, dict[int, pa.Scalar[Any]]] = {}
     for batch in batches:
         for rank, kind, part, body in zip(*(batch.column(i) for i in range(4)), strict=True):

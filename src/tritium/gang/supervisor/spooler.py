@@ -1,4 +1,4 @@
-"""A rank's rows: from Spark's stream to the spools, reported as they come (supervisor)."""
+"""Write a rank's rows from Spark's stream to its spools, and report their number (supervisor)."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ if TYPE_CHECKING:
     from tritium.data.receiver import Receiver
     from tritium.data.spool import Spool
 
-ROWS_SECONDS = 0.02  # how often rows are reported at most, while they arrive and may be taken
-AHEAD = 1 << 15  # rows that are read before the rank is ready, whatever else the host has to do: two windows
+ROWS_SECONDS = 0.02  # at least, between two reports of rows that may be taken as they arrive
+AHEAD = 1 << 15  # rows (two windows) that are read before the rank is ready, also on a busy host
 LOOK_SECONDS = 0.1
 LOAD = "/proc/loadavg"
 
 
 class Spooler:
-    """Takes the rows of one rank. `check` raises when the gang has ended."""
+    """Spools the rows of one rank. `check()` raises when the gang has ended."""
 
     def __init__(
         self, order: Order, spools: Mapping[str, Spool], coordinator: Client, rank: Channel, check: Callable[[], None]
@@ -36,7 +36,7 @@ class Spooler:
         from tritium.data.receiver import Receiver
 
         self.ready = threading.Event()
-        """The rank has imported its framework."""
+        """Set when the rank has imported its framework."""
         self._order = order
         self._spools = spools
         self._coordinator = coordinator
@@ -48,11 +48,15 @@ class Spooler:
 
     @property
     def rows(self) -> Mapping[str, int]:
-        """How many have come, by name."""
+        """The number of rows so far, by name."""
         return self._receiver.rows
 
     def run(self, batches: Iterator[pa.RecordBatch], confirm: Callable[[], bool | None]) -> None:
-        """All of them, and a receipt to the coordinator. Raises what is wrong with a row, or with their end."""
+        """Spool all rows, and send a receipt to the coordinator.
+
+        `confirm` tells, after the last row, whether an unsorted stream was complete. Raises BadRow, SpoolFull,
+        IncompleteShard, and what `check` raises.
+        """
         for batch in self._unbroken(batches):
             self._check()
             self._receiver.take(batch)
@@ -64,14 +68,14 @@ class Spooler:
         self._coordinator.send("receipt", json.dumps(body).encode(), rows=receipt.rows)
 
     def announce(self, name: str, shapes: Mapping[str, Sequence[int]]) -> None:
-        """Tell the rank where the rows of `name` lie, with the shapes of columns that no row here has shown."""
+        """Tell the rank where the rows of `name` are; `shapes` are those of columns that no row here has shown."""
         columns = self._spools[name].describe()
         for column in columns:
             if column.get("shape") is None:
                 column["shape"] = shapes.get(column["name"])
         fields = [f.to_json() for f in self._order.plan[name]]
         body = json.dumps({"columns": columns, "fields": fields}).encode()
-        with contextlib.suppress(WireError):  # the rank has ended: whoever waits for its process says how
+        with contextlib.suppress(WireError):  # the rank has ended; the thread that waits for its process reports how
             self._rank.send("spool", body, name=name, prepared=self._order.prepared[name])
 
     def _report(self) -> None:
@@ -81,38 +85,38 @@ class Spooler:
         self._reported = now
         for name, rows in self.rows.items():
             if rows and self._order.streams and name not in self._announced:
-                # Before the rank may take rows it must know their shape, which the first row has shown.
+                # The rank must know the shape of rows before it may take any; the first row has shown it.
                 self._announced.add(name)
                 self.announce(name, {})
         self._coordinator.send("rows", rows=self.rows)
 
     def _give_way(self) -> None:
-        """On a busy host, what the first steps do not need waits until the rank has imported its framework.
+        """On a busy host, stop reading after AHEAD rows until the rank has imported its framework.
 
-        Where rows can be taken as they come, the first step waits for that import alone, and Spark, which sends the
-        rows, would take half of its processor time.
+        Where rows are taken as they arrive, the first step waits only for that import, and reading further would take
+        half of its CPU time (decision 011).
         """
         while self._order.streams and max(self.rows.values()) > AHEAD and not self.ready.is_set() and busy():
             self.ready.wait(LOOK_SECONDS)
             self._check()
 
     def _unbroken(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """Spark's stream. When it breaks off in the middle, the error says what that means, not what Arrow calls it."""
+        """Yield Spark's batches; raise IncompleteShard in place of Arrow's error when the stream is cut short."""
         try:
             yield from batches
-        except TritiumError:  # a table that is dealt on the driver may hold what can't be converted
+        except TritiumError:  # from a table on the driver, a value that can't be converted
             raise
         except Exception as error:
             raise self._receiver.cut_short() from error
 
 
 def plain_fingerprint(fingerprint: Mapping[str, Mapping[int, Sequence[int]]]) -> dict[str, list[list[int]]]:
-    """As JSON takes it: name → [source partition, rows, sum, sum]."""
+    """Return a fingerprint as JSON: name → list of [source partition, rows, sum, sum]."""
     return {name: [[partition, *part] for partition, part in parts.items()] for name, parts in fingerprint.items()}
 
 
 def busy() -> bool:
-    """Whether more threads than this host has cores want to run, as far as it tells."""
+    """Tell whether more threads are runnable than this process has cores; False where that is not known."""
     try:
         with open(LOAD, encoding="ascii") as file:
             running = int(file.read().split()[3].split("/")[0])

@@ -1,7 +1,7 @@
-"""The Python stacks of a rank, whatever it does: asked for by a signal, and told in one line (supervisor).
+"""Read the Python stacks of a rank by a signal, and summarize them in one line (supervisor).
 
-faulthandler answers the signal in C, so a rank that is in an endless C call, or holds the interpreter's lock, answers
-too. It writes to a file that the supervisor made and the rank inherited.
+faulthandler answers the signal in C, so a rank answers also in an endless C call, and while the interpreter's lock is
+held. It writes to a file that the supervisor made and the rank inherited.
 """
 
 from __future__ import annotations
@@ -17,17 +17,17 @@ from typing import Any
 from tritium import ship
 from tritium.gang.rank.progress_page import memory_file
 
-# SIGRTMAX - 1 where there are real-time signals: users, launchers, profilers and C libraries take the first of them.
+# SIGRTMAX - 1 where there are real-time signals: users, launchers, profilers and C libraries use the first ones.
 SIGNAL = int(signal.SIGRTMAX) - 1 if hasattr(signal, "SIGRTMAX") else int(signal.SIGUSR2)
-ANSWER_SECONDS = 1.5  # within which a rank has written its stacks
-_SETTLED_SECONDS = 0.1  # without a further byte: that was all
+ANSWER_SECONDS = 1.5  # how long a rank may take to write its stacks
+_SETTLED_SECONDS = 0.1  # without a further byte, after which the stacks are complete
 _LOOK_SECONDS = 0.02
 
 _THREAD = re.compile(r"^(?:Current thread|Thread) 0x([0-9a-f]+)")
 _FRAME = re.compile(r'^  File "(.*)", line (\d+|\?\?\?) in (.*)$')
 _WRAPPERS = {"wrapper", "inner", "decorate_context", "__exit__", "__enter__"}
 _COLLECTIVE = ("torch/distributed/", "horovod/", "mpi4py/")
-_WITHIN = 8  # innermost frames that are looked at for a collective
+_WITHIN = 8  # innermost frames that are searched for a collective
 
 
 class Stacks:
@@ -37,7 +37,7 @@ class Stacks:
         self.file = memory_file("stacks")
 
     def ask(self, rank: Any) -> str:
-        """Have `rank` (a RankProcess) write its stacks, and wait for them; empty when it does not answer in time."""
+        """Have `rank` (a RankProcess) write its stacks, and return them; empty after ANSWER_SECONDS without."""
         start = os.fstat(self.file.fileno()).st_size
         deadline = time.monotonic() + ANSWER_SECONDS
         rank.send_signal(SIGNAL)
@@ -50,7 +50,7 @@ class Stacks:
         return os.pread(self.file.fileno(), size - start, start).decode("utf-8", "replace")
 
     def close(self) -> None:
-        """The file has no name, and is gone."""
+        """Close the file, which has no name."""
         self.file.close()
 
 
@@ -64,12 +64,12 @@ class Frame:
 
     @property
     def place(self) -> str:
-        """`train.py:42`."""
+        """File name and line: `train.py:42`."""
         return f"{self.path.rpartition('/')[2]}:{self.line}"
 
 
 def main_thread(text: str, ident: int | None) -> list[Frame]:
-    """The frames of the main thread, innermost first: of the thread `ident`, or else of the one written last."""
+    """Return the frames of the thread `ident`, or else of the one written last; innermost first."""
     threads: list[tuple[int, list[Frame]]] = []
     for line in text.splitlines():
         if found := _THREAD.match(line):
@@ -81,11 +81,11 @@ def main_thread(text: str, ident: int | None) -> list[Frame]:
 
 
 def where(frames: list[Frame]) -> str:
-    """`in train() at train.py:42 → all_reduce (distributed_c10d.py:2810)`: the user's innermost frame, and below it."""
+    """Describe the user's innermost frame, and what it called: `in train() at train.py:42 → all_reduce (…)`."""
     if not frames:
         return ""
     own = next((n for n, frame in enumerate(frames) if not _is_library(frame)), None)
-    if own is None:  # an estimator's training loop is the user's, so to speak
+    if own is None:  # an estimator's training loop stands in for the user's code
         own = next((n for n, frame in enumerate(frames) if "/tritium/ml/" in frame.path), len(frames) - 1)
     text = f"in {frames[own].name}() at {frames[own].place}"
     called = [frame for frame in frames[:own] if frame.name not in _WRAPPERS]
@@ -96,7 +96,7 @@ def where(frames: list[Frame]) -> str:
 
 
 def in_collective(frames: list[Frame]) -> str:
-    """The exchange of the ranks that the thread waits in, such as "all_reduce"; empty when it is in none."""
+    """Return the name of the collective that the thread is in, such as "all_reduce"; empty for none."""
     found = [frame.name for frame in frames[:_WITHIN] if any(part in frame.path for part in _COLLECTIVE)]
     return next((name for name in reversed(found) if name not in _WRAPPERS), "")
 

@@ -1,4 +1,4 @@
-"""Start a rank process, feed it and watch it: in a task of Spark's, or in a thread on the driver (supervisor)."""
+"""Start, feed and monitor a rank process, in a Spark task or in a thread on the driver (supervisor)."""
 
 from __future__ import annotations
 
@@ -35,12 +35,12 @@ if TYPE_CHECKING:
     from tritium.data.spool import Spool
 
 CONNECT_SECONDS = 10.0
-ANSWER_SECONDS = 2.0  # how long a failure of its own may take to the coordinator and back
-STATUS_SECONDS = 1.0  # how often the coordinator hears how a rank stands
+ANSWER_SECONDS = 2.0  # how long to wait for the coordinator's answer to a failure of the supervisor's own
+STATUS_SECONDS = 1.0  # between two heartbeats with a rank's status
 
 
 class Supervisor:
-    """Feeds and watches one rank. `daemon` is the process without which it has no business to live, if any."""
+    """Feeds and monitors one rank. `daemon` is the pid of Spark's Python daemon, with which it ends; None: no such."""
 
     def __init__(
         self,
@@ -79,10 +79,10 @@ class Supervisor:
         confirm: Callable[[], bool | None],
         address: tuple[str, int] | None = None,
     ) -> Iterator[pa.RecordBatch]:
-        """Start the rank, spool `batches`, wait for the end; yields the rank's result.
+        """Start the rank, spool `batches`, wait for the end, and yield the rank's result as rows.
 
-        `confirm` tells, once `batches` has ended, whether an unsorted stream was complete. `address` is that of a
-        coordinator that is not the driver's.
+        `confirm` tells, after `batches` has ended, whether an unsorted stream was complete. `address` is that of a
+        coordinator on an executor. Raises GangEnded, and errors of its own (a bad row, a full disk).
         """
         self.ending.by_driver = address is None and self._daemon is not None
         who = f"task {self.partition} (attempt {self.attempt}, launch {self.order.launch}) on {self.host}"
@@ -95,7 +95,7 @@ class Supervisor:
             # Bound but never listening: the port stays ours until the framework binds over it (SO_REUSEADDR).
             placeholder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             placeholder.bind((self._channel.addresses[0], 0))
-            self._hello(placeholder.getsockname()[1])  # first, so that the coordinator knows who tells of a failure
+            self._hello(placeholder.getsockname()[1])  # first, so that the coordinator knows who reports a failure
             try:
                 self._open_spools()
                 self._start(result)
@@ -162,7 +162,7 @@ class Supervisor:
         keep = (theirs.fileno(), result.fileno(), *self._monitor.fds, *fds)
         self._process = start_rank(settings, keep=keep, env=self.order.env, cpus=self.cpus)
         self._to_rank = Channel(ours)
-        self._started = True  # whatever comes now, `_stop` ends the process
+        self._started = True  # from here on `_stop` must end the process
         theirs.close()
         self._monitor.watch(self._process)
         if self.gpus:
@@ -195,7 +195,7 @@ class Supervisor:
             raise
         except Exception as error:
             self._fail(self._failure_of(error))
-            if isinstance(error, IncompleteShard):  # of that Spark knows more, and says it when this task fails
+            if isinstance(error, IncompleteShard):  # Spark knows the reason, and reports it when this task fails
                 raise
             self.ending.wait(lambda: False, ANSWER_SECONDS)
             self.ending.check()
@@ -210,12 +210,12 @@ class Supervisor:
         ending.check()
 
     def _end_exit_handlers(self) -> None:
-        """Every result is there, and this rank's exit handlers, or threads that are no daemons, do not end."""
+        """Report that this rank does not exit after its function has returned, and kill it unless on_stall="report"."""
         limit = self.order.stall_limit
         assert limit is not None
         text, facts = self._monitor.stacks()
         with self.ending.changed:
-            if self.ending.exit_code is not None:  # meanwhile they have
+            if self.ending.exit_code is not None:  # it has exited meanwhile
                 return
             self.ending.outlasted = limit.end
         how = "was killed" if limit.end else "has not left"
@@ -231,7 +231,7 @@ class Supervisor:
         self.ending.stopped.set()
         if self._started:
             self._process.kill_group()
-        for thread in self._from_rank:  # what the rank still said is passed on before the connection closes
+        for thread in self._from_rank:  # its last messages are passed on before the connection closes
             thread.join(2.0)
         self._channel.close()
         if self._started:
@@ -247,14 +247,14 @@ class Supervisor:
         if self._user_code:
             self._user_code.close()
 
-    # ---- what the relay tells
+    # ---- called by the relay
 
     def on_assigned(self, rank: int) -> None:
-        """This task's rank is known."""
+        """Take the rank that this task was assigned."""
         self.rank = rank
 
     def on_gang_ended(self, reason: str) -> None:
-        """The rank is killed at once; the task ends as soon as its thread can look up."""
+        """Kill the rank at once; the task's thread ends at its next check."""
         self.ending.close(reason)
         if self._started:
             self._process.kill_group()
@@ -264,16 +264,16 @@ class Supervisor:
         self._spawn(functools.partial(self._send_stacks, number), "stacks")
 
     def on_rank_failed(self, message: Message) -> None:
-        """Its function, or what is done before and after it, has raised."""
+        """Pass on an exception of the function, or of the code around it."""
         facts = {"host": self.host, "at": self._monitor.place()}
         self._fail(Failure.read({**message.fields, **facts}, message.blob))
 
     def on_rank_refused(self, error: TooLarge) -> None:
-        """A message of the rank's is over the limit."""
+        """Fail: a message of the rank's is over the limit."""
         self._fail(self._failure_of(error, self._process.pid))
 
     def gpu_uuids(self) -> dict[str, str]:
-        """Address → UUID of every GPU that this task can see; empty where it has none."""
+        """Return address → UUID of every GPU that this task can see; empty if it was given none."""
         return self._listing.uuids() if self._listing else {}
 
     # ---- threads
@@ -293,8 +293,8 @@ class Supervisor:
         self.ending.set_exit(code)
 
     def _on_exit(self, code: int) -> None:
-        """Its process was killed, or left by itself: a failure, or too late to be one."""
-        if self.ending.all_finished:  # every result is there: whatever ended it can't change them
+        """Report that the process was killed or left: a failure, unless every function has returned."""
+        if self.ending.all_finished:  # every result is complete: no failure
             how = f"was killed by {signal_name(-code)}" if code < 0 else f"left with exit code {code}"
             if not self.ending.outlasted:
                 self._report_non_fatal(how)
@@ -309,14 +309,14 @@ class Supervisor:
         self._fail(Failure(how="signal", signal=signal_name(-code), exit_code=code, **facts))
 
     def _send_heartbeats(self) -> None:
-        """About once a second, how the rank stands."""
+        """Send the rank's status about once a second; fail when Spark's daemon has ended."""
         seconds = self.order.stall_limit.look_seconds if self.order.stall_limit else STATUS_SECONDS
         while not self.ending.stopped.wait(seconds):
             if self._daemon is not None and os.getppid() != self._daemon:
-                # Spark does not notice, and could not end this worker any more.
+                # Spark does not notice that, and can no longer end this worker.
                 text = f"Spark's Python daemon there (pid {self._daemon}), its supervisor's parent, was killed"
                 self._fail(Failure(how="orphaned", rank=self.rank, host=self.host, pid=os.getpid(), text=text))
-            with contextlib.suppress(WireError):  # the relay sees that it is gone
+            with contextlib.suppress(WireError):  # the relay notices that it is gone
                 self._channel.send("status", **self._monitor.look())
 
     def _send_stacks(self, number: int) -> None:

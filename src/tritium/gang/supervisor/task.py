@@ -1,4 +1,4 @@
-"""What `mapInArrow` calls on an executor: one task of the gang, in Spark's Python worker (supervisor)."""
+"""The entry of a gang's task, called by `mapInArrow` in Spark's Python worker (supervisor)."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ Run = Callable[[Supervisor, Any], Iterator[pa.RecordBatch]]
 
 
 def supervise(payload: bytes, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """Feed and watch the rank of this task; yields its result."""
+    """Run the supervisor of this task, and yield its rank's result as rows. `payload`: a pickled Order."""
     return in_task(payload, lambda supervisor, _: supervisor.run(batches, stream_is_complete))
 
 
 def in_task(payload: bytes, run: Run) -> Iterator[pa.RecordBatch]:
-    """What `run(supervisor, context)` yields, with a supervisor for this task of Spark's. `payload`: an Order."""
+    """Yield from `run(supervisor, context)`, with a supervisor for this Spark task. `payload`: a pickled Order."""
     from pyspark import TaskContext
 
     order: Order = pickle.loads(payload)
@@ -39,4 +39,4 @@ def in_task(payload: bytes, run: Run) -> Iterator[pa.RecordBatch]:
     except GangEnded:
         if not supervisor.ending.dismissed:
             raise
-        # The driver knows, and says why: an exception here would be 40 lines of Spark's log for each rank.
+        # The driver raises the error: an exception here would add 40 lines to Spark's log for each rank.

@@ -107,12 +107,17 @@ class SourceWatch:
         return bool(self._active) or self.completed != before
 
     def running(self) -> int:
-        """Count the running tasks of the gang's own stage, as far as Spark knows."""
-        tracker = self._context().statusTracker()
+        """Count the running tasks of this launch's jobs, by Spark's scheduler.
+
+        The status tracker lags behind: with two tasks that start within 0.1 s of each other, it goes on saying one.
+        """
+        context = self._context()
+        tracker, scheduler = context.statusTracker(), context.taskScheduler()
         jobs = [tracker.getJobInfo(job) for job in tracker.getJobIdsForTag(self._tag)]
         stages = [tracker.getStageInfo(stage) for job in jobs if job.isDefined() for stage in job.get().stageIds()]
         told = [info.get() for info in stages if info.isDefined()]
-        return sum(stage.numActiveTasks() for stage in told if self.is_gang(stage.stageId()))
+        managers = [scheduler.taskSetManagerForAttempt(stage.stageId(), stage.currentAttemptId()) for stage in told]
+        return sum(manager.get().runningTasks() for manager in managers if manager.isDefined())
 
     def is_gang(self, stage: int) -> bool:
         """Tell whether this stage is the gang's own: the one with a barrier."""

@@ -22,7 +22,6 @@ class StallAlarm:
 
     def __init__(self, gang: Gang, limit: StallLimit, reports: Reports) -> None:
         self._gang = gang
-        self._limit = limit
         self._reports = reports
         self._watch = StallWatch(limit, gang.size)
 
@@ -57,7 +56,7 @@ class StallAlarm:
             before = "\n".join(f"  {error.headline()}" for error in self._reports.non_fatal_errors)
             failure = replace(failure, text=f"{failure.text}\n\nBefore that:\n{before}")
         keep_stacks(gang, failure)
-        if self._limit.end:
+        if self._watch.limit.end:
             gang.end(failure)
             return
         gang.observer.event("stalled", **failure.fields())

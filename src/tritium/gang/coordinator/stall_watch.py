@@ -47,8 +47,8 @@ class StallWatch:
         if lapse:  # this process was stopped: heartbeats are still unread
             self._forgiven = now
         statuses = self._statuses(members)
-        verdict, hungry = judge(statuses, self.limit, now), starved(statuses, self.limit, now)
-        found = _matters(verdict, hungry)
+        verdict, starved_rank = judge(statuses, self.limit, now), starved(statuses, self.limit, now)
+        found = _matters(verdict, starved_rank)
         if not found:
             self._told, self._dismissed = set(), None
         return bool(found - self._told) and not self._open and self._dismissed != _who(statuses, verdict)
@@ -76,12 +76,12 @@ class StallWatch:
         self._open = False
         members = list(members)
         statuses = self._statuses(members)
-        verdict, hungry = judge(statuses, self.limit, now), starved(statuses, self.limit, now)
+        verdict, starved_rank = judge(statuses, self.limit, now), starved(statuses, self.limit, now)
         self._dismissed = _who(statuses, verdict)
         stuck = self._at_fault(verdict.still, verdict)
-        if not stuck and hungry is None:
+        if not stuck and starved_rank is None:
             return None
-        self._told |= _matters(verdict, hungry)
+        self._told |= _matters(verdict, starved_rank)
         order = at_fault(statuses, stuck, self._answers)
         ranks = {status.rank for status in order}
         others = [status for status in statuses if status.rank not in ranks]
@@ -90,10 +90,10 @@ class StallWatch:
             seconds = first.quiet + now - first.heard
             text = story(first, order, others, self._answers, now)
         else:
-            assert hungry is not None
-            first = hungry
+            assert starved_rank is not None
+            first = starved_rank
             seconds = first.rows_quiet + now - first.heard
-            text = starved_story(hungry, [*order, *others], self._answers, now)
+            text = starved_story(starved_rank, [*order, *others], self._answers, now)
         stacks = {
             status.rank: self._texts.get(status.rank)
             or f"(no stack: {self._answers.get(status.rank, NO_ANSWER).why})\n"
@@ -125,10 +125,10 @@ class StallWatch:
         return sorted(found, key=lambda status: status.rank)
 
 
-def _matters(verdict: Verdict, hungry: RankStatus | None) -> set[tuple[str, int]]:
+def _matters(verdict: Verdict, starved_rank: RankStatus | None) -> set[tuple[str, int]]:
     """Return the keys of the stalls, each of which is reported once."""
     found = {("still", status.rank) for status in verdict.still}
-    return found if hungry is None else found | {("no rows", hungry.rank)}
+    return found if starved_rank is None else found | {("no rows", starved_rank.rank)}
 
 
 def _who(statuses: Iterable[RankStatus], verdict: Verdict) -> tuple[frozenset[int], ...]:

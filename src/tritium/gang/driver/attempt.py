@@ -1,15 +1,18 @@
-"""One attempt to run a gang: its inputs, and the rows that are kept for the next attempt (driver)."""
+"""One attempt to run a gang: its inputs, the rows kept for the next one, the order to its supervisors (driver)."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from tritium import ship
-from tritium.data.schema import Data
+from tritium.data.schema import Data, Field
+from tritium.gang.coordinator.coordinator import Coordinator
 from tritium.gang.driver.recorder import Recorder
+from tritium.gang.order import Order
 from tritium.gang.settings import Gang
+from tritium.gang.stall_limit import StallLimit
 
 if TYPE_CHECKING:
     from tritium.data.exchange import Exchange
@@ -80,3 +83,55 @@ class Attempt:
         decode = {name: dict(data.decode) for name, data in self.data.items()}
         job = (self.function, tuple(self.args), dict(self.kwargs), decode, self.tensors)
         return ship.pickle(job, self.gang.py_files)
+
+
+def prepared(shuffle: Any) -> Literal["full", "stream"] | bool:
+    """Return what an exchange prepares for `shuffle`: "stream" (rows as they arrive), "full", or False (by row id)."""
+    return "stream" if shuffle == "stream" else "full" if shuffle else False
+
+
+def ship_user_code(attempt: Attempt) -> bytes:
+    """Return the user's `py_files` as one zip; empty bytes without any."""
+    return ship.archive(attempt.gang.py_files) if attempt.gang.py_files else b""
+
+
+def order_of(
+    attempt: Attempt,
+    coordinator: Coordinator,
+    plan: Mapping[str, tuple[Field, ...]],
+    job: bytes,
+    user_code: bytes,
+    *,
+    sorted: bool,
+    result_limit: int = 0,
+) -> Order:
+    """Build the order that every supervisor of this attempt gets.
+
+    Args:
+        sorted: whether rows arrive in the order of their ids.
+        result_limit: bytes that Spark accepts for all results together (0: any number). Needed on Spark Connect, where
+            the log of a coordinator on an executor is returned with the results.
+    """
+    gang = attempt.gang
+    return Order(
+        launch=attempt.name,
+        run_id=attempt.run_id,
+        size=attempt.ranks,
+        address=coordinator.address,
+        secret=coordinator.secret,
+        job=job,
+        env=dict(gang.env),
+        cpus=gang.cpus,
+        gpus=gang.gpus,
+        framework=gang.framework,
+        plan=plan,
+        sorted=sorted,
+        streams=attempt.streams,
+        prepared={name: prepared(data.shuffle) for name, data in attempt.data.items()},
+        user_code=user_code,
+        elastic=attempt.ranks < gang.most,
+        trace=gang.trace,
+        result_limit=result_limit,
+        stall_limit=StallLimit.of(gang),
+        run_dir=attempt.recorder.run_dir,
+    )

@@ -10,9 +10,10 @@ import os
 import socket
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack, closing
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 from tritium.errors import BadSetting
+from tritium.gang.driver.attempt import Attempt, prepared
 from tritium.gang.driver.rank_environment import surrounded
 from tritium.gang.rank.peers import Peer
 from tritium.gang.rank.progress_page import ProgressWriter
@@ -21,7 +22,6 @@ from tritium.gang.supervisor.gpus import gpus_here
 
 if TYPE_CHECKING:
     from tritium.data.shard import Shard
-    from tritium.gang.driver.attempt import Attempt
     from tritium.gang.driver.recorder import Recorder
     from tritium.observe.stored import Piece
 
@@ -104,11 +104,6 @@ def _shards(attempt: Attempt, stack: ExitStack) -> dict[str, Shard]:
 
 def _note(recorder: Recorder, name: str, counts: Mapping[str, Any]) -> None:
     recorder.event("counts", rank=0, name=name, **counts)
-
-
-def prepared(shuffle: Any) -> Literal["full", "stream"] | bool:
-    """Return what an exchange prepares for `shuffle`: "stream" (rows as they arrive), "full", or False (by row id)."""
-    return "stream" if shuffle == "stream" else "full" if shuffle else False
 
 
 class HereControl:

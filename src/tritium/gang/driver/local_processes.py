@@ -7,13 +7,13 @@ pandas and Arrow tables are dealt to the ranks here.
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
 from tritium.gang.coordinator.coordinator import Coordinator
-from tritium.gang.driver.in_process import prepared
+from tritium.gang.driver.attempt import Attempt, order_of, ship_user_code
 from tritium.gang.driver.outcome import await_end, await_formed
 from tritium.gang.order import Order
 from tritium.gang.stall_limit import StallLimit
@@ -24,7 +24,6 @@ from tritium.gang.supervisor.supervisor import Supervisor
 
 if TYPE_CHECKING:
     from tritium.data.schema import Field
-    from tritium.gang.driver.attempt import Attempt
 
 
 class LocalProcesses:
@@ -82,55 +81,6 @@ def deal_tables(attempt: Attempt) -> tuple[dict[str, tuple[Field, ...]], list[It
 
     tables = Tables(attempt.data, attempt.ranks)
     return tables.plan, [tables.batches(rank) for rank in range(attempt.ranks)]
-
-
-def ship_user_code(attempt: Attempt) -> bytes:
-    """Return the user's `py_files` as one zip; empty bytes without any."""
-    from tritium import ship
-
-    return ship.archive(attempt.gang.py_files) if attempt.gang.py_files else b""
-
-
-def order_of(
-    attempt: Attempt,
-    coordinator: Coordinator,
-    plan: Mapping[str, tuple[Field, ...]],
-    job: bytes,
-    user_code: bytes,
-    *,
-    sorted: bool,
-    result_limit: int = 0,
-) -> Order:
-    """Build the order that every supervisor of this attempt gets.
-
-    Args:
-        sorted: whether rows arrive in the order of their ids.
-        result_limit: bytes that Spark accepts for all results together (0: any number). Needed on Spark Connect, where
-            the log of a coordinator on an executor is returned with the results.
-    """
-    gang = attempt.gang
-    return Order(
-        launch=attempt.name,
-        run_id=attempt.run_id,
-        size=attempt.ranks,
-        address=coordinator.address,
-        secret=coordinator.secret,
-        job=job,
-        env=dict(gang.env),
-        cpus=gang.cpus,
-        gpus=gang.gpus,
-        framework=gang.framework,
-        plan=plan,
-        sorted=sorted,
-        streams=attempt.streams,
-        prepared={name: prepared(data.shuffle) for name, data in attempt.data.items()},
-        user_code=user_code,
-        elastic=attempt.ranks < gang.most,
-        trace=gang.trace,
-        result_limit=result_limit,
-        stall_limit=StallLimit.of(gang),
-        run_dir=attempt.recorder.run_dir,
-    )
 
 
 class SupervisorThreads:

@@ -43,7 +43,7 @@ class Ending:
         self._daemon = daemon
         self._times = 0
 
-    def on_end(self, reason: str, failure: Failure | None, refused: bool) -> None:
+    def on_end(self, failure: Failure | None, refused: bool) -> None:
         """Record that the coordinator has ended the gang, and at its second message that the Spark job has ended.
 
         `refused`: it has refused this supervisor.

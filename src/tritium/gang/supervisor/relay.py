@@ -78,7 +78,7 @@ class Relay:
         if message.kind == "end":
             failed = message.fields.get("failure")
             failure = Failure.read(message["failure"], message.blob) if failed else None
-            self._ending.on_end(message["reason"], failure, bool(message.fields.get("refused")))
+            self._ending.on_end(failure, bool(message.fields.get("refused")))
             self._supervisor.on_gang_ended(message["reason"])
         elif message.kind == "stacks":
             self._supervisor.on_stacks_wanted(message["number"])

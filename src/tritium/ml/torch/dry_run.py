@@ -18,7 +18,7 @@ from tritium.ml.arguments import name_of
 from tritium.ml.backend import DryRun
 from tritium.ml.settings import LABEL, WEIGHT
 from tritium.ml.torch.settings import TorchSettings
-from tritium.ml.torch.step import forward, make_step, named_outputs
+from tritium.ml.torch.step import Step, forward, make_step, named_outputs
 
 _ROWS = 2
 _STEPS = 100  # of a whole training, for a scheduler: how many there will be depends on the rows
@@ -126,23 +126,28 @@ def try_step(settings: TorchSettings, tried: Forward, label: Field, shape: tuple
         )
     batch = {**tried.inputs, LABEL: zeros(label, shape), WEIGHT: torch.ones(_ROWS)}
     step = make_step(dataclasses.replace(settings, model=tried.module), _CPU)
-    with torch.random.fork_rng(devices=[]):
-        try:
-            loss, _ = step(tried.module, batch)
-            loss.backward()  # type: ignore[no-untyped-call]
-        except TritiumError:
-            raise
-        except Exception as error:
-            output = tried.output
-            if not isinstance(output, torch.Tensor):
-                raise BadData(_several(settings, output, error)) from error
-            gives = f"[{_dims(output)}] {_dtype(output)}"
-            raise BadData(
-                f"loss={name_of(settings.loss)} can't take what there is: {_text(error)}\nIt was called with"
-                f"\n  - the module's output {gives}\n  - {described(label, batch[LABEL])}{_advice(label, batch[LABEL])}"
-            ) from error
+    try:
+        _take_step(step, tried.module, batch)
+    except TritiumError:
+        raise
+    except Exception as error:
+        output = tried.output
+        if not isinstance(output, torch.Tensor):
+            raise BadData(_several(settings, output, error)) from error
+        gives = f"[{_dims(output)}] {_dtype(output)}"
+        raise BadData(
+            f"loss={name_of(settings.loss)} can't take what there is: {_text(error)}\nIt was called with"
+            f"\n  - the module's output {gives}\n  - {described(label, batch[LABEL])}{_advice(label, batch[LABEL])}"
+        ) from error
     _refuse_sparse(settings, tried.module)
     return [n for n, p in tried.module.named_parameters() if p.requires_grad and p.grad is None]
+
+
+def _take_step(step: Step, module: torch.nn.Module, batch: Any) -> None:
+    """Compute loss and gradients, and leave the random numbers of this process as they were."""
+    with torch.random.fork_rng(devices=[]):
+        loss, _ = step(module, batch)
+        loss.backward()  # type: ignore[no-untyped-call]
 
 
 def try_own_step(settings: TorchSettings, tried: Forward, label: Field, shape: tuple[int, ...]) -> bool:
@@ -152,19 +157,17 @@ def try_own_step(settings: TorchSettings, tried: Forward, label: Field, shape: t
     columns = {**tried.inputs, LABEL: zeros(label, shape)}
     batch = _AskedBatch(columns, scale=1.0, rows=_ROWS, total=_ROWS, step=0, epoch=0)
     step = make_step(dataclasses.replace(settings, model=tried.module), _CPU)
-    with torch.random.fork_rng(devices=[]):
-        try:
-            loss, _ = step(tried.module, batch)
-            loss.backward()  # type: ignore[no-untyped-call]
-        except TritiumError:
-            raise
-        except Exception as error:
-            if isinstance(error, KeyError) and batch.missing is not None and error.args == (batch.missing,):
-                raise BadSetting(
-                    f"train_step asks for batch[{batch.missing!r}], and a batch has {', '.join(map(repr, batch))}. "
-                    "Inputs have the names that feature_cols gives them ('features' where it is no mapping)."
-                ) from error
-            return True
+    try:
+        _take_step(step, tried.module, batch)
+    except TritiumError:
+        raise
+    except Exception as error:
+        if isinstance(error, KeyError) and batch.missing is not None and error.args == (batch.missing,):
+            raise BadSetting(
+                f"train_step asks for batch[{batch.missing!r}], and a batch has {', '.join(map(repr, batch))}. "
+                "Inputs have the names that feature_cols gives them ('features' where it is no mapping)."
+            ) from error
+        return True
     _refuse_sparse(settings, tried.module)
     return any(p.requires_grad and p.grad is None for p in tried.module.parameters())
 

@@ -1,6 +1,6 @@
 """Every benchmark, one after another, each in a process of its own: `make bench`, or `python benchmarks [name …]`.
 
-Those with results in docs/benchmarks.md save them, and the page is made anew at the end. The peers' environments are
+Those with results in docs/benchmarks.md save them, and the page is made again at the end. The peers' environments are
 made first (.bench/, some 30 GB on a disk that can't share files, and a quarter of an hour, most of it horovod).
 """
 

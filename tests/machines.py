@@ -68,7 +68,7 @@ class Machine:
         for process in self.processes():
             process.send_signal(signal.SIGSTOP)
 
-    def go_on(self) -> None:
+    def resume(self) -> None:
         """The host wakes up."""
         for process in self.processes():
             process.send_signal(signal.SIGCONT)

@@ -158,7 +158,7 @@ class Plan:
         faults: list[Fault] = []
         for _ in range(chance.choice((1, 1, 2, 2, 3))):
             first = 0 if not faults or faults[-1].kind in LOSSES else ORDER.index(faults[-1].phase) + 1
-            if first < len(ORDER):  # an attempt that goes on does not come back to what lies behind it
+            if first < len(ORDER):  # an attempt that continues does not come back to what lies behind it
                 faults.append(cls._fault(chance, kind, training, first))
         retries = chance.choice((3, 3, 3, 3, 3, 1, 0))
         return cls(seed, kind, training, retries, tuple(faults))
@@ -291,11 +291,11 @@ def _signal(fault: Fault, ground: Ground, run: Progress, role: str) -> Struck | 
     if fault.kind == "rank stopped for a while":
         struck.until = struck.at + fault.seconds
 
-    def go_on() -> None:
+    def resume() -> None:
         with contextlib.suppress(psutil.NoSuchProcess):
             process.send_signal(signal.SIGCONT)
 
-    struck.end = go_on if role == "rank" and fault.kind not in LOSSES else None
+    struck.end = resume if role == "rank" and fault.kind not in LOSSES else None
     return struck
 
 

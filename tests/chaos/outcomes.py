@@ -69,7 +69,7 @@ def judge(
     if (error := answer["error"]) is not None:
         return Verdict(error["kinds"][0], problems + wrong_error(error, struck, losses, len(again), retries))
     problems += differences(answer["value"], reference)
-    return Verdict(f"went on, {len(again)} retries" if again else "went on", problems)
+    return Verdict(f"continued, {len(again)} retries" if again else "continued", problems)
 
 
 def explained(reason: str, struck: Sequence[Struck]) -> bool:

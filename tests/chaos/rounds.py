@@ -100,7 +100,7 @@ class Round:
         self._tell(f"call {number}: {verdict.words}")
         if answer is not None and answer["error"] is not None:
             self._say(answer["error"]["text"])
-            self._to_come = []  # the same call goes on from there, and nothing disturbs it
+            self._to_come = []  # the same call continues from there, and nothing disturbs it
         self._note(call, verdict.words)
         if self._ground.kind == "standalone":
             while sum(process.poll() is None for process in Workers.here.processes) < 2:
@@ -121,7 +121,7 @@ class Round:
 
 
 class Call:
-    """One call while it goes on: it is watched, and hit."""
+    """One call while it continues: it is watched, and hit."""
 
     def __init__(self, ground: Ground, progress: Progress) -> None:
         self.progress = progress

@@ -109,6 +109,6 @@ def test_every_fault_hits_every_phase_that_it_can() -> None:
 
 def test_the_table_counts_outcomes_by_fault_and_phase() -> None:
     figure = '{{"fault": "rank killed", "phase": "steps", "outcome": "{}", "seconds": {}, "seed": {}, "failed": {}}}'
-    rows = table([figure.format("went on", 1.0, 1, "false"), figure.format("JobFailed", 3.0, 2, "true")])
-    assert "| rank killed | steps | 2 | went on: 1, JobFailed: 1 | 2.0 s | 3.0 s |" in rows
+    rows = table([figure.format("continued", 1.0, 1, "false"), figure.format("JobFailed", 3.0, 2, "true")])
+    assert "| rank killed | steps | 2 | continued: 1, JobFailed: 1 | 2.0 s | 3.0 s |" in rows
     assert rows[-1] == "2 rounds with 2 faults that hit; failed: [2]"

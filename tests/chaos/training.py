@@ -1,7 +1,7 @@
 """The trainings that are disturbed, and the driver process that calls them: `python training.py KIND MASTER FD`.
 
 It keeps one Spark session, reads requests as lines of JSON from its standard input, and answers on the pipe FD. Some
-requests are obeyed at once, while a training goes on: what is done to its control connections.
+requests are obeyed at once, while a training continues: what is done to its control connections.
 """
 
 from __future__ import annotations

@@ -41,7 +41,7 @@ def check(loaded: Loaded) -> None:
 
 
 def save(steps: int, every: int = 1, size: int = 30_000, said: int | None = None) -> int:
-    """In a rank: go on from the newest checkpoint for so many steps; `said` is told of every one that is there."""
+    """In a rank: continue from the newest checkpoint for so many steps; `said` is told of every one that is there."""
     checkpoint = tr.world().checkpoint
     found = checkpoint.load()
     if found is not None:

@@ -1,4 +1,4 @@
-"""Ctrl-C, a job that is cancelled, a session that is stopped: every rank is gone in 5 s, and the driver goes on."""
+"""Ctrl-C, a job that is cancelled, a session that is stopped: every rank is gone in 5 s, and the driver continues."""
 
 from __future__ import annotations
 
@@ -242,7 +242,7 @@ spark = None
 
 @pytest.mark.timeout(200)
 def test_a_job_killed_in_the_ui_and_a_session_that_is_stopped(tmp_path: Path) -> None:
-    """Both while a run goes on; after each, the same process launches again."""
+    """Both while a run continues; after each, the same process launches again."""
     conf = {"spark.ui.enabled": "true", "spark.ui.port": "0", "spark.log.level": "OFF"}
     with driver(ENDED, tmp_path, **conf) as process:
         try:

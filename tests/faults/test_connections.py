@@ -312,7 +312,7 @@ def test_a_silent_connection_and_a_host_that_stands_still(tmp_path: Path) -> Non
     """Of each of two gangs, side by side, one of two supervisors.
 
     One is behind a network that swallows everything, and nothing is closed. The other stands still with its rank for
-    longer than it is waited for: what wakes up can't go on.
+    longer than it is waited for: what wakes up can't continue.
     """
     with contextlib.ExitStack() as stack:
         first, second = (stack.enter_context(serving(2)) for _ in range(2))
@@ -330,7 +330,7 @@ def test_a_silent_connection_and_a_host_that_stands_still(tmp_path: Path) -> Non
         began = time.monotonic()
         proxy.freeze()
         stopped.stop()
-        stack.callback(stopped.go_on)
+        stack.callback(stopped.resume)
         for coordinator, rank in ((first, 0), (second, 1)):
             with coordinator.changed:
                 assert coordinator.changed.wait_for(lambda c=coordinator: c.failure is not None, 15)
@@ -341,7 +341,7 @@ def test_a_silent_connection_and_a_host_that_stands_still(tmp_path: Path) -> Non
         assert "coordinator is gone" in silent.end(5)
         assert "was lost" in goes_on.end(5)
         ranks = [process.pid for process in stopped.processes()]
-        stopped.go_on()
+        stopped.resume()
         said = stopped.end(10)
         assert "nothing was heard of it for" in said or "the coordinator is gone" in said
         wait(lambda: not any(map(alive, ranks)), "its rank is gone too", 5)
@@ -356,7 +356,7 @@ def test_a_late_session_is_refused_and_says_why(monkeypatch: pytest.MonkeyPatch)
         stack.callback(line.close)
         hello(line)
         wait(lambda: bool(coordinator.members), "it is known")
-        coordinator._server.patience = 1.0
+        coordinator._server.away_limit = 1.0
         proxy.refuse()
         with coordinator.changed:
             assert coordinator.changed.wait_for(lambda: coordinator.failure is not None, 15)
@@ -455,7 +455,7 @@ def test_a_hosts_cable_is_pulled_and_put_in_again(tmp_path: Path) -> None:
         assert old.failure is not None
         assert (old.failure.how, old.failure.rank) == ("lost", 1)
         assert "was lost" in stays.end(5)
-        # The rest goes on as a new gang, while the cut-off host comes back.
+        # The rest continues as a new gang, while the cut-off host comes back.
         new = stack.enter_context(serving(1, host="0.0.0.0"))
         again = start(new, places[1], 0, first)
         there(places[1], 1)
@@ -599,7 +599,7 @@ ODD = [
     Message("heartbeat", {"received": 1 << 70}),
     Message("heartbeat", {"received": -1}),
     Message("heartbeat", {"received": []}),
-    Message("over", {"reason": "I say so"}),
+    Message("closed", {"reason": "I say so"}),
     Message("bye"),
     Message("failed", {"how": "exit", "rank": 0}),
     Message("end", {"reason": "x"}),

@@ -1,4 +1,4 @@
-"""A cluster that loses a machine, and gets it back: the gang goes on with what is left, and grows again."""
+"""A cluster that loses a machine, and gets it back: the gang continues with what is left, and grows again."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def two_workers(cluster: Any) -> Iterator[Any]:
 
 
 class StepByStep(Callback):
-    """Says which epoch has ended in a gang of which size, and waits until it may go on."""
+    """Says which epoch has ended in a gang of which size, and waits until it may continue."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -50,7 +50,7 @@ class StepByStep(Callback):
 
 
 class Training(threading.Thread):
-    """A fit that goes on while the test breaks its cluster."""
+    """A fit that continues while the test breaks its cluster."""
 
     def __init__(self, frame: Any, **settings: Any) -> None:
         super().__init__(name="fit", daemon=True)

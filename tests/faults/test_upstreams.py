@@ -61,7 +61,7 @@ SOURCES: dict[str, Callable[[Any, Path], Any]] = {
 
 
 def train(folder: str) -> tuple[list[float], dict[int, list[int]]]:
-    """In a rank: the weights, and by epoch the rows that count for them; an epoch that begins anew counts anew."""
+    """In a rank: the weights, and by epoch the rows that count for them; an epoch that starts over is counted again."""
     world = tr.world()
     weights, taken, step = np.zeros(3), dict[int, list[int]](), 0
     saved = world.checkpoint.load()
@@ -134,19 +134,19 @@ PLAIN = [("scan", False), ("repartition", False)] + [("join", False), ("groupBy"
 
 @pytest.mark.parametrize(("source", "keyed"), PLAIN + KEYED)
 def test_the_training_ends_with_every_row_once_an_epoch(cluster: Any, source: str, keyed: bool, tmp_path: Path) -> None:
-    """With a row key bit for bit as if nothing had happened; else the epoch may begin anew, aloud."""
+    """With a row key bit for bit as if nothing had happened; else the epoch may start over, aloud."""
     spark, frame = cluster.spark, SOURCES[source](cluster.spark, tmp_path)
     more = {"data": {"row_key": "k"}} if keyed else {}
     found = run(spark, frame, tmp_path, **more)
     right(spark, found)
-    anew = [note for note in notes(tmp_path) if "so epoch 2 starts anew" in note]
-    print(f"{source}: {anew or 'goes on'}")
+    restarted = [note for note in notes(tmp_path) if "so epoch 2 starts over" in note]
+    print(f"{source}: {restarted or 'continues'}")
     if keyed:
         whole = tmp_path / "whole"
         whole.mkdir()
         whole.joinpath("killed").touch()
         assert found == run(spark, frame, whole, **more)
-    assert not anew or not (keyed or source == "scan")
+    assert not restarted or not (keyed or source == "scan")
 
 
 def turned(spark: Any, folder: Path) -> Any:
@@ -175,4 +175,4 @@ def test_rows_that_were_kept_are_never_of_two_evaluations(cluster: Any, kept: st
     reasons = [retry["reason"] for retry in report["retries"]]
     assert len(reasons) == attempts - 1, reasons
     assert attempts == 2 or reasons[1].startswith("A part of the rows that were kept was lost"), reasons
-    assert any("so epoch 2 starts anew" in note for note in report["notes"])
+    assert any("so epoch 2 starts over" in note for note in report["notes"])

@@ -132,5 +132,5 @@ def test_an_estimator(spark: Any, tmp_path: Path) -> None:
     assert retries(tmp_path / "run") == 1
     assert computed(tmp_path) == 3
     notes = json.loads((tmp_path / "run" / "report.json").read_text())["notes"]
-    assert not any("anew" in note for note in notes), notes
+    assert not any("starts over" in note for note in notes), notes
     assert not is_kept(spark)

@@ -156,7 +156,7 @@ def test_texts_are_found_wherever_they_are() -> None:
     joined = "\n".join(texts.values())
     for words in (
         "Drop such rows (`df.dropna(subset=[{0!r}])`)",  # a constant of a module
-        'the same call with run_dir="…" goes on',  # an f-string
+        'the same call with run_dir="…" continues',  # an f-string
         "Seconds within which every rank must have started",  # the meaning of a setting
     ):
         assert words in joined, words

@@ -210,7 +210,7 @@ def test_a_later_checkpoint_is_loaded_or_left(tmp_path: Path) -> None:
     with pytest.raises(errors.BadSetting, match=r"call world.checkpoint.load\(\) first.*choose another run_dir"):
         run("one", 3)
     with pytest.raises(errors.BadSetting):
-        run("one", 3, load=True)  # loaded, the run goes on from step 5: a step before it is still refused
+        run("one", 3, load=True)  # loaded, the run continues from step 5: a step before it is still refused
     assert run("one", 6, load=True) == [6]
     assert run("two", 3) == [3]
 
@@ -332,7 +332,9 @@ def test_a_global_batch_that_is_shared_out_evenly() -> None:
 
 def test_another_run_dir_trains_anew(tmp_path: Path) -> None:
     fit(FRAME, **GOOD, run_dir=str(tmp_path / "one"), checkpoint_every=1)
-    with pytest.raises(errors.BadSetting, match=r"Name another run_dir to train anew, or go on with what it was begun"):
+    with pytest.raises(
+        errors.BadSetting, match=r"Name another run_dir to train from the beginning, or continue with what it was begun"
+    ):
         fit(FRAME, **{**GOOD, "batch_size": 1}, run_dir=str(tmp_path / "one"), checkpoint_every=1)
     assert fit(FRAME, **{**GOOD, "batch_size": 1}, run_dir=str(tmp_path / "two"), checkpoint_every=1).history
     assert fit(FRAME, **GOOD, run_dir=str(tmp_path / "one"), checkpoint_every=1).history
@@ -344,11 +346,11 @@ def test_a_training_goes_on_over_other_rows_where_there_is_an_epoch_left(tmp_pat
     fit(FRAME, **rows)
     with pytest.raises(errors.DataChanged, match="of an estimator: if_data_changed=") as caught:
         fit(other, **rows, epochs=2)
-    (anew,) = advised(caught.value, r'if_data_changed="anew"')
+    (restart,) = advised(caught.value, r'if_data_changed="restart"')
     with pytest.raises(errors.DataChanged, match=r"All epochs \(1\) had ended.*another run_dir"):
-        fit(other, **rows, **anew)  # it used to be the model of the rows before
-    assert len(fit(FRAME, **rows, **anew).history) == 1
-    assert len(fit(other, **rows, **anew, epochs=2).history) == 2
+        fit(other, **rows, **restart)  # it used to be the model of the rows before
+    assert len(fit(FRAME, **rows, **restart).history) == 1
+    assert len(fit(other, **rows, **restart, epochs=2).history) == 2
     assert len(fit(other, **rows | {"run_dir": str(tmp_path / "two")}).history) == 1
 
 

@@ -425,7 +425,7 @@ class TestInAGang:
         assert last["path"] == f"{tmp_path}/checkpoints/000000000010"
         report = json.loads(tmp_path.joinpath("report.json").read_text())
         assert report["checkpoint"]["step"] == 10
-        assert report["notes"] == [f"goes on from the checkpoint of step 8 in {tmp_path}/checkpoints/000000000008"]
+        assert report["notes"] == [f"continues from the checkpoint of step 8 in {tmp_path}/checkpoints/000000000008"]
 
     def test_a_relative_run_dir_is_the_drivers(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.chdir(tmp_path)
@@ -505,7 +505,7 @@ class TestInAGang:
         assert len(notes) == 2
         assert notes[0].startswith("checkpoint passed over: own-1.safetensors of the checkpoint ")
         assert "000000000004 has " in notes[0]
-        assert notes[1].startswith("goes on from the checkpoint of step 2 in ")
+        assert notes[1].startswith("continues from the checkpoint of step 2 in ")
         assert sorted(os.listdir(tmp_path / "checkpoints")) == ["000000000004-2", "000000000006"]
 
     @pytest.mark.parametrize("call", ["save", "load"])

@@ -16,7 +16,7 @@ from tritium.data.watermark import Feed, Watermark
 from tritium.errors import BadRow, BadSetting, Stalled, WireError
 from tritium.gang.control import server as server_module
 from tritium.gang.control.client import Client
-from tritium.gang.control.server import STRANGERS
+from tritium.gang.control.server import MAX_UNAUTHENTICATED
 from tritium.gang.coordinator import all_gather, first_failure, stall_alarm
 from tritium.gang.coordinator.coordinator import Coordinator
 from tritium.gang.coordinator.members import Member
@@ -167,7 +167,7 @@ class TestStrangers:
 
     def test_half_open_connections_change_nothing(self, start: Start) -> None:
         gang = start()
-        strangers = [socket.create_connection(gang.coordinator.address) for _ in range(STRANGERS + 40)]
+        strangers = [socket.create_connection(gang.coordinator.address) for _ in range(MAX_UNAUTHENTICATED + 40)]
         strangers[-1].sendall(b"half of an answer")
         gang.form()
         assert gang.coordinator.failure is None

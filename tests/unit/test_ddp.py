@@ -1,4 +1,4 @@
-"""DDP's sums over ranks, bit for bit the same in a training that goes on as in one that was never interrupted."""
+"""DDP's sums over ranks, bit for bit the same in a training that continues as in one that was never interrupted."""
 
 from __future__ import annotations
 

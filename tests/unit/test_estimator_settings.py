@@ -119,7 +119,7 @@ class KerasLike(Callback):
         ({"lr_scheduler": lambda o, a, b: None}, "needs o, a, b"),
         ({"lr_scheduler": lambda: None}, "takes nothing"),
         ({"lr_scheduler": lambda o, *, steps: None}, "needs o, steps"),
-        ({"if_data_changed": "continue"}, "if_data_changed='continue' is unknown; choose one of 'refuse', 'anew'"),
+        ({"if_data_changed": "continue"}, "if_data_changed='continue' is unknown; choose one of 'refuse', 'restart'"),
         ({"checkpoint_every": "1 minute"}, 'checkpoint_every=\'1 minute\' must be a time ("30s", "5min", "2h")'),
         ({"checkpoint_every": object}, "checkpoint_every=<class 'object'> must be a time"),
         ({"checkpoint_every": 0}, "checkpoint_every=0 must be"),

@@ -45,7 +45,7 @@ WRONG = {
 
 
 def test_what_checkers_read_is_what_the_dataclasses_say() -> None:
-    """`make keywords` writes it anew."""
+    """`make keywords` writes it."""
     for path, text in runpy.run_path(str(ROOT / "scripts" / "keywords.py"))["stubs"]().items():
         assert ast.dump(ast.parse(path.read_text(encoding="utf-8"))) == ast.dump(ast.parse(text)), path
 

@@ -143,7 +143,7 @@ def dies(step: int) -> Any:
 
 @pytest.mark.parametrize("kind", ["one cycle", "lambda"])
 def test_at_another_world_size_the_schedule_ends_with_the_training(kind: str, tmp_path: Path) -> None:
-    """Killed at 2 ranks in the middle of the third epoch (6 steps each), goes on with 1 rank (12 steps each)."""
+    """Killed at 2 ranks in the middle of the third epoch (6 steps each), continues with 1 rank (12 steps each)."""
     settings = {"lr_scheduler": SCHEDULERS[kind], "loss": None, "if_code_changed": "continue"}
     with pytest.raises(RankFailed, match="SIGKILL"):
         train(tmp_path / "run", 4, ranks=2, on="driver", retries=0, checkpoint_every=1, train_step=dies(4), **settings)

@@ -204,11 +204,11 @@ def test_threads_that_predict_do_not_put_each_other_in_train_mode() -> None:
         def __init__(self) -> None:
             super().__init__()
             self.net = layer
-            self.inside, self.go_on = threading.Event(), threading.Event()
+            self.inside, self.resume = threading.Event(), threading.Event()
 
         def forward(self, x: torch.Tensor) -> Any:
             self.inside.set()
-            assert self.go_on.wait(60)
+            assert self.resume.wait(60)
             return self.net(x)
 
     modules, x = [Slow(), Slow()], matrix(frame())
@@ -220,7 +220,7 @@ def test_threads_that_predict_do_not_put_each_other_in_train_mode() -> None:
             running.append(pool.submit(regression(module).predict, x))
             assert module.inside.wait(60)
         for module, found in zip(modules, running, strict=True):
-            module.go_on.set()
+            module.resume.set()
             assert (found.result(60) == right).all()
     assert all(m.training for module in modules for m in module.modules()), "as they were"
 

@@ -51,7 +51,7 @@ def begin(epoch: int, steps: int) -> tuple[list[float], dict[str, Any]]:
     raise AssertionError
 
 
-def go_on(states: list[dict[str, Any]], **settings: Any) -> list[tuple[int, list[float]]]:
+def resume_with(states: list[dict[str, Any]], **settings: Any) -> list[tuple[int, list[float]]]:
     """In a rank: what is left, by epoch."""
     found = []
     for epoch in tr.world().shard("train").epochs(3, batch_size=3, seed=5, resume=states, **settings):
@@ -70,7 +70,7 @@ def notes(folder: Path) -> list[str]:
 
 def test_the_same_rows_go_on_exactly(tmp_path: Path) -> None:
     begun = launch(begin, frame(), tmp_path / "a", 1, 2)
-    found = launch(go_on, frame(), tmp_path / "b", [state for _, state in begun])
+    found = launch(resume_with, frame(), tmp_path / "b", [state for _, state in begun])
     assert [number for number, _ in found[0]] == [1, 2]
     assert sorted([x for rows, _ in begun for x in rows] + first(found)) == sorted(frame().x)
     assert notes(tmp_path / "b") == []
@@ -79,12 +79,12 @@ def test_the_same_rows_go_on_exactly(tmp_path: Path) -> None:
 @pytest.mark.parametrize("ranks", [2, 3])
 def test_the_same_rows_with_other_ids_start_the_epoch_anew_aloud(ranks: int, tmp_path: Path) -> None:
     begun = launch(begin, frame(), tmp_path / "a", 1, 2)
-    found = launch(go_on, BACKWARDS, tmp_path / "b", [state for _, state in begun], ranks=ranks)
+    found = launch(resume_with, BACKWARDS, tmp_path / "b", [state for _, state in begun], ranks=ranks)
     assert [number for number, _ in found[0]] == [1, 2]
     assert sorted(first(found)) == sorted(frame().x)
     (note,) = notes(tmp_path / "b")
     assert note.startswith(
-        "shard 'train': Spark gave the same rows other ids this time, so epoch 2 starts anew (after step 2)."
+        "shard 'train': Spark gave the same rows other ids this time, so epoch 2 starts over (after step 2)."
     )
 
 
@@ -92,17 +92,17 @@ def test_the_same_rows_with_other_ids_start_the_epoch_anew_aloud(ranks: int, tmp
 def test_an_order_of_another_version_starts_the_epoch_anew_aloud(ranks: int, tmp_path: Path) -> None:
     begun = launch(begin, frame(), tmp_path / "a", 1, 2)
     states = [{**state, "order": state["order"] - 1} for _, state in begun]
-    found = launch(go_on, frame(), tmp_path / "b", states, ranks=ranks)
+    found = launch(resume_with, frame(), tmp_path / "b", states, ranks=ranks)
     assert sorted(first(found)) == sorted(frame().x)
     assert notes(tmp_path / "b") == [
-        "shard 'train': another version of Tritium ordered its rows otherwise, so epoch 2 starts anew (after step 2)."
+        "shard 'train': another version of Tritium ordered its rows otherwise, so epoch 2 starts over (after step 2)."
     ]
 
 
 @pytest.mark.parametrize("key", ["key", ["x", "key"]])
 def test_a_row_key_keeps_the_ids(key: Any, tmp_path: Path) -> None:
     begun = launch(begin, tr.Data(frame(), row_key=key), tmp_path / "a", 1, 2)
-    found = launch(go_on, tr.Data(BACKWARDS, row_key=key), tmp_path / "b", [state for _, state in begun])
+    found = launch(resume_with, tr.Data(BACKWARDS, row_key=key), tmp_path / "b", [state for _, state in begun])
     assert sorted([x for rows, _ in begun for x in rows] + first(found)) == sorted(frame().x)
     assert notes(tmp_path / "b") == []
 
@@ -118,27 +118,29 @@ def test_rows_that_changed_are_refused_with_the_numbers(steps: int, tmp_path: Pa
     begun = launch(begin, frame(), tmp_path / "a", 1, steps)
     states = [state for _, state in begun]
     with pytest.raises(DataChanged) as caught:
-        launch(go_on, changed(), tmp_path / "b", states)
+        launch(resume_with, changed(), tmp_path / "b", states)
     assert "23 rows, were 23; 1 of 1 source partitions differ (partition 0: 23 rows, others)" in str(caught.value)
     with pytest.raises(DataChanged, match=r"20 rows, were 23; .*partition 0: 20 rows, were 23"):
-        launch(go_on, frame()[:20], tmp_path / "c", states)
+        launch(resume_with, frame()[:20], tmp_path / "c", states)
 
 
 def test_the_epoch_begins_anew_with_changed_rows_where_that_is_asked_for(tmp_path: Path) -> None:
     def fresh(states: list[dict[str, Any]]) -> Any:
-        return go_on(states, if_changed="anew")
+        return resume_with(states, if_changed="restart")
 
     begun = launch(begin, frame(), tmp_path / "a", 1, 2)
     found = launch(fresh, changed(), tmp_path / "b", [state for _, state in begun])
     assert sorted(first(found)) == sorted(changed().x)
-    assert "its rows have changed, so epoch 2 starts anew" in notes(tmp_path / "b")[0]
+    assert "its rows have changed, so epoch 2 starts over" in notes(tmp_path / "b")[0]
 
 
 def test_what_is_no_setting(tmp_path: Path) -> None:
     def wrong() -> None:
         tr.world().shard("train").epochs(1, batch_size=1, if_changed="new")
 
-    with pytest.raises(BadSetting, match=r"if_changed='new' is none of 'refuse', 'anew'\. Did you mean 'anew'"):
+    with pytest.raises(
+        BadSetting, match=r"if_changed='restat' is none of 'refuse', 'restart'\. Did you mean 'restart'"
+    ):
         launch(wrong, frame(), tmp_path / "a")
     with pytest.raises(BadData, match=r"row_key names 'kee', which is not there\. Did you mean 'key'"):
         launch(begin, tr.Data(frame(), row_key="kee"), tmp_path / "b", 1, 2)

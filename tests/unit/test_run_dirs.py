@@ -57,7 +57,9 @@ def test_a_fold_keeps_its_number_and_threads_make_no_difference() -> None:
     fitted: dict[str, list[int]] = {}
     assert below("/runs", {"epochs": 1}, Rows(7), fitted, TorchDigest) == "/runs/epochs=1/1"
     assert below("/runs/", {"epochs": 1}, Rows(8), fitted, TorchDigest) == "/runs/epochs=1/2"
-    assert below("/runs", {"epochs": 1}, Rows(7), fitted, TorchDigest) == "/runs/epochs=1/1", "called again: it goes on"
+    assert below("/runs", {"epochs": 1}, Rows(7), fitted, TorchDigest) == "/runs/epochs=1/1", (
+        "called again: it continues"
+    )
     with ThreadPoolExecutor(8) as pool:
         found = list(pool.map(lambda i: below("/runs", {"epochs": i % 20}, Rows(9), fitted, TorchDigest), range(400)))
     assert sorted(set(found)) == sorted({f"/runs/epochs={i}/{3 if i == 1 else 1}" for i in range(20)})
@@ -73,7 +75,7 @@ def test_a_table_that_is_gone_does_not_give_its_number_to_another(make: Any) -> 
         places.append(below("/runs", {}, make(i), fitted, TorchDigest))
         gc.collect()
     assert places == [f"/runs/default/{i}" for i in range(1, 22)]
-    assert below("/runs", {}, kept, fitted, TorchDigest) == places[0], "the same object goes on where it was"
+    assert below("/runs", {}, kept, fitted, TorchDigest) == places[0], "the same object continues where it was"
     held = weakref.ref(table := make(0))
     below("/runs", {}, table, fitted, TorchDigest)
     del table

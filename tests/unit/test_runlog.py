@@ -154,7 +154,7 @@ def give(log: RunLog, name: str, *chunks: bytes, last: bool = True) -> None:
         if last or not piece.last:
             log.store(piece)
     if last:
-        log.settle()
+        log.wait_for_uploads()
 
 
 @pytest.fixture

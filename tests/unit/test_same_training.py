@@ -1,4 +1,4 @@
-"""A fit in a used run directory: the same training goes on, and another one is refused before anything has started."""
+"""A fit in a used run directory: the same training continues, another one is refused before anything starts."""
 
 from __future__ import annotations
 
@@ -254,7 +254,7 @@ def test_a_global_that_code_reads_is_part_of_it(tmp_path: Path) -> None:
         train(tmp_path, loss=by_global)
     model = train(tmp_path, loss=by_global, if_code_changed="continue", epochs=2)
     assert len(model.history) == 2
-    assert "goes on: epoch 2 of 2" in first_note(tmp_path)
+    assert "continues: epoch 2 of 2" in first_note(tmp_path)
     assert first_note(tmp_path).endswith("; loss: by_global has changed, or what it captures")
 
 
@@ -473,7 +473,7 @@ def test_what_early_stopping_has_ended_stays_so_only_by_the_same_rule(tmp_path: 
         train(tmp_path / name, epochs=4, metrics={"zero": zero}, early_stopping=rule)
         model = train(tmp_path / name, epochs=6, metrics={"zero": zero}, early_stopping=now)
         assert len(model.history) == epochs, name
-        said = "nothing is left to do" if name == "same" else "goes on: epoch 3 of 6"
+        said = "nothing is left to do" if name == "same" else "continues: epoch 3 of 6"
         assert said in first_note(tmp_path / name)
 
 

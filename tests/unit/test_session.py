@@ -55,7 +55,7 @@ class TestOutbox:
                 outbox.confirm(inbox.received)
             elif step == "break":
                 wire.clear()
-                outbox.again(inbox.received)
+                outbox.resume(inbox.received)
         assert arrived == [packed(number) for number in range(added)]
         outbox.confirm(added)
         assert (outbox.size, outbox.kept, outbox.first, bool(outbox)) == (0, 0, added, False)
@@ -84,7 +84,7 @@ class TestOutbox:
         for _ in range(3):
             while outbox:
                 outbox.next()
-            outbox.again(0)
+            outbox.resume(0)
         assert outbox.kept == count
 
 
@@ -95,7 +95,7 @@ class TestInbox:
         assert not inbox.due
         inbox.count(1)
         assert inbox.due
-        assert (inbox.say(), inbox.due) == (2, False)
+        assert (inbox.acknowledge(), inbox.due) == (2, False)
         for _ in range(ACK_MESSAGES):
             assert not inbox.due
             inbox.count(0)
@@ -141,7 +141,7 @@ class Serving:
 
     def _gone(self, session: Session[Any]) -> None:
         with self.changed:
-            self.gone.append(str(session.over))
+            self.gone.append(str(session.closed))
             self.changed.notify_all()
 
     def until(self, count: int) -> None:
@@ -151,7 +151,7 @@ class Serving:
     def until_goodbye(self) -> None:
         with self.changed:
             assert self.changed.wait_for(lambda: self.gone, SECONDS)
-        assert self.gone == ["it has said goodbye"]
+        assert self.gone == ["it has ended its connection"]
 
     def close(self) -> None:
         self.server.call(self.server.stop)
@@ -325,14 +325,14 @@ class TestReturn:
         return answer
 
     def test_to_a_server_that_never_knew_it(self, serving: Serving) -> None:
-        assert self.opened(serving, first=3).kind == "over"
-        assert self.opened(serving, received=3).kind == "over"
+        assert self.opened(serving, first=3).kind == "closed"
+        assert self.opened(serving, received=3).kind == "closed"
         assert serving.broken == [f"a test came back, but {server_module.OVER}."] * 2
 
     def test_after_it_was_given_up(self, serving: Serving) -> None:
         assert self.opened(serving).kind == "session"
         serving.server.call(lambda: serving.server.give_up(serving.server.sessions["i"], "nothing was heard of it"))
-        assert self.opened(serving) == Message("over", {"reason": "nothing was heard of it"})
+        assert self.opened(serving) == Message("closed", {"reason": "nothing was heard of it"})
 
     def test_the_newer_connection_counts(self, serving: Serving) -> None:
         first = Channel.connect(serving.server.address, SECRET, SECONDS)
@@ -345,8 +345,8 @@ class TestReturn:
         assert serving.gone == []
         assert len(serving.server.sessions) == 1
 
-    def test_patience_ends(self, serving: Serving) -> None:
+    def test_reconnects_are_refused(self, serving: Serving) -> None:
         self.opened(serving)
-        serving.server.call(serving.server.lose_patience)
+        serving.server.call(serving.server.refuse_reconnects)
         with serving.changed:
             assert serving.changed.wait_for(lambda: serving.gone == ["its connection broke"], SECONDS)

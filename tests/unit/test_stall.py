@@ -15,13 +15,13 @@ from clusters import wait
 from tritium.errors import RankFailed, Stalled
 from tritium.gang.coordinator.members import Member
 from tritium.gang.coordinator.stall_watch import StallWatch
-from tritium.gang.coordinator.stalls import Answer, RankStatus, at_fault, judge, starved, story
+from tritium.gang.coordinator.stalls import Answer, RankStatus, at_fault, describe_stall, judge, starved
 from tritium.gang.failure import Failure
 from tritium.gang.killed import from_outside, killed_for
 from tritium.gang.rank.progress_page import ProgressPage, ProgressWriter
 from tritium.gang.settings import Gang
 from tritium.gang.stall_limit import StallLimit
-from tritium.gang.supervisor import process_stats as vitals
+from tritium.gang.supervisor import process_stats
 from tritium.gang.supervisor.monitor import _Logs
 from tritium.gang.supervisor.process_stats import Busy, Lapse, Still
 from tritium.gang.supervisor.stacks import Frame, in_collective, main_thread, where
@@ -118,7 +118,7 @@ class TestWhoIsAtFault:
             1: Answer(why="its process is stopped"),
         }
         order = at_fault(ranks, ranks, answers)
-        text = story(order[0], order, [], answers, 1000.0)
+        text = describe_stall(order[0], order, [], answers, 1000.0)
         assert text.splitlines() == [
             "rank 1 on h1 hangs: step 309, no progress for 601.0 s. It never reached the all_reduce in which "
             "rank 0 waits (step 310).",
@@ -285,17 +285,20 @@ class TestVitals:
 
     def test_with_and_without_what_a_process_started(self) -> None:
         code = "import time\nwhile time.process_time() < 0.5: pass\ntime.sleep(60)"
-        before = vitals.cpu_seconds(os.getpid(), whole=False) or 0.0
+        before = process_stats.cpu_seconds(os.getpid(), whole=False) or 0.0
         child = subprocess.Popen([sys.executable, "-c", code])
         try:
-            wait(lambda: (vitals.cpu_seconds(child.pid) or 0.0) > 0.3, "it has worked", 30)
-            whole, own = vitals.cpu_seconds(os.getpid()) or 0.0, vitals.cpu_seconds(os.getpid(), whole=False) or 0.0
+            wait(lambda: (process_stats.cpu_seconds(child.pid) or 0.0) > 0.3, "it has worked", 30)
+            whole, own = (
+                process_stats.cpu_seconds(os.getpid()) or 0.0,
+                process_stats.cpu_seconds(os.getpid(), whole=False) or 0.0,
+            )
         finally:
             child.kill()
             child.wait()
         assert whole > own + 0.25
         assert own >= before
-        assert vitals.cpu_seconds(1 << 22) is None
+        assert process_stats.cpu_seconds(1 << 22) is None
 
     def test_a_number_that_stays(self) -> None:
         number = Still(0.0)

@@ -74,7 +74,7 @@ class Epochs:
     plan       : what decides their order.
     device     : where the columns of a batch are put: a torch.device, "auto", or None for NumPy.
     resume     : the state of this rank, or of all ranks in rank order; None to start at the first epoch.
-    if_changed : "refuse" or "anew": what to do where the rows are not those of the state.
+    if_changed : "refuse" or "restart": what to do where the rows are not those of the state.
 
     Raises BadSetting where `resume` does not go with `plan`.
     """
@@ -162,7 +162,7 @@ class Epochs:
             why = other_rows or "another version of Tritium ordered its rows otherwise"
             hint = " Data(row_key=…) keeps the ids." if other_rows else ""
             self._shard.notify(
-                f"shard {self._shard.name!r}: {why}, so epoch {state['epoch'] + 1} starts anew (after step "
+                f"shard {self._shard.name!r}: {why}, so epoch {state['epoch'] + 1} starts over (after step "
                 f"{state['step']}).{hint}"
             )
         self._others, self._resume = (), {"epoch": state["epoch"], "step": 0}
@@ -183,11 +183,11 @@ class Epochs:
             rows = summary(shard.feed.fingerprint)["rows"]
             where = differences(self._partitions, shard.feed.fingerprint) if self._partitions else ""
             advice = (
-                "Train on the same rows, start anew in another run_dir, or restart the epoch on the current rows: "
-                'if_changed="anew" (of an estimator: if_data_changed="anew").'
+                "Train on the same rows, start over in another run_dir, or restart the epoch on the current rows: "
+                'if_changed="restart" (of an estimator: if_data_changed="restart").'
                 if left
                 else f"All epochs ({self._n}) had ended, so none can restart on the current rows: train on the same "
-                "rows, or start anew in another run_dir."
+                "rows, or start over in another run_dir."
             )
             raise DataChanged(
                 f"shard {shard.name!r} can't resume: the rows are not those of the checkpoint: {rows} rows, were "
@@ -260,7 +260,7 @@ class Epochs:
             raise DataError(
                 f"shard {shard.name!r} of rank {shard.index} can't resume: of its {rows} rows {len(rest.rows)} are not "
                 f"among those seen, and {left} should be. The DataFrame has been computed again with other row ids; "
-                "start the epoch anew, or give Data(row_key=…)."
+                "restart the epoch, or give Data(row_key=…)."
             )
         return rest
 
@@ -273,7 +273,7 @@ class Epochs:
         if then != counts and not self._given_counts:
             raise DataError(
                 f"shard {self._shard.name!r} can't resume: it has {counts} rows per rank, and had {then} when the "
-                "state was taken. Start the epoch anew, or give the same DataFrame."
+                "state was taken. Restart the epoch, or give the same DataFrame."
             )
         return counts
 

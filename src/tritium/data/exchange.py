@@ -150,7 +150,7 @@ class Exchange:
         return IncompleteShard(
             "A part of the rows that were kept was lost, with its executor perhaps, and Spark has computed it again, "
             "alone, with other row ids: some rows would come twice, and some not at all. "
-            "Launch again, and all rows are computed anew; Data(row_key=…) keeps the ids."
+            "Launch again, and all rows are recomputed; Data(row_key=…) keeps the ids."
         )
 
     def __enter__(self) -> Exchange:

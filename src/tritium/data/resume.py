@@ -29,7 +29,7 @@ def checked_state(state: State, plan: Mapping[str, Any], name: str, index: int) 
     other = [f"{key}={plan[key]!r} (was {state[key]!r})" for key in plan if state[key] != plan[key]]
     if other:
         more = ", or give the states of all ranks as a list" if state["size"] != plan["size"] else ""
-        raise BadSetting(f"{where}{', '.join(other)}. Continue with the settings of the state{more}, or start anew")
+        raise BadSetting(f"{where}{', '.join(other)}. Continue with the settings of the state{more}, or start over")
     if "seen" in state and state["index"] != index:
         raise BadSetting(
             f"{where}this epoch continues from each rank's own state, and this is the one of rank "
@@ -86,7 +86,7 @@ def resharded(states: Sequence[State], name: str, index: int, counts: Sequence[i
         raise DataError(
             f"shard {name!r} of rank {index} can't resume: {len(strange)} of the {len(seen)} rows that were seen are "
             f"not there, the first with id {int(strange[0])}. The DataFrame has been computed again with other row "
-            "ids, or has changed; start the epoch anew."
+            "ids, or has changed; restart the epoch."
         )
     if not taken.any():
         return {"epoch": states[0]["epoch"], "step": 0}

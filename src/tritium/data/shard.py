@@ -110,7 +110,7 @@ class Shard:
         remainder: Literal["pad", "drop", "repeat"] = "pad",
         device: Any = "auto",
         resume: Mapping[str, Any] | Sequence[Mapping[str, Any]] | None = None,
-        if_changed: Literal["refuse", "anew"] = "refuse",
+        if_changed: Literal["refuse", "restart"] = "refuse",
     ) -> Iterator[Epoch]:
         """Return an iterator over `n` epochs of batches of `batch_size` rows, with equally many steps on every rank.
 
@@ -123,12 +123,12 @@ class Shard:
                     states of all ranks, in rank order, also continues at another world size. Where Spark has given
                     the same rows other ids since, the epoch restarts, with a message.
         if_changed: what to do when the rows are others than those of the state: "refuse" them, or restart its epoch on
-                    them ("anew"). After the last epoch there is none to restart: they are refused.
+                    them ("restart"). After the last epoch there is none to restart: they are refused.
 
         Raises BadSetting at once; at the first epoch, the same on every rank, EmptyShard and DataChanged.
         """
-        if if_changed not in ("refuse", "anew"):
-            raise BadSetting(f"shard {self.name!r}: " + _unknown("if_changed", if_changed, ("refuse", "anew")))
+        if if_changed not in ("refuse", "restart"):
+            raise BadSetting(f"shard {self.name!r}: " + _unknown("if_changed", if_changed, ("refuse", "restart")))
         plan = self._checked_plan(n, batch_size, shuffle, seed, remainder)
         if isinstance(device, str) and device == "auto":
             place = "auto" if self._tensors and find_spec("torch") is not None else None

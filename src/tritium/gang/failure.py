@@ -30,7 +30,7 @@ PICKLED_BYTES = 1 << 22  # a larger exception is sent as text
 
 # Messages of a collective whose partner has died. Those of _PERHAPS count only when the code of one of _SPEAKERS raised
 # them: a refused connection may as well be that of the user's database.
-_ECHO = re.compile(
+_SECONDARY = re.compile(
     r"gloo/transport|connectFullMesh|nccl(Remote|System|Internal|UnhandledCuda)Error|NCCL (watchdog|communicator was)|"
     r"remote process exit|Dist(Network|Store)Error",
     re.IGNORECASE,
@@ -54,7 +54,7 @@ class Failure:
         "stalled": it makes no progress; `text` is the report.
         "regroup": no failure; the gang has saved its state, to be started again with more ranks.
 
-    `echo`: it may be the consequence of another rank's death. `memory`: figures of a rank that was killed (bytes).
+    `secondary`: it may be the consequence of another rank's death. `memory`: figures of a rank that was killed (bytes).
     `at`: its step and phase. `others`: lines on the other ranks. `stacks`: rank → text; too large for `fields`.
     """
 
@@ -67,7 +67,7 @@ class Failure:
     traceback: str = ""
     signal: str | None = None
     exit_code: int | None = None
-    echo: bool = False
+    secondary: bool = False
     log: tuple[str, ...] = ()
     others: tuple[str, ...] = ()
     memory: Mapping[str, Any] | None = None
@@ -113,7 +113,7 @@ class Failure:
             type=f"{type(error).__module__}.{type(error).__qualname__}".removeprefix("builtins."),
             text=_shown(error, str),
             traceback=_shown(error, lambda error: "".join(traceback.format_exception(error))),
-            echo=not isinstance(error, TritiumError) and _is_echo(error),
+            secondary=not isinstance(error, TritiumError) and _is_secondary(error),
             pickled=pickled,
             **facts,
         )
@@ -135,7 +135,7 @@ class Failure:
 
         Perhaps: a function may exit, and a library may abort, when a collective fails.
         """
-        return 2 if self.echo else int(self.how == "exit" or self.signal == "SIGABRT")
+        return 2 if self.secondary else int(self.how == "exit" or self.signal == "SIGABRT")
 
     def headline(self) -> str:
         """Return one line: rank, host, how it failed."""
@@ -166,7 +166,7 @@ class Failure:
     @property
     def is_loss(self) -> bool:
         """Whether the rank was killed or lost, or failed as a consequence of that; then a retry may help."""
-        return self.how in ("signal", "exit", "lost", "orphaned") or self.echo
+        return self.how in ("signal", "exit", "lost", "orphaned") or self.secondary
 
     def error(self, run_dir: str | None = None) -> TritiumError | Regroup:
         """Return the exception for the driver: Tritium's own as it was, any other as the cause of RankFailed."""
@@ -180,15 +180,15 @@ class Failure:
             return cause
         if self.how == "stalled":
             return self._stalled(run_dir)
-        story = [self.headline()[0].upper() + self.headline()[1:] + "."]
+        lines = [self.headline()[0].upper() + self.headline()[1:] + "."]
         if self.traceback:
-            story += ["", f"Its traceback (rank {self.rank}):", self.traceback.rstrip()]
+            lines += ["", f"Its traceback (rank {self.rank}):", self.traceback.rstrip()]
         if self.log:
-            story += ["", f"Its last {len(self.log)} lines of output:", *self.log]
+            lines += ["", f"Its last {len(self.log)} lines of output:", *self.log]
         if self.others:
-            story += ["", "Meanwhile the others:", *(f"  {line}" for line in self.others)]
+            lines += ["", "Meanwhile the others:", *(f"  {line}" for line in self.others)]
         error = RankFailed(
-            "\n".join(story),
+            "\n".join(lines),
             rank=self.rank,
             host=self.host,
             pid=self.pid,
@@ -207,10 +207,10 @@ class Failure:
         return error
 
     def _stalled(self, run_dir: str | None) -> Stalled:
-        story = [self.text[0].upper() + self.text[1:]]
+        lines = [self.text[0].upper() + self.text[1:]]
         if run_dir:
-            story += ["", f"The whole stacks of every rank: {run_dir}/stacks"]
-        story += [
+            lines += ["", f"The whole stacks of every rank: {run_dir}/stacks"]
+        lines += [
             "",
             "If this is how long the work takes: raise stall_timeout, call tritium.world().log() now and then, or say "
             'on_stall="report".',
@@ -224,7 +224,7 @@ class Failure:
         }
         facts |= {"rank": self.rank, "host": self.host, "pid": self.pid, "memory": None, "stacks": dict(self.stacks)}
         facts |= {"lost": False, "headline": self.headline(), "step": None, "phase": "", "seconds": 0.0}
-        return Stalled("\n".join(story), **{**facts, **self.at})
+        return Stalled("\n".join(lines), **{**facts, **self.at})
 
     def cause(self) -> BaseException | None:
         """Return the rank's own exception if it can be unpickled here, else None."""
@@ -233,7 +233,7 @@ class Failure:
             return known(self.text) if known else None
         try:
             cause = pickle.loads(self.pickled)
-        except Exception:  # noqa: BLE001 - its class may be missing here; type, text and traceback are in the story
+        except Exception:  # noqa: BLE001 - its class may be missing here; type, text and traceback are in the message
             return None
         return cause if isinstance(cause, BaseException) else None
 
@@ -280,14 +280,14 @@ class NonFatalError:
         when = ", after every function had returned" if self.late else ""
         return f"rank {self.rank} on {self.host} (pid {self.pid}){':' if self.type else ''} {what}{when}"
 
-    def story(self, run_dir: str) -> str:
+    def as_warning(self, run_dir: str) -> str:
         """Return the headline, the traceback, and where the rank's output is."""
         first = self.headline()
         log = f"Every result is there. The rank's output: {run_dir}/logs/rank-{self.rank}.log"
         return "\n".join(filter(None, [f"{first[0].upper()}{first[1:]}.", self.traceback.rstrip(), log]))
 
 
-def _is_echo(error: BaseException) -> bool:
+def _is_secondary(error: BaseException) -> bool:
     """Tell whether an exception, or one in its chain, is that of a collective whose partner has died."""
     chain, seen = [error], set()
     while chain:
@@ -296,7 +296,7 @@ def _is_echo(error: BaseException) -> bool:
             continue
         seen.add(id(one))
         words = f"{type(one).__qualname__}: {clip(_shown(one, str), _BYTES['text'])}"
-        if _ECHO.search(words) or (_PERHAPS.search(words) and _speaker(one) in _SPEAKERS):
+        if _SECONDARY.search(words) or (_PERHAPS.search(words) and _speaker(one) in _SPEAKERS):
             return True
         chain += [other for other in (one.__cause__, one.__context__) if other is not None]
     return False

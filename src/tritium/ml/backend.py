@@ -45,7 +45,7 @@ class Backend(ABC, Generic[S]):
     settings : S
     validate : whether there is a shard "validation" beside "train".
     facts : what `DryRun.train` gave.
-    user_run_dir : whether the user named the run directory, where a training goes on that was begun there.
+    user_run_dir : whether the user named the run directory, where a training continues that was begun there.
     identity : what `identity` gave, which goes into the checkpoints; None where none are written.
     Rank 0 stores the weights and returns `history`, and `inputs` and `outputs` as name → (dtype, shape of a row).
     """
@@ -60,7 +60,7 @@ class Backend(ABC, Generic[S]):
 
     @abstractmethod
     def identity(self, settings: S, fields: Sequence[Field]) -> dict[str, Any]:
-        """What must be equal for a training to go on from the checkpoints of another one, with digests of its code.
+        """What must be equal for a training to continue from the checkpoints of another one, with digests of its code.
 
         Name → value, and beside those `code` (name → text, value, code, guess), `architecture` (a text of the model)
         and `versions` (library → version). `ml.checkpoint` compares it.

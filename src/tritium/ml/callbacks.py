@@ -35,7 +35,7 @@ class Callback:
     def on_train_start(self, state: TrainState) -> None:
         """Before the first step; the module is on its device, and equal on every rank.
 
-        Where a training goes on, weights, history and epoch are those of the checkpoint. What this changes in the
+        Where a training continues, weights, history and epoch are those of the checkpoint. What this changes in the
         module or the optimizer is put back after it, as what it did when the training began is in the checkpoint.
         """
 

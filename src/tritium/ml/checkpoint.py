@@ -1,4 +1,4 @@
-"""Whether a used run directory holds this training or another one, and what goes on there (driver, rank)."""
+"""Whether a used run directory holds this training or another one, and what continues there (driver, rank)."""
 
 from __future__ import annotations
 
@@ -48,14 +48,14 @@ def _differences(before: Mapping[str, Any], now: Mapping[str, Any], resized: boo
 def _refuse(other: Sequence[str], path: str, more: str = "") -> None:
     if other:
         raise BadSetting(
-            f"{path} is a checkpoint of another training: {'; '.join(other)}. Name another run_dir to train anew, "
-            f"or go on with what it was begun with.{more}",
+            f"{path} is a checkpoint of another training: {'; '.join(other)}. Name another run_dir to train from the "
+            f"beginning, or continue with what it was begun with.{more}",
             differences=list(other),
         )
 
 
 def peek(run_dir: str, settings: Settings, now: Mapping[str, Any]) -> str | None:
-    """What a fit in this run directory goes on from, as a line for who waits; None where nothing was begun.
+    """What a fit in this run directory continues from, as a line for who waits; None where nothing was begun.
 
     `now` is the identity that the backend gives this training. BadSetting where another training was. A directory that
     this machine can't read is left to the ranks.
@@ -72,14 +72,14 @@ def peek(run_dir: str, settings: Settings, now: Mapping[str, Any]) -> str | None
         before = now
     other, told = _compare_code(before, now, settings, state)
     way = (
-        " Where code means the same (a line that only prints was added, say), if_code_changed='continue' goes on with "
-        "that of now."
+        " Where code means the same (a line that only prints was added, say), if_code_changed='continue' continues "
+        "with that of now."
     )
     _refuse(_differences(before, now, False) + other, path, way if other else "")
     doubt = f"; {'; '.join(told)}" if told else ""
     if settings.checkpoint_every is None:
         return (
-            f"the training in {run_dir} begins anew, as checkpoint_every is None; its checkpoints, the newest of them "
+            f"the training in {run_dir} starts over, as checkpoint_every is None; its checkpoints, the newest of them "
             f"after step {step}, are neither read nor replaced"
         )
     done = len(state["history"])
@@ -90,7 +90,7 @@ def peek(run_dir: str, settings: Settings, now: Mapping[str, Any]) -> str | None
             f"the training in {run_dir} has ended after {done} epochs: nothing is left to do, its model is given back"
             f"{doubt}"
         )
-    return f"a training in {run_dir} goes on: epoch {done + 1} of {epochs}, after step {step} in all{doubt}"
+    return f"a training in {run_dir} continues: epoch {done + 1} of {epochs}, after step {step} in all{doubt}"
 
 
 def _compare_code(
@@ -98,7 +98,7 @@ def _compare_code(
 ) -> tuple[list[str], list[str]]:
     """What is surely another model, loss, step, … than then, and sentences about what can't be known or is allowed.
 
-    A scheduler may be another one for other epochs, and metrics where a training that has ended goes on.
+    A scheduler may be another one for other epochs, and metrics where a training that has ended continues.
     """
     refused, told, doubtful = list[str](), list[str](), list[str]()
     longer = state["epochs"] != settings.epochs

@@ -109,8 +109,8 @@ class EarlyStoppingState:
 def stays_stopped(stopped: bool, state: Mapping[str, Any], now: EarlyStopping | None) -> bool:
     """Whether a training that was `stopped` before its last epoch still is by the rule of now.
 
-    What early stopping has ended goes on when there is none any more, its rule is another or its patience longer; what
-    a callback has ended does not.
+    A training that early stopping has ended continues when there is no rule any more, another one, or one
+    with more patience; what a callback has ended does not.
 
     state : what `EarlyStoppingState.state_dict` gave then.
     """

@@ -37,7 +37,7 @@ class Settings:
         "remainder": ("pad", "drop", "repeat"),
         "shuffle": ("full", "stream", False, True),
         "nan": ("error", "keep"),
-        "if_data_changed": ("refuse", "anew"),
+        "if_data_changed": ("refuse", "restart"),
         "if_code_changed": ("refuse", "continue"),
         "verbose": (True, False),
     }
@@ -110,7 +110,7 @@ class Settings:
     )
     row_key: Any = setting(
         "Columns that identify a row. Rows are sorted by them within their partitions, so that an epoch which is "
-        "resumed after a loss goes on exactly, also when Spark computes a join or an aggregation again.",
+        "resumed after a loss continues exactly, also when Spark computes a join or an aggregation again.",
         None,
     )
     gradient_accumulation: int = setting("Batches whose gradients make one optimizer step.", 1)
@@ -118,17 +118,17 @@ class Settings:
     callbacks: Sequence[Any] = setting("Objects with the methods of tritium.ml.Callback, called in every rank.", ())
     checkpoint_every: Any = setting(
         "How often the training is saved to the run directory, from which a retry, or a later fit with the same "
-        'run_dir, goes on: a time ("1min"), a number of optimizer steps, or None: never.',
+        'run_dir, continues: a time ("1min"), a number of optimizer steps, or None: never.',
         "1min",
     )
     checkpoint_keep: int = setting("How many checkpoints are kept.", 2)
-    if_data_changed: Literal["refuse", "anew"] = setting(
-        "When a training goes on over other rows than it was begun with: "
-        '"refuse", or begin the epoch "anew" with the rows of now.',
+    if_data_changed: Literal["refuse", "restart"] = setting(
+        "When a training continues over other rows than it was begun with: "
+        '"refuse", or "restart" the epoch on the current rows.',
         "refuse",
     )
     if_code_changed: Literal["refuse", "continue"] = setting(
-        "When a training goes on with another model, loss, train_step, scheduler or metric than it was begun with: "
+        "When a training continues with another model, loss, train_step, scheduler or metric than it was begun with: "
         '"refuse", or "continue" with the code of now.',
         "refuse",
     )

@@ -169,8 +169,9 @@ class Store:
         later = [name for name in complete if order(name)[0] > step and name not in self.damaged]
         if later:
             raise BadSetting(
-                f"{self.path} holds a checkpoint of step {order(later[0])[0]}, later than step {step} that is to be "
-                "saved. To go on from it, call world.checkpoint.load() first; to start anew, choose another run_dir.",
+                f"{self.path} holds a checkpoint of step {order(later[0])[0]}, later than step {step} that is to "
+                "be saved. To continue from it, call world.checkpoint.load() first; to start over, choose another "
+                "run_dir.",
                 step=step,
             )
         again = [order(name)[1] for name in complete if order(name)[0] == step]

@@ -34,7 +34,7 @@ _ALLOWED = (
 
 
 class Snapshot:
-    """A state copied into memory of its own, so that training goes on while it is written.
+    """A state copied into memory of its own, so that training continues while it is written.
 
     The memory is used again by the next `take`, and is page-locked when a tensor lies on a GPU.
     """

@@ -85,11 +85,11 @@ def _drop_torn_line(path: Path) -> None:
 
 
 class RunLog:
-    """Writes the run directory while the run goes on. Methods may be called from any thread.
+    """Writes the run directory while the run continues. Methods may be called from any thread.
 
     A directory with a scheme (`s3://…`) is written through fsspec when the log is closed, from a local copy, because
     object stores can't append; what ranks store is written there at once (stored.py). Events and logs of an earlier run
-    in the directory are kept: new ones are appended. When the disk refuses, the run goes on without its log, and
+    in the directory are kept: new ones are appended. When the disk refuses, the run continues without its log, and
     `problem` says why.
     """
 
@@ -142,12 +142,12 @@ class RunLog:
         with self._lock:
             return self._stored.add(piece)
 
-    def settle(self, on_message: Callable[[str], Any] = lambda _: None) -> list[str]:
+    def wait_for_uploads(self, on_message: Callable[[str], Any] = lambda _: None) -> list[str]:
         """Wait until all stored files are in their place, also in an object store.
 
         Returns the names of those that came there since the last call. Raises StoreFailed.
         """
-        return self._stored.settle(on_message)
+        return self._stored.wait_for_uploads(on_message)
 
     def drop_partial(self) -> None:
         """Remove stored files whose last piece has not come; to be called when their ranks have ended."""

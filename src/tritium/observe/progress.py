@@ -217,7 +217,7 @@ class Progress:
                 encoding = getattr(stream, "encoding", None) or "utf-8"
                 stream.write(line.encode(encoding, "backslashreplace").decode(encoding) + "\n")
                 stream.flush()
-            except (OSError, ValueError):  # the terminal has gone, or the stream was closed: the run goes on
+            except (OSError, ValueError):  # the terminal has gone, or the stream was closed: the run continues
                 self._broken = True
 
     # ---- the live display

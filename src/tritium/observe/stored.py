@@ -129,7 +129,7 @@ class StoredFiles:
             raise failed from error
         return piece.last and self._uploads is None
 
-    def settle(self, on_message: Callable[[str], Any] = lambda _: None) -> list[str]:
+    def wait_for_uploads(self, on_message: Callable[[str], Any] = lambda _: None) -> list[str]:
         """Wait until all complete files are uploaded. Returns the names of those uploaded since the last call.
 
         on_message : called with a sentence for the user where that takes long. Raises StoreFailed.

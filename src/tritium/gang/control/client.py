@@ -36,7 +36,7 @@ class Client:
         at_once: Callable[[Message, bool], bool] = lambda message, idle: False,
     ) -> None:
         """Connect within `timeout` seconds. Raises WireError when no coordinator of this run answers."""
-        self.reason: str | None = None  # why the session has ended; None before, and after `close`
+        self.reason: str | None = None  # why the session was closed; None before, and after `close`
         self._address = address
         self._secret = secret
         self._who = who
@@ -47,17 +47,17 @@ class Client:
         self._arrived: deque[Message] = deque()
         self._at_once = at_once
         self._idle = False  # a thread waits in `receive`, so it has handled every message it got
-        self._over = False
-        self._leaving = False
+        self._closed = False
+        self._closing = False
         self._channel: Channel | None = None
         self._sending = False  # some thread is sending what is in the outbox
         self._heard = self._sent = self._known = time.monotonic()
         """Monotonic times: of the last byte received, of the last one sent, when the coordinator last heard us."""
-        channel = self._reach(time.monotonic() + timeout)
+        channel = self._connect(time.monotonic() + timeout)
         self.addresses = channel.addresses
         self._threads = [
-            threading.Thread(target=self._read, args=(channel,), name=f"tritium-line-in-{who}", daemon=True),
-            threading.Thread(target=self._write, name=f"tritium-line-out-{who}", daemon=True),
+            threading.Thread(target=self._read, args=(channel,), name=f"tritium-client-in-{who}", daemon=True),
+            threading.Thread(target=self._write, name=f"tritium-client-out-{who}", daemon=True),
         ]
         for thread in self._threads:
             thread.start()
@@ -65,7 +65,7 @@ class Client:
     # ---- what other threads call
 
     def send(self, kind: str, blob: bytes = b"", /, **fields: Any) -> None:
-        """Send a message. Waits while OUTBOX_BYTES are unconfirmed. Raises WireError when the session has ended."""
+        """Send a message. Waits while OUTBOX_BYTES are unconfirmed. Raises WireError when the session is closed."""
         self.pass_on(Message(kind, fields, blob))
 
     def pass_on(self, message: Message) -> None:
@@ -73,10 +73,10 @@ class Client:
         packed = Packed.of(message)
         with self._changed:
             self._changed.wait_for(
-                lambda: self._over or self._outbox.size == 0 or self._outbox.size + len(packed) <= OUTBOX_BYTES
+                lambda: self._closed or self._outbox.size == 0 or self._outbox.size + len(packed) <= OUTBOX_BYTES
             )
-            if self._over or self._leaving:
-                raise WireError(f"The other end is gone: {self.reason or 'this line was closed'}.")
+            if self._closed or self._closing:
+                raise WireError(f"The other end is gone: {self.reason or 'this connection was closed'}.")
             self._outbox.add(packed)
             if self._sending or self._channel is None:
                 return  # the thread that sends, or reconnects, sends this one too
@@ -84,21 +84,21 @@ class Client:
         self._send_all()
 
     def receive(self) -> Message | None:
-        """Return the next message, or None when the session has ended; then `reason` says why."""
+        """Return the next message, or None when the session is closed; then `reason` says why."""
         with self._changed:
             self._idle = not self._arrived
-            self._changed.wait_for(lambda: self._arrived or self._over)
+            self._changed.wait_for(lambda: self._arrived or self._closed)
             self._idle = False
             return self._arrived.popleft() if self._arrived else None
 
     def close(self) -> None:
         """Send `bye`, wait up to BYE_SECONDS until everything is confirmed, disconnect, and join the threads."""
         with self._changed:
-            if not self._over and not self._leaving:
-                self._leaving = True
+            if not self._closed and not self._closing:
+                self._closing = True
                 self._outbox.add(Packed.of(Message("bye")))
                 self._changed.notify_all()
-                self._changed.wait_for(lambda: self._over or not self._outbox.kept, BYE_SECONDS)
+                self._changed.wait_for(lambda: self._closed or not self._outbox.kept, BYE_SECONDS)
         self._end(None)
         for thread in self._threads:
             thread.join()
@@ -107,9 +107,9 @@ class Client:
 
     def _end(self, reason: str | None) -> None:
         with self._changed:
-            if not self._over:
-                self._over = True
-                self.reason = None if self._leaving else reason
+            if not self._closed:
+                self._closed = True
+                self.reason = None if self._closing else reason
             if self._channel is not None:
                 self._channel.hang_up()
             self._changed.notify_all()
@@ -124,7 +124,7 @@ class Client:
                     with self._changed:
                         self._channel = None
                     channel.close()
-                channel = self._reach(self._known + GRACE)
+                channel = self._connect(self._known + GRACE)
         except WireError as error:
             self._end(str(error))
         finally:
@@ -132,7 +132,7 @@ class Client:
 
     def _listen(self, channel: Channel) -> None:
         """Receive until this connection breaks."""
-        while not self._over:
+        while not self._closed:
             began = time.monotonic()
             try:
                 messages = channel.take(TICK)
@@ -153,7 +153,7 @@ class Client:
         for message in messages:
             counted = idle = False
             with self._changed:
-                if message.kind == "over":
+                if message.kind == "closed":
                     self._end(str(message["reason"]))
                 elif message.kind == "heartbeat":
                     self._known = max(self._known, time.monotonic() - late(float(message["unheard"])))
@@ -172,22 +172,22 @@ class Client:
                     self._arrived.append(message)
                     self._changed.notify_all()
 
-    def _reach(self, deadline: float) -> Channel:
+    def _connect(self, deadline: float) -> Channel:
         """Connect, or reconnect, this session. Raises WireError when that fails until `deadline` (monotonic)."""
         pause = 0.0
         while True:
-            if self._over:
-                raise WireError("This line was closed.")
+            if self._closed:
+                raise WireError("This connection was closed.")
             try:
-                return self._attempt(min(ATTEMPT_SECONDS, max(TICK, deadline - time.monotonic())))
+                return self._try_to_connect(min(ATTEMPT_SECONDS, max(TICK, deadline - time.monotonic())))
             except WireError as error:
                 if isinstance(error, Refused) or time.monotonic() + pause > deadline:
                     raise
             with self._changed:
-                self._changed.wait_for(lambda: self._over, pause * random.uniform(0.5, 1))
+                self._changed.wait_for(lambda: self._closed, pause * random.uniform(0.5, 1))
             pause = min(LONGEST_PAUSE, max(0.05, pause * 2))
 
-    def _attempt(self, seconds: float) -> Channel:
+    def _try_to_connect(self, seconds: float) -> Channel:
         channel = Channel.connect(self._address, self._secret, seconds)
         try:
             channel.send("session", id=self._id, who=self._who, first=self._outbox.first, received=self._inbox.received)
@@ -199,11 +199,11 @@ class Client:
                     raise WireError("The coordinator hung up.")
                 messages += more
             answer = messages.pop(0)
-            if answer.kind == "over":
+            if answer.kind == "closed":
                 raise Refused(str(answer["reason"]))
             with self._changed:
                 self._heard = self._known = time.monotonic()
-                self._outbox.again(int(answer["received"]))
+                self._outbox.resume(int(answer["received"]))
                 self._channel = channel
                 self._changed.notify_all()
             self._take(messages)
@@ -219,8 +219,8 @@ class Client:
         """Send what a broken connection left unsent, and heartbeats: every HEARTBEAT_SECONDS, or when ACKs are due."""
         while True:
             with self._changed:
-                self._changed.wait_for(lambda: self._over or (self._is_idle and self._has_news), TICK)
-                if self._over:
+                self._changed.wait_for(lambda: self._closed or (self._is_idle and self._has_news), TICK)
+                if self._closed:
                     return
                 if not self._is_idle or not (self._has_news or time.monotonic() - self._sent >= HEARTBEAT_SECONDS):
                     continue
@@ -245,7 +245,7 @@ class Client:
                     self._sent = time.monotonic()
                     return
                 if heartbeat or self._inbox.due:
-                    message = Packed.of(Message("heartbeat", {"received": self._inbox.say()}))
+                    message = Packed.of(Message("heartbeat", {"received": self._inbox.acknowledge()}))
                 else:
                     message = self._outbox.next()
                 heartbeat = False

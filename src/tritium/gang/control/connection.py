@@ -32,15 +32,15 @@ class Session(Generic[Owner]):
         self.id = name
         self.who = who
         self.connection: Connection[Owner] | None = None
-        self.over: str | None = None  # why the session has ended; None before
+        self.closed: str | None = None  # why the session was closed; None while it is open
         self.away = 0.0  # seconds without a connection
         self.inbox = Inbox()
         self.outbox = Outbox()
         self._server = server
 
     def send(self, kind: str, blob: bytes = b"", /, **fields: Any) -> None:
-        """Send a message; does nothing when the session has ended."""
-        if self.over is not None:
+        """Send a message; does nothing when the session is closed."""
+        if self.closed is not None:
             return
         self.outbox.add(Packed.of(Message(kind, fields, blob)))
         if self.outbox.size > OUTBOX_BYTES:
@@ -67,11 +67,11 @@ class Connection(Generic[Owner]):
         self._last = False
 
     @property
-    def is_stranger(self) -> bool:
-        """Whether the peer has not been authenticated yet."""
+    def is_unauthenticated(self) -> bool:
+        """Whether the peer has yet to be authenticated."""
         return self._challenge is not None
 
-    def say(self, kind: str, **fields: Any) -> None:
+    def send_at_once(self, kind: str, **fields: Any) -> None:
         """Queue a message of the connection, before those of its session."""
         with self._lock:
             self._encode(Packed.of(Message(kind, fields)))
@@ -80,7 +80,7 @@ class Connection(Generic[Owner]):
     def send_heartbeat(self) -> None:
         """Send a heartbeat with the number of messages received."""
         if self.session is not None:
-            self.say("heartbeat", received=self.session.inbox.say(), unheard=self.unheard)
+            self.send_at_once("heartbeat", received=self.session.inbox.acknowledge(), unheard=self.unheard)
 
     def end(self) -> None:
         """Close when everything that is queued has been sent."""

@@ -20,8 +20,8 @@ from tritium.wire import Message
 
 HANDSHAKE_SECONDS = 10.0
 CROWD = 128  # with more connections heartbeats are rarer, but still two within SILENCE
-STRANGERS = 256  # unauthenticated connections, at most
-OVER = "this run has ended, or goes on without this supervisor"
+MAX_UNAUTHENTICATED = 256  # unauthenticated connections, at most
+RUN_ENDED = "this run has ended, or continues without this supervisor"
 
 
 class Server(Generic[Owner]):
@@ -32,7 +32,7 @@ class Server(Generic[Owner]):
                                    a damaged frame, after which a session may continue on a new connection; otherwise
                                    the session is ended.
     on_connection(session)       : `session.connection` has changed; None: it has no connection at present.
-    on_gone(session)             : a session has ended, for the reason `session.over`.
+    on_gone(session)             : a session was closed, for the reason `session.closed`.
     """
 
     def __init__(
@@ -52,7 +52,7 @@ class Server(Generic[Owner]):
         self._on_gone = on_gone
         self.connections: dict[socket.socket, Connection[Owner]] = {}
         self.sessions: dict[str, Session[Owner]] = {}  # ended ones are kept, so that none is taken up again
-        self.patience = LOST
+        self.away_limit = LOST
         self._timers: list[tuple[float, int, Callable[[], None]]] = []
         self._ticket = itertools.count()
         self._calls: deque[Callable[[], None]] = deque()
@@ -107,11 +107,11 @@ class Server(Generic[Owner]):
         self._stopped.set()
         if self._heartbeats.ident is not None:
             self._heartbeats.join()
-        self.patience = float("inf")
+        self.away_limit = float("inf")
         for connection in list(self.connections.values()):
             connection.flush()
-            if connection.open and not connection.is_stranger:
-                connection.say("over", reason=OVER)
+            if connection.open and not connection.is_unauthenticated:
+                connection.send_at_once("closed", reason=RUN_ENDED)
         for sock in (*self.connections, self._listener, self._woken, self._waker):
             sock.close()
         self.connections.clear()
@@ -120,19 +120,19 @@ class Server(Generic[Owner]):
     # ---- time
 
     def _tick(self) -> None:
-        """Drop connections that were silent for SILENCE, and give up sessions that had no connection for `patience`.
+        """Drop connections silent for SILENCE, and give up sessions without a connection for `away_limit` seconds.
 
         Time is counted in ticks of this thread, so a long callback, or a stop of this process, does not make peers
         look silent.
         """
         for connection in list(self.connections.values()):
             connection.unheard += TICK
-            if connection.unheard > SILENCE and not connection.is_stranger:
+            if connection.unheard > SILENCE and not connection.is_unauthenticated:
                 self.drop(connection)
         for session in list(self.sessions.values()):
-            if session.over is None and session.connection is None:
+            if session.closed is None and session.connection is None:
                 session.away += TICK
-                if session.away > self.patience:
+                if session.away > self.away_limit:
                     self.give_up(session, f"nothing was heard of it for {session.away:g} s")
         self.after(TICK, self._tick)
 
@@ -144,11 +144,11 @@ class Server(Generic[Owner]):
             for connection in connections:
                 connection.keep_alive(seconds)
 
-    def lose_patience(self) -> None:
+    def refuse_reconnects(self) -> None:
         """From now on, give up every session as soon as it has no connection."""
-        self.patience = 0.0
+        self.away_limit = 0.0
         for session in list(self.sessions.values()):
-            if session.over is None and session.connection is None:
+            if session.closed is None and session.connection is None:
                 self.give_up(session, "its connection broke")
 
     # ---- connections
@@ -158,9 +158,9 @@ class Server(Generic[Owner]):
             sock, _ = self._listener.accept()
         except OSError:  # the client has disconnected, or this process is out of file descriptors
             return
-        strangers = [connection for connection in self.connections.values() if connection.is_stranger]
-        if len(strangers) >= STRANGERS:  # drop the oldest: a supervisor would be authenticated by now
-            self.drop(strangers[0])
+        unauthenticated = [connection for connection in self.connections.values() if connection.is_unauthenticated]
+        if len(unauthenticated) >= MAX_UNAUTHENTICATED:  # drop the oldest: a supervisor would be authenticated by now
+            self.drop(unauthenticated[0])
         sock.setblocking(False)
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
@@ -168,7 +168,7 @@ class Server(Generic[Owner]):
         self.connections[sock] = connection
         self._selector.register(sock, selectors.EVENT_READ, connection)
         connection.flush()
-        self.after(HANDSHAKE_SECONDS, lambda: self.drop(connection) if connection.is_stranger else None)
+        self.after(HANDSHAKE_SECONDS, lambda: self.drop(connection) if connection.is_unauthenticated else None)
 
     def _attend(self, connection: Connection[Owner], events: int) -> None:
         if events & selectors.EVENT_WRITE:
@@ -197,7 +197,7 @@ class Server(Generic[Owner]):
     def _take(self, connection: Connection[Owner], message: Message) -> bool:
         """Handle one message; tell whether to handle those after it (yes while the session lasts)."""
         session = connection.session
-        if session is not None and session.over is not None:
+        if session is not None and session.closed is not None:
             return False
         try:
             if session is None:
@@ -208,7 +208,7 @@ class Server(Generic[Owner]):
                 session.inbox.count(len(message.blob))
                 if message.kind == "bye":
                     connection.send_heartbeat()
-                    self.give_up(session, "it has said goodbye")
+                    self.give_up(session, "it has ended its connection")
                 else:
                     self._on_message(session, message)
         except (WireError, ValueError, TypeError, KeyError) as error:
@@ -216,7 +216,7 @@ class Server(Generic[Owner]):
             if session is not None:
                 self.give_up(session, str(error))
             self.drop(connection)
-        return connection.session is not None and connection.session.over is None
+        return connection.session is not None and connection.session.closed is None
 
     def _join(self, connection: Connection[Owner], message: Message) -> None:
         """Attach a connection to the session that its first message names."""
@@ -226,26 +226,26 @@ class Server(Generic[Owner]):
         session = self.sessions.get(name)
         if session is None and not first and not received:
             session = self.sessions[name] = Session(self, name, str(message["who"]))
-        if session is None or session.over is not None:
-            reason = OVER if session is None else str(session.over)
+        if session is None or session.closed is not None:
+            reason = RUN_ENDED if session is None else str(session.closed)
             self._on_broken(None, WireError(f"{message['who']} came back, but {reason}."))
             self._dismiss(connection, reason)
             return
-        session.outbox.again(received)
+        session.outbox.resume(received)
         if session.connection is not None:
             old, session.connection = session.connection, None
             self.drop(old)
         session.connection, session.away = connection, 0.0
-        connection.say("session", received=session.inbox.say())
+        connection.send_at_once("session", received=session.inbox.acknowledge())
         connection.session = session
         connection.flush()
         self._on_connection(session)
 
     def give_up(self, session: Session[Owner], reason: str) -> None:
         """End a session for good."""
-        if session.over is not None:
+        if session.closed is not None:
             return
-        session.over = reason
+        session.closed = reason
         session.outbox = Outbox()
         connection, session.connection = session.connection, None
         if connection is not None:
@@ -253,8 +253,8 @@ class Server(Generic[Owner]):
         self._on_gone(session)
 
     def _dismiss(self, connection: Connection[Owner], reason: str) -> None:
-        """Send `over` with the reason, and close the connection when that is sent, or after HANDSHAKE_SECONDS."""
-        connection.say("over", reason=reason)
+        """Send `closed` with the reason, and close the connection when that is sent, or after HANDSHAKE_SECONDS."""
+        connection.send_at_once("closed", reason=reason)
         connection.end()
         self.after(HANDSHAKE_SECONDS, lambda: self.drop(connection))
 
@@ -265,7 +265,7 @@ class Server(Generic[Owner]):
             self._selector.modify(sock, wanted, connection)
 
     def drop(self, connection: Connection[Owner]) -> None:
-        """Close a connection at once. Its session waits `patience` seconds for another one."""
+        """Close a connection at once. Its session waits `away_limit` seconds for another one."""
         if not connection.open:
             return
         sock = connection.close()
@@ -276,5 +276,5 @@ class Server(Generic[Owner]):
         if session is not None and session.connection is connection:
             session.connection, session.away = None, connection.unheard
             self._on_connection(session)
-            if not self.patience:
+            if not self.away_limit:
                 self.give_up(session, "its connection broke")

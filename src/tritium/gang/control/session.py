@@ -9,7 +9,7 @@ Three kinds of message belong to the connection and are not counted:
     session(id, who, first, received)   the first one, from the supervisor; answered by session(received)
     heartbeat(received[, unheard])      confirms so many messages; the coordinator's also has the seconds since it last
                                         heard the supervisor, as a network may be cut in one direction only
-    over(reason)                        from the coordinator: this session is refused, or has ended
+    closed(reason)                      from the coordinator: this session is refused, or closed
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ ACK_MESSAGES = 64  # so many messages, or so many bytes, are confirmed at once i
 ACK_BYTES = 1 << 20
 _EACH = 256  # bytes of overhead of keeping a message
 
-CONTROL = ("session", "heartbeat", "over")
+CONTROL = ("session", "heartbeat", "closed")
 
 
 def late(unheard: float) -> float:
@@ -82,7 +82,7 @@ class Outbox:
             self.size -= len(self._sent.popleft()) + _EACH
         self._first = received
 
-    def again(self, received: int) -> None:
+    def resume(self, received: int) -> None:
         """Confirm `received` messages on a new connection, and mark all others unsent."""
         self.confirm(received)
         self._unsent.extendleft(reversed(self._sent))
@@ -94,7 +94,7 @@ class Inbox:
 
     def __init__(self) -> None:
         self.received = 0
-        self._said = 0
+        self._acknowledged = 0
         self._bytes = 0
 
     def count(self, size: int) -> None:
@@ -105,9 +105,9 @@ class Inbox:
     @property
     def due(self) -> bool:
         """Whether to confirm now instead of with the next heartbeat."""
-        return self._bytes >= ACK_BYTES or self.received - self._said >= ACK_MESSAGES
+        return self._bytes >= ACK_BYTES or self.received - self._acknowledged >= ACK_MESSAGES
 
-    def say(self) -> int:
+    def acknowledge(self) -> int:
         """Return the number of messages to confirm, and count from there."""
-        self._said, self._bytes = self.received, 0
+        self._acknowledged, self._bytes = self.received, 0
         return self.received

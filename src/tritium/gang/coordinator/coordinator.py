@@ -137,7 +137,7 @@ class Coordinator:
 
     def no_one_returns(self) -> None:
         """Give up supervisors without a connection at once, instead of after LOST seconds: their tasks are ending."""
-        self._server.call(self._server.lose_patience)
+        self._server.call(self._server.refuse_reconnects)
 
     def offer_more(self) -> None:
         """Tell every rank that there are slots for a larger gang."""
@@ -195,7 +195,7 @@ class Coordinator:
         self._notify()
         member = session.owner
         if member is not None and not member.finished and not self.finished:
-            self._lost(member, str(session.over))
+            self._lost(member, str(session.closed))
 
     def _lost(self, member: Member, why: str) -> None:
         text = LOST.format(why=why)

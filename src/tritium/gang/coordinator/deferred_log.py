@@ -76,9 +76,9 @@ class DeferredLog:
             )
         self._write("store", piece.body, ever=True, **piece.fields())
 
-    def settle(self) -> None:
+    def wait_for_uploads(self) -> None:
         """Wait until every stored file is in the run directory. Raises StoreFailed."""
-        for name in self._stored.settle() if self._stored is not None else ():
+        for name in self._stored.wait_for_uploads() if self._stored is not None else ():
             self.event("stored", name=name)
 
     def written(self, results: int) -> IO[bytes]:

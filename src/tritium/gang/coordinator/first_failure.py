@@ -24,21 +24,24 @@ class FirstFailure:
             self._gang.end(failure)
             return
         if not self._doubtful:
-            self._gang.after(CAUSE_SECONDS, self._settle)
+            self._gang.after(CAUSE_SECONDS, self._decide)
         self._doubtful.append(failure)
 
     def on_regroup(self, member: Member, message: Message) -> None:
         """End the gang, to be started again with more ranks, as the ranks have agreed."""
         self._gang.end(Failure(how="regroup", rank=member.number, host=member.host, pid=member.pid))
 
-    def _settle(self) -> None:
+    def _decide(self) -> None:
         """End the gang with the least doubtful failure that was held back, as no death has explained it.
 
         Waits while another rank's supervisor is disconnected: it may turn out to be lost, which is the cause then.
         """
         blamed = {failure.rank for failure in self._doubtful}
         others = [m for m in self._gang.members.values() if m.best_number not in blamed]
-        if any(m.session.connection is None and m.session.over is None for m in others) and self._gang.failure is None:
-            self._gang.after(AWAY_SECONDS, self._settle)
+        if (
+            any(m.session.connection is None and m.session.closed is None for m in others)
+            and self._gang.failure is None
+        ):
+            self._gang.after(AWAY_SECONDS, self._decide)
             return
         self._gang.end(min(self._doubtful, key=lambda failure: failure.doubt))

@@ -77,7 +77,7 @@ def run(
             own.await_gone(10.0)
             own.close()  # so that it records nothing after this
             try:
-                deferred.settle()
+                deferred.wait_for_uploads()
             except TritiumError as error:
                 raise _marked(error, Failure.of(error, 0, host=supervisor.host, pid=os.getpid())) from error
             with deferred.written(own.result_bytes) as file:

@@ -30,7 +30,7 @@ class Rows:
         self._gang = gang
         self._stream = stream
         self._verify = verify
-        self._keepers = {name: WatermarkTracker(gang.size) for name in names}
+        self._trackers = {name: WatermarkTracker(gang.size) for name in names}
         self._marked: dict[str, float] = {}  # name → time of the last mark that was sent
         self._marking: set[str] = set()  # names whose next mark is scheduled
 
@@ -62,10 +62,10 @@ class Rows:
 
     def mark(self, name: str, rank: int, rows: int, *, ended: bool) -> None:
         """Update a rank's number of rows, and send a mark if it changes, at most every MARK_SECONDS."""
-        keeper = self._keepers[name]
-        if not keeper.report(rank, rows, ended) or not (self._stream or keeper.complete):
+        tracker = self._trackers[name]
+        if not tracker.report(rank, rows, ended) or not (self._stream or tracker.complete):
             return
-        if keeper.complete or time.monotonic() - self._marked.get(name, 0.0) >= MARK_SECONDS:
+        if tracker.complete or time.monotonic() - self._marked.get(name, 0.0) >= MARK_SECONDS:
             self._send_mark(name)
         elif name not in self._marking:
             self._marking.add(name)
@@ -74,7 +74,7 @@ class Rows:
     def _send_mark(self, name: str) -> None:
         """Broadcast what has changed since the last mark; sessions deliver every one, in order."""
         self._marking.discard(name)
-        mark = self._keepers[name].change()
+        mark = self._trackers[name].change()
         if mark is not None:
             self._marked[name] = time.monotonic()
             self._gang.broadcast("mark", name=name, rows=mark.rows, ended=list(mark.ended.items()))

@@ -12,10 +12,10 @@ from tritium.gang.coordinator.stalls import (
     RankStatus,
     Verdict,
     at_fault,
+    describe_stall,
+    describe_starved,
     judge,
     starved,
-    starved_story,
-    story,
 )
 from tritium.gang.failure import Failure
 from tritium.gang.stall_limit import StallLimit
@@ -88,12 +88,12 @@ class StallWatch:
         if stuck:
             first = order[0]
             seconds = first.quiet + now - first.heard
-            text = story(first, order, others, self._answers, now)
+            text = describe_stall(first, order, others, self._answers, now)
         else:
             assert starved_rank is not None
             first = starved_rank
             seconds = first.rows_quiet + now - first.heard
-            text = starved_story(starved_rank, [*order, *others], self._answers, now)
+            text = describe_starved(starved_rank, [*order, *others], self._answers, now)
         stacks = {
             status.rank: self._texts.get(status.rank)
             or f"(no stack: {self._answers.get(status.rank, NO_ANSWER).why})\n"

@@ -162,7 +162,7 @@ def line(status: RankStatus, answer: Answer) -> str:
     return f"rank {status.rank} (host {status.host}): {place}{', ' if place and where else ''}{where}"
 
 
-def story(
+def describe_stall(
     first: RankStatus, order: list[RankStatus], others: list[RankStatus], answers: Mapping[int, Answer], now: float
 ) -> str:
     """Write the report of a hung rank: the one at fault, what the others wait for, and where every rank is."""
@@ -204,7 +204,7 @@ def _together(order: list[RankStatus], others: list[RankStatus], answers: Mappin
     )
 
 
-def starved_story(status: RankStatus, order: list[RankStatus], answers: Mapping[int, Answer], now: float) -> str:
+def describe_starved(status: RankStatus, order: list[RankStatus], answers: Mapping[int, Answer], now: float) -> str:
     """Write the report of rows that don't arrive: how many there are, and where every rank is."""
     rows = ", ".join(f"{count:,} rows of {name!r}" for name, count in status.rows.items()) or "no rows"
     seconds = status.rows_quiet + now - status.heard

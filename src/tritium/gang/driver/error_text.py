@@ -25,6 +25,6 @@ def finish(error: TritiumError, recorder: Recorder, tried: Sequence[str] = ()) -
         step, path = recorder.newest
         places += [f"Newest checkpoint: step {step}, in {path}"]
         if not isinstance(error, (BadRow, DataChanged)):  # the same call would raise these again
-            places += [f'Next: the same call with run_dir="{recorder.run_dir}" goes on from there.']
+            places += [f'Next: the same call with run_dir="{recorder.run_dir}" continues from there.']
     paragraphs = [str(error).rstrip(), "\n".join(filter(None, tried)), "\n".join(places)]
     error.args = (masked("\n\n".join(filter(None, paragraphs))),)

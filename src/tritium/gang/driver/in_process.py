@@ -17,7 +17,7 @@ from tritium.gang.driver.attempt import Attempt, prepared
 from tritium.gang.driver.rank_environment import surrounded
 from tritium.gang.rank.peers import Peer
 from tritium.gang.rank.progress_page import ProgressWriter
-from tritium.gang.rank.world import World, entered, finish_checkpoints, settle_checkpoints
+from tritium.gang.rank.world import World, entered, finish_checkpoints, wait_for_checkpoints
 from tritium.gang.supervisor.gpus import gpus_here
 
 if TYPE_CHECKING:
@@ -45,7 +45,7 @@ class InProcess:
             me = Peer(0, socket.gethostname(), "127.0.0.1", 0, device, os.getpid())
             world = World(0, 1, 0, 1, me.host, device, (me,), attempt.run_id, control)
             stack.enter_context(entered(world))
-            stack.callback(settle_checkpoints, world)
+            stack.callback(wait_for_checkpoints, world)
             stack.enter_context(surrounded(attempt.gang, world))
             attempt.recorder.event("formed", peers=[vars(me)])
             result = attempt.function(*attempt.args, **attempt.kwargs)

@@ -17,7 +17,7 @@ from tritium.gang.driver.attempt import Attempt
 from tritium.gang.driver.captures import uses
 from tritium.gang.driver.function_check import inspect
 from tritium.gang.driver.recorder import Recorder
-from tritium.gang.driver.retry import until_no_loss
+from tritium.gang.driver.retry import run_with_retries
 from tritium.gang.settings import Gang, showing
 from tritium.observe.events import new_run_dir
 
@@ -117,8 +117,8 @@ def start(
     first = Attempt(fn, args, kwargs or {}, gang, frames, exchange, spark, run_id, recorder, gang.most, tensors=tensors)
     problem: BaseException | None = None
     try:
-        results = until_no_loss(first, attempted)
-        recorder.settle()
+        results = run_with_retries(first, attempted)
+        recorder.wait_for_uploads()
     except BaseException as error:
         problem = error
         raise
@@ -126,7 +126,7 @@ def start(
         release(first, problem is None)
         report = recorder.close(problem)
     for each in recorder.non_fatal_errors:
-        warnings.warn(masked(each.story(run_dir)), TritiumWarning, stacklevel=3)
+        warnings.warn(masked(each.as_warning(run_dir)), TritiumWarning, stacklevel=3)
     return Run(run_id, run_dir, results, report)
 
 

@@ -97,10 +97,10 @@ class Recorder:
         if self._open()[0].store(piece):
             self.event("stored", name=piece.name)
 
-    def settle(self) -> None:
+    def wait_for_uploads(self) -> None:
         """Wait until every stored file is in the run directory (uploads included). Raises StoreFailed."""
         if self._opened is not None:
-            for name in self._opened[0].settle(self.note):
+            for name in self._opened[0].wait_for_uploads(self.note):
                 self.event("stored", name=name)
 
     def open(self) -> None:

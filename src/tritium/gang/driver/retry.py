@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 KILLS = 3  # a rank that was killed this often at the same step is not retried
 
 
-def until_no_loss(attempt: Attempt, run: Callable[[Attempt], list[Any]]) -> list[Any]:
+def run_with_retries(attempt: Attempt, run: Callable[[Attempt], list[Any]]) -> list[Any]:
     """Return `run(attempt)`; after a loss, run again as often as the gang's `retries` allow.
 
     A Regroup (the gang can grow) starts it again without counting as a retry.
@@ -33,7 +33,7 @@ def until_no_loss(attempt: Attempt, run: Callable[[Attempt], list[Any]]) -> list
             continue
         except TritiumError as error:
             losses.append(error)
-            over = why_over(losses, attempt.gang.retries) if attempt.gang.on != "here" and is_loss(error) else ""
+            over = why_given_up(losses, attempt.gang.retries) if attempt.gang.on != "here" and is_loss(error) else ""
             if over is not None:
                 finish(error, attempt.recorder, [*history(losses), over] if len(losses) > 1 else [])
                 raise
@@ -52,7 +52,7 @@ def is_loss(error: TritiumError) -> bool:
     return isinstance(error, IncompleteShard) or bool(getattr(error, "lost", False))
 
 
-def why_over(losses: list[TritiumError], retries: int) -> str | None:
+def why_given_up(losses: list[TritiumError], retries: int) -> str | None:
     """Return why there is no further attempt; None when there is one."""
     kills = Counter((e.rank, getattr(e, "step", None)) for e in losses if getattr(e, "signal", None) == "SIGKILL")
     for (rank, step), times in kills.items():

@@ -109,7 +109,7 @@ class SourceWatch:
     def running(self) -> int:
         """Count the running tasks of this launch's jobs, by Spark's scheduler.
 
-        The status tracker lags behind: with two tasks that start within 0.1 s of each other, it goes on saying one.
+        The status tracker lags behind: with two tasks that start within 0.1 s of each other, it keeps saying one.
         """
         context = self._context()
         tracker, scheduler = context.statusTracker(), context.taskScheduler()
@@ -142,7 +142,7 @@ class SourceWatch:
         """Return a stall when no source task made progress for `limit` seconds (at least HEARTBEATS intervals)."""
         now = time.monotonic()
         if self._connect:
-            return self._stalled_far(limit * CONNECT_TIMES, now)
+            return self._stalled_on_connect(limit * CONNECT_TIMES, now)
         if not self._active:
             self._moved = now
             return None
@@ -162,7 +162,7 @@ class SourceWatch:
         if any(thread.computes for thread in threads):
             self._moved = now
             return None
-        return self._story(threads, now)
+        return self._describe(threads, now)
 
     def _numbers(self, stage: int) -> tuple[Any, ...]:
         data = self._context().statusStore().lastStageAttempt(stage)
@@ -227,7 +227,7 @@ class SourceWatch:
                     found.append(_Thread(executor, name.removeprefix(_TASK_THREAD), runs, top[0] if top else ""))
         return found
 
-    def _story(self, threads: list[_Thread], now: float) -> SourceStall:
+    def _describe(self, threads: list[_Thread], now: float) -> SourceStall:
         stage, seconds = self._active[0], now - self._moved
         data: Any = self._context().statusStore().lastStageAttempt(stage)
         running = int(data.numActiveTasks())
@@ -248,7 +248,7 @@ class SourceWatch:
         lines += ["", advice(workers)]
         return SourceStall("\n".join(lines), stage, running, round(seconds, 1))
 
-    def _stalled_far(self, limit: float, now: float) -> SourceStall | None:
+    def _stalled_on_connect(self, limit: float, now: float) -> SourceStall | None:
         """Do as `stalled` over Connect, only for stages that can't be the gang's own, whose counts never change."""
         open_ = [stage for stage in self._stages if stage[2] < stage[1] and stage[1] != self._ranks]
         seen = (self._in_flight, self._stages)

@@ -218,7 +218,7 @@ def _of_the_machines(how: Ended, type_: str, text: str, links: list[Link]) -> Tr
         return IncompleteShard(
             "Spark lost map output of the exchange, with its executor or its disk, before the ranks had read it: "
             f"{first_line(how.reason)} No rank took its shard for complete. Launch again, and Spark computes the "
-            "source anew."
+            "source again."
         )
     if type_ == _PYTHON:
         return _of_the_installation(how, text)
@@ -262,10 +262,10 @@ def _of_the_source(how: Ended, type_: str, text: str) -> JobFailed:
         return JobFailed(f"The Spark job of this run failed: {reason}", lost=True, reason=reason)
     told = python_error(text) if type_ == _PYTHON else first_line(text or type_)
     name = "" if type_ == _PYTHON or re.match(r"\[[A-Z_.]+\]", told) else f"{type_.rpartition('.')[2]}: "
-    story = f"\n\n{_traceback(text)}" if type_ == _PYTHON else ""
+    trace = f"\n\n{_traceback(text)}" if type_ == _PYTHON else ""
     reason = f"{name}{told}"
     return JobFailed(
-        f"The source of the data failed in Spark: {reason}{story}", lost=False, reason=reason[:LONGEST_REASON]
+        f"The source of the data failed in Spark: {reason}{trace}", lost=False, reason=reason[:LONGEST_REASON]
     )
 
 

@@ -37,7 +37,7 @@ DYING_SECONDS = 0.5  # how long the JVM may take to exit after its connection br
 
 _SILENCE = "no rank has reported yet: Spark still computes the source, or all its slots are taken"
 _STARTING = "Spark starts the ranks' tasks, or all its slots are taken"
-_FAR_SILENCE = (
+_CONNECT_SILENCE = (
     "no rank has reported yet: Spark still computes the source, all its slots are taken, or executors can't reach this "
     "client (then output and progress come at the end)"
 )
@@ -80,7 +80,7 @@ class SparkJob:
     def silence(self) -> str:
         """The note that says why no rank has reported yet, with the progress of the sources."""
         if self._connect or not self._watch.tasks:
-            return _FAR_SILENCE if self._connect else _SILENCE
+            return _CONNECT_SILENCE if self._connect else _SILENCE
         if not self._watch.busy:
             return f"no rank has reported yet: {self._watch.completed} tasks of the sources have ended, and {_STARTING}"
         quiet = time.monotonic() - self._watch.ended_since
@@ -198,13 +198,13 @@ class SparkJob:
         elif reason:
             line = " ".join(reason.split())[:300]
             try:
-                self._settle()
+                self._wait_for_tasks()
             finally:
                 self._safely(lambda: self._spark.sparkContext._jsc.sc().cancelJobsWithTag(self.tag, line), None)
         else:
             self._safely(lambda: self._spark.sparkContext.cancelJobsWithTag(self.tag), None)
 
-    def _settle(self) -> None:
+    def _wait_for_tasks(self) -> None:
         """Wait until Spark knows that all tasks but one have ended: it logs a line for each that it cancels."""
         deadline = time.monotonic() + SETTLE_SECONDS
         while not self.ended and time.monotonic() < deadline and self._safely(self._watch.running, 0) > 1:
@@ -248,7 +248,7 @@ def jvm_gone(spark: Any, error: BaseException) -> JobFailed | None:
     else:
         how = f"was killed by {signal_name(-code)}" if code < 0 else f"has ended with exit code {code}"
     return _gone(
-        f"{who}, {how}", "This Python process can't have another: start it (or the notebook's kernel) anew", error
+        f"{who}, {how}", "This Python process can't have another: restart it (or the notebook's kernel)", error
     )
 
 

@@ -160,12 +160,12 @@ class Checkpoints:
 
     def wait(self) -> None:
         """Wait for the save that is in flight, and raise its error, if any."""
-        self.settle()
+        self.wait_quietly()
         problem, self._problem = self._problem, None
         if problem is not None:
             raise problem
 
-    def settle(self) -> None:
+    def wait_quietly(self) -> None:
         """Wait for the save that is in flight, without raising its error."""
         if self._thread is not None:
             with self._control.progress.within("saving a checkpoint"):
@@ -190,7 +190,7 @@ class Checkpoints:
         except BaseException as error:
             if first:
                 self._store.discard(name)
-            if isinstance(error, TritiumError):  # let the others, which wait in this all-gather, go on
+            if isinstance(error, TritiumError):  # let the others, which wait in this all-gather, continue
                 self._exchange("checkpoint.save", None)
             raise
         if first:
@@ -269,11 +269,11 @@ class Checkpoints:
         for reason in self._store.damaged.values():
             self._control.tell("note", text=f"checkpoint passed over: {reason}")
         if loaded is not None:
-            text = f"goes on from the checkpoint of step {loaded.step} in {loaded.path}"
+            text = f"continues from the checkpoint of step {loaded.step} in {loaded.path}"
             self._control.tell("note", text=text)
             self._control.tell("resumed", step=loaded.step, path=loaded.path)
         elif self._store.damaged:
-            self._control.tell("note", text=f"no checkpoint in {self._store.path} can be loaded: starts anew")
+            self._control.tell("note", text=f"no checkpoint in {self._store.path} can be loaded: starts over")
 
 
 class Clock:

@@ -184,7 +184,7 @@ def finish_checkpoints(world: World) -> None:
         world.checkpoint.wait()
 
 
-def settle_checkpoints(world: World) -> None:
+def wait_for_checkpoints(world: World) -> None:
     """Wait for the last save without raising its error, as another error is being raised."""
     if "checkpoint" in vars(world):
-        world.checkpoint.settle()
+        world.checkpoint.wait_quietly()

@@ -84,9 +84,9 @@ class Ending:
     def check(self) -> None:
         """Raise GangEnded if the gang has ended."""
         if self.reason is not None:
-            raise GangEnded(self._story())
+            raise GangEnded(self._reason())
 
-    def _story(self) -> str:
+    def _reason(self) -> str:
         if self.failure is None:
             return f"This gang was ended: {self.reason}"
         return "\n".join([self.failure.headline(), "", self.failure.traceback]).rstrip()

@@ -1,4 +1,4 @@
-"""The training checkpoint: what a training needs to go on where it was, saved and put back (rank)."""
+"""The training checkpoint: what a training needs to continue where it was, saved and put back (rank)."""
 
 from __future__ import annotations
 
@@ -124,7 +124,7 @@ class TrainingCheckpoint:
         return len(self._state.history) if self._stopped else self._settings.epochs
 
     def epoch_metrics(self, epoch: Any, ranks: Any) -> EpochMetrics:
-        """The sums of an epoch: as they were where it goes on, else zero."""
+        """The sums of an epoch: as they were where it continues, else zero."""
         metrics, before = EpochMetrics(self._settings.named_metrics(), ranks), self._metrics
         self._metrics = None
         if before is not None and epoch.first > 0:
@@ -169,7 +169,7 @@ class TrainingCheckpoint:
     # ---- what is kept
 
     def _replicated(self) -> dict[str, Any]:
-        self._divergence.settle()  # of a training whose loss is not a number, nothing is kept
+        self._divergence.check()  # of a training whose loss is not a number, nothing is kept
         state = self._state
         return {
             "identity": self._identity,

@@ -103,7 +103,7 @@ class Gradients:
     In its first step DDP exchanges all gradients as one bucket, in the reverse order of the module's parameters; from
     the second on in buckets that follow the order in which those of the first step arrived on rank 0. Where a gradient
     lies in its bucket decides which rank's share is added first, and so the last bit of a sum of three or more. A
-    training that goes on at a later step must have the later buckets at once, so their order is kept with a checkpoint.
+    training that continues at a later step needs the later buckets at once, so their order is kept in checkpoints.
 
     Without DDP (one rank, or nothing to train) there is nothing to exchange.
     """
@@ -111,7 +111,7 @@ class Gradients:
     def __init__(self, net: torch.nn.Module, module: torch.nn.Module | None = None) -> None:
         """`module`: by whose names a parameter is called in an error."""
         self._net = net if isinstance(net, DistributedDataParallel) else None
-        # With parameters that may get no gradient DDP never makes its buckets anew.
+        # With parameters that may get no gradient DDP never makes its buckets again.
         self._keeps = self._net is None or bool(self._net.find_unused_parameters)
         self._trained = [parameter for parameter in net.parameters() if parameter.requires_grad]
         self._frozen: list[tuple[str, torch.nn.Parameter]] = []

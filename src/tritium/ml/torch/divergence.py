@@ -18,7 +18,7 @@ class DivergenceCheck:
 
     A step needs no collective for it: a rank whose loss is not a number spoils the mean of the gradients, which all
     have anyway. Nor is it held up: it is looked at one step later, when a GPU has long computed it. A loss that leaves
-    the gradients whole has done no harm, and is found when the ranks `settle`.
+    the gradients whole has done no harm, and is found when the ranks call `check`.
     """
 
     def __init__(self, ranks: Ranks, schema: Any) -> None:
@@ -31,7 +31,7 @@ class DivergenceCheck:
         self._look()
         self._watched = batches, torch.stack([norm, *(loss.to(norm.device) for loss in losses)])
 
-    def settle(self) -> None:
+    def check(self) -> None:
         """Before anything is kept, and at the end of an epoch: looks at the losses of all ranks, too. A collective."""
         self._look()
         if self._ranks.any(self._bad is not None):

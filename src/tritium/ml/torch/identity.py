@@ -1,4 +1,4 @@
-"""What a training with PyTorch is, so that another one does not go on from its checkpoints (driver, rank)."""
+"""What a training with PyTorch is, so that another one does not continue from its checkpoints (driver, rank)."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ _ADDRESS = re.compile(r" at 0x[0-9a-f]+", re.IGNORECASE)
 def identity(
     settings: TorchSettings, module: torch.nn.Module, optimizer: Any, fields: Iterable[Field]
 ) -> dict[str, Any]:
-    """What must be equal for a training to go on: what is trained, on which columns, and by which settings.
+    """What must be equal for a training to continue: what is trained, on which columns, and by which settings.
 
     To be taken before a scheduler or a callback changes the optimizer's groups.
     """

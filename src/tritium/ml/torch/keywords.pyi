@@ -54,7 +54,7 @@ class TorchKeywords(GangKeywords, total=False):
     still sending, shuffled in windows), False (by row id)."""
     row_key: Any
     """Columns that identify a row. Rows are sorted by them within their partitions, so that an epoch which is
-    resumed after a loss goes on exactly, also when Spark computes a join or an aggregation again."""
+    resumed after a loss continues exactly, also when Spark computes a join or an aggregation again."""
     gradient_accumulation: int
     """Batches whose gradients make one optimizer step."""
     early_stopping: Any
@@ -63,14 +63,14 @@ class TorchKeywords(GangKeywords, total=False):
     """Objects with the methods of tritium.ml.Callback, called in every rank."""
     checkpoint_every: Any
     """How often the training is saved to the run directory, from which a retry, or a later fit with the same
-    run_dir, goes on: a time ("1min"), a number of optimizer steps, or None: never."""
+    run_dir, continues: a time ("1min"), a number of optimizer steps, or None: never."""
     checkpoint_keep: int
     """How many checkpoints are kept."""
-    if_data_changed: Literal["refuse", "anew"]
-    """When a training goes on over other rows than it was begun with: "refuse", or begin the epoch "anew" with the
-    rows of now."""
+    if_data_changed: Literal["refuse", "restart"]
+    """When a training continues over other rows than it was begun with: "refuse", or "restart" the epoch on the
+    current rows."""
     if_code_changed: Literal["refuse", "continue"]
-    """When a training goes on with another model, loss, train_step, scheduler or metric than it was begun with:
+    """When a training continues with another model, loss, train_step, scheduler or metric than it was begun with:
     "refuse", or "continue" with the code of now."""
     verbose: bool
     """Whether steps and losses are shown while training."""
@@ -125,7 +125,7 @@ class TorchParams:
     callbacks: Param[Sequence[Any]]
     checkpoint_every: Param[Any]
     checkpoint_keep: Param[int]
-    if_data_changed: Param[Literal["refuse", "anew"]]
+    if_data_changed: Param[Literal["refuse", "restart"]]
     if_code_changed: Param[Literal["refuse", "continue"]]
     verbose: Param[bool]
     model: Param[Any]
@@ -192,8 +192,8 @@ class TorchParams:
     def setCheckpointEvery(self: P, value: Any) -> P: ...
     def getCheckpointKeep(self) -> int: ...
     def setCheckpointKeep(self: P, value: int) -> P: ...
-    def getIfDataChanged(self) -> Literal["refuse", "anew"]: ...
-    def setIfDataChanged(self: P, value: Literal["refuse", "anew"]) -> P: ...
+    def getIfDataChanged(self) -> Literal["refuse", "restart"]: ...
+    def setIfDataChanged(self: P, value: Literal["refuse", "restart"]) -> P: ...
     def getIfCodeChanged(self) -> Literal["refuse", "continue"]: ...
     def setIfCodeChanged(self: P, value: Literal["refuse", "continue"]) -> P: ...
     def getVerbose(self) -> bool: ...

@@ -40,8 +40,8 @@ def train(
 ) -> dict[str, Any] | None:
     """Train on this rank's shards. Rank 0 stores the weights, and returns the history and the shapes it saw.
 
-    `facts` is what the driver has found out; `user_run_dir`: the user named the run directory, where a training goes on
-    that was begun there; `identity_with_code` is what the driver knows of this training, which goes into its
+    `facts` is what the driver has found out; `user_run_dir`: the user named the run directory, where a training
+    continues that was begun there; `identity_with_code` is what the driver knows of this training, which goes into its
     checkpoints.
     """
     world = this_world()
@@ -109,7 +109,7 @@ def _train(
                 net.train()
                 output_known = True
             progress.on_step(epoch, batches, losses[-1])
-        divergence.settle()
+        divergence.check()
         if epoch.number == 0 and settings.verbose:
             tell_one_step(epoch, shard.counts, batch_size, tell)
         entry = metrics.entry(epoch.number + 1)

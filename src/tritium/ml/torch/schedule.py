@@ -1,4 +1,4 @@
-"""The learning rate while a training goes on, and where it was interrupted (rank)."""
+"""The learning rate while a training continues, and where it was interrupted (rank)."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class Schedule:
 
     A scheduler has the groups that the optimizer held when the training began. One that a callback adds later keeps its
     own options: torch's schedulers keep a value per group from when they were made, and most can't take another one
-    (LambdaLR and OneCycleLR fail, StepLR goes on with it, CosineAnnealingLR leaves it alone).
+    (LambdaLR and OneCycleLR fail, StepLR continues with it, CosineAnnealingLR leaves it alone).
     """
 
     def __init__(
@@ -73,7 +73,7 @@ class Schedule:
         finally:
             self._optimizer.param_groups = groups
 
-    # ---- going on where a checkpoint was
+    # ---- continuing where a checkpoint was
 
     def state_dict(self) -> dict[str, Any]:
         """For a checkpoint."""
@@ -151,7 +151,7 @@ class Schedule:
         steps = -(-self._steps() // together)
         done = min(steps, -(-epoch.first // together))
         self._from, self._span, self._taken = epoch.number * steps + done, steps - done, 0
-        # An epoch that goes on at another world size may have a step more or less than its share of the schedule.
+        # An epoch that continues at another world size may have a step more or less than its share of the schedule.
         self._groups = max(1, -(-(epoch.steps - epoch.first) // together))
         if self._scheduler is None:
             self._make(steps * self._settings.epochs, self._from)

@@ -16,7 +16,7 @@ class Copies:
     """One copy of a module for each device that it was applied on, its weights brought up to date for each call.
 
     Weights are written over, and not compared first: to read 500 MB for a comparison takes longer than to send them
-    to a GPU. A copy is made anew when anything else of the module has changed: a layer, an attribute, a hook; and for
+    to a GPU. A copy is made again when anything else of the module has changed: a layer, an attribute, a hook; and for
     each call where that can't be told, because the module can't be pickled (one with parametrizations).
     """
 

@@ -70,7 +70,7 @@ def trainable(tensors: Mapping[str, torch.Tensor]) -> dict[str, bool]:
 
 @contextmanager
 def seeded(seed: int) -> Iterator[None]:
-    """Let torch, NumPy and `random` draw from `seed` in the block; after it they go on as if it had not been.
+    """Let torch, NumPy and `random` draw from `seed` in the block; afterwards they draw as if it had not been.
 
     One thread at a time, as the generators are the process's.
     """

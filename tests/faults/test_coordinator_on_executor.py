@@ -42,7 +42,7 @@ def launch(cluster: Any, function: Callable[..., Any], run: Path, *args: Any, **
 
 
 def saves(place: str) -> list[int]:
-    """Saves a checkpoint, says so, and stays; the second time it goes on from there."""
+    """Saves a checkpoint, says so, and stays; the second time it continues from there."""
     world = tr.world()
     found = world.checkpoint.load()
     if found is None:

@@ -1,4 +1,4 @@
-"""A training that is interrupted and goes on ends as if nothing had happened."""
+"""A training that is interrupted and continues ends as if nothing had happened."""
 
 from __future__ import annotations
 
@@ -175,8 +175,8 @@ def test_every_row_counts_once_at_another_world_size(tmp_path: Path) -> None:
     model = train(tmp_path / "run", ranks=3, **OTHER_STEP)
     assert [entry["rows"] for entry in model.history] == [ROWS] * 3
     notes = report(tmp_path / "run")["notes"]
-    assert any(note.startswith("goes on from the checkpoint of step") for note in notes), notes
-    assert not any("anew" in note for note in notes), notes
+    assert any(note.startswith("continues from the checkpoint of step") for note in notes), notes
+    assert not any("starts over" in note for note in notes), notes
 
 
 def test_the_same_run_directory_again_has_nothing_left_to_do_or_goes_on_for_more_epochs(
@@ -193,7 +193,7 @@ def test_the_same_run_directory_again_has_nothing_left_to_do_or_goes_on_for_more
     same(train(tmp_path / "whole", epochs=5), more)
     assert (
         report(tmp_path / "run")["notes"][0]
-        == f"a training in {tmp_path}/run goes on: epoch 4 of 5, after step 18 in all"
+        == f"a training in {tmp_path}/run continues: epoch 4 of 5, after step 18 in all"
     )
 
 
@@ -210,7 +210,7 @@ def test_another_training_in_the_same_run_directory_is_refused_before_anything_h
     assert "optimizer: 'SGD', was 'Adam'" in text
     assert "weights 0.weight: None, was 'torch.float32 [16, 3]'" in text
     assert "weights weight: 'torch.float32 [1, 2]', was None" in text
-    assert "Name another run_dir to train anew" in text
+    assert "Name another run_dir to train from the beginning" in text
     assert (run / "events.jsonl").read_bytes() == events
 
     only_in_ranks = lambda p: torch.optim.SGD(p, 0.1) if RANK in os.environ else 1 / 0  # noqa: E731
@@ -227,7 +227,7 @@ def test_without_checkpoints_of_its_own_it_is_refused_too_or_says_that_it_begins
         train(run, batch_size=4, checkpoint_every=None)
     model = train(run, epochs=1, checkpoint_every=None)
     assert len(model.history) == 1
-    said = next(note for note in report(run)["notes"] if "begins anew, as checkpoint_every is None" in note)
+    said = next(note for note in report(run)["notes"] if "starts over, as checkpoint_every is None" in note)
     assert "after step 6, are neither read nor replaced" in said
     assert {path: path.read_bytes() for path in sorted((run / "checkpoints").rglob("*")) if path.is_file()} == before
 
@@ -248,7 +248,7 @@ def test_other_rows_are_refused_and_the_same_rows_in_another_order_begin_their_e
         train(tmp_path / "run", table()[:80], **OTHER_STEP)
     model = train(tmp_path / "run", table().sort_by([("id", "descending")]), **OTHER_STEP)
     assert [entry["rows"] for entry in model.history] == [ROWS] * 3
-    assert any("so epoch 2 starts anew" in note for note in report(tmp_path / "run")["notes"])
+    assert any("so epoch 2 starts over" in note for note in report(tmp_path / "run")["notes"])
 
 
 def test_a_row_key_makes_another_order_exact(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""An error is a short story: what failed, what the others did, what was tried, where everything is, what to do next."""
+"""An error's text: what failed, what the other ranks did, the retries, where everything is, the next move."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ def test_of_an_exception(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
     assert end.splitlines() == [
         f"Logs and events of the whole run: {run}",
         f"Newest checkpoint: step 2, in {run}/checkpoints/000000000002",
-        f'Next: the same call with run_dir="{run}" goes on from there.',
+        f'Next: the same call with run_dir="{run}" continues from there.',
     ]
     assert tr.launch(train, args=(print, str(tmp_path / "go")), ranks=3, on="driver", run_dir=str(run), **QUIET) == [
         2,

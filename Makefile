@@ -6,7 +6,7 @@ WORKERS ?= 2
 CHAOS_SEED ?=
 CHAOS_ROUNDS ?= $(if $(CHAOS_SEED),1,20)
 
-.PHONY: help setup demo test faults chaos lint format types imports docs bench clean constraints keywords
+.PHONY: help setup demo quick test faults chaos lint format types imports docs bench clean constraints keywords
 
 help:            ## this list
 	@sed -n 's/^\([a-z]*\): .*## /  make \1	/p' Makefile | expand -t 22
@@ -16,6 +16,12 @@ setup:           ## .venv with the pinned dependencies (every other target does 
 
 demo: setup      ## train on the bike-sharing data with two ranks, then score a batch and a stream
 	@$(BIN)/tritium demo
+
+quick: setup     ## in a minute: lint, types, imports, and the tests that start neither a JVM nor ranks
+	@$(BIN)/ruff check -q .
+	@$(BIN)/ruff format -q --check .
+	@$(BIN)/mypy
+	@$(BIN)/python -m pytest -q -n $(WORKERS) -m "not processes" tests/unit
 
 test: setup      ## every test, in WORKERS processes side by side (much of what is tested is waiting)
 	@$(BIN)/python -m pytest -n $(WORKERS)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import functools
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -27,16 +28,28 @@ def depth(module: str) -> int:
     return next(number for number, layer in enumerate(LAYERS) if name == layer or name in layer.split())
 
 
+@functools.cache
 def modules() -> dict[str, Path]:
     paths = sorted(PACKAGE.rglob("*.py"))
     names = [path.relative_to(PACKAGE.parent).with_suffix("").parts for path in paths]
     return {".".join(n[:-1] if n[-1] == "__init__" else n): p for n, p in zip(names, paths, strict=True)}
 
 
-def imported(path: Path) -> Iterator[tuple[int, str]]:
+@functools.cache
+def nodes(path: Path) -> list[ast.AST]:
+    """What a file says: the nodes of its syntax tree."""
+    return list(ast.walk(ast.parse(path.read_text())))
+
+
+@functools.cache
+def imported(path: Path) -> list[tuple[int, str]]:
     """Every module of Tritium's that a file names: imports, also inside functions, and names given to importlib."""
+    return list(_imported(path))
+
+
+def _imported(path: Path) -> Iterator[tuple[int, str]]:
     known = modules()
-    for node in ast.walk(ast.parse(path.read_text())):
+    for node in nodes(path):
         if isinstance(node, ast.Import):
             found = [name.name for name in node.names]
         elif isinstance(node, ast.ImportFrom):
@@ -82,9 +95,9 @@ def test_no_two_files_import_each_other() -> None:
 
 def test_files_and_classes_are_small() -> None:
     for name, path in modules().items():
-        text = path.read_text()
-        assert len(text.splitlines()) <= LINES, f"{name} is longer than {LINES} lines: does it hold one thing?"
-        for node in ast.walk(ast.parse(text)):
+        lines = len(path.read_text().splitlines())
+        assert lines <= LINES, f"{name} is longer than {LINES} lines: does it hold one thing?"
+        for node in nodes(path):
             if isinstance(node, ast.ClassDef):
                 methods = [each for each in node.body if isinstance(each, ast.FunctionDef)]
                 assert len(methods) <= METHODS, f"{name}.{node.name} has {len(methods)} methods"
@@ -133,7 +146,7 @@ def test_a_model_is_known_through_its_engine_alone(module: str) -> None:
     frameworks = {"torch", "keras", "tensorflow", "jax", "lightgbm"}
     path = modules()[module]
     found: list[str] = []
-    for node in ast.walk(ast.parse(path.read_text())):
+    for node in nodes(path):
         if isinstance(node, ast.Import):
             found += [name.name for name in node.names]
         elif isinstance(node, ast.ImportFrom):
@@ -153,7 +166,7 @@ SHARED = {name: path for name, path in modules().items() if path.parent == PACKA
 def test_what_estimators_share_knows_no_framework(module: str) -> None:
     """A framework is handed in as a `Backend`; only the door `tritium.ml` names those that there are."""
     assert "torch" in FRAMEWORKS
-    for node in ast.walk(ast.parse(SHARED[module].read_text())):
+    for node in nodes(SHARED[module]):
         if isinstance(node, ast.Import):
             found = [name.name for name in node.names]
         elif isinstance(node, ast.ImportFrom):

@@ -110,7 +110,7 @@ class TestWhatCannotBePickled:
                 raise ZeroDivisionError("no")
 
         it = Stubborn()
-        assert "'it' (a test_inspect." in reason(lambda: it).replace("tests.unit.", "")
+        assert f"'it' (a {Stubborn.__module__}." in reason(lambda: it)
         assert "can't go to the ranks: no." in reason(lambda: it)
 
 

@@ -91,7 +91,7 @@ class Settings:
         "batch_size x ranks x gradient_accumulation.",
         None,
     )
-    epochs: int = setting("How often every row is seen.", 1)
+    epochs: int = setting("How many times every row is seen.", 1)
     validation: Any = setting(
         "Rows to validate on after each epoch: a fraction (chosen by a hash of the row and the seed), the name of "
         "a boolean column (True: validate), or a DataFrame.",
@@ -129,7 +129,7 @@ class Settings:
     )
     if_code_changed: Literal["refuse", "continue"] = setting(
         "When a training continues with another model, loss, train_step, scheduler or metric than it was begun with: "
-        '"refuse", or "continue" with the code of now.',
+        '"refuse", or "continue" with the current code.',
         "refuse",
     )
     verbose: bool = setting("Whether steps and losses are shown while training.", True)

@@ -38,7 +38,7 @@ class Backend(ABC, Generic[S]):
     """What an estimator needs of a framework. It keeps no state."""
 
     digest: ClassVar[type[CodeDigest]]
-    """Compares settings that are code or objects of the framework between sessions."""
+    """The digest that compares settings which are code or objects of the framework between sessions."""
 
     train: Callable[..., dict[str, Any] | None]
     """The function that every rank runs: (settings, validate, facts, user_run_dir, identity).

@@ -44,10 +44,7 @@ class Columns:
 
 
 def as_frame(frame: Any, name: str) -> Any:
-    """Return a Spark DataFrame as it is, a table of pandas or Arrow as an Arrow table.
-
-    Raises BadSetting for a Data, and BadData for anything else.
-    """
+    """Return a Spark DataFrame as it is, a table as an Arrow table. Raises BadSetting for a Data, else BadData."""
     if isinstance(frame, Data):
         what = "fit takes the DataFrame itself, and no tr.Data" if name == "train" else f"{name} is a tr.Data"
         raise BadSetting(
@@ -68,10 +65,7 @@ def schema_of(frame: Any) -> Any:
 
 
 def find_columns(frame: Any, settings: Settings) -> Columns:
-    """Return what is read of `frame`.
-
-    Raises BadData that lists every column that is missing or of a type that can't be trained on.
-    """
+    """Return what is read of `frame`. Raises BadData with every column that is missing or of an unfit type."""
     known = columns_of(schema_of(frame))
     labels = settings.labels()
     features = [name for given in settings.inputs().values() for name in names_in(given)]

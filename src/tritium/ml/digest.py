@@ -82,7 +82,7 @@ class CodeDigest:
         """Return the texts of any object."""
         if isinstance(thing, self.simple):
             return Parts(repr(thing))
-        if isinstance(thing, str):  # a captured one may be a path or the name of a run
+        if isinstance(thing, str):  # a captured one may be a path or a run's name, not part of what is trained
             return Parts("str", "", repr(str(thing))) if self.captured else Parts(repr(str(thing)))
         if id(thing) in self._known:
             return self._known[id(thing)][1]

@@ -107,7 +107,7 @@ class TrainingCheckpoint:
             state.module.load_state_dict(saved.own[state.rank]["buffers"], strict=False)
         if state.rank < saved.size:
             set_random_state(saved.own[state.rank]["random"], state.device)
-        else:  # a rank beyond the world size of then
+        else:  # a rank that the checkpoint does not have
             torch.manual_seed(self._settings.seed + state.rank + 1000 * saved.step)
         return [own["position"] for own in saved.own]
 

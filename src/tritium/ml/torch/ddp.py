@@ -24,7 +24,7 @@ class Ranks:
     def __init__(self, rank: int, size: int, device: torch.device) -> None:
         self.rank, self.size, self.device = rank, size, device
         self.stepping: Callable[[torch.nn.Module], torch.nn.Module] = lambda module: module
-        """Returns the module that DDP wraps, whose forward must compute all that gradients are taken of."""
+        """From a module, what DDP wraps; its forward must compute all that gradients are taken of."""
 
     def replicate(self, module: torch.nn.Module, find_unused_parameters: bool) -> torch.nn.Module:
         """Return the module with rank 0's weights, whose gradients are averaged over ranks in `backward`.
@@ -109,7 +109,7 @@ class Gradients:
     """
 
     def __init__(self, net: torch.nn.Module, module: torch.nn.Module | None = None) -> None:
-        """Take the exchange of `net`. `module` has the names of parameters for errors; None: the one that DDP wraps."""
+        """Handle the gradients of `net`. `module` gives errors the parameters' names; None: the one that DDP wraps."""
         self._net = net if isinstance(net, DistributedDataParallel) else None
         # With find_unused_parameters DDP never rebuilds its buckets.
         self._keeps = self._net is None or bool(self._net.find_unused_parameters)

@@ -49,10 +49,7 @@ class DivergenceCheck:
             raise self._error(batches)
 
     def _error(self, batches: list[Any]) -> TrainingDiverged:
-        """Return the error, the same on every rank. A collective call.
-
-        `batches` are those of a step whose gradients are not finite.
-        """
+        """Return the error, the same on every rank. A collective call. `batches`: a step with non-finite gradients."""
         bad = [] if self._bad is None else [self._bad]
         inputs = [(_INPUT, b.epoch, b.step, column) for b in [*bad, *batches] if (column := self._culprit(b))]
         losses = [(_LOSS, b.epoch, b.step, None) for b in bad]

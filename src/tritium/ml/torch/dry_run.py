@@ -29,7 +29,7 @@ Shapes = Mapping[str, tuple[int, ...]]
 
 @dataclass(frozen=True)
 class Facts:
-    """What the ranks are told about the dry run."""
+    """The result of the dry run for the ranks."""
 
     find_unused_parameters: bool = True
     """Whether some parameters got no gradient, or may get none, so that DDP must not wait for them."""

@@ -104,7 +104,7 @@ def _train(
             optimizer.zero_grad()
             schedule.on_step()
             checkpoint.on_step(batches[-1], metrics)
-            if not output_known:  # fail now, not after the last epoch, if it can't be predicted with
+            if not output_known:  # an output that can't be a prediction must fail now, not after the last epoch
                 describe(module, settings, checkpoint.example())
                 net.train()
                 output_known = True

@@ -1,4 +1,4 @@
-"""What a framework does for an estimator: the interface between `fitting` and torch, … (driver, rank)."""
+"""`Backend`: the interface between `fitting` and a framework such as torch (driver, rank)."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ S = TypeVar("S", bound=Settings)
 
 
 class DryRun(ABC, Generic[S]):
-    """A model that was called on the driver with rows of zeros, before anything starts."""
+    """A model that was called with rows of zeros on the driver, before anything starts."""
 
     @property
     @abstractmethod
@@ -25,42 +25,45 @@ class DryRun(ABC, Generic[S]):
 
     @abstractmethod
     def train(self, settings: S, label: Field, shape: tuple[int, ...] | None) -> Any:
-        """Try one step of training: BadSetting and BadData for what can't be trained.
+        """Try one step of training, and return the picklable `facts` that `Backend.train` is given.
 
         settings : with the task that follows from the scores.
         label : the batch column of the labels; `shape` is that of a row of it, None where only the data will tell.
-        Returns what `train` of the backend is given as `facts`. Picklable.
+
+        Raises BadSetting and BadData for what can't be trained.
         """
 
 
 class Backend(ABC, Generic[S]):
-    """A framework, as far as an estimator needs it. It keeps no state."""
+    """What an estimator needs of a framework. It keeps no state."""
 
     digest: ClassVar[type[CodeDigest]]
-    """How settings that are code or objects of the framework are compared between sessions."""
+    """The digest that compares settings which are code or objects of the framework between sessions."""
 
     train: Callable[..., dict[str, Any] | None]
     """The function that every rank runs: (settings, validate, facts, user_run_dir, identity).
 
     settings : S
     validate : whether there is a shard "validation" beside "train".
-    facts : what `DryRun.train` gave.
-    user_run_dir : whether the user named the run directory, where a training continues that was begun there.
-    identity : what `identity` gave, which goes into the checkpoints; None where none are written.
+    facts : what `DryRun.train` returned.
+    user_run_dir : whether the user named the run directory; a training that was begun there then continues.
+    identity : what `identity` returned, to be kept in the checkpoints; None where none are written.
     Rank 0 stores the weights and returns `history`, and `inputs` and `outputs` as name → (dtype, shape of a row).
     """
 
     @abstractmethod
     def dry_run(self, settings: S, fields: Mapping[str, Field], shapes: Mapping[str, tuple[int, ...]]) -> DryRun[S]:
-        """Call the model with zeros. BadData and BadSetting when it does not take them, or can't be made.
+        """Call the model with zeros.
 
         fields : every batch column by name.
         shapes : the shape of a row of those batch columns for which it is known without data.
+
+        Raises BadData and BadSetting when the model does not take them, or can't be made.
         """
 
     @abstractmethod
     def identity(self, settings: S, fields: Sequence[Field]) -> dict[str, Any]:
-        """What must be equal for a training to continue from the checkpoints of another one, with digests of its code.
+        """Return what must be equal for a training to continue from existing checkpoints, with digests of its code.
 
         Name → value, and beside those `code` (name → text, value, code, guess), `architecture` (a text of the model)
         and `versions` (library → version). `ml.checkpoint` compares it.
@@ -68,4 +71,4 @@ class Backend(ABC, Generic[S]):
 
     @abstractmethod
     def restore(self, settings: S, run_dir: str, signature: Signature, history: list[dict[str, Any]]) -> Model:
-        """The model of what rank 0 has stored in the run directory."""
+        """Return the model that rank 0 has stored in the run directory."""

@@ -1,4 +1,4 @@
-"""Whether a used run directory holds this training or another one, and what continues there (driver, rank)."""
+"""Checks whether the checkpoints of a run directory are of this training, so that it continues (driver, rank)."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ from tritium.model.checkpoint import Store
 from tritium.model.checkpoint_format import Damaged
 
 GROUP = "optimizer group"
-"""What the settings of an optimizer begin with in an identity; they may depend on the world size."""
+"""The prefix of an optimizer's settings in an identity; they may depend on the world size."""
 HELD = "held by the model"
-"""Among the code of an identity: attributes, which the model's text need not show, and the weights it begins with."""
+"""The key, among the code of an identity, of attributes (the model's text need not show them) and initial weights."""
 
 
 def refuse_another(
     before: Mapping[str, Any] | None, now: Mapping[str, Any], path: str, *, resized: bool = False
 ) -> None:
-    """BadSetting that names the differences, when the checkpoint at `path` is of another training than this one.
+    """Raise BadSetting with the differences if the checkpoint at `path` is of another training.
 
-    An optimizer that is None in `now` is not known here. `resized`: the world size is another, from which an optimizer
-    may take its settings.
+    before, now : the identities of the checkpoint and of this training. An optimizer that is None in `now` is unknown.
+    resized : whether the world size is another, on which the settings of an optimizer may depend.
     """
     if before is None:
         raise BadSetting(
@@ -55,10 +55,10 @@ def _refuse(other: Sequence[str], path: str, more: str = "") -> None:
 
 
 def peek(run_dir: str, settings: Settings, now: Mapping[str, Any]) -> str | None:
-    """What a fit in this run directory continues from, as a line for who waits; None where nothing was begun.
+    """Return a line for the user about what a fit in this run directory continues from; None where nothing was begun.
 
-    `now` is the identity that the backend gives this training. BadSetting where another training was. A directory that
-    this machine can't read is left to the ranks.
+    `now` is the identity that the backend gives this training. Raises BadSetting where the checkpoint is of another
+    training. None also for a directory that this machine can't read: the ranks check it.
     """
     try:
         path, step, state = _newest(Store(run_dir))
@@ -67,7 +67,7 @@ def peek(run_dir: str, settings: Settings, now: Mapping[str, Any]) -> str | None
     if state is None:
         return None
     before = state.get("identity_with_code")
-    if before is None:  # of something else than an estimator
+    if before is None:  # no estimator wrote it
         refuse_another(state.get("identity"), now, path)
         before = now
     other, told = _compare_code(before, now, settings, state)
@@ -83,7 +83,7 @@ def peek(run_dir: str, settings: Settings, now: Mapping[str, Any]) -> str | None
             f"after step {step}, are neither read nor replaced"
         )
     done = len(state["history"])
-    ended = stays_stopped(state["stopped"], state["early_stopping"], settings.stopping_rule())  # or a callback did
+    ended = stays_stopped(state["stopped"], state["early_stopping"], settings.stopping_rule())  # or by a callback
     epochs = done if ended else settings.epochs
     if state["finished"] and done >= epochs:
         return (
@@ -96,9 +96,9 @@ def peek(run_dir: str, settings: Settings, now: Mapping[str, Any]) -> str | None
 def _compare_code(
     before: Mapping[str, Any], now: Mapping[str, Any], settings: Settings, state: Mapping[str, Any]
 ) -> tuple[list[str], list[str]]:
-    """What is surely another model, loss, step, … than then, and sentences about what can't be known or is allowed.
+    """Return what is certainly another model, loss, step, …, and sentences about what can't be known or is allowed.
 
-    A scheduler may be another one for other epochs, and metrics where a training that has ended continues.
+    The scheduler may differ when `epochs` does, and the metrics when a training that has ended continues.
     """
     refused, told, doubtful = list[str](), list[str](), list[str]()
     longer = state["epochs"] != settings.epochs
@@ -141,7 +141,7 @@ def _compare_code(
 
 
 def _first_difference(now: str, before: str) -> str:
-    """The first line that differs between two modules as text."""
+    """Return the first line that differs between two modules as text."""
     lines, was = now.splitlines(), before.splitlines()
     at = next((i for i, (a, b) in enumerate(zip(lines, was, strict=False)) if a != b), min(len(lines), len(was)))
     shown = [part[at].strip() if at < len(part) else "nothing" for part in (lines, was)]
@@ -149,11 +149,11 @@ def _first_difference(now: str, before: str) -> str:
 
 
 def _newest(store: Store) -> tuple[str, int, dict[str, Any] | None]:
-    """Path, step and state, without its tensors, of the newest checkpoint that can be read."""
+    """Return path, step and state, without its tensors, of the newest checkpoint that can be read."""
     for name in store.candidates():
         try:
             step, state = store.outline(name)
-        except Damaged:  # the ranks say so, and take the one before it too
+        except Damaged:  # the ranks report it, and also take the one before it
             continue
         return store.where(name), step, state
     return "", 0, None

@@ -1,4 +1,4 @@
-"""Which columns of a frame become features, label and weight (driver)."""
+"""Finds and checks the columns of a frame that become features, label and weight (driver)."""
 
 from __future__ import annotations
 
@@ -22,16 +22,16 @@ from tritium.model.signature import Task
 
 @dataclass(frozen=True)
 class Columns:
-    """Batch column → source columns and dtype; `class_label` is a floating column that holds class indices."""
+    """Source columns and dtype by batch column; `class_label` is a floating column that holds class indices."""
 
     sources: dict[str, str | list[str]]
     dtypes: dict[str, str]
     class_label: str | None = None
     values: Mapping[str, Any] = field(default_factory=dict)
-    """Settings of Data: what becomes of nulls, NaN and short arrays."""
+    """Settings of Data for nulls, NaN and short arrays."""
 
     def data(self, frame: Any, settings: Settings) -> Data:
-        """How `frame` is read."""
+        """Return the Data that reads `frame`."""
         if self.class_label is not None:
             frame = whole_numbers(frame, self.class_label, settings)
         keys = settings.row_key or ()
@@ -39,12 +39,12 @@ class Columns:
         return Data(frame, columns=self.sources, default_dtype=self.dtypes, **order, **self.values)
 
     def fields(self, frame: Any, name: str) -> tuple[Field, ...]:
-        """The planned batch columns; BadData for what can't be read."""
+        """Return the planned batch columns. Raises BadData for what can't be read."""
         return plan(schema_of(frame), Data(frame, columns=self.sources, default_dtype=self.dtypes, **self.values), name)
 
 
 def as_frame(frame: Any, name: str) -> Any:
-    """A Spark DataFrame as it is, a pandas DataFrame as an Arrow table. BadSetting for a Data, else BadData."""
+    """Return a Spark DataFrame as it is, a table as an Arrow table. Raises BadSetting for a Data, else BadData."""
     if isinstance(frame, Data):
         what = "fit takes the DataFrame itself, and no tr.Data" if name == "train" else f"{name} is a tr.Data"
         raise BadSetting(
@@ -55,17 +55,17 @@ def as_frame(frame: Any, name: str) -> Any:
 
 
 def is_spark(frame: Any) -> bool:
-    """Whether it is a Spark DataFrame, classic or Connect."""
+    """Return whether `frame` is a Spark DataFrame, classic or Connect."""
     return hasattr(frame, "sparkSession")
 
 
 def schema_of(frame: Any) -> Any:
-    """A pyspark StructType or a pyarrow Schema."""
+    """Return a pyspark StructType or a pyarrow Schema."""
     return frame.schema
 
 
 def find_columns(frame: Any, settings: Settings) -> Columns:
-    """What is read of `frame`. BadData lists every column that is missing or of a type that can't be trained on."""
+    """Return what is read of `frame`. Raises BadData with every column that is missing or of an unfit type."""
     known = columns_of(schema_of(frame))
     labels = settings.labels()
     features = [name for given in settings.inputs().values() for name in names_in(given)]
@@ -95,7 +95,7 @@ def find_columns(frame: Any, settings: Settings) -> Columns:
 
 
 def task_of(settings: Settings, frame: Any, scores: tuple[int, ...] | None) -> tuple[Task | None, str | None]:
-    """What predictions are, and a line for where that is a guess.
+    """Return the task of the predictions, and a line for the user where it is a guess.
 
     `scores` is the shape of a row of the module's output; None when that is not known yet.
     """
@@ -119,9 +119,9 @@ def task_of(settings: Settings, frame: Any, scores: tuple[int, ...] | None) -> t
 
 
 def maybe_classes(found: Columns, frame: Any, settings: Settings, scores: tuple[int, ...] | None) -> Columns:
-    """The same with class indices as label, for `task="classification"`, one floating column and a score per class.
+    """Return `found` with class indices as label for a classification with one floating label and a score per class.
 
-    `scores` is the shape of a row of the module's output; None when that is not known yet.
+    Otherwise as it is. `scores` is the shape of a row of the module's output; None when that is not known yet.
     """
     labels = settings.labels()
     if settings.task != "classification" or len(labels) > 1 or settings.has_own_step():
@@ -136,9 +136,9 @@ def maybe_classes(found: Columns, frame: Any, settings: Settings, scores: tuple[
 
 
 def whole_numbers(frame: Any, column: str, settings: Settings) -> Any:
-    """The frame with this floating column as int64; a fraction or a NaN in it is an error, not rounded.
+    """Return the frame with this floating column as int64; a fraction or a NaN in it is an error, not rounded.
 
-    BadData for a table. On Spark the column is checked in the JVM as it is read, and the job fails with the same text.
+    Raises BadData for a table. On Spark the JVM checks the column as it is read, and the job fails with the same text.
     """
     what = f"label column {column!r} must hold class indices, and holds "
     advice = (
@@ -162,7 +162,7 @@ def whole_numbers(frame: Any, column: str, settings: Settings) -> Any:
 
 
 def table_column(table: pa.Table, name: str) -> Any:
-    """The values of a column of an Arrow table, also of a nested one: `address.zip`."""
+    """Return the values of a column of an Arrow table, also of a nested one: `address.zip`."""
     if name in table.schema.names:
         return table[name]
     top, *below = path_of(table.schema, name)
@@ -170,7 +170,7 @@ def table_column(table: pa.Table, name: str) -> Any:
 
 
 def spark_column(frame: Any, name: str) -> Any:
-    """A column of a Spark DataFrame, also a nested one: `address.zip`."""
+    """Return a column of a Spark DataFrame, also a nested one: `address.zip`."""
     from pyspark.sql import functions as F
 
     top, *below = path_of(frame.schema, name)
@@ -181,7 +181,7 @@ def spark_column(frame: Any, name: str) -> Any:
 
 
 def width(frame: Any, name: str, kind: SourceType) -> int | None:
-    """The length of a vector or array column where it is known without reading the data: its type or its metadata."""
+    """Return the length of a vector or array column by its type, metadata or a table's first row, else None."""
     if kind.width is not None:
         return kind.width
     if is_spark(frame):
@@ -192,7 +192,7 @@ def width(frame: Any, name: str, kind: SourceType) -> int | None:
 
 
 def row_shape(frame: Any, field: Field) -> tuple[int, ...] | None:
-    """A row's shape of this batch column, or None where only the first row will tell."""
+    """Return the shape of a row of this batch column, or None where only the first row will tell."""
     if field.shape is not None:
         return field.shape
     if field.depth != 1 or field.kind != "fixed":
@@ -203,7 +203,7 @@ def row_shape(frame: Any, field: Field) -> tuple[int, ...] | None:
 
 
 def names_in(given: str | Sequence[str]) -> list[str]:
-    """The names of one or several columns as a list."""
+    """Return the names of one or several columns as a list."""
     return [given] if isinstance(given, str) else list(given)
 
 
@@ -212,7 +212,7 @@ def _floating(kind: SourceType) -> bool:
 
 
 def _dtype(given: str | Sequence[str], known: dict[str, SourceType]) -> str:
-    """Packed scalars and floats become float32; one integer column, or an array of integers, stays whole."""
+    """Return "float32" for packed scalars and floats, "int64" for one integer column or an array of integers."""
     if not isinstance(given, str) and (len(given) > 1 or known[given[0]].scalar):
         return "float32"
     leaf, _ = known[names_in(given)[0]].leaf()
@@ -220,7 +220,7 @@ def _dtype(given: str | Sequence[str], known: dict[str, SourceType]) -> str:
 
 
 def _unfit(name: str, kind: SourceType, role: str) -> str | None:
-    """What is wrong with a column of this name and type in this role, with advice, or None."""
+    """Return what is wrong with a column of this name and type in this role, with advice, or None."""
     leaf, depth = kind.leaf()
     if leaf.name == "string":
         codes = f"df[{name!r}].astype('category').cat.codes in pandas"

@@ -1,7 +1,7 @@
-"""Whether settings that are code or objects are the same in another session: by values, bytecode and captures (driver).
+"""Digests of settings that are code or objects, by values, bytecode and captures, to compare sessions (driver).
 
-What is taken up is the same in every interpreter of one Python version, whatever its hash seed, and does not change
-with line numbers, comments, names of local variables or addresses. Code of installed packages counts by its name.
+A digest is the same in every interpreter of one Python version, whatever its hash seed, and does not depend on line
+numbers, comments, names of local variables or addresses. Code of installed packages is digested by its name.
 """
 
 from __future__ import annotations
@@ -24,23 +24,23 @@ from tritium.ml.arguments import name_of
 _SIMPLE = (type(None), bool, int, float, complex, bytes, type(...), np.dtype)
 _RECORDS = (types.SimpleNamespace,)
 _DEEPEST = 25
-_MOST = 20_000  # objects; of more than so many the rest does not count
+_MOST = 20_000  # objects; those beyond are left out
 SHORT = 200
 
 
 class Parts(NamedTuple):
-    """What stands for an object: three texts (or their digests) that are compared one by one."""
+    """The three texts (or their digests) of an object, which are compared one by one."""
 
     value: str = ""
-    """What can be compared: numbers, settings, names, arrays."""
+    """What can be compared reliably: numbers, settings, names, arrays."""
     code: str = ""
     """Bytecode, which differs between versions of Python."""
     guess: str = ""
-    """What may be another in a new session without a meaning: attributes of any objects, strings that are captured."""
+    """What may differ in a new session without meaning anything: attributes of any objects, captured strings."""
 
 
 def is_own(thing: Any) -> bool:
-    """Whether a function or class is the user's own code, rather than an installed package's."""
+    """Return whether a function or class is the user's own code, rather than an installed package's."""
     module = sys.modules.get(getattr(thing, "__module__", None) or "__main__")
     if module is None or module.__name__ in ("__main__", "__mp_main__"):
         return True
@@ -48,25 +48,25 @@ def is_own(thing: Any) -> bool:
 
 
 class CodeDigest:
-    """Takes up an object with all that it holds and refers to. A framework adds what it knows of its own kinds."""
+    """A digest of an object with all that it holds and refers to. A framework adds its own types."""
 
     simple: ClassVar[tuple[type, ...]] = _SIMPLE
-    """Types whose `repr` says all, in any interpreter."""
+    """Types whose `repr` identifies the value, in any interpreter."""
 
     def __init__(self, exact: bool = False) -> None:
         self.exact = exact
         self.captured = False
-        self._known: dict[int, tuple[Any, Parts]] = {}  # with the object, whose id stays its own so
+        self._known: dict[int, tuple[Any, Parts]] = {}  # the object is kept so that its id is not reused
         self._depth = 0
 
     @classmethod
     def of(cls, thing: Any, *, exact: bool = False) -> Parts:
-        """Digests of an object. `exact`: the weights of a model count by value, as they are no random ones."""
+        """Return the digests of an object. `exact`: compare a model's weights by value, as they are not random."""
         return Parts(*(_sha(text)[:16] for text in cls(exact).parts(thing)))
 
     @classmethod
     def describe(cls, thing: Any) -> str:
-        """A few words for a person: `partial(mse_loss, beta=2.0)`, a function's name."""
+        """Return a short text for messages: `partial(mse_loss, beta=2.0)`, a function's name."""
         if isinstance(thing, functools.partial):
             more = [*map(repr, thing.args), *(f"{name}={value!r}" for name, value in thing.keywords.items())]
             return f"partial({', '.join([cls.describe(thing.func), *more])})"[:SHORT]
@@ -75,20 +75,20 @@ class CodeDigest:
         return "None" if thing is None else name_of(thing)
 
     def of_framework(self, thing: Any) -> Parts | None:
-        """The texts of an object of the framework: a model, a tensor; None for any other."""
+        """Return the texts of an object of the framework (a model, a tensor); None for any other."""
         return None
 
     def parts(self, thing: Any) -> Parts:
-        """The texts of any object."""
+        """Return the texts of any object."""
         if isinstance(thing, self.simple):
             return Parts(repr(thing))
-        if isinstance(thing, str):  # one that is captured may be a path or the name of a run: it says where, not what
+        if isinstance(thing, str):  # a captured one may be a path or a run's name, not part of what is trained
             return Parts("str", "", repr(str(thing))) if self.captured else Parts(repr(str(thing)))
         if id(thing) in self._known:
             return self._known[id(thing)][1]
         if self._depth > _DEEPEST or len(self._known) > _MOST:
             return Parts("more")
-        self._known[id(thing)] = thing, Parts("again")  # for what refers to itself
+        self._known[id(thing)] = thing, Parts("again")  # for an object that refers to itself
         self._depth += 1
         try:
             found = Parts(*(text if len(text) < SHORT else _sha(text) for text in self._parts(thing)))
@@ -126,7 +126,7 @@ class CodeDigest:
         return self._object(thing)
 
     def joined(self, kind: str, items: Iterable[Parts]) -> Parts:
-        """The texts of several parts as those of one object."""
+        """Return the texts of several parts as those of one object."""
         found = list(items)
         value, code, guess = ("\0".join(part) for part in zip(*found, strict=True)) if found else ("", "", "")
         return Parts(f"{kind}({value})", code, guess)
@@ -136,11 +136,11 @@ class CodeDigest:
         return self.joined("", [name, self.parts(value)])
 
     def named(self, kind: str, named: Mapping[str, Any]) -> Parts:
-        """The texts of objects that have names."""
+        """Return the texts of named objects as those of one object."""
         return self.joined(kind, (self._pair(name, named[name]) for name in sorted(named)))
 
     def _function(self, function: types.FunctionType) -> Parts:
-        """Its code, its defaults, and what it refers to: in its closure, and among the globals of its module."""
+        """Return the texts of a function's code, its defaults, and what it refers to in its closure and its globals."""
         if not is_own(function):
             return Parts(_name(function))
         cells = zip(function.__code__.co_freevars, function.__closure__ or (), strict=True)
@@ -161,7 +161,7 @@ class CodeDigest:
         for step in dis.get_instructions(code):
             if step.opname in ("EXTENDED_ARG", "NOP", "CACHE"):
                 continue
-            argument: Any = step.arg  # of a local variable its number, so that its name is free
+            argument: Any = step.arg  # a local variable's number, so that its name does not matter
             if step.opcode in dis.hasconst:
                 argument = self._constant(step.argval)
             elif step.opcode in (*dis.hasname, *dis.hasjrel, *dis.hasjabs, *dis.hascompare):
@@ -185,7 +185,7 @@ class CodeDigest:
         return self.joined(f"class {cls.__qualname__}", [*bases, self.named("members", members)])
 
     def _object(self, thing: Any) -> Parts:
-        """Data that is known as such by its value; of the user's other objects the attributes only by a guess."""
+        """Return the texts of an object: attributes of data classes by value, of the user's other objects as guess."""
         kind, record = self.parts(type(thing)), dataclasses.is_dataclass(thing) or isinstance(thing, _RECORDS)
         if not record and not is_own(type(thing)):
             return kind
@@ -220,7 +220,7 @@ def _content(cell: types.CellType) -> list[Any]:
 
 
 def _globals(code: types.CodeType) -> tuple[set[str], set[str]]:
-    """The names of the globals that code reads, and of those that it writes: those are no settings."""
+    """Return the names of the globals that code reads, and of those that it writes, which are not settings."""
     read, written = set[str](), set[str]()
     for step in dis.get_instructions(code):
         if step.opname in ("LOAD_GLOBAL", "LOAD_NAME"):

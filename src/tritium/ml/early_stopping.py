@@ -1,4 +1,4 @@
-"""Early stopping: its rule, which is a setting, and what has been seen of a training (any process, rank)."""
+"""Early stopping: its rule, which is a setting, and its state during a training (any process, rank)."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tritium.ml.fields import is_whole, setting
 
 @dataclass(frozen=True, kw_only=True)
 class EarlyStopping:
-    """Stop when `monitor` has not improved for `patience` epochs. Every rank stops after the same epoch."""
+    """The rule to stop when `monitor` has not improved for `patience` epochs. Every rank stops after the same epoch."""
 
     patience: int = setting("Epochs without an improvement after which training stops.", 3)
     monitor: str | None = setting(
@@ -36,7 +36,7 @@ class EarlyStopping:
             raise BadSetting("EarlyStopping: " + " ".join(wrong), settings=wrong)
 
     def better(self, value: float, best: float | None) -> bool:
-        """Whether `value` improves on `best` (None: there is none yet). NaN never does, and all else does on NaN."""
+        """Return whether `value` improves on `best` (None: none yet). NaN never does; any number improves on NaN."""
         if math.isnan(value):
             return False
         if best is None or math.isnan(best):
@@ -45,7 +45,7 @@ class EarlyStopping:
 
 
 class EarlyStoppingState:
-    """What early stopping has seen of a training; it sees the same on every rank, and so decides the same."""
+    """The best value and weights of a training so far. It gets the same values, and decides the same, on every rank."""
 
     def __init__(
         self,
@@ -55,9 +55,11 @@ class EarlyStoppingState:
         put_weights: Callable[[Mapping[str, Any]], Any],
         tell: Callable[[str], Any] = lambda _: None,
     ) -> None:
-        """`rule` with the name of its `monitor`, None: never stop; `epochs`: how many there are without it.
+        """Start without a best epoch.
 
-        `take_weights` gives a copy of the model's weights, which `put_weights` gives back to the model.
+        rule : with the name of its `monitor`; None: never stop.
+        epochs : how many there are without it.
+        take_weights : returns a copy of the model's weights, which `put_weights` loads into the model.
         """
         self._rule, self._epochs = rule, epochs
         self._take_weights, self._put_weights, self._tell = take_weights, put_weights, tell
@@ -71,7 +73,7 @@ class EarlyStoppingState:
         return self._rule is not None and self._waited >= self._rule.patience
 
     def on_epoch_end(self, entry: Mapping[str, Any]) -> None:
-        """Take up an epoch's values, its `entry` in the history."""
+        """Compare an epoch's `entry` in the history with the best one."""
         if self._rule is None:
             return
         value = float(entry[str(self._rule.monitor)])
@@ -83,12 +85,12 @@ class EarlyStoppingState:
             self._weights = self._take_weights()
 
     def state_dict(self) -> dict[str, Any]:
-        """For a checkpoint."""
+        """Return the state for a checkpoint."""
         rule = None if self._rule is None else dataclasses.asdict(self._rule)
         return {"rule": rule, "best": self._best, "waited": self._waited, "weights": self._weights}
 
     def load_state_dict(self, state: Mapping[str, Any], epochs: int) -> None:
-        """Go on as after so many epochs; by another rule nothing was best yet, and nothing is waited for."""
+        """Continue after `epochs` epochs. If the rule is another one, start without a best epoch."""
         before, now = state.get("rule"), self._rule
         if now is None:
             return
@@ -101,18 +103,18 @@ class EarlyStoppingState:
             )
 
     def restore_best(self) -> None:
-        """Give the model the weights of its best epoch, if that is asked for."""
+        """Load the weights of the best epoch into the model, if the rule says so."""
         if self._weights and self._rule is not None and self._rule.restore_best:
             self._put_weights(self._weights)
 
 
 def stays_stopped(stopped: bool, state: Mapping[str, Any], now: EarlyStopping | None) -> bool:
-    """Whether a training that was `stopped` before its last epoch still is by the rule of now.
+    """Return whether a training that was `stopped` before its last epoch still is by the current rule.
 
-    A training that early stopping has ended continues when there is no rule any more, another one, or one
-    with more patience; what a callback has ended does not.
+    A training that early stopping has ended continues when the rule was removed, is another one, or has more patience;
+    one that a callback has ended does not.
 
-    state : what `EarlyStoppingState.state_dict` gave then.
+    state : what `EarlyStoppingState.state_dict` returned then.
     """
     before = state.get("rule")
     if not stopped or before is None or state["waited"] < before["patience"]:
@@ -121,5 +123,5 @@ def stays_stopped(stopped: bool, state: Mapping[str, Any], now: EarlyStopping | 
 
 
 def _same_best(before: Mapping[str, Any], now: EarlyStopping) -> bool:
-    """Whether two rules call the same epochs best, and keep the weights of those; they may differ in patience."""
+    """Return whether two rules are equal but for their patience, and so choose the same best epoch."""
     return dict(before) | {"patience": 0} == dataclasses.asdict(now) | {"patience": 0}

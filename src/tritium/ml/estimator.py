@@ -1,4 +1,4 @@
-"""What estimators of all frameworks share: a directory for each param map, and trainings that share rows (driver)."""
+"""The base of estimators: run directories for param maps, and trainings that share an exchange (driver)."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from tritium.ml.settings import Settings
 if TYPE_CHECKING:
     from pyspark.ml.param import Param
     from pyspark.sql import DataFrame
-    from typing_extensions import Self  # only type checkers need it, which bring it along
+    from typing_extensions import Self  # only type checkers need it, and they bring it along
 
     from tritium.data.exchange import Exchange
     from tritium.ml.backend import Backend
@@ -32,17 +32,17 @@ if TYPE_CHECKING:
 
 
 class GangEstimator(Estimator[Any], MLReadable[Any], MLWritable):
-    """Trains on a Spark DataFrame, on the ranks of a gang on the same cluster.
+    """An estimator that trains on a Spark DataFrame, on the ranks of a gang on the same cluster.
 
-    An estimator of a framework says what its settings, its backend and its model are; every field of the settings and
-    of `Gang` is a keyword, and by the decorator `with_params` a Param of the same name.
+    A framework's subclass defines its settings, its backend and its model. Every field of the settings and of `Gang` is
+    a keyword, and by the decorator `with_params` a Param of the same name.
     """
 
     kind: ClassVar[type[Settings]]
     """The dataclass of the settings."""
 
     def _start(self, gang: Gang | None, keywords: Mapping[str, Any]) -> None:
-        """The rest of `__init__`: take the keywords, and check them where all that are required are there."""
+        """Set the Params from the keywords of `__init__`, and check them once all that are required are given."""
         set_defaults(self, self.kind, Gang)
         settings: dict[str, Any] = {**keywords}
         if gang is not None:
@@ -51,7 +51,7 @@ class GangEstimator(Estimator[Any], MLReadable[Any], MLWritable):
         if unknown := [name for name in settings if name not in known]:
             raise self.kind.no_setting(unknown)
         self._set(**settings)
-        self._param_map: dict[str, Any] = {}  # what a copy was made with: by a tuner, or by fit(df, param_map)
+        self._param_map: dict[str, Any] = {}  # the params that a tuner or fit(df, param_map) gave this copy
         self._fitted: dict[str, list[int]] = {}  # shared with all copies
         if all(self.isDefined(name) for name in self.kind.fields()):
             self.settings()
@@ -59,23 +59,23 @@ class GangEstimator(Estimator[Any], MLReadable[Any], MLWritable):
 
     @abstractmethod
     def _backend(self) -> Backend[Any]:
-        """The framework, which is imported here."""
+        """Import the framework, and return its backend."""
 
     @abstractmethod
     def _model(self, model: Model) -> TrainedModel:
-        """The transformer of a model."""
+        """Return the transformer of a model."""
 
     def settings(self) -> tuple[Any, Gang]:
-        """What `fit` will train with. Raises BadSetting that names everything that is wrong."""
+        """Return the settings and the Gang for `fit`. Raises BadSetting that names everything that is wrong."""
         from tritium.ml.fitting import combined
 
         return combined(self.kind, None, None, {**values(self, self.kind), **values(self, Gang)})
 
     def copy(self, extra: dict[Param[Any], Any] | None = None) -> Self:
-        """A copy with these params, which trains in a directory of its own below `run_dir`, if that is given."""
+        """Return a copy with these params, which trains in its own directory below `run_dir`, if that is given."""
         made: Self = super().copy(extra)
         given = {}
-        for param, value in (extra or {}).items():  # of a Pipeline: also those of its other stages
+        for param, value in (extra or {}).items():  # a Pipeline passes those of its other stages, too
             stage = "" if param.parent == self.uid else f"{param.parent.rpartition('_')[0]}."
             given[stage + param.name] = value
         made._param_map = {**self._param_map, **given}
@@ -87,7 +87,7 @@ class GangEstimator(Estimator[Any], MLReadable[Any], MLWritable):
         return self._trained(self._planned(dataset, bool(self._param_map)), dataset, title=fold())
 
     def _planned(self, dataset: DataFrame, below: bool) -> Plan:
-        """The training, in a directory below `run_dir` where it is one of several param maps."""
+        """Return the plan of the training; `below`: in a directory of its param map below `run_dir`."""
         with needed(type(self).__name__):
             from tritium.ml import run_dirs
             from tritium.ml.fitting import prepare
@@ -113,31 +113,31 @@ class GangEstimator(Estimator[Any], MLReadable[Any], MLWritable):
         elif self._param_map:
             said.append(f"param map {param_map}")
         spark, ranks_given = getattr(dataset, "sparkSession", None), self.isSet("ranks")
-        # With a uid of its own: by that of its estimator, a tuner would give it the `batch_size` of the training.
+        # The model has its own uid: by that of its estimator, a tuner would give it the `batch_size` of the training.
         return self._model(run(plan, spark=spark, exchange=exchange, said=said, ranks_given=ranks_given, title=title))
 
     def fitMultiple(self, dataset: DataFrame, paramMaps: Sequence[dict[Param[Any], Any]]) -> Iterator[tuple[int, Any]]:
-        """A model for each param map, as (index, model). Trainings that read the same rows share one exchange.
+        """Return an iterator of (index, model), one for each param map. Trainings on the same rows share one exchange.
 
-        With `run_dir` each trains in a directory of its own below it, named after its param map.
+        With `run_dir` each trains in its own directory below it, named after its param map.
 
-        The iterator may be used by several threads. The exchange is given back after the last model, after an error,
-        and when the iterator is dropped.
+        Several threads may use the iterator. The exchange is unpersisted after the last model, after an error, and when
+        the iterator is dropped.
         """
         return Trainings(self, dataset, paramMaps)
 
     def write(self) -> MLWriter:
-        """Saves the Params; a model and functions go along by value."""
+        """Return a writer of the Params; a model and functions are saved by value."""
         return ParamsWriter(self)
 
     @classmethod
     def read(cls) -> MLReader[Any]:
-        """Loads what `write` saved; needs `spark.tritium.trustModels=true`, since it holds code."""
+        """Return a reader of what `write` saved; it needs `spark.tritium.trustModels=true` where code was saved."""
         return ParamsReader(cls)
 
 
 class Trainings(Iterator[tuple[int, Any]]):
-    """One training after another, as they are asked for; those that read the same rows share a persisted exchange."""
+    """An iterator that trains when asked for the next model; trainings on the same rows share a persisted exchange."""
 
     def __init__(
         self, estimator: GangEstimator, dataset: DataFrame, paramMaps: Sequence[dict[Param[Any], Any]]
@@ -181,10 +181,10 @@ class Trainings(Iterator[tuple[int, Any]]):
             self._release(plan)
 
     def _exchange(self, plan: Plan) -> Exchange | None:
-        """What the trainings that read these rows share; None for the only one."""
+        """Return the exchange that the trainings on these rows share; None where they can't, or only one is left."""
         from tritium.data.exchange import Exchange
 
-        if isinstance(plan.gang.ranks, tuple):  # an exchange deals to a number of ranks, and this one is not known yet
+        if isinstance(plan.gang.ranks, tuple):  # an exchange is made for a number of ranks, which is not known yet
             return None
         if plan.gang.on != "cluster":
             return None

@@ -1,4 +1,4 @@
-"""Which extra of Tritium brings what is missing here (any process)."""
+"""The extras of Tritium, for errors about a library that is missing (any process)."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _EXTRAS = {"torch": "torch", "safetensors": "torch", "pyspark": "spark", "pandas
 
 @contextmanager
 def needed(what: str) -> Iterator[None]:
-    """WrongVersion in place of a ModuleNotFoundError of a library that an extra brings along."""
+    """Raise WrongVersion in place of a ModuleNotFoundError for a library that an extra brings along."""
     try:
         yield
     except ModuleNotFoundError as error:

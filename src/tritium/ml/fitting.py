@@ -1,4 +1,4 @@
-"""From a frame to a trained model: check, start the gang, bring the model back (driver)."""
+"""From a frame to a trained model: check everything, start the gang, restore the model (driver)."""
 
 from __future__ import annotations
 
@@ -44,20 +44,20 @@ class Plan:
     fields: dict[str, Field]
     data: dict[str, Data]
     facts: Any
-    """What the dry run found out, for the ranks."""
+    """The result of the dry run, for the ranks."""
     notes: tuple[str, ...] = ()
-    """Lines for the person who waits."""
+    """Lines for the user."""
 
     @property
     def reads(self) -> tuple[Any, ...]:
-        """Equal for trainings that read the same rows and columns in the same way: they can share an exchange."""
+        """A key that is equal for trainings which read the same rows in the same way, and so can share an exchange."""
         validation = self.settings.validation
         chosen = (validation, self.settings.seed) if isinstance(validation, float) else (id(validation), None)
         return (repr(self.columns), self.gang.ranks, repr(self.settings.shuffle), *chosen)
 
 
 def combined(kind: type[S], settings: S | None, gang: Gang | None, fields: Mapping[str, Any]) -> tuple[S, Gang]:
-    """Settings of this kind and the gang, with the fields given beside them."""
+    """Return the settings of this kind and the gang, with the fields given beside them. Raises BadSetting."""
     own = {name: value for name, value in fields.items() if name in kind.fields()}
     rest = {name: value for name, value in fields.items() if name not in own}
     if unknown := [name for name in rest if name not in Gang.fields()]:
@@ -74,7 +74,7 @@ def combined(kind: type[S], settings: S | None, gang: Gang | None, fields: Mappi
 
 
 def prepare(backend: Backend[S], frame: Any, settings: S, gang: Gang) -> Plan:
-    """Everything that can be checked without data. Raises BadData and BadSetting."""
+    """Check everything that can be checked without data. Raises BadData and BadSetting."""
     for ranks in range(gang.least, gang.most + 1):
         settings.rows_per_rank(ranks)
     frame = as_frame(frame, "train")
@@ -116,9 +116,9 @@ def run(
     ranks_given: bool = True,
     title: str = "",
 ) -> Model:
-    """Start the gang, over this exchange if there is one, and make a model of what it leaves behind.
+    """Start the gang, over this exchange if there is one, and return the model that it has trained.
 
-    `said` are lines for who waits; `title` is what each line begins with, to tell this training from others.
+    `said` are lines for the user; `title` begins each line of the training, to tell it from others.
     """
     settings, backend = plan.settings, plan.backend
     user_run_dir = plan.gang.run_dir is not None
@@ -142,7 +142,7 @@ def run(
 
 
 def free_slots(gang: Gang, frame: Any) -> list[str]:
-    """A line where nobody has said how many ranks there shall be, and there is room for several."""
+    """Return a line for the user where the default of one rank leaves slots of the cluster unused, else nothing."""
     if gang.on != "cluster" or gang.ranks != 1 or not is_spark(frame):
         return []
     from tritium.gang.driver.cluster import Cluster
@@ -155,7 +155,7 @@ def free_slots(gang: Gang, frame: Any) -> list[str]:
 
 
 def signature(plan: Plan, seen: Mapping[str, Any]) -> Signature:
-    """What the model takes and gives, as rank 0 saw it."""
+    """Return the signature of the model from the inputs and outputs that rank 0 saw."""
     inputs = [
         Input.of(plan.fields[name], plan.schema, tuple(seen["inputs"][name][1])) for name in plan.settings.inputs()
     ]

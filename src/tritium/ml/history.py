@@ -1,4 +1,4 @@
-"""An epoch in the history of a training, whatever the framework (rank)."""
+"""The entry of an epoch in the history of a training, whatever the framework (rank)."""
 
 from __future__ import annotations
 
@@ -6,15 +6,15 @@ from collections.abc import Mapping
 from typing import Any
 
 NAMES = ("epoch", "loss", "seconds", "rows", "rows_per_second", "rows_padded", "learning_rate")
-"""What an entry holds beside metrics and the `validation_` values, so that no metric can be called so."""
+"""Names in an entry beside metrics and the `validation_` values; no metric may have one of them."""
 
 
 def epoch_entry(epoch: int, means: Mapping[str, Any], *, seconds: float, rows: int, padded: int) -> dict[str, Any]:
-    """The entry of the `epoch`-th epoch, from 1.
+    """Return the entry of the `epoch`-th epoch, from 1.
 
     means : loss and metrics, means over the rows of all ranks.
-    seconds : those in which the rows were taken.
-    rows, padded : of all ranks; those that count, and those that were only there to keep the ranks in step.
+    seconds : how long the training steps took.
+    rows, padded : of all ranks; those that count, and those that only pad the batches to equal steps.
     """
     return {
         "epoch": epoch,

@@ -28,7 +28,7 @@ _FOLDER = "model"
 class TrainedModel(SparkModel, HasOutputCols, MLReadable[Any], MLWritable):
     """A model that adds its predictions to a DataFrame: Spark's, batch or streaming, or one of pandas.
 
-    One number a row is a column `prediction` (double). A classification is `prediction` (the class index, double) and
+    One number per row is a column `prediction` (double). A classification is `prediction` (the class index, double) and
     `probability` (an ml vector). Anything else is an array, several outputs a struct, in `prediction`.
     """
 
@@ -69,13 +69,13 @@ class TrainedModel(SparkModel, HasOutputCols, MLReadable[Any], MLWritable):
         return self
 
     def setOutputCols(self: M, value: Sequence[str]) -> M:
-        """The names of the columns that `transform` adds: one for each output, or one for them all."""
+        """Set the names of the columns that `transform` adds: one for each output, or one for them all."""
         self._set(outputCols=output_names(self.signature, value))
         return self
 
     @property
     def signature(self) -> Signature:
-        """The columns, dtypes and shapes that the model takes and gives."""
+        """The columns, dtypes and shapes of the model's inputs and outputs."""
         return self.model.signature
 
     @property
@@ -84,7 +84,7 @@ class TrainedModel(SparkModel, HasOutputCols, MLReadable[Any], MLWritable):
         return self.model.history
 
     def _transform(self, dataset: Any) -> Any:
-        """Of a pandas DataFrame, a copy with the predictions, without Spark; of Spark's, a DataFrame that is lazy."""
+        """Return a pandas DataFrame's copy with predictions, computed without Spark, or a lazy DataFrame of Spark."""
         names = self.getOutputCols() if self.isDefined(self.outputCols) else None
         apply: Any = score if is_spark(dataset) else score_pandas
         return apply(
@@ -96,7 +96,7 @@ class TrainedModel(SparkModel, HasOutputCols, MLReadable[Any], MLWritable):
         )
 
     def predict(self, data: Any) -> Any:
-        """What `tr.Model.predict` gives of a pandas DataFrame, an Arrow table, an array or a tensor: NumPy arrays.
+        """Return what `tr.Model.predict` returns for a pandas DataFrame, an Arrow table, an array or a tensor.
 
         Raises BadSetting for a Spark DataFrame, to which `transform` adds the predictions.
         """
@@ -107,20 +107,20 @@ class TrainedModel(SparkModel, HasOutputCols, MLReadable[Any], MLWritable):
         )
 
     def write(self) -> ModelWriter:
-        """A Spark ML writer: `.save(path)`, `.overwrite().save(path)`."""
+        """Return a Spark ML writer: `.save(path)`, `.overwrite().save(path)`."""
         return ModelWriter(self)
 
     @classmethod
     def read(cls: type[M]) -> ModelReader[M]:
-        """A Spark ML reader: `.load(path)`."""
+        """Return a Spark ML reader: `.load(path)`."""
         return ModelReader(cls)
 
 
 class ModelWriter(MLWriter):
-    """Writes `model/`, what `tr.load` reads, and then `metadata/`, the parameters as Spark ML keeps them.
+    """A writer of `model/`, which `tr.load` reads, and then `metadata/`, the parameters as Spark ML keeps them.
 
-    On classic Spark through Hadoop's file systems, so that a path means what it means to the rest of the pipeline. On
-    Connect the client writes `model/` itself, through fsspec: give a URL that client and server both reach.
+    On classic Spark it writes through Hadoop's file systems, so that a path means the same as in the rest of the
+    pipeline. On Connect the client writes `model/` through fsspec: give a URL that client and server both reach.
     """
 
     def __init__(self, instance: TrainedModel) -> None:
@@ -128,7 +128,7 @@ class ModelWriter(MLWriter):
         self.instance = instance
 
     def save(self, path: str) -> None:
-        """Save to `path`. Without `overwrite()` nothing may be there. BadSetting where no Spark session is active."""
+        """Save to `path`. Raises BadSetting if it exists (without `overwrite()`), or no Spark session is active."""
         try:
             spark = self.sparkSession
         except PySparkRuntimeError as error:
@@ -148,15 +148,18 @@ class ModelWriter(MLWriter):
 
 
 class ModelReader(MLReader[M]):
-    """Reads what ModelWriter wrote. `spark.tritium.trustModels` says what that may run, as `trusted` of `tr.load`:
-    `true`, or the functions and packages by name, separated by commas."""
+    """A reader of what ModelWriter wrote.
+
+    `spark.tritium.trustModels` says what loading may run, as `trusted` of `tr.load`: `true`, or the functions and
+    packages by name, separated by commas.
+    """
 
     def __init__(self, kind: type[M]) -> None:
         super().__init__()
         self._kind = kind
 
     def load(self, path: str) -> M:
-        """The model at `path`."""
+        """Return the model at `path`."""
         spark = self.sparkSession
         metadata = DefaultParamsReader.loadMetadata(path, spark)
         trust = str(spark.conf.get("spark.tritium.trustModels", "false"))
@@ -172,7 +175,7 @@ class ModelReader(MLReader[M]):
 
 
 def _hadoop(spark: Any, path: str) -> tuple[Any, Any, str | None]:
-    """Hadoop's file system of `path`, the path as Hadoop's object, and its local form when it is on this machine."""
+    """Return Hadoop's file system of `path`, the path as Hadoop's object, and as a local path or None."""
     place = spark._jvm.org.apache.hadoop.fs.Path(path)
     files = place.getFileSystem(spark._jsparkSession.sessionState().newHadoopConf())
     whole = files.makeQualified(place)
@@ -198,7 +201,7 @@ def _save_by_hadoop(spark: Any, model: Model, path: str) -> None:
 
 @contextmanager
 def _local_copy(spark: Any, path: str) -> Iterator[str]:
-    """The `model/` directory as a local path while inside; what was mapped from it stays readable after."""
+    """Yield the `model/` directory as a local path; what was mapped from it stays readable after the block."""
     files, place, local = _hadoop(spark, path)
     if local is not None:
         yield os.path.join(local, _FOLDER)

@@ -1,4 +1,4 @@
-"""Spark ML Params out of a dataclass: name, documentation, default, getter and setter of each field (driver)."""
+"""Spark ML Params from a dataclass: name, documentation, default, getter and setter of each field (driver)."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ _PICKLED = "pickledParams"
 
 
 def with_params(*sources: type) -> Callable[[C], C]:
-    """A class decorator: every field of these dataclasses becomes a Param of the same name.
+    """Return a class decorator that makes every field of these dataclasses a Param of the same name.
 
-    `batch_size` gets `getBatchSize()` and `setBatchSize(value)`, as Spark ML has it. Values are held as they are, and
+    `batch_size` gets `getBatchSize()` and `setBatchSize(value)`, as in Spark ML. Values are kept as they are, and
     checked by the dataclass itself.
     """
 
@@ -40,7 +40,7 @@ def with_params(*sources: type) -> Callable[[C], C]:
 
 
 def _as_held(value: Any) -> Any:
-    """The value itself; but a list for a tuple, which Spark's `explainParams` can't print, nor JSON keep."""
+    """Return the value, or a list for a tuple, which neither Spark's `explainParams` can print nor JSON keep."""
     return list(value) if type(value) is tuple else value
 
 
@@ -61,7 +61,7 @@ def _setter(name: str, method: str) -> Callable[[Params, Any], Params]:
 
 
 def set_defaults(params: Params, *sources: type) -> None:
-    """The dataclasses' defaults as the Params' defaults."""
+    """Set the dataclasses' defaults as the Params' defaults."""
     for source in sources:
         for field in dataclasses.fields(source):
             if field.default_factory is not dataclasses.MISSING:
@@ -71,20 +71,20 @@ def set_defaults(params: Params, *sources: type) -> None:
 
 
 def values(params: Params, source: type) -> dict[str, Any]:
-    """What is set or default, of the fields of this dataclass."""
+    """Return the fields of this dataclass that are set or have a default."""
     names = (field.name for field in dataclasses.fields(source))
     return {name: params.getOrDefault(name) for name in names if params.isDefined(name)}
 
 
 class ParamsWriter(MLWriter):
-    """Spark ML's metadata layout; what JSON can't hold goes along by value, pickled."""
+    """A writer of Spark ML's metadata layout; what JSON can't hold is pickled by value."""
 
     def __init__(self, instance: Params) -> None:
         super().__init__()
         self._instance = instance
 
     def saveImpl(self, path: str) -> None:
-        """Called by `save`, after `overwrite` has been dealt with."""
+        """Write the Params. Called by `save`, after it has handled `overwrite`. Raises BadSetting for a DataFrame."""
         plain: dict[str, Any] = {}
         pickled: dict[str, str] = {}
         for param, value in self._instance._paramMap.items():
@@ -97,20 +97,20 @@ class ParamsWriter(MLWriter):
             else:
                 pickled[param.name] = base64.b64encode(ship.pickle(value)).decode()
         without_defaults = self._instance.copy()
-        without_defaults._defaultParamMap = {}  # they are the dataclass's, and some are no JSON
+        without_defaults._defaultParamMap = {}  # the dataclass has them, and JSON can't hold some
         extra = {_PICKLED: pickled} if pickled else None
         DefaultParamsWriter.saveMetadata(without_defaults, path, self.sparkSession, extra, plain)
 
 
 class ParamsReader(MLReader[Any]):
-    """The inverse of ParamsWriter. Values by value are only unpickled for who trusts them."""
+    """A reader of what ParamsWriter wrote. Pickled values are loaded only if the session trusts them."""
 
     def __init__(self, cls: type) -> None:
         super().__init__()
         self._cls = cls
 
     def load(self, path: str) -> Any:
-        """The instance that was saved at `path`. Raises UntrustedModel."""
+        """Return the instance that was saved at `path`. Raises UntrustedModel for values that are not trusted."""
         metadata = DefaultParamsReader.loadMetadata(path, self.sparkSession)
         pickled = metadata.get(_PICKLED, {})
         if pickled and not trusted(self.sparkSession):
@@ -128,12 +128,12 @@ class ParamsReader(MLReader[Any]):
 
 
 def trusted(spark: Any) -> bool:
-    """Whether this session loads code by value: `spark.tritium.trustModels=true`."""
+    """Return whether this session loads code by value: `spark.tritium.trustModels=true`."""
     return str(spark.conf.get("spark.tritium.trustModels", "false")).lower() == "true"
 
 
 def _is_json(value: Any) -> bool:
-    """Whether JSON gives back an equal value of the same type; a tuple would come back as a list."""
+    """Return whether JSON gives back an equal value of the same type; a tuple would come back as a list."""
     try:
         again = json.loads(json.dumps(value, allow_nan=False))
     except (TypeError, ValueError):

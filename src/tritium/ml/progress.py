@@ -1,4 +1,4 @@
-"""Progress of a training: steps and epochs, as far as the settings ask for them (rank)."""
+"""Progress of a training: its log of steps and epochs, if `verbose` (rank)."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _SECONDS = 0.5
 
 
 class Progress:
-    """Logs at most twice a second while steps are taken, and once an epoch."""
+    """The progress of a training, logged at most twice a second during steps, and once an epoch."""
 
     def __init__(self, settings: Settings, world: Any) -> None:
         self._settings, self._world = settings, world
@@ -20,7 +20,7 @@ class Progress:
         self._last = 0.0
 
     def on_step(self, epoch: Any, batches: Sequence[Any], loss: Any) -> None:
-        """After an optimizer step over these batches; `loss` is a number, or an array of one."""
+        """Log an optimizer step over these batches, if one is due; `loss` is a number, or an array of one."""
         self._rows += sum(batch.rows for batch in batches)
         now = time.monotonic()
         if self._settings.verbose and now - self._last >= _SECONDS:
@@ -28,7 +28,7 @@ class Progress:
             self._log(epoch=epoch.number, step=batches[-1].step, loss=loss)
 
     def on_epoch_end(self, epoch: Any, entry: Mapping[str, Any]) -> None:
-        """After an epoch, which has the history's `entry`: once for all ranks."""
+        """Log an epoch by its `entry` in the history, once for all ranks."""
         if self._settings.verbose and self._world.rank == 0:
             shown = {k: v for k, v in entry.items() if isinstance(v, float) and k not in ("seconds", "rows_per_second")}
             self._log(epoch=epoch.number, step=epoch.steps - 1, steps=epoch.steps, **shown)

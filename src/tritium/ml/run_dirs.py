@@ -1,4 +1,4 @@
-"""A run directory of its own for every param map, below that of the estimator (driver)."""
+"""The run directory of each param map, below that of the estimator (driver)."""
 
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ _numbers = itertools.count(1 << 32)  # a semantic hash has 32 bits
 def below(
     run_dir: str, params: Mapping[str, Any], dataset: Any, fitted: dict[str, list[int]], digest: type[CodeDigest]
 ) -> str:
-    """The directory for a fit of this param map (name → value) on these rows: `RUN_DIR/epochs=5,batch_size=16/1`.
+    """Return the directory for a fit of this param map (name → value): `RUN_DIR/batch_size=16,epochs=5/1`.
 
-    The number counts the datasets that this param map is fitted on: a fold of a CrossValidator each, and the whole
-    data at its end. It is the same in another session that makes the same calls, whatever their parallelism.
+    The number counts the datasets that this param map is fitted on: each fold of a CrossValidator, and the whole data
+    at its end. It is the same in another session that makes the same calls, whatever their parallelism.
 
-    fitted : name → the datasets so far, kept by the estimator and all its copies.
-    digest : that of the framework, by which code and objects among the values are told apart.
+    fitted : name → the datasets so far, shared by the estimator and all its copies.
+    digest : the framework's, which tells apart code and objects among the values.
     """
     name = name_of_map(params, digest)
     key = dataset.semanticHash() if hasattr(dataset, "semanticHash") else _number_of(dataset)
@@ -45,7 +45,7 @@ def below(
 
 
 def _number_of(table: Any) -> int:
-    """A number of this table that no other object in this process has or gets, unlike its `id`, which is used again."""
+    """Return a number that is unique to this table in this process, unlike its `id`, which is reused."""
     known = id(table)
     with _lock:
         if known not in _tables:
@@ -55,7 +55,7 @@ def _number_of(table: Any) -> int:
 
 
 def name_of_map(params: Mapping[str, Any], digest: type[CodeDigest]) -> str:
-    """A directory's name that a person can read; two param maps with other values have other names."""
+    """Return a readable name for a param map's directory; maps with different values have different names."""
     texts = {name: _text(value, digest) for name, value in sorted(params.items())}
     whole = shown(params, digest)
     safe = _UNSAFE.sub("_", whole)[:_LONGEST]
@@ -67,12 +67,12 @@ def name_of_map(params: Mapping[str, Any], digest: type[CodeDigest]) -> str:
 
 
 def shown(params: Mapping[str, Any], digest: type[CodeDigest]) -> str:
-    """`batch_size=16,epochs=5`."""
+    """Return the param map as text: `batch_size=16,epochs=5`."""
     return ",".join(f"{name}={_text(value, digest)}" for name, value in sorted(params.items())) or "default"
 
 
 def write_params(run_dir: str, params: Mapping[str, Any], digest: type[CodeDigest]) -> None:
-    """Keep what the param map is in `params.json` of its directory, with where functions were written."""
+    """Write the param map to `params.json` of its directory, with file and line of functions. Raises BadSetting."""
     texts = {name: _text(value, digest, place=True) for name, value in params.items()}
     try:
         store, root, _ = files.opened(run_dir)

@@ -1,4 +1,4 @@
-"""What and how to train, whatever the framework: each setting written once (any process)."""
+"""The settings of estimators of all frameworks, each written once (any process)."""
 
 from __future__ import annotations
 
@@ -46,9 +46,9 @@ class Settings:
         **dict.fromkeys(("val_split", "validation_split", "validation_data", "val_data"), question("validation")),
         **{name: question(own) for name, own in ELSEWHERE.items()},
     }
-    """What other libraries call a setting → advice."""
+    """The name of a setting in other libraries → advice."""
     loss_of_numbers: ClassVar[str] = "the mean squared error"
-    """How the framework writes a loss for a number to predict, for an error's advice."""
+    """How the framework writes a loss for a number to predict, for the advice in an error."""
 
     feature_cols: Any = setting(
         "What the model is called with. A list of scalar columns: one float32 tensor [batch, n]. The name of "
@@ -91,7 +91,7 @@ class Settings:
         "batch_size x ranks x gradient_accumulation.",
         None,
     )
-    epochs: int = setting("How often every row is seen.", 1)
+    epochs: int = setting("How many times every row is seen.", 1)
     validation: Any = setting(
         "Rows to validate on after each epoch: a fraction (chosen by a hash of the row and the seed), the name of "
         "a boolean column (True: validate), or a DataFrame.",
@@ -129,7 +129,7 @@ class Settings:
     )
     if_code_changed: Literal["refuse", "continue"] = setting(
         "When a training continues with another model, loss, train_step, scheduler or metric than it was begun with: "
-        '"refuse", or "continue" with the code of now.',
+        '"refuse", or "continue" with the current code.',
         "refuse",
     )
     verbose: bool = setting("Whether steps and losses are shown while training.", True)
@@ -142,7 +142,7 @@ class Settings:
             raise BadSetting(" ".join(wrong), settings=wrong)
 
     def problems(self) -> Iterator[str]:
-        """One sentence for each thing that is wrong. A framework adds those of its own settings."""
+        """Yield one sentence for each thing that is wrong. A framework adds those of its own settings."""
         yield from _columns(self)
         yield from _callbacks(self.callbacks)
         yield from _numbers(self)
@@ -151,19 +151,19 @@ class Settings:
 
     @classmethod
     def fields(cls) -> tuple[str, ...]:
-        """The names of the settings: the framework's own first."""
+        """Return the names of the settings, the framework's own first."""
         shared = Settings.__dataclass_fields__
         return tuple(sorted((f.name for f in fields(cls)), key=lambda name: name in shared))
 
     @classmethod
     def no_setting(cls, names: Sequence[str]) -> BadSetting:
-        """The error for settings that neither this class nor Gang has, each with what is probably meant."""
+        """Return the error for settings that neither this class nor Gang has, each with what is probably meant."""
         known = (*cls.fields(), *Gang.fields())
         said = (f"There is no setting {name!r}.{cls.hints.get(name) or suggest(name, known)}" for name in names)
         return BadSetting(" ".join(said), settings=list(names))
 
     def rows_per_rank(self, ranks: int) -> int:
-        """The batch size of one rank; BadSetting when `global_batch_size` can't be shared out evenly."""
+        """Return the batch size of one rank. Raises BadSetting when `global_batch_size` can't be divided evenly."""
         if self.global_batch_size is None:
             return self.batch_size or DEFAULT_BATCH_SIZE
         share = ranks * self.gradient_accumulation
@@ -177,7 +177,7 @@ class Settings:
         return self.global_batch_size // share
 
     def order(self) -> dict[str, Any]:
-        """What decides the order of the rows: keywords of `Shard.epochs`."""
+        """Return the keywords of `Shard.epochs` that decide the order of the rows."""
         return {
             "shuffle": self.shuffle,
             "seed": self.seed,
@@ -186,43 +186,43 @@ class Settings:
         }
 
     def inputs(self) -> dict[str, str | list[str]]:
-        """Batch column → source columns, of the features alone."""
+        """Return batch column → source columns, of the features alone."""
         if isinstance(self.feature_cols, Mapping):
             return {k: v if isinstance(v, str) else list(v) for k, v in self.feature_cols.items()}
         return {FEATURES: self.feature_cols if isinstance(self.feature_cols, str) else list(self.feature_cols)}
 
     def labels(self) -> list[str]:
-        """The label columns."""
+        """Return the label columns."""
         return [self.label_cols] if isinstance(self.label_cols, str) else list(self.label_cols)
 
     def stopping_rule(self) -> EarlyStopping | None:
-        """`early_stopping` as an object, with the name of the value that counts."""
+        """Return `early_stopping` as an object whose `monitor` is set, or None."""
         rule = self.early_stopping
         rule = EarlyStopping(patience=rule) if isinstance(rule, int) else rule
         if rule is None or rule.monitor is not None:
             return rule
         return replace(rule, monitor="validation_loss" if self.validation is not None else "loss")
 
-    # ---- what a framework says of its own settings
+    # ---- what a framework overrides for its own settings
 
     def metric_names(self) -> Sequence[str]:
-        """The names that metrics have in the history."""
+        """Return the names that metrics have in the history."""
         return ()
 
     def is_of_one_score(self) -> bool:
-        """Whether the loss compares one score a row with 0 or 1."""
+        """Return whether the loss compares one score a row with 0 or 1."""
         return False
 
     def is_by_class(self) -> bool:
-        """Whether the loss compares a score for each class with a class index."""
+        """Return whether the loss compares a score for each class with a class index."""
         return False
 
     def gives_probabilities(self) -> bool:
-        """Whether the loss takes probabilities, so that the model's outputs are such, and no scores."""
+        """Return whether the loss takes probabilities, so that the model's outputs are probabilities, not scores."""
         return False
 
     def has_own_step(self) -> bool:
-        """Whether code of the user computes the loss, so that nothing is known of it."""
+        """Return whether the user's code computes the loss, so that nothing is known of it."""
         return False
 
 

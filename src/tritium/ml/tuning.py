@@ -1,4 +1,4 @@
-"""What a training is called among those of Spark's CrossValidator (driver)."""
+"""The title of a training among those of Spark's CrossValidator (driver)."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ from typing import Any
 
 
 def fold() -> str:
-    """Of what the caller's training is a part: "fold 2/3", "best" (when all rows are trained on at last), else "".
+    """Return which part of a CrossValidator's fit calls this: "fold 2/3", "best" (the last fit, on all rows), else "".
 
-    Spark tells an estimator neither: it is read from the local variables of `CrossValidator._fit`, and left out where
-    another version of Spark calls them otherwise.
+    Spark does not tell an estimator: it is read from the local variables of `CrossValidator._fit`, and is "" where
+    another version of Spark names them otherwise.
     """
     frame: Any = sys._getframe(1)
     while frame is not None:

@@ -1,4 +1,4 @@
-"""Which rows of a frame are trained on, and which are validated on (driver)."""
+"""Splits a frame into the rows to train on and those to validate on (driver)."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from tritium.hints import suggest
 from tritium.ml.columns import as_frame, find_columns, is_spark, names_in, schema_of, spark_column, table_column
 from tritium.ml.settings import Settings
 
-_PARTS = 1 << 32  # of a hash, for the validation fraction
+_PARTS = 1 << 32  # range of the hash for the validation fraction
 
 
 def split(frame: Any, settings: Settings) -> tuple[Any, Any]:
-    """The rows to train on and those to validate on (None: there are none)."""
+    """Return the rows to train on and those to validate on (None: there are none). Raises BadData and BadSetting."""
     given = settings.validation
     if given is None:
         return frame, None
@@ -58,7 +58,7 @@ def _marked(frame: Any, name: str) -> Any:
 
 
 def _hashed(frame: Any, names: Sequence[str], fraction: float, seed: int) -> Any:
-    """True for about this fraction of the rows: equal rows always go the same way."""
+    """Return a boolean column that is True for about this fraction of the rows, and equal for equal rows."""
     limit = int(fraction * _PARTS)
     if is_spark(frame):
         from pyspark.sql import functions as F

@@ -1,4 +1,3 @@
-"""What training leaves behind: a model with its signature, saved, loaded and applied without Spark (any
-process)."""
+"""Models with their signatures, and checkpoints, saved, loaded and applied without Spark (any process)."""
 
 from __future__ import annotations

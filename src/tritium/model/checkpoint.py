@@ -1,15 +1,15 @@
 """Checkpoints in a run directory, here or on any fsspec file system (any process).
 
     <run directory>/checkpoints/000000001200/replicated.safetensors   what is the same on every rank: rank 0 writes it
-                                             replicated.json          (the tensors, and the tree that they hang in)
+                                             replicated.json          (the tensors, and the tree that holds them)
                                              own-3.safetensors        what is rank 3's own
                                              own-3.json
                                              manifest.json            step, world size, versions; size and SHA-256 of
                                                                       every other file; written last
 
-Files are written beside, put on the disk itself and renamed where the directory is local; elsewhere they are put.
-Either way the manifest decides: without it there is no checkpoint, and one that does not match it is passed over.
-A step that is saved again gets a directory of its own, `000000001200-2`, so that the first is there until then.
+In a local directory a file is written under another name, synced and renamed; elsewhere it is written in place. A
+directory without a manifest is no checkpoint, and one whose files do not match its manifest is skipped. A step that is
+saved again gets its own directory, `000000001200-2`, so that the first save is there until then.
 """
 
 from __future__ import annotations
@@ -34,17 +34,17 @@ class Store:
     """The checkpoints of a run directory. Nothing is written before `prepare`."""
 
     def __init__(self, run_dir: str, moved: Callable[[], None] = lambda: None) -> None:
-        """`moved` is called with every piece that is read or written: a large checkpoint takes long, and moves."""
+        """Open the run directory. `moved` is called for every piece that is read or written, to show progress."""
         self._moved = moved
         self._files, root, self._local = files.opened(run_dir)
         self._root = f"{root}/checkpoints"
         self.path = f"{run_dir.rstrip('/')}/checkpoints"
-        self.damaged: dict[str, str] = {}  # names, and why they were passed over; removed at the next commit
+        self.damaged: dict[str, str] = {}  # names, and why they were skipped; `prune` removes them
 
     # ---- reading
 
     def names(self) -> list[str]:
-        """The checkpoints that have a manifest, the newest first."""
+        """Return the names of the checkpoints that have a manifest, the newest first."""
         found = [name for name in self._directories() if self._files.exists(f"{self._root}/{name}/{MANIFEST}")]
         return sorted(found, key=order, reverse=True)
 
@@ -58,11 +58,11 @@ class Store:
         return [name for name in names if is_name(name)]
 
     def where(self, name: str) -> str:
-        """The path of a checkpoint, for people."""
+        """Return the path of a checkpoint for messages."""
         return f"{self.path}/{name}"
 
     def manifest(self, name: str) -> Checkpoint:
-        """What a checkpoint says of itself."""
+        """Return a checkpoint by its manifest. Raises Damaged, or CheckpointFailed where the store does not answer."""
         path = f"{self._root}/{name}/{MANIFEST}"
         try:
             self._files.invalidate_cache()
@@ -73,7 +73,7 @@ class Store:
         return Checkpoint.of(name, text, self.where(name))
 
     def candidates(self) -> list[str]:
-        """The checkpoints to try, the newest first; those that were never completed are passed over at once."""
+        """Return the checkpoints to try, the newest first; those that were never completed are recorded as damaged."""
         complete = self.names()
         for name in self._directories():
             if name not in complete and (not complete or order(name) > order(complete[0])):
@@ -83,7 +83,7 @@ class Store:
         return [name for name in complete if name not in self.damaged]
 
     def newest(self) -> tuple[Loaded | None, list[str]]:
-        """The newest checkpoint that can be loaded, and for each that is newer a sentence that says why it can't."""
+        """Return the newest checkpoint that can be loaded, and for each newer one a sentence on why it can't."""
         for name in self.candidates():
             try:
                 return self.load(name), list(self.damaged.values())
@@ -101,7 +101,7 @@ class Store:
         return Loaded(state, step=found.step, size=found.size, own=owned, path=self.where(name))
 
     def outline(self, name: str) -> tuple[int, Any]:
-        """A checkpoint's step and its state, with None for each tensor and array: a small file. Raises Damaged."""
+        """Return a checkpoint's step and state, with None for tensors and arrays: a small file. Raises Damaged."""
         found = self.manifest(name)
         structure = self._checked(found, f"{REPLICATED}.json")
         try:
@@ -117,7 +117,10 @@ class Store:
             raise Damaged(f"{part} of the checkpoint {self.where(checkpoint.name)} can't be read: {error}") from error
 
     def _checked(self, checkpoint: Checkpoint, name: str) -> bytearray:
-        """In memory, not mapped: another rank may remove an old checkpoint while its tensors are still in use."""
+        """Return a file of the checkpoint, checked against its manifest. Raises Damaged.
+
+        It is read, not mapped: another rank may remove an old checkpoint while its tensors are still in use.
+        """
         where = self.where(checkpoint.name)
         wanted = checkpoint.files.get(name)
         if wanted is None:
@@ -145,8 +148,10 @@ class Store:
         return data
 
     def _unread(self, name: str, part: str, error: Exception) -> Exception:
-        """A file that is gone, or that the disk can't give, is damage. A store that does not answer is none: with the
-        next start it may, so nothing is passed over for it."""
+        """Return Damaged for a file that is missing or that the local disk can't read, else CheckpointFailed.
+
+        A store that does not answer now may answer at the next start, so its checkpoint must not be skipped.
+        """
         where = self.where(name)
         if isinstance(error, FileNotFoundError):
             return Damaged(f"{part} of the checkpoint {where} is missing.")
@@ -161,8 +166,10 @@ class Store:
     # ---- writing
 
     def prepare(self, step: int) -> str:
-        """Make the directory of a checkpoint that is to be written; returns its name. Leftovers of a save that was cut
-        short are removed. BadSetting when there is a later checkpoint, which this one would not replace."""
+        """Make the directory of a checkpoint that is to be written, and return its name.
+
+        Leftovers of interrupted saves are removed. Raises BadSetting when there is a checkpoint of a later step.
+        """
         if not 0 <= step < 10**12:
             raise BadSetting(f"step={step} of a checkpoint must be a whole number from 0 to {10**12 - 1:,}.")
         complete = self.names()
@@ -187,7 +194,7 @@ class Store:
         return name
 
     def write(self, name: str, part: str, snapshot: Snapshot) -> dict[str, dict[str, Any]]:
-        """Write the two files of a part; returns what the manifest says of them."""
+        """Write the two files of a part, and return their entries for the manifest."""
         folder = f"{self._root}/{name}"
         sums = {}
         try:
@@ -200,7 +207,7 @@ class Store:
         return sums
 
     def commit(self, name: str, size: int, sums: Mapping[str, Mapping[str, Any]]) -> Checkpoint:
-        """Write the manifest: from now on the checkpoint is there."""
+        """Write the manifest, which completes the checkpoint."""
         made = Checkpoint(name, order(name)[0], size, {part: dict(facts) for part, facts in sums.items()})
         text = made.manifest()
         try:
@@ -211,8 +218,7 @@ class Store:
         return made
 
     def prune(self, keep: int) -> None:
-        """Remove all but the newest `keep` (of one step, the last) and those that were found damaged, each with its
-        manifest first."""
+        """Remove damaged checkpoints, and all but the last save of the newest `keep` steps, each manifest first."""
         good = [name for name in self.names() if name not in self.damaged]
         newest = dict.fromkeys(order(name)[0] for name in good)
         kept = {next(name for name in good if order(name)[0] == step) for step in list(newest)[:keep]}
@@ -227,11 +233,11 @@ class Store:
         self.damaged.clear()
 
     def discard(self, name: str) -> None:
-        """Remove what there is of a checkpoint that could not be written; one that has its manifest is there."""
+        """Remove what there is of a checkpoint that could not be written, unless it has its manifest."""
         try:
             if name not in self.names():
                 self._remove(name)
-        except Exception:  # noqa: BLE001 - the same disk refuses again; what it said first is on its way already
+        except Exception:  # noqa: BLE001 - the same disk fails again, and its first error is already being raised
             return
 
     def _put(self, path: str, pieces: Iterable[bytes | memoryview]) -> dict[str, Any]:
@@ -264,7 +270,7 @@ class Store:
                     os.close(number)
 
     def failed(self, name: str, error: Exception, needed: int, part: str = "") -> CheckpointFailed:
-        """The error that a refusal of the disk is, with its numbers."""
+        """Return the error for a failed write, with the bytes that are needed, written and free."""
         written, free = 0, None
         if self._local:
             with contextlib.suppress(OSError):
@@ -304,6 +310,6 @@ def _there(path: str) -> str:
 def _quietly(names: Any) -> Sequence[str]:
     try:
         found: Sequence[str] = names()
-    except Exception:  # noqa: BLE001 - the directory can't be listed either; the error at hand says enough
+    except Exception:  # noqa: BLE001 - the directory can't be listed either; the first error is reported
         return ()
     return found

@@ -1,4 +1,4 @@
-"""The format of one checkpoint: the names of its files, its manifest, and a state that was loaded (any process)."""
+"""The format of one checkpoint: the names of its files, its manifest, and the loaded state (any process)."""
 
 from __future__ import annotations
 
@@ -19,40 +19,40 @@ _NAME = re.compile(r"(\d{12})(?:-(\d+))?$")
 
 
 def own(rank: int) -> str:
-    """What the files of a rank's own state are called."""
+    """Return the name, without extension, of the files of a rank's own state."""
     return f"own-{rank}"
 
 
 def is_name(name: str) -> bool:
-    """Whether a checkpoint's directory may be called so."""
+    """Return whether `name` is that of a checkpoint's directory."""
     return _NAME.match(name) is not None
 
 
 def order(name: str) -> tuple[int, int]:
-    """The step of a checkpoint by its name, and how many times that step has been saved."""
+    """Return the step of a checkpoint by its name, and the number of that step's save, from 1."""
     found = _NAME.match(name)
     assert found is not None
     return int(found[1]), int(found[2] or 1)
 
 
 class Loaded(dict[Any, Any]):
-    """A state that was loaded, and where it is from."""
+    """A loaded state, with step, world size and path of its checkpoint."""
 
     def __init__(self, state: Mapping[Any, Any], *, step: int, size: int, own: list[Any], path: str) -> None:
         super().__init__(state)
         self.step = step
-        self.size = size  # the world size of then
-        self.own = own  # every rank's, in rank order; None where a rank had none
+        self.size = size  # the world size when it was saved
+        self.own = own  # the ranks' own states in rank order; None where a rank had none
         self.path = path
 
 
 class Damaged(Exception):
-    """A checkpoint can't be used; the text is a sentence that says why, with file and numbers."""
+    """A checkpoint can't be used; the text is a sentence on the reason, with file and numbers."""
 
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """One directory with a manifest."""
+    """A checkpoint as its manifest describes it."""
 
     name: str
     step: int
@@ -61,12 +61,12 @@ class Checkpoint:
 
     @property
     def total(self) -> int:
-        """How many bytes its files have together."""
+        """The bytes of its files together."""
         return sum(int(facts["bytes"]) for facts in self.files.values())
 
     @classmethod
     def of(cls, name: str, text: bytes, where: str) -> Checkpoint:
-        """What a manifest says. Raises Damaged, for the checkpoint at `where`."""
+        """Return the checkpoint of a manifest's `text`. Raises Damaged for the checkpoint at `where`."""
         try:
             said = json.loads(text)
             if said["format"] != _FORMAT:
@@ -84,7 +84,7 @@ class Checkpoint:
             ) from error
 
     def manifest(self) -> bytes:
-        """The text of the manifest, as of now."""
+        """Return the text of the manifest, with the current time and versions."""
         said: dict[str, Any] = {
             "format": _FORMAT,
             "step": self.step,

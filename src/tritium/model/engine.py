@@ -1,7 +1,7 @@
 """`Engine`: the interface by which a model of any framework is saved, restored and called (any process).
 
-An engine holds one model of its framework. Nothing outside `tritium.model.engines` knows which framework that is: what
-goes in and what comes out are NumPy arrays, files and JSON.
+An engine holds one model of its framework. Only `tritium.model.engines` depends on the framework: the inputs and
+outputs of an engine are NumPy arrays, files and JSON.
 """
 
 from __future__ import annotations
@@ -24,39 +24,39 @@ Buffer = mmap.mmap | bytearray
 
 
 class Weights(ABC):
-    """The weights of a model, as the file that they make. They are not copied: it is always the current ones."""
+    """The weights of a model as a file. They are not copied: it is always of the current ones."""
 
     @abstractmethod
     def stream(self) -> Iterator[memoryview]:
-        """The file, piece by piece; the same weights always give the same pieces."""
+        """Yield the file in pieces; the same weights always give the same pieces."""
 
     def digest(self) -> str:
-        """The hash of the file, 32 hexadecimal digits."""
+        """Return the hash of the file, 32 hexadecimal digits."""
         checksum = hashlib.sha256()
         for piece in self.stream():
             checksum.update(piece)
         return checksum.hexdigest()[:32]
 
     def checksums(self) -> tuple[int, ...]:
-        """A CRC-32 of each piece of the file: it tells whether a weight has changed, in a third of a digest's time.
+        """Return a CRC-32 of each piece of the file, to detect changed weights in a third of a digest's time.
 
-        It reads what is there, because a framework's own counter misses writes that go around it (through torch's
-        `.data`, or NumPy). One number that changed always gives another CRC; several do but for one case in 2³² for
-        each piece.
+        It reads all weights, because a framework's own counter misses writes that bypass it (through torch's `.data`,
+        or NumPy). One number that changed always gives another CRC; several do but for one case in 2³² for each
+        piece.
         """
         return tuple(zlib.crc32(piece) for piece in self.stream())
 
 
 @dataclass(frozen=True)
 class Parts:
-    """What a model is saved or sent as."""
+    """The parts as which a model is saved or sent."""
 
     weights: Weights
-    """The large part: one file, which processes of one machine map together."""
+    """The large part: one file, whose memory the processes of one machine share."""
     code: bytes | None
     """The model without its weights, by value; None where `save` was not asked for it, b"" where there is none."""
     facts: Mapping[str, Any]
-    """What `restore` needs beside the two: small, and JSON. A saved model keeps it in its manifest."""
+    """What `restore` needs beside the two, small and as JSON. A saved model has it in its manifest."""
 
 
 @dataclass(frozen=True)
@@ -67,27 +67,27 @@ class Maker:
     """Its name, "package.module:name"."""
     make: Callable[[], Any]
     seed: int | None = None
-    """What torch, NumPy and `random` are seeded with meanwhile; None: they are left alone."""
+    """The seed of torch, NumPy and `random` during the call; None: they are not seeded."""
 
 
 class Engine(ABC):
     """A model of one framework: saved, restored and called."""
 
     name: ClassVar[str]
-    """How manifests name it: a key of `tritium.model.engines.registry`."""
+    """The name in manifests: a key of `tritium.model.engines.registry`."""
     framework: ClassVar[str | None]
     """The module of `tritium.frameworks` that imports the framework and sets its threads; None: nothing to import."""
     weights_file: ClassVar[str]
-    """What `Parts.weights` is called in the directory of a saved model."""
+    """The file of `Parts.weights` in the directory of a saved model."""
     code_file: ClassVar[str | None]
-    """What `Parts.code` is called there. None: the weights are all there is, and loading them runs no code."""
+    """The file of `Parts.code` there. None: the weights are the whole model, and loading them runs no code."""
     module_class: ClassVar[str]
-    """The class of its models, "package.Class": what an origin must be, or return."""
+    """The class of its models, "package.Class", which an origin must be or return."""
     trusted: ClassVar[tuple[str, ...]]
     """The packages whose model classes are made without `trusted=`, as they come with the framework."""
 
     module: Any
-    """The framework's own object. It can be replaced; each use takes the one that is there then."""
+    """The framework's own object. It can be replaced; each use takes the current one."""
 
     @abstractmethod
     def __init__(self, module: Any) -> None: ...
@@ -96,7 +96,7 @@ class Engine(ABC):
 
     @abstractmethod
     def save(self, *, by_value: bool) -> Parts:
-        """The model as it is now. `by_value`: with its code, which need not be importable where it is restored.
+        """Return the parts of the model as it is now. `by_value`: with its code, so that it need not be importable.
 
         Raises BadSetting for weights that the file can't hold.
         """
@@ -106,27 +106,27 @@ class Engine(ABC):
     def restore(
         cls, weights: Buffer, facts: Mapping[str, Any], by: Maker | bytes, *, device: str | None = None
     ) -> Engine:
-        """The model of these parts, made by a Maker or by `Parts.code`.
+        """Return an engine with the model of these parts, made by a Maker or by `Parts.code`.
 
-        Its weights are views of `weights` where the framework can do that. With `device` the model is for calls alone,
-        there, and need not be brought `on` it. Raises ModelError when the weights do not fit what was made.
+        Its weights are views of `weights` where the framework can do that. With `device` the model is on that device,
+        for calls alone, and needs no `on`. Raises ModelError when the weights do not fit what was made.
         """
 
     # ---- calls
 
     @abstractmethod
     def on(self, device: str | None) -> AbstractContextManager[Engine]:
-        """An engine to `call` inside, with the current weights on this device, in the mode for predictions.
+        """Yield an engine to `call`, with the current weights on this device, in the mode for predictions.
 
-        None is the device where the model is. After it the model is as it was. Raises BadSetting for a device that is
-        not there; another one is never used instead.
+        None is the device where the model is. The block leaves the model unchanged. Raises BadSetting for a device that
+        does not exist; another one is never used instead.
         """
 
     @abstractmethod
     def call(self, batch: Arrays, outputs: Sequence[str]) -> Arrays:
-        """The outputs `[n, …]` by name for a batch of inputs `[n, …]` by name, in the dtypes that the model gives.
+        """Return the outputs `[n, …]` by name for a batch of inputs `[n, …]` by name, in the model's dtypes.
 
-        What NumPy has no dtype for comes as float32. The model is called once: the caller cuts the rows into batches.
+        Dtypes that NumPy lacks become float32. The model is called once: the caller splits the rows into batches.
         The arrays of `batch` may be read-only: an engine copies them where its model could write over them. Raises
         ModelError when the model does not return `outputs`.
         """
@@ -136,9 +136,9 @@ class Engine(ABC):
     @classmethod
     @abstractmethod
     def check_device(cls, device: str) -> None:
-        """BadSetting unless the framework knows devices of this name, which need not be on this machine."""
+        """Raise BadSetting unless the framework knows devices of this name, which need not be on this machine."""
 
     @classmethod
     @abstractmethod
     def task_device(cls, device: str, gpus: Sequence[str]) -> str:
-        """The device of a Spark task that was given the GPUs of these addresses; BadSetting when it is not there."""
+        """Return the device of a Spark task with the GPUs of these addresses. Raises BadSetting if it is missing."""

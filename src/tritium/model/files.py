@@ -2,12 +2,12 @@
 
     model.safetensors   the weights
     signature.json      columns, dtypes, shapes
-    history.json        what was seen while it was trained
-    module.pkl          the module's code by value; not there when it has an import path
+    history.json        losses and metrics of its training
+    module.pkl          the module's code by value; only where it has no import path
     manifest.json       engine, versions, the import path, size and SHA-256 of every other file; written last
 
-A new directory on a local disk appears by one rename. On an object store the manifest comes last: without it
-there is no model, and what does not match it is refused.
+A new directory on a local disk appears by one rename. On an object store the manifest is written last: without it
+there is no model, and files that do not match it are refused.
 """
 
 from __future__ import annotations
@@ -43,9 +43,10 @@ def save(
 ) -> None:
     """Write every file of `contents` and a manifest with `facts`.
 
-    A crash leaves what was there before, or the new model. Two exceptions: on an object store an overwritten model is
-    removed first, and what a crash leaves there has no manifest, so that `load` refuses it; where the system can't
+    After a crash there is what was there before, or the new model. Two exceptions: on an object store an overwritten
+    model is removed first, and what a crash leaves has no manifest, so that `load` refuses it; where the system can't
     exchange two directories (`renameat2` of Linux), a crash between two renames leaves both models beside `path`.
+    Raises BadSetting if `path` exists, without `overwrite` or with other files than a model's.
     """
     files, root, local = opened(path)
     if _exists(files, root):
@@ -66,7 +67,7 @@ def save(
 
 
 def opened(path: str) -> tuple[Any, str, bool]:
-    """The file system of `path`, its path there, and whether that is a local disk."""
+    """Return the file system of `path`, its path there, and whether that is a local disk."""
     files, root = importlib.import_module("fsspec").core.url_to_fs(str(path))
     local = "file" in (files.protocol if isinstance(files.protocol, tuple | list) else (files.protocol,))
     root = os.path.abspath(root) if local else root.rstrip("/")
@@ -79,7 +80,7 @@ def _exists(files: Any, root: str) -> bool:
 
 
 def _refuse_other_files(files: Any, root: str, path: str, ours: set[str]) -> None:
-    """Overwriting removes what is there: never anything but a model."""
+    """Raise BadSetting if `root` holds anything but a model, since overwriting removes it."""
     there = [entry.rstrip("/").rpartition("/")[2] for entry in files.ls(root, detail=False)]
     other = sorted(name for name in there if name not in ours and not name.endswith(".crc"))
     if other or not files.isdir(root):
@@ -104,7 +105,7 @@ def _write(
 
 
 def put(files: Any, local: bool, path: str, pieces: Iterable[bytes | memoryview]) -> dict[str, Any]:
-    """Write a file, onto the disk itself where that is local; returns its size and checksum."""
+    """Write a file, synced to the disk where that is local, and return its size and checksum."""
     checksum, size = hashlib.sha256(), 0
     with files.open(path, "wb") as out:
         for piece in pieces:
@@ -118,8 +119,7 @@ def put(files: Any, local: bool, path: str, pieces: Iterable[bytes | memoryview]
 
 
 def _move(new: str, root: str) -> None:
-    """Put `new` where `root` is, and remove what was there: one atomic exchange where the system has it
-    (Linux)."""
+    """Move `new` to `root`, and remove what was there, by one atomic exchange where the system has it (Linux)."""
     try:
         os.rename(new, root)
         return
@@ -146,14 +146,14 @@ def _exchange(one: str, other: str) -> bool:
 
 
 def located(path: str) -> str:
-    """`path`, or the folder `model` within it, which is where `TorchModel.save` puts a model beside its Params."""
+    """Return `path`, or the folder `model` in it, where `TorchModel.save` puts a model beside its Params."""
     files, root, _ = opened(path)
     within = not files.exists(f"{root}/{MANIFEST}") and files.exists(f"{root}/model/{MANIFEST}")
     return f"{path.rstrip('/')}/model" if within else path
 
 
 def read_manifest(path: str) -> dict[str, Any]:
-    """The manifest of the model at `path`; ModelError when there is none, or one of a later format."""
+    """Return the manifest of the model at `path`. Raises ModelError when there is none, or one of another format."""
     files, root, _ = opened(path)
     files.invalidate_cache()
     try:
@@ -173,7 +173,7 @@ def read_manifest(path: str) -> dict[str, Any]:
 
 
 def read(path: str, name: str, manifest: Mapping[str, Any]) -> mmap.mmap | bytearray:
-    """One file of the model, checked against the manifest: mapped where it is local, in memory otherwise."""
+    """Return one file of the model, mapped where it is local, else in memory. Raises ModelError if it is damaged."""
     files, root, local = opened(path)
     wanted = manifest["files"].get(name)
     if wanted is None:
@@ -199,7 +199,7 @@ def read(path: str, name: str, manifest: Mapping[str, Any]) -> mmap.mmap | bytea
 
 
 def mapped(path: str) -> mmap.mmap | bytearray:
-    """A local file without reading it, writable in private: processes that map the same file share its memory."""
+    """Map a local file, privately writable: processes that map the same file share its memory."""
     with open(path, "rb") as file:
         if not os.fstat(file.fileno()).st_size:
             return bytearray()
@@ -207,7 +207,7 @@ def mapped(path: str) -> mmap.mmap | bytearray:
 
 
 def versions() -> dict[str, str]:
-    """What this process runs with, of what decides whether a model can be read."""
+    """Return the versions of Python and of the packages that decide whether a model can be read."""
     from importlib.metadata import PackageNotFoundError, version
 
     found = {"python": platform.python_version()}

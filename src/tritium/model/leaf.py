@@ -1,4 +1,4 @@
-"""A tensor or an array in a state, and how those of one framework are copied and made again (any process)."""
+"""Tensors and arrays in a state: how those of each framework are copied and restored (any process)."""
 
 from __future__ import annotations
 
@@ -28,11 +28,11 @@ class Leaf:
     width: int
     """Bytes of one element."""
     size: int
-    """Bytes of all."""
+    """Bytes of all elements."""
 
     @property
     def entry(self) -> tuple[str, str, Sequence[int], int]:
-        """As the header of the file says it."""
+        """Its entry for the header of the file: name, code, shape, bytes."""
         return (self.name, self.code, self.shape, self.size) if self.code else (self.name, "U8", [self.size], self.size)
 
 
@@ -44,33 +44,33 @@ class Kind(ABC):
 
     @abstractmethod
     def has(self, value: Any) -> bool:
-        """Whether this value is one of them."""
+        """Return whether this value is one of them."""
 
     @abstractmethod
     def same(self, value: Any, path: str) -> Hashable | None:
-        """Equal for values that are the same memory, which is written once; None for one that shares nothing.
+        """Return an equal key for values of the same memory, which is written once; None for one that shares none.
 
-        BadSetting, with `path`, for a value that a checkpoint can't hold.
+        Raises BadSetting, with `path`, for a value that a checkpoint can't hold.
         """
 
     @abstractmethod
     def leaf(self, value: Any, name: str) -> Leaf:
-        """What is to be written, under this name."""
+        """Return the leaf that is written for this value, under this name."""
 
     def facts(self, value: Any) -> dict[str, Any]:
-        """What the tree says of the value beside its name, dtype and shape."""
+        """Return what the tree holds of the value beside its name, dtype and shape."""
         return {}
 
     @abstractmethod
     def copy(self, leaf: Leaf, into: np.ndarray[Any, Any]) -> None:
-        """Copy to `into`, as many bytes (uint8) as the leaf has. The copy may be under way until `wait`."""
+        """Copy to `into`, as many bytes (uint8) as the leaf has. The copy may be incomplete until `wait`."""
 
     def locks(self, value: Any) -> bool:
-        """Whether copies of this value are faster into page-locked memory."""
+        """Return whether copies of this value are faster into page-locked memory."""
         return False
 
     def locked(self, size: int) -> tuple[Any, np.ndarray[Any, Any]]:
-        """Page-locked memory of this many bytes (uint8), and what owns it."""
+        """Return the owner of page-locked memory, and this memory as an array `[size]` of uint8."""
         raise NotImplementedError
 
     def wait(self, values: Iterable[Any]) -> None:  # noqa: B027 - most copies are complete when `copy` returns
@@ -78,7 +78,7 @@ class Kind(ABC):
 
     @abstractmethod
     def restored(self, buffer: bytearray, name: str, entry: Entry, node: Mapping[str, Any]) -> Any:
-        """The value, as a view of `buffer`, as its node in the tree says it. ModelError when it does not fit."""
+        """Return the value of this node of the tree, as a view of `buffer`. Raises ModelError when it does not fit."""
 
 
 class NumpyArray(Kind):
@@ -110,6 +110,6 @@ class NumpyArray(Kind):
 
 
 def refuse_dtype(dtype: np.dtype[Any], path: str) -> None:
-    """BadSetting for a dtype that does not come back from its name: objects, and structures with fields."""
+    """Raise BadSetting for a dtype that can't be restored by its name: objects, and structures with fields."""
     if dtype.hasobject or np.dtype(dtype.str) != dtype:
         raise BadSetting(f"{path} is a NumPy value of dtype {dtype}, which a checkpoint can't hold.", path=path)

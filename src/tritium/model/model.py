@@ -1,4 +1,4 @@
-"""`Model`: a trained model with its signature; it knows no Spark (any process)."""
+"""`Model`: a trained model with its signature, independent of Spark (any process)."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ _SIGNATURE, _HISTORY = "signature.json", "history.json"
 
 
 class Model:
-    """A trained module, what it takes and gives, and how its training went.
+    """A trained module, its signature, and the history of its training.
 
     `engine` names the framework by which the module is saved and called: "torch", for a PyTorch module.
-    `history` is one dict per epoch. `origin` is the function or class without arguments that makes such a
-    module, or its "package.module:name": a saved model then names it, and whoever loads it says that this may run
-    (`load`). Without one that can be imported, the module is saved by value, and loading it runs code from the file.
-    `seed` is what torch, NumPy and `random` were seeded with when `origin` made the module; `load` seeds them so again,
-    for what it draws beside its weights. An estimator gives it.
+    `history` is one dict per epoch. `origin` is the function or class without arguments that makes such a module, or
+    its "package.module:name": a saved model then names it, and whoever loads the model must trust it (`load`). Without
+    one that can be imported, the module is saved by value, and loading it runs code from the file. `seed` is what
+    torch, NumPy and `random` were seeded with when `origin` made the module; `load` seeds them again, for what it draws
+    beside its weights. Estimators set it.
     """
 
     def __init__(
@@ -48,7 +48,7 @@ class Model:
 
     @property
     def module(self) -> Any:
-        """The framework's own object: for torch the torch.nn.Module, no copy."""
+        """The framework's own object, not a copy: for torch the torch.nn.Module."""
         return self.engine.module
 
     @module.setter
@@ -62,14 +62,13 @@ class Model:
     def predict(
         self, data: Any, *, batch_size: int = 1024, device: str | None = None
     ) -> np.ndarray[Any, Any] | dict[str, np.ndarray[Any, Any]]:
-        """The predictions for a pandas DataFrame, an Arrow table, an array or a tensor `[rows, *shape]`, or a
-        mapping of those by the names of the inputs.
+        """Return the predictions for a pandas DataFrame, an Arrow table, or arrays.
 
-        One output gives an array: float64 `[rows]` for one number a row, else `[rows, *shape]`.
-        Classification gives a dict of `prediction` (the class index, float64 `[rows]`) and `probability`
-        (float64 `[rows, classes]`), several outputs a dict by their names. `device=None` is where the module
-        is. For another device one copy of the module is kept there, as long as this model lives; each call uses the
-        weights that the module has then.
+        `data` may be an array or a tensor `[rows, *shape]`, or a mapping of those by the names of the inputs. One
+        output gives an array: float64 `[rows]` for one number a row, else `[rows, *shape]`. Classification gives a dict
+        of `prediction` (the class index, float64 `[rows]`) and `probability` (float64 `[rows, classes]`), several
+        outputs a dict by their names. `device=None` is where the module is. For another device one copy of the module
+        is kept there, as long as this model; each call uses the current weights of the module.
 
         Raises SignatureMismatch with every difference, and BadRow for a null or a NaN.
         """
@@ -103,14 +102,14 @@ class Model:
 
 
 def load(path: str, trusted: bool | str | Sequence[str] = False) -> Model:
-    """The model that was saved at `path`, by `Model.save` or by `TorchModel.save`.
+    """Return the model that was saved at `path`, by `Model.save` or by `TorchModel.save`.
 
     Every file is checked against its SHA-256 first. A model is made by code: by the function or class that it names,
     or by code within it. Without `trusted` only the modules of torch.nn are made. `trusted="package.module:make_net"`
     (or several of those) also allows this function or class to be imported and called, `trusted="package"` every
     module class in the package and every function there whose annotation says that it returns one. Unless your
-    program has imported them, they are not taken from the current directory. `trusted=True` runs whatever the files
-    say, which a model by value needs.
+    program has imported them, they are not imported from the current directory. `trusted=True` runs any code of the
+    files, which a model by value needs.
 
     Raises UntrustedModel with what to do, and ModelError for a model that is damaged or does not fit its code.
     """
@@ -140,6 +139,6 @@ def load(path: str, trusted: bool | str | Sequence[str] = False) -> Model:
 
 
 def check_batch_size(batch_size: int) -> None:
-    """BadSetting unless it is a whole number of at least 1."""
+    """Raise BadSetting unless it is a whole number of at least 1."""
     if isinstance(batch_size, bool) or not isinstance(batch_size, int) or batch_size < 1:
         raise BadSetting(f"batch_size={batch_size!r}: it must be a whole number of at least 1.")

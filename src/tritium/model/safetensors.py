@@ -1,7 +1,7 @@
 """The safetensors format: the header of a file, written and read (any process).
 
-The library of that name is not needed on the executors, writes only to local paths, and refuses weights that are tied;
-the format is a length, a JSON header and the bytes. What is written here it reads, and the other way round (tested).
+The library of that name would have to be on the executors, writes only to local paths, and refuses tied weights; the
+format is a length, a JSON header and the bytes. Either reads what the other writes (tested).
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ _LONGEST_HEADER = 100_000_000  # the format's own limit
 
 
 def header(tensors: Iterable[tuple[str, str, Sequence[int], int]], metadata: Mapping[str, str]) -> bytes:
-    """The first bytes of a file whose tensors (name, code, shape, bytes) follow in this order."""
+    """Return the first bytes of a file whose tensors (name, code, shape, bytes) follow in this order."""
     fields: dict[str, Any] = {"__metadata__": dict(metadata)}
     offset = 0
     for name, code, shape, size in tensors:
@@ -51,7 +51,7 @@ def header(tensors: Iterable[tuple[str, str, Sequence[int], int]], metadata: Map
 
 @dataclass(frozen=True)
 class Entry:
-    """One tensor of a file: its code, its shape, and where in the file its bytes are."""
+    """One tensor of a file: its code, its shape, and the offsets of its bytes in the file."""
 
     code: str
     shape: list[int]
@@ -60,7 +60,7 @@ class Entry:
 
 
 def entries(buffer: mmap.mmap | bytearray) -> tuple[dict[str, Entry], dict[str, str]]:
-    """What a file says of its tensors, and its metadata; ModelError when it is no such file."""
+    """Return the tensors' entries by name, and the metadata of a file. Raises ModelError for any other file."""
     size = len(buffer)
     length = struct.unpack_from("<Q", buffer)[0] if size >= 8 else 0
     if not 2 <= length <= min(size - 8, _LONGEST_HEADER):

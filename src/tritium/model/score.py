@@ -1,4 +1,4 @@
-"""Call a model with batches of arrays: one way for Spark and for a plain process (any process)."""
+"""Calls a model with batches of arrays, in the same way with and without Spark (any process)."""
 
 from __future__ import annotations
 
@@ -17,13 +17,12 @@ if TYPE_CHECKING:
 def score(
     engine: Engine, signature: Signature, inputs: Mapping[str, np.ndarray], *, batch_size: int
 ) -> dict[str, np.ndarray]:
-    """Every output column for these rows, computed in batches of at most `batch_size`; `engine` is ready to be called
-    (`Engine.on`).
+    """Return every output column for these rows, computed in batches of at most `batch_size`.
 
-    `inputs` are `[rows, *shape]` by name. One scalar gives float64 `[rows]`; classification gives
-    `prediction` (the class index as float64 `[rows]`) and `probability` (float64 `[rows, classes]`); others
-    `[rows, *shape]` in their dtype. For no rows the model is not called, as many can't take them; a length that varies
-    is 0 then.
+    `engine` is one of `Engine.on`, `inputs` are `[rows, *shape]` by name. One scalar gives float64 `[rows]`;
+    classification gives `prediction` (the class index as float64 `[rows]`) and `probability` (float64
+    `[rows, classes]`); others `[rows, *shape]` in their dtype. For no rows the model is not called, as many can't take
+    them; a length that varies is 0 then. Raises ModelError for an output that does not fit the signature.
     """
     rows = len(next(iter(inputs.values())))
     if rows == 0:
@@ -45,14 +44,14 @@ def _columns(signature: Signature, outputs: Mapping[str, np.ndarray], rows: int)
 
 
 def _named(signature: Signature) -> list[tuple[str, Output]]:
-    """The outputs, under the names that their predictions have."""
+    """Return the outputs with the names of their predictions."""
     if len(signature.outputs) == 1:
         return [("prediction", signature.outputs[0])]
     return [(o.name, o) for o in signature.outputs]
 
 
 def _empty(signature: Signature) -> dict[str, np.ndarray]:
-    """The predictions for no rows, as the signature says them."""
+    """Return the predictions for no rows, by the signature alone."""
     if signature.task == "classification":
         output = signature.outputs[0]
         classes = 2 if output.scalar else output.shape[0] or 0
@@ -64,7 +63,7 @@ def _empty(signature: Signature) -> dict[str, np.ndarray]:
 
 
 def _dtype(output: Output) -> str:
-    """What `_array` gives for it; NumPy has no bfloat16."""
+    """Return the dtype that `_array` returns for this output; NumPy has no bfloat16."""
     return "float32" if output.dtype in ("bfloat16", "float16") else output.dtype
 
 
@@ -85,7 +84,7 @@ def _array(output: Output, array: np.ndarray) -> np.ndarray:
 
 
 def _classes(signature: Signature, scores: np.ndarray) -> dict[str, np.ndarray]:
-    """Probabilities are computed in float64, whatever the model computes in."""
+    """Return class indices and probabilities, computed in float64, whatever the model computes in."""
     scores = scores.astype(np.float64)
     if signature.outputs[0].scalar:
         chance = scores.reshape(-1, 1)
@@ -99,7 +98,7 @@ def _classes(signature: Signature, scores: np.ndarray) -> dict[str, np.ndarray]:
 
 
 def _sigmoid(scores: np.ndarray) -> np.ndarray:
-    """Of each score, written over it."""
+    """Return the sigmoid of each score, computed in place."""
     with np.errstate(over="ignore"):  # exp of a large number is infinite, and 1 / (1 + inf) the 0 that it should be
         np.exp(np.negative(scores, out=scores), out=scores)
     scores += 1
@@ -108,7 +107,7 @@ def _sigmoid(scores: np.ndarray) -> np.ndarray:
 
 
 def _softmax(scores: np.ndarray) -> np.ndarray:
-    """Of each row, written over it."""
+    """Return the softmax of each row, computed in place."""
     with np.errstate(invalid="ignore"):  # a row with an infinite score is NaN
         scores -= scores.max(axis=1, keepdims=True)
     np.exp(scores, out=scores)

@@ -1,4 +1,4 @@
-"""What a model takes and what it gives: columns, dtypes, shapes (any process)."""
+"""The signature of a model: columns, dtypes and shapes of its inputs and outputs (any process)."""
 
 from __future__ import annotations
 
@@ -21,10 +21,9 @@ class Input:
     """One tensor that the module is called with.
 
     `columns` are the source columns: one column, or several scalars that together make one row of the tensor.
-    `shape` is a row's, without the batch: () for one number, (n,) for n columns, None for a length that
-    varies. `types` are what the columns held at training, in the words of `tritium.data.types` ("number",
-    "date", "string", ...). `codec` is how the values became numbers (`tritium.data.schema.Field.to_json()`):
-    vocabulary, buckets, padding.
+    `shape` is a row's, without the batch: () for one number, (n,) for n columns, None for a length that varies.
+    `types` are those of the columns at training, as `tritium.data.types` names them ("number", "date", "string", ...).
+    `codec` is how the values became numbers (`tritium.data.schema.Field.to_json()`): vocabulary, buckets, padding.
     """
 
     name: str
@@ -42,8 +41,7 @@ class Input:
 
     @classmethod
     def of(cls, planned: Field, schema: Any, shape: tuple[int | None, ...] | None = None) -> Input:
-        """The input that a Field of a DataFrame's schema gives; `shape` where the plan left it to the first
-        row."""
+        """Return the input for a Field of a DataFrame's schema; `shape` is for a plan that left it to the first row."""
         from tritium.data.types import columns_of
 
         known = columns_of(schema)
@@ -70,21 +68,21 @@ class Output:
 
     @property
     def scalar(self) -> bool:
-        """One number a row: `[batch]` or `[batch, 1]`."""
+        """Whether it is one number a row: `[batch]` or `[batch, 1]`."""
         return self.shape in ((), (1,))
 
 
 @dataclass(frozen=True)
 class Signature:
-    """The contract of a model.
+    """The inputs and outputs of a model, and the task of its predictions.
 
-    One input is handed to the module as it is, several by keyword under their names. The module returns one
+    One input is passed to the module by position, several by keyword under their names. The module returns one
     tensor, or a tuple in the order of `outputs`, or a dict under their names.
 
-    `task="classification"` takes the only output as scores of k classes (`[batch, k]`, or `[batch]` and
-    `[batch, 1]` for two). `activation` makes probabilities of them: "softmax" (the default for k > 1; right
-    after `CrossEntropyLoss` and `NLLLoss`), "sigmoid" (the default for one score; right after
-    `BCEWithLogitsLoss`), or "none" when the module gives probabilities itself.
+    `task="classification"` takes the only output as scores of k classes (`[batch, k]`, or `[batch]` and `[batch, 1]`
+    for two). `activation` makes probabilities of them: "softmax" (the default for k > 1; right after
+    `CrossEntropyLoss` and `NLLLoss`), "sigmoid" (the default for one score; right after `BCEWithLogitsLoss`), or "none"
+    when the module returns probabilities.
     """
 
     inputs: tuple[Input, ...]
@@ -127,11 +125,11 @@ class Signature:
 
     @property
     def output_columns(self) -> tuple[str, ...]:
-        """What `transform` adds unless it is told other names."""
+        """The columns that `transform` adds by default."""
         return ("prediction", "probability") if self.task == "classification" else ("prediction",)
 
     def to_json(self) -> dict[str, Any]:
-        """A plain dict; `from_json` makes the signature of it again."""
+        """Return a plain dict, from which `from_json` restores the signature."""
         return dict(json.loads(json.dumps(asdict(self))))
 
     @classmethod
@@ -146,5 +144,5 @@ class Signature:
 
 
 def shown(shape: Iterable[int | None]) -> str:
-    """A row's shape as the reader knows it: `[batch, 3]`."""
+    """Return a row's shape as text with the batch: `[batch, 3]`."""
     return "[" + ", ".join(["batch", *("?" if n is None else str(n) for n in shape)]) + "]"

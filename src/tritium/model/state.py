@@ -1,8 +1,7 @@
 """A state as a tree of JSON and a safetensors file, and back, with every value and type as it was (any process).
 
-A state is dicts, lists and tuples of tensors, arrays, numbers, strings, bools and None: what `state_dict()` gives, and
-what random generators say of themselves. In the tree a JSON list is a list and an object has one key, which says what
-stands behind it:
+A state is dicts, lists and tuples of tensors, arrays, numbers, strings, bools and None, such as `state_dict()` and
+random generators return. In the tree a JSON list is a list, and the first key of an object says what it holds:
 
     {"dict": {…}}          string keys           {"torch": name, "dtype": …, "shape": […]}   a tensor of the file
     {"items": [[k, v]…]}   any other keys        {"numpy": name, "dtype": …, "shape": […]}   an array of the file
@@ -34,23 +33,23 @@ _ALLOWED = (
 
 
 class Snapshot:
-    """A state copied into memory of its own, so that training continues while it is written.
+    """A state copied into its own memory, so that training continues while it is written.
 
-    The memory is used again by the next `take`, and is page-locked when a tensor lies on a GPU.
+    The next `take` reuses the memory, which is page-locked when a tensor is on a GPU.
     """
 
     def __init__(self) -> None:
         self._memory = np.empty(0, np.uint8)
-        self._owner: Any = None  # of page-locked memory
+        self._owner: Any = None  # of page-locked memory, else None
         self._header = b""
         self.structure = b""
         self.size = 0
 
     def take(self, state: Any, called: str) -> Snapshot:
-        """Copy `state`. BadSetting names the first value that can't be kept: `state['optimizer'][3] is a Foo`."""
+        """Copy `state`. Raises BadSetting with the first value that can't be held: `state['optimizer'][3] is a Foo`."""
         packer = _Packer(called)
         tree = packer.node(state, called, "", 0)
-        leaves = sorted(packer.leaves.values(), key=lambda leaf: -(leaf.width & -leaf.width))  # so all are aligned
+        leaves = sorted(packer.leaves.values(), key=lambda leaf: -(leaf.width & -leaf.width))  # aligns all
         self.structure = json.dumps({"format": 1, "state": tree}, separators=(",", ":")).encode()
         self._header = safetensors.header((leaf.entry for leaf in leaves), {"format": "tritium"})
         self.size = sum(leaf.size for leaf in leaves)
@@ -67,7 +66,7 @@ class Snapshot:
     def _reserve(self, locking: Kind | None) -> None:
         if len(self._memory) >= self.size and (locking is None or self._owner is not None):
             return
-        self._memory, self._owner = np.empty(0, np.uint8), None  # what there was goes first
+        self._memory, self._owner = np.empty(0, np.uint8), None  # free the old memory first
         if locking is None:
             self._memory = np.empty(self.size, np.uint8)
         else:
@@ -75,18 +74,18 @@ class Snapshot:
 
     @property
     def total(self) -> int:
-        """How many bytes the two files have together."""
+        """The bytes of the two files together."""
         return len(self._header) + self.size + len(self.structure)
 
     def pieces(self) -> Iterator[bytes | memoryview]:
-        """The safetensors file."""
+        """Yield the safetensors file in pieces."""
         yield self._header
         for start in range(0, self.size, _CHUNK):
             yield self._memory[start : min(start + _CHUNK, self.size)].data
 
 
 class _Packer:
-    """Walks a state and collects its tensors."""
+    """A walk over a state, which makes its tree and collects its tensors."""
 
     def __init__(self, called: str) -> None:
         self.leaves: dict[Any, Leaf] = {}
@@ -148,13 +147,13 @@ class _Packer:
 
 
 def unpack(structure: bytes | bytearray, tensors: bytearray) -> Any:
-    """The state. Its tensors and arrays are views of `tensors` and can be written to; all are on the CPU."""
+    """Return the state. Its tensors and arrays are writable views of `tensors`, on the CPU. Raises ModelError."""
     found, _ = safetensors.entries(tensors)
     return _Unpacker(tensors, found).value(_tree(structure))
 
 
 def outline(structure: bytes | bytearray) -> Any:
-    """The state without its tensors and arrays, each of which is None."""
+    """Return the state with None for each tensor and array. Raises ModelError."""
     return _Outline(bytearray(), {}).value(_tree(structure))
 
 
@@ -195,7 +194,7 @@ class _Unpacker:
         return self.leaf(kind, inner, node)
 
     def leaf(self, kind: str, inner: Any, node: Mapping[str, Any]) -> Any:
-        """A tensor or an array."""
+        """Return a tensor or an array; the same object for each reference to it."""
         known = NumpyArray() if kind == "numpy" else registry.kind(kind)
         if known is None or inner not in self._found:
             raise ModelError(f"The state holds {kind!r} {str(inner)[:80]!r}, which is not known here.")

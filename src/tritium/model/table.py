@@ -1,4 +1,4 @@
-"""Does a table fit a signature, and its rows as the arrays that the model takes (any process)."""
+"""Checks a table against a signature, and reads its rows as the arrays that the model takes (any process)."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _FAMILY = {"decimal": "number", "vector": "array"}
 
 
 def fields(signature: Signature, schema: Any) -> dict[str, Field]:
-    """How each input is read from a pyspark StructType or a pyarrow Schema. Nothing is read yet.
+    """Return how each input is read from a pyspark StructType or a pyarrow Schema. No data is read.
 
     Raises SignatureMismatch that lists every difference: a missing column, another type, another shape.
     """
@@ -47,7 +47,7 @@ def _known(shape: tuple[int | None, ...]) -> tuple[int, ...] | None:
 
 
 def mismatch(differences: list[str]) -> SignatureMismatch:
-    """One error of all the differences."""
+    """Return one error with all the differences."""
     listed = "".join(f"\n  - {d}" for d in differences)
     count = f"{len(differences)} difference{'s' * (len(differences) > 1)}"
     return SignatureMismatch(f"The data does not fit the model's signature, {count}:{listed}", differences=differences)
@@ -83,7 +83,7 @@ def _coded(taken: Input) -> bool:
 
 
 def _leaf_wanted(taken: Input, trained: str | None) -> tuple[str, ...]:
-    """The families of values that fit, by what the column was at training."""
+    """Return the families of types that fit, by the column's type at training."""
     if _coded(taken):
         return ("string",)
     if trained in ("date", "timestamp"):
@@ -92,7 +92,7 @@ def _leaf_wanted(taken: Input, trained: str | None) -> tuple[str, ...]:
 
 
 def _depth(taken: Input, kind: SourceType) -> int:
-    """How many arrays each source column has around its values."""
+    """Return the depth of arrays in which each source column holds its values."""
     if len(taken.columns) > 1 or taken.codec.get("packed"):
         return 0
     if taken.codec:
@@ -101,13 +101,13 @@ def _depth(taken: Input, kind: SourceType) -> int:
 
 
 def _settings(taken: Input, columns: Mapping[str, SourceType]) -> Data:
-    """The Data that reads this input as the training did."""
+    """Return the Data that reads this input as the training did."""
     codec = taken.codec
     packs = len(taken.columns) > 1 or codec.get("packed") or (taken.shape == (1,) and not codec)
     packs = packs and columns[taken.columns[0]].scalar
     own = {taken.name: taken}
     nulls = codec.get("nulls") or ()
-    asked = "timestamp" in taken.types  # packed so on purpose; other integers must be exact, as in an estimator
+    asked = "timestamp" in taken.types  # the user has packed them; other integers must be exact, as in an estimator
     return Data(
         None,
         columns={taken.name: list(taken.columns) if packs else taken.columns[0]},
@@ -123,7 +123,7 @@ def _settings(taken: Input, columns: Mapping[str, SourceType]) -> Data:
 
 @contextmanager
 def advising() -> Iterator[None]:
-    """What to do about a null or a NaN is another thing at prediction than at training."""
+    """Replace the advice in the error for a null, a NaN or an infinity by that for prediction."""
     try:
         yield
     except BadRow as error:
@@ -134,8 +134,8 @@ def advising() -> Iterator[None]:
 
 
 def refused(column: str, taken: str, row_id: int, value: float | None) -> BadRow:
-    """The error for a null, a NaN or an infinity."""
-    # Code that does the same with a table of Spark's and of pandas'; dropna drops NaN in both.
+    """Return the error for a null, a NaN or an infinity at prediction."""
+    # The code works on DataFrames of Spark and of pandas; dropna drops NaN in both.
     what, remedy = "null" if value is None else "NaN", "df.dropna(subset=[{0!r}])"
     if value is not None and math.isinf(value):
         what = "infinite, or beyond what the model computes in,"
@@ -151,8 +151,10 @@ def refused(column: str, taken: str, row_id: int, value: float | None) -> BadRow
 
 
 def arrays(signature: Signature, data: Any) -> dict[str, np.ndarray[Any, Any]]:
-    """The model's inputs `[rows, *shape]` by name, from any kind of table or array that `Model.predict`
-    takes."""
+    """Return the model's inputs `[rows, *shape]` by name, from any table or array that `Model.predict` takes.
+
+    Raises SignatureMismatch with every difference, and BadRow for a value that can't be used.
+    """
     if _is_table(data):
         return _from_table(signature, data)
     if not isinstance(data, Mapping):
@@ -236,7 +238,7 @@ def _numpy(value: Any) -> np.ndarray[Any, Any]:
 
 
 def _as_taken(taken: Input, array: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
-    """`[rows, *shape]` in the input's dtype. Raises BadRow for what that can't hold, as for a column of a table."""
+    """Return `[rows, *shape]` in the input's dtype. Raises BadRow for what it can't hold, as for a table's column."""
     width = array.size // len(array) if len(array) else 1
     packed = len(taken.columns) if len(taken.columns) > 1 and array.ndim > 1 else 1
 

@@ -1,4 +1,4 @@
-"""Which function or class a saved model may name as its maker, and how that is found (any process)."""
+"""The functions and classes that a saved model may name as its maker, and their import (any process)."""
 
 from __future__ import annotations
 
@@ -27,8 +27,10 @@ class Trust:
 
     @classmethod
     def of(cls, value: Any) -> Trust:
-        """True, False, or names: "package.module:make_net" for one function or class, "package" or "package.module"
-        for the modules in it. A string may hold several, separated by commas, or "true" or "false".
+        """Return the trust that `value` expresses: True, False, or names. Raises BadSetting for anything else.
+
+        "package.module:make_net" is one function or class, "package" or "package.module" the modules in it. A string
+        may hold several, separated by commas, or "true" or "false".
         """
         if isinstance(value, bool):
             return cls(value, ())
@@ -44,7 +46,7 @@ class Trust:
         )
 
     def of_module(self, name: str, engine: type[Engine]) -> bool:
-        """Whether the model classes of this package or module are trusted as a whole."""
+        """Return whether the model classes of this package or module are trusted as a whole."""
         return any(name == known or name.startswith(f"{known}.") for known in (*engine.trusted, *self.names))
 
 
@@ -54,11 +56,9 @@ def _is_name(text: str) -> bool:
 
 
 def importable(origin: Any) -> str | None:
-    """ "package.module:function" of a function or class that a fresh process can import and call without
-    arguments.
+    """Return "package.module:function" of a function or class that a fresh process can import.
 
-    None when there is no such path: it lives in `__main__` or inside a function, or another object has its
-    name.
+    None when there is no such path: it is in `__main__` or inside a function, or another object has its name.
     """
     if isinstance(origin, str):
         return origin
@@ -77,9 +77,9 @@ def importable(origin: Any) -> str | None:
 
 
 def factory(origin: Any, trust: Trust, path: str, engine: type[Engine]) -> Any:
-    """The function or class that the model of `engine` at `path` names as its origin, imported, not called.
+    """Return the function or class that the model of `engine` at `path` names as its origin, imported, not called.
 
-    Raises UntrustedModel, as a rule before anything is imported, for what `trust` does not cover.
+    Raises UntrustedModel, usually before anything is imported, for what `trust` does not cover, and ModelError.
     """
     if not isinstance(origin, str) or ":" not in origin or not _is_name(origin):
         raise ModelError(f"manifest.json of the model at {path!r} names {origin!r}, which is no 'package.module:name'.")
@@ -104,7 +104,7 @@ def factory(origin: Any, trust: Trust, path: str, engine: type[Engine]) -> Any:
 
 
 def _found(origin: str, name: str, place: Any, path: str, exact: bool) -> Any:
-    """The attribute of that name; below a module only through classes, else every module would lead to `os`."""
+    """Return the attribute of that name, not through another module unless `exact`: most modules lead to `os`."""
     for depth, part in enumerate(name.split(".")):
         if depth and inspect.ismodule(place) and not exact:
             raise _untrusted(origin, path, f"which leads through the module {place.__name__!r}")
@@ -113,8 +113,10 @@ def _found(origin: str, name: str, place: Any, path: str, exact: bool) -> Any:
 
 
 def _imported(origin: str, home: str, path: str, *, anywhere: bool) -> Any:
-    """The module `home`. Unless `anywhere`, nothing is imported that lies in the current directory: a model is often
-    loaded where it was downloaded to, and Python looks there first."""
+    """Import the module `home`. Raises UntrustedModel, unless `anywhere`, for one in the current directory.
+
+    A model is often loaded where it was downloaded to, and Python looks there first.
+    """
     parts = home.split(".")
     for depth in range(len(parts)):
         name = ".".join(parts[: depth + 1])
@@ -130,13 +132,13 @@ def _imported(origin: str, home: str, path: str, *, anywhere: bool) -> Any:
 
 
 def _lies_here(name: str, above: Sequence[str]) -> bool:
-    """Whether the current directory holds something that `import name` may take."""
+    """Return whether the current directory holds something that `import name` may take."""
     parent = sys.modules[".".join(above)] if above else None
     if parent is not None and getattr(parent, "__file__", None) is not None:
-        return False  # a package that has been imported: what is in its folder belongs to it
+        return False  # what is in the folder of an imported package belongs to it
     try:
         here = os.path.realpath(os.path.join(os.getcwd(), *above))
-    except FileNotFoundError:  # the directory is gone, and with it what was in it
+    except FileNotFoundError:  # the directory has been removed
         return False
     entries = sys.path if parent is None else parent.__path__
     searched = any(os.path.realpath(entry or os.curdir) == here for entry in entries)
@@ -144,12 +146,12 @@ def _lies_here(name: str, above: Sequence[str]) -> bool:
 
 
 def _makes_models(made: Any, engine: type[Engine]) -> bool:
-    """Whether it is a class of models, or a function whose annotation says that it returns one."""
+    """Return whether `made` is a class of models, or a function whose annotation says that it returns one."""
     if not inspect.isfunction(made):
         return _is_model_class(made, engine)
     try:
         return _is_model_class(typing.get_type_hints(made).get("return"), engine)
-    except Exception:  # noqa: BLE001 - an annotation that can't be evaluated says nothing
+    except Exception:  # noqa: BLE001 - an annotation that can't be evaluated declares nothing
         return False
 
 

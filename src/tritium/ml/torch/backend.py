@@ -1,4 +1,4 @@
-"""PyTorch as the backend of an estimator (driver, rank)."""
+"""`TorchBackend`: PyTorch as the backend of an estimator (driver, rank)."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from tritium.model.signature import Signature
 
 
 class TorchBackend(Backend[TorchSettings]):
-    """Trains a `torch.nn.Module` under DDP."""
+    """The backend that trains a `torch.nn.Module` under DDP."""
 
     digest: ClassVar[type[CodeDigest]] = TorchDigest
     train = staticmethod(loop.train)
@@ -30,11 +30,11 @@ class TorchBackend(Backend[TorchSettings]):
     def dry_run(
         self, settings: TorchSettings, fields: Mapping[str, Field], shapes: Mapping[str, tuple[int, ...]]
     ) -> TorchDryRun:
-        """The module on zeros."""
+        """Call the module with zeros."""
         return TorchDryRun(settings, fields, shapes)
 
     def identity(self, settings: TorchSettings, fields: Sequence[Field]) -> dict[str, Any]:
-        """That of a new module and its optimizer."""
+        """Return the identity, taken of a new module and its optimizer."""
         with torch.random.fork_rng(devices=[]):
             module = settings.make_module()
             return identity_with_code(settings, module, try_optimizer(settings, module), fields)
@@ -42,7 +42,7 @@ class TorchBackend(Backend[TorchSettings]):
     def restore(
         self, settings: TorchSettings, run_dir: str, signature: Signature, history: list[dict[str, Any]]
     ) -> Model:
-        """A new module with the weights of rank 0, in eval mode."""
+        """Return a new module with the weights of rank 0, in eval mode, as a Model."""
         module = settings.make_module()
         with fsspec.open(f"{run_dir}/{loop.WEIGHTS}", "rb") as file:
             module.load_state_dict(weights.read(bytearray(file.read())))

@@ -1,4 +1,4 @@
-"""The training checkpoint: what a training needs to continue where it was, saved and put back (rank)."""
+"""The training checkpoint: the state from which a training continues, saved and restored (rank)."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ from tritium.ml.torch.settings import TorchSettings
 
 
 class TrainingCheckpoint:
-    """Saves the training as often as its settings say, and restores what an earlier attempt or run has saved.
+    """The state of a training, saved as often as the settings say, and restored from an earlier attempt or run.
 
-    `run_dir_required`: the user named the run directory, so it is an error when a rank does not reach it. Without that,
-    a training whose ranks do not share a disk goes without checkpoints, and says so.
+    `run_dir_required`: the user named the run directory, so it is an error when a rank does not reach it. Otherwise a
+    training whose ranks do not share a disk runs without checkpoints, and logs that.
     """
 
     def __init__(
@@ -55,9 +55,9 @@ class TrainingCheckpoint:
         self._metrics: list[Any] | None = None
 
     def load(self) -> None:
-        """Read the newest checkpoint of the run directory, if there is one: history, epoch and weights are as then.
+        """Read the newest checkpoint of the run directory, if there is one, and restore history, epoch and weights.
 
-        The rest waits for `put_back`. BadSetting for the checkpoint of another training.
+        `put_back` restores the rest. Raises BadSetting for the checkpoint of another training.
         """
         state = self._state
         if not self._on:
@@ -80,10 +80,10 @@ class TrainingCheckpoint:
         self._saved = saved
 
     def put_back(self) -> list[dict[str, Any]] | None:
-        """Put back all that was saved, and return the positions of all ranks. A collective.
+        """Restore all that was saved, and return all ranks' positions; None without a checkpoint. A collective call.
 
-        To be called after `on_train_start`, in which callbacks do again what they did when the training began: freeze
-        layers, add groups to the optimizer, draw random numbers. What became of it later is in the checkpoint.
+        Must be called after `on_train_start`, in which callbacks repeat what they did when the training began: freeze
+        layers, add groups to the optimizer, draw random numbers. The checkpoint has the later state of these.
         """
         state, saved, self._saved = self._state, self._saved, None
         self._schedule.on_train_start()
@@ -103,16 +103,16 @@ class TrainingCheckpoint:
         self._stopped = stays_stopped(saved["stopped"], saved["early_stopping"], rule)
         self._finished = saved["finished"] and self.epochs == len(state.history)
         self._metrics = [own["metrics"] for own in saved.own]
-        if state.rank < saved.size == state.size:  # what BatchNorm has seen differs from rank to rank
+        if state.rank < saved.size == state.size:  # BatchNorm's statistics differ from rank to rank
             state.module.load_state_dict(saved.own[state.rank]["buffers"], strict=False)
         if state.rank < saved.size:
             set_random_state(saved.own[state.rank]["random"], state.device)
-        else:  # a rank that there was not then
+        else:  # a rank that the checkpoint does not have
             torch.manual_seed(self._settings.seed + state.rank + 1000 * saved.step)
         return [own["position"] for own in saved.own]
 
     def _put_back_groups(self, groups: Sequence[Sequence[str]]) -> None:
-        """Add the groups that a callback had given the optimizer after an epoch."""
+        """Add the groups that a callback had added to the optimizer after an epoch."""
         named = dict(self._state.module.named_parameters())
         for names in groups[len(self._state.optimizer.param_groups) :]:
             if all(name in named for name in names):
@@ -120,11 +120,11 @@ class TrainingCheckpoint:
 
     @property
     def epochs(self) -> int:
-        """How many epochs there are in all: no more than there were when callbacks or early stopping ended it."""
+        """The number of epochs in all: those that were done, if a callback or early stopping has ended the training."""
         return len(self._state.history) if self._stopped else self._settings.epochs
 
     def epoch_metrics(self, epoch: Any, ranks: Any) -> EpochMetrics:
-        """The sums of an epoch: as they were where it continues, else zero."""
+        """Return the sums of an epoch: restored for one that continues, else zero."""
         metrics, before = EpochMetrics(self._settings.named_metrics(), ranks), self._metrics
         self._metrics = None
         if before is not None and epoch.first > 0:
@@ -132,7 +132,7 @@ class TrainingCheckpoint:
         return metrics
 
     def on_step(self, batch: Mapping[str, torch.Tensor], metrics: EpochMetrics) -> None:
-        """After an optimizer step: save when it is time."""
+        """Count an optimizer step, and save when `checkpoint_every` says so."""
         self._step += 1
         if not self._inputs:
             self._inputs = {
@@ -149,27 +149,27 @@ class TrainingCheckpoint:
             )
 
     def on_epoch_end(self) -> None:
-        """Between two epochs: a gang that could be larger saves, and is started again."""
+        """Save and start again between two epochs, if the gang could be larger."""
         if self._on and len(self._state.history) < self.epochs:
             self._world.checkpoint.regroup(self._replicated, self._step, own=lambda: self._own(None))
 
     def on_train_end(self) -> None:
-        """After the last epoch: what was trained is there for who names this run directory again."""
+        """Save after the last epoch, so that a later fit with this run directory finds the training finished."""
         if self._on and self._run_dir_required and not self._finished:
             self._finished, self._stopped = True, len(self._state.history) < self._settings.epochs
             self._world.checkpoint.save(self._replicated, self._step, own=lambda: self._own(None))
 
     def example(self) -> dict[str, torch.Tensor]:
-        """A batch of two rows of zeros, of the inputs' types and shapes."""
+        """Return a batch of two rows of zeros, of the inputs' types and shapes."""
         return {
             name: torch.zeros((2, *shape), dtype=getattr(torch, dtype), device=self._state.device)
             for name, (dtype, shape) in self._inputs.items()
         }
 
-    # ---- what is kept
+    # ---- what is saved
 
     def _replicated(self) -> dict[str, Any]:
-        self._divergence.check()  # of a training whose loss is not a number, nothing is kept
+        self._divergence.check()  # a training that has diverged must not be saved
         state = self._state
         return {
             "identity": self._identity,
@@ -189,7 +189,7 @@ class TrainingCheckpoint:
         }
 
     def _groups(self) -> list[list[str]]:
-        """The names of the parameters in each group of the optimizer; of one that is not the module's, none."""
+        """Return the parameters' names in each group of the optimizer; "" for one that is not the module's."""
         names = {id(parameter): name for name, parameter in self._state.module.named_parameters()}
         return [[names.get(id(p), "") for p in group["params"]] for group in self._state.optimizer.param_groups]
 
@@ -203,19 +203,19 @@ class TrainingCheckpoint:
 
 
 def buffers(module: torch.nn.Module) -> dict[str, torch.Tensor]:
-    """What a module keeps beside its parameters: BatchNorm's running means."""
+    """Return what a module's state holds beside its parameters, such as BatchNorm's running means."""
     kept = {name for name, _ in module.named_buffers()}
     return {name: value for name, value in module.state_dict().items() if name in kept}
 
 
 def random_state(device: torch.device) -> dict[str, Any]:
-    """Of torch on the CPU and on this device, of NumPy and of Python."""
+    """Return the states of the generators of torch (CPU and this device), NumPy and Python."""
     state = {"torch": torch.get_rng_state(), "numpy": np.random.get_state(), "python": random.getstate()}
     return state | ({"cuda": torch.cuda.get_rng_state(device)} if device.type == "cuda" else {})
 
 
 def set_random_state(state: Mapping[str, Any], device: torch.device) -> None:
-    """The inverse of `random_state`."""
+    """Restore what `random_state` returned."""
     torch.set_rng_state(state["torch"])
     np.random.set_state(state["numpy"])
     random.setstate(state["python"])

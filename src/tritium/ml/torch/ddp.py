@@ -1,4 +1,4 @@
-"""The ranks of one training: their process group, the module under DDP, and the exchange of its gradients (rank)."""
+"""The process group of a training, its module under DDP, and the exchange of gradients (rank)."""
 
 from __future__ import annotations
 
@@ -19,17 +19,17 @@ _LISTED = 3
 
 
 class Ranks:
-    """Collectives that every rank calls at the same places; with one rank they cost nothing."""
+    """Collectives, which every rank must call at the same places; with one rank they cost nothing."""
 
     def __init__(self, rank: int, size: int, device: torch.device) -> None:
         self.rank, self.size, self.device = rank, size, device
         self.stepping: Callable[[torch.nn.Module], torch.nn.Module] = lambda module: module
-        """Makes of a module what DDP shall wrap, whose forward computes all that gradients are taken of."""
+        """From a module, what DDP wraps; its forward must compute all that gradients are taken of."""
 
     def replicate(self, module: torch.nn.Module, find_unused_parameters: bool) -> torch.nn.Module:
-        """The module with rank 0's weights, whose gradients are averaged over ranks in `backward`.
+        """Return the module with rank 0's weights, whose gradients are averaged over ranks in `backward`.
 
-        `find_unused_parameters`: some parameters get no gradient, and must not be waited for.
+        `find_unused_parameters`: some parameters get no gradient, and DDP must not wait for them.
         """
         if self.size == 1 or not any(p.requires_grad for p in module.parameters()):
             return module
@@ -38,19 +38,19 @@ class Ranks:
         )
 
     def sum(self, values: torch.Tensor) -> torch.Tensor:
-        """The element-wise sum over ranks."""
+        """Return the element-wise sum over ranks, computed in place."""
         if self.size > 1:
             dist.all_reduce(values)
         return values
 
     def largest(self, values: torch.Tensor) -> torch.Tensor:
-        """The element-wise maximum over ranks."""
+        """Return the element-wise maximum over ranks, computed in place."""
         if self.size > 1:
             dist.all_reduce(values, dist.ReduceOp.MAX)
         return values
 
     def from_first(self, tensors: Iterable[torch.Tensor]) -> None:
-        """Overwrite these tensors with rank 0's: one exchange for all of them."""
+        """Overwrite these tensors with rank 0's, in one broadcast for all of them."""
         tensors = [t for t in tensors if t.layout == torch.strided and t.numel()]
         if self.size == 1 or not tensors:
             return
@@ -59,21 +59,21 @@ class Ranks:
             whole = torch.cat(parts)
             dist.broadcast(whole, 0)
             for tensor, bits in zip(tensors, torch.split(whole, [len(part) for part in parts]), strict=True):
-                # A copy, as a view of another type must begin at a multiple of its size.
+                # A copy, as a view of another type must begin at a multiple of that type's size.
                 tensor.detach().copy_(bits.clone().view(tensor.dtype).view(tensor.shape))
 
     def same(self, text: str) -> bool:
-        """Whether a text is the same on every rank, for 16 bytes."""
+        """Return whether a text is the same on every rank. Exchanges 16 bytes."""
         digest = int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "big", signed=True)
         most, least = self.largest(torch.tensor([digest, ~digest], device=self.device)).tolist()
         return bool(most == ~least)
 
     def any(self, flag: bool) -> bool:
-        """Whether it is true on any rank."""
+        """Return whether `flag` is true on any rank."""
         return bool(self.sum(torch.tensor([float(flag)], device=self.device)).item())
 
     def gather(self, value: T) -> list[T]:
-        """Every rank's value, in rank order, on every rank. Picklable."""
+        """Return the values of all ranks, in rank order, on every rank. A value must be picklable."""
         held = [value] * self.size
         if self.size > 1:
             dist.all_gather_object(held, value)
@@ -82,7 +82,7 @@ class Ranks:
 
 @contextmanager
 def joined(world: Any) -> Iterator[Ranks]:
-    """A process group over the gang (gloo, with nccl for GPUs), and a random state that is put back at the end."""
+    """Join a process group over the gang (gloo, with nccl for GPUs), and restore the random state at the end."""
     device = torch.device(world.device)
     gpus = [device] if device.type == "cuda" else []
     with torch.random.fork_rng(devices=gpus):
@@ -98,20 +98,20 @@ def joined(world: Any) -> Iterator[Ranks]:
 
 
 class Gradients:
-    """DDP's exchange, and the order of its buckets.
+    """DDP's exchange of gradients, and the order of its buckets.
 
     In its first step DDP exchanges all gradients as one bucket, in the reverse order of the module's parameters; from
-    the second on in buckets that follow the order in which those of the first step arrived on rank 0. Where a gradient
-    lies in its bucket decides which rank's share is added first, and so the last bit of a sum of three or more. A
-    training that continues at a later step needs the later buckets at once, so their order is kept in checkpoints.
+    the second on in buckets that follow the order in which those of the first step arrived on rank 0. The place of a
+    gradient in its bucket decides which rank's share is added first, and so the last bit of a sum of three or more. A
+    training that continues at a later step needs the later buckets at once, so checkpoints hold their order.
 
     Without DDP (one rank, or nothing to train) there is nothing to exchange.
     """
 
     def __init__(self, net: torch.nn.Module, module: torch.nn.Module | None = None) -> None:
-        """`module`: by whose names a parameter is called in an error."""
+        """Handle the gradients of `net`. `module` gives errors the parameters' names; None: the one that DDP wraps."""
         self._net = net if isinstance(net, DistributedDataParallel) else None
-        # With parameters that may get no gradient DDP never makes its buckets again.
+        # With find_unused_parameters DDP never rebuilds its buckets.
         self._keeps = self._net is None or bool(self._net.find_unused_parameters)
         self._trained = [parameter for parameter in net.parameters() if parameter.requires_grad]
         self._frozen: list[tuple[str, torch.nn.Parameter]] = []
@@ -123,7 +123,7 @@ class Gradients:
 
     @contextmanager
     def exchanged(self, *, now: bool) -> Iterator[None]:
-        """Around forward and backward. With `now=False` gradients are only accumulated, and stay on their rank."""
+        """Exchange the gradients of a forward and backward; with `now=False` only accumulate them on each rank."""
         with nullcontext() if now or self._net is None else self._net.no_sync():
             if now and not self._keeps and self.order is None:
                 with self._noted():
@@ -134,7 +134,7 @@ class Gradients:
             self._refuse_unfrozen()
 
     def _refuse_unfrozen(self) -> None:
-        """BadSetting for a parameter whose gradient stays on its rank, as DDP took it for a frozen one."""
+        """Raise BadSetting for a parameter whose gradient is not exchanged, as it was frozen when DDP was made."""
         names = [name for name, parameter in self._frozen if parameter.requires_grad]
         if names:
             raise BadSetting(
@@ -161,14 +161,14 @@ class Gradients:
         self.order = arrived
 
     def norm(self) -> torch.Tensor:
-        """The L2 norm of what was exchanged, the same on every rank."""
+        """Return the L2 norm of the exchanged gradients, the same on every rank."""
         arrived = (parameter.grad for parameter in self._trained if parameter.grad is not None)
         return torch.nn.utils.get_total_norm([_numbers(gradient) for gradient in arrived])
 
     def restore(self, order: Sequence[str] | None) -> None:
-        """Go on with the buckets of a training whose first step had this order. A collective, of zeros.
+        """Continue with the buckets of a training whose first step had this order. A collective call, over zeros.
 
-        To be called before the weights and the optimizer are put back: hooks on parameters are called.
+        Must be called before the weights and the optimizer are restored, as hooks on parameters are called.
         """
         self.order = None if order is None else list(order)
         if self._keeps or not order:
@@ -182,21 +182,21 @@ class Gradients:
             loss.backward(torch.zeros_like(loss))
         finally:
             net.module = module
-        net.zero_grad(set_to_none=True)  # the next forward makes the buckets
+        net.zero_grad(set_to_none=True)  # the next forward rebuilds the buckets
 
 
 def _numbers(gradient: torch.Tensor) -> torch.Tensor:
-    """What a norm can be taken of, in a type that holds the norm of many."""
+    """Return a gradient's values, dense and in a type that can hold the norm of many."""
     numbers = gradient.coalesce().values() if gradient.is_sparse else gradient
     return numbers.float() if numbers.dtype == torch.float16 else numbers
 
 
 class _Arriving(torch.nn.Module):
-    """Stands in for a module for one step: its gradients arrive in the order given, those not named last."""
+    """A stand-in for a module in one step, whose gradients arrive in the given order, those not named last."""
 
     def __init__(self, module: torch.nn.Module, order: Sequence[str]) -> None:
         super().__init__()
-        self.module = module  # DDP looks for its buffers
+        self.module = module  # DDP needs its buffers
         trained = {name: p for name, p in module.named_parameters() if p.requires_grad}
         self._arriving = [trained.pop(name) for name in order if name in trained] + list(trained.values())
         self._sparse = {
@@ -206,7 +206,7 @@ class _Arriving(torch.nn.Module):
         }
 
     def forward(self) -> Any:
-        """A sum whose gradients are computed from its last term to its first."""
+        """Return a sum whose gradients are computed from its last term to its first."""
         total: Any = 0.0
         for parameter in reversed(self._arriving):
             total = total + self._touched(parameter).sum()
@@ -216,21 +216,21 @@ class _Arriving(torch.nn.Module):
         if id(parameter) not in self._sparse:
             return parameter
         first = torch.zeros(1, dtype=torch.long, device=parameter.device)
-        return torch.nn.functional.embedding(first, parameter, sparse=True)  # DDP insists on gradients of this layout
+        return torch.nn.functional.embedding(first, parameter, sparse=True)  # DDP requires sparse gradients here
 
 
 class Replica:
     """One module on all ranks: `net` is what a step calls, `gradients` the exchange of its gradients.
 
-    DDP exchanges the gradients of the parameters that were trainable when it was made. A callback that freezes or
-    unfreezes others must be followed by `refresh`, on every rank. The parameters stay the same objects, so that the
-    optimizer keeps its state.
+    DDP exchanges the gradients of the parameters that were trainable when it was made. After a callback has frozen or
+    unfrozen others, every rank must call `refresh`. The parameters stay the same objects, so that the optimizer keeps
+    its state.
     """
 
     def __init__(self, module: torch.nn.Module, ranks: Ranks, find_unused_parameters: bool) -> None:
-        """`find_unused_parameters`: some of the parameters that are trainable now get no gradient."""
+        """Wrap the module. `find_unused_parameters`: some of the parameters that are trainable now get no gradient."""
         self.module, self._ranks, self._find_unused = module, ranks, find_unused_parameters
-        self._known = set(self.trainable)  # what the dry run on the driver knows about
+        self._known = set(self.trainable)  # what the dry run on the driver has tried
         self._wrap()
 
     @property
@@ -239,10 +239,10 @@ class Replica:
         return [name for name, parameter in self.module.named_parameters() if parameter.requires_grad]
 
     def refresh(self, optimizer: torch.optim.Optimizer) -> None:
-        """Exchange the gradients of what is trainable now. A collective; cheap where nothing has changed.
+        """Exchange the gradients of what is trainable now. A collective call, cheap where nothing has changed.
 
-        The parameters take rank 0's values when something has. Raises RanksDiffer where ranks train different
-        parameters, BadSetting for one that was unfrozen and that the optimizer does not hold; the same on every rank.
+        After a change the parameters take rank 0's values. Raises, the same on every rank, RanksDiffer where ranks
+        train different parameters, and BadSetting for one that was unfrozen and that the optimizer does not hold.
         """
         before, now = self._wrapped, self._trained()
         same = len(before) == len(now) and all(a[0] == b[0] and a[1] is b[1] for a, b in zip(before, now, strict=True))
@@ -262,7 +262,7 @@ class Replica:
         self._wrap()
 
     def train_only(self, names: Sequence[str]) -> None:
-        """Freeze all parameters but these; to be followed by `refresh`."""
+        """Freeze all parameters but these. Call `refresh` afterwards."""
         chosen = set(names)
         for name, parameter in self.module.named_parameters():
             parameter.requires_grad_(name in chosen)
@@ -275,11 +275,11 @@ class Replica:
         self.net: torch.nn.Module = self.module
         self.gradients = Gradients(self.module)
         if again:
-            gc.collect()  # the DDP of before takes its hooks off the parameters when it is freed
+            gc.collect()  # the previous DDP removes its hooks from the parameters when it is freed
         for parameter in self.module.parameters():
             parameter.grad = None
         self._wrapped = self._trained()
-        # Nobody has tried whether what was frozen when the training began gets a gradient at all.
+        # The dry run has not tried whether what was frozen when the training began gets a gradient at all.
         find_unused = self._find_unused or not self._known.issuperset(self.trainable)
         self.net = self._ranks.replicate(self.module, find_unused)
         self.gradients = Gradients(self.net, self.module)
@@ -306,13 +306,13 @@ class Replica:
 
 
 def outside(module: torch.nn.Module, optimizer: torch.optim.Optimizer) -> list[str]:
-    """The trainable parameters that are in no group of the optimizer, by name."""
+    """Return the names of the trainable parameters that are in no group of the optimizer."""
     held = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
     return [name for name, p in module.named_parameters() if p.requires_grad and id(p) not in held]
 
 
 def tell_untrained(module: torch.nn.Module, optimizer: torch.optim.Optimizer, tell: Callable[[str], Any]) -> None:
-    """A line about trainable parameters that are in no group of the optimizer, if there are any."""
+    """Tell the user about trainable parameters that are in no group of the optimizer, if there are any."""
     missing = outside(module, optimizer)
     if missing:
         count = len(list(module.named_parameters()))

@@ -1,4 +1,4 @@
-"""Whether modules and tensors are the same in another session (driver)."""
+"""Digests of modules and tensors, to compare them between sessions (driver)."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from tritium.ml.torch.equal_weights import checksum
 
 
 class TorchDigest(CodeDigest):
-    """A module counts by its class, its plain attributes and its shapes; its weights only where they are asked for."""
+    """A digest of a module by its class, its plain attributes and its shapes; of its weights only where `exact`."""
 
     simple: ClassVar[tuple[type, ...]] = (*CodeDigest.simple, torch.dtype, torch.device, torch.Size)
 
     @classmethod
     def describe(cls, thing: Any) -> str:
-        """A few words for a person: `MSELoss(reduction='mean')`, `partial(mse_loss, beta=2.0)`, a function's name."""
+        """Return a short text for messages: `MSELoss(reduction='mean')`, `partial(mse_loss, beta=2.0)`, a name."""
         if not isinstance(thing, torch.nn.Module):
             return super().describe(thing)
         settings = {k: v for k, v in vars(thing).items() if not k.startswith("_") and k != "training"}
@@ -27,7 +27,7 @@ class TorchDigest(CodeDigest):
         return f"{name_of(thing)}({', '.join(plain)})"[:SHORT]
 
     def of_framework(self, thing: Any) -> Parts | None:
-        """The texts of a module or a tensor; None for any other object."""
+        """Return the texts of a module or a tensor; None for any other object."""
         if isinstance(thing, torch.Tensor):
             return Parts(_tensor(thing))
         return self._module(thing) if isinstance(thing, torch.nn.Module) else None
@@ -42,7 +42,7 @@ class TorchDigest(CodeDigest):
         shapes = {name: (str(t.dtype), tuple(t.shape)) for name, t in tensors.items()}
         if self.exact and not self.captured:
             weights = self.named("tensors", {name: t.detach() for name, t in tensors.items()})
-        else:  # of what is only guessed a sum will do: the digest of a gigabyte takes seconds
+        else:  # a checksum is enough for a guess: the digest of a gigabyte takes seconds
             weights = Parts("", "", " ".join(f"{name} {_sum(t)}" for name, t in sorted(tensors.items())))
         parts = [self.parts(type(module)), self.named("settings", settings), self.named("shapes", shapes), weights]
         return self.joined("module", [*parts, self.named("children", dict(module.named_children()))])
@@ -52,7 +52,7 @@ def _tensor(tensor: torch.Tensor) -> str:
     if tensor.layout != torch.strided or tensor.device.type == "meta":
         return f"tensor {tensor.dtype} {list(tensor.shape)} {tensor.layout}"
     bits = tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy()
-    digest = hashlib.sha256(bits.data).hexdigest()  # not of a copy: a model may be large
+    digest = hashlib.sha256(bits.data).hexdigest()  # without a copy, as a model may be large
     return f"tensor {tensor.dtype} {list(tensor.shape)} {digest}"
 
 

@@ -1,4 +1,4 @@
-"""The check that losses and gradients are finite numbers on every rank (rank)."""
+"""The check that losses and gradients are finite on every rank (rank)."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ import torch
 from tritium.errors import TrainingDiverged
 from tritium.ml.torch.ddp import Ranks
 
-_INPUT, _LOSS, _GRADIENTS = range(3)  # what is not finite; the first of them is the cause
+_INPUT, _LOSS, _GRADIENTS = range(3)  # what is not finite; the lowest of them is the cause
 
 
 class DivergenceCheck:
-    """Raises TrainingDiverged on every rank when a step's gradients or losses are NaN or infinite.
+    """A check that raises TrainingDiverged on every rank when a step's gradients or losses are NaN or infinite.
 
-    A step needs no collective for it: a rank whose loss is not a number spoils the mean of the gradients, which all
-    have anyway. Nor is it held up: it is looked at one step later, when a GPU has long computed it. A loss that leaves
-    the gradients whole has done no harm, and is found when the ranks call `check`.
+    A step needs no collective for it: one rank's loss that is not finite makes the mean of the gradients not finite,
+    which all ranks have. Nor does a step wait: its values are read one step later, when a GPU has computed them. A loss
+    that leaves the gradients finite does no harm, and is found when the ranks call `check`.
     """
 
     def __init__(self, ranks: Ranks, schema: Any) -> None:
@@ -27,18 +27,18 @@ class DivergenceCheck:
         self._bad: Any = None  # the first batch of this rank whose loss was not finite
 
     def watch(self, batches: list[Any], losses: list[torch.Tensor], norm: torch.Tensor) -> None:
-        """One optimizer step: its batches and their losses, and the norm of the gradients that all ranks have."""
+        """Take one optimizer step: its batches, their losses, and the norm of the gradients, equal on all ranks."""
         self._look()
         self._watched = batches, torch.stack([norm, *(loss.to(norm.device) for loss in losses)])
 
     def check(self) -> None:
-        """Before anything is kept, and at the end of an epoch: looks at the losses of all ranks, too. A collective."""
+        """Check the losses of all ranks, too, before a checkpoint and at the end of an epoch. A collective call."""
         self._look()
         if self._ranks.any(self._bad is not None):
             raise self._error([])
 
     def _look(self) -> None:
-        """At the step that was watched last. What it raises it raises on every rank."""
+        """Check the step that was watched last. Raises on every rank, or on none."""
         if self._watched is None:
             return
         (batches, seen), self._watched = self._watched, None
@@ -49,7 +49,7 @@ class DivergenceCheck:
             raise self._error(batches)
 
     def _error(self, batches: list[Any]) -> TrainingDiverged:
-        """The same on every rank. A collective. `batches`: those of a step whose gradients are not finite."""
+        """Return the error, the same on every rank. A collective call. `batches`: a step with non-finite gradients."""
         bad = [] if self._bad is None else [self._bad]
         inputs = [(_INPUT, b.epoch, b.step, column) for b in [*bad, *batches] if (column := self._culprit(b))]
         losses = [(_LOSS, b.epoch, b.step, None) for b in bad]
@@ -67,7 +67,7 @@ class DivergenceCheck:
                 "losses and inputs are finite. Look for the root, logarithm or quotient of a zero in the module or the "
                 "loss, whose derivative is infinite, or lower the learning rate."
             )
-        unknown = kind == _GRADIENTS and self._ranks.size > 1  # of a mean over ranks nobody can say whose part it was
+        unknown = kind == _GRADIENTS and self._ranks.size > 1  # the mean does not show which rank it was
         where = "" if unknown else f", rank {rank} of {self._ranks.size}"
         return TrainingDiverged(
             f"{what} is NaN or infinite: epoch {epoch + 1}, step {step + 1}{where}; {cause}",
@@ -78,7 +78,7 @@ class DivergenceCheck:
         )
 
     def _culprit(self, batch: Any) -> str | None:
-        """The first source column with a value that is not finite."""
+        """Return the first source column with a value that is not finite, or None."""
         for field in self._schema:
             value = batch[field.name]
             if not isinstance(value, torch.Tensor) or bool(torch.isfinite(value).all()):

@@ -1,4 +1,4 @@
-"""A step of training on two rows of zeros, before anything starts (driver)."""
+"""The dry run: a step of training on two rows of zeros, before anything starts (driver)."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from tritium.ml.torch.settings import TorchSettings
 from tritium.ml.torch.step import Step, forward, make_step, named_outputs
 
 _ROWS = 2
-_STEPS = 100  # of a whole training, for a scheduler: how many there will be depends on the rows
+_STEPS = 100  # assumed for a scheduler: the real number depends on the rows
 _CPU = torch.device("cpu")
 
 Shapes = Mapping[str, tuple[int, ...]]
@@ -29,29 +29,29 @@ Shapes = Mapping[str, tuple[int, ...]]
 
 @dataclass(frozen=True)
 class Facts:
-    """What the driver tells the ranks of the dry run."""
+    """The result of the dry run for the ranks."""
 
     find_unused_parameters: bool = True
-    """Whether some parameters got no gradient, or may get none, as far as is known: ranks do not wait for those."""
+    """Whether some parameters got no gradient, or may get none, so that DDP must not wait for them."""
     output_known: bool = False
-    """Whether the module's output has been seen. Without, the length of an array column was not known."""
+    """Whether the module's output has been seen; it is not where the length of an array column is unknown."""
 
 
 class TorchDryRun(DryRun[TorchSettings]):
-    """A module on zeros; where the shape of an input is not known before the first row, nothing is run."""
+    """A module on zeros; nothing is run where the shape of an input is not known before the first row."""
 
     def __init__(self, settings: TorchSettings, fields: Mapping[str, Field], shapes: Shapes) -> None:
-        """Call the module. BadData with the shapes when it does not take them."""
+        """Call the module. Raises BadData with the shapes when it does not take them."""
         known = set(settings.inputs()) <= set(shapes)
         self._forward = try_forward(settings, fields, shapes) if known else None
 
     @property
     def scores(self) -> tuple[int, ...] | None:
-        """The shape of a row of the output, if that is known, and one tensor."""
+        """The shape of a row of the output; None where it is not known, or not one tensor."""
         return None if self._forward is None else self._forward.scores
 
     def train(self, settings: TorchSettings, label: Field, shape: tuple[int, ...] | None) -> Facts:
-        """Make optimizer and scheduler, and take the gradients of a loss. BadSetting and BadData for what can't be."""
+        """Make optimizer and scheduler, and compute the gradients of a loss. Raises BadSetting and BadData."""
         if self._forward is None:
             return Facts()
         try_scheduler(settings, try_optimizer(settings, self._forward.module))
@@ -66,7 +66,7 @@ class TorchDryRun(DryRun[TorchSettings]):
 
 @dataclass(frozen=True)
 class Forward:
-    """What a module does with rows of these fields; its shapes are a row's."""
+    """A module, its inputs `[2, …]` and its output for them."""
 
     module: torch.nn.Module
     inputs: dict[str, torch.Tensor]
@@ -74,12 +74,12 @@ class Forward:
 
     @property
     def scores(self) -> tuple[int, ...] | None:
-        """The shape of a row of the output, if that is one tensor."""
+        """The shape of a row of the output; None where it is not one tensor."""
         return tuple(self.output.shape[1:]) if isinstance(self.output, torch.Tensor) else None
 
 
 def try_forward(settings: TorchSettings, fields: Mapping[str, Field], shapes: Shapes) -> Forward:
-    """The module's output for zeros. BadData with the shapes when it does not take them."""
+    """Call the module with zeros. Raises BadSetting if it can't be made, BadData with the shapes if it fails."""
     with torch.random.fork_rng(devices=[]):
         try:
             module = settings.make_module().cpu()
@@ -115,9 +115,9 @@ def try_forward(settings: TorchSettings, fields: Mapping[str, Field], shapes: Sh
 
 
 def try_step(settings: TorchSettings, tried: Forward, label: Field, shape: tuple[int, ...]) -> list[str]:
-    """Loss and gradients for zeros: BadData when output and label don't fit, BadSetting when the loss can't be used.
+    """Compute loss and gradients for zeros, and return the names of the parameters that got no gradient.
 
-    Returns the names of the parameters that got no gradient.
+    Raises BadData when output and label don't fit, BadSetting when the loss can't be used.
     """
     if not any(parameter.requires_grad for parameter in tried.module.parameters()):
         raise BadSetting(
@@ -144,15 +144,17 @@ def try_step(settings: TorchSettings, tried: Forward, label: Field, shape: tuple
 
 
 def _take_step(step: Step, module: torch.nn.Module, batch: Any) -> None:
-    """Compute loss and gradients, and leave the random numbers of this process as they were."""
+    """Compute loss and gradients, and restore the random state of this process."""
     with torch.random.fork_rng(devices=[]):
         loss, _ = step(module, batch)
         loss.backward()  # type: ignore[no-untyped-call]
 
 
 def try_own_step(settings: TorchSettings, tried: Forward, label: Field, shape: tuple[int, ...]) -> bool:
-    """Whether a `train_step` may leave parameters without a gradient: True also where it can't be tried on zeros, as
-    one that uses collectives. BadSetting when it asks for a batch column that there is not.
+    """Return whether a `train_step` may leave parameters without a gradient.
+
+    True also where it can't be tried on zeros, e.g. as it uses collectives. Raises BadSetting when it asks for a batch
+    column that does not exist.
     """
     columns = {**tried.inputs, LABEL: zeros(label, shape)}
     batch = _AskedBatch(columns, scale=1.0, rows=_ROWS, total=_ROWS, step=0, epoch=0)
@@ -173,7 +175,7 @@ def try_own_step(settings: TorchSettings, tried: Forward, label: Field, shape: t
 
 
 def _refuse_sparse(settings: TorchSettings, module: torch.nn.Module) -> None:
-    """BadSetting for gradients that can't be clipped."""
+    """Raise BadSetting for gradients that can't be clipped."""
     sparse = [n for n, p in module.named_parameters() if p.grad is not None and p.grad.is_sparse]
     if settings.clip_grad_norm is not None and sparse:
         raise BadSetting(
@@ -184,21 +186,21 @@ def _refuse_sparse(settings: TorchSettings, module: torch.nn.Module) -> None:
 
 
 def try_optimizer(settings: TorchSettings, module: torch.nn.Module) -> Any:
-    """The optimizer of a module; None where it can't be made here, as one of a library that only the ranks have.
+    """Return the optimizer of a module; None where it can't be made here, e.g. as only the ranks have its library.
 
-    BadSetting when `optimizer` gives something else.
+    Raises BadSetting when `optimizer` returns something else.
     """
     try:
         with without_compiler():
             return settings.make_optimizer(module)
     except TritiumError:
         raise
-    except Exception:  # noqa: BLE001 - whatever it is: the ranks make one, too, and say so
+    except Exception:  # noqa: BLE001 - any error: the ranks make one, too, and report it
         return None
 
 
 def try_scheduler(settings: TorchSettings, optimizer: Any) -> None:
-    """BadSetting when `lr_scheduler` makes of this optimizer, of no use later, what can't be stepped."""
+    """Raise BadSetting when `lr_scheduler` makes something that can't be stepped. Spoils `optimizer` for other uses."""
     if settings.lr_scheduler is None or optimizer is None:
         return
     try:
@@ -207,12 +209,12 @@ def try_scheduler(settings: TorchSettings, optimizer: Any) -> None:
             settings.make_scheduler(optimizer, *([_STEPS] if settings.scheduler_per_step() else []))
     except TritiumError:
         raise
-    except Exception:  # noqa: BLE001 - the number of steps may be too small for it: the ranks make one of theirs
+    except Exception:  # noqa: BLE001 - _STEPS may be too few for it: the ranks make one for the real number
         return
 
 
 class _AskedBatch(Batch):
-    """A batch that remembers which column it was asked for and does not have."""
+    """A batch that records which column it was asked for and does not have."""
 
     __slots__ = ("missing",)
 
@@ -229,18 +231,18 @@ class _AskedBatch(Batch):
 
 
 def zeros(field: Field, shape: tuple[int, ...]) -> torch.Tensor:
-    """Two rows of this batch column."""
+    """Return two rows `[2, *shape]` of zeros of this batch column."""
     return torch.zeros((_ROWS, *shape), dtype=getattr(torch, field.dtype))
 
 
 def described(field: Field, value: torch.Tensor) -> str:
-    """`label [batch, 1] float32 of column 'cnt'`."""
+    """Return a batch column as text: `label [batch, 1] float32 of column 'cnt'`."""
     names = ", ".join(map(repr, field.sources[:8])) + (", …" if len(field.sources) > 8 else "")
     return f"{field.name} [{_dims(value)}] {_dtype(value)} of column{'s' * (len(field.sources) > 1)} {names}"
 
 
 def _several(settings: TorchSettings, output: Any, error: Exception) -> str:
-    """What is wrong where the module returns no single tensor, and the loss can't take that."""
+    """Return the message for a loss that can't take the several tensors which the module returns."""
     kind = type(output).__name__
     listed = "".join(f"\n  - {name} [{_dims(value)}] {_dtype(value)}" for name, value in named_outputs(output).items())
     pick = f"output[{next(iter(output))!r}]" if isinstance(output, Mapping) else "output[0]"

@@ -1,4 +1,4 @@
-"""Loss and metrics of an epoch over all rows of all ranks (rank)."""
+"""`EpochMetrics`: loss and metrics of an epoch over all rows of all ranks (rank)."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tritium.ml.torch.ddp import Ranks
 
 
 class EpochMetrics:
-    """Sums of losses and metrics, exact over rows: a mean of means would weigh a short batch like a full one."""
+    """Sums of losses and metrics over rows, as a mean of batch means would weigh a short batch like a full one."""
 
     def __init__(self, metrics: Mapping[str, Any], ranks: Ranks) -> None:
         self._ranks = ranks
@@ -25,12 +25,12 @@ class EpochMetrics:
             metric.to(ranks.device)
             metric.reset()
         self._rows = self._padded = 0
-        self._began, self._before = time.monotonic(), 0.0  # seconds of this epoch in an earlier attempt or run
+        self._began, self._before = time.monotonic(), 0.0  # seconds of this epoch in earlier attempts or runs
         self._sums = torch.zeros(1 + len(self._own), dtype=torch.float64, device=ranks.device)
-        self._each = list(self._sums)  # views: adding by an index is three operations, at every step
+        self._each = list(self._sums)  # views, as adding by an index takes three operations at every step
 
     def add(self, batch: Any, loss: torch.Tensor, output: Any) -> None:
-        """A batch's mean loss and its output; a row that is only there to keep the ranks in step does not count."""
+        """Add a batch by its mean loss and its output; rows that only pad it to equal steps do not count."""
         with torch.no_grad():
             label = batch.get(LABEL)
             means = [loss, *(metric(output, label) for metric in self._own.values())]
@@ -46,7 +46,7 @@ class EpochMetrics:
                     metric.update(output, label)
 
     def state(self) -> dict[str, Any]:
-        """This rank's sums so far, for a checkpoint."""
+        """Return this rank's sums so far, for a checkpoint."""
         kept = {name: {each: getattr(metric, each) for each in metric._defaults} for name, metric in self._kept.items()}
         return {
             "sums": self._all(),
@@ -59,7 +59,7 @@ class EpochMetrics:
         return self._before + time.monotonic() - self._began
 
     def load_state(self, states: Sequence[Mapping[str, Any] | None]) -> None:
-        """Go on from the sums of all ranks of then; the ranks of now share them out."""
+        """Continue from the sums of all ranks of a checkpoint, distributed over the current ranks."""
         self._before = max((state["seconds"] for state in states if state is not None), default=0.0)
         for state in states[self._ranks.rank :: self._ranks.size]:
             if state is not None:
@@ -70,21 +70,21 @@ class EpochMetrics:
                     _take_in(metric, state["kept"][name], state["updates"][name])
 
     def entry(self, epoch: int) -> dict[str, Any]:
-        """The entry in the history of the `epoch`-th epoch, from 1; its seconds are those in which its rows were taken.
+        """Return the history's entry of the `epoch`-th epoch, from 1; its seconds are those of its training steps.
 
-        A collective.
+        A collective call.
         """
         means, rows, padded, seconds = self._collect()
         return epoch_entry(epoch, means, seconds=seconds, rows=rows, padded=padded)
 
     def means(self, *, uneven: bool = False) -> dict[str, Any]:
-        """Loss and metrics alone. A collective. `uneven`: some rank may have added nothing."""
+        """Return loss and metrics alone. A collective call. `uneven`: some rank may have added nothing."""
         if uneven:
             self._kept = {name: self._merged(metric) for name, metric in self._kept.items()}
         return self._collect()[0]
 
     def _merged(self, metric: Any) -> Any:
-        """The metric over the rows of all ranks, for where some have none: torchmetrics can't synchronise those."""
+        """Return the metric over the rows of all ranks when some have none, which torchmetrics can't synchronise."""
         state = {name: getattr(metric, name) for name in metric._defaults}
         state = {name: list(value) if isinstance(value, list) else value for name, value in state.items()}
         each = self._ranks.gather((state, metric._update_count))
@@ -96,12 +96,12 @@ class EpochMetrics:
         return metric
 
     def _all(self) -> torch.Tensor:
-        """Rows, padded rows, and the sums of losses and metrics."""
+        """Return rows, padded rows, and the sums of losses and metrics."""
         counts = torch.tensor([self._rows, self._padded], dtype=torch.float64, device=self._sums.device)
         return torch.cat([counts, self._sums])
 
     def _collect(self) -> tuple[dict[str, Any], int, int, float]:
-        """Means, rows, padded rows, and the seconds of rank 0: a history is the same on every rank."""
+        """Return means, rows, padded rows, and rank 0's seconds, as the history must be the same on every rank."""
         seconds = self._sums.new_tensor([0.0 if self._ranks.rank else self._seconds()])
         rows, padded, *sums, of_first = self._ranks.sum(torch.cat([self._all(), seconds])).tolist()
         found: dict[str, Any] = dict(zip(["loss", *self._own], (s / rows for s in sums), strict=True))
@@ -114,7 +114,7 @@ class EpochMetrics:
 
 
 def _take_in(metric: Any, kept: Mapping[str, Any], updates: int) -> None:
-    """Add a share to a metric, as torchmetrics does when it synchronises ranks (it has no call for a single one)."""
+    """Merge a rank's state into a metric, as torchmetrics does when it synchronises (it has no call for one state)."""
     for name, value in kept.items():
         mine, reduce = getattr(metric, name), metric._reductions[name]
         if isinstance(mine, list):

@@ -1,4 +1,4 @@
-"""Whether all ranks hold the same weights, by checksums (rank)."""
+"""The check by checksums that all ranks hold the same weights, and the broadcast of buffers (rank)."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ _ROUNDING = 1e-3  # relative to the largest weight of a tensor
 
 
 def take_buffers(module: torch.nn.Module, ranks: Ranks) -> None:
-    """Give every rank the buffers of rank 0. A collective.
+    """Give every rank the buffers of rank 0. A collective call.
 
-    A buffer that is not kept with the model may have another shape on each rank, as one of the last batch has: it
-    becomes rank 0's, since DDP sends buffers around too and needs equal shapes. RanksDiffer for one that is kept.
+    A buffer that is not persistent may have another shape on each rank, e.g. if it holds the last batch. It is replaced
+    by rank 0's, as DDP broadcasts buffers too and needs equal shapes. Raises RanksDiffer for a persistent one.
     """
     if ranks.size == 1:
         return
@@ -33,9 +33,10 @@ def take_buffers(module: torch.nn.Module, ranks: Ranks) -> None:
 
 
 def _odd(tensors: Mapping[str, torch.Tensor], ranks: Ranks) -> tuple[list[dict[str, str]], list[str]]:
-    """Shape and type by name on each rank, and the names for which they differ. A collective, of 16 bytes if none does.
+    """Return shape and type by name on each rank, and the names for which they differ.
 
-    A collective over tensors whose sizes differ between ranks ends the process with SIGABRT.
+    A collective call, of 16 bytes if none differs. It is needed because a collective over tensors whose sizes differ
+    between ranks ends the process with SIGABRT.
     """
     shapes = {name: f"{value.dtype} {list(value.shape)}".removeprefix("torch.") for name, value in tensors.items()}
     if ranks.same(repr(sorted(shapes.items()))):
@@ -45,7 +46,7 @@ def _odd(tensors: Mapping[str, torch.Tensor], ranks: Ranks) -> tuple[list[dict[s
 
 
 def _refuse_odd(odd: list[str], each: list[dict[str, str]], ranks: Ranks, kind: str = "") -> None:
-    """RanksDiffer for the first of these tensors. A collective: a rank may know of none that another has."""
+    """Raise RanksDiffer for the first of these tensors of any rank, which need not exist on all. A collective call."""
     odd = sorted({name for names in ranks.gather(odd) for name in names})
     if not odd:
         return
@@ -68,10 +69,10 @@ def _refuse_odd(odd: list[str], each: list[dict[str, str]], ranks: Ranks, kind: 
 def refuse_different(
     module: torch.nn.Module, ranks: Ranks, tell: Callable[[str], Any], processor: str | None = None
 ) -> None:
-    """RanksDiffer, on every rank, where a weight or buffer is not the same bits on all of them. A collective.
+    """Raise RanksDiffer, on every rank, where the bits of a weight or buffer differ between ranks. A collective call.
 
-    One pass over the weights, and an exchange of 16 bytes a tensor; more is exchanged only where something differs.
-    Ranks on different kinds of processors may round differently: a difference that is no larger is told, by `tell`.
+    It reads the weights once, and exchanges 16 bytes per tensor; more only where something differs. Ranks on different
+    kinds of processors may round differently: a difference that is no larger only calls `tell`.
     """
     if ranks.size == 1:
         return
@@ -86,7 +87,7 @@ def refuse_different(
     if not tensors:
         return
     sums = torch.stack([checksum(value).to(ranks.device) for value in tensors.values()])
-    largest = ranks.largest(torch.cat([sums, ~sums]))  # ~ turns the order round: the least is found along with it
+    largest = ranks.largest(torch.cat([sums, ~sums]))  # ~ reverses the order, so the maximum of ~sums gives the minimum
     if torch.equal(largest[: len(sums)], ~largest[len(sums) :]):
         return
     each = ranks.gather((sums.tolist(), processor or _processor(ranks.device)))
@@ -117,19 +118,19 @@ def refuse_different(
 
 
 def checksum(tensor: torch.Tensor) -> torch.Tensor:
-    """A sum over the tensor's bits, int64."""
+    """Return a sum over the tensor's bits, int64."""
     value = tensor.detach()
     if value.is_complex():
         value = torch.view_as_real(value.resolve_conj())
     bits = value.contiguous().reshape(-1).view(torch.uint8)
     if bits.storage_offset() % 8:  # a view of a larger tensor
         bits = bits.clone()
-    whole = len(bits) // 8 * 8  # eight bytes at a time: four are summed at a twentieth of the speed
+    whole = len(bits) // 8 * 8  # int32 would be summed at a twentieth of the speed of int64
     return bits[:whole].view(torch.int64).sum() + bits[whole:].sum(dtype=torch.int64)
 
 
 def _difference(tensor: torch.Tensor, ranks: Ranks) -> tuple[float, float]:
-    """The largest difference to rank 0's tensor over all ranks, and the same relative to its largest value."""
+    """Return the largest difference to rank 0's tensor over all ranks, and the same relative to its largest value."""
     mine = tensor.detach().to(ranks.device)
     mine = (torch.view_as_real(mine.resolve_conj()) if mine.is_complex() else mine).double().contiguous()
     first = mine.clone()

@@ -11,23 +11,23 @@ from tritium.ml.settings import Settings
 from tritium.ml.torch.settings import TorchSettings
 
 if TYPE_CHECKING:
-    from typing_extensions import Unpack  # only type checkers need it, which bring it along
+    from typing_extensions import Unpack  # only type checkers need it, and they bring it along
 
     from tritium.ml.torch.backend import TorchBackend
     from tritium.ml.torch.keywords import TorchKeywords, TorchParams
     from tritium.ml.torch.model import TorchModel
     from tritium.model.model import Model
 else:
-    TorchParams = object  # what type checkers are told of the Params that the decorator makes
+    TorchParams = object  # for type checkers it declares the Params that the decorator makes
 
 
 @with_params(TorchSettings, Gang)
 class TorchEstimator(GangEstimator, TorchParams):
-    """Trains a PyTorch module on a Spark DataFrame, on the ranks of a gang on the same cluster.
+    """An estimator that trains a PyTorch module on a Spark DataFrame, on the ranks of a gang on the same cluster.
 
     Every field of `TorchSettings` and of `Gang` is a keyword and a Param of the same name: `est.batch_size` in a
     ParamGridBuilder, `est.getBatchSize()`, `est.explainParams()`. `gang=` gives all fields of a Gang at once; a field
-    given beside it counts. `fit` returns a `TorchModel`. With `on="driver"` and `on="here"`, `fit` takes a pandas
+    given beside it overrides it. `fit` returns a `TorchModel`. With `on="driver"` and `on="here"`, `fit` takes a pandas
     DataFrame or a pyarrow Table.
     """
 

@@ -27,8 +27,8 @@ def fit(
 ) -> Model:
     """Train on a Spark DataFrame, or with `on="driver"` and `on="here"` on a pandas DataFrame or a pyarrow Table.
 
-    The fields of TorchSettings and of Gang can be given directly as keywords. The model that comes back knows no
-    Spark; `TorchEstimator.fit` wraps it as a Spark ML transformer.
+    The fields of TorchSettings and of Gang can be given directly as keywords. The model that is returned is
+    independent of Spark; `TorchEstimator.fit` wraps it as a Spark ML transformer.
 
     Raises SetupError before anything has started, DataError for what only the rows could show, TrainingDiverged for a
     loss or gradients that are NaN or infinite, RankFailed for an exception in a rank.

@@ -1,4 +1,4 @@
-"""What a training with PyTorch is, so that another one does not continue from its checkpoints (driver, rank)."""
+"""The identity of a training with PyTorch, so that no other continues from its checkpoints (driver, rank)."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _ANY = (
     "if_data_changed",
     "if_code_changed",
 )
-_CODE = ("model", "optimizer", "loss", "lr_scheduler", "train_step")  # compared in another way
+_CODE = ("model", "optimizer", "loss", "lr_scheduler", "train_step")  # compared by digests or names
 _LONGEST = 20_000
 _ADDRESS = re.compile(r" at 0x[0-9a-f]+", re.IGNORECASE)
 
@@ -36,9 +36,9 @@ _ADDRESS = re.compile(r" at 0x[0-9a-f]+", re.IGNORECASE)
 def identity(
     settings: TorchSettings, module: torch.nn.Module, optimizer: Any, fields: Iterable[Field]
 ) -> dict[str, Any]:
-    """What must be equal for a training to continue: what is trained, on which columns, and by which settings.
+    """Return what must be equal for a training to continue: what is trained, on which columns, with which settings.
 
-    To be taken before a scheduler or a callback changes the optimizer's groups.
+    Must be called before a scheduler or a callback changes the optimizer's groups.
     """
     found: dict[str, Any] = {
         name: getattr(settings, name)
@@ -57,7 +57,7 @@ def identity(
 def identity_with_code(
     settings: TorchSettings, module: torch.nn.Module, optimizer: Any, fields: Iterable[Field]
 ) -> dict[str, Any]:
-    """What the driver knows of a training: `identity`, the rows to validate on, and digests of code.
+    """Return what the driver knows of a training: `identity`, the rows to validate on, and digests of code.
 
     `optimizer` is None where it can't be made on the driver.
     """
@@ -83,7 +83,7 @@ def identity_with_code(
 
 
 def _plain(value: Any) -> Any:
-    """An optimizer's option as a checkpoint can keep it."""
+    """Return an optimizer's option as a checkpoint can hold it."""
     if isinstance(value, torch.Tensor):
         return value.tolist()
     if isinstance(value, tuple | list):

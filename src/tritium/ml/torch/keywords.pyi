@@ -40,7 +40,7 @@ class TorchKeywords(GangKeywords, total=False):
     global_batch_size: int | None
     """Rows of one optimizer step over all ranks and accumulated batches: batch_size x ranks x gradient_accumulation."""
     epochs: int
-    """How often every row is seen."""
+    """How many times every row is seen."""
     validation: Any
     """Rows to validate on after each epoch: a fraction (chosen by a hash of the row and the seed), the name of a
     boolean column (True: validate), or a DataFrame."""
@@ -71,7 +71,7 @@ class TorchKeywords(GangKeywords, total=False):
     current rows."""
     if_code_changed: Literal["refuse", "continue"]
     """When a training continues with another model, loss, train_step, scheduler or metric than it was begun with:
-    "refuse", or "continue" with the code of now."""
+    "refuse", or "continue" with the current code."""
     verbose: bool
     """Whether steps and losses are shown while training."""
     model: Any

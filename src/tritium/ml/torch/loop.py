@@ -1,4 +1,4 @@
-"""The training loop (rank)."""
+"""The training loop with PyTorch (rank)."""
 
 from __future__ import annotations
 
@@ -38,11 +38,11 @@ def train(
     user_run_dir: bool = False,
     identity_with_code: dict[str, Any] | None = None,
 ) -> dict[str, Any] | None:
-    """Train on this rank's shards. Rank 0 stores the weights, and returns the history and the shapes it saw.
+    """Train on this rank's shards. Rank 0 stores the weights, and returns history, inputs and outputs; others None.
 
-    `facts` is what the driver has found out; `user_run_dir`: the user named the run directory, where a training
-    continues that was begun there; `identity_with_code` is what the driver knows of this training, which goes into its
-    checkpoints.
+    facts : the result of the dry run on the driver.
+    user_run_dir : whether the user named the run directory; a training that was begun there then continues.
+    identity_with_code : what the driver knows of this training, to be kept in its checkpoints.
     """
     world = this_world()
     with joined(world) as ranks:
@@ -70,7 +70,7 @@ def _train(
     optimizer = settings.make_optimizer(module)
     step = make_step(settings, ranks.device)
     shard = world.shard("train")
-    if validate and settings.shuffle != "stream":  # where rows still arrive, it is too early to count them
+    if validate and settings.shuffle != "stream":  # rows that still arrive can't be counted yet
         check_some_rows(world.shard("validation").counts, settings)
     this = identity(settings, module, optimizer, shard.schema)
     whole = lambda: step_count(shard.counts, batch_size, settings.remainder)  # noqa: E731
@@ -104,7 +104,7 @@ def _train(
             optimizer.zero_grad()
             schedule.on_step()
             checkpoint.on_step(batches[-1], metrics)
-            if not output_known:  # what no prediction can be made of is better found now than after the last epoch
+            if not output_known:  # an output that can't be a prediction must fail now, not after the last epoch
                 describe(module, settings, checkpoint.example())
                 net.train()
                 output_known = True
@@ -113,10 +113,10 @@ def _train(
         if epoch.number == 0 and settings.verbose:
             tell_one_step(epoch, shard.counts, batch_size, tell)
         entry = metrics.entry(epoch.number + 1)
-        take_buffers(module, ranks)  # the model that is returned has rank 0's: all validate with those
+        take_buffers(module, ranks)  # the returned model has rank 0's, so all ranks validate with those
         if validate:
             entry |= validation(world.shard("validation"), batch_size, module, step, settings, ranks)
-            take_buffers(module, ranks)  # an observer's and a counter's change in eval mode, too
+            take_buffers(module, ranks)  # those of observers and counters change in eval mode, too
         entry["learning_rate"] = schedule.learning_rate()
         state.epoch = entry["epoch"]
         state.history.append(entry)
@@ -143,7 +143,7 @@ def _train(
 
 
 def tell_one_step(epoch: Any, counts: Sequence[int], batch_size: int, tell: Callable[[str], Any]) -> None:
-    """A line where a batch is larger than what a rank has."""
+    """Tell the user when an epoch is one step, as a batch is larger than the rows of a rank."""
     if epoch.steps == 1 and max(counts) < batch_size:
         tell(
             f"an epoch is one step: batch_size={batch_size:,} is more than the {max(counts):,} rows of a rank. "
@@ -154,12 +154,12 @@ def tell_one_step(epoch: Any, counts: Sequence[int], batch_size: int, tell: Call
 def backward(
     net: torch.nn.Module, group: Group, step: Step, gradients: Gradients, metrics: EpochMetrics
 ) -> list[torch.Tensor]:
-    """Leaves the gradients of one optimizer step on every rank; adds to `metrics`, and gives each batch's mean loss."""
+    """Compute the gradients of an optimizer step on every rank, add to `metrics`, and return the batches' losses."""
     losses = []
     for batch in group:
         with gradients.exchanged(now=group.at_last):
             loss, output = step(net, batch)
-            # The mean over all rows of all ranks and batches, as one process would compute it.
+            # Scaled to give the mean over all rows of all ranks and batches, as one process would compute it.
             (loss * (batch.scale * batch.total / group.total)).backward()  # type: ignore[no-untyped-call]
         losses.append(loss.detach())
         metrics.add(batch, loss, output)
@@ -167,17 +167,17 @@ def backward(
 
 
 def copy_of_weights(module: torch.nn.Module) -> dict[str, torch.Tensor]:
-    """The weights and buffers of a module, copied to the CPU."""
+    """Return a copy of the module's weights and buffers on the CPU."""
     return {name: value.detach().cpu().clone() for name, value in module.state_dict().items()}
 
 
 def known_bytes(module: torch.nn.Module) -> int:
-    """Of the parameters whose shape is known before the first batch."""
+    """Return the bytes of the parameters whose shape is known before the first batch."""
     return sum(value.nbytes for value in module.parameters() if not torch.nn.parameter.is_lazy(value))
 
 
 def pieces(views: Iterable[memoryview]) -> Iterator[bytes]:
-    """What `world.store` takes at a time, without a second copy of the weights."""
+    """Yield pieces of at most 4 MiB for `world.store`, without a second copy of the weights."""
     for view in views:
         for start in range(0, len(view), _PIECE):
             yield bytes(view[start : start + _PIECE])
@@ -186,13 +186,13 @@ def pieces(views: Iterable[memoryview]) -> Iterator[bytes]:
 def validation(
     shard: Any, batch_size: int, module: torch.nn.Module, step: Step, settings: TorchSettings, ranks: Ranks
 ) -> dict[str, Any]:
-    """Loss and metrics over the validation rows of all ranks, under names that begin with `validation_`.
+    """Return loss and metrics over the validation rows of all ranks, under names that begin with `validation_`.
 
-    A rank without such rows takes no step. EmptyShard where no rank has any.
+    A rank without such rows takes no step. Raises EmptyShard where no rank has any.
     """
     check_some_rows(shard.counts, settings)
     metrics = EpochMetrics(settings.named_metrics(), ranks)
-    uneven = 0 in shard.counts  # then each takes its own steps, some none
+    uneven = 0 in shard.counts  # then each rank takes its own number of steps, some none
     module.eval()
     with torch.no_grad():
         rows = shard.alone() if uneven else shard
@@ -204,7 +204,7 @@ def validation(
 
 
 def check_some_rows(counts: Sequence[int], settings: TorchSettings) -> None:
-    """EmptyShard where there are no rows to validate on, with the same text on every rank."""
+    """Raise EmptyShard where there are no rows to validate on, with the same text on every rank."""
     if not any(counts):
         fix = "Give a larger fraction" if isinstance(settings.validation, float) else "Look at what it holds"
         raise EmptyShard(

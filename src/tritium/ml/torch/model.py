@@ -13,11 +13,11 @@ if TYPE_CHECKING:
 class TorchModel(TrainedModel):
     """A PyTorch module that adds its predictions to a DataFrame: Spark's, batch or streaming, or one of pandas.
 
-    One number a row is a column `prediction` (double). A classification is `prediction` (the class index, double) and
+    One number per row is a column `prediction` (double). A classification is `prediction` (the class index, double) and
     `probability` (an ml vector). Anything else is an array, several outputs a struct, in `prediction`.
     """
 
     def module(self) -> torch.nn.Module:
-        """The PyTorch module itself, no copy."""
+        """Return the PyTorch module itself, not a copy."""
         module: torch.nn.Module = self.model.module
         return module

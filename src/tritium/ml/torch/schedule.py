@@ -1,4 +1,4 @@
-"""The learning rate while a training continues, and where it was interrupted (rank)."""
+"""The learning rate schedule of a training, also of one that continues from a checkpoint (rank)."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from tritium.ml.torch.settings import TorchSettings
 
 
 class Schedule:
-    """The learning rate scheduler, stepped after each epoch, or after each step if it was made for that.
+    """The learning rate scheduler, stepped after each epoch, or after each step if it counts steps.
 
-    Where a training stands in its schedule depends on the share of it that is done, and on nothing else: a scheduler
-    that counts steps is one over all steps of the epochs and the world size of now. When either has changed since the
-    checkpoint, a new scheduler is stepped to that place, from what the optimizer begins with.
+    The place of a training in its schedule depends only on the share of it that is done: a scheduler that counts steps
+    is made for all steps of the current epochs and world size. When either has changed since the checkpoint, a new
+    scheduler is stepped to that place, from the options that the optimizer began with.
 
     A scheduler has the groups that the optimizer held when the training began. One that a callback adds later keeps its
     own options: torch's schedulers keep a value per group from when they were made, and most can't take another one
@@ -33,21 +33,24 @@ class Schedule:
         steps: Callable[[], int],
         tell: Callable[[str], Any] = lambda _: None,
     ) -> None:
-        """`steps` gives the batches of a whole epoch on each rank, and is called when the first epoch begins."""
+        """Make no scheduler yet. `steps` is called when the first epoch begins, and returns its batches per rank."""
         self._settings, self._optimizer, self._steps, self._tell = settings, optimizer, steps, tell
         self._per_step = settings.scheduler_per_step()
         self._scheduler: Any = None
-        self._made = ""  # what the scheduler was like when it was new
+        self._made = ""  # identifies the kind and settings of the scheduler
         self._restored: dict[str, Any] | None = None
-        self._at = self._of = 0  # steps of a scheduler that counts them
+        self._at = self._of = 0  # steps taken and total, of a scheduler that counts them
         self._from = self._span = self._taken = 0
         self._groups = 1
         self._plain: list[dict[str, Any]] = []  # the options of each group without a scheduler
-        self._fresh: list[dict[str, Any]] = []  # and with a new one
+        self._fresh: list[dict[str, Any]] = []  # and with a new scheduler
         self._untold = True
 
     def on_train_start(self) -> None:
-        """After `on_train_start`, before the optimizer's state is put back: note what a schedule begins with."""
+        """Record the options that a schedule begins with, and make a scheduler that counts epochs.
+
+        Called after the callbacks' `on_train_start`, before the optimizer's state is restored.
+        """
         self._plain = _options(self._optimizer)
         if self._settings.lr_scheduler is not None and not self._per_step:
             self._scheduler = self._settings.make_scheduler(self._optimizer)
@@ -56,7 +59,7 @@ class Schedule:
 
     @contextmanager
     def _as_begun(self) -> Iterator[None]:
-        """The optimizer without the groups that were added since the training began."""
+        """Hide the groups of the optimizer that were added since the training began."""
         groups = self._optimizer.param_groups
         if (added := len(groups) - len(self._fresh)) <= 0:
             yield
@@ -73,10 +76,10 @@ class Schedule:
         finally:
             self._optimizer.param_groups = groups
 
-    # ---- continuing where a checkpoint was
+    # ---- continuing from a checkpoint
 
     def state_dict(self) -> dict[str, Any]:
-        """For a checkpoint."""
+        """Return the state for a checkpoint."""
         return {
             "scheduler": None if self._scheduler is None else self._scheduler.state_dict(),
             "made": self._made,
@@ -85,7 +88,7 @@ class Schedule:
         }
 
     def load_state_dict(self, state: dict[str, Any], history: Sequence[dict[str, Any]], epochs: int) -> None:
-        """Go on as then, after the optimizer's state was put back. A scheduler that counts steps is yet to be made.
+        """Continue from a checkpoint, after the optimizer's state was restored. A scheduler of steps is made later.
 
         `epochs`: how many epochs the training was to have then.
         """
@@ -106,7 +109,7 @@ class Schedule:
         )
 
     def _make(self, total: int, start: int) -> None:
-        """The scheduler over `total` steps, at step `start`."""
+        """Make the scheduler over `total` steps, at step `start`."""
         saved, self._of = self._restored, total
         then = _options(self._optimizer)
         if saved is not None:
@@ -128,12 +131,12 @@ class Schedule:
         self._at = start
 
     def _replay(self, then: list[dict[str, Any]], steps: Sequence[Callable[[], Any]]) -> None:
-        """Step a new scheduler, from what the optimizer began with; options that it never changes are those of then."""
+        """Step a new scheduler from the options that the optimizer began with; restore those that it never changes."""
         if not self._per_step:  # else the scheduler has just been made
             _put(self._optimizer, self._fresh)
         changed = {"lr"} | (set() if self._scheduler is not None else {"momentum", "betas"})
         with self._as_begun(), warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # torch wants an optimizer step before each: those were taken earlier
+            warnings.simplefilter("ignore")  # torch wants an optimizer step before each; they were taken earlier
             for step in (lambda: None, *steps):
                 step()
                 for group, plain in zip(self._optimizer.param_groups, self._plain, strict=False):
@@ -144,7 +147,7 @@ class Schedule:
     # ---- while training
 
     def on_epoch_start(self, epoch: Any) -> None:
-        """A scheduler that counts steps is made when their number is known, and set to where this epoch begins."""
+        """Make a scheduler that counts steps, now that their number is known, and step it to the epoch's beginning."""
         if not self._per_step:
             return
         together = self._settings.gradient_accumulation
@@ -158,7 +161,7 @@ class Schedule:
         self._step_to(self._from)
 
     def on_step(self) -> None:
-        """After each optimizer step."""
+        """Step a scheduler that counts steps, after each optimizer step."""
         if self._per_step:
             self._taken += 1
             self._step_to(self._from + self._taken * self._span // self._groups)
@@ -170,7 +173,7 @@ class Schedule:
                 self._at += 1
 
     def on_epoch_end(self, entry: dict[str, Any]) -> None:
-        """After each epoch, with what it came to."""
+        """Step a scheduler that counts epochs, by the epoch's `entry` in the history."""
         if self._scheduler is not None and not self._per_step:
             with self._as_begun():
                 self._step(entry)
@@ -182,17 +185,17 @@ class Schedule:
             self._scheduler.step()
 
     def learning_rate(self) -> float:
-        """Of the first group of parameters."""
+        """Return the learning rate of the first group of parameters."""
         return float(self._optimizer.param_groups[0]["lr"])
 
 
 def _options(optimizer: torch.optim.Optimizer) -> list[dict[str, Any]]:
-    """A copy of what each group holds beside its parameters."""
+    """Return a copy of what each group holds beside its parameters."""
     return [{k: copy.deepcopy(v) for k, v in group.items() if k != "params"} for group in optimizer.param_groups]
 
 
 def _put(optimizer: torch.optim.Optimizer, options: Sequence[dict[str, Any]]) -> None:
-    """Give the groups these options and no others."""
+    """Set these options in the groups, and delete all others."""
     for group, wanted in zip(optimizer.param_groups, options, strict=False):
         for name in [name for name in group if name != "params" and name not in wanted]:
             del group[name]
@@ -200,12 +203,12 @@ def _put(optimizer: torch.optim.Optimizer, options: Sequence[dict[str, Any]]) ->
 
 
 def _differs(one: Any, other: Any) -> bool:
-    if isinstance(one, list) or one is other:  # the parameters
+    if isinstance(one, list) or one is other:  # the list of parameters
         return False
     return bool(torch.as_tensor(one != other).any())
 
 
 def _described(scheduler: Any) -> str:
-    """A name for the state of a new scheduler: two that are equal are of the same kind and settings."""
+    """Return a digest of a new scheduler's state, equal for the same kind and settings."""
     state = repr(sorted(scheduler.state_dict().items()))
     return f"{type(scheduler).__name__} {hashlib.sha256(state.encode()).hexdigest()[:16]}"

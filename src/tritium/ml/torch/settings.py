@@ -1,4 +1,4 @@
-"""What and how to train with PyTorch: `TorchSettings` (any process)."""
+"""`TorchSettings`: what and how to train with PyTorch (any process)."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ class TorchSettings(Settings):
     )
 
     def problems(self) -> Iterator[str]:
-        """One sentence for each thing that is wrong."""
+        """Yield one sentence for each thing that is wrong."""
         yield from super().problems()
         yield from _functions(self)
         yield from _metrics(self)
@@ -91,7 +91,7 @@ class TorchSettings(Settings):
             yield f"clip_grad_norm={clip!r} must be a number above 0."
 
     def make_module(self) -> Any:
-        """A module of our own: the function's, or a copy of the one that was given.
+        """Return a new module: the function's, or a copy of the one that was given.
 
         Every call of the function draws the same random numbers, so that what is in no state_dict (random features, a
         buffer that is not persistent) is the same in all ranks, on the driver, and in the model that is loaded.
@@ -109,7 +109,7 @@ class TorchSettings(Settings):
         return made
 
     def make_optimizer(self, module: Any) -> Any:
-        """The optimizer of a module's parameters. BadSetting when `optimizer` gives something else."""
+        """Return the optimizer of a module's parameters. Raises BadSetting when `optimizer` returns something else."""
         made = self.optimizer(module.parameters())
         if not hasattr(made, "param_groups") or not hasattr(made, "step"):
             raise BadSetting(
@@ -127,7 +127,7 @@ class TorchSettings(Settings):
         return made
 
     def make_scheduler(self, optimizer: Any, *steps: int) -> Any:
-        """The scheduler of an optimizer. BadSetting when `lr_scheduler` gives something else."""
+        """Return the scheduler of an optimizer. Raises BadSetting when `lr_scheduler` returns something else."""
         import torch
 
         made = self.lr_scheduler(optimizer, *steps)
@@ -153,20 +153,20 @@ class TorchSettings(Settings):
         return made
 
     def scheduler_per_step(self) -> bool:
-        """Whether `lr_scheduler` takes (optimizer, steps), and so is stepped after each optimizer step."""
+        """Return whether `lr_scheduler` takes (optimizer, steps), and so is stepped after each optimizer step."""
         return self.lr_scheduler is not None and len(needed_arguments(self.lr_scheduler)) == 2
 
     def has_metrics(self) -> bool:
-        """Whether `metrics` is of a kind that metrics are taken from."""
+        """Return whether `metrics` is a mapping, a sequence or a MetricCollection."""
         given = self.metrics
         return (isinstance(given, Mapping | Sequence) and not isinstance(given, str)) or _is_collection(given)
 
     def named_metrics(self) -> dict[str, Any]:
-        """Metrics by name; those of a MetricCollection are told apart, by its names for them."""
+        """Return metrics by name; those of a MetricCollection by its names for them."""
         return dict(self.metric_pairs())
 
     def metric_pairs(self) -> list[tuple[str, Any]]:
-        """`named_metrics` as pairs, of which two may have the same name."""
+        """Return `named_metrics` as pairs, of which two may have the same name."""
         given = [self.metrics] if _is_collection(self.metrics) else self.metrics
         pairs = given.items() if isinstance(given, Mapping) else [(metric_name(metric), metric) for metric in given]
         return [
@@ -176,29 +176,29 @@ class TorchSettings(Settings):
         ]
 
     def metric_names(self) -> Sequence[str]:
-        """The names that metrics have in the history; none where `metrics` is of another kind."""
+        """Return the names that metrics have in the history; none where `metrics` is of a wrong kind."""
         return list(self.named_metrics()) if self.has_metrics() else ()
 
     def is_of_one_score(self) -> bool:
-        """Whether it is torch's own loss of one score a row against 0 or 1."""
+        """Return whether the loss is torch's own for one score a row against 0 or 1."""
         return name_of(self.loss) in _ONE_SCORE
 
     def is_by_class(self) -> bool:
-        """Whether it is torch's own loss of class indices against a score for each class."""
+        """Return whether the loss is torch's own for class indices against a score for each class."""
         loss = self.loss.func if isinstance(self.loss, functools.partial) else self.loss
         return is_of_torch(loss) and name_of(loss) in _BY_CLASS
 
     def gives_probabilities(self) -> bool:
-        """Whether it is torch's own loss of probabilities."""
+        """Return whether the loss is torch's own for probabilities."""
         return name_of(self.loss) in _PROBABILITIES
 
     def has_own_step(self) -> bool:
-        """Whether there is a `train_step`."""
+        """Return whether there is a `train_step`."""
         return self.train_step is not None
 
 
 def is_of_torch(loss: Any) -> bool:
-    """Whether it is torch's own loss; a `functools.partial` of one is none."""
+    """Return whether `loss` is torch's own; a `functools.partial` of one is not."""
     home = loss.__module__ if inspect.isfunction(loss) else type(loss).__module__
     return str(home).startswith("torch.")
 
@@ -240,7 +240,7 @@ def _functions(settings: TorchSettings) -> Iterator[str]:
 
 
 def _scheduler(given: Any) -> Iterator[str]:
-    """By how many arguments it takes; of a class the second one is known only by its name."""
+    """Yield what is wrong with a scheduler's arguments; a class's second one is recognised by its name, `steps`."""
     if not callable(given):
         return
     needed, by_keyword = needed_arguments(given), needed_arguments(given, inspect.Parameter.KEYWORD_ONLY)
@@ -271,12 +271,12 @@ def _metrics(settings: TorchSettings) -> Iterator[str]:
 
 
 def metric_name(metric: Any) -> str:
-    """MeanAbsoluteError() → mean_absolute_error."""
+    """Return a metric's name in the history: MeanAbsoluteError() → mean_absolute_error."""
     name = name_of(metric)
     starts = [i and c.isupper() and not name[i - 1].isupper() for i, c in enumerate(name)]
     return "".join(f"_{c}" if start else c for c, start in zip(name, starts, strict=True)).lower()
 
 
 def _is_collection(metrics: Any) -> bool:
-    """Whether it is a torchmetrics MetricCollection, which is a module that holds others by name."""
+    """Return whether `metrics` is a torchmetrics MetricCollection, a module that holds others by name."""
     return hasattr(metrics, "compute_groups") and hasattr(metrics, "items")

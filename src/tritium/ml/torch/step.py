@@ -1,4 +1,4 @@
-"""From a batch to its loss: what the rank runs at every step, and the driver tries once on zeros (rank, driver)."""
+"""The training step, from a batch to its loss; the driver tries it once on zeros (rank, driver)."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ Step = Callable[[Any, Mapping[str, torch.Tensor]], tuple[torch.Tensor, Any]]
 
 
 def make_step(settings: TorchSettings, device: torch.device) -> Step:
-    """The function (net, batch) -> (mean loss over the batch's rows, output), in the precision of the settings."""
+    """Return the function (net, batch) -> (mean loss over the batch's rows, output), in the settings' precision."""
     own = settings.train_step
     inputs = list(settings.inputs())
     row_losses = per_row(settings.loss) if settings.weight_col is not None else None
@@ -58,10 +58,10 @@ def make_step(settings: TorchSettings, device: torch.device) -> Step:
 
 
 class OwnStep(torch.nn.Module):
-    """What DDP wraps where there is a `train_step`: the module and the step together, as one module.
+    """The module and a `train_step` together as one module, which DDP wraps.
 
     The step gets the module itself, so it may call any of its methods. Only the loss is returned through DDP, which
-    looks there for the parameters that were used.
+    searches its graph for the parameters that were used.
     """
 
     def __init__(self, module: torch.nn.Module, settings: TorchSettings) -> None:
@@ -71,23 +71,23 @@ class OwnStep(torch.nn.Module):
         self._output: Any = None
 
     def forward(self, batch: Mapping[str, torch.Tensor]) -> torch.Tensor:
-        """The mean loss over the batch's rows."""
+        """Return the mean loss over the batch's rows."""
         loss, self._output = _own(self._step(self.module, batch), self._wants_output)
         return loss
 
     def take_output(self) -> Any:
-        """What the step gave beside the loss of the last batch; it is not kept."""
+        """Return, and release, what the step returned beside the loss of the last batch."""
         output, self._output = self._output, None
         return output
 
 
 def forward(net: Any, batch: Mapping[str, torch.Tensor], inputs: list[str]) -> Any:
-    """One input is handed over as it is, several by keyword."""
+    """Call the module: with one input by position, with several by keyword."""
     return net(batch[inputs[0]]) if len(inputs) == 1 else net(**{name: batch[name] for name in inputs})
 
 
 def describe(net: torch.nn.Module, settings: TorchSettings, batch: Mapping[str, torch.Tensor]) -> dict[str, Any]:
-    """What the trained module takes and gives, by name: dtype and shape of one row."""
+    """Return the inputs and outputs of the trained module by name: dtype and shape of one row. Sets eval mode."""
     net.eval()
     inputs = {name: batch[name] for name in settings.inputs()}
     with torch.no_grad():
@@ -96,7 +96,7 @@ def describe(net: torch.nn.Module, settings: TorchSettings, batch: Mapping[str, 
 
 
 def named_outputs(output: Any) -> dict[str, torch.Tensor]:
-    """The tensors that a module returns, by name. BadData where no prediction can be made of them."""
+    """Return the tensors that a module returned, by name. Raises BadData where they can't be predictions."""
     if isinstance(output, torch.Tensor):
         outputs: dict[str, Any] = {"prediction": output}
     elif isinstance(output, Mapping):
@@ -128,7 +128,7 @@ def _rows_like(tensors: Mapping[str, torch.Tensor]) -> dict[str, tuple[str, tupl
 
 
 def per_row(loss: Any) -> Callable[..., torch.Tensor]:
-    """The same loss without its mean; BadSetting for one that can't."""
+    """Return the same loss per row, without its mean. Raises BadSetting for one that can't do that."""
     if hasattr(loss, "reduction"):
         rows: Callable[..., torch.Tensor] = copy.copy(loss)
         rows.reduction = "none"  # type: ignore[attr-defined]
@@ -146,7 +146,7 @@ def per_row(loss: Any) -> Callable[..., torch.Tensor]:
 
 
 def refuse_class(output: Any, label: torch.Tensor, settings: TorchSettings, error: Exception) -> None:
-    """BadRow where a loss has failed because a label is no index of the module's scores."""
+    """Raise BadRow if a loss has failed because a label is not an index of the module's scores."""
     if not isinstance(output, torch.Tensor) or output.ndim != 2 or label.ndim != 1 or label.is_floating_point():
         return
     scores, column = output.shape[1], settings.labels()[0]
@@ -163,10 +163,10 @@ def refuse_class(output: Any, label: torch.Tensor, settings: TorchSettings, erro
 
 
 def refuse_third_class(label: torch.Tensor, settings: TorchSettings) -> None:
-    """BadRow for a label below 0 or above 1 where one score is compared with it; a fraction between them is none.
+    """Raise BadRow for a label below 0 or above 1 with which one score is compared; fractions between are allowed.
 
-    Torch computes a loss of any number there. Every batch is looked at on a CPU, where it takes microseconds; on a GPU
-    only the first one of a rank, as each look waits for the device.
+    Torch computes a loss for any number there. On a CPU every batch is checked, which takes microseconds; on a GPU only
+    the first one of a rank, as each check waits for the device.
     """
     wrong = label[(label < 0) | (label > 1)]
     if len(wrong):
@@ -182,7 +182,7 @@ def refuse_third_class(label: torch.Tensor, settings: TorchSettings) -> None:
 
 
 def refuse_broadcast(output: Any, label: torch.Tensor, settings: TorchSettings) -> None:
-    """BadData when output and label `[batch, ...]` would be stretched to each other, which trains silently wrong."""
+    """Raise BadData when output and label `[batch, ...]` would be broadcast, which trains silently wrong."""
     if not isinstance(output, torch.Tensor) or output.shape == label.shape:
         return
     got, wanted = list(output.shape), list(label.shape)
@@ -211,19 +211,19 @@ def refuse_broadcast(output: Any, label: torch.Tensor, settings: TorchSettings) 
 
 
 def refuse_sum(loss: Any, output: Any, label: torch.Tensor) -> None:
-    """BadSetting for a loss that sums over rows, which ranks would average as if it were a mean.
+    """Raise BadSetting for a loss that sums over rows, which ranks would average as if it were a mean.
 
-    It is called for one row, and for two and three copies of that row: a mean stays, a sum grows by the same amount
-    each time. Nothing is said of one that can't take a single row, is random or keeps a state, or grows otherwise, as a
-    contrastive one does.
+    The loss is called for one row, and for two and three copies of that row: a mean stays, a sum grows by the same
+    amount each time. One that can't take a single row, is random, keeps a state, or grows otherwise (as a contrastive
+    one does) is accepted.
 
-    What is called is a copy, so that a state in attributes and buffers stays as it is, and on the CPU: a GPU ends the
-    process for what a loss can't take. Labels are those of the batch alone, as others may be no classes.
+    A copy is called, so that state in attributes and buffers stays as it is, and on the CPU, as on a GPU a loss that
+    fails can end the process. All labels are from the batch, as other values may not be classes.
     """
     try:
         loss = copy.deepcopy(loss)
         loss = loss.cpu() if isinstance(loss, torch.nn.Module) else loss
-    except Exception:  # noqa: BLE001 - whatever it is: then nothing is known of it
+    except Exception:  # noqa: BLE001 - a loss that can't be copied can't be tried
         return
     tried = [(_first(output), _first(label))]
     if label.is_floating_point():  # where output and label are equal, or one is zero, a sum may be zero, too
@@ -246,29 +246,29 @@ def refuse_sum(loss: Any, output: Any, label: torch.Tensor) -> None:
 
 
 def _copies_loss(loss: Any, output: Any, label: torch.Tensor, copies: int) -> float:
-    """The loss of one row so many times; NaN where it can't be had."""
+    """Return the loss of `copies` copies of one row; NaN where it can't be computed."""
     with torch.no_grad(), torch.random.fork_rng(devices=[]):
         try:
             found = loss(_repeated(output, copies), _repeated(label, copies))
             return float(found.mean())
-        except Exception:  # noqa: BLE001 - it may need several rows, or other ones: then nothing is known of it
+        except Exception:  # noqa: BLE001 - it may need several rows, or other ones
             return math.nan
 
 
 def _first(value: Any) -> Any:
-    """The first row on the CPU, of a tensor or of each tensor in a tuple, list or dict."""
+    """Return the first row on the CPU, of a tensor or of each tensor in a tuple, list or dict."""
     return _each(value, lambda tensor: (tensor[:1] if tensor.ndim else tensor).cpu())
 
 
 def _farthest(label: torch.Tensor) -> torch.Tensor:
-    """The row `[1, ...]` of the label `[batch, ...]` that differs most from the first one, on the CPU."""
+    """Return the row `[1, ...]` of the label `[batch, ...]` that differs most from the first one, on the CPU."""
     label = label.detach().cpu()
     row = int((label - label[:1]).abs().reshape(len(label), -1).sum(1).argmax())
     return label[row : row + 1]
 
 
 def _repeated(value: Any, copies: int) -> Any:
-    """One row so many times, of a tensor or of each tensor in a tuple, list or dict."""
+    """Return `copies` copies of one row, of a tensor or of each tensor in a tuple, list or dict."""
     return _each(value, lambda tensor: tensor.repeat(copies, *[1] * (tensor.ndim - 1)) if tensor.ndim else tensor)
 
 
@@ -283,7 +283,7 @@ def _each(value: Any, change: Callable[[torch.Tensor], torch.Tensor]) -> Any:
 
 
 def _is_elementwise(settings: TorchSettings) -> bool:
-    """Torch's own losses, but for those that have a score per class by nature."""
+    """Return whether the loss is torch's own and elementwise, not one with a score per class."""
     return is_of_torch(settings.loss) and not settings.is_by_class()
 
 

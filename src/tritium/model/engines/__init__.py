@@ -1,3 +1,3 @@
-"""The frameworks whose models can be saved, restored and called, each behind the interface `Engine` (any process)."""
+"""The engines of frameworks whose models can be saved, restored and called (any process)."""
 
 from __future__ import annotations

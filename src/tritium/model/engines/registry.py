@@ -1,4 +1,4 @@
-"""Which engines there are; each is imported when a model of it is used (any process)."""
+"""The engines by name; each is imported when a model of it is used (any process)."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ if TYPE_CHECKING:
     from tritium.model.engine import Engine
     from tritium.model.leaf import Kind
 
-DEFAULT = "torch"  # also of manifests from before they named an engine
+DEFAULT = "torch"  # also for old manifests, which name no engine
 
 _ENGINES = {"torch": ("tritium.model.engines.torch", "TorchEngine")}
 _KINDS = {"torch": ("tritium.model.engines.torch_leaf", "TorchTensor")}  # of tensors in a state
 
 
 def find(name: Any) -> type[Engine]:
-    """The engine of this name. Raises ModelError for one that is not known."""
+    """Return the engine of this name. Raises ModelError for one that is not known."""
     if name not in list(_ENGINES):
         raise ModelError(
             f"The model is one of the engine {name!r}, and this Tritium knows {', '.join(_ENGINES)}. Was it saved by "
@@ -31,7 +31,7 @@ def find(name: Any) -> type[Engine]:
 
 
 def kind(name: str) -> Kind | None:
-    """How the tensors of this framework are kept in a state; None for a framework that is not known."""
+    """Return the Kind of this framework's tensors in a state; None for a framework that is not known."""
     if name not in _KINDS:
         return None
     module, attribute = _KINDS[name]
@@ -40,5 +40,5 @@ def kind(name: str) -> Kind | None:
 
 
 def kinds() -> list[Kind]:
-    """Those of the frameworks that this process has imported: there are no tensors of others."""
+    """Return the Kinds of the frameworks that this process has imported: there are no tensors of others."""
     return [found for name in _KINDS if name in sys.modules and (found := kind(name)) is not None]

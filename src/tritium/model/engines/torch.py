@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 class TorchEngine(Engine):
-    """A torch.nn.Module. Its weights are a safetensors file, its code by value is a pickle."""
+    """The engine of a torch.nn.Module. Its weights are a safetensors file, its code by value is a pickle."""
 
     name = "torch"
     framework = "torch"
@@ -34,7 +34,7 @@ class TorchEngine(Engine):
     module: torch.nn.Module
 
     def __init__(self, module: torch.nn.Module, device: torch.device | None = None) -> None:
-        """`device` is where the inputs go; None: where the module's weights are."""
+        """Wrap `module`. `device` is where the inputs go; None: where the module's weights are."""
         self.module = module
         self._device = device
         self._copies = Copies()
@@ -59,7 +59,7 @@ class TorchEngine(Engine):
 
     @contextmanager
     def on(self, device: str | None) -> Iterator[TorchEngine]:
-        """Of another device than the module's one copy is kept, as long as this engine lives."""
+        """Yield the engine on `device`. One copy for each device but the module's is kept as long as this engine."""
         home = self._home()
         where = home if device is None else _present(device)
         module = self.module if where == home else self._copies.on(where, self.module)
@@ -67,13 +67,15 @@ class TorchEngine(Engine):
             yield TorchEngine(module, where)
 
     def call(self, batch: Arrays, outputs: Sequence[str]) -> Arrays:
-        """One input is given as it is, several by keyword; the module returns one tensor, or several in the order of
-        `outputs`, or a dict."""
+        """Call the module with one input by position, or several by keyword.
+
+        It must return one tensor, or several in the order of `outputs`, or a dict.
+        """
         import torch
 
         device = self._home()
         with torch.inference_mode():
-            # A copy, also on the CPU: a module may write over its input, and Arrow's memory is read-only.
+            # Copied also on the CPU: a module may write over its input, and Arrow's memory is read-only.
             given = {name: torch.tensor(array, device=device) for name, array in batch.items()}
             result: Any = self.module(*given.values()) if len(given) == 1 else self.module(**given)
             if isinstance(result, torch.Tensor):
@@ -86,7 +88,7 @@ class TorchEngine(Engine):
             return {name: _array(found[name]) for name in outputs}
 
     def _home(self) -> torch.device:
-        """Where the module is: the device of its first weight, unless it was said."""
+        """Return the device that was given, else that of the module's first weight."""
         import torch
 
         if self._device is not None:
@@ -107,7 +109,7 @@ class TorchEngine(Engine):
             return device
         count = torch.cuda.device_count()
         index = asked.index
-        if index is None and gpus:  # where only the task's own GPUs can be seen, they are numbered from 0
+        if index is None and gpus:  # where only the task's own GPUs are visible, they are numbered from 0
             index = int(gpus[0]) if int(gpus[0]) < count else 0
         if (index or 0) >= count:
             raise BadSetting(
@@ -127,10 +129,10 @@ def _array(tensor: torch.Tensor) -> np.ndarray[Any, Any]:
 
 @contextmanager
 def _evaluating(module: torch.nn.Module) -> Iterator[None]:
-    """In eval mode inside; after it, every layer is as it was.
+    """Set eval mode for the block, and restore every layer's mode after it.
 
-    Several threads may be inside with modules that share layers: the last one to leave puts a layer's mode back, as
-    the others still compute with it.
+    Several threads may be inside with modules that share layers: the last one to leave restores a layer's mode, as the
+    others still compute with it.
     """
     layers = list(module.modules())
     with _lock:
@@ -155,7 +157,7 @@ _evaluated: dict[int, tuple[int, bool]] = {}  # by id of a layer that is in use:
 
 
 def _present(device: str) -> torch.device:
-    """A device of this machine. A GPU that is not there is an error, never the CPU instead."""
+    """Return a device of this machine. Raises BadSetting for a missing GPU; the CPU is never used instead."""
     import torch
 
     wanted = _known(device)

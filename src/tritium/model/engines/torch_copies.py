@@ -1,4 +1,4 @@
-"""A torch module's copies on other devices, kept from call to call (any process)."""
+"""Copies of a torch module on other devices, kept between calls (any process)."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ if TYPE_CHECKING:
 
 
 class Copies:
-    """One copy of a module for each device that it was applied on, its weights brought up to date for each call.
+    """One copy of a module for each device that it was called on, with its weights updated at each call.
 
-    Weights are written over, and not compared first: to read 500 MB for a comparison takes longer than to send them
-    to a GPU. A copy is made again when anything else of the module has changed: a layer, an attribute, a hook; and for
-    each call where that can't be told, because the module can't be pickled (one with parametrizations).
+    Weights are overwritten without a comparison: to read 500 MB for one takes longer than to send them to a GPU. A copy
+    is made again when anything else of the module has changed: a layer, an attribute, a hook; and for each call where
+    that can't be known, because the module can't be pickled (one with parametrizations).
     """
 
     def __init__(self) -> None:
@@ -28,10 +28,10 @@ class Copies:
         return Copies()
 
     def __reduce__(self) -> tuple[type[Copies], tuple[()]]:
-        return Copies, ()  # a pickled model goes without its copies
+        return Copies, ()  # a pickled model has no copies
 
     def on(self, device: torch.device, module: torch.nn.Module) -> torch.nn.Module:
-        """The copy of `module` on `device`, in eval mode, with the weights that `module` has now."""
+        """Return the copy of `module` on `device`, in eval mode, with the current weights of `module`."""
         import torch
 
         tensors = _tensors(module)
@@ -40,7 +40,7 @@ class Copies:
             known, made = self._held.get(str(device), (None, None))
             if made is None or form is None or known != form:
                 made = copy.deepcopy(module).eval().requires_grad_(False)
-                made.zero_grad(set_to_none=True)  # a GPU need not hold the gradients
+                made.zero_grad(set_to_none=True)  # so that the GPU does not hold the gradients
                 made = made.to(device)
                 if form is not None:
                     self._held[str(device)] = (form, made)
@@ -52,14 +52,14 @@ class Copies:
 
 
 def _form(module: torch.nn.Module, tensors: dict[str, torch.Tensor]) -> Any:
-    """All of a module but the values of its weights; None where it can't be told."""
+    """Return a value that identifies all of a module but the values of its weights; None where it can't be pickled."""
     try:
         code = pickled(module, tensors)
-    except Exception:  # noqa: BLE001 - anything may refuse to be pickled, and any error says no more than that
+    except Exception:  # noqa: BLE001 - pickling may raise any error, and each means only that it failed
         return None
     return [(name, tensor.shape, tensor.dtype, tensor.layout) for name, tensor in tensors.items()], code
 
 
 def _tensors(module: torch.nn.Module) -> dict[str, torch.Tensor]:
-    """Every parameter and buffer by name, each once, those too that are not saved."""
+    """Return every parameter and buffer by name, each once, also those that are not saved."""
     return {**dict(module.named_parameters()), **dict(module.named_buffers())}

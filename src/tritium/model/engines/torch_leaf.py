@@ -1,4 +1,4 @@
-"""torch's tensors and parameters in a state (any process)."""
+"""`TorchTensor`: torch's tensors and parameters in a state (any process)."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tritium.model.safetensors import CODES, Entry
 
 
 class TorchTensor(Kind):
-    """Tensors on any device, without autograd's history. They come back on the CPU."""
+    """Tensors on any device, without autograd's history. They are restored on the CPU."""
 
     name = "torch"
 

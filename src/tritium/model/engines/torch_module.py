@@ -1,4 +1,4 @@
-"""A torch module without its weights: made by its origin, or by value with names in their place (any process)."""
+"""A torch module without its weights: made by its origin, or pickled with names in their place (any process)."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 def pickled(module: torch.nn.Module, tensors: Mapping[str, torch.Tensor]) -> bytes:
-    """The module as a pickle in which every tensor of `tensors` is a name; the user's own code goes along by value."""
+    """Return the module as a pickle in which every tensor of `tensors` is a name, and the user's code is by value."""
     from tritium import ship
 
     out = io.BytesIO()
@@ -48,7 +48,7 @@ class _ModuleUnpickler(pickle.Unpickler):
 
 
 def unpickled(data: bytes, tensors: Mapping[str, torch.Tensor], trainable: Mapping[str, bool]) -> torch.nn.Module:
-    """The module of `pickled` over these tensors; `trainable` as the function of that name says it."""
+    """Return the module of `pickled` over these tensors; `trainable` is what the function of that name returned."""
     import torch
 
     held = {
@@ -62,7 +62,7 @@ def unpickled(data: bytes, tensors: Mapping[str, torch.Tensor], trainable: Mappi
 
 
 def trainable(tensors: Mapping[str, torch.Tensor]) -> dict[str, bool]:
-    """Which of these tensors are parameters, and whether they learn."""
+    """Return, for those of these tensors that are parameters, whether they require a gradient."""
     import torch
 
     return {n: t.requires_grad for n, t in tensors.items() if isinstance(t, torch.nn.Parameter)}
@@ -70,7 +70,7 @@ def trainable(tensors: Mapping[str, torch.Tensor]) -> dict[str, bool]:
 
 @contextmanager
 def seeded(seed: int) -> Iterator[None]:
-    """Let torch, NumPy and `random` draw from `seed` in the block; afterwards they draw as if it had not been.
+    """Seed torch, NumPy and `random` with `seed` for the block, and restore their states afterwards.
 
     One thread at a time, as the generators are the process's.
     """
@@ -78,7 +78,7 @@ def seeded(seed: int) -> Iterator[None]:
     import torch
 
     with _drawing:
-        # Without CUDA there is no state of its own to put back, and asking for one would start it.
+        # Unless CUDA is initialized it has no state to restore, and asking for one would initialize it.
         gpus = range(torch.cuda.device_count()) if torch.cuda.is_initialized() else ()  # type: ignore[no-untyped-call]
         before = np.random.get_state(), random.getstate()
         with torch.random.fork_rng(devices=gpus):
@@ -92,13 +92,14 @@ def seeded(seed: int) -> Iterator[None]:
                 random.setstate(before[1])
 
 
-_drawing = threading.RLock()  # a function that makes a module may load another one
+_drawing = threading.RLock()  # reentrant, as a function that makes a module may load another one
 
 
 def rebuild(maker: Maker, tensors: Mapping[str, torch.Tensor]) -> torch.nn.Module:
-    """Call what makes the module, and put these tensors in the place of the weights that it made.
+    """Call the maker of the module, and replace the weights that it made with these tensors.
 
-    Random numbers are seeded meanwhile, as when the module was trained: not all that is drawn needs to be in its state.
+    Generators are seeded as in training, since not all random numbers that the maker draws need be in its state.
+    Raises ModelError where the maker fails, or the weights do not fit.
     """
     import torch
 
@@ -113,7 +114,7 @@ def rebuild(maker: Maker, tensors: Mapping[str, torch.Tensor]) -> torch.nn.Modul
         raise ModelError(f"{origin!r} gave a {type(module).__name__}, no torch.nn.Module.")
     made = module.state_dict(keep_vars=True)
     try:
-        parameters = {  # one for all names of a tensor, as torch would make one for each: tied weights stay tied
+        parameters = {  # one for all names of a tensor, so that tied weights stay tied: torch would make one for each
             id(tensor): torch.nn.Parameter(tensor, requires_grad=made[name].requires_grad)
             for name, tensor in tensors.items()
             if isinstance(made.get(name), torch.nn.Parameter)

@@ -27,7 +27,7 @@ class Tensors(Weights):
 
     @classmethod
     def of(cls, module: torch.nn.Module) -> Tensors:
-        """The module's own tensors, not copies."""
+        """Return the module's own tensors, not copies. Raises BadSetting for what safetensors can't hold."""
         import torch
 
         named: dict[str, torch.Tensor] = {}
@@ -52,10 +52,10 @@ class Tensors(Weights):
         return cls(named, tied)
 
     def stream(self) -> Iterator[memoryview]:
-        """The file, piece by piece; never more than one tensor is copied, and none that is on the CPU already."""
+        """Yield the file in pieces; at most one tensor is copied at a time, and none that is contiguous on the CPU."""
         import torch
 
-        order = sorted(self.named, key=lambda n: (-self.named[n].element_size(), n))  # wide first: all aligned
+        order = sorted(self.named, key=lambda n: (-self.named[n].element_size(), n))  # wide first, to align all
         tensors = ((name, self.named[name]) for name in order)
         sizes = ((name, str(_code(t)), t.shape, t.numel() * t.element_size()) for name, t in tensors)
         yield memoryview(header(sizes, {"format": "pt", "tied": json.dumps(self.tied)}))
@@ -72,7 +72,7 @@ def _code(tensor: torch.Tensor) -> str | None:
 
 
 def read(buffer: Buffer) -> dict[str, torch.Tensor]:
-    """Tensors by name as views of `buffer` (writable; a private map copies only the pages that are written)."""
+    """Return tensors by name as views of `buffer` (writable; a private map copies only the pages that are written)."""
     found, metadata = entries(buffer)
     tensors = {name: tensor(buffer, name, entry, NAMES[entry.code], entry.shape) for name, entry in found.items()}
     for name, other in json.loads(metadata.get("tied", "{}")).items():
@@ -81,7 +81,7 @@ def read(buffer: Buffer) -> dict[str, torch.Tensor]:
 
 
 def tensor(buffer: Buffer, name: str, entry: Entry, dtype: str, shape: Sequence[int]) -> torch.Tensor:
-    """One tensor of a file, as a view of `buffer`."""
+    """Return one tensor of a file, as a view of `buffer`. Raises ModelError where its size does not fit."""
     import torch
 
     kind: torch.dtype = getattr(torch, dtype)

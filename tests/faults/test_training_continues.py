@@ -186,7 +186,7 @@ def test_the_same_run_directory_again_has_nothing_left_to_do_or_goes_on_for_more
     capsys.readouterr()
     again = train(tmp_path / "run", progress=True)
     same(first, again)
-    line = f"the training in {tmp_path}/run has ended after 3 epochs: nothing is left to do, its model is given back"
+    line = f"the training in {tmp_path}/run has ended after 3 epochs: nothing is left to do, its model is returned"
     assert report(tmp_path / "run")["notes"][0] == line
     assert capsys.readouterr().out.splitlines()[0] == f"tritium: {line}"
     more = train(tmp_path / "run", epochs=5)

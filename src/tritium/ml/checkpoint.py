@@ -73,7 +73,7 @@ def peek(run_dir: str, settings: Settings, now: Mapping[str, Any]) -> str | None
     other, told = _compare_code(before, now, settings, state)
     way = (
         " Where code means the same (a line that only prints was added, say), if_code_changed='continue' continues "
-        "with that of now."
+        "with the current code."
     )
     _refuse(_differences(before, now, False) + other, path, way if other else "")
     doubt = f"; {'; '.join(told)}" if told else ""
@@ -87,7 +87,7 @@ def peek(run_dir: str, settings: Settings, now: Mapping[str, Any]) -> str | None
     epochs = done if ended else settings.epochs
     if state["finished"] and done >= epochs:
         return (
-            f"the training in {run_dir} has ended after {done} epochs: nothing is left to do, its model is given back"
+            f"the training in {run_dir} has ended after {done} epochs: nothing is left to do, its model is returned"
             f"{doubt}"
         )
     return f"a training in {run_dir} continues: epoch {done + 1} of {epochs}, after step {step} in all{doubt}"

@@ -299,7 +299,7 @@ def test_initial_weights_of_a_model_that_is_given_can_only_be_guessed(tmp_path: 
     train(tmp_path / "made", model=lambda: Scaled(1.0, names={"b", "a"}))
     torch.manual_seed(77)
     train(tmp_path / "made", model=lambda: Scaled(1.0, names={"b", "a"}))
-    assert first_note(tmp_path / "made").endswith("its model is given back"), "the seed decides the weights"
+    assert first_note(tmp_path / "made").endswith("its model is returned"), "the seed decides the weights"
 
 
 def test_code_of_another_version_of_python_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -262,14 +262,25 @@ def test_a_loss_of_classes_makes_a_classification() -> None:
     assert task_of() == ("regression", ())
     assert task_of(**scores, loss=nn.CrossEntropyLoss(), task=None) == (None, ())
     assert task_of(**scores, loss=nn.CrossEntropyLoss(), task="regression") == ("regression", ())
+    weighted = functools.partial(nn.functional.binary_cross_entropy_with_logits, pos_weight=torch.tensor(3.0))
     for label in ("held", "count"):
-        assert task_of(loss=nn.BCEWithLogitsLoss(), label_cols=label) == ("classification", ())
+        for loss in (nn.BCEWithLogitsLoss(), weighted):
+            assert task_of(loss=loss, label_cols=label) == ("classification", ())
     assert task_of(loss=nn.BCEWithLogitsLoss(), label_cols=["y"]) == ("regression", ())
     task, notes = task_of(**scores, loss=lambda output, label: nn.functional.cross_entropy(output, label))
     assert task == "regression"
     assert "label column 'cls' suggest, say task=\"classification\"" in notes[0]
     model = fit(table(), **GOOD | scores | {"loss": nn.CrossEntropyLoss()}, **HERE)
     assert sorted(model.predict(table())) == ["prediction", "probability"]
+
+
+def test_a_loss_of_the_users_is_not_torchs_by_its_name() -> None:
+    def binary_cross_entropy(output: torch.Tensor, label: torch.Tensor) -> torch.Tensor:
+        return nn.functional.binary_cross_entropy_with_logits(output, label.float())
+
+    torchs, own = (TorchSettings(**GOOD | {"loss": loss}) for loss in (nn.BCELoss(), binary_cross_entropy))
+    assert (torchs.is_of_one_score(), torchs.gives_probabilities()) == (True, True)
+    assert (own.is_of_one_score(), own.gives_probabilities()) == (False, False)
 
 
 def test_a_class_that_the_module_gives_no_score_for_is_named() -> None:
@@ -300,7 +311,15 @@ def test_a_label_that_is_no_class_index_is_named(value: float, shown: str) -> No
         prepare(TorchBackend(), eval(code, {"df": rows}), TorchSettings(**GOOD | scores), tr.Gang(on="here"))
 
 
-@pytest.mark.parametrize("loss", [nn.BCEWithLogitsLoss(), nn.BCELoss(), nn.functional.binary_cross_entropy_with_logits])
+@pytest.mark.parametrize(
+    "loss",
+    [
+        nn.BCEWithLogitsLoss(),
+        nn.BCELoss(),
+        nn.functional.binary_cross_entropy_with_logits,
+        functools.partial(nn.functional.binary_cross_entropy_with_logits, reduction="mean"),
+    ],
+)
 def test_a_label_beside_zero_and_one_is_refused_where_one_score_is_compared(loss: Any) -> None:
     """For whole numbers it was trained on unsaid."""
 

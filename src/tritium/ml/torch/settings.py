@@ -181,16 +181,20 @@ class TorchSettings(Settings):
 
     def is_of_one_score(self) -> bool:
         """Return whether the loss is torch's own for one score a row against 0 or 1."""
-        return name_of(self.loss) in _ONE_SCORE
+        return self._loss_of_torch() in _ONE_SCORE
 
     def is_by_class(self) -> bool:
         """Return whether the loss is torch's own for class indices against a score for each class."""
-        loss = self.loss.func if isinstance(self.loss, functools.partial) else self.loss
-        return is_of_torch(loss) and name_of(loss) in _BY_CLASS
+        return self._loss_of_torch() in _BY_CLASS
 
     def gives_probabilities(self) -> bool:
         """Return whether the loss is torch's own for probabilities."""
-        return name_of(self.loss) in _PROBABILITIES
+        return self._loss_of_torch() in _PROBABILITIES
+
+    def _loss_of_torch(self) -> str:
+        """Return the name of a loss of torch's, also of a partial of one; "" for any other."""
+        loss = self.loss.func if isinstance(self.loss, functools.partial) else self.loss
+        return name_of(loss) if is_of_torch(loss) else ""
 
     def has_own_step(self) -> bool:
         """Return whether there is a `train_step`."""

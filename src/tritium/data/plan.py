@@ -221,7 +221,7 @@ class _Planner:
         return Field(name=batch, sources=(source,), kind="bytes", dtype="uint8", shape=None, nan="keep")
 
     def _dtype(self, given: Any, batch: str, *, floating: bool) -> str | None:
-        """Return the dtype that `given` (`dtype` or `default_dtype`) sets; one for all is for `floating` columns only."""
+        """Return the dtype that `given` (`dtype` or `default_dtype`) sets; one for all is for `floating` ones only."""
         asked = given
         if isinstance(asked, Mapping):
             asked = asked.get(batch)

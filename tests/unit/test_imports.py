@@ -1,4 +1,4 @@
-"""Imports point down, the front door is light, and what is public is a list."""
+"""Imports point down, `import tritium` is light, and the public names are a list."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ PUBLIC = {"Data", "Exchange", "Gang", "Model", "World", "errors", "launch", "loa
 
 
 def depth(module: str) -> int:
-    """Where `tritium.data.spool` is in LAYERS."""
+    """Return the index in LAYERS of a module such as `tritium.data.spool`."""
     name = [*module.split("."), ""][1]
     return next(number for number, layer in enumerate(LAYERS) if name == layer or name in layer.split())
 
@@ -34,7 +34,7 @@ def modules() -> dict[str, Path]:
 
 
 def imported(path: Path) -> Iterator[tuple[int, str]]:
-    """Every module of Tritium's that a file names: imports, also inside functions, and names given to importlib."""
+    """Yield every module of Tritium's that a file names: imports, also in functions, and names given to importlib."""
     known = modules()
     for node in ast.walk(ast.parse(path.read_text())):
         if isinstance(node, ast.Import):
@@ -57,7 +57,7 @@ def test_imports_point_down(module: str) -> None:
 
 
 def process(module: str) -> int:
-    """Where `tritium.gang.rank.world` is in PROCESSES."""
+    """Return the index in PROCESSES of a module such as `tritium.gang.rank.world`."""
     name = [*module.split("."), "", ""][2]
     return PROCESSES.index(name if name in PROCESSES else "")
 

@@ -41,7 +41,7 @@ def check(loaded: Loaded) -> None:
 
 
 def save(steps: int, every: int = 1, size: int = 30_000, said: int | None = None) -> int:
-    """Continue from the newest checkpoint for so many steps, in a rank; writes each complete one to descriptor `said`."""
+    """Continue from the newest checkpoint for `steps` steps in a rank; write each complete one to descriptor `said`."""
     checkpoint = tr.world().checkpoint
     found = checkpoint.load()
     if found is not None:

@@ -56,7 +56,7 @@ def produce(spark: SparkSession, address: str) -> None:
 
 
 def enrich(spark: SparkSession, address: str, model: TorchModel) -> DataFrame:
-    """Return each event with its prediction and key; headers hold its source, which identifies an event written twice."""
+    """Return each event with its prediction and key; headers hold its source, which identifies duplicates."""
     events = (
         spark.readStream.format("kafka")
         .option("kafka.bootstrap.servers", address)

@@ -559,7 +559,7 @@ class TestTheEnd:
         assert gang.coordinator.failure is None
 
     def cut_off(self, gang: Gang) -> None:
-        """Cut off a supervisor of partition 0 as when its process is killed: the connection closes without a message."""
+        """Cut off a supervisor of partition 0 as when its process is killed: its connection closes without a word."""
         channel = Channel.connect(gang.coordinator.address, gang.coordinator.secret, SECONDS)
         channel.send("session", id="killed", who="task 0", first=0, received=0)
         said = {"launch": "L1", "partition": 0, "attempt": 5, "host": "a", "address": "b", "port": 1, "pid": 7}

@@ -385,7 +385,7 @@ def test_a_gang_of_another_size_takes_exactly_the_rows_not_yet_seen(
 
 
 def available(gang: Gang, step: int, batch_size: int, window: int, remainder: str) -> bool:
-    """Return whether a rank may take the step, or end: by definition where every rank has the whole window or has ended.
+    """Return whether a rank may take the step, or end: by definition where every rank has the window or has ended.
 
     Under "drop" no step is left once an ended shard has none, but the report of the epoch waits for all counts.
     """

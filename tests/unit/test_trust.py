@@ -51,7 +51,7 @@ def ran(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def installed(tmp_path: Path, ran: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """Yield a folder on the path with a package `ournets`: `models`, and a module that must not be imported."""
+    """Yield a folder on the path with a package `ournets`: `models`, `__init__`, a module that must not be imported."""
     home = tmp_path / "site"
     (home / "ournets").mkdir(parents=True)
     (home / "ournets" / "__init__.py").write_text("import os\n")

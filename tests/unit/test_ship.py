@@ -33,7 +33,7 @@ def function(path):
 
 @pytest.fixture(scope="module")
 def bare(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., str]:
-    """Return a runner for programs in a Python with NumPy and pyarrow but not Tritium, cloudpickle or this directory."""
+    """Return a runner for programs in a Python with NumPy and pyarrow but no Tritium, cloudpickle or this directory."""
     folder = tmp_path_factory.mktemp("bare")
     for entry in Path(pytest.__file__).parents[1].iterdir():
         if entry.name.lower().startswith(("numpy", "pyarrow")):

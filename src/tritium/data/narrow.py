@@ -56,7 +56,7 @@ def cast(values: Array, dtype: np.dtype[Any], at: ErrorAt) -> Array:
 def first_beyond(values: Array, dtype: np.dtype[Any]) -> int | None:
     """Return the position of the first value `[k]` that is NaN or beyond an integer dtype; None where it holds all."""
     limits = np.iinfo(dtype)
-    if values.dtype.kind == "f":  # the largest integer is not exact as a float, the next one is
+    if values.dtype.kind == "f":  # the largest int64 is not a float, the next integer is
         fits = (values >= float(limits.min)) & (values < float(limits.max) + 1)
     else:
         fits = (values >= limits.min) & (values <= limits.max)

@@ -115,7 +115,7 @@ def _udf(signature: Signature, payload: bytes, sent: Any) -> Callable[..., Colum
         return run(sent, batches)
 
     given: Any = pa.Array if len(signature.inputs) == 1 else tuple[pa.Array, ...]
-    predict.__annotations__ = {"batches": Iterator[given], "return": Iterator[pa.Array]}  # give Spark its kind
+    predict.__annotations__ = {"batches": Iterator[given], "return": Iterator[pa.Array]}  # Spark infers the UDF's type
     predict.__module__ = "__main__"  # pickled by value: executors may lack Tritium
     make = cast("Callable[..., Any]", arrow_udf)  # its stubs require the deprecated functionType
     return cast("Callable[..., Column]", make(predict, _ddl(result_type(signature))).asNondeterministic())

@@ -1,4 +1,4 @@
-"""What the messages and the pages tell a user to write, and whether there is such a thing."""
+"""Code fragments that messages and pages advise, and whether what they name exists."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from typing import Any
 ROOT = Path(__file__).resolve().parents[1]
 SOURCE = ROOT / "src" / "tritium"
 PAGES = (ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted(ROOT.glob("docs/*.md")))
-HOLE = "…"  # what stands in a text for a value that is only known when it is said
+HOLE = "…"  # placeholder for a value that is known only when the message is made
 
 # --- the texts
 
 
 @cache
 def messages() -> tuple[tuple[str, str], ...]:
-    """(file:line, text) of every text with a space in the package but docstrings: messages, meanings of settings."""
+    """Return (file:line, text) of the package's texts with a space but docstrings: messages, settings' meanings."""
     return tuple(
         (f"{file.relative_to(SOURCE)}:{line}", text)
         for file in sorted(SOURCE.rglob("*.py"))
@@ -48,7 +48,7 @@ def _texts(tree: ast.AST) -> Iterator[tuple[int, str]]:
 
 @cache
 def in_pages() -> tuple[tuple[str, str], ...]:
-    """(page:line, text) of everything in backticks in the pages' own text."""
+    """Return (page:line, text) of everything in backticks outside the pages' code blocks."""
     found = []
     for page in PAGES:
         prose = re.sub(r"^ *```.*?^ *```", lambda m: re.sub(r"[^\n]", "", m[0]), page.read_text(), flags=re.M | re.S)
@@ -59,7 +59,7 @@ def in_pages() -> tuple[tuple[str, str], ...]:
 
 
 def blocks(page: Path, *languages: str) -> Iterator[tuple[int, str]]:
-    """(line, code) of the page's blocks in one of these languages."""
+    """Yield (line, code) of the page's blocks in one of these languages."""
     text = page.read_text()
     for match in re.finditer(r"^( *)```(\w*)\n(.*?)^ *```", text, re.M | re.S):
         if match[2] in languages:
@@ -85,7 +85,7 @@ KINDS: dict[str, str] = {
 
 @cache
 def fragments(texts: tuple[tuple[str, str], ...]) -> dict[str, dict[str, list[str]]]:
-    """kind → fragment → where it is said."""
+    """Return kind → fragment → its places."""
     found: dict[str, dict[str, list[str]]] = {kind: {} for kind in KINDS}
     for where, text in texts:
         for kind, pattern in KINDS.items():
@@ -94,12 +94,12 @@ def fragments(texts: tuple[tuple[str, str], ...]) -> dict[str, dict[str, list[st
     return found
 
 
-# --- whether there is such a thing
+# --- whether they exist
 
 
 @cache
 def settings() -> frozenset[str]:
-    """Every field of the dataclasses of settings, and every parameter of what is public."""
+    """Return every field of the settings' dataclasses, and every parameter of the public API."""
     import tritium as tr
 
     classes = [tr.Gang, tr.Data, tr.ml.TorchSettings, tr.ml.EarlyStopping]
@@ -115,7 +115,7 @@ def settings() -> frozenset[str]:
 
 @cache
 def public() -> tuple[Any, ...]:
-    """What a user holds: the front door, and the classes of what it gives."""
+    """Return the public API: the names of `tritium`, and the classes of what they return."""
     import tritium as tr
     from tritium.data.shard import Shard
     from tritium.gang.rank.checkpoints import Checkpoints
@@ -134,7 +134,7 @@ def parameters(function: Any) -> set[str]:
 
 
 def exists(dotted: str, roots: Callable[[str], list[Any]]) -> bool:
-    """Whether one of the things that the first name may be has these attributes, one below the other."""
+    """Return whether an object that the first name may stand for has these attributes, one below the other."""
     first, *rest = dotted.split(".")
     return any(_leads(root, rest) for root in roots(first))
 
@@ -145,7 +145,7 @@ def _leads(value: Any, names: list[str]) -> bool:
         if value is Any:
             return True
         if inspect.isclass(value) and name in _instance_fields(value):
-            value = Any  # set in __init__: what it is has no class to ask
+            value = Any  # set in __init__: its class is unknown
             continue
         try:
             value = inspect.getattr_static(value, name) if inspect.isclass(value) else getattr(value, name)
@@ -158,7 +158,7 @@ def _leads(value: Any, names: list[str]) -> bool:
 
 
 def _returned(value: Any) -> Any:
-    """Of a property the class of its value, Any where its annotation names none; of anything else itself."""
+    """Return the class of a property's value (Any without an annotation), or any other value itself."""
     if not isinstance(value, property | cached_property):
         return value
     function = value.fget if isinstance(value, property) else value.func
@@ -182,7 +182,7 @@ def _instance_fields(cls: type) -> frozenset[str]:
 
 @cache
 def roots(name: str) -> list[Any]:
-    """What this name stands for in a message or a page."""
+    """Return the objects that this name stands for in a message or a page."""
     import numpy as np
     import pandas as pd
     import torch
@@ -234,7 +234,7 @@ def roots(name: str) -> list[Any]:
 
 
 def is_class(name: str) -> bool:
-    """Whether Tritium, Python, Spark or torch has a class of this name, where a reader looks for it."""
+    """Return whether Tritium, Python, Spark or torch has a class of this name in the expected place."""
     homes = """tritium.errors tritium.ml builtins pyspark pyspark.sql pyspark.errors pyspark.ml pyspark.ml.feature
         pyspark.ml.tuning pyspark.ml.evaluation torch.nn torch.nn.parallel torch.utils.data torch.optim.lr_scheduler"""
     return any(inspect.isclass(getattr(importlib.import_module(home), name, None)) for home in homes.split())
@@ -260,18 +260,18 @@ def commands() -> frozenset[str]:
 
 @cache
 def code() -> str:
-    """All code of the package and what drives it: where an environment variable of ours is read."""
+    """Return all code of the package and its scripts, in which our environment variables are read."""
     files = [*SOURCE.rglob("*.py"), *ROOT.glob("scripts/*"), ROOT / "Makefile", *ROOT.glob("tests/*.py")]
     return "\n".join(file.read_text() for file in files)
 
 
 def config(fragment: str) -> bool:
-    """Whether `spark.…` is a key of Spark's configuration, not a method: tests/spark asks Spark for it."""
+    """Return whether `spark.…` is a key of Spark's configuration (checked in tests/spark), not a method."""
     return not exists(fragment, roots)
 
 
 def callables(dotted: str) -> list[Any]:
-    """What may be called by this name in a page."""
+    """Return the callables of this name in a page."""
     first, *rest = dotted.split(".")
     found = []
     for value in roots(first):
@@ -283,7 +283,7 @@ def callables(dotted: str) -> list[Any]:
 
 
 def keywords(function: Any) -> set[str]:
-    """The keywords that it takes, the settings too that it takes as `**settings`; empty where that can't be known."""
+    """Return the keywords that `function` takes, those of `**settings` included; empty where they are unknown."""
     import tritium as tr
 
     try:

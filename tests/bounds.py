@@ -1,8 +1,8 @@
-"""How soon each fault must have its outcome, and how soon it had: `make faults` ends with the table.
+"""The bound on the time from each fault to its outcome, and the times measured: `make faults` prints the table.
 
-A bound is an outcome that users are promised (docs/failures.md), not a timing: a test waits for it with a limit, and
-then says how long it took. The promise is held to by `make faults`; `make test`, with other tests beside it on two
-cores, allows twice as long.
+A bound is a promise to users (docs/failures.md): a test waits for the outcome with a limit, and records how long it
+took. `make faults` enforces the bounds; `make test`, which runs other tests beside it on two cores, allows twice as
+long.
 """
 
 from __future__ import annotations
@@ -35,9 +35,9 @@ BOUNDS = {
 
 
 def within(fault: str, seconds: float) -> None:
-    """Notes that the fault's outcome took so long, and fails beyond its bound."""
+    """Record the seconds that the fault's outcome took, and fail beyond its bound."""
     if name := os.environ.get("TRITIUM_FAULT_FIGURES"):  # a path
-        with open(name, "a", encoding="utf-8") as file:  # one short write: also from tests in other processes
+        with open(name, "a", encoding="utf-8") as file:  # one short write is atomic between test processes
             file.write(json.dumps({"fault": fault, "seconds": round(seconds, 3)}) + "\n")
     bound = BOUNDS[fault] * (1 if "TRITIUM_FAULT_ROUNDS" in os.environ else 2)
     assert seconds <= bound, f"{fault}: took {seconds:.1f} s, promised are {BOUNDS[fault]:g} s"
@@ -45,14 +45,14 @@ def within(fault: str, seconds: float) -> None:
 
 @contextmanager
 def timed(fault: str) -> Iterator[None]:
-    """The block begins at the fault, and ends with its outcome."""
+    """Measure the block, which begins at the fault and ends with its outcome."""
     began = time.monotonic()
     yield
     within(fault, time.monotonic() - began)
 
 
 def table(lines: list[str]) -> list[str]:
-    """The figures as rows of Markdown: bound, median, worst and number of runs of each fault."""
+    """Return the figures as rows of Markdown: bound, median, worst and number of runs of each fault."""
     figures: dict[str, list[float]] = {}
     for line in lines:
         entry = json.loads(line)

@@ -38,7 +38,7 @@ group.initial.rebalance.delay.ms=0
 
 
 def jars(profile: str) -> Path:
-    """The folder with the jars of one profile of the pom, fetched once and kept outside the repository."""
+    """Return the folder with the jars of one profile of the pom, fetched once and kept outside the repository."""
     folder = CACHE / f"{profile}-{uuid.uuid5(uuid.NAMESPACE_OID, POM.read_text())}"
     if folder.exists():
         return folder
@@ -53,14 +53,14 @@ def jars(profile: str) -> Path:
         )
         if done.returncode:
             pytest.skip(f"Maven could not fetch Kafka's jars: {(done.stdout + done.stderr)[-300:]}")
-        with contextlib.suppress(FileExistsError, OSError):  # another run was quicker
+        with contextlib.suppress(FileExistsError, OSError):  # another run has made it
             Path(beside, "jars").rename(folder)
     return folder
 
 
 @contextlib.contextmanager
 def broker() -> Iterator[str]:
-    """The address of a broker with topics of two partitions, made on first use. It is gone afterwards."""
+    """Yield the address of a broker, stopped afterwards, whose topics have two partitions and are made on first use."""
     path = f"{jars('broker')}/*"
     with tempfile.TemporaryDirectory() as folder, _free_ports(2) as (port, controller):
         config = Path(folder, "server.properties")

@@ -1,8 +1,8 @@
-"""The clusters that the tests run on, each started for real, and the way a test gets to one.
+"""The real clusters that the tests run on, and how a test reaches one.
 
-A process can hold one classic SparkContext. So every kind of cluster but `local` has a pytest process of its own: the
-main one sends it the ids of the tests to run there and shows the reports it gets back (`Elsewhere`), as pytest-xdist
-does. Each test runs alone in its order; nothing is shared but the cluster's session.
+A process can hold one classic SparkContext, so every kind of cluster but `local` has a pytest process of its own: the
+main one sends it the ids of the tests to run there and shows the reports that it returns (`Elsewhere`), as
+pytest-xdist does. Tests run one at a time, in order; they share only the cluster's session.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ from typing import Any
 import psutil
 
 KINDS = ("local", "local-cluster", "standalone", "connect")  # the contract holds on these four
-EXTRA = ("standalone-gpus", "dynamic", "breakable")  # by request: pretended GPUs; dynamic allocation; Workers.kill
+EXTRA = ("standalone-gpus", "dynamic", "breakable")  # by request: simulated GPUs; dynamic allocation; Workers.kill
 KIND = os.environ.get("TRITIUM_CLUSTER", "local")  # what this process runs on
 
-# For JVMs that live a minute: without the second compiler and its profiles they take half the processor time.
+# Without the second compiler and its profiles, JVMs that live a minute take half the processor time.
 SHORT_LIVED = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
 
 COMMON = {
@@ -42,14 +42,14 @@ COMMON = {
     "spark.log.level": "ERROR",
     "spark.scheduler.maxRegisteredResourcesWaitingTime": "5s",
 }
-# What another executor holds is read in small pieces, so that a test can break in; a lost file is asked for quickly.
+# Remote shuffle blocks are read in small pieces, so that a test can interrupt; a lost file is retried quickly.
 READS = {"spark.reducer.maxSizeInFlight": "256k", "spark.shuffle.io.retryWait": "1s"}
 SMALL = {"spark.executor.memory": "512m", "spark.executor.cores": "1"}
 
 
 @contextlib.contextmanager
 def session(kind: str) -> Iterator[Any]:
-    """A SparkSession on a fresh cluster of this kind; both are gone afterwards."""
+    """Yield a SparkSession on a new cluster of this kind; both are stopped afterwards."""
     with STARTERS[kind]() as spark:
         yield spark
 
@@ -83,7 +83,7 @@ def _local_cluster(slots: str = "2,1,1024", **conf: str) -> Iterator[Any]:
 
 @contextlib.contextmanager
 def _dynamic() -> Iterator[Any]:
-    """Two workers of one core each, whose executors come and go; jobs of two pools share them fairly."""
+    """Yield a session on two workers of one core each with dynamic allocation; two pools share them fairly."""
     conf = {
         "spark.dynamicAllocation.enabled": "true",
         "spark.dynamicAllocation.shuffleTracking.enabled": "true",
@@ -104,7 +104,7 @@ def _standalone(**conf: str) -> Iterator[Any]:
 
 @contextlib.contextmanager
 def joined(master: str, **conf: str) -> Iterator[Any]:
-    """A SparkSession on a standalone cluster of two workers that is there already."""
+    """Yield a SparkSession on an existing standalone cluster of two workers."""
     spark = _classic(master, **SMALL, **conf)
     status = spark.sparkContext._jsc.sc().getExecutorMemoryStatus
     wait(lambda: status().size() == 3, "two executors have registered")
@@ -114,7 +114,7 @@ def joined(master: str, **conf: str) -> Iterator[Any]:
 
 @contextlib.contextmanager
 def _standalone_gpus() -> Iterator[Any]:
-    """Two workers that pretend to have two GPUs each."""
+    """Yield a session on two workers that simulate two GPUs each."""
     with tempfile.TemporaryDirectory() as folder:
         script = Path(folder, "gpus.sh")
         script.write_text('#!/bin/sh\necho \'{"name": "gpu", "addresses": ["0", "1"]}\'\n')
@@ -134,7 +134,7 @@ def _standalone_gpus() -> Iterator[Any]:
 
 @contextlib.contextmanager
 def _connect() -> Iterator[Any]:
-    """A server in a process of its own and a client session: no JVM belongs to the driver."""
+    """Yield a client session of a server in its own process: the driver has no JVM."""
     from pyspark.sql import SparkSession
 
     port = free_port()
@@ -142,7 +142,7 @@ def _connect() -> Iterator[Any]:
         **COMMON,
         "spark.connect.grpc.binding.port": str(port),
         "spark.connect.grpc.binding.address": "127.0.0.1",
-        "spark.driver.maxResultSize": "64m",  # what a far gang has to say has to fit in
+        "spark.driver.maxResultSize": "64m",  # limits what a gang with its coordinator on an executor returns
     }
     server = [spark_script("spark-submit"), "--master", "local[2]", "--driver-memory", "1g"]
     for key, value in conf.items():
@@ -168,7 +168,7 @@ STARTERS: dict[str, Callable[[], contextlib.AbstractContextManager[Any]]] = {
 
 @contextlib.contextmanager
 def standalone(workers: int = 2, cores: int = 1, **worker_conf: str) -> Iterator[str]:
-    """A real Master with Workers of `cores` cores each; yields the master's URL."""
+    """Yield the URL of a real Master with Workers of `cores` cores each."""
     port = free_port()
     url = f"spark://127.0.0.1:{port}"
     spark_class = spark_script("spark-class")
@@ -192,7 +192,7 @@ def standalone(workers: int = 2, cores: int = 1, **worker_conf: str) -> Iterator
 
 
 class Workers:
-    """The workers of the standalone cluster that this process runs on, for tests that take one away."""
+    """The workers of this process's standalone cluster, for tests that kill one."""
 
     here: Workers
 
@@ -204,7 +204,7 @@ class Workers:
         self.processes: list[subprocess.Popen[Any]] = []
 
     def start(self) -> None:
-        """One more."""
+        """Start one more worker."""
         number = len(self.processes)
         command = [spark_script("spark-class"), "org.apache.spark.deploy.worker.Worker", "--host", "127.0.0.1"]
         command += ["--webui-port", "0", "-c", str(self._cores), "-m", "1g", "--work-dir", f"{self.folder}/{number}"]
@@ -214,8 +214,7 @@ class Workers:
         )
 
     def kill(self, number: int = -1) -> None:
-        """One, the newest if not said otherwise, with its executors and all that runs in them, as a machine does that
-        loses its power."""
+        """Kill a worker (by default the newest) with its executors and all their processes, like a power failure."""
         worker = psutil.Process(self.processes[number].pid)
         for process in [worker, *worker.children(recursive=True)]:
             with contextlib.suppress(psutil.NoSuchProcess):
@@ -225,10 +224,10 @@ class Workers:
 
 @contextlib.contextmanager
 def daemon(name: str, command: list[str], log: Path | None = None) -> Iterator[subprocess.Popen[Any]]:
-    """A process that lives as long as the block; its output is shown when the block fails."""
+    """Yield a process that lives as long as the block; its output is printed when the block fails."""
     with contextlib.ExitStack() as stack:
         log = log or Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="standalone-")), "log")
-        with log.open("w") as output:  # not held open: a test may start another worker, and is asked what it left
+        with log.open("w") as output:  # not held open: the leak check of a test that starts a worker would name it
             process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=output, stderr=output)
         try:
             yield process
@@ -264,7 +263,7 @@ def listens(port: int) -> bool:
 
 
 def wait(condition: Callable[[], bool], what: str, seconds: float = 120.0) -> None:
-    """Polls, since these are states of processes that tell nobody; names what did not come about."""
+    """Poll until `condition` holds, as processes don't notify. Raises TimeoutError, which names `what`."""
     deadline = time.monotonic() + seconds
     while not condition():
         if time.monotonic() > deadline:
@@ -273,7 +272,7 @@ def wait(condition: Callable[[], bool], what: str, seconds: float = 120.0) -> No
 
 
 class Elsewhere:
-    """A pytest process on another kind of cluster. `run` has a test run there and returns its reports."""
+    """A pytest process on another kind of cluster. `run` runs a test there and returns its reports."""
 
     def __init__(self, kind: str, files: list[str], root: Path, options: list[str]) -> None:
         self.kind = kind
@@ -302,7 +301,7 @@ class Elsewhere:
         return self._process.pid
 
     def run(self, nodeid: str, following: str | None, seconds: float) -> list[dict[str, Any]]:
-        """The serialized reports of one test. RuntimeError with the process's last output when it ends or hangs."""
+        """Return one test's serialized reports. Raises RuntimeError with the output of a process that ends or hangs."""
         reports: list[dict[str, Any]] = []
         deadline = time.monotonic() + seconds
         with contextlib.suppress(BrokenPipeError):
@@ -335,7 +334,7 @@ class Elsewhere:
         return self._log.read()[-6000:]
 
     def close(self) -> None:
-        """Ends the process: at the end of its requests it stops its cluster and goes."""
+        """Close the requests, at whose end the process stops its cluster and exits."""
         os.close(self._requests)
         os.close(self._answers)
         try:
@@ -343,6 +342,6 @@ class Elsewhere:
         except subprocess.TimeoutExpired:
             self._process.kill()
             self._process.wait()
-        with contextlib.suppress(ProcessLookupError):  # what a process that crashed has left of its cluster
+        with contextlib.suppress(ProcessLookupError):  # a process that crashed may leave parts of its cluster
             os.killpg(self._process.pid, signal.SIGKILL)
         self._log.close()

@@ -1,4 +1,4 @@
-"""Fixtures of every test: a Spark session, the clusters of the contract, and the check that nothing is left behind."""
+"""Fixtures of all tests: a Spark session, the clusters of the contract, and the check that nothing is left behind."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ import bounds
 import clusters
 import leaks
 
-# A private place for everything that tests and Spark write, set before any JVM starts.
+# A private directory for all that tests and Spark write, set before any JVM starts.
 PLACE = Path(tempfile.mkdtemp(prefix="tritium-tests-"))
 for _name in ("tmp", "scratch", "runs", "cwd"):
     PLACE.joinpath(_name).mkdir()
@@ -43,7 +43,7 @@ _LIMIT = pytest.StashKey[float]()  # seconds for a test elsewhere
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    """`make faults` repeats the tests of faults that have no rounds of their own (TRITIUM_FAULT_ROUNDS)."""
+    """Repeat, for `make faults`, the tests of faults without rounds of their own (TRITIUM_FAULT_ROUNDS)."""
     repeats = int(os.environ.get("TRITIUM_FAULT_REPEATS", "1"))
     own = {"seed", "rounds"} & set(metafunc.fixturenames)
     if repeats > 1 and not own and Path(metafunc.module.__file__).parent.name == "faults":
@@ -61,14 +61,14 @@ def _own_working_directory() -> Iterator[None]:
 
 @pytest.fixture(scope="session")
 def spark() -> Iterator[Any]:
-    """A session on this process's kind of cluster: `local[2]`, unless the test asks for `cluster`."""
+    """Yield a session on this process's kind of cluster: `local[2]`, unless the test asks for `cluster`."""
     with clusters.session(clusters.KIND) as session:
         yield session
 
 
 @pytest.fixture(params=clusters.KINDS)
 def cluster(request: pytest.FixtureRequest, spark: Any) -> Any:
-    """The session on each of the four kinds of cluster in turn; `cluster.kind` says which.
+    """Return the session on each of the four kinds of cluster in turn; `cluster.kind` says which.
 
     A test for other kinds: `@pytest.mark.parametrize("cluster", ["standalone-gpus"], indirect=True)`.
     """
@@ -85,7 +85,7 @@ class OnCluster:
 @pytest.fixture(autouse=True)
 def _nothing_left_behind(request: pytest.FixtureRequest) -> Iterator[None]:
     if {"spark", "cluster"} & set(request.fixturenames):
-        request.getfixturevalue("spark")  # what the session brings along is no test's doing
+        request.getfixturevalue("spark")  # what the session leaves is not the test's
     if "there" in request.fixturenames:  # tests/chaos
         request.getfixturevalue("there")
     before = leaks.Trace.now(_strangers())
@@ -113,7 +113,7 @@ def _limit(item: pytest.Item) -> float:
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
-    """With `-n 2`, what stays together in one process: the tests of one kind of cluster, or those of a file.
+    """Return a scheduler for `-n 2` that keeps the tests of one kind of cluster, or of one file, in one process.
 
     Two `local-cluster`s that start in the same second have the same id, and then each other's work directory.
     """
@@ -132,13 +132,12 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     order = [*clusters.KINDS, *clusters.EXTRA]
-    if (
-        clusters.KIND != "local" and not PIPES
-    ):  # TRITIUM_CLUSTER=standalone pytest …: that kind's tests, in this process
+    # TRITIUM_CLUSTER=standalone pytest …: that kind's tests, in this process
+    if clusters.KIND != "local" and not PIPES:
         items[:] = [item for item in items if _kind(item) == clusters.KIND]
     items.sort(key=lambda item: order.index(_kind(item)))  # stable: one cluster at a time
     if "PYTEST_XDIST_WORKER" in os.environ:
-        items.sort(key=lambda item: _kind(item) == "local")  # what takes longest is begun first
+        items.sort(key=lambda item: _kind(item) == "local")  # the slowest start first
     for item in items:
         if _kind(item) != clusters.KIND:
             item.stash[_LIMIT] = _limit(item)
@@ -182,7 +181,7 @@ def _end(kind: str) -> None:
 
 
 class _Answers:
-    """In the other process: every report of a test goes to the main one."""
+    """The plugin in the other process that sends every report of a test to the main one."""
 
     def __init__(self, config: pytest.Config, answers: int) -> None:
         self.config = config
@@ -220,7 +219,7 @@ def pytest_runtestloop(session: pytest.Session) -> bool | None:
 
 
 def pytest_terminal_summary(terminalreporter: Any) -> None:
-    """`make faults` ends with how soon each fault had its outcome."""
+    """Print, at the end of `make faults`, the time from each fault to its outcome."""
     if FIGURES and not PIPES and Path(FIGURES).exists():
         terminalreporter.section("seconds from the fault to its outcome")
         for row in bounds.table(Path(FIGURES).read_text().splitlines()):

@@ -1,4 +1,4 @@
-"""What a test may not leave behind. `Trace.now()` is taken before it; `left()` names what is new after it."""
+"""The check of what a test leaves behind: `Trace.now()` is taken before it, and `left()` lists what is new after it."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ SECONDS = 6.0  # Spark ends the other tasks of a failed gang after 3.8 s at the 
 SPARK_FILES = ("spark-", "blockmgr-", "pyspark-", "hsperfdata_", "liblz4", "libzstd", "snappy-", "libnetty")
 OTHER_FILES = ("pytest-of-", "artifacts", "tritium-tests-", "torchinductor_")
 ENVIRONMENT_OF_OTHERS = ("PYTEST_", "SPARK_", "PYSPARK_", "COLUMNS", "LINES", "TORCHINDUCTOR_")
-STRANGERS: set[int] = set()  # processes of a test that look after themselves, with all their children
+STRANGERS: set[int] = set()  # processes that a test checks itself, with all their children
 PYSPARK_THREADS = ("py4j", "pyspark", "grpc")
 
 
@@ -40,7 +40,7 @@ class Trace:
 
     @classmethod
     def now(cls, strangers: set[int]) -> Trace:
-        """`strangers`: processes that look after themselves, with all their children."""
+        """Return the current state without `strangers`: pids to ignore with all their children."""
         return cls(
             processes=_processes(strangers),
             threads=_threads(),
@@ -54,7 +54,7 @@ class Trace:
         )
 
     def left(self, strangers: set[int]) -> list[str]:
-        """Waits until nothing is left, at most SECONDS; what is left then, one sentence each."""
+        """Wait up to SECONDS until nothing is left. Returns what is left then, a clause each."""
         deadline = time.monotonic() + SECONDS
         while found := self._compare(Trace.now(strangers)):
             if time.monotonic() > deadline:
@@ -100,7 +100,7 @@ def _processes(strangers: set[int]) -> dict[int, str]:
             continue
         command = _command(pid)
         workers = depth + 1 if "pyspark.daemon" in command else 0
-        # the JVM, the daemon that it starts, and the daemon's workers; what hangs below a worker is a rank's
+        # The JVM, its Python daemon and the daemon's workers are Spark's; children of a worker are a rank's.
         if command and not (0 < workers <= 2 or _is_spark(command)):
             found[pid] = command[:300]
         queue += [(child, workers) for child in children.get(pid, ())]
@@ -120,7 +120,7 @@ def _is_orphan_of(me: psutil.Process, pid: int) -> bool:
 
 
 def _command(pid: int) -> str:
-    """The command line; empty when the process is gone or only waits to be reaped by a parent of its own."""
+    """Return the command line; empty where the process has ended or is a zombie of another parent."""
     try:
         process = psutil.Process(pid)
         zombie = process.status() == psutil.STATUS_ZOMBIE
@@ -142,7 +142,7 @@ def _threads() -> dict[int, str]:
 
 
 def _sockets() -> dict[str, str]:
-    """Of this process: sockets that listen, and such as are bound and wait to (ports held for a framework)."""
+    """Return this process's sockets that listen, or are bound without a connection (ports held for a framework)."""
     found = {}
     folder = Path("/proc/self/fd")
     for entry in folder.iterdir() if folder.exists() else ():
@@ -164,7 +164,7 @@ def _sockets() -> dict[str, str]:
 
 
 def _is_connected(peer: socket.socket) -> bool:
-    """Or was so once: a library's connection that its other end has reset, as Py4J's, is no port that is held."""
+    """Return whether `peer` is or was connected: a connection that its other end has reset (Py4J's) holds no port."""
     info = peer.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 144)  # struct tcp_info
     closed, sent = info[0] == 7, int.from_bytes(info[136:140], sys.byteorder)  # tcpi_state, tcpi_segs_out
     return not closed or sent > 0
@@ -182,7 +182,7 @@ def _files() -> set[str]:
 
 
 def _held() -> set[str]:
-    """Deleted files in the scratch directories that this process still holds: a spool that was not closed."""
+    """Return deleted files in scratch directories that this process still holds, such as a spool not closed."""
     places = tuple({tempfile.gettempdir(), *os.environ.get("SPARK_LOCAL_DIRS", "").split(",")} - {""})
     found = set()
     folder = Path("/proc/self/fd")

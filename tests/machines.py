@@ -32,7 +32,7 @@ except GangEnded as error:
 
 
 def order_for(coordinator: Coordinator, function: Callable[..., Any], *args: Any, **changes: Any) -> Order:
-    """What every supervisor of this gang is told."""
+    """Return the order for every supervisor of this gang."""
     job = ship.pickle((function, args, {}, {}, False))
     facts = {
         "launch": coordinator.launch,
@@ -56,7 +56,7 @@ class Machine:
         self.process.stdin.close()
 
     def processes(self) -> list[psutil.Process]:
-        """The supervisor and what it has started."""
+        """Return the supervisor and all its descendants."""
         try:
             process = psutil.Process(self.process.pid)
             return [process, *process.children(recursive=True)]
@@ -64,17 +64,17 @@ class Machine:
             return []
 
     def stop(self) -> None:
-        """As a host that stands still: nothing runs, nothing is closed."""
+        """Stop all processes, as on a frozen host: nothing runs, nothing is closed."""
         for process in self.processes():
             process.send_signal(signal.SIGSTOP)
 
     def resume(self) -> None:
-        """The host wakes up."""
+        """Continue all processes."""
         for process in self.processes():
             process.send_signal(signal.SIGCONT)
 
     def end(self, seconds: float = 10.0) -> str:
-        """Wait for its end; what it said last."""
+        """Wait for its end. Returns its standard error."""
         assert self.process.stderr is not None
         try:
             self.process.wait(seconds)
@@ -83,7 +83,7 @@ class Machine:
             self.close()
 
     def close(self) -> None:
-        """End it, whatever it does."""
+        """Kill it, whatever it does."""
         for process in self.processes():
             with contextlib.suppress(psutil.NoSuchProcess):
                 process.kill()
@@ -98,13 +98,13 @@ NOBODY = "02:00:00:00:00:99"
 class Host:
     """A network namespace with one cable to this machine: `near` is our address on it, `far` the host's."""
 
-    _numbers = itertools.count()  # what an earlier test has removed goes a moment later
+    _numbers = itertools.count()  # a new one each time: the kernel removes a namespace with a delay
 
     def __init__(self) -> None:
         number = next(self._numbers)
         self.name = f"tritium-{os.getpid()}-{number}"
         self.cable = f"tr{os.getpid() % 100_000}n{number}"
-        block = (os.getpid() * 16 + number) % (64 * 256)  # of its own, also beside other processes that test
+        block = (os.getpid() * 16 + number) % (64 * 256)  # distinct between concurrent test processes
         self.near, self.far = (f"10.{192 + block // 256}.{block % 256}.{end}" for end in (1, 2))
         self.inside = ("ip", "netns", "exec", self.name)
         _ip("netns", "add", self.name)
@@ -116,24 +116,24 @@ class Host:
         _ip("-n", self.name, "link", "set", "lo", "up")
 
     def plug(self, plugged: bool) -> None:
-        """Pull the cable, or put it in again."""
+        """Plug the cable in, or unplug it."""
         _ip("link", "set", self.cable, "up" if plugged else "down")
 
     def mute(self) -> None:
-        """Nothing that the host sends arrives here: it is addressed to a card that does not exist."""
+        """Drop all that the host sends here, by addressing it to a MAC that does not exist."""
         _ip("-n", self.name, "neigh", "replace", self.near, "lladdr", NOBODY, "dev", "eth0", "nud", "permanent")
 
     def deafen(self) -> None:
-        """Nothing that is sent from here arrives at the host."""
+        """Drop all that is sent from here to the host."""
         _ip("neigh", "replace", self.far, "lladdr", NOBODY, "dev", self.cable, "nud", "permanent")
 
     def close(self) -> None:
-        """Remove it."""
+        """Remove the namespace."""
         _ip("netns", "del", self.name)
 
 
 class Cable:
-    """Joins two hosts directly; what they send to each other goes this way and no other."""
+    """A direct link between two hosts, the only route for what they send to each other."""
 
     def __init__(self, first: Host, second: Host) -> None:
         self._ends = ((first, second), (second, first))
@@ -144,13 +144,13 @@ class Cable:
             _ip("-n", here.name, "route", "add", there.far, "dev", "direct", "src", here.far)
 
     def cut(self) -> None:
-        """Nothing arrives any more, and nobody is told."""
+        """Drop everything from now on, without an error at either end."""
         for here, there in self._ends:
             _ip("-n", here.name, "neigh", "replace", there.far, "lladdr", NOBODY, "dev", "direct", "nud", "permanent")
 
 
 def can_make_hosts() -> bool:
-    """Whether this process may make network namespaces."""
+    """Return whether this process may make network namespaces."""
     if shutil.which("ip") is None or os.geteuid() != 0:
         return False
     return subprocess.run(["unshare", "-n", "true"], capture_output=True).returncode == 0
@@ -158,7 +158,7 @@ def can_make_hosts() -> bool:
 
 @contextlib.contextmanager
 def hosts(count: int) -> Iterator[list[Host]]:
-    """So many hosts; gone afterwards."""
+    """Yield `count` hosts, which are removed afterwards."""
     made: list[Host] = []
     try:
         for _ in range(count):

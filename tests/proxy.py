@@ -1,4 +1,4 @@
-"""A TCP proxy that behaves as badly as a network can: it delays, cuts, refuses, goes silent, and remembers."""
+"""A TCP proxy that simulates network faults (delays, resets, refused connections, silence) and records traffic."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ REST = 1.0  # seconds
 
 
 class Proxy:
-    """Between any number of clients and `target`, in a thread of its own. Its methods may be called from any thread.
+    """A proxy for any number of clients of `target`, in its own thread. Its methods may be called from any thread.
 
-    `sent` holds, for each connection in its order, the bytes that its client sent.
+    sent : for each connection, in order, the bytes that its client sent.
     """
 
     def __init__(self, target: tuple[str, int], *, delay: float = 0.0) -> None:
@@ -31,14 +31,14 @@ class Proxy:
         self._thread.start()
         self.address: tuple[str, int] = self._do(self._open())
 
-    # ---- what a test asks for
+    # ---- for tests
 
     def cut(self) -> None:
         """Reset every connection; new ones are let through."""
         self._do(self._cut())
 
     def refuse(self, refusing: bool = True) -> None:
-        """Reset every connection, also those that are made later, until `refuse(False)`."""
+        """Reset every connection, new ones too, until `refuse(False)`."""
         self._refusing = refusing
         if refusing:
             self.cut()
@@ -53,9 +53,9 @@ class Proxy:
 
     @contextlib.contextmanager
     def cutting(self, chance: random.Random, least: float, most: float) -> Iterator[None]:
-        """Cut again and again, after `least` to `most` seconds; after every 20th time only when REST has passed.
+        """Cut repeatedly in this block, after `least` to `most` seconds; every 20th time after REST seconds more.
 
-        A busy machine may need longer than `most` to connect, and who does not for some seconds is rightly lost.
+        A busy machine may need longer than `most` to connect, and a peer without a connection is lost after seconds.
         """
         over = threading.Event()
 
@@ -73,13 +73,13 @@ class Proxy:
             thread.join()
 
     def close(self) -> None:
-        """Cut everything and stop."""
+        """Reset every connection, and stop."""
         self._do(self._close())
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join()
         self._loop.close()
 
-    # ---- in the thread
+    # ---- in the proxy's thread
 
     def _do(self, what: Coroutine[Any, Any, Any]) -> Any:
         return asyncio.run_coroutine_threadsafe(what, self._loop).result(20)
@@ -176,18 +176,18 @@ class Proxy:
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
-        for _ in range(3):  # transports that were aborted say so in the loop's next rounds
+        for _ in range(3):  # aborted transports call back in the loop's next rounds
             await asyncio.sleep(0)
 
 
 class Pair:
-    """Both ends of one connection."""
+    """The two ends of one connection."""
 
     def __init__(self, client: asyncio.StreamWriter, server: asyncio.StreamWriter) -> None:
         self.client = client
         self.server = server
 
     def abort(self) -> None:
-        """Reset both."""
+        """Reset both ends."""
         self.client.transport.abort()
         self.server.transport.abort()

@@ -1,4 +1,4 @@
-"""What ranks do in the tests of more than one file."""
+"""Functions of ranks that tests of several files share."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import tritium as tr
 
 
 def reduce_for_ever(place: str) -> None:
-    """All-reduces until something ends the rank; `place/pid-…` shows that it does."""
+    """All-reduce until something ends the rank; `place/pid-…` exists once it does."""
     import torch
     import torch.distributed as dist
 
@@ -23,7 +23,7 @@ def reduce_for_ever(place: str) -> None:
 
 
 def rank_1_is_killed_once(place: Path) -> Callable[[], int]:
-    """A function whose rank 1 is killed in the first attempt; what it returns is the number of ranks."""
+    """Return a function whose rank 1 is killed in the first attempt, and which returns the number of ranks."""
 
     def train() -> int:
         world = tr.world()

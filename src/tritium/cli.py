@@ -39,7 +39,7 @@ class Finding:
 
 
 class _Commands(click.Group):
-    """Shows errors of Tritium's without a traceback."""
+    """A command group that shows Tritium's errors without a traceback."""
 
     def invoke(self, ctx: click.Context) -> Any:
         try:
@@ -56,7 +56,7 @@ def main() -> None:
 
 @main.command()
 def doctor() -> None:
-    """Look at what Tritium needs on this machine, and start a gang of two ranks here."""
+    """Check what Tritium needs on this machine, and start a gang of two ranks here."""
     findings = [python(), java(), *map(library, ("pyspark", "pandas", "pyarrow", "numpy", "torch")), gpus(), scratch()]
     findings.insert(1, workers())
     wrong = [finding for finding in findings if finding.mend]
@@ -85,7 +85,7 @@ def demo(data: str | None) -> None:
     if wrong:
         _show(wrong)
         raise click.ClickException("The demo can't start without these.")
-    os.environ.setdefault("PYSPARK_PYTHON", sys.executable)  # Spark would start the python3 of the PATH
+    os.environ.setdefault("PYSPARK_PYTHON", sys.executable)  # else Spark starts the python3 of the PATH
     os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
     os.environ.setdefault("SPARK_SUBMIT_OPTS", "-XX:TieredStopAtLevel=1")  # a short-lived JVM: halves its compilation
     sys.argv = [str(example), *([data] if data else [])]
@@ -95,7 +95,7 @@ def demo(data: str | None) -> None:
 @main.command()
 @click.argument("run_dir")
 def report(run_dir: str) -> None:
-    """Say what came of the run in RUN_DIR: a path, or any URL that fsspec knows."""
+    """Print the report of the run in RUN_DIR: a path, or any URL that fsspec supports."""
     place = f"{run_dir.rstrip('/')}/report.json"
     try:
         with fsspec.open(place, encoding="utf-8", mode="r") as file:
@@ -158,7 +158,7 @@ def workers() -> Finding:
 
 
 def java() -> Finding:
-    """Check the Java that Spark will start: JAVA_HOME's, else that of the PATH."""
+    """Check the Java that Spark will start: that of JAVA_HOME, else of the PATH."""
     home = os.environ.get("JAVA_HOME")
     program = os.path.join(home, "bin", "java") if home else "java"
     place = shutil.which(program)
@@ -208,7 +208,7 @@ def scratch() -> Finding:
 
 
 def gang() -> Finding:
-    """Run a gather on two ranks as child processes, without Spark."""
+    """Run an all-gather on two ranks as child processes, without Spark."""
     from tritium.gang.driver.launch import launch
 
     with tempfile.TemporaryDirectory(prefix="tritium-doctor-") as run_dir:

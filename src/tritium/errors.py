@@ -8,7 +8,7 @@ TritiumError
 │   ├── NotEnoughSlots      the cluster has fewer slots or accelerators than the gang needs
 │   └── WrongVersion        Python, Spark or a library is missing, too old, or not the same everywhere
 ├── StartTimeout            the gang was not complete within `start_timeout`
-├── DataError               what only the data could show
+├── DataError               found only when the data was read
 │   ├── BadRow              a null, NaN, ragged or unknown value: column, row id and value
 │   ├── EmptyShard          a rank has no rows to train on
 │   ├── IncompleteShard     Spark cut a shard short
@@ -26,7 +26,7 @@ TritiumError
 │   ├── SignatureMismatch   a DataFrame does not fit the model; every difference is listed
 │   └── UntrustedModel      the model is made by code that the caller did not name as trusted
 ├── TooLarge                a value is too large for the control connection (world.gather, world.log)
-└── WireError               a control connection broke, or a stranger was refused
+└── WireError               a control connection broke, or its other end was not authentic
 """
 
 from __future__ import annotations
@@ -41,16 +41,16 @@ _KEYS = re.compile(
 
 
 def masked(text: str) -> str:
-    """`text` without the passwords and keys of the URLs in it: `s3://***@bucket/runs?token=***`."""
+    """Return `text` without the passwords and keys of the URLs in it: `s3://***@bucket/runs?token=***`."""
     if "://" not in text:
         return text
     return _KEYS.sub(r"\1***", _USER.sub("***", text))
 
 
 class TritiumError(Exception):
-    """The root. Its text shows no passwords of URLs.
+    """The base class of Tritium's errors. Its text shows no passwords of URLs.
 
-    `facts` are kept as attributes and survive pickling (a rank's error is raised again on the driver).
+    facts : kept as attributes, and survive pickling (a rank's error is raised again on the driver).
     """
 
     def __init__(self, message: str, **facts: Any) -> None:
@@ -62,7 +62,7 @@ class TritiumError(Exception):
 
 
 class SetupError(TritiumError):
-    """Found before anything has started."""
+    """An error found before anything has started."""
 
 
 class BadSetting(SetupError, ValueError):
@@ -90,7 +90,7 @@ class StartTimeout(TritiumError, TimeoutError):
 
 
 class DataError(TritiumError, ValueError):
-    """Something that only the data could show."""
+    """An error found only when the data was read."""
 
 
 class BadRow(DataError):
@@ -117,17 +117,17 @@ class RankFailed(TritiumError):
     """The first rank that failed.
 
     `__cause__` is the user's own exception where it could be rebuilt. Facts: `rank`, `host`, `pid`, `signal` (a name
-    such as "SIGKILL", or None), `exit_code` (or None), `lost` (it did not fail by itself, so the gang was started again
+    such as "SIGKILL", or None), `exit_code` (or None), `lost` (it did not fail by itself, so the gang was restarted
     as often as `retries` allows), `traceback` (the rank's own, as text), `log` (its last lines), `memory` (of one that
     was killed by SIGKILL, in bytes: its `peak`, its host's memory, its cgroup's limit and kills),
-    `step` and `phase` (where it stood then; None where it is not known), `run_dir`.
+    `step` and `phase` (at that time; None where unknown), `run_dir`.
     """
 
 
 class Stalled(RankFailed):
     """A rank made no progress for longer than `stall_timeout`, or no rows came. The message says where every rank is.
 
-    Facts beside RankFailed's: `step` (its last, from 1; None when it reported none), `phase`, `seconds` without
+    Facts beside RankFailed's: `step` (its last, from 1; None where it reported none), `phase`, `seconds` without
     progress, and `stacks`, the Python stacks of every rank as text (rank → text). Of a source without progress before a
     rank has started: Spark's `stage`, and how many of its `tasks` run; `rank` and `host` are None.
     """
@@ -136,8 +136,8 @@ class Stalled(RankFailed):
 class JobFailed(TritiumError):
     """The Spark job ended for a reason that is no rank's own.
 
-    Facts: `lost`, whether Spark lost an executor or a worker, so that the gang was started again (`retries`),
-    `reason`, the line that says why, `cancelled`, whether somebody cancelled the job, and `spark_error`, Spark's own
+    Facts: `lost`, whether Spark lost an executor or a worker, so that the gang was restarted (`retries`),
+    `reason`, the line that says why, `cancelled`, whether the job was cancelled, and `spark_error`, Spark's own
     exception or None. Its text, with Java's stack, is in the run directory: spark-error.txt.
     """
 
@@ -177,16 +177,16 @@ class SignatureMismatch(ModelError, ValueError):
 
 
 class UntrustedModel(ModelError):
-    """The model is made by code that the caller did not say may run. Facts: `path`, and `origin` where it names one."""
+    """The model is made by code that the caller does not trust. Facts: `path`, and `origin` where it names one."""
 
 
 class TooLarge(TritiumError, ValueError):
-    """What is sent over a control connection at once is over the limit. Facts: `size` and `limit` (bytes)."""
+    """A message over a control connection exceeds the limit. Facts: `size` and `limit` (bytes)."""
 
 
 class WireError(TritiumError, ConnectionError):
-    """A control connection broke, or its other end is not who it says."""
+    """A control connection broke, or its other end is not authentic."""
 
 
 class TritiumWarning(UserWarning):
-    """Something that works, but probably not as meant."""
+    """A warning of something that works, but probably not as meant."""

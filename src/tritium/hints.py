@@ -1,4 +1,4 @@
-"""What was probably meant by an unknown word, as the end of an error's message (any process)."""
+"""Suggestions for an unknown word, as the end of an error message (any process)."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""Sends the package and the user's code to executors (driver packs, supervisor and rank process mount).
+"""The package and the user's code on the way to executors (driver packs, supervisor and rank process mount).
 
-Only the driver needs Tritium installed. What goes to an executor is a small function by value that carries the package
-as a zip, puts the zip on `sys.path` of its process without writing to a disk, and calls one function of it by name.
+Only the driver needs Tritium installed. An executor receives a small function, pickled by value, that carries the
+package as a zip, puts it on `sys.path` without writing to a disk, and calls one of its functions by name.
 """
 
 from __future__ import annotations
@@ -94,7 +94,7 @@ def home() -> str:
 def importable() -> list[str]:
     """Return `sys.path` without this package's zip, with what Spark has added to it (`addPyFile`, artifacts)."""
     own: tuple[str, ...] = getattr(sys, "_tritium", ())
-    entries = (entry for entry in sys.path if isinstance(entry, str))  # Python passes over a Path, too
+    entries = (entry for entry in sys.path if isinstance(entry, str))  # Python ignores other types, such as Path
     return [entry for entry in entries if entry not in own and "tritium-mount" not in entry]
 
 
@@ -124,7 +124,7 @@ class Mount:
 
 
 def digest(archive: bytes) -> str:
-    """Return a name for the content: two zips with the same digest are the same code."""
+    """Return a hash of the content: two zips with the same digest are the same code."""
     return hashlib.sha256(archive).hexdigest()[:16]
 
 
@@ -139,7 +139,7 @@ def entry(target: str, payload: bytes, annotations: Mapping[str, Any] | None = N
     archive = package()
     name = digest(archive)
 
-    def call(*args: Any) -> Any:  # goes by value, so all that it needs is imported inside
+    def call(*args: Any) -> Any:  # pickled by value, so that all it needs is imported inside
         import importlib
         import os
         import sys
@@ -176,7 +176,7 @@ def pickle(obj: Any, by_reference: Sequence[str] = ()) -> bytes:
 
     by_reference : paths (the user's `py_files`) below which modules stay references.
 
-    Reading it needs cloudpickle, which is in the same zip as this package.
+    Unpickling needs cloudpickle, which is in the same zip as this package.
     """
     with by_value(by_reference):
         return bytes(cloudpickle.dumps(obj, protocol=5))
@@ -186,7 +186,7 @@ def pickle(obj: Any, by_reference: Sequence[str] = ()) -> bytes:
 def by_value(by_reference: Sequence[str] = ()) -> Iterator[None]:
     """Make cloudpickle, in this block, take the user's own modules by value, except those below `by_reference`."""
     roots = tuple(os.path.abspath(p) for p in by_reference)
-    with _registry:  # cloudpickle's list is the process's: one launch must not take away what another relies on
+    with _registry:  # cloudpickle's list is global: one launch must not remove what another relies on
         already = set(cloudpickle.list_registry_pickle_by_value())
         modules = [m for m in list(sys.modules.values()) if is_users_own(m, roots) and m.__name__ not in already]
         for module in modules:
@@ -208,7 +208,7 @@ def _installed_roots() -> tuple[str, ...]:
 
 
 def is_users_own(module: ModuleType, by_reference: tuple[str, ...]) -> bool:
-    """Return whether the module goes by value: it is neither installed nor below an absolute path of `by_reference`."""
+    """Return whether to pickle the module by value: it is neither installed nor below a path of `by_reference`."""
     file = getattr(module, "__file__", None)
     name = getattr(module, "__name__", None)
     if not isinstance(file, str) or not isinstance(name, str) or name in ("__main__", "__mp_main__"):
@@ -218,7 +218,7 @@ def is_users_own(module: ModuleType, by_reference: tuple[str, ...]) -> bool:
     return not _is_installed(file) and not any(os.path.abspath(file).startswith(root) for root in by_reference)
 
 
-@functools.cache  # a launch asks it of some 2,000 modules, twice, and resolving their links takes 0.1 s
+@functools.cache  # a launch calls it twice for some 2,000 modules, and resolving their links takes 0.1 s
 def _is_installed(file: str) -> bool:
     """Return whether the file is among Python's own or installed packages, or is no Python source."""
     path = os.path.realpath(file)

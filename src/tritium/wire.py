@@ -28,7 +28,7 @@ from tritium.errors import TooLarge, WireError
 
 MAX_HEADER = 1 << 20
 MAX_BLOB = 1 << 28
-CHUNK = 1 << 22  # bytes of a piece of something large, so that other messages are sent in between
+CHUNK = 1 << 22  # bytes of a piece of a large value, so that other messages are sent in between
 
 _LEFT_OUT = 64  # bytes for the note of how much was left out of a text
 
@@ -191,7 +191,7 @@ class Challenge:
 
 
 def _auth_code(secret: bytes, what: bytes, server: bytes, client: bytes) -> bytes:
-    """Return the code that only an end that knows the secret can compute of both nonces."""
+    """Return the code of both nonces, which only an end that knows the secret can compute."""
     return hmac.digest(secret, what + server + client, "sha256")
 
 
@@ -256,7 +256,7 @@ class Channel:
                 raise WireError(f"The other end is gone: {error}.") from error
 
     def receive(self) -> Message | None:
-        """Return the next message, or None where the other end has closed. Raises WireError for bytes that are none."""
+        """Return the next message, or None where the other end has closed. Raises WireError for other bytes."""
         while not self._arrived:
             try:
                 data = self._socket.recv(1 << 18)
@@ -297,7 +297,7 @@ class Channel:
     def close(self) -> None:
         """Shut the connection down, and close the socket."""
         self.hang_up()
-        with self._lock:  # a thread that still sends holds it; the socket's number must not be another's meanwhile
+        with self._lock:  # a thread in `send` holds it: the descriptor must not be reused meanwhile
             self._socket.close()
 
 

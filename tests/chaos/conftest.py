@@ -1,4 +1,4 @@
-"""`make chaos` ends with a table of what was done to trainings, and what became of them."""
+"""The table at the end of `make chaos`: the faults done to trainings, and their outcomes."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ FIGURES = os.environ.get("CHAOS_FIGURES", "")
 
 
 def pytest_terminal_summary(terminalreporter: Any) -> None:
-    """Where there are figures."""
+    """Print the table where there are figures."""
     if FIGURES and Path(FIGURES).exists():
         terminalreporter.section("random faults: seconds until they were seen, or the call was over")
         for row in table(Path(FIGURES).read_text().splitlines()):

@@ -1,4 +1,4 @@
-"""What is done to a run, when, and to whom: a plan drawn by a seed, the phases of a run, and the faults."""
+"""The faults done to a run: a plan drawn from a seed, the phases of a run, and the faults themselves."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class Progress:
         self._looked = 0.0
 
     def look(self) -> list[dict[str, Any]]:
-        """Read on; the events that are new."""
+        """Read on. Return the new events."""
         found = [json.loads(line) for line in self._lines("events", self.run_dir / "events.jsonl")]
         self.events += [(time.monotonic(), event) for event in found]
         self.marks += self._lines("marks", self.marks_file)
@@ -58,19 +58,19 @@ class Progress:
         return whole.decode(errors="replace").splitlines()
 
     def from_now(self) -> None:
-        """A fault was done: phases are those that come after it."""
+        """Record that a fault was done: only later events count for phases."""
         self._seen_events, self._seen_marks = len(self.events), len(self.marks)
 
     def count(self, kind: str) -> int:
-        """Events of this kind."""
+        """Return the number of events of this kind."""
         return sum(event["kind"] == kind for _, event in self.events[self._seen_events :])
 
     def marked(self, mark: str) -> int:
-        """Marks of this kind, of all ranks."""
+        """Return the number of marks of this kind, of all ranks."""
         return self.marks[self._seen_marks :].count(mark)
 
     def imports(self) -> bool:
-        """Whether a rank is there, and the gang is not complete yet."""
+        """Return whether a rank has started, and the gang is not complete yet."""
         told = [event["kind"] for _, event in self.events if event["kind"] in ("started", "formed")]
         if told[-1:] != ["started"] or time.monotonic() - self._looked < 0.1:
             return False
@@ -78,7 +78,7 @@ class Progress:
         return bool(self._ground.roles()["rank"])
 
     def saves(self) -> bool:
-        """Whether a checkpoint is being written."""
+        """Return whether a checkpoint is being written."""
         folder = self.run_dir / "checkpoints"
         with contextlib.suppress(OSError):
             return any(not (entry / "manifest.json").exists() for entry in folder.iterdir())
@@ -87,7 +87,7 @@ class Progress:
 
 @dataclass(frozen=True)
 class Phase:
-    """A part of a run's life: `reached` tells whether it has come (for the `number`-th time)."""
+    """A part of a run: `reached` tells whether it has begun (for the `number`-th time)."""
 
     reached: Callable[[Progress, int], bool]
     most: int = 1
@@ -130,14 +130,14 @@ class Fault:
     """How long it lasts, where it ends by itself."""
 
     def __str__(self) -> str:
-        """As a line of the plan."""
+        """Return the fault as a line of the plan."""
         lasting = f" for {self.seconds:.1f} s" if self.kind in LASTING else ""
         return f"{self.kind}{lasting}, {self.delay:.3f} s after {self.phase} ({self.number}), victim {self.victim}"
 
 
 @dataclass(frozen=True)
 class Plan:
-    """What one seed means."""
+    """The faults that one seed stands for."""
 
     seed: int
     kind: str
@@ -147,12 +147,12 @@ class Plan:
 
     @property
     def name(self) -> str:
-        """Of a test."""
+        """The name of the plan in a test's id."""
         return f"{self.kind}-{self.training.replace(' ', '_')}-{self.seed}"
 
     @classmethod
     def of(cls, seed: int) -> Plan:
-        """Drawn by the seed alone, so that it is the same plan in every process; odd seeds are standalone."""
+        """Return the plan of the seed alone, the same in every process; odd seeds are standalone."""
         kind, chance = KINDS[seed % len(KINDS)], random.Random(f"tritium chaos {seed}")
         training = chance.choice(TRAININGS)
         faults: list[Fault] = []
@@ -179,7 +179,7 @@ class Plan:
         )
 
     def __str__(self) -> str:
-        """Every fault on a line."""
+        """Return every fault on a line."""
         lines = [f"seed {self.seed}: {self.training!r} on {self.kind}, retries={self.retries}"]
         return "\n".join(lines + [f"  {number}. {fault}" for number, fault in enumerate(self.faults, 1)])
 
@@ -246,7 +246,7 @@ class Struck:
 
 
 def strike(fault: Fault, ground: Ground, run: Progress) -> Struck | None:
-    """Do it now; None when there is nobody (yet) whom it could hit."""
+    """Do the fault now. Return None where there is no process (yet) to hit."""
     if role := ROLE.get(fault.kind):
         return _signal(fault, ground, run, role)
     struck = Struck(fault, time.monotonic())
@@ -275,7 +275,7 @@ def strike(fault: Fault, ground: Ground, run: Progress) -> Struck | None:
 
 
 def _signal(fault: Fault, ground: Ground, run: Progress, role: str) -> Struck | None:
-    """A signal to one process of a role; of the supervisors, to one of this gang where that is known."""
+    """Send a signal to one process of a role; of the supervisors, to one of this gang where that is known."""
     there = ground.roles()[role]
     if role == "supervisor":
         reported = {event["pid"] for _, event in run.events if event["kind"] == "reported"}
@@ -300,7 +300,7 @@ def _signal(fault: Fault, ground: Ground, run: Progress, role: str) -> Struck | 
 
 
 def fill(folder: Path) -> Callable[[], None]:
-    """Take all that is free on this disk, if it is a small one of its own; what is returned gives it back."""
+    """Fill this disk, if it is a small one of its own. Return a function that frees it."""
     ballast = folder / "spark-ballast"  # a name that no one takes for something that a run has left
     if not os.path.ismount(folder):
         return lambda: None

@@ -1,4 +1,4 @@
-"""Where the trainings run: a cluster, the driver process on it, and all processes by what they are."""
+"""The place where the trainings run: a cluster, the driver process on it, and all processes by their role."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ ROLES = ("rank", "supervisor", "daemon", "executor")
 
 
 class Driver:
-    """A process that trains when it is asked to: see training.py."""
+    """A process that trains on request: see training.py."""
 
     def __init__(self, kind: str, master: str, folder: Path) -> None:
         folder.mkdir(parents=True)
@@ -58,14 +58,14 @@ class Driver:
         self.application = self.wait(START_SECONDS)["application"]
 
     def ask(self, do: str, **fields: Any) -> None:
-        """Send a request. One whose driver has ended is lost, as `answer` says."""
+        """Send a request. Where the driver has ended it is lost, and `answer` raises."""
         assert self.process.stdin is not None
         with contextlib.suppress(BrokenPipeError):
             self.process.stdin.write(json.dumps({"do": do, **fields}).encode() + b"\n")
             self.process.stdin.flush()
 
     def answer(self, seconds: float = 0.0) -> dict[str, Any] | None:
-        """The next answer, if it comes within so many seconds. EOFError when the driver has ended."""
+        """Return the next answer, or None after so many seconds. Raises EOFError where the driver has ended."""
         while b"\n" not in self._buffer:
             if not select.select([self._answers], [], [], seconds)[0]:
                 return None
@@ -77,18 +77,18 @@ class Driver:
         return dict(json.loads(line))
 
     def wait(self, seconds: float) -> dict[str, Any]:
-        """The next answer. TimeoutError when it does not come."""
+        """Return the next answer. Raises TimeoutError where none comes."""
         found = self.answer(seconds)
         if found is None:
             raise TimeoutError(f"the driver has not answered within {seconds:.0f} s")
         return found
 
     def tail(self, lines: int = 60) -> str:
-        """The last lines that it and its JVM wrote."""
+        """Return the last lines that it and its JVM wrote."""
         return "\n".join(self.log.read_text(errors="replace").splitlines()[-lines:])
 
     def close(self) -> None:
-        """Wait for its end, or end it."""
+        """Wait for its end, or kill it."""
         assert self.process.stdin is not None
         with contextlib.suppress(BrokenPipeError):
             self.process.stdin.close()
@@ -114,7 +114,7 @@ class Ground:
         """What each training gives that nothing disturbs."""
 
     def driver(self) -> Driver:
-        """The living one, or a new one."""
+        """Return the running driver, or a new one."""
         if self._driver is None:
             self._drivers += 1
             self._driver = self._started()
@@ -125,13 +125,13 @@ class Ground:
             return Driver(self.kind, self.master, self.folder / f"driver-{self._drivers}")
 
     def start_worker(self) -> None:
-        """One more machine of a standalone cluster."""
+        """Start one more worker of a standalone cluster."""
         with self.environment():
             Workers.here.start()
 
     @contextlib.contextmanager
     def environment(self) -> Iterator[None]:
-        """What is started in it is marked, and writes to the disk that can be filled."""
+        """Set the environment: processes started in this block are marked, and write to the disk that can be filled."""
         changes = {NAME: self.name, "SPARK_LOCAL_DIRS": str(self.scratch), "PYTHONFAULTHANDLER": "1"}
         before = {name: os.environ.get(name) for name in changes}
         os.environ.update(changes)
@@ -145,12 +145,12 @@ class Ground:
                     os.environ[name] = value
 
     def kill_driver(self) -> None:
-        """SIGKILL; `driver_is_dead` is to be called next."""
+        """SIGKILL the driver; `driver_is_dead` must be called next."""
         assert self._driver is not None
         self._driver.process.kill()
 
     def driver_is_dead(self) -> list[str]:
-        """Clean up behind a driver that was killed; what it has left behind all the same."""
+        """Clean up after a driver that was killed. Return what it had left behind."""
         assert self._driver is not None
         driver, self._driver = self._driver, None
         driver.process.kill()
@@ -169,7 +169,7 @@ class Ground:
         return left
 
     def _left_by_driver(self) -> list[str]:
-        """Every process in which its application ran; those of a standalone cluster's own stay."""
+        """Return every process in which its application ran; those of a standalone cluster itself stay."""
         return [
             f"of the killed driver: {' '.join(command)[:200]}"
             for _, command in self._commands()
@@ -177,14 +177,14 @@ class Ground:
         ]
 
     def renew(self) -> None:
-        """After a round that has failed, the next one finds nothing of it."""
+        """Clean up after a round that has failed."""
         if self._driver is not None:
             self.driver_is_dead()
         for path in self.scratch.glob("*ballast*"):
             path.unlink()
 
     def logs(self) -> list[str]:
-        """The last lines of the driver, its JVM and its executors."""
+        """Return the last lines of the driver, its JVM and its executors."""
         own = ["--- the driver and its JVM", self._driver.tail()] if self._driver is not None else []
         return own + self.executors_logs()
 
@@ -199,7 +199,7 @@ class Ground:
     # ---- processes
 
     def everything(self) -> list[psutil.Process]:
-        """All processes that were started here, be they orphans."""
+        """Return all processes that were started here, orphans too."""
         me, found = os.getpid(), []
         for process in psutil.process_iter():
             with contextlib.suppress(psutil.Error):
@@ -209,7 +209,7 @@ class Ground:
 
     @property
     def name(self) -> str:
-        """What marks the processes of this ground."""
+        """The mark of the processes of this ground."""
         return f"{os.getpid()} {self.kind}"
 
     def _commands(self) -> Iterator[tuple[psutil.Process, list[str]]]:
@@ -219,7 +219,7 @@ class Ground:
                     yield process, command
 
     def roles(self) -> dict[str, list[psutil.Process]]:
-        """The processes that a gang runs in, by role, the oldest first."""
+        """Return the processes that a gang runs in, by role, the oldest first."""
         found: dict[str, list[psutil.Process]] = {role: [] for role in ROLES}
         commands = dict(self._commands())
         by_pid = {process.pid: command for process, command in commands.items()}
@@ -238,7 +238,7 @@ class Ground:
         return found
 
     def left(self) -> list[str]:
-        """Waits until nothing of a training is left, at most 8 s; what is left then."""
+        """Wait up to 8 s until nothing of a training is left. Return what is left then."""
         deadline = time.monotonic() + 8.0
         while (found := self._left()) and time.monotonic() < deadline:
             time.sleep(0.05)
@@ -257,7 +257,7 @@ class Ground:
     # ---- when nothing moves
 
     def dump(self) -> str:
-        """Where everything stands: states of all processes, stacks of Python and Java. Ends the Python processes."""
+        """Return the states of all processes, and stacks of Python and Java. Ends the Python processes."""
         said = ["--- processes"]
         roles = self.roles()
         names = {process.pid: role for role, processes in roles.items() for process in processes}
@@ -287,7 +287,7 @@ class Ground:
         return "\n".join(said)
 
     def executors_logs(self, lines: int = 40) -> list[str]:
-        """The last lines of what executors, and the Python workers in them, wrote."""
+        """Return the last lines that executors, and the Python workers in them, wrote."""
         said = []
         application = self._driver.application if self._driver else "none"
         folders = [Path(_find_spark_home(), "work", application)]
@@ -301,7 +301,7 @@ class Ground:
 
 
 def _held(pid: int) -> Iterator[str]:
-    """Deleted files that a process holds."""
+    """Yield the deleted files that a process holds open."""
     with contextlib.suppress(OSError):
         for entry in Path(f"/proc/{pid}/fd").iterdir():
             with contextlib.suppress(OSError):
@@ -312,7 +312,7 @@ def _held(pid: int) -> Iterator[str]:
 
 @contextlib.contextmanager
 def disk(folder: Path) -> Iterator[None]:
-    """A small disk of its own at this folder, where this process may mount one."""
+    """Mount a small disk at this folder, where this process may mount one."""
     folder.mkdir(parents=True)
     options = ["-t", "tmpfs", "-o", f"size={DISK_BYTES}", "tritium-chaos", str(folder)]
     mounted = os.geteuid() == 0 and subprocess.run(["mount", *options], capture_output=True).returncode == 0
@@ -325,7 +325,7 @@ def disk(folder: Path) -> Iterator[None]:
 
 @contextlib.contextmanager
 def ground(kind: str, folder: Path) -> Iterator[Ground]:
-    """A cluster of this kind, with disks that can be filled."""
+    """Yield a cluster of this kind, with disks that can be filled."""
     with contextlib.ExitStack() as stack:
         made = Ground(kind, folder)
         for place in (made.scratch, made.runs):
@@ -338,7 +338,7 @@ def ground(kind: str, folder: Path) -> Iterator[Ground]:
 
 
 class Grounds:
-    """One ground at a time: that of the kind that was asked for last, and its rounds share it."""
+    """One ground at a time, of the kind requested last, which its rounds share."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -346,13 +346,13 @@ class Grounds:
         self._here: Ground | None = None
 
     def on(self, kind: str) -> Ground:
-        """The ground of this kind."""
+        """Return the ground of this kind."""
         if self._here is None or self._here.kind != kind:
             self.close()
             self._here = self._stack.enter_context(ground(kind, self._folder / kind))
         return self._here
 
     def close(self) -> None:
-        """End what there is."""
+        """Close the ground, if any."""
         self._here = None
         self._stack.close()

@@ -1,4 +1,4 @@
-"""The model of what may become of a disturbed run: its weights, its errors, and what these say (docs/failures.md)."""
+"""The permitted outcomes of a disturbed run: its weights, its errors, and their texts (docs/failures.md)."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from .faults import LOSSES, Struck
 
 @dataclass(frozen=True)
 class May:
-    """What the docs say of one fault."""
+    """The documented outcomes of one fault."""
 
     said: str
     """What the reason of a retry, or the last error, says of it: a regular expression."""
@@ -44,7 +44,7 @@ ERRORS_OF_LOSSES = ("RankFailed", "JobFailed", "IncompleteShard")
 
 @dataclass(frozen=True)
 class Verdict:
-    """What became of one call: in a few words for the table, and what is wrong with it."""
+    """The outcome of one call in a few words, and what is wrong with it."""
 
     words: str
     problems: list[str]
@@ -57,7 +57,7 @@ def judge(
     retries: int,
     reference: Mapping[str, Any],
 ) -> Verdict:
-    """Of one call, which was hit by these faults in this order. `answer` is None where its driver was killed."""
+    """Judge one call, which was hit by these faults in this order. `answer` is None where its driver was killed."""
     again = [str(event["reason"]) for event in events if event["kind"] == "retry"]
     losses = [one for one in struck if one.fault.kind in LOSSES and one.fault.kind != "driver killed"]
     problems = [f"a retry that no fault explains: {reason}" for reason in again if not explained(reason, struck)]
@@ -73,12 +73,12 @@ def judge(
 
 
 def explained(reason: str, struck: Sequence[Struck]) -> bool:
-    """Whether one of the faults is what this sentence says, and of the process that was hit where it names one."""
+    """Return whether the sentence describes one of the faults, and its victim where it names one."""
     return any(re.search(MAY[one.fault.kind].said, reason) and names_victim(reason, one) for one in struck)
 
 
 def names_victim(text: str, one: Struck) -> bool:
-    """Whether the process that the text names is the one that was hit; True where it names none, or no such role."""
+    """Return whether the text names the process that was hit; True where it names none, or no such role."""
     if one.fault.kind not in ("rank killed", "daemon killed"):
         return True
     named = [int(pid) for pid in re.findall(r"\(pid (\d+)\)", text.partition("\n")[0])]
@@ -88,7 +88,7 @@ def names_victim(text: str, one: Struck) -> bool:
 def wrong_error(
     error: Mapping[str, Any], struck: Sequence[Struck], losses: Sequence[Struck], again: int, retries: int
 ) -> list[str]:
-    """What is wrong with the error of a call, if anything."""
+    """Return what is wrong with the error of a call, if anything."""
     kind, text = error["kinds"][0], str(error["text"])
     headline = text.partition("\n")[0]
     for one in struck:
@@ -108,12 +108,12 @@ def wrong_error(
 
 
 def killed_again_and_again(struck: Sequence[Struck]) -> bool:
-    """Three kills of a rank may have hit the same one at the same step."""
+    """Return whether three kills of a rank may have hit the same one at the same step."""
     return sum(one.fault.kind == "rank killed" for one in struck) >= 3
 
 
 def differences(found: Mapping[str, Any], reference: Mapping[str, Any]) -> list[str]:
-    """In which of its parts a result is not, bit for bit, that of the undisturbed training."""
+    """Return the parts of a result that are not, bit for bit, those of the undisturbed training."""
     return [
         f"{name} is {found.get(name)!r:.300}, and without faults {reference.get(name)!r:.300}"
         for name in sorted({*found, *reference})

@@ -1,4 +1,4 @@
-"""One round: a training is called, hit by the faults of its plan, and called again where that has ended it."""
+"""One round: a training is called, hit by the faults of its plan, and called again where one has ended it."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ TOLD = ("note", "retry", "failed", "formed", "received", "checkpoint", "resumed"
 
 
 class Round:
-    """Plays a plan on a ground. `problems` says what should not have been; `figures` is for the table."""
+    """A plan, executed on a ground. `problems` lists violations; `figures` is for the table."""
 
     def __init__(self, plan: Plan, ground: Ground, say: Callable[[str], None]) -> None:
         self.plan = plan
@@ -34,7 +34,7 @@ class Round:
         self._to_come = list(plan.faults)
 
     def play(self) -> None:
-        """The whole round."""
+        """Play the whole round."""
         try:
             self._play()
         except TimeoutError as late:
@@ -60,7 +60,7 @@ class Round:
         self._say(f"  {time.monotonic() - self._began:7.3f} s  {text}")
 
     def _reference(self) -> Mapping[str, Any]:
-        """What the training gives that nothing disturbs; once a ground."""
+        """Return the result of the undisturbed training, computed once per ground."""
         training = self.plan.training
         if training not in self._ground.references:
             self._tell(f"the reference of {training!r}")
@@ -74,7 +74,7 @@ class Round:
         return self._ground.references[training]
 
     def _watched(self, run_dir: Path, retries: int, to_come: list[Fault]) -> tuple[dict[str, Any] | None, Call]:
-        """Call the training, and see it through; TimeoutError when it takes too long."""
+        """Call the training, and follow it to its end. Raises TimeoutError when it takes too long."""
         marks, driver = self._ground.folder / f"{run_dir.name}.marks", self._ground.driver()
         call = Call(self._ground, Progress(run_dir, marks, self._ground))
         driver.ask("train", training=self.plan.training, run_dir=str(run_dir), marks=str(marks), retries=retries)
@@ -86,7 +86,7 @@ class Round:
     # ---- one call
 
     def _call(self, reference: Mapping[str, Any], number: int) -> bool:
-        """One call of the training; whether it is to be called once more."""
+        """Call the training once. Return whether to call it again."""
         retries = self.plan.retries if self._to_come or number == 1 else 2
         self._tell(f"call {number}, retries={retries}")
         answer, call = self._watched(self._folder, retries, self._to_come)
@@ -121,7 +121,7 @@ class Round:
 
 
 class Call:
-    """One call while it continues: it is watched, and hit."""
+    """One running call, which is watched and hit."""
 
     def __init__(self, ground: Ground, progress: Progress) -> None:
         self.progress = progress
@@ -133,11 +133,11 @@ class Call:
         self._before = len(progress.events)
 
     def new_events(self) -> list[dict[str, Any]]:
-        """Of this call."""
+        """Return the new events of this call."""
         return [event for _, event in self.progress.events[self._before :]]
 
     def run(self, to_come: list[Fault], tell: Callable[[str], None]) -> dict[str, Any] | None:
-        """Until there is an answer, or (None) the driver is dead; takes the faults that were done from the list."""
+        """Run until there is an answer, or (None) the driver is dead. Removes the faults done from the list."""
         driver, deadline = self._ground.driver(), time.monotonic() + BOUND_SECONDS
         due: float | None = None
         while True:
@@ -182,13 +182,13 @@ class Call:
                 end()
 
     def end_faults(self, tell: Callable[[str], None]) -> None:
-        """Whatever still lasts."""
+        """End all faults that still last."""
         for one in self.struck:
             one.until = one.until if one.until is not None else 0.0
         self._end(float("inf"), tell)
 
     def seconds_until_seen(self, one: Struck) -> float:
-        """From the fault until it was tried again, or the call was over."""
+        """Return the seconds from the fault until the run was retried, or the call ended."""
         seen = (at for at, event in self.progress.events if event["kind"] == "retry" and at > one.at)
         return min([*seen, self._over or time.monotonic()]) - one.at
 

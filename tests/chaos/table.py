@@ -1,4 +1,4 @@
-"""What `make chaos` ends with: how often each fault hit each phase of a run, and what became of it."""
+"""The table at the end of `make chaos`: how often each fault hit each phase of a run, and the outcomes."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from .faults import ORDER, WEIGHTS
 
 
 def table(lines: Iterable[str]) -> list[str]:
-    """Rows of Markdown from the figures of all rounds, by fault and phase; below them, the rounds that failed."""
+    """Return rows of Markdown with the figures of all rounds, by fault and phase; then the rounds that failed."""
     figures: dict[tuple[str, str], list[dict[str, Any]]] = {}
     failed = set()
     for line in lines:

@@ -29,7 +29,7 @@ FIGURES = os.environ.get("CHAOS_FIGURES", "")
 
 @pytest.fixture(scope="module")
 def grounds(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Grounds]:
-    """A cluster for all rounds of its kind. (A parametrized fixture would start one for each.)"""
+    """Yield a cluster for all rounds of its kind. (A parametrized fixture would start one for each.)"""
     found = Grounds(tmp_path_factory.mktemp("chaos"))
     yield found
     found.close()
@@ -37,7 +37,7 @@ def grounds(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Grounds]:
 
 @pytest.fixture
 def there(grounds: Grounds, plan: Plan) -> Ground:
-    """The cluster of this round; tests/conftest.py asks for it before it looks what a test leaves behind."""
+    """Return the cluster of this round; tests/conftest.py requests it before its leak check."""
     return grounds.on(plan.kind)
 
 
@@ -69,7 +69,7 @@ def test_a_disturbed_training_ends_as_undisturbed_or_by_an_error_that_the_docs_n
 
 
 def note(played: Round) -> None:
-    """For the table at the end of `make chaos`."""
+    """Record the round for the table at the end of `make chaos`."""
     if FIGURES:
         with Path(FIGURES).open("a", encoding="utf-8") as file:
             for figure in played.figures:

@@ -1,4 +1,4 @@
-"""The judge of random faults finds what should not be, and nothing where all is as the docs say."""
+"""The judge of random faults reports every violation, and nothing where all is as documented."""
 
 from __future__ import annotations
 

@@ -43,7 +43,7 @@ START_SECONDS = 60.0
 
 
 def mark(what: str) -> None:
-    """In a rank: tell those who watch from outside, by one short line."""
+    """Write a mark from a rank, in one short line, for the observing process."""
     if path := os.environ.get(MARKS):
         with open(path, "a", encoding="utf-8") as file:
             file.write(f"{what}\n")
@@ -65,7 +65,7 @@ class Net(nn.Module):
 
 
 class Marks(Callback):
-    """Says when epochs and the training have ended."""
+    """A callback that marks the end of epochs and of the training."""
 
     def on_epoch_end(self, state: Any) -> None:
         mark("epoch")
@@ -75,18 +75,18 @@ class Marks(Callback):
 
 
 def distance(output: torch.Tensor, label: torch.Tensor) -> torch.Tensor:
-    """A metric that is a function."""
+    """Compute the mean absolute error, a metric that is a function."""
     return (output - label).abs().mean()
 
 
 def frame(spark: Any) -> Any:
-    """Rows that Spark computes again in the same way, whatever it has lost."""
+    """Return rows that Spark recomputes in the same way, whatever it has lost."""
     rows = spark.range(0, ROWS, 1, 2)
     return rows.selectExpr("id", "sin(id) as a", "cos(3 * id) as b", "id / 240 as c", "2 * sin(id) - cos(id) as y")
 
 
 def slowly(spark: Any) -> Any:
-    """The same rows by way of a Python function, which takes its time."""
+    """Return the same rows through a slow Python function."""
 
     def slow(batches: Iterator[Any]) -> Iterator[Any]:
         for batch in batches:
@@ -98,7 +98,7 @@ def slowly(spark: Any) -> Any:
 
 
 def estimator(**settings: Any) -> TorchEstimator:
-    """What all trainings by the estimator have in common."""
+    """Return an estimator with the settings common to all trainings."""
     common: dict[str, Any] = {
         "loss": nn.MSELoss(),
         "feature_cols": ["a", "b", "c"],
@@ -152,7 +152,7 @@ def without_checkpoints(**gang: Any) -> TorchEstimator:
 
 
 def fitted(make: Callable[..., TorchEstimator], rows: Callable[[Any], Any], spark: Any, **gang: Any) -> dict[str, Any]:
-    """Weights and history of a model that was trained; but for the clock, they are the same in every run."""
+    """Return weights and history of a trained model, without times: the same in every run."""
     model = make(**gang).fit(rows(spark)).model
     digest = hashlib.sha256()
     for name, value in model.module.state_dict().items():
@@ -162,7 +162,7 @@ def fitted(make: Callable[..., TorchEstimator], rows: Callable[[Any], Any], spar
 
 
 def descend() -> dict[str, Any]:
-    """A function of one's own, in a rank: gradient descent by `gather`, saved by `world.checkpoint`."""
+    """Run a user's function in a rank: gradient descent by `gather`, saved by `world.checkpoint`."""
     world = tr.world()
     weights, losses, step = np.zeros(3), [], 0
     saved = world.checkpoint.load()
@@ -208,7 +208,7 @@ TRAININGS: dict[str, Callable[..., dict[str, Any]]] = {
 
 
 def meet() -> list[int]:
-    """What shows that a session still works."""
+    """Launch a small gang, to show that a session still works."""
     return tr.world().gather(tr.world().rank)
 
 
@@ -216,7 +216,7 @@ def meet() -> list[int]:
 
 
 class Driver:
-    """Answers requests, one after the other, but for those that are obeyed at once."""
+    """A server of requests, one after the other, but for those that are obeyed at once."""
 
     def __init__(self, spark: Any, answers: int, proxies: list[Any]) -> None:
         self._spark = spark
@@ -225,7 +225,7 @@ class Driver:
         self._requests: queue.Queue[dict[str, Any] | None] = queue.Queue()
 
     def serve(self) -> None:
-        """Until standard input is closed."""
+        """Serve until standard input is closed."""
         reader = threading.Thread(target=self._read, name="requests", daemon=True)
         reader.start()
         while (request := self._requests.get()) is not None:
@@ -233,7 +233,7 @@ class Driver:
         reader.join()
 
     def answer(self, value: Any) -> None:
-        """One line of JSON."""
+        """Write one line of JSON."""
         data = json.dumps(value, default=str).encode() + b"\n"
         while data:
             data = data[os.write(self._answers, data) :]
@@ -249,7 +249,7 @@ class Driver:
         self._requests.put(None)
 
     def do_train(self, training: str, run_dir: str, marks: str, retries: int) -> dict[str, Any]:
-        """Train; the outcome, the warnings, and what was left behind in this process and below it."""
+        """Train. Return the outcome, the warnings, and what was left behind in this process and below it."""
         import leaks
 
         gang: dict[str, Any] = {
@@ -272,7 +272,7 @@ class Driver:
         return outcome
 
     def do_meet(self) -> dict[str, Any]:
-        """A small launch and a small query: whether the session still works."""
+        """Run a small launch and a small query, to show that the session still works."""
         return self._outcome(
             lambda: [tr.launch(meet, ranks=RANKS, spark=self._spark, start_timeout=60.0), self._spark.range(10).count()]
         )
@@ -294,7 +294,7 @@ class Driver:
 
 
 def drive(kind: str, master: str, answers: int) -> None:
-    """A session on this cluster, with every coordinator behind a proxy."""
+    """Serve a session on this cluster, with every coordinator behind a proxy."""
     import clusters
     from proxy import Proxy
     from tritium.gang.driver import cluster as cluster_module
@@ -303,7 +303,7 @@ def drive(kind: str, master: str, answers: int) -> None:
     proxies: list[Proxy] = []
 
     class Behind(cluster_run.Coordinator):  # type: ignore[name-defined, misc]
-        """A coordinator that executors reach by way of a proxy."""
+        """A coordinator that executors reach through a proxy."""
 
         def __init__(self, *args: Any, **settings: Any) -> None:
             super().__init__(*args, **settings)

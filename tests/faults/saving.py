@@ -28,12 +28,12 @@ QUIET = {"progress": False, "output": "none"}
 
 
 def state_at(step: int, size: int = 30_000) -> dict[str, Any]:
-    """What is saved at a step, known to whoever checks it."""
+    """Return the state saved at a step, which is a function of the step."""
     return {"weight": np.full(size, step, np.float32), "rows": np.arange(step % 7), "history": [step] * 3}
 
 
 def check(loaded: Loaded) -> None:
-    """Nothing but what was saved."""
+    """Assert that the state is the one that was saved."""
     wanted = state_at(loaded.step, len(loaded["weight"]))
     assert loaded["history"] == wanted["history"], loaded.step
     assert all(np.array_equal(loaded[name], wanted[name]) for name in ("weight", "rows")), loaded.step
@@ -41,7 +41,7 @@ def check(loaded: Loaded) -> None:
 
 
 def save(steps: int, every: int = 1, size: int = 30_000, said: int | None = None) -> int:
-    """In a rank: continue from the newest checkpoint for so many steps; `said` is told of every one that is there."""
+    """Continue from the newest checkpoint for `steps` steps in a rank; write each complete one to descriptor `said`."""
     checkpoint = tr.world().checkpoint
     found = checkpoint.load()
     if found is not None:
@@ -56,7 +56,7 @@ def save(steps: int, every: int = 1, size: int = 30_000, said: int | None = None
 
 
 def kill(folder: str, rounds: str, seed: str) -> None:
-    """A process that saves in a loop is killed at any moment, again and again; what is then on the disk is checked."""
+    """Kill a process that saves in a loop, at random moments, again and again; check the disk after each."""
     chance = random.Random(int(seed))
     saved, partial, passed = 0, 0, 0
     for _ in range(int(rounds)):
@@ -90,7 +90,7 @@ def kill(folder: str, rounds: str, seed: str) -> None:
 
 
 def full(folder: str) -> None:
-    """On a disk of 2.5 MB a third checkpoint of 0.8 MB does not fit beside two that are there."""
+    """Save, on a disk of 2.5 MB, a third checkpoint of 0.8 MB, which does not fit beside the two before."""
     facts: dict[str, Any] = {}
     size = 200_000
     tr.launch(save, ranks=2, args=(2,), kwargs={"size": size}, run_dir=folder, on="driver", **QUIET)
@@ -113,7 +113,7 @@ def full(folder: str) -> None:
 
 
 def full_spool(folder: str) -> None:
-    """On a disk of 4 MB, which is where ranks spool their rows: too many, and then few enough."""
+    """Spool, on a disk of 4 MB, too many rows, and then few enough."""
     facts: dict[str, Any] = {}
     empty = shutil.disk_usage(folder).free
 
@@ -137,7 +137,7 @@ def full_spool(folder: str) -> None:
 
 
 def full_run_dir(folder: str) -> None:
-    """On a disk of 4 MB, with the run directory on it: a file that fits, one that does not, and then a log."""
+    """Store, on a disk of 4 MB with the run directory, a file that fits, one that does not, and then a log."""
     facts: dict[str, Any] = {}
 
     def stores(megabytes: int) -> int:
@@ -166,7 +166,7 @@ def full_run_dir(folder: str) -> None:
 
 
 def object_store_run(url: str) -> None:
-    """A rank is killed while it stores a file on a server that knows no rename; the next attempt stores it again."""
+    """Kill a rank while it stores a file on a server without rename; the next attempt stores it again."""
     import fsspec
 
     def stores() -> None:
@@ -191,7 +191,7 @@ def object_store_run(url: str) -> None:
 
 
 def object_store(url: str) -> None:
-    """Two ranks save to and load from a server that knows no rename."""
+    """Let two ranks save to and load from a server without rename."""
     import fsspec
 
     facts: dict[str, Any] = {}

@@ -1,4 +1,4 @@
-"""Whole trainings that are killed at any moment, of any size and in any order: what they end as."""
+"""Whole trainings that are killed at any moment, of any size and in any order, end with the right result."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from tritium.gang.driver import local_processes as driver_run
 ROUNDS = int(os.environ.get("TRITIUM_FAULT_ROUNDS", "1"))
 EPOCHS = 2
 
-# A whole training is dear: no shrinking of those that fail.
+# A whole training is expensive, so failing ones are not shrunk.
 trainings = settings(
     max_examples=max(3, ROUNDS),
     deadline=None,
@@ -51,11 +51,11 @@ class Training:
     victim: int
 
     def steps(self) -> int:
-        """Of one epoch."""
+        """Return the steps of one epoch."""
         return math.ceil(math.ceil(self.rows / self.ranks) / self.batch_size)
 
     def killed_at(self) -> tuple[int, int]:
-        """Epoch and step."""
+        """Return (epoch, step) of the kill."""
         return divmod(int(self.moment * EPOCHS * self.steps()), self.steps())
 
 
@@ -74,7 +74,7 @@ def of(shuffle: Any) -> st.SearchStrategy[Training]:
 
 
 def train(training: Training, folder: str) -> tuple[list[float], list[float], dict[int, list[int]]]:
-    """In a rank: the weights, the loss of each step, and by epoch the rows that count for the weights."""
+    """Train in a rank. Return the weights, the loss of each step, and by epoch the rows that count for the weights."""
     world = tr.world()
     weights, losses, taken, step = np.zeros(3), [], dict[int, list[int]](), 0
     saved = world.checkpoint.load()
@@ -171,12 +171,12 @@ def test_a_rank_that_is_killed_before_its_rows_come_is_named_with_its_signal(
     deal = driver_run.deal_tables
 
     def killing(batches: Iterator[pa.RecordBatch], moment: int) -> Iterator[pa.RecordBatch]:
-        """The rows of one rank, whose process is killed when so many batches have come."""
+        """Yield the rows of one rank, whose process is killed when so many batches have come."""
         for number, batch in enumerate([*batches, None]):
             if number == moment:
                 (rank,) = psutil.Process().children()
                 rank.kill()
-                with contextlib.suppress(ChildProcessError):  # its supervisor was faster
+                with contextlib.suppress(ChildProcessError):  # its supervisor has reaped it
                     os.waitid(os.P_PID, rank.pid, os.WEXITED | os.WNOWAIT)
             if batch is not None:
                 yield batch

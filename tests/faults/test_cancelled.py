@@ -37,7 +37,7 @@ def alive(pid: int) -> bool:
 
 
 def sleeper(folder: Path) -> Callable[[], None]:
-    """A function whose ranks write down their pids and then sleep."""
+    """Return a function whose ranks write down their pids and then sleep."""
 
     def train() -> None:
         world = tr.world()

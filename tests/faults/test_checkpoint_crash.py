@@ -29,7 +29,7 @@ ROUNDS = int(os.environ.get("TRITIUM_FAULT_KILLS", "10"))  # `make faults` asks 
 
 
 def program(*arguments: str, before: tuple[str, ...] = (), **env: str) -> Any:
-    """What one of the programs found, as JSON."""
+    """Run one of the programs. Return its findings from JSON."""
     command = [*before, sys.executable, str(PROGRAM), *arguments]
     done = subprocess.run(command, env={**os.environ, **env}, capture_output=True, text=True, check=False, timeout=170)
     assert done.returncode == 0, done.stdout + done.stderr
@@ -73,7 +73,7 @@ def test_a_rank_killed_while_its_gang_saves(rank: int, tmp_path: Path) -> None:
 
 
 def put(store: Store, step: int) -> None:
-    """Two ranks' checkpoint of a step."""
+    """Save two ranks' checkpoint of a step."""
     name = store.prepare(step)
     state = {"weight": np.full(500, step, np.float32), "step": step}
     sums = store.write(name, "replicated", Snapshot().take(state, "state"))
@@ -126,7 +126,7 @@ def test_none_that_is_whole(tmp_path: Path) -> None:
 
 
 def on_a_disk_of(size: str, folder: Path) -> tuple[str, ...]:
-    """What a command begins with to have a disk of this size at `folder`; skips the test where there is none."""
+    """Return the beginning of a command that has a disk of this size at `folder`; skip the test where there is none."""
     space = ("unshare", "--user", "--map-root-user", "--mount")
     if shutil.which("unshare") is None or subprocess.run([*space, "true"], check=False).returncode:
         pytest.skip("no user namespaces here, so no file system of a chosen size")
@@ -190,7 +190,7 @@ def test_a_full_disk_under_the_run_directory(tmp_path: Path) -> None:
 
 @pytest.fixture
 def server() -> Iterator[str]:
-    """A real S3 server, at this address."""
+    """Yield the address of a real S3 server."""
     port = clusters.free_port()
     command = [sys.executable, "-m", "moto.server", "-H", "127.0.0.1", "-p", str(port)]
     with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as process:
@@ -202,7 +202,7 @@ def server() -> Iterator[str]:
 
 
 def bucket(server: str) -> dict[str, str]:
-    """Variables by which a program finds the server, on which there is a bucket now."""
+    """Return the variables by which a program finds the server, after making a bucket on it."""
     keys = {"AWS_ACCESS_KEY_ID": "any", "AWS_SECRET_ACCESS_KEY": "any", "AWS_DEFAULT_REGION": "us-east-1"}
     make = "import s3fs; s3fs.S3FileSystem().mkdir('bucket')"
     env = {**keys, "AWS_ENDPOINT_URL": server}

@@ -1,4 +1,4 @@
-"""The control connections of a run under every misfortune a network knows: slower, but not failed; or ended in time.
+"""The control connections of a run under all kinds of network faults: slower, but not failed; or ended in time.
 
 `TRITIUM_FAULT_ROUNDS` rounds with other seeds each; a seed is printed when its round fails.
 """
@@ -45,7 +45,7 @@ SEEDS = [20_000 + number for number in range(ROUNDS)]
 
 
 class Observer:
-    """Keeps what a coordinator tells."""
+    """An observer that keeps the coordinator's events."""
 
     def __init__(self) -> None:
         self.events: list[tuple[str, dict[str, Any]]] = []
@@ -66,7 +66,7 @@ class Observer:
 
 @pytest.fixture
 def proxies(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Proxy]]:
-    """Every coordinator that a launch makes stands behind a proxy, which is in this list."""
+    """Put every coordinator that a launch makes behind a proxy, which is in the list yielded."""
     made: list[Proxy] = []
 
     class Behind(Coordinator):
@@ -114,7 +114,7 @@ def launch(function: Callable[..., Any], ranks: int, run_dir: Path, *args: Any, 
 
 
 class Away:
-    """A launch in a thread of its own, so that the test can meddle meanwhile."""
+    """A launch in a thread of its own, so that the test can interfere."""
 
     def __init__(self, call: Callable[[], Any]) -> None:
         self.result: Any = None
@@ -141,7 +141,7 @@ class Away:
 
 
 def there(place: Path, count: int) -> list[int]:
-    """The pids that so many ranks have written into a directory."""
+    """Return the pids that so many ranks have written into a directory."""
     wait(lambda: len(list(place.glob("pid-*"))) == count, f"{count} ranks run")
     return [int(file.name.removeprefix("pid-")) for file in place.glob("pid-*")]
 
@@ -247,7 +247,7 @@ def test_cut_as_often_as_can_be(seed: int, proxies: list[Proxy], tmp_path: Path)
 
 
 def side_by_side(proxies: list[Proxy], place: Path, *job: Any) -> Iterator[tuple[Path, Away, Callable[..., None]]]:
-    """The same launch twice: its directory, itself, and what takes its control server away (refuses; goes silent)."""
+    """Launch the same job twice. Yield the directory, the launch, and what cuts off its server (refused; silent)."""
     for how in ("refuse", "freeze"):
         folder, number = place / how, len(proxies)
         folder.mkdir()
@@ -388,7 +388,7 @@ t.driver({place!r}, {how!r})
 
 
 def driver(place: str, how: str) -> None:
-    """What runs in the process that will be killed."""
+    """Run a gang in the process that will be killed."""
     if how == "launch":
         launch(gather_until, 2, Path(place), place, data={"train": pa.table({"x": np.arange(1000.0)})})
         return
@@ -469,7 +469,7 @@ def test_a_hosts_cable_is_pulled_and_put_in_again(tmp_path: Path) -> None:
 
 @contextlib.contextmanager
 def one_way_cuts() -> Iterator[dict[str, tuple[Any, Callable[[], None], tuple[str, ...]]]]:
-    """Name → coordinator of one, the address to reach it, what cuts one direction, and how to start a supervisor."""
+    """Yield name → coordinator of one, the address to reach it, the cut of one direction, how to start a supervisor."""
     with contextlib.ExitStack() as stack:
         cuts: dict[str, Any] = {}
         for name in ("to", "from"):
@@ -561,7 +561,7 @@ def test_10000_mutated_frames_and_handshakes(tmp_path: Path) -> None:
 
 
 def attack(coordinator: Coordinator, chance: random.Random, *, handshaken: bool) -> None:
-    """One connection: a handshake gone wrong, or one that is right and damaged frames, or odd messages, after it."""
+    """Make one connection: with a wrong handshake, or with damaged frames or odd messages after a right one."""
     with socket.create_connection(coordinator.address, 10) as stranger, contextlib.suppress(ConnectionError):
         nonce = stranger.recv(len(MAGIC) + NONCE, socket.MSG_WAITALL)[len(MAGIC) :]
         if not handshaken:
@@ -617,7 +617,7 @@ def prove(secret: bytes, server: bytes, client: bytes) -> bytes:
 
 
 def mutate(data: bytes, chance: random.Random) -> bytes:
-    """`data` with one thing wrong."""
+    """Return `data` with one error."""
     at, size = chance.randrange(len(data)), chance.randint(1, 40)
     return chance.choice(
         [
@@ -703,7 +703,7 @@ t.clocked({place!r})
 
 
 def clocked(place: str) -> None:
-    """A run whose supervisors are in the same process; all of it, and its ranks, see the clock jump."""
+    """Run a gang with supervisors in this process; all its processes see the clock jump."""
     results = launch(tell_times, 2, Path(place), place)
     Path(place, "result").write_text(json.dumps([results, time.time()]))
 

@@ -1,4 +1,4 @@
-"""Spark Connect from behind a wall: the coordinator lives in a supervisor, and what fails there is still told here."""
+"""Spark Connect behind a firewall: the coordinator runs in a supervisor, and failures there are still reported here."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ pytestmark = [pytest.mark.timeout(150), pytest.mark.parametrize("cluster", ["con
 
 
 class Walled(Coordinator):
-    """Where no executor reaches it."""
+    """A coordinator that no executor can reach."""
 
     def __init__(self, *args: Any, **settings: Any) -> None:
         super().__init__(*args, **settings)
@@ -42,7 +42,7 @@ def launch(cluster: Any, function: Callable[..., Any], run: Path, *args: Any, **
 
 
 def saves(place: str) -> list[int]:
-    """Saves a checkpoint, says so, and stays; the second time it continues from there."""
+    """Save a checkpoint, report it, and stay; the second time continue from there."""
     world = tr.world()
     found = world.checkpoint.load()
     if found is None:

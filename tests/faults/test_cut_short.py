@@ -1,4 +1,4 @@
-"""A shard that Spark cuts short is never taken for complete, in whichever order its rows come."""
+"""A shard that Spark cuts short is never accepted as complete, in whichever order its rows come."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ SECONDS = 60.0  # Spark itself asks three times, 5 s apart, for a file that anot
 
 
 def take_all(place: str) -> int:
-    """What a user's function takes for complete is written down: each count, and what an epoch gave in all."""
+    """Write down what a user's function considers complete: each count, and the sum of an epoch."""
     shard = tr.world().shard("train")
     taken = 0
     for epoch in shard.epochs(1, batch_size=4096):
@@ -54,7 +54,7 @@ def test_shuffle_files_are_deleted_between_the_map_stage_and_the_read(
     clusters.wait(lambda: settled(spark), "both executors are there")
 
     def lose(batches: Iterator[Any]) -> Iterator[Any]:
-        """The last task to start finds the files of those that have ended, and removes them: once."""
+        """Remove, once, in the task that starts last, the files of the tasks that have ended."""
         from pyspark import TaskContext
 
         context = TaskContext.get()
@@ -83,7 +83,7 @@ def test_the_gangs_own_executor_is_killed_while_it_reads(cluster: Any, shuffle: 
 
 
 class Accomplice:
-    """A thread that acts once, as soon as there is something to act on."""
+    """A thread that acts once, as soon as its condition holds."""
 
     def __init__(self, look: Callable[[], Any], act: Callable[[Any], int]) -> None:
         self.done = 0
@@ -93,7 +93,7 @@ class Accomplice:
         self._over = threading.Event()
 
     def _run(self) -> None:
-        while not self._over.wait(0.002):  # Spark and the run directory tell nobody
+        while not self._over.wait(0.002):  # Spark and the run directory notify nobody
             if (found := self._look()) is not None:
                 self.done = self._act(found)
                 return
@@ -108,7 +108,7 @@ class Accomplice:
 
 
 def gang_stage(spark: Any) -> int | None:
-    """The stage of a gang of one, once its task runs: no other stage here has one task."""
+    """Return the stage of a gang of one, once its task runs: no other stage here has one task."""
     tracker = spark.sparkContext.statusTracker()
     for stage in tracker.getActiveStageIds():
         info = tracker.getStageInfo(stage)
@@ -118,13 +118,13 @@ def gang_stage(spark: Any) -> int | None:
 
 
 def executors_of(spark: Any, stage: int) -> set[str]:
-    """The ids of the executors that run this stage's tasks."""
+    """Return the ids of the executors that run this stage's tasks."""
     tasks = spark.sparkContext._jsc.sc().statusStore().taskList(stage, 0, 10)
     return {tasks.apply(i).executorId() for i in range(tasks.size())}
 
 
 def reported(run_dir: Path) -> psutil.Process | None:
-    """The first rank process whose supervisor has reported."""
+    """Return the first rank process whose supervisor has reported."""
     found = events(run_dir, "reported")
     return psutil.Process(found[0]["pid"]) if found else None
 
@@ -136,9 +136,9 @@ def events(run_dir: Path, kind: str) -> list[dict[str, Any]]:
 
 
 def kill_others(spark: Any, stage: int, run_dir: Path) -> int:
-    """SIGKILL every executor but the one that runs this stage; how many.
+    """SIGKILL every executor but the one that runs this stage. Return their number.
 
-    They stand still from the stage's first moment on, so that what they hold is still unread when its gang has formed.
+    They are stopped from the stage's start on, so that what they hold is still unread when its gang has formed.
     """
     processes = executors()
     for process in processes.values():
@@ -162,7 +162,7 @@ def kill_own(rank: psutil.Process) -> int:
 
 
 def executors() -> dict[str, psutil.Process]:
-    """Executor id → its JVM."""
+    """Return executor id → its JVM."""
     found = {}
     for child in psutil.Process().children(recursive=True):
         with contextlib.suppress(psutil.Error):  # it has ended meanwhile
@@ -176,7 +176,7 @@ def executors() -> dict[str, psutil.Process]:
 
 
 def wide(spark: Any) -> Any:
-    """26 MB that don't compress, half of them on the other executor: far more than what is in flight at once."""
+    """Return 26 MB that don't compress, half of them on the other executor: far more than is in flight at once."""
     from pyspark.sql import functions as F
 
     packed = F.array(*(F.xxhash64("id", F.lit(column)) for column in range(32)))
@@ -184,7 +184,7 @@ def wide(spark: Any) -> Any:
 
 
 def fail(spark: Any, frame: Any, shuffle: str, tmp_path: Path, *, ranks: int) -> BaseException:
-    """The launch fails with a clear error in time, no rank took its shard for complete, and the session answers."""
+    """Assert a clear error in time, that no rank accepted its shard as complete, and that the session answers."""
     records = tmp_path / "records"
     records.mkdir()
     clusters.wait(lambda: settled(spark), "both executors are there")
@@ -217,7 +217,7 @@ def fail(spark: Any, frame: Any, shuffle: str, tmp_path: Path, *, ranks: int) ->
 
 
 def attempts(spark: Any, frame: Any, shuffle: str, tmp_path: Path, *, rows: int) -> None:
-    """The launch ends well at its second attempt: no rank of the first took its shard for complete; every row once."""
+    """Assert success at the second attempt, with every row once, and that no rank of the first accepted its shard."""
     records, run = tmp_path / "records", tmp_path / "run"
     records.mkdir()
     data = {"train": tr.Data(frame, shuffle=shuffle)}
@@ -237,7 +237,7 @@ def attempts(spark: Any, frame: Any, shuffle: str, tmp_path: Path, *, rows: int)
 
 
 def succeed(spark: Any, shuffle: str, tmp_path: Path) -> None:
-    """The same session, and the same function, over a shard that nobody cuts short."""
+    """Assert success of the same function in the same session over a complete shard."""
     clusters.wait(lambda: settled(spark), "Spark has replaced what was killed")
     records = tmp_path / "whole"
     records.mkdir()
@@ -248,7 +248,7 @@ def succeed(spark: Any, shuffle: str, tmp_path: Path) -> None:
 
 
 def settled(spark: Any) -> bool:
-    """Whether the executors that Spark counts on are those that live, both of them."""
+    """Return whether Spark's executors are those that live, both of them."""
     ids = spark.sparkContext._jsc.sc().getExecutorIds()
     known = {ids.apply(i) for i in range(ids.size())}
     return len(known) == 2 and known == executors().keys()

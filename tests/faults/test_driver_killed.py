@@ -1,4 +1,4 @@
-"""A driver that is killed takes everything with it: ranks, supervisors and executors, within 10 s."""
+"""A driver that is killed ends everything with it: ranks, supervisors and executors, within 10 s."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ test_driver_killed.drive({place!r})
 
 
 def drive(place: str) -> None:
-    """What runs in the process that will be killed."""
+    """Launch in the process that will be killed."""
     with session("local-cluster") as spark:
         Path(place, "application").write_text(spark.sparkContext.applicationId)
         frame = spark.range(0, 20_000, 1, 4)
@@ -35,7 +35,7 @@ def drive(place: str) -> None:
 
 
 def train(place: str) -> None:
-    """Takes rows, so that there is a spool, and stays."""
+    """Take rows, so that there is a spool, and stay."""
     world = tr.world()
     for epoch in world.shard("train").epochs(1, batch_size=1000):
         for _ in epoch:

@@ -37,7 +37,7 @@ def two_workers(cluster: Any) -> Iterator[Any]:
 
 
 class StepByStep(Callback):
-    """Says which epoch has ended in a gang of which size, and waits until it may continue."""
+    """A callback that marks each epoch's end and the gang's size, and waits until it may continue."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder

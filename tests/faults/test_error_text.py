@@ -1,4 +1,4 @@
-"""An error's text: what failed, what the other ranks did, the retries, where everything is, the next move."""
+"""The text of an error: the failure, what the other ranks did, the retries, the places to look, the next move."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ QUIET: dict[str, Any] = {"progress": False, "output": "none"}
 
 
 def train(die: Callable[[], Any], go: str) -> int:
-    """Two steps with a checkpoint each; then rank 1 dies while the others stand in their barrier."""
+    """Take two steps with a checkpoint each; then rank 1 dies while the others wait in their barrier."""
     world = tr.world()
     saved = world.checkpoint.load()
     for step in range(2 if saved is None else 0):
@@ -135,7 +135,7 @@ def test_of_a_lost_executor_is_without_javas_stack_and_a_new_launch_waits_for_it
 
 
 def executors() -> list[psutil.Process]:
-    """The JVMs of this session's executors."""
+    """Return the JVMs of this session's executors."""
     children = psutil.Process().children(recursive=True)
     living = [child for child in children if child.status() != psutil.STATUS_ZOMBIE]
     return [child for child in living if any("CoarseGrainedExecutorBackend" in word for word in child.cmdline())]

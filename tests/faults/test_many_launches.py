@@ -48,7 +48,7 @@ def launches(count: int, **settings: Any) -> None:
 
 
 def own(process: psutil.Process) -> dict[str, int]:
-    """What a process holds: file descriptors, threads, and bytes of memory that are its own."""
+    """Return what a process holds: file descriptors, threads, and bytes of memory that are its own."""
     return {
         "file descriptors": process.num_fds(),
         "threads": process.num_threads(),
@@ -62,7 +62,7 @@ def grown(before: dict[str, int], after: dict[str, int], launches: int) -> dict[
 
 
 def grows(launch: Callable[[], None], look: Callable[[], dict[Any, dict[str, int]]], rounds: int) -> dict[str, Any]:
-    """What the processes hold more of after the launches, and again after as many more, `SPANS` times."""
+    """Return what the processes hold more of after the launches, and again after as many more, `SPANS` times."""
     before, found = look(), {}
     for _ in range(SPANS):
         launch()
@@ -75,7 +75,7 @@ def grows(launch: Callable[[], None], look: Callable[[], dict[Any, dict[str, int
 
 
 def files() -> list[str]:
-    """In the places where Tritium writes: temporary files, and the spools' scratch. Spark cleans up its own."""
+    """Return the files where Tritium writes: temporary files, and the spools' scratch. Spark cleans up its own."""
     places = {os.environ["TMPDIR"], *os.environ["SPARK_LOCAL_DIRS"].split(",")}
     return sorted(
         str(path) for place in places for path in Path(place).rglob("*tritium*") if "pytest-of-" not in str(path)
@@ -102,7 +102,7 @@ def test_on_the_driver(rounds: int) -> None:
 
 
 def workers() -> dict[int, dict[str, int]]:
-    """Spark's Python workers below this process, which it uses again and again."""
+    """Return Spark's Python workers below this process, which it reuses."""
 
     found = {}
     for process in psutil.Process().children(recursive=True):
@@ -113,7 +113,7 @@ def workers() -> dict[int, dict[str, int]]:
 
 
 def in_the_jvm(spark: Any) -> dict[str, int]:
-    """What Spark keeps of jobs that are over."""
+    """Return what Spark keeps of jobs that have ended."""
     context = spark.sparkContext._jsc.sc()
     spark.sparkContext._jvm.System.gc()
     tags = context.getJobTags()

@@ -1,4 +1,4 @@
-"""What a rank runs in is killed: its supervisor, Spark's Python daemon, its executor. Ended, named, tried again."""
+"""A process above a rank is killed (supervisor, Spark's Python daemon, executor): the run ends, names it, retries."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ CASES = [
 
 
 def train(place: str) -> list[int]:
-    """Saves at every step."""
+    """Save at every step."""
     world = tr.world()
     found = world.checkpoint.load()
     begin = 0 if found is None else found.step

@@ -154,7 +154,7 @@ def fail() -> None:
 
 
 class Owner:
-    """Of a file, say."""
+    """The owner of a file, for example."""
 
     def __del__(self) -> None:
         fail()

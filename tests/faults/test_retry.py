@@ -1,4 +1,4 @@
-"""A gang that was lost is started again; what is the function's own is raised at once."""
+"""A gang that was lost is restarted; an error of the function's own is raised at once."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def launch(fn: Callable[..., Any], run_dir: Path, **settings: Any) -> list[Any]:
 
 
 def first_time(folder: Path, what: str = "") -> bool:
-    """In a rank: whether nobody has called this before."""
+    """Return, in a rank, whether this is the first call."""
     try:
         os.close(os.open(folder / f"done{what}", os.O_CREAT | os.O_EXCL))
     except FileExistsError:

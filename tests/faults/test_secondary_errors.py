@@ -1,4 +1,4 @@
-"""What the other ranks say when a rank dies never hides what it died of; and with retries the run ends well."""
+"""The errors of other ranks never hide the cause of a rank's death; and with retries the run succeeds."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def fail() -> None:
 
 
 def train(moment: str, seconds: float, die: Callable[[], None], who: int, folder: Path) -> int:
-    """Rank `who` dies the first time: at this moment, after so many seconds where others wait for it meanwhile."""
+    """Let rank `who` die the first time: at this moment, after so many seconds where others wait for it meanwhile."""
     import torch
     import torch.distributed as dist
     from torch.nn.parallel import DistributedDataParallel
@@ -83,7 +83,7 @@ def train(moment: str, seconds: float, die: Callable[[], None], who: int, folder
 
 
 def only_once(moment: str, seconds: float, die: Callable[[], None], who: int, folder: Path) -> int:
-    """As `train`; the second time nothing happens."""
+    """Do as `train`; the second time nothing dies."""
     if folder.joinpath("died").exists():
         folder.joinpath("again").touch()
     tr.world().barrier()
@@ -155,7 +155,7 @@ def test_a_service_of_the_users_that_refuses_a_connection_is_the_users_own_error
 
 
 class Silent:
-    """Hears what a coordinator tells."""
+    """An observer that ignores the coordinator's events."""
 
     def event(self, kind: str, **fields: Any) -> None: ...
     def output(self, rank: int, text: str) -> None: ...

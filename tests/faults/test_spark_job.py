@@ -1,4 +1,4 @@
-"""Where a Spark job fails decides what becomes of the run: the gang's own stage, the user's source, or the JVM."""
+"""The place where a Spark job fails decides the outcome of the run: the gang's stage, the user's source, or the JVM."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Nothing hangs unnoticed: whatever stands still is named, with its rank, step, phase and stacks, within its bound."""
+"""No hang goes unnoticed: it is reported with its rank, step, phase and stacks, within its bound."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def run(fn: Callable[..., Any], ranks: int = 2, **settings: Any) -> list[Any]:
 
 
 def stalled(fn: Callable[..., Any], mark: Path, ranks: int = 2, **settings: Any) -> Stalled:
-    """The error. `fn` touches `mark` just before its fault."""
+    """Return the error. `fn` touches `mark` just before its fault."""
     with pytest.raises(Stalled) as caught:
         run(fn, ranks, run_dir=str(mark.parent / "run"), **settings)
     assert time.time() - mark.stat().st_mtime < BOUND
@@ -302,7 +302,7 @@ CGROUPS = Path("/sys/fs/cgroup")
 
 @pytest.fixture
 def cgroup() -> Iterator[Path]:
-    """A real memory control group with a limit of 200 MB, version 1 or 2."""
+    """Yield a real memory control group with a limit of 200 MB, version 1 or 2."""
     v2 = (CGROUPS / "cgroup.controllers").exists()
     group = (CGROUPS if v2 else CGROUPS / "memory") / f"tritium-test-{os.getpid()}"
     try:

@@ -1,4 +1,4 @@
-"""What stands still under Spark: a rank of a Spark task, a source that blocks, and a Spark that stops sending."""
+"""Stalls under Spark: a rank of a Spark task, a source that blocks, and a Spark that stops sending."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def total() -> int:
 
 
 class Accomplice:
-    """Does the deed in a thread of its own, and says what went wrong with it."""
+    """A thread that causes the fault, and keeps its own error."""
 
     def __init__(self, deed: Callable[[], None]) -> None:
         self.problem: BaseException | None = None

@@ -44,7 +44,7 @@ def die_once(folder: Path) -> None:
 
 
 def dying(folder: Path, epoch: int, step: int, rank: int) -> Callable[..., Any]:
-    """The mean squared error, but for one rank that is killed at this step, once."""
+    """Return a train step with the mean squared error, in which one rank is killed at this step, once."""
 
     def train_step(module: Any, batch: Any) -> tuple[torch.Tensor, torch.Tensor]:
         if module.training and (batch.epoch, batch.step) == (epoch, step) and tr.world().rank == rank:
@@ -84,7 +84,7 @@ def train(run_dir: Path, frame: Any = None, **changes: Any) -> Any:
 
 
 def same(one: Any, other: Any) -> None:
-    """Bit for bit, but for the clock."""
+    """Assert equality bit for bit, but for times."""
     for (name, a), (_, b) in zip(one.module.state_dict().items(), other.module.state_dict().items(), strict=True):
         assert torch.equal(a, b), name
     clock = ("seconds", "rows_per_second")
@@ -131,7 +131,7 @@ def test_killed_and_gone_on_is_as_never_interrupted_bit_for_bit(ranks: int, more
 
 
 class DiesAfterAnEpoch(Callback):
-    """The last rank is killed once when an epoch has ended, and its last step is saved."""
+    """A callback that kills the last rank once when an epoch has ended, and its last step is saved."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -143,7 +143,7 @@ class DiesAfterAnEpoch(Callback):
 
 
 class Idle(nn.Module):
-    """Has a layer that nothing comes through, so that DDP must look for parameters without a gradient."""
+    """A module with a layer without input, so that DDP must look for parameters without a gradient."""
 
     def __init__(self) -> None:
         super().__init__()

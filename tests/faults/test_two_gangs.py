@@ -1,4 +1,4 @@
-"""Two gangs on one cluster never wait for each other for ever, whatever each asks for and whoever comes first."""
+"""Two gangs on one cluster never deadlock, whatever each asks for and whichever comes first."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ pytestmark = [pytest.mark.timeout(300), pytest.mark.parametrize("cluster", ["loc
 
 
 def at_once(*launches: Callable[[], Any]) -> list[Any]:
-    """What each of them returned or raised; all begin at the same moment."""
+    """Return what each of them returned or raised; all begin at the same moment."""
     outcomes: list[Any] = [None] * len(launches)
     together = threading.Barrier(len(launches))
 

@@ -24,7 +24,7 @@ WEIGHTS = [2.0, -1.0, 0.5]
 
 
 def plain(spark: Any) -> Any:
-    """k and three features that are nearly independent; y is a linear function of them."""
+    """Return k and three features that are nearly independent; y is a linear function of them."""
     features = [f"double(({number} * k) % 1009) / 291 - 1.73 as x{i}" for i, number in enumerate((7919, 10007, 5003))]
     frame = spark.range(0, ROWS, 1, 4).selectExpr("id as k").selectExpr("k", *features)
     return frame.selectExpr("*", "2.0 * x0 - x1 + 0.5 * x2 as y")
@@ -61,7 +61,7 @@ SOURCES: dict[str, Callable[[Any, Path], Any]] = {
 
 
 def train(folder: str) -> tuple[list[float], dict[int, list[int]]]:
-    """In a rank: the weights, and by epoch the rows that count for them; an epoch that starts over is counted again."""
+    """Return, in a rank, the weights, and by epoch the rows that count for them; a restarted epoch is counted again."""
     world = tr.world()
     weights, taken, step = np.zeros(3), dict[int, list[int]](), 0
     saved = world.checkpoint.load()
@@ -91,7 +91,7 @@ def train(folder: str) -> tuple[list[float], dict[int, list[int]]]:
 
 
 def lose_executor_once(folder: str) -> None:
-    """SIGKILL the JVM that this rank's supervisor belongs to, and wait for the end that this is for the rank too."""
+    """SIGKILL the JVM that this rank's supervisor belongs to, and wait to be ended by that."""
     with contextlib.suppress(FileExistsError):
         os.close(os.open(f"{folder}/killed", os.O_CREAT | os.O_EXCL))
         own = [p for p in psutil.Process().parents() if "CoarseGrainedExecutorBackend" in " ".join(p.cmdline())]
@@ -119,7 +119,7 @@ def notes(folder: Path) -> list[str]:
 
 
 def right(spark: Any, results: list[Any]) -> None:
-    """Every row once an epoch, the weights, and a session that answers."""
+    """Assert every row once per epoch, the weights, and a session that answers."""
     for number in range(EPOCHS):
         assert Counter(k for _, taken in results for k in taken[number]) == Counter(range(ROWS)), f"epoch {number}"
     assert results[0][0] == results[1][0]
@@ -150,7 +150,7 @@ def test_the_training_ends_with_every_row_once_an_epoch(cluster: Any, source: st
 
 
 def turned(spark: Any, folder: Path) -> Any:
-    """Rows that have other ids once an executor is lost."""
+    """Yield rows that have other ids once an executor is lost."""
 
     def turn(batches: Iterator[Any]) -> Iterator[Any]:
         lost = folder.joinpath("killed").exists()

@@ -1,4 +1,4 @@
-"""What needs a real NVIDIA GPU. Skipped where there is none; `pytest -m gpu` runs it where there is."""
+"""Tests that need a real NVIDIA GPU. Skipped where there is none; `pytest -m gpu` runs them where there is."""
 
 from __future__ import annotations
 

@@ -56,8 +56,7 @@ def produce(spark: SparkSession, address: str) -> None:
 
 
 def enrich(spark: SparkSession, address: str, model: TorchModel) -> DataFrame:
-    """Each event with its prediction; its key, and where it came from in the headers, so that a reader can tell
-    an event that was written twice."""
+    """Return each event with its prediction and key; headers hold its source, which identifies duplicates."""
     events = (
         spark.readStream.format("kafka")
         .option("kafka.bootstrap.servers", address)
@@ -77,7 +76,7 @@ def enrich(spark: SparkSession, address: str, model: TorchModel) -> DataFrame:
 
 
 def written(spark: SparkSession, address: str) -> DataFrame:
-    """Every record of the topic, with its headers as columns."""
+    """Return every record of the topic, with its headers as columns."""
     records = (
         spark.read.format("kafka")
         .option("kafka.bootstrap.servers", address)
@@ -91,7 +90,7 @@ def written(spark: SparkSession, address: str) -> DataFrame:
 
 
 def once(records: DataFrame) -> DataFrame:
-    """The de-duplicating read: an event is what stands at one place of the source topic."""
+    """Return the events without duplicates: one per position of the source topic."""
     return records.dropDuplicates(["topic", "partition", "offset"])
 
 

@@ -1,4 +1,4 @@
-"""Spark's settings that messages and pages name are this Spark's, and what errors of runs on Spark advise works."""
+"""The Spark settings in messages and pages exist in this Spark, and the advice in errors of runs on Spark works."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ def rows() -> int:
 
 
 def followed(text: str, df: Any) -> Any:
-    """The DataFrame that the text's own code makes of `df`."""
+    """Return the DataFrame that the text's own code makes of `df`."""
     (code,) = re.findall(r"df\.(?:where|dropna)\((?:[^()]|\([^()]*\))*\)|df\[df\[.*?\)\]", text)
     return eval(code, {**vars(F), "df": df})
 

@@ -25,7 +25,7 @@ FOLDERS = (ROOT / "benchmarks", ROOT / "benchmarks" / "systems")
 
 @pytest.fixture(autouse=True)
 def _modules() -> Iterator[None]:
-    """The benchmarks' modules can be imported, and go to Spark's workers by value; afterwards they are forgotten."""
+    """Make the benchmarks' modules importable, and pickled by value for Spark's workers; undo both afterwards."""
     there, path = set(sys.modules), sys.path[:]
     sys.path[:0] = map(str, FOLDERS)
     for name in ("work", "launching", "first_step_tritium", "scoring", "imaging"):
@@ -41,7 +41,7 @@ def _modules() -> Iterator[None]:
 
 
 def module(name: str) -> Any:
-    """One of the benchmarks' own."""
+    """Return a module of the benchmarks."""
     found = importlib.import_module(name)
     for pickler in PICKLERS:
         pickler.register_pickle_by_value(found)
@@ -49,7 +49,7 @@ def module(name: str) -> Any:
 
 
 def script(name: str, *arguments: object) -> list[str]:
-    """The lines that a benchmark prints, in a process of its own."""
+    """Return the lines that a benchmark prints, in a process of its own."""
     command = [sys.executable, str(ROOT / "benchmarks" / f"{name}.py"), *map(str, arguments)]
     done = subprocess.run(command, env={**os.environ}, capture_output=True, text=True, check=False, timeout=170)
     assert done.returncode == 0, done.stdout + done.stderr

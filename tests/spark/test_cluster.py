@@ -1,4 +1,4 @@
-"""What a cluster offers, counted by Spark itself, and the errors of what it doesn't."""
+"""A cluster's resources, counted by Spark itself, and the errors where they don't suffice."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The fixtures themselves: each kind of cluster runs a job, and what a test leaves behind is named."""
+"""The fixtures themselves: each kind of cluster runs a job, and leaks of a test are named."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a launch promises on every kind of cluster: local, local-cluster, standalone and Spark Connect."""
+"""The contract of a launch on every kind of cluster: local, local-cluster, standalone and Spark Connect."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def launch(cluster: Any, fn: Callable[[], Any], **settings: Any) -> list[Any]:
 
 
 def values(name: str, column: str = "x") -> list[float]:
-    """In a rank: every value of a column that one epoch brings."""
+    """Return, in a rank, every value of a column in one epoch."""
     (epoch,) = tr.world().shard(name).epochs(1, batch_size=64)
     return [float(x) for batch in epoch for x in batch[column][: batch.rows]]
 

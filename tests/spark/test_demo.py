@@ -1,4 +1,4 @@
-"""The demo, as a person starts it: it learns, scores a batch and a stream, and leaves its picture."""
+"""The demo, started as a user does: it trains, scores a batch and a stream, and writes its picture."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the pages show runs: each page's Python blocks, one after the other, as one program."""
+"""The code in the pages runs: each page's Python blocks, one after the other, as one program."""
 
 from __future__ import annotations
 

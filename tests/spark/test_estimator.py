@@ -32,13 +32,13 @@ QUIET: dict[str, Any] = {"progress": False, "output": "none", "verbose": False}
 
 @pytest.fixture(scope="module", autouse=True)
 def _torch_settled(spark: SparkSession) -> None:
-    """The first optimizer of a process makes torch set an environment variable and a cache directory."""
+    """Make a first optimizer, for which torch sets an environment variable and a cache directory."""
     torch.optim.SGD([torch.zeros(1, requires_grad=True)], 0.1)
 
 
 @pytest.fixture(scope="module")
 def rows(spark: SparkSession) -> DataFrame:
-    """400 rows of y = 3a - 2b + 1, with a kind ("low", "high") that a and b decide, and a part marked as held."""
+    """Return 400 rows of y = 3a - 2b + 1, with a kind ("low", "high") that a and b decide, and a part marked held."""
     return (
         spark.range(0, 400, 1, 3)
         .withColumn("a", F.sin(F.col("id") * 1.7))
@@ -63,7 +63,7 @@ def regression(**changes: Any) -> TorchEstimator:
 
 
 def kept(spark: SparkSession) -> int:
-    """How many datasets Spark's block storage holds."""
+    """Return the number of datasets in Spark's block storage."""
     return int(spark.sparkContext._jsc.getPersistentRDDs().size())
 
 

@@ -1,4 +1,4 @@
-"""The exchange on a real Spark: who gets which rows, what the types become, what is computed how often."""
+"""The exchange on a real Spark: which rank gets which rows, the types, and how often what is computed."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ UTC = datetime.timezone.utc
 
 
 def receive(exchange: Exchange, *, confirmed: bool = False) -> list[dict[str, Any]]:
-    """Runs a gang that only receives: per rank its receipt, and each name's columns (and "_id") as arrays."""
+    """Run a gang that only receives. Return per rank its receipt, and each name's columns (and "_id") as arrays."""
     plan, in_order = exchange.plan, exchange.sorted
 
     def rank(batches: Any) -> Any:
@@ -69,7 +69,7 @@ def rows_of(ranks: list[dict[str, Any]], name: str = "train", column: str = "k")
 
 
 def whole(ranks: list[dict[str, Any]], name: str = "train") -> dict[int, tuple[int, int]]:
-    """The fingerprint of all ranks together."""
+    """Return the fingerprint of all ranks together."""
     total: dict[int, tuple[int, int]] = {}
     for rank in ranks:
         for partition, (rows, sums, _) in rank["parts"][name].items():

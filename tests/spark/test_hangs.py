@@ -1,4 +1,4 @@
-"""DataFrames that Spark 4.2.0 never computes (SPARK-58241) are known by their plans; the pinned Spark computes them."""
+"""DataFrames that Spark 4.2.0 never computes (SPARK-58241) are detected by plan; the pinned Spark computes them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A join, a groupBy, a repartition or an orderBy before the exchange: every row once, and a fingerprint that tells."""
+"""A join, groupBy, repartition or orderBy before the exchange: every row once, and a fingerprint that shows changes."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ SOURCES: dict[str, Callable[[Any], Any]] = {
 
 
 def take() -> dict[str, np.ndarray]:
-    """All rows of this rank out of an epoch, with the ids that they lie under."""
+    """Return all rows of this rank in an epoch, with their ids."""
     shard = tr.world().shard("train")
     (epoch,) = shard.epochs(1, batch_size=512)
     batches = [{name: np.array(batch[name][: batch.rows]) for name in batch} for batch in epoch]

@@ -25,7 +25,7 @@ EVENTS, STUCK = 40, 33
 
 
 class Stuck(nn.Module):
-    """Adds a and b. At one event it says so and waits for ever, as long as the pipe at `place` is there."""
+    """A model that adds a and b. At one event it reports and blocks for ever, while the pipe at `place` exists."""
 
     def __init__(self, place: str) -> None:
         super().__init__()
@@ -82,7 +82,7 @@ def _driver(folder: Path, *arguments: str) -> subprocess.Popen[bytes]:
 
 
 def _stuck(reader: int, driver: subprocess.Popen[bytes]) -> bool:
-    """Waits for the model to say that it is stuck; False when the driver ended before."""
+    """Wait for the model to report that it blocks. Return False where the driver ended before."""
     while driver.poll() is None:
         ready, _, _ = select.select([reader], [], [], 0.5)
         if ready and b"stuck" in os.read(reader, 100):

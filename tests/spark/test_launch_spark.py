@@ -42,7 +42,7 @@ def launch(spark: Any, fn: Callable[[], Any], **settings: Any) -> list[Any]:
 
 
 class Background:
-    """A launch in a thread; `join` returns its results or raises what it raised."""
+    """A launch in a thread; `join` returns its results or raises its error."""
 
     def __init__(self, spark: Any, fn: Callable[[], Any], **settings: Any) -> None:
         self._outcome: list[Any] = []
@@ -173,7 +173,7 @@ def test_a_python_worker_is_left_as_it_was_found(spark: Any) -> None:
 
 @contextlib.contextmanager
 def with_settings(spark: Any, **values: str) -> Iterator[None]:
-    """`spark.tritium.driver.<name>` for a block."""
+    """Set `spark.tritium.driver.<name>` for a block."""
     for name, value in values.items():
         spark.conf.set(f"spark.tritium.driver.{name}", value)
     try:
@@ -278,7 +278,7 @@ def test_strangers_on_the_control_port_change_nothing(spark: Any, tmp_path: Path
 
 @pytest.fixture(scope="module")
 def python_without(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., str]:
-    """A Python with all that this one has, but for some packages; never with Tritium."""
+    """Return a function that makes a Python like this one without some packages, and without Tritium."""
     made: dict[tuple[str, ...], str] = {}
 
     def make(*packages: str) -> str:
@@ -508,7 +508,7 @@ spark.stop()
 
 @contextlib.contextmanager
 def namespace() -> Iterator[str]:
-    """A network namespace with an address of its own and no way out."""
+    """Yield a network namespace with an address of its own and no route out."""
     name = f"tritium-{os.getpid()}"
     for command in (f"netns add {name}", f"-n {name} link set lo up", f"-n {name} addr add {FAR}/32 dev lo"):
         made = subprocess.run(["ip", *command.split()], capture_output=True, text=True)
@@ -526,7 +526,7 @@ FAR = "10.77.0.1"
 
 @contextlib.contextmanager
 def passage(name: str, target: tuple[str, int]) -> Iterator[int]:
-    """From a port inside the namespace to `target` out here, and in that direction only; yields the port."""
+    """Yield a port inside the namespace that forwards to `target` outside, in that direction only."""
     listening: list[socket.socket] = []
 
     def enter() -> None:  # a namespace belongs to a thread, and a socket stays where it was made

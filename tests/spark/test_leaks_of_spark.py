@@ -1,4 +1,4 @@
-"""What Spark's own processes may do without being taken for a leak, and what may not hide among them."""
+"""Processes of Spark's own that are no leaks, and leaks that must not hide among them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A retry of a run that keeps its rows reads them, and does not compute the source again."""
+"""A retry of a run that keeps its rows reads them, and does not recompute the source."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ ROWS = 600
 
 
 def counted(spark: Any, folder: Path) -> Any:
-    """A source that leaves a file for each time that a partition of it is computed."""
+    """Return a source that leaves a file each time one of its partitions is computed."""
 
     def count(batches: Any) -> Any:
         from pyspark import TaskContext

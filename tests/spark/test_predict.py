@@ -1,4 +1,4 @@
-"""A model over DataFrames: what leaves the JVM, what comes back, and how often the model runs."""
+"""A model over DataFrames: what leaves the JVM, what is returned, and how often the model runs."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ NUMBER = Signature((FEATURES,), (Output("y", shape=(1,)),), "regression")
 
 
 class Witness(nn.Module):
-    """Says in a file of its process what it was called with, and when it was loaded."""
+    """A model that writes to a file of its process what it was called with, and when it was loaded."""
 
     def __init__(self, place: str) -> None:
         super().__init__()

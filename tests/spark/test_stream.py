@@ -19,7 +19,7 @@ SIGNATURE = Signature((Input("features", ("a", "b"), "float32", (2,)),), (Output
 
 
 class Counting(nn.Module):
-    """Writes one file whenever it is loaded."""
+    """A model that writes one file whenever it is loaded."""
 
     def __init__(self, place: str) -> None:
         super().__init__()

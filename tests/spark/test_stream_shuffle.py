@@ -19,14 +19,14 @@ BATCH = 1024
 
 
 def many(spark: Any, rows: int) -> Any:
-    """1 KB a row: hundreds of MB of which only a few are in flight between Spark and a supervisor that stands still."""
+    """Return rows of 1 KB: hundreds of MB, only a few in flight between Spark and a supervisor that is stopped."""
     from pyspark.sql import functions as F
 
     return spark.range(0, rows, 1, 4).select("id", F.array_repeat(F.col("id").cast("double"), 128).alias("x"))
 
 
 def take(epochs: Any) -> tuple[np.ndarray, int, float]:
-    """The ids of all batches, the steps, and the scales added up."""
+    """Return the ids of all batches, the steps, and the sum of the scales."""
     ids, steps, scale = [], 0, 0.0
     for epoch in epochs:
         for batch in epoch:
@@ -41,7 +41,7 @@ def test_the_first_step_is_taken_while_the_shuffle_is_still_being_read(spark: An
     rows = 300_000
 
     def train() -> tuple[list[int], bool, int, int]:
-        """Takes the first step, and looks how far the rows of all ranks have come by then."""
+        """Take the first step. Return how far the rows of all ranks have come by then."""
         shard = tr.world().shard("train")
         epoch = next(shard.epochs(1, batch_size=BATCH))
         batches = iter(epoch)
@@ -63,7 +63,7 @@ def test_a_save_waits_until_the_rows_it_rests_on_are_known_to_be_complete(spark:
     rows = 300_000
 
     def train() -> list[tuple[bool, bool]]:
-        """Whether the rows were complete before and after a save at the first step, and before and after a position."""
+        """Return whether the rows were complete before and after a save at the first step, and around a position."""
         world, found = tr.world(), []
         shard = world.shard("train")
         for epoch in shard.epochs(1, batch_size=BATCH):

@@ -90,7 +90,7 @@ VARIABLES = {
 
 
 def other(setting: str) -> bool:
-    """Whether the function of another library that OTHERS names has this setting."""
+    """Return whether the function of another library that OTHERS names has this setting."""
     if setting not in OTHERS:
         return False
     home, _, name = OTHERS[setting].rpartition(".")

@@ -1,4 +1,4 @@
-"""An error's advice works: each test makes the error, takes the advice out of its text, and does what it says."""
+"""An error's advice works: each test raises the error, extracts the advice from its text, and follows it."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from tritium.model.signature import Input, Output, Signature
 
 
 def advised(error: BaseException, *fragments: str) -> list[dict[str, Any]]:
-    """Each fragment of the message as keywords: `pad={x: 3}` is {"pad": {x: 3}}; `value` and [...] are filled in."""
+    """Return the message's fragments as keywords: `pad={x: 3}` is {"pad": {x: 3}}; `value` and [...] are filled in."""
     text = str(error)
     found = []
     for fragment in fragments:
@@ -45,7 +45,7 @@ def decode(data: bytes) -> Any:
 def read(
     frame: Any, batch: int = 2, ranks: int = 1, remainder: str = "pad", device: Any = None, **settings: Any
 ) -> Any:
-    """Every batch column of one epoch, as a gang of one in this process sees it."""
+    """Return every batch column of one epoch of a gang of one in this process."""
 
     def rows() -> Any:
         epochs = tr.world().shard("train").epochs(1, batch_size=batch, remainder=remainder, device=device)

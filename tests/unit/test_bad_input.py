@@ -15,7 +15,7 @@ from tritium.errors import BadData, BadFunction, BadSetting, SetupError, Tritium
 
 
 def nothing(*_: Any) -> None:
-    """Never called."""
+    """Do nothing: it is never called."""
     raise AssertionError("this must not start")
 
 

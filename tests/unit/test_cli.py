@@ -1,4 +1,4 @@
-"""The `tritium` command: what it finds on a machine, what it says of a run, and how it ends."""
+"""The `tritium` command: its findings on a machine, its report of a run, and its exit codes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is suggested for an unknown word."""
+"""Suggestions for an unknown word."""
 
 from __future__ import annotations
 

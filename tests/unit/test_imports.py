@@ -1,4 +1,4 @@
-"""Imports point down, the front door is light, and what is public is a list."""
+"""Imports point down, `import tritium` is light, and the public names are a list."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ PUBLIC = {"Data", "Exchange", "Gang", "Model", "World", "errors", "launch", "loa
 
 
 def depth(module: str) -> int:
-    """Where `tritium.data.spool` is in LAYERS."""
+    """Return the index in LAYERS of a module such as `tritium.data.spool`."""
     name = [*module.split("."), ""][1]
     return next(number for number, layer in enumerate(LAYERS) if name == layer or name in layer.split())
 
@@ -37,13 +37,13 @@ def modules() -> dict[str, Path]:
 
 @functools.cache
 def nodes(path: Path) -> list[ast.AST]:
-    """What a file says: the nodes of its syntax tree."""
+    """Return the nodes of a file's syntax tree."""
     return list(ast.walk(ast.parse(path.read_text())))
 
 
 @functools.cache
 def imported(path: Path) -> list[tuple[int, str]]:
-    """Every module of Tritium's that a file names: imports, also inside functions, and names given to importlib."""
+    """Return every module of Tritium's that a file names: imports, also in functions, and names given to importlib."""
     return list(_imported(path))
 
 
@@ -70,7 +70,7 @@ def test_imports_point_down(module: str) -> None:
 
 
 def process(module: str) -> int:
-    """Where `tritium.gang.rank.world` is in PROCESSES."""
+    """Return the index in PROCESSES of a module such as `tritium.gang.rank.world`."""
     name = [*module.split("."), "", ""][2]
     return PROCESSES.index(name if name in PROCESSES else "")
 

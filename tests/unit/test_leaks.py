@@ -1,4 +1,4 @@
-"""The check for what a test leaves behind sees each kind of thing, and nothing when nothing is left."""
+"""The leak check reports each kind of leak, and nothing where there is none."""
 
 from __future__ import annotations
 

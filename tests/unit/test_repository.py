@@ -1,4 +1,4 @@
-"""The repository as others get it: no machine's own paths, no addresses, what is pinned is what runs."""
+"""The repository as others get it: no paths or addresses of a machine, and the pinned versions are those that run."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def tracked() -> list[Path]:
 
 
 def pinned() -> dict[str, str]:
-    """Name → version, of the lines of constraints.txt that count on this Python and this platform."""
+    """Return name → version, of the lines of constraints.txt for this Python and this platform."""
     found = {}
     for line in (ROOT / "constraints.txt").read_text().splitlines():
         match = re.fullmatch(r"([a-z0-9-]+)==([\w.]+)(?: ; (.+))?", line)

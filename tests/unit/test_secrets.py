@@ -1,4 +1,4 @@
-"""A run directory's URL may hold keys: they show neither in `ps` nor in what a run writes or says."""
+"""A run directory's URL may hold keys: they appear neither in `ps` nor in what a run writes or prints."""
 
 from __future__ import annotations
 

@@ -15,7 +15,7 @@ GOOD_JAVA = "echo 'openjdk version \"21.0.2\" 2024-01-16' >&2"
 
 @pytest.fixture
 def clone(tmp_path: Path) -> Path:
-    """What set-up reads of a clone, and `bin`: the only directory on its PATH."""
+    """Return a directory with the files that set-up reads of a clone, and `bin`, the only one on its PATH."""
     for name in ("pyproject.toml", "constraints.txt", "scripts/setup.sh", "scripts/pip-settings.sh"):
         target = tmp_path / "clone" / name
         target.parent.mkdir(parents=True, exist_ok=True)
@@ -34,7 +34,7 @@ def program(clone: Path, name: str, script: str) -> Path:
 
 
 def environment(clone: Path, python: str, uv: str) -> None:
-    """A `.venv` that is there already, with these scripts as its programs; and a Java that will do."""
+    """Make a `.venv` with these scripts as its programs, and a suitable Java."""
     program(clone, "java", GOOD_JAVA)
     programs = clone / "clone" / ".venv" / "bin"
     programs.mkdir(parents=True)

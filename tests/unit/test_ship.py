@@ -1,4 +1,4 @@
-"""The package and the user's code where neither is installed: a plain Python with what every executor has."""
+"""The package and the user's code in a plain Python that has neither, but has what every executor has."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def function(path):
 
 @pytest.fixture(scope="module")
 def bare(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., str]:
-    """Runs a program in a Python that has NumPy and pyarrow, but neither Tritium nor cloudpickle nor this directory."""
+    """Return a runner for programs in a Python with NumPy and pyarrow but no Tritium, cloudpickle or this directory."""
     folder = tmp_path_factory.mktemp("bare")
     for entry in Path(pytest.__file__).parents[1].iterdir():
         if entry.name.lower().startswith(("numpy", "pyarrow")):
@@ -55,7 +55,7 @@ def bare(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., str]:
 
 
 def flat(entry: Any) -> bytes:
-    """An entry as its code and the plain values it closes over: proof that it needs nothing else."""
+    """Return an entry as its code and the plain values it closes over, which is all it needs."""
     import marshal
 
     assert not entry.__defaults__
@@ -133,7 +133,7 @@ def make(value):
 
 @pytest.fixture
 def users(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[ModuleType]:
-    """Two modules of the user's; one imports the other."""
+    """Yield one of two modules of the user's, which imports the other."""
     (tmp_path / "helper_module.py").write_text("def double(x):\n    return 2 * x\n")
     (tmp_path / "user_module.py").write_text(MODULE)
     monkeypatch.syspath_prepend(str(tmp_path))

@@ -1,4 +1,4 @@
-"""Frames, codes and the handshake: what arrives is what was sent, or an error; never something else."""
+"""Frames, codes and the handshake: what arrives is what was sent, or an error, and nothing else."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def stream(messages: list[Message], key: bytes | None = KEY, direction: bytes = 
 
 
 def read(data: bytes, key: bytes | None = KEY, direction: bytes = b"c") -> tuple[list[Message], WireError | None]:
-    """What a receiver gets out of `data`, and the error that ended it, if any."""
+    """Return what a receiver decodes from `data`, and the error that ended it, if any."""
     codec, seen = Codec(key, direction), []
     try:
         for message in codec.feed(data):
@@ -129,7 +129,7 @@ class TestCodes:
 
 
 def mutate(data: bytes, chance: random.Random) -> bytes:
-    """`data` with one thing wrong: bits, bytes lost, added, doubled, or exchanged; or cut short."""
+    """Return `data` with one error: bits, bytes lost, added, doubled, or exchanged; or cut short."""
     at, size = chance.randrange(len(data)), chance.randint(1, 40)
     piece = data[at : at + size]
     return chance.choice(
@@ -190,7 +190,7 @@ class TestChallenge:
 
 @contextlib.contextmanager
 def server(serve: Callable[[socket.socket], None]) -> Iterator[tuple[str, int]]:
-    """One connection, served by a function in a thread."""
+    """Yield the address of a server whose one connection a function serves in a thread."""
     with socket.create_server(("127.0.0.1", 0)) as listening:
 
         def run() -> None:

@@ -1,4 +1,4 @@
-"""From mapped rows to the columns of a batch: NumPy arrays, or torch tensors on a device (rank)."""
+"""The columns of a batch, gathered from mapped rows: NumPy arrays, or torch tensors on a device (rank)."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class Batch(Mapping[str, Any]):
     scale : factor for the mean loss of this batch, with which the average over ranks is the mean over all rows.
     rows  : rows that count in this rank's mean (0 in a batch that only keeps the rank in step).
     total : `rows`, summed over all ranks.
-    step, epoch : which they are, from 0.
+    step, epoch : their numbers, from 0.
     """
 
     __slots__ = ("_columns", "_read", "epoch", "rows", "scale", "step", "total")
@@ -55,7 +55,7 @@ class Batch(Mapping[str, Any]):
         return len(self._read_columns())
 
     def release(self) -> None:
-        """Free the memory of the columns. They are read from the spool again when one is asked for."""
+        """Free the memory of the columns. They are read from the spool again when one is accessed."""
         if self._read is not None:
             self._columns = {}
 
@@ -70,13 +70,13 @@ class Batch(Mapping[str, Any]):
 
 
 class Gather:
-    """Gathers the rows of a batch from a spool's maps.
+    """A reader of the rows of batches from a spool's maps.
 
     name   : of the DataFrame, for messages.
     decode : bytes column → function from its content to an array.
     device : None for NumPy: a range of rows is a read-only view of the map, a selection is copied (`np.take`, measured
-             as fast as `torch.index_select` in RAM). Else where the torch tensors are; for a GPU they go through pinned
-             memory. "auto": torch tensors in host memory, except for bytes, which no tensor holds.
+             as fast as `torch.index_select` in RAM). Else the device of the torch tensors; those for a GPU pass through
+             pinned memory. "auto": torch tensors in host memory, except for bytes, which no tensor holds.
     """
 
     def __init__(self, name: str, reader: SpoolReader, decode: Mapping[str, Decode], device: Any) -> None:
@@ -93,10 +93,11 @@ class Gather:
         self._bytes_stay = device is None or device == "auto"
         self._type = None if device is None else str(self.device.type)
         self.ahead = self._type not in (None, "cpu")
-        """Whether to prepare a batch while the one before it is used: the device is not this processor."""
+        """Whether to prepare a batch while the previous one is used, as for any device but the CPU."""
 
     def take(self, rows: Rows) -> dict[str, Any]:
-        """Return the columns at `rows`, still in host memory. Raises BadRow where `decode` fails, BadSetting."""
+        """Return the columns at `rows`, still in host memory. Raises BadRow where `decode` fails,
+        BadSetting for bytes that no tensor holds."""
         return {name: self._column(name, rows) for name in self.reader.names}
 
     def place(self, columns: dict[str, Any]) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""From the Arrow column of a Field to its NumPy rows, checked value by value (any process)."""
+"""The conversion of a Field's Arrow column to NumPy rows, checked value by value (any process)."""
 
 from __future__ import annotations
 
@@ -28,9 +28,9 @@ def read(field: Field, column: pa.Array, ids: Array) -> tuple[Column, Array | No
 
     column : as `exchange.pack` or `Tables.batches` makes it. ids : int64 `[rows]`.
 
-    Where nothing has to be changed the array is a view of Arrow's own buffer. A `shape` that is still None is taken
-    from the first row. Raises BadRow for a null, a NaN, an unknown value, a ragged or too long row, a number that the
-    dtype can't hold.
+    Where no value has to be changed the array is a view of Arrow's own buffer. A `shape` that is still None is taken
+    from the first row. Raises BadRow for a null, a NaN, an unknown value, a ragged or too long row, or a number that
+    the dtype can't hold.
     """
     if field.kind == "bytes":
         return _bytes(field, column, ids), None
@@ -52,7 +52,7 @@ def read(field: Field, column: pa.Array, ids: Array) -> tuple[Column, Array | No
 
 _OTHERWISE = "fill them with nulls={{{0!r}: value}}, or, with tr.Data, mark them: nulls={{{0!r}: 'mask'}}"
 _FILL = "Drop such rows (`df.dropna(subset=[{0!r}])`), " + _OTHERWISE
-# dropna looks at no value in an array.
+# dropna does not look inside arrays.
 _DROP_ARRAYS = (
     "Drop such rows (with Spark `df.where(F.forall({inside}, lambda v: F.isnotnull(v)))`, with pandas "
     "`df[df[{{0!r}}].map(lambda v: all(x is not None for x in v))]`), "
@@ -81,7 +81,7 @@ def _bytes(field: Field, column: pa.Array, ids: Array) -> Ragged:
     if column.null_count:
         row = int(np.argmax(column.is_null().to_numpy(zero_copy_only=False)))
         raise bad_row(field, ids, row, None, "null", "Drop such rows (`df.dropna(subset=[{0!r}])`)")
-    if not len(column):  # Arrow may leave the buffers out
+    if not len(column):  # Arrow may omit the buffers of an empty array
         return Ragged(np.zeros(0, np.uint8), np.zeros(0, np.int64))
     wide = pa.types.is_large_binary(column.type)
     offset_type = np.dtype(np.int64 if wide else np.int32)
@@ -92,7 +92,7 @@ def _bytes(field: Field, column: pa.Array, ids: Array) -> Ragged:
 
 
 def _flatten(field: Field, column: pa.Array, ids: Array) -> tuple[pa.Array, list[Array]]:
-    """Return the values without the arrays around them, and the lengths of these, outermost first; no null rows."""
+    """Return the values of rows that are not null, and the lengths of the arrays around them, outermost first."""
     lengths: list[Array] = []
     for level in range(field.depth):
         if level and column.null_count:
@@ -190,7 +190,7 @@ def _check_nulls(field: Field, absent: Array, lengths: list[Array], ids: Array) 
 
 
 def _inside(field: Field) -> str | None:
-    """Return the code that makes one Spark array of a column's arrays, for an advice; None where it has none."""
+    """Return code that makes one Spark array of a column's arrays, for error messages; None where it has none."""
     if field.depth == 0 or field.packed:
         return None
     if field.marked:  # a vector

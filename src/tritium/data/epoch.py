@@ -22,17 +22,17 @@ _SPAN = 1 << 20
 
 
 class Stopwatch(Protocol):
-    """What measures where the time of the steps goes; `observe.trace.Trace` is one."""
+    """A measurement of where the time of the steps goes, such as `observe.trace.Trace`."""
 
     def batches(self, batches: Iterator[Batch]) -> Iterator[Batch]: ...
     def within(self, section: Literal["copy to device"]) -> AbstractContextManager[None]: ...
 
 
 class Group:
-    """The batches of one optimizer step. A batch is released when the next one is asked for, the last at the end.
+    """The batches of one optimizer step. A batch is released when the next one is requested, the last at the end.
 
     total    : the rows that count in the step's mean, over all its batches and all ranks.
-    taken    : the batches that were taken so far.
+    taken    : the batches taken so far.
     """
 
     def __init__(self, batches: Iterator[Batch], count: int, total: int) -> None:
@@ -48,7 +48,7 @@ class Group:
 
     @property
     def at_last(self) -> bool:
-        """Whether the batch that was taken last is the last one of the group."""
+        """Whether the batch taken last is the last one of the group."""
         return len(self.taken) == self._count
 
 
@@ -118,15 +118,15 @@ class Epoch:
                     epoch=self.number,
                     read=functools.partial(self._read_again, share),
                 )
-                del columns  # so that the batch alone holds them, and release() frees them
+                del columns  # The batch alone must hold them, so that release() frees them.
                 yield batch
 
     def groups(self, count: int) -> Iterator[Group]:
-        """Yield groups of up to `count` batches, each to be taken to its end; one batch at a time is in memory."""
+        """Yield groups of up to `count` batches. Each must be consumed to its end; one batch at a time is in memory."""
         batches = iter(self)
         while shares := self._following(count):
             yield Group(islice(batches, len(shares)), len(shares), sum(share.total for share in shares))
-        next(batches, None)  # there is none: this ends the epoch
+        next(batches, None)  # No batch is left: this call ends the epoch.
 
     def _following(self, count: int) -> list[Share]:
         """Return this rank's shares of up to `count` steps from the next one on."""

@@ -28,7 +28,7 @@ from tritium.errors import DataChanged, DataError
 
 @dataclass(frozen=True)
 class EpochPlan:
-    """What decides the order of the rows; two runs with the same plan and data take the same batches."""
+    """The settings that decide the order of the rows: with the same plan and data, two runs take the same batches."""
 
     batch_size: int
     shuffle: str | bool
@@ -39,7 +39,7 @@ class EpochPlan:
 
 
 class RowSource(Protocol):
-    """What an epoch needs of a shard: `Shard` is one. A property may wait until the rows have come."""
+    """The part of `Shard` that an epoch needs. A property may wait until the rows have arrived."""
 
     name: str
     index: int
@@ -69,14 +69,14 @@ class Epochs:
     A state is a position. In an epoch that is a plain permutation, its step says which rows were seen; in one that
     was streamed, or continued at another world size, the state lists their ids, and the other rows are permuted again.
 
-    shard      : where the rows are.
+    shard      : the source of the rows.
     n          : how many epochs, the finished ones of a resumed run included.
-    plan       : what decides their order.
+    plan       : decides the order of the rows.
     device     : where the columns of a batch are put: a torch.device, "auto", or None for NumPy.
     resume     : the state of this rank, or of all ranks in rank order; None to start at the first epoch.
     if_changed : "refuse" or "restart": what to do where the rows are not those of the state.
 
-    Raises BadSetting where `resume` does not go with `plan`.
+    Raises BadSetting where `resume` does not fit `plan`.
     """
 
     def __init__(
@@ -110,8 +110,8 @@ class Epochs:
     def state(self) -> dict[str, Any]:
         """Return the position as JSON.
 
-        Waits until all shards are complete: only then is the fingerprint known by which a resumed run sees whether the
-        ids mean the same rows again.
+        Waits until all shards are complete: only then is the fingerprint known by which a resumed run can tell whether
+        the ids mean the same rows again.
         """
         self._shard.counts  # noqa: B018 - it waits
         (number, step), epoch, plan = self._start(), self._epoch, self._plan
@@ -153,7 +153,7 @@ class Epochs:
     def _verify(self, state: State) -> None:
         """Restart the epoch of `state` where its ids or its order mean other rows now.
 
-        Every rank decides the same, as state and fingerprint are the same. Raises DataChanged.
+        All ranks decide alike, as they have the same state and fingerprint. Raises DataChanged.
         """
         other_rows = self._other_rows(state)
         if other_rows is None and ("seen" in state or state.get("order") == ORDER_VERSION):
@@ -168,12 +168,12 @@ class Epochs:
         self._others, self._resume = (), {"epoch": state["epoch"], "step": 0}
 
     def _other_rows(self, state: State) -> str | None:
-        """Return in words what happened to the ids since `state`; None where they mean the same rows.
+        """Return a clause that says what happened to the ids since `state`; None where they mean the same rows.
 
-        Raises DataChanged where the rows are others and that is refused.
+        Raises DataChanged where the rows differ and `if_changed` refuses that.
         """
         shard, before = self._shard, state.get("fingerprint")
-        if before is None or not shard.counts or shard.feed.fingerprint is None:  # the counts come last
+        if before is None or not shard.counts or shard.feed.fingerprint is None:  # the counts arrive last
             return None
         verdict = compare(before, summary(shard.feed.fingerprint))
         if verdict == "same":

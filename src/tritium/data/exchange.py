@@ -103,7 +103,7 @@ class Exchange:
         return frame.select(F.struct(*children).alias(name))
 
     def persist(self) -> Exchange:
-        """Keep the dealt rows in Spark's block storage, so that further gangs don't compute the source again."""
+        """Keep the distributed rows in Spark's block storage, so that further gangs don't recompute the source."""
         if not self.persisted:
             from pyspark.storagelevel import StorageLevel
 
@@ -112,7 +112,7 @@ class Exchange:
         return self
 
     def unpersist(self) -> None:
-        """Free the block storage. Does nothing where it was not persisted."""
+        """Free the block storage. Does nothing where nothing was persisted."""
         if self.persisted:
             self.persisted = False
             self.frame.unpersist()
@@ -120,11 +120,11 @@ class Exchange:
 
     @contextmanager
     def read(self) -> Iterator[None]:
-        """Enter this while a gang reads `frame`. Drops persisted rows that an earlier gang did not read to the end.
+        """Count a reader of `frame` in this block. Drops persisted rows that an earlier gang did not read to the end.
 
         Such rows may come from two evaluations: Spark persists a rank's rows where that rank ran, and when that
-        executor is lost, computes these rows alone again, from the source. Where rows have other ids then, some would
-        come twice and some not at all.
+        executor is lost, recomputes these rows alone from the source. If they then have other ids, some rows would come
+        twice and some not at all.
         """
         with self._lock:
             if self.persisted and self._begun and self._fingerprint is None and not self._readers:
@@ -215,7 +215,7 @@ def _scalar(column: Any, kind: SourceType, travel: str) -> Any:
         column = F.unix_date(column)
     elif kind.name == "timestamp" and kind.zoned:
         column = F.unix_micros(column)
-    elif kind.name == "timestamp":  # no function does it without going through the session's time zone
+    elif kind.name == "timestamp":  # no Spark function converts it without the session's time zone
         days = F.unix_date(column.cast("date")).cast("bigint")
         minutes = (days * 24 + F.hour(column)) * 60 + F.minute(column)
         column = minutes * 60_000_000 + (F.date_part(F.lit("SECOND"), column) * 1_000_000).cast("bigint")

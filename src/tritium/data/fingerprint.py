@@ -3,7 +3,7 @@
 Per source partition it is the number of rows and two sums modulo 2**64: of a hash of (id, row), and of a hash of the
 row alone. Two evaluations of a source that gave every id the same row have the same fingerprint; one in which a row
 changed, moved or is missing has another. Where only the total of the second sums is the same, the same rows have other
-ids. It detects accidents, not an adversary.
+ids. It detects accidental changes, not deliberate ones.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _MIX_2 = np.uint64(0x94D049BB133111EB)
 
 
 class Fingerprint:
-    """Adds up segments of a shard. `parts` : source partition → (rows, sum over (id, row), sum over the row alone)."""
+    """The sums over a shard's segments. `parts` : source partition → (rows, sum over (id, row), sum over the row)."""
 
     def __init__(self) -> None:
         self.parts: dict[int, Part] = {}
@@ -52,7 +52,7 @@ class Fingerprint:
             self.parts[partition] = added(self.parts.get(partition, (0, 0, 0)), part)
 
     def _fixed(self, name: str, column: Array) -> Array:
-        """Return uint64 [rows]: the row's words times keys, added up. Takes two passes over the column."""
+        """Return uint64 [rows]: the sum of a row's words times keys. Takes two passes over the column."""
         rows = np.ascontiguousarray(column).reshape(len(column), -1)
         size = rows.shape[1] * rows.itemsize
         if not size:
@@ -80,7 +80,7 @@ class Fingerprint:
         return hashes
 
     def _key(self, name: str, count: int) -> Array:
-        """Return `count` odd numbers that belong to a column's name."""
+        """Return `count` odd numbers derived from a column's name."""
         found = self._keys.get((name, count))
         if found is None:
             seed = np.uint64(zlib.crc32(name.encode()) << 32)
@@ -90,7 +90,7 @@ class Fingerprint:
 
 
 def added(one: Sequence[int], other: Sequence[int]) -> Part:
-    """Return two parts of one partition, added up."""
+    """Return the sum of two parts of one partition."""
     return one[0] + other[0], (one[1] + other[1]) & _WORD, (one[2] + other[2]) & _WORD
 
 
@@ -107,14 +107,14 @@ def summary(whole: Table) -> dict[str, Any]:
 
 
 def compare(before: Mapping[str, Any], now: Mapping[str, Any]) -> Literal["same", "moved", "changed"]:
-    """Compare two summaries: every id means the same row, the same rows have other ids, or the rows are others."""
+    """Return "same" where every id means the same row, "moved" where the same rows have other ids, else "changed"."""
     if before["digest"] == now["digest"]:
         return "same"
     return "moved" if (before["rows"], before["content"]) == (now["rows"], now["content"]) else "changed"
 
 
 def differences(before: Table, now: Table, most: int = 8) -> str:
-    """Return in words which source partitions changed, up to `most` of them: "partition 3: 100 rows, were 90"."""
+    """Return a clause that lists the changed source partitions, up to `most`: "partition 3: 100 rows, were 90"."""
     old, new = ({part[0]: part[1:] for part in one} for one in (before, now))
     changed = [p for p in sorted({*old, *new}) if old.get(p) != new.get(p)]
     words = []

@@ -1,7 +1,7 @@
-"""Finds, by its plan, a DataFrame that a Spark version never finishes computing (driver).
+"""Detection, by their plans, of DataFrames that a Spark version never finishes computing (driver).
 
 Spark 4.2.0, SPARK-58241: the runner of an Arrow-optimised Python UDF (all of them by default in 4.2) that reads
-columnar batches writes a schema that its worker takes for something else, and then waits for ever. Seen on 4.2.0:
+columnar batches writes a schema that its worker misreads, and then waits for ever. Seen on 4.2.0:
 Parquet and ORC (v1 and v2 sources) and a cached DataFrame of numbers hang; a filter, a shuffle or an expression between
 the scan and the UDF makes rows of the batches, and nothing hangs.
 """
@@ -15,7 +15,7 @@ from tritium.errors import WrongVersion
 
 HANGING = "4.2.0"
 _ARROW_BATCHED = 101  # Spark's number for a Python UDF that is given Arrow batches
-_PLAIN = ("AttributeReference", "Literal")  # with other arguments Spark takes the runner for rows
+_PLAIN = ("AttributeReference", "Literal")  # with other arguments Spark uses the runner for rows
 _AROUND = ("PythonUDF", "NamedArgumentExpression")
 _TEXT = re.compile(r"ArrowEvalPython \[(.*?)\], \[[^\]]*\], 101\n[^\w]*(?:\*\(\d+\) )?(FileScan \w+|BatchScan \w+)(.*)")
 
@@ -68,7 +68,7 @@ def _items(sequence: Any) -> list[Any]:
 
 
 def _in_text(plan: str) -> tuple[str, str] | None:
-    """Do the same for Spark Connect, which gives a plan as text only, without its single expressions."""
+    """Return the same as `_in_plan` for Spark Connect, which shows a plan as text only, without single expressions."""
     for udf, scan, rest in _TEXT.findall(plan):
         if scan.startswith("BatchScan") or "Batched: true" in rest:
             return repr(udf.partition("(")[0]), scan

@@ -22,10 +22,10 @@ def rank_of(ids: Array, ranks: int) -> Array:
 
 
 class IdSet:
-    """A set of ids of a shard: for each source partition the first, the stride, and one bit for each step of it.
+    """A set of ids of a shard: for each source partition the first id, the stride, and one bit per step of it.
 
-    A shard's rows of a partition are a constant stride apart, so that a whole shard takes a few compressed bytes a
-    partition, and any part of it at most one bit a row.
+    A shard's rows of a partition are a constant stride apart, so that a whole shard takes a few compressed bytes per
+    partition, and any part of it at most one bit per row.
     """
 
     def __init__(self, first: Array, stride: Array, length: Array, bits: Array) -> None:

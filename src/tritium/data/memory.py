@@ -1,4 +1,4 @@
-"""How much memory this process may count on (any process)."""
+"""The memory that this process may use (any process)."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""Casts numbers to the dtype of a batch, and refuses those that it can't hold (any process).
+"""Casts of numbers to the dtype of a batch, which refuse those that it can't hold (any process).
 
-Where all values are good, only the smallest and the largest are looked at.
+Where all values are valid, only the smallest and the largest are examined.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ from tritium.errors import BadRow
 
 Array = np.ndarray[Any, Any]
 ErrorAt = Callable[[int, Any, str, str], BadRow]
-"""Makes the error of (position, value, what it is, what to do); `{0!r}` in the last stands for the column."""
+"""Returns the error for (position, value, what it is, what to do); `{0!r}` in the last stands for the column."""
 
-# The code means the same in Spark and in pandas: dropna and fillna take NaN for null in both.
+# The advised code means the same in Spark and in pandas: dropna and fillna take NaN for null in both.
 _KEEP = "or make it an ordinary value with nan='keep' (of tr.Data in a launch, of the estimator)"
 _NAN = f"Drop such rows (`df.dropna(subset=[{{0!r}}])`), fill them (`df.fillna({{{{{{0!r}}: 0}}}})`), {_KEEP}"
 _BETWEEN = "`df[df[{{0!r}}].between(-{limit}, {limit})]`"
@@ -54,9 +54,9 @@ def cast(values: Array, dtype: np.dtype[Any], at: ErrorAt) -> Array:
 
 
 def first_beyond(values: Array, dtype: np.dtype[Any]) -> int | None:
-    """Return the position of the first value `[k]` that this integer dtype can't hold, or NaN; None: it holds all."""
+    """Return the position of the first value `[k]` that is NaN or beyond an integer dtype; None where it holds all."""
     limits = np.iinfo(dtype)
-    if values.dtype.kind == "f":  # the largest integer is no float, the one after it is
+    if values.dtype.kind == "f":  # the largest int64 is not a float, the next integer is
         fits = (values >= float(limits.min)) & (values < float(limits.max) + 1)
     else:
         fits = (values >= limits.min) & (values <= limits.max)
@@ -98,7 +98,7 @@ def _check_finite(values: Array, raw: Array, at: ErrorAt, keep: bool, inside: st
     if math.isnan(value):
         raise at(position, value, "NaN", _NAN if inside is None else f"Drop such rows ({drop}), {_KEEP}")
     what = "infinite"
-    if raw is values and dtype.itemsize < 8:  # it came so: from Spark's own cast, perhaps
+    if raw is values and dtype.itemsize < 8:  # it arrived as infinite, perhaps from Spark's own cast
         what = f"infinite, or beyond {dtype} (up to {limit}),"
     raise at(position, value, what, _INFINITE.format(drop=drop))
 

@@ -1,6 +1,6 @@
 """The order of the rows in an epoch: positions in the epoch to rows in the spool (rank).
 
-Permutations need no table, so that memory is needed for the positions asked for only, whatever the size of the shard.
+Large permutations have no table: memory is needed only for the positions requested, whatever the size of the shard.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ Key = tuple[int, int, int]
 """Seed, epoch and shard index: the shards of an epoch have independent orders."""
 
 ORDER_VERSION = 2
-"""Changes with the orders made here: a saved position means the same row in the same version only."""
+"""Increased whenever one of these orders changes: a saved position means the same row in the same version only."""
 
 _SMALL = 1 << 16
 _CHUNK = 1 << 14
-_SPAN = 1 << 17  # ids looked at together: what is computed of them takes a few MB, whatever the rows
+_SPAN = 1 << 17  # ids processed together, which takes a few MB, whatever the number of rows
 _READ_SPAN = 1 << 20
-_PERMUTED_AHEAD = 1 << 16  # 512 kB; batches in between drive what this needs out of the processor's caches
+_PERMUTED_AHEAD = 1 << 16  # 512 kB; work between batches evicts what this needs from the processor's caches
 _ROUNDS = 5  # with 4, rows 256 to 1024 apart in the epoch were seen to depend on each other; with 5 and 6 none were
 _STRIPES = 1024
 _WORD = (1 << 64) - 1
@@ -52,7 +52,7 @@ class IdOrder:
 class ShuffledOrder:
     """Every row, permuted over the rows sorted by id, so that the order of their arrival makes no difference.
 
-    rows  : of the shard. by_id : as the function of that name returns it.
+    rows  : the shard's number of rows. by_id : as the function of that name returns it.
     block : rows that are permuted together, as in `blocked`.
     """
 
@@ -64,7 +64,7 @@ class ShuffledOrder:
         self._ahead = np.empty(0, np.int64)
 
     def take(self, start: int, stop: int) -> slice | Array:
-        if start < self._first or stop > self._first + len(self._ahead):  # many at once cost far less each
+        if start < self._first or stop > self._first + len(self._ahead):  # a large call costs far less per row
             rows = self._permuted(np.arange(start, min(self._rows, max(stop, start + _PERMUTED_AHEAD))))
             self._first, self._ahead = start, rows if self._by_id is None else self._by_id(rows)
         return self._ahead[start - self._first : stop - self._first]
@@ -73,7 +73,7 @@ class ShuffledOrder:
 class WindowedOrder:
     """Every row in the order of arrival, permuted within windows of `window` rows; the last one may be shorter.
 
-    rows : returns the rows of the shard, or None while they arrive.
+    rows : returns the shard's number of rows, or None while they arrive.
     """
 
     def __init__(self, window: int, rows: Callable[[], int | None], key: Key) -> None:
@@ -160,7 +160,7 @@ class _Feistel:
 
     def __call__(self, positions: Array) -> Array:
         rows = np.empty(len(positions), np.int64)
-        for start in range(0, len(positions), _CHUNK):  # what fits into the processor's cache at once
+        for start in range(0, len(positions), _CHUNK):  # a chunk fits into the processor's cache
             rows[start : start + _CHUNK] = self._once(positions[start : start + _CHUNK])
         outside = np.flatnonzero(rows >= self._n)
         while len(outside):
@@ -193,13 +193,13 @@ def blocked(n: int, block: int, *key: int) -> Lookup:
     """Return a permutation of 0..n-1 in which each `block` positions draw from `block` rows only.
 
     For rows that memory can't hold: a block consists of 1024 stripes of neighbouring rows from all over 0..n-1, and is
-    permuted as a whole, so that a disk is read once an epoch, in stripes. With `block` ≥ n as `permutation`.
+    permuted as a whole, so that a disk is read once per epoch, in stripes. With `block` ≥ n it is `permutation`.
     """
     return permutation(n, *key) if block >= n else _Blocked(n, block, key)
 
 
 class _Blocked:
-    """A permutation of 0..n-1 by blocks. Keeps the permutation of the block that was asked for last."""
+    """A permutation of 0..n-1 by blocks. Keeps the permutation of the block requested last."""
 
     def __init__(self, n: int, block: int, key: tuple[int, ...]) -> None:
         self._n, self._block, self._key = n, block, key
@@ -229,7 +229,7 @@ def by_id(ids: Array) -> Lookup | None:
     ids : int64 [rows], in the order of arrival. None is returned where they arrived sorted.
 
     Rows that arrive in ascending runs, one source partition each (as a shuffle delivers them), take memory for the
-    runs only; any other order takes a table of 8 bytes a row.
+    runs only; any other order takes a table of 8 bytes per row.
     """
     starts = np.concatenate([np.zeros(1, np.int64), *_breaks(ids)])
     if len(starts) == 1:
@@ -251,7 +251,7 @@ class _Table:
 
 
 class _Runs:
-    """Positions in runs that are put one after another, to the rows: run i is rows `starts[i]` and following."""
+    """The lookup for runs of rows put one after another: run i is `lengths[i]` rows from row `starts[i]` on."""
 
     def __init__(self, starts: Array, lengths: Array) -> None:
         self._ends = np.cumsum(lengths)

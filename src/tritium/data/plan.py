@@ -65,7 +65,7 @@ def _must_be_exact(kind: SourceType, dtype: str) -> bool:
 
 
 class _Planner:
-    """Makes Fields of source columns and settings, and collects every problem in `problems`."""
+    """A planner of Fields from source columns and settings, which collects every problem in `problems`."""
 
     def __init__(self, columns: Mapping[str, SourceType], data: Data) -> None:
         self.columns = dict(columns)
@@ -73,7 +73,7 @@ class _Planner:
         self.problems: list[str] = []
 
     def check_doubles(self, names: Sequence[str]) -> None:
-        """Find columns of one name, as a join leaves them: which one is meant can't be told."""
+        """Add a problem for columns of the same name, as a join leaves them, since the name is then ambiguous."""
         self.problems += [
             f"there are {count} columns called {name!r}. Rename or drop all but one."
             for name, count in Counter(names).items()
@@ -221,7 +221,7 @@ class _Planner:
         return Field(name=batch, sources=(source,), kind="bytes", dtype="uint8", shape=None, nan="keep")
 
     def _dtype(self, given: Any, batch: str, *, floating: bool) -> str | None:
-        """Return what `given` (`dtype` or `default_dtype`) asks for; one for all is for `floating` columns only."""
+        """Return the dtype that `given` (`dtype` or `default_dtype`) sets; one for all is for `floating` ones only."""
         asked = given
         if isinstance(asked, Mapping):
             asked = asked.get(batch)
@@ -248,7 +248,7 @@ class _Planner:
             )
 
     def _keeps_infinity(self, kinds: Sequence[SourceType], dtype: str) -> bool:
-        """Return whether infinity is a value that could not be told from what Spark's cast makes of 1e300."""
+        """Return whether infinity is an ordinary value, with which Spark's cast of 1e300 would be confused."""
         narrowed = any(kind.name == "number" and kind.dtype == "float64" for kind in kinds)
         return self.data.nan == "keep" and narrowed and dtype in ("float16", "float32")
 
@@ -293,7 +293,7 @@ class _Planner:
         return mapping.get(batch, mapping.get(source))
 
     def check_settings(self, wanted: Mapping[str, tuple[tuple[str, ...], bool]]) -> None:
-        """Find settings for columns that are not there, unknown values, and names that clash."""
+        """Add problems for settings of missing columns, unknown values, and names that clash."""
         data = self.data
         names = list(dict.fromkeys([*wanted, *(source for sources, _ in wanted.values() for source in sources)]))
         for setting_name in ("vocabulary", "hash_buckets", "pad", "decode", "nulls", "dtype", "default_dtype"):

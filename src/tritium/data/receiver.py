@@ -1,4 +1,4 @@
-"""Receives the rows of one rank: from Spark's Arrow stream, checked, into the spools (supervisor)."""
+"""The receiver of one rank's rows: from Spark's Arrow stream, checked, into the spools (supervisor)."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ from tritium.errors import BadRow, DataError, IncompleteShard
 
 Array = np.ndarray[Any, Any]
 
-TRIED = ("4.2.",)  # versions of Spark with whose workers `stream_is_complete` was seen to be right
+TRIED = ("4.2.",)  # versions of Spark with whose workers `stream_is_complete` was verified
 
 
 @dataclass(frozen=True)
 class Receipt:
-    """What a complete shard consists of, by the name of the DataFrame."""
+    """The contents of a complete shard, by the name of the DataFrame."""
 
     rows: dict[str, int]
     fingerprint: dict[str, dict[int, Part]]
@@ -36,7 +36,7 @@ class Receipt:
 
 
 class Receiver:
-    """Checks the Arrow batches of one rank as they come, and spools them segment by segment.
+    """A receiver that checks the Arrow batches of one rank as they arrive, and spools them segment by segment.
 
     plan   : Fields by name. A batch has the columns `_id`, `_anchor`, and one nullable struct per name in this order.
     spools : by the same names.
@@ -121,7 +121,7 @@ class Receiver:
 
         confirmed : what `stream_is_complete` returned, the proof for unsorted rows.
 
-        Raises IncompleteShard where Spark's stream ended before the shard was complete, DataError where nobody knows.
+        Raises IncompleteShard where Spark's stream ended before the shard was complete, DataError if unknown.
         """
         if not self._sorted and confirmed is None:
             raise DataError(
@@ -140,7 +140,7 @@ class Receiver:
 
 
 def end_is_seen(version: str) -> bool:
-    """Return whether this version of Spark proves without sorted rows that a shard is complete."""
+    """Return whether the end of a shard is recognised without sorted rows in this version of Spark."""
     return version.startswith(TRIED) and not os.environ.get("TRITIUM_SORT")
 
 
@@ -148,7 +148,7 @@ def stream_is_complete() -> bool | None:
     """Return whether the Arrow stream that just ended was complete, by Spark's worker protocol.
 
     After a failed fetch the stream ends as a complete one does, but nothing follows it; after a complete one pyspark's
-    `worker.main` has an end mark left to read. That is not public: None where the worker is not as expected.
+    `worker.main` has an end mark left to read. That is no public API: None where the worker is not as expected.
     """
     for frame in sys._current_frames().values():
         infile = _worker_input(frame)

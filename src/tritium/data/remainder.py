@@ -34,7 +34,7 @@ def step_count(counts: Sequence[int], batch_size: int, remainder: str) -> int:
 def share(step: int, index: int, counts: Sequence[int | None], batch_size: int, remainder: str) -> Share:
     """Return what shard `index` takes in `step`, which must exist.
 
-    counts : rows of every shard; None for one that has not ended, and has all rows of this step.
+    counts : rows of every shard; None for one that has not ended, but has all rows of this step.
     """
     start, own = step * batch_size, counts[index]
     if remainder != "pad":
@@ -108,7 +108,7 @@ class KnownSchedule:
     def share(self, step: int) -> Share | None:
         if step >= self._steps:
             return None
-        if (step + 1) * self._batch_size <= self._least:  # no need to go through the ranks
+        if (step + 1) * self._batch_size <= self._least:  # every rank has a whole batch: no loop over ranks
             return whole_batches(step, len(self._counts), self._batch_size)
         return share(step, self._index, self._counts, self._batch_size, self._remainder)
 

@@ -1,4 +1,4 @@
-"""Saved positions: checked, and carried over to another world size (rank)."""
+"""Checks of saved positions, and their conversion to another world size (rank)."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ State = Mapping[str, Any]
 
 
 def checked_state(state: State, plan: Mapping[str, Any], name: str, index: int) -> State:
-    """Return `state`, the position of a rank in a gang of this size.
+    """Return `state`, checked: the position of a rank in a gang of this size.
 
     plan : the fields of the EpochPlan that continues from it. name, index : the shard that does.
 
@@ -70,9 +70,9 @@ def resharded(states: Sequence[State], name: str, index: int, counts: Sequence[i
     states : of every rank before, in rank order. counts : rows of every index now. ids : this shard's, int64 [rows].
     batch  : rows per rank and step.
 
-    Every rank computes the same counts without asking the others: the states say which ids were seen, and an id says
-    which rank has it now. The epoch continues at the step to which even steps of the new size would have come.
-    Takes 8 bytes of memory for each row seen. Raises DataError where a row that was seen is not there any more.
+    Every rank computes the same counts without communication: the states list the ids seen, and an id determines which
+    rank has it now. The epoch continues at the step that equal steps of the new size would have reached.
+    Takes 8 bytes of memory per row seen. Raises DataError where a row that was seen is missing now.
     """
     mine, taken = [np.empty(0, np.int64)], np.zeros(len(counts), np.int64)
     for state in states:

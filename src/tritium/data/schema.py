@@ -81,7 +81,7 @@ class Field:
     dtype: str
     """The numpy dtype in the batch ("uint8" for bytes)."""
     shape: tuple[int, ...] | None
-    """Shape of one row: () is a scalar, so that the batch is `[b]`; None until the first row shows it."""
+    """Shape of one row: () is a scalar, so that the batch is `[b]`; None until the first row is read."""
     depth: int = 0
     """How many arrays are around a value: 0 for a scalar, 1 for a vector or packed scalars, 2 for a matrix."""
     packed: bool = False
@@ -110,7 +110,7 @@ class Field:
 
     @classmethod
     def from_json(cls, plain: Mapping[str, Any]) -> Field:
-        """Return the Field that `to_json` described; JSON has made lists of its tuples."""
+        """Return the Field of `to_json`, in which JSON has turned tuples into lists."""
         facts: dict[str, Any] = {k: tuple(v) if isinstance(v, list) else v for k, v in plain.items()}
         return cls(**facts)
 

@@ -31,7 +31,7 @@ class Shard:
     """The rows of the DataFrame `name` that one rank trains on.
 
     description : `Spool.describe()`, or a function that waits for it, or an open SpoolReader.
-    index, size : which of how many shards; the rank and world size, unless several ranks share a shard.
+    index, size : the number of this shard, from 0, and of all; rank and world size, unless ranks share a shard.
     feed        : the watermark of the rows of all shards.
     decode      : bytes column → function from its content to an array.
     tensors     : whether device="auto" gives torch tensors.
@@ -39,7 +39,7 @@ class Shard:
     on_epoch_end: called at the end of every epoch with its counts (rows used, padded, dropped, repeated).
     on_batch    : called with the epoch and step of every batch, both from 0.
     on_message  : called with a sentence for the user, on index 0 only.
-    trace       : measures what the time goes into.
+    trace       : measures where the time goes.
     window      : the least number of rows that "stream" permutes together.
     memory      : bytes of this shard that may stay in memory (the page cache); a larger shard is permuted by blocks
                   of that size. None: half of what the machine or its container has.
@@ -122,8 +122,8 @@ class Shard:
         resume    : what `state()` gave on this rank: continues with exactly the rows not yet seen. A list of the
                     states of all ranks, in rank order, also continues at another world size. Where Spark has given
                     the same rows other ids since, the epoch restarts, with a message.
-        if_changed: what to do when the rows are others than those of the state: "refuse" them, or restart its epoch on
-                    them ("restart"). After the last epoch there is none to restart: they are refused.
+        if_changed: what to do when the rows differ from those of the state: "refuse" them, or "restart" its epoch on
+                    them. After the last epoch none is left to restart: they are refused.
 
         Raises BadSetting at once; at the first epoch, the same on every rank, EmptyShard and DataChanged.
         """
@@ -140,7 +140,7 @@ class Shard:
     def alone(self) -> Shard:
         """Return this shard's rows as the only shard, so that the steps depend on no other rank.
 
-        It uses this shard's maps, which closing either of the two closes. Waits until all shards are complete.
+        Both share this shard's maps: closing either closes them. Waits until all shards are complete.
         """
         feed = Feed()
         feed.publish(Watermark(self.rows, {0: self.rows}, 1))

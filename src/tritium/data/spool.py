@@ -45,7 +45,7 @@ class Ragged:
 
 
 class Spool:
-    """Appends rows to unlinked files in `directory`. What was appended counts from the next `commit()` on.
+    """A writer of rows to unlinked files in `directory`. Appended rows count from the next `commit()` on.
 
     directory : None for `scratch_directory()`.
 
@@ -106,7 +106,7 @@ class Spool:
         return self.rows
 
     def describe(self) -> list[dict[str, Any]]:
-        """Return what a SpoolReader needs, as JSON, ids first. A shape is None until a row has shown it."""
+        """Return what a SpoolReader needs, as JSON, ids first. A shape is None until the first row."""
         return [column.describe() for column in self._columns]
 
     def close(self) -> None:
@@ -162,7 +162,7 @@ class Spool:
 
 
 class SpoolReader:
-    """Maps the columns of a spool, read-only.
+    """The columns of a spool, mapped read-only.
 
     description : `Spool.describe()`, whose descriptors are open in this process. rows : how many to show.
     """
@@ -265,7 +265,7 @@ class _Column:
         self._end = 0
 
     def pieces(self, value: Array | Ragged, rows: int) -> list[tuple[_File, Array]]:
-        """Return what to append to which file. Raises DataError where dtype, rows or shape do not fit."""
+        """Return (file, array to append to it) pairs. Raises DataError where dtype, rows or shape do not fit."""
         values = value.values if isinstance(value, Ragged) else value
         given = "ragged" if isinstance(value, Ragged) else "fixed"
         wanted = "fixed" if self.kind == "fixed" else "ragged"
@@ -308,7 +308,7 @@ def _unlinked_file(directory: str) -> int:
     if flag is not None:
         try:
             return os.open(directory, flag | os.O_RDWR | os.O_CLOEXEC, 0o600)
-        except OSError as error:  # file systems without O_TMPFILE (overlayfs, NFS) say so in one of these ways
+        except OSError as error:  # file systems without O_TMPFILE (overlayfs, NFS) raise one of these
             if error.errno not in (errno.EOPNOTSUPP, errno.EISDIR, errno.ENOENT, errno.EINVAL):
                 raise
     fd, path = tempfile.mkstemp(prefix="tritium-spool-", dir=directory)

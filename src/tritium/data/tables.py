@@ -22,7 +22,7 @@ _VIEWS = {pa.string_view(): pa.large_string(), pa.binary_view(): pa.large_binary
 
 
 class Tables:
-    """Named tables and their plan, as Exchange is for DataFrames. A table is one source partition."""
+    """Named tables and their plan, the counterpart of Exchange. A table is one source partition."""
 
     def __init__(self, data: Mapping[str, Data | Any], ranks: int) -> None:
         """Plan the columns. Raises BadSetting, and BadData with all problems of a table."""
@@ -154,7 +154,7 @@ def _narrowed(field: Field, source: int, raw: Array, name: str, ids: Array) -> A
 
 
 def _scalar(column: pa.Array, kind: SourceType, source: str, name: str) -> pa.Array:
-    """Return a scalar column as numbers. Raises BadData."""
+    """Return a scalar column as numbers. Raises BadData as `_converted` does."""
     if kind.name == "decimal":
         return _converted(column, pa.float64(), source, name)
     if kind.name == "date":
@@ -165,11 +165,11 @@ def _scalar(column: pa.Array, kind: SourceType, source: str, name: str) -> pa.Ar
 
 
 def _converted(column: pa.Array, to: pa.DataType, source: str, name: str) -> pa.Array:
-    """Return the column as Arrow type `to`. Raises BadData for a value that does not fit: ns in µs."""
+    """Return the column as Arrow type `to`. Raises BadData for a value that does not fit, as ns in µs."""
     if column.type == to:
         return column
     options = pc.CastOptions.safe(to)
-    options.allow_float_truncate = True  # double → float is asked for by dtype=
+    options.allow_float_truncate = True  # double → float only where dtype= asks for it
     options.allow_decimal_truncate = True
     try:
         if pa.types.is_floating(_leaf(to)) and pa.types.is_decimal(_leaf(column.type)):

@@ -31,7 +31,7 @@ class SourceType:
 
     @property
     def scalar(self) -> bool:
-        """Whether it becomes one number a row without a vocabulary."""
+        """Whether it becomes one number per row without a vocabulary."""
         return self.name in ("number", "decimal", "date", "timestamp")
 
     def leaf(self) -> tuple[SourceType, int]:
@@ -134,7 +134,7 @@ def _walk(schema: Any) -> dict[str, tuple[SourceType, tuple[str, ...]]]:
         top = [(name, from_arrow(kind)) for name, kind in zip(schema.names, schema.types, strict=True)]
     else:
         top = [(field.name, from_spark(field.dataType)) for field in schema.fields]
-    # a column that is called "a.b" comes before field b of struct a
+    # A column called "a.b" takes precedence over field b of struct a.
     found: dict[str, tuple[SourceType, tuple[str, ...]]] = {name: (kind, (name,)) for name, kind in top}
     for name, kind in top:
         _below(found, kind, (name,))

@@ -25,10 +25,10 @@ class Watermark:
 
 
 class WatermarkTracker:
-    """Computes the watermark of one named DataFrame from the reports of all ranks, in the coordinator. Thread-safe.
+    """The coordinator's watermark of one named DataFrame, computed from the reports of all ranks. Thread-safe.
 
     A report costs the same however many ranks there are, unless it moves the watermark. `change()` returns each end
-    once, so that what one rank is sent in all grows with the number of ranks, not with its square.
+    once, so that the total sent to one rank grows with the number of ranks, not with its square.
     """
 
     def __init__(self, size: int) -> None:
@@ -53,7 +53,7 @@ class WatermarkTracker:
             return len(self._ended) == self.size
 
     def report(self, index: int, rows: int, ended: bool) -> bool:
-        """Take the report that `index` has `rows` committed rows, all of its rows if `ended`.
+        """Record that `index` has `rows` committed rows, all of its rows if `ended`.
 
         Returns whether the watermark has changed.
         """
@@ -82,7 +82,7 @@ class Feed:
     """The watermark of one named DataFrame in a rank. `publish` and `fail` may be called from any thread."""
 
     while_waiting: Callable[[], AbstractContextManager[None]] = nullcontext
-    """Makes a context that is entered for as long as a wait lasts, so that others see what this process waits for."""
+    """Returns a context that is entered for as long as a wait lasts, so that others see what this process waits for."""
     _watermark: Watermark | None = None
     _error: BaseException | None = None
     _moved: threading.Condition = field(default_factory=threading.Condition)

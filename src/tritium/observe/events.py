@@ -48,7 +48,7 @@ def _absolute(path: str) -> str:
 
 
 def run_at(run_dir: str) -> str:
-    """Return the id of the run whose directory this is. Raises whatever its file system does where it can't be read."""
+    """Return the id of the run whose directory this is. Raises its file system's error where it can't be read."""
     import fsspec  # type: ignore[import-untyped]
 
     files, root = fsspec.core.url_to_fs(run_dir)
@@ -58,7 +58,7 @@ def run_at(run_dir: str) -> str:
 
 
 def _append_whole(file: IO[bytes], data: bytes) -> None:
-    """Append `data` to an unbuffered file, whole or not at all, as when the disk is full. Raises OSError."""
+    """Append `data` to an unbuffered file, whole or (as on a full disk) not at all. Raises OSError."""
     before, view = file.seek(0, os.SEEK_END), memoryview(data)
     try:
         while view:
@@ -70,7 +70,7 @@ def _append_whole(file: IO[bytes], data: bytes) -> None:
 
 
 def _drop_torn_line(path: Path) -> None:
-    """Remove a last line without an end, as a killed run leaves it, so that the next line begins a line."""
+    """Remove an incomplete last line, as a killed run leaves it, so that the next append starts a line."""
     if not path.is_file():
         return
     with path.open("r+b") as file:
@@ -85,11 +85,11 @@ def _drop_torn_line(path: Path) -> None:
 
 
 class RunLog:
-    """Writes the run directory while the run continues. Methods may be called from any thread.
+    """The writer of the run directory during a run. Methods may be called from any thread.
 
     A directory with a scheme (`s3://…`) is written through fsspec when the log is closed, from a local copy, because
     object stores can't append; what ranks store is written there at once (stored.py). Events and logs of an earlier run
-    in the directory are kept: new ones are appended. When the disk refuses, the run continues without its log, and
+    in the directory are kept: new ones are appended. When a write fails, the run continues without its log, and
     `problem` says why.
     """
 
@@ -124,7 +124,7 @@ class RunLog:
                 part = self._folder / f"{_RUN_FILE}.part"
                 part.write_text(text)
                 part.replace(self._folder / _RUN_FILE)
-        except Exception as error:  # noqa: BLE001 - fsspec's file systems raise what they like
+        except Exception as error:  # noqa: BLE001 - fsspec's file systems raise errors of any type
             self.problem = f"{_RUN_FILE} could not be written: {error}"
 
     def event(self, kind: str, **fields: Any) -> None:
@@ -145,7 +145,7 @@ class RunLog:
     def wait_for_uploads(self, on_message: Callable[[str], Any] = lambda _: None) -> list[str]:
         """Wait until all stored files are in their place, also in an object store.
 
-        Returns the names of those that came there since the last call. Raises StoreFailed.
+        Returns the names of those stored since the last call. Raises StoreFailed.
         """
         return self._stored.wait_for_uploads(on_message)
 
@@ -155,7 +155,7 @@ class RunLog:
             self._stored.discard()
 
     def path(self, name: str) -> str:
-        """Return the path or URL of the file `name` of this run. Raises BadSetting where it would lie outside."""
+        """Return the path or URL of the file `name` of this run. Raises BadSetting for one outside the directory."""
         return self._stored.path(name)
 
     def tail(self, rank: int, lines: int = 20) -> list[str]:
@@ -181,7 +181,7 @@ class RunLog:
                 self.problem = self.problem or f"report.json could not be written: {error}"
 
     def close(self) -> None:
-        """Write what is left to write, and remove stored files that are not complete. Later events are ignored."""
+        """Write what is pending, and remove incomplete stored files. Later events are ignored."""
         with self._lock:
             if self._closed:
                 return
@@ -217,7 +217,7 @@ class RunLog:
                 target = f"{root}/{path.relative_to(self._folder).as_posix()}"
                 files.makedirs(target.rpartition("/")[0], exist_ok=True)
                 files.put_file(str(path), target)
-        except Exception as error:  # noqa: BLE001 - fsspec's file systems raise what they like
+        except Exception as error:  # noqa: BLE001 - fsspec's file systems raise errors of any type
             self.problem = f"the log could not be copied to {self.run_dir}: {error}. It is kept in {self._folder}."
         else:
             shutil.rmtree(self._folder)

@@ -1,4 +1,4 @@
-"""How far a training is, and how fast, from what its ranks log (driver)."""
+"""The position and speed of a training, from what its ranks log (driver)."""
 
 from __future__ import annotations
 
@@ -13,21 +13,21 @@ class TrainingPosition:
     """Epoch, step and rates of a training. Not thread-safe.
 
     position : `epoch`, `epochs`, `step` and `steps`, as far as they were logged, of the lowest rank that logs.
-    values   : the numbers that it logged last, by name.
+    values   : the numbers that this rank logged last, by name.
     """
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
         self._leader: int | None = None  # the lowest rank that logs
-        self._windows: dict[int, deque[tuple[float, int]]] = {}  # by rank: when it had taken how many rows
+        self._windows: dict[int, deque[tuple[float, int]]] = {}  # by rank: (time, rows taken by then)
         self._first: tuple[float, float] | None = None  # time and fraction at the first log
         self._fraction: float | None = None  # at the last log
-        self._latest = 0.0  # time of the last log that moved it
+        self._latest = 0.0  # time of the last log that changed it
         self.position: dict[str, int] = {}
         self.values: dict[str, float | str] = {}
 
     def log(self, rank: int, fields: dict[str, Any]) -> None:
-        """Take what a rank logged: `epoch`, `step`, `rows` (all it has taken so far), `values`; each may be missing."""
+        """Record what a rank logged: `epoch`, `step`, `rows` (all taken so far), `values`; each may be missing."""
         now = self._clock()
         if fields.get("rows") is not None:
             window = self._windows.setdefault(rank, deque())
@@ -39,7 +39,7 @@ class TrainingPosition:
             self.values.update(fields.get("values") or {})
             keys = ("step", "steps", "epoch", "epochs")
             if fields.get("epoch") not in (None, self.position.get("epoch")) and fields.get("step") is None:
-                self.position.pop("step", None)  # it was one of another epoch
+                self.position.pop("step", None)  # that step is of another epoch
             self.position.update({key: int(fields[key]) for key in keys if fields.get(key) is not None})
             fraction = self.fraction
             if fraction != self._fraction:
@@ -64,7 +64,7 @@ class TrainingPosition:
 
     @property
     def rows_per_second(self) -> float | None:
-        """Rows that all ranks together take in a second; None before a rank has logged twice."""
+        """Rows that all ranks together take per second; None before a rank has logged twice."""
         rates = [
             (window[-1][1] - window[0][1]) / (window[-1][0] - window[0][0])
             for window in self._windows.values()

@@ -23,12 +23,12 @@ _terminal = threading.Lock()  # held by the one live display of this process; ot
 
 
 class Progress:
-    """Shows a run's events and its ranks' output. Methods may be called from any thread. `close` ends its thread.
+    """The display of a run's events and output. Methods may be called from any thread. `close` ends its thread.
 
-    ranks  : how many the run has.
-    output : of which ranks to show what they write.
-    show   : False shows nothing but that.
-    title  : which of several runs it is; every line of its own begins with it.
+    ranks  : the run's number of ranks.
+    output : the ranks whose output is shown.
+    show   : False shows only that output.
+    title  : tells one of several runs from the others; every line of its own begins with it.
     live   : whether to draw a live display. None: on a terminal, or in a notebook that has ipywidgets.
     stream : where to write. None: `sys.stdout`, looked up for each line.
     """
@@ -167,7 +167,7 @@ class Progress:
         return [text]
 
     def _unless_live(self, *lines: str) -> list[str]:
-        """Return the lines, or none where there is a live display, which shows them anyway."""
+        """Return the lines, or none where a live display shows them anyway."""
         self._pending = False
         return [] if self._live is not None else list(lines)
 
@@ -197,7 +197,7 @@ class Progress:
         text = self._partial.pop(rank, "") + text
         *lines, rest = text.split("\n")
         if len(rest) > _LONGEST_LINE:
-            rest = rest.rpartition("\r")[2]  # a progress bar that is drawn again and again in one line
+            rest = rest.rpartition("\r")[2]  # a progress bar that redraws one line
         if len(rest) > _LONGEST_LINE:
             lines, rest = [*lines, rest], ""
         self._partial[rank] = rest
@@ -217,7 +217,7 @@ class Progress:
                 encoding = getattr(stream, "encoding", None) or "utf-8"
                 stream.write(line.encode(encoding, "backslashreplace").decode(encoding) + "\n")
                 stream.flush()
-            except (OSError, ValueError):  # the terminal has gone, or the stream was closed: the run continues
+            except (OSError, ValueError):  # the terminal or the stream was closed: the run continues
                 self._broken = True
 
     # ---- the live display

@@ -15,7 +15,7 @@ _COUNTS = ("used", "padded", "dropped", "repeated")
 
 
 class Report:
-    """Collects the events of a run; `build()` returns the report so far. Methods may be called from any thread."""
+    """The collected events of a run; `build()` returns the report so far. Methods may be called from any thread."""
 
     def __init__(self, run_id: str, run_dir: str, settings: Mapping[str, Any]) -> None:
         self._lock = threading.Lock()
@@ -41,7 +41,7 @@ class Report:
         }
 
     def event(self, kind: str, **fields: Any) -> None:
-        """Take one event of the run; kinds that the report does not use are ignored."""
+        """Record one event of the run; kinds that the report does not use are ignored."""
         handler = getattr(self, f"_on_{kind}", None)
         if handler is not None:
             with self._lock:
@@ -50,7 +50,7 @@ class Report:
     def build(self) -> dict[str, Any]:
         """Return the report so far, as JSON.
 
-        seconds_until : when every rank was there, every row was spooled, and the first numbers were logged.
+        seconds_until : until the gang was formed, every row was spooled, and the first numbers were logged.
         ranks         : host and pid of each, its rows by name (read, and in all epochs together used, padded, dropped
                         and repeated), and the numbers it logged last; with trace=True its `Trace.report()`.
         fingerprint   : by source partition the rows and the sum of their hashes, in hexadecimal.

@@ -51,7 +51,7 @@ class Piece:
 
     @property
     def last(self) -> bool:
-        """Whether the file ends with this one."""
+        """Whether the file ends with this piece."""
         return self.size is not None
 
 
@@ -78,11 +78,11 @@ def cut(name: str, chunks: bytes | Iterable[bytes]) -> Iterator[Piece]:
 
 
 class StoredFiles:
-    """Joins the pieces of files. A file has its name once it is complete; until then its bytes are in `<name>.part`.
+    """Files joined from pieces. A file has its name once it is complete; until then its bytes are in `<name>.part`.
 
     remote : an fsspec file system and the directory there; None for a local run_dir. A file for it is joined on this
-             machine's own disk (tempfile's directory), and uploaded by a thread: the thread that brings the pieces must
-             not wait for a slow store, since ranks take a coordinator that is silent for seconds for lost.
+             machine's own disk (tempfile's directory), and uploaded by a thread: the one that adds pieces must not wait
+             for a slow store, since ranks consider a coordinator lost after seconds of silence.
 
     Not thread-safe.
     """
@@ -93,7 +93,7 @@ class StoredFiles:
         self._uploads = None if remote is None else _Uploads(*remote)
 
     def path(self, name: str) -> str:
-        """Return the path or URL of the file `name` of this run. Raises BadSetting where it would lie outside."""
+        """Return the path or URL of the file `name` of this run. Raises BadSetting for one outside the directory."""
         parts = PurePosixPath(name).parts
         if not parts or name.startswith(("/", "\\")) or ".." in parts or ":" in parts[0]:
             raise BadSetting(f"{name!r} is no name of a file in the run directory {self._run_dir}.", name=name)
@@ -102,8 +102,8 @@ class StoredFiles:
     def add(self, piece: Piece) -> bool:
         """Add the next piece of a file; one that begins at 0 restarts the file. Returns whether it now has its name.
 
-        Raises StoreFailed where the directory refuses this file or refused one before, or where the pieces are not
-        those of one file; then what was written is removed, and an earlier file of that name is unchanged.
+        Raises StoreFailed where this file or an earlier one can't be written, or where the pieces are not those of one
+        file; then what was written is removed, and an earlier file of that name is unchanged.
         """
         self.path(piece.name)
         self._refuse_failed()
@@ -132,7 +132,7 @@ class StoredFiles:
     def wait_for_uploads(self, on_message: Callable[[str], Any] = lambda _: None) -> list[str]:
         """Wait until all complete files are uploaded. Returns the names of those uploaded since the last call.
 
-        on_message : called with a sentence for the user where that takes long. Raises StoreFailed.
+        on_message : called with a sentence for the user every MESSAGE_SECONDS. Raises StoreFailed.
         """
         if self._uploads is None:
             return []
@@ -147,7 +147,7 @@ class StoredFiles:
             self._drop(name)
 
     def close(self) -> None:
-        """Remove incomplete files, and wait up to CLOSE_SECONDS for uploads: a store may not answer."""
+        """Remove incomplete files, and wait up to CLOSE_SECONDS for uploads, as a store may not answer."""
         self.discard()
         if self._uploads is not None:
             self._uploads.wait(CLOSE_SECONDS)
@@ -179,7 +179,7 @@ class StoredFiles:
         partial = self._partial.pop(name, None)
         if partial is None:
             return
-        with contextlib.suppress(OSError):  # a disk that has refused refuses again
+        with contextlib.suppress(OSError):  # a disk that failed once fails again
             partial.file.close()
         with contextlib.suppress(OSError):
             os.unlink(partial.place)
@@ -221,12 +221,12 @@ class StoredFiles:
 
 
 class _Uploads:
-    """Uploads complete files to an fsspec directory, one after the other, in a thread that runs while there are any."""
+    """The upload of complete files to an fsspec directory, in order, by a thread that runs while there are any."""
 
     def __init__(self, files: Any, root: str) -> None:
         self._files, self._root = files, root.rstrip("/")
         self._changed = threading.Condition()
-        self._waiting: deque[tuple[str, str, int]] = deque()  # name, place on this machine's disk, bytes
+        self._waiting: deque[tuple[str, str, int]] = deque()  # name, path on this machine's disk, bytes
         self._taken: list[str] = []
         self._now = ""  # the name of the file that is being uploaded
         self.failed: tuple[str, int, Exception] | None = None
@@ -268,7 +268,7 @@ class _Uploads:
                 self._now = name
             try:
                 self._copy(name, place, size)
-            except Exception as error:  # noqa: BLE001 - fsspec's file systems raise what they like
+            except Exception as error:  # noqa: BLE001 - fsspec's file systems raise errors of any type
                 self.failed = name, size, error
             else:
                 with self._changed:
@@ -286,7 +286,7 @@ class _Uploads:
             _check_size(files, partial, size)
             _rename(files, partial, target)
         except BaseException:
-            with contextlib.suppress(Exception):  # a file system that has refused refuses again
+            with contextlib.suppress(Exception):  # a file system that failed once fails again
                 files.rm_file(partial)
             raise
         files.invalidate_cache()
@@ -304,7 +304,7 @@ def _check_size(files: Any, path: str, size: int) -> None:
 
 
 def _rename(files: Any, place: str, target: str) -> None:
-    """Move a file over another. Unlike these calls, fsspec's `mv` and `rm` take `?`, `*` and `[` for a pattern."""
+    """Move a file over another. Unlike the calls used here, fsspec's `mv` and `rm` expand `?`, `*` and `[`."""
     import fsspec  # type: ignore[import-untyped]
 
     if type(files).mv is fsspec.AbstractFileSystem.mv:
@@ -313,7 +313,7 @@ def _rename(files: Any, place: str, target: str) -> None:
         return
     try:
         files.mv(place, target)
-    except FileExistsError:  # a file system that does not rename over what is there
+    except FileExistsError:  # a file system that does not rename over an existing file
         files.rm_file(target)
         files.mv(place, target)
 

@@ -1,4 +1,4 @@
-"""Measures where the time of a rank's steps goes (rank).
+"""A measurement of where the time of a rank's steps goes (rank).
 
 The time from the first batch asked for to the end of the last epoch is divided into sections; of nested sections the
 innermost counts.
@@ -37,7 +37,7 @@ class Trace:
         self.synchronize: Callable[[], object] = _nothing
         """Waits for the device, so that what runs there is counted in the section that started it."""
         self.on_first_batch: Callable[[], object] = _nothing
-        """Called before the first batch: the time to hook into a framework, which has been imported by then."""
+        """Called before the first batch, when the framework to hook into has been imported."""
         self.waited_in_backward: Callable[[], float] = float
         """Returns the seconds of "backward" in which the rank only waited for the exchange of gradients."""
 
@@ -59,7 +59,7 @@ class Trace:
 
     @contextmanager
     def within(self, section: Section) -> Iterator[None]:
-        """Count the block's time to this section."""
+        """Attribute the block's time to this section."""
         self.enter(section)
         try:
             yield
@@ -67,7 +67,7 @@ class Trace:
             self.leave(section)
 
     def enter(self, section: Section) -> None:
-        """Count the time to this section from now on, until `leave`."""
+        """Attribute time to this section until `leave`."""
         if threading.get_ident() != self._thread:
             return
         if not self._inside or self._inside[-1] != section:
@@ -75,7 +75,7 @@ class Trace:
         self._inside.append(section)
 
     def leave(self, section: Section) -> None:
-        """Return to the section before. Leaves also what was entered within and never left, because it raised."""
+        """Return to the previous section. Also leaves sections entered within, which an exception left open."""
         if threading.get_ident() != self._thread or section not in self._inside:
             return
         if self._inside[-2:] != [section, section]:

@@ -1,4 +1,4 @@
-"""One line on what the steps of a run wait for (driver)."""
+"""A sentence on what the steps of a run wait for (driver)."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ from typing import Any
 
 from tritium.observe.trace import SECTIONS
 
-_DATA = 0.10  # the share of a rank's time from which on waiting for data, or copying, is named
-_EXCHANGE = 0.25  # the same of waiting for the exchange between ranks
+_DATA = 0.10  # the least share of a rank's time at which waiting for data, or copying, is named
+_EXCHANGE = 0.25  # the same for the exchange between ranks
 _LESS_WORK = 0.25  # a rank with so much less work of its own than the slowest waits for that one
 
 
 def verdict(traces: Mapping[int, Mapping[str, Any]]) -> str:
-    """Return in a sentence what limits the speed of the steps, and what helps.
+    """Return a sentence on what limits the speed of the steps, and what helps.
 
     traces : rank → its `Trace.report()`.
     """

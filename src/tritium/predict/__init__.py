@@ -1,3 +1,3 @@
-"""A model over a Spark DataFrame, a batch or a stream (driver, and Spark's Python workers)."""
+"""Predictions for a Spark DataFrame, a batch or a stream (driver, and Spark's Python workers)."""
 
 from __future__ import annotations

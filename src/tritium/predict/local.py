@@ -13,17 +13,17 @@ from tritium.predict.spark import output_names, refuse_taken
 
 
 def is_spark(data: Any) -> bool:
-    """Whether it is a DataFrame of Spark, classic or Connect."""
+    """Return whether `data` is a Spark DataFrame, classic or Connect."""
     return hasattr(data, "sparkSession") and hasattr(data, "schema")
 
 
 def score_pandas(
     model: Model, frame: Any, *, output_cols: Sequence[str] | None = None, batch_size: int = 1024, device: str = "cpu"
 ) -> Any:
-    """A copy of the pandas DataFrame `frame` with the columns that `score` adds, as `toPandas` would give them.
+    """Return a copy of the pandas DataFrame `frame` with the columns that `score` adds, as `toPandas` returns them.
 
     A classification's probabilities are ml vectors, other arrays are NumPy arrays, and several outputs under one name
-    are dicts. Raises BadData for what is no DataFrame, and what `Model.predict` raises.
+    are dicts. Raises BadData where `frame` is no pandas DataFrame, and what `Model.predict` raises.
     """
     names = output_names(model.signature, output_cols)
     kind = type(frame)
@@ -42,7 +42,7 @@ def score_pandas(
 
 
 def _columns(model: Model, found: Any, count: int) -> list[Any]:
-    """The values of the new columns, in the order of their names."""
+    """Return the values of the new columns, in the order of their names."""
     if not isinstance(found, dict):
         return [_rows(found)]
     if model.signature.task == "classification":
@@ -57,5 +57,5 @@ def _columns(model: Model, found: Any, count: int) -> list[Any]:
 
 
 def _rows(values: np.ndarray[Any, Any]) -> Any:
-    """One value a row: a number, or an array in an object column."""
+    """Return one value per row: a number, or an array in an object column."""
     return values if values.ndim == 1 else list(values)

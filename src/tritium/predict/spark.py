@@ -38,10 +38,10 @@ def score(
     batch_size: int = 1024,
     device: str = "cpu",
 ) -> DataFrame:
-    """`df` with the model's predictions. Only the packed inputs leave the JVM; nothing runs yet.
+    """Return `df` with the model's predictions. Only the packed inputs leave the JVM; nothing runs yet.
 
-    `output_cols` are the names of the new columns: one for each output ("prediction" and "probability" for a
-    classification), or a single one: a struct of several outputs, the class alone for a classification.
+    output_cols : names of the new columns: one for each output ("prediction" and "probability" for a classification),
+                  or a single one: a struct of several outputs, the class alone for a classification.
 
     Raises SignatureMismatch with every difference between the columns and what the model takes.
     """
@@ -62,7 +62,7 @@ def score(
 
 
 def output_names(signature: Signature, asked: Sequence[str] | None) -> list[str]:
-    """The names of the columns that `score` adds; BadSetting when the number of `asked` does not fit."""
+    """Return the names of the columns that `score` adds. Raises BadSetting where the number of `asked` does not fit."""
     if asked is None:
         return list(signature.output_columns)
     names = [asked] if isinstance(asked, str) else list(asked)
@@ -76,7 +76,7 @@ def output_names(signature: Signature, asked: Sequence[str] | None) -> list[str]
 
 
 def refuse_taken(names: Sequence[str], there: Sequence[str]) -> None:
-    """BadSetting when the data has a column of one of these names already."""
+    """Raise BadSetting where the data already has a column of one of these names."""
     taken = sorted({n.lower() for n in names} & {n.lower() for n in there})
     if taken:
         raise BadSetting(
@@ -86,7 +86,7 @@ def refuse_taken(names: Sequence[str], there: Sequence[str]) -> None:
 
 
 def _parts(model: Model, spark: Any) -> tuple[dict[str, Any], Any]:
-    """What the workers restore the model from, and how its weights travel; they are sent when they have changed."""
+    """Return what workers restore the model from, and how its weights travel; sends them when they have changed."""
     parts = model.engine.save(by_value=True)
     now = (weights.session_of(spark), parts.weights.checksums())
     known, name, sent = _sent.get(model, (None, "", None))
@@ -106,23 +106,23 @@ def _parts(model: Model, spark: Any) -> tuple[dict[str, Any], Any]:
 
 
 def _udf(signature: Signature, payload: bytes, sent: Any) -> Callable[..., Column]:
-    """A Spark function of the packed inputs that is computed once: not again for a filter on what it returns."""
+    """Return a Spark function of the packed inputs that is computed once, not again for a filter on its result."""
     from pyspark.sql.pandas.functions import arrow_udf
 
     run = ship.entry("tritium.predict.worker:score", payload)
 
-    def predict(batches: Any) -> Any:  # apart from `run`, so that Spark sees the broadcast in the closure
+    def predict(batches: Any) -> Any:  # not `run` itself, so that Spark finds the broadcast in the closure
         return run(sent, batches)
 
     given: Any = pa.Array if len(signature.inputs) == 1 else tuple[pa.Array, ...]
-    predict.__annotations__ = {"batches": Iterator[given], "return": Iterator[pa.Array]}  # how Spark knows its kind
-    predict.__module__ = "__main__"  # by value: the executors may not have Tritium
-    make = cast("Callable[..., Any]", arrow_udf)  # its stubs know no way without the deprecated functionType
+    predict.__annotations__ = {"batches": Iterator[given], "return": Iterator[pa.Array]}  # Spark infers the UDF's type
+    predict.__module__ = "__main__"  # pickled by value: executors may lack Tritium
+    make = cast("Callable[..., Any]", arrow_udf)  # its stubs require the deprecated functionType
     return cast("Callable[..., Column]", make(predict, _ddl(result_type(signature))).asNondeterministic())
 
 
 def _ddl(kind: pa.DataType) -> str:
-    """An Arrow type as Spark writes it."""
+    """Return an Arrow type as Spark SQL writes it."""
     if pa.types.is_struct(kind):
         parts = ", ".join(f"`{f.name.replace('`', '``')}`: {_ddl(f.type)}" for f in kind)
         return f"struct<{parts}>"
@@ -143,7 +143,7 @@ _SPARK = {
 
 
 def _with_columns(df: DataFrame, signature: Signature, predicted: Column, names: Sequence[str]) -> DataFrame:
-    """The UDF's result under the names that were asked for, its struct taken apart in the JVM."""
+    """Return `df` with the UDF's result under the requested names; the JVM takes its struct apart."""
     from pyspark.ml.functions import array_to_vector
     from pyspark.sql.functions import col
 

@@ -1,4 +1,4 @@
-"""Weights on their way to the executors, and one mapped file of them there (driver sends, Python worker maps).
+"""The transfer of weights to the executors, and one mapped file of them there (driver; Spark's Python worker).
 
 Classic Spark has broadcasts: the first worker of an executor writes the broadcast to a file in Spark's own scratch
 directory, which Spark removes, and every worker maps that file. Spark Connect has artifacts, which are files already.
@@ -19,14 +19,14 @@ _artifacts: set[tuple[str, str]] = set()
 
 
 def send(spark: Any, name: str, weights: Weights) -> Any:
-    """What a closure carries to `receive`: a broadcast on classic Spark, the name of an artifact on Connect.
+    """Send the weights, and return what a closure passes to `receive`: a broadcast, or a Connect artifact's name.
 
-    `name` is the file's: it has the digest of the weights in it.
+    name : the file's name, which contains the digest of the weights.
     """
     if not is_connect(spark):
         return spark.sparkContext.broadcast([bytes(piece) for piece in weights.stream()])
     artifact = f"tritium-{name}"
-    if (spark.session_id, artifact) not in _artifacts:  # Connect refuses to be given the same one again
+    if (spark.session_id, artifact) not in _artifacts:  # Connect refuses an artifact it already has
         with tempfile.TemporaryDirectory(prefix="tritium-") as folder:
             path = os.path.join(folder, artifact)
             with open(path, "wb") as file:
@@ -37,17 +37,17 @@ def send(spark: Any, name: str, weights: Weights) -> Any:
 
 
 def is_connect(spark: Any) -> bool:
-    """Whether this session is a client of Spark Connect."""
+    """Return whether this session is a client of Spark Connect."""
     return type(spark).__module__.startswith("pyspark.sql.connect")
 
 
 def session_of(spark: Any) -> str:
-    """What the sent weights live as long as: the Connect session, or the classic application."""
+    """Return the id of what the sent weights live as long as: the Connect session, or the classic application."""
     return str(spark.session_id if is_connect(spark) else spark.sparkContext.applicationId)
 
 
 def receive(name: str, sent: Any) -> Buffer:
-    """The file of the weights, which all workers of this executor map (Python worker)."""
+    """Return the file of the weights, mapped, which all workers of this executor share (Python worker)."""
     if isinstance(sent, str):
         from pyspark import SparkFiles
 
@@ -62,7 +62,7 @@ def receive(name: str, sent: Any) -> Buffer:
 
 
 def scratch() -> str | None:
-    """Where Spark keeps what it removes itself: YARN's directory of this application, or this executor's own."""
+    """Return a directory that Spark removes: YARN's of this application, or this executor's own; None without one."""
     for variable in ["LOCAL_DIRS"] * ("CONTAINER_ID" in os.environ) + ["SPARK_LOCAL_DIRS"]:
         for folder in os.environ.get(variable, "").split(","):
             if folder and os.access(folder, os.W_OK):
@@ -71,11 +71,11 @@ def scratch() -> str | None:
 
 
 def _shared(path: str, sent: Any) -> str:
-    """`path`, written by whoever comes first; its name is the hash of its content and it appears by a rename."""
+    """Return `path`, which the first caller writes. Its name has the hash of its content; it appears by a rename."""
     if os.path.exists(path):
         return path
     with open(f"{path}.lock", "wb") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)  # the others wait, rather than each unpack the weights into its own memory
+        fcntl.flock(lock, fcntl.LOCK_EX)  # others wait, instead of unpacking the weights into their own memory
         if not os.path.exists(path):
             handle, beside = tempfile.mkstemp(dir=os.path.dirname(path), prefix="tritium-", suffix=".part")
             try:
@@ -90,5 +90,5 @@ def _shared(path: str, sent: Any) -> str:
 
 def _pieces(sent: Any) -> Iterable[bytes]:
     pieces: list[bytes] = sent.value
-    vars(sent).pop("_value", None)  # Broadcast keeps what it unpickled: a second copy in every reused worker
+    vars(sent).pop("_value", None)  # else Broadcast keeps a second copy in every reused worker
     return pieces

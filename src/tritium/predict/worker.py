@@ -23,7 +23,7 @@ from tritium.model.engines import registry
 from tritium.model.signature import Output, Signature
 from tritium.predict.weights import receive
 
-_KEPT = 4  # models a process keeps: a stream asks for the same one in each micro-batch
+_KEPT = 4  # models a process keeps: a stream uses the same one in each micro-batch
 _models: OrderedDict[tuple[str, str], Engine] = OrderedDict()
 
 _ARROW = {
@@ -38,10 +38,10 @@ _ARROW = {
 
 
 def score(payload: bytes, sent: Any, batches: Iterator[Any]) -> Iterator[pa.Array]:
-    """One Arrow array of predictions for each batch of packed columns: the function of the UDF.
+    """Yield one Arrow array of predictions for each batch of packed columns, as the function of the UDF.
 
-    `payload` is what `tritium.predict.spark` pickled; `sent` is how the weights travel; a batch is one array, or a
-    tuple of them in the order of the signature's inputs.
+    payload : what `tritium.predict.spark` pickled. sent : what `weights.send` returned.
+    batches : each an array, or a tuple of them in the order of the signature's inputs.
     """
     from tritium.data.codec import read
     from tritium.data.schema import Field
@@ -69,9 +69,9 @@ def score(payload: bytes, sent: Any, batches: Iterator[Any]) -> Iterator[pa.Arra
 
 @functools.cache
 def _need(framework: str | None) -> None:
-    """Import the framework, once in this process, and take all that it made out of the garbage collector's sight.
+    """Import the framework, once in this process, and exempt its objects from garbage collection.
 
-    Spark's daemon lets a worker collect garbage after every task: with torch's 180,000 objects that takes 0.25 s of a
+    A worker of Spark's daemon collects garbage after every task: with torch's 180,000 objects that takes 0.25 s of a
     core (torch 2.13), longer than the micro-batch of a stream, and the next task waits for it.
     """
     if framework is None:
@@ -89,7 +89,7 @@ def _need(framework: str | None) -> None:
 
 
 def _threads(framework: str | None, cpus: int) -> AbstractContextManager[None]:
-    """Let the framework compute with as many threads as the task has cores."""
+    """Return a context in which the framework uses as many threads as the task has cores."""
     if framework is None:
         return nullcontext()
     limited: AbstractContextManager[None] = importlib.import_module(f"tritium.frameworks.{framework}").threads(cpus)
@@ -97,7 +97,7 @@ def _threads(framework: str | None, cpus: int) -> AbstractContextManager[None]:
 
 
 def _task() -> tuple[int, int, list[str]]:
-    """This task's partition, its cores, and the addresses of its GPUs."""
+    """Return this task's partition, its cores, and the addresses of its GPUs."""
     from pyspark import TaskContext
 
     task = TaskContext.get()
@@ -108,7 +108,7 @@ def _task() -> tuple[int, int, list[str]]:
 
 
 def _restored(plan: dict[str, Any], sent: Any, gpus: list[str]) -> Engine:
-    """The model of the plan on its device, ready to be called: one that this process has already, if it has."""
+    """Return the plan's model on its device, ready to be called: the one that this process has already, if any."""
     kind = registry.find(plan["engine"])
     device = kind.task_device(plan["device"], gpus)
     key = (plan["content"], device)
@@ -130,7 +130,7 @@ def _restored(plan: dict[str, Any], sent: Any, gpus: list[str]) -> Engine:
 
 
 def arrow_type(output: Output) -> pa.DataType:
-    """The column type of one output: double for one number a row, (nested) arrays otherwise."""
+    """Return the column type of one output: double for one number per row, (nested) arrays otherwise."""
     if output.scalar:
         return pa.float64()
     kind = _ARROW.get(output.dtype, pa.float32())
@@ -140,7 +140,7 @@ def arrow_type(output: Output) -> pa.DataType:
 
 
 def result_type(signature: Signature) -> pa.DataType:
-    """What the UDF returns: the only output's type, or a struct."""
+    """Return the type of the UDF's result: the only output's, or a struct."""
     if signature.task == "classification":
         return pa.struct([("prediction", pa.float64()), ("probability", pa.list_(pa.float64()))])
     if len(signature.outputs) == 1:
@@ -149,7 +149,7 @@ def result_type(signature: Signature) -> pa.DataType:
 
 
 def to_arrow(signature: Signature, found: dict[str, np.ndarray[Any, Any]]) -> pa.Array:
-    """The predictions of one batch as an Arrow array of `result_type`."""
+    """Return the predictions of one batch as an Arrow array of `result_type`."""
     kind = result_type(signature)
     if not pa.types.is_struct(kind):
         return _nested(found["prediction"], kind)
@@ -158,7 +158,7 @@ def to_arrow(signature: Signature, found: dict[str, np.ndarray[Any, Any]]) -> pa
 
 
 def _nested(rows: np.ndarray[Any, Any], kind: pa.DataType) -> pa.Array:
-    """`[rows, n, m]` as lists of lists over one flat buffer."""
+    """Return `[rows, n, m]` as lists of lists over one flat buffer."""
     if not pa.types.is_list(kind):
         return pa.array(rows.reshape(-1), type=kind)
     width = rows.shape[1] if rows.ndim > 1 else 1

@@ -1,4 +1,4 @@
-"""How much memory a process may count on."""
+"""The memory that a process may use."""
 
 from __future__ import annotations
 

@@ -26,7 +26,7 @@ HOUR, MINUTE = 1_700_000_001, 1_700_000_030  # equal as float32
 
 
 def rows(data: Data) -> list[Any]:
-    """The only batch column of a table, as the receiver decodes it."""
+    """Return the only batch column of a table, as the receiver decodes it."""
     tables = Tables({"train": data}, 1)
     (field,) = tables.plan["train"]
     found = []
@@ -38,7 +38,7 @@ def rows(data: Data) -> list[Any]:
 
 
 def from_spark(values: list[Any], kind: pa.DataType, data: Data, schema: pa.Schema) -> Any:
-    """A packed column as the JVM sends it: already in the dtype in which it travels."""
+    """Return a packed column as the JVM sends it: already in the dtype in which it travels."""
     (field,) = plan(schema, data, "train")
     return read(field, pa.array(values, pa.list_(kind)), np.arange(len(values)))[0]
 

@@ -1,4 +1,4 @@
-"""The receiver: batches of the exchange to spools, and what is never taken for a complete shard."""
+"""The receiver: batches of the exchange to spools, and what is never accepted as a complete shard."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A position taken in one run and continued in the next: on the same rows, the same rows in another order, others."""
+"""A position saved in one run and continued in the next: on the same rows, on them in another order, on others."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def launch(fn: Callable[..., Any], data: Any, run_dir: Path, *args: Any, ranks: 
 
 
 def begin(epoch: int, steps: int) -> tuple[list[float], dict[str, Any]]:
-    """In a rank: the rows of the first steps of an epoch, and the position after them."""
+    """Return, in a rank, the rows of the first steps of an epoch, and the position after them."""
     shard, rows, before = tr.world().shard("train"), list[float](), dict[str, Any]()
     for taken in shard.epochs(3, batch_size=3, seed=5):
         for batch in taken:
@@ -52,7 +52,7 @@ def begin(epoch: int, steps: int) -> tuple[list[float], dict[str, Any]]:
 
 
 def resume_with(states: list[dict[str, Any]], **settings: Any) -> list[tuple[int, list[float]]]:
-    """In a rank: what is left, by epoch."""
+    """Return, in a rank, the remaining rows by epoch."""
     found = []
     for epoch in tr.world().shard("train").epochs(3, batch_size=3, seed=5, resume=states, **settings):
         found.append((epoch.number, [x for batch in epoch for x in batch["x"][: batch.rows].tolist()]))
@@ -60,7 +60,7 @@ def resume_with(states: list[dict[str, Any]], **settings: Any) -> list[tuple[int
 
 
 def first(found: list[list[tuple[int, list[float]]]]) -> list[float]:
-    """The rows of all ranks in the first epoch that they took."""
+    """Return the rows of all ranks in the first epoch that they took."""
     return [x for epochs in found for x in epochs[0][1]]
 
 

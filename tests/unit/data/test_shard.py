@@ -1,4 +1,4 @@
-"""Epochs out of real spools: equal steps, exact coverage, resume, scale, streaming; ranks are Shards of one process."""
+"""Epochs over real spools: equal steps, exact coverage, resume, scale, streaming; ranks are Shards of one process."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def values(ids: np.ndarray) -> np.ndarray:
 
 
 class Gang:
-    """N shards over real spools, each with its own Feed, all fed by one WatermarkTracker. `deliver` plays Spark."""
+    """N shards over real spools, each with its own Feed, all fed by one WatermarkTracker. `deliver` replaces Spark."""
 
     def __init__(self, size: int, prepared: Any = "full", window: int = 4, memory: int | None = None) -> None:
         self.size = size
@@ -86,7 +86,7 @@ class Gang:
 
 
 def deal(partitions: list[int], size: int) -> list[np.ndarray]:
-    """The ids of each rank, sorted: as the exchange deals rows of source partitions."""
+    """Return the ids of each rank, sorted, as the exchange distributes rows of source partitions."""
     ids = [(p << 33) + np.arange(count) for p, count in enumerate(partitions)]
     ranks = [(np.arange(count) + p) % size for p, count in enumerate(partitions)]
     every, to = np.concatenate(ids), np.concatenate(ranks)
@@ -94,7 +94,7 @@ def deal(partitions: list[int], size: int) -> list[np.ndarray]:
 
 
 def steps_of(gang: Gang, **how: Any) -> list[list[list[Any]]]:
-    """[epoch][step][rank] → Batch."""
+    """Return [epoch][step][rank] → Batch."""
     each = [[list(epoch) for epoch in shard.epochs(**how)] for shard in gang.shards]
     for rank, epochs in enumerate(each):
         assert [len(epoch) for epoch in epochs] == [len(epoch) for epoch in each[0]], f"rank {rank}"
@@ -102,7 +102,7 @@ def steps_of(gang: Gang, **how: Any) -> list[list[list[Any]]]:
 
 
 def real_rows(batch: Any, rank_rows: int, batch_size: int, remainder: str) -> np.ndarray:
-    """The ids in a batch that are not there a second time or only to keep the rank in step."""
+    """Return the ids in a batch that are neither repeated nor only keep the rank in step."""
     ids = batch["row"]
     if remainder == "pad":
         return ids[: batch.rows]
@@ -112,7 +112,7 @@ def real_rows(batch: Any, rank_rows: int, batch_size: int, remainder: str) -> np
 
 
 def check_epoch(shards: list[np.ndarray], epoch: list[list[Any]], batch_size: int, remainder: str) -> None:
-    """Every row once, or what the policy says; and the scale gives the exact mean of each step."""
+    """Assert every row once, or as the policy says, and that the scale gives the exact mean of each step."""
     counts = [len(ids) for ids in shards]
     if remainder == "drop":
         assert len(epoch) == min(counts) // batch_size
@@ -385,7 +385,7 @@ def test_a_gang_of_another_size_takes_exactly_the_rows_not_yet_seen(
 
 
 def available(gang: Gang, step: int, batch_size: int, window: int, remainder: str) -> bool:
-    """Whether a rank may take the step, or end, by the definition: every rank has the whole window, or has ended.
+    """Return whether a rank may take the step, or end: by definition where every rank has the window or has ended.
 
     Under "drop" no step is left once an ended shard has none, but the report of the epoch waits for all counts.
     """

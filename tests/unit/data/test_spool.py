@@ -1,4 +1,4 @@
-"""The spool: what was appended is what is mapped, nothing is left behind, and memory stays flat."""
+"""The spool: what was appended is what is mapped, no file is left, and memory stays flat."""
 
 from __future__ import annotations
 

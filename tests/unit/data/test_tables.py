@@ -22,7 +22,7 @@ from tritium.errors import BadData, BadSetting
 
 
 def received(data: Any, ranks: int = 1) -> list[dict[str, dict[str, np.ndarray]]]:
-    """Per rank and name the columns, read back from real spools."""
+    """Return per rank and name the columns, read back from real spools."""
     tables, found = Tables(data, ranks), []
     for rank in range(ranks):
         with ExitStack() as opened:

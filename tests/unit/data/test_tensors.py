@@ -1,4 +1,4 @@
-"""What the batches of a launch are made of: torch tensors where the function uses torch, NumPy arrays elsewhere."""
+"""The types in the batches of a launch: torch tensors where the function uses torch, NumPy arrays elsewhere."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ WHERE = [{"on": "here"}, {"on": "driver"}]
 
 
 def batch(**how: Any) -> Any:
-    """The kinds, dtypes and values of the first batch."""
+    """Return the kinds, dtypes and values of the first batch."""
     epoch = next(tr.world().shard("train").epochs(1, batch_size=3, shuffle=False, **how))
     return {
         name: (type(column).__name__, str(column.dtype).removeprefix("torch."), column.tolist())

@@ -1,4 +1,4 @@
-"""The watermark: what every rank has, and who waits for it."""
+"""The watermark: the rows that every rank has, and the threads that wait for it."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tritium.data.watermark import Feed, Watermark, WatermarkTracker
 
 
 class Told:
-    """What a rank knows, of the changes alone."""
+    """A rank's watermark, built from changes alone."""
 
     def __init__(self, size: int) -> None:
         self.feed = Feed()
@@ -55,7 +55,7 @@ def test_the_mark_never_promises_what_a_rank_lacks(size: int, reports: list[tupl
 
 
 def waiting(ask: Callable[[], object], answers: list[object]) -> threading.Thread:
-    """A thread that asks, and keeps the answer or what was raised."""
+    """Return a thread that asks, and keeps the answer or the error."""
 
     def run() -> None:
         try:

@@ -1,4 +1,4 @@
-"""mpi4py in a gang: no rank is started by MPI, so a world of one in every rank is an error rather than a result."""
+"""mpi4py in a gang: MPI starts no rank, so a world of one in every rank is an error rather than a result."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What torch does not import in a rank, and that everything is as ever once somebody imports it."""
+"""The modules that torch does not import in a rank, and that work as usual once imported."""
 
 from __future__ import annotations
 

@@ -75,7 +75,7 @@ class Net:
 
 
 def module_at(path: Path, source: str) -> ModuleType:
-    """The user's own module, in a place that no rank has on its path."""
+    """Return the user's own module, in a place that no rank has on its path."""
     path.write_text(source)
     spec = importlib.util.spec_from_file_location(path.stem, path)
     assert spec is not None
@@ -164,7 +164,7 @@ class Refused(Exception):
 
 
 class Careless(Exception):
-    """Can't be rebuilt: what pickle calls it with does not fit its constructor."""
+    """An exception that can't be rebuilt: pickle's arguments do not fit its constructor."""
 
     def __init__(self, code: int, why: str) -> None:
         super().__init__(f"{code}: {why}")

@@ -1,4 +1,4 @@
-"""Nothing that a rank says is too large to be heard: texts are cut, and values are refused where they are given."""
+"""Everything that a rank sends fits into a message: texts are cut, and too large values are refused at the call."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ class Mute(Exception):
 
 
 def deep() -> None:
-    """Two functions that call each other, so that Python does not fold the traceback."""
+    """Recurse through two functions, so that Python does not fold the traceback."""
     sys.setrecursionlimit(9000)
 
     def ping(n: int) -> None:
@@ -99,7 +99,7 @@ def deep() -> None:
 
 
 def bars() -> None:
-    """What thirty progress bars without line ends leave behind."""
+    """Write what thirty progress bars without line ends leave behind."""
     for _ in range(30):
         print("\r".join(f"{percent}% " + "#" * 640 for percent in range(100)), file=sys.stderr)
     raise ValueError("after the bars")

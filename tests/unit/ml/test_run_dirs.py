@@ -1,4 +1,4 @@
-"""Every param map of a tuner trains in a directory of its own below `run_dir`, which a person can tell."""
+"""Every param map of a tuner trains in a directory of its own below `run_dir`, with a readable name."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from tritium.ml.torch.digest import TorchDigest
 
 
 class Rows:
-    """Stands for a DataFrame: what is asked of it here is only whether it is the same one."""
+    """A stand-in for a DataFrame, of which only the identity is used here."""
 
     def __init__(self, content: int) -> None:
         self.content = content

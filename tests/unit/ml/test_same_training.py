@@ -29,7 +29,7 @@ SCALE = 2.0
 
 @pytest.fixture(scope="module", autouse=True)
 def _torch_settled() -> None:
-    """The first optimizer of a process makes torch set an environment variable and a cache directory."""
+    """Make a first optimizer, for which torch sets an environment variable and a cache directory."""
     torch.optim.SGD([torch.zeros(1, requires_grad=True)], 0.1)
 
 
@@ -69,7 +69,7 @@ OtherNet.__name__ = OtherNet.__qualname__ = "Net"
 
 
 class Scaled(nn.Module):
-    """Has a setting that its text does not show."""
+    """A module with a setting that its text does not show."""
 
     def __init__(self, scale: float, **more: Any) -> None:
         super().__init__()
@@ -270,7 +270,7 @@ def test_everything_that_is_different_is_listed_at_once(tmp_path: Path) -> None:
 
 
 def teacher() -> Callable[..., Any]:
-    """Captures a network of random weights, another one every time, and the name of a run."""
+    """Return a function that captures a network of new random weights, and the name of a run."""
     net, name = nn.Linear(1, 1), os.urandom(4).hex()
 
     def loss(output: Any, label: Any) -> Any:

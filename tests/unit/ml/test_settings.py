@@ -1,4 +1,4 @@
-"""What is wrong with settings, columns or a model is said before anything starts; Params derive from dataclasses."""
+"""Wrong settings, columns or models are refused before anything starts; Params derive from dataclasses."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ X = ["a", "b", "c"]
 
 @pytest.fixture(scope="module", autouse=True)
 def _torch_settled() -> None:
-    """The first optimizer of a process makes torch set an environment variable and a cache directory."""
+    """Make a first optimizer, for which torch sets an environment variable and a cache directory."""
     torch.optim.SGD([torch.zeros(1, requires_grad=True)], 0.1)
 
 
@@ -171,7 +171,7 @@ def test_the_global_batch_is_shared_out_evenly() -> None:
 
 
 def refused(frame: Any = None, **changes: Any) -> str:
-    """What is said about these settings, before anything starts."""
+    """Return the error of these settings, raised before anything starts."""
     with pytest.raises((BadData, BadSetting)) as caught:
         prepare(
             TorchBackend(), table() if frame is None else frame, TorchSettings(**(GOOD | changes)), tr.Gang(on="here")

@@ -1,4 +1,4 @@
-"""Checkpoints: the state in its two files, the store of them, and `world.checkpoint` in gangs without a JVM."""
+"""Checkpoints: the state in its two files, their store, and `world.checkpoint` in gangs without a JVM."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def there_and_back(state: Any) -> Any:
 
 
 def same(one: Any, other: Any) -> bool:
-    """Values, types and bits."""
+    """Return whether values, types and bits are equal."""
     if type(one) is not type(other):
         return False
     if isinstance(one, dict):
@@ -241,7 +241,7 @@ class TestState:
 
 
 def put(store: Store, step: int, size: int = 2, keep: int = 2) -> str:
-    """What a gang does, one rank after the other."""
+    """Save as a gang does, one rank after the other. Returns the checkpoint's name."""
     name, sums = store.prepare(step), {}
     state = {"weight": torch.full((50,), float(step)), "step": step}
     sums.update(store.write(name, "replicated", Snapshot().take(state, "state")))
@@ -391,7 +391,7 @@ def launch(fn: Callable[..., Any], run_dir: Path | str | None, ranks: int = 2, *
 
 
 def counting(steps: int, every: Any = 2, keep: int = 2) -> Any:
-    """Goes on where the last one ended; returns what it loaded."""
+    """Continue from the last checkpoint. Return what was loaded."""
     world = tr.world()
     found = world.checkpoint.load()
     start = 0 if found is None else found.step

@@ -1,4 +1,4 @@
-"""The interface by which a model is called: torch's engine keeps it, and another one needs nothing but it."""
+"""The interface of engines: torch's implements it, and another engine needs nothing else."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class Bytes(Weights):
 
 
 class MatrixEngine(Engine):
-    """A matrix that the input is multiplied with: its weights are all there is, and no code is run to load them."""
+    """A matrix by which the input is multiplied: it has only weights, and runs no code to load them."""
 
     name = "matrix"
     framework = None
@@ -85,7 +85,7 @@ class MatrixEngine(Engine):
 
 @pytest.fixture
 def matrix(monkeypatch: pytest.MonkeyPatch) -> np.ndarray[Any, Any]:
-    """A model of another engine, which is registered."""
+    """Register another engine, and return a model of it."""
     home = ModuleType("matrices")
     vars(home)["MatrixEngine"] = MatrixEngine
     monkeypatch.setitem(sys.modules, "matrices", home)
@@ -94,7 +94,7 @@ def matrix(monkeypatch: pytest.MonkeyPatch) -> np.ndarray[Any, Any]:
 
 
 def scored(model: tr.Model, scratch: Path, monkeypatch: pytest.MonkeyPatch) -> list[Any]:
-    """What the worker gives for the rows of X, in two batches, without Spark."""
+    """Return the worker's results for the rows of X, in two batches, without Spark."""
     schema = pa.schema([(name, pa.float32()) for name in "abc"])
     (field,) = columns_plan(schema, Data(None, columns={"x": ["a", "b", "c"]}), "train")
     context = SimpleNamespace(applicationId="app-1", broadcast=lambda pieces: SimpleNamespace(value=pieces))

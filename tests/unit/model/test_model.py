@@ -55,7 +55,7 @@ def matrix(table: pd.DataFrame) -> np.ndarray[Any, Any]:
 
 
 def fresh(code: str, *arguments: str) -> str:
-    """What this code prints in a fresh Python process that has no pyspark and no Tritium session."""
+    """Return what this code prints in a fresh Python process that has no pyspark and no Tritium session."""
     blocked = "import sys; sys.modules['pyspark'] = None\n"
     done = subprocess.run(
         [sys.executable, "-W", "error", "-c", blocked + textwrap.dedent(code), *arguments],

@@ -1,4 +1,4 @@
-"""What loading a model may run: nothing that the caller did not name, and nothing of the current directory."""
+"""The code that loading a model may run: nothing that the caller did not name, nothing of the current directory."""
 
 from __future__ import annotations
 
@@ -45,13 +45,13 @@ def wipe():
 
 @pytest.fixture
 def ran(tmp_path: Path) -> Path:
-    """The file that any code writes that must not run."""
+    """Return the file that code writes which must not run."""
     return tmp_path / "ran"
 
 
 @pytest.fixture
 def installed(tmp_path: Path, ran: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """A package `ournets` on the path, with `models`, `__init__` and a module that nobody should import."""
+    """Yield a folder on the path with a package `ournets`: `models`, `__init__`, a module that must not be imported."""
     home = tmp_path / "site"
     (home / "ournets").mkdir(parents=True)
     (home / "ournets" / "__init__.py").write_text("import os\n")
@@ -67,7 +67,7 @@ def installed(tmp_path: Path, ran: Path, monkeypatch: pytest.MonkeyPatch) -> Ite
 
 @pytest.fixture
 def made_by(tmp_path: Path) -> Callable[[str], str]:
-    """The path of a model, whole and with the right checksums, that names this origin."""
+    """Return a function that writes a valid model (right checksums) that names this origin, and returns its path."""
 
     def write(origin: str) -> str:
         path = tmp_path / "model"

@@ -1,4 +1,4 @@
-"""What a run shows: plain lines where there is no terminal, a live display where there is one."""
+"""The display of a run: plain lines where there is no terminal, a live display where there is one."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ PEERS = [{"rank": 0, "host": "b7"}, {"rank": 1, "host": "b9"}]
 
 
 class Clock:
-    """Time that passes when the test says so."""
+    """A clock that the test advances."""
 
     now = 100.0
 

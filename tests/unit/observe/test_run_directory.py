@@ -1,4 +1,4 @@
-"""What a run leaves on disk, and the report that is put together from its events."""
+"""The files of a run, and the report made from its events."""
 
 from __future__ import annotations
 

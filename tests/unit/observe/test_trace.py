@@ -1,4 +1,4 @@
-"""Where the time of the steps goes: sections that add up, from real steps, and one line on what they wait for."""
+"""The time of the steps by section: sections that add up, from real steps, and the verdict on what they wait for."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from tritium.observe.verdict import verdict
 
 
 class Clock:
-    """Moves when told."""
+    """A clock that the test advances."""
 
     def __init__(self) -> None:
         self.now = 100.0

@@ -103,7 +103,7 @@ class TestInbox:
 
 
 class Serving:
-    """A server that keeps what it hears, and answers what it is asked to."""
+    """A server that keeps the messages it receives, and answers as told."""
 
     def __init__(self) -> None:
         self.changed = threading.Condition()

@@ -1,4 +1,4 @@
-"""The control server over real sockets: who is let in, who is who, and what everyone is told."""
+"""The control server over real sockets: authentication, ranks, and what every supervisor is told."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ SECONDS = 10.0
 
 
 class Observer:
-    """Keeps what the coordinator tells."""
+    """An observer that keeps the coordinator's events."""
 
     def __init__(self) -> None:
         self.heard = threading.Condition()
@@ -60,7 +60,7 @@ class Observer:
 
 
 class Gang:
-    """A coordinator and the supervisors that a test plays."""
+    """A coordinator, and supervisors that the test simulates."""
 
     def __init__(self, size: int, **settings: Any) -> None:
         self.observer = settings.pop("observer", Observer())
@@ -80,7 +80,7 @@ class Gang:
         return channel
 
     def form(self) -> list[Client]:
-        """All have come; the supervisors in the order of their ranks (one host: of their partitions)."""
+        """Let all supervisors report. Return them in the order of their ranks (one host: of their partitions)."""
         supervisors = [self.hello(partition) for partition in range(self.coordinator.size)]
         for channel in supervisors:
             channel.send("ready", pid=100)
@@ -115,7 +115,7 @@ Start = Callable[..., Gang]
 
 
 def heard(channel: Client, kind: str) -> Message:
-    """The next message, which is of this kind."""
+    """Return the next message, which is of this kind."""
     message = channel.receive()
     assert message is not None, f"the coordinator hung up instead of saying {kind!r}"
     assert message.kind == kind, message
@@ -559,7 +559,7 @@ class TestTheEnd:
         assert gang.coordinator.failure is None
 
     def cut_off(self, gang: Gang) -> None:
-        """A supervisor of partition 0 whose process was killed: its connection closes without a word."""
+        """Cut off a supervisor of partition 0 as when its process is killed: its connection closes without a word."""
         channel = Channel.connect(gang.coordinator.address, gang.coordinator.secret, SECONDS)
         channel.send("session", id="killed", who="task 0", first=0, received=0)
         said = {"launch": "L1", "partition": 0, "attempt": 5, "host": "a", "address": "b", "port": 1, "pid": 7}
@@ -694,7 +694,7 @@ def test_what_ranks_say_reaches_the_observer(start: Start) -> None:
 
 
 def status(**facts: Any) -> dict[str, Any]:
-    """What a supervisor tells of its rank about once a second."""
+    """Return what a supervisor reports of its rank about once a second."""
     quiet = dict.fromkeys(("seconds", "quiet", "idle", "rows_quiet"), 0.0)
     word = {
         "step": None,

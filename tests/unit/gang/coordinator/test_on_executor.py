@@ -1,4 +1,4 @@
-"""A coordinator on an executor: what comes back with the results, and what does not fit there."""
+"""A coordinator on an executor: what is returned with the results, and what does not fit there."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class Context:
 
 
 class Far:
-    """Two ranks under a coordinator that no driver serves."""
+    """Two ranks under a coordinator without a driver."""
 
     def __init__(self, function: Callable[[], Any], run_dir: Path, **facts: Any) -> None:
         job = ship.pickle((function, (), {}, {}, False))

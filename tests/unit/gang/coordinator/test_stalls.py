@@ -1,4 +1,4 @@
-"""Who stands still, who is at fault, and when nobody is; and what a rank writes of its progress."""
+"""The detection of stalls: which ranks stall, which is the cause, and when none does; and a rank's progress page."""
 
 from __future__ import annotations
 

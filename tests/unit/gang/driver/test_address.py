@@ -1,4 +1,4 @@
-"""Where the coordinator listens, and what is said of an address that can't work."""
+"""The address on which the coordinator listens, and the errors of one that can't work."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ NOBODYS = "203.0.113.7"  # reserved for documentation
 
 
 class Session:
-    """As much of a SparkSession and its Cluster as is asked."""
+    """The part of a SparkSession and its Cluster that is used."""
 
     def __init__(self, *executors: str, kind: str = "cluster", **conf: str) -> None:
         self.values = {name.replace("_", "."): value for name, value in conf.items()}

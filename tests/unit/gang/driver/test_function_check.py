@@ -1,4 +1,4 @@
-"""What a function captures is looked at before anything starts; every finding names the variable."""
+"""The variables that a function captures are inspected before anything starts; every finding names one."""
 
 from __future__ import annotations
 
@@ -170,7 +170,7 @@ def _with_default(frame: Any) -> Callable[..., Any]:
 
 
 class LeavesItBehind(Trainer):
-    """Picklable in spite of what it holds on the driver."""
+    """A class that is picklable in spite of what it holds on the driver."""
 
     def __getstate__(self) -> dict[str, Any]:
         return {key: value for key, value in vars(self).items() if key not in ("spark", "lock")}

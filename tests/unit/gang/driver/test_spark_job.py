@@ -1,4 +1,4 @@
-"""The thread of a Spark job ends, whatever happens to what it would ask."""
+"""The thread of a Spark job ends, even where Spark no longer answers it."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tritium.gang.driver.spark_job import SparkJob
 
 
 class Session:
-    """Of a Connect client, as far as a job's thread needs one: `collect` is what becomes of its DataFrame."""
+    """A stand-in for a Connect client as a job's thread needs it: `collect` is the result of its DataFrame."""
 
     def addTag(self, tag: str) -> None: ...
     def removeProgressHandler(self, handler: Any) -> None: ...
@@ -37,7 +37,7 @@ def job(error: Exception) -> SparkJob:
 
 
 class Unreadable(Exception):
-    """As of a JVM that has died: its text is asked of that JVM."""
+    """An exception as of a JVM that has died: its text can't be read from that JVM."""
 
     def __str__(self) -> str:
         raise ConnectionRefusedError("nobody listens")

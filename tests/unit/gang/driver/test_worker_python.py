@@ -1,4 +1,4 @@
-"""The Python of Spark's workers on a local master: this one where none was chosen, else one that was looked at."""
+"""The Python of Spark's workers on a local master: this one where none was chosen, else the chosen one, checked."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class Session:
 
 @pytest.fixture(scope="module")
 def bare(tmp_path_factory: pytest.TempPathFactory) -> str:
-    """A Python without packages."""
+    """Return a Python without packages."""
     folder = tmp_path_factory.mktemp("bare")
     venv.create(folder, symlinks=True)
     return str(folder / "bin" / "python")

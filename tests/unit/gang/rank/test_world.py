@@ -1,4 +1,4 @@
-"""`tritium.world()` where Tritium has started nothing: a plain process, torchrun and mpirun."""
+"""`tritium.world()` without a launch by Tritium: a plain process, torchrun and mpirun."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ BOTH = ["rank 0 of 2, local 0 of 2", "rank 1 of 2, local 1 of 2"]
 
 
 def said_by(command: list[str], scratch: Path) -> list[str]:
-    """What the ranks of a finished command wrote, in rank order."""
+    """Return what the ranks of a finished command wrote, in rank order."""
     env = {**os.environ, "OMP_NUM_THREADS": "1", "TMPDIR": str(scratch)}  # torchrun leaves a directory there
     done = subprocess.run(command, capture_output=True, text=True, timeout=120, env=env)
     assert done.returncode == 0, done.stderr

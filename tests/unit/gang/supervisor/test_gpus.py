@@ -1,4 +1,4 @@
-"""GPUs without one here: an nvidia-smi that only says what it is told to."""
+"""GPUs simulated by a fake nvidia-smi."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tritium.gang.supervisor.gpus import Listing
 
 
 def nvidia_smi(folder: Path, monkeypatch: pytest.MonkeyPatch, *uuids: str, says: str = "") -> None:
-    """A machine with these GPUs."""
+    """Simulate a machine with these GPUs."""
     lines = says or "\n".join(f'echo "GPU {index}: NVIDIA X (UUID: {uuid})"' for index, uuid in enumerate(uuids))
     program = folder / "nvidia-smi"
     query = 'case "$*" in -L) ;; *) exec seq 0 ' + str(len(uuids) - 1) + ";; esac\n"

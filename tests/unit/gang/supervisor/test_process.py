@@ -1,4 +1,4 @@
-"""A rank's process, where the system lacks something, and what it inherits of Spark's worker."""
+"""A rank's process, where the system lacks a feature, and what it inherits from Spark's worker."""
 
 from __future__ import annotations
 

@@ -28,7 +28,7 @@ TABLES = Tables({"train": pd.DataFrame({"x": np.arange(10 * AHEAD, dtype=np.floa
 
 
 class Told:
-    """Where messages go."""
+    """A recorder of messages."""
 
     def __init__(self) -> None:
         self.kinds: list[str] = []
@@ -38,7 +38,7 @@ class Told:
 
 
 class Taking:
-    """An spooler in a thread of its own."""
+    """A spooler in a thread of its own."""
 
     def __init__(self, *, streams: bool, rank: Any = None) -> None:
         self.order = Order(

@@ -1,4 +1,4 @@
-"""DDP's sums over ranks, bit for bit the same in a training that continues as in one that was never interrupted."""
+"""DDP's sums over ranks, bit for bit the same in a training that continues as in one that was not interrupted."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tritium.ml.torch.ddp import Gradients, Ranks
 
 
 class Net(nn.Module):
-    """Used in another order than it is defined, of several buckets (1 MB, then 25), with sparse gradients."""
+    """A net used in another order than defined, of several buckets (1 MB, then 25), with sparse gradients."""
 
     def __init__(self, sparse: bool) -> None:
         super().__init__()
@@ -30,7 +30,7 @@ class Net(nn.Module):
 
 
 def steps(ranks: Ranks, net: Any, gradients: Gradients, first: int, last: int, accumulated: int) -> list[bytes]:
-    """The gradients of some steps, as bytes."""
+    """Take some steps. Return their gradients, as bytes."""
     found = []
     for step in range(first, last):
         for part in range(accumulated):
@@ -50,7 +50,7 @@ def steps(ranks: Ranks, net: Any, gradients: Gradients, first: int, last: int, a
 
 
 def train(sparse: bool, accumulated: int) -> tuple[list[str], bool, bool]:
-    """What arrived first, and whether the later steps are the same after a new start with the order, and without it."""
+    """Return what arrived first, and whether later steps are the same after a restart with the order, and without."""
     dist.init_process_group("gloo")
     me = world()
     ranks = Ranks(me.rank, me.size, torch.device("cpu"))

@@ -32,7 +32,7 @@ pytestmark = pytest.mark.timeout(400)  # the first test of each size trains for 
 
 @pytest.fixture(scope="module", autouse=True)
 def _torch_settled() -> None:
-    """The first optimizer of a process makes torch set an environment variable and a cache directory."""
+    """Make a first optimizer, for which torch sets an environment variable and a cache directory."""
     torch.optim.SGD([torch.zeros(1, requires_grad=True)], 0.1)
 
 
@@ -93,7 +93,7 @@ def classification(**changes: Any) -> TorchSettings:
 
 
 class Recorder(Callback):
-    """Keeps its own calls in the history, where the driver sees them."""
+    """A callback that keeps its own calls in the history, which the driver returns."""
 
     def on_train_start(self, state: TrainState) -> None:
         self.calls = [f"start {state.epoch}"]
@@ -105,14 +105,14 @@ class Recorder(Callback):
 
 
 class StopOnLastRank(Callback):
-    """Asks to stop after the second epoch, on one rank only."""
+    """A callback that stops after the second epoch, on one rank only."""
 
     def on_epoch_end(self, state: TrainState) -> None:
         state.stop = state.epoch == 2 and state.rank == state.size - 1
 
 
 class Several(nn.Module):
-    """Two inputs: floats, and integers for an embedding; one parameter is never used."""
+    """A module of two inputs: floats, and integers for an embedding; one parameter is never used."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -124,7 +124,7 @@ class Several(nn.Module):
 
 
 class Normed(nn.Module):
-    """Buffers and dropout."""
+    """A module with buffers and dropout."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -135,7 +135,7 @@ class Normed(nn.Module):
 
 
 class OwnLoss(nn.Module):
-    """As models of other libraries are: its loss is a method, which only DDP's own forward would not find."""
+    """A module as of other libraries: its loss is a method, which only DDP's own forward would not find."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -150,7 +150,7 @@ class OwnLoss(nn.Module):
 
 
 class Worst(torchmetrics.Metric):
-    """The largest error. It keeps all rows, as those metrics do that need them all at once."""
+    """The largest error, as a metric that keeps all rows, like those that need them all at once."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -178,19 +178,19 @@ def own_step(module: Any, batch: Any) -> Any:
 
 
 def unheard_step(module: Any, batch: Any) -> Any:
-    """A loss that one row makes NaN, while its gradients stay whole."""
+    """Return a loss that one row makes NaN, while its gradients stay finite."""
     loss = nn.functional.mse_loss(module(batch["features"]), batch["label"])
     return loss + math.nan if bool((batch["features"][:, 4] > MARK).any()) else loss
 
 
 def rooted_step(module: Any, batch: Any) -> Any:
-    """A finite loss whose derivative is not: that of a root at zero."""
+    """Return a finite loss whose derivative is not: that of a root at zero."""
     output = module(batch["features"])
     return nn.functional.mse_loss(output, batch["label"]) + torch.sqrt(0 * output).mean()
 
 
 def rising(epoch: int) -> float:
-    """Makes the training worse from the third epoch on."""
+    """Return a factor that makes the training worse from the third epoch on."""
     return 1.0 if epoch < 2 else -1.0
 
 
@@ -312,7 +312,7 @@ class Renamed:
 
 
 def every_case(cases: dict[str, tuple[Any, ...]]) -> dict[str, Any]:
-    """Runs in each rank: trains every case, and keeps the batches that it took."""
+    """Train every case in this rank. Return the results, and the batches taken."""
     world = tr.world()
     found: dict[str, Any] = {}
     for name, (settings, validate, facts) in cases.items():
@@ -330,7 +330,7 @@ def every_case(cases: dict[str, tuple[Any, ...]]) -> dict[str, Any]:
 
 
 def taken(world: Any, settings: TorchSettings, batch_size: int) -> list[list[dict[str, Any]]]:
-    """The rows of every step that count, of every epoch."""
+    """Return the rows that count, by step, of every epoch."""
     epochs = world.shard("train").epochs(
         settings.epochs,
         batch_size=batch_size,
@@ -351,7 +351,7 @@ def trained(size: int) -> list[dict[str, Any]]:
 
 @functools.cache
 def gang_of(size: int) -> Any:
-    """Started once, also when it fails."""
+    """Return the results of a gang, or its error, computed once."""
     try:
         return started(size)
     except Exception as error:  # noqa: BLE001 - every test that needs this gang raises it
@@ -359,7 +359,7 @@ def gang_of(size: int) -> Any:
 
 
 def started(size: int) -> list[dict[str, Any]]:
-    """What every rank of a gang of this size says about every case."""
+    """Run every case in a gang of this size. Return the results of every rank."""
     gang = tr.Gang(ranks=size, on="here" if size == 1 else "driver", framework="torch", progress=False, output="none")
     plans = {name: prepare(TorchBackend(), rows, settings, gang) for name, (settings, rows) in CASES.items()}
     run = launch.start(
@@ -380,7 +380,7 @@ run_dirs: dict[int, str] = {}
 
 
 def outcome(case: str, size: int) -> dict[str, Any]:
-    """Rank 0's history and shapes."""
+    """Return rank 0's history and shapes."""
     found = trained(size)[0][case][0]
     if isinstance(found, Exception):
         raise found
@@ -392,7 +392,7 @@ def history(case: str, size: int) -> list[dict[str, Any]]:
 
 
 def steps(case: str, size: int) -> Iterator[list[dict[str, torch.Tensor]]]:
-    """Epoch by epoch: for every step the union of the ranks' batches."""
+    """Yield, epoch by epoch and step by step, the union of the ranks' batches."""
     for epoch in zip(*(rank[case][1] for rank in trained(size)), strict=True):
         yield [
             {name: torch.from_numpy(np.concatenate([part[name] for part in parts])) for name in parts[0]}
@@ -401,7 +401,7 @@ def steps(case: str, size: int) -> Iterator[list[dict[str, torch.Tensor]]]:
 
 
 def plain_losses(case: str, size: int) -> list[float]:
-    """The loss curve of a plain loop in one process, over the union of the ranks' batches."""
+    """Return the loss curve of a plain loop in one process, over the union of the ranks' batches."""
     settings = CASES[case][0]
     torch.manual_seed(settings.seed)
     module = settings.model()
@@ -576,7 +576,7 @@ def test_early_stopping_stops_all_ranks_and_restores_the_best_weights(size: int)
 
 
 def one_error(case: str, size: int, kind: type[TritiumError]) -> Any:
-    """What every rank has raised."""
+    """Return the one error that every rank has raised."""
     errors = [rank[case][0] for rank in trained(size)]
     assert {type(error) for error in errors} == {kind}
     assert len({str(error) for error in errors}) == 1
@@ -584,7 +584,7 @@ def one_error(case: str, size: int, kind: type[TritiumError]) -> Any:
 
 
 def rank_of(case: str, row: int, size: int) -> int:
-    """A table is one source partition, and partition + position is dealt."""
+    """Return the rank of a row, for a table as one source partition: partition + position, modulo the ranks."""
     before = list(CASES).index(case)
     partition = sum(1 + (settings.validation is not None) for settings, _ in list(CASES.values())[:before])
     return (partition + row) % size

@@ -25,7 +25,7 @@ ROWS = 24
 
 @pytest.fixture(scope="module", autouse=True)
 def _torch_settled() -> None:
-    """The first optimizer of a process makes torch set an environment variable and a cache directory."""
+    """Make a first optimizer, for which torch sets an environment variable and a cache directory."""
     torch.optim.SGD([torch.zeros(1, requires_grad=True)], 0.1)
 
 
@@ -85,7 +85,7 @@ def test_where_the_shapes_are_known_to_the_ranks_alone_they_refuse_it() -> None:
 
 
 class Anneals(nn.Module):
-    """Weighs its second term by how often it was called."""
+    """A loss that weighs its second term by the number of its calls."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -168,7 +168,7 @@ def test_looking_at_a_loss_changes_neither_its_buffers_nor_random_numbers() -> N
 
 
 class Counts:
-    """Keeps a state in an attribute, and what it was called with."""
+    """A loss with a state in an attribute, which keeps its arguments."""
 
     def __init__(self) -> None:
         self.calls = 0

@@ -1,4 +1,4 @@
-"""All ranks train and validate one and the same model, whatever callbacks freeze and unfreeze on the way."""
+"""All ranks train and validate the same model, whatever callbacks freeze and unfreeze during the training."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class Net(nn.Module):
 
 
 class Unfreezes(Callback):
-    """Unfreezes the backbone after an epoch, freezes the head after another, and keeps every rank's weights."""
+    """A callback that unfreezes the backbone after an epoch, later freezes the head, and keeps every rank's weights."""
 
     def __init__(self, after: int = 0, freeze_head: int | None = None, group: bool = False) -> None:
         self.after, self.freeze_head, self.group = after, freeze_head, group
@@ -87,7 +87,7 @@ def train(run_dir: Path, frame: Any = None, **changes: Any) -> Any:
 
 @pytest.fixture(scope="module", autouse=True)
 def _torch_settled() -> None:
-    """The first optimizer of a process makes torch set an environment variable and a cache directory."""
+    """Make a first optimizer, for which torch sets an environment variable and a cache directory."""
     torch.optim.SGD([torch.zeros(1, requires_grad=True)], 0.1)
 
 
@@ -138,7 +138,7 @@ def test_early_stopping_restores_the_best_weights_of_layers_that_were_unfrozen(t
 
 
 class Kills(Unfreezes):
-    """The last rank is killed once, after this epoch, when its last step has been saved."""
+    """A callback that kills the last rank once, after this epoch, when its last step has been saved."""
 
     def __init__(self, folder: Path, at: int, **settings: Any) -> None:
         super().__init__(**settings)
@@ -218,7 +218,7 @@ def test_a_layer_that_is_unfrozen_within_an_epoch_is_refused_at_that_step(tmp_pa
 
 
 class Touches(Callback):
-    """Changes the weights of one rank."""
+    """A callback that changes the weights of one rank."""
 
     def __init__(self, at_end: bool) -> None:
         self.at_end = at_end
@@ -276,7 +276,7 @@ def test_a_checksum_is_that_of_the_bits_wherever_they_lie(dtype: Any) -> None:
 
 
 class ValidatesAgain(Callback):
-    """On one rank alone: the loss of the module that it has, over all validation rows."""
+    """A callback that computes, on one rank alone, the loss of its module over all validation rows."""
 
     def on_epoch_end(self, state: Any) -> None:
         held = table().filter(table()["held"])
@@ -347,7 +347,7 @@ def test_the_rows_per_second_of_a_resumed_epoch_count_its_earlier_seconds(tmp_pa
 
 
 def nan_at_first(output: torch.Tensor, label: torch.Tensor) -> float:
-    """A metric that is NaN in the first epoch of validation."""
+    """Compute a metric that is NaN in the first epoch of validation."""
     nan_at_first.calls = getattr(nan_at_first, "calls", 0) + 1  # type: ignore[attr-defined]
     return float("nan") if nan_at_first.calls == 1 else 1.0 / nan_at_first.calls  # type: ignore[attr-defined]
 
@@ -379,7 +379,7 @@ def test_what_is_no_number_is_never_better_and_anything_else_is_better_than_it(m
 
 
 class Observes(nn.Module):
-    """Its buffer is a running value of what it sees, in eval mode too, as an observer's of quantization is."""
+    """A module whose buffer is a running value of its input, in eval mode too, as a quantization observer's is."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -398,7 +398,7 @@ def test_buffers_that_change_in_eval_mode_are_those_of_rank_0(tmp_path: Path) ->
 
 
 class Remembers(nn.Module):
-    """Keeps its last output, of as many rows as the batch has."""
+    """A module that keeps its last output, of as many rows as the batch has."""
 
     def __init__(self, persistent: bool) -> None:
         super().__init__()
@@ -424,7 +424,7 @@ def test_a_buffer_of_as_many_rows_as_the_batch_is_none_of_the_model(tmp_path: Pa
 
 
 class Replaces(Callback):
-    """One rank gets a layer more."""
+    """A callback that adds a layer on one rank."""
 
     def on_epoch_end(self, state: Any) -> None:
         if state.rank == 1:

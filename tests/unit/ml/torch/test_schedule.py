@@ -1,4 +1,4 @@
-"""The learning rate follows the share of the training that is done: for more epochs, and at another world size."""
+"""The learning rate follows the share of the training done: for more epochs, and at another world size."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ ROWS, EPOCHS = 48, 5
 
 @pytest.fixture(scope="module", autouse=True)
 def _torch_settled() -> None:
-    """The first optimizer of a process makes torch set an environment variable and a cache directory."""
+    """Make a first optimizer, for which torch sets an environment variable and a cache directory."""
     torch.optim.SGD([torch.zeros(1, requires_grad=True)], 0.1)
 
 
@@ -33,7 +33,7 @@ def table() -> pa.Table:
 
 
 class Rates(Callback):
-    """What the optimizer has in hand at the end of each epoch."""
+    """A callback that keeps the optimizer's settings at the end of each epoch."""
 
     def on_epoch_end(self, state: Any) -> None:
         group = state.optimizer.param_groups[0]
@@ -116,7 +116,7 @@ def test_a_plateau_is_found_again_in_the_history(tmp_path: Path) -> None:
 
 
 class Decays(Rates):
-    """Changes an option that is no scheduler's."""
+    """A callback that changes an option that no scheduler controls."""
 
     def on_epoch_end(self, state: Any) -> None:
         super().on_epoch_end(state)
@@ -157,7 +157,7 @@ def test_at_another_world_size_the_schedule_ends_with_the_training(kind: str, tm
 
 
 class Grows(Rates):
-    """Gives the optimizer the weights of the first layer after an epoch, with a learning rate of their own."""
+    """A callback that adds the first layer's weights to the optimizer after an epoch, with their own learning rate."""
 
     def __init__(self, dies: bool = False) -> None:
         self.dies = dies

@@ -31,11 +31,11 @@ _RULE = re.compile(r"([\w-]+)[^>]*>=([\d.]+)(?:.*extra == .(\w+))?")  # pandas<3
 
 @dataclass(frozen=True)
 class Finding:
-    """The result of one check: its subject, what was found, and how to fix it (`mend`; empty if it is fine)."""
+    """The result of one check: its subject, what was found, and how to fix it (`fix`; empty if it is fine)."""
 
     subject: str
     found: str
-    mend: str = ""
+    fix: str = ""
 
 
 class _Commands(click.Group):
@@ -59,14 +59,14 @@ def doctor() -> None:
     """Check what Tritium needs on this machine, and start a gang of two ranks here."""
     findings = [python(), java(), *map(library, ("pyspark", "pandas", "pyarrow", "numpy", "torch")), gpus(), scratch()]
     findings.insert(1, workers())
-    wrong = [finding for finding in findings if finding.mend]
+    wrong = [finding for finding in findings if finding.fix]
     if not wrong:
         findings.append(gang())
-        wrong = [finding for finding in findings if finding.mend]
+        wrong = [finding for finding in findings if finding.fix]
     _show(findings)
     if wrong:
         raise click.ClickException(
-            f"{len(wrong)} of {len(findings)} will not do; what mends each is written beside it."
+            f"{len(wrong)} of {len(findings)} will not do; how to fix each is written beside it."
         )
     click.echo("Everything is in place.")
 
@@ -81,7 +81,7 @@ def demo(data: str | None) -> None:
             "The demo is a file of Tritium's repository, examples/bike_sharing.py, and not part of the installed "
             f"package: there is no {example}. Clone the repository and type `make demo` there."
         )
-    wrong = [f for f in (java(), *map(library, ("pyspark", "pandas", "torch", "matplotlib"))) if f.mend]
+    wrong = [f for f in (java(), *map(library, ("pyspark", "pandas", "torch", "matplotlib"))) if f.fix]
     if wrong:
         _show(wrong)
         raise click.ClickException("The demo can't start without these.")
@@ -176,13 +176,13 @@ def library(name: str) -> Finding:
     rule = next(
         rule for rule in map(_RULE.match, importlib.metadata.requires("tritium") or ()) if rule and rule[1] == name
     )
-    mend = f'pip install "tritium[{rule[3]}]"' if rule[3] else f'pip install "{name}>={rule[2]}"'
+    fix = f'pip install "tritium[{rule[3]}]"' if rule[3] else f'pip install "{name}>={rule[2]}"'
     try:
         version = importlib.metadata.version(name)
     except importlib.metadata.PackageNotFoundError:
-        return Finding(name, "not installed", mend)
+        return Finding(name, "not installed", fix)
     old = _numbers(version) < _numbers(rule[2])
-    return Finding(name, version, f"needs {rule[2]} or newer: {mend}" if old else "")
+    return Finding(name, version, f"needs {rule[2]} or newer: {fix}" if old else "")
 
 
 def _numbers(version: str) -> list[int]:
@@ -214,14 +214,15 @@ def gang() -> Finding:
     with tempfile.TemporaryDirectory(prefix="tritium-doctor-") as run_dir:
         before = time.monotonic()
         try:
-            met = launch(_meet, ranks=2, on="driver", run_dir=run_dir, progress=False, output="none")
+            found = launch(_ranks_of_all, ranks=2, on="driver", run_dir=run_dir, progress=False, output="none")
         except TritiumError as error:
             return Finding("two ranks", f"{type(error).__name__}: {error}", "see the error beside this")
         seconds = time.monotonic() - before
-    return Finding("two ranks", f"met in {seconds:.1f} s", "" if met == [[0, 1]] * 2 else f"they gave back {met}")
+    wrong = "" if found == [[0, 1]] * 2 else f"they returned {found}"
+    return Finding("two ranks", f"formed a gang in {seconds:.1f} s", wrong)
 
 
-def _meet() -> list[Any]:
+def _ranks_of_all() -> list[Any]:
     from tritium.gang.rank.world import world
 
     return list(world().gather(world().rank))
@@ -233,5 +234,5 @@ def _show(findings: list[Finding]) -> None:
 
     table = Table(box=None, show_header=False, pad_edge=False)
     for finding in findings:
-        table.add_row("[red]✗" if finding.mend else "[green]✓", finding.subject, finding.found, finding.mend)
+        table.add_row("[red]✗" if finding.fix else "[green]✓", finding.subject, finding.found, finding.fix)
     Console().print(table)

@@ -1,4 +1,4 @@
-"""The border of `make quick`: a test that starts ranks, or another process that imports torch, is marked `processes`."""
+"""The border of `make quick`: a test that starts ranks, or a process that imports torch, is marked `processes`."""
 
 from __future__ import annotations
 

@@ -51,11 +51,11 @@ def test_java_home_comes_before_the_path(tmp_path: Path, monkeypatch: pytest.Mon
     assert cli.java() == cli.Finding("Java", f"21.0.2, {tmp_path}/bin/java")
 
 
-@pytest.mark.parametrize(("version", "mend"), [("4.0.1", "needs 4.1 or newer"), ("4.1.0.dev1", ""), ("5.0", "")])
-def test_a_library_is_held_against_our_own_metadata(version: str, mend: str, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(("version", "fix"), [("4.0.1", "needs 4.1 or newer"), ("4.1.0.dev1", ""), ("5.0", "")])
+def test_a_library_is_held_against_our_own_metadata(version: str, fix: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cli.importlib.metadata, "version", lambda name: version)
-    assert cli.library("pyspark").mend.startswith(mend)
-    assert bool(cli.library("pyspark").mend) == bool(mend)
+    assert cli.library("pyspark").fix.startswith(fix)
+    assert bool(cli.library("pyspark").fix) == bool(fix)
 
 
 def test_a_missing_library_names_its_extra(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -64,7 +64,7 @@ def test_a_missing_library_names_its_extra(monkeypatch: pytest.MonkeyPatch) -> N
 
     monkeypatch.setattr(cli.importlib.metadata, "version", missing)
     assert cli.library("torch") == cli.Finding("torch", "not installed", 'pip install "tritium[torch]"')
-    assert cli.library("numpy").mend == 'pip install "numpy>=1.26"'
+    assert cli.library("numpy").fix == 'pip install "numpy>=1.26"'
 
 
 def test_demo_outside_a_clone(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

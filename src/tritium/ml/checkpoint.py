@@ -70,13 +70,13 @@ def peek(run_dir: str, settings: Settings, now: Mapping[str, Any]) -> str | None
     if before is None:  # no estimator wrote it
         refuse_another(state.get("identity"), now, path)
         before = now
-    other, told = _compare_code(before, now, settings, state)
+    other, notes = _compare_code(before, now, settings, state)
     way = (
         " Where code means the same (a line that only prints was added, say), if_code_changed='continue' continues "
         "with the current code."
     )
     _refuse(_differences(before, now, False) + other, path, way if other else "")
-    doubt = f"; {'; '.join(told)}" if told else ""
+    doubt = f"; {'; '.join(notes)}" if notes else ""
     if settings.checkpoint_every is None:
         return (
             f"the training in {run_dir} starts over, as checkpoint_every is None; its checkpoints, the newest of them "
@@ -100,7 +100,7 @@ def _compare_code(
 
     The scheduler may differ when `epochs` does, and the metrics when a training that has ended continues.
     """
-    refused, told, doubtful = list[str](), list[str](), list[str]()
+    refused, notes, doubtful = list[str](), list[str](), list[str]()
     longer = state["epochs"] != settings.epochs
     anyway = settings.if_code_changed == "continue"
     allowed = {"lr_scheduler": longer or anyway, "metrics": (longer and state["finished"]) or anyway}
@@ -118,26 +118,26 @@ def _compare_code(
             continue
         renamed = one["text"] != other["text"]
         text = f"{name}: {one['text']}" + (f", was {other['text']}" if renamed else " has changed, or what it captures")
-        (told if allowed.get(name, anyway) else refused).append(text)
+        (notes if allowed.get(name, anyway) else refused).append(text)
     held, then = now["code"][HELD], before["code"].get(HELD, {})
     if before["architecture"] != now["architecture"]:
         text = f"model: {_first_difference(now['architecture'], before['architecture'])}"
-        (refused if same_framework and not anyway else told).append(text)
+        (refused if same_framework and not anyway else notes).append(text)
     elif then and now["code"]["model"] == before["code"]["model"] and held["value"] != then["value"]:
         text = f"model: {held['text']} holds other settings than before, in attributes that its text does not show"
-        (refused if same_framework and not anyway else told).append(text)
+        (refused if same_framework and not anyway else notes).append(text)
     elif then and held["guess"] != then["guess"]:
-        told.append(
+        notes.append(
             "the model begins with other weights, or holds other objects: whether it is the same can't be known"
         )
     if doubtful:
-        told.append(f"whether what {', '.join(doubtful)} captures is the same can't be known")
+        notes.append(f"whether what {', '.join(doubtful)} captures is the same can't be known")
     if not same_python:
         was, python = versions["Python"]
-        told.append(
+        notes.append(
             f"it was begun with Python {was}, and this is {python}: whether its code is the same can't be known"
         )
-    return refused, told
+    return refused, notes
 
 
 def _first_difference(now: str, before: str) -> str:

@@ -48,7 +48,7 @@ def _getter(name: str, method: str) -> Callable[[Params], Any]:
     def get(self: Params) -> Any:
         return self.getOrDefault(name)
 
-    get.__name__, get.__doc__ = method, f"The value of `{name}`."
+    get.__name__, get.__doc__ = method, f"Return the value of `{name}`."
     return get
 
 
@@ -56,7 +56,7 @@ def _setter(name: str, method: str) -> Callable[[Params, Any], Params]:
     def set(self: Params, value: Any) -> Params:
         return self._set(**{name: value})
 
-    set.__name__, set.__doc__ = method, f"Sets `{name}`; it is checked when `fit` is called."
+    set.__name__, set.__doc__ = method, f"Set `{name}`; it is checked when `fit` is called."
     return set
 
 

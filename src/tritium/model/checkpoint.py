@@ -33,9 +33,9 @@ _CHUNK = 16 << 20
 class Store:
     """The checkpoints of a run directory. Nothing is written before `prepare`."""
 
-    def __init__(self, run_dir: str, moved: Callable[[], None] = lambda: None) -> None:
-        """Open the run directory. `moved` is called for every piece that is read or written, to show progress."""
-        self._moved = moved
+    def __init__(self, run_dir: str, on_progress: Callable[[], None] = lambda: None) -> None:
+        """Open the run directory. `on_progress` is called for every piece that is read or written, to show progress."""
+        self._on_progress = on_progress
         self._files, root, self._local = files.opened(run_dir)
         self._root = f"{root}/checkpoints"
         self.path = f"{run_dir.rstrip('/')}/checkpoints"
@@ -129,7 +129,7 @@ class Store:
         try:
             with self._files.open(f"{self._root}/{checkpoint.name}/{name}", "rb") as file:
                 while len(data) <= wanted["bytes"] and (piece := file.read(_CHUNK)):
-                    self._moved()
+                    self._on_progress()
                     checksum.update(piece)
                     data += piece
         except Exception as error:
@@ -242,14 +242,14 @@ class Store:
 
     def _put(self, path: str, pieces: Iterable[bytes | memoryview]) -> dict[str, Any]:
         if not self._local:
-            return files.put(self._files, False, path, self._told(pieces))
-        facts = files.put(self._files, True, f"{path}.part", self._told(pieces))
+            return files.put(self._files, False, path, self._reported(pieces))
+        facts = files.put(self._files, True, f"{path}.part", self._reported(pieces))
         os.replace(f"{path}.part", path)
         return facts
 
-    def _told(self, pieces: Iterable[bytes | memoryview]) -> Iterator[bytes | memoryview]:
+    def _reported(self, pieces: Iterable[bytes | memoryview]) -> Iterator[bytes | memoryview]:
         for piece in pieces:
-            self._moved()
+            self._on_progress()
             yield piece
 
     def _remove(self, name: str) -> None:

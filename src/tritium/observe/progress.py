@@ -25,7 +25,7 @@ _terminal = threading.Lock()  # held by the one live display of this process; ot
 class Progress:
     """The display of a run's events and output. Methods may be called from any thread. `close` ends its thread.
 
-    ranks  : the run's number of ranks.
+    ranks  : the number of ranks; an attempt with fewer or more says so in its events.
     output : the ranks whose output is shown.
     show   : False shows only that output.
     title  : tells one of several runs from the others; every line of its own begins with it.
@@ -109,15 +109,27 @@ class Progress:
     # ---- events: each handler returns the lines to write
 
     def _on_started(self, ranks: int | None = None, slots: int | None = None, **_: Any) -> list[str]:
+        self._forget_attempt()
+        self.ranks = ranks or self.ranks
         self._phase = f"starting {self.ranks} rank{'s' * (self.ranks > 1)}"
         if slots is not None:
             self._phase += f" on {slots} slot{'s' * (slots != 1)}"
         return self._unless_live(self._phase)
 
+    def _on_retry(self, **_: Any) -> None:
+        self._forget_attempt()
+
+    def _forget_attempt(self) -> None:
+        """Forget the rows of the attempt before: another one reads them again."""
+        self._reported = 0
+        self._rows.clear()
+        self._ended.clear()
+
     def _on_reported(self, **_: Any) -> None:
         self._reported += 1
 
     def _on_formed(self, peers: Any = (), **_: Any) -> list[str]:
+        self.ranks = len(peers) or self.ranks
         hosts = list(dict.fromkeys(str(peer["host"]) for peer in peers))
         names = ", ".join(hosts[:4]) + (", …" if len(hosts) > 4 else "")
         self._phase = f"{self.ranks} rank{'s' * (self.ranks > 1)} on {names or 'this machine'}"

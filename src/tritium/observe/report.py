@@ -50,7 +50,8 @@ class Report:
     def build(self) -> dict[str, Any]:
         """Return the report so far, as JSON.
 
-        seconds_until : until the gang was formed, every row was spooled, and the first numbers were logged.
+        seconds_until : from the start of the run until the last attempt's gang was formed, its rows were spooled, and
+                        its first numbers were logged.
         ranks         : host and pid of each, its rows by name (read, and in all epochs together used, padded, dropped
                         and repeated), and the numbers it logged last; with trace=True its `Trace.report()`.
         fingerprint   : by source partition the rows and the sum of their hashes, in hexadecimal.
@@ -67,8 +68,17 @@ class Report:
 
     # ---- events, under the lock
 
+    def _on_started(self, **_: Any) -> None:
+        self._forget_attempt()  # also of one that was ended to grow, which is no retry
+
+    def _forget_attempt(self) -> None:
+        self._ended.clear()
+        self._since.clear()
+
     def _on_formed(self, peers: Any, **_: Any) -> None:
         self._reached("formed")
+        for rank in [rank for rank in self._ranks if rank >= len(peers)]:  # an attempt before had more
+            del self._ranks[rank]
         for number, peer in enumerate(peers):
             facts = {key: value for key, value in dict(peer).items() if key != "rank"}
             self._rank(int(dict(peer).get("rank", number))).update(facts)
@@ -118,7 +128,7 @@ class Report:
     def _on_retry(self, **retry: Any) -> None:
         self._report["retries"].append({**retry, "failure": self._report["failure"]})
         self._report["failure"] = None
-        self._ended.clear()
+        self._forget_attempt()
 
     def failed_by(self, **failure: Any) -> None:
         """Record what ended the run where no rank has failed (the source, the session, a disk): its `rank` is None."""

@@ -50,6 +50,25 @@ def lines(stream: io.StringIO) -> list[str]:
 
 
 class TestPlainLines:
+    def test_a_retry_spools_its_own_rows(self, progress: Progress, stream: io.StringIO) -> None:
+        for rank in (0, 1):
+            progress.event("rows", name="train", rank=rank, rows=100, ended=True)
+        progress.event("retry", number=1, of=2, start=None, reason="rank 1 was killed")
+        progress.event("rows", name="train", rank=0, rows=100, ended=True)
+        assert lines(stream) == ["tritium: spooled 200 rows of 'train' after 0.0 s"]
+        progress.event("rows", name="train", rank=1, rows=100, ended=True)
+        assert lines(stream) == 2 * ["tritium: spooled 200 rows of 'train' after 0.0 s"]
+
+    def test_an_attempt_with_fewer_ranks_says_so(self, progress: Progress, stream: io.StringIO) -> None:
+        progress.event("started", ranks=1, slots=1)
+        progress.event("formed", peers=PEERS[:1])
+        progress.event("rows", name="train", rank=0, rows=100, ended=True)
+        assert lines(stream) == [
+            "tritium: starting 1 rank on 1 slot",
+            "tritium: 1 rank on b7 after 0.0 s",
+            "tritium: spooled 100 rows of 'train' after 0.0 s",
+        ]
+
     def test_a_run_from_start_to_end(self, progress: Progress, stream: io.StringIO, clock: Clock) -> None:
         progress.event("started", ranks=2, slots=4)
         progress.event("reported", partition=0, host="b7", pid=1)

@@ -332,6 +332,22 @@ class TestReport:
         }
         assert built["ranks"][0]["logged"] == {"step": 5, "loss": 0.25}
 
+    def test_of_a_retry_with_fewer_ranks(self) -> None:
+        """Ranks and times are those of the last attempt."""
+        report = Report("f3", "/tmp/run", {})
+        report.event("formed", peers=[{"rank": rank, "host": "b7"} for rank in range(3)])
+        for rank in range(3):
+            report.event("rows", name="train", rank=rank, rows=10, ended=True)
+        report.event("retry", number=1, of=2, start=None, reason="rank 2 was lost")
+        assert report.build()["seconds_until"] == {}
+        report.event("formed", peers=[{"rank": rank, "host": "b9"} for rank in range(2)])
+        report.event("rows", name="train", rank=0, rows=15, ended=True)
+        assert report.build()["seconds_until"].keys() == {"formed"}
+        report.event("rows", name="train", rank=1, rows=15, ended=True)
+        built = report.build()
+        assert built["seconds_until"].keys() == {"formed", "spooled"}
+        assert [(rank["rank"], rank["host"]) for rank in built["ranks"]] == [(0, "b9"), (1, "b9")]
+
     def test_the_first_failure(self) -> None:
         report = Report("id", "/tmp/run", {})
         report.event("failed", rank=1, host="b7", type="ValueError", text="no")

@@ -65,8 +65,8 @@ class Ranks:
     def same(self, text: str) -> bool:
         """Return whether a text is the same on every rank. Exchanges 16 bytes."""
         digest = int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "big", signed=True)
-        most, least = self.largest(torch.tensor([digest, ~digest], device=self.device)).tolist()
-        return bool(most == ~least)
+        greatest, least = self.largest(torch.tensor([digest, ~digest], device=self.device)).tolist()
+        return bool(greatest == ~least)  # the greatest ~digest is that of the least digest
 
     def any(self, flag: bool) -> bool:
         """Return whether `flag` is true on any rank."""

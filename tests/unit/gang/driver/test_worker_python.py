@@ -72,10 +72,10 @@ def test_doctor_says_which_it_is(bare: str, monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setenv("PYSPARK_PYTHON", bare)
     found = cli.workers()
     assert found.found == bare
-    assert "lacks 'pyarrow' and 'numpy'" in found.mend
+    assert "lacks 'pyarrow' and 'numpy'" in found.fix
     monkeypatch.setenv("PYSPARK_PYTHON", sys.executable)
     assert cli.workers() == cli.Finding("Spark's Python", f"{sys.executable} (PYSPARK_PYTHON)")
     monkeypatch.delenv("PYSPARK_PYTHON")
     monkeypatch.setenv("PATH", str(Path(bare).parent))
-    assert cli.workers().mend == ""
+    assert cli.workers().fix == ""
     assert f"UDFs of your own run {bare}3, unless PYSPARK_PYTHON={sys.executable}" in cli.workers().found

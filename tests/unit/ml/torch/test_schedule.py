@@ -177,7 +177,7 @@ def test_a_group_that_a_callback_adds_keeps_its_learning_rate(kind: str, tmp_pat
         "model": lambda: nn.Sequential(nn.Linear(2, 3), nn.Linear(3, 1)),
         "optimizer": lambda p: torch.optim.SGD(list(p)[2:], 0.01, momentum=0.5),
         "lr_scheduler": SCHEDULERS[kind],
-        "checkpoint_every": 1,
+        "checkpoint_every": 6,  # twice an epoch
         "retries": 0,
     }
     whole = train(tmp_path / "whole", EPOCHS, callbacks=[Grows()], **settings)

@@ -41,6 +41,7 @@ def refused(kind: type[SetupError], fn: Any = nothing, **settings: Any) -> str:
         ({"on": "here", "ranks": 2}, 'ranks=2 must be 1; on="driver" starts several'),
         ({"start_timeout": 0}, "start_timeout=0 must be a number of seconds above 0"),
         ({"start_timeout": float("nan")}, "start_timeout=nan must be"),
+        ({"stall_timeout": float("nan")}, "stall_timeout=nan must be a number of seconds above 0"),
         ({"stall_timeout": 0}, "stall_timeout=0 must be a number of seconds above 0"),
         ({"progress": "no"}, "progress='no' is unknown; choose one of True, False"),
         ({"trace": "no"}, "trace='no' is unknown; choose one of True, False"),

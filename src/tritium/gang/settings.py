@@ -19,6 +19,7 @@ Output = Literal["all", "rank 0", "none"]
 OnStall = Literal["end", "report"]
 
 _FRAMEWORKS = ("torch",)
+_LONGEST_SECONDS = 1e9  # 31 years; locks and selectors refuse longer timeouts
 ELSEWHERE = {  # names in other launchers → the setting here
     **dict.fromkeys(("num_workers", "num_processes", "num_proc", "num_procs", "num_ranks"), "ranks"),
     **dict.fromkeys(("np", "nproc", "nprocs", "n_procs", "nproc_per_node", "world_size", "num_tasks"), "ranks"),
@@ -178,6 +179,8 @@ class Gang:
             value = getattr(self, name)
             if isinstance(value, bool) or not isinstance(value, (int, float)) or not value > 0:
                 yield f"{name}={value!r} must be a number of seconds above 0."
+            elif value > _LONGEST_SECONDS:
+                object.__setattr__(self, name, _LONGEST_SECONDS)
         for key, value in dict(self.env).items():
             if not isinstance(key, str) or not isinstance(value, str):
                 yield f"env[{key!r}]={value!r}: names and values must be strings."

@@ -6,6 +6,7 @@ import errno
 import functools
 import importlib.util
 import json
+import math
 import os
 import signal
 import socket
@@ -709,6 +710,11 @@ class TestTheDriverEnds:
         driver.send_signal(getattr(signal, name))
         wait(lambda: not any(map(alive, ranks)), "the ranks are gone", SECONDS)
         driver.communicate(timeout=30)
+
+
+def test_limits_of_time_may_be_infinite() -> None:
+    for_ever = {"start_timeout": math.inf, "stall_timeout": math.inf}
+    assert tr.launch(lambda: tr.world().rank, ranks=2, on="driver", progress=False, **for_ever) == [0, 1]
 
 
 def test_two_launches_at_once_know_nothing_of_each_other() -> None:

@@ -33,6 +33,14 @@ def unreachable(host: str, address: tuple[str, int], seconds: float, error: Exce
     return f"The executor on {host} {_MARK}{shown(address)}, tried for {seconds:g} s: {error}"
 
 
+def unreachable_executor(host: str, address: tuple[str, int], seconds: float, error: Exception) -> str:
+    """Return the message of a supervisor on `host` that can't reach the coordinator on another executor."""
+    return (
+        f"The executor on {host} can't reach the first task's at {shown(address)}, tried for {seconds:g} s: {error} "
+        "Executors reach neither the driver nor each other: let firewalls and NetworkPolicies pass TCP between them."
+    )
+
+
 def unreachable_in(line: str) -> BadSetting | None:
     """Return the driver's error if `line`, the last of a traceback, has the message of `unreachable`; else None."""
     found = re.search(rf"The executor on \S+ {_MARK}(\S+), tried for .*", line)

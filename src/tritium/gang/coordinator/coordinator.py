@@ -77,9 +77,11 @@ class Coordinator:
         self._store_limit = store_limit  # bytes of all files that ranks can store; None: no limit
         self._names = tuple(names)
         self._refused = 0
+        self._aborted: str | None = None  # why it was; a supervisor that connects later is ended, too
         self.rows = Rows(self, names, stream=stream, verify=verify)
         self.all_gathers = AllGathers(self)
-        reports, first = Reports(self), FirstFailure(self)
+        self._reports = reports = Reports(self)
+        first = FirstFailure(self)
         self._alarm = None if stall_limit is None else StallAlarm(self, stall_limit, reports)
         self._handlers: dict[str, Callable[[Member, Message], None]] = {
             "ready": self._on_ready,
@@ -124,7 +126,12 @@ class Coordinator:
 
     def abort(self, reason: str) -> None:
         """End every rank at once, without recording a failure (Ctrl-C, a cancelled job)."""
-        self._server.call(lambda: self.broadcast("end", reason=reason))
+
+        def aborted() -> None:
+            self._aborted = reason
+            self.broadcast("end", reason=reason)
+
+        self._server.call(aborted)
 
     def fail(self, failure: Failure) -> None:
         """Record a failure that was found elsewhere, and end every rank."""
@@ -169,6 +176,7 @@ class Coordinator:
             self.failure = self.failure or Failure.of_coordinator(error)
         finally:
             self._server.release()
+            self._reports.show_early_output()
             self._notify()
 
     # ---- connections
@@ -239,6 +247,8 @@ class Coordinator:
             refusal = f"this is launch {self.launch}, not {message['launch']}"
         elif self.failure is not None:
             refusal = f"the run has ended: {self.failure.headline()}"
+        elif self._aborted is not None:
+            refusal = f"the run has ended: {self._aborted}"
         elif earlier is not None:
             refusal = f"partition {member.partition} has reported already (attempt {earlier.attempt})"
         elif not 0 <= member.partition < self.size:
@@ -249,7 +259,7 @@ class Coordinator:
             self.observer.event("reported", partition=member.partition, host=member.host, pid=member.pid)
             return
         self._refuse(f"A late supervisor on {member.host}: {refusal}.")
-        session.send("end", reason=refusal, refused=self.failure is None)
+        session.send("end", reason=refusal, refused=self.failure is None and self._aborted is None)
         self._server.give_up(session, refusal)
 
     def _on_ready(self, member: Member, message: Message) -> None:
@@ -273,9 +283,8 @@ class Coordinator:
             m.session.send("assign", everyone, **facts)
         self.formed = True
         self.observer.event("formed", peers=peers)
+        self._reports.show_early_output()
         for m in gang:
-            for text in m.early_output:
-                self.observer.output(m.number, text)
             for early in m.early:
                 self._handle(m.session, early)
         self._notify()
@@ -298,6 +307,7 @@ class Coordinator:
         failure = self.failure = replace(failure, others=others)
         self.observer.event("failed" if failure.how != "regroup" else "regroup", **failure.fields())
         self.broadcast("end", failure.pickled, reason=failure.headline(), failure=failure.with_stacks())
+        self._reports.show_early_output()
         self._notify()
 
     def fail_member(self, member: Member, problem: Exception) -> None:

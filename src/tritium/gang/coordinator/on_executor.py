@@ -11,6 +11,7 @@ import base64
 import json
 import os
 import re
+import socket
 import zlib
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
@@ -53,7 +54,8 @@ def run(
             launch=order.launch,
             run_id=order.run_id,
             observer=deferred,
-            host="::" if ":" in host else "0.0.0.0",
+            # IPv6 where this machine has it: an executor that is known by name may be reached by either.
+            host="::" if ":" in host or socket.has_dualstack_ipv6() else "0.0.0.0",
             names=list(order.plan),
             stream=order.streams,
             secret=order.secret,

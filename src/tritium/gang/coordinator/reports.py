@@ -32,10 +32,17 @@ class Reports:
     def on_output(self, member: Member, message: Message) -> None:
         """Record what a rank has printed; kept with the member until ranks are assigned."""
         text = message.blob.decode("utf-8", "replace")
-        if member.rank is None:
+        if member.rank is None and self._gang.failure is None:
             member.early_output.append(text)
         else:
-            self._gang.observer.output(member.rank, text)
+            self._gang.observer.output(member.best_number, text)
+
+    def show_early_output(self) -> None:
+        """Record what was printed before ranks were assigned; where they never were, under the partition."""
+        for member in self._gang.members.values():
+            texts, member.early_output = member.early_output, []
+            for text in texts:
+                self._gang.observer.output(member.best_number, text)
 
     def on_note(self, member: Member, message: Message) -> None:
         """Record a line of text for the user."""

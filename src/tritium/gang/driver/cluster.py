@@ -245,7 +245,8 @@ class Cluster:
         for_most = max(young, RETURN_SECONDS if again or self._fewer_than_before() else 0.0)
         for_least = max(for_most, gang.start_timeout if again else 0.0)
         if available < gang.most and for_most:
-            note(f"waiting for executors: {available} of {gang.most} slots so far, at most {for_most:.0f} s")
+            longest = for_least if available < gang.least else for_most
+            note(f"waiting for executors: {available} of {gang.most} slots so far, at most {longest:.0f} s")
         while available < gang.most:
             waited = time.monotonic() - began
             to_come = again or self._fewer_than_before() or (waited < young and not self._all_registered())
@@ -259,7 +260,10 @@ class Cluster:
     def _ranks_to_come(self, gang: Gang, note: Note) -> int:
         """Return the world size under dynamic allocation: as many ranks as the maximum of executors can run."""
         executors = int(self._setting("spark.dynamicAllocation.maxExecutors", "0")) or gang.most
-        each = max(1, self._cores_of_an_executor() // (gang.cpus or int(self._setting("spark.task.cpus", "1"))))
+        cores = self._cores_of_an_executor()  # 0: all of its worker, a number that is not known here
+        each = max(1, cores // (gang.cpus or int(self._setting("spark.task.cpus", "1")))) if cores else gang.most
+        if gang.gpus:
+            each = min(each, int(self._setting(_EXECUTOR_GPUS, "0")) // gang.gpus)
         if executors * each < gang.least:
             raise NotEnoughSlots(
                 f"{gang.least} ranks need {gang.least} slots at once, and with spark.dynamicAllocation.maxExecutors="

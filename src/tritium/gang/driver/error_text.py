@@ -14,12 +14,12 @@ if TYPE_CHECKING:
 def finish(error: TritiumError, recorder: Recorder, tried: Sequence[str] = ()) -> None:
     """Append to the message: the attempts in `tried`, where logs and checkpoints are, and how to continue.
 
-    A SetupError is left as it is: nothing has started.
+    A SetupError is left as it is where nothing has started.
     """
-    if isinstance(error, SetupError):
+    if isinstance(error, SetupError) and not tried and recorder.newest is None:
         return
     places = []
-    if isinstance(error, (RankFailed, JobFailed, IncompleteShard)):
+    if tried or isinstance(error, (RankFailed, JobFailed, IncompleteShard)):
         places += [f"Logs and events of the whole run: {recorder.run_dir}"]
     if recorder.newest is not None:
         step, path = recorder.newest

@@ -123,8 +123,10 @@ def start(
         problem = error
         raise
     finally:
-        release(first, problem is None)
-        report = recorder.close(problem)
+        try:
+            release(first, problem is None)
+        finally:
+            report = recorder.close(problem)
     for each in recorder.non_fatal_errors:
         warnings.warn(masked(each.as_warning(run_dir)), TritiumWarning, stacklevel=3)
     return Run(run_id, run_dir, results, report)
@@ -154,7 +156,7 @@ def attempted(attempt: Attempt) -> list[Any]:
         return launcher.run(attempt)
     except TritiumError as error:
         if getattr(error, "signal", None) is None and getattr(error, "exit_code", None) is None:
-            attempt.release()
+            release(attempt, ok=False)
         raise
     finally:
         attempt.recorder.drop_partial()

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import signal
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -29,9 +33,26 @@ class Launcher(Protocol):
 def run(attempt: Attempt) -> list[Any]:
     """Run one attempt with the launcher of `attempt.gang.on`, and return the results in rank order."""
     module, name = _LAUNCHERS[attempt.gang.on]
-    launcher: Launcher = getattr(import_module(module), name)(attempt)
+    with own_interrupts() if attempt.gang.on == "cluster" else nullcontext():  # also while it waits for slots
+        launcher: Launcher = getattr(import_module(module), name)(attempt)
+        try:
+            launcher.start()
+            return launcher.wait()
+        finally:
+            launcher.cancel()
+
+
+@contextmanager
+def own_interrupts() -> Iterator[None]:
+    """Let Ctrl-C raise KeyboardInterrupt in this block, which ends this run alone.
+
+    pyspark's handler would cancel every job of the session, and fails while this thread waits (docs/how-it-works.md).
+    """
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
     try:
-        launcher.start()
-        return launcher.wait()
+        yield
     finally:
-        launcher.cancel()
+        signal.signal(signal.SIGINT, before)

@@ -67,10 +67,12 @@ class LocalProcesses:
         """End the ranks, and wait for their threads."""
         if self._coordinator is not None:
             self._coordinator.abort("the run is over")
-            if self._tasks is not None:
-                self._tasks.join()
-            self._coordinator.await_gone(1.0)
-            self._coordinator.close()
+            try:
+                if self._tasks is not None:
+                    self._tasks.join()
+                self._coordinator.await_gone(1.0)
+            finally:  # a second Ctrl-C must not leave the coordinator, and ranks that it has not ended yet
+                self._coordinator.close()
 
 
 def deal_tables(attempt: Attempt) -> tuple[dict[str, tuple[Field, ...]], list[Iterator[pa.RecordBatch]]]:
@@ -139,7 +141,7 @@ class SupervisorThreads:
     def source_stall(self, limit: float) -> None:
         """Return None: tables need no computing."""
 
-    def cancel(self, reason: str = "") -> None:
+    def cancel(self, reason: str) -> None:
         """Do nothing: supervisors end when the coordinator tells them."""
 
     def join(self, seconds: float = 10.0) -> None:

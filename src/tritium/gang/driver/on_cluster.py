@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-import signal
 import threading
 import time
 from collections.abc import Iterator
@@ -58,11 +57,12 @@ class OnCluster:
                     return self._results()
             except GivenBack as given:
                 self.cancel()
+                self._deadline = max(self._deadline, given.deadline)
                 self._pause(given)
             self.start()
 
     def cancel(self) -> None:
-        """End the ranks, then the job, then the coordinator; release slots and interrupt handler."""
+        """End the ranks, then the job, then the coordinator; release the slots."""
         job, self._job = self._job, None
         with self._open:
             if job is not None:
@@ -101,7 +101,6 @@ class OnCluster:
         order = order_of(attempt, self._coordinator, plan, job, user_code, sorted=in_order, result_limit=limit)
         self._job = SparkJob(self._spark, cluster, attempt, self._coordinator, order, frame)
         self._exchange = exchange
-        self._open.enter_context(own_interrupts())
         self._job.start()
         attempt.recorder.event("started", ranks=attempt.ranks, slots=cluster.slots(gang), tag=self._job.tag)
 
@@ -136,7 +135,10 @@ class OnCluster:
         self._coordinator.close()  # so that it records nothing after this
         keep_spark_error(self._attempt, job.problem)
         if job.problem is not None and self._cluster.is_connect and not self._coordinator.members:
-            recorder.newest = newest_checkpoint(recorder.run_dir)
+            try:
+                recorder.newest = newest_checkpoint(recorder.run_dir)
+            except Exception as error:  # noqa: BLE001 - a store that does not answer must not hide why the run ended
+                recorder.note(f"the checkpoints in {recorder.run_dir} can't be read: {error!r:.200}")
 
 
 @contextmanager
@@ -201,19 +203,3 @@ def session_of(attempt: Attempt) -> Any:
     except ImportError as error:
         raise WrongVersion('on="cluster" needs pyspark: pip install "tritium[spark]".') from error
     return SparkSession.getActiveSession() or SparkSession.builder.getOrCreate()
-
-
-@contextmanager
-def own_interrupts() -> Iterator[None]:
-    """Let Ctrl-C raise KeyboardInterrupt in this block, which ends this run alone.
-
-    pyspark's handler would cancel every job of the session, and fails while this thread waits (docs/how-it-works.md).
-    """
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    before = signal.signal(signal.SIGINT, signal.default_int_handler)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGINT, before)

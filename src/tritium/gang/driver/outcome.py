@@ -34,12 +34,19 @@ class Tasks(Protocol):
     def computing(self, ranks: int) -> bool: ...
     def slots(self) -> int: ...
     def source_stall(self, limit: float) -> SourceStall | None: ...
-    def cancel(self, reason: str = ...) -> None: ...
+    def cancel(self, reason: str) -> None: ...
     def join(self, seconds: float = ...) -> None: ...
 
 
 class GivenBack(Exception):
-    """Only some slots came. They are given back, as another gang may hold the rest and wait for these."""
+    """Only some slots came. They are given back, as another gang may hold the rest and wait for these.
+
+    deadline : monotonic time until which slots may come; time in which Spark computed the sources does not count.
+    """
+
+    def __init__(self, text: str, deadline: float) -> None:
+        super().__init__(text)
+        self.deadline = deadline
 
 
 def await_formed(
@@ -66,7 +73,7 @@ def await_formed(
         if len(coordinator.members) != there:
             there, newest = len(coordinator.members), time.monotonic()
         if hold is not None and not over and 0 < there < attempt.ranks and time.monotonic() - newest > hold:
-            raise GivenBack(f"{there} of {attempt.ranks} slots came, and no more for {hold:.0f} s")
+            raise GivenBack(f"{there} of {attempt.ranks} slots came, and no more for {hold:.0f} s", deadline)
         if not over and tasks.computing(attempt.ranks):
             deadline = time.monotonic() + gang.start_timeout
             told = tell_source_stall(attempt, tasks, told)

@@ -118,13 +118,13 @@ class SparkJob:
     def _described(self, error: BaseException) -> TritiumError:
         """Return the Tritium error for the job's exception, also when the JVM no longer answers."""
         try:
-            if (gone := jvm_gone(self._spark, error)) is not None:
-                return gone
             text = text_of(error)
             try:
                 failure = failure_in(text)
             except Exception as problem:  # noqa: BLE001 - Connect cuts long messages off, wherever that is
                 return _cut_off(text, error, problem)
+            if failure is None and (gone := jvm_gone(self._spark, error)) is not None:
+                return gone
             if failure is not None:
                 self._coordinator.fail(failure)
             told = translate(error, stopped=self._is_stopped(), in_gang=self._in_gang)
@@ -188,21 +188,19 @@ class SparkJob:
         """Count the ranks that the cluster has slots for, this gang's included; 0 where that is not known."""
         return self._safely(lambda: self._cluster.slots(self._gang) or 0, 0)
 
-    def cancel(self, reason: str = "") -> None:
+    def cancel(self, reason: str) -> None:
         """Cancel this job alone. `reason` is shown in Spark's UI and log."""
         if self._connect:
             thread = threading.Thread(target=lambda: self._safely(lambda: self._spark.interruptTag(self.tag), []))
             thread.daemon = True
             thread.start()
             thread.join(ASK_SECONDS)
-        elif reason:
+        else:
             line = " ".join(reason.split())[:300]
             try:
                 self._wait_for_tasks()
             finally:
                 self._safely(lambda: self._spark.sparkContext._jsc.sc().cancelJobsWithTag(self.tag, line), None)
-        else:
-            self._safely(lambda: self._spark.sparkContext.cancelJobsWithTag(self.tag), None)
 
     def _wait_for_tasks(self) -> None:
         """Wait until Spark knows that all tasks but one have ended: it logs a line for each that it cancels."""
@@ -228,9 +226,7 @@ class SparkJob:
 def jvm_gone(spark: Any, error: BaseException) -> JobFailed | None:
     """Return the error to raise when `error` follows from the end of Spark's JVM or Connect server; else None."""
     if type(spark).__module__.startswith("pyspark.sql.connect"):
-        if not re.search(
-            r"StatusCode\.UNAVAILABLE|RETRIES_EXCEEDED", f"{type(error).__name__} {text_of(error)}"[:5000]
-        ):
+        if not _is_unreachable(error):
             return None
         return _gone("The Spark Connect server can't be reached any more", "Connect again", error)
     from pyspark import SparkContext
@@ -250,6 +246,14 @@ def jvm_gone(spark: Any, error: BaseException) -> JobFailed | None:
     return _gone(
         f"{who}, {how}", "This Python process can't have another: restart it (or the notebook's kernel)", error
     )
+
+
+def _is_unreachable(error: BaseException) -> bool:
+    """Tell whether an error of the Connect client is its own; those of the server's jobs are of other classes."""
+    if type(error).__name__ == "RetriesExceeded":
+        return True
+    of_client = type(error).__name__ == "SparkConnectGrpcException" or type(error).__module__.startswith("grpc")
+    return of_client and re.search(r"StatusCode\.UNAVAILABLE|RETRIES_EXCEEDED", text_of(error)[:5000]) is not None
 
 
 def _cut_off(text: str, error: BaseException, problem: BaseException) -> JobFailed:

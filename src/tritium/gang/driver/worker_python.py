@@ -34,10 +34,13 @@ def drivers_python(spark: Any) -> Iterator[None]:
     (`.venv/bin/python train.py`), by an IDE or by Jupyter. The session's own setting is restored afterwards.
     """
     context = getattr(spark, "_sc", None)
-    if context is None or not unchosen(context.pythonExec) or not on_this_machine(context.master):
+    if context is None or not on_this_machine(context.master):
         yield
         return
-    with _lock:
+    with _lock:  # before it is read: another launch may have set it for its own block
+        if not unchosen(context.pythonExec):
+            yield
+            return
         context.pythonExec = sys.executable
         try:
             yield

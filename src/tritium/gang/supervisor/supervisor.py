@@ -16,7 +16,7 @@ import pyarrow as pa
 
 from tritium import ship
 from tritium.errors import IncompleteShard, TooLarge, WireError
-from tritium.gang.control.address import family_of, unreachable
+from tritium.gang.control.address import family_of, unreachable, unreachable_executor
 from tritium.gang.control.client import Client, Refused
 from tritium.gang.failure import STACKS_BYTES, Failure, signal_name
 from tritium.gang.limits import LINE_BYTES
@@ -71,8 +71,6 @@ class Supervisor:
         self._spooler: Spooler | None = None
         self._listing: Listing | None = None
 
-    # ---- the whole of it
-
     def run(
         self,
         batches: Iterator[pa.RecordBatch],
@@ -86,7 +84,7 @@ class Supervisor:
         """
         self.ending.by_driver = address is None and self._daemon is not None
         who = f"task {self.partition} (attempt {self.attempt}, launch {self.order.launch}) on {self.host}"
-        self._channel = self._reach(address or self.order.address, who)
+        self._channel = self._reach(address, who)
         self._output = Output(self._channel)
         placeholder = socket.socket(family_of(self._channel.addresses[0]))
         result = tempfile.TemporaryFile()  # noqa: SIM115 - closed below
@@ -115,13 +113,15 @@ class Supervisor:
             result.close()
             self._monitor.close()
 
-    def _reach(self, address: tuple[str, int], who: str) -> Client:
+    def _reach(self, on_executor: tuple[str, int] | None, who: str) -> Client:
+        address = on_executor or self.order.address
         try:
             return Client(address, self.order.secret, who, CONNECT_SECONDS, self._relay.at_once)
         except Refused:
             raise
         except WireError as error:
-            raise WireError(unreachable(self.host, address, CONNECT_SECONDS, error)) from error
+            tell = unreachable if on_executor is None else unreachable_executor
+            raise WireError(tell(self.host, address, CONNECT_SECONDS, error)) from error
 
     def _hello(self, port: int) -> None:
         self._channel.send(

@@ -650,6 +650,31 @@ class TestTheEnd:
         assert [heard(channel, "end")["reason"] for channel in supervisors] == ["Ctrl-C"] * 2
         assert gang.coordinator.failure is None
 
+    def test_who_comes_after_an_abort_is_ended_too(self, start: Start) -> None:
+        gang = start(2)
+        first = gang.hello(0)
+        gang.coordinator.abort("Ctrl-C")
+        assert heard(first, "end")["reason"] == "Ctrl-C"
+        late = heard(gang.hello(1), "end")
+        assert "Ctrl-C" in late["reason"]
+        assert not late["refused"], "its task ends as the others do"
+        assert not gang.coordinator.formed
+
+    @pytest.mark.parametrize("how", ["another fails", "closed"])
+    def test_what_was_printed_before_the_ranks_were_assigned_is_shown(self, start: Start, how: str) -> None:
+        gang = start(3)
+        first, second = gang.hello(0), gang.hello(1)
+        first.send("output", b"warning: this import takes long\n")
+        if how == "another fails":
+            failure = Failure.of(ImportError("no such module"), 1, host="a")
+            second.send("failed", failure.pickled, **failure.fields())
+            gang.until(lambda: gang.coordinator.failure, "a failure is known")
+            first.send("output", b"and this came later\n")
+        first.close()
+        gang.close()
+        assert gang.observer.text[0].startswith("warning: this import takes long\n")
+        assert gang.observer.text[0].endswith("and this came later\n") == (how == "another fails")
+
     def test_close_hangs_up_and_frees_the_port(self, start: Start) -> None:
         gang = start(1)
         (supervisor,) = gang.form()

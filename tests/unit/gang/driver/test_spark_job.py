@@ -10,6 +10,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from pyspark.errors.exceptions.connect import PythonException, SparkConnectGrpcException
 
 from tritium.errors import JobFailed
 from tritium.gang.driver.spark_job import SparkJob
@@ -22,14 +23,23 @@ class Session:
     def removeProgressHandler(self, handler: Any) -> None: ...
 
 
-def job(error: Exception) -> SparkJob:
+class Connected(Session):
+    __module__ = "pyspark.sql.connect.session"
+
+
+def job(error: Exception, session: Session | None = None) -> SparkJob:
     def collect() -> None:
         raise error
 
     made = SparkJob.__new__(SparkJob)
     coordinator: Any = SimpleNamespace(changed=threading.Condition(), members={}, fail=lambda failure: None)
     made.__dict__.update(
-        ended=False, problem=None, tag="tritium-1.0", _connect=True, _spark=Session(), _coordinator=coordinator
+        ended=False,
+        problem=None,
+        tag="tritium-1.0",
+        _connect=True,
+        _spark=session or Session(),
+        _coordinator=coordinator,
     )
     made.__dict__["_frame"] = SimpleNamespace(toArrow=collect)
     made._collect()
@@ -63,3 +73,24 @@ def test_a_failure_that_came_cut_off_is_told_and_not_tried_again() -> None:
     assert isinstance(made.problem, JobFailed)
     assert "rank 1 on b raised ValueError: mine" in str(made.problem)
     assert not made.problem.lost
+
+
+UNAVAILABLE = "<_InactiveRpcError of RPC that terminated with:\n\tstatus = StatusCode.UNAVAILABLE"
+
+
+def test_a_server_that_is_gone_is_told() -> None:
+    class RetriesExceeded(Exception):
+        """As earlier clients raise it."""
+
+    for error in (SparkConnectGrpcException(UNAVAILABLE), RetriesExceeded()):
+        problem = job(error, Connected()).problem
+        assert "The Spark Connect server can't be reached any more" in str(problem)
+
+
+def test_what_a_function_of_the_source_says_of_another_server_is_its_own_error() -> None:
+    """A feature store that does not answer is not Spark's server."""
+    text = f'[UDF_ERROR] Traceback (most recent call last):\n  File "f.py", line 1\ngrpc.RpcError: {UNAVAILABLE}'
+    problem = job(PythonException(text), Connected()).problem
+    assert isinstance(problem, JobFailed)
+    assert "can't be reached any more" not in str(problem)
+    assert "UNAVAILABLE" in str(problem)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import threading
 import venv
 from pathlib import Path
 
@@ -34,6 +35,26 @@ def test_where_none_was_chosen_it_is_the_drivers(master: str, monkeypatch: pytes
     with drivers_python(session):
         assert session.pythonExec == sys.executable
     assert session.pythonExec == "python3"  # the session stays as it was
+
+
+def test_two_launches_at_once_have_it_both(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("PYSPARK_PYTHON", raising=False)
+    session, coming, left, seen = Session("python3", "local[2]"), threading.Event(), threading.Event(), list[str]()
+
+    def second() -> None:
+        coming.set()
+        with drivers_python(session):
+            left.wait(10)
+            seen.append(session.pythonExec)
+
+    thread = threading.Thread(target=second)
+    with drivers_python(session):
+        thread.start()
+        coming.wait(10)
+        thread.join(0.1)  # it would be in its block by now
+    left.set()
+    thread.join()
+    assert (seen, session.pythonExec) == ([sys.executable], "python3")
 
 
 def test_one_that_was_chosen_stays(monkeypatch: pytest.MonkeyPatch) -> None:

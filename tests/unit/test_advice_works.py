@@ -167,6 +167,7 @@ def test_a_step_of_whole_batches() -> None:
     assert read(frame, batch=8, **pad)
 
 
+@pytest.mark.processes
 def test_fewer_ranks_for_few_rows() -> None:
     frame = pd.DataFrame({"a": [1.0]})
     with pytest.raises(errors.EmptyShard, match=r"Ask for fewer ranks"):
@@ -177,6 +178,7 @@ def test_fewer_ranks_for_few_rows() -> None:
 # --- gang
 
 
+@pytest.mark.processes
 def test_the_same_call_with_run_dir_goes_on() -> None:
     def train(fails: bool) -> int:
         world = tr.world()

@@ -96,10 +96,12 @@ class TestFunctions:
         said = refused(BadFunction, nothing, args=(1, {"opened": threading.Lock()}))
         assert "args[1]['opened']" in said
 
+    @pytest.mark.processes
     def test_that_name_a_gpu_are_warned_of(self) -> None:
         with pytest.warns(TritiumWarning, match=r"'cuda:0'"):
             tr.launch(lambda: "cuda:0", on="driver", progress=False)
 
+    @pytest.mark.processes
     def test_that_capture_much_are_warned_of(self) -> None:
         table = np.zeros(11 << 17)
         with pytest.warns(TritiumWarning, match=r"'table'.* is 12 MB, sent with every task"):

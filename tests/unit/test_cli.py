@@ -25,6 +25,7 @@ def java(folder: Path, says: str) -> str:
     return str(folder)
 
 
+@pytest.mark.processes
 def test_doctor_starts_two_ranks() -> None:
     result = tritium_command("doctor")
     assert result.exit_code == 0, result.output
@@ -82,6 +83,7 @@ def _counted(fail: bool) -> int:
     return sum(batch.rows for epoch in world.shard("train").epochs(1, batch_size=4) for batch in epoch)
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize("fail", [False, True])
 def test_report_of_a_run(fail: bool, tmp_path: Path) -> None:
     import pyarrow as pa

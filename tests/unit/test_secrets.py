@@ -39,6 +39,7 @@ def test_what_is_masked(text: str, shown: str | None) -> None:
     assert str(TritiumError(text)) == masked(text)
 
 
+@pytest.mark.processes
 def test_the_command_line_of_a_rank_shows_none() -> None:
     def look() -> tuple[str, str]:
         return Path("/proc/self/cmdline").read_text(), tr.world()._control.run_dir
@@ -48,6 +49,7 @@ def test_the_command_line_of_a_rank_shows_none() -> None:
     assert run_dir == RUN_DIR  # and yet it knows the place
 
 
+@pytest.mark.processes
 def test_nothing_that_a_failed_run_says_or_writes_shows_one(capfd: pytest.CaptureFixture[str]) -> None:
     def train() -> None:
         raise ValueError("no more bikes")

@@ -159,15 +159,18 @@ class TestTheUsersOwnModules:
         """
         assert bare(program, flat(ship.entry("tritium.ship:digest", b"")), payload) == "8 False\n"
 
+    @pytest.mark.processes
     def test_objects_that_come_back_are_of_the_class_that_is_here(self, users: ModuleType) -> None:
         (box,) = driver(lambda: users.make(5))
         assert type(box) is users.Box
         assert box.value == 10
 
+    @pytest.mark.processes
     def test_an_object_that_went_and_came_back_too(self, users: ModuleType) -> None:
         (box,) = driver(lambda box: box, args=(users.Box(1),))
         assert type(box) is users.Box
 
+    @pytest.mark.processes
     def test_are_not_left_registered(self, users: ModuleType) -> None:
         import cloudpickle
 
@@ -183,6 +186,7 @@ class TestTheUsersOwnModules:
         assert pickle.loads(ship.pickle(click.command)) is click.command
 
 
+@pytest.mark.processes
 class TestPyFiles:
     @pytest.fixture
     def files(self, tmp_path: Path) -> dict[str, Path]:

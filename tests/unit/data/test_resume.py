@@ -14,6 +14,8 @@ import pytest
 import tritium as tr
 from tritium.errors import BadData, BadSetting, DataChanged
 
+pytestmark = pytest.mark.processes
+
 ROWS = 23
 
 

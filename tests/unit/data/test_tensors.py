@@ -54,6 +54,7 @@ def launched(function: Any, where: dict[str, Any], data: Any = None, **how: Any)
 SINGLE = [float(np.float32(value)) for value in FRAME["x"]]
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize("where", WHERE)
 @pytest.mark.parametrize("function", [with_torch, with_a_layer, importing_torch, functools.partial(with_torch)])
 def test_a_function_of_torch_gets_float32_tensors(where: dict[str, Any], function: Any) -> None:
@@ -65,6 +66,7 @@ def test_a_function_of_torch_gets_float32_tensors(where: dict[str, Any], functio
     assert got["name"] == ("ndarray", "object", [b"a", b"b", b"c"])  # no tensor holds bytes
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize("where", WHERE)
 def test_every_other_function_gets_numpy_arrays_without_a_digit_lost(where: dict[str, Any]) -> None:
     assert "torch" in globals()  # that this module imports it, or this process, says nothing of the function
@@ -73,6 +75,7 @@ def test_every_other_function_gets_numpy_arrays_without_a_digit_lost(where: dict
     assert got["x"] == ("ndarray", "float64", FRAME["x"].tolist())
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize("where", WHERE)
 def test_what_is_asked_for_counts(where: dict[str, Any]) -> None:
     assert launched(batch, where | {"framework": "torch"})["x"] == ("Tensor", "float32", SINGLE)

@@ -11,9 +11,10 @@ import pytest
 import tritium as tr
 from tritium.errors import BadSetting
 
-pytestmark = pytest.mark.skipif(
-    importlib.util.find_spec("mpi4py") is None, reason="needs mpi4py: pip install tritium[mpi]"
-)
+pytestmark = [
+    pytest.mark.processes,
+    pytest.mark.skipif(importlib.util.find_spec("mpi4py") is None, reason="needs mpi4py: pip install tritium[mpi]"),
+]
 
 
 def run(fn: Any, ranks: int = 2, **settings: Any) -> list[Any]:

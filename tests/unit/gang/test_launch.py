@@ -87,6 +87,7 @@ def module_at(path: Path, source: str) -> ModuleType:
     return module
 
 
+@pytest.mark.processes
 class TestResults:
     def test_come_in_rank_order(self) -> None:
         assert run(lambda: (tr.world().rank, tr.world().size), ranks=3) == [(0, 3), (1, 3), (2, 3)]
@@ -171,6 +172,7 @@ class Careless(Exception):
         super().__init__(f"{code}: {why}")
 
 
+@pytest.mark.processes
 class TestExceptions:
     def test_arrive_with_type_message_traceback_rank_host_pid_and_log(self) -> None:
         def train() -> None:
@@ -262,6 +264,7 @@ class TestExceptions:
         assert [alive(int(Path(tmp_path, str(rank)).read_text())) for rank in range(3)] == [False] * 3
 
 
+@pytest.mark.processes
 class TestDeaths:
     @pytest.mark.parametrize("name", ["SIGKILL", "SIGSEGV"])
     def test_a_signal_is_named(self, name: str) -> None:
@@ -314,6 +317,7 @@ class TestDeaths:
         assert str(failed(train).__cause__) == "with a thread"
 
 
+@pytest.mark.processes
 class TestTalk:
     def test_gather_gives_everyone_everything(self) -> None:
         def train() -> list[Any]:
@@ -357,6 +361,7 @@ class TestTalk:
             run(lambda: tr.world().rank == 1 or tr.world().barrier())
 
 
+@pytest.mark.processes
 class TestEnvironment:
     def test_is_torchruns_and_the_users(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setenv("FROM_THE_DRIVER", "kept")
@@ -430,6 +435,7 @@ class TestEnvironment:
             run(lambda: None, framework="torch", env={"PYTHONPATH": str(tmp_path)})
 
 
+@pytest.mark.processes
 class TestOutput:
     def speak(self) -> None:
         print("out", tr.world().rank)
@@ -499,6 +505,7 @@ class TestOutput:
         assert error.log == [str(k) for k in range(4980, 5000)]
 
 
+@pytest.mark.processes
 class TestRunDirectory:
     def events(self, folder: Path, kind: str) -> list[dict[str, Any]]:
         lines = [json.loads(line) for line in (folder / "events.jsonl").read_text().splitlines()]
@@ -687,6 +694,7 @@ except KeyboardInterrupt:
 """
 
 
+@pytest.mark.processes
 class TestTheDriverEnds:
     def start(self, tmp_path: Path) -> tuple[subprocess.Popen[str], list[int]]:
         driver = subprocess.Popen([sys.executable, "-c", DRIVER, str(tmp_path)], stdout=subprocess.PIPE, text=True)
@@ -712,11 +720,13 @@ class TestTheDriverEnds:
         driver.communicate(timeout=30)
 
 
+@pytest.mark.processes
 def test_limits_of_time_may_be_infinite() -> None:
     for_ever = {"start_timeout": math.inf, "stall_timeout": math.inf}
     assert tr.launch(lambda: tr.world().rank, ranks=2, on="driver", progress=False, **for_ever) == [0, 1]
 
 
+@pytest.mark.processes
 def test_two_launches_at_once_know_nothing_of_each_other() -> None:
     results: dict[str, list[Any]] = {}
 
@@ -736,11 +746,13 @@ def test_two_launches_at_once_know_nothing_of_each_other() -> None:
     assert results["a"][0][1] == results["a"][1][1] != results["b"][0][1]
 
 
+@pytest.mark.processes
 def test_a_gang_that_is_not_complete_in_time_is_ended_and_its_ranks_named() -> None:
     with pytest.raises(StartTimeout, match=r"of 2 ranks were ready after start_timeout=0\.01 s\. Still missing: task"):
         run(lambda: None, start_timeout=0.01)
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize(
     ("given", "says"),
     [
@@ -768,6 +780,7 @@ def test_the_report_says_what_ended_a_run_in_which_no_rank_failed(tmp_path: Path
     assert "test_launch.py" in failure["traceback"]
 
 
+@pytest.mark.processes
 def test_paths_that_python_passes_over_do_not_matter(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(sys, "path", [*sys.path, tmp_path])
     assert run(lambda: 1, 1) == [1]
@@ -779,6 +792,7 @@ def test_variables_that_no_process_can_have_are_refused(env: dict[str, str]) -> 
         run(lambda: 1, 1, env=env)
 
 
+@pytest.mark.processes
 def test_an_error_comes_however_slowly_what_was_said_before_it(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """More is on its way to the driver than a supervisor keeps for sending again, and the rank has left long ago."""
     add = StoredFiles.add
@@ -880,6 +894,7 @@ class TestHere:
         assert '"loss": 0.5' in (tmp_path / "run/events.jsonl").read_text()
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize(("on", "ranks"), [("driver", 2), ("here", 1)])
 def test_tables_are_dealt_row_by_row(on: str, ranks: int) -> None:
     import pandas as pd

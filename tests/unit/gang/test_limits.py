@@ -137,6 +137,7 @@ def closed_stdout() -> None:
     raise ValueError("without a stdout")
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize("train", [deep, bars, lines, long_text, large, mute, chained, closed_stdout])
 def test_an_exception_of_any_size_is_the_ranks_own_and_no_loss(train: Callable[[], None], tmp_path: Path) -> None:
     with pytest.raises(RankFailed) as caught:
@@ -158,6 +159,7 @@ def test_an_exception_of_any_size_is_the_ranks_own_and_no_loss(train: Callable[[
         assert "over the limit of 4,194,304" in error.log[0]
 
 
+@pytest.mark.processes
 class TestGather:
     def test_a_value_that_is_too_large_is_refused_where_it_is_given(self, tmp_path: Path) -> None:
         def train() -> None:
@@ -192,6 +194,7 @@ class TestGather:
         assert [numbers for _, numbers in results] == [[0, 1, 2, 3]] * 4
 
 
+@pytest.mark.processes
 def test_arguments_over_the_size_of_a_message_reach_the_ranks() -> None:
     array = np.arange((MAX_BLOB >> 3) + 1000, dtype=np.float64)  # 256 MiB and a little
 
@@ -202,6 +205,7 @@ def test_arguments_over_the_size_of_a_message_reach_the_ranks() -> None:
         assert run(train, 1, args=(array,)) == [float(len(array) - 1)]
 
 
+@pytest.mark.processes
 class TestWhatARankTells:
     def test_thousands_of_logged_values_are_kept(self, tmp_path: Path) -> None:
         names = [f"layer{number}.weight.gradient.norm" for number in range(5000)]

@@ -417,6 +417,7 @@ for thing in things:
 """
 
 
+@pytest.mark.processes
 def test_digests_are_those_of_a_fresh_interpreter_whatever_its_hash_seed(tmp_path: Path) -> None:
     (tmp_path / "one.py").write_text(SCRIPT)
     (tmp_path / "two.py").write_text("# other lines\n\n" + SCRIPT)

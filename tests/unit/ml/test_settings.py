@@ -356,6 +356,7 @@ def test_the_last_line_counts_as_the_history_does(capsys: pytest.CaptureFixture[
     assert lines[-1].startswith("tritium: epoch 3/3, step 5/5")
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize(("library", "extra"), [("torch", "torch"), ("pyspark", "spark")])
 def test_a_library_that_is_missing_is_named_with_its_extra(library: str, extra: str) -> None:
     program = f"import sys; sys.modules[{library!r}] = None\nfrom tritium.ml import fit, TorchEstimator\n"
@@ -651,6 +652,7 @@ class Numpy(Drawn):
 """
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize(("name", "where"), [("Attribute", "here"), ("Buffer", "here"), ("Numpy", "driver")])
 def test_what_a_module_drew_outside_its_state_is_the_models_too(
     name: str, where: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -728,6 +730,7 @@ def test_what_becomes_of_nulls_is_checked_before_the_start(wrong: dict[str, Any]
     assert says in refused(**wrong)
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize("where", ["here", "driver"])
 def test_the_estimator_fits_a_pandas_frame(where: Any) -> None:
     rows = table(40).to_pandas()[[*X, "y"]]
@@ -770,6 +773,7 @@ def test_divergence_is_raised_as_it_is() -> None:
     assert (caught.value.rank, caught.value.epoch) == (0, 1)
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize("accumulated", [1, 2])
 def test_nothing_is_kept_of_a_training_whose_loss_is_not_a_number(accumulated: int, tmp_path: Path) -> None:
     """Also where the gradients are whole, and on one of two ranks alone."""

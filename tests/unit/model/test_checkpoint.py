@@ -411,6 +411,7 @@ def events(run_dir: Path, kind: str) -> list[dict[str, Any]]:
 
 
 class TestInAGang:
+    @pytest.mark.processes
     def test_saved_by_two_loaded_by_three_then_here(self, tmp_path: Path) -> None:
         assert launch(counting, tmp_path, args=(5,)) == [None, None]
         one = (4, 2, [{"rank": 0}, {"rank": 1}], 1 + 2 + 3 + 4.0, "000000000004")
@@ -427,6 +428,7 @@ class TestInAGang:
         assert report["checkpoint"]["step"] == 10
         assert report["notes"] == [f"continues from the checkpoint of step 8 in {tmp_path}/checkpoints/000000000008"]
 
+    @pytest.mark.processes
     def test_a_relative_run_dir_is_the_drivers(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.chdir(tmp_path)
 
@@ -437,6 +439,7 @@ class TestInAGang:
         launch(elsewhere, "mine")
         assert os.listdir(tmp_path / "mine" / "checkpoints") == ["000000000002"]
 
+    @pytest.mark.processes
     def test_what_could_not_be_written_is_removed_before_any_rank_ends_the_gang(self, tmp_path: Path) -> None:
         def train() -> None:
             world = tr.world()
@@ -460,6 +463,7 @@ class TestInAGang:
             launch(train, tmp_path)
         assert os.listdir(tmp_path / "checkpoints") == []
 
+    @pytest.mark.processes
     def test_the_last_save_is_there_though_nobody_waits(self, tmp_path: Path) -> None:
         def train() -> list[bool]:
             save = tr.world().checkpoint.save
@@ -470,6 +474,7 @@ class TestInAGang:
         assert loaded is not None
         assert (loaded.step, dict(loaded), loaded.own) == (9, {"step": 9}, [None, None])
 
+    @pytest.mark.processes
     def test_by_time_all_ranks_agree(self, tmp_path: Path) -> None:
         def train() -> tuple[list[int], float]:
             import time
@@ -487,6 +492,7 @@ class TestInAGang:
         assert one == two
         assert 2 <= len(one) <= seconds / 0.2 + 1
 
+    @pytest.mark.processes
     def test_a_function_gives_the_state_only_when_a_save_is_due(self, tmp_path: Path) -> None:
         def train() -> int:
             calls = []
@@ -496,6 +502,7 @@ class TestInAGang:
 
         assert launch(train, tmp_path) == [2, 2]
 
+    @pytest.mark.processes
     def test_a_damaged_one_is_passed_over_aloud(self, tmp_path: Path) -> None:
         launch(counting, tmp_path, args=(4,))
         file = tmp_path / "checkpoints" / "000000000004" / "own-1.safetensors"
@@ -508,6 +515,7 @@ class TestInAGang:
         assert notes[1].startswith("continues from the checkpoint of step 2 in ")
         assert sorted(os.listdir(tmp_path / "checkpoints")) == ["000000000004-2", "000000000006"]
 
+    @pytest.mark.processes
     @pytest.mark.parametrize("call", ["save", "load"])
     def test_a_run_dir_that_a_rank_does_not_reach(self, call: str) -> None:
         def train() -> None:
@@ -524,6 +532,7 @@ class TestInAGang:
         finally:
             fsspec.filesystem("memory").rm("/b", recursive=True)
 
+    @pytest.mark.processes
     def test_a_run_dir_that_is_another_runs(self, tmp_path: Path) -> None:
         def train() -> str:
             world = tr.world()
@@ -540,6 +549,7 @@ class TestInAGang:
         assert one == two
         assert "run.json there is of the run another, and this is 20" in one
 
+    @pytest.mark.processes
     def test_ranks_that_save_at_different_steps(self, tmp_path: Path) -> None:
         def train() -> None:
             tr.world().checkpoint.save({}, 10 + tr.world().rank)
@@ -549,6 +559,7 @@ class TestInAGang:
         ):
             launch(train, tmp_path)
 
+    @pytest.mark.processes
     def test_a_rank_that_has_returned(self, tmp_path: Path) -> None:
         def train() -> None:
             if tr.world().rank == 0:
@@ -557,6 +568,7 @@ class TestInAGang:
         with pytest.raises(TritiumError, match="rank 1 has returned and will never reach checkpoint"):
             launch(train, tmp_path)
 
+    @pytest.mark.processes
     def test_an_error_in_the_background_is_raised_at_the_end(self, tmp_path: Path) -> None:
         def train() -> None:
             checkpoint = tr.world().checkpoint
@@ -592,6 +604,7 @@ class TestInAGang:
         with pytest.raises(CheckpointFailed, match="could not be written"):
             launch(lambda: tr.world().checkpoint.save({"a": 3}, 3), tmp_path)
 
+    @pytest.mark.processes
     @pytest.mark.parametrize("on", ["driver", "here"])
     def test_an_exception_of_the_users_while_a_save_is_in_flight(self, on: str, tmp_path: Path) -> None:
         def train() -> None:

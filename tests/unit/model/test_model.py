@@ -65,6 +65,7 @@ def fresh(code: str, *arguments: str) -> str:
     return done.stdout
 
 
+@pytest.mark.processes
 def test_a_worker_collects_garbage_after_a_task_without_looking_at_torchs_objects() -> None:
     """Spark's daemon calls gc.collect() between two tasks: 0.25 s with all that torch makes."""
     out = fresh("""
@@ -375,6 +376,7 @@ def test_a_batch_size_of_0_and_an_unknown_device() -> None:
 # --- saving and loading
 
 
+@pytest.mark.processes
 def test_saved_by_value_and_read_without_spark(tmp_path: Path) -> None:
     scale = 3.0
 

@@ -115,6 +115,7 @@ def table() -> pa.Table:
     return pa.table({"x": pa.FixedSizeListArray.from_arrays(pa.array(x.ravel()), 8)})
 
 
+@pytest.mark.processes
 def test_of_a_real_training(table: pa.Table, tmp_path: Path) -> None:
     quiet: dict[str, Any] = {"on": "driver", "progress": False, "output": "none", "data": {"train": table}}
     tr.launch(train, ranks=2, args=(1,), trace=True, run_dir=str(tmp_path), **quiet)
@@ -132,6 +133,7 @@ def test_of_a_real_training(table: pa.Table, tmp_path: Path) -> None:
     assert re.search(r"  20 steps of [\d.]+ ms: wait for data \d+%, copy to device 0%, forward", shown)
 
 
+@pytest.mark.processes
 def test_without_it_nothing_is_measured(table: pa.Table, tmp_path: Path) -> None:
     quiet: dict[str, Any] = {"on": "driver", "progress": False, "output": "none", "data": {"train": table}}
     tr.launch(train, ranks=1, args=(None,), run_dir=str(tmp_path), **quiet)

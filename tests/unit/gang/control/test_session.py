@@ -181,7 +181,7 @@ def line(address: tuple[str, int]) -> Iterator[Client]:
         made.close()
 
 
-class TestLine:
+class TestConnection:
     def test_messages_of_all_sizes_through_a_network_that_breaks(self, serving: Serving, proxy: Proxy) -> None:
         chance = random.Random(5)
         sizes = [chance.choice([0, 10, 70_000, 3 << 20]) for _ in range(60)]
@@ -199,7 +199,7 @@ class TestLine:
         serving.until_goodbye()
         assert serving.connections > 2
 
-    def test_beats_keep_it_and_confirm(self, serving: Serving) -> None:
+    def test_heartbeats_keep_it_and_confirm(self, serving: Serving) -> None:
         with line(serving.server.address) as ours:
             ours.send("echo", number=0)
             time.sleep(6.0)  # longer than either end would stay with a silent one
@@ -286,12 +286,12 @@ class TestLine:
         ours.close()
         assert time.monotonic() - began < 5
 
-    def test_the_end_of_the_server_is_the_end_of_its_lines(self, serving: Serving) -> None:
+    def test_the_end_of_the_server_is_the_end_of_its_connections(self, serving: Serving) -> None:
         ours = Client(serving.server.address, SECRET, "a test", SECONDS)
         began = time.monotonic()
         serving.close()
         assert ours.receive() is None
-        assert ours.reason == server_module.OVER
+        assert ours.reason == server_module.RUN_ENDED
         ours.close()
         assert time.monotonic() - began < 2
 
@@ -327,7 +327,7 @@ class TestReturn:
     def test_to_a_server_that_never_knew_it(self, serving: Serving) -> None:
         assert self.opened(serving, first=3).kind == "closed"
         assert self.opened(serving, received=3).kind == "closed"
-        assert serving.broken == [f"a test came back, but {server_module.OVER}."] * 2
+        assert serving.broken == [f"a test came back, but {server_module.RUN_ENDED}."] * 2
 
     def test_after_it_was_given_up(self, serving: Serving) -> None:
         assert self.opened(serving).kind == "session"

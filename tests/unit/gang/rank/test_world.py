@@ -64,6 +64,7 @@ class TestAPlainProcess:
 
 
 class TestTorchrun:
+    @pytest.mark.processes
     def test_two_ranks(self, tmp_path: Path) -> None:
         script = tmp_path / "train.py"
         group = "import torch.distributed as dist\ndist.init_process_group('gloo')\n"

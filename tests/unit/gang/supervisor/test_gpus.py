@@ -33,11 +33,13 @@ def run(**settings: Any) -> list[Any]:
     return tr.launch(where, ranks=2, gpus=1, on="driver", progress=False, output="none", retries=0, **settings)
 
 
+@pytest.mark.processes
 def test_each_rank_has_its_own_in_the_order_of_nvidia_smi(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     nvidia_smi(tmp_path, monkeypatch, "GPU-a", "GPU-b")
     assert run() == [("0,1", "PCI_BUS_ID", rank, f"cuda:{rank}") for rank in range(2)]
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize("visible", ["0,0", "GPU-a,GPU-a"])
 def test_one_that_is_given_twice_is_refused(visible: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     nvidia_smi(tmp_path, monkeypatch, "GPU-a", "GPU-b")
@@ -65,6 +67,7 @@ def listed() -> dict[str, str]:
         return listing.uuids()
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize("says", ["exit 9", "echo 'No devices were found'", "exec sleep 600"])
 def test_of_one_that_says_nothing_nothing_is_said(says: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("tritium.gang.supervisor.gpus.LISTING_SECONDS", 0.2)

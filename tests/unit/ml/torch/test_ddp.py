@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 from typing import Any
 
+import pytest
 import torch
 import torch.distributed as dist
 from torch import nn
@@ -76,6 +77,7 @@ def train(sparse: bool, accumulated: int) -> tuple[list[str], bool, bool]:
     return whole.order, *same
 
 
+@pytest.mark.processes
 def test_the_buckets_of_a_new_start_are_those_of_the_later_steps() -> None:
     def both() -> list[tuple[list[str], bool, bool]]:
         return [train(True, 1), train(False, 2)]

@@ -27,7 +27,8 @@ from tritium.ml.torch.loop import train
 
 SIZES = (1, 2, 3)
 MARK = 50.0
-pytestmark = pytest.mark.timeout(400)  # the first test of each size trains for all
+# The first test of each size trains for all.
+pytestmark = [pytest.mark.processes, pytest.mark.timeout(400)]
 
 
 @pytest.fixture(scope="module", autouse=True)

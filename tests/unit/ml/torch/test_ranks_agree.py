@@ -95,6 +95,7 @@ def flat(weights: list[Any]) -> torch.Tensor:
     return torch.cat([torch.tensor(part).flatten() for part in weights])
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize("accumulation", [1, 2])
 def test_layers_unfrozen_and_frozen_in_a_callback_are_trained_by_all_ranks_together(
     accumulation: int, tmp_path: Path
@@ -121,6 +122,7 @@ def _begun() -> Net:
     return Net()
 
 
+@pytest.mark.processes
 def test_early_stopping_restores_the_best_weights_of_layers_that_were_unfrozen(tmp_path: Path) -> None:
     model = train(
         tmp_path / "run",
@@ -152,6 +154,7 @@ class Kills(Unfreezes):
             os.kill(os.getpid(), signal.SIGKILL)
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize("group", [False, True])
 def test_gone_on_after_layers_were_unfrozen_is_as_never_interrupted(group: bool, tmp_path: Path) -> None:
     settings: dict[str, Any] = {"epochs": 5, "checkpoint_every": 1, "ranks": 3}
@@ -166,6 +169,7 @@ def test_gone_on_after_layers_were_unfrozen_is_as_never_interrupted(group: bool,
         assert torch.equal(a, b), name
 
 
+@pytest.mark.processes
 def test_at_another_world_size_it_goes_on_with_the_layers_that_were_unfrozen(tmp_path: Path) -> None:
     settings = {"epochs": 4, "checkpoint_every": 1}
     with pytest.raises(RankFailed, match="SIGKILL"):
@@ -181,6 +185,7 @@ class UnfreezesOnOneRank(Callback):
             state.module.backbone[0].weight.requires_grad_(True)
 
 
+@pytest.mark.processes
 def test_layers_that_only_some_ranks_unfreeze_are_an_error_that_names_them(tmp_path: Path) -> None:
     with pytest.raises(RanksDiffer, match=r"rank 1 trains 'backbone\.0\.weight', and rank 0 does not") as caught:
         train(tmp_path / "run", callbacks=[UnfreezesOnOneRank()])
@@ -212,6 +217,7 @@ def unfreezing_step(module: Any, batch: Any) -> Any:
     return nn.functional.mse_loss(module(batch["features"]), batch["label"])
 
 
+@pytest.mark.processes
 def test_a_layer_that_is_unfrozen_within_an_epoch_is_refused_at_that_step(tmp_path: Path) -> None:
     with pytest.raises(BadSetting, match=r"'backbone\.0\.weight' was unfrozen within a step.*on_epoch_end"):
         train(tmp_path / "run", train_step=unfreezing_step, loss=None)
@@ -232,6 +238,7 @@ class Touches(Callback):
             state.module.head.bias.data += 0.25
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize("at_end", [False, True])
 def test_weights_that_differ_between_ranks_are_an_error_and_no_model(at_end: bool, tmp_path: Path) -> None:
     says = r"'head\.bias' is the same on ranks 0, 2, and another on rank 1.*0\.25"
@@ -240,6 +247,7 @@ def test_weights_that_differ_between_ranks_are_an_error_and_no_model(at_end: boo
     assert (caught.value.ranks, caught.value.tensor) == ([1], "head.bias")
 
 
+@pytest.mark.processes
 def test_a_difference_of_rounding_between_kinds_of_processors_is_told_and_no_error() -> None:
     def run(by: float, kinds: bool) -> Any:
         notes: list[str] = []
@@ -287,6 +295,7 @@ class ValidatesAgain(Callback):
         state.history[-1]["each"] = tr.world().gather(loss)
 
 
+@pytest.mark.processes
 def test_the_history_validates_the_model_that_is_returned_with_its_buffers(tmp_path: Path) -> None:
     model = train(
         tmp_path / "run",
@@ -330,12 +339,14 @@ class GathersHistory(Callback):
         state.history[-1]["each"] = each
 
 
+@pytest.mark.processes
 def test_the_history_is_the_same_on_every_rank_its_seconds_too(tmp_path: Path) -> None:
     (entry,) = train(tmp_path / "run", epochs=1, callbacks=[GathersHistory()]).history
     assert entry["each"][0] == entry["each"][1]
     assert entry["rows_per_second"] == entry["rows"] / entry["seconds"]
 
 
+@pytest.mark.processes
 def test_the_rows_per_second_of_a_resumed_epoch_count_its_earlier_seconds(tmp_path: Path) -> None:
     settings: dict[str, Any] = {"epochs": 1, "checkpoint_every": 1, "train_step": slow_step, "loss": None}
     model = train(tmp_path / "run", callbacks=[SlowThenKilled(tmp_path)], **settings)
@@ -392,6 +403,7 @@ class Observes(nn.Module):
         return self.layer(x)
 
 
+@pytest.mark.processes
 def test_buffers_that_change_in_eval_mode_are_those_of_rank_0(tmp_path: Path) -> None:
     model = train(tmp_path / "run", model=Observes, validation="held", epochs=2)
     assert len(model.history) == 2
@@ -413,6 +425,7 @@ class Remembers(nn.Module):
         return out
 
 
+@pytest.mark.processes
 def test_a_buffer_of_as_many_rows_as_the_batch_is_none_of_the_model(tmp_path: Path) -> None:
     """Rows to validate on that do not divide evenly: the last batches of the two ranks differ in size."""
     settings: dict[str, Any] = {"frame": table(61), "validation": table(31), "epochs": 2}
@@ -431,6 +444,7 @@ class Replaces(Callback):
             state.module.register_buffer("more", torch.zeros(3))
 
 
+@pytest.mark.processes
 def test_ranks_whose_tensors_have_other_names_are_an_error_that_names_one(tmp_path: Path) -> None:
     with pytest.raises(RanksDiffer, match=r"'more' is none of rank 0's") as caught:
         train(tmp_path / "run", callbacks=[Replaces()])

@@ -141,6 +141,7 @@ def dies(step: int) -> Any:
     return train_step
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize("kind", ["one cycle", "lambda"])
 def test_at_another_world_size_the_schedule_ends_with_the_training(kind: str, tmp_path: Path) -> None:
     """Killed at 2 ranks in the middle of the third epoch (6 steps each), continues with 1 rank (12 steps each)."""

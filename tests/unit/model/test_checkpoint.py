@@ -470,6 +470,21 @@ class TestInAGang:
         assert loaded is not None
         assert (loaded.step, dict(loaded), loaded.own) == (9, {"step": 9}, [None, None])
 
+    def test_a_gang_that_grows_keeps_as_many_as_it_was_told(self, tmp_path: Path) -> None:
+        def train() -> bool:
+            checkpoint = tr.world().checkpoint
+            if checkpoint.load() is not None:
+                return True  # started again, as if with more ranks
+            for step in (1, 2, 3):
+                checkpoint.save({"step": step}, step, keep=10)
+            control = checkpoint._control
+            control.elastic = control.could_be_more = True  # what the coordinator says once Spark has more slots
+            checkpoint.regroup({"step": 4}, 4, keep=10)
+            return False
+
+        assert launch(train, tmp_path, ranks=1, on="here") == [True]
+        assert [int(name) for name in Store(str(tmp_path)).names()] == [4, 3, 2, 1]
+
     def test_by_time_all_ranks_agree(self, tmp_path: Path) -> None:
         def train() -> tuple[list[int], float]:
             import time

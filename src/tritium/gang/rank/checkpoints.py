@@ -144,7 +144,7 @@ class Checkpoints:
         self._clock.reset()
         return loaded
 
-    def regroup(self, state: State, step: int, *, own: Any = None) -> None:
+    def regroup(self, state: State, step: int, *, own: Any = None, keep: int = 2) -> None:
         """Let a gang of `ranks=(least, most)` grow. Every rank calls it at the end of an epoch; arguments as of `save`.
 
         Returns at once when there are no further slots. Otherwise it saves and does not return: the gang is started
@@ -154,7 +154,7 @@ class Checkpoints:
             return
         self.wait()
         if any(self._exchange("checkpoint.regroup", self._control.could_be_more)):
-            self.save(state, step, own=own)
+            self.save(state, step, own=own, keep=keep)
             self.wait()
             raise Regroup
 

@@ -45,8 +45,19 @@ class Store:
 
     def names(self) -> list[str]:
         """Return the names of the checkpoints that have a manifest, the newest first."""
-        found = [name for name in self._directories() if self._files.exists(f"{self._root}/{name}/{MANIFEST}")]
-        return sorted(found, key=order, reverse=True)
+        return self._complete(self._directories())
+
+    def _complete(self, directories: Iterable[str]) -> list[str]:
+        return sorted(filter(self._has_manifest, directories), key=order, reverse=True)
+
+    def _has_manifest(self, name: str) -> bool:
+        # Not `exists`: with most of fsspec's file systems it is False after any error. A good checkpoint would then be
+        # removed as a leftover because the store did not answer once.
+        try:
+            self._files.info(f"{self._root}/{name}/{MANIFEST}")
+        except (FileNotFoundError, NotADirectoryError):
+            return False
+        return True
 
     def _directories(self) -> list[str]:
         self._files.invalidate_cache()
@@ -74,8 +85,9 @@ class Store:
 
     def candidates(self) -> list[str]:
         """Return the checkpoints to try, the newest first; those that were never completed are recorded as damaged."""
-        complete = self.names()
-        for name in self._directories():
+        directories = self._directories()
+        complete = self._complete(directories)
+        for name in directories:
             if name not in complete and (not complete or order(name) > order(complete[0])):
                 self.damaged[name] = (
                     f"The checkpoint {self.where(name)} was never completed: its save was cut short before {MANIFEST}."
@@ -172,7 +184,8 @@ class Store:
         """
         if not 0 <= step < 10**12:
             raise BadSetting(f"step={step} of a checkpoint must be a whole number from 0 to {10**12 - 1:,}.")
-        complete = self.names()
+        directories = self._directories()
+        complete = self._complete(directories)
         later = [name for name in complete if order(name)[0] > step and name not in self.damaged]
         if later:
             raise BadSetting(
@@ -184,7 +197,7 @@ class Store:
         again = [order(name)[1] for name in complete if order(name)[0] == step]
         name = f"{step:012}" + (f"-{max(again) + 1}" if again else "")
         try:
-            for leftover in set(self._directories()) - set(complete):
+            for leftover in set(directories) - set(complete):
                 self._remove(leftover)
                 self.damaged.pop(leftover, None)
             self._files.makedirs(f"{self._root}/{name}", exist_ok=True)

@@ -25,7 +25,7 @@ import tritium as tr
 from tritium.errors import BadSetting, CheckpointFailed, RankFailed, TritiumError
 from tritium.gang.rank.checkpoints import Clock
 from tritium.model.checkpoint import Store
-from tritium.model.checkpoint_format import own
+from tritium.model.checkpoint_format import MANIFEST, own
 from tritium.model.engines import registry
 from tritium.model.engines.torch_leaf import TorchTensor
 from tritium.model.state import Snapshot, outline, unpack
@@ -345,6 +345,33 @@ class TestStore:
             store._files.open = opened
         assert store.damaged == {}
         assert store.names()[0] == name
+
+
+    def test_a_store_that_fails_once_loses_no_checkpoint(self, tmp_path: Path) -> None:
+        store = Store(str(tmp_path))
+        name = put(store, 1)
+
+        def refuse(path: str, **more: Any) -> Any:
+            if path.endswith(MANIFEST):
+                raise TimeoutError("SlowDown: reduce your request rate")
+            return info(path, **more)
+
+        store._files.info, info = refuse, store._files.info
+        try:
+            for look in (store.candidates, lambda: store.prepare(2), lambda: store.prune(1)):
+                with pytest.raises(OSError, match="SlowDown"):
+                    look()
+            store.discard(name)
+        finally:
+            store._files.info = info
+        assert store.damaged == {}
+        assert store.names() == [name]
+
+    def test_a_file_with_the_name_of_a_checkpoint_is_none(self, tmp_path: Path) -> None:
+        store = Store(str(tmp_path))
+        put(store, 1)
+        tmp_path.joinpath("checkpoints", "000000000002").touch()
+        assert store.names() == ["000000000001"]
 
 
 class TestClock:

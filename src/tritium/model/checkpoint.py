@@ -44,7 +44,10 @@ class Store:
     # ---- reading
 
     def names(self) -> list[str]:
-        """Return the names of the checkpoints that have a manifest, the newest first."""
+        """Return the names of the checkpoints that have a manifest, the newest first.
+
+        Raises CheckpointFailed where the store does not answer, as all methods do that list it.
+        """
         return self._complete(self._directories())
 
     def _complete(self, directories: Iterable[str]) -> list[str]:
@@ -57,16 +60,27 @@ class Store:
             self._files.info(f"{self._root}/{name}/{MANIFEST}")
         except (FileNotFoundError, NotADirectoryError):
             return False
+        except Exception as error:
+            raise self._unlisted(error) from error
         return True
 
     def _directories(self) -> list[str]:
-        self._files.invalidate_cache()
         try:
+            self._files.invalidate_cache()
             entries = self._files.ls(self._root, detail=False)
         except FileNotFoundError:
             return []
+        except Exception as error:
+            raise self._unlisted(error) from error
         names = [entry.rstrip("/").rpartition("/")[2] for entry in entries]
         return [name for name in names if is_name(name)]
+
+    def _unlisted(self, error: Exception) -> CheckpointFailed:
+        return CheckpointFailed(
+            f"The checkpoints in {self.path} can't be listed: {type(error).__name__}: {error}. None is removed or "
+            "skipped because of that; mend what keeps this process from listing them.",
+            path=self.path,
+        )
 
     def where(self, name: str) -> str:
         """Return the path of a checkpoint for messages."""

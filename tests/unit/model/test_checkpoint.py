@@ -359,7 +359,7 @@ class TestStore:
         store._files.info, info = refuse, store._files.info
         try:
             for look in (store.candidates, lambda: store.prepare(2), lambda: store.prune(1)):
-                with pytest.raises(OSError, match="SlowDown"):
+                with pytest.raises(CheckpointFailed, match="can't be listed: TimeoutError: SlowDown"):
                     look()
             store.discard(name)
         finally:
@@ -549,6 +549,49 @@ class TestInAGang:
         assert "000000000004 has " in notes[0]
         assert notes[1].startswith("continues from the checkpoint of step 2 in ")
         assert sorted(os.listdir(tmp_path / "checkpoints")) == ["000000000004-2", "000000000006"]
+
+    @pytest.mark.processes
+    @pytest.mark.parametrize("call", ["save", "load"])
+    def test_a_store_that_can_not_be_listed_is_an_error_on_all_ranks(self, call: str, tmp_path: Path) -> None:
+        def train() -> str:
+            def refuse(*_: Any, **__: Any) -> Any:
+                raise TimeoutError("SlowDown")
+
+            world = tr.world()
+            if world.rank == 0:
+                world.checkpoint._store._files.ls = refuse
+            try:
+                if call == "load":
+                    world.checkpoint.load()
+                world.checkpoint.save({"a": 1}, 1)
+                world.checkpoint.wait()
+            except CheckpointFailed as error:
+                return str(error)
+            return ""
+
+        one, two = launch(train, tmp_path)
+        assert one == two
+        assert f"The checkpoints in {tmp_path}/checkpoints can't be listed: TimeoutError: SlowDown." in one
+
+    @pytest.mark.processes
+    def test_an_old_one_that_can_not_be_removed_ends_no_training(self, tmp_path: Path) -> None:
+        def train() -> int:
+            def refuse(*_: Any, **__: Any) -> Any:
+                raise PermissionError(13, "Permission denied")
+
+            checkpoint = tr.world().checkpoint
+            files = checkpoint._store._files
+            remove = files.rm
+            for step in (1, 2, 3):
+                files.rm = refuse if step == 2 else remove
+                checkpoint.save({"step": step}, step, keep=1)
+                checkpoint.wait()
+            return step
+
+        assert launch(train, tmp_path) == [3, 3]
+        assert os.listdir(tmp_path / "checkpoints") == ["000000000003"]
+        (note,) = events(tmp_path, "note")
+        assert "000000000001 is older than the newest 1 checkpoints and can't be removed: Permission" in note["text"]
 
     @pytest.mark.parametrize("call", ["save", "load"])
     def test_a_run_dir_that_a_rank_does_not_reach(self, call: str) -> None:

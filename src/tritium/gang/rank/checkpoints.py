@@ -17,7 +17,7 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
 
-from tritium.errors import BadSetting, TritiumError
+from tritium.errors import BadSetting, CheckpointFailed, TritiumError
 from tritium.gang.failure import Regroup
 from tritium.gang.rank.peers import Control
 from tritium.model.checkpoint import Store
@@ -200,7 +200,10 @@ class Checkpoints:
                 "path": self._store.where(name),
             }
             self._control.tell("checkpoint", step=step, **facts)
-            self._store.prune(keep)
+            try:
+                self._store.prune(keep)
+            except CheckpointFailed as error:  # the save has succeeded, and the next one removes what is too much now
+                self._control.tell("note", text=str(error))
 
     def _fill(self, name: str, steps: list[int], owns: bool) -> Checkpoint:
         """Write the files of a checkpoint, the manifest last. `steps` are those of all ranks, which must agree."""

@@ -103,8 +103,12 @@ class Progress:
             self._write(line)
         if self._live is not None:
             live, self._live = self._live, None
-            live.stop()
-            _terminal.release()
+            try:
+                live.stop()
+            except (OSError, ValueError):  # as in _write
+                self._broken = True
+            finally:
+                _terminal.release()
 
     # ---- events: each handler returns the lines to write
 
@@ -241,9 +245,15 @@ class Progress:
         console = Console(file=self._stream, force_terminal=True if forced and self._stream else None)
         if not (forced or _can_be_live(console)) or not _terminal.acquire(blocking=False):
             return
-        self._live = Live(console=console, auto_refresh=False, get_renderable=self._render)
-        self._live.start(refresh=True)
-        self._ticker = threading.Thread(target=self._tick, args=(self._live,), name="tritium-progress", daemon=True)
+        live = Live(console=console, auto_refresh=False, get_renderable=self._render)
+        try:
+            live.start(refresh=True)
+        except (OSError, ValueError):  # as in _write
+            self._broken = True
+            _terminal.release()
+            return
+        self._live = live
+        self._ticker = threading.Thread(target=self._tick, args=(live,), name="tritium-progress", daemon=True)
         self._ticker.start()
 
     def _tick(self, live: Live) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import io
 import os
 import pty
@@ -300,6 +301,24 @@ class TestLive:
         assert shown.index("from the driver") < shown.index("[rank 0] from the rank") < shown.rindex("step 2/4")
         assert shown.rindex("step 2/4") < shown.index("afterwards")
         assert "\x1b[?25l" in shown
+
+    @pytest.mark.parametrize("when", ["before", "meanwhile"])
+    def test_a_real_terminal_that_has_gone_is_given_back(self, when: str, stream: io.StringIO) -> None:
+        ours, theirs = pty.openpty()
+        terminal, before = os.fdopen(theirs, "w"), (sys.stdout, sys.stderr)
+        if when == "before":
+            os.close(ours)
+        progress = Progress(1, live=True, stream=terminal)
+        if when == "meanwhile":
+            os.close(ours)
+        progress.output(0, "hello\n")
+        progress.event("ended", ok=True, seconds=1.0)
+        progress.close()
+        with contextlib.suppress(OSError):  # what it could not write
+            terminal.close()
+        assert (sys.stdout, sys.stderr) == before
+        Progress(1, live=True, stream=stream).close()
+        assert "\x1b[" in stream.getvalue()
 
     def test_in_a_notebook_without_widgets_lines_are_plain(self, monkeypatch: pytest.MonkeyPatch) -> None:
         import rich.console

@@ -348,6 +348,26 @@ class TestReport:
         assert built["seconds_until"].keys() == {"formed", "spooled"}
         assert [(rank["rank"], rank["host"]) for rank in built["ranks"]] == [(0, "b9"), (1, "b9")]
 
+    @pytest.mark.parametrize("kind", ["retry", "started"])
+    def test_what_ranks_said_before_a_retry_is_not_counted_with_what_they_say_after_it(self, kind: str) -> None:
+        report = Report("f3", "/tmp/run", {})
+        told = {"seconds": {"forward": 1.0}, "arrive": 0.0}
+        report.event("formed", peers=[{"rank": rank, "host": "b7"} for rank in range(3)])
+        for rank in range(3):
+            report.event("trace", rank=rank, **told)
+            report.event("counts", rank=rank, name="train", used=10)
+            report.event("log", rank=rank, step=7, values={"loss": 0.5})
+        assert report.build()["verdict"] is not None
+        report.event(kind)
+        assert report.build()["verdict"] is None
+        report.event("formed", peers=[{"rank": 0, "host": "b9"}])
+        report.event("counts", rank=0, name="train", used=10)
+        built = report.build()
+        assert built["verdict"] is None
+        (rank,) = built["ranks"]
+        assert rank["shards"]["train"]["used"] == 10
+        assert rank.keys() == {"rank", "host", "shards"}
+
     def test_the_first_failure(self) -> None:
         report = Report("id", "/tmp/run", {})
         report.event("failed", rank=1, host="b7", type="ValueError", text="no")

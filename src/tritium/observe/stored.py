@@ -11,7 +11,7 @@ import threading
 import zlib
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path, PurePosixPath
 from typing import IO, Any
 
@@ -94,10 +94,13 @@ class StoredFiles:
 
     def path(self, name: str) -> str:
         """Return the path or URL of the file `name` of this run. Raises BadSetting for one outside the directory."""
-        parts = PurePosixPath(name).parts
+        return f"{self._run_dir.rstrip('/')}/{self._normal(name)}"
+
+    def _normal(self, name: str) -> str:
+        parts = PurePosixPath(name).parts  # an object store takes `.` and an empty part as parts of the key
         if not parts or name.startswith(("/", "\\")) or ".." in parts or ":" in parts[0]:
             raise BadSetting(f"{name!r} is no name of a file in the run directory {self._run_dir}.", name=name)
-        return "/".join((self._run_dir.rstrip("/"), *parts))
+        return "/".join(parts)
 
     def add(self, piece: Piece) -> bool:
         """Add the next piece of a file; one that begins at 0 restarts the file. Returns whether it now has its name.
@@ -105,7 +108,7 @@ class StoredFiles:
         Raises StoreFailed where this file or an earlier one can't be written, or where the pieces are not those of one
         file; then what was written is removed, and an earlier file of that name is unchanged.
         """
-        self.path(piece.name)
+        piece = replace(piece, name=self._normal(piece.name))
         self._refuse_failed()
         try:
             if not piece.start:

@@ -236,6 +236,18 @@ class TestStoredFiles:
         log.close()
         assert sorted(os.listdir(tmp_path)) == ["events.jsonl", "logs", "run.json"]
 
+    @pytest.mark.parametrize("url", [False, True], ids=["disk", "fsspec"])
+    def test_a_name_is_one_however_it_is_written(self, tmp_path: Path, memory: Any, url: bool) -> None:
+        where = "memory://runs/1" if url else str(tmp_path)
+        log = RunLog(where, {})
+        for name, content in (("a/w", b"first"), ("./a/w", b"second"), ("a//./w", b"third")):
+            give(log, name, content)
+        log.close()
+        files, root = fsspec.core.url_to_fs(where)
+        assert {name.removeprefix(root): files.cat_file(name) for name in files.find(root) if "w" in name} == {
+            "/a/w": b"third"
+        }
+
     def test_what_an_object_store_refuses_is_told_with_its_name(
         self, memory: Any, monkeypatch: pytest.MonkeyPatch
     ) -> None:

@@ -6,6 +6,7 @@ import json
 import os
 import re
 import resource
+import tempfile
 import threading
 from dataclasses import replace
 from pathlib import Path
@@ -265,6 +266,27 @@ class TestStoredFiles:
             "were written, 3 more are needed"
         )
         assert memory.cat("/runs/1/w") == b"earlier"
+        log.close()
+
+
+    @pytest.mark.skipif(not os.path.exists("/dev/full"), reason="needs a full disk")
+    def test_a_disk_of_this_machine_that_is_full_is_not_the_object_stores(
+        self, memory: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        def full(*_: Any) -> tuple[int, str]:
+            return os.open("/dev/full", os.O_WRONLY), str(tmp_path / "joined.part")
+
+        log = RunLog("memory://runs/1", {})
+        monkeypatch.setattr(tempfile, "mkstemp", full)
+        with pytest.raises(StoreFailed) as caught:
+            give(log, "w", b"new")
+        folder = tempfile.gettempdir()
+        assert str(caught.value).startswith(
+            f"memory://runs/1/w could not be stored: No space left on device in {folder}, where it is collected on this "
+            "machine before its upload."
+        )
+        assert f"{caught.value.free:,} bytes are free there." in str(caught.value)
+        assert str(caught.value).endswith("Free space there, or start this process with another TMPDIR.")
         log.close()
 
 

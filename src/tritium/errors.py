@@ -148,7 +148,7 @@ class JobFailed(TritiumError):
 
 
 class ResultError(TritiumError):
-    """A result can't be pickled, or all results together exceed `spark.driver.maxResultSize`."""
+    """A result can't be pickled or written, or all results together exceed `spark.driver.maxResultSize`."""
 
 
 class TrainingDiverged(TritiumError, ArithmeticError):

@@ -104,7 +104,11 @@ class RunLog:
 
             self._remote = fsspec.core.url_to_fs(self.run_dir)
             self._folder = Path(tempfile.mkdtemp(prefix="tritium-run-"))
-            self._fetch()
+            try:
+                self._fetch()
+            except BaseException:
+                shutil.rmtree(self._folder, ignore_errors=True)
+                raise
         else:
             self._folder = Path(self.run_dir)
         self._stored = StoredFiles(self.run_dir, self._remote)
@@ -201,13 +205,16 @@ class RunLog:
                 self.problem = f"{name} could not be written any further: {error}"
 
     def _fetch(self) -> None:
+        """Copy the events and logs of earlier runs here. Without `glob`: a name may hold `[`, `?` and `*`."""
         assert self._remote is not None
         files, root = self._remote
-        for pattern in ("events.jsonl", "logs/*.log"):
-            for found in files.glob(f"{root}/{pattern}"):
-                target = self._folder / pattern.rpartition("/")[0] / found.rpartition("/")[2]
-                target.parent.mkdir(exist_ok=True)
-                files.get_file(found, str(target))
+        files.invalidate_cache()
+        names = [name for name in _names_in(files, root) if name == "events.jsonl"]
+        names += [f"logs/{name}" for name in _names_in(files, f"{root}/logs") if name.endswith(".log")]
+        for name in names:
+            target = self._folder / name
+            target.parent.mkdir(exist_ok=True)
+            files.get_file(f"{root}/{name}", str(target))
 
     def _send(self) -> None:
         assert self._remote is not None
@@ -221,6 +228,13 @@ class RunLog:
             self.problem = f"the log could not be copied to {self.run_dir}: {error}. It is kept in {self._folder}."
         else:
             shutil.rmtree(self._folder)
+
+
+def _names_in(files: Any, folder: str) -> list[str]:
+    try:
+        return [entry.rstrip("/").rpartition("/")[2] for entry in files.ls(folder, detail=False)]
+    except FileNotFoundError:
+        return []
 
 
 def plain(value: Any) -> Any:

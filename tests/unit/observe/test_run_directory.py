@@ -318,6 +318,27 @@ class TestARemoteDirectory:
         assert found["/bucket/run/logs/rank-0.log"] == b"hello 0\nhello 1\n"
         assert len(found["/bucket/run/events.jsonl"].splitlines()) == 4
 
+    def test_signs_of_patterns_in_its_name_stand_for_themselves(self, files: Any) -> None:
+        files.pipe_file("/bucket/lr0/events.jsonl", b"another's\n")
+        for number in range(2):
+            log = RunLog("memory://bucket/lr[0.1]", {})
+            log.output(0, f"hello {number}\n")
+            log.close()
+            assert log.problem is None
+        assert len(files.cat_file("/bucket/lr[0.1]/events.jsonl").splitlines()) == 2
+        assert files.cat_file("/bucket/lr[0.1]/logs/rank-0.log") == b"hello 0\nhello 1\n"
+
+    def test_that_can_not_be_read_leaves_nothing_here(self, files: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+        def refuse(*_: Any, **__: Any) -> None:
+            raise PermissionError("denied")
+
+        before = set(os.listdir(tempfile.gettempdir()))
+        RunLog("memory://bucket/run", {}).close()
+        monkeypatch.setattr(type(files), "get_file", refuse)
+        with pytest.raises(PermissionError, match="denied"):
+            RunLog("memory://bucket/run", {})
+        assert set(os.listdir(tempfile.gettempdir())) == before
+
     def test_that_refuses_leaves_the_local_copy(self, files: Any, monkeypatch: pytest.MonkeyPatch) -> None:
         log = RunLog("memory://bucket/run", {})
 

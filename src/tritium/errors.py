@@ -148,7 +148,7 @@ class JobFailed(TritiumError):
 
 
 class ResultError(TritiumError):
-    """A result can't be pickled, or all results together exceed `spark.driver.maxResultSize`."""
+    """A result can't be pickled or written, or all results together exceed `spark.driver.maxResultSize`."""
 
 
 class TrainingDiverged(TritiumError, ArithmeticError):
@@ -160,7 +160,8 @@ class RanksDiffer(TritiumError, RuntimeError):
 
 
 class CheckpointFailed(TritiumError, OSError):
-    """A checkpoint could not be written. Facts: `path`, and in bytes `needed`, `written`, `free` (None: not known)."""
+    """A checkpoint could not be written, read or listed. Facts: `path`, and of a failed write in bytes `needed`,
+    `written`, `free` (None: not known)."""
 
 
 class StoreFailed(TritiumError, OSError):

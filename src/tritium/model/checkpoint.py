@@ -44,18 +44,43 @@ class Store:
     # ---- reading
 
     def names(self) -> list[str]:
-        """Return the names of the checkpoints that have a manifest, the newest first."""
-        found = [name for name in self._directories() if self._files.exists(f"{self._root}/{name}/{MANIFEST}")]
-        return sorted(found, key=order, reverse=True)
+        """Return the names of the checkpoints that have a manifest, the newest first.
+
+        Raises CheckpointFailed where the store does not answer, as all methods do that list it.
+        """
+        return self._complete(self._directories())
+
+    def _complete(self, directories: Iterable[str]) -> list[str]:
+        return sorted(filter(self._has_manifest, directories), key=order, reverse=True)
+
+    def _has_manifest(self, name: str) -> bool:
+        # Not `exists`: with most of fsspec's file systems it is False after any error. A good checkpoint would then be
+        # removed as a leftover because the store did not answer once.
+        try:
+            self._files.info(f"{self._root}/{name}/{MANIFEST}")
+        except (FileNotFoundError, NotADirectoryError):
+            return False
+        except Exception as error:
+            raise self._unlisted(error) from error
+        return True
 
     def _directories(self) -> list[str]:
-        self._files.invalidate_cache()
         try:
+            self._files.invalidate_cache()
             entries = self._files.ls(self._root, detail=False)
         except FileNotFoundError:
             return []
+        except Exception as error:
+            raise self._unlisted(error) from error
         names = [entry.rstrip("/").rpartition("/")[2] for entry in entries]
         return [name for name in names if is_name(name)]
+
+    def _unlisted(self, error: Exception) -> CheckpointFailed:
+        return CheckpointFailed(
+            f"The checkpoints in {self.path} can't be listed: {type(error).__name__}: {error}. None is removed or "
+            "skipped because of that; mend what keeps this process from listing them.",
+            path=self.path,
+        )
 
     def where(self, name: str) -> str:
         """Return the path of a checkpoint for messages."""
@@ -74,8 +99,9 @@ class Store:
 
     def candidates(self) -> list[str]:
         """Return the checkpoints to try, the newest first; those that were never completed are recorded as damaged."""
-        complete = self.names()
-        for name in self._directories():
+        directories = self._directories()
+        complete = self._complete(directories)
+        for name in directories:
             if name not in complete and (not complete or order(name) > order(complete[0])):
                 self.damaged[name] = (
                     f"The checkpoint {self.where(name)} was never completed: its save was cut short before {MANIFEST}."
@@ -172,7 +198,8 @@ class Store:
         """
         if not 0 <= step < 10**12:
             raise BadSetting(f"step={step} of a checkpoint must be a whole number from 0 to {10**12 - 1:,}.")
-        complete = self.names()
+        directories = self._directories()
+        complete = self._complete(directories)
         later = [name for name in complete if order(name)[0] > step and name not in self.damaged]
         if later:
             raise BadSetting(
@@ -184,7 +211,7 @@ class Store:
         again = [order(name)[1] for name in complete if order(name)[0] == step]
         name = f"{step:012}" + (f"-{max(again) + 1}" if again else "")
         try:
-            for leftover in set(self._directories()) - set(complete):
+            for leftover in set(directories) - set(complete):
                 self._remove(leftover)
                 self.damaged.pop(leftover, None)
             self._files.makedirs(f"{self._root}/{name}", exist_ok=True)
@@ -255,10 +282,10 @@ class Store:
     def _remove(self, name: str) -> None:
         folder = f"{self._root}/{name}"
         with contextlib.suppress(FileNotFoundError):
-            self._files.rm(f"{folder}/{MANIFEST}")
+            files.remove(self._files, self._local, f"{folder}/{MANIFEST}", recursive=False)
         self._sync(folder)
         with contextlib.suppress(FileNotFoundError):
-            self._files.rm(folder, recursive=True)
+            files.remove(self._files, self._local, folder)
 
     def _sync(self, *folders: str) -> None:
         for folder in folders if self._local else ():

@@ -104,7 +104,11 @@ class RunLog:
 
             self._remote = fsspec.core.url_to_fs(self.run_dir)
             self._folder = Path(tempfile.mkdtemp(prefix="tritium-run-"))
-            self._fetch()
+            try:
+                self._fetch()
+            except BaseException:
+                shutil.rmtree(self._folder, ignore_errors=True)
+                raise
         else:
             self._folder = Path(self.run_dir)
         self._stored = StoredFiles(self.run_dir, self._remote)
@@ -154,21 +158,6 @@ class RunLog:
         with self._lock:
             self._stored.discard()
 
-    def path(self, name: str) -> str:
-        """Return the path or URL of the file `name` of this run. Raises BadSetting for one outside the directory."""
-        return self._stored.path(name)
-
-    def tail(self, rank: int, lines: int = 20) -> list[str]:
-        """Return the last lines that a rank wrote; none where it wrote nothing."""
-        path = self._folder / "logs" / f"rank-{rank}.log"
-        try:
-            with path.open("rb") as file:
-                file.seek(max(0, os.path.getsize(path) - _TAIL_BYTES))
-                text = file.read().decode("utf-8", "replace")
-        except FileNotFoundError:
-            return []
-        return text.replace("\r\n", "\n").splitlines()[-lines:]
-
     def report(self, report: Mapping[str, Any]) -> None:
         """Write report.json, whole or not at all."""
         text = masked(json.dumps(plain(report), indent=2, ensure_ascii=False)) + "\n"
@@ -201,13 +190,16 @@ class RunLog:
                 self.problem = f"{name} could not be written any further: {error}"
 
     def _fetch(self) -> None:
+        """Copy the events and logs of earlier runs here. Without `glob`: a name may hold `[`, `?` and `*`."""
         assert self._remote is not None
         files, root = self._remote
-        for pattern in ("events.jsonl", "logs/*.log"):
-            for found in files.glob(f"{root}/{pattern}"):
-                target = self._folder / pattern.rpartition("/")[0] / found.rpartition("/")[2]
-                target.parent.mkdir(exist_ok=True)
-                files.get_file(found, str(target))
+        files.invalidate_cache()
+        names = [name for name in _names_in(files, root) if name == "events.jsonl"]
+        names += [f"logs/{name}" for name in _names_in(files, f"{root}/logs") if name.endswith(".log")]
+        for name in names:
+            target = self._folder / name
+            target.parent.mkdir(exist_ok=True)
+            files.get_file(f"{root}/{name}", str(target))
 
     def _send(self) -> None:
         assert self._remote is not None
@@ -221,6 +213,13 @@ class RunLog:
             self.problem = f"the log could not be copied to {self.run_dir}: {error}. It is kept in {self._folder}."
         else:
             shutil.rmtree(self._folder)
+
+
+def _names_in(files: Any, folder: str) -> list[str]:
+    try:
+        return [entry.rstrip("/").rpartition("/")[2] for entry in files.ls(folder, detail=False)]
+    except FileNotFoundError:
+        return []
 
 
 def plain(value: Any) -> Any:

@@ -70,13 +70,13 @@ class Progress:
 
     def event(self, kind: str, **fields: Any) -> None:
         """Show one event of the run; unknown kinds are ignored."""
-        handler = getattr(self, f"_on_{kind}", None)
-        if handler is None or not self._show:
-            return
+        handler = getattr(self, f"_on_{kind}", None) if self._show else None
         with self._lock:
-            lines = handler(**fields) or ()
+            lines = self._unfinished() if kind in ("started", "retry") else []  # of ranks that have ended
+            if handler is not None:
+                lines += [f"{self._name}: {line}" for line in handler(**fields) or ()]
         for line in lines:
-            self._write(f"{self._name}: {line}")
+            self._write(line)
 
     def output(self, rank: int, text: str) -> None:
         """Show what a rank wrote, whole lines with `[rank 0]` in front."""
@@ -95,16 +95,19 @@ class Progress:
         if self._ticker is not None:
             self._ticker.join()
         with self._lock:
-            rest = [f"[rank {rank}] {text}" for rank, text in sorted(self._partial.items()) if text]
-            self._partial.clear()
+            rest = self._unfinished()
             if self._pending:
                 rest.append(f"{self._name}: {self._summary()}")
         for line in rest:
             self._write(line)
         if self._live is not None:
             live, self._live = self._live, None
-            live.stop()
-            _terminal.release()
+            try:
+                live.stop()
+            except (OSError, ValueError):  # as in _write
+                self._broken = True
+            finally:
+                _terminal.release()
 
     # ---- events: each handler returns the lines to write
 
@@ -120,10 +123,12 @@ class Progress:
         self._forget_attempt()
 
     def _forget_attempt(self) -> None:
-        """Forget the rows of the attempt before: another one reads them again."""
+        """Forget rows, position and rates of the attempt before: another one reads its rows from the start."""
         self._reported = 0
         self._rows.clear()
         self._ended.clear()
+        self._position = TrainingPosition(self._clock)
+        self._pending = False
 
     def _on_reported(self, **_: Any) -> None:
         self._reported += 1
@@ -205,6 +210,12 @@ class Progress:
 
     # ---- lines
 
+    def _unfinished(self) -> list[str]:
+        """Return the incomplete last line of every rank that has one, and forget them."""
+        rest = [f"[rank {rank}] {text}" for rank, text in sorted(self._partial.items()) if text]
+        self._partial.clear()
+        return rest
+
     def _whole_lines(self, rank: int, text: str) -> list[str]:
         text = self._partial.pop(rank, "") + text
         *lines, rest = text.split("\n")
@@ -241,9 +252,15 @@ class Progress:
         console = Console(file=self._stream, force_terminal=True if forced and self._stream else None)
         if not (forced or _can_be_live(console)) or not _terminal.acquire(blocking=False):
             return
-        self._live = Live(console=console, auto_refresh=False, get_renderable=self._render)
-        self._live.start(refresh=True)
-        self._ticker = threading.Thread(target=self._tick, args=(self._live,), name="tritium-progress", daemon=True)
+        live = Live(console=console, auto_refresh=False, get_renderable=self._render)
+        try:
+            live.start(refresh=True)
+        except (OSError, ValueError):  # as in _write
+            self._broken = True
+            _terminal.release()
+            return
+        self._live = live
+        self._ticker = threading.Thread(target=self._tick, args=(live,), name="tritium-progress", daemon=True)
         self._ticker.start()
 
     def _tick(self, live: Live) -> None:

@@ -72,6 +72,11 @@ class Report:
         self._forget_attempt()  # also of one that was ended to grow, which is no retry
 
     def _forget_attempt(self) -> None:
+        """Forget times, rows and numbers of the attempt before. Hosts stay until the next gang has formed."""
+        self._traces.clear()
+        for facts in self._ranks.values():
+            for name in ("shards", "logged", "trace"):
+                facts.pop(name, None)
         self._ended.clear()
         self._since.clear()
 
@@ -87,8 +92,8 @@ class Report:
         self._shard(rank, name)["rows"] = int(rows)
         if ended:
             self._ended.add((name, rank))
-            shards = [(name, rank) for rank, facts in self._ranks.items() for name in facts.get("shards", ())]
-            if self._ended.issuperset(shards):
+            names = {name for facts in self._ranks.values() for name in facts.get("shards", ())}
+            if all((name, rank) in self._ended for name in names for rank in self._ranks):
                 self._since["spooled"] = self._elapsed()
 
     def _on_received(self, rows: Mapping[str, Any], fingerprint: Mapping[str, Any], **_: Any) -> None:

@@ -11,7 +11,7 @@ import threading
 import zlib
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path, PurePosixPath
 from typing import IO, Any
 
@@ -94,10 +94,13 @@ class StoredFiles:
 
     def path(self, name: str) -> str:
         """Return the path or URL of the file `name` of this run. Raises BadSetting for one outside the directory."""
-        parts = PurePosixPath(name).parts
+        return f"{self._run_dir.rstrip('/')}/{self._normal(name)}"
+
+    def _normal(self, name: str) -> str:
+        parts = PurePosixPath(name).parts  # an object store takes `.` and an empty part as parts of the key
         if not parts or name.startswith(("/", "\\")) or ".." in parts or ":" in parts[0]:
             raise BadSetting(f"{name!r} is no name of a file in the run directory {self._run_dir}.", name=name)
-        return "/".join((self._run_dir.rstrip("/"), *parts))
+        return "/".join(parts)
 
     def add(self, piece: Piece) -> bool:
         """Add the next piece of a file; one that begins at 0 restarts the file. Returns whether it now has its name.
@@ -105,7 +108,7 @@ class StoredFiles:
         Raises StoreFailed where this file or an earlier one can't be written, or where the pieces are not those of one
         file; then what was written is removed, and an earlier file of that name is unchanged.
         """
-        self.path(piece.name)
+        piece = replace(piece, name=self._normal(piece.name))
         self._refuse_failed()
         try:
             if not piece.start:
@@ -156,7 +159,7 @@ class StoredFiles:
     def _refuse_failed(self) -> None:
         if self._uploads is not None and (failed := self._uploads.failed) is not None:
             name, size, error = failed
-            raise self._refused(name, size, 0, error) from error
+            raise self._refused(name, size, 0, error, uploading=True) from error
 
     def _begin(self, name: str) -> _Partial:
         if self._uploads is not None:
@@ -196,22 +199,27 @@ class StoredFiles:
             free=None,
         )
 
-    def _refused(self, name: str, size: int, written: int, error: Exception, *, last: bool = True) -> StoreFailed:
-        path = self.path(name)
-        free = None
-        if self._uploads is None:
-            with contextlib.suppress(OSError):
-                free = shutil.disk_usage(self._run_dir).free
+    def _refused(
+        self, name: str, size: int, written: int, error: Exception, *, last: bool = True, uploading: bool = False
+    ) -> StoreFailed:
+        path, folder, free = self.path(name), self._run_dir, None
+        here = self._uploads is not None and not uploading  # it was still being joined on this machine's own disk
+        with contextlib.suppress(OSError):  # also of `gettempdir`, where it finds no directory to write to
+            folder = tempfile.gettempdir() if here else folder
+            free = None if uploading else shutil.disk_usage(folder).free
         known = f" {free:,} bytes are free there." if free is not None else ""
+        other = "start this process with another TMPDIR" if here else "choose another run_dir"
+        writable = "Start this process with a TMPDIR" if here else "Choose a run_dir"
         move = {
-            errno.ENOSPC: "Free space there, or choose another run_dir.",
-            errno.EDQUOT: "Free space within the quota, or choose another run_dir.",
-            errno.EROFS: "Choose a run_dir that can be written to.",
-            errno.EACCES: "Choose a run_dir that this process may write to.",
-        }.get(getattr(error, "errno", None) or 0, "Look at that store, or choose another run_dir.")
+            errno.ENOSPC: f"Free space there, or {other}.",
+            errno.EDQUOT: f"Free space within the quota, or {other}.",
+            errno.EROFS: f"{writable} that can be written to.",
+            errno.EACCES: f"{writable} that this process may write to.",
+        }.get(getattr(error, "errno", None) or 0, f"Look at that {'disk' if here else 'store'}, or {other}.")
         why = getattr(error, "strerror", None) or f"{type(error).__name__}: {error}".rstrip(".")
+        where = f" in {folder}, where it is collected on this machine before its upload" if here else ""
         return StoreFailed(
-            f"{path} could not be stored: {why}. {written:,} bytes of it were written, {size:,} more are "
+            f"{path} could not be stored: {why}{where}. {written:,} bytes of it were written, {size:,} more are "
             f"needed{' for its end' if last else ' now'}.{known} Nothing of it is left. {move}",
             path=path,
             written=written,

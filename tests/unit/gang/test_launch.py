@@ -12,6 +12,7 @@ import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 import zipfile
@@ -144,6 +145,21 @@ class TestResults:
         with pytest.raises(ResultError, match=r"The result of rank 1, a lock, can't be pickled: .*world\.store") as e:
             run(result)
         assert e.value.rank == 1
+
+    @pytest.mark.processes
+    def test_one_that_the_disk_does_not_take_says_where_and_how_much(self) -> None:
+        def result() -> bytes:
+            import resource
+
+            _, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+            resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 16, hard))  # as full, for this process
+            return bytes(1 << 20)
+
+        with pytest.raises(ResultError, match=r"The result of rank 0, a bytes, can't be written: File too large") as e:
+            run(result, 1)
+        assert f"{e.value.needed:,} bytes are needed in {tempfile.gettempdir()} of " in str(e.value)
+        assert f"and {e.value.free:,} are free" in str(e.value)
+        assert e.value.needed > 1 << 20
 
     def test_one_that_cant_be_rebuilt_here_is_named_with_its_rank(self) -> None:
         class Fickle:

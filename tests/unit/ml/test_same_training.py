@@ -19,10 +19,13 @@ import torch
 from torch import nn
 from torch.nn import functional
 
+import tritium as tr
 from tritium.errors import BadSetting
 from tritium.ml import Callback, EarlyStopping, fit
 from tritium.ml.torch import identity
 from tritium.ml.torch.digest import TorchDigest
+from tritium.model.checkpoint import Store
+from tritium.model.checkpoint_format import order
 
 SCALE = 2.0
 
@@ -380,6 +383,8 @@ import numpy as np, torch
 from torch import nn
 from torch.nn import functional
 from tritium.ml.torch.digest import TorchDigest
+from tritium.model.checkpoint import Store
+from tritium.model.checkpoint_format import order
 
 Kind = enum.Enum("Kind", "a b")
 
@@ -487,3 +492,18 @@ def test_what_a_callback_has_ended_stays_so_without_early_stopping(tmp_path: Pat
     train(tmp_path, epochs=4, callbacks=[StopsAtOnce()], early_stopping=3)
     assert len(train(tmp_path, epochs=6).history) == 1
     assert "nothing is left to do" in first_note(tmp_path)
+
+
+class Grows(Callback):
+    """Does after an epoch what the coordinator does once Spark has slots for more ranks."""
+
+    def on_epoch_end(self, state: Any) -> None:
+        control = tr.world().checkpoint._control
+        control.elastic = control.could_be_more = True
+
+
+@pytest.mark.parametrize("grows", [False, True])
+def test_as_many_checkpoints_stay_as_were_asked_for(grows: bool, tmp_path: Path) -> None:
+    train(tmp_path, epochs=2, checkpoint_every=1, checkpoint_keep=10, callbacks=[Grows()] if grows else [])
+    steps = [order(name)[0] for name in Store(str(tmp_path)).names()]
+    assert steps == [8, 7, 6, 5, 4, 3, 2, 1]  # two epochs of 30 rows in batches of 8

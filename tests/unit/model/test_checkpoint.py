@@ -25,7 +25,7 @@ import tritium as tr
 from tritium.errors import BadSetting, CheckpointFailed, RankFailed, TritiumError
 from tritium.gang.rank.checkpoints import Clock
 from tritium.model.checkpoint import Store
-from tritium.model.checkpoint_format import own
+from tritium.model.checkpoint_format import MANIFEST, own
 from tritium.model.engines import registry
 from tritium.model.engines.torch_leaf import TorchTensor
 from tritium.model.state import Snapshot, outline, unpack
@@ -282,6 +282,18 @@ class TestStore:
         if url.startswith("memory"):
             fsspec.filesystem("memory").rm("/bucket", recursive=True)
 
+    def test_signs_of_patterns_in_the_run_directory_stand_for_themselves(self) -> None:
+        """A pattern `lr[0.1]` is `lr0`, too."""
+        store, other = Store("memory://bucket/lr[0.1]"), Store("memory://bucket/lr0")
+        try:
+            for step in (1, 2, 3):
+                put(other, step, keep=3)
+                put(store, step, keep=1)
+            assert store._directories() == ["000000000003"]
+            assert other.names() == ["000000000003", "000000000002", "000000000001"]
+        finally:
+            fsspec.filesystem("memory").rm("/bucket", recursive=True)
+
     def test_a_step_that_is_saved_again_takes_the_place_of_the_first(self, tmp_path: Path) -> None:
         store = Store(str(tmp_path))
         put(store, 5)
@@ -345,6 +357,32 @@ class TestStore:
             store._files.open = opened
         assert store.damaged == {}
         assert store.names()[0] == name
+
+    def test_a_store_that_fails_once_loses_no_checkpoint(self, tmp_path: Path) -> None:
+        store = Store(str(tmp_path))
+        name = put(store, 1)
+
+        def refuse(path: str, **more: Any) -> Any:
+            if path.endswith(MANIFEST):
+                raise TimeoutError("SlowDown: reduce your request rate")
+            return info(path, **more)
+
+        store._files.info, info = refuse, store._files.info
+        try:
+            for look in (store.candidates, lambda: store.prepare(2), lambda: store.prune(1)):
+                with pytest.raises(CheckpointFailed, match="can't be listed: TimeoutError: SlowDown"):
+                    look()
+            store.discard(name)
+        finally:
+            store._files.info = info
+        assert store.damaged == {}
+        assert store.names() == [name]
+
+    def test_a_file_with_the_name_of_a_checkpoint_is_none(self, tmp_path: Path) -> None:
+        store = Store(str(tmp_path))
+        put(store, 1)
+        tmp_path.joinpath("checkpoints", "000000000002").touch()
+        assert store.names() == ["000000000001"]
 
 
 class TestClock:
@@ -474,6 +512,21 @@ class TestInAGang:
         assert loaded is not None
         assert (loaded.step, dict(loaded), loaded.own) == (9, {"step": 9}, [None, None])
 
+    def test_a_gang_that_grows_keeps_as_many_as_it_was_told(self, tmp_path: Path) -> None:
+        def train() -> bool:
+            checkpoint = tr.world().checkpoint
+            if checkpoint.load() is not None:
+                return True  # started again, as if with more ranks
+            for step in (1, 2, 3):
+                checkpoint.save({"step": step}, step, keep=10)
+            control = checkpoint._control
+            control.elastic = control.could_be_more = True  # what the coordinator says once Spark has more slots
+            checkpoint.regroup({"step": 4}, 4, keep=10)
+            return False
+
+        assert launch(train, tmp_path, ranks=1, on="here") == [True]
+        assert [int(name) for name in Store(str(tmp_path)).names()] == [4, 3, 2, 1]
+
     @pytest.mark.processes
     def test_by_time_all_ranks_agree(self, tmp_path: Path) -> None:
         def train() -> tuple[list[int], float]:
@@ -516,6 +569,48 @@ class TestInAGang:
         assert sorted(os.listdir(tmp_path / "checkpoints")) == ["000000000004-2", "000000000006"]
 
     @pytest.mark.processes
+    @pytest.mark.parametrize("call", ["save", "load"])
+    def test_a_store_that_can_not_be_listed_is_an_error_on_all_ranks(self, call: str, tmp_path: Path) -> None:
+        def train() -> str:
+            def refuse(*_: Any, **__: Any) -> Any:
+                raise TimeoutError("SlowDown")
+
+            world = tr.world()
+            if world.rank == 0:
+                world.checkpoint._store._files.ls = refuse
+            try:
+                if call == "load":
+                    world.checkpoint.load()
+                world.checkpoint.save({"a": 1}, 1)
+                world.checkpoint.wait()
+            except CheckpointFailed as error:
+                return str(error)
+            return ""
+
+        one, two = launch(train, tmp_path)
+        assert one == two
+        assert f"The checkpoints in {tmp_path}/checkpoints can't be listed: TimeoutError: SlowDown." in one
+
+    @pytest.mark.processes
+    def test_an_old_one_that_can_not_be_removed_ends_no_training(self, tmp_path: Path) -> None:
+        def train() -> int:
+            def refuse(*_: Any, **__: Any) -> Any:
+                raise PermissionError(13, "Permission denied")
+
+            checkpoint = tr.world().checkpoint
+            files = checkpoint._store._files
+            remove = files.rm
+            for step in (1, 2, 3):
+                files.rm = refuse if step == 2 else remove
+                checkpoint.save({"step": step}, step, keep=1)
+                checkpoint.wait()
+            return step
+
+        assert launch(train, tmp_path) == [3, 3]
+        assert os.listdir(tmp_path / "checkpoints") == ["000000000003"]
+        (note,) = events(tmp_path, "note")
+        assert "000000000001 is older than the newest 1 checkpoints and can't be removed: Permission" in note["text"]
+
     @pytest.mark.parametrize("call", ["save", "load"])
     def test_a_run_dir_that_a_rank_does_not_reach(self, call: str) -> None:
         def train() -> None:

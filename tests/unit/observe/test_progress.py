@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import io
 import os
 import pty
@@ -58,6 +59,37 @@ class TestPlainLines:
         assert lines(stream) == ["tritium: spooled 200 rows of 'train' after 0.0 s"]
         progress.event("rows", name="train", rank=1, rows=100, ended=True)
         assert lines(stream) == 2 * ["tritium: spooled 200 rows of 'train' after 0.0 s"]
+
+    def test_a_retry_has_a_position_and_a_speed_of_its_own(
+        self, progress: Progress, stream: io.StringIO, clock: Clock
+    ) -> None:
+        for step in (0, 1):
+            for rank in (0, 1):
+                progress.event("log", rank=rank, step=step, steps=9, rows=1000 * (step + 1), values={"loss": 1.0})
+            clock.now += 1
+        progress.event("retry", number=1, of=2, start=None, reason="rank 0 was killed")
+        clock.now += LINE_SECONDS
+        progress.event("log", rank=1, step=0, rows=10, values={"accuracy": 0.5})  # one rank is left
+        clock.now += LINE_SECONDS
+        progress.event("log", rank=1, step=1, rows=60, values={"accuracy": 0.5})
+        assert lines(stream) == [
+            "tritium: step 1/9, loss 1",
+            "tritium: step 1, accuracy 0.5",
+            "tritium: step 2, 10 rows/s, accuracy 0.5",
+        ]
+
+    @pytest.mark.parametrize("show", [True, False])
+    @pytest.mark.parametrize("kind", ["retry", "started"])
+    def test_a_line_that_a_killed_rank_left_unfinished_is_one_of_its_own(
+        self, kind: str, show: bool, stream: io.StringIO
+    ) -> None:
+        progress = Progress(2, show=show, stream=stream)
+        progress.output(1, "half a li")
+        progress.event(kind)
+        progress.output(1, "the next attempt\n")
+        progress.close()
+        told = [line for line in lines(stream) if line.startswith("[")]
+        assert told == ["[rank 1] half a li", "[rank 1] the next attempt"]
 
     def test_an_attempt_with_fewer_ranks_says_so(self, progress: Progress, stream: io.StringIO) -> None:
         progress.event("started", ranks=1, slots=1)
@@ -300,6 +332,24 @@ class TestLive:
         assert shown.index("from the driver") < shown.index("[rank 0] from the rank") < shown.rindex("step 2/4")
         assert shown.rindex("step 2/4") < shown.index("afterwards")
         assert "\x1b[?25l" in shown
+
+    @pytest.mark.parametrize("when", ["before", "meanwhile"])
+    def test_a_real_terminal_that_has_gone_is_given_back(self, when: str, stream: io.StringIO) -> None:
+        ours, theirs = pty.openpty()
+        terminal, before = os.fdopen(theirs, "w"), (sys.stdout, sys.stderr)
+        if when == "before":
+            os.close(ours)
+        progress = Progress(1, live=True, stream=terminal)
+        if when == "meanwhile":
+            os.close(ours)
+        progress.output(0, "hello\n")
+        progress.event("ended", ok=True, seconds=1.0)
+        progress.close()
+        with contextlib.suppress(OSError):  # what it could not write
+            terminal.close()
+        assert (sys.stdout, sys.stderr) == before
+        Progress(1, live=True, stream=stream).close()
+        assert "\x1b[" in stream.getvalue()
 
     def test_in_a_notebook_without_widgets_lines_are_plain(self, monkeypatch: pytest.MonkeyPatch) -> None:
         import rich.console

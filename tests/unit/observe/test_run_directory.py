@@ -6,6 +6,7 @@ import json
 import os
 import re
 import resource
+import tempfile
 import threading
 from dataclasses import replace
 from pathlib import Path
@@ -133,20 +134,6 @@ class TestOutput:
         assert tmp_path.joinpath("logs", "rank-0.log").read_bytes() == b"half a line\r\n\\ud800 end"
         assert tmp_path.joinpath("logs", "rank-1.log").read_text() == "other\n"
 
-    def test_the_last_lines(self, tmp_path: Path) -> None:
-        log = RunLog(str(tmp_path), {})
-        for i in range(30_000):
-            log.output(3, f"line {i}\n") if i % 1000 == 0 or i > 29_900 else None
-        log.output(3, "x" * 100_000 + "\nlast")
-        log.close()
-        assert log.tail(3)[-1] == "last"
-        assert len(log.tail(3)) == 2
-        assert log.tail(9) == []
-        log = RunLog(str(tmp_path), {})
-        log.output(4, "".join(f"line {i}\n" for i in range(100)))
-        assert log.tail(4, 3) == ["line 97", "line 98", "line 99"]
-        log.close()
-
 
 def give(log: RunLog, name: str, *chunks: bytes, last: bool = True) -> None:
     """Store a file, or all but its last piece."""
@@ -236,6 +223,18 @@ class TestStoredFiles:
         log.close()
         assert sorted(os.listdir(tmp_path)) == ["events.jsonl", "logs", "run.json"]
 
+    @pytest.mark.parametrize("url", [False, True], ids=["disk", "fsspec"])
+    def test_a_name_is_one_however_it_is_written(self, tmp_path: Path, memory: Any, url: bool) -> None:
+        where = "memory://runs/1" if url else str(tmp_path)
+        log = RunLog(where, {})
+        for name, content in (("a/w", b"first"), ("./a/w", b"second"), ("a//./w", b"third")):
+            give(log, name, content)
+        log.close()
+        files, root = fsspec.core.url_to_fs(where)
+        assert {name.removeprefix(root): files.cat_file(name) for name in files.find(root) if name[-2:] == "/w"} == {
+            "/a/w": b"third"
+        }
+
     def test_what_an_object_store_refuses_is_told_with_its_name(
         self, memory: Any, monkeypatch: pytest.MonkeyPatch
     ) -> None:
@@ -255,6 +254,26 @@ class TestStoredFiles:
         assert memory.cat("/runs/1/w") == b"earlier"
         log.close()
 
+    @pytest.mark.skipif(not os.path.exists("/dev/full"), reason="needs a full disk")
+    def test_a_disk_of_this_machine_that_is_full_is_not_the_object_stores(
+        self, memory: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        def full(*_: Any) -> tuple[int, str]:
+            return os.open("/dev/full", os.O_WRONLY), str(tmp_path / "joined.part")
+
+        log = RunLog("memory://runs/1", {})
+        monkeypatch.setattr(tempfile, "mkstemp", full)
+        with pytest.raises(StoreFailed) as caught:
+            give(log, "w", b"new")
+        folder = tempfile.gettempdir()
+        assert str(caught.value).startswith(
+            f"memory://runs/1/w could not be stored: No space left on device in {folder}, where it is collected on "
+            "this machine before its upload."
+        )
+        assert f"{caught.value.free:,} bytes are free there." in str(caught.value)
+        assert str(caught.value).endswith("Free space there, or start this process with another TMPDIR.")
+        log.close()
+
 
 class TestARemoteDirectory:
     @pytest.fixture
@@ -268,7 +287,6 @@ class TestARemoteDirectory:
             log.output(0, f"hello {number}\n")
             give(log, "weights/w.bin", b"12", b"34")
             give(log, "half.bin", b"12", b"34", last=False)
-            assert log.path("report.json") == "memory://bucket/run/report.json"
             log.report({"ok": True})
             log.close()
             assert log.problem is None
@@ -283,6 +301,27 @@ class TestARemoteDirectory:
         assert found["/bucket/run/weights/w.bin"] == b"1234"
         assert found["/bucket/run/logs/rank-0.log"] == b"hello 0\nhello 1\n"
         assert len(found["/bucket/run/events.jsonl"].splitlines()) == 4
+
+    def test_signs_of_patterns_in_its_name_stand_for_themselves(self, files: Any) -> None:
+        files.pipe_file("/bucket/lr0/events.jsonl", b"another's\n")
+        for number in range(2):
+            log = RunLog("memory://bucket/lr[0.1]", {})
+            log.output(0, f"hello {number}\n")
+            log.close()
+            assert log.problem is None
+        assert len(files.cat_file("/bucket/lr[0.1]/events.jsonl").splitlines()) == 2
+        assert files.cat_file("/bucket/lr[0.1]/logs/rank-0.log") == b"hello 0\nhello 1\n"
+
+    def test_that_can_not_be_read_leaves_nothing_here(self, files: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+        def refuse(*_: Any, **__: Any) -> None:
+            raise PermissionError("denied")
+
+        before = set(os.listdir(tempfile.gettempdir()))
+        RunLog("memory://bucket/run", {}).close()
+        monkeypatch.setattr(type(files), "get_file", refuse)
+        with pytest.raises(PermissionError, match="denied"):
+            RunLog("memory://bucket/run", {})
+        assert set(os.listdir(tempfile.gettempdir())) == before
 
     def test_that_refuses_leaves_the_local_copy(self, files: Any, monkeypatch: pytest.MonkeyPatch) -> None:
         log = RunLog("memory://bucket/run", {})
@@ -347,6 +386,26 @@ class TestReport:
         built = report.build()
         assert built["seconds_until"].keys() == {"formed", "spooled"}
         assert [(rank["rank"], rank["host"]) for rank in built["ranks"]] == [(0, "b9"), (1, "b9")]
+
+    @pytest.mark.parametrize("kind", ["retry", "started"])
+    def test_what_ranks_said_before_a_retry_is_not_counted_with_what_they_say_after_it(self, kind: str) -> None:
+        report = Report("f3", "/tmp/run", {})
+        told = {"seconds": {"forward": 1.0}, "arrive": 0.0}
+        report.event("formed", peers=[{"rank": rank, "host": "b7"} for rank in range(3)])
+        for rank in range(3):
+            report.event("trace", rank=rank, **told)
+            report.event("counts", rank=rank, name="train", used=10)
+            report.event("log", rank=rank, step=7, values={"loss": 0.5})
+        assert report.build()["verdict"] is not None
+        report.event(kind)
+        assert report.build()["verdict"] is None
+        report.event("formed", peers=[{"rank": 0, "host": "b9"}])
+        report.event("counts", rank=0, name="train", used=10)
+        built = report.build()
+        assert built["verdict"] is None
+        (rank,) = built["ranks"]
+        assert rank["shards"]["train"]["used"] == 10
+        assert rank.keys() == {"rank", "host", "shards"}
 
     def test_the_first_failure(self) -> None:
         report = Report("id", "/tmp/run", {})

@@ -19,7 +19,7 @@ from typing import Any
 import pyarrow as pa
 
 from tritium.data.receiver import stream_is_complete
-from tritium.errors import TritiumError, WireError
+from tritium.errors import CheckpointFailed, TritiumError, WireError
 from tritium.gang.coordinator.coordinator import Coordinator
 from tritium.gang.coordinator.deferred_log import DeferredLog, tell
 from tritium.gang.failure import Failure
@@ -129,14 +129,17 @@ def result_limit(spark: Any) -> int:
 
 
 def newest_checkpoint(run_dir: str) -> tuple[int, str] | None:
-    """Return step and path of the newest checkpoint in `run_dir`, or None (driver).
+    """Return step and path of the newest checkpoint in `run_dir`; None where there is none, or none is listed (driver).
 
     Needed when the log of a coordinator on an executor was lost with a failed attempt.
     """
     from tritium.model.checkpoint import Store
 
     store = Store(run_dir)
-    names = store.names()
+    try:
+        names = store.names()
+    except CheckpointFailed:  # the error that ended the attempt is raised, not this one
+        return None
     return (int(names[0].partition("-")[0]), store.where(names[0])) if names else None
 
 

@@ -190,7 +190,8 @@ class SourceWatch:
         words: dict[int, str] = {}
         for folder in _PROC.glob("[0-9]*"):
             try:
-                parents[int(folder.name)] = int((folder / "stat").read_text().rpartition(")")[2].split()[1])
+                stat = (folder / "stat").read_text(errors="replace").rpartition(")")[2].split()
+                parents[int(folder.name)] = int(stat[1])
                 words[int(folder.name)] = (folder / "cmdline").read_text(errors="replace")
             except (OSError, IndexError):  # it has ended meanwhile
                 continue
@@ -301,7 +302,7 @@ def switches(pid: int) -> int:
     found = 0
     for file in (_PROC / str(pid) / "task").glob("*/status"):
         try:
-            lines = file.read_text().splitlines()
+            lines = file.read_text(errors="replace").splitlines()
         except OSError:  # the thread has ended meanwhile
             continue
         found += sum(int(line.split()[1]) for line in lines if line.startswith("voluntary_ctxt_switches"))

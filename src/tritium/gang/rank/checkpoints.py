@@ -17,7 +17,7 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
 
-from tritium.errors import BadSetting, TritiumError
+from tritium.errors import BadSetting, CheckpointFailed, TritiumError
 from tritium.gang.failure import Regroup
 from tritium.gang.rank.peers import Control
 from tritium.model.checkpoint import Store
@@ -144,7 +144,7 @@ class Checkpoints:
         self._clock.reset()
         return loaded
 
-    def regroup(self, state: State, step: int, *, own: Any = None) -> None:
+    def regroup(self, state: State, step: int, *, own: Any = None, keep: int = 2) -> None:
         """Let a gang of `ranks=(least, most)` grow. Every rank calls it at the end of an epoch; arguments as of `save`.
 
         Returns at once when there are no further slots. Otherwise it saves and does not return: the gang is started
@@ -154,7 +154,7 @@ class Checkpoints:
             return
         self.wait()
         if any(self._exchange("checkpoint.regroup", self._control.could_be_more)):
-            self.save(state, step, own=own)
+            self.save(state, step, own=own, keep=keep)
             self.wait()
             raise Regroup
 
@@ -200,7 +200,10 @@ class Checkpoints:
                 "path": self._store.where(name),
             }
             self._control.tell("checkpoint", step=step, **facts)
-            self._store.prune(keep)
+            try:
+                self._store.prune(keep)
+            except CheckpointFailed as error:  # the save has succeeded, and the next one removes what is too much now
+                self._control.tell("note", text=str(error))
 
     def _fill(self, name: str, steps: list[int], owns: bool) -> Checkpoint:
         """Write the files of a checkpoint, the manifest last. `steps` are those of all ranks, which must agree."""

@@ -83,18 +83,39 @@ def _run(control: RankControl, world: World, settings: Mapping[str, Any]) -> Non
     if control.trace is not None and (found := control.trace.report()) is not None:
         control.tell("trace", **found)
     control.progress.enter("returning its result")
-    with os.fdopen(settings["result"], "wb") as file:
-        try:
-            file.write(ship.pickle(result))
-        except Exception as error:
-            raise ResultError(
-                f"The result of rank {world.rank}, a {type(result).__qualname__}, can't be pickled: {error}. "
-                "Return plain data, or store large things with world.store().",
-                rank=world.rank,
-            ) from error
-        size = file.tell()
+    size = _return(result, world, settings)
     _flush()
     control.send("finished", bytes=size)
+
+
+def _return(result: Any, world: World, settings: Mapping[str, Any]) -> int:
+    """Write the pickled result to the supervisor's file, and return its bytes. Raises ResultError."""
+    what = f"The result of rank {world.rank}, a {type(result).__qualname__},"
+    try:
+        body = ship.pickle(result)
+    except Exception as error:
+        raise ResultError(
+            f"{what} can't be pickled: {error}. Return plain data, or store large things with world.store().",
+            rank=world.rank,
+        ) from error
+    number, folder = settings["result"], settings["result_dir"]
+    try:
+        with os.fdopen(number, "wb", closefd=False) as file:
+            file.write(body)
+    except OSError as error:
+        disk = os.fstatvfs(number)
+        free = disk.f_bavail * disk.f_frsize
+        raise ResultError(
+            f"{what} can't be written: {error.strerror}. {len(body):,} bytes are needed in {folder} of {world.host}, "
+            f"and {free:,} are free. Free space there, set TMPDIR there to another directory, or store large things "
+            "with world.store().",
+            rank=world.rank,
+            host=world.host,
+            path=folder,
+            needed=len(body),
+            free=free,
+        ) from error
+    return len(body)
 
 
 def tracing() -> Trace:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import io
+import itertools
 import os
 import re
 import shutil
@@ -25,27 +26,36 @@ def gpus_here(gang: Gang) -> tuple[list[str], int]:
     if not gang.gpus:
         return [], gang.most
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
-    found = [g.strip() for g in visible.split(",") if g.strip()] if visible is not None else _listed()
+    found, source = _listed() if visible is None else (_visible(visible), f"CUDA_VISIBLE_DEVICES={visible!r}")
     needed = gang.least * gang.gpus
     if len(found) < needed:
-        limit = f" (CUDA_VISIBLE_DEVICES={visible!r})" if visible is not None else " (nvidia-smi lists them)"
         raise NotEnoughSlots(
-            f"{gang.least} rank(s) of gpus={gang.gpus} need {needed} GPU(s); this machine shows {len(found)}{limit}. "
-            "A gang never falls back to CPUs; gpus=0 asks for them.",
+            f"{gang.least} rank(s) of gpus={gang.gpus} need {needed} GPU(s); this machine shows {len(found)} "
+            f"({source}). A gang never falls back to CPUs; gpus=0 asks for them.",
             needed=needed,
             available=len(found),
         )
     return found, min(gang.most, len(found) // gang.gpus)
 
 
-def _listed() -> list[str]:
+def _visible(value: str) -> list[str]:
+    """Return the GPUs that a CUDA_VISIBLE_DEVICES shows: those before its first entry that is none, as CUDA does."""
+    return list(itertools.takewhile(_ENTRY.fullmatch, map(str.strip, value.split(","))))
+
+
+def _listed() -> tuple[list[str], str]:
+    """Return the indices of all GPUs, and where they or their absence are known from."""
     if shutil.which("nvidia-smi") is None:
-        return []
+        return [], "nvidia-smi, which lists them, is not on the PATH"
     query = ["nvidia-smi", "--query-gpu=index", "--format=csv,noheader"]
-    answer = subprocess.run(query, capture_output=True, text=True, check=False)
-    return answer.stdout.split() if answer.returncode == 0 else []
+    try:
+        answer = subprocess.run(query, capture_output=True, text=True, check=False, timeout=LISTING_SECONDS)
+    except subprocess.TimeoutExpired:
+        return [], f"nvidia-smi, which lists them, did not answer within {LISTING_SECONDS:g} s"
+    return answer.stdout.split() if answer.returncode == 0 else [], "nvidia-smi lists them"
 
 
+_ENTRY = re.compile(r"\d+|(GPU|MIG)-\S+")
 _GPU = re.compile(r"GPU (\d+): .*\(UUID: ([^)]+)\)")
 _MIG = re.compile(r"\s+MIG .*\(UUID: ([^)]+)\)")
 

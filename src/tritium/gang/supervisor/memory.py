@@ -109,7 +109,7 @@ class _Group:
 def _group(pid: int) -> _Group:
     """Return the memory group of a process; in a container, where its path does not exist, the root."""
     try:
-        lines = (_PROC / str(pid) / "cgroup").read_text().splitlines()
+        lines = (_PROC / str(pid) / "cgroup").read_text(errors="replace").splitlines()
     except OSError:
         return _Group(None, "")
     for line in lines:
@@ -137,7 +137,7 @@ def _meminfo() -> dict[str, int]:
 def _high_water(pid: int) -> int | None:
     """Return the peak memory of a living process in bytes, or None."""
     try:
-        lines = (_PROC / str(pid) / "status").read_text().splitlines()
+        lines = (_PROC / str(pid) / "status").read_text(errors="replace").splitlines()
     except OSError:
         return None
     return next((int(line.split()[1]) * 1024 for line in lines if line.startswith("VmHWM:")), None)

@@ -126,7 +126,7 @@ def _source() -> int | None:
     pid = os.getppid()
     while pid > 1:
         try:
-            with open(f"/proc/{pid}/stat") as file:
+            with open(f"/proc/{pid}/stat", errors="replace") as file:
                 name, _, rest = file.read().partition("(")[2].rpartition(")")
         except OSError:
             return None

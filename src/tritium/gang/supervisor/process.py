@@ -102,7 +102,7 @@ def await_exit(pid: int) -> None:
 def may_raise_limits() -> bool:
     """Tell whether this process may raise a hard limit; also True on systems without capabilities."""
     try:
-        with open("/proc/self/status") as status:
+        with open("/proc/self/status", errors="replace") as status:
             held = next(line for line in status if line.startswith("CapEff:"))
     except (OSError, StopIteration):
         return True

@@ -96,8 +96,9 @@ def cpu_seconds(pid: int, whole: bool = True) -> float | None:
 
 
 def _stat(pid: int) -> list[str]:
+    """Return the fields after the name, which may hold spaces, parentheses, and a character that the kernel has cut."""
     try:
-        return (_PROC / str(pid) / "stat").read_text().rpartition(")")[2].split()
+        return (_PROC / str(pid) / "stat").read_text(errors="replace").rpartition(")")[2].split()
     except OSError:
         return []
 

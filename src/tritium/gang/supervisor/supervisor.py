@@ -151,6 +151,7 @@ class Supervisor:
         settings = {
             "control": theirs.fileno(),
             "result": result.fileno(),
+            "result_dir": tempfile.gettempdir(),
             **self._monitor.settings,
             "parent": os.getpid(),
             "framework": self.order.framework,

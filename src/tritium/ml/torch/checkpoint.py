@@ -151,13 +151,15 @@ class TrainingCheckpoint:
     def on_epoch_end(self) -> None:
         """Save and start again between two epochs, if the gang could be larger."""
         if self._on and len(self._state.history) < self.epochs:
-            self._world.checkpoint.regroup(self._replicated, self._step, own=lambda: self._own(None))
+            keep = self._settings.checkpoint_keep
+            self._world.checkpoint.regroup(self._replicated, self._step, own=lambda: self._own(None), keep=keep)
 
     def on_train_end(self) -> None:
         """Save after the last epoch, so that a later fit with this run directory finds the training finished."""
         if self._on and self._run_dir_required and not self._finished:
             self._finished, self._stopped = True, len(self._state.history) < self._settings.epochs
-            self._world.checkpoint.save(self._replicated, self._step, own=lambda: self._own(None))
+            keep = self._settings.checkpoint_keep
+            self._world.checkpoint.save(self._replicated, self._step, own=lambda: self._own(None), keep=keep)
 
     def example(self) -> dict[str, torch.Tensor]:
         """Return a batch of two rows of zeros, of the inputs' types and shapes."""

@@ -19,7 +19,7 @@ from clusters import free_port
 from tritium import ship
 from tritium.errors import StoreFailed, TritiumError
 from tritium.gang.coordinator import deferred_log as module
-from tritium.gang.coordinator.on_executor import failure_in, replay, result_limit, run
+from tritium.gang.coordinator.on_executor import failure_in, newest_checkpoint, replay, result_limit, run
 from tritium.gang.failure import Failure
 from tritium.gang.order import Order
 from tritium.gang.supervisor.results import results_of
@@ -210,3 +210,9 @@ def test_that_a_file_would_not_be_taken_is_known_before_a_training(tmp_path: Pat
 def test_sparks_limit_is_read_as_spark_writes_it(text: str, size: int) -> None:
     session = SimpleNamespace(conf=SimpleNamespace(get=lambda name, default: text))
     assert result_limit(session) == size
+
+
+def test_a_run_directory_that_can_not_be_listed_has_no_newest_checkpoint(tmp_path: Path) -> None:
+    tmp_path.joinpath("file").touch()
+    assert newest_checkpoint(f"{tmp_path}/file") is None
+    assert newest_checkpoint(f"{tmp_path}/nowhere") is None

@@ -10,8 +10,9 @@ from typing import Any
 import pytest
 
 import tritium as tr
-from tritium.errors import BadSetting
-from tritium.gang.supervisor.gpus import Listing
+from tritium.errors import BadSetting, NotEnoughSlots
+from tritium.gang.settings import Gang
+from tritium.gang.supervisor.gpus import Listing, gpus_here
 
 
 def nvidia_smi(folder: Path, monkeypatch: pytest.MonkeyPatch, *uuids: str, says: str = "") -> None:
@@ -73,3 +74,34 @@ def test_of_one_that_says_nothing_nothing_is_said(says: str, tmp_path: Path, mon
     monkeypatch.setattr("tritium.gang.supervisor.gpus.LISTING_SECONDS", 0.2)
     nvidia_smi(tmp_path, monkeypatch, "a", "b", says=says)
     assert [answer[-1] for answer in run()] == ["cuda:0", "cuda:1"]
+
+
+@pytest.mark.parametrize(
+    ("visible", "found"),
+    [
+        ("0, 1", ["0", "1"]),
+        ("GPU-a,MIG-b/1/0,", ["GPU-a", "MIG-b/1/0"]),
+        ("0,-1,1", ["0"]),
+        ("1,NoDevFiles", ["1"]),
+        ("-1", []),
+        ("", []),
+    ],
+)
+def test_those_before_the_first_that_is_none_are_visible(
+    visible: str, found: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+    if found:
+        assert gpus_here(Gang(ranks=(1, 4), gpus=1)) == (found, len(found))
+        return
+    with pytest.raises(NotEnoughSlots, match=f"this machine shows 0 .CUDA_VISIBLE_DEVICES='{visible}'"):
+        gpus_here(Gang(ranks=(1, 4), gpus=1))
+
+
+def test_a_driver_that_does_not_answer_is_not_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tritium.gang.supervisor.gpus.LISTING_SECONDS", 0.2)
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    nvidia_smi(tmp_path, monkeypatch)
+    (tmp_path / "nvidia-smi").write_text("#!/bin/sh\nexec sleep 60\n")
+    with pytest.raises(NotEnoughSlots, match=r"shows 0 \(nvidia-smi, which lists them, did not answer within 0\.2 s\)"):
+        gpus_here(Gang(ranks=1, gpus=1))

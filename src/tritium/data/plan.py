@@ -31,8 +31,8 @@ def plan(schema: Any, data: Data, name: str) -> tuple[Field, ...]:
 
     Raises BadData, which lists every problem of the frame at once.
     """
-    planner = _Planner(columns_of(schema), data)
-    planner.check_doubles(schema.names)
+    planner = _Planner(columns_of(schema), schema.names, data)
+    planner.check_doubles()
     wanted = planner.wanted()
     fields = [planner.field(batch, sources, packed) for batch, (sources, packed) in wanted.items()]
     planner.check_settings(wanted)
@@ -67,16 +67,18 @@ def _must_be_exact(kind: SourceType, dtype: str) -> bool:
 class _Planner:
     """A planner of Fields from source columns and settings, which collects every problem in `problems`."""
 
-    def __init__(self, columns: Mapping[str, SourceType], data: Data) -> None:
+    def __init__(self, columns: Mapping[str, SourceType], names: Sequence[str], data: Data) -> None:
+        """Plan for columns by (dotted) name, of which `names` are the frame's own."""
         self.columns = dict(columns)
+        self.names = names
         self.data = data
         self.problems: list[str] = []
 
-    def check_doubles(self, names: Sequence[str]) -> None:
+    def check_doubles(self) -> None:
         """Add a problem for columns of the same name, as a join leaves them, since the name is then ambiguous."""
         self.problems += [
             f"there are {count} columns called {name!r}. Rename or drop all but one."
-            for name, count in Counter(names).items()
+            for name, count in Counter(self.names).items()
             if count > 1
         ]
 
@@ -84,7 +86,7 @@ class _Planner:
         """Return batch column → (source columns, whether they are packed); structs are flattened."""
         asked = self.data.columns
         if asked is None:
-            asked = [name for name in self.columns if name.rpartition(".")[0] not in self.columns]
+            asked = list(dict.fromkeys(self.names))
         if not isinstance(asked, Mapping):
             asked = {name: name for name in ([asked] if isinstance(asked, str) else asked)}
         found: dict[str, tuple[tuple[str, ...], bool]] = {}
@@ -96,6 +98,7 @@ class _Planner:
                 self.problems.append(f"batch column {batch!r} has no source column. Name at least one.")
             elif not missing and len(names) == 1 and self.columns[names[0]].name == "struct":
                 for leaf in flat(self.columns, names[0]):
+                    self._check_path(leaf)
                     found[batch + leaf[len(names[0]) :]] = ((leaf,), False)
             elif not missing:
                 alone = isinstance(given, str) or (len(names) == 1 and not self.columns[names[0]].scalar)
@@ -103,6 +106,14 @@ class _Planner:
         if not found and not self.problems:
             self.problems.append("it has no columns.")
         return found
+
+    def _check_path(self, leaf: str) -> None:
+        """Add a problem for a struct's field that has the dotted name of a column, which is read in its place."""
+        if leaf in self.names:
+            self.problems.append(
+                f"{leaf!r} is a column, and also a field of struct {leaf.rpartition('.')[0]!r}. Rename one of them, or "
+                "leave the struct out with `columns=`."
+            )
 
     def field(self, batch: str, sources: tuple[str, ...], packed: bool) -> Field | None:
         """Return one Field, or None where it has problems."""

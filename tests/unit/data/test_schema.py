@@ -111,6 +111,21 @@ def test_a_column_called_like_a_path_wins() -> None:
     assert path_of(SPARK, "inner.a") == ("inner", "a")
 
 
+def test_a_dot_in_a_name_makes_no_field_of_a_struct() -> None:
+    schema = T.StructType([T.StructField(name, T.DoubleType()) for name in ("x", "x.1", "y.z")])
+    assert [field.name for field in plan(schema, Data(None), "t")] == ["x", "x.1", "y.z"]
+    table = pa.schema([(name, pa.float64()) for name in ("x", "x.1")])
+    assert [field.sources for field in plan(table, Data(None), "t")] == [("x",), ("x.1",)]
+
+
+def test_a_column_and_a_field_of_one_name_are_not_read_as_one() -> None:
+    inner = T.StructType([T.StructField("b", T.FloatType())])
+    schema = T.StructType([T.StructField("a", inner), T.StructField("a.b", T.LongType())])
+    with pytest.raises(BadData, match=r"'a\.b' is a column, and also a field of struct 'a'"):
+        plan(schema, Data(None), "t")
+    assert plan(schema, Data(None, ["a.b"]), "t")[0].dtype == "int64"
+
+
 def test_every_problem_is_listed_at_once() -> None:
     found = problems(
         columns={

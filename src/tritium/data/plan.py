@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from tritium.data import narrow
-from tritium.data.schema import Data, Field, Fill
+from tritium.data.schema import Data, Field, Fill, by_column
 from tritium.data.types import SourceType, columns_of, flat, may_exceed_int64
 from tritium.errors import BadData
 from tritium.hints import suggest
@@ -72,6 +72,8 @@ class _Planner:
         self.columns = dict(columns)
         self.names = names
         self.data = data
+        self.read: frozenset[str] = frozenset()
+        """The source columns that are read; known after `wanted`."""
         self.problems: list[str] = []
 
     def check_doubles(self) -> None:
@@ -105,6 +107,7 @@ class _Planner:
                 found[batch] = (names, not alone)
         if not found and not self.problems:
             self.problems.append("it has no columns.")
+        self.read = frozenset(source for sources, _ in found.values() for source in sources)
         return found
 
     def _check_path(self, leaf: str) -> None:
@@ -290,7 +293,7 @@ class _Planner:
         return length, fill
 
     def _null(self, batch: str, source: str, dtype: str, words: tuple[str, ...] | None = None) -> Fill:
-        fill = self.data.nulls.get(source, self.data.nulls.get(batch))
+        fill = self._fill(batch, source)
         if isinstance(fill, str) and fill != "mask":
             if words is not None and fill not in words:
                 self.problems.append(f"nulls={fill!r} for {source!r} is not in its vocabulary.{suggest(fill, words)}")
@@ -300,8 +303,13 @@ class _Planner:
             self.problems.append(f"nulls={fill!r} for {source!r} does not fit its dtype {dtype}.")
         return fill
 
+    def _fill(self, batch: str, source: str) -> Fill:
+        """Return the value of `nulls`, where that of a packed source goes before that of its row."""
+        nulls = self.data.nulls
+        return nulls[source] if source in nulls else by_column(nulls, batch, source, self.read)
+
     def _setting(self, mapping: Mapping[str, Any], batch: str, source: str) -> Any:
-        return mapping.get(batch, mapping.get(source))
+        return by_column(mapping, batch, source, self.read)
 
     def check_settings(self, wanted: Mapping[str, tuple[tuple[str, ...], bool]]) -> None:
         """Add problems for settings of missing columns, unknown values, and names that clash."""
@@ -315,7 +323,7 @@ class _Planner:
         for batch, (sources, packed) in wanted.items():
             if self._setting(data.decode, batch, sources[0]) and (packed or self.columns[sources[0]].name != "binary"):
                 self.problems.append(f"decode for {batch!r}: only binary columns are decoded.")
-            masked = any(data.nulls.get(name) == "mask" for name in (batch, *sources))
+            masked = any(self._fill(batch, source) == "mask" for source in sources)
             if masked and f"{batch}_mask" in wanted:
                 self.problems.append(f"the mask of {batch!r} would be called {batch}_mask, as another column is.")
         for key in data.keys:

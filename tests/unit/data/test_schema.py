@@ -126,6 +126,29 @@ def test_a_column_and_a_field_of_one_name_are_not_read_as_one() -> None:
     assert plan(schema, Data(None, ["a.b"]), "t")[0].dtype == "int64"
 
 
+def test_a_setting_for_a_source_column_leaves_the_batch_column_of_that_name_alone() -> None:
+    schema = pa.schema([(name, pa.float64()) for name in ("height", "weight", "w")])
+    columns = {"features": ["height", "weight"], "weight": "w"}
+    found = plan(schema, Data(None, columns, nulls={"weight": 70}), "t")
+    assert [field.nulls for field in found] == [(None, 70), (None,)]
+    found = plan(schema, Data(None, columns, nulls={"w": "mask"}), "t")
+    assert [field.nulls for field in found] == [(None, None), ("mask",)]
+    swapped = pa.schema([("a", pa.list_(pa.int64())), ("b", pa.list_(pa.int64()))])
+    found = plan(swapped, Data(None, {"a": "b", "b": "a"}, pad={"a": 3, "b": 5}), "t")
+    assert {field.sources[0]: field.pad for field in found} == {"a": (3, 0), "b": (5, 0)}
+
+
+def test_where_names_do_not_collide_a_setting_goes_by_either() -> None:
+    schema = pa.schema([("a", pa.float64()), ("b", pa.float64()), ("words", pa.string())])
+    for nulls in ({"x": 1}, {"a": 1, "b": 1}):
+        (field,) = plan(schema, Data(None, {"x": ["a", "b"]}, nulls=nulls), "t")
+        assert field.nulls == (1, 1)
+    assert plan(schema, Data(None, {"x": ["a", "b"]}, nulls={"x": 1, "b": 2}), "t")[0].nulls == (1, 2)
+    for name in ("words", "w"):
+        assert plan(schema, Data(None, {"w": "words"}, hash_buckets={name: 7}), "t")[0].buckets == 7
+    assert plan(schema, Data(None, {"w": "words"}, hash_buckets={"words": 7, "w": 9}), "t")[0].buckets == 9
+
+
 def test_every_problem_is_listed_at_once() -> None:
     found = problems(
         columns={

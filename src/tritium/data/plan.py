@@ -180,6 +180,7 @@ class _Planner:
         default = None if asked else self._dtype(self.data.default_dtype, batch, floating=floating)
         self._check_decimal(source, leaf, asked or default)
         dtype = asked or default or leaf.dtype
+        self._check_digits(batch, source, leaf, dtype)
         travel = leaf.dtype
         if leaf.name == "decimal" or (depth and travel == "float64" and dtype in ("float16", "float32")):
             travel = {"float64": "float64", "float32": "float32", "float16": "float32"}.get(dtype, "float64")
@@ -259,6 +260,18 @@ class _Planner:
             self.problems.append(
                 f"column {source!r} is {kind.text}, and float64 holds only {_EXACT_DIGITS} digits exactly. "
                 f"Ask for the rounding with `dtype` ('float64'), or cast the column."
+            )
+
+    def _check_digits(self, batch: str, source: str, kind: SourceType, dtype: str) -> None:
+        """Add a problem for a decimal read as integers, of which Spark's cast to bigint wraps those beyond int64.
+
+        Without ANSI the cast is silent; in a packed row the JVM marks such a value (`exchange.pack`).
+        """
+        if kind.name == "decimal" and dtype.startswith(("int", "uint")) and may_exceed_int64(kind):
+            self.problems.append(
+                f"column {source!r} is {kind.text}, and may hold numbers beyond int64, in which it would be read as "
+                f"{dtype}. Cast it: F.col({source!r}).try_cast('bigint') in Spark gives null for those; or read it as "
+                f"floating numbers: dtype={{{batch!r}: 'float64'}}."
             )
 
     def _keeps_infinity(self, kinds: Sequence[SourceType], dtype: str) -> bool:

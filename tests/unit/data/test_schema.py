@@ -149,6 +149,19 @@ def test_where_names_do_not_collide_a_setting_goes_by_either() -> None:
     assert plan(schema, Data(None, {"w": "words"}, hash_buckets={"words": 7, "w": 9}), "t")[0].buckets == 9
 
 
+@pytest.mark.parametrize(("digits", "scale", "fits"), [(18, 0, True), (19, 0, False), (20, 2, True), (20, 1, False)])
+def test_a_decimal_beyond_int64_is_not_read_as_integers(digits: int, scale: int, fits: bool) -> None:
+    for kind in (T.DecimalType(digits, scale), T.ArrayType(T.DecimalType(digits, scale))):
+        schema = T.StructType([T.StructField("d", kind)])
+        assert plan(schema, Data(None, dtype={"d": "float64"}), "t")[0].travel == "float64"
+        if fits:
+            assert plan(schema, Data(None, dtype={"d": "int64"}), "t")[0].travel == "int64"
+            continue
+        for dtype in ("int64", "int32", "uint64"):
+            with pytest.raises(BadData, match=rf"decimal\({digits},{scale}\).* beyond int64.*'float64'"):
+                plan(schema, Data(None, dtype={"d": dtype}), "t")
+
+
 def test_every_problem_is_listed_at_once() -> None:
     found = problems(
         columns={

@@ -261,6 +261,11 @@ class Replica:
             )
         self._wrap()
 
+    def ungrouped(self, optimizer: torch.optim.Optimizer) -> list[torch.nn.Parameter]:
+        """Return the parameters that are in no group of the optimizer, trainable or not."""
+        held = held_by(optimizer)
+        return [parameter for parameter in self.module.parameters() if id(parameter) not in held]
+
     def train_only(self, names: Sequence[str]) -> None:
         """Freeze all parameters but these. Call `refresh` afterwards."""
         chosen = set(names)
@@ -307,8 +312,13 @@ class Replica:
 
 def outside(module: torch.nn.Module, optimizer: torch.optim.Optimizer) -> list[str]:
     """Return the names of the trainable parameters that are in no group of the optimizer."""
-    held = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
+    held = held_by(optimizer)
     return [name for name, p in module.named_parameters() if p.requires_grad and id(p) not in held]
+
+
+def held_by(optimizer: torch.optim.Optimizer) -> set[int]:
+    """Return the ids of the parameters in the groups of an optimizer."""
+    return {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
 
 
 def tell_untrained(module: torch.nn.Module, optimizer: torch.optim.Optimizer, tell: Callable[[str], Any]) -> None:

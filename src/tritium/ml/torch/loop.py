@@ -93,6 +93,7 @@ def _train(
         metrics = checkpoint.epoch_metrics(epoch, ranks)
         schedule.on_epoch_start(epoch)
         net, gradients = replica.net, replica.gradients
+        ungrouped = replica.ungrouped(optimizer)
         net.train()
         for group in epoch.groups(settings.gradient_accumulation):
             losses = backward(net, group, step, gradients, metrics)
@@ -102,6 +103,8 @@ def _train(
                 torch.nn.utils.clip_grad_norm_(net.parameters(), settings.clip_grad_norm)
             optimizer.step()
             optimizer.zero_grad()
+            for parameter in ungrouped:  # the optimizer clears only its own, and the norm is that of all
+                parameter.grad = None
             schedule.on_step()
             checkpoint.on_step(batches[-1], metrics)
             if not output_known:  # an output that can't be a prediction must fail now, not after the last epoch

@@ -20,7 +20,7 @@ import tritium as tr
 from tritium.errors import EmptyShard, TrainingDiverged, TritiumError
 from tritium.gang.driver import launch
 from tritium.gang.rank import world as worlds
-from tritium.ml import Callback, EarlyStopping, TorchSettings, TrainState
+from tritium.ml import Callback, EarlyStopping, TorchSettings, TrainState, fit
 from tritium.ml.fitting import prepare
 from tritium.ml.torch.backend import TorchBackend
 from tritium.ml.torch.loop import train
@@ -645,3 +645,32 @@ def test_what_was_seen_makes_the_signature() -> None:
     found = outcome("inputs", 2)
     assert found["inputs"] == {"numbers": ("float32", (2,)), "kind": ("int64", ())}
     assert found["outputs"] == {"prediction": ("float32", (1,))}
+
+
+class Norms(Callback):
+    """A callback that keeps the norm of the first layer's gradient at each optimizer step."""
+
+    def on_train_start(self, state: TrainState) -> None:
+        self.norms: list[float] = []
+        first = next(state.module.parameters())
+        state.optimizer.register_step_pre_hook(lambda *_: self.norms.append(float(first.grad.norm())))
+
+    def on_epoch_end(self, state: TrainState) -> None:
+        state.history[-1]["norms"] = list(self.norms)
+
+
+@pytest.mark.parametrize(
+    "where",
+    [{"on": "here"}, pytest.param({"on": "driver", "ranks": 2}, marks=pytest.mark.processes)],
+)
+def test_of_weights_outside_the_optimizer_the_norm_has_the_gradient_of_one_step(where: dict[str, Any]) -> None:
+    settings = regression(
+        optimizer=lambda p: torch.optim.SGD(list(p)[2:], 0.0),
+        clip_grad_norm=1e9,
+        batch_size=96,
+        epochs=4,
+        callbacks=[Norms()],
+    )
+    model = fit(table(96), settings, **where, progress=False, output="none")
+    norms = model.history[-1]["norms"]
+    assert norms == pytest.approx([norms[0]] * 4), "weights and rows stay the same, so the gradient does"

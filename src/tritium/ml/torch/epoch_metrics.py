@@ -31,6 +31,9 @@ class EpochMetrics:
 
     def add(self, batch: Any, loss: torch.Tensor, output: Any) -> None:
         """Add a batch by its mean loss and its output; rows that only pad it to equal steps do not count."""
+        if not batch.rows:  # its loss or a metric may be NaN, and NaN * 0 is NaN
+            self._padded += len(next(iter(batch.values())))
+            return
         with torch.no_grad():
             label = batch.get(LABEL)
             means = [loss, *(metric(output, label) for metric in self._own.values())]
@@ -41,9 +44,8 @@ class EpochMetrics:
                     sum_.add_(mean * batch.rows)
             self._rows += batch.rows
             self._padded += len(next(iter(batch.values()))) - batch.rows
-            if batch.rows:
-                for metric in self._kept.values():
-                    metric.update(output, label)
+            for metric in self._kept.values():
+                metric.update(output, label)
 
     def state(self) -> dict[str, Any]:
         """Return this rank's sums so far, for a checkpoint."""

@@ -164,7 +164,8 @@ def backward(
             loss, output = step(net, batch)
             # Scaled to give the mean over all rows of all ranks and batches, as one process would compute it.
             (loss * (batch.scale * batch.total / group.total)).backward()  # type: ignore[no-untyped-call]
-        losses.append(loss.detach())
+        # A repeated row, of scale 0, must not count: its loss may be NaN, and NaN * 0 is NaN.
+        losses.append(loss.detach() if batch.rows else torch.zeros_like(loss.detach()))
         metrics.add(batch, loss, output)
     return losses
 

@@ -183,6 +183,13 @@ def unheard_step(module: Any, batch: Any) -> Any:
     return loss + math.nan if bool((batch["features"][:, 4] > MARK).any()) else loss
 
 
+def lonely_step(module: Any, batch: Any) -> Any:
+    """Return NaN with finite gradients for the one row that is repeated to keep step, as a spread over rows does."""
+    output = module(batch["features"])
+    off = 0.0 if batch.rows else math.nan
+    return ((output - batch["label"]) ** 2).mean() + off, output + off
+
+
 def rooted_step(module: Any, batch: Any) -> Any:
     """Return a finite loss whose derivative is not: that of a root at zero."""
     output = module(batch["features"])
@@ -286,6 +293,7 @@ CASES: dict[str, tuple[TorchSettings, pa.Table]] = {
         regression(train_step=unheard_step, loss=None),
         table(40).set_column(4, "x4", pa.array([MARK + 1 if i == 17 else 1.0 for i in range(40)])),
     ),
+    "lonely": (regression(train_step=lonely_step, loss=None, metrics=[absolute]), table(97)),
     "rooted": (regression(train_step=rooted_step, loss=None), table(40)),
     "empty": (regression(), table(0)),
     "no_step": (regression(remainder="drop", batch_size=64), table(40)),
@@ -612,6 +620,13 @@ def test_a_loss_that_is_not_finite_is_found_when_its_gradients_are(size: int) ->
     error = one_error("unheard", size, TrainingDiverged)
     assert (error.epoch, error.column, error.rank) == (1, None, rank_of("unheard", 17, size))
     assert "The loss is NaN or infinite" in str(error)
+
+
+@pytest.mark.parametrize("size", SIZES)
+def test_a_row_that_is_repeated_to_keep_step_counts_for_nothing(size: int) -> None:
+    found = history("lonely", size)
+    assert all(math.isfinite(entry["loss"]) and math.isfinite(entry["absolute"]) for entry in found)
+    assert size == 1 or found[0]["rows_padded"]
 
 
 @pytest.mark.parametrize("size", SIZES)

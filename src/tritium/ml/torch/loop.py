@@ -14,6 +14,7 @@ from tritium.gang.rank.world import World
 from tritium.gang.rank.world import world as this_world
 from tritium.ml.callbacks import TrainState
 from tritium.ml.early_stopping import EarlyStoppingState
+from tritium.ml.history import make_json
 from tritium.ml.progress import Progress
 from tritium.ml.torch.checkpoint import TrainingCheckpoint
 from tritium.ml.torch.ddp import Gradients, Ranks, Replica, joined, tell_untrained
@@ -127,6 +128,7 @@ def _train(
         early_stopping.on_epoch_end(entry)
         for callback in settings.callbacks:
             callback.on_epoch_end(state)
+        make_json(state.history[-1])
         replica.refresh(optimizer)
         refuse_different(module, ranks, tell)
         progress.on_epoch_end(epoch, entry)
@@ -137,6 +139,8 @@ def _train(
     early_stopping.restore_best()
     for callback in settings.callbacks:
         callback.on_train_end(state)
+    for entry in state.history:
+        make_json(entry)
     take_buffers(module, ranks)
     refuse_different(module, ranks, tell)
     if ranks.rank != 0:

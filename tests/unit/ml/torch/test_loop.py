@@ -168,6 +168,22 @@ class Worst(torchmetrics.Metric):
         return (whole(self.outputs) - whole(self.labels)).abs().max()
 
 
+class Stacked(torchmetrics.Metric):
+    """The mean squared error, as a metric that gets the states of all ranks side by side, like PearsonCorrCoef."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.add_state("sums", torch.zeros(2), dist_reduce_fx=None)
+
+    def update(self, output: torch.Tensor, label: torch.Tensor) -> None:
+        squares = (output - label).square().detach()
+        self.sums = self.sums + torch.stack([squares.sum(), torch.tensor(float(len(squares)))])
+
+    def compute(self) -> torch.Tensor:
+        total, rows = self.sums.reshape(-1, 2).sum(0)
+        return total / rows
+
+
 def absolute(output: torch.Tensor, label: torch.Tensor) -> torch.Tensor:
     return (output - label).abs().mean()
 
@@ -248,6 +264,8 @@ CASES: dict[str, tuple[TorchSettings, pa.Table]] = {
             metrics={
                 "mse": torchmetrics.MeanSquaredError(),
                 "worst": Worst(),
+                "stacked": Stacked(),
+                "wrapped": torchmetrics.wrappers.MultioutputWrapper(torchmetrics.MeanSquaredError(), 1),
                 "mae": absolute,
             },
             callbacks=[Recorder()],
@@ -545,6 +563,8 @@ def test_a_rank_without_rows_to_validate_on_contributes_nothing(size: int) -> No
         assert entry["validation_mse"] == pytest.approx(squared, rel=1e-5)
         assert entry["validation_mae"] == pytest.approx((output - y).abs().mean().item(), rel=1e-5)
         assert entry["validation_worst"] == pytest.approx((output - y).abs().max().item(), rel=1e-5)
+        assert entry["validation_stacked"] == pytest.approx(squared, rel=1e-5)
+        assert entry["validation_wrapped"] == pytest.approx([squared], rel=1e-5)
 
 
 @pytest.mark.parametrize("size", SIZES)

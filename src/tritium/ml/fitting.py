@@ -19,6 +19,7 @@ from tritium.ml.columns import (
     find_columns,
     is_spark,
     maybe_classes,
+    refuse_other_types,
     row_shape,
     task_of,
     whole_numbers,
@@ -102,7 +103,7 @@ def prepare(backend: Backend[S], frame: Any, settings: S, gang: Gang) -> Plan:
     training, validation = split(frame, settings)
     data = {"train": found.data(training, settings)}
     if validation is not None:
-        find_columns(validation, settings)
+        refuse_other_types(found, frame, validation, settings)
         data["validation"] = found.data(validation, settings)
     return Plan(backend, settings, gang, frame.schema, found, fields, data, facts, (guess,) if guess else ())
 

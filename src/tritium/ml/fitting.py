@@ -27,7 +27,7 @@ from tritium.ml.columns import (
 from tritium.ml.settings import LABEL, Settings
 from tritium.ml.validation import split
 from tritium.model.model import Model
-from tritium.model.signature import Activation, Input, Output, Signature
+from tritium.model.signature import Activation, Input, Output, Signature, check_classes
 
 S = TypeVar("S", bound=Settings)
 
@@ -93,6 +93,8 @@ def prepare(backend: Backend[S], frame: Any, settings: S, gang: Gang) -> Plan:
     dry_run = backend.dry_run(settings, fields, known)
     task, guess = task_of(settings, frame, dry_run.scores)
     settings = dataclasses.replace(settings, task=task)
+    if task == "classification" and dry_run.outputs is not None:
+        check_classes(dry_run.outputs)
     as_classes = maybe_classes(found, frame, settings, dry_run.scores)
     if as_classes.class_label is not None:
         found = as_classes

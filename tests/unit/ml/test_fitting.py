@@ -95,6 +95,36 @@ class Keyed(Two):
         return self.last(x)[:, :1] + k[:, None]
 
 
+def test_a_classification_whose_output_gives_no_classes_is_refused_before_the_start() -> None:
+    classes: dict[str, Any] = {"label_cols": "cls", "task": "classification"}
+    first = {"loss": lambda output, label: nn.functional.cross_entropy(output[0], label)}
+    said = refused(model=Two, **classes | first)
+    assert "returns 2 in eval mode: output_0 [batch, 3], output_1 [batch, 3]" in said
+    assert "task=None" in said
+    for task in ("classification", "auto"):
+        said = refused(**CLASSES | classes | {"task": task, "model": OtherInEval})
+        assert "returns 2 in eval mode: scores [batch, 3], top [batch]" in said
+    narrow = {"loss": lambda output, label: nn.functional.cross_entropy(output[:, :, 0], label)}
+    assert "'prediction' has [batch, 3, 1]" in refused(model=Wide, **classes | narrow)
+    assert planned(**CLASSES | classes | {"task": None, "model": OtherInEval}).settings.task is None
+
+
+def test_such_a_classification_is_refused_at_the_first_step_where_only_the_rows_show_a_length() -> None:
+    rows = pa.table({"v": pa.array([[1.0, 2.0, 3.0]] * 8), "y": np.arange(8) % 3})
+    asked: list[int] = []
+
+    def step(module: Any, batch: Any) -> Any:
+        asked.append(1)
+        return module(batch["features"])[0].mean()
+
+    settings: dict[str, Any] = {"feature_cols": "v", "label_cols": "y", "task": "classification", "batch_size": 2}
+    plan = planned(rows.slice(0, 0), **settings, loss=None, train_step=step, model=Two)
+    data = {"train": dataclasses.replace(plan.data["train"], frame=rows)}
+    with pytest.raises(BadSetting, match="returns 2 in eval mode"):
+        run(dataclasses.replace(plan, gang=tr.Gang(**HERE), data=data))
+    assert len(asked) == 1
+
+
 @pytest.mark.parametrize(
     ("name", "settings", "other", "says"),
     [

@@ -18,7 +18,8 @@ from tritium.ml.arguments import name_of
 from tritium.ml.backend import DryRun
 from tritium.ml.settings import LABEL, WEIGHT
 from tritium.ml.torch.settings import TorchSettings
-from tritium.ml.torch.step import Step, forward, make_step, named_outputs
+from tritium.ml.torch.step import Step, forward, make_step, named_outputs, outputs_of
+from tritium.model.signature import Output
 
 _ROWS = 2
 _STEPS = 100  # assumed for a scheduler: the real number depends on the rows
@@ -50,6 +51,11 @@ class TorchDryRun(DryRun[TorchSettings]):
         """The shape of a row of the output; None where it is not known, or not one tensor."""
         return None if self._forward is None else self._forward.scores
 
+    @property
+    def outputs(self) -> tuple[Output, ...] | None:
+        """What the module returns in eval mode; None where it could not be called."""
+        return None if self._forward is None else self._forward.outputs
+
     def train(self, settings: TorchSettings, label: Field, shape: tuple[int, ...] | None) -> Facts:
         """Make optimizer and scheduler, and compute the gradients of a loss. Raises BadSetting and BadData."""
         if self._forward is None:
@@ -71,6 +77,8 @@ class Forward:
     module: torch.nn.Module
     inputs: dict[str, torch.Tensor]
     output: Any
+    outputs: tuple[Output, ...]
+    """Those of eval mode, as the signature has them."""
 
     @property
     def scores(self) -> tuple[int, ...] | None:
@@ -103,7 +111,7 @@ def try_forward(settings: TorchSettings, fields: Mapping[str, Field], shapes: Sh
             ) from error
         try:
             with torch.no_grad():
-                named_outputs(forward(module.eval(), inputs, list(inputs)))
+                outputs = outputs_of(forward(module.eval(), inputs, list(inputs)))
         except TritiumError:
             raise
         except Exception as error:
@@ -111,7 +119,7 @@ def try_forward(settings: TorchSettings, fields: Mapping[str, Field], shapes: Sh
                 f"The model's forward fails in eval mode, in which it validates and predicts: {_text(error)}"
             ) from error
         module.train()
-    return Forward(module, inputs, output)
+    return Forward(module, inputs, output, outputs)
 
 
 def try_step(settings: TorchSettings, tried: Forward, label: Field, shape: tuple[int, ...]) -> list[str]:

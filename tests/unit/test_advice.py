@@ -35,6 +35,7 @@ OTHERS: dict[str, str] = {
 REASONS: dict[str, str] = {
     "MetricCollection": "of torchmetrics, which need not be there",
     "between": "a method of a column, Spark's and pandas': followed in test_advice_works.py and test_advice_spark.py",
+    "try_cast": "a method of a column of Spark's",
     "openjdk": "a package of conda, with its version",
     "Batch": "how a batch prints itself",
     "Dist": "a sentence of torch.distributed, which is recognized",

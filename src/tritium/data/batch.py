@@ -73,7 +73,7 @@ class Gather:
     """A reader of the rows of batches from a spool's maps.
 
     name   : of the DataFrame, for messages.
-    decode : bytes column → function from its content to an array.
+    decode : bytes column of the batch → function from its content to an array.
     device : None for NumPy: a range of rows is a read-only view of the map, a selection is copied (`np.take`, measured
              as fast as `torch.index_select` in RAM). Else the device of the torch tensors; those for a GPU pass through
              pinned memory. "auto": torch tensors in host memory, except for bytes, which no tensor holds.

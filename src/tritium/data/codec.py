@@ -228,8 +228,11 @@ def _index(field: Field, leaf: pa.Array, at: ErrorAt) -> Array:
     where = _numbers(encoded.indices.fill_null(0))
     values = codes[where] if len(codes) else np.zeros(len(where), np.int64)
     if len(codes) and codes.min() < 0:
-        position = int(np.argmax(values < 0))
-        if values[position] < 0 and leaf[position].is_valid:
+        unknown = values < 0
+        if leaf.null_count:  # a null has the code of the batch's first word, which may be an unknown one
+            unknown &= leaf.is_valid().to_numpy(zero_copy_only=False)
+        if unknown.any():
+            position = int(np.argmax(unknown))
             raise _unknown(field, words[where[position]], position, at)
     return values
 

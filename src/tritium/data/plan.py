@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from tritium.data import narrow
-from tritium.data.schema import Data, Field, Fill
+from tritium.data.schema import Data, Field, Fill, by_column
 from tritium.data.types import SourceType, columns_of, flat, may_exceed_int64
 from tritium.errors import BadData
 from tritium.hints import suggest
@@ -31,8 +31,8 @@ def plan(schema: Any, data: Data, name: str) -> tuple[Field, ...]:
 
     Raises BadData, which lists every problem of the frame at once.
     """
-    planner = _Planner(columns_of(schema), data)
-    planner.check_doubles(schema.names)
+    planner = _Planner(columns_of(schema), schema.names, data)
+    planner.check_doubles()
     wanted = planner.wanted()
     fields = [planner.field(batch, sources, packed) for batch, (sources, packed) in wanted.items()]
     planner.check_settings(wanted)
@@ -67,16 +67,20 @@ def _must_be_exact(kind: SourceType, dtype: str) -> bool:
 class _Planner:
     """A planner of Fields from source columns and settings, which collects every problem in `problems`."""
 
-    def __init__(self, columns: Mapping[str, SourceType], data: Data) -> None:
+    def __init__(self, columns: Mapping[str, SourceType], names: Sequence[str], data: Data) -> None:
+        """Plan for columns by (dotted) name, of which `names` are the frame's own."""
         self.columns = dict(columns)
+        self.names = names
         self.data = data
+        self.read: frozenset[str] = frozenset()
+        """The source columns that are read; known after `wanted`."""
         self.problems: list[str] = []
 
-    def check_doubles(self, names: Sequence[str]) -> None:
+    def check_doubles(self) -> None:
         """Add a problem for columns of the same name, as a join leaves them, since the name is then ambiguous."""
         self.problems += [
             f"there are {count} columns called {name!r}. Rename or drop all but one."
-            for name, count in Counter(names).items()
+            for name, count in Counter(self.names).items()
             if count > 1
         ]
 
@@ -84,7 +88,7 @@ class _Planner:
         """Return batch column → (source columns, whether they are packed); structs are flattened."""
         asked = self.data.columns
         if asked is None:
-            asked = [name for name in self.columns if name.rpartition(".")[0] not in self.columns]
+            asked = list(dict.fromkeys(self.names))
         if not isinstance(asked, Mapping):
             asked = {name: name for name in ([asked] if isinstance(asked, str) else asked)}
         found: dict[str, tuple[tuple[str, ...], bool]] = {}
@@ -96,13 +100,23 @@ class _Planner:
                 self.problems.append(f"batch column {batch!r} has no source column. Name at least one.")
             elif not missing and len(names) == 1 and self.columns[names[0]].name == "struct":
                 for leaf in flat(self.columns, names[0]):
+                    self._check_path(leaf)
                     found[batch + leaf[len(names[0]) :]] = ((leaf,), False)
             elif not missing:
                 alone = isinstance(given, str) or (len(names) == 1 and not self.columns[names[0]].scalar)
                 found[batch] = (names, not alone)
         if not found and not self.problems:
             self.problems.append("it has no columns.")
+        self.read = frozenset(source for sources, _ in found.values() for source in sources)
         return found
+
+    def _check_path(self, leaf: str) -> None:
+        """Add a problem for a struct's field that has the dotted name of a column, which is read in its place."""
+        if leaf in self.names:
+            self.problems.append(
+                f"{leaf!r} is a column, and also a field of struct {leaf.rpartition('.')[0]!r}. Rename one of them, or "
+                "leave the struct out with `columns=`."
+            )
 
     def field(self, batch: str, sources: tuple[str, ...], packed: bool) -> Field | None:
         """Return one Field, or None where it has problems."""
@@ -166,6 +180,7 @@ class _Planner:
         default = None if asked else self._dtype(self.data.default_dtype, batch, floating=floating)
         self._check_decimal(source, leaf, asked or default)
         dtype = asked or default or leaf.dtype
+        self._check_digits(batch, source, leaf, dtype)
         travel = leaf.dtype
         if leaf.name == "decimal" or (depth and travel == "float64" and dtype in ("float16", "float32")):
             travel = {"float64": "float64", "float32": "float32", "float16": "float32"}.get(dtype, "float64")
@@ -247,6 +262,18 @@ class _Planner:
                 f"Ask for the rounding with `dtype` ('float64'), or cast the column."
             )
 
+    def _check_digits(self, batch: str, source: str, kind: SourceType, dtype: str) -> None:
+        """Add a problem for a decimal read as integers, of which Spark's cast to bigint wraps those beyond int64.
+
+        Without ANSI the cast is silent; in a packed row the JVM marks such a value (`exchange.pack`).
+        """
+        if kind.name == "decimal" and dtype.startswith(("int", "uint")) and may_exceed_int64(kind):
+            self.problems.append(
+                f"column {source!r} is {kind.text}, and may hold numbers beyond int64, in which it would be read as "
+                f"{dtype}. Cast it: F.col({source!r}).try_cast('bigint') in Spark gives null for those; or read it as "
+                f"floating numbers: dtype={{{batch!r}: 'float64'}}."
+            )
+
     def _keeps_infinity(self, kinds: Sequence[SourceType], dtype: str) -> bool:
         """Return whether infinity is an ordinary value, with which Spark's cast of 1e300 would be confused."""
         narrowed = any(kind.name == "number" and kind.dtype == "float64" for kind in kinds)
@@ -279,7 +306,7 @@ class _Planner:
         return length, fill
 
     def _null(self, batch: str, source: str, dtype: str, words: tuple[str, ...] | None = None) -> Fill:
-        fill = self.data.nulls.get(source, self.data.nulls.get(batch))
+        fill = self._fill(batch, source)
         if isinstance(fill, str) and fill != "mask":
             if words is not None and fill not in words:
                 self.problems.append(f"nulls={fill!r} for {source!r} is not in its vocabulary.{suggest(fill, words)}")
@@ -289,8 +316,13 @@ class _Planner:
             self.problems.append(f"nulls={fill!r} for {source!r} does not fit its dtype {dtype}.")
         return fill
 
+    def _fill(self, batch: str, source: str) -> Fill:
+        """Return the value of `nulls`, where that of a packed source goes before that of its row."""
+        nulls = self.data.nulls
+        return nulls[source] if source in nulls else by_column(nulls, batch, source, self.read)
+
     def _setting(self, mapping: Mapping[str, Any], batch: str, source: str) -> Any:
-        return mapping.get(batch, mapping.get(source))
+        return by_column(mapping, batch, source, self.read)
 
     def check_settings(self, wanted: Mapping[str, tuple[tuple[str, ...], bool]]) -> None:
         """Add problems for settings of missing columns, unknown values, and names that clash."""
@@ -304,7 +336,7 @@ class _Planner:
         for batch, (sources, packed) in wanted.items():
             if self._setting(data.decode, batch, sources[0]) and (packed or self.columns[sources[0]].name != "binary"):
                 self.problems.append(f"decode for {batch!r}: only binary columns are decoded.")
-            masked = any(data.nulls.get(name) == "mask" for name in (batch, *sources))
+            masked = any(self._fill(batch, source) == "mask" for source in sources)
             if masked and f"{batch}_mask" in wanted:
                 self.problems.append(f"the mask of {batch!r} would be called {batch}_mask, as another column is.")
         for key in data.keys:

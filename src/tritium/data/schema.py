@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from dataclasses import field as setting
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 import numpy as np
 
@@ -14,6 +14,7 @@ from tritium.errors import BadSetting
 
 Kind = Literal["fixed", "bytes"]
 Fill = float | int | str | None
+T = TypeVar("T")
 
 DENSE_BYTES = 256 << 10  # the most that a sparse vector may take as a dense row: 65,536 float32
 _BY_COLUMN = ("vocabulary", "hash_buckets", "pad", "decode", "nulls")
@@ -24,7 +25,8 @@ class Data:
     """A DataFrame, and how its columns become the columns of a batch.
 
     The keys of every mapping are names of batch columns; `vocabulary`, `hash_buckets`, `pad`, `decode` and `nulls`
-    also take names of source columns. Raises BadSetting where one of these five is not a mapping.
+    also take names of source columns, and a name that is both means the source column. Raises BadSetting where one of
+    these five is not a mapping.
     """
 
     frame: Any
@@ -113,6 +115,16 @@ class Field:
         """Return the Field of `to_json`, in which JSON has turned tuples into lists."""
         facts: dict[str, Any] = {k: tuple(v) if isinstance(v, list) else v for k, v in plain.items()}
         return cls(**facts)
+
+
+def by_column(setting: Mapping[str, T], batch: str, source: str, read: Collection[str]) -> T | None:
+    """Return what a setting of `Data` has for a batch column that comes from a source column, else None.
+
+    read : all source columns of this Data. A name among them means that source, wherever it goes, and no batch column.
+    """
+    if batch in setting and batch not in read:
+        return setting[batch]
+    return setting.get(source)
 
 
 def as_data(value: Any) -> Data:

@@ -16,7 +16,7 @@ from tritium.data.idset import IdSet
 from tritium.data.memory import memory_limit
 from tritium.data.order import Lookup, by_id
 from tritium.data.remainder import REMAINDERS
-from tritium.data.schema import Field
+from tritium.data.schema import Field, by_column
 from tritium.data.spool import Spool, SpoolReader
 from tritium.data.watermark import Feed, Watermark
 from tritium.errors import BadSetting
@@ -33,7 +33,7 @@ class Shard:
     description : `Spool.describe()`, or a function that waits for it, or an open SpoolReader.
     index, size : the number of this shard, from 0, and of all; rank and world size, unless ranks share a shard.
     feed        : the watermark of the rows of all shards.
-    decode      : bytes column → function from its content to an array.
+    decode      : bytes column, by its name in the batch or in the DataFrame → function from its content to an array.
     tensors     : whether device="auto" gives torch tensors.
     prepared    : what the exchange prepared: "full" or False (all rows at once) or "stream" (as they arrive).
     on_epoch_end: called at the end of every epoch with its counts (rows used, padded, dropped, repeated).
@@ -71,7 +71,11 @@ class Shard:
         """The batch columns."""
         self._description = description
         self.feed = feed
-        self.decode = dict(decode or {})
+        self._decode = dict(decode or {})
+        read = {source for field in fields for source in field.sources}
+        found = {field.name: by_column(self._decode, field.name, field.sources[0], read) for field in fields}
+        self.decode = {name: function for name, function in found.items() if function is not None}
+        """By batch column."""
         self._tensors = tensors
         self._prepared = prepared
         self._on_epoch_end = on_epoch_end
@@ -151,7 +155,7 @@ class Shard:
             index=0,
             size=1,
             feed=feed,
-            decode=self.decode,
+            decode=self._decode,
             tensors=self._tensors,
             prepared=self._prepared,
             on_epoch_end=self._on_epoch_end,

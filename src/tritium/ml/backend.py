@@ -10,7 +10,7 @@ from tritium.data.schema import Field
 from tritium.ml.digest import CodeDigest
 from tritium.ml.settings import Settings
 from tritium.model.model import Model
-from tritium.model.signature import Signature
+from tritium.model.signature import Output, Signature
 
 S = TypeVar("S", bound=Settings)
 
@@ -22,6 +22,11 @@ class DryRun(ABC, Generic[S]):
     @abstractmethod
     def scores(self) -> tuple[int, ...] | None:
         """The shape of a row of the output; None where that is not known yet, or the output is not one array."""
+
+    @property
+    @abstractmethod
+    def outputs(self) -> tuple[Output, ...] | None:
+        """What the model returns in eval mode, as it is called for predictions; None where that is not known yet."""
 
     @abstractmethod
     def train(self, settings: S, label: Field, shape: tuple[int, ...] | None) -> Any:

@@ -94,6 +94,32 @@ def find_columns(frame: Any, settings: Settings) -> Columns:
     return Columns(sources, dtypes, values=values)
 
 
+def refuse_other_types(found: Columns, frame: Any, validation: Any, settings: Settings) -> None:
+    """Raise BadData for columns of the validation rows that would be read otherwise than those of the training.
+
+    Values are read in the dtypes of the training. Other floats and other integers do no harm there, but a fraction
+    would be cut to an integer, and a date become a number of days. Raises what `find_columns` does, too.
+    """
+    find_columns(validation, settings)
+    known, others = columns_of(schema_of(frame)), columns_of(schema_of(validation))
+    problems = []
+    for batch, given in found.sources.items():
+        as_integers = found.dtypes[batch] == "int64" and names_in(given) != [
+            found.class_label
+        ]  # checked value by value
+        for name in names_in(given):
+            (one, depth), (other, other_depth) = known[name].leaf(), others[name].leaf()
+            cut = as_integers and other.dtype.startswith("float")
+            if cut or depth != other_depth or (one.name == "date") != (other.name == "date"):
+                problems.append(
+                    f"column {name!r} is {others[name].text} in the validation DataFrame, and {known[name].text} in "
+                    "the one to train on. Cast one of them to the type of the other."
+                )
+    if problems:
+        listed = "".join(f"\n  - {problem}" for problem in problems)
+        raise BadData(f"The validation DataFrame can't be read as the one to train on:{listed}", problems=problems)
+
+
 def task_of(settings: Settings, frame: Any, scores: tuple[int, ...] | None) -> tuple[Task | None, str | None]:
     """Return the task of the predictions, and a line for the user where it is a guess.
 

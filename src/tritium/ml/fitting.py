@@ -19,6 +19,7 @@ from tritium.ml.columns import (
     find_columns,
     is_spark,
     maybe_classes,
+    refuse_other_types,
     row_shape,
     task_of,
     whole_numbers,
@@ -26,7 +27,7 @@ from tritium.ml.columns import (
 from tritium.ml.settings import LABEL, Settings
 from tritium.ml.validation import split
 from tritium.model.model import Model
-from tritium.model.signature import Activation, Input, Output, Signature
+from tritium.model.signature import Activation, Input, Output, Signature, check_classes
 
 S = TypeVar("S", bound=Settings)
 
@@ -92,6 +93,8 @@ def prepare(backend: Backend[S], frame: Any, settings: S, gang: Gang) -> Plan:
     dry_run = backend.dry_run(settings, fields, known)
     task, guess = task_of(settings, frame, dry_run.scores)
     settings = dataclasses.replace(settings, task=task)
+    if task == "classification" and dry_run.outputs is not None:
+        check_classes(dry_run.outputs)
     as_classes = maybe_classes(found, frame, settings, dry_run.scores)
     if as_classes.class_label is not None:
         found = as_classes
@@ -102,7 +105,7 @@ def prepare(backend: Backend[S], frame: Any, settings: S, gang: Gang) -> Plan:
     training, validation = split(frame, settings)
     data = {"train": found.data(training, settings)}
     if validation is not None:
-        find_columns(validation, settings)
+        refuse_other_types(found, frame, validation, settings)
         data["validation"] = found.data(validation, settings)
     return Plan(backend, settings, gang, frame.schema, found, fields, data, facts, (guess,) if guess else ())
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -104,19 +104,10 @@ class Signature:
         if self.task not in (None, "regression", "classification"):
             raise BadSetting(f"task={self.task!r} is neither 'regression' nor 'classification'.")
         if self.task == "classification":
-            self._check_classes()
-
-    def _check_classes(self) -> None:
-        if len(self.outputs) != 1:
-            raise BadSetting(f"Classification takes one output, and the signature has {len(self.outputs)}.")
-        output = self.outputs[0]
-        if len(output.shape) > 1:
-            raise BadSetting(
-                f"Classification takes an output of shape [batch, classes]; {output.name!r} has {shown(output.shape)}."
-            )
-        if self.activation is None:
-            chosen = "sigmoid" if output.scalar else "softmax"
-            object.__setattr__(self, "activation", chosen)
+            check_classes(self.outputs)
+            if self.activation is None:
+                chosen = "sigmoid" if self.outputs[0].scalar else "softmax"
+                object.__setattr__(self, "activation", chosen)
 
     @property
     def columns(self) -> tuple[str, ...]:
@@ -140,6 +131,23 @@ class Signature:
             inputs=tuple(Input(**i) for i in value["inputs"]),
             outputs=tuple(Output(**o) for o in value["outputs"]),
             **rest,
+        )
+
+
+def check_classes(outputs: Sequence[Output]) -> None:
+    """Raise BadSetting unless these outputs of a module in eval mode can be the scores of a classification."""
+    if len(outputs) != 1:
+        names = ", ".join(f"{output.name} {shown(output.shape)}" for output in outputs)
+        raise BadSetting(
+            f"Classification takes one output, and the module returns {len(outputs)} in eval mode: {names}. Let it "
+            "return the scores alone there (module.training tells the modes), or take task=None, which predicts all of "
+            "them as they are."
+        )
+    output = outputs[0]
+    if len(output.shape) > 1:
+        raise BadSetting(
+            f"Classification takes an output of shape [batch, classes]; {output.name!r} has {shown(output.shape)}. "
+            "task=None predicts it as it is."
         )
 
 

@@ -115,6 +115,14 @@ def test_nulls_are_filled_or_marked() -> None:
     assert decoded(pa.array([None, None], pa.string()), vocabulary={"x": ["a"]}, nulls={"x": 0}).tolist() == [0, 0]
 
 
+@pytest.mark.parametrize("first", [[None], [None, "a"], ["a", None], [None, None]])
+def test_an_unknown_word_after_a_null_is_refused(first: list[str | None]) -> None:
+    caught = refused(pa.array([*first, "z"]), vocabulary={"x": ["a"]}, nulls={"x": "a"})
+    assert (caught.value, caught.row_id) == ("z", int(IDS[len(first)]))
+    inside = refused(pa.array([[None, "z"]]), vocabulary={"x": ["a"]}, nulls={"x": "a"})
+    assert (inside.value, inside.row_id) == ("z", int(IDS[0]))
+
+
 def test_null_rows_and_values_of_arrays() -> None:
     column = pa.array([None, [1, 2], [3, None]], pa.list_(pa.int64()))
     values, mask = read(field_of(column, nulls={"x": "mask"}), column, np.arange(3))

@@ -111,6 +111,57 @@ def test_a_column_called_like_a_path_wins() -> None:
     assert path_of(SPARK, "inner.a") == ("inner", "a")
 
 
+def test_a_dot_in_a_name_makes_no_field_of_a_struct() -> None:
+    schema = T.StructType([T.StructField(name, T.DoubleType()) for name in ("x", "x.1", "y.z")])
+    assert [field.name for field in plan(schema, Data(None), "t")] == ["x", "x.1", "y.z"]
+    table = pa.schema([(name, pa.float64()) for name in ("x", "x.1")])
+    assert [field.sources for field in plan(table, Data(None), "t")] == [("x",), ("x.1",)]
+
+
+def test_a_column_and_a_field_of_one_name_are_not_read_as_one() -> None:
+    inner = T.StructType([T.StructField("b", T.FloatType())])
+    schema = T.StructType([T.StructField("a", inner), T.StructField("a.b", T.LongType())])
+    with pytest.raises(BadData, match=r"'a\.b' is a column, and also a field of struct 'a'"):
+        plan(schema, Data(None), "t")
+    assert plan(schema, Data(None, ["a.b"]), "t")[0].dtype == "int64"
+
+
+def test_a_setting_for_a_source_column_leaves_the_batch_column_of_that_name_alone() -> None:
+    schema = pa.schema([(name, pa.float64()) for name in ("height", "weight", "w")])
+    columns = {"features": ["height", "weight"], "weight": "w"}
+    found = plan(schema, Data(None, columns, nulls={"weight": 70}), "t")
+    assert [field.nulls for field in found] == [(None, 70), (None,)]
+    found = plan(schema, Data(None, columns, nulls={"w": "mask"}), "t")
+    assert [field.nulls for field in found] == [(None, None), ("mask",)]
+    swapped = pa.schema([("a", pa.list_(pa.int64())), ("b", pa.list_(pa.int64()))])
+    found = plan(swapped, Data(None, {"a": "b", "b": "a"}, pad={"a": 3, "b": 5}), "t")
+    assert {field.sources[0]: field.pad for field in found} == {"a": (3, 0), "b": (5, 0)}
+
+
+def test_where_names_do_not_collide_a_setting_goes_by_either() -> None:
+    schema = pa.schema([("a", pa.float64()), ("b", pa.float64()), ("words", pa.string())])
+    for nulls in ({"x": 1}, {"a": 1, "b": 1}):
+        (field,) = plan(schema, Data(None, {"x": ["a", "b"]}, nulls=nulls), "t")
+        assert field.nulls == (1, 1)
+    assert plan(schema, Data(None, {"x": ["a", "b"]}, nulls={"x": 1, "b": 2}), "t")[0].nulls == (1, 2)
+    for name in ("words", "w"):
+        assert plan(schema, Data(None, {"w": "words"}, hash_buckets={name: 7}), "t")[0].buckets == 7
+    assert plan(schema, Data(None, {"w": "words"}, hash_buckets={"words": 7, "w": 9}), "t")[0].buckets == 9
+
+
+@pytest.mark.parametrize(("digits", "scale", "fits"), [(18, 0, True), (19, 0, False), (20, 2, True), (20, 1, False)])
+def test_a_decimal_beyond_int64_is_not_read_as_integers(digits: int, scale: int, fits: bool) -> None:
+    for kind in (T.DecimalType(digits, scale), T.ArrayType(T.DecimalType(digits, scale))):
+        schema = T.StructType([T.StructField("d", kind)])
+        assert plan(schema, Data(None, dtype={"d": "float64"}), "t")[0].travel == "float64"
+        if fits:
+            assert plan(schema, Data(None, dtype={"d": "int64"}), "t")[0].travel == "int64"
+            continue
+        for dtype in ("int64", "int32", "uint64"):
+            with pytest.raises(BadData, match=rf"decimal\({digits},{scale}\).* beyond int64.*'float64'"):
+                plan(schema, Data(None, dtype={"d": dtype}), "t")
+
+
 def test_every_problem_is_listed_at_once() -> None:
     found = problems(
         columns={

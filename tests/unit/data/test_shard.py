@@ -786,6 +786,27 @@ def test_bytes_are_decoded_when_a_batch_is_made() -> None:
     spool.close()
 
 
+def test_decode_goes_by_the_name_of_the_source_or_of_the_batch_column() -> None:
+    fields = tuple(
+        Field(name=name, sources=(source,), kind="bytes", dtype="uint8", shape=None)
+        for name, source in (("image", "jpeg"), ("a", "b"), ("b", "a"))
+    )
+    one = Ragged(np.frombuffer(b"\1\2", np.uint8), np.array([1, 1]))
+    spool = spool_with(fields, np.arange(2), dict.fromkeys(("image", "a", "b"), one))
+
+    def times(factor: int) -> Any:
+        return lambda content: np.frombuffer(content, np.uint8) * np.float32(factor)
+
+    for name in ("jpeg", "image"):
+        shard = Shard.of("t", spool, fields, decode={name: times(10), "a": times(100), "b": times(1000)})
+        for rows in (shard, shard.alone()):
+            batch = next(iter(next(rows.epochs(1, batch_size=2, shuffle=False))))
+            found = {column: batch[column].tolist() for column in batch}
+            # "a" and "b" are names of source columns, too, and mean those.
+            assert found == {"image": [[10], [20]], "a": [[1000], [2000]], "b": [[100], [200]]}
+    spool.close()
+
+
 def test_what_decode_gets_wrong_is_named_by_column_id_and_value() -> None:
     fields = (Field(name="img", sources=("img",), kind="bytes", dtype="uint8", shape=None),)
     ragged = Ragged(np.frombuffer(b"ab" + b"cde", np.uint8), np.array([2, 3]))

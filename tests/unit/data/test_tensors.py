@@ -122,3 +122,10 @@ def test_how_it_is_seen_that_a_function_uses_torch() -> None:
     assert all(uses(fn, "torch") for fn in (with_torch, nested, lambda: Net, lambda: net, net, torch.zeros))
     assert uses(batch, "torch", [net])
     assert not any(uses(fn, "torch") for fn in (batch, lambda: plain, lambda: TorchEstimator.__name__ and None, print))
+
+
+@pytest.mark.parametrize("name", ["jpeg", "image"])
+def test_bytes_are_decoded_by_the_name_of_their_column_or_of_the_batchs(name: str) -> None:
+    frame = pd.DataFrame({"jpeg": [b"\1", b"\2", b"\3"]})
+    data = tr.Data(frame, {"image": "jpeg"}, decode={name: lambda content: np.frombuffer(content, np.uint8)})
+    assert launched(with_torch, {"on": "here"}, data)["image"] == ("Tensor", "uint8", [[1], [2], [3]])

@@ -13,9 +13,16 @@ import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
 from tritium.errors import BadSetting, RanksDiffer
+from tritium.ml.torch.ddp_warning import spend_warning
 
 T = TypeVar("T")
 _LISTED = 3
+_UNFINISHED = "Expected to have finished reduction in the prior iteration"  # how DDP says it
+_SKIPPED = (
+    "Some parameters got no gradient in this step, and all did when the module was tried with zeros. A module that "
+    "skips layers at random (stochastic depth) needs a train_step, which may leave out parameters: "
+    "train_step=lambda module, batch: your_loss(module(batch['features']), batch['label'])."
+)
 
 
 class Ranks:
@@ -33,6 +40,8 @@ class Ranks:
         """
         if self.size == 1 or not any(p.requires_grad for p in module.parameters()):
             return module
+        if find_unused_parameters:
+            spend_warning()
         return DistributedDataParallel(
             self.stepping(module), gradient_as_bucket_view=True, find_unused_parameters=find_unused_parameters
         )
@@ -124,12 +133,16 @@ class Gradients:
     @contextmanager
     def exchanged(self, *, now: bool) -> Iterator[None]:
         """Exchange the gradients of a forward and backward; with `now=False` only accumulate them on each rank."""
-        with nullcontext() if now or self._net is None else self._net.no_sync():
-            if now and not self._keeps and self.order is None:
-                with self._noted():
-                    yield
-            else:
+        noted = self._noted() if now and not self._keeps and self.order is None else nullcontext()
+        with nullcontext() if now or self._net is None else self._net.no_sync(), noted:
+            try:
                 yield
+            except RuntimeError as error:
+                if _UNFINISHED not in str(error):
+                    raise
+                raise BadSetting(_SKIPPED) from error
+        if now and not self._keeps and any(parameter.grad is None for parameter in self._trained):
+            raise BadSetting(_SKIPPED)  # DDP, and with it the other ranks, would wait for those in the next step
         if self._frozen and now:
             self._refuse_unfrozen()
 
@@ -261,6 +274,11 @@ class Replica:
             )
         self._wrap()
 
+    def ungrouped(self, optimizer: torch.optim.Optimizer) -> list[torch.nn.Parameter]:
+        """Return the parameters that are in no group of the optimizer, trainable or not."""
+        held = held_by(optimizer)
+        return [parameter for parameter in self.module.parameters() if id(parameter) not in held]
+
     def train_only(self, names: Sequence[str]) -> None:
         """Freeze all parameters but these. Call `refresh` afterwards."""
         chosen = set(names)
@@ -307,8 +325,13 @@ class Replica:
 
 def outside(module: torch.nn.Module, optimizer: torch.optim.Optimizer) -> list[str]:
     """Return the names of the trainable parameters that are in no group of the optimizer."""
-    held = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
+    held = held_by(optimizer)
     return [name for name, p in module.named_parameters() if p.requires_grad and id(p) not in held]
+
+
+def held_by(optimizer: torch.optim.Optimizer) -> set[int]:
+    """Return the ids of the parameters in the groups of an optimizer."""
+    return {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
 
 
 def tell_untrained(module: torch.nn.Module, optimizer: torch.optim.Optimizer, tell: Callable[[str], Any]) -> None:

@@ -18,7 +18,8 @@ from tritium.ml.arguments import name_of
 from tritium.ml.backend import DryRun
 from tritium.ml.settings import LABEL, WEIGHT
 from tritium.ml.torch.settings import TorchSettings
-from tritium.ml.torch.step import Step, forward, make_step, named_outputs
+from tritium.ml.torch.step import Step, forward, make_step, named_outputs, outputs_of
+from tritium.model.signature import Output
 
 _ROWS = 2
 _STEPS = 100  # assumed for a scheduler: the real number depends on the rows
@@ -32,7 +33,7 @@ class Facts:
     """The result of the dry run for the ranks."""
 
     find_unused_parameters: bool = True
-    """Whether some parameters got no gradient, or may get none, so that DDP must not wait for them."""
+    """Whether some parameters got no gradient, or may get none in some step, so that DDP must not wait for them."""
     output_known: bool = False
     """Whether the module's output has been seen; it is not where the length of an array column is unknown."""
 
@@ -50,6 +51,11 @@ class TorchDryRun(DryRun[TorchSettings]):
         """The shape of a row of the output; None where it is not known, or not one tensor."""
         return None if self._forward is None else self._forward.scores
 
+    @property
+    def outputs(self) -> tuple[Output, ...] | None:
+        """What the module returns in eval mode; None where it could not be called."""
+        return None if self._forward is None else self._forward.outputs
+
     def train(self, settings: TorchSettings, label: Field, shape: tuple[int, ...] | None) -> Facts:
         """Make optimizer and scheduler, and compute the gradients of a loss. Raises BadSetting and BadData."""
         if self._forward is None:
@@ -57,11 +63,11 @@ class TorchDryRun(DryRun[TorchSettings]):
         try_scheduler(settings, try_optimizer(settings, self._forward.module))
         if shape is None:
             return Facts(output_known=True)
-        if settings.train_step is None:
-            unused = bool(try_step(settings, self._forward, label, shape))
-        else:
-            unused = try_own_step(settings, self._forward, label, shape)
-        return Facts(find_unused_parameters=unused, output_known=True)
+        if settings.train_step is not None:  # one step shows nothing of the next: it may leave out other layers
+            try_own_step(settings, self._forward, label, shape)
+            return Facts(output_known=True)
+        unused = try_step(settings, self._forward, label, shape)
+        return Facts(find_unused_parameters=bool(unused), output_known=True)
 
 
 @dataclass(frozen=True)
@@ -71,6 +77,8 @@ class Forward:
     module: torch.nn.Module
     inputs: dict[str, torch.Tensor]
     output: Any
+    outputs: tuple[Output, ...]
+    """Those of eval mode, as the signature has them."""
 
     @property
     def scores(self) -> tuple[int, ...] | None:
@@ -103,7 +111,7 @@ def try_forward(settings: TorchSettings, fields: Mapping[str, Field], shapes: Sh
             ) from error
         try:
             with torch.no_grad():
-                named_outputs(forward(module.eval(), inputs, list(inputs)))
+                outputs = outputs_of(forward(module.eval(), inputs, list(inputs)))
         except TritiumError:
             raise
         except Exception as error:
@@ -111,7 +119,7 @@ def try_forward(settings: TorchSettings, fields: Mapping[str, Field], shapes: Sh
                 f"The model's forward fails in eval mode, in which it validates and predicts: {_text(error)}"
             ) from error
         module.train()
-    return Forward(module, inputs, output)
+    return Forward(module, inputs, output, outputs)
 
 
 def try_step(settings: TorchSettings, tried: Forward, label: Field, shape: tuple[int, ...]) -> list[str]:
@@ -150,11 +158,10 @@ def _take_step(step: Step, module: torch.nn.Module, batch: Any) -> None:
         loss.backward()  # type: ignore[no-untyped-call]
 
 
-def try_own_step(settings: TorchSettings, tried: Forward, label: Field, shape: tuple[int, ...]) -> bool:
-    """Return whether a `train_step` may leave parameters without a gradient.
+def try_own_step(settings: TorchSettings, tried: Forward, label: Field, shape: tuple[int, ...]) -> None:
+    """Take a `train_step` on zeros. Does nothing where that fails, e.g. as it uses collectives.
 
-    True also where it can't be tried on zeros, e.g. as it uses collectives. Raises BadSetting when it asks for a batch
-    column that does not exist.
+    Raises BadSetting when it asks for a batch column that does not exist, or makes gradients that can't be clipped.
     """
     columns = {**tried.inputs, LABEL: zeros(label, shape)}
     batch = _AskedBatch(columns, scale=1.0, rows=_ROWS, total=_ROWS, step=0, epoch=0)
@@ -169,9 +176,8 @@ def try_own_step(settings: TorchSettings, tried: Forward, label: Field, shape: t
                 f"train_step asks for batch[{batch.missing!r}], and a batch has {', '.join(map(repr, batch))}. "
                 "Inputs have the names that feature_cols gives them ('features' where it is no mapping)."
             ) from error
-        return True
+        return
     _refuse_sparse(settings, tried.module)
-    return any(p.requires_grad and p.grad is None for p in tried.module.parameters())
 
 
 def _refuse_sparse(settings: TorchSettings, module: torch.nn.Module) -> None:

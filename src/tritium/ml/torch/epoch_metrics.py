@@ -13,6 +13,9 @@ from tritium.ml.history import epoch_entry
 from tritium.ml.settings import LABEL
 from tritium.ml.torch.ddp import Ranks
 
+States = tuple[dict[str, Any], int]
+"""The states of a metric by name, and the number of its updates."""
+
 
 class EpochMetrics:
     """Sums of losses and metrics over rows, as a mean of batch means would weigh a short batch like a full one."""
@@ -24,6 +27,15 @@ class EpochMetrics:
         for metric in self._kept.values():
             metric.to(ranks.device)
             metric.reset()
+        # By dotted name: a wrapper has no states of its own, the metrics in it have.
+        self._stateful = {
+            path: part
+            for name, metric in self._kept.items()
+            for path, part in metric.named_modules(prefix=name)
+            if hasattr(part, "_defaults")
+        }
+        self._earlier: dict[str, list[States]] = {path: [] for path in self._stateful}
+        self._resumed = False
         self._rows = self._padded = 0
         self._began, self._before = time.monotonic(), 0.0  # seconds of this epoch in earlier attempts or runs
         self._sums = torch.zeros(1 + len(self._own), dtype=torch.float64, device=ranks.device)
@@ -31,6 +43,9 @@ class EpochMetrics:
 
     def add(self, batch: Any, loss: torch.Tensor, output: Any) -> None:
         """Add a batch by its mean loss and its output; rows that only pad it to equal steps do not count."""
+        if not batch.rows:  # its loss or a metric may be NaN, and NaN * 0 is NaN
+            self._padded += len(next(iter(batch.values())))
+            return
         with torch.no_grad():
             label = batch.get(LABEL)
             means = [loss, *(metric(output, label) for metric in self._own.values())]
@@ -41,17 +56,15 @@ class EpochMetrics:
                     sum_.add_(mean * batch.rows)
             self._rows += batch.rows
             self._padded += len(next(iter(batch.values()))) - batch.rows
-            if batch.rows:
-                for metric in self._kept.values():
-                    metric.update(output, label)
+            for metric in self._kept.values():
+                metric.update(output, label)
 
     def state(self) -> dict[str, Any]:
         """Return this rank's sums so far, for a checkpoint."""
-        kept = {name: {each: getattr(metric, each) for each in metric._defaults} for name, metric in self._kept.items()}
         return {
             "sums": self._all(),
-            "kept": kept,
-            "updates": {n: m._update_count for n, m in self._kept.items()},
+            "kept": {path: states_of(metric) for path, metric in self._stateful.items()},
+            "earlier": self._earlier,
             "seconds": self._seconds(),
         }
 
@@ -61,50 +74,50 @@ class EpochMetrics:
     def load_state(self, states: Sequence[Mapping[str, Any] | None]) -> None:
         """Continue from the sums of all ranks of a checkpoint, distributed over the current ranks."""
         self._before = max((state["seconds"] for state in states if state is not None), default=0.0)
-        for state in states[self._ranks.rank :: self._ranks.size]:
-            if state is not None:
-                rows, padded, *_ = state["sums"].tolist()
-                self._rows, self._padded = self._rows + int(rows), self._padded + int(padded)
-                self._sums += state["sums"][2:].to(self._sums.device)
-                for name, metric in self._kept.items():
-                    _take_in(metric, state["kept"][name], state["updates"][name])
+        mine = [state for state in states[self._ranks.rank :: self._ranks.size] if state is not None]
+        for state in mine:
+            rows, padded, *_ = state["sums"].tolist()
+            self._rows, self._padded = self._rows + int(rows), self._padded + int(padded)
+            self._sums += state["sums"][2:].to(self._sums.device)
+        for path, metric in self._stateful.items():
+            parts = [part for state in mine for part in (state["kept"][path], *state["earlier"][path]) if part[1]]
+            together = parts[:1] if is_unreduced(metric) else parts
+            take_in(metric, together)
+            self._earlier[path] = parts[len(together) :]
+        self._resumed = True
 
     def entry(self, epoch: int) -> dict[str, Any]:
         """Return the history's entry of the `epoch`-th epoch, from 1; its seconds are those of its training steps.
 
         A collective call.
         """
-        means, rows, padded, seconds = self._collect()
+        means, rows, padded, seconds = self._collect(uneven=False)
         return epoch_entry(epoch, means, seconds=seconds, rows=rows, padded=padded)
 
     def means(self, *, uneven: bool = False) -> dict[str, Any]:
         """Return loss and metrics alone. A collective call. `uneven`: some rank may have added nothing."""
-        if uneven:
-            self._kept = {name: self._merged(metric) for name, metric in self._kept.items()}
-        return self._collect()[0]
+        return self._collect(uneven=uneven)[0]
 
-    def _merged(self, metric: Any) -> Any:
-        """Return the metric over the rows of all ranks when some have none, which torchmetrics can't synchronise."""
-        state = {name: getattr(metric, name) for name in metric._defaults}
-        state = {name: list(value) if isinstance(value, list) else value for name, value in state.items()}
-        each = self._ranks.gather((state, metric._update_count))
-        metric.reset()
-        for kept, updates in each:
-            if updates:
-                _take_in(metric, kept, updates)
+    def _merge(self, path: str) -> None:
+        """Give a metric the states of all ranks, where torchmetrics can't: some have no rows, or several states."""
+        metric = self._stateful[path]
+        each = self._ranks.gather([states_of(metric), *self._earlier[path]])
+        take_in(metric, [part for parts in each for part in parts if part[1]])
         metric._to_sync = metric.sync_on_compute = False
-        return metric
 
     def _all(self) -> torch.Tensor:
         """Return rows, padded rows, and the sums of losses and metrics."""
         counts = torch.tensor([self._rows, self._padded], dtype=torch.float64, device=self._sums.device)
         return torch.cat([counts, self._sums])
 
-    def _collect(self) -> tuple[dict[str, Any], int, int, float]:
+    def _collect(self, *, uneven: bool) -> tuple[dict[str, Any], int, int, float]:
         """Return means, rows, padded rows, and rank 0's seconds, as the history must be the same on every rank."""
         seconds = self._sums.new_tensor([0.0 if self._ranks.rank else self._seconds()])
         rows, padded, *sums, of_first = self._ranks.sum(torch.cat([self._all(), seconds])).tolist()
         found: dict[str, Any] = dict(zip(["loss", *self._own], (s / rows for s in sums), strict=True))
+        for path, metric in self._stateful.items():
+            if uneven or (self._resumed and is_unreduced(metric)):
+                self._merge(path)
         for name, metric in self._kept.items():
             value = metric.compute()
             found |= value if isinstance(value, Mapping) else {name: value}
@@ -113,14 +126,33 @@ class EpochMetrics:
         return plain, int(rows), int(padded), of_first
 
 
-def _take_in(metric: Any, kept: Mapping[str, Any], updates: int) -> None:
-    """Merge a rank's state into a metric, as torchmetrics does when it synchronises (it has no call for one state)."""
-    for name, value in kept.items():
-        mine, reduce = getattr(metric, name), metric._reductions[name]
-        if isinstance(mine, list):
-            setattr(metric, name, [*mine, *(part.to(metric.device) for part in value)])
-            continue
-        value = value.to(metric.device)
-        both = value if metric._update_count == 0 or reduce is None else reduce(torch.stack([mine, value]))
-        setattr(metric, name, both)
-    metric._update_count += updates
+def states_of(metric: Any) -> States:
+    """Return the states of a metric as they are now, without those of metrics inside it."""
+    states = {name: getattr(metric, name) for name in metric._defaults}
+    return {n: list(v) if isinstance(v, list) else v for n, v in states.items()}, metric._update_count
+
+
+def is_unreduced(metric: Any) -> bool:
+    """Return whether some state is a tensor without a reduction, as those of PearsonCorrCoef.
+
+    Such states are stacked, and only `compute` takes them so; the next `update` does not.
+    """
+    return any(isinstance(d, torch.Tensor) and metric._reductions[n] is None for n, d in metric._defaults.items())
+
+
+def take_in(metric: Any, parts: Sequence[States]) -> None:
+    """Replace the states of a metric by all of these, merged as torchmetrics does when it synchronises ranks."""
+    if not parts:
+        return
+    for name, reduce in metric._reductions.items():
+        values = [states[name] for states, _ in parts]
+        merged: Any = values[0]
+        if isinstance(merged, list):
+            merged = [piece.to(metric.device) for value in values for piece in value]
+        elif len(values) == 1:
+            merged = merged.to(metric.device)
+        else:
+            stacked = torch.stack([value.to(metric.device) for value in values])
+            merged = stacked if reduce is None else reduce(stacked)
+        setattr(metric, name, merged)
+    metric._update_count = sum(updates for _, updates in parts)

@@ -14,6 +14,7 @@ from tritium.gang.rank.world import World
 from tritium.gang.rank.world import world as this_world
 from tritium.ml.callbacks import TrainState
 from tritium.ml.early_stopping import EarlyStoppingState
+from tritium.ml.history import make_json
 from tritium.ml.progress import Progress
 from tritium.ml.torch.checkpoint import TrainingCheckpoint
 from tritium.ml.torch.ddp import Gradients, Ranks, Replica, joined, tell_untrained
@@ -93,6 +94,7 @@ def _train(
         metrics = checkpoint.epoch_metrics(epoch, ranks)
         schedule.on_epoch_start(epoch)
         net, gradients = replica.net, replica.gradients
+        ungrouped = replica.ungrouped(optimizer)
         net.train()
         for group in epoch.groups(settings.gradient_accumulation):
             losses = backward(net, group, step, gradients, metrics)
@@ -102,6 +104,8 @@ def _train(
                 torch.nn.utils.clip_grad_norm_(net.parameters(), settings.clip_grad_norm)
             optimizer.step()
             optimizer.zero_grad()
+            for parameter in ungrouped:  # the optimizer clears only its own, and the norm is that of all
+                parameter.grad = None
             schedule.on_step()
             checkpoint.on_step(batches[-1], metrics)
             if not output_known:  # an output that can't be a prediction must fail now, not after the last epoch
@@ -124,6 +128,7 @@ def _train(
         early_stopping.on_epoch_end(entry)
         for callback in settings.callbacks:
             callback.on_epoch_end(state)
+        make_json(state.history[-1])
         replica.refresh(optimizer)
         refuse_different(module, ranks, tell)
         progress.on_epoch_end(epoch, entry)
@@ -134,6 +139,8 @@ def _train(
     early_stopping.restore_best()
     for callback in settings.callbacks:
         callback.on_train_end(state)
+    for entry in state.history:
+        make_json(entry)
     take_buffers(module, ranks)
     refuse_different(module, ranks, tell)
     if ranks.rank != 0:
@@ -161,7 +168,8 @@ def backward(
             loss, output = step(net, batch)
             # Scaled to give the mean over all rows of all ranks and batches, as one process would compute it.
             (loss * (batch.scale * batch.total / group.total)).backward()  # type: ignore[no-untyped-call]
-        losses.append(loss.detach())
+        # A repeated row, of scale 0, must not count: its loss may be NaN, and NaN * 0 is NaN.
+        losses.append(loss.detach() if batch.rows else torch.zeros_like(loss.detach()))
         metrics.add(batch, loss, output)
     return losses
 

@@ -16,6 +16,7 @@ from tritium.errors import BadData, BadRow, BadSetting
 from tritium.ml.arguments import name_of
 from tritium.ml.settings import LABEL, WEIGHT
 from tritium.ml.torch.settings import TorchSettings, is_of_torch
+from tritium.model.signature import Output, check_classes
 
 Step = Callable[[Any, Mapping[str, torch.Tensor]], tuple[torch.Tensor, Any]]
 
@@ -87,12 +88,22 @@ def forward(net: Any, batch: Mapping[str, torch.Tensor], inputs: list[str]) -> A
 
 
 def describe(net: torch.nn.Module, settings: TorchSettings, batch: Mapping[str, torch.Tensor]) -> dict[str, Any]:
-    """Return the inputs and outputs of the trained module by name: dtype and shape of one row. Sets eval mode."""
+    """Return the inputs and outputs of the trained module by name: dtype and shape of one row. Sets eval mode.
+
+    Raises BadData and BadSetting for outputs that can't be predictions of the settings' task.
+    """
     net.eval()
     inputs = {name: batch[name] for name in settings.inputs()}
     with torch.no_grad():
-        output = forward(net, inputs, list(inputs))
-    return {"inputs": _rows_like(inputs), "outputs": _rows_like(named_outputs(output))}
+        outputs = outputs_of(forward(net, inputs, list(inputs)))
+    if settings.task == "classification":
+        check_classes(outputs)
+    return {"inputs": _rows_like(inputs), "outputs": {o.name: (o.dtype, o.shape) for o in outputs}}
+
+
+def outputs_of(output: Any) -> tuple[Output, ...]:
+    """Return what a module returned as a signature has it. Raises BadData as `named_outputs` does."""
+    return tuple(Output(name, *row) for name, row in _rows_like(named_outputs(output)).items())
 
 
 def named_outputs(output: Any) -> dict[str, torch.Tensor]:

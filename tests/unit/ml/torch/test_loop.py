@@ -20,7 +20,7 @@ import tritium as tr
 from tritium.errors import EmptyShard, TrainingDiverged, TritiumError
 from tritium.gang.driver import launch
 from tritium.gang.rank import world as worlds
-from tritium.ml import Callback, EarlyStopping, TorchSettings, TrainState
+from tritium.ml import Callback, EarlyStopping, TorchSettings, TrainState, fit
 from tritium.ml.fitting import prepare
 from tritium.ml.torch.backend import TorchBackend
 from tritium.ml.torch.loop import train
@@ -169,6 +169,22 @@ class Worst(torchmetrics.Metric):
         return (whole(self.outputs) - whole(self.labels)).abs().max()
 
 
+class Stacked(torchmetrics.Metric):
+    """The mean squared error, as a metric that gets the states of all ranks side by side, like PearsonCorrCoef."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.add_state("sums", torch.zeros(2), dist_reduce_fx=None)
+
+    def update(self, output: torch.Tensor, label: torch.Tensor) -> None:
+        squares = (output - label).square().detach()
+        self.sums = self.sums + torch.stack([squares.sum(), torch.tensor(float(len(squares)))])
+
+    def compute(self) -> torch.Tensor:
+        total, rows = self.sums.reshape(-1, 2).sum(0)
+        return total / rows
+
+
 def absolute(output: torch.Tensor, label: torch.Tensor) -> torch.Tensor:
     return (output - label).abs().mean()
 
@@ -182,6 +198,13 @@ def unheard_step(module: Any, batch: Any) -> Any:
     """Return a loss that one row makes NaN, while its gradients stay finite."""
     loss = nn.functional.mse_loss(module(batch["features"]), batch["label"])
     return loss + math.nan if bool((batch["features"][:, 4] > MARK).any()) else loss
+
+
+def lonely_step(module: Any, batch: Any) -> Any:
+    """Return NaN with finite gradients for the one row that is repeated to keep step, as a spread over rows does."""
+    output = module(batch["features"])
+    off = 0.0 if batch.rows else math.nan
+    return ((output - batch["label"]) ** 2).mean() + off, output + off
 
 
 def rooted_step(module: Any, batch: Any) -> Any:
@@ -242,6 +265,8 @@ CASES: dict[str, tuple[TorchSettings, pa.Table]] = {
             metrics={
                 "mse": torchmetrics.MeanSquaredError(),
                 "worst": Worst(),
+                "stacked": Stacked(),
+                "wrapped": torchmetrics.wrappers.MultioutputWrapper(torchmetrics.MeanSquaredError(), 1),
                 "mae": absolute,
             },
             callbacks=[Recorder()],
@@ -287,6 +312,7 @@ CASES: dict[str, tuple[TorchSettings, pa.Table]] = {
         regression(train_step=unheard_step, loss=None),
         table(40).set_column(4, "x4", pa.array([MARK + 1 if i == 17 else 1.0 for i in range(40)])),
     ),
+    "lonely": (regression(train_step=lonely_step, loss=None, metrics=[absolute]), table(97)),
     "rooted": (regression(train_step=rooted_step, loss=None), table(40)),
     "empty": (regression(), table(0)),
     "no_step": (regression(remainder="drop", batch_size=64), table(40)),
@@ -538,6 +564,8 @@ def test_a_rank_without_rows_to_validate_on_contributes_nothing(size: int) -> No
         assert entry["validation_mse"] == pytest.approx(squared, rel=1e-5)
         assert entry["validation_mae"] == pytest.approx((output - y).abs().mean().item(), rel=1e-5)
         assert entry["validation_worst"] == pytest.approx((output - y).abs().max().item(), rel=1e-5)
+        assert entry["validation_stacked"] == pytest.approx(squared, rel=1e-5)
+        assert entry["validation_wrapped"] == pytest.approx([squared], rel=1e-5)
 
 
 @pytest.mark.parametrize("size", SIZES)
@@ -616,6 +644,13 @@ def test_a_loss_that_is_not_finite_is_found_when_its_gradients_are(size: int) ->
 
 
 @pytest.mark.parametrize("size", SIZES)
+def test_a_row_that_is_repeated_to_keep_step_counts_for_nothing(size: int) -> None:
+    found = history("lonely", size)
+    assert all(math.isfinite(entry["loss"]) and math.isfinite(entry["absolute"]) for entry in found)
+    assert size == 1 or found[0]["rows_padded"]
+
+
+@pytest.mark.parametrize("size", SIZES)
 def test_gradients_that_are_not_finite_are_found_when_the_loss_is(size: int) -> None:
     error = one_error("rooted", size, TrainingDiverged)
     assert (error.epoch, error.step, error.rank) == (1, 1, 0 if size == 1 else None)
@@ -646,3 +681,32 @@ def test_what_was_seen_makes_the_signature() -> None:
     found = outcome("inputs", 2)
     assert found["inputs"] == {"numbers": ("float32", (2,)), "kind": ("int64", ())}
     assert found["outputs"] == {"prediction": ("float32", (1,))}
+
+
+class Norms(Callback):
+    """A callback that keeps the norm of the first layer's gradient at each optimizer step."""
+
+    def on_train_start(self, state: TrainState) -> None:
+        self.norms: list[float] = []
+        first = next(state.module.parameters())
+        state.optimizer.register_step_pre_hook(lambda *_: self.norms.append(float(first.grad.norm())))
+
+    def on_epoch_end(self, state: TrainState) -> None:
+        state.history[-1]["norms"] = list(self.norms)
+
+
+@pytest.mark.parametrize(
+    "where",
+    [{"on": "here"}, pytest.param({"on": "driver", "ranks": 2}, marks=pytest.mark.processes)],
+)
+def test_of_weights_outside_the_optimizer_the_norm_has_the_gradient_of_one_step(where: dict[str, Any]) -> None:
+    settings = regression(
+        optimizer=lambda p: torch.optim.SGD(list(p)[2:], 0.0),
+        clip_grad_norm=1e9,
+        batch_size=96,
+        epochs=4,
+        callbacks=[Norms()],
+    )
+    model = fit(table(96), settings, **where, progress=False, output="none")
+    norms = model.history[-1]["norms"]
+    assert norms == pytest.approx([norms[0]] * 4), "weights and rows stay the same, so the gradient does"

@@ -223,6 +223,43 @@ def test_a_layer_that_is_unfrozen_within_an_epoch_is_refused_at_that_step(tmp_pa
         train(tmp_path / "run", train_step=unfreezing_step, loss=None)
 
 
+class Skips(nn.Module):
+    """A module that leaves out its second layer in some steps, as LayerDrop does, after the dry run."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second, self.calls = nn.Linear(3, 1), nn.Linear(3, 1), 0
+
+    def forward(self, x: Any) -> Any:
+        self.calls += self.training
+        return self.first(x) + (self.second(x) if self.calls % 3 else 0)
+
+
+def skipping_step(module: Any, batch: Any) -> Any:
+    return nn.functional.mse_loss(module(batch["features"]), batch["label"])
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize("accumulated", [1, 2])
+def test_a_module_that_skips_layers_in_some_steps_is_told_to_take_a_train_step(
+    accumulated: int, tmp_path: Path
+) -> None:
+    changes: dict[str, Any] = {"model": Skips, "gradient_accumulation": accumulated, "batch_size": 4}
+    with pytest.raises(BadSetting, match=r"got no gradient in this step.*train_step=lambda module, batch: your_loss"):
+        train(tmp_path / "plain", **changes)
+    model = train(tmp_path / "step", **changes, loss=None, train_step=skipping_step)
+    assert len(model.history) == 3
+
+
+@pytest.mark.processes
+def test_a_step_that_uses_all_parameters_shows_no_warning_of_an_option_of_ddp(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    changes = {"model": lambda: Net(frozen=False), "loss": None, "train_step": skipping_step, "epochs": 1}
+    train(tmp_path / "run", **changes, output="all")
+    assert "find_unused_parameters" not in "".join(capfd.readouterr())
+
+
 class Touches(Callback):
     """A callback that changes the weights of one rank."""
 

@@ -611,6 +611,7 @@ class TestInAGang:
         (note,) = events(tmp_path, "note")
         assert "000000000001 is older than the newest 1 checkpoints and can't be removed: Permission" in note["text"]
 
+    @pytest.mark.processes
     @pytest.mark.parametrize("call", ["save", "load"])
     def test_a_run_dir_that_a_rank_does_not_reach(self, call: str) -> None:
         def train() -> None:

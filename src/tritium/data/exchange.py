@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 
+from tritium.data.idset import PARTITION_BITS, POSITION
 from tritium.data.plan import plan
 from tritium.data.receiver import end_is_seen
 from tritium.data.schema import DENSE_BYTES, Data, Field, as_data
@@ -86,7 +87,7 @@ class Exchange:
         last = anchors.select(anchor, *_named(nulls, types))
         united = last if united is None else united.unionAll(last)
         numbered = united.select(F.monotonically_increasing_id().alias("_id"), "*")
-        partition, position = F.shiftright("_id", 33), F.col("_id").bitwiseAND(F.lit((1 << 33) - 1))
+        partition, position = F.shiftright("_id", PARTITION_BITS), F.col("_id").bitwiseAND(F.lit(POSITION))
         rank = F.pmod(partition + position, F.lit(self.ranks)).cast("int")
         dealt = numbered.repartitionById(self.ranks, F.coalesce(F.col("_anchor"), rank))
         return dealt.sortWithinPartitions("_id") if self.sorted else dealt

@@ -11,6 +11,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from tritium.data import narrow
+from tritium.data.idset import PARTITION_BITS, POSITION
 from tritium.data.narrow import ErrorAt
 from tritium.data.schema import DENSE_BYTES, Field
 from tritium.data.spool import Ragged
@@ -19,8 +20,6 @@ from tritium.hints import nearest
 
 Array = np.ndarray[Any, Any]
 Column = Array | Ragged
-
-_POSITION = (1 << 33) - 1
 
 
 def read(field: Field, column: pa.Array, ids: Array) -> tuple[Column, Array | None]:
@@ -68,8 +67,8 @@ def bad_row(field: Field, ids: Array, row: int, value: Any, what: str, advice: s
     column, number = field.sources[source], int(ids[row])
     used = "" if column == field.name else f" (in batch column {field.name!r})"
     return BadRow(
-        f"column {column!r}{used} is {what} in row {number} (source partition {number >> 33}, position "
-        f"{number & _POSITION}). {advice.format(column)}.",
+        f"column {column!r}{used} is {what} in row {number} (source partition {number >> PARTITION_BITS}, position "
+        f"{number & POSITION}). {advice.format(column)}.",
         column=column,
         row_id=number,
         value=value,

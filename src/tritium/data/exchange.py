@@ -15,10 +15,11 @@ from typing import Any
 
 import numpy as np
 
+from tritium.data.idset import PARTITION_BITS, POSITION
 from tritium.data.plan import plan
 from tritium.data.receiver import end_is_seen
 from tritium.data.schema import DENSE_BYTES, Data, Field, as_data
-from tritium.data.types import SourceType, columns_of, may_exceed_int64, path_of
+from tritium.data.types import SourceType, columns_of, may_exceed_int64, spark_column
 from tritium.errors import BadData, BadSetting, IncompleteShard
 
 _SQL = {
@@ -86,7 +87,7 @@ class Exchange:
         last = anchors.select(anchor, *_named(nulls, types))
         united = last if united is None else united.unionAll(last)
         numbered = united.select(F.monotonically_increasing_id().alias("_id"), "*")
-        partition, position = F.shiftright("_id", 33), F.col("_id").bitwiseAND(F.lit((1 << 33) - 1))
+        partition, position = F.shiftright("_id", PARTITION_BITS), F.col("_id").bitwiseAND(F.lit(POSITION))
         rank = F.pmod(partition + position, F.lit(self.ranks)).cast("int")
         dealt = numbered.repartitionById(self.ranks, F.coalesce(F.col("_anchor"), rank))
         return dealt.sortWithinPartitions("_id") if self.sorted else dealt
@@ -98,7 +99,7 @@ class Exchange:
         frame = self.data[name].frame
         schema = frame.schema
         if keys := self.data[name].keys:
-            frame = frame.sortWithinPartitions(*(_column(schema, key) for key in keys))
+            frame = frame.sortWithinPartitions(*(spark_column(schema, key) for key in keys))
         children = [pack(field, schema).alias(f"c{i}") for i, field in enumerate(self.plan[name])]
         return frame.select(F.struct(*children).alias(name))
 
@@ -172,10 +173,10 @@ def pack(field: Field, schema: Any) -> Any:
 
     columns = columns_of(schema)
     if field.packed:
-        row = F.array(*(_scalar(_column(schema, name), columns[name], field.travel) for name in field.sources))
+        row = F.array(*(_scalar(spark_column(schema, name), columns[name], field.travel) for name in field.sources))
         return _marked(row, field, schema) if field.marked else row
     source = field.sources[0]
-    column, kind = _column(schema, source), columns[source]
+    column, kind = spark_column(schema, source), columns[source]
     if kind.name == "vector":
         from pyspark.ml.functions import vector_to_array
 
@@ -201,7 +202,7 @@ def _marked(row: Any, field: Field, schema: Any) -> Any:
         F.when((value < float(-(2**63))) | (value >= float(2**63)), F.lit(index).cast("bigint"))  # NaN is the largest
         for index, name in enumerate(field.sources)
         if may_exceed_int64(columns[name])
-        for value in [_column(schema, name).cast("double")]
+        for value in [spark_column(schema, name).cast("double")]
     ]
     mark = F.coalesce(*marks, F.lit(None).cast("bigint"))
     return F.when(mark.isNull(), row).otherwise(F.array_repeat(mark, len(field.sources) + 1))
@@ -220,16 +221,6 @@ def _scalar(column: Any, kind: SourceType, travel: str) -> Any:
         minutes = (days * 24 + F.hour(column)) * 60 + F.minute(column)
         column = minutes * 60_000_000 + (F.date_part(F.lit("SECOND"), column) * 1_000_000).cast("bigint")
     return column.cast(_SQL[travel])
-
-
-def _column(schema: Any, name: str) -> Any:
-    from pyspark.sql import functions as F
-
-    top, *below = path_of(schema, name)
-    column = F.col("`" + top.replace("`", "``") + "`")
-    for child in below:
-        column = column.getField(child)
-    return column
 
 
 def _named(columns: list[Any], types: Mapping[str, Any]) -> list[Any]:

@@ -16,6 +16,7 @@ from typing import Any, Literal
 
 import numpy as np
 
+from tritium.data.idset import PARTITION_BITS
 from tritium.data.spool import Ragged
 
 Array = np.ndarray[Any, Any]
@@ -44,7 +45,7 @@ class Fingerprint:
             rows += self._ragged(name, column) if isinstance(column, Ragged) else self._fixed(name, column)
         hashes = _mixed(ids.view(np.uint64) * _GOLDEN + rows)
         contents = _mixed(rows)
-        partitions = ids >> 33
+        partitions = ids >> PARTITION_BITS
         starts = np.flatnonzero(np.diff(partitions, prepend=partitions[0] - 1))
         sums = (np.add.reduceat(each, starts).tolist() for each in (hashes, contents))
         counts = np.diff(starts, append=len(ids)).tolist()

@@ -13,11 +13,13 @@ Array = np.ndarray[Any, Any]
 
 PARTITION_BITS = 33
 """An id is `source partition << 33 | position` (Spark's `monotonically_increasing_id`)."""
+POSITION = (1 << PARTITION_BITS) - 1
+"""The bits of an id that are its position."""
 
 
 def rank_of(ids: Array, ranks: int) -> Array:
     """Return the rank of each id, int64 [k], as the exchange distributes rows to `ranks`."""
-    owner: Array = ((ids >> PARTITION_BITS) + (ids & ((1 << PARTITION_BITS) - 1))) % ranks
+    owner: Array = ((ids >> PARTITION_BITS) + (ids & POSITION)) % ranks
     return owner
 
 

@@ -11,6 +11,7 @@ import pyarrow.compute as pc
 
 from tritium.data import narrow
 from tritium.data.codec import bad_row
+from tritium.data.idset import PARTITION_BITS
 from tritium.data.plan import plan
 from tritium.data.schema import Data, Field, as_data
 from tritium.data.types import SourceType, columns_of, path_of
@@ -50,12 +51,12 @@ class Tables:
             for start in range(0, len(rows), ROWS):
                 chosen = rows[start : start + ROWS]
                 taken = table.take(pa.array(chosen)).combine_chunks()
-                ids = (partition << 33) + chosen
+                ids = (partition << PARTITION_BITS) + chosen
                 columns = [_packed(field, taken, name, ids) for field in self.plan[name]]
                 struct = pa.StructArray.from_arrays(columns, fields=list(self._types[name]))
                 yield self._batch(ids, None, name, struct)
         partition = len(self._tables) + rank
-        yield self._batch(np.array([partition << 33], np.int64), rank, None, None)
+        yield self._batch(np.array([partition << PARTITION_BITS], np.int64), rank, None, None)
 
     def _batch(self, ids: Array, anchor: int | None, name: str | None, struct: Any) -> pa.RecordBatch:
         anchors = pa.nulls(len(ids), pa.int32()) if anchor is None else pa.array([anchor], pa.int32())

@@ -145,3 +145,19 @@ def _below(found: dict[str, tuple[SourceType, tuple[str, ...]]], kind: SourceTyp
     for child, inner in kind.children:
         found.setdefault(".".join((*path, child)), (inner, (*path, child)))
         _below(found, inner, (*path, child))
+
+
+def is_spark(frame: Any) -> bool:
+    """Return whether `frame` is a Spark DataFrame, classic or Connect."""
+    return hasattr(frame, "sparkSession")
+
+
+def spark_column(schema: Any, name: str) -> Any:
+    """Return a column of Spark DataFrames with this schema, also a nested one: `address.zip`."""
+    from pyspark.sql import functions as F
+
+    top, *below = path_of(schema, name)
+    column = F.col("`" + top.replace("`", "``") + "`")
+    for child in below:
+        column = column.getField(child)
+    return column

@@ -13,7 +13,7 @@ import pyarrow.compute as pc
 from tritium.data.plan import plan
 from tritium.data.schema import Data, Field
 from tritium.data.tables import table_of
-from tritium.data.types import SourceType, columns_of, path_of
+from tritium.data.types import SourceType, columns_of, is_spark, path_of, spark_column
 from tritium.errors import BadData, BadSetting
 from tritium.hints import suggest
 from tritium.ml.settings import LABEL, WEIGHT, Settings
@@ -52,11 +52,6 @@ def as_frame(frame: Any, name: str) -> Any:
             "settings nulls=, nan= and pad=."
         )
     return frame if is_spark(frame) else table_of(frame, name)
-
-
-def is_spark(frame: Any) -> bool:
-    """Return whether `frame` is a Spark DataFrame, classic or Connect."""
-    return hasattr(frame, "sparkSession")
 
 
 def schema_of(frame: Any) -> Any:
@@ -181,7 +176,7 @@ def whole_numbers(frame: Any, column: str, settings: Settings) -> Any:
         return frame.set_column(position, column, value.cast(pa.int64()))
     from pyspark.sql import functions as F
 
-    value = spark_column(frame, column)
+    value = spark_column(frame.schema, column)
     message = F.concat(F.lit(what), value.cast("string"), F.lit(advice))
     whole = value.isNull() | (value == F.floor(value))
     return frame.withColumn(column, F.when(whole, value.cast("long")).otherwise(F.raise_error(message).cast("long")))
@@ -193,17 +188,6 @@ def table_column(table: pa.Table, name: str) -> Any:
         return table[name]
     top, *below = path_of(table.schema, name)
     return pc.struct_field(table[top], below)
-
-
-def spark_column(frame: Any, name: str) -> Any:
-    """Return a column of a Spark DataFrame, also a nested one: `address.zip`."""
-    from pyspark.sql import functions as F
-
-    top, *below = path_of(frame.schema, name)
-    column = F.col("`" + top.replace("`", "``") + "`")
-    for child in below:
-        column = column.getField(child)
-    return column
 
 
 def width(frame: Any, name: str, kind: SourceType) -> int | None:

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from tritium.data.schema import Data, Field
+from tritium.data.types import is_spark
 from tritium.errors import BadSetting
 from tritium.gang.driver import launch
 from tritium.gang.settings import Gang
@@ -17,7 +18,6 @@ from tritium.ml.columns import (
     Columns,
     as_frame,
     find_columns,
-    is_spark,
     maybe_classes,
     refuse_other_types,
     row_shape,

@@ -14,10 +14,11 @@ from pyspark.ml.param import Param, Params, TypeConverters
 from pyspark.ml.param.shared import HasOutputCols
 from pyspark.ml.util import DefaultParamsReader, DefaultParamsWriter, MLReadable, MLReader, MLWritable, MLWriter
 
+from tritium.data.types import is_spark
 from tritium.errors import BadSetting, ModelError
 from tritium.model.model import Model, load
 from tritium.model.signature import Signature
-from tritium.predict.local import is_spark, score_pandas
+from tritium.predict.local import score_pandas
 from tritium.predict.spark import output_names, score
 from tritium.predict.weights import is_connect
 

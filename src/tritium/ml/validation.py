@@ -9,10 +9,10 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from tritium.data.types import columns_of
+from tritium.data.types import columns_of, is_spark, spark_column
 from tritium.errors import BadData, BadSetting
 from tritium.hints import suggest
-from tritium.ml.columns import as_frame, find_columns, is_spark, names_in, schema_of, spark_column, table_column
+from tritium.ml.columns import as_frame, find_columns, names_in, schema_of, table_column
 from tritium.ml.settings import Settings
 
 _PARTS = 1 << 32  # range of the hash for the validation fraction
@@ -53,7 +53,7 @@ def _marked(frame: Any, name: str) -> Any:
         return frame[name]
     from pyspark.sql import functions as F
 
-    value = spark_column(frame, name)
+    value = spark_column(frame.schema, name)
     return F.when(value.isNull(), F.raise_error(F.lit(null)).cast("boolean")).otherwise(value)
 
 
@@ -63,7 +63,7 @@ def _hashed(frame: Any, names: Sequence[str], fraction: float, seed: int) -> Any
     if is_spark(frame):
         from pyspark.sql import functions as F
 
-        drawn = F.xxhash64(F.lit(seed), *(spark_column(frame, name) for name in names))
+        drawn = F.xxhash64(F.lit(seed), *(spark_column(frame.schema, name) for name in names))
         return F.pmod(drawn, F.lit(_PARTS)) < limit
     start = zlib.crc32(str(seed).encode())
     rows = zip(*(table_column(frame, name).to_pylist() for name in names), strict=True)

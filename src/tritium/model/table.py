@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from tritium.data import narrow
+from tritium.data.idset import PARTITION_BITS, POSITION
 from tritium.data.plan import plan
 from tritium.data.schema import Data, Field
 from tritium.data.types import SourceType, columns_of
@@ -18,7 +19,6 @@ from tritium.errors import BadData, BadRow, SignatureMismatch
 from tritium.hints import suggest
 from tritium.model.signature import Input, Signature, shown
 
-_POSITION = (1 << 33) - 1
 _FAMILY = {"decimal": "number", "vector": "array"}
 
 
@@ -141,9 +141,9 @@ def refused(column: str, taken: str, row_id: int, value: float | None) -> BadRow
         what = "infinite, or beyond what the model computes in,"
         remedy = "df[df[{0!r}].between(-3.4e38, 3.4e38)]"
     return BadRow(
-        f"column {column!r} is {what} in row {row_id & _POSITION} of partition {row_id >> 33} (input {taken!r}), and "
-        f"the model was trained without. Drop such rows before, {remedy.format(column)}, or fill them as the training "
-        "did.",
+        f"column {column!r} is {what} in row {row_id & POSITION} of partition {row_id >> PARTITION_BITS} (input "
+        f"{taken!r}), and the model was trained without. Drop such rows before, {remedy.format(column)}, or fill "
+        "them as the training did.",
         column=column,
         row_id=row_id,
         value=value,

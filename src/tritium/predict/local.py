@@ -12,11 +12,6 @@ from tritium.model.model import Model
 from tritium.predict.spark import output_names, refuse_taken
 
 
-def is_spark(data: Any) -> bool:
-    """Return whether `data` is a Spark DataFrame, classic or Connect."""
-    return hasattr(data, "sparkSession") and hasattr(data, "schema")
-
-
 def score_pandas(
     model: Model, frame: Any, *, output_cols: Sequence[str] | None = None, batch_size: int = 1024, device: str = "cpu"
 ) -> Any:

@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
+from tritium.data.idset import PARTITION_BITS
 from tritium.errors import TritiumError, WrongVersion
 from tritium.model.engine import Engine
 from tritium.model.engines import registry
@@ -59,7 +60,7 @@ def score(payload: bytes, sent: Any, batches: Iterator[Any]) -> Iterator[pa.Arra
         seen = 0
         for batch in batches:
             columns = batch if isinstance(batch, tuple) else (batch,)
-            ids = np.arange(seen, seen + len(columns[0]), dtype=np.int64) + (partition << 33)
+            ids = np.arange(seen, seen + len(columns[0]), dtype=np.int64) + (partition << PARTITION_BITS)
             seen += len(ids)
             with advising():
                 inputs: dict[str, Any] = {f.name: read(f, c, ids)[0] for f, c in zip(fields, columns, strict=True)}

@@ -79,12 +79,11 @@ class WatermarkTracker:
 
 @dataclass
 class Feed:
-    """The watermark of one named DataFrame in a rank. `publish` and `fail` may be called from any thread."""
+    """The watermark of one named DataFrame in a rank. `publish` may be called from any thread."""
 
     while_waiting: Callable[[], AbstractContextManager[None]] = nullcontext
     """Returns a context that is entered for as long as a wait lasts, so that others see what this process waits for."""
     _watermark: Watermark | None = None
-    _error: BaseException | None = None
     _moved: threading.Condition = field(default_factory=threading.Condition)
     fingerprint: Table | None = None
     """Of the rows of all shards; set before the watermark is complete, or never."""
@@ -94,12 +93,6 @@ class Feed:
         with self._moved:
             before = {} if self._watermark is None else self._watermark.ended
             self._watermark = replace(watermark, ended={**before, **watermark.ended})
-            self._moved.notify_all()
-
-    def fail(self, error: BaseException) -> None:
-        """Raise `error` in every thread that waits, now or later, for rows beyond the watermark: none will come."""
-        with self._moved:
-            self._error = error
             self._moved.notify_all()
 
     def wait(self, rows: int) -> Watermark:
@@ -115,8 +108,6 @@ class Feed:
         with ExitStack() as stack, self._moved:
             entered = False
             while self._watermark is None or not reached(self._watermark):
-                if self._error is not None:
-                    raise self._error
                 if not entered:
                     entered = True
                     stack.enter_context(self.while_waiting())

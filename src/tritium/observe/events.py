@@ -158,21 +158,6 @@ class RunLog:
         with self._lock:
             self._stored.discard()
 
-    def path(self, name: str) -> str:
-        """Return the path or URL of the file `name` of this run. Raises BadSetting for one outside the directory."""
-        return self._stored.path(name)
-
-    def tail(self, rank: int, lines: int = 20) -> list[str]:
-        """Return the last lines that a rank wrote; none where it wrote nothing."""
-        path = self._folder / "logs" / f"rank-{rank}.log"
-        try:
-            with path.open("rb") as file:
-                file.seek(max(0, os.path.getsize(path) - _TAIL_BYTES))
-                text = file.read().decode("utf-8", "replace")
-        except FileNotFoundError:
-            return []
-        return text.replace("\r\n", "\n").splitlines()[-lines:]
-
     def report(self, report: Mapping[str, Any]) -> None:
         """Write report.json, whole or not at all."""
         text = masked(json.dumps(plain(report), indent=2, ensure_ascii=False)) + "\n"

@@ -5,7 +5,6 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 
-import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -55,15 +54,8 @@ def test_the_mark_never_promises_what_a_rank_lacks(size: int, reports: list[tupl
 
 
 def waiting(ask: Callable[[], object], answers: list[object]) -> threading.Thread:
-    """Return a thread that asks, and keeps the answer or the error."""
-
-    def run() -> None:
-        try:
-            answers.append(ask())
-        except ConnectionError as error:
-            answers.append(str(error))
-
-    thread = threading.Thread(target=run)
+    """Return a thread that asks, and keeps the answer."""
+    thread = threading.Thread(target=lambda: answers.append(ask()))
     thread.start()
     return thread
 
@@ -89,15 +81,6 @@ def test_waiters_are_woken_by_the_end() -> None:
     assert sorted(map(str, answers)) == ["6", "[6, 5]"]
 
 
-def test_waiters_are_woken_by_a_failure() -> None:
-    feed, answers = Feed(), list[object]()
-    threads = [waiting(feed.counts, answers), waiting(lambda: feed.wait(10), answers)]
-    feed.fail(ConnectionError("the coordinator is gone"))
-    for thread in threads:
-        thread.join()
-    assert answers == ["the coordinator is gone"] * 2
-
-
 def test_counts_are_in_the_order_of_the_indices() -> None:
     tracker, feed = WatermarkTracker(3), Feed()
     for index, rows in ((2, 7), (0, 3), (1, 5)):
@@ -107,14 +90,3 @@ def test_counts_are_in_the_order_of_the_indices() -> None:
         feed.publish(mark)
     assert feed.counts() == [3, 5, 7]
     assert feed.wait(10**9).complete
-
-
-def test_rows_that_have_come_can_still_be_taken_after_a_failure() -> None:
-    feed = Feed()
-    feed.publish(Watermark(5, {}, 2))
-    feed.fail(ConnectionError("gone"))
-    assert feed.wait(5).rows == 5
-    with pytest.raises(ConnectionError, match="gone"):
-        feed.wait(6)
-    with pytest.raises(ConnectionError, match="gone"):
-        feed.counts()

@@ -134,20 +134,6 @@ class TestOutput:
         assert tmp_path.joinpath("logs", "rank-0.log").read_bytes() == b"half a line\r\n\\ud800 end"
         assert tmp_path.joinpath("logs", "rank-1.log").read_text() == "other\n"
 
-    def test_the_last_lines(self, tmp_path: Path) -> None:
-        log = RunLog(str(tmp_path), {})
-        for i in range(30_000):
-            log.output(3, f"line {i}\n") if i % 1000 == 0 or i > 29_900 else None
-        log.output(3, "x" * 100_000 + "\nlast")
-        log.close()
-        assert log.tail(3)[-1] == "last"
-        assert len(log.tail(3)) == 2
-        assert log.tail(9) == []
-        log = RunLog(str(tmp_path), {})
-        log.output(4, "".join(f"line {i}\n" for i in range(100)))
-        assert log.tail(4, 3) == ["line 97", "line 98", "line 99"]
-        log.close()
-
 
 def give(log: RunLog, name: str, *chunks: bytes, last: bool = True) -> None:
     """Store a file, or all but its last piece."""
@@ -245,7 +231,7 @@ class TestStoredFiles:
             give(log, name, content)
         log.close()
         files, root = fsspec.core.url_to_fs(where)
-        assert {name.removeprefix(root): files.cat_file(name) for name in files.find(root) if "w" in name} == {
+        assert {name.removeprefix(root): files.cat_file(name) for name in files.find(root) if name[-2:] == "/w"} == {
             "/a/w": b"third"
         }
 
@@ -268,7 +254,6 @@ class TestStoredFiles:
         assert memory.cat("/runs/1/w") == b"earlier"
         log.close()
 
-
     @pytest.mark.skipif(not os.path.exists("/dev/full"), reason="needs a full disk")
     def test_a_disk_of_this_machine_that_is_full_is_not_the_object_stores(
         self, memory: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -282,8 +267,8 @@ class TestStoredFiles:
             give(log, "w", b"new")
         folder = tempfile.gettempdir()
         assert str(caught.value).startswith(
-            f"memory://runs/1/w could not be stored: No space left on device in {folder}, where it is collected on this "
-            "machine before its upload."
+            f"memory://runs/1/w could not be stored: No space left on device in {folder}, where it is collected on "
+            "this machine before its upload."
         )
         assert f"{caught.value.free:,} bytes are free there." in str(caught.value)
         assert str(caught.value).endswith("Free space there, or start this process with another TMPDIR.")
@@ -302,7 +287,6 @@ class TestARemoteDirectory:
             log.output(0, f"hello {number}\n")
             give(log, "weights/w.bin", b"12", b"34")
             give(log, "half.bin", b"12", b"34", last=False)
-            assert log.path("report.json") == "memory://bucket/run/report.json"
             log.report({"ok": True})
             log.close()
             assert log.problem is None

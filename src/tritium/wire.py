@@ -195,6 +195,11 @@ def _auth_code(secret: bytes, what: bytes, server: bytes, client: bytes) -> byte
     return hmac.digest(secret, what + server + client, "sha256")
 
 
+def address_text(address: tuple[str, int]) -> str:
+    """Format an address: `10.0.0.1:4000`, `[::1]:4000`."""
+    return f"[{address[0]}]:{address[1]}" if ":" in address[0] else f"{address[0]}:{address[1]}"
+
+
 class Channel:
     """A blocking end of a connection. Any thread may `send`; one thread at a time may `receive` or `take`.
 
@@ -214,7 +219,7 @@ class Channel:
 
         Raises WireError where nothing answers at the address, or something else than this run's coordinator.
         """
-        where = f"[{address[0]}]:{address[1]}" if ":" in address[0] else f"{address[0]}:{address[1]}"
+        where = address_text(address)
         try:
             sock = socket.create_connection(address, timeout)
         except OSError as error:

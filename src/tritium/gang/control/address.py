@@ -6,6 +6,7 @@ import re
 import socket
 
 from tritium.errors import BadSetting
+from tritium.wire import address_text
 
 HOST = "spark.tritium.driver.host"
 PORT = "spark.tritium.driver.port"
@@ -23,14 +24,9 @@ def family_of(address: str) -> socket.AddressFamily:
     return socket.AF_INET6 if ":" in address else socket.AF_INET
 
 
-def shown(address: tuple[str, int]) -> str:
-    """Format an address: `10.0.0.1:4000`, `[::1]:4000`."""
-    return f"[{address[0]}]:{address[1]}" if ":" in address[0] else f"{address[0]}:{address[1]}"
-
-
 def unreachable(host: str, address: tuple[str, int], seconds: float, error: Exception) -> str:
     """Return the message of a supervisor on `host` that can't reach the coordinator."""
-    return f"The executor on {host} {_MARK}{shown(address)}, tried for {seconds:g} s: {error}"
+    return f"The executor on {host} {_MARK}{address_text(address)}, tried for {seconds:g} s: {error}"
 
 
 def unreachable_in(line: str) -> BadSetting | None:

@@ -12,7 +12,7 @@ from typing import Any
 
 from tritium.errors import WireError
 from tritium.gang.control.session import GRACE, HEARTBEAT_SECONDS, SILENCE, TICK, Inbox, Outbox, late
-from tritium.wire import Channel, Message, Packed
+from tritium.wire import Channel, Message, Packed, address_text
 
 ATTEMPT_SECONDS = 2.0  # for one attempt to connect, with its handshake
 LONGEST_PAUSE = 0.5  # between two attempts to connect
@@ -210,7 +210,7 @@ class Client:
             return channel
         except TimeoutError as error:
             channel.close()
-            raise WireError(f"The coordinator at {self._address[0]}:{self._address[1]} is silent.") from error
+            raise WireError(f"The coordinator at {address_text(self._address)} is silent.") from error
         except BaseException:
             channel.close()
             raise

@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 
 from tritium.errors import BadSetting
-from tritium.gang.control.address import HOST, PORT, listener, shown, unreachable, unreachable_in
+from tritium.gang.control.address import HOST, PORT, listener, unreachable, unreachable_in
 from tritium.gang.coordinator.coordinator import Coordinator
 from tritium.gang.driver.address import BIND, driver_place
 from tritium.gang.rank.environment import _interface
-from tritium.wire import Channel
+from tritium.wire import Channel, address_text
 
 NOBODYS = "203.0.113.7"  # reserved for documentation
 
@@ -133,4 +133,4 @@ def test_ipv6_from_the_listener_to_the_interface() -> None:
     finally:
         gang.close()
     assert (_interface("::1"), _interface("127.0.0.1"), _interface("fd00:dead::1")) == ("lo", "lo", None)
-    assert shown(("::1", 4000)) == "[::1]:4000"
+    assert address_text(("::1", 4000)) == "[::1]:4000"

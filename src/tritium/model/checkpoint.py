@@ -282,10 +282,10 @@ class Store:
     def _remove(self, name: str) -> None:
         folder = f"{self._root}/{name}"
         with contextlib.suppress(FileNotFoundError):
-            self._files.rm(f"{folder}/{MANIFEST}")
+            files.remove(self._files, self._local, f"{folder}/{MANIFEST}", recursive=False)
         self._sync(folder)
         with contextlib.suppress(FileNotFoundError):
-            self._files.rm(folder, recursive=True)
+            files.remove(self._files, self._local, folder)
 
     def _sync(self, *folders: str) -> None:
         for folder in folders if self._local else ():

@@ -12,6 +12,7 @@ there is no model, and files that do not match it are refused.
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import errno
 import hashlib
@@ -55,7 +56,7 @@ def save(
         _refuse_other_files(files, root, path, {MANIFEST, *_EVER, *contents})
     if not local:
         if _exists(files, root):
-            files.rm(root, recursive=True)
+            remove(files, local, root)
         _write(files, local, root, contents, facts)
         return
     beside = f"{root}.{uuid.uuid4().hex[:8]}.part"
@@ -77,6 +78,19 @@ def opened(path: str) -> tuple[Any, str, bool]:
 def _exists(files: Any, root: str) -> bool:
     files.invalidate_cache()
     return bool(files.exists(root))
+
+
+def remove(files: Any, local: bool, path: str, *, recursive: bool = True) -> None:
+    """Remove a directory with its files, or (`recursive=False`) a file."""
+    if local or not set(path) & set("?*["):
+        files.rm(path, recursive=recursive)
+        return
+    # Not by fsspec's `rm`, for which these signs make a pattern: it removes what else matches, and not `path` itself.
+    files.invalidate_cache()
+    for found in files.find(path):
+        files.rm_file(found)
+    with contextlib.suppress(OSError):  # an object store has no directories
+        files.rmdir(path)
 
 
 def _refuse_other_files(files: Any, root: str, path: str, ours: set[str]) -> None:

@@ -282,6 +282,18 @@ class TestStore:
         if url.startswith("memory"):
             fsspec.filesystem("memory").rm("/bucket", recursive=True)
 
+    def test_signs_of_patterns_in_the_run_directory_stand_for_themselves(self) -> None:
+        """A pattern `lr[0.1]` is `lr0`, too."""
+        store, other = Store("memory://bucket/lr[0.1]"), Store("memory://bucket/lr0")
+        try:
+            for step in (1, 2, 3):
+                put(other, step, keep=3)
+                put(store, step, keep=1)
+            assert store._directories() == ["000000000003"]
+            assert other.names() == ["000000000003", "000000000002", "000000000001"]
+        finally:
+            fsspec.filesystem("memory").rm("/bucket", recursive=True)
+
     def test_a_step_that_is_saved_again_takes_the_place_of_the_first(self, tmp_path: Path) -> None:
         store = Store(str(tmp_path))
         put(store, 5)
@@ -345,7 +357,6 @@ class TestStore:
             store._files.open = opened
         assert store.damaged == {}
         assert store.names()[0] == name
-
 
     def test_a_store_that_fails_once_loses_no_checkpoint(self, tmp_path: Path) -> None:
         store = Store(str(tmp_path))

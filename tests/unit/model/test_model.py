@@ -499,7 +499,7 @@ def test_what_can_not_be_imported_goes_by_value(tmp_path: Path) -> None:
     assert regression(origin=nn.Identity).origin == "torch.nn.modules.linear:Identity"
 
 
-@pytest.mark.parametrize("place", ["memory://models", "file://{}"])
+@pytest.mark.parametrize("place", ["memory://models", "memory://models[1]", "file://{}"])
 def test_other_file_systems(place: str, tmp_path: Path) -> None:
     path = place.format(tmp_path) + "/bikes"
     model = regression()

@@ -494,24 +494,6 @@ def test_a_shard_that_ends_early_neither_hangs_nor_shortens_the_others() -> None
         assert steps == [40, 40]
 
 
-def test_a_failure_reaches_a_rank_that_waits_for_rows() -> None:
-    with Gang(2, "stream") as gang:
-        gang.deliver(0, np.arange(100))
-        caught: list[str] = []
-
-        def train() -> None:
-            try:
-                next(iter(next(gang.shards[0].epochs(1, batch_size=2))))
-            except ConnectionError as error:
-                caught.append(str(error))
-
-        thread = threading.Thread(target=train)
-        thread.start()
-        gang.feeds[0].fail(ConnectionError("rank 1 is gone"))
-        thread.join(60)
-        assert caught == ["rank 1 is gone"]
-
-
 def test_an_empty_shard_among_streamed_ones_is_the_same_error_before_any_step() -> None:
     with Gang(3, "stream", window=4) as gang:
         gang.deliver(1, np.arange(50), ended=True)

@@ -138,7 +138,7 @@ def test_the_epoch_begins_anew_with_changed_rows_where_that_is_asked_for(tmp_pat
 
 def test_what_is_no_setting(tmp_path: Path) -> None:
     def wrong() -> None:
-        tr.world().shard("train").epochs(1, batch_size=1, if_changed="new")
+        tr.world().shard("train").epochs(1, batch_size=1, if_changed="restat")
 
     with pytest.raises(
         BadSetting, match=r"if_changed='restat' is none of 'refuse', 'restart'\. Did you mean 'restart'"

@@ -33,8 +33,8 @@ def unreachable_executor(host: str, address: tuple[str, int], seconds: float, er
     """Return the message of a supervisor on `host` that can't reach the coordinator on another executor."""
     return (
         f"The executor on {host} can't reach the first task's at {address_text(address)}, tried for {seconds:g} s: "
-        f"{error} Executors reach neither the driver nor each other: let firewalls and NetworkPolicies pass TCP between "
-        "them."
+        f"{error} Executors reach neither the driver nor each other: let firewalls and NetworkPolicies pass TCP "
+        "between them."
     )
 
 

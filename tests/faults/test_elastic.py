@@ -125,7 +125,7 @@ def test_a_gang_goes_on_with_what_is_left_and_grows_when_slots_come_back(
     said = "\n".join(notes(run))
     assert "Retry 1 of 2, from the checkpoint of step" in said
     assert "starting again with 1 rank\n" in said
-    assert "starting again with 2 ranks\ngoes on from the checkpoint of step " in said
+    assert "starting again with 2 ranks\ncontinues from the checkpoint of step " in said
     assert two_workers.range(10).count() == 10
 
 

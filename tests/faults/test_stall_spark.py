@@ -89,17 +89,19 @@ def test_a_source_that_blocks_before_the_gang_can_start_is_said(
                 time.sleep(0.1)
             yield frame
 
+    def said() -> str:
+        return "\n".join(note["text"] for note in events(run_dir, "note"))
+
     def open_it() -> None:
         try:
-            wait(lambda: len(events(run_dir, "note")) >= 2, "it is said", 50)
+            wait(lambda: "Spark still computes the source (" in said(), "it is said", 50)
         finally:
             Path(gate).touch()
 
     frame = spark.range(0, 8000, 1, 4).mapInPandas(blocks, "id long")
     with Accomplice(open_it):
         assert sum(launch(spark, total, run_dir, data={"train": frame}, start_timeout=60)) == 8000
-    said = events(run_dir, "note")[1]["text"]
-    assert re.search(r"Spark still computes the source \(0 of \d+ tasks have ended, none in the last \d+ s", said)
+    assert re.search(r"Spark still computes the source \(0 of \d+ tasks have ended, none in the last \d+ s", said())
 
 
 @pytest.mark.parametrize("shuffle", ["full", "stream"])

@@ -69,8 +69,7 @@ def test_its_context_switches_are_counted_whatever_its_name_is(named: tuple[int,
     assert switches(named[0]) > 0
 
 
-@pytest.mark.usefixtures("named")
-def test_sparks_workers_are_looked_for_among_processes_of_any_name() -> None:
+def test_sparks_workers_are_looked_for_among_processes_of_any_name(named: tuple[int, str]) -> None:
     watch = SourceWatch(SimpleNamespace(sparkContext=SimpleNamespace(applicationId="app")), "tag", connect=False)
     watch._jvm = os.getpid()
-    assert list(watch._python_workers()) == []
+    assert named[0] not in list(watch._python_workers())  # this process may have a session, with workers of its own

@@ -31,12 +31,6 @@ CLASSES: dict[str, Any] = {"loss": nn.CrossEntropyLoss(), "model": lambda: nn.Li
 HERE: dict[str, Any] = {"on": "here", "progress": False, "output": "none"}
 
 
-@pytest.fixture(scope="module", autouse=True)
-def _torch_settled() -> None:
-    """Make a first optimizer, for which torch sets an environment variable and a cache directory."""
-    torch.optim.SGD([torch.zeros(1, requires_grad=True)], 0.1)
-
-
 def table(rows: int = 20) -> pa.Table:
     random = np.random.default_rng(1)
     columns: dict[str, Any] = {name: random.normal(size=rows) for name in [*X, "y"]}

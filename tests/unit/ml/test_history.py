@@ -16,12 +16,6 @@ from tritium.errors import BadSetting
 from tritium.ml import Callback, fit
 
 
-@pytest.fixture(scope="module", autouse=True)
-def _torch_settled() -> None:
-    """Make a first optimizer, for which torch sets an environment variable and a cache directory."""
-    torch.optim.SGD([torch.zeros(1, requires_grad=True)], 0.1)
-
-
 class Puts(Callback):
     """A callback that puts values into the history."""
 

@@ -31,12 +31,6 @@ SCALE = 2.0
 
 
 @pytest.fixture(scope="module", autouse=True)
-def _torch_settled() -> None:
-    """Make a first optimizer, for which torch sets an environment variable and a cache directory."""
-    torch.optim.SGD([torch.zeros(1, requires_grad=True)], 0.1)
-
-
-@pytest.fixture(scope="module", autouse=True)
 def _scale() -> Iterator[None]:
     before = SCALE
     yield

@@ -31,12 +31,6 @@ from tritium.model.checkpoint import Store
 X = ["a", "b", "c"]
 
 
-@pytest.fixture(scope="module", autouse=True)
-def _torch_settled() -> None:
-    """Make a first optimizer, for which torch sets an environment variable and a cache directory."""
-    torch.optim.SGD([torch.zeros(1, requires_grad=True)], 0.1)
-
-
 def sgd(p: Any) -> torch.optim.Optimizer:
     return torch.optim.SGD(p, 0.05)
 

@@ -31,12 +31,6 @@ MARK = 50.0
 pytestmark = [pytest.mark.processes, pytest.mark.timeout(400)]
 
 
-@pytest.fixture(scope="module", autouse=True)
-def _torch_settled() -> None:
-    """Make a first optimizer, for which torch sets an environment variable and a cache directory."""
-    torch.optim.SGD([torch.zeros(1, requires_grad=True)], 0.1)
-
-
 def mlp() -> nn.Module:
     torch.manual_seed(1)
     return nn.Sequential(nn.Linear(5, 8), nn.Tanh(), nn.Linear(8, 1))

@@ -23,12 +23,6 @@ from tritium.ml.torch.step import refuse_sum
 ROWS = 24
 
 
-@pytest.fixture(scope="module", autouse=True)
-def _torch_settled() -> None:
-    """Make a first optimizer, for which torch sets an environment variable and a cache directory."""
-    torch.optim.SGD([torch.zeros(1, requires_grad=True)], 0.1)
-
-
 def table() -> pa.Table:
     x = np.random.default_rng(1).normal(size=(ROWS, 3))
     columns = {f"x{i}": x[:, i] for i in range(3)} | {"y": np.abs(x[:, 0]), "cls": np.arange(ROWS) % 4}

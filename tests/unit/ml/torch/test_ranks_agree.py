@@ -85,12 +85,6 @@ def train(run_dir: Path, frame: Any = None, **changes: Any) -> Any:
     return fit(table() if frame is None else frame, run_dir=str(run_dir), **(settings | changes))
 
 
-@pytest.fixture(scope="module", autouse=True)
-def _torch_settled() -> None:
-    """Make a first optimizer, for which torch sets an environment variable and a cache directory."""
-    torch.optim.SGD([torch.zeros(1, requires_grad=True)], 0.1)
-
-
 def flat(weights: list[Any]) -> torch.Tensor:
     return torch.cat([torch.tensor(part).flatten() for part in weights])
 

@@ -21,12 +21,6 @@ from tritium.ml import Callback, fit
 ROWS, EPOCHS = 48, 5
 
 
-@pytest.fixture(scope="module", autouse=True)
-def _torch_settled() -> None:
-    """Make a first optimizer, for which torch sets an environment variable and a cache directory."""
-    torch.optim.SGD([torch.zeros(1, requires_grad=True)], 0.1)
-
-
 def table() -> pa.Table:
     x = np.random.default_rng(1).normal(size=(ROWS, 2))
     return pa.table({"a": x[:, 0], "b": x[:, 1], "y": x[:, 0] - x[:, 1]})

@@ -23,6 +23,7 @@ HOMES = {
     "TypedDict": "typing",
     "TypeVar": "typing",
     "Param": "pyspark.ml.param",
+    "Framework": "tritium.frameworks.framework",
     "GangKeywords": "tritium.gang.keywords",
     "OnStall": "tritium.gang.settings",
     "Output": "tritium.gang.settings",

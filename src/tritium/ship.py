@@ -215,11 +215,11 @@ def is_users_own(module: ModuleType, by_reference: tuple[str, ...]) -> bool:
         return False
     if name.partition(".")[0] in ("tritium", "pyspark") or sys.modules.get(name) is not module:
         return False
-    return not _is_installed(file) and not any(os.path.abspath(file).startswith(root) for root in by_reference)
+    return not is_installed(file) and not any(os.path.abspath(file).startswith(root) for root in by_reference)
 
 
 @functools.cache  # a launch calls it twice for some 2,000 modules, and resolving their links takes 0.1 s
-def _is_installed(file: str) -> bool:
+def is_installed(file: str) -> bool:
     """Return whether the file is among Python's own or installed packages, or is no Python source."""
     path = os.path.realpath(file)
     inside = ("site-packages" + os.sep, "dist-packages" + os.sep)

@@ -1,24 +1,61 @@
-"""Refuse MPI in a gang of several ranks, which it can't start yet (rank)."""
+"""MPI: connect the ranks for MPI_Init, and refuse mpi4py in a gang that was not started for it (rank)."""
 
 from __future__ import annotations
 
+import os
+import re
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from importlib.abc import Loader, MetaPathFinder
 from importlib.machinery import ModuleSpec
 from types import ModuleType
+from typing import Any
 
 from tritium.errors import BadSetting
+from tritium.frameworks.framework import Framework, Place
 
 MODULE = "mpi4py.MPI"  # its import calls MPI_Init; that of mpi4py alone does not
+DESCRIPTOR = "PMI_FD"
+
+
+@dataclass(frozen=True, kw_only=True)
+class MPI(Framework):
+    """MPI: mpi4py, and compiled programs, form MPI_COMM_WORLD of the ranks, without mpirun and SSH.
+
+    For MPI libraries that speak PMI-1: MPICH and those that are made of it. A rank's MPI library asks its supervisor
+    for the others, over a socket that it inherits.
+    """
+
+    name = "mpi"
+    modules = ()  # a compiled program needs no mpi4py
+    covers = ("mpi4py",)
+    install = "mpi4py mpich"
+    pmi = True
+    secondary = re.compile(
+        r"MPI\S*Exception: .*(connection|process failed|PROC_FAILED|communication error)", re.I | re.S
+    )
+
+    def run(self, place: Place, function: Callable[[], Any]) -> Any:
+        """Call the function, then MPI_Finalize if it has initialized MPI: all ranks are needed for it."""
+        os.environ.update(PMI_RANK=str(place.rank), PMI_SIZE=str(place.size))
+        os.environ.setdefault("MPIR_CVAR_ENABLE_GPU", "0")  # else MPI_Init looks for CUDA
+        if "GLOO_SOCKET_IFNAME" in os.environ:  # the interface by which the hosts reach each other
+            for name in ("FI_TCP_IFACE", "MPIR_CVAR_CH4_OFI_IFNAME", "UCX_NET_DEVICES"):
+                os.environ.setdefault(name, os.environ["GLOO_SOCKET_IFNAME"])
+        result = function()
+        library: Any = sys.modules.get(MODULE)
+        if library is not None and library.Is_initialized() and not library.Is_finalized():
+            library.Finalize()
+        return result
 
 
 def refuse(size: int) -> None:
     """Let every later import of `mpi4py.MPI` raise BadSetting; raise it now if that is imported already.
 
-    No mpirun has started this process, so MPI_Init would silently make it a world of one, and each of `size` ranks
-    would train a model of its own. The error is no ImportError, which many libraries take for "not installed".
-    `find_spec`, and an import of mpi4py without its MPI, still work.
+    MPI_Init would silently make each process a world of one, and each of `size` ranks would train a model of its own.
+    The error is no ImportError, which many libraries take for "not installed". `find_spec`, and an import of mpi4py
+    without its MPI, still work.
     """
     if MODULE in sys.modules:
         raise _problem(size)
@@ -27,10 +64,10 @@ def refuse(size: int) -> None:
 
 def _problem(size: int) -> BadSetting:
     return BadSetting(
-        f"mpi4py can't be used in a gang of {size} ranks: no mpirun has started them, so MPI.COMM_WORLD would be a "
-        "world of one in every rank. Use torch.distributed (its environment is set), or tritium.world().gather() and "
-        ".barrier(); or ranks=1; or run the function under mpirun, without launch: tritium.world() uses mpi4py there.",
-        setting="ranks",
+        f"mpi4py can't be used in this gang of {size} ranks: they were not started for MPI, so MPI.COMM_WORLD would be "
+        'a world of one in every rank. Launch with framework="mpi"; or use torch.distributed (its environment is set), '
+        "or tritium.world().gather() and .barrier().",
+        setting="framework",
     )
 
 

@@ -3,27 +3,49 @@
 from __future__ import annotations
 
 import functools
-import importlib
 import itertools
+import re
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
-from dataclasses import replace
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from tritium.frameworks.at_import import at_import
+from tritium.frameworks.framework import Framework
 from tritium.frameworks.torch_dynamo import wait_for_compile
 
 if TYPE_CHECKING:
     from tritium.data.schema import Data
+    from tritium.observe.trace import Trace
 
 PACKAGE = "torch"
 _GROUPS = "torch.distributed.distributed_c10d"
 
 
-def load() -> None:
-    """Import torch. Raises ImportError where it is missing."""
-    importlib.import_module(PACKAGE)
+@dataclass(frozen=True, kw_only=True)
+class Torch(Framework):
+    """PyTorch: `torch.distributed.init_process_group()` works without arguments, by torchrun's variables."""
+
+    name = "torch"
+    modules = (PACKAGE,)
+    install = "torch"
+    tensors = True
+    secondary = re.compile(
+        r"gloo/transport|connectFullMesh|nccl(Remote|System|Internal|UnhandledCuda)Error|"
+        r"NCCL (watchdog|communicator was)|remote process exit|Dist(Network|Store)Error",
+        re.IGNORECASE,
+    )
+
+    def threads(self, cpus: int | None) -> AbstractContextManager[None]:
+        """Return a context in which torch uses `cpus` threads."""
+        return threads(cpus)
+
+    def trace(self, trace: Trace) -> None:
+        """Measure forward, backward, collectives and optimizer."""
+        from tritium.frameworks.torch_trace import hook
+
+        hook(trace)
 
 
 def prepare() -> None:

@@ -15,6 +15,7 @@ from typing import Any, Literal
 
 from tritium import errors, ship
 from tritium.errors import RankFailed, Stalled, TritiumError
+from tritium.frameworks import secondary_patterns
 from tritium.gang.killed import killed_for
 from tritium.wire import clip
 
@@ -28,13 +29,8 @@ _LINES = {"log": (32, 1 << 12), "others": (8, 1 << 13)}
 _FIGURE_BYTES = 1 << 10  # of a text in `memory` or `at`
 PICKLED_BYTES = 1 << 22  # a larger exception is sent as text
 
-# Messages of a collective whose partner has died. Those of _PERHAPS count only when the code of one of _SPEAKERS raised
-# them: a refused connection may as well be that of the user's database.
-_SECONDARY = re.compile(
-    r"gloo/transport|connectFullMesh|nccl(Remote|System|Internal|UnhandledCuda)Error|NCCL (watchdog|communicator was)|"
-    r"remote process exit|Dist(Network|Store)Error",
-    re.IGNORECASE,
-)
+# Messages of a collective whose partner has died, beside those of each framework. They count only when the code of one
+# of _SPEAKERS raised them: a refused connection may as well be that of the user's database.
 _PERHAPS = re.compile(r"connection (was )?(closed|reset|refused|aborted)|broken pipe|socket (timeout|closed)", re.I)
 _SPEAKERS = ("torch", "jax", "jaxlib", "tensorflow", "keras", "horovod", "mpi4py", "lightgbm", "xgboost")
 
@@ -296,7 +292,9 @@ def _is_secondary(error: BaseException) -> bool:
             continue
         seen.add(id(one))
         words = f"{type(one).__qualname__}: {clip(_shown(one, str), _BYTES['text'])}"
-        if _SECONDARY.search(words) or (_PERHAPS.search(words) and _speaker(one) in _SPEAKERS):
+        if any(known.search(words) for known in secondary_patterns()):
+            return True
+        if _PERHAPS.search(words) and _speaker(one) in _SPEAKERS:
             return True
         chain += [other for other in (one.__cause__, one.__context__) if other is not None]
     return False

@@ -3,6 +3,7 @@
 from collections.abc import Mapping, Sequence
 from typing import TypedDict
 
+from tritium.frameworks.framework import Framework
 from tritium.gang.settings import OnStall, Output, Where
 
 class GangKeywords(TypedDict, total=False):
@@ -35,8 +36,10 @@ class GangKeywords(TypedDict, total=False):
     on_stall: OnStall
     """What is done when a rank hangs: "end" the gang with the error `Stalled`, or only "report" it, with the stacks
     of every rank in the run directory."""
-    framework: str | None
-    """The framework that a rank imports while its shard is spooled: "torch", or None."""
+    framework: str | Framework | None
+    """The framework that ranks are set up for: its name, or an object with its settings. A rank imports it while its
+    rows arrive, and connects it to the other ranks. There are torch, mpi. None: torchrun's variables alone, which
+    are enough for torch."""
     on: Where
     """Where the ranks run: "cluster" (Spark tasks), "driver" (child processes on this machine, no JVM), "here" (this
     process, one rank: for a debugger)."""

@@ -10,6 +10,7 @@ from tritium.gang.stall_limit import StallLimit
 
 if TYPE_CHECKING:
     from tritium.data.schema import Field
+    from tritium.frameworks.framework import Framework
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -25,7 +26,7 @@ class Order:
     env: Mapping[str, str]
     cpus: int | None = None
     gpus: int = 0
-    framework: str | None = None
+    framework: Framework | None = None
     plan: Mapping[str, tuple[Field, ...]] = field(default_factory=dict)
     sorted: bool = True
     streams: bool = False

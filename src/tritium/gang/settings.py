@@ -10,6 +10,8 @@ from dataclasses import dataclass, field
 from typing import Any, Literal, TypeVar
 
 from tritium.errors import BadSetting
+from tritium.frameworks import NAMES, find
+from tritium.frameworks.framework import Framework
 from tritium.hints import nearest, question
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -18,7 +20,6 @@ Where = Literal["cluster", "driver", "here"]
 Output = Literal["all", "rank 0", "none"]
 OnStall = Literal["end", "report"]
 
-_FRAMEWORKS = ("torch",)
 _LONGEST_SECONDS = 1e9  # 31 years; locks and selectors refuse longer timeouts
 ELSEWHERE = {  # names in other launchers → the setting here
     **dict.fromkeys(("num_workers", "num_processes", "num_proc", "num_procs", "num_ranks"), "ranks"),
@@ -27,6 +28,16 @@ ELSEWHERE = {  # names in other launchers → the setting here
     **dict.fromkeys(("num_cpus", "cpus_per_rank", "threads"), "cpus"),
     **dict.fromkeys(("max_restarts", "max_failures", "max_retries"), "retries"),
     **dict.fromkeys(("environment", "env_vars", "environ"), "env"),
+}
+FRAMEWORKS_ELSEWHERE = {  # other names → framework
+    **dict.fromkeys(("pytorch", "ddp", "nccl", "gloo"), "torch"),
+    **dict.fromkeys(("tf", "tf2", "mwms"), "tensorflow"),
+    **dict.fromkeys(("hf", "transformers", "accelerate"), "huggingface"),
+    **dict.fromkeys(("pl", "pytorch_lightning", "pytorch-lightning"), "lightning"),
+    **dict.fromkeys(("lgbm", "lgb"), "lightgbm"),
+    **dict.fromkeys(("mpi4py", "mpich", "openmpi"), "mpi"),
+    **dict.fromkeys(("hvd",), "horovod"),
+    **dict.fromkeys(("flax", "optax", "equinox"), "jax"),
 }
 
 
@@ -112,8 +123,11 @@ class Gang:
         'What is done when a rank hangs: "end" the gang with the error `Stalled`, or only "report" it, '
         "with the stacks of every rank in the run directory.",
     )
-    framework: str | None = _field(
-        None, 'The framework that a rank imports while its shard is spooled: "torch", or None.'
+    framework: str | Framework | None = _field(
+        None,
+        "The framework that ranks are set up for: its name, or an object with its settings. A rank imports it while "
+        f"its rows arrive, and connects it to the other ranks. There are {', '.join(NAMES)}. None: torchrun's "
+        "variables alone, which are enough for torch.",
     )
     on: Where = _field(
         "cluster",
@@ -165,12 +179,12 @@ class Gang:
         for name, choices in (
             ("on", ("cluster", "driver", "here")),
             ("output", ("all", "rank 0", "none")),
-            ("framework", (None, *_FRAMEWORKS)),
             ("on_stall", ("end", "report")),
             *((name, (True, False)) for name in ("persist", "trace", "progress")),
         ):
             if getattr(self, name) not in choices:
                 yield f"{name}={getattr(self, name)!r} is unknown; choose one of {', '.join(map(repr, choices))}."
+        yield from self._wrong_framework()
         if self.on == "here" and self.ranks not in (1, (1, 1)):
             yield f'on="here" runs in this process, so ranks={self.ranks} must be 1; on="driver" starts several.'
         if self.on == "here" and self.trace:
@@ -188,6 +202,20 @@ class Gang:
                 yield f"env[{key!r}]={value!r}: a name must not be empty or hold '=', and neither may hold a NUL."
         if isinstance(self.py_files, str):
             yield f"py_files={self.py_files!r} must be a list of paths."
+
+    def _wrong_framework(self) -> Any:
+        if isinstance(self.framework, list | tuple | set):
+            yield f"framework={self.framework!r}: a gang has one framework. Name the one that connects the ranks."
+        elif isinstance(self.framework, type) and issubclass(self.framework, Framework):
+            yield f"framework={self.framework.__name__} is a class; write framework={self.framework.__name__}()."
+        elif isinstance(self.framework, str) and self.framework not in NAMES:
+            near = FRAMEWORKS_ELSEWHERE.get(self.framework.lower()) or nearest(self.framework, NAMES)
+            known = question(repr(near)) if near else f" There are: {', '.join(map(repr, NAMES))}."
+            yield f"framework={self.framework!r} is unknown.{known}"
+        elif self.framework is not None and not isinstance(self.framework, str | Framework):
+            yield f"framework={self.framework!r:.80} must be one of {', '.join(map(repr, NAMES))}, or None."
+        elif (framework := find(self.framework)) is not None:
+            yield from framework.wrong(self.least if isinstance(self.ranks, int | tuple) else 1)
 
     @classmethod
     def fields(cls) -> tuple[str, ...]:

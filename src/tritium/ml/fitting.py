@@ -10,6 +10,7 @@ from typing import Any, TypeVar
 from tritium.data.schema import Data, Field
 from tritium.data.types import is_spark
 from tritium.errors import BadSetting
+from tritium.frameworks import find
 from tritium.gang.driver import launch
 from tritium.gang.settings import Gang
 from tritium.ml.backend import Backend
@@ -71,7 +72,14 @@ def combined(kind: type[S], settings: S | None, gang: Gang | None, fields: Mappi
     elif own:
         settings = dataclasses.replace(settings, **own)
     gang = Gang.of(gang, rest)
-    return settings, gang if gang.framework else dataclasses.replace(gang, framework=kind.framework)
+    named = find(gang.framework)
+    if named is not None and named.name != kind.framework:
+        raise BadSetting(
+            f"framework={named.name!r} is not that of this estimator, which trains with {kind.framework}. Leave it "
+            "out.",
+            setting="framework",
+        )
+    return settings, gang if named else dataclasses.replace(gang, framework=kind.framework)
 
 
 def prepare(backend: Backend[S], frame: Any, settings: S, gang: Gang) -> Plan:

@@ -76,7 +76,7 @@ class Engine(ABC):
     name: ClassVar[str]
     """The name in manifests: a key of `tritium.model.engines.registry`."""
     framework: ClassVar[str | None]
-    """The module of `tritium.frameworks` that imports the framework and sets its threads; None: nothing to import."""
+    """The name in `tritium.frameworks` of what imports the framework and sets its threads; None: nothing to import."""
     weights_file: ClassVar[str]
     """The file of `Parts.weights` in the directory of a saved model."""
     code_file: ClassVar[str | None]

@@ -4,21 +4,22 @@ from __future__ import annotations
 
 import functools
 import gc
-import importlib
 import json
 import pickle
 import socket
 import sys
 from collections import OrderedDict
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import nullcontext
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 
+from tritium import frameworks
 from tritium.data.idset import PARTITION_BITS
 from tritium.errors import TritiumError, WrongVersion
+from tritium.frameworks.framework import Framework
 from tritium.model.engine import Engine
 from tritium.model.engines import registry
 from tritium.model.signature import Output, Signature
@@ -50,12 +51,12 @@ def score(payload: bytes, sent: Any, batches: Iterator[Any]) -> Iterator[pa.Arra
     from tritium.model.table import advising
 
     plan = pickle.loads(payload)
-    framework = registry.find(plan["engine"]).framework
+    framework = frameworks.find(registry.find(plan["engine"]).framework)
     _need(framework)
     signature = Signature.from_json(json.loads(plan["signature"]))
     fields = [Field.from_json(f) for f in json.loads(plan["fields"])]
     partition, cpus, gpus = _task()
-    with _threads(framework, cpus):
+    with nullcontext() if framework is None else framework.threads(cpus):
         engine = _restored(plan, sent, gpus)
         seen = 0
         for batch in batches:
@@ -69,7 +70,7 @@ def score(payload: bytes, sent: Any, batches: Iterator[Any]) -> Iterator[pa.Arra
 
 
 @functools.cache
-def _need(framework: str | None) -> None:
+def _need(framework: Framework | None) -> None:
     """Import the framework, once in this process, and exempt its objects from garbage collection.
 
     A worker of Spark's daemon collects garbage after every task: with torch's 180,000 objects that takes 0.25 s of a
@@ -78,23 +79,15 @@ def _need(framework: str | None) -> None:
     if framework is None:
         return
     try:
-        importlib.import_module(f"tritium.frameworks.{framework}").load()
+        framework.load()
     except ImportError as error:
         raise WrongVersion(
-            f"{sys.executable} on {socket.gethostname()} can't import {framework}: {error}. Executors that score with "
-            "a model need it: install it there, or set PYSPARK_PYTHON (spark.pyspark.python with spark-submit) to a "
-            "Python that has it before the session is made."
+            f"{sys.executable} on {socket.gethostname()} can't import {framework.name}: {error}. Executors that score "
+            "with a model need it: install it there, or set PYSPARK_PYTHON (spark.pyspark.python with spark-submit) to "
+            "a Python that has it before the session is made."
         ) from error
     gc.collect()
     gc.freeze()
-
-
-def _threads(framework: str | None, cpus: int) -> AbstractContextManager[None]:
-    """Return a context in which the framework uses as many threads as the task has cores."""
-    if framework is None:
-        return nullcontext()
-    limited: AbstractContextManager[None] = importlib.import_module(f"tritium.frameworks.{framework}").threads(cpus)
-    return limited
 
 
 def _task() -> tuple[int, int, list[str]]:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Literal
 
-from tritium import ship
+from tritium import frameworks, ship
 from tritium.data.schema import Data, Field
 from tritium.gang.coordinator.coordinator import Coordinator
 from tritium.gang.driver.recorder import Recorder
@@ -123,7 +123,7 @@ def order_of(
         env=dict(gang.env),
         cpus=gang.cpus,
         gpus=gang.gpus,
-        framework=gang.framework,
+        framework=frameworks.find(gang.framework),
         plan=plan,
         sorted=sorted,
         streams=attempt.streams,

@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 import importlib
+import os
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from inspect import signature
 from typing import TYPE_CHECKING, Any
 
+from tritium import frameworks
 from tritium.data.schema import Data
 from tritium.errors import BadSetting, TritiumError, TritiumWarning, masked
 from tritium.frameworks import torch as pytorch
-from tritium.gang.driver import launcher
+from tritium.gang.driver import launcher, programs
 from tritium.gang.driver.attempt import Attempt
-from tritium.gang.driver.captures import uses
 from tritium.gang.driver.function_check import inspect
 from tritium.gang.driver.recorder import Recorder
 from tritium.gang.driver.retry import run_with_retries
@@ -40,7 +41,7 @@ class Run:
 
 @showing(Gang)
 def launch(
-    fn: Callable[..., Any],
+    fn: Callable[..., Any] | str | os.PathLike[str],
     gang: Gang | None = None,
     *,
     args: Sequence[Any] = (),
@@ -53,7 +54,8 @@ def launch(
 
     Args:
         fn: any picklable function. It need not know Tritium; `tritium.world()` tells it its rank and gives it its
-            rows.
+            rows. Or the path of a Python script or of an executable program, or the name of a module, with its
+            arguments in `args`: it runs as it is, and its results are None.
         gang: how the gang is started. Its fields can be given directly as keywords: `launch(train, ranks=4, gpus=1)`.
         data: named DataFrames, `{"train": df}`, or `tritium.Data` to say how columns are read. Every row goes to one
             rank, which reads it with `tritium.world().shard("train")`. pandas and Arrow tables are taken with
@@ -67,7 +69,8 @@ def launch(
         RankFailed: a rank raised (then it is the `__cause__`), or was lost (killed, left, cut off) more than `retries`
             times; the others have been ended.
     """
-    _refuse_arguments(fn, fields)
+    if callable(fn):
+        _refuse_arguments(fn, fields)
     return start(fn, Gang.of(gang, fields), args=args, kwargs=kwargs, data=data, spark=spark).results
 
 
@@ -88,7 +91,7 @@ def _refuse_arguments(fn: Callable[..., Any], fields: Mapping[str, Any]) -> None
 
 
 def start(
-    fn: Callable[..., Any],
+    fn: Callable[..., Any] | str | os.PathLike[str],
     gang: Gang,
     *,
     args: Sequence[Any] = (),
@@ -102,6 +105,9 @@ def start(
 
     `said` are notes to show first; `title` names this run among several in the progress display.
     """
+    if isinstance(fn, str | os.PathLike):
+        fn, gang = programs.find(os.fspath(fn), args, kwargs or {}, gang)
+        args = ()
     if not callable(fn):
         raise BadSetting(f"launch takes a function, not {fn!r}. Pass it without calling it: launch(train, …).")
     refuse_arguments(fn, args, kwargs or {})
@@ -109,7 +115,11 @@ def start(
         warnings.warn(warning, TritiumWarning, stacklevel=3)
     frames, exchange = _frames(data, gang)
     given = (*args, *(kwargs or {}).values())
-    tensors = gang.framework == "torch" or uses(fn, "torch", given, gang.py_files)
+    framework = frameworks.find(gang.framework)
+    imports = programs.imports(fn, given, gang.py_files)
+    if gang.most > 1 and (unnamed := frameworks.unnamed(framework, imports)):
+        warnings.warn(unnamed, TritiumWarning, stacklevel=3)
+    tensors = (framework is not None and framework.tensors) or imports("torch")
     if tensors and exchange is None:
         frames = {name: pytorch.reading(frame) for name, frame in frames.items()}
     run_id, run_dir = new_run_dir(gang.run_dir)

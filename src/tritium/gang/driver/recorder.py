@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from tritium.errors import BadSetting, TritiumWarning, masked
+from tritium.frameworks import find, to_json
 from tritium.gang.failure import Failure, NonFatalError
 from tritium.gang.limits import TEXT_BYTES
 from tritium.gang.settings import Gang
@@ -35,6 +36,7 @@ class Recorder:
         title: str = "",
     ) -> None:
         settings = {name: getattr(gang, name) for name in Gang.fields()} | {"run_id": run_id, "data": list(names)}
+        settings["framework"] = to_json(find(gang.framework))
         self.run_dir = run_dir
         self._settings = settings
         self._gang = gang

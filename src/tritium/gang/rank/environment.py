@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import os
 import socket
 import sys
@@ -10,21 +9,42 @@ from collections.abc import Mapping
 from typing import Any
 
 from tritium.errors import WrongVersion
+from tritium.frameworks.framework import Framework
 from tritium.gang.control.address import interface_v6
 from tritium.gang.rank.world import World
 
 
-def import_framework(framework: str | None) -> None:
+def import_framework(framework: Framework | None) -> None:
+    """Prepare and import the framework. Raises WrongVersion where it is missing."""
     if framework is None:
         return
     try:
-        importlib.import_module(f"tritium.frameworks.{framework}").load()
+        framework.prepare()
+        framework.load()
     except ImportError as error:
         raise WrongVersion(
-            f"{framework} can't be imported on {socket.gethostname()} by {sys.executable}: {error}. "
-            f"Install it there: {sys.executable} -m pip install {framework}",
-            framework=framework,
+            f"{framework.name} can't be imported on {socket.gethostname()} by {sys.executable}: {error}. "
+            f"Install it there: {sys.executable} -m pip install {framework.install}",
+            framework=framework.name,
         ) from error
+
+
+def compare_versions(framework: Framework | None, world: World) -> None:
+    """Raise WrongVersion, the same on every rank, where ranks have different versions of the framework."""
+    if framework is None or world.size == 1 or not framework.modules:
+        return
+    package = framework.modules[0].partition(".")[0]
+    version = str(getattr(sys.modules[package], "__version__", "?"))
+    versions = world.gather(version)
+    other = next((rank for rank, theirs in enumerate(versions) if theirs != versions[0]), None)
+    if other is not None:
+        hosts = world.peers[0].host, world.peers[other].host
+        raise WrongVersion(
+            f"Ranks have different versions of {package}: rank 0 on {hosts[0]} has {versions[0]}, rank {other} on "
+            f"{hosts[1]} has {versions[other]}. Install the same one on every host: "
+            f"pip install {package}=={versions[0]}",
+            framework=framework.name,
+        )
 
 
 def prepare_environment(world: World, assignment: Mapping[str, Any]) -> None:

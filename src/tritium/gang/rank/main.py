@@ -23,13 +23,14 @@ from dataclasses import replace
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
-from tritium import ship
+from tritium import frameworks, ship
 from tritium.errors import ResultError, WireError
 from tritium.frameworks import mpi
 from tritium.frameworks import torch as pytorch
+from tritium.frameworks.framework import Framework
 from tritium.gang.failure import Failure, Regroup
 from tritium.gang.rank.control import RankControl
-from tritium.gang.rank.environment import import_framework, prepare_environment
+from tritium.gang.rank.environment import compare_versions, import_framework, prepare_environment
 from tritium.gang.rank.progress_page import ProgressWriter
 from tritium.gang.rank.world import World, entered, finish_checkpoints
 from tritium.wire import Channel
@@ -38,6 +39,11 @@ if TYPE_CHECKING:
     from tritium.observe.trace import Trace
 
 _PR_SET_PDEATHSIG = 1
+_OWN = (
+    __package__,
+    frameworks.__package__,
+    "tritium.gang",
+)  # whose frames around the user's function no traceback shows
 
 
 def main(argument: str) -> None:
@@ -49,22 +55,26 @@ def main(argument: str) -> None:
     _answer_with_stacks(settings)
     ship.import_from(settings["path"])
     progress = ProgressWriter.on(settings["progress"])
-    trace = tracing() if settings["trace"] else None
+    framework = frameworks.from_json(settings["framework"])
+    trace = tracing(framework) if settings["trace"] else None
     control = RankControl(channel, elastic=settings["elastic"], progress=progress, trace=trace)
     try:
         pytorch.prepare()
-        if settings["framework"]:
-            control.progress.enter(f"importing {settings['framework']}")
-        import_framework(settings["framework"])
+        if framework is not None:
+            control.progress.enter(f"importing {framework.name}")
+        if settings["pmi"] is not None:
+            os.environ[mpi.DESCRIPTOR] = str(settings["pmi"])
+        import_framework(framework)
         control.progress.enter("waiting for the other ranks to start", "wait")
         channel.send("ready", pid=os.getpid())
         control.listen()
         with entered(control.join()) as world:
             prepare_environment(world, control.assignment)
-            if world.size > 1:
+            compare_versions(framework, world)
+            if world.size > 1 and not (framework and framework.pmi):
                 mpi.refuse(world.size)
             _tell_of_threads(control)
-            _run(control, world, settings)
+            _run(control, world, settings, framework)
     except BaseException as error:  # noqa: BLE001 - every error is reported to the driver
         _report(channel, control, error)
     control.progress.enter("returned", "wait")
@@ -73,13 +83,20 @@ def main(argument: str) -> None:
     _leave(control)
 
 
-def _run(control: RankControl, world: World, settings: Mapping[str, Any]) -> None:
+def _run(control: RankControl, world: World, settings: Mapping[str, Any], framework: Framework | None) -> None:
     sys.path[:0] = settings["mounts"]
-    control.progress.enter("loading the function")
-    function, args, kwargs, control.decoders, control.tensors = pickle.loads(control.take_job())
-    control.progress.enter("no step reported")
-    result = function(*args, **kwargs)
-    finish_checkpoints(world)
+
+    def call() -> Any:
+        control.progress.enter("loading the function")  # only now: to unpickle it may import the framework
+        function, args, kwargs, control.decoders, control.tensors = pickle.loads(control.take_job())
+        control.progress.enter("no step reported")
+        result = function(*args, **kwargs)
+        finish_checkpoints(world)
+        return result
+
+    if framework is not None:
+        control.progress.enter(f"setting up {framework.name}", "wait")
+    result = call() if framework is None else framework.run(world, call)
     if control.trace is not None and (found := control.trace.report()) is not None:
         control.tell("trace", **found)
     control.progress.enter("returning its result")
@@ -118,13 +135,12 @@ def _return(result: Any, world: World, settings: Mapping[str, Any]) -> int:
     return len(body)
 
 
-def tracing() -> Trace:
-    """Return a trace that hooks into torch at the first batch."""
-    from tritium.frameworks.torch_trace import hook
+def tracing(framework: Framework | None) -> Trace:
+    """Return a trace that hooks into the framework at the first batch; into torch where none is named."""
     from tritium.observe.trace import Trace
 
     trace = Trace()
-    trace.on_first_batch = functools.partial(hook, trace)
+    trace.on_first_batch = functools.partial((framework or pytorch.Torch()).trace, trace)
     return trace
 
 
@@ -133,7 +149,7 @@ def _report(channel: Channel, control: RankControl, error: BaseException) -> Non
     if isinstance(error, WireError):  # the supervisor is gone: nothing can be reported
         os._exit(1)
     trimmed = error.__traceback__
-    while trimmed is not None and trimmed.tb_frame.f_globals.get("__package__") == __package__:
+    while trimmed is not None and trimmed.tb_frame.f_globals.get("__package__") in _OWN:
         trimmed = trimmed.tb_next
     if trimmed is not None:
         error = error.with_traceback(trimmed)
@@ -142,7 +158,10 @@ def _report(channel: Channel, control: RankControl, error: BaseException) -> Non
         control.await_all()
     failure = Failure.of(error, rank, pid=os.getpid())
     if isinstance(error, SystemExit):
-        failure = replace(failure, how="exit", text=f"it called sys.exit({error.code!r:.200}) instead of returning")
+        code = error.code if isinstance(error.code, int) else 1  # Python's own exit code for a text
+        failure = replace(
+            failure, how="exit", exit_code=code, text=f"it called sys.exit({error.code!r:.200}) instead of returning"
+        )
     try:
         _flush()
         channel.send("failed", failure.pickled, **failure.fields())

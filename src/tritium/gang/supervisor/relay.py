@@ -3,18 +3,24 @@
 from __future__ import annotations
 
 import json
+import socket
 from collections.abc import Callable
 from typing import Any, Protocol
 
 from tritium.errors import TooLarge, WireError
-from tritium.gang.control.client import Client
+from tritium.gang.control.address import unreachable, unreachable_executor
+from tritium.gang.control.client import Client, Refused
 from tritium.gang.failure import Failure
 from tritium.gang.order import Order
 from tritium.gang.supervisor.ending import Ending
+from tritium.gang.supervisor.pmi import TAG, Pmi
 from tritium.gang.supervisor.spooler import Spooler
 from tritium.wire import CHUNK, Channel, Message
 
 SMALL = 1 << 14  # bytes that a socket with room accepts without blocking
+
+
+CONNECT_SECONDS = 10.0
 
 
 class Supervised(Protocol):
@@ -37,13 +43,25 @@ class Relay:
         self._supervisor = supervisor
         self._rank: Channel | None = None
         self._rows: Spooler | None = None
+        self._pmi: Pmi | None = None
         self._passing, self._passed = False, 0  # a rank's message is being sent; number of those sent
 
-    def connect(self, coordinator: Client, rank: Channel, rows: Spooler | None) -> None:
-        """Set both ends and the spooler; to be called before the threads start."""
-        self._coordinator, self._rank, self._rows = coordinator, rank, rows
+    def connect(self, coordinator: Client, rank: Channel, rows: Spooler | None, pmi: Pmi | None) -> None:
+        """Set both ends, the spooler, and what answers the rank's MPI; to be called before the threads start."""
+        self._coordinator, self._rank, self._rows, self._pmi = coordinator, rank, rows, pmi
 
     # ---- from the coordinator
+
+    def reach(self, on_executor: tuple[str, int] | None, who: str) -> Client:
+        """Connect to the coordinator, on the driver or `on_executor`. Raises WireError that says what to change."""
+        address = on_executor or self._order.address
+        try:
+            return Client(address, self._order.secret, who, CONNECT_SECONDS, self.at_once)
+        except Refused:
+            raise
+        except WireError as error:
+            tell = unreachable if on_executor is None else unreachable_executor
+            raise WireError(tell(socket.gethostname(), address, CONNECT_SECONDS, error)) from error
 
     def follow_coordinator(self) -> None:
         """Handle the coordinator's messages until its session ends; that ends a gang that has not succeeded."""
@@ -89,9 +107,14 @@ class Relay:
         else:
             if message.kind == "assign":
                 self._supervisor.on_assigned(message["rank"])
+                if self._pmi is not None:
+                    self._pmi.on_assigned(message["rank"], json.loads(message.blob))
                 self._send_job()
             elif message.kind == "finished":
                 self._ending.set_finished(everyone=True)
+            elif message.kind == "gathered" and self._pmi is not None and message["tag"] == TAG:
+                self._pmi.on_gathered(message)
+                return
             self._to_rank(message)
 
     def _send_job(self) -> None:

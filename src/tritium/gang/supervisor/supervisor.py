@@ -14,10 +14,9 @@ from typing import IO, TYPE_CHECKING, Any
 
 import pyarrow as pa
 
-from tritium import ship
+from tritium import frameworks, ship
 from tritium.errors import IncompleteShard, TooLarge, WireError
-from tritium.gang.control.address import family_of, unreachable, unreachable_executor
-from tritium.gang.control.client import Client, Refused
+from tritium.gang.control.address import family_of
 from tritium.gang.failure import STACKS_BYTES, Failure, signal_name
 from tritium.gang.limits import LINE_BYTES
 from tritium.gang.order import Order
@@ -25,6 +24,7 @@ from tritium.gang.supervisor.ending import Ending, GangEnded
 from tritium.gang.supervisor.gpus import Listing, executor
 from tritium.gang.supervisor.monitor import Monitor
 from tritium.gang.supervisor.output import Output
+from tritium.gang.supervisor.pmi import Pmi
 from tritium.gang.supervisor.process import start_rank
 from tritium.gang.supervisor.relay import Relay
 from tritium.gang.supervisor.results import chunks
@@ -34,7 +34,6 @@ from tritium.wire import Channel, Message, clip
 if TYPE_CHECKING:
     from tritium.data.spool import Spool
 
-CONNECT_SECONDS = 10.0
 ANSWER_SECONDS = 2.0  # how long to wait for the coordinator's answer to a failure of the supervisor's own
 STATUS_SECONDS = 1.0  # between two heartbeats with a rank's status
 
@@ -70,6 +69,7 @@ class Supervisor:
         self._user_code: ship.Mount | None = None
         self._spooler: Spooler | None = None
         self._listing: Listing | None = None
+        self._pmi: Pmi | None = None
 
     def run(
         self,
@@ -84,7 +84,7 @@ class Supervisor:
         """
         self.ending.by_driver = address is None and self._daemon is not None
         who = f"task {self.partition} (attempt {self.attempt}, launch {self.order.launch}) on {self.host}"
-        self._channel = self._reach(address, who)
+        self._channel = self._relay.reach(address, who)
         self._output = Output(self._channel)
         placeholder = socket.socket(family_of(self._channel.addresses[0]))
         result = tempfile.TemporaryFile()  # noqa: SIM115 - closed below
@@ -113,16 +113,6 @@ class Supervisor:
             result.close()
             self._monitor.close()
 
-    def _reach(self, on_executor: tuple[str, int] | None, who: str) -> Client:
-        address = on_executor or self.order.address
-        try:
-            return Client(address, self.order.secret, who, CONNECT_SECONDS, self._relay.at_once)
-        except Refused:
-            raise
-        except WireError as error:
-            tell = unreachable if on_executor is None else unreachable_executor
-            raise WireError(tell(self.host, address, CONNECT_SECONDS, error)) from error
-
     def _hello(self, port: int) -> None:
         self._channel.send(
             "hello",
@@ -146,15 +136,19 @@ class Supervisor:
     def _start(self, result: IO[bytes]) -> None:
         if self.order.user_code:
             self._user_code = ship.Mount(self.order.user_code)
+        if self.order.framework is not None and self.order.framework.pmi:
+            self._pmi = Pmi(self._channel)
         ours, theirs = socket.socketpair()
         fds = [fd for spool in self._spools.values() for fd in spool.fds]
+        fds += [self._pmi.fd] if self._pmi else []
         settings = {
             "control": theirs.fileno(),
             "result": result.fileno(),
             "result_dir": tempfile.gettempdir(),
             **self._monitor.settings,
             "parent": os.getpid(),
-            "framework": self.order.framework,
+            "framework": frameworks.to_json(self.order.framework),
+            "pmi": self._pmi.fd if self._pmi else None,
             "elastic": self.order.elastic,
             "trace": self.order.trace,
             "mounts": [self._user_code.path] if self._user_code else [],
@@ -165,12 +159,15 @@ class Supervisor:
         self._to_rank = Channel(ours)
         self._started = True  # from here on `_stop` must end the process
         theirs.close()
+        if self._pmi is not None:
+            self._pmi.on_started()
+            self._spawn(self._pmi.serve, "pmi")
         self._monitor.watch(self._process)
         if self.gpus:
             self._listing = Listing()
         if self.order.plan:
             self._spooler = Spooler(self.order, self._spools, self._channel, self._to_rank, self.ending.check)
-        self._relay.connect(self._channel, self._to_rank, self._spooler)
+        self._relay.connect(self._channel, self._to_rank, self._spooler, self._pmi)
 
     def _follow(self) -> None:
         follower = self._spawn(self._relay.follow_rank, "rank")
@@ -235,6 +232,8 @@ class Supervisor:
         for thread in self._from_rank:  # its last messages are passed on before the connection closes
             thread.join(2.0)
         self._channel.close()
+        if self._pmi is not None:
+            self._pmi.close()
         if self._started:
             self._to_rank.close()
         for thread in self._threads:
@@ -303,7 +302,8 @@ class Supervisor:
         facts: dict[str, Any] = {"rank": self.rank, "host": self.host, "pid": self._process.pid}
         facts["at"] = self._monitor.place()
         if code >= 0:
-            self._fail(Failure(how="exit", exit_code=code, **facts))
+            text = "it called MPI_Abort" if self._pmi is not None and self._pmi.aborted else ""
+            self._fail(Failure(how="exit", exit_code=code, text=text, **facts))
             return
         if code == -signal.SIGKILL:
             facts["memory"] = self._monitor.memory()

@@ -1,0 +1,95 @@
+"""`Framework`: what a rank does for a framework before, around and after the user's function (driver and rank)."""
+
+from __future__ import annotations
+
+import importlib
+import re
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol
+
+if TYPE_CHECKING:
+    from tritium.observe.trace import Trace
+
+
+class Peer(Protocol):
+    """One rank, as every rank knows it."""
+
+    @property
+    def host(self) -> str: ...
+    @property
+    def address(self) -> str: ...
+
+
+class Place(Protocol):
+    """The rank in which a framework is set up, and its gang: a `World`."""
+
+    @property
+    def rank(self) -> int: ...
+    @property
+    def size(self) -> int: ...
+    @property
+    def local_rank(self) -> int: ...
+    @property
+    def local_size(self) -> int: ...
+    @property
+    def host(self) -> str: ...
+    @property
+    def device(self) -> str: ...
+    @property
+    def peers(self) -> Sequence[Peer]: ...
+    def gather(self, value: Any) -> list[Any]: ...
+    def barrier(self) -> None: ...
+    def note(self, text: str) -> None: ...
+
+
+@dataclass(frozen=True, kw_only=True)
+class Framework:
+    """One framework. A subclass names it, and overrides what it needs; its fields are its settings, plain data.
+
+    An instance is made on the driver and travels to every rank. Methods are called in this order: `wrong` on the
+    driver; `prepare`, `load`, `run` in the rank process.
+    """
+
+    name: ClassVar[str]
+    """As in `framework="…"`."""
+    modules: ClassVar[tuple[str, ...]]
+    """What a rank imports before its function is called, while its rows arrive. Ranks must have the same version of
+    the first one."""
+    covers: ClassVar[tuple[str, ...]] = ()
+    """Further packages that a function may import under this framework and that are set up with it."""
+    install: ClassVar[str]
+    """What to install where it is missing: `pip install {install}`."""
+    tensors: ClassVar[bool] = False
+    """Whether batches hold torch tensors unless `epochs(device=…)` says otherwise."""
+    pmi: ClassVar[bool] = False
+    """Whether ranks find each other through the process management interface of MPI (PMI)."""
+    secondary: ClassVar[re.Pattern[str] | None] = None
+    """Matches "Type: text" of an exception that only says that another rank has ended."""
+
+    def wrong(self, ranks: int) -> Iterator[str]:
+        """Yield what is wrong with the settings for a gang of at least `ranks` ranks, each as a whole sentence."""
+        yield from ()
+
+    def prepare(self) -> None:
+        """Set what must be set before the framework is imported."""
+
+    def load(self) -> None:
+        """Import the framework. Raises ImportError where it is missing."""
+        for module in self.modules:
+            importlib.import_module(module)
+
+    def run(self, place: Place, function: Callable[[], Any]) -> Any:
+        """Call the user's function with the ranks connected, and return its result.
+
+        When the function raises, nothing needs to be undone: the process ends.
+        """
+        return function()
+
+    def threads(self, cpus: int | None) -> AbstractContextManager[None]:
+        """Return a context in which the framework uses `cpus` threads; None leaves the number as it is."""
+        return nullcontext()
+
+    def trace(self, trace: Trace) -> None:
+        """Install hooks that measure the parts of a step. Does nothing for what the function has not imported."""

@@ -1,0 +1,144 @@
+"""The process management interface (PMI-1) by which a rank's MPI library finds the other ranks (supervisor).
+
+mpirun answers these requests of MPI_Init elsewhere. The rank has one end of a socket pair; each line on it is a request
+of `key=value` words. What a rank puts is exchanged with the other ranks at its barriers, by an all-gather through the
+coordinator. MPICH, Intel MPI and MVAPICH speak it.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import socket
+import threading
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from typing import Any
+
+from tritium.errors import WireError
+from tritium.gang.control.client import Client
+from tritium.wire import Message
+
+TAG = "pmi"  # of the all-gathers
+_WORD = re.compile(r"([\w-]+)=(\S*)")
+_MAXES = "kvsname_max=256 keylen_max=64 vallen_max=4096"
+_KVS = "tritium"  # the name of the only key-value space
+
+
+class Pmi:
+    """Answers the requests of one rank, in a thread; see the module."""
+
+    def __init__(self, coordinator: Client) -> None:
+        self._coordinator = coordinator
+        self._ours, self._theirs = socket.socketpair()
+        self._values: dict[str, str] = {}
+        self._put: dict[str, str] = {}
+        self._barriers = 0
+        self._gathered: dict[int, Message] = {}
+        self._changed = threading.Condition()
+        self._closed = False
+        self.aborted = False
+        """Whether the program has called MPI_Abort."""
+
+    @property
+    def fd(self) -> int:
+        """The descriptor that the rank inherits."""
+        return self._theirs.fileno()
+
+    def on_started(self) -> None:
+        """Close this process's copy of the rank's end; to be called when the rank has inherited it."""
+        self._theirs.close()
+
+    def on_assigned(self, rank: int, peers: Sequence[Mapping[str, Any]]) -> None:
+        """Take the rank and the hosts of all ranks."""
+        with self._changed:
+            self._rank, self._size = rank, len(peers)
+            self._values["PMI_process_mapping"] = process_mapping([str(peer["host"]) for peer in peers])
+
+    def on_gathered(self, message: Message) -> None:
+        """Take the coordinator's answer to a barrier."""
+        with self._changed:
+            self._gathered[message["number"]] = message
+            self._changed.notify_all()
+
+    def close(self) -> None:
+        """End `serve`."""
+        with self._changed:
+            self._closed = True
+            self._changed.notify_all()
+        with suppress(OSError):
+            self._ours.shutdown(socket.SHUT_RDWR)
+
+    def serve(self) -> None:
+        """Answer requests until the rank closes its end, or `close` is called."""
+        requests = self._ours.makefile("r", encoding="utf-8", errors="replace")
+        with self._ours, requests, suppress(OSError, WireError):  # the supervisor notices who has gone
+            for line in requests:
+                if line.strip():
+                    self._answer(line)
+
+    def _answer(self, line: str) -> None:
+        words = dict(_WORD.findall(line))
+        command = words.get("cmd") or words.get("mcmd", "")
+        if command == "init":
+            self._say("response_to_init", "pmi_version=1 pmi_subversion=1 rc=0")
+        elif command == "get_maxes":
+            self._say("maxes", f"{_MAXES} rc=0")
+        elif command == "get_appnum":
+            self._say("appnum", "appnum=0 rc=0")
+        elif command == "get_my_kvsname":
+            self._say("my_kvsname", f"kvsname={_KVS} rc=0")
+        elif command == "get_universe_size":
+            self._say("universe_size", f"size={self._size} rc=0")
+        elif command == "put":
+            key = words["key"]
+            self._put[key] = self._values[key] = line.rstrip("\n").partition(" value=")[2]
+            self._say("put_result", "rc=0 msg=success")
+        elif command == "get":
+            value = self._values.get(words["key"])
+            found = "rc=-1 msg=key_not_found value=unknown" if value is None else f"rc=0 msg=success value={value}"
+            self._say("get_result", found)
+        elif command == "barrier_in":
+            self._say("barrier_out", "rc=0" if self._exchange() else "rc=-1 msg=a_rank_has_left")
+        elif command == "finalize":
+            self._say("finalize_ack", "rc=0")
+        elif command == "abort":
+            self.aborted = True
+        else:  # such as MPI_Comm_spawn and MPI_Publish_name: there is no one to start or to ask
+            self._say(f"{command}_result", "rc=-1 msg=not_supported")
+
+    def _say(self, command: str, rest: str) -> None:
+        self._ours.sendall(f"cmd={command} {rest}\n".encode())
+
+    def _exchange(self) -> bool:
+        """Give every rank what this one has put since its last barrier; False where a rank has returned without it."""
+        number, self._barriers = self._barriers, self._barriers + 1
+        values = json.dumps(self._put).encode()
+        self._put = {}
+        self._coordinator.send("gather", values, tag=TAG, number=number, operation="MPI_Init or MPI_Finalize")
+        with self._changed:
+            self._changed.wait_for(lambda: number in self._gathered or self._closed)
+            message = self._gathered.pop(number, None)
+        if message is None or "problem" in message.fields:
+            return False
+        start = 0
+        for length in message["lengths"]:
+            self._values.update(json.loads(message.blob[start : start + length]))
+            start += length
+        return True
+
+
+def process_mapping(hosts: Sequence[str]) -> str:
+    """Return PMI's text for the hosts of all ranks, in rank order: "(vector,(first host,hosts,ranks of each),…)".
+
+    MPI uses shared memory between the ranks of one host. Ranks of a host are consecutive.
+    """
+    numbers = {host: number for number, host in enumerate(dict.fromkeys(hosts))}
+    blocks: list[list[int]] = []  # [first host, hosts, ranks of each]
+    for host, number in numbers.items():
+        ranks = hosts.count(host)
+        if blocks and blocks[-1][2] == ranks:
+            blocks[-1][1] += 1
+        else:
+            blocks.append([number, 1, ranks])
+    return "(vector," + ",".join(f"({first},{count},{ranks})" for first, count, ranks in blocks) + ")"

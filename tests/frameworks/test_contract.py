@@ -1,0 +1,96 @@
+"""What every framework promises under `launch`, on two executors: each file in `cases` is one framework.
+
+A case trains the linear model `x @ w + b` from zeros on the rows of a DataFrame: STEPS steps of gradient descent on the
+mean squared error of all rows, with the learning rate RATE. NumPy does the same in this process.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import os
+import signal
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import tritium as tr
+from tritium.errors import RankFailed
+
+ROWS, WIDTH = 256, 4
+STEPS, RATE = 20, 0.1
+CASES = sorted(path.stem for path in Path(__file__).parent.joinpath("cases").glob("*.py"))
+pytestmark = pytest.mark.parametrize("cluster", ["local-cluster"], indirect=True)
+
+Train = Callable[[Callable[[int], None]], dict[str, Any]]
+
+
+@pytest.fixture(params=CASES)
+def case(request: pytest.FixtureRequest) -> Any:
+    """The module of one framework: `FRAMEWORK`, the setting; `ENV`; `train(on_step)` → rank, size and weights."""
+    module = importlib.import_module(f"frameworks.cases.{request.param}")
+    for package in module.PACKAGES:
+        pytest.importorskip(package)
+    return module
+
+
+def frame(spark: Any) -> Any:
+    x = [f"cast(cos(id * {i + 1}) as float)" for i in range(WIDTH)]
+    y = "cast(2 * cos(id) - cos(id * 3) + 0.5 as float)"
+    return spark.range(0, ROWS, 1, 2).selectExpr(f"array({', '.join(x)}) as x", f"{y} as y")
+
+
+@functools.cache
+def alone() -> np.ndarray:
+    """Return the weights and the bias that one process learns."""
+    ids = np.arange(ROWS)
+    x = np.stack([np.cos(ids * (i + 1)) for i in range(WIDTH)], axis=1)
+    x = np.concatenate([x, np.ones((ROWS, 1))], axis=1)
+    y = 2 * np.cos(ids) - np.cos(ids * 3) + 0.5
+    w = np.zeros(WIDTH + 1)
+    for _ in range(STEPS):
+        w -= RATE * 2 * x.T @ (x @ w - y) / ROWS
+    return w
+
+
+def launch(cluster: Any, case: Any, train: Callable[[], Any], **settings: Any) -> list[Any]:
+    quiet = {"ranks": 2, "progress": False, "output": "none", "start_timeout": 150, "retries": 0}
+    data = {"train": frame(cluster.spark)}
+    settings = {**quiet, "framework": case.FRAMEWORK, "env": case.ENV, "data": data, **settings}
+    return tr.launch(train, spark=cluster.spark, **settings)
+
+
+def check(found: list[Any]) -> None:
+    assert [(each["rank"], each["size"]) for each in found] == [(0, 2), (1, 2)]
+    for each in found:
+        np.testing.assert_allclose(each["weights"], alone(), rtol=2e-5, atol=1e-6)
+
+
+def test_two_launches_one_after_the_other_learn_what_one_process_learns(cluster: Any, case: Any) -> None:
+    for _ in range(2):
+        check(launch(cluster, case, functools.partial(case.train, lambda step: None)))
+
+
+def test_the_exception_of_a_rank_is_raised(cluster: Any, case: Any) -> None:
+    def raises(step: int) -> None:
+        if step == 2 and tr.world().rank == 1:
+            raise ValueError("the user's own")
+
+    with pytest.raises(RankFailed, match="Rank 1 .* raised ValueError: the user's own") as caught:
+        launch(cluster, case, functools.partial(case.train, raises))
+    assert isinstance(caught.value.__cause__, ValueError)
+
+
+def test_a_rank_that_is_killed_is_tried_again(cluster: Any, case: Any, tmp_path: Path) -> None:
+    before = str(tmp_path / "killed")
+
+    def kills(step: int) -> None:
+        if step == 2 and tr.world().rank == 1 and not os.path.exists(before):
+            Path(before).touch()
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    check(launch(cluster, case, functools.partial(case.train, kills), retries=1))
+    assert os.path.exists(before)

@@ -10,6 +10,7 @@ from tritium import ship
 from tritium.data.schema import Data, Field
 from tritium.gang.coordinator.coordinator import Coordinator
 from tritium.gang.driver.recorder import Recorder
+from tritium.gang.driver.slots import RunSlots
 from tritium.gang.order import Order
 from tritium.gang.settings import Gang
 from tritium.gang.stall_limit import StallLimit
@@ -39,6 +40,8 @@ class Attempt:
     """Whether batches hold torch tensors unless `epochs(device=…)` says otherwise."""
     kept: dict[int, Exchange] = field(default_factory=dict)
     """World size → exchange that is persisted for the next attempt. At most one; all attempts share this dict."""
+    slots: RunSlots = field(default_factory=RunSlots)
+    """The slots that the run holds until it ends; all attempts share this object."""
 
     @property
     def name(self) -> str:

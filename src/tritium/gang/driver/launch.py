@@ -123,6 +123,7 @@ def start(
         problem = error
         raise
     finally:
+        first.slots.release()
         try:
             release(first, problem is None)
         finally:

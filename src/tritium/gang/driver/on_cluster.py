@@ -38,6 +38,7 @@ class OnCluster:
             for data in attempt.data.values():
                 refuse_hanging(data.frame, self._cluster.version)
             ranks = self._cluster.ranks_for(attempt.gang, attempt.recorder.note, again=attempt.number > 0)
+            ranks = attempt.slots.resize(attempt.gang.least, ranks, lambda: self._cluster.slots(attempt.gang) or 0)
         self._attempt = attempt.sized(ranks)
         self._deadline = time.monotonic() + attempt.gang.start_timeout
 
@@ -62,7 +63,7 @@ class OnCluster:
             self.start()
 
     def cancel(self) -> None:
-        """End the ranks, then the job, then the coordinator; release the slots."""
+        """End the ranks, then the job, then the coordinator. The run keeps its slots for another attempt."""
         job, self._job = self._job, None
         with self._open:
             if job is not None:
@@ -79,8 +80,7 @@ class OnCluster:
         place = driver_place(self._spark, cluster)
         if exchange:
             self._open.enter_context(exchange.read())
-        note = attempt.recorder.note
-        self._open.enter_context(cluster.wait_for_slots(gang, gang.start_timeout, note, attempt.ranks))
+        cluster.take_slots(attempt.slots, gang, attempt.ranks, gang.start_timeout, attempt.recorder.note)
         attempt.recorder.open()
         plan = exchange.plan if exchange else {}
         self._coordinator = Coordinator(

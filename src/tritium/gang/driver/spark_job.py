@@ -63,7 +63,7 @@ class SparkJob:
         self._spark = spark
         self._connect = cluster.is_connect
         self.restarts = cluster.is_dynamic
-        self._cluster, self._gang = cluster, attempt.gang
+        self._cluster, self._attempt = cluster, attempt
         self._coordinator = coordinator
         self._watch = SourceWatch(spark, self.tag, connect=self._connect)
         self._name = f"Tritium: {getattr(attempt.function, '__qualname__', 'a function')} on {order.size} ranks"
@@ -185,8 +185,8 @@ class SparkJob:
             self._watch.heard(inflight_tasks, stages)
 
     def slots(self) -> int:
-        """Count the ranks that the cluster has slots for, this gang's included; 0 where that is not known."""
-        return self._safely(lambda: self._cluster.slots(self._gang) or 0, 0)
+        """Count the ranks that the slots of this run and the free ones suffice for; 0 where that is not known."""
+        return self._safely(lambda: self._attempt.slots.room(lambda: self._cluster.slots(self._attempt.gang) or 0), 0)
 
     def cancel(self, reason: str) -> None:
         """Cancel this job alone. `reason` is shown in Spark's UI and log."""

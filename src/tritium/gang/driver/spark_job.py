@@ -135,9 +135,7 @@ class SparkJob:
                 f"{text_of(problem)[:300]}): {text_of(error)[:500]}",
                 lost=False,
             )
-            told.__cause__ = error
-            told.__dict__["spark_error"] = error
-            return told
+            return _caused(told, error)
 
     def _which_python(self, problem: WrongVersion) -> WrongVersion:
         """Add which Python the session's UDFs run, where none was chosen with PYSPARK_PYTHON."""
@@ -263,9 +261,7 @@ def _cut_off(text: str, error: BaseException, problem: BaseException) -> JobFail
         lost=False,
         reason=python_error(text),
     )
-    told.__cause__ = error
-    told.__dict__["spark_error"] = error
-    return told
+    return _caused(told, error)
 
 
 def _gone(what: str, remedy: str, error: BaseException) -> JobFailed:
@@ -274,9 +270,14 @@ def _gone(what: str, remedy: str, error: BaseException) -> JobFailed:
         lost=False,
         jvm_gone=True,
     )
-    told.__cause__ = error
-    told.__dict__["spark_error"] = error
-    return told
+    return _caused(told, error)
+
+
+def _caused(problem: JobFailed, error: BaseException) -> JobFailed:
+    """Return `problem` with Spark's own exception as its cause and its fact `spark_error`."""
+    problem.__cause__ = error
+    problem.__dict__["spark_error"] = error
+    return problem
 
 
 def _answers(gateway: Any) -> bool:

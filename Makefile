@@ -56,11 +56,11 @@ docs: setup      ## the pages, built strictly into site/
 bench: setup     ## the benchmarks
 	@$(BIN)/python benchmarks
 
-keywords: setup  ## write the settings' typed keywords anew from the dataclasses
+keywords: setup  ## write the settings' typed keywords again from the dataclasses
 	@$(BIN)/python scripts/keywords.py
 	@$(BIN)/ruff check -q --fix $$(git ls-files "src/*.pyi") && $(BIN)/ruff format -q $$(git ls-files "src/*.pyi")
 
-constraints: setup ## write constraints.txt anew for every Python and platform, from pyproject.toml
+constraints: setup ## write constraints.txt again for every Python and platform, from pyproject.toml
 	@$(BIN)/uv pip compile --quiet --universal --python-version 3.10 --extra dev --no-annotate --no-header \
 	  --no-emit-index-url --no-emit-find-links pyproject.toml --output-file constraints.txt
 

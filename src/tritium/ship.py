@@ -154,6 +154,12 @@ def entry(target: str, payload: bytes, annotations: Mapping[str, Any] | None = N
                 path = f"/proc/{os.getpid()}/fd/{handle}"
             else:
                 handle, path = tempfile.mkstemp(".zip", "tritium-mount-")
+                # Spark ends its workers with os._exit or SIGKILL, which run no exit handler. The pipe stays open while
+                # this process lives; then a shell removes the file. Spark's daemon sends SIGHUP to its own group.
+                end, _ = os.pipe()
+                remove = ["sh", "-c", 'read _; rm -f "$0"', path]
+                os.posix_spawn("/bin/sh", remove, os.environ, file_actions=[(os.POSIX_SPAWN_DUP2, end, 0)], setpgroup=0)
+                os.close(end)
             with os.fdopen(os.dup(handle), "wb") as file:
                 file.write(archive)
             sys.path.insert(0, path)

@@ -219,7 +219,7 @@ def test_another_training_in_the_same_run_directory_is_refused_before_anything_h
     assert (run / "events.jsonl").read_bytes() != events, "what this machine can't tell, the ranks do"
 
 
-def test_without_checkpoints_of_its_own_it_is_refused_too_or_says_that_it_begins_anew(tmp_path: Path) -> None:
+def test_without_checkpoints_of_its_own_it_is_refused_too_or_says_that_it_starts_over(tmp_path: Path) -> None:
     run = tmp_path / "run"
     train(run, epochs=1)
     before = {path: path.read_bytes() for path in sorted((run / "checkpoints").rglob("*")) if path.is_file()}
@@ -241,7 +241,7 @@ def test_checkpoints_of_a_function_of_ones_own_are_refused_too(tmp_path: Path) -
         train(tmp_path / "run", on="here", ranks=1)
 
 
-def test_other_rows_are_refused_and_the_same_rows_in_another_order_begin_their_epoch_anew(tmp_path: Path) -> None:
+def test_other_rows_are_refused_and_the_same_rows_in_another_order_start_their_epoch_over(tmp_path: Path) -> None:
     with pytest.raises(RankFailed, match="SIGKILL"):
         train(tmp_path / "run", retries=0, train_step=dying(tmp_path, 1, 4, 0))
     with pytest.raises(DataChanged, match="80 rows, were 90"):

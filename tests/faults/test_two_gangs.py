@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import itertools
+import os
+import signal
 import threading
 import time
 from collections.abc import Callable
@@ -13,7 +15,6 @@ import pytest
 
 import clusters
 import tritium as tr
-from ranks import rank_1_is_killed_once
 
 pytestmark = [pytest.mark.timeout(300), pytest.mark.parametrize("cluster", ["local-cluster"], indirect=True)]
 
@@ -76,8 +77,27 @@ def test_each_needs_all_slots_and_they_run_one_after_the_other(cluster: Any, tmp
     assert all(before[1] <= after[0] + 0.1 for before, after in itertools.pairwise(spans)), spans
 
 
-def test_a_gang_that_is_killed_while_another_waits_is_started_again_after_it_or_before(
-    cluster: Any, tmp_path: Path
-) -> None:
-    killed = gang(cluster.spark, rank_1_is_killed_once(tmp_path), 2)
-    assert at_once(killed, gang(cluster.spark, lambda: 7, 2)) == [[2, 2], [7, 7]]
+def test_a_gang_that_is_killed_while_another_waits_is_started_again_before_it(cluster: Any, tmp_path: Path) -> None:
+    waiting = tmp_path / "waiting/events.jsonl"
+
+    def killed() -> float:
+        world = tr.world()
+        if not tmp_path.joinpath("killed").exists():
+            tmp_path.joinpath("runs").touch()
+            clusters.wait(
+                lambda: waiting.exists() and "waiting for slots" in waiting.read_text(), "the other waits", 90
+            )
+            world.barrier()
+            if world.rank == 1:
+                tmp_path.joinpath("killed").touch()
+                os.kill(os.getpid(), signal.SIGKILL)
+        world.barrier()
+        time.sleep(0.3)
+        return time.time()
+
+    def waits() -> list[Any]:
+        clusters.wait(tmp_path.joinpath("runs").exists, "the first gang runs", 90)
+        return gang(cluster.spark, time.time, 2, run_dir=str(waiting.parent))()
+
+    first, second = at_once(gang(cluster.spark, killed, 2), waits)
+    assert max(first) < min(second)

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import threading
 import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import pytest
 
 from tritium.errors import BadSetting, NotEnoughSlots, StartTimeout, WrongVersion
 from tritium.gang.driver.cluster import Cluster, check_versions
+from tritium.gang.driver.slots import RunSlots
 from tritium.gang.settings import Gang
 
 
@@ -122,6 +125,17 @@ def test_a_newer_spark_passes(spark_version: str) -> None:
     check_versions(spark_version, (3, 10))
 
 
+@contextmanager
+def slots(spark: Any, gang: Gang, timeout: float, note: Callable[[str], object] = str) -> Iterator[None]:
+    """Hold a gang's slots for a block."""
+    run = RunSlots()
+    try:
+        Cluster.of(spark).take_slots(run, gang, gang.most, timeout, note)
+        yield
+    finally:
+        run.release()
+
+
 class TestTwoLaunchesAtOnce:
     def test_the_second_waits_visibly_for_its_turn(self, spark: Any) -> None:
         order: list[str] = []
@@ -132,11 +146,11 @@ class TestTwoLaunchesAtOnce:
                 order.append(text)
                 waiting.set()
 
-            with Cluster.of(spark).wait_for_slots(Gang(ranks=2), 20, note):
+            with slots(spark, Gang(ranks=2), 20, note):
                 order.append("second")
 
         def first() -> None:
-            with Cluster.of(spark).wait_for_slots(Gang(ranks=1), 1, order.append):
+            with slots(spark, Gang(ranks=1), 1, order.append):
                 thread.start()
                 assert waiting.wait(20)
                 order.append("first")
@@ -150,27 +164,24 @@ class TestTwoLaunchesAtOnce:
         assert order[0].startswith("waiting for slots: 2 needed, 2 in all, and other launches of this driver")
 
     def test_the_second_fails_by_start_timeout(self, spark: Any) -> None:
-        cluster = Cluster.of(spark)
-        with cluster.wait_for_slots(Gang(ranks=2), 1):
+        with slots(spark, Gang(ranks=2), 1):
             begun = time.monotonic()
             with (
                 pytest.raises(StartTimeout, match=r"2 ranks running.*start_timeout=0\.2 s"),
-                cluster.wait_for_slots(Gang(ranks=1), 0.2),
+                slots(spark, Gang(ranks=1), 0.2),
             ):
                 pass
             assert 0.2 <= time.monotonic() - begun < 2
-        with cluster.wait_for_slots(Gang(ranks=2), 0.2):  # and everything was given back
+        with slots(spark, Gang(ranks=2), 0.2):  # and everything was given back
             pass
 
     def test_slots_that_were_lost_are_held_by_nobody(self, spark: Any, monkeypatch: pytest.MonkeyPatch) -> None:
         """An executor may be killed between the count of the slots and their being held."""
-        cluster = Cluster.of(spark)
         monkeypatch.setattr(Cluster, "slots", lambda self, gang: 1)
-        with cluster.wait_for_slots(Gang(ranks=2), 0.2):
+        with slots(spark, Gang(ranks=2), 0.2):
             pass
 
     def test_both_go_when_slots_suffice(self, spark: Any) -> None:
         notes: list[str] = []
-        cluster = Cluster.of(spark)
-        with cluster.wait_for_slots(Gang(ranks=1), 1, notes.append), cluster.wait_for_slots(Gang(), 1, notes.append):
+        with slots(spark, Gang(ranks=1), 1, notes.append), slots(spark, Gang(), 1, notes.append):
             assert notes == []

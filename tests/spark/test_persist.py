@@ -82,7 +82,7 @@ def test_an_exchange_of_the_users_own_stays_theirs(spark: Any, tmp_path: Path) -
     assert computed(tmp_path) == 3
 
 
-def test_what_nobody_has_read_to_its_end_is_computed_anew(spark: Any, tmp_path: Path) -> None:
+def test_what_nobody_has_read_to_its_end_is_computed_again(spark: Any, tmp_path: Path) -> None:
     """It may be of two evaluations of the source: an executor could have been lost in between."""
     tmp_path.joinpath("killed").touch()
     with tr.Exchange({"train": counted(spark, tmp_path)}, 2).persist() as exchange:

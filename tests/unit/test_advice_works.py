@@ -332,7 +332,7 @@ def test_a_global_batch_that_is_shared_out_evenly() -> None:
         assert fit(FRAME, **settings, global_batch_size=int(size)).history
 
 
-def test_another_run_dir_trains_anew(tmp_path: Path) -> None:
+def test_another_run_dir_trains_from_the_beginning(tmp_path: Path) -> None:
     fit(FRAME, **GOOD, run_dir=str(tmp_path / "one"), checkpoint_every=1)
     with pytest.raises(
         errors.BadSetting, match=r"Name another run_dir to train from the beginning, or continue with what it was begun"

@@ -86,6 +86,26 @@ class TestEntry:
         """
         assert bare(program, flat(entry)) == "imported [] True\n"
 
+    @pytest.mark.parametrize("end", ["", "os._exit(0)", "os.kill(os.getpid(), 9)"])
+    def test_without_memory_files_no_file_is_left_behind(self, end: str, bare: Callable[..., str]) -> None:
+        """As on macOS; Spark's workers end without exit handlers."""
+        program = f"""
+            import os
+            del os.memfd_create
+            child = os.fork()
+            if child:
+                os.waitpid(child, 0)
+            else:
+                function(sys.argv[1])()
+                import tritium.gang.supervisor.supervisor
+                print(sys._tritium[0], os.path.exists(sys._tritium[0]), flush=True)
+                {end}
+        """
+        path, there = bare(program, flat(ship.entry("tritium.ship:digest", b""))).split()
+        assert there == "True"
+        assert "tritium-mount-" in path
+        assert not Path(path).exists()
+
     def test_a_reused_worker_forgets_an_older_tritium(self, bare: Callable[..., str]) -> None:
         program = """
             import types

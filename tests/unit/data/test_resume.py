@@ -79,7 +79,7 @@ def test_the_same_rows_go_on_exactly(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("ranks", [2, 3])
-def test_the_same_rows_with_other_ids_start_the_epoch_anew_aloud(ranks: int, tmp_path: Path) -> None:
+def test_the_same_rows_with_other_ids_start_the_epoch_over_with_a_note(ranks: int, tmp_path: Path) -> None:
     begun = launch(begin, frame(), tmp_path / "a", 1, 2)
     found = launch(resume_with, BACKWARDS, tmp_path / "b", [state for _, state in begun], ranks=ranks)
     assert [number for number, _ in found[0]] == [1, 2]
@@ -91,7 +91,7 @@ def test_the_same_rows_with_other_ids_start_the_epoch_anew_aloud(ranks: int, tmp
 
 
 @pytest.mark.parametrize("ranks", [2, 3])
-def test_an_order_of_another_version_starts_the_epoch_anew_aloud(ranks: int, tmp_path: Path) -> None:
+def test_an_order_of_another_version_starts_the_epoch_over_with_a_note(ranks: int, tmp_path: Path) -> None:
     begun = launch(begin, frame(), tmp_path / "a", 1, 2)
     states = [{**state, "order": state["order"] - 1} for _, state in begun]
     found = launch(resume_with, frame(), tmp_path / "b", states, ranks=ranks)
@@ -126,7 +126,7 @@ def test_rows_that_changed_are_refused_with_the_numbers(steps: int, tmp_path: Pa
         launch(resume_with, frame()[:20], tmp_path / "c", states)
 
 
-def test_the_epoch_begins_anew_with_changed_rows_where_that_is_asked_for(tmp_path: Path) -> None:
+def test_the_epoch_starts_over_with_changed_rows_where_that_is_asked_for(tmp_path: Path) -> None:
     def fresh(states: list[dict[str, Any]]) -> Any:
         return resume_with(states, if_changed="restart")
 

@@ -718,7 +718,7 @@ def test_a_copy_on_another_device_is_kept_and_has_the_weights_of_now() -> None:
     assert module.training
 
 
-def test_a_copy_is_made_anew_when_the_module_is_another() -> None:
+def test_a_changed_module_gets_a_new_copy() -> None:
     module, copies = nn.Sequential(nn.Linear(3, 4), nn.LeakyReLU(0.1), nn.Linear(4, 1)), Copies()
     x = torch.randn(5, 3)
     for change in (

@@ -10,12 +10,15 @@ from tritium import frameworks, ship
 from tritium.data.schema import Data, Field
 from tritium.gang.coordinator.coordinator import Coordinator
 from tritium.gang.driver.recorder import Recorder
+from tritium.gang.driver.slots import RunSlots
 from tritium.gang.order import Order
 from tritium.gang.settings import Gang
 from tritium.gang.stall_limit import StallLimit
 
 if TYPE_CHECKING:
     from tritium.data.exchange import Exchange
+    from tritium.gang.coordinator.rows import Verify
+    from tritium.gang.driver.address import Place
 
 
 @dataclass
@@ -39,6 +42,8 @@ class Attempt:
     """Whether batches hold torch tensors unless `epochs(device=…)` says otherwise."""
     kept: dict[int, Exchange] = field(default_factory=dict)
     """World size → exchange that is persisted for the next attempt. At most one; all attempts share this dict."""
+    slots: RunSlots = field(default_factory=RunSlots)
+    """The slots that the run holds until it ends; all attempts share this object."""
 
     @property
     def name(self) -> str:
@@ -93,6 +98,29 @@ def prepared(shuffle: Any) -> Literal["full", "stream"] | bool:
 def ship_user_code(attempt: Attempt) -> bytes:
     """Return the user's `py_files` as one zip; empty bytes without any."""
     return ship.archive(attempt.gang.py_files) if attempt.gang.py_files else b""
+
+
+def start_coordinator(
+    attempt: Attempt, plan: Mapping[str, tuple[Field, ...]], place: Place | None = None, verify: Verify | None = None
+) -> Coordinator:
+    """Start the coordinator of this attempt.
+
+    Args:
+        place: where executors reach it; None: this machine alone does.
+        verify: returns an error for rows that a rank must not train on (see `Exchange.verify`).
+    """
+    return Coordinator(
+        attempt.ranks,
+        launch=attempt.name,
+        run_id=attempt.run_id,
+        observer=attempt.recorder,
+        listener=place.listen() if place else None,
+        advertised=place.advertised if place else None,
+        names=list(plan),
+        stream=attempt.streams,
+        stall_limit=StallLimit.of(attempt.gang),
+        verify=verify,
+    ).start()
 
 
 def order_of(

@@ -10,14 +10,12 @@ from __future__ import annotations
 import re
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
-from fractions import Fraction
+from collections.abc import Callable, Sequence
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from tritium.errors import BadSetting, NotEnoughSlots, WrongVersion
-from tritium.gang.driver.slots import reservations
+from tritium.gang.driver.slots import RunSlots, reservations
 from tritium.gang.driver.worker_python import check, on_this_machine, unchosen
 from tritium.gang.settings import Gang
 from tritium.gang.supervisor.process import may_raise_limits
@@ -121,26 +119,15 @@ class Cluster:
             self._profiles[key] = self._make_profile(gang)
         return self._profiles[key]
 
-    @contextmanager
-    def wait_for_slots(
-        self, gang: Gang, timeout: float, note: Note = _unheard, ranks: int | None = None
-    ) -> Iterator[None]:
-        """Reserve the slots of `ranks` ranks (None: `gang.most`) against other launches of this process, for a block.
+    def take_slots(self, run: RunSlots, gang: Gang, ranks: int, timeout: float, note: Note = _unheard) -> None:
+        """Have `run` hold the slots of `ranks` ranks against other launches of this process; see `RunSlots.take`.
 
-        Waits in the order of the calls while earlier launches hold the slots, and calls `note` when it does. Raises
-        StartTimeout after `timeout` seconds. A reservation is a fraction of the ranks of this kind that the whole
-        cluster can run, so that gangs of different `cpus` and `gpus` add up. On Connect, where slots can't be counted,
+        On Connect, where slots can't be counted, and under dynamic allocation, where executors have not started yet,
         nothing is reserved.
         """
-        available = 0 if self.is_dynamic else self.slots(gang)  # executors that have not started yet can't be reserved
-        if not available:
-            yield
-            return
-        ranks = ranks or gang.most
-        # Executors may have been lost since the slots were counted: a share is never more than the whole.
-        share = Fraction(ranks, max(ranks, available))
-        with reservations(self.spark.sparkContext.applicationId).hold(share, ranks, available, timeout, note):
-            yield
+        if not (self.is_connect or self.is_dynamic):
+            everyone = reservations(self.spark.sparkContext.applicationId)
+            run.take(everyone, (gang.cpus, gang.gpus), ranks, lambda: self.slots(gang) or 0, timeout, note)
 
     # ---- details
 

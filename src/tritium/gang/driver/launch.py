@@ -133,6 +133,7 @@ def start(
         problem = error
         raise
     finally:
+        first.slots.release()
         try:
             release(first, problem is None)
         finally:

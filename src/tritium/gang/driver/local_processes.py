@@ -13,10 +13,9 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 
 from tritium.gang.coordinator.coordinator import Coordinator
-from tritium.gang.driver.attempt import Attempt, order_of, ship_user_code
+from tritium.gang.driver.attempt import Attempt, order_of, ship_user_code, start_coordinator
 from tritium.gang.driver.outcome import await_end, await_formed
 from tritium.gang.order import Order
-from tritium.gang.stall_limit import StallLimit
 from tritium.gang.supervisor.ending import GangEnded
 from tritium.gang.supervisor.gpus import gpus_here
 from tritium.gang.supervisor.results import results_of
@@ -42,15 +41,7 @@ class LocalProcesses:
         job = attempt.job()
         user_code = ship_user_code(attempt)
         attempt.recorder.open()
-        coordinator = self._coordinator = Coordinator(
-            attempt.ranks,
-            launch=attempt.name,
-            run_id=attempt.run_id,
-            observer=attempt.recorder,
-            names=list(plan),
-            stream=attempt.streams,
-            stall_limit=StallLimit.of(attempt.gang),
-        ).start()
+        coordinator = self._coordinator = start_coordinator(attempt, plan)
         order = order_of(attempt, coordinator, plan, job, user_code, sorted=not attempt.streams)
         self._tasks = SupervisorThreads(order, coordinator, shards, self._gpus)
         self._tasks.start()

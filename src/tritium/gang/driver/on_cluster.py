@@ -14,12 +14,11 @@ from tritium.errors import BadSetting, StartTimeout, TritiumError, WrongVersion
 from tritium.gang.coordinator.coordinator import Coordinator
 from tritium.gang.coordinator.on_executor import newest_checkpoint, replay, result_limit
 from tritium.gang.driver.address import driver_place
-from tritium.gang.driver.attempt import Attempt, order_of, ship_user_code
+from tritium.gang.driver.attempt import Attempt, order_of, ship_user_code, start_coordinator
 from tritium.gang.driver.cluster import Cluster
 from tritium.gang.driver.outcome import LEAVE_SECONDS, GivenBack, await_end, await_formed
 from tritium.gang.driver.spark_errors import text_of
 from tritium.gang.driver.spark_job import SparkJob, jvm_gone
-from tritium.gang.stall_limit import StallLimit
 from tritium.gang.supervisor.results import results_of
 from tritium.observe.stored import Piece
 
@@ -38,6 +37,7 @@ class OnCluster:
             for data in attempt.data.values():
                 refuse_hanging(data.frame, self._cluster.version)
             ranks = self._cluster.ranks_for(attempt.gang, attempt.recorder.note, again=attempt.number > 0)
+            ranks = attempt.slots.resize(attempt.gang.least, ranks, lambda: self._cluster.slots(attempt.gang) or 0)
         self._attempt = attempt.sized(ranks)
         self._deadline = time.monotonic() + attempt.gang.start_timeout
 
@@ -62,7 +62,7 @@ class OnCluster:
             self.start()
 
     def cancel(self) -> None:
-        """End the ranks, then the job, then the coordinator; release the slots."""
+        """End the ranks, then the job, then the coordinator. The run keeps its slots for another attempt."""
         job, self._job = self._job, None
         with self._open:
             if job is not None:
@@ -79,22 +79,10 @@ class OnCluster:
         place = driver_place(self._spark, cluster)
         if exchange:
             self._open.enter_context(exchange.read())
-        note = attempt.recorder.note
-        self._open.enter_context(cluster.wait_for_slots(gang, gang.start_timeout, note, attempt.ranks))
+        cluster.take_slots(attempt.slots, gang, attempt.ranks, gang.start_timeout, attempt.recorder.note)
         attempt.recorder.open()
         plan = exchange.plan if exchange else {}
-        self._coordinator = Coordinator(
-            attempt.ranks,
-            launch=attempt.name,
-            run_id=attempt.run_id,
-            observer=attempt.recorder,
-            listener=place.listen(),
-            advertised=place.advertised,
-            names=list(plan),
-            stream=attempt.streams,
-            stall_limit=StallLimit.of(gang),
-            verify=exchange.verify if exchange else None,
-        ).start()
+        self._coordinator = start_coordinator(attempt, plan, place, exchange.verify if exchange else None)
         self._open.callback(self._coordinator.close)
         in_order = exchange is None or exchange.sorted
         limit = result_limit(self._spark) if cluster.is_connect else 0

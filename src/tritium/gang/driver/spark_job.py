@@ -63,7 +63,7 @@ class SparkJob:
         self._spark = spark
         self._connect = cluster.is_connect
         self.restarts = cluster.is_dynamic
-        self._cluster, self._gang = cluster, attempt.gang
+        self._cluster, self._attempt = cluster, attempt
         self._coordinator = coordinator
         self._watch = SourceWatch(spark, self.tag, connect=self._connect)
         self._name = f"Tritium: {getattr(attempt.function, '__qualname__', 'a function')} on {order.size} ranks"
@@ -135,9 +135,7 @@ class SparkJob:
                 f"{text_of(problem)[:300]}): {text_of(error)[:500]}",
                 lost=False,
             )
-            told.__cause__ = error
-            told.__dict__["spark_error"] = error
-            return told
+            return _caused(told, error)
 
     def _which_python(self, problem: WrongVersion) -> WrongVersion:
         """Add which Python the session's UDFs run, where none was chosen with PYSPARK_PYTHON."""
@@ -185,8 +183,8 @@ class SparkJob:
             self._watch.heard(inflight_tasks, stages)
 
     def slots(self) -> int:
-        """Count the ranks that the cluster has slots for, this gang's included; 0 where that is not known."""
-        return self._safely(lambda: self._cluster.slots(self._gang) or 0, 0)
+        """Count the ranks that the slots of this run and the free ones suffice for; 0 where that is not known."""
+        return self._safely(lambda: self._attempt.slots.room(lambda: self._cluster.slots(self._attempt.gang) or 0), 0)
 
     def cancel(self, reason: str) -> None:
         """Cancel this job alone. `reason` is shown in Spark's UI and log."""
@@ -263,9 +261,7 @@ def _cut_off(text: str, error: BaseException, problem: BaseException) -> JobFail
         lost=False,
         reason=python_error(text),
     )
-    told.__cause__ = error
-    told.__dict__["spark_error"] = error
-    return told
+    return _caused(told, error)
 
 
 def _gone(what: str, remedy: str, error: BaseException) -> JobFailed:
@@ -274,9 +270,14 @@ def _gone(what: str, remedy: str, error: BaseException) -> JobFailed:
         lost=False,
         jvm_gone=True,
     )
-    told.__cause__ = error
-    told.__dict__["spark_error"] = error
-    return told
+    return _caused(told, error)
+
+
+def _caused(problem: JobFailed, error: BaseException) -> JobFailed:
+    """Return `problem` with Spark's own exception as its cause and its fact `spark_error`."""
+    problem.__cause__ = error
+    problem.__dict__["spark_error"] = error
+    return problem
 
 
 def _answers(gateway: Any) -> bool:

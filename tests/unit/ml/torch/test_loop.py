@@ -520,18 +520,22 @@ def test_the_learning_rate_follows_the_scheduler() -> None:
     assert [e["learning_rate"] for e in history("plateau", 2)] == pytest.approx([0.02, 0.002, 0.0002])
 
 
+def scored(entry: dict[str, Any], rows: Any) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return the outputs of the module as it was at the end of an epoch, and the labels of the same rows."""
+    module = mlp()
+    for parameter, weights in zip(module.parameters(), entry["weights"], strict=True):
+        parameter.data = torch.tensor(weights)
+    x = torch.tensor(rows[[f"x{i}" for i in range(5)]].to_numpy(), dtype=torch.float32)
+    with torch.no_grad():
+        return module(x), torch.tensor(rows[["y"]].to_numpy(), dtype=torch.float32)
+
+
 @pytest.mark.parametrize("size", SIZES)
 def test_validation_and_metrics_are_exact_over_all_rows(size: int) -> None:
     rows = CASES["held"][1].to_pandas()
+    held = rows[rows["held"]]
     for entry in history("held", size):
-        module = mlp()
-        for parameter, weights in zip(module.parameters(), entry["weights"], strict=True):
-            parameter.data = torch.tensor(weights)
-        held = rows[rows["held"]]
-        x = torch.tensor(held[[f"x{i}" for i in range(5)]].to_numpy(), dtype=torch.float32)
-        y = torch.tensor(held[["y"]].to_numpy(), dtype=torch.float32)
-        with torch.no_grad():
-            output = module(x)
+        output, y = scored(entry, held)
         squared = (output - y).square().mean().item()
         assert entry["validation_loss"] == pytest.approx(squared, rel=1e-5)
         assert entry["validation_mse"] == pytest.approx(squared, rel=1e-5)
@@ -544,15 +548,8 @@ def test_validation_and_metrics_are_exact_over_all_rows(size: int) -> None:
 @pytest.mark.parametrize("size", SIZES)
 def test_a_rank_without_rows_to_validate_on_contributes_nothing(size: int) -> None:
     rows = CASES["few"][1].to_pandas()
-    held = rows[rows["few"]]
-    x = torch.tensor(held[[f"x{i}" for i in range(5)]].to_numpy(), dtype=torch.float32)
-    y = torch.tensor(held[["y"]].to_numpy(), dtype=torch.float32)
     for entry in history("few", size):
-        module = mlp()
-        for parameter, weights in zip(module.parameters(), entry["weights"], strict=True):
-            parameter.data = torch.tensor(weights)
-        with torch.no_grad():
-            output = module(x)
+        output, y = scored(entry, rows[rows["few"]])
         squared = (output - y).square().mean().item()
         assert entry["validation_loss"] == pytest.approx(squared, rel=1e-5)
         assert entry["validation_mse"] == pytest.approx(squared, rel=1e-5)

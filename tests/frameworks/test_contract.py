@@ -79,7 +79,7 @@ def test_the_exception_of_a_rank_is_raised(cluster: Any, case: Any) -> None:
         if step == 2 and tr.world().rank == 1:
             raise ValueError("the user's own")
 
-    with pytest.raises(RankFailed, match="Rank 1 .* raised ValueError: the user's own") as caught:
+    with pytest.raises(RankFailed, match=r"Rank 1 .* raised ValueError: the user's own") as caught:
         launch(cluster, case, functools.partial(case.train, raises))
     assert isinstance(caught.value.__cause__, ValueError)
 

@@ -7,7 +7,9 @@ coordinator. MPICH, Intel MPI and MVAPICH speak it.
 
 from __future__ import annotations
 
+import glob
 import json
+import os
 import re
 import socket
 import threading
@@ -22,14 +24,17 @@ from tritium.wire import Message
 TAG = "pmi"  # of the all-gathers
 _WORD = re.compile(r"([\w-]+)=(\S*)")
 _MAXES = "kvsname_max=256 keylen_max=64 vallen_max=4096"
-_KVS = "tritium"  # the name of the only key-value space
 
 
 class Pmi:
-    """Answers the requests of one rank, in a thread; see the module."""
+    """Answers the requests of one rank, in a thread; see the module.
 
-    def __init__(self, coordinator: Client) -> None:
+    name : of the gang's only key-value space. MPICH calls its shared memory after it, so every attempt has its own.
+    """
+
+    def __init__(self, coordinator: Client, name: str) -> None:
         self._coordinator = coordinator
+        self._name = name
         self._ours, self._theirs = socket.socketpair()
         self._values: dict[str, str] = {}
         self._put: dict[str, str] = {}
@@ -62,12 +67,15 @@ class Pmi:
             self._changed.notify_all()
 
     def close(self) -> None:
-        """End `serve`."""
+        """End `serve`, and remove shared memory that MPICH has not removed; to be called when the rank has ended."""
         with self._changed:
             self._closed = True
             self._changed.notify_all()
         with suppress(OSError):
             self._ours.shutdown(socket.SHUT_RDWR)
+        for path in glob.glob(f"/dev/shm/mpich_*_{_fnv1a(self._name):x}_*"):  # what killed ranks have left
+            with suppress(FileNotFoundError):  # the supervisor of another rank has just removed it
+                os.unlink(path)
 
     def serve(self) -> None:
         """Answer requests until the rank closes its end, or `close` is called."""
@@ -87,7 +95,7 @@ class Pmi:
         elif command == "get_appnum":
             self._say("appnum", "appnum=0 rc=0")
         elif command == "get_my_kvsname":
-            self._say("my_kvsname", f"kvsname={_KVS} rc=0")
+            self._say("my_kvsname", f"kvsname={self._name} rc=0")
         elif command == "get_universe_size":
             self._say("universe_size", f"size={self._size} rc=0")
         elif command == "put":
@@ -126,6 +134,14 @@ class Pmi:
             self._values.update(json.loads(message.blob[start : start + length]))
             start += length
         return True
+
+
+def _fnv1a(text: str) -> int:
+    """Return the 32-bit FNV-1a hash, by which MPICH names the shared memory of a key-value space (MPICH 4 and 5)."""
+    value = 2166136261
+    for byte in text.encode():
+        value = ((value ^ byte) * 16777619) & 0xFFFFFFFF
+    return value
 
 
 def process_mapping(hosts: Sequence[str]) -> str:

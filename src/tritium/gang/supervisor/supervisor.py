@@ -137,7 +137,7 @@ class Supervisor:
         if self.order.user_code:
             self._user_code = ship.Mount(self.order.user_code)
         if self.order.framework is not None and self.order.framework.pmi:
-            self._pmi = Pmi(self._channel)
+            self._pmi = Pmi(self._channel, self.order.launch)
         ours, theirs = socket.socketpair()
         fds = [fd for spool in self._spools.values() for fd in spool.fds]
         fds += [self._pmi.fd] if self._pmi else []

@@ -9,7 +9,7 @@ import numpy as np
 
 import tritium as tr
 
-FRAMEWORK, ENV, PACKAGES = "mpi", {}, ("mpi4py.MPI",)  # type: ignore[var-annotated]
+FRAMEWORK, ENV, PACKAGES = "mpi", {}, ("mpi4py",)  # type: ignore[var-annotated]
 
 
 def train(on_step: Callable[[int], None]) -> dict[str, Any]:

@@ -14,9 +14,10 @@ from tritium.frameworks.framework import Framework
 _CLASSES = {
     "torch": "tritium.frameworks.torch:Torch",
     "mpi": "tritium.frameworks.mpi:MPI",
+    "keras": "tritium.frameworks.keras:Keras",
 }
 # A function that imports one of these expects that framework to connect the ranks. (mpi4py is refused in the rank.)
-_PACKAGES: dict[str, str] = {}
+_PACKAGES: dict[str, str] = {"keras": "keras"}
 NAMES = tuple(_CLASSES)
 
 

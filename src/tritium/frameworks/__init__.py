@@ -13,11 +13,12 @@ from tritium.frameworks.framework import Framework
 
 _CLASSES = {
     "torch": "tritium.frameworks.torch:Torch",
+    "jax": "tritium.frameworks.jax:JAX",
     "mpi": "tritium.frameworks.mpi:MPI",
     "keras": "tritium.frameworks.keras:Keras",
 }
 # A function that imports one of these expects that framework to connect the ranks. (mpi4py is refused in the rank.)
-_PACKAGES: dict[str, str] = {"keras": "keras"}
+_PACKAGES = {"jax": "jax", "keras": "keras"}
 NAMES = tuple(_CLASSES)
 
 

@@ -13,7 +13,7 @@ from typing import Any
 
 from tritium.errors import WrongVersion
 from tritium.frameworks.framework import Framework, Place
-from tritium.frameworks.keras_fit import hook
+from tritium.frameworks.keras_fit import Ranks, hook
 from tritium.hints import did_you_mean
 
 BACKENDS = {  # back end → the module that connects its ranks
@@ -39,6 +39,7 @@ class Keras(Framework):
     modules = ("keras",)
     covers = tuple(BACKENDS)
     install = "keras"
+    float32 = True
     secondary = re.compile(
         r"gloo|connectFullMesh|remote process exit|Dist(Network|Store)Error|nccl(Remote|System|Internal)Error|"
         r"(UnavailableError|AbortedError|CancelledError|InternalError): .*(ollective|onnection|ocket|RPC)|"
@@ -85,6 +86,8 @@ class Keras(Framework):
                 f"framework=tr.Keras(backend=…) with one of {', '.join(map(repr, BACKENDS))}.",
                 framework=self.name,
             )
-        with importlib.import_module(BACKENDS[chosen]).connected(place) as ranks:
+        def call(ranks: Ranks) -> Any:
             hook(keras, place, ranks)
             return function()
+
+        return importlib.import_module(BACKENDS[chosen]).run(place, call)

@@ -30,6 +30,10 @@ class Ranks(Protocol):
         """Raise BadSetting where a model can't be trained by several ranks as it is compiled."""
         ...
 
+    def agree(self) -> None:
+        """Raise BadSetting, the same on every rank, where the ranks' latest batches don't go together."""
+        ...
+
 
 def hook(keras: Any, place: Place, ranks: Ranks) -> None:
     """Let every `fit`, `train_on_batch` and optimizer of this process train one model on all ranks."""
@@ -45,7 +49,7 @@ def hook(keras: Any, place: Place, ranks: Ranks) -> None:
         begun.add(model)
 
     _hook_apply(keras, ranks)
-    _hook_fit(keras, place, begin)
+    _hook_fit(keras, place, ranks, begin)
     train_on_batch = keras.Model.train_on_batch
 
     @functools.wraps(train_on_batch)
@@ -54,7 +58,9 @@ def hook(keras: Any, place: Place, ranks: Ranks) -> None:
             if not model.built or not model.optimizer.built:
                 model._symbolic_build(data_batch=(x, *args[:1], *(options[k] for k in ("y",) if k in options)))
             begin(model)
-        return train_on_batch(model, x, *args, **options)
+        result = train_on_batch(model, x, *args, **options)
+        ranks.agree()
+        return result
 
     keras.Model.train_on_batch = train_on_batch_together
 
@@ -85,7 +91,7 @@ def _hook_apply(keras: Any, ranks: Ranks) -> None:
         optimizer.apply = hooked(optimizer.apply)
 
 
-def _hook_fit(keras: Any, place: Place, begin: Callable[[Any], None]) -> None:
+def _hook_fit(keras: Any, place: Place, ranks: Ranks, begin: Callable[[Any], None]) -> None:
     fit = keras.Model.fit
 
     class Together(keras.callbacks.Callback):  # type: ignore[misc,name-defined]
@@ -107,6 +113,7 @@ def _hook_fit(keras: Any, place: Place, begin: Callable[[Any], None]) -> None:
                 self._data.set_epoch(epoch)
 
         def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
+            ranks.agree()
             self._logs = _averaged(place, logs or {})
             if logs is not None:
                 logs.update(self._logs)

@@ -3,48 +3,61 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
 
+from tritium.errors import BadSetting
 from tritium.frameworks.framework import Place
-from tritium.frameworks.ports import held_ports
+from tritium.frameworks.jax import JAX
 
 
-@contextmanager
-def connected(place: Place) -> Iterator[JaxRanks]:
-    """Initialize jax.distributed, and let Keras's training steps run on all ranks' devices.
+def run(place: Place, function: Callable[[JaxRanks], Any]) -> Any:
+    """Call the function with the ranks as JAX's processes, and Keras's training steps on the devices of all of them.
 
     Evaluation and prediction, and the values of variables between epochs, stay each rank's own.
     """
-    import jax
 
-    jax.config.update("jax_cpu_collectives_implementation", "gloo")
-    own = [place.local_rank] if place.device.startswith("cuda") else None
-    with held_ports(place) as addresses:
-        jax.distributed.initialize(addresses[0], place.size, place.rank, local_device_ids=own)
-    ranks = JaxRanks()
-    _hook(ranks)
-    yield ranks
-    place.barrier()  # a rank that ended would end the service that the others still use
-    jax.distributed.shutdown()
+    def call() -> Any:
+        ranks = JaxRanks(place)
+        _hook(ranks)
+        return function(ranks)
+
+    return JAX().run(place, call)
 
 
 class JaxRanks:
     """A mesh of the devices of all ranks, over which batches are split."""
 
-    def __init__(self) -> None:
+    def __init__(self, place: Place) -> None:
         import jax
         from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
+        self._place = place
+        self._rows: list[int] = []
         mesh = Mesh(np.array(jax.devices()), ("rank",))
         self._whole = NamedSharding(mesh, PartitionSpec())
         self._split = NamedSharding(mesh, PartitionSpec("rank"))
 
     def check(self, model: Any) -> None:
         """Do nothing: every model can be trained."""
+
+    def agree(self) -> None:
+        """Raise BadSetting, the same on every rank, where ranks gave batches of different sizes since the last call.
+
+        Such ranks have computed different updates, as each took its own size for that of all.
+        """
+        every = self._place.gather(self._rows)
+        self._rows = []
+        for rank, rows in enumerate(every):
+            if rows != every[0]:
+                step = next(n for n, pair in enumerate(zip(every[0], rows, strict=True)) if pair[0] != pair[1])
+                raise BadSetting(
+                    f"The batches of step {step} have {every[0][step]} rows on rank 0 and {rows[step]} on rank {rank}: "
+                    "on Keras's JAX back end, a step needs batches of one size. Take them from "
+                    'world.shard("train").keras(…), which fills them up, or train on as many rows on every rank.'
+                )
 
     def broadcast(self, values: Sequence[Any]) -> list[Any]:
         """Return rank 0's arrays."""
@@ -60,6 +73,7 @@ class JaxRanks:
         """Return a rank's arrays `[b, …]` as its part of arrays `[size × b, …]`."""
         import jax
 
+        self._rows.append(jax.tree.leaves(batch)[0].shape[0])
         return jax.tree.map(lambda a: jax.make_array_from_process_local_data(self._split, np.asarray(a)), batch)
 
     def replicated(self, state: Any) -> Any:

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from tritium.errors import BadSetting
@@ -16,9 +15,8 @@ _GROUP, _FIRST_KEY = 7919, 1 << 20  # far from the keys that MultiWorkerMirrored
 _CONFIG = "TF_CONFIG"
 
 
-@contextmanager
-def connected(place: Place) -> Iterator[TensorFlowRanks]:
-    """Start TensorFlow's server in every rank.
+def run(place: Place, function: Callable[[TensorFlowRanks], Any]) -> Any:
+    """Call the function with TensorFlow's server started in every rank.
 
     MultiWorkerMirroredStrategy starts it from TF_CONFIG, and ends collectives when a rank is gone. The strategy itself
     is not used: Keras 3 can't train under it.
@@ -37,8 +35,9 @@ def connected(place: Place) -> Iterator[TensorFlowRanks]:
     # XLA compiles no collective between processes; under a strategy of tf.distribute Keras chooses the same.
     keras.Model._resolve_auto_jit_compile = lambda model: False
     keras.Model._maybe_symbolic_build = _build
-    yield TensorFlowRanks(place, strategy)
-    place.barrier()  # a rank that ended would end the collectives of the others
+    result = function(TensorFlowRanks(place, strategy))
+    place.barrier()  # a rank that left would end the collectives of the others
+    return result
 
 
 class TensorFlowRanks:
@@ -57,6 +56,9 @@ class TensorFlowRanks:
                 'no collective between processes. Leave it at "auto", or choose tr.Keras(backend="jax").',
                 setting="jit_compile",
             )
+
+    def agree(self) -> None:
+        """Do nothing: batches may differ in size."""
 
     def broadcast(self, values: Sequence[Any]) -> list[Any]:
         """Return rank 0's tensors: the sum of them and of the other ranks' zeros."""

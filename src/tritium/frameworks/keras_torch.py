@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from tritium.frameworks.framework import Place
 
 
-@contextmanager
-def connected(place: Place) -> Iterator[TorchRanks]:
-    """Make the default process group; torchrun's variables are set."""
+def run(place: Place, function: Callable[[TorchRanks], Any]) -> Any:
+    """Call the function with the default process group made; torchrun's variables are set."""
     import torch
     import torch.distributed as dist
 
@@ -19,9 +17,10 @@ def connected(place: Place) -> Iterator[TorchRanks]:
     if on_gpu:
         torch.cuda.set_device(place.device)
     dist.init_process_group("cpu:gloo,cuda:nccl" if on_gpu else "gloo")
-    yield TorchRanks(place.size)
+    result = function(TorchRanks(place.size))
     if dist.is_initialized():
         dist.destroy_process_group()
+    return result
 
 
 class TorchRanks:
@@ -32,6 +31,9 @@ class TorchRanks:
 
     def check(self, model: Any) -> None:
         """Do nothing: every model can be trained."""
+
+    def agree(self) -> None:
+        """Do nothing: batches may differ in size."""
 
     def broadcast(self, values: Sequence[Any]) -> list[Any]:
         """Return rank 0's tensors."""

@@ -33,7 +33,8 @@ class Keras(Framework):
     """
 
     backend: str | None = None
-    """"torch", "jax" or "tensorflow". None: KERAS_BACKEND of the rank's environment, or what Keras is configured for."""
+    """"torch", "jax" or "tensorflow". None: KERAS_BACKEND in the rank's environment, or what Keras is configured for
+    there."""
 
     name = "keras"
     modules = ("keras",)
@@ -86,6 +87,7 @@ class Keras(Framework):
                 f"framework=tr.Keras(backend=…) with one of {', '.join(map(repr, BACKENDS))}.",
                 framework=self.name,
             )
+
         def call(ranks: Ranks) -> Any:
             hook(keras, place, ranks)
             return function()

@@ -94,7 +94,7 @@ def _hook_apply(keras: Any, ranks: Ranks) -> None:
 def _hook_fit(keras: Any, place: Place, ranks: Ranks, begin: Callable[[Any], None]) -> None:
     fit = keras.Model.fit
 
-    class Together(keras.callbacks.Callback):  # type: ignore[misc,name-defined]
+    class Together(keras.callbacks.Callback):  # type: ignore[misc]
         """Comes before the user's callbacks, which then see the same logs on every rank and decide alike."""
 
         async_safe = True
@@ -160,8 +160,9 @@ def _agree(place: Place, what: str, mine: Sequence[Any]) -> None:
         if theirs == every[0]:
             continue
         at = next((n for n, pair in enumerate(zip(every[0], theirs, strict=False)) if pair[0] != pair[1]), None)
-        differ = f"{every[0][at]} and {theirs[at]}" if at is not None else f"{len(every[0])} and {len(theirs)} variables"
+        both = (len(every[0]), len(theirs)) if at is None else (every[0][at], theirs[at])
         raise BadSetting(
-            f"{what} of rank 0 and rank {rank} differ: {differ}. Every rank must make the same model and take as many "
-            'steps: take batches from world.shard("train").keras(…), or give steps_per_epoch=.'
+            f"{what} of rank 0 and rank {rank} differ: {both[0]} and {both[1]}. Every rank must make "
+            'the same model and take as many steps: take batches from world.shard("train").keras(…), or give '
+            "steps_per_epoch=."
         )

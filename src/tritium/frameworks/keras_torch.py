@@ -65,7 +65,7 @@ def _by_dtype(tensors: Sequence[Any], collective: Callable[[Any], Any]) -> list[
     for numbers in kinds.values():
         flat = torch.cat([tensors[number].reshape(-1) for number in numbers])
         collective(flat)
-        parts = flat.split([tensors[number].numel() for number in numbers])
+        parts = torch.split(flat, [tensors[number].numel() for number in numbers])
         for number, part in zip(numbers, parts, strict=True):
             found[number] = part.view(tensors[number].shape)
     return found

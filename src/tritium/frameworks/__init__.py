@@ -16,9 +16,10 @@ _CLASSES = {
     "jax": "tritium.frameworks.jax:JAX",
     "mpi": "tritium.frameworks.mpi:MPI",
     "keras": "tritium.frameworks.keras:Keras",
+    "lightgbm": "tritium.frameworks.lightgbm:LightGBM",
 }
 # A function that imports one of these expects that framework to connect the ranks. (mpi4py is refused in the rank.)
-_PACKAGES = {"jax": "jax", "keras": "keras"}
+_PACKAGES = {"jax": "jax", "keras": "keras", "lightgbm": "lightgbm"}
 NAMES = tuple(_CLASSES)
 
 

@@ -33,7 +33,7 @@ class MPI(Framework):
     install = "mpi4py mpich"
     pmi = True
     secondary = re.compile(
-        r"MPI\S*Exception: .*(connection|process failed|PROC_FAILED|communication error)", re.I | re.S
+        r"^Exception: .*(connection|process failed|communication error|ucx function returned)", re.I | re.S
     )
 
     def run(self, place: Place, function: Callable[[], Any]) -> Any:

@@ -35,7 +35,7 @@ from tritium.errors import RankFailed, WireError
 from tritium.gang.control import client as client_module
 from tritium.gang.control.client import Client
 from tritium.gang.coordinator.coordinator import Coordinator
-from tritium.gang.driver import local_processes
+from tritium.gang.driver import attempt
 from tritium.gang.stall_limit import StallLimit
 from tritium.wire import MAGIC, NONCE, Challenge, Channel, Codec, Message
 
@@ -54,7 +54,7 @@ def proxies(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Proxy]]:
             made.append(Proxy(self.address))
             self.address = made[-1].address
 
-    monkeypatch.setattr(local_processes, "Coordinator", Behind)
+    monkeypatch.setattr(attempt, "Coordinator", Behind)
     yield made
     for proxy in made:
         proxy.close()

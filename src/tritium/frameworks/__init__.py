@@ -14,10 +14,11 @@ from tritium.frameworks.framework import Framework
 _CLASSES = {
     "torch": "tritium.frameworks.torch:Torch",
     "jax": "tritium.frameworks.jax:JAX",
+    "tensorflow": "tritium.frameworks.tensorflow:TensorFlow",
     "mpi": "tritium.frameworks.mpi:MPI",
 }
 # A function that imports one of these expects that framework to connect the ranks. (mpi4py is refused in the rank.)
-_PACKAGES = {"jax": "jax"}
+_PACKAGES = {"jax": "jax", "tensorflow": "tensorflow", "tf_keras": "tensorflow"}
 NAMES = tuple(_CLASSES)
 
 

@@ -96,8 +96,8 @@ class Placement:
         self._rows = shard.size * batch_size
         if jax.process_count() != shard.size:
             raise BadSetting(
-                f"{self._who} has {shard.size} ranks and JAX {jax.process_count()} process(es): the ranks are not "
-                'connected. Launch with framework="jax".'
+                f"{self._who} the gang has {shard.size} ranks, and JAX is not connected with them: its process count "
+                f'is {jax.process_count()}. Launch with framework="jax".'
             )
         if mesh is None:
             mesh = jax.sharding.Mesh(np.array(jax.devices()), ("data",))
@@ -116,8 +116,8 @@ class Placement:
         if own != batch_size:
             raise BadSetting(
                 f"{self._who} along {', '.join(axes)}, this mesh gives the devices of one rank {own} rows of a step, "
-                f"and a rank has batch_size={batch_size}. Let the axes that split the rows go over the ranks, as in "
-                'jax.sharding.Mesh(numpy.array(jax.devices()).reshape(ranks, -1), ("data", "model")).'
+                f"and a rank has batch_size={batch_size}. Let the axes that split the rows go over the ranks: "
+                "a mesh of JAX's devices in the shape [ranks, devices of a rank], whose first axis splits the rows."
             )
 
     @property

@@ -14,12 +14,19 @@ from tritium.frameworks.framework import Framework
 _CLASSES = {
     "torch": "tritium.frameworks.torch:Torch",
     "jax": "tritium.frameworks.jax:JAX",
+    "tensorflow": "tritium.frameworks.tensorflow:TensorFlow",
     "mpi": "tritium.frameworks.mpi:MPI",
     "keras": "tritium.frameworks.keras:Keras",
     "lightgbm": "tritium.frameworks.lightgbm:LightGBM",
 }
 # A function that imports one of these expects that framework to connect the ranks. (mpi4py is refused in the rank.)
-_PACKAGES = {"jax": "jax", "keras": "keras", "lightgbm": "lightgbm"}
+_PACKAGES = {
+    "jax": "jax",
+    "tensorflow": "tensorflow",
+    "tf_keras": "tensorflow",
+    "keras": "keras",
+    "lightgbm": "lightgbm",
+}
 NAMES = tuple(_CLASSES)
 
 

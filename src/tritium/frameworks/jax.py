@@ -39,6 +39,13 @@ class JAX(Framework):
         if jax.config.jax_platforms is None:  # else the user's JAX_PLATFORMS
             # "cuda" is an error where JAX finds no GPU; by default it would use the CPU.
             jax.config.update("jax_platforms", "cuda,cpu" if gpus else "cpu")
+        initialize = jax.distributed.initialize
+
+        def connected(*args: Any, **settings: Any) -> None:
+            if args or settings:
+                initialize(*args, **settings)
+
+        jax.distributed.initialize = connected  # a program's own call, without arguments, is done already
         if place.size == 1:
             return function()
         _gloo_at(place.peers[place.rank].address)
@@ -46,7 +53,7 @@ class JAX(Framework):
             without_proxy(place)
             if "jax_check_proxy_envs" in jax.config.values:  # a warning; JAX < 0.8 has no such setting
                 jax.config.update("jax_check_proxy_envs", False)
-            jax.distributed.initialize(
+            initialize(
                 addresses[0],
                 place.size,
                 place.rank,
@@ -56,6 +63,7 @@ class JAX(Framework):
                 heartbeat_timeout_seconds=_PATIENCE,
                 shutdown_timeout_seconds=_PATIENCE,
             )
+            jax.devices()  # the first use waits for all ranks, and for 2 minutes only
             return function()
 
 
@@ -67,6 +75,6 @@ def _own_gpus(place: Place) -> list[int]:
 
 def _gloo_at(address: str) -> None:
     """Let JAX's Gloo listen at `address`; by default it takes what the host's name resolves to, often 127.0.1.1."""
-    native = getattr(importlib.import_module("jax._src.xla_bridge"), "_jax", None)
+    native: Any = getattr(importlib.import_module("jax._src.xla_bridge"), "_jax", None)
     if hasattr(native, "make_gloo_tcp_collectives"):
         native.make_gloo_tcp_collectives = functools.partial(native.make_gloo_tcp_collectives, hostname=address)

@@ -21,11 +21,8 @@ _CLASSES = {
 }
 # A function that imports one of these expects that framework to connect the ranks. (mpi4py is refused in the rank.)
 _PACKAGES = {
-    "jax": "jax",
-    "tensorflow": "tensorflow",
-    "tf_keras": "tensorflow",
-    "keras": "keras",
-    "lightgbm": "lightgbm",
+    **{"jax": "jax", "tensorflow": "tensorflow", "tf_keras": "tensorflow"},
+    **{"keras": "keras", "lightgbm": "lightgbm"},
 }
 NAMES = tuple(_CLASSES)
 

@@ -96,7 +96,7 @@ def test_what_would_not_be_one_training_is_refused_on_every_rank() -> None:
             linear().fit(X[:rows], Y[:rows], batch_size=20, verbose=0)
         model = keras.Sequential([keras.layers.Input((4,)), keras.layers.Dense(2 + rank), keras.layers.Dense(1)])
         model.compile("sgd", "mse")
-        with pytest.raises(BadSetting, match="The models of rank 0 and rank 1 differ: .*4, 2.* and .*4, 3"):
+        with pytest.raises(BadSetting, match=r"The models of rank 0 and rank 1 differ: .*4, 2.* and .*4, 3"):
             model.fit(X, Y, verbose=0)
 
     run(train)
@@ -132,7 +132,7 @@ def test_a_back_end_that_is_missing_is_said_before_the_function_is_called(tmp_pa
         run(train, "jax", env={"PYTHONPATH": str(hidden.parent)})
     with pytest.raises(WrongVersion, match="its 'numpy' back end"):
         run(train, None, env={"KERAS_BACKEND": "numpy"})
-    with pytest.raises(BadSetting, match="backend='torhc' is no back end of Keras.* 'torch'"):
+    with pytest.raises(BadSetting, match=r"backend='torhc' is no back end of Keras.* 'torch'"):
         run(train, "torhc")
     assert not (tmp_path / "called").exists()
 

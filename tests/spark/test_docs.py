@@ -22,6 +22,9 @@ PAGES = (
     "docs/estimator.md",
     "docs/prediction.md",
     "docs/frameworks/jax.md",
+    "docs/frameworks/keras.md",
+    "docs/frameworks/lightgbm.md",
+    "docs/frameworks/scikit-learn.md",
 )
 
 # What a page takes as given: a session, data, and what an earlier page has made.

@@ -21,6 +21,7 @@ PAGES = (
     "docs/checkpoints.md",
     "docs/estimator.md",
     "docs/prediction.md",
+    "docs/frameworks/jax.md",
 )
 
 # What a page takes as given: a session, data, and what an earlier page has made.

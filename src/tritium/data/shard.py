@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cached_property
 from importlib.util import find_spec
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
@@ -21,6 +21,9 @@ from tritium.data.spool import Spool, SpoolReader
 from tritium.data.watermark import Feed, Watermark
 from tritium.errors import BadSetting
 from tritium.hints import did_you_mean
+
+if TYPE_CHECKING:
+    from tritium.data.jax_arrays import GlobalEpoch
 
 Description = Sequence[Mapping[str, Any]]
 SHUFFLES = ("full", "stream", True, False)
@@ -140,6 +143,26 @@ class Shard:
             place = checked_device(device)
         self._epochs = Epochs(self, int(n), plan, place, resume, if_changed)
         return iter(self._epochs)
+
+    def jax(
+        self,
+        n: int,
+        *,
+        batch_size: int,
+        mesh: Any = None,
+        axis: str | Sequence[str] | None = None,
+        **settings: Any,
+    ) -> Iterator[GlobalEpoch]:
+        """Return `epochs(n, batch_size=…)` of batches that are arrays over the devices of all ranks: see GlobalBatch.
+
+        mesh     : a `jax.sharding.Mesh` of the devices of all ranks; None: all of them along an axis "data".
+        axis     : the axis of the mesh, or several, along which the rows are split; None: the first.
+        settings : as those of `epochs`, but for `device`.
+        """
+        from tritium.data.jax_arrays import Placement, over
+
+        epochs = self.epochs(n, batch_size=batch_size, device=None, **settings)
+        return over(epochs, Placement(self, batch_size, mesh, axis))
 
     def alone(self) -> Shard:
         """Return this shard's rows as the only shard, so that the steps depend on no other rank.

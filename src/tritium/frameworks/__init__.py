@@ -13,10 +13,11 @@ from tritium.frameworks.framework import Framework
 
 _CLASSES = {
     "torch": "tritium.frameworks.torch:Torch",
+    "jax": "tritium.frameworks.jax:JAX",
     "mpi": "tritium.frameworks.mpi:MPI",
 }
 # A function that imports one of these expects that framework to connect the ranks. (mpi4py is refused in the rank.)
-_PACKAGES: dict[str, str] = {}
+_PACKAGES = {"jax": "jax"}
 NAMES = tuple(_CLASSES)
 
 

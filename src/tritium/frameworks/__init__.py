@@ -14,9 +14,12 @@ from tritium.frameworks.framework import Framework
 _CLASSES = {
     "torch": "tritium.frameworks.torch:Torch",
     "mpi": "tritium.frameworks.mpi:MPI",
+    "lightning": "tritium.frameworks.lightning:Lightning",
+    "huggingface": "tritium.frameworks.huggingface:HuggingFace",
 }
 # A function that imports one of these expects that framework to connect the ranks. (mpi4py is refused in the rank.)
-_PACKAGES: dict[str, str] = {}
+# transformers and accelerate connect them by torchrun's variables, whatever the framework.
+_PACKAGES: dict[str, str] = {"lightning": "lightning", "pytorch_lightning": "lightning"}
 NAMES = tuple(_CLASSES)
 
 

@@ -6,14 +6,17 @@ import functools
 import inspect
 import os
 import sys
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 from tritium.errors import BadSetting
 from tritium.frameworks.at_import import at_import
+from tritium.frameworks.framework import Place
 from tritium.frameworks.torch import Torch
 
-_LOADERS, _USER = "accelerate.data_loader", "accelerate.accelerator"
+_STATE, _LOADERS, _USER = "accelerate.state", "accelerate.data_loader", "accelerate.accelerator"
+_CPU = "ACCELERATE_USE_CPU"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -28,6 +31,36 @@ class HuggingFace(Torch):
     def prepare(self) -> None:
         """Let nothing be downloaded unless the user's environment says so: many ranks would, at once."""
         os.environ.setdefault("HF_HUB_OFFLINE", "1")
+
+    def run(self, place: Place, function: Callable[[], Any]) -> Any:
+        """Call the function. On CPUs, accelerate connects processes only where it is told to use CPUs."""
+        if place.device == "cpu":
+            os.environ.setdefault(_CPU, "true")
+        return function()
+
+
+def refuse_alone(size: int) -> None:
+    """Let accelerate raise BadSetting where it takes this process for the only one, as it does on CPUs by itself.
+
+    Each of `size` ranks would train a model of its own.
+    """
+    at_import(_STATE, functools.partial(_refuse_alone, size))
+
+
+def _refuse_alone(size: int, module: Any) -> None:
+    original = module.PartialState.__init__
+
+    @functools.wraps(original)
+    def __init__(self: Any, cpu: bool = False, **kwargs: Any) -> None:
+        original(self, cpu or os.environ.get(_CPU, "").lower() in ("1", "true", "yes"), **kwargs)
+        if self.num_processes != size:
+            raise BadSetting(
+                f"accelerate has found {self.num_processes} process, and this gang has {size} ranks: each would train "
+                'by itself. Launch with framework="huggingface"; on CPUs, use_cpu=True does the same.',
+                setting="framework",
+            )
+
+    module.PartialState.__init__ = __init__
 
 
 def leave_shards() -> None:

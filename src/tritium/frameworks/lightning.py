@@ -63,19 +63,22 @@ class Layout:
     node_rank: int
     local_rank: int
     devices: int | list[int]
-    """Their number, or the index of a GPU."""
+    """The number of CPUs, or the indices of the GPUs."""
     accelerator: str
 
     @classmethod
     def of(cls, place: Place) -> Layout:
         first = [rank for rank, peer in enumerate(place.peers) if peer.local_rank == 0]
         sizes = {end - start for start, end in zip(first, [*first[1:], place.size], strict=True)}
-        gpu = place.device != "cpu"
-        accelerator = "gpu" if gpu else "cpu"
         if len(sizes) == 1:
-            node = sum(start <= place.rank for start in first) - 1
-            return cls(place.size, place.rank, len(first), node, place.local_rank, place.local_size, accelerator)
-        return cls(place.size, place.rank, place.size, place.rank, 0, [place.local_rank] if gpu else 1, accelerator)
+            nodes, node, local_rank = len(first), sum(start <= place.rank for start in first) - 1, place.local_rank
+            mates = place.peers[first[node] : first[node] + place.local_size]
+        else:
+            nodes, node, local_rank, mates = place.size, place.rank, 0, place.peers[place.rank : place.rank + 1]
+        if place.device == "cpu":
+            return cls(place.size, place.rank, nodes, node, local_rank, len(mates), "cpu")
+        gpus = [int(mate.device.partition(":")[2]) for mate in mates]
+        return cls(place.size, place.rank, nodes, node, local_rank, gpus, "gpu")
 
 
 def _connect(layout: Layout, module: Any) -> None:

@@ -74,6 +74,8 @@ def main(argument: str) -> None:
             compare_versions(framework, world)
             if world.size > 1 and not (framework and framework.pmi):
                 mpi.refuse(world.size)
+            if world.size > 1:
+                huggingface.refuse_alone(world.size)
             _tell_of_threads(control)
             _run(control, world, settings, framework)
     except BaseException as error:  # noqa: BLE001 - every error is reported to the driver

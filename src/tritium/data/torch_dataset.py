@@ -2,27 +2,43 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict
 from itertools import cycle, islice
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 import torch
 from torch.utils.data import DataLoader, IterableDataset, get_worker_info
 
 from tritium.data.epoch import Epoch
+from tritium.data.epochs import EpochPlan
 from tritium.data.fingerprint import summary
 from tritium.data.order import ORDER_VERSION
 from tritium.data.remainder import check_counts, step_count
+from tritium.data.schema import Field
+from tritium.data.watermark import Feed
 from tritium.errors import BadSetting
-
-if TYPE_CHECKING:
-    from tritium.data.shard import Shard
 
 _ROWS = 256  # that are read together where single rows are asked for
 _EPOCHS = 1 << 62  # nobody says beforehand how many are taken
 
 Item = dict[str, Any]
+
+
+class EpochSource(Protocol):
+    """The part of `Shard` that a dataset needs."""
+
+    name: str
+    index: int
+    feed: Feed
+    schema: tuple[Field, ...]
+
+    @property
+    def counts(self) -> list[int]: ...
+    def plan(self, n: Any, batch_size: Any, shuffle: Any, seed: Any, remainder: Any) -> EpochPlan: ...
+    @property
+    def epochs(self) -> Callable[..., Iterator[Epoch]]: ...
+    def notify(self, text: str) -> None: ...
 
 
 class ShardDataset(IterableDataset[Item]):
@@ -33,7 +49,7 @@ class ShardDataset(IterableDataset[Item]):
 
     def __init__(
         self,
-        shard: Shard,
+        shard: EpochSource,
         batch_size: int | None,
         shuffle: Any,
         seed: int,

@@ -17,7 +17,13 @@ from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
 SOURCE = ROOT / "src" / "tritium"
-PAGES = (ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted(ROOT.glob("docs/*.md")))
+PAGES = (
+    ROOT / "README.md",
+    ROOT / "CONTRIBUTING.md",
+    *sorted(ROOT.glob("docs/*.md")),
+    *sorted(ROOT.glob("docs/frameworks/*.md")),
+)
+PROTOCOLS = (SOURCE / "gang" / "supervisor" / "pmi.py",)  # whose texts are a protocol's, for no one to read
 HOLE = "…"  # placeholder for a value that is known only when the message is made
 
 # --- the texts
@@ -29,6 +35,7 @@ def messages() -> tuple[tuple[str, str], ...]:
     return tuple(
         (f"{file.relative_to(SOURCE)}:{line}", text)
         for file in sorted(SOURCE.rglob("*.py"))
+        if file not in PROTOCOLS
         for line, text in _texts(ast.parse(file.read_text()))
         if " " in text
     )

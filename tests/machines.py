@@ -18,6 +18,7 @@ import psutil
 from tritium import ship
 from tritium.gang.coordinator.coordinator import Coordinator
 from tritium.gang.order import Order
+from tritium.observe.stored import Piece
 
 _MAIN = """
 import pickle, sys
@@ -42,6 +43,36 @@ def order_for(coordinator: Coordinator, function: Callable[..., Any], *args: Any
         "env": {},
     }
     return Order(**{**facts, "address": coordinator.address, "job": job, **changes})
+
+
+class Observer:
+    """An observer that keeps the coordinator's events."""
+
+    def __init__(self) -> None:
+        self.events: list[tuple[str, dict[str, Any]]] = []
+        self.text: dict[int, str] = {}
+
+    def event(self, kind: str, **fields: Any) -> None:
+        self.events.append((kind, fields))
+
+    def output(self, rank: int, text: str) -> None:
+        self.text[rank] = self.text.get(rank, "") + text
+
+    def store(self, piece: Piece) -> None:
+        assert piece.name.startswith("stacks/"), "nothing else is stored here"
+
+    def of(self, kind: str) -> list[dict[str, Any]]:
+        return [fields for name, fields in list(self.events) if name == kind]
+
+
+@contextlib.contextmanager
+def serving(size: int, **settings: Any) -> Iterator[Coordinator]:
+    """Yield a coordinator of a gang of `size` ranks."""
+    coordinator = Coordinator(size, launch="L1", observer=Observer(), **settings).start()
+    try:
+        yield coordinator
+    finally:
+        coordinator.close()
 
 
 class Machine:

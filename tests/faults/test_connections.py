@@ -28,40 +28,19 @@ import pytest
 import tritium as tr
 from bounds import timed, within
 from clusters import wait
-from machines import Cable, Machine, can_make_hosts, hosts, order_for
+from machines import Cable, Machine, Observer, can_make_hosts, hosts, order_for, serving
 from proxy import Proxy
 from ranks import reduce_for_ever
 from tritium.errors import RankFailed, WireError
 from tritium.gang.control import client as client_module
 from tritium.gang.control.client import Client
 from tritium.gang.coordinator.coordinator import Coordinator
-from tritium.gang.driver import local_processes
+from tritium.gang.driver import attempt
 from tritium.gang.stall_limit import StallLimit
-from tritium.observe.stored import Piece
 from tritium.wire import MAGIC, NONCE, Challenge, Channel, Codec, Message
 
 ROUNDS = int(os.environ.get("TRITIUM_FAULT_ROUNDS", "1"))
 SEEDS = [20_000 + number for number in range(ROUNDS)]
-
-
-class Observer:
-    """An observer that keeps the coordinator's events."""
-
-    def __init__(self) -> None:
-        self.events: list[tuple[str, dict[str, Any]]] = []
-        self.text: dict[int, str] = {}
-
-    def event(self, kind: str, **fields: Any) -> None:
-        self.events.append((kind, fields))
-
-    def output(self, rank: int, text: str) -> None:
-        self.text[rank] = self.text.get(rank, "") + text
-
-    def store(self, piece: Piece) -> None:
-        assert piece.name.startswith("stacks/"), "nothing else is stored here"
-
-    def of(self, kind: str) -> list[dict[str, Any]]:
-        return [fields for name, fields in list(self.events) if name == kind]
 
 
 @pytest.fixture
@@ -75,19 +54,10 @@ def proxies(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Proxy]]:
             made.append(Proxy(self.address))
             self.address = made[-1].address
 
-    monkeypatch.setattr(local_processes, "Coordinator", Behind)
+    monkeypatch.setattr(attempt, "Coordinator", Behind)
     yield made
     for proxy in made:
         proxy.close()
-
-
-@contextlib.contextmanager
-def serving(size: int, **settings: Any) -> Iterator[Coordinator]:
-    coordinator = Coordinator(size, launch="L1", observer=Observer(), **settings).start()
-    try:
-        yield coordinator
-    finally:
-        coordinator.close()
 
 
 @contextlib.contextmanager

@@ -19,7 +19,7 @@ import tritium as tr
 from tritium.errors import JobFailed, RankFailed
 from tritium.gang.coordinator.coordinator import Coordinator
 from tritium.gang.coordinator.members import numbers
-from tritium.gang.driver import local_processes
+from tritium.gang.driver import attempt
 
 QUIET: dict[str, Any] = {"progress": False, "output": "none"}
 
@@ -60,7 +60,7 @@ def test_of_an_exception(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
             super().__init__(*args, **settings)
             made.append(self)
 
-    monkeypatch.setattr(local_processes, "Coordinator", Kept)
+    monkeypatch.setattr(attempt, "Coordinator", Kept)
     looks = threading.Thread(target=when_the_others_wait)
     looks.start()
     try:

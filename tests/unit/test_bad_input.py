@@ -37,7 +37,7 @@ def refused(kind: type[SetupError], fn: Any = nothing, **settings: Any) -> str:
         ({"cpus": 0}, "cpus=0 must be a whole number of at least 1"),
         ({"on": "mars"}, "on='mars' is unknown; choose one of 'cluster', 'driver', 'here'"),
         ({"output": "rank 1"}, "output='rank 1' is unknown; choose one of 'all', 'rank 0', 'none'"),
-        ({"framework": "pytorch"}, "framework='pytorch' is unknown; choose one of None, 'torch'"),
+        ({"framework": "pytorch"}, "framework='pytorch' is unknown. Did you mean 'torch'?"),
         ({"on": "here", "ranks": 2}, 'ranks=2 must be 1; on="driver" starts several'),
         ({"start_timeout": 0}, "start_timeout=0 must be a number of seconds above 0"),
         ({"start_timeout": float("nan")}, "start_timeout=nan must be"),

@@ -33,7 +33,7 @@ class MPI(Framework):
     install = "mpi4py mpich"
     pmi = True
     secondary = re.compile(
-        r"MPI\S*Exception: .*(connection|process failed|PROC_FAILED|communication error)", re.I | re.S
+        r"^Exception: .*(connection|process failed|communication error|ucx function returned)", re.I | re.S
     )
 
     def run(self, place: Place, function: Callable[[], Any]) -> Any:
@@ -64,9 +64,9 @@ def refuse(size: int) -> None:
 
 def _problem(size: int) -> BadSetting:
     return BadSetting(
-        f"mpi4py can't be used in this gang of {size} ranks: they were not started for MPI, so MPI.COMM_WORLD would be "
-        'a world of one in every rank. Launch with framework="mpi"; or use torch.distributed (its environment is set), '
-        "or tritium.world().gather() and .barrier().",
+        f"mpi4py can't be used in a gang of {size} ranks that was not started for MPI: MPI.COMM_WORLD would be a world "
+        'of one in every rank. Launch with framework="mpi"; or use torch.distributed (its environment is set), or '
+        "tritium.world().gather() and .barrier().",
         setting="framework",
     )
 

@@ -1,4 +1,4 @@
-"""Ports at which a rank's framework will listen (rank)."""
+"""Ports at which a rank's framework will listen (supervisor and rank)."""
 
 from __future__ import annotations
 
@@ -9,16 +9,21 @@ from contextlib import contextmanager
 from tritium.frameworks.framework import Place
 
 
+def reserved_port(address: str) -> socket.socket:
+    """Return a socket that is bound to a free port of the address. The caller closes it.
+
+    It never listens, so the port is free for who sets SO_REUSEADDR, as torch and gRPC do, and for no other.
+    """
+    holder = socket.socket(socket.AF_INET6 if ":" in address else socket.AF_INET)
+    holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    holder.bind((address, 0))
+    return holder
+
+
 @contextmanager
 def held_ports(place: Place) -> Iterator[list[str]]:
-    """Give every rank a port of its own within the block, as "address:port" in rank order; the same on every rank.
-
-    The port is bound but never listens, so it is free for who sets SO_REUSEADDR (gRPC, Gloo, torch), and for no other.
-    """
+    """Give every rank a reserved port of its own within the block: "address:port" in rank order, on every rank."""
     address = place.peers[place.rank].address
-    family = socket.AF_INET6 if ":" in address else socket.AF_INET
-    with socket.socket(family) as holder:
-        holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        holder.bind((address, 0))
-        host = f"[{address}]" if family == socket.AF_INET6 else address
+    with reserved_port(address) as holder:
+        host = f"[{address}]" if ":" in address else address
         yield place.gather(f"{host}:{holder.getsockname()[1]}")

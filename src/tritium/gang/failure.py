@@ -8,6 +8,7 @@ import pickle
 import re
 import signal as signals
 import socket
+import sys
 import traceback
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -227,6 +228,8 @@ class Failure:
         if not self.pickled:
             known = getattr(errors, self.type.removeprefix("tritium.errors."), None) if self.how == "error" else None
             return known(self.text) if known else None
+        if self.type.startswith("mpi4py.") and "mpi4py.MPI" not in sys.modules:
+            return None  # to unpickle it would call MPI_Init in this process
         try:
             cause = pickle.loads(self.pickled)
         except Exception:  # noqa: BLE001 - its class may be missing here; type, text and traceback are in the message

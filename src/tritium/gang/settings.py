@@ -210,7 +210,7 @@ class Gang:
             yield f"framework={self.framework.__name__} is a class; write framework={self.framework.__name__}()."
         elif isinstance(self.framework, str) and self.framework not in NAMES:
             near = FRAMEWORKS_ELSEWHERE.get(self.framework.lower()) or nearest(self.framework, NAMES)
-            known = question(repr(near)) if near else f" There are: {', '.join(map(repr, NAMES))}."
+            known = question(near) if near else f" There are: {', '.join(map(repr, NAMES))}."
             yield f"framework={self.framework!r} is unknown.{known}"
         elif self.framework is not None and not isinstance(self.framework, str | Framework):
             yield f"framework={self.framework!r:.80} must be one of {', '.join(map(repr, NAMES))}, or None."

@@ -7,7 +7,7 @@ import os
 import socket
 import sys
 from collections.abc import Iterator, Sequence
-from contextlib import closing, contextmanager
+from contextlib import contextmanager
 from importlib.abc import MetaPathFinder
 from importlib.machinery import ModuleSpec
 from importlib.util import spec_from_file_location
@@ -16,6 +16,7 @@ from types import ModuleType
 
 from tritium import ship
 from tritium.frameworks import torch as pytorch
+from tritium.frameworks.ports import reserved_port
 from tritium.gang.rank.environment import prepare_environment
 from tritium.gang.rank.world import World
 from tritium.gang.settings import Gang
@@ -30,7 +31,7 @@ def surrounded(gang: Gang, world: World) -> Iterator[None]:
     that was made in the block, so that the next launch can make one. Raises BadSetting for unusable `py_files`.
     """
     with (
-        closing(socket.socket()) as port,
+        reserved_port(world.peers[0].address) as port,  # as for any rank
         _variables(gang, world, port),
         _importable(gang.py_files),
         pytorch.threads(gang.cpus),  # OpenMP reads its variables only when torch is imported
@@ -41,9 +42,6 @@ def surrounded(gang: Gang, world: World) -> Iterator[None]:
 
 @contextmanager
 def _variables(gang: Gang, world: World, port: socket.socket) -> Iterator[None]:
-    # As for any rank, bound but never listening: the port is reserved until the framework binds to it, too.
-    port.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-    port.bind((world.peers[0].address, 0))
     before = dict(os.environ)
     changed: list[str] = []
     try:

@@ -15,15 +15,22 @@ import socket
 import threading
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from typing import Any
+from typing import Any, Protocol
 
-from tritium.errors import WireError
+from tritium.errors import TritiumError, WireError
 from tritium.gang.control.client import Client
 from tritium.wire import Message
 
-TAG = "pmi"  # of the all-gathers
+TAG, INIT = "pmi", "MPI_Init"  # tags of the all-gathers
 _WORD = re.compile(r"([\w-]+)=(\S*)")
 _MAXES = "kvsname_max=256 keylen_max=64 vallen_max=4096"
+
+
+class Supervised(Protocol):
+    """What is called in the supervisor."""
+
+    def on_mpi_abort(self, code: int) -> None: ...  # the program has called MPI_Abort, which does not end it by itself
+    def on_rank_refused(self, error: TritiumError) -> None: ...  # MPI_Init waits for a rank that has returned
 
 
 class Pmi:
@@ -32,8 +39,9 @@ class Pmi:
     name : of the gang's only key-value space. MPICH calls its shared memory after it, so every attempt has its own.
     """
 
-    def __init__(self, coordinator: Client, name: str) -> None:
+    def __init__(self, coordinator: Client, name: str, supervisor: Supervised) -> None:
         self._coordinator = coordinator
+        self._supervisor = supervisor
         self._name = name
         self._ours, self._theirs = socket.socketpair()
         self._values: dict[str, str] = {}
@@ -42,17 +50,11 @@ class Pmi:
         self._gathered: dict[int, Message] = {}
         self._changed = threading.Condition()
         self._closed = False
-        self.aborted = False
-        """Whether the program has called MPI_Abort."""
 
     @property
     def fd(self) -> int:
         """The descriptor that the rank inherits."""
         return self._theirs.fileno()
-
-    def on_started(self) -> None:
-        """Close this process's copy of the rank's end; to be called when the rank has inherited it."""
-        self._theirs.close()
 
     def on_assigned(self, rank: int, peers: Sequence[Mapping[str, Any]]) -> None:
         """Take the rank and the hosts of all ranks."""
@@ -61,13 +63,18 @@ class Pmi:
             self._values["PMI_process_mapping"] = process_mapping([str(peer["host"]) for peer in peers])
 
     def on_gathered(self, message: Message) -> None:
-        """Take the coordinator's answer to a barrier."""
+        """Take the coordinator's answer to a barrier, or to MPI_Init."""
+        if message["tag"] == INIT:
+            if "problem" in message.fields:
+                self._supervisor.on_rank_refused(TritiumError(message["problem"]))
+            return
         with self._changed:
             self._gathered[message["number"]] = message
             self._changed.notify_all()
 
     def close(self) -> None:
         """End `serve`, and remove shared memory that MPICH has not removed; to be called when the rank has ended."""
+        self._theirs.close()
         with self._changed:
             self._closed = True
             self._changed.notify_all()
@@ -78,10 +85,15 @@ class Pmi:
                 os.unlink(path)
 
     def serve(self) -> None:
-        """Answer requests until the rank closes its end, or `close` is called."""
+        """Answer requests, when the rank has been started, until it closes its end or `close` is called."""
+        self._theirs.close()  # the rank has inherited it
         requests = self._ours.makefile("r", encoding="utf-8", errors="replace")
         with self._ours, requests, suppress(OSError, WireError):  # the supervisor notices who has gone
             for line in requests:
+                if line.startswith("mcmd="):  # a request of several lines, such as spawn
+                    for more in requests:
+                        if more.strip() == "endcmd":
+                            break
                 if line.strip():
                     self._answer(line)
 
@@ -89,6 +101,7 @@ class Pmi:
         words = dict(_WORD.findall(line))
         command = words.get("cmd") or words.get("mcmd", "")
         if command == "init":
+            self._gather("MPI_Init", b"", INIT)  # no one waits for it: it fails when a rank returns without MPI_Init
             self._say("response_to_init", "pmi_version=1 pmi_subversion=1 rc=0")
         elif command == "get_maxes":
             self._say("maxes", f"{_MAXES} rc=0")
@@ -111,19 +124,21 @@ class Pmi:
         elif command == "finalize":
             self._say("finalize_ack", "rc=0")
         elif command == "abort":
-            self.aborted = True
+            self._supervisor.on_mpi_abort(int(words.get("exitcode", 1)))
         else:  # such as MPI_Comm_spawn and MPI_Publish_name: there is no one to start or to ask
             self._say(f"{command}_result", "rc=-1 msg=not_supported")
 
     def _say(self, command: str, rest: str) -> None:
         self._ours.sendall(f"cmd={command} {rest}\n".encode())
 
+    def _gather(self, operation: str, values: bytes, tag: str, number: int = 0) -> None:
+        self._coordinator.send("gather", values, tag=tag, number=number, operation=operation)
+
     def _exchange(self) -> bool:
         """Give every rank what this one has put since its last barrier; False where a rank has returned without it."""
         number, self._barriers = self._barriers, self._barriers + 1
-        values = json.dumps(self._put).encode()
-        self._put = {}
-        self._coordinator.send("gather", values, tag=TAG, number=number, operation="MPI_Init or MPI_Finalize")
+        values, self._put = json.dumps(self._put).encode(), {}
+        self._gather("MPI_Finalize", values, TAG, number)
         with self._changed:
             self._changed.wait_for(lambda: number in self._gathered or self._closed)
             message = self._gathered.pop(number, None)

@@ -7,13 +7,13 @@ import socket
 from collections.abc import Callable
 from typing import Any, Protocol
 
-from tritium.errors import TooLarge, WireError
+from tritium.errors import TooLarge, TritiumError, WireError
 from tritium.gang.control.address import unreachable, unreachable_executor
 from tritium.gang.control.client import Client, Refused
 from tritium.gang.failure import Failure
 from tritium.gang.order import Order
 from tritium.gang.supervisor.ending import Ending
-from tritium.gang.supervisor.pmi import TAG, Pmi
+from tritium.gang.supervisor.pmi import INIT, TAG, Pmi
 from tritium.gang.supervisor.spooler import Spooler
 from tritium.wire import CHUNK, Channel, Message
 
@@ -30,7 +30,7 @@ class Supervised(Protocol):
     def on_gang_ended(self, reason: str) -> None: ...  # the rank is to be killed
     def on_stacks_wanted(self, number: int) -> None: ...
     def on_rank_failed(self, message: Message) -> None: ...
-    def on_rank_refused(self, error: TooLarge) -> None: ...  # it sent a message over the limit
+    def on_rank_refused(self, error: TritiumError) -> None: ...  # it sent a message over the limit
     def gpu_uuids(self) -> dict[str, str]: ...
 
 
@@ -112,7 +112,7 @@ class Relay:
                 self._send_job()
             elif message.kind == "finished":
                 self._ending.set_finished(everyone=True)
-            elif message.kind == "gathered" and self._pmi is not None and message["tag"] == TAG:
+            elif message.kind == "gathered" and self._pmi is not None and message["tag"] in (TAG, INIT):
                 self._pmi.on_gathered(message)
                 return
             self._to_rank(message)

@@ -15,8 +15,8 @@ from typing import IO, TYPE_CHECKING, Any
 import pyarrow as pa
 
 from tritium import frameworks, ship
-from tritium.errors import IncompleteShard, TooLarge, WireError
-from tritium.gang.control.address import family_of
+from tritium.errors import IncompleteShard, TritiumError, WireError
+from tritium.frameworks.ports import reserved_port
 from tritium.gang.failure import STACKS_BYTES, Failure, signal_name
 from tritium.gang.limits import LINE_BYTES
 from tritium.gang.order import Order
@@ -86,14 +86,11 @@ class Supervisor:
         who = f"task {self.partition} (attempt {self.attempt}, launch {self.order.launch}) on {self.host}"
         self._channel = self._relay.reach(address, who)
         self._output = Output(self._channel)
-        placeholder = socket.socket(family_of(self._channel.addresses[0]))
+        port = reserved_port(self._channel.addresses[0])
         result = tempfile.TemporaryFile()  # noqa: SIM115 - closed below
         self._monitor = Monitor(self._output)
         try:
-            # Bound but never listening: the port stays ours until the framework binds over it (SO_REUSEADDR).
-            placeholder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            placeholder.bind((self._channel.addresses[0], 0))
-            self._hello(placeholder.getsockname()[1])  # first, so that the coordinator knows who reports a failure
+            self._hello(port.getsockname()[1])  # first, so that the coordinator knows who reports a failure
             try:
                 self._open_spools()
                 self._start(result)
@@ -108,7 +105,7 @@ class Supervisor:
             self.ending.stay(self.partition, self.rank)
             raise
         finally:
-            placeholder.close()
+            port.close()
             self._stop()
             result.close()
             self._monitor.close()
@@ -137,7 +134,7 @@ class Supervisor:
         if self.order.user_code:
             self._user_code = ship.Mount(self.order.user_code)
         if self.order.framework is not None and self.order.framework.pmi:
-            self._pmi = Pmi(self._channel, self.order.launch)
+            self._pmi = Pmi(self._channel, self.order.launch, self)
         ours, theirs = socket.socketpair()
         fds = [fd for spool in self._spools.values() for fd in spool.fds]
         fds += [self._pmi.fd] if self._pmi else []
@@ -160,7 +157,6 @@ class Supervisor:
         self._started = True  # from here on `_stop` must end the process
         theirs.close()
         if self._pmi is not None:
-            self._pmi.on_started()
             self._spawn(self._pmi.serve, "pmi")
         self._monitor.watch(self._process)
         if self.gpus:
@@ -238,14 +234,11 @@ class Supervisor:
             self._to_rank.close()
         for thread in self._threads:
             thread.join(2.0)
-        if self._listing is not None:
-            self._listing.close()
         if self._started:
             self._process.close()
-        for spool in self._spools.values():
-            spool.close()
-        if self._user_code:
-            self._user_code.close()
+        for opened in (self._listing, self._user_code, *self._spools.values()):
+            if opened is not None:
+                opened.close()
 
     # ---- called by the relay
 
@@ -268,9 +261,15 @@ class Supervisor:
         facts = {"host": self.host, "at": self._monitor.place()}
         self._fail(Failure.read({**message.fields, **facts}, message.blob))
 
-    def on_rank_refused(self, error: TooLarge) -> None:
-        """Fail: a message of the rank's is over the limit."""
+    def on_rank_refused(self, error: TritiumError) -> None:
+        """Fail: a message of the rank's is over the limit, or its MPI waits for a rank that has returned."""
         self._fail(self._failure_of(error, self._process.pid))
+
+    def on_mpi_abort(self, code: int) -> None:
+        """Fail with the exit code that the program gave MPI_Abort, and kill the rank."""
+        facts: dict[str, Any] = {"host": self.host, "pid": self._process.pid, "at": self._monitor.place()}
+        self._fail(Failure(how="exit", rank=self.rank, exit_code=code, text=f"it called MPI_Abort({code})", **facts))
+        self._process.kill_group()
 
     def gpu_uuids(self) -> dict[str, str]:
         """Return address → UUID of every GPU that this task can see; empty if it was given none."""
@@ -302,8 +301,7 @@ class Supervisor:
         facts: dict[str, Any] = {"rank": self.rank, "host": self.host, "pid": self._process.pid}
         facts["at"] = self._monitor.place()
         if code >= 0:
-            text = "it called MPI_Abort" if self._pmi is not None and self._pmi.aborted else ""
-            self._fail(Failure(how="exit", exit_code=code, text=text, **facts))
+            self._fail(Failure(how="exit", exit_code=code, **facts))
             return
         if code == -signal.SIGKILL:
             facts["memory"] = self._monitor.memory()

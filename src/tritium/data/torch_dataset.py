@@ -155,12 +155,11 @@ class ShardDataset(IterableDataset[Item]):
         left = len(self) - epoch.first * self._plan.batch_size
         last: list[Item] = []
         for batch in epoch:
-            if batch.rows == 0:  # only keeps the rank in step with others
-                continue
             epoch.finish()
-            last = [{name: column[row] for name, column in batch.items()} for row in range(batch.rows)]
-            yield from last
-            left -= len(last)
+            if batch.rows or not last:  # else it only keeps the rank in step with others
+                last = [{name: column[row] for name, column in batch.items()} for row in range(max(1, batch.rows))]
+            yield from last[: batch.rows]
+            left -= batch.rows
         yield from islice(cycle(last), left)
 
     def _no_workers(self) -> str:

@@ -24,6 +24,7 @@ from tritium.hints import did_you_mean
 
 if TYPE_CHECKING:
     from tritium.data.jax_arrays import GlobalEpoch
+    from tritium.data.torch_dataset import ShardDataset, ShardLoader
 
 Description = Sequence[Mapping[str, Any]]
 SHUFFLES = ("full", "stream", True, False)
@@ -136,7 +137,7 @@ class Shard:
         """
         if if_changed not in ("refuse", "restart"):
             raise BadSetting(f"shard {self.name!r}: " + _unknown("if_changed", if_changed, ("refuse", "restart")))
-        plan = self._checked_plan(n, batch_size, shuffle, seed, remainder)
+        plan = self.plan(n, batch_size, shuffle, seed, remainder)
         if isinstance(device, str) and device == "auto":
             place = "auto" if self._tensors and find_spec("torch") is not None else None
         else:
@@ -163,6 +164,38 @@ class Shard:
 
         epochs = self.epochs(n, batch_size=batch_size, device=None, **settings)
         return over(epochs, Placement(self, batch_size, mesh, axis))
+
+    def dataset(
+        self,
+        *,
+        batch_size: int | None = None,
+        shuffle: Literal["full", "stream"] | bool | None = None,
+        seed: int = 0,
+        remainder: Literal["pad", "drop", "repeat"] = "pad",
+        device: Any = "auto",
+        scale_col: str | None = None,
+    ) -> ShardDataset:
+        """Return the rows as a torch `IterableDataset`, of which each iteration is one more epoch.
+
+        batch_size: rows of the batches it yields, as dicts of columns. None: it yields single rows, for a loader that
+                    makes batches itself; every rank yields equally many, so a shorter shard repeats some of its last.
+        scale_col : the name under which a batch also holds its `scale`, a tensor of one number.
+
+        The others as of `epochs`; the columns are torch tensors unless device=None. Raises BadSetting at once.
+        """
+        from tritium.data.torch_dataset import ShardDataset
+
+        self._tensors = True  # the function uses torch, also where that was not seen before it was called
+        return ShardDataset(self, batch_size, shuffle, seed, remainder, device, scale_col)
+
+    def loader(self, *, batch_size: int, **settings: Any) -> ShardLoader:
+        """Return a torch `DataLoader` over the batches of `dataset(batch_size=…)`, whose settings it takes.
+
+        Its length is the number of steps of an epoch, the same on every rank.
+        """
+        from tritium.data.torch_dataset import ShardLoader
+
+        return ShardLoader(self.dataset(batch_size=batch_size, **settings), batch_size=None)
 
     def alone(self) -> Shard:
         """Return this shard's rows as the only shard, so that the steps depend on no other rank.
@@ -249,7 +282,8 @@ class Shard:
         if self._on_message is not None and self.index == 0:
             self._on_message(text)
 
-    def _checked_plan(self, n: Any, batch_size: Any, shuffle: Any, seed: Any, remainder: Any) -> EpochPlan:
+    def plan(self, n: Any, batch_size: Any, shuffle: Any, seed: Any, remainder: Any) -> EpochPlan:
+        """Return the settings of `epochs` that decide the order of rows, checked. Raises BadSetting."""
         where = f"shard {self.name!r}: "
         for setting, value, least in (("n", n, 0), ("batch_size", batch_size, 1)):
             if isinstance(value, bool) or not isinstance(value, int | np.integer) or value < least:

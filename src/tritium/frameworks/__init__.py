@@ -15,9 +15,12 @@ _CLASSES = {
     "torch": "tritium.frameworks.torch:Torch",
     "jax": "tritium.frameworks.jax:JAX",
     "mpi": "tritium.frameworks.mpi:MPI",
+    "lightning": "tritium.frameworks.lightning:Lightning",
+    "huggingface": "tritium.frameworks.huggingface:HuggingFace",
 }
 # A function that imports one of these expects that framework to connect the ranks. (mpi4py is refused in the rank.)
-_PACKAGES = {"jax": "jax"}
+# transformers and accelerate connect them by torchrun's variables, whatever the framework.
+_PACKAGES = {"jax": "jax", "lightning": "lightning", "pytorch_lightning": "lightning"}
 NAMES = tuple(_CLASSES)
 
 

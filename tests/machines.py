@@ -123,36 +123,6 @@ class Machine:
         self.process.stderr.close()
 
 
-class Observer:
-    """An observer that keeps the coordinator's events."""
-
-    def __init__(self) -> None:
-        self.events: list[tuple[str, dict[str, Any]]] = []
-        self.text: dict[int, str] = {}
-
-    def event(self, kind: str, **fields: Any) -> None:
-        self.events.append((kind, fields))
-
-    def output(self, rank: int, text: str) -> None:
-        self.text[rank] = self.text.get(rank, "") + text
-
-    def store(self, piece: Piece) -> None:
-        assert piece.name.startswith("stacks/"), "nothing else is stored here"
-
-    def of(self, kind: str) -> list[dict[str, Any]]:
-        return [fields for name, fields in list(self.events) if name == kind]
-
-
-@contextlib.contextmanager
-def serving(size: int, **settings: Any) -> Iterator[Coordinator]:
-    """Yield a coordinator for that many ranks, which is closed afterwards."""
-    coordinator = Coordinator(size, launch="L1", observer=Observer(), **settings).start()
-    try:
-        yield coordinator
-    finally:
-        coordinator.close()
-
-
 NOBODY = "02:00:00:00:00:99"
 
 

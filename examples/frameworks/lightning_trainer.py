@@ -41,5 +41,5 @@ if __name__ == "__main__":
     (size, weights), other = tr.launch(train, ranks=2, framework="lightning", data={"train": df})
     assert size == 2
     assert other == (size, weights)
-    assert all(abs(found - real) < 0.05 for found, real in zip(weights, [2, -1, 3])), weights
+    assert all(abs(found - real) < 0.05 for found, real in zip(weights, [2, -1, 3], strict=True)), weights
     spark.stop()

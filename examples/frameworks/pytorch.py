@@ -36,5 +36,5 @@ if __name__ == "__main__":
     df = df.select("x", (2 * F.col("x")[0] - F.col("x")[1] + 3).alias("y"))
     weights = tr.launch(train, ranks=2, args=(40,), framework="torch", data={"train": df})
     assert weights[0] == weights[1]
-    assert all(abs(found - real) < 0.05 for found, real in zip(weights[0], [2, -1, 3])), weights
+    assert all(abs(found - real) < 0.05 for found, real in zip(weights[0], [2, -1, 3], strict=True)), weights
     spark.stop()

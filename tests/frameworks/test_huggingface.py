@@ -37,7 +37,7 @@ def test_every_row_is_used_once_an_epoch_over_both_ranks(framework: str, tmp_pat
                 super().__init__()
                 self.weight = torch.nn.Parameter(torch.zeros(()))
 
-            def forward(self, row: Any, label: Any = None) -> dict[str, Any]:
+            def forward(self, row: Any, labels: Any = None) -> dict[str, Any]:
                 seen["trainer"].append(row.tolist())
                 return {"loss": (self.weight * row.float()).mean()}
 

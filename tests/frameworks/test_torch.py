@@ -142,12 +142,16 @@ def test_workers_of_a_dataloader_end_with_their_rank(ends: str, tmp_path: Path) 
             raise ValueError("the user's own")
         return found
 
+    # a process that ends without exit handlers leaves multiprocessing's empty directory: in TMPDIR, as any Python
+    place = tmp_path / "tmp"
+    place.mkdir()
     if ends == "raises":
         with pytest.raises(tr.errors.RankFailed, match="the user's own"):
-            run(train)
+            run(train, env={"TMPDIR": str(place)})
     else:
-        assert run(train) == [[number * number for number in range(12)]] * 2
-    workers = [int(path.name) for path in tmp_path.iterdir()]
+        assert run(train, env={"TMPDIR": str(place)}) == [[number * number for number in range(12)]] * 2
+        assert not list(place.iterdir())
+    workers = [int(path.name) for path in tmp_path.iterdir() if path != place]
     assert len(workers) == 4
     # a worker looks every 5 s whether its rank is there, and a killed rank can't tell it
     _, alive = psutil.wait_procs([psutil.Process(pid) for pid in workers if psutil.pid_exists(pid)], timeout=20)

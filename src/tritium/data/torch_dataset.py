@@ -175,6 +175,10 @@ class ShardLoader(DataLoader[Item]):
 
     dataset: ShardDataset
 
+    def __init__(self, dataset: ShardDataset, **settings: Any) -> None:
+        super().__init__(dataset, **settings)
+        vars(self.sampler)["set_epoch"] = dataset.set_epoch  # where Lightning, and loops of one's own, look for it
+
     def state_dict(self) -> dict[str, Any]:
         """Return the position; see `ShardDataset.state_dict`."""
         return self.dataset.state_dict()

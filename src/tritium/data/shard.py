@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from functools import cached_property
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any, Literal
@@ -24,6 +25,7 @@ from tritium.hints import did_you_mean
 
 if TYPE_CHECKING:
     from tritium.data.jax_arrays import GlobalEpoch
+    from tritium.data.keras import Columns, KerasDataset
     from tritium.data.torch_dataset import ShardDataset, ShardLoader
 
 Description = Sequence[Mapping[str, Any]]
@@ -196,6 +198,20 @@ class Shard:
         from tritium.data.torch_dataset import ShardLoader
 
         return ShardLoader(self.dataset(batch_size=batch_size, **settings), batch_size=None)
+
+    def keras(self, *, batch_size: int, x: Columns, y: Columns | None = None, **settings: Any) -> KerasDataset:
+        """Return this shard as a `keras.utils.PyDataset` for `fit` and `evaluate`, with equal steps on every rank.
+
+        x, y     : a column; a list of columns; or the name of a model's input or output → column.
+        settings : sample_weight (a column of weights), and shuffle, seed and remainder as those of `epochs`.
+        """
+        from tritium.data.keras import KerasDataset
+
+        own = {name: settings.pop(name) for name in ("shuffle", "seed", "remainder") if name in settings}
+        plan = self._checked_plan(1, batch_size, own.get("shuffle"), own.get("seed", 0), own.get("remainder", "pad"))
+        if plan.shuffle == "stream":  # Keras takes the batches of an epoch in any order
+            plan = replace(plan, shuffle="full")
+        return KerasDataset(self, Epochs(self, 1, plan, None, None), plan, x=x, y=y, **settings)
 
     def alone(self) -> Shard:
         """Return this shard's rows as the only shard, so that the steps depend on no other rank.

@@ -208,7 +208,7 @@ class Shard:
         from tritium.data.keras import KerasDataset
 
         own = {name: settings.pop(name) for name in ("shuffle", "seed", "remainder") if name in settings}
-        plan = self._checked_plan(1, batch_size, own.get("shuffle"), own.get("seed", 0), own.get("remainder", "pad"))
+        plan = self.plan(1, batch_size, own.get("shuffle"), own.get("seed", 0), own.get("remainder", "pad"))
         if plan.shuffle == "stream":  # Keras takes the batches of an epoch in any order
             plan = replace(plan, shuffle="full")
         return KerasDataset(self, Epochs(self, 1, plan, None, None), plan, x=x, y=y, **settings)

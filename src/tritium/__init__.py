@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from tritium.data.exchange import Exchange
     from tritium.data.schema import Data
+    from tritium.frameworks.keras import Keras
     from tritium.gang.driver.launch import launch
     from tritium.gang.rank.world import World, world
     from tritium.gang.settings import Gang
@@ -19,12 +20,13 @@ if TYPE_CHECKING:
 
 __version__ = "0.1.0.dev0"
 
-__all__ = ["Data", "Exchange", "Gang", "Model", "World", "errors", "launch", "load", "ml", "world"]
+__all__ = ["Data", "Exchange", "Gang", "Keras", "Model", "World", "errors", "launch", "load", "ml", "world"]
 
 _HOME = {
     "Data": "tritium.data.schema",
     "Exchange": "tritium.data.exchange",
     "Gang": "tritium.gang.settings",
+    "Keras": "tritium.frameworks.keras",
     "Model": "tritium.model.model",
     "World": "tritium.gang.rank.world",
     "launch": "tritium.gang.driver.launch",

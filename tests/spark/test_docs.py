@@ -24,6 +24,8 @@ PAGES = (
     "docs/frameworks/torch.md",
     "docs/frameworks/lightning.md",
     "docs/frameworks/huggingface.md",
+    "docs/frameworks/jax.md",
+    "docs/frameworks/mpi.md",
 )
 
 # What a page takes as given: a session, data, and what an earlier page has made.

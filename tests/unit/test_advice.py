@@ -38,6 +38,8 @@ REASONS: dict[str, str] = {
     "try_cast": "a method of a column of Spark's",
     "openjdk": "a package of conda, with its version",
     "Batch": "how a batch prints itself",
+    "GlobalBatch": "how a batch of JAX prints itself",
+    "jax.devices": "of JAX, which stays in a process that imports it",
     "Dist": "a sentence of torch.distributed, which is recognized",
     "nccl": "a sentence of NCCL, which is recognized",
     "main": "the program that a rank is started with",
@@ -87,6 +89,9 @@ VARIABLES = {
     "PYSPARK_PYTHON": "https://spark.apache.org/docs/latest/configuration.html#environment-variables",
     "SPARK_LOCAL_DIRS": "https://spark.apache.org/docs/latest/spark-standalone.html",
     "PYTHONSAFEPATH": "https://docs.python.org/3/using/cmdline.html#envvar-PYTHONSAFEPATH",
+    "JAX_PLATFORMS": "https://docs.jax.dev/en/latest/config_options.html#jax_platforms",
+    "JAX_NUM_CPU_DEVICES": "https://docs.jax.dev/en/latest/config_options.html#jax_num_cpu_devices",
+    "JAX_ENABLE_X64": "https://docs.jax.dev/en/latest/config_options.html#jax_enable_x64",
     "CUDA_VISIBLE_DEVICES": "https://docs.nvidia.com/cuda/cuda-c-programming-guide/#cuda-environment-variables",
 }
 

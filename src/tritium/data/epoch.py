@@ -98,8 +98,7 @@ class Epoch:
             while not self.ended:
                 share = self._schedule.share(self.taken)
                 if share is None:
-                    self.ended = True
-                    self._on_end(self)
+                    self.end()
                     return
                 columns = (ahead or gather(share))()
                 ahead = None
@@ -129,6 +128,21 @@ class Epoch:
         if not self.ended and self._schedule.ready(self.taken) and self._schedule.share(self.taken) is None:
             self.ended = True
             self._on_end(self)
+
+    def batch(self, step: int) -> Batch:
+        """Return the batch of any step, from 0, without taking it."""
+        share = self._schedule.share(step)
+        if share is None:
+            raise IndexError(step)
+        if self._on_batch is not None:
+            self._on_batch(self.number, step)
+        columns = self._placed(self._gather.take(self._rows(share)))
+        return Batch(columns, scale=share.scale, rows=share.rows, total=share.total, step=step, epoch=self.number)
+
+    def end(self) -> None:
+        """Record the epoch as taken to its end."""
+        self.ended = True
+        self._on_end(self)
 
     def groups(self, count: int) -> Iterator[Group]:
         """Yield groups of up to `count` batches. Each must be consumed to its end; one batch at a time is in memory."""

@@ -107,6 +107,10 @@ class Epochs:
             self._epoch = self._make(number, step if number == first else 0)
             yield self._epoch
 
+    def at(self, number: int) -> Epoch:
+        """Return any epoch, of which batches are taken by `Epoch.batch`; the position stays where it is."""
+        return self._make(number, 0)
+
     def state(self) -> dict[str, Any]:
         """Return the position as JSON.
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from functools import cached_property
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any, Literal
@@ -23,6 +24,8 @@ from tritium.errors import BadSetting
 from tritium.hints import did_you_mean
 
 if TYPE_CHECKING:
+    from tritium.data.jax_arrays import GlobalEpoch
+    from tritium.data.keras import Columns, KerasDataset
     from tritium.data.torch_dataset import ShardDataset, ShardLoader
 
 Description = Sequence[Mapping[str, Any]]
@@ -144,6 +147,26 @@ class Shard:
         self._epochs = Epochs(self, int(n), plan, place, resume, if_changed)
         return iter(self._epochs)
 
+    def jax(
+        self,
+        n: int,
+        *,
+        batch_size: int,
+        mesh: Any = None,
+        axis: str | Sequence[str] | None = None,
+        **settings: Any,
+    ) -> Iterator[GlobalEpoch]:
+        """Return `epochs(n, batch_size=…)` of batches that are arrays over the devices of all ranks: see GlobalBatch.
+
+        mesh     : a `jax.sharding.Mesh` of the devices of all ranks; None: all of them along an axis "data".
+        axis     : the axis of the mesh, or several, along which the rows are split; None: the first.
+        settings : as those of `epochs`, but for `device`.
+        """
+        from tritium.data.jax_arrays import Placement, over
+
+        epochs = self.epochs(n, batch_size=batch_size, device=None, **settings)
+        return over(epochs, Placement(self, batch_size, mesh, axis))
+
     def dataset(
         self,
         *,
@@ -175,6 +198,20 @@ class Shard:
         from tritium.data.torch_dataset import ShardLoader
 
         return ShardLoader(self.dataset(batch_size=batch_size, **settings), batch_size=None)
+
+    def keras(self, *, batch_size: int, x: Columns, y: Columns | None = None, **settings: Any) -> KerasDataset:
+        """Return this shard as a `keras.utils.PyDataset` for `fit` and `evaluate`, with equal steps on every rank.
+
+        x, y     : a column; a list of columns; or the name of a model's input or output → column.
+        settings : sample_weight (a column of weights), and shuffle, seed and remainder as those of `epochs`.
+        """
+        from tritium.data.keras import KerasDataset
+
+        own = {name: settings.pop(name) for name in ("shuffle", "seed", "remainder") if name in settings}
+        plan = self.plan(1, batch_size, own.get("shuffle"), own.get("seed", 0), own.get("remainder", "pad"))
+        if plan.shuffle == "stream":  # Keras takes the batches of an epoch in any order
+            plan = replace(plan, shuffle="full")
+        return KerasDataset(self, Epochs(self, 1, plan, None, None), plan, x=x, y=y, **settings)
 
     def alone(self) -> Shard:
         """Return this shard's rows as the only shard, so that the steps depend on no other rank.

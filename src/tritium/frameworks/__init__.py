@@ -13,13 +13,22 @@ from tritium.frameworks.framework import Framework
 
 _CLASSES = {
     "torch": "tritium.frameworks.torch:Torch",
-    "mpi": "tritium.frameworks.mpi:MPI",
     "lightning": "tritium.frameworks.lightning:Lightning",
     "huggingface": "tritium.frameworks.huggingface:HuggingFace",
+    "keras": "tritium.frameworks.keras:Keras",
+    "jax": "tritium.frameworks.jax:JAX",
+    "lightgbm": "tritium.frameworks.lightgbm:LightGBM",
+    "mpi": "tritium.frameworks.mpi:MPI",
 }
-# A function that imports one of these expects that framework to connect the ranks. (mpi4py is refused in the rank.)
+# A function that imports one of these expects that framework to connect the ranks. mpi4py is refused in the rank;
 # transformers and accelerate connect them by torchrun's variables, whatever the framework.
-_PACKAGES: dict[str, str] = {"lightning": "lightning", "pytorch_lightning": "lightning"}
+_PACKAGES = {
+    "lightning": "lightning",
+    "pytorch_lightning": "lightning",
+    "keras": "keras",
+    "jax": "jax",
+    "lightgbm": "lightgbm",
+}
 NAMES = tuple(_CLASSES)
 
 

@@ -71,6 +71,8 @@ class Framework:
     """What to install where it is missing: `pip install {install}`."""
     tensors: ClassVar[bool] = False
     """Whether batches hold torch tensors unless `epochs(device=…)` says otherwise."""
+    float32: ClassVar[bool] = False
+    """Whether floating columns are read as float32, its default dtype, unless `tr.Data` gives another one."""
     pmi: ClassVar[bool] = False
     """Whether ranks find each other through the process management interface of MPI (PMI)."""
     secondary: ClassVar[re.Pattern[str] | None] = None

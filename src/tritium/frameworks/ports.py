@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import socket
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -27,3 +28,10 @@ def held_ports(place: Place) -> Iterator[list[str]]:
     with reserved_port(address) as holder:
         host = f"[{address}]" if ":" in address else address
         yield place.gather(f"{host}:{holder.getsockname()[1]}")
+
+
+def without_proxy(place: Place) -> None:
+    """Let gRPC connect to the other ranks directly, also where http_proxy is set."""
+    name = "no_grpc_proxy"  # gRPC reads it in lower case only; it counts before no_proxy
+    before = os.environ.get(name) or os.environ.get("no_proxy")
+    os.environ[name] = ",".join(filter(None, [before, *sorted({peer.address for peer in place.peers})]))

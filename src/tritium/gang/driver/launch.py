@@ -120,7 +120,7 @@ def start(
     if gang.most > 1 and (unnamed := frameworks.unnamed(framework, imports)):
         warnings.warn(unnamed, TritiumWarning, stacklevel=3)
     tensors = (framework is not None and framework.tensors) or imports("torch")
-    if tensors and exchange is None:
+    if (tensors or (framework is not None and framework.float32)) and exchange is None:
         frames = {name: pytorch.reading(frame) for name, frame in frames.items()}
     run_id, run_dir = new_run_dir(gang.run_dir)
     recorder = Recorder(run_id, run_dir, gang, sorted(frames), said, title)

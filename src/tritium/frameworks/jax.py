@@ -1,0 +1,80 @@
+"""JAX: connect the ranks as its processes, on GPUs or CPUs (rank)."""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import os
+import re
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from tritium.frameworks.framework import Framework, Place
+from tritium.frameworks.ports import held_ports, without_proxy
+
+_PATIENCE = 24 * 3600  # seconds; JAX's own 100 s would end ranks that Tritium lets wait, see `stall_timeout`
+
+
+@dataclass(frozen=True, kw_only=True)
+class JAX(Framework):
+    """JAX: the ranks are its processes, by `jax.distributed.initialize`; `jax.devices()` are those of all ranks."""
+
+    name = "jax"
+    modules = ("jax",)
+    covers = ("flax", "optax", "equinox", "orbax")
+    install = "jax"
+    float32 = True
+    secondary = re.compile(r"Error: [A-Z_]+: .*(Gloo .* failed|coordination service|NCCL operation)", re.S)
+
+    def run(self, place: Place, function: Callable[[], Any]) -> Any:
+        """Call the function between `jax.distributed.initialize` and the end of all ranks.
+
+        JAX's exit handler calls `jax.distributed.shutdown`, which waits for all processes: a rank leaves when every
+        rank has returned.
+        """
+        jax: Any = sys.modules["jax"]
+        gpus = place.device != "cpu"
+        if jax.config.jax_platforms is None:  # else the user's JAX_PLATFORMS
+            # "cuda" is an error where JAX finds no GPU; by default it would use the CPU.
+            jax.config.update("jax_platforms", "cuda,cpu" if gpus else "cpu")
+        initialize = jax.distributed.initialize
+
+        def connected(*args: Any, **settings: Any) -> None:
+            if args or settings:
+                initialize(*args, **settings)
+
+        jax.distributed.initialize = connected  # a program's own call, without arguments, is done already
+        if place.size == 1:
+            return function()
+        _gloo_at(place.peers[place.rank].address)
+        with held_ports(place) as addresses:
+            without_proxy(place)
+            if "jax_check_proxy_envs" in jax.config.values:  # a warning; JAX < 0.8 has no such setting
+                jax.config.update("jax_check_proxy_envs", False)
+            initialize(
+                addresses[0],
+                place.size,
+                place.rank,
+                local_device_ids=_own_gpus(place) if gpus else None,
+                coordinator_bind_address=addresses[0],
+                cluster_detection_method="deactivate",  # else variables of SLURM or Kubernetes count, too
+                heartbeat_timeout_seconds=_PATIENCE,
+                shutdown_timeout_seconds=_PATIENCE,
+            )
+            jax.devices()  # the first use waits for all ranks, and for 2 minutes only
+            return function()
+
+
+def _own_gpus(place: Place) -> list[int]:
+    """Return this rank's part of CUDA_VISIBLE_DEVICES, which holds the GPUs of all ranks of the host in their order."""
+    each = len(os.environ["CUDA_VISIBLE_DEVICES"].split(",")) // place.local_size
+    return list(range(place.local_rank * each, (place.local_rank + 1) * each))
+
+
+def _gloo_at(address: str) -> None:
+    """Let JAX's Gloo listen at `address`; by default it takes what the host's name resolves to, often 127.0.1.1."""
+    native: Any = getattr(importlib.import_module("jax._src.xla_bridge"), "_jax", None)
+    if hasattr(native, "make_gloo_tcp_collectives"):
+        native.make_gloo_tcp_collectives = functools.partial(native.make_gloo_tcp_collectives, hostname=address)

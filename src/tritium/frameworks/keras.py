@@ -1,0 +1,95 @@
+"""Keras 3: `model.fit` trains data-parallel on its torch, JAX and TensorFlow back ends (rank)."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import re
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from importlib.util import find_spec
+from typing import Any
+
+from tritium.errors import WrongVersion
+from tritium.frameworks.framework import Framework, Place
+from tritium.frameworks.keras_fit import Ranks, hook
+from tritium.hints import did_you_mean
+
+BACKENDS = {  # back end → the module that connects its ranks
+    "torch": "tritium.frameworks.keras_torch",
+    "jax": "tritium.frameworks.keras_jax",
+    "tensorflow": "tritium.frameworks.keras_tensorflow",
+}
+_VARIABLE = "KERAS_BACKEND"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Keras(Framework):
+    """Keras 3: `model.compile(…)` and `model.fit(…)` train one model on the rows of all ranks.
+
+    Gradients are averaged over the ranks before each update. Training begins with rank 0's weights and optimizer
+    state, and callbacks see logs that are averaged over the ranks.
+    """
+
+    backend: str | None = None
+    """"torch", "jax" or "tensorflow". None: KERAS_BACKEND in the rank's environment, or what Keras is configured for
+    there."""
+
+    name = "keras"
+    modules = ("keras",)
+    covers = tuple(BACKENDS)
+    install = "keras"
+    float32 = True
+    secondary = re.compile(
+        r"gloo|connectFullMesh|remote process exit|Dist(Network|Store)Error|nccl(Remote|System|Internal)Error|"
+        r"(UnavailableError|AbortedError|CancelledError|InternalError): .*(ollective|onnection|ocket|RPC)|"
+        r"(Xla|Jax)RuntimeError: .*(UNAVAILABLE|ABORTED|CANCELLED|onnection|oordination)",
+        re.IGNORECASE | re.DOTALL,
+    )
+
+    def wrong(self, ranks: int) -> Iterator[str]:
+        """Yield what is wrong with the back end."""
+        if self.backend is not None and self.backend not in BACKENDS:
+            hint = did_you_mean(str(self.backend), BACKENDS)
+            yield f"backend={self.backend!r} is no back end of Keras: {', '.join(map(repr, BACKENDS))}.{hint}"
+
+    def prepare(self) -> None:
+        """Choose the back end: Keras reads it when it is imported."""
+        if self.backend is not None:
+            os.environ[_VARIABLE] = self.backend
+
+    def load(self) -> None:
+        """Import Keras and its back end. Raises ImportError where Keras is missing, WrongVersion where the back end
+        is."""
+        try:
+            importlib.import_module("keras")
+        except ImportError as error:
+            if find_spec("keras") is None:
+                raise
+            chosen = os.environ.get(_VARIABLE) or "its configured back end"
+            raise WrongVersion(
+                f"Keras can't be imported on {chosen} by {sys.executable}: {error}. Install that back end there: "
+                f"{sys.executable} -m pip install {os.environ.get(_VARIABLE, 'torch')}; or choose another one: "
+                f"framework=tr.Keras(backend=…) with one of {', '.join(map(repr, BACKENDS))}.",
+                framework=self.name,
+            ) from error
+
+    def run(self, place: Place, function: Callable[[], Any]) -> Any:
+        """Call the function with the ranks connected by the back end's own collectives."""
+        if place.size == 1:
+            return function()
+        keras: Any = sys.modules["keras"]
+        chosen = keras.backend.backend()
+        if chosen not in BACKENDS:
+            raise WrongVersion(
+                f"Keras runs on its {chosen!r} back end here, which can't train on several ranks. Choose one that can: "
+                f"framework=tr.Keras(backend=…) with one of {', '.join(map(repr, BACKENDS))}.",
+                framework=self.name,
+            )
+
+        def call(ranks: Ranks) -> Any:
+            hook(keras, place, ranks)
+            return function()
+
+        return importlib.import_module(BACKENDS[chosen]).run(place, call)

@@ -1,0 +1,131 @@
+"""LightGBM: `lightgbm.train` and the scikit-learn classes train one model on the rows of all ranks (rank)."""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import re
+import sys
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from tritium.errors import BadSetting
+from tritium.frameworks.framework import Framework, Place
+from tritium.frameworks.lightgbm_network import connect
+
+_OWN_NETWORK = ("machines", "machine_list_filename", "num_machines")
+_TREES = "tree_learner"
+
+
+@dataclass(frozen=True, kw_only=True)
+class LightGBM(Framework):
+    """LightGBM: every training is LightGBM's own distributed training, each rank with its rows.
+
+    `tree_learner` is "data" unless the parameters give another one; "serial" trains alone. Metrics are averaged over
+    the ranks, so that early stopping ends all of them at one iteration.
+    """
+
+    name = "lightgbm"
+    modules = ("lightgbm",)
+    install = "lightgbm"
+    secondary = re.compile(r"LightGBMError: .*(socket|connect|[Ss]end|[Rr]ecv|network)", re.DOTALL)
+
+    def run(self, place: Place, function: Callable[[], Any]) -> Any:
+        """Call the function, in which every training booster connects the ranks."""
+        if place.size == 1:
+            return function()
+        library: Any = sys.modules["lightgbm"]
+        _hook(library, place)
+        result = function()
+        _free(library)
+        return result
+
+
+def _hook(library: Any, place: Place) -> None:
+    basic = importlib.import_module("lightgbm.basic")
+    booster = library.Booster
+    make = booster.__init__
+    aliases = basic._ConfigAliases
+
+    @functools.wraps(make)
+    def init(self: Any, params: Any = None, train_set: Any = None, *args: Any, **options: Any) -> None:
+        self._ranks = None
+        if train_set is None or aliases.get(*_OWN_NETWORK) & set(params or {}):  # a model's, or the user's own network
+            make(self, params, train_set, *args, **options)
+            return
+        _free(library)
+        params = basic._choose_param_value(_TREES, dict(params or {}), None)
+        if params[_TREES] == "serial":
+            make(self, params, train_set, *args, **options)
+            return
+        params[_TREES] = params[_TREES] or "data"
+        if train_set._handle is not None:
+            raise BadSetting(
+                f"The Dataset of rank {place.rank} was constructed before the training, so its bins are those of this "
+                "rank's rows alone. Give train() a Dataset on which neither construct() nor num_data() was called.",
+                setting="train_set",
+            )
+        _agree(place, {name: _chosen(basic, params, name) for name in ("objective", "num_class", _TREES)})
+        connect(place, functools.partial(_init, basic), functools.partial(_free, library))
+        for alias in aliases.get("pre_partition"):
+            params.pop(alias, None)
+        params.update(num_machines=place.size, pre_partition=True)
+        train_set._update_params(params)
+        self._ranks = place
+        make(self, params, train_set, *args, **options)
+
+    booster.__init__ = init
+    for name in ("eval", "eval_train", "eval_valid"):
+        setattr(booster, name, _averaged(getattr(booster, name)))
+
+
+def _init(basic: Any, machines: list[str], port: int) -> None:
+    minutes = 24 * 60  # between two messages of a rank; Tritium ends ranks whose peer is gone
+    basic._safe_call(basic._LIB.LGBM_NetworkInit(",".join(machines).encode(), port, minutes, len(machines)))
+
+
+def _free(library: Any) -> None:
+    library.basic._LIB.LGBM_NetworkFree()
+
+
+def _averaged(evaluate: Callable[..., Any]) -> Callable[..., Any]:
+    """Let a booster's metrics be the mean over the ranks, so that all ranks stop at the same iteration."""
+
+    @functools.wraps(evaluate)
+    def mean(self: Any, *args: Any, **options: Any) -> Any:
+        own = evaluate(self, *args, **options)
+        place = getattr(self, "_ranks", None)
+        if place is None or not own:
+            return own
+        every = place.gather([each[2] for each in own])
+        means = np.mean(np.asarray(every, float), axis=0)
+        return [_with_value(each, float(value)) for each, value in zip(own, means, strict=True)]
+
+    return mean
+
+
+def _with_value(result: Any, value: float) -> Any:
+    """Return a metric's result with another value: (dataset, metric, value, …), since LightGBM 4.7 a named tuple."""
+    fields = (*result[:2], value, *result[3:])
+    return type(result)(*fields) if hasattr(result, "_fields") else fields
+
+
+def _chosen(basic: Any, params: Mapping[str, Any], name: str) -> str:
+    return str(basic._choose_param_value(name, dict(params), None)[name])
+
+
+def _agree(place: Place, mine: Mapping[str, str]) -> None:
+    """Raise BadSetting, the same on every rank, where ranks would train different models."""
+    every = place.gather(dict(mine))
+    for rank, theirs in enumerate(every):
+        for name, value in every[0].items():
+            if theirs[name] != value:
+                raise BadSetting(
+                    f"Ranks train with different parameters: {name} is {value} on rank 0 and {theirs[name]} on rank "
+                    f"{rank}. Give the same ones; where LGBMClassifier has found them in the labels of a rank's rows, "
+                    "use lightgbm.train with objective and num_class.",
+                    setting=name,
+                )

@@ -1,0 +1,11 @@
+"""Keras on jax: plain `model.fit`."""
+
+from __future__ import annotations
+
+import functools
+
+from frameworks.keras_model import train_on
+from tritium.frameworks.keras import Keras
+
+FRAMEWORK, ENV, PACKAGES = Keras(backend="jax"), {}, ("keras", "jax")  # type: ignore[var-annotated]
+train = functools.partial(train_on, "jax")

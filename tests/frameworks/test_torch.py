@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import signal
+import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -142,16 +143,16 @@ def test_workers_of_a_dataloader_end_with_their_rank(ends: str, tmp_path: Path) 
             raise ValueError("the user's own")
         return found
 
-    # a process that ends without exit handlers leaves multiprocessing's empty directory: in TMPDIR, as any Python
-    place = tmp_path / "tmp"
-    place.mkdir()
-    if ends == "raises":
-        with pytest.raises(tr.errors.RankFailed, match="the user's own"):
-            run(train, env={"TMPDIR": str(place)})
-    else:
-        assert run(train, env={"TMPDIR": str(place)}) == [[number * number for number in range(12)]] * 2
-        assert not list(place.iterdir())
-    workers = [int(path.name) for path in tmp_path.iterdir() if path != place]
+    # A process that ends without exit handlers leaves multiprocessing's empty directory in TMPDIR, as any Python does.
+    # The path is short: the sockets there have at most 107 characters.
+    with tempfile.TemporaryDirectory() as place:
+        if ends == "raises":
+            with pytest.raises(tr.errors.RankFailed, match="the user's own"):
+                run(train, env={"TMPDIR": place})
+        else:
+            assert run(train, env={"TMPDIR": place}) == [[number * number for number in range(12)]] * 2
+            assert not os.listdir(place)
+    workers = [int(path.name) for path in tmp_path.iterdir()]
     assert len(workers) == 4
     # a worker looks every 5 s whether its rank is there, and a killed rank can't tell it
     _, alive = psutil.wait_procs([psutil.Process(pid) for pid in workers if psutil.pid_exists(pid)], timeout=20)

@@ -21,6 +21,9 @@ PAGES = (
     "docs/checkpoints.md",
     "docs/estimator.md",
     "docs/prediction.md",
+    "docs/frameworks/torch.md",
+    "docs/frameworks/lightning.md",
+    "docs/frameworks/huggingface.md",
     "docs/frameworks/jax.md",
     "docs/frameworks/mpi.md",
 )

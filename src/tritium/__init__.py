@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from tritium.data.exchange import Exchange
     from tritium.data.schema import Data
     from tritium.frameworks.keras import Keras
+    from tritium.frameworks.tensorflow import TensorFlow
     from tritium.gang.driver.launch import launch
     from tritium.gang.rank.world import World, world
     from tritium.gang.settings import Gang
@@ -20,7 +21,20 @@ if TYPE_CHECKING:
 
 __version__ = "0.1.0.dev0"
 
-__all__ = ["Data", "Exchange", "Gang", "Keras", "Model", "World", "errors", "launch", "load", "ml", "world"]
+__all__ = [
+    "Data",
+    "Exchange",
+    "Gang",
+    "Keras",
+    "Model",
+    "TensorFlow",
+    "World",
+    "errors",
+    "launch",
+    "load",
+    "ml",
+    "world",
+]
 
 _HOME = {
     "Data": "tritium.data.schema",
@@ -28,6 +42,7 @@ _HOME = {
     "Gang": "tritium.gang.settings",
     "Keras": "tritium.frameworks.keras",
     "Model": "tritium.model.model",
+    "TensorFlow": "tritium.frameworks.tensorflow",
     "World": "tritium.gang.rank.world",
     "launch": "tritium.gang.driver.launch",
     "load": "tritium.model.model",

@@ -166,7 +166,9 @@ def test_ranks_that_are_not_connected_are_an_error() -> None:
         import jax
 
         assert jax.process_count() == 1
-        with pytest.raises(BadSetting, match=r'2 ranks and JAX 1 process.*Launch with framework="jax"'):
+        with pytest.raises(
+            BadSetting, match=r'2 ranks, and JAX is not connected .* count is 1\. Launch with framework="jax"'
+        ):
             tr.world().shard("train").jax(1, batch_size=2)
 
     with pytest.warns(TritiumWarning, match=r"imports jax, .* Give framework='jax'"):

@@ -19,7 +19,20 @@ LAYERS = ("", "cli", "ml", "predict", "gang", "frameworks", "model", "data", "ob
 # Within gang/, a folder is a process; what is in none of them is data for all.
 PROCESSES = ("driver", "coordinator", "supervisor", "rank", "control", "")
 LINES, METHODS = 350, 25  # of a file, of a class
-PUBLIC = {"Data", "Exchange", "Gang", "Keras", "Model", "World", "errors", "launch", "load", "ml", "world"}
+PUBLIC = {
+    "Data",
+    "Exchange",
+    "Gang",
+    "Keras",
+    "Model",
+    "TensorFlow",
+    "World",
+    "errors",
+    "launch",
+    "load",
+    "ml",
+    "world",
+}
 
 
 def depth(module: str) -> int:

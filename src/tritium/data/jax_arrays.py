@@ -96,8 +96,8 @@ class Placement:
         self._rows = shard.size * batch_size
         if jax.process_count() != shard.size:
             raise BadSetting(
-                f"{self._who} has {shard.size} ranks and JAX {jax.process_count()} process(es): the ranks are not "
-                'connected. Launch with framework="jax".'
+                f"{self._who} the gang has {shard.size} ranks, and JAX is not connected with them: its process count "
+                f'is {jax.process_count()}. Launch with framework="jax".'
             )
         if mesh is None:
             mesh = jax.sharding.Mesh(np.array(jax.devices()), ("data",))

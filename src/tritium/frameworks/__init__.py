@@ -16,6 +16,7 @@ _CLASSES = {
     "lightning": "tritium.frameworks.lightning:Lightning",
     "huggingface": "tritium.frameworks.huggingface:HuggingFace",
     "keras": "tritium.frameworks.keras:Keras",
+    "tensorflow": "tritium.frameworks.tensorflow:TensorFlow",
     "jax": "tritium.frameworks.jax:JAX",
     "lightgbm": "tritium.frameworks.lightgbm:LightGBM",
     "mpi": "tritium.frameworks.mpi:MPI",
@@ -26,6 +27,8 @@ _PACKAGES = {
     "lightning": "lightning",
     "pytorch_lightning": "lightning",
     "keras": "keras",
+    "tensorflow": "tensorflow",
+    "tf_keras": "tensorflow",
     "jax": "jax",
     "lightgbm": "lightgbm",
 }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
@@ -16,7 +17,7 @@ from tritium.data.epochs import EpochPlan, Epochs
 from tritium.data.idset import IdSet
 from tritium.data.memory import memory_limit
 from tritium.data.order import Lookup, by_id
-from tritium.data.remainder import REMAINDERS
+from tritium.data.remainder import REMAINDERS, check_counts, step_count
 from tritium.data.schema import Field, by_column
 from tritium.data.spool import Spool, SpoolReader
 from tritium.data.watermark import Feed, Watermark
@@ -212,6 +213,33 @@ class Shard:
         if plan.shuffle == "stream":  # Keras takes the batches of an epoch in any order
             plan = replace(plan, shuffle="full")
         return KerasDataset(self, Epochs(self, 1, plan, None, None), plan, x=x, y=y, **settings)
+
+    def tensorflow(self, *, batch_size: int, columns: Any = None, **settings: Any) -> Any:
+        """Return a `tf.data.Dataset` of this rank's batches: each iteration over it is one epoch, from the first on.
+
+        All tensors are [batch_size, *shape]. Where a rank has fewer rows left, its first row is repeated, with the
+        weight 0; the other rows of the step weigh so much that the average over ranks is the mean over all rows.
+
+        columns  : which columns, nested as the elements shall be, such as ("x", "y") or {"in": ("a", "b")}; None: a
+                   dict of all. With remainder="pad", the weights come third after two columns, and elsewhere as the
+                   column "sample_weight".
+        settings : as those of `epochs`, but for `n` and `device`.
+
+        Raises BadSetting; EmptyShard, the same on every rank.
+        """
+        from tritium.data.tensorflow_dataset import Elements, dataset, types
+
+        epochs = iter(self.epochs(sys.maxsize, batch_size=batch_size, device=None, **settings))
+        assert self._epochs is not None
+        plan = self._epochs.plan
+        steps = None
+        if plan.shuffle != "stream":
+            check_counts(self.name, self.counts, batch_size, plan.remainder)
+            self.reader.extend(self.rows)
+            steps = step_count(self.counts, batch_size, plan.remainder) if settings.get("resume") is None else None
+        found = types({name: self.reader.column(name) for name in self.reader.names}, dict(self.decode))
+        elements = Elements(self.name, self.size, batch_size, columns, found, plan.remainder == "pad")
+        return dataset(epochs, elements, self.size, steps)
 
     def alone(self) -> Shard:
         """Return this shard's rows as the only shard, so that the steps depend on no other rank.

@@ -21,10 +21,14 @@ PAGES = (
     "docs/checkpoints.md",
     "docs/estimator.md",
     "docs/prediction.md",
+    "docs/frameworks/torch.md",
+    "docs/frameworks/lightning.md",
+    "docs/frameworks/huggingface.md",
     "docs/frameworks/jax.md",
     "docs/frameworks/keras.md",
     "docs/frameworks/lightgbm.md",
     "docs/frameworks/scikit-learn.md",
+    "docs/frameworks/mpi.md",
 )
 
 # What a page takes as given: a session, data, and what an earlier page has made.

@@ -69,7 +69,7 @@ def test_a_missing_library_names_its_extra(monkeypatch: pytest.MonkeyPatch) -> N
 
 
 def test_demo_outside_a_clone(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr(cli, "__file__", str(tmp_path / "site-packages" / "tritium" / "cli.py"))
+    monkeypatch.setattr(cli, "__file__", str(tmp_path / "site-packages" / "tritium" / "cli" / "__init__.py"))
     result = tritium_command("demo")
     assert result.exit_code == 1
     assert "Clone the repository and type `make demo`" in result.output

@@ -120,6 +120,15 @@ class Epoch:
                 del columns  # The batch alone must hold them, so that release() frees them.
                 yield batch
 
+    def finish(self) -> None:
+        """End the epoch now if it is known, without waiting, that no step is left.
+
+        For a loop that counts the steps, and does not ask for one more than there are.
+        """
+        if not self.ended and self._schedule.ready(self.taken) and self._schedule.share(self.taken) is None:
+            self.ended = True
+            self._on_end(self)
+
     def batch(self, step: int) -> Batch:
         """Return the batch of any step, from 0, without taking it."""
         share = self._schedule.share(step)

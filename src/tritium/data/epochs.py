@@ -88,7 +88,7 @@ class Epochs:
         resume: State | Sequence[State] | None,
         if_changed: str = "refuse",
     ) -> None:
-        self._shard, self._n, self._plan, self._device = shard, n, plan, device
+        self._shard, self._n, self.plan, self._device = shard, n, plan, device
         self._if_changed = if_changed
         self._verified = False
         first = resume if isinstance(resume, Mapping) else resume[0] if resume else {}
@@ -118,7 +118,7 @@ class Epochs:
         the ids mean the same rows again.
         """
         self._shard.counts  # noqa: B018 - it waits
-        (number, step), epoch, plan = self._start(), self._epoch, self._plan
+        (number, step), epoch, plan = self._start(), self._epoch, self.plan
         if epoch is not None:
             number, step = (epoch.number + 1, 0) if epoch.ended else (epoch.number, epoch.taken)
         state: dict[str, Any] = {"epoch": number, "step": step, "index": self._shard.index, **asdict(plan)}
@@ -151,7 +151,7 @@ class Epochs:
             shard, others = self._shard, self._others
             counts, self._others = shard.counts, ()
             shard.reader.extend(counts[shard.index])
-            self._resume = resharded(others, shard.name, shard.index, counts, shard.reader.ids, self._plan.batch_size)
+            self._resume = resharded(others, shard.name, shard.index, counts, shard.reader.ids, self.plan.batch_size)
         return (self._resume["epoch"], self._resume["step"]) if self._resume else (0, 0)
 
     def _verify(self, state: State) -> None:
@@ -215,7 +215,7 @@ class Epochs:
 
     def _is_listed(self, number: int) -> bool:
         """Return whether a state lists the ids of the rows seen in this epoch."""
-        return bool(self._seen(number)) or (self._plan.shuffle == "stream" and number == 0)
+        return bool(self._seen(number)) or (self.plan.shuffle == "stream" and number == 0)
 
     @property
     def _block(self) -> int:
@@ -225,10 +225,10 @@ class Epochs:
     # ---- an epoch
 
     def _is_streamed(self, number: int, step: int) -> bool:
-        return self._plan.shuffle == "stream" and number == 0 and step == 0
+        return self.plan.shuffle == "stream" and number == 0 and step == 0
 
     def _make(self, number: int, step: int) -> Epoch:
-        shard, plan = self._shard, self._plan
+        shard, plan = self._shard, self.plan
         size, remainder = plan.batch_size, plan.remainder
         schedule: StepSchedule
         if self._is_streamed(number, step):
@@ -249,7 +249,7 @@ class Epochs:
         )
 
     def _row_order(self, number: int, step: int, schedule: StepSchedule) -> RowOrder:
-        shard, plan = self._shard, self._plan
+        shard, plan = self._shard, self.plan
         key = (plan.seed, number, shard.index)
         if self._is_streamed(number, step):
             return WindowedOrder(plan.window, lambda: schedule.own, key)
@@ -283,7 +283,7 @@ class Epochs:
 
     def _on_epoch_end(self, epoch: Epoch) -> None:
         """Record what the epoch did with the rows."""
-        size, steps, remainder = self._plan.batch_size, epoch.steps, self._plan.remainder
+        size, steps, remainder = self.plan.batch_size, epoch.steps, self.plan.remainder
         count, taken, before = self._counts(epoch.number)[self._shard.index], steps * size, epoch.first * size
         self._shard.record(
             {
@@ -301,7 +301,7 @@ class Epochs:
 
     def _shuffle_score(self, number: int) -> float:
         """Return the share of the shard's rows among which a row's place in the epoch is drawn, 0 to 1."""
-        if self._plan.shuffle is False:
+        if self.plan.shuffle is False:
             return 0.0
-        drawn = self._plan.window if self._is_streamed(number, 0) else self._block
+        drawn = self.plan.window if self._is_streamed(number, 0) else self._block
         return min(1.0, drawn / self._shard.counts[self._shard.index])

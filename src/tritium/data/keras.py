@@ -32,7 +32,7 @@ class ShardOf(Protocol):
     def counts(self) -> list[int]: ...
 
 
-class ShardDataset(keras.utils.PyDataset):  # type: ignore[misc]
+class KerasDataset(keras.utils.PyDataset):  # type: ignore[misc]
     """The batches of a rank in one epoch after the other: (x, y), or (x, y, weights).
 
     All ranks have equally many batches, and in each step batches of the same size: a rank with fewer rows left repeats

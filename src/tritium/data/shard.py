@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
@@ -16,7 +17,7 @@ from tritium.data.epochs import EpochPlan, Epochs
 from tritium.data.idset import IdSet
 from tritium.data.memory import memory_limit
 from tritium.data.order import Lookup, by_id
-from tritium.data.remainder import REMAINDERS
+from tritium.data.remainder import REMAINDERS, check_counts, step_count
 from tritium.data.schema import Field, by_column
 from tritium.data.spool import Spool, SpoolReader
 from tritium.data.watermark import Feed, Watermark
@@ -25,7 +26,8 @@ from tritium.hints import did_you_mean
 
 if TYPE_CHECKING:
     from tritium.data.jax_arrays import GlobalEpoch
-    from tritium.data.keras import Columns, ShardDataset
+    from tritium.data.keras import Columns, KerasDataset
+    from tritium.data.torch_dataset import ShardDataset, ShardLoader
 
 Description = Sequence[Mapping[str, Any]]
 SHUFFLES = ("full", "stream", True, False)
@@ -138,7 +140,7 @@ class Shard:
         """
         if if_changed not in ("refuse", "restart"):
             raise BadSetting(f"shard {self.name!r}: " + _unknown("if_changed", if_changed, ("refuse", "restart")))
-        plan = self._checked_plan(n, batch_size, shuffle, seed, remainder)
+        plan = self.plan(n, batch_size, shuffle, seed, remainder)
         if isinstance(device, str) and device == "auto":
             place = "auto" if self._tensors and find_spec("torch") is not None else None
         else:
@@ -166,19 +168,78 @@ class Shard:
         epochs = self.epochs(n, batch_size=batch_size, device=None, **settings)
         return over(epochs, Placement(self, batch_size, mesh, axis))
 
-    def keras(self, *, batch_size: int, x: Columns, y: Columns | None = None, **settings: Any) -> ShardDataset:
+    def dataset(
+        self,
+        *,
+        batch_size: int | None = None,
+        shuffle: Literal["full", "stream"] | bool | None = None,
+        seed: int = 0,
+        remainder: Literal["pad", "drop", "repeat"] = "pad",
+        device: Any = "auto",
+        scale_col: str | None = None,
+    ) -> ShardDataset:
+        """Return the rows as a torch `IterableDataset`, of which each iteration is one more epoch.
+
+        batch_size: rows of the batches it yields, as dicts of columns. None: it yields single rows, for a loader that
+                    makes batches itself; every rank yields equally many, so a shorter shard repeats some of its last.
+        scale_col : the name under which a batch also holds its `scale`, a tensor of one number.
+
+        The others as of `epochs`; the columns are torch tensors unless device=None. Raises BadSetting at once.
+        """
+        from tritium.data.torch_dataset import ShardDataset
+
+        self._tensors = True  # the function uses torch, also where that was not seen before it was called
+        return ShardDataset(self, batch_size, shuffle, seed, remainder, device, scale_col)
+
+    def loader(self, *, batch_size: int, **settings: Any) -> ShardLoader:
+        """Return a torch `DataLoader` over the batches of `dataset(batch_size=…)`, whose settings it takes.
+
+        Its length is the number of steps of an epoch, the same on every rank.
+        """
+        from tritium.data.torch_dataset import ShardLoader
+
+        return ShardLoader(self.dataset(batch_size=batch_size, **settings), batch_size=None)
+
+    def keras(self, *, batch_size: int, x: Columns, y: Columns | None = None, **settings: Any) -> KerasDataset:
         """Return this shard as a `keras.utils.PyDataset` for `fit` and `evaluate`, with equal steps on every rank.
 
         x, y     : a column; a list of columns; or the name of a model's input or output → column.
         settings : sample_weight (a column of weights), and shuffle, seed and remainder as those of `epochs`.
         """
-        from tritium.data.keras import ShardDataset
+        from tritium.data.keras import KerasDataset
 
         own = {name: settings.pop(name) for name in ("shuffle", "seed", "remainder") if name in settings}
-        plan = self._checked_plan(1, batch_size, own.get("shuffle"), own.get("seed", 0), own.get("remainder", "pad"))
+        plan = self.plan(1, batch_size, own.get("shuffle"), own.get("seed", 0), own.get("remainder", "pad"))
         if plan.shuffle == "stream":  # Keras takes the batches of an epoch in any order
             plan = replace(plan, shuffle="full")
-        return ShardDataset(self, Epochs(self, 1, plan, None, None), plan, x=x, y=y, **settings)
+        return KerasDataset(self, Epochs(self, 1, plan, None, None), plan, x=x, y=y, **settings)
+
+    def tensorflow(self, *, batch_size: int, columns: Any = None, **settings: Any) -> Any:
+        """Return a `tf.data.Dataset` of this rank's batches: each iteration over it is one epoch, from the first on.
+
+        All tensors are [batch_size, *shape]. Where a rank has fewer rows left, its first row is repeated, with the
+        weight 0; the other rows of the step weigh so much that the average over ranks is the mean over all rows.
+
+        columns  : which columns, nested as the elements shall be, such as ("x", "y") or {"in": ("a", "b")}; None: a
+                   dict of all. With remainder="pad", the weights come third after two columns, and elsewhere as the
+                   column "sample_weight".
+        settings : as those of `epochs`, but for `n` and `device`.
+
+        Raises BadSetting; EmptyShard, the same on every rank.
+        """
+        from tritium.data.tensorflow_dataset import Elements, dataset, types
+
+        epochs = iter(self.epochs(sys.maxsize, batch_size=batch_size, device=None, **settings))
+        assert self._epochs is not None
+        plan = self._epochs.plan
+        steps = None
+        if plan.shuffle != "stream":
+            check_counts(self.name, self.counts, batch_size, plan.remainder)
+            self.reader.extend(self.rows)
+            steps = step_count(self.counts, batch_size, plan.remainder) if settings.get("resume") is None else None
+        found = types({name: self.reader.column(name) for name in self.reader.names}, dict(self.decode))
+        elements = Elements(self.name, self.size, batch_size, columns, found, plan.remainder == "pad")
+        return dataset(epochs, elements, self.size, steps)
 
     def alone(self) -> Shard:
         """Return this shard's rows as the only shard, so that the steps depend on no other rank.
@@ -265,7 +326,8 @@ class Shard:
         if self._on_message is not None and self.index == 0:
             self._on_message(text)
 
-    def _checked_plan(self, n: Any, batch_size: Any, shuffle: Any, seed: Any, remainder: Any) -> EpochPlan:
+    def plan(self, n: Any, batch_size: Any, shuffle: Any, seed: Any, remainder: Any) -> EpochPlan:
+        """Return the settings of `epochs` that decide the order of rows, checked. Raises BadSetting."""
         where = f"shard {self.name!r}: "
         for setting, value, least in (("n", n, 0), ("batch_size", batch_size, 1)):
             if isinstance(value, bool) or not isinstance(value, int | np.integer) or value < least:

@@ -13,16 +13,24 @@ from tritium.frameworks.framework import Framework
 
 _CLASSES = {
     "torch": "tritium.frameworks.torch:Torch",
-    "jax": "tritium.frameworks.jax:JAX",
-    "tensorflow": "tritium.frameworks.tensorflow:TensorFlow",
-    "mpi": "tritium.frameworks.mpi:MPI",
+    "lightning": "tritium.frameworks.lightning:Lightning",
+    "huggingface": "tritium.frameworks.huggingface:HuggingFace",
     "keras": "tritium.frameworks.keras:Keras",
+    "tensorflow": "tritium.frameworks.tensorflow:TensorFlow",
+    "jax": "tritium.frameworks.jax:JAX",
     "lightgbm": "tritium.frameworks.lightgbm:LightGBM",
+    "mpi": "tritium.frameworks.mpi:MPI",
 }
-# A function that imports one of these expects that framework to connect the ranks. (mpi4py is refused in the rank.)
+# A function that imports one of these expects that framework to connect the ranks. mpi4py is refused in the rank;
+# transformers and accelerate connect them by torchrun's variables, whatever the framework.
 _PACKAGES = {
-    **{"jax": "jax", "tensorflow": "tensorflow", "tf_keras": "tensorflow"},
-    **{"keras": "keras", "lightgbm": "lightgbm"},
+    "lightning": "lightning",
+    "pytorch_lightning": "lightning",
+    "keras": "keras",
+    "tensorflow": "tensorflow",
+    "tf_keras": "tensorflow",
+    "jax": "jax",
+    "lightgbm": "lightgbm",
 }
 NAMES = tuple(_CLASSES)
 

@@ -6,7 +6,9 @@ import json
 import os
 import re
 import sys
+import tempfile
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,6 +17,12 @@ from tritium.frameworks.framework import Framework, Place
 from tritium.frameworks.ports import held_ports, without_proxy
 
 _servers: list[Any] = []
+# TensorFlow 2.21 writes these at its import, whatever TF_CPP_MIN_LOG_LEVEL says: that it uses oneDNN, and has no GPU.
+_NOISE = re.compile(
+    rb"WARNING: All log messages before absl::InitializeLog|"
+    rb"[IWE]\d{4} \S+ +\d+ (port|cudart_stub|cpu_feature_guard|cuda_platform)\.cc:|"
+    rb"To enable the following instructions: "
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,6 +59,11 @@ class TensorFlow(Framework):
     def prepare(self) -> None:
         """Leave out of the output what TensorFlow's C++ says of itself, unless TF_CPP_MIN_LOG_LEVEL is set."""
         os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
+
+    def load(self) -> None:
+        """Import TensorFlow, without what it always says then."""
+        with _quiet():
+            super().load()
 
     def run(self, place: Place, function: Callable[[], Any]) -> Any:
         """Call the function with TF_CONFIG set; on a worker or parameter server of a chief, serve it instead.
@@ -93,7 +106,8 @@ def _serve(cluster: dict[str, list[str]], job: str, index: int) -> Any:
 def _choose_gpus(place: Place) -> None:
     """Show TensorFlow this rank's part of the host's GPUs only: it takes the memory of all that it sees."""
     tf: Any = sys.modules["tensorflow"]
-    found = tf.config.list_physical_devices("GPU")
+    with _quiet() if place.device == "cpu" else nullcontext():
+        found = tf.config.list_physical_devices("GPU")
     if place.device == "cpu":
         tf.config.set_visible_devices([], "GPU")
         return
@@ -105,3 +119,20 @@ def _choose_gpus(place: Place) -> None:
             f"({sys.executable} -m pip install 'tensorflow[and-cuda]'), or leave gpus= out."
         )
     tf.config.set_visible_devices(found[place.local_rank * each : (place.local_rank + 1) * each], "GPU")
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Hold back what is written to stderr within the block, and write it afterwards without the lines of _NOISE."""
+    sys.stderr.flush()
+    before = os.dup(2)
+    with tempfile.TemporaryFile() as held:
+        os.dup2(held.fileno(), 2)
+        try:
+            yield
+        finally:
+            sys.stderr.flush()
+            os.dup2(before, 2)
+            os.close(before)
+            held.seek(0)
+            os.write(2, b"".join(line for line in held if not _NOISE.match(line)))

@@ -9,7 +9,7 @@ import sys
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from tritium.frameworks.at_import import at_import
 from tritium.frameworks.framework import Framework
@@ -28,7 +28,7 @@ class Torch(Framework):
     """PyTorch: `torch.distributed.init_process_group()` works without arguments, by torchrun's variables."""
 
     name = "torch"
-    modules = (PACKAGE,)
+    modules: ClassVar[tuple[str, ...]] = (PACKAGE,)
     install = "torch"
     tensors = True
     secondary = re.compile(

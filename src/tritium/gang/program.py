@@ -63,9 +63,13 @@ class Program:
         pmi = os.environ.get("PMI_FD")
         with self._executable() as (file, descriptors):
             descriptors += [] if pmi is None else [int(pmi)]
-            code = subprocess.Popen([self.path, *self.args], executable=file, pass_fds=descriptors).wait()
+            child = subprocess.Popen([self.path, *self.args], executable=file, pass_fds=descriptors)
+            for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT):
+                signal.signal(number, lambda number, _: child.send_signal(number))
+            code = child.wait()
         if code < 0:  # end as it did, so that the failure names its signal
-            signal.signal(-code, signal.SIG_DFL) if -code not in (signal.SIGKILL, signal.SIGSTOP) else None
+            if code != -signal.SIGKILL:
+                signal.signal(-code, signal.SIG_DFL)
             os.kill(os.getpid(), -code)
         if code:
             raise SystemExit(code)

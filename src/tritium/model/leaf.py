@@ -40,7 +40,9 @@ class Kind(ABC):
     """The tensors of one framework."""
 
     name: ClassVar[str]
-    """The framework's package, and the key of such a value in the tree of a state."""
+    """The framework's package, or its kind of tensor: the key of such a value in the tree of a state."""
+    of_one_rank: ClassVar[bool] = False
+    """Whether a value is a part of one that all ranks hold together, so that it belongs to a rank's own state."""
 
     @abstractmethod
     def has(self, value: Any) -> bool:

@@ -130,6 +130,12 @@ class _Packer:
         return {"ordered" if type(value) is OrderedDict else "items": items}
 
     def _leaf(self, kind: Kind, value: Any, path: str, name: str) -> Any:
+        if kind.of_one_rank and self._called != "own":
+            raise BadSetting(
+                f"{path} is a {type(value).__qualname__}, of which each rank holds a part, and rank 0 alone writes "
+                f"{self._called!r}. Save it with own=, which every rank writes; or the whole: its full_tensor().",
+                path=path,
+            )
         same = kind.same(value, path)  # the same memory under two names (tied weights) is written once
         key: Any = len(self.leaves) if same is None else (kind.name, same)
         if key not in self.leaves:

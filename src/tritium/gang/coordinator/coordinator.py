@@ -146,9 +146,9 @@ class Coordinator:
         """Give up supervisors without a connection at once, instead of after LOST seconds: their tasks are ending."""
         self._server.call(self._server.refuse_reconnects)
 
-    def offer_more(self) -> None:
-        """Tell every rank that there are slots for a larger gang."""
-        self._server.call(lambda: self.broadcast("more"))
+    def tell_all(self, kind: str, **fields: Any) -> None:
+        """Send every rank "more" (there are slots for a larger gang), or its supervisor a "signal" for it."""
+        self._server.call(lambda: self.broadcast(kind, **fields))
 
     def missing(self) -> list[int]:
         """List the partitions whose supervisors have not reported, or whose rank processes are not ready."""

@@ -163,3 +163,10 @@ def order_of(
         stall_limit=StallLimit.of(gang),
         run_dir=attempt.recorder.run_dir,
     )
+
+
+def signalled(coordinator: Coordinator, number: int) -> bool:
+    """Send every rank process a signal, once the gang has formed, and return whether it has. Takes no lock."""
+    if coordinator.formed:
+        coordinator.tell_all("signal", number=int(number))
+    return coordinator.formed

@@ -53,6 +53,10 @@ class InProcess:
             attempt.recorder.event("rank_ended", rank=0)
             return [result]
 
+    def signal(self, number: int) -> bool:
+        """Return False: this process itself has received it."""
+        return False
+
     def cancel(self) -> None:
         """Do nothing: `wait` has cleaned up."""
 

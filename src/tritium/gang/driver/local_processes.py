@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 
 from tritium.gang.coordinator.coordinator import Coordinator
-from tritium.gang.driver.attempt import Attempt, order_of, ship_user_code, start_coordinator
+from tritium.gang.driver.attempt import Attempt, order_of, ship_user_code, signalled, start_coordinator
 from tritium.gang.driver.outcome import await_end, await_formed
 from tritium.gang.order import Order
 from tritium.gang.supervisor.ending import GangEnded
@@ -53,6 +53,10 @@ class LocalProcesses:
         await_formed(self._coordinator, self._attempt, self._tasks)
         await_end(self._coordinator, self._attempt, self._tasks)
         return results_of(self._tasks.batches, self._attempt.ranks)
+
+    def signal(self, number: int) -> bool:
+        """Send every rank a signal."""
+        return self._coordinator is not None and signalled(self._coordinator, number)
 
     def cancel(self) -> None:
         """End the ranks, and wait for their threads."""

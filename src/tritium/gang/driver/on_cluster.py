@@ -14,7 +14,7 @@ from tritium.errors import BadSetting, StartTimeout, TritiumError, WrongVersion
 from tritium.gang.coordinator.coordinator import Coordinator
 from tritium.gang.coordinator.on_executor import newest_checkpoint, replay, result_limit
 from tritium.gang.driver.address import driver_place
-from tritium.gang.driver.attempt import Attempt, order_of, ship_user_code, start_coordinator
+from tritium.gang.driver.attempt import Attempt, order_of, ship_user_code, signalled, start_coordinator
 from tritium.gang.driver.cluster import Cluster
 from tritium.gang.driver.outcome import LEAVE_SECONDS, GivenBack, await_end, await_formed
 from tritium.gang.driver.spark_errors import text_of
@@ -60,6 +60,10 @@ class OnCluster:
                 self._deadline = max(self._deadline, given.deadline)
                 self._pause(given)
             self.start()
+
+    def signal(self, number: int) -> bool:
+        """Send every rank a signal. Ranks whose coordinator is on an executor can't be reached."""
+        return self._job is not None and signalled(self._coordinator, number)
 
     def cancel(self) -> None:
         """End the ranks, then the job, then the coordinator. The run keeps its slots for another attempt."""

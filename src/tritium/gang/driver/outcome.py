@@ -146,7 +146,7 @@ def await_end(coordinator: Coordinator, attempt: Attempt, tasks: Tasks) -> None:
         if elastic and not over and (slots := tasks.slots()) > attempt.ranks:
             most = min(slots, attempt.gang.most)
             attempt.recorder.note(f"there are slots for {most} ranks again: the gang grows at the end of an epoch")
-            coordinator.offer_more()
+            coordinator.tell_all("more")
             elastic = False
     # With a coordinator on an executor no member reports to this one.
     unfinished = bool(coordinator.members) and not coordinator.finished

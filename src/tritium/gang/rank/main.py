@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, Any
 
 from tritium import frameworks, ship
 from tritium.errors import ResultError, WireError
-from tritium.frameworks import mpi
+from tritium.frameworks import huggingface, mpi
 from tritium.frameworks import torch as pytorch
 from tritium.frameworks.framework import Framework
 from tritium.gang.failure import Failure, Regroup
@@ -60,6 +60,7 @@ def main(argument: str) -> None:
     control = RankControl(channel, elastic=settings["elastic"], progress=progress, trace=trace)
     try:
         pytorch.prepare()
+        huggingface.leave_shards()
         if framework is not None:
             control.progress.enter(f"importing {framework.name}")
         if settings["pmi"] is not None:
@@ -73,6 +74,8 @@ def main(argument: str) -> None:
             compare_versions(framework, world)
             if world.size > 1 and not (framework and framework.pmi):
                 mpi.refuse(world.size)
+            if world.size > 1:
+                huggingface.refuse_alone(world.size)
             _tell_of_threads(control)
             _run(control, world, settings, framework)
     except BaseException as error:  # noqa: BLE001 - every error is reported to the driver

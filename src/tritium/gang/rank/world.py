@@ -38,6 +38,11 @@ class World:
     run_id: str
     _control: Control
 
+    @property
+    def run_dir(self) -> str:
+        """The run directory, a path or a URL; "" without one. This rank may not reach it: `store` needs not to."""
+        return self._control.run_dir
+
     @cached_property
     def checkpoint(self) -> Checkpoints:
         """Saves and loads a state in the run directory, together with the other ranks; see Checkpoints."""

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import os
+import signal
 import threading
 import time
 from collections.abc import Mapping
 from typing import Any
 
+from tritium.gang.failure import Failure, signal_name
 from tritium.gang.rank.progress_page import ProgressPage
 from tritium.gang.supervisor import process_stats
 from tritium.gang.supervisor.memory import Memory
@@ -63,6 +65,15 @@ class Monitor:
     def memory(self) -> dict[str, Any]:
         """Return the memory figures of a rank that was killed; see `Memory.figures`."""
         return self._memory.figures(self._process.peak)
+
+    def failure(self, code: int, rank: int, host: str) -> Failure:
+        """Return the failure of a rank that has ended with this exit code; below 0, minus a signal's number."""
+        facts: dict[str, Any] = {"rank": rank, "host": host, "pid": self._process.pid, "at": self.place()}
+        if code >= 0:
+            return Failure(how="exit", exit_code=code, **facts)
+        if code == -signal.SIGKILL:
+            facts["memory"] = self.memory()
+        return Failure(how="signal", signal=signal_name(-code), exit_code=code, **facts)
 
     def stacks(self) -> tuple[str, dict[str, str]]:
         """Return the stacks of all threads, and `where` the main thread is, its `collective`, `why` there are none.

@@ -13,6 +13,7 @@ from tritium.gang.control.client import Client, Refused
 from tritium.gang.failure import Failure
 from tritium.gang.order import Order
 from tritium.gang.supervisor.ending import Ending
+from tritium.gang.supervisor.gpus import Listing
 from tritium.gang.supervisor.pmi import INIT, TAG, Pmi
 from tritium.gang.supervisor.spooler import Spooler
 from tritium.wire import CHUNK, Channel, Message
@@ -29,9 +30,9 @@ class Supervised(Protocol):
     def on_assigned(self, rank: int) -> None: ...
     def on_gang_ended(self, reason: str) -> None: ...  # the rank is to be killed
     def on_stacks_wanted(self, number: int) -> None: ...
+    def on_signal(self, number: int) -> None: ...  # for the rank process
     def on_rank_failed(self, message: Message) -> None: ...
     def on_rank_refused(self, error: TritiumError) -> None: ...  # it sent a message over the limit
-    def gpu_uuids(self) -> dict[str, str]: ...
 
 
 class Relay:
@@ -46,9 +47,14 @@ class Relay:
         self._pmi: Pmi | None = None
         self._passing, self._passed = False, 0  # a rank's message is being sent; number of those sent
 
-    def connect(self, coordinator: Client, rank: Channel, rows: Spooler | None, pmi: Pmi | None) -> None:
-        """Set both ends, the spooler, and what answers the rank's MPI; to be called before the threads start."""
-        self._coordinator, self._rank, self._rows, self._pmi = coordinator, rank, rows, pmi
+    def connect(
+        self, coordinator: Client, rank: Channel, *, rows: Spooler | None, pmi: Pmi | None, gpus: Listing | None
+    ) -> None:
+        """Set both ends, the spooler, what answers the rank's MPI, and the GPUs that this task can see.
+
+        To be called before the threads start.
+        """
+        self._coordinator, self._rank, self._rows, self._pmi, self._listing = coordinator, rank, rows, pmi, gpus
 
     # ---- from the coordinator
 
@@ -74,10 +80,10 @@ class Relay:
     def at_once(self, message: Message, idle: bool) -> bool:
         """Handle a message in the client's own thread, and tell whether that was done.
 
-        `end` and `stacks` must not wait behind a rank that does not read. Small answers and marks skip a change of
-        threads, where no earlier message is waiting (`idle`) and the rank's socket has room.
+        `end`, `stacks` and `signal` must not wait behind a rank that does not read. Small answers and marks skip a
+        change of threads, where no earlier message is waiting (`idle`) and the rank's socket has room.
         """
-        if message.kind in ("end", "stacks"):
+        if message.kind in ("end", "stacks", "signal"):
             now = self._rank is not None
         else:
             quick = idle and message.kind in ("gathered", "mark") and len(message.blob) < SMALL
@@ -100,6 +106,8 @@ class Relay:
             self._supervisor.on_gang_ended(message["reason"])
         elif message.kind == "stacks":
             self._supervisor.on_stacks_wanted(message["number"])
+        elif message.kind == "signal":
+            self._supervisor.on_signal(message["number"])
         elif message.kind == "spooled":
             assert self._rows is not None
             for name, shapes in json.loads(message.blob).items():
@@ -139,7 +147,7 @@ class Relay:
                 self._supervisor.on_rank_failed(message)
                 continue
             if message.kind == "ready":
-                message.fields["gpus"] = self._supervisor.gpu_uuids()
+                message.fields["gpus"] = self._listing.uuids() if self._listing else {}  # address → UUID
                 if self._rows is not None:
                     self._rows.ready.set()
             if message.kind == "finished":

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import functools
 import os
-import signal
 import socket
 import tempfile
 import threading
@@ -163,7 +162,7 @@ class Supervisor:
             self._listing = Listing()
         if self.order.plan:
             self._spooler = Spooler(self.order, self._spools, self._channel, self._to_rank, self.ending.check)
-        self._relay.connect(self._channel, self._to_rank, self._spooler, self._pmi)
+        self._relay.connect(self._channel, self._to_rank, rows=self._spooler, pmi=self._pmi, gpus=self._listing)
 
     def _follow(self) -> None:
         follower = self._spawn(self._relay.follow_rank, "rank")
@@ -256,6 +255,11 @@ class Supervisor:
         """Send the stacks of the rank's threads, or why there are none."""
         self._spawn(functools.partial(self._send_stacks, number), "stacks")
 
+    def on_signal(self, number: int) -> None:
+        """Pass a signal that the driver was sent to the rank."""
+        if self._started:
+            self._process.send_signal(number)
+
     def on_rank_failed(self, message: Message) -> None:
         """Pass on an exception of the function, or of the code around it."""
         facts = {"host": self.host, "at": self._monitor.place()}
@@ -270,10 +274,6 @@ class Supervisor:
         facts: dict[str, Any] = {"host": self.host, "pid": self._process.pid, "at": self._monitor.place()}
         self._fail(Failure(how="exit", rank=self.rank, exit_code=code, text=f"it called MPI_Abort({code})", **facts))
         self._process.kill_group()
-
-    def gpu_uuids(self) -> dict[str, str]:
-        """Return address → UUID of every GPU that this task can see; empty if it was given none."""
-        return self._listing.uuids() if self._listing else {}
 
     # ---- threads
 
@@ -298,14 +298,7 @@ class Supervisor:
             if not self.ending.outlasted:
                 self._report_non_fatal(how)
             return
-        facts: dict[str, Any] = {"rank": self.rank, "host": self.host, "pid": self._process.pid}
-        facts["at"] = self._monitor.place()
-        if code >= 0:
-            self._fail(Failure(how="exit", exit_code=code, **facts))
-            return
-        if code == -signal.SIGKILL:
-            facts["memory"] = self._monitor.memory()
-        self._fail(Failure(how="signal", signal=signal_name(-code), exit_code=code, **facts))
+        self._fail(self._monitor.failure(code, self.rank, self.host))
 
     def _send_heartbeats(self) -> None:
         """Send the rank's status about once a second; fail when Spark's daemon has ended."""

@@ -15,7 +15,11 @@ if TYPE_CHECKING:
 DEFAULT = "torch"  # also for old manifests, which name no engine
 
 _ENGINES = {"torch": ("tritium.model.engines.torch", "TorchEngine")}
-_KINDS = {"torch": ("tritium.model.engines.torch_leaf", "TorchTensor")}  # of tensors in a state
+# Of tensors in a state: the module whose import makes such tensors possible, and the Kind.
+_KINDS = {
+    "torch": ("torch", "tritium.model.engines.torch_leaf", "TorchTensor"),
+    "dtensor": ("torch.distributed.tensor", "tritium.model.engines.torch_sharded", "TorchShard"),
+}
 
 
 def find(name: Any) -> type[Engine]:
@@ -34,11 +38,12 @@ def kind(name: str) -> Kind | None:
     """Return the Kind of this framework's tensors in a state; None for a framework that is not known."""
     if name not in _KINDS:
         return None
-    module, attribute = _KINDS[name]
+    _, module, attribute = _KINDS[name]
     found: Kind = getattr(importlib.import_module(module), attribute)()
     return found
 
 
 def kinds() -> list[Kind]:
     """Return the Kinds of the frameworks that this process has imported: there are no tensors of others."""
-    return [found for name in _KINDS if name in sys.modules and (found := kind(name)) is not None]
+    names = [name for name, (module, *_) in _KINDS.items() if module in sys.modules]
+    return [found for name in names if (found := kind(name)) is not None]

@@ -1,4 +1,4 @@
-"""The `tritium` command: doctor, demo, report (driver)."""
+"""The `tritium` command: doctor, run, demo, report (driver)."""
 
 from __future__ import annotations
 
@@ -19,6 +19,7 @@ from typing import Any
 import click
 import fsspec  # type: ignore[import-untyped]
 
+from tritium.cli.run import run
 from tritium.errors import TritiumError
 from tritium.gang.driver import worker_python
 
@@ -54,6 +55,9 @@ def main() -> None:
     """Big data and deep learning as one job on Apache Spark."""
 
 
+main.add_command(run)
+
+
 @main.command()
 def doctor() -> None:
     """Check what Tritium needs on this machine, and start a gang of two ranks here."""
@@ -75,7 +79,7 @@ def doctor() -> None:
 @click.option("--data", type=click.Path(exists=True, dir_okay=False, resolve_path=True), help="Another hour.csv.")
 def demo(data: str | None) -> None:
     """Train on the bike-sharing data with two ranks, then score a batch and a stream."""
-    example = Path(__file__).resolve().parents[2] / "examples" / "bike_sharing.py"
+    example = Path(__file__).resolve().parents[3] / "examples" / "bike_sharing.py"
     if not example.is_file():
         raise click.ClickException(
             "The demo is a file of Tritium's repository, examples/bike_sharing.py, and not part of the installed "

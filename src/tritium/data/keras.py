@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, Protocol
+from dataclasses import replace
+from typing import Any, Literal, Protocol
 
 import keras
 import numpy as np
 
 from tritium.data.batch import Batch
 from tritium.data.epoch import Epoch, Stopwatch
-from tritium.data.epochs import EpochPlan, Epochs
+from tritium.data.epochs import EpochPlan, Epochs, RowSource
 from tritium.data.remainder import share, step_count
 from tritium.data.schema import Field
 from tritium.data.spool import Array
@@ -30,6 +31,12 @@ class ShardOf(Protocol):
 
     @property
     def counts(self) -> list[int]: ...
+
+
+class PlannedShard(ShardOf, RowSource, Protocol):
+    """A `Shard` that makes plans."""
+
+    def plan(self, n: Any, batch_size: Any, shuffle: Any, seed: Any, remainder: Any) -> EpochPlan: ...
 
 
 class KerasDataset(keras.utils.PyDataset):  # type: ignore[misc]
@@ -157,3 +164,21 @@ def _arranged(columns: Columns, column: Any) -> Any:
     if isinstance(columns, Mapping):
         return {name: column(source) for name, source in columns.items()}
     return tuple(column(name) for name in columns)
+
+
+def dataset_of(
+    shard: PlannedShard,
+    *,
+    batch_size: int,
+    x: Columns,
+    y: Columns | None = None,
+    sample_weight: str | None = None,
+    shuffle: Literal["full", "stream"] | bool | None = None,
+    seed: int = 0,
+    remainder: Literal["pad", "drop", "repeat"] = "pad",
+) -> KerasDataset:
+    """Return the dataset of a shard; see `Shard.keras`."""
+    plan = shard.plan(1, batch_size, shuffle, seed, remainder)
+    if plan.shuffle == "stream":  # Keras takes the batches of an epoch in any order
+        plan = replace(plan, shuffle="full")
+    return KerasDataset(shard, Epochs(shard, 1, plan, None, None), plan, x=x, y=y, sample_weight=sample_weight)

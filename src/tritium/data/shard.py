@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import replace
 from functools import cached_property
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any, Literal
@@ -206,13 +205,9 @@ class Shard:
         x, y     : a column; a list of columns; or the name of a model's input or output → column.
         settings : sample_weight (a column of weights), and shuffle, seed and remainder as those of `epochs`.
         """
-        from tritium.data.keras import KerasDataset
+        from tritium.data.keras import dataset_of
 
-        own = {name: settings.pop(name) for name in ("shuffle", "seed", "remainder") if name in settings}
-        plan = self.plan(1, batch_size, own.get("shuffle"), own.get("seed", 0), own.get("remainder", "pad"))
-        if plan.shuffle == "stream":  # Keras takes the batches of an epoch in any order
-            plan = replace(plan, shuffle="full")
-        return KerasDataset(self, Epochs(self, 1, plan, None, None), plan, x=x, y=y, **settings)
+        return dataset_of(self, batch_size=batch_size, x=x, y=y, **settings)
 
     def tensorflow(self, *, batch_size: int, columns: Any = None, **settings: Any) -> Any:
         """Return a `tf.data.Dataset` of this rank's batches: each iteration over it is one epoch, from the first on.

@@ -25,6 +25,9 @@ PAGES = (
     "docs/frameworks/lightning.md",
     "docs/frameworks/huggingface.md",
     "docs/frameworks/jax.md",
+    "docs/frameworks/keras.md",
+    "docs/frameworks/lightgbm.md",
+    "docs/frameworks/scikit-learn.md",
     "docs/frameworks/mpi.md",
 )
 

@@ -9,12 +9,16 @@ import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from importlib.util import find_spec
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from tritium.errors import WrongVersion
 from tritium.frameworks.framework import Framework, Place
-from tritium.frameworks.keras_fit import Ranks, hook
+from tritium.frameworks.keras_fit import Ranks, connect_training
+from tritium.frameworks.tensorflow import TensorFlow
 from tritium.hints import did_you_mean
+
+if TYPE_CHECKING:
+    from tritium.observe.trace import Trace
 
 BACKENDS = {  # back end → the module that connects its ranks
     "torch": "tritium.frameworks.keras_torch",
@@ -58,6 +62,7 @@ class Keras(Framework):
         """Choose the back end: Keras reads it when it is imported."""
         if self.backend is not None:
             os.environ[_VARIABLE] = self.backend
+        TensorFlow().prepare()
 
     def load(self) -> None:
         """Import Keras and its back end. Raises ImportError where Keras is missing, WrongVersion where the back end
@@ -89,7 +94,18 @@ class Keras(Framework):
             )
 
         def call(ranks: Ranks) -> Any:
-            hook(keras, place, ranks)
+            connect_training(keras, place, ranks)
             return function()
 
         return importlib.import_module(BACKENDS[chosen]).run(place, call)
+
+    def trace(self, trace: Trace) -> None:
+        """Measure the parts of a step on torch; on JAX and TensorFlow a step is one computation."""
+        keras: Any = sys.modules["keras"]
+        if keras.backend.backend() != "torch":
+            return
+        from tritium.frameworks.torch_trace import hook, within
+
+        hook(trace)
+        for optimizer in (keras.optimizers.Optimizer, keras.optimizers.LossScaleOptimizer):
+            optimizer.apply = within(trace, "optimizer", optimizer.apply)

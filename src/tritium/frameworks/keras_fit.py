@@ -35,7 +35,7 @@ class Ranks(Protocol):
         ...
 
 
-def hook(keras: Any, place: Place, ranks: Ranks) -> None:
+def connect_training(keras: Any, place: Place, ranks: Ranks) -> None:
     """Let every `fit`, `train_on_batch` and optimizer of this process train one model on all ranks."""
     begun: WeakSet[Any] = WeakSet()
 

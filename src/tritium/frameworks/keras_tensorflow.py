@@ -2,42 +2,34 @@
 
 from __future__ import annotations
 
-import json
-import os
 from collections.abc import Callable, Sequence
 from typing import Any
 
 from tritium.errors import BadSetting
 from tritium.frameworks.framework import Place
-from tritium.frameworks.ports import held_ports
+from tritium.frameworks.tensorflow import TensorFlow
 
 _GROUP, _FIRST_KEY = 7919, 1 << 20  # far from the keys that MultiWorkerMirroredStrategy counts up from 1
-_CONFIG = "TF_CONFIG"
 
 
 def run(place: Place, function: Callable[[TensorFlowRanks], Any]) -> Any:
     """Call the function with TensorFlow's server started in every rank.
 
-    MultiWorkerMirroredStrategy starts it from TF_CONFIG, and ends collectives when a rank is gone. The strategy itself
-    is not used: Keras 3 can't train under it.
+    MultiWorkerMirroredStrategy starts it, and ends collectives when a rank is gone. The strategy itself is not used:
+    Keras 3 can't train under it.
     """
-    import keras
-    import tensorflow as tf
 
-    if place.device.startswith("cuda"):
-        devices = tf.config.list_physical_devices("GPU")
-        tf.config.set_visible_devices(devices[place.local_rank], "GPU")
-    with held_ports(place) as workers:
-        task = {"type": "worker", "index": place.rank}
-        os.environ[_CONFIG] = json.dumps({"cluster": {"worker": workers}, "task": task})
+    def call() -> Any:
+        import keras
+        import tensorflow as tf
+
         strategy = tf.distribute.MultiWorkerMirroredStrategy()
-    del os.environ[_CONFIG]  # else a callback of the user's takes this rank for one of its own strategies
-    # XLA compiles no collective between processes; under a strategy of tf.distribute Keras chooses the same.
-    keras.Model._resolve_auto_jit_compile = lambda model: False
-    keras.Model._maybe_symbolic_build = _build
-    result = function(TensorFlowRanks(place, strategy))
-    place.barrier()  # a rank that left would end the collectives of the others
-    return result
+        # XLA compiles no collective between processes; under a strategy of tf.distribute Keras chooses the same.
+        keras.Model._resolve_auto_jit_compile = lambda model: False
+        keras.Model._maybe_symbolic_build = _build
+        return function(TensorFlowRanks(place, strategy))
+
+    return TensorFlow().run(place, call)
 
 
 class TensorFlowRanks:

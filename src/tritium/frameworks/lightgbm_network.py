@@ -21,14 +21,11 @@ def connect(
     place: Place,
     init: Callable[[list[str], int], None],
     free: Callable[[], None],
-    *,
-    choose: Callable[[], int] | None = None,
 ) -> None:
     """Connect this thread's LightGBM with those of all ranks. All call it at the same point of their programs.
 
-    init   : blocks until all ranks are connected; raises where the port of this rank, its second argument, is taken.
-    free   : ends the network of this thread.
-    choose : returns a port that is free; None: any.
+    init : blocks until all ranks are connected; raises where the port of this rank, its second argument, is taken.
+    free : ends the network of this thread.
 
     A port can be taken by another process before LightGBM binds it, as LightGBM shares it with no holder. All ranks
     then try again with other ports. Raises the error of `init` after five attempts.
@@ -37,7 +34,7 @@ def connect(
     if ":" in address:
         raise BadSetting(f"LightGBM connects ranks over IPv4 only, and this rank's address is {address}.")
     for attempt in range(_ATTEMPTS):
-        port = (choose or _free_port)()
+        port = free_port()
         turns = _Turns(place, place.gather((address, port)))
         error = turns.take(init)
         if turns.failed is None:
@@ -113,7 +110,8 @@ def listens(port: int) -> bool:
     return False
 
 
-def _free_port() -> int:
+def free_port() -> int:
+    """Return a port that is free at this moment."""
     with socket.socket() as probe:
         probe.bind(("", 0))
         port: int = probe.getsockname()[1]

@@ -35,17 +35,19 @@ def hook(trace: Trace) -> None:
     modules.register_module_forward_hook(lambda *_: trace.leave("forward"), always_call=True)
     optimizers.register_optimizer_step_pre_hook(lambda *_: trace.enter("optimizer"))
     optimizers.register_optimizer_step_post_hook(lambda *_: trace.leave("optimizer"))
-    torch.autograd.backward = _within(trace, "backward", torch.autograd.backward)
+    torch.autograd.backward = within(trace, "backward", torch.autograd.backward)
     if torch.distributed.is_available():
         for name in _COLLECTIVES:
             if hasattr(torch.distributed, name):
-                setattr(torch.distributed, name, _within(trace, "communicate", getattr(torch.distributed, name)))
+                setattr(torch.distributed, name, within(trace, "communicate", getattr(torch.distributed, name)))
     if torch.cuda.is_available() and torch.cuda.is_initialized():
         trace.synchronize = torch.cuda.synchronize
     trace.waited_in_backward = lambda: sum(map(_waited, replicas.values()))
 
 
-def _within(trace: Trace, section: Section, function: Any) -> Any:
+def within(trace: Trace, section: Section, function: Any) -> Any:
+    """Return the function, with its time counted in this section."""
+
     @functools.wraps(function)
     def measured(*args: Any, **kwargs: Any) -> Any:
         with trace.within(section):

@@ -1,0 +1,166 @@
+"""`framework="keras"`: `fit` trains one model on the rows of all ranks, on each back end."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+
+import tritium as tr
+from tritium.errors import BadSetting, WrongVersion
+
+IDS = np.arange(255)
+X = np.stack([np.cos(IDS * (i + 1)) for i in range(4)], axis=1)
+Y = 2 * np.cos(IDS) - np.cos(IDS * 3) + 0.5
+ROWS = pd.DataFrame({"x": list(X.astype("float32")), "y": Y.astype("float32")})
+BACKENDS = pytest.mark.parametrize("backend", ["torch", "jax", "tensorflow"])
+
+
+def run(fn: Any, backend: str | None = "torch", **settings: Any) -> list[Any]:
+    quiet = {"ranks": 2, "on": "driver", "progress": False, "output": "none", "data": {"train": ROWS}, "retries": 0}
+    return tr.launch(fn, **{**quiet, "framework": tr.Keras(backend=backend), **settings})
+
+
+def linear() -> Any:
+    import keras
+
+    model = keras.Sequential([keras.layers.Input((4,)), keras.layers.Dense(1)])
+    model.set_weights([np.zeros((4, 1)), np.zeros(1)])
+    model.compile(keras.optimizers.SGD(0.1, momentum=0.5), "mse")
+    return model
+
+
+@BACKENDS
+def test_fit_is_one_training_of_all_ranks(backend: str) -> None:
+    def train() -> dict[str, Any]:
+        import keras
+
+        world = tr.world()
+        rows, model = world.shard("train").keras(batch_size=50, x="x", y="y"), linear()
+        loss = model.fit(rows, epochs=2, verbose=0).history["loss"]
+        weights = np.concatenate([each.ravel() for each in model.get_weights()]).tolist()
+        taken = []
+        for epoch in range(2):
+            rows.set_epoch(epoch)
+            taken += [rows[step] for step in range(len(rows))]
+        keras.utils.set_random_seed(world.rank)  # other weights and other validation rows: they must agree all the same
+        late = keras.Sequential([keras.layers.Dense(8, "relu"), keras.layers.Dropout(0.1), keras.layers.Dense(1)])
+        late.compile(keras.optimizers.LossScaleOptimizer(keras.optimizers.Adam(0.01)), "mse", metrics=["mae"])
+        own = X[world.rank :: 4], Y[world.rank :: 4]
+        stop = keras.callbacks.EarlyStopping(patience=1, min_delta=0.1)
+        history = late.fit(
+            own[0][:60], own[1][:60], batch_size=20, epochs=30, validation_data=own, callbacks=stop, verbose=0
+        )
+        late.train_on_batch(own[0][:10], own[1][:10])
+        if world.rank == 1:  # one rank alone predicts
+            assert late.predict(own[0], verbose=0).shape == (len(own[0]), 1)
+        return {
+            "weights": weights,
+            "taken": taken,
+            "loss": loss,
+            "report": [(e["epoch"], e["used"]) for e in world.shard("train").report()],
+            "history": history.history,
+            "late": [np.asarray(each) for each in late.get_weights()],
+        }
+
+    one, other = run(train, backend)
+    w, speed = np.zeros(5), np.zeros(5)
+    for mine, theirs in zip(one["taken"], other["taken"], strict=True):
+        real = [(x[weights > 0], y[weights > 0]) for x, y, weights in (mine, theirs)]
+        assert len(mine[0]) == len(theirs[0])
+        x, y = (np.concatenate([each[n] for each in real]) for n in range(2))
+        x = np.concatenate([x, np.ones((len(x), 1))], axis=1)
+        speed = 0.5 * speed - 0.1 * 2 * x.T @ (x @ w - y) / len(y)
+        w += speed
+    np.testing.assert_allclose(one["weights"], w, rtol=1e-4, atol=1e-5)
+    assert one["weights"] == other["weights"]
+    assert one["loss"] == other["loss"]
+    assert one["report"] == [(0, 128), (1, 128)]
+    assert other["report"] == [(0, 127), (1, 127)]
+    assert one["history"] == other["history"]
+    assert len(one["history"]["val_mae"]) < 30
+    assert all((a == b).all() for a, b in zip(one["late"], other["late"], strict=True))
+
+
+def test_what_would_not_be_one_training_is_refused_on_every_rank() -> None:
+    def train() -> None:
+        import keras
+
+        rank = tr.world().rank
+        rows = 40 if rank else 60
+        with pytest.raises(BadSetting, match="steps of an epoch of rank 0 and rank 1 differ: 3 and 2"):
+            linear().fit(X[:rows], Y[:rows], batch_size=20, verbose=0)
+        model = keras.Sequential([keras.layers.Input((4,)), keras.layers.Dense(2 + rank), keras.layers.Dense(1)])
+        model.compile("sgd", "mse")
+        with pytest.raises(BadSetting, match=r"The models of rank 0 and rank 1 differ: .*4, 2.* and .*4, 3"):
+            model.fit(X, Y, verbose=0)
+
+    run(train)
+
+
+def test_batches_of_different_sizes_are_refused_on_jax() -> None:
+    def train() -> None:
+        rows = 39 if tr.world().rank else 40
+        linear().fit(X[:rows], Y[:rows], batch_size=20, verbose=0)
+
+    with pytest.raises(BadSetting, match="batches of step 1 have 20 rows on rank 0 and 19 on rank 1"):
+        run(train, "jax")
+
+
+def test_xla_is_refused_on_tensorflow() -> None:
+    def train() -> None:
+        model = linear()
+        model.compile("sgd", "mse", jit_compile=True)
+        model.fit(X, Y, verbose=0)
+
+    with pytest.raises(BadSetting, match="jit_compile=True"):
+        run(train, "tensorflow")
+
+
+def test_a_back_end_that_is_missing_is_said_before_the_function_is_called(tmp_path: Path) -> None:
+    def train() -> None:
+        (tmp_path / "called").touch()
+
+    hidden = tmp_path / "hidden" / "jax"
+    hidden.mkdir(parents=True)
+    hidden.joinpath("__init__.py").write_text("raise ModuleNotFoundError(\"No module named 'jax'\", name='jax')")
+    with pytest.raises(WrongVersion, match=r"Keras can't be imported on jax .* pip install jax"):
+        run(train, "jax", env={"PYTHONPATH": str(hidden.parent)})
+    with pytest.raises(WrongVersion, match="its 'numpy' back end"):
+        run(train, None, env={"KERAS_BACKEND": "numpy"})
+    with pytest.raises(BadSetting, match=r"backend='torhc' is no back end of Keras.* 'torch'"):
+        run(train, "torhc")
+    assert not (tmp_path / "called").exists()
+
+
+def test_columns_of_a_dataset_in_a_world_of_one() -> None:
+    def train() -> Any:
+        shard = tr.world().shard("train")
+        with pytest.raises(BadSetting, match=r"no column 'z'"):
+            shard.keras(batch_size=4, x="z")
+        rows = shard.keras(batch_size=4, x={"a": "x", "b": "w"}, y=["y"], sample_weight="w", remainder="drop", seed=3)
+        x, y, weights = rows[0]
+        (alone,) = shard.keras(batch_size=4, x="x")[0]
+        loss = linear().fit(shard.keras(batch_size=5, x="x", y="y"), epochs=2, verbose=0).history["loss"]
+        assert loss[1] < loss[0]
+        return len(rows), {n: v.shape for n, v in x.items()}, [v.shape for v in y], weights.tolist(), alone.shape
+
+    data = ROWS[:10].assign(w=2.0)
+    [found] = run(train, ranks=1, data={"train": data})
+    assert found == (2, {"a": (4, 4), "b": (4,)}, [(4,)], [2.0] * 4, (4, 4))
+
+
+def test_the_trace_has_the_parts_of_a_step_on_torch(tmp_path: Path) -> None:
+    def train() -> None:
+        linear().fit(tr.world().shard("train").keras(batch_size=8, x="x", y="y"), epochs=2, verbose=0)
+
+    run(train, trace=True, run_dir=str(tmp_path))
+    text = next(tmp_path.rglob("events.jsonl")).read_text()
+    told = next(json.loads(line) for line in text.splitlines() if '"trace"' in line and '"rank": 0' in line)
+    assert told["steps"] >= 2 * 16  # and the batch by which Keras builds the loss
+    for section in ("wait for data", "forward", "backward", "communicate", "optimizer"):
+        assert told["seconds"][section] > 0, section

@@ -22,6 +22,7 @@ PAGES = (
     "docs/estimator.md",
     "docs/prediction.md",
     "docs/frameworks/jax.md",
+    "docs/frameworks/tensorflow.md",
 )
 
 # What a page takes as given: a session, data, and what an earlier page has made.

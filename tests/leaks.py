@@ -19,7 +19,7 @@ import psutil
 
 SECONDS = 6.0  # Spark ends the other tasks of a failed gang after 3.8 s at the latest
 SPARK_FILES = ("spark-", "blockmgr-", "pyspark-", "hsperfdata_", "liblz4", "libzstd", "snappy-", "libnetty")
-OTHER_FILES = ("pytest-of-", "artifacts", "tritium-tests-", "torchinductor_")
+OTHER_FILES = ("pytest-of-", "artifacts", "tritium-tests-", "torchinductor_", "__autograph_generated_file")
 ENVIRONMENT_OF_OTHERS = ("PYTEST_", "SPARK_", "PYSPARK_", "COLUMNS", "LINES", "TORCHINDUCTOR_")
 STRANGERS: set[int] = set()  # processes that a test checks itself, with all their children
 PYSPARK_THREADS = ("py4j", "pyspark", "grpc")

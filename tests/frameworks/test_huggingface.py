@@ -164,3 +164,14 @@ def test_text_of_a_dataframe_goes_through_a_tokenizer_of_a_local_vocabulary(tmp_
     assert [each["offline"] for each in found] == ["1", "1"]
     assert found[0]["after"] == pytest.approx(found[1]["after"])
     assert found[0]["after"] < 0.1
+
+
+def test_a_gang_of_one_trains_alone() -> None:
+    def train() -> tuple[int, int]:
+        import accelerate
+
+        accelerator = accelerate.Accelerator(cpu=True)
+        loader = accelerator.prepare(tr.world().shard("train").loader(batch_size=10))
+        return accelerator.num_processes, sum(len(batch["row"]) for batch in loader)
+
+    assert run(train, 1, data={"train": FRAME}) == [(1, 96)]

@@ -29,6 +29,7 @@ PAGES = (
     "docs/frameworks/lightgbm.md",
     "docs/frameworks/scikit-learn.md",
     "docs/frameworks/mpi.md",
+    "docs/frameworks/tensorflow.md",
 )
 
 # What a page takes as given: a session, data, and what an earlier page has made.

@@ -78,6 +78,11 @@ class Framework:
     secondary: ClassVar[re.Pattern[str] | None] = None
     """Matches "Type: text" of an exception that only says that another rank has ended."""
 
+    @property
+    def no_rows(self) -> str | None:
+        """Why there can be no `data=` with these settings, as a whole sentence; None where there can."""
+        return None
+
     def wrong(self, ranks: int) -> Iterator[str]:
         """Yield what is wrong with the settings for a gang of at least `ranks` ranks, each as a whole sentence."""
         yield from ()

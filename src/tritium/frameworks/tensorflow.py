@@ -46,6 +46,17 @@ class TensorFlow(Framework):
         re.I | re.S,
     )
 
+    @property
+    def no_rows(self) -> str | None:
+        """Say that rows would be dealt to ranks that call no function."""
+        if not self.ps:
+            return None
+        return (
+            f"TensorFlow(ps={self.ps}) takes no data=: rows are dealt to all ranks, and only the chief calls the "
+            "function, whose datasets run on the workers. Let a dataset_fn read files there; or leave ps out, for "
+            "MultiWorkerMirroredStrategy."
+        )
+
     def wrong(self, ranks: int) -> Iterator[str]:
         """Yield what is wrong with `ps`, alone and for so many ranks."""
         if isinstance(self.ps, bool) or not isinstance(self.ps, int) or self.ps < 0:

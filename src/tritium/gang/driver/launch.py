@@ -116,6 +116,8 @@ def start(
     frames, exchange = _frames(data, gang)
     given = (*args, *(kwargs or {}).values())
     framework = frameworks.find(gang.framework)
+    if data and framework is not None and framework.no_rows:
+        raise BadSetting(framework.no_rows, setting="data")
     imports = programs.imports(fn, given, gang.py_files)
     if gang.most > 1 and (unnamed := frameworks.unnamed(framework, imports)):
         warnings.warn(unnamed, TritiumWarning, stacklevel=3)

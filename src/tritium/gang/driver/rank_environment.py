@@ -102,7 +102,8 @@ def _importable(paths: Sequence[str]) -> Iterator[None]:
 
 
 def _is_below(module: ModuleType, paths: Sequence[str]) -> bool:
-    places = [getattr(module, "__file__", None) or "", *(getattr(module, "__path__", None) or ())]
+    own = getattr(module, "__dict__", {})  # not by getattr: torch.classes has any attribute one asks for
+    places = [own.get("__file__") or "", *(own.get("__path__") or ())]
     return any(place == path or str(place).startswith(path + os.sep) for place in places for path in paths)
 
 

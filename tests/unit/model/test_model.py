@@ -70,9 +70,10 @@ def test_a_worker_collects_garbage_after_a_task_without_looking_at_torchs_object
     """Spark's daemon calls gc.collect() between two tasks: 0.25 s with all that torch makes."""
     out = fresh("""
         import gc
+        from tritium.frameworks import find
         from tritium.predict.worker import _need
 
-        _need("torch")
+        _need(find("torch"))
         print(gc.get_freeze_count(), len(gc.get_objects()))
     """)
     frozen, seen = map(int, out.split())

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from typing import TypedDict
+
 from tritium.frameworks.framework import Framework
 from tritium.gang.settings import OnStall, Output, Where
 

@@ -2,7 +2,9 @@
 
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal, TypeVar
+
 from pyspark.ml.param import Param
+
 from tritium.frameworks.framework import Framework
 from tritium.gang.keywords import GangKeywords
 from tritium.gang.settings import OnStall, Output, Where

@@ -41,10 +41,11 @@ _STAMP = (2020, 1, 1, 0, 0, 0)  # the same sources always make the same zip
 
 @functools.cache
 def package() -> bytes:
-    """Return this package and cloudpickle as a zip of bytecode, without sources and docstrings.
+    """Return this package and cloudpickle as a zip of bytecode, without sources, docstrings and annotations.
 
     Driver and executors run the same version of Python, or Spark refuses the job. With sources the zip is over 1 MB,
-    and Spark would warn at each launch that it broadcasts a large task; docstrings are an eighth of it. cloudpickle is
+    and Spark would warn at each launch that it broadcasts a large task; docstrings are an eighth of it. What only the
+    driver's shell needs (`tritium.cli`) is left out, and the annotations of functions, which nothing reads. cloudpickle is
     included because executors may lack it, or have another version than the one that pickled here.
     """
     mounted = getattr(sys.modules["tritium"], "__archive__", None)
@@ -53,14 +54,19 @@ def package() -> bytes:
     out = io.BytesIO()
     with zipfile.ZipFile(out, "w") as archive:
         for name, source in _sources("tritium", "cloudpickle"):
-            code = compile(_without_docstrings(ast.parse(source)), name, "exec", dont_inherit=True)
+            code = compile(_without_texts(ast.parse(source)), name, "exec", dont_inherit=True, optimize=1)
             header = importlib.util.MAGIC_NUMBER + (1).to_bytes(4, "little") + importlib.util.source_hash(source)
             _add(archive, name + "c", header + marshal.dumps(code))
     return out.getvalue()
 
 
-def _without_docstrings(tree: ast.Module) -> ast.Module:
+def _without_texts(tree: ast.Module) -> ast.Module:
+    """Remove docstrings, and the annotations of functions (those of dataclasses' fields are read)."""
     for node in ast.walk(tree):
+        if isinstance(node, ast.FunctionDef):
+            node.returns = None
+        elif isinstance(node, ast.arg):
+            node.annotation = None
         if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef) and ast.get_docstring(node, clean=False):
             first = node.body[0]
             node.body[:1] = [] if len(node.body) > 1 else [ast.copy_location(ast.Pass(), first)]
@@ -70,7 +76,7 @@ def _without_docstrings(tree: ast.Module) -> ast.Module:
 def _sources(*packages: str) -> Iterator[tuple[str, bytes]]:
     def walk(folder: Traversable, prefix: str) -> Iterator[tuple[str, bytes]]:
         for item in sorted(folder.iterdir(), key=lambda i: i.name):
-            if item.is_dir() and item.name != "__pycache__":
+            if item.is_dir() and item.name not in ("__pycache__", "cli"):
                 yield from walk(item, f"{prefix}/{item.name}")
             elif item.name.endswith(".py"):
                 yield f"{prefix}/{item.name}", item.read_bytes()
@@ -81,8 +87,7 @@ def _sources(*packages: str) -> Iterator[tuple[str, bytes]]:
 
 def _add(archive: zipfile.ZipFile, name: str, content: bytes) -> None:
     info = zipfile.ZipInfo(name, _STAMP)
-    info.compress_type = zipfile.ZIP_DEFLATED
-    archive.writestr(info, content)
+    archive.writestr(info, content, zipfile.ZIP_DEFLATED, 9)
 
 
 def home() -> str:

@@ -71,12 +71,10 @@ def check(found: list[Any]) -> None:
         np.testing.assert_allclose(each["weights"], alone(), rtol=2e-5, atol=1e-6)
 
 
-def test_two_launches_one_after_the_other_learn_what_one_process_learns(cluster: Any, case: Any) -> None:
-    for _ in range(2):
-        check(launch(cluster, case, functools.partial(case.train, lambda step: None)))
+def test_one_launch_after_another_in_one_session(cluster: Any, case: Any, tmp_path: Path) -> None:
+    """It learns what one process learns, raises a rank's own exception, and is tried again after a killed rank."""
+    check(launch(cluster, case, functools.partial(case.train, lambda step: None)))
 
-
-def test_the_exception_of_a_rank_is_raised(cluster: Any, case: Any) -> None:
     def raises(step: int) -> None:
         if step == 2 and tr.world().rank == 1:
             raise ValueError("the user's own")
@@ -84,9 +82,6 @@ def test_the_exception_of_a_rank_is_raised(cluster: Any, case: Any) -> None:
     with pytest.raises(RankFailed, match=r"Rank 1 .* raised ValueError: the user's own") as caught:
         launch(cluster, case, functools.partial(case.train, raises))
     assert isinstance(caught.value.__cause__, ValueError)
-
-
-def test_a_rank_that_is_killed_is_tried_again(cluster: Any, case: Any, tmp_path: Path) -> None:
     before = str(tmp_path / "killed")
 
     def kills(step: int) -> None:

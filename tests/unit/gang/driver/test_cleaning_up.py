@@ -38,7 +38,8 @@ def attempt(**changes: Any) -> Any:
         raise ConnectionRefusedError("the JVM is gone")
 
     gang = changes.pop("gang", Gang(ranks=2))
-    return SimpleNamespace(**{"gang": gang, "recorder": Recorder(), "release": release, "ranks": gang.most} | changes)
+    facts = {"gang": gang, "function": len, "recorder": Recorder(), "release": release, "ranks": gang.most}
+    return SimpleNamespace(**facts | changes)
 
 
 def test_rows_that_can_not_be_given_back_hide_no_error(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -43,10 +43,10 @@ _STAMP = (2020, 1, 1, 0, 0, 0)  # the same sources always make the same zip
 def package() -> bytes:
     """Return this package and cloudpickle as a zip of bytecode, without sources, docstrings and annotations.
 
-    Driver and executors run the same version of Python, or Spark refuses the job. With sources the zip is over 1 MB,
-    and Spark would warn at each launch that it broadcasts a large task; docstrings are an eighth of it. What only the
-    driver's shell needs (`tritium.cli`) is left out, and the annotations of functions, which nothing reads. cloudpickle is
-    included because executors may lack it, or have another version than the one that pickled here.
+    Driver and executors run the same version of Python, or Spark refuses the job. From 1000 KiB on, Spark would warn at
+    each launch that it broadcasts a large task: so docstrings and the annotations of functions, which nothing reads
+    there, asserts, and what only the driver's shell needs (`tritium.cli`) are left out. cloudpickle is included because
+    executors may lack it, or have another version than the one that pickled here.
     """
     mounted = getattr(sys.modules["tritium"], "__archive__", None)
     if mounted is not None:

@@ -42,7 +42,7 @@ class TensorFlow(Framework):
     float32 = True
     secondary = re.compile(
         r"^(Unavailable|Aborted|Cancelled|DeadlineExceeded|Internal|FailedPrecondition|Unknown)Error: .*"
-        r"(collective|coordination service|heartbeat|remote target|connection|recv_?tensor|worker)",
+        r"(collective|coordination service|heartbeat|remote target|connection|recv_?tensor|/job:worker)",
         re.I | re.S,
     )
 

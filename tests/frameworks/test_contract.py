@@ -24,7 +24,10 @@ from tritium.errors import RankFailed
 ROWS, WIDTH = 256, 4
 STEPS, RATE = 20, 0.1
 CASES = sorted(path.stem for path in Path(__file__).parent.joinpath("cases").glob("*.py"))
-pytestmark = pytest.mark.parametrize("cluster", ["local-cluster"], indirect=True)
+pytestmark = [
+    pytest.mark.parametrize("cluster", ["local-cluster"], indirect=True),
+    pytest.mark.timeout(400),  # four launches, and an import of TensorFlow takes two ranks on two cores 10 s
+]
 
 Train = Callable[[Callable[[int], None]], dict[str, Any]]
 

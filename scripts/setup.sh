@@ -53,7 +53,7 @@ fi
 echo "setup: uv"
 .venv/bin/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt uv
 lend_pip_settings
-echo "setup: the dependencies of constraints.txt (torch is large: about 5 GB the first time)"
+echo "setup: the dependencies of constraints.txt (all frameworks: about 9 GB the first time)"
 # Compiled now, once: every rank imports torch, and where Python may not write bytecode each would compile it again.
 .venv/bin/uv pip install --quiet --compile-bytecode --python .venv/bin/python --constraints constraints.txt \
   --build-constraints constraints.txt --editable '.[dev]'

@@ -102,24 +102,26 @@ def test_a_rank_that_is_killed_is_tried_again(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("unlucky", range(3))
 def test_a_port_that_was_taken_meanwhile_is_tried_again(unlucky: int) -> None:
-    def train() -> int:
-        from tritium.frameworks import lightgbm_network
+    with socket.socket() as other:  # of this process: a rank looks which ports are its own
+        other.bind(("", 0))
+        other.listen()
+        port = other.getsockname()[1]
 
-        choose, chosen = lightgbm_network.free_port, []
-        with socket.socket() as other:
-            other.bind(("", 0))
-            other.listen()
+        def train() -> int:
+            from tritium.frameworks import lightgbm_network
+
+            choose, chosen = lightgbm_network.free_port, []
 
             def free_port() -> int:
                 taken = tr.world().rank == unlucky and not chosen
-                chosen.append(other.getsockname()[1] if taken else choose())
+                chosen.append(port if taken else choose())
                 return chosen[-1]
 
             lightgbm_network.free_port = free_port
             trained()
             return len(chosen)
 
-    assert run(train, ranks=3) == [2, 2, 2]
+        assert run(train, ranks=3) == [2, 2, 2]
 
 
 def test_a_port_that_is_always_taken_is_the_error_of_lightgbm() -> None:

@@ -56,6 +56,14 @@ class Message:
         except KeyError:
             raise WireError(f"A {self.kind!r} message lacks the field {name!r}.") from None
 
+    def parts(self) -> list[bytes]:
+        """Return the blob in pieces of the field `lengths`, as the answer to an all-gather holds the ranks' values."""
+        parts, start = [], 0
+        for length in self["lengths"]:
+            parts.append(self.blob[start : start + length])
+            start += length
+        return parts
+
 
 @dataclass(frozen=True)
 class Packed:

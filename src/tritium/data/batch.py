@@ -190,3 +190,9 @@ def checked_device(device: Any) -> Any:
     if found.type == "cuda" and not torch.cuda.is_available():
         raise BadSetting(f"device={device!r}, and torch {torch.__version__} finds no CUDA device on this machine")
     return found
+
+
+def filled(values: Array, rows: int) -> Array:
+    """Return `values` [up to `rows`, *shape] as [rows, *shape]: their first row is repeated where they are fewer."""
+    missing = rows - len(values)
+    return values if missing <= 0 else np.concatenate([values, np.repeat(values[:1], missing, axis=0)])

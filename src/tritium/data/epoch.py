@@ -126,8 +126,7 @@ class Epoch:
         For a loop that counts the steps, and does not ask for one more than there are.
         """
         if not self.ended and self._schedule.ready(self.taken) and self._schedule.share(self.taken) is None:
-            self.ended = True
-            self._on_end(self)
+            self.end()
 
     def batch(self, step: int) -> Batch:
         """Return the batch of any step, from 0, without taking it."""

@@ -9,7 +9,7 @@ from typing import Any, Protocol
 import jax
 import numpy as np
 
-from tritium.data.batch import Batch
+from tritium.data.batch import Batch, filled
 from tritium.data.epoch import Epoch, Stopwatch
 from tritium.data.spool import Array
 from tritium.errors import BadRow, BadSetting
@@ -126,7 +126,7 @@ class Placement:
 
     def put(self, batch: Batch) -> GlobalBatch:
         """Return this rank's batch together with those of the other ranks. Needs no communication."""
-        columns = {name: self._filled(self._narrow(name, values)) for name, values in batch.items()}
+        columns = {name: filled(self._narrow(name, values), self._size) for name, values in batch.items()}
         weights = (np.arange(self._size) < batch.rows).astype(np.float32)
         with self._measured():
             arrays = {name: self._array(values) for name, values in columns.items()}
@@ -144,10 +144,6 @@ class Placement:
 
     def _array(self, values: Array) -> Any:
         return jax.make_array_from_process_local_data(self._sharding, values, (self._rows, *values.shape[1:]))
-
-    def _filled(self, values: Array) -> Array:
-        missing = self._size - len(values)
-        return values if missing == 0 else np.concatenate([values, np.repeat(values[:1], missing, axis=0)])
 
     def _narrow(self, name: str, values: Array) -> Array:
         """Return 64-bit columns with 32 bits unless `jax_enable_x64` is set, if every value fits."""

@@ -10,7 +10,7 @@ from typing import Any, Literal, Protocol
 import keras
 import numpy as np
 
-from tritium.data.batch import Batch
+from tritium.data.batch import Batch, filled
 from tritium.data.epoch import Epoch, Stopwatch
 from tritium.data.epochs import EpochPlan, Epochs, RowSource
 from tritium.data.remainder import share, step_count
@@ -128,9 +128,7 @@ class KerasDataset(keras.utils.PyDataset):  # type: ignore[misc]
         rows, weights = self._rows_and_weights(batch)
 
         def column(name: str) -> Array:
-            values: Array = batch[name]
-            if len(values) < rows:
-                values = np.concatenate([values, np.repeat(values[:1], rows - len(values), 0)])
+            values = filled(batch[name], rows)
             return values if values.flags.writeable else values.copy()  # torch warns of arrays that are read only
 
         x = _arranged(self._x, column)

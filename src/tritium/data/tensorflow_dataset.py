@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from tritium.data.batch import Batch
+from tritium.data.batch import Batch, filled
 from tritium.data.epoch import Epoch
 from tritium.data.spool import Array, RaggedView
 from tritium.errors import BadSetting
@@ -67,12 +67,8 @@ class Elements:
         weights = np.zeros(self._batch_size, np.float32)
         weights[: batch.rows] = self._size * self._batch_size / batch.total
         return tf.nest.map_structure(
-            lambda column: weights if column == WEIGHT else self._filled(batch[column]), self._columns
+            lambda column: weights if column == WEIGHT else filled(batch[column], self._batch_size), self._columns
         )
-
-    def _filled(self, values: Array) -> Array:
-        missing = self._batch_size - len(values)
-        return values if missing == 0 else np.concatenate([values, np.repeat(values[:1], missing, axis=0)])
 
 
 def types(columns: dict[str, Array | RaggedView], decode: dict[str, Callable[[bytes], Any]]) -> dict[str, Any]:

@@ -84,15 +84,8 @@ class Layout:
 def _connect(layout: Layout, module: Any) -> None:
     """Let the connector of Trainer, or of Fabric, find the gang: it asks TorchElasticEnvironment first."""
     gang = module.TorchElasticEnvironment = _environment(module.TorchElasticEnvironment, layout)
-    connector = getattr(module, "_AcceleratorConnector", None) or module._Connector
-    original = connector.__init__
-    signature = inspect.signature(original)
 
-    @functools.wraps(original)
-    def __init__(self: Any, *args: Any, **kwargs: Any) -> None:
-        given = signature.bind(self, *args, **kwargs)
-        given.apply_defaults()
-        settings = given.arguments
+    def join(settings: dict[str, Any]) -> None:
         plugins = settings["plugins"] or ()
         plugins = plugins if isinstance(plugins, list | tuple) else [plugins]
         own = next((base for base in gang.__mro__ if base.__name__ == "ClusterEnvironment"), gang)
@@ -101,9 +94,23 @@ def _connect(layout: Layout, module: Any) -> None:
             settings.update(devices=layout.devices, num_nodes=layout.num_nodes)
             if settings["accelerator"] == "auto":
                 settings["accelerator"] = layout.accelerator
+
+    _adjust(getattr(module, "_AcceleratorConnector", None) or module._Connector, join)
+
+
+def _adjust(kind: Any, adjust: Callable[[dict[str, Any]], None]) -> None:
+    """Let `adjust` change the arguments, with those that have their defaults, of every instance of a class."""
+    original = kind.__init__
+    signature = inspect.signature(original)
+
+    @functools.wraps(original)
+    def __init__(self: Any, *args: Any, **kwargs: Any) -> None:
+        given = signature.bind(self, *args, **kwargs)
+        given.apply_defaults()
+        adjust(given.arguments)
         original(*given.args, **given.kwargs)
 
-    connector.__init__ = __init__
+    kind.__init__ = __init__
 
 
 def _environment(base: Any, layout: Layout) -> Any:
@@ -188,21 +195,14 @@ def _keep_in(folder: str, module: ModuleType) -> None:
     Lightning's own default has the version of its logger in it, which is another one in every attempt: then
     `ckpt_path="last"` would not find the checkpoint of the attempt before.
     """
-    callback: Any = vars(module)["ModelCheckpoint"]
-    original = callback.__init__
-    signature = inspect.signature(original)
 
-    @functools.wraps(original)
-    def __init__(self: Any, *args: Any, **kwargs: Any) -> None:
-        given = signature.bind(self, *args, **kwargs)
-        given.apply_defaults()
-        if given.arguments["dirpath"] is None:
-            given.arguments["dirpath"] = f"{folder}/checkpoints"
-        if given.arguments["save_last"] is None:
-            given.arguments["save_last"] = True
-        original(*given.args, **given.kwargs)
+    def keep(settings: dict[str, Any]) -> None:
+        if settings["dirpath"] is None:
+            settings["dirpath"] = f"{folder}/checkpoints"
+        if settings["save_last"] is None:
+            settings["save_last"] = True
 
-    callback.__init__ = __init__
+    _adjust(vars(module)["ModelCheckpoint"], keep)
 
 
 def _folder(place: Place) -> str | None:

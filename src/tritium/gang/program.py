@@ -15,6 +15,9 @@ from dataclasses import dataclass
 from types import ModuleType
 from typing import Literal
 
+from tritium.frameworks.mpi import DESCRIPTOR
+
+ENDING = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)  # signals that a program is to hear of
 Kind = Literal["script", "module", "program"]
 
 
@@ -60,11 +63,11 @@ class Program:
     def _execute(self) -> None:
         """Run a program as a child, with this process's environment and the descriptor that its MPI needs."""
         sys.stdout.flush()
-        pmi = os.environ.get("PMI_FD")
+        pmi = os.environ.get(DESCRIPTOR)
         with self._executable() as (file, descriptors):
             descriptors += [] if pmi is None else [int(pmi)]
             child = subprocess.Popen([self.path, *self.args], executable=file, pass_fds=descriptors)
-            for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT):
+            for number in ENDING:
                 signal.signal(number, lambda number, _: child.send_signal(number))
             code = child.wait()
         if code < 0:  # end as it did, so that the failure names its signal

@@ -10,7 +10,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any, Protocol
 
 from tritium.errors import TritiumError
-from tritium.gang.program import Program
+from tritium.gang.program import ENDING, Program
 
 if TYPE_CHECKING:
     from tritium.gang.driver.attempt import Attempt
@@ -21,7 +21,6 @@ _LAUNCHERS = {
     "here": ("tritium.gang.driver.in_process", "InProcess"),
 }
 
-_FORWARDED = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
 GRACE_SECONDS = 30.0  # that ranks have after a signal, as with torchrun
 
 
@@ -68,7 +67,7 @@ def forwarded_signals(launcher: Launcher) -> Iterator[None]:
     if threading.current_thread() is not threading.main_thread():
         yield
         return
-    numbers = (*_FORWARDED, signal.SIGALRM)
+    numbers = (*ENDING, signal.SIGALRM)
     before = {number: signal.signal(number, handle) for number in numbers}
     try:
         yield

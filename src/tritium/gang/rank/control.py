@@ -161,11 +161,7 @@ class RankControl:
             message = self._gathered.pop(key)
         if "problem" in message.fields:
             raise TritiumError(f"world.{operation}(): {message['problem']}")
-        values, start = [], 0
-        for length in message["lengths"]:
-            values.append(message.blob[start : start + length])
-            start += length
-        return values
+        return message.parts()
 
     def tell(self, kind: str, **fields: Any) -> None:
         """Record an event on the driver. Long texts are cut in the middle."""

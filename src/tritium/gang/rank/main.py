@@ -39,11 +39,8 @@ if TYPE_CHECKING:
     from tritium.observe.trace import Trace
 
 _PR_SET_PDEATHSIG = 1
-_OWN = (
-    __package__,
-    frameworks.__package__,
-    "tritium.gang",
-)  # whose frames around the user's function no traceback shows
+# Packages whose frames around the user's function no traceback shows.
+_OWN = (__package__, frameworks.__package__, "tritium.gang")
 
 
 def main(argument: str) -> None:

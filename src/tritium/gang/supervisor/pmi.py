@@ -144,10 +144,8 @@ class Pmi:
             message = self._gathered.pop(number, None)
         if message is None or "problem" in message.fields:
             return False
-        start = 0
-        for length in message["lengths"]:
-            self._values.update(json.loads(message.blob[start : start + length]))
-            start += length
+        for values in message.parts():
+            self._values.update(json.loads(values))
         return True
 
 

@@ -19,8 +19,6 @@ from tritium.gang.supervisor.spooler import Spooler
 from tritium.wire import CHUNK, Channel, Message
 
 SMALL = 1 << 14  # bytes that a socket with room accepts without blocking
-
-
 CONNECT_SECONDS = 10.0
 
 

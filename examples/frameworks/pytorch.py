@@ -18,7 +18,7 @@ def train(epochs):
 
     dist.init_process_group()  # torchrun's variables are set
     model = DistributedDataParallel(torch.nn.Linear(2, 1))
-    optimizer = torch.optim.Adam(model.parameters(), lr=0.05)
+    optimizer = torch.optim.Adam(model.parameters(), lr=0.1)
     loader = tr.world().shard("train").loader(batch_size=32, scale_col="scale")
     for _ in range(epochs):
         for batch in loader:

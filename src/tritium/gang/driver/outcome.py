@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 LOOK_SECONDS = 1.0  # how often Spark is asked whether it still computes the sources
 FIRST_WORD_SECONDS = 20.0  # after which a note says which ranks are missing
 GROW_SECONDS = 2.0  # how often slots are counted for a gang that is smaller than `gang.most`
+SIGNAL_SECONDS = 1.0  # how long a signal may go unnoticed that came just before the main thread began to wait
 LEAVE_SECONDS = 1.0  # how long supervisors have to end by themselves before the Spark job is cancelled
 WHY_SECONDS = 3.0  # how long Spark has to report why a supervisor was lost
 
@@ -141,7 +142,9 @@ def await_end(coordinator: Coordinator, attempt: Attempt, tasks: Tasks) -> None:
     while not over:
         with coordinator.changed:
             over = coordinator.changed.wait_for(
-                lambda: coordinator.failure is not None or tasks.ended, GROW_SECONDS if elastic else None
+                lambda: coordinator.failure is not None or tasks.ended,
+                # Never endless: Python would miss a signal that comes between its last check and the wait itself.
+                GROW_SECONDS if elastic else SIGNAL_SECONDS,
             )
         if elastic and not over and (slots := tasks.slots()) > attempt.ranks:
             most = min(slots, attempt.gang.most)

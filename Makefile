@@ -2,11 +2,14 @@
 .DEFAULT_GOAL := help
 MAKEFLAGS += --no-print-directory
 BIN := .venv/bin
+# Python keeps the bytecode of src and tests, which every process of the tests and of the demo would compile again.
+unexport PYTHONDONTWRITEBYTECODE
 WORKERS ?= 2
+QUICK_WORKERS ?= 4
 CHAOS_SEED ?=
 CHAOS_ROUNDS ?= $(if $(CHAOS_SEED),1,20)
 
-.PHONY: help setup demo quick test faults chaos lint format types imports docs bench clean constraints keywords
+.PHONY: help setup demo quick test horovod faults chaos lint format types imports docs bench clean constraints keywords
 
 help:            ## this list
 	@sed -n 's/^\([a-z]*\): .*## /  make \1	/p' Makefile | expand -t 22
@@ -17,14 +20,17 @@ setup:           ## .venv with the pinned dependencies (every other target does 
 demo: setup      ## train on the bike-sharing data with two ranks, then score a batch and a stream
 	@$(BIN)/tritium demo
 
-quick: setup     ## 80 s on 2 cores: lint, types, imports, and the tests that start neither a JVM nor ranks
+quick: setup     ## 65 s on 2 cores: lint, types, imports, and the tests that start neither a JVM nor ranks
 	@$(BIN)/ruff check -q .
 	@$(BIN)/ruff format -q --check .
 	@$(BIN)/mypy
-	@$(BIN)/python -m pytest -q -n $(WORKERS) -m "not processes" tests/unit
+	@$(BIN)/python -m pytest -q -n $(QUICK_WORKERS) -m "not processes" tests/unit
 
 test: setup      ## every test, in WORKERS processes side by side (much of what is tested is waiting)
 	@$(BIN)/python -m pytest -n $(WORKERS)
+
+horovod: setup   ## the tests of framework="horovod", with the real one: compiled into .envs/ the first time (5 minutes)
+	@python=$$(scripts/horovod.sh) && $$python -m pytest -q -k horovod tests/frameworks tests/unit/frameworks tests/spark/test_docs.py
 
 faults: setup    ## the faults alone: 20 rounds, with other seeds, where the moment matters, and 3 of the others
 	@mkdir -p artifacts && rm -f artifacts/faults.jsonl
@@ -67,4 +73,5 @@ constraints: setup ## write constraints.txt again for every Python and platform,
 clean:           ## what builds and runs left behind; .venv stays
 	@rm -rf build dist site artifacts spark-warehouse metastore_db derby.log tritium-runs
 	@rm -rf .mypy_cache .ruff_cache .pytest_cache .hypothesis src/tritium.egg-info
+	@rm -f .venv/tests-classes*
 	@find src tests benchmarks examples -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -212,6 +212,13 @@ def machine() -> dict[str, Any]:
     }
 
 
+def seconds_of(run: Callable[[int], None], ranks: int) -> float:
+    """How long `run(ranks)` takes."""
+    began = time.perf_counter()
+    run(ranks)
+    return time.perf_counter() - began
+
+
 def save(name: str, result: Mapping[str, Any]) -> Path:
     """Writes benchmarks/results/NAME.json, with the machine and the command; docs/benchmarks.md is made of these."""
     RESULTS.mkdir(exist_ok=True)

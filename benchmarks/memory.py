@@ -23,6 +23,7 @@ import json
 import os
 import subprocess
 import sys
+import tempfile
 import time
 from typing import Any
 
@@ -33,6 +34,7 @@ sys.path.insert(0, str(_suite.SYSTEMS))
 import work
 
 WIDTH, RANKS, BATCH = 64, 2, 1024
+LONGEST = 10.0  # seconds for which a rank stays to be seen
 KINDS = ("driver", "supervisor", "rank")
 COLUMNS = ("private", "mapped", "pss")
 ALLOWED = 1.1
@@ -41,9 +43,10 @@ ALLOWED = 1.1
 class Sampler(_suite.Sampler):
     """Keeps the peak of each kind of process."""
 
-    def __init__(self) -> None:
+    def __init__(self, seen: str) -> None:
         super().__init__()
         self.peaks = {kind: dict.fromkeys(COLUMNS, 0.0) for kind in KINDS}
+        self.seen = seen  # a file that is there once a process of every kind was looked at
 
     def look(self) -> None:
         """At the driver, the supervisors and the ranks."""
@@ -55,6 +58,9 @@ class Sampler(_suite.Sampler):
                 continue
             if kind is not None:
                 self._look(process.pid, kind)
+        if all(peak["pss"] for peak in self.peaks.values()):
+            with open(self.seen, "w"):
+                pass
 
     def _look(self, pid: int, kind: str) -> None:
         try:
@@ -72,16 +78,17 @@ class Sampler(_suite.Sampler):
 
 
 def kind_of(process: psutil.Process) -> str | None:
-    """A rank, a supervisor (which has started one), or neither."""
-    if "tritium.gang.rank.main" in " ".join(process.cmdline()[:3]):
-        return "rank"
-    children = process.children()
-    ours = any("tritium.gang.rank.main" in " ".join(child.cmdline()[:3]) for child in children)
-    return "supervisor" if ours else None
+    """A rank, a supervisor (a worker below Spark's Python daemon), or neither; the fork server is neither."""
+    own, parent = process.cmdline()[:4], process.parent()
+    above = parent.cmdline()[:4] if parent is not None else []
+    if "tritium.gang.rank." in " ".join(own):
+        server = "tritium.gang.rank.fork_server"
+        return "rank" if server not in " ".join(own) or server in " ".join(above) else None
+    return "supervisor" if "pyspark.daemon" in own and "pyspark.daemon" in above else None
 
 
-def take_all() -> tuple[int, int]:
-    """One epoch over every batch, each of whose numbers is read."""
+def take_all(seen: str) -> tuple[int, int]:
+    """One epoch over every batch, each of whose numbers is read. Stays until the sampler has seen every process."""
     import tritium as tr
 
     rows = steps = 0
@@ -89,6 +96,9 @@ def take_all() -> tuple[int, int]:
         for batch in epoch:
             batch["x"].sum()
             rows, steps = rows + batch.rows, steps + 1
+    begun = time.monotonic()
+    while not os.path.exists(seen) and time.monotonic() - begun < LONGEST:
+        time.sleep(0.02)
     return rows, steps
 
 
@@ -101,9 +111,9 @@ def measure(spark: Any, rows: int, shuffle: str) -> dict[str, Any]:
     packed = F.array_repeat(F.rand(0).cast("float"), WIDTH)  # cheap to make; what the numbers are makes no difference
     frame = spark.range(0, rows, 1, 16).select(packed.alias("x"))
     began = time.perf_counter()
-    with Sampler() as sampler:
+    with tempfile.TemporaryDirectory() as folder, Sampler(os.path.join(folder, "seen")) as sampler:
         data = {"train": tr.Data(frame, shuffle=shuffle)}
-        results = tr.launch(take_all, ranks=RANKS, data=data, spark=spark, progress=False)
+        results = tr.launch(take_all, ranks=RANKS, args=(sampler.seen,), data=data, spark=spark, progress=False)
     assert sum(taken for taken, _ in results) == rows
     return {"rows": rows, "seconds": round(time.perf_counter() - began, 1), "peaks": sampler.peaks}
 

@@ -14,8 +14,6 @@ import statistics
 import subprocess
 import sys
 import tempfile
-import time
-from collections.abc import Callable
 from pathlib import Path
 
 import _suite
@@ -41,12 +39,6 @@ def with_launch(size: int) -> None:
     assert found == [size] * size
 
 
-def seconds_of(run: Callable[[int], None], size: int) -> float:
-    began = time.perf_counter()
-    run(size)
-    return time.perf_counter() - began
-
-
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--sizes", type=int, nargs="+", default=[2, 8, 32])
@@ -56,11 +48,14 @@ def main() -> int:
     results = []
     with tempfile.TemporaryDirectory(prefix="tritium-bench-runs-") as runs:
         os.environ["TRITIUM_RUNS"] = runs
-        seconds_of(with_launch, 2)
+        _suite.seconds_of(with_launch, 2)
         print(f"{'ranks':>6}{'mpirun s':>10}{'launch s':>10}{'more s':>8}")
         for size in options.sizes:
             _suite.quiet()
-            pairs = [(seconds_of(with_mpirun, size), seconds_of(with_launch, size)) for _ in range(options.times)]
+            pairs = [
+                (_suite.seconds_of(with_mpirun, size), _suite.seconds_of(with_launch, size))
+                for _ in range(options.times)
+            ]
             theirs, ours = (statistics.median(side) for side in zip(*pairs, strict=True))
             print(f"{size:>6}{theirs:>10.2f}{ours:>10.2f}{ours - theirs:>8.2f}", flush=True)
             results.append({"ranks": size, "mpirun": theirs, "launch": ours})

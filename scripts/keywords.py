@@ -12,6 +12,13 @@ import textwrap
 from pathlib import Path
 
 from tritium.gang.settings import Gang
+from tritium.ml.function.settings import FunctionSettings
+from tritium.ml.keras.settings import KerasSettings
+from tritium.ml.lightgbm.settings import (
+    LightGBMClassifierSettings,
+    LightGBMRankerSettings,
+    LightGBMRegressorSettings,
+)
 from tritium.ml.torch.settings import TorchSettings
 
 SOURCE = Path(__file__).parents[1] / "src" / "tritium"
@@ -29,18 +36,34 @@ HOMES = {
     "Output": "tritium.gang.settings",
     "Where": "tritium.gang.settings",
 }
+ESTIMATORS: dict[str, dict[str, type]] = {
+    "function": {"Function": FunctionSettings},
+    "keras": {"Keras": KerasSettings},
+    "lightgbm": {
+        "LightGBMClassifier": LightGBMClassifierSettings,
+        "LightGBMRanker": LightGBMRankerSettings,
+        "LightGBMRegressor": LightGBMRegressorSettings,
+    },
+    "torch": {"Torch": TorchSettings},
+}
+"""Folder → the name of an estimator → its settings."""
 
 
 def stubs() -> dict[Path, str]:
     """Path → what belongs there."""
     gang = keywords("GangKeywords", "TypedDict", "The fields of `Gang`.", Gang)
-    torch = keywords("TorchKeywords", "GangKeywords", "The fields of `TorchSettings` and of `Gang`.", TorchSettings)
-    return {
-        SOURCE / "gang" / "keywords.pyi": with_imports(gang, "GangKeywords"),
-        SOURCE / "ml" / "torch" / "keywords.pyi": with_imports(
-            torch + params("TorchParams", TorchSettings, Gang), "TorchKeywords"
-        ),
-    }
+    found = {SOURCE / "gang" / "keywords.pyi": with_imports(gang, "GangKeywords")}
+    for folder, kinds in ESTIMATORS.items():
+        body = "".join(estimator(name, kind, chr(ord("P") + place)) for place, (name, kind) in enumerate(kinds.items()))
+        found[SOURCE / "ml" / folder / "keywords.pyi"] = with_imports(body, "")
+    return found
+
+
+def estimator(name: str, settings: type, variable: str) -> str:
+    """The keywords and the Params of the estimator of this name."""
+    doc = f"The fields of `{settings.__name__}` and of `Gang`."
+    own = keywords(f"{name}Keywords", "GangKeywords", doc, settings)
+    return own + params(f"{name}Params", settings, Gang, variable=variable)
 
 
 def with_imports(body: str, own: str) -> str:
@@ -62,14 +85,16 @@ def keywords(name: str, base: str, doc: str, source: type) -> str:
     return f'\nclass {name}({base}, total=False):\n    """{doc}"""\n\n{fields}'
 
 
-def params(name: str, *sources: type) -> str:
+def params(name: str, *sources: type, variable: str = "P") -> str:
     """What `ml.params.with_params` makes of the fields."""
     fields = [f for source in sources for f in dataclasses.fields(source)]
-    text = f'\nP = TypeVar("P", bound={name})\n\nclass {name}:\n    """The Params of the estimator."""\n\n'
+    text = f'\n{variable} = TypeVar("{variable}", bound={name})\n\nclass {name}:\n'
+    text += '    """The Params of the estimator."""\n\n'
     text += "".join(f"    {f.name}: Param[{f.type}]\n" for f in fields)
     for f in fields:
         camel = "".join(part.capitalize() for part in f.name.split("_"))
-        text += f"    def get{camel}(self) -> {f.type}: ...\n    def set{camel}(self: P, value: {f.type}) -> P: ...\n"
+        text += f"    def get{camel}(self) -> {f.type}: ...\n"
+        text += f"    def set{camel}(self: {variable}, value: {f.type}) -> {variable}: ...\n"
     return text
 
 

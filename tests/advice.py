@@ -268,7 +268,7 @@ def commands() -> frozenset[str]:
 @cache
 def code() -> str:
     """Return all code of the package and its scripts, in which our environment variables are read."""
-    files = [*SOURCE.rglob("*.py"), *ROOT.glob("scripts/*"), ROOT / "Makefile", *ROOT.glob("tests/*.py")]
+    files = [*SOURCE.rglob("*.py"), *ROOT.glob("scripts/*.*"), ROOT / "Makefile", *ROOT.glob("tests/*.py")]
     return "\n".join(file.read_text() for file in files)
 
 
@@ -307,5 +307,5 @@ def keywords(function: Any) -> set[str]:
     if function in (tr.ml.TorchEstimator, tr.ml.fit):
         return names | gang | training
     if function is tr.ml.TorchModel.setParams:
-        return {param.name for param in (tr.ml.TorchModel.batch_size, tr.ml.TorchModel.device)} | {"outputCols"}
+        return {name for name, one in vars(tr.ml.TorchModel.__mro__[1]).items() if hasattr(one, "doc")} | {"outputCols"}
     return set()

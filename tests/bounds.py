@@ -20,6 +20,7 @@ BOUNDS = {
     "driver killed, on='driver'": 10.0,
     "driver killed, local-cluster": 10.0,
     "rank killed or left": 2.0,
+    "fork server killed": 2.0,
     "job cancelled": 5.0,
     "session stopped": 5.0,
     "Ctrl-C": 5.0,

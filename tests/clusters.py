@@ -33,15 +33,25 @@ KIND = os.environ.get("TRITIUM_CLUSTER", "local")  # what this process runs on
 SHORT_LIVED = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
 
 COMMON = {
-    "spark.executor.extraJavaOptions": SHORT_LIVED,
+    # As in the process that has started this one, see `use_in_jvms`: with the archive for the driver alone, a launch
+    # would wait in vain for executors that take twice as long.
+    "spark.executor.extraJavaOptions": os.environ.get("SPARK_SUBMIT_OPTS", SHORT_LIVED),
     "spark.ui.enabled": "false",
     "spark.ui.showConsoleProgress": "false",
     "spark.sql.shuffle.partitions": "4",
     "spark.driver.host": "127.0.0.1",
     "spark.driver.bindAddress": "127.0.0.1",
     "spark.log.level": "ERROR",
-    "spark.scheduler.maxRegisteredResourcesWaitingTime": "5s",
+    "spark.scheduler.maxRegisteredResourcesWaitingTime": "20s",  # 5 s pass before there are executors, on idle cores
 }
+
+
+def use_in_jvms(options: str) -> None:
+    """Let every JVM of Spark's that starts from now on have these options."""
+    os.environ.update(SPARK_LAUNCHER_OPTS=options, SPARK_SUBMIT_OPTS=options, SPARK_DAEMON_JAVA_OPTS=options)
+    COMMON["spark.executor.extraJavaOptions"] = options
+
+
 # Remote shuffle blocks are read in small pieces, so that a test can interrupt; a lost file is retried quickly.
 READS = {"spark.reducer.maxSizeInFlight": "256k", "spark.shuffle.io.retryWait": "1s"}
 SMALL = {"spark.executor.memory": "512m", "spark.executor.cores": "1"}

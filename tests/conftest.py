@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+import contextlib
+import gc
 import json
 import os
 import shutil
+import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import hypothesis
 import pytest
 
 import bounds
+import class_archive
 import clusters
 import leaks
 
@@ -29,14 +34,19 @@ os.environ.update(
     PYSPARK_PYTHON=sys.executable,
     PYSPARK_DRIVER_PYTHON=sys.executable,
     SPARK_LOCAL_IP="127.0.0.1",
-    SPARK_LAUNCHER_OPTS=clusters.SHORT_LIVED,
-    SPARK_SUBMIT_OPTS=clusters.SHORT_LIVED,
-    SPARK_DAEMON_JAVA_OPTS=clusters.SHORT_LIVED,
     MAVEN_OPTS=clusters.SHORT_LIVED,
 )
 tempfile.tempdir = None
+clusters.use_in_jvms(clusters.SHORT_LIVED)
 PIPES = os.environ.pop("TRITIUM_TEST_PIPES", "")
 FIGURES = os.environ.get("TRITIUM_FAULT_FIGURES", "")
+
+with contextlib.suppress(ImportError):
+    import triton  # noqa: F401 - before TensorFlow, which Keras imports: after it, torch's optimizers crash the process
+
+# How long an example takes, and how long it takes to draw one, depends on what else runs on the machine.
+hypothesis.settings.register_profile("tritium", deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow])
+hypothesis.settings.load_profile("tritium")
 
 _elsewhere: dict[str, clusters.Elsewhere] = {}
 _LIMIT = pytest.StashKey[float]()  # seconds for a test elsewhere
@@ -144,6 +154,19 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker(pytest.mark.timeout(0), append=False)  # the other process keeps the time
 
 
+def pytest_collection_finish(session: pytest.Session) -> None:
+    unit = Path(__file__).parent / "unit"
+    if not session.config.option.collectonly and any(unit not in item.path.parents for item in session.items):
+        try:
+            class_archive.write(clusters.SHORT_LIVED)
+        except (OSError, RuntimeError, subprocess.SubprocessError) as problem:
+            print(f"The tests go on, slower: {problem}", file=sys.__stderr__)  # pytest captures the other
+        clusters.use_in_jvms(f"{clusters.SHORT_LIVED} {class_archive.options()}")
+    # Spare the collector of garbage what was imported, torch above all: a full collection takes 5 ms, not 350.
+    gc.collect()
+    gc.freeze()
+
+
 @pytest.hookimpl(tryfirst=True)
 def pytest_runtest_protocol(item: pytest.Item, nextitem: pytest.Item | None) -> bool | None:
     kind = _kind(item)
@@ -167,6 +190,9 @@ def _reports(item: pytest.Item, kind: str, following: str | None) -> list[Any]:
             options = [text for rule in config.getoption("pythonwarnings") or () for text in ("-W", rule)]
             _elsewhere[kind] = clusters.Elsewhere(kind, files, config.rootpath, options)
         answers = _elsewhere[kind].run(item.nodeid, following, item.stash[_LIMIT] + 60)
+        for answer in answers:
+            if isinstance(answer["longrepr"], list):  # where a test was skipped, and why: JSON has no tuples
+                answer["longrepr"] = tuple(answer["longrepr"])
         from_json = config.hook.pytest_report_from_serializable
         return [from_json(config=config, data=answer) for answer in answers]
     except RuntimeError as problem:

@@ -16,6 +16,7 @@ from typing import Any
 import psutil
 
 from tritium import ship
+from tritium.frameworks.framework import Framework
 from tritium.gang.coordinator.coordinator import Coordinator
 from tritium.gang.order import Order
 from tritium.observe.stored import Piece
@@ -198,6 +199,38 @@ def hosts(count: int) -> Iterator[list[Host]]:
     finally:
         for host in made:
             host.close()
+
+
+def run_on_hosts(
+    function: Callable[..., Any],
+    *args: Any,
+    framework: Framework,
+    each: int = 1,
+    known: str | None = None,
+    seconds: float = 60.0,
+) -> None:
+    """Run a gang on two hosts, `each` ranks on each, with names and shared memory of their own. Raises its error.
+
+    `known` is the line of a host's /etc/hosts, with {name} and {address}; None leaves the file as it is here.
+    """
+    with hosts(2) as both, contextlib.ExitStack() as stack:
+        Cable(*both)
+        coordinator = stack.enter_context(serving(2 * each, host="0.0.0.0"))
+        for partition, host in enumerate(both * each):
+            address = (host.near, coordinator.address[1])
+            order = order_for(coordinator, function, *args, address=address, framework=framework)
+            own = f"hostname {host.name} && mount -t tmpfs none /dev/shm"
+            if known is not None:
+                line = known.format(name=host.name, address=host.far)
+                own += f" && echo '{line}' >/dev/shm/hosts && mount --bind /dev/shm/hosts /etc/hosts"
+            own += ' && exec "$@"'
+            inside = (*host.inside, "unshare", "--uts", "--mount", "sh", "-c", own, "-")
+            stack.callback(Machine(order, partition, inside=inside).close)
+        with coordinator.changed:
+            ended = coordinator.changed.wait_for(lambda: coordinator.finished or coordinator.failure, seconds)
+        if coordinator.failure is not None:
+            raise coordinator.failure.error()
+        assert ended, f"the ranks have not returned within {seconds:g} s"
 
 
 def _ip(*words: str) -> None:

@@ -4,10 +4,26 @@ from __future__ import annotations
 
 import os
 import signal
+import socket
 from collections.abc import Callable
 from pathlib import Path
 
+import psutil
+
 import tritium as tr
+from tritium.gang.rank.fork_server import peer
+
+
+def supervisor() -> int:
+    """Return the pid of this rank's supervisor: the process that has made the socket between them (Linux)."""
+    channel: socket.socket = tr.world()._control._channel._socket  # type: ignore[attr-defined]
+    return peer(channel)[0]
+
+
+def rank_below(supervisor: int) -> psutil.Process:
+    """Return the only rank below this process; before it is forked, the fork server, which stands for it."""
+    (server,) = psutil.Process(supervisor).children()
+    return next(iter(server.children()), server)
 
 
 def reduce_for_ever(place: str) -> None:

@@ -26,7 +26,7 @@ def train():
             return loss
 
         def configure_optimizers(self):
-            return torch.optim.Adam(self.parameters(), lr=0.05)
+            return torch.optim.Adam(self.parameters(), lr=0.1)
 
     trainer = lightning.Trainer(max_epochs=40)  # all ranks of the gang
     model = Regression()

@@ -13,6 +13,7 @@ import importlib
 import importlib.resources
 import importlib.util
 import io
+import lzma
 import marshal
 import os
 import pathlib
@@ -41,7 +42,10 @@ _STAMP = (2020, 1, 1, 0, 0, 0)  # the same sources always make the same zip
 
 @functools.cache
 def package() -> bytes:
-    """Return this package and cloudpickle as a zip of bytecode, without sources, docstrings and annotations.
+    """Return this package and cloudpickle as a compressed zip of bytecode, without sources, docstrings and annotations.
+
+    It is compressed as a whole, by LZMA: four fifths of what zlib takes, in the same time, and unpacked in 35 ms, once
+    in a worker of Spark's.
 
     Driver and executors run the same version of Python, or Spark refuses the job. From 1000 KiB on, Spark would warn at
     each launch that it broadcasts a large task: so docstrings and the annotations of functions, which nothing reads
@@ -57,7 +61,7 @@ def package() -> bytes:
             code = compile(_without_texts(ast.parse(source)), name, "exec", dont_inherit=True, optimize=1)
             header = importlib.util.MAGIC_NUMBER + (1).to_bytes(4, "little") + importlib.util.source_hash(source)
             _add(archive, name + "c", header + marshal.dumps(code))
-    return out.getvalue()
+    return lzma.compress(out.getvalue(), preset=2)
 
 
 def _without_texts(tree: ast.Module) -> ast.Module:
@@ -87,7 +91,7 @@ def _sources(*packages: str) -> Iterator[tuple[str, bytes]]:
 
 def _add(archive: zipfile.ZipFile, name: str, content: bytes) -> None:
     info = zipfile.ZipInfo(name, _STAMP)
-    archive.writestr(info, content, zipfile.ZIP_DEFLATED, 9)
+    archive.writestr(info, content, zipfile.ZIP_STORED)
 
 
 def home() -> str:
@@ -153,6 +157,10 @@ def entry(target: str, payload: bytes, annotations: Mapping[str, Any] | None = N
         if getattr(sys.modules.get("tritium"), "__digest__", None) != name:
             for module in [m for m in sys.modules if m.partition(".")[0] == "tritium"]:
                 del sys.modules[module]
+            try:
+                import lzma
+            except ImportError as error:
+                raise ImportError(f"{sys.executable} was built without lzma, which Tritium needs: {error}") from error
             sys.path[:] = [p for p in sys.path if "tritium-mount" not in p and p not in getattr(sys, "_tritium", ())]
             if hasattr(os, "memfd_create"):
                 handle = os.memfd_create(f"tritium-{name}")
@@ -166,7 +174,7 @@ def entry(target: str, payload: bytes, annotations: Mapping[str, Any] | None = N
                 os.posix_spawn("/bin/sh", remove, os.environ, file_actions=[(os.POSIX_SPAWN_DUP2, end, 0)], setpgroup=0)
                 os.close(end)
             with os.fdopen(os.dup(handle), "wb") as file:
-                file.write(archive)
+                file.write(lzma.decompress(archive))
             sys.path.insert(0, path)
             sys._tritium = (path,)  # type: ignore[attr-defined]
             importlib.invalidate_caches()
@@ -182,15 +190,16 @@ def entry(target: str, payload: bytes, annotations: Mapping[str, Any] | None = N
     return call
 
 
-def pickle(obj: Any, by_reference: Sequence[str] = ()) -> bytes:
+def pickle(obj: Any, by_reference: Sequence[str] = (), buffers: Callable[[Any], object] | None = None) -> bytes:
     """Return `obj` as bytes, with the user's own modules by value, so that executors need not have them.
 
     by_reference : paths (the user's `py_files`) below which modules stay references.
+    buffers : takes the memory of arrays, which is then not among the bytes: see `pickle.PickleBuffer`.
 
     Unpickling needs cloudpickle, which is in the same zip as this package.
     """
     with by_value(by_reference):
-        return bytes(cloudpickle.dumps(obj, protocol=5))
+        return bytes(cloudpickle.dumps(obj, protocol=5, buffer_callback=buffers))
 
 
 @contextmanager

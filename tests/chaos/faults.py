@@ -75,7 +75,8 @@ class Progress:
         if told[-1:] != ["started"] or time.monotonic() - self._looked < 0.1:
             return False
         self._looked = time.monotonic()
-        return bool(self._ground.roles()["rank"])
+        roles = self._ground.roles()
+        return bool(roles["rank"] or roles["fork server"])
 
     def saves(self) -> bool:
         """Return whether a checkpoint is being written."""
@@ -189,6 +190,7 @@ class Plan:
 
 WEIGHTS = {
     "rank killed": 3,
+    "fork server killed": 2,
     "supervisor killed": 3,
     "daemon killed": 3,
     "executor killed": 2,
@@ -204,6 +206,7 @@ WEIGHTS = {
 }
 FIRST = {
     "rank killed": ORDER.index("imports"),
+    "fork server killed": ORDER.index("imports"),
     "rank stopped": ORDER.index("imports"),
     "rank stopped for a while": ORDER.index("imports"),
     "supervisor killed": ORDER.index("starting"),
@@ -220,9 +223,18 @@ LASTING = {
     "run directory's disk full": (0.5, 6.0),
     "node killed": (0.0, 5.0),
 }  # seconds until it ends by itself; a machine comes back
-LOSSES = ("rank killed", "supervisor killed", "daemon killed", "executor killed", "node killed", "driver killed")
+LOSSES = (
+    "rank killed",
+    "fork server killed",
+    "supervisor killed",
+    "daemon killed",
+    "executor killed",
+    "node killed",
+    "driver killed",
+)
 ROLE = {
     "rank killed": "rank",
+    "fork server killed": "fork server",
     "rank stopped": "rank",
     "rank stopped for a while": "rank",
     "supervisor killed": "supervisor",

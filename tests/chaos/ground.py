@@ -30,7 +30,7 @@ GONE_SECONDS = 20.0  # within which a killed driver's processes are gone: twice 
 IDLE = ("ThreadPoolExecutor.getTask", "LinkedBlockingQueue.take", "nio.ch.SelectorImpl", "No compile task")  # threads
 CLUSTER = ("org.apache.spark.deploy.master.", "org.apache.spark.deploy.worker.")
 KINDS = ("local-cluster", "standalone")
-ROLES = ("rank", "supervisor", "daemon", "executor")
+ROLES = ("rank", "fork server", "supervisor", "daemon", "executor")
 
 
 class Driver:
@@ -225,8 +225,10 @@ class Ground:
         by_pid = {process.pid: command for process, command in commands.items()}
         for process, command in commands.items():
             text = " ".join(command)
-            if "tritium.gang.rank.main" in text:
-                found["rank"].append(process)
+            if "tritium.gang.rank." in text:
+                with contextlib.suppress(psutil.Error):
+                    forked = "tritium.gang.rank.fork_server" in " ".join(by_pid.get(process.ppid(), ()))
+                    found["rank" if forked or "fork_server" not in text else "fork server"].append(process)
             elif "pyspark.daemon" in text:
                 with contextlib.suppress(psutil.Error):
                     parent = " ".join(by_pid.get(process.ppid(), ()))
@@ -246,7 +248,7 @@ class Ground:
 
     def _left(self) -> list[str]:
         roles = self.roles()
-        found = [f"rank process {process.pid}" for process in roles["rank"]]
+        found = [f"{role} {process.pid}" for role in ("rank", "fork server") for process in roles[role]]
         for process in (*roles["supervisor"], *roles["daemon"]):
             for held in _held(process.pid):
                 if held.startswith(str(self.scratch)):
@@ -273,7 +275,7 @@ class Ground:
                 elif str(PROGRAM) in command:
                     process.send_signal(signal.SIGUSR1)
         time.sleep(1.0)
-        for role in ("rank", "supervisor"):  # PYTHONFAULTHANDLER: the stacks go to its standard error
+        for role in ("rank", "fork server", "supervisor"):  # PYTHONFAULTHANDLER: the stacks go to its standard error
             for process in roles[role]:
                 with contextlib.suppress(psutil.Error):
                     process.send_signal(signal.SIGCONT)

@@ -24,6 +24,7 @@ LOST_EXECUTOR = r"ExecutorLostFailure|IncompleteShard|lost map output"
 DISK = r"No space left on device|the disk .*is full|A disk of Spark's is full"
 MAY = {
     "rank killed": May(r"was killed by SIGKILL"),
+    "fork server killed": May(r"was killed by SIGKILL"),
     "supervisor killed": May(r"its supervisor, a Python worker of Spark's, was killed or crashed"),
     "daemon killed": May(  # Spark then ends the worker, too, and may notice that first
         r"Spark's Python daemon there \(pid \d+\)|Python daemon|its supervisor, a Python worker of Spark's, was killed"
@@ -109,7 +110,7 @@ def wrong_error(
 
 def killed_again_and_again(struck: Sequence[Struck]) -> bool:
     """Return whether three kills of a rank may have hit the same one at the same step."""
-    return sum(one.fault.kind == "rank killed" for one in struck) >= 3
+    return sum(one.fault.kind in ("rank killed", "fork server killed") for one in struck) >= 3
 
 
 def differences(found: Mapping[str, Any], reference: Mapping[str, Any]) -> list[str]:

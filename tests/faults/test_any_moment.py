@@ -15,13 +15,13 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import psutil
 import pyarrow as pa
 import pytest
-from hypothesis import HealthCheck, Phase, assume, given, settings
+from hypothesis import Phase, assume, given, settings
 from hypothesis import strategies as st
 
 import tritium as tr
+from ranks import rank_below
 from tritium.errors import RankFailed
 from tritium.gang.driver import local_processes as driver_run
 
@@ -31,10 +31,8 @@ EPOCHS = 2
 # A whole training is expensive, so failing ones are not shrunk.
 trainings = settings(
     max_examples=max(3, ROUNDS),
-    deadline=None,
     database=None,
     phases=[Phase.generate],
-    suppress_health_check=[HealthCheck.too_slow],
 )
 
 
@@ -174,7 +172,7 @@ def test_a_rank_that_is_killed_before_its_rows_come_is_named_with_its_signal(
         """Yield the rows of one rank, whose process is killed when so many batches have come."""
         for number, batch in enumerate([*batches, None]):
             if number == moment:
-                (rank,) = psutil.Process().children()
+                rank = rank_below(os.getpid())
                 rank.kill()
                 with contextlib.suppress(ChildProcessError):  # its supervisor has reaped it
                     os.waitid(os.P_PID, rank.pid, os.WEXITED | os.WNOWAIT)

@@ -381,7 +381,9 @@ def test_the_driver_is_killed(how: str, tmp_path: Path) -> None:
         if how == "executors":
             pids += map(int, tmp_path.joinpath("supervisors").read_text().split())
         else:
-            assert {pid for child in psutil.Process(process.pid).children() for pid in [child.pid]} >= set(pids)
+            assert {
+                pid for child in psutil.Process(process.pid).children(recursive=True) for pid in [child.pid]
+            } >= set(pids)
     finally:
         process.kill()
         process.wait()

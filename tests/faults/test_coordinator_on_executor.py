@@ -16,6 +16,7 @@ import pytest
 
 import tritium as tr
 from clusters import free_port, wait
+from ranks import supervisor
 from tritium.errors import RankFailed, Stalled
 from tritium.gang.coordinator.coordinator import Coordinator
 from tritium.gang.driver import on_cluster as cluster_run
@@ -48,7 +49,7 @@ def saves(place: str) -> list[int]:
     if found is None:
         world.checkpoint.save({"step": 1}, 1)
         world.checkpoint.wait()
-        Path(place, f"pid-{world.rank}-{os.getpid()}").touch()
+        Path(place, f"pid-{world.rank}-{os.getpid()}-{supervisor()}").touch()
         while world.gather(True):
             time.sleep(0.05)
     return world.gather(0 if found is None else found.step)
@@ -62,8 +63,8 @@ def test_what_is_killed_is_named_and_the_gang_starts_again(cluster: Any, what: s
     def kill() -> None:
         wait(lambda: len(list(tmp_path.glob("pid-*"))) == 2, "both ranks run", 60)
         (file,) = tmp_path.glob(f"pid-{rank}-*")
-        process = psutil.Process(int(file.name.split("-")[2]))
-        (process if what == "rank" else process.parents()[0]).kill()
+        _, _, own, above = file.name.split("-")
+        psutil.Process(int(own if what == "rank" else above)).kill()
 
     thread = threading.Thread(target=kill)
     thread.start()

@@ -52,9 +52,11 @@ def test_with_spark(tmp_path: Path) -> None:
     code = CODE.format(path=[str(Path(__file__).parent), *sys.path], place=str(tmp_path))
     environment = {**os.environ, "SPARK_LOCAL_DIRS": str(scratch), "TMPDIR": str(scratch)}
     command = [sys.executable, "-c", code]
-    process = subprocess.Popen(command, env=environment, cwd=tmp_path, stderr=subprocess.DEVNULL)  # Spark is loud
+    with tmp_path.joinpath("stderr").open("wb") as stderr:
+        process = subprocess.Popen(command, env=environment, cwd=tmp_path, stderr=stderr)
     try:
-        wait(lambda: len(list(tmp_path.glob("pid-*"))) == 2, "both ranks run", 120)
+        wait(lambda: len(list(tmp_path.glob("pid-*"))) == 2 or process.poll() is not None, "both ranks run", 120)
+        assert process.poll() is None, tmp_path.joinpath("stderr").read_text()[-4000:]
         everyone = psutil.Process(process.pid).children(recursive=True)
         ranks = {int(file.name.removeprefix("pid-")) for file in tmp_path.glob("pid-*")}
         assert ranks <= {child.pid for child in everyone}

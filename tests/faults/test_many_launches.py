@@ -27,6 +27,7 @@ from clusters import wait
 LAUNCHES = int(os.environ.get("TRITIUM_FAULT_LAUNCHES", "12"))
 WARM_UP = 5
 MEMORY = 8 << 20  # bytes that a process's own memory may move by, besides
+CLOSING = 5.0  # seconds
 SPANS = 3  # a leak grows in each, an allocator's fragments in one
 PER_LAUNCH = 64 << 10  # what the allocator and the caches of libraries were seen to take for one, and twice that
 
@@ -63,12 +64,19 @@ def grown(before: dict[str, int], after: dict[str, int], launches: int) -> dict[
 
 def grows(launch: Callable[[], None], look: Callable[[], dict[Any, dict[str, int]]], rounds: int) -> dict[str, Any]:
     """Return what the processes hold more of after the launches, and again after as many more, `SPANS` times."""
-    before, found = look(), {}
-    for _ in range(SPANS):
-        launch()
+    before, found, after = look(), dict[str, Any](), dict[Any, dict[str, int]]()
+
+    def nothing_more() -> bool:
+        nonlocal after, found
         after = look()
         spans = {name: grown(before[name], after[name], rounds) for name in after if name in before}
-        if not (found := {str(name): more for name, more in spans.items() if more}):
+        found = {str(name): more for name, more in spans.items() if more}
+        return not found
+
+    for _ in range(SPANS):
+        launch()
+        with contextlib.suppress(TimeoutError):  # a worker may still be closing what it had
+            wait(nothing_more, "nothing has grown", CLOSING)
             break
         before = after
     return found

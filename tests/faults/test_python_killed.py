@@ -16,12 +16,15 @@ import pytest
 import tritium as tr
 from bounds import timed
 from clusters import wait
+from ranks import supervisor
 
 STEPS = 6
 STAYS = 3  # the first attempt goes no further
 CASES = [
+    ("local", "fork server killed"),
     ("local", "supervisor killed"),
     ("local", "Spark's Python daemon killed"),
+    ("local-cluster", "fork server killed"),
     ("local-cluster", "supervisor killed"),
     ("local-cluster", "Spark's Python daemon killed"),
     ("local-cluster", "executor killed"),
@@ -38,13 +41,14 @@ def train(place: str) -> list[int]:
         world.checkpoint.wait()
         world.barrier()
         if found is None and step == STAYS:
-            Path(place, f"pid-{os.getpid()}").touch()
+            Path(place, f"pid-{os.getpid()}-{supervisor()}").touch()
             while world.gather(True):
                 time.sleep(0.05)
     return world.gather(begin)
 
 
 FAULTS = {
+    "fork server killed": "was killed by SIGKILL",
     "supervisor killed": "its supervisor, a Python worker of Spark's, was killed or crashed: probably out of memory",
     "Spark's Python daemon killed": "Spark's Python daemon there (pid ",
     "executor killed": "ExecutorLostFailure",
@@ -59,10 +63,11 @@ def test_what_a_rank_runs_in_is_killed(cluster: Any, fault: str, tmp_path: Path)
 
     def kill() -> None:
         wait(lambda: len(list(tmp_path.glob("pid-*"))) == 2, "both ranks run")
-        ranks = [psutil.Process(int(file.name.removeprefix("pid-"))) for file in tmp_path.glob("pid-*")]
-        supervisors = [rank.parent() for rank in ranks]
+        pids = [file.name.split("-")[1:] for file in tmp_path.glob("pid-*")]
+        ranks, supervisors = ([psutil.Process(int(pid)) for pid in each] for each in zip(*pids, strict=True))
+        above = [ranks[0].parent(), supervisors[0], *supervisors[0].parents()]
         with timed(fault):
-            victim = ranks[0].parents()[list(FAULTS).index(fault)]
+            victim = above[list(FAULTS).index(fault)]
             below = [victim, *victim.children(recursive=True)]  # any other supervisor becomes an idle worker of Spark's
             victim.kill()
             gone = [supervisor for supervisor in supervisors if supervisor in below]
@@ -87,7 +92,9 @@ def test_what_a_rank_runs_in_is_killed(cluster: Any, fault: str, tmp_path: Path)
     assert results == [[STAYS, STAYS]] * 2
     report = json.loads(run.joinpath("report.json").read_text())
     (retry,) = report["retries"]
-    assert re.match(rf"rank \d on \S+ was lost: {re.escape(FAULTS[fault])}", retry["reason"]), retry["reason"]
+    assert re.match(rf"rank \d on \S+ (was lost:|\(pid \d+\)) {re.escape(FAULTS[fault])}", retry["reason"]), retry[
+        "reason"
+    ]
     assert len(retry["reason"]) < 300
     assert any(note.endswith(f"Retry 1 of 2, from the checkpoint of step {STAYS}") for note in report["notes"])
     assert cluster.spark.range(10).count() == 10

@@ -3,19 +3,28 @@
 from __future__ import annotations
 
 import os
-import subprocess
-import sys
+from collections.abc import Iterator
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
 
-EXAMPLES = sorted(Path(__file__).resolve().parents[2].joinpath("examples", "frameworks").glob("*.py"))
+import in_turn
+
+ROOT = Path(__file__).resolve().parents[2] / "examples"
+EXAMPLES = [*sorted(ROOT.joinpath("frameworks").glob("*.py")), ROOT / "keras_digits.py", ROOT / "jax_diabetes.py"]
+
+
+@pytest.fixture(scope="module")
+def programs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[in_turn.Programs]:
+    environment = {name: value for name, value in os.environ.items() if name != "PYSPARK_PYTHON"}  # an example sets it
+    programs = in_turn.Programs(tmp_path_factory.mktemp("examples"), environment)
+    yield programs
+    programs.close()
 
 
 @pytest.mark.parametrize("path", EXAMPLES, ids=[path.stem for path in EXAMPLES])
-def test_it_runs(path: Path, tmp_path: Path) -> None:
-    env = {name: value for name, value in os.environ.items() if name != "PYSPARK_PYTHON"}
-    run = subprocess.run(
-        [sys.executable, str(path)], cwd=tmp_path, env=env, capture_output=True, text=True, check=False, timeout=170
-    )
-    assert run.returncode == 0, run.stdout + run.stderr
+def test_it_runs(path: Path, programs: in_turn.Programs, tmp_path: Path) -> None:
+    if path.stem.startswith("horovod") and find_spec("horovod") is None:
+        pytest.skip("horovod is not installed: make horovod")
+    programs.run(path, tmp_path)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
 import signal
 import socket
@@ -14,7 +15,9 @@ import pandas as pd
 import pytest
 
 import tritium as tr
+from machines import can_make_hosts, run_on_hosts
 from tritium.errors import BadSetting, RankFailed
+from tritium.frameworks.lightgbm import LightGBM
 
 X = np.random.default_rng(0).uniform(-1, 1, (3000, 4))
 Y = 2 * X[:, 0] + np.sin(3 * X[:, 1])
@@ -154,3 +157,30 @@ def test_what_would_not_be_one_training_is_refused_on_every_rank() -> None:
 def test_one_rank_needs_no_other() -> None:
     [found] = run(trained, ranks=1)
     np.testing.assert_array_equal(found, lightgbm.train(PARAMS, lightgbm.Dataset(X, Y), 20).predict(POINTS))
+
+
+@pytest.mark.skipif(not can_make_hosts(), reason="only root may make network namespaces")
+def test_ranks_on_two_hosts_train_one_model(tmp_path: Path) -> None:
+    def train() -> None:
+        rank = tr.world().rank
+        found = lightgbm.train(PARAMS, lightgbm.Dataset(X[rank::2], Y[rank::2]), 20).predict(POINTS)
+        np.save(tmp_path / f"{rank}.npy", found)
+
+    run_on_hosts(train, framework=LightGBM())
+    first, second = (np.load(tmp_path / f"{rank}.npy") for rank in range(2))
+    np.testing.assert_array_equal(first, second)
+    assert np.abs(first - lightgbm.train(PARAMS, lightgbm.Dataset(X, Y), 20).predict(POINTS)).mean() < 0.05
+
+
+def test_the_cores_of_a_task_are_its_threads() -> None:
+    def most() -> int:
+        found = ctypes.c_int()
+        lightgbm.basic._safe_call(lightgbm.basic._LIB.LGBM_GetMaxThreads(ctypes.byref(found)))
+        return found.value
+
+    before = most()
+    with LightGBM().threads(1):
+        assert most() == 1
+        with LightGBM().threads(None):
+            assert most() == 1
+    assert most() == before

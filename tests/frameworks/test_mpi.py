@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import glob
 import os
 import shutil
@@ -17,7 +16,7 @@ from typing import Any
 import pytest
 
 import tritium as tr
-from machines import Cable, Machine, can_make_hosts, hosts, order_for, serving
+from machines import can_make_hosts, run_on_hosts
 from tritium.errors import BadSetting, RankFailed, TritiumError
 from tritium.frameworks.mpi import MPI
 from tritium.gang.driver.recorder import Recorder
@@ -227,20 +226,8 @@ def across(place: str) -> None:
 
 @pytest.mark.skipif(not can_make_hosts(), reason="only root may make network namespaces")
 def test_ranks_on_two_hosts_form_one_world(tmp_path: Path) -> None:
-    with hosts(2) as both, contextlib.ExitStack() as stack:
-        Cable(*both)
-        coordinator = stack.enter_context(serving(2, host="0.0.0.0"))
-        for partition, host in enumerate(both):
-            address = (host.near, coordinator.address[1])
-            order = order_for(coordinator, across, str(tmp_path), address=address, framework=MPI())
-            # A host has a name and shared memory of its own.
-            own = f'hostname {host.name} && mount -t tmpfs none /dev/shm && exec "$@"'
-            inside = (*host.inside, "unshare", "--uts", "--mount", "sh", "-c", own, "-")
-            stack.callback(Machine(order, partition, inside=inside).close)
-        with coordinator.changed:
-            assert coordinator.changed.wait_for(lambda: coordinator.finished or coordinator.failure, 60)
-        assert coordinator.failure is None
-        assert [tmp_path.joinpath(str(rank)).read_text() for rank in range(2)] == ["2 1 1", "2 1 1"]
+    run_on_hosts(across, str(tmp_path), framework=MPI())
+    assert [tmp_path.joinpath(str(rank)).read_text() for rank in range(2)] == ["2 1 1", "2 1 1"]
 
 
 def test_the_mapping_of_ranks_to_hosts() -> None:

@@ -14,6 +14,7 @@ import pandas as pd
 import pytest
 
 import tritium as tr
+from machines import can_make_hosts, run_on_hosts
 from tritium.errors import BadSetting, TritiumWarning
 
 RNG = np.random.default_rng(0)
@@ -185,6 +186,27 @@ def test_tensorflow_that_was_not_named_is_a_warning(tmp_path: Path) -> None:
     tmp_path.joinpath("tensorflow.py").write_text("__version__ = '0'\n")
     with pytest.warns(TritiumWarning, match=r"imports tensorflow, .* Give framework='tensorflow'"):
         run(train, framework=None, data=None, env={"PYTHONPATH": str(tmp_path)})
+
+
+@pytest.mark.skipif(not can_make_hosts(), reason="only root may make network namespaces")
+def test_ranks_on_two_hosts_find_each_other_by_address(tmp_path: Path) -> None:
+    def train() -> None:
+        import tensorflow as tf
+
+        strategy = tf.distribute.MultiWorkerMirroredStrategy()
+
+        @tf.function
+        def total() -> Any:
+            def own() -> Any:
+                context = tf.distribute.get_replica_context()
+                return context.all_reduce(tf.distribute.ReduceOp.SUM, tf.constant(tr.world().rank + 1.0))
+
+            return strategy.run(own)
+
+        (tmp_path / str(tr.world().rank)).write_text(f"{strategy.num_replicas_in_sync} {float(total())}")
+
+    run_on_hosts(train, framework=tr.TensorFlow(), seconds=100.0)
+    assert [tmp_path.joinpath(name).read_text() for name in "01"] == ["2 3.0", "2 3.0"]
 
 
 if __name__ == "__main__":

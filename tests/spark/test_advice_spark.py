@@ -10,7 +10,6 @@ import pandas as pd
 import pytest
 import torch
 from pyspark.errors import PythonException
-from pyspark.ml.feature import StringIndexer
 from pyspark.ml.functions import array_to_vector, vector_to_array
 from pyspark.sql import functions as F
 from torch import nn
@@ -73,6 +72,19 @@ def test_a_misspelt_setting_is_found(spark: Any, key: str) -> None:
 # --- what an error advises, taken from its text and done
 
 QUIET: dict[str, Any] = {"progress": False}
+
+
+class Words(nn.Module):
+    """A model of two numbers and the index of a word."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.words, self.last = nn.Embedding(1000, 1), nn.Linear(3, 1)
+
+    def forward(self, x: torch.Tensor, s: torch.Tensor) -> torch.Tensor:
+        return self.last(torch.cat([x, self.words(s)], 1))
+
+
 FRAME = pd.DataFrame({"a": [0.0, 1.0, 2.0, 3.0], "b": [1.0, 0.0, 1.0, 0.0]})
 MODEL = TorchModel(tr.Model(nn.Linear(2, 1), Signature((Input("x", ("a", "b"), shape=(2,)),), (Output("y"),))))
 
@@ -165,12 +177,13 @@ def test_another_name_for_a_prediction(spark: Any) -> None:
 def test_columns_that_an_estimator_refuses_become_numbers(spark: Any) -> None:
     df = spark.createDataFrame(FRAME).select("b", F.lit("red").alias("s"), F.current_timestamp().alias("t"))
     settings = {
-        "model": lambda: nn.Linear(3, 1), "loss": nn.MSELoss(), "optimizer": torch.optim.SGD, "label_cols": ["b"],
+        "model": Words, "loss": nn.MSELoss(), "optimizer": torch.optim.SGD, "label_cols": ["b"],
         "on": "here", "verbose": False, **QUIET,
     }  # fmt: skip
-    with pytest.raises(errors.BadData, match=r"StringIndexer") as caught:
+    with pytest.raises(errors.BadData, match=r"vocabulary=\['s'\]") as caught:
         fit(df.toPandas(), feature_cols=["s", "t"], **settings)
     assert re.findall(r"F\.\w+", str(caught.value)) == ["F.hour", "F.dayofweek", "F.unix_timestamp"]
-    numbers = StringIndexer(inputCol="s", outputCol="i").fit(df).transform(df)
-    numbers = numbers.withColumns({"h": F.hour("t"), "d": F.dayofweek("t")}).select("b", "i", "h", "d")
-    assert fit(numbers.toPandas(), feature_cols=["i", "h", "d"], **settings).history
+    numbers = df.withColumns({"h": F.hour("t"), "d": F.dayofweek("t")}).select("b", "s", "h", "d")
+    features = {"x": ["h", "d"], "s": "s"}
+    assert fit(numbers.toPandas(), feature_cols=features, vocabulary=["s"], **settings).history
+    assert fit(numbers.toPandas(), feature_cols=features, hash_buckets={"s": 1000}, **settings).history

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import cloudpickle
+import lightgbm  # noqa: F401 - with scikit-learn, which sets environment variables
 import pyspark.cloudpickle
 import pytest
 from pyspark.sql import functions as F
@@ -146,3 +147,13 @@ def test_the_page_is_made_of_results(tmp_path: Path, monkeypatch: pytest.MonkeyP
 def test_the_page_shows_the_results_that_are_kept() -> None:
     page = module("_page")
     assert page.PAGE.read_text(encoding="utf-8") == page.text(page.results()), "python benchmarks/_page.py"
+
+
+def test_trees(spark: Any) -> None:
+    growing, work = module("growing"), module("work")
+    frame = work.make_frame(spark, 8_192)
+    errors = {
+        name: growing.mean_squared_error(module(name).fit(frame, 5).predict)
+        for name in ("trees_tritium", "trees_alone")
+    }
+    assert max(errors.values()) < 1.2 * min(errors.values()), errors

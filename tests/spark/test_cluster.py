@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from clusters import wait
 from tritium.errors import BadSetting, NotEnoughSlots, StartTimeout, WrongVersion
 from tritium.gang.driver.cluster import Cluster, check_versions
 from tritium.gang.driver.slots import RunSlots
@@ -21,7 +22,8 @@ def test_a_gang_that_fits_is_let_pass_on_every_kind(cluster: Any) -> None:
     assert found.is_connect == (cluster.kind == "connect")
     assert found.is_local == (cluster.kind in ("local", "connect"))
     assert found.version == cluster.spark.version
-    assert found.slots(Gang(ranks=2)) == (None if cluster.kind == "connect" else 2)
+    slots = None if cluster.kind == "connect" else 2
+    wait(lambda: found.slots(Gang(ranks=2)) == slots, "its executors are there")
     assert found.profile(Gang(ranks=2)) is None
     found.ranks_for(Gang(ranks=2))
 

@@ -239,6 +239,18 @@ def test_every_type_becomes_the_numbers_that_the_documentation_states(cluster: A
     check("gap_mask", [[True] * 3, [False] * 3, [True] * 3, [True] * 3], "bool")
 
 
+def test_rows_with_equal_values_go_to_one_rank_and_those_of_other_names_are_dealt_evenly(spark: Any) -> None:
+    rows = spark.range(0, 600, 1, 4).selectExpr("id as i", "named_struct('k', cast(id * 7 % 40 as int)) as s")
+    data = {"train": Data(rows, columns=["i", "s"], together="s.k"), "test": spark.range(0, 90, 1, 2)}
+    with Exchange(data, 3).persist() as exchange:
+        found = receive(exchange)
+    keys = [set(rank["columns"]["train"]["s.k"].tolist()) for rank in found]
+    assert sum(map(len, keys)) == len(set.union(*keys)) == 40, "no key is on two ranks"
+    assert min(map(len, keys)) > 4
+    assert sorted(np.concatenate([rank["columns"]["train"]["i"] for rank in found]).tolist()) == list(range(600))
+    assert [rank["rows"]["test"] for rank in found] == [30, 30, 30]
+
+
 def test_the_twin_without_a_jvm_gives_the_same_rows(spark: Any) -> None:
     frame = typed_rows(spark).drop("dense", "old", "gap").coalesce(1)
     settings: dict[str, Any] = {

@@ -121,8 +121,9 @@ def test_a_choice_is_one_of_those_that_are_listed() -> None:
 
 
 def test_an_unknown_word_may_be_hashed() -> None:
-    with pytest.raises(errors.BadRow, match=r"or use hash_buckets"):
+    with pytest.raises(errors.BadRow, match=r"unknown_words='keep' .*or with hash_buckets"):
         read(WORDS, vocabulary={"w": ["red"]})
+    assert read(WORDS, vocabulary={"w": ["red"]}, unknown_words="keep")
     assert read(WORDS, hash_buckets={"w": 5})
     with pytest.raises(errors.BadData, match=r"Choose one"):
         read(WORDS, **BOTH)
@@ -400,5 +401,5 @@ def test_rows_that_a_model_can_not_take_are_dropped(value: float | None) -> None
     frame = given if value is None else FRAME.assign(b=[1.0, value, 1.0, 1.0])
     with pytest.raises(errors.BadRow) as caught:
         model.predict(frame)
-    (code,) = re.findall(r"Drop such rows before, (.+), or fill them", str(caught.value))
+    (code,) = re.findall(r"Drop such rows before, (.+), fill them", str(caught.value))
     assert len(model.predict(eval(code, {"df": frame}))) == 3

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import lzma
 import pickle
 import subprocess
 import sys
@@ -133,8 +134,10 @@ def test_the_package_is_the_same_zip_every_time() -> None:
     first = ship.package()
     ship.package.cache_clear()
     assert ship.package() == first
-    assert len(first) < 950_000  # from 1000 KiB on, Spark warns at each launch that it broadcasts a large task
-    with zipfile.ZipFile(io.BytesIO(first)) as archive:
+    # From 1,024,000 bytes on, Spark warns at each launch that it broadcasts a large task. Its plan takes 22,000 of them
+    # (4.2.1, two DataFrames), and the user's function must find room, too.
+    assert len(first) < 965_000
+    with zipfile.ZipFile(io.BytesIO(lzma.decompress(first))) as archive:
         names = archive.namelist()
     assert "tritium/__init__.pyc" in names
     assert "tritium/gang/rank/main.pyc" in names

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
+from tritium.data.decode import Decoder
+from tritium.data.schema import Field
 from tritium.data.spool import Array, Ragged, RaggedView, SpoolReader
 from tritium.errors import BadRow, BadSetting
 
-Decode = Callable[[bytes], Any]
 Rows = slice | Array
 
 
@@ -22,9 +23,10 @@ class Batch(Mapping[str, Any]):
     rows  : rows that count in this rank's mean (0 in a batch that only keeps the rank in step).
     total : `rows`, summed over all ranks.
     step, epoch : their numbers, from 0.
+    schema : where the columns come from.
     """
 
-    __slots__ = ("_columns", "_read", "epoch", "rows", "scale", "step", "total")
+    __slots__ = ("_columns", "_read", "epoch", "rows", "scale", "schema", "step", "total")
 
     def __init__(
         self,
@@ -36,6 +38,7 @@ class Batch(Mapping[str, Any]):
         step: int,
         epoch: int,
         read: Callable[[], dict[str, Any]] | None = None,
+        schema: Sequence[Field] = (),
     ) -> None:
         self._columns = columns
         self._read = read
@@ -44,6 +47,7 @@ class Batch(Mapping[str, Any]):
         self.total = total
         self.step = step
         self.epoch = epoch
+        self.schema = schema
 
     def __getitem__(self, name: str) -> Any:
         return self._read_columns()[name]
@@ -74,13 +78,22 @@ class Gather:
 
     name   : of the DataFrame, for messages.
     decode : bytes column of the batch → function from its content to an array.
+    schema : the columns of the batches.
     device : None for NumPy: a range of rows is a read-only view of the map, a selection is copied (`np.take`, measured
              as fast as `torch.index_select` in RAM). Else the device of the torch tensors; those for a GPU pass through
              pinned memory. "auto": torch tensors in host memory, except for bytes, which no tensor holds.
     """
 
-    def __init__(self, name: str, reader: SpoolReader, decode: Mapping[str, Decode], device: Any) -> None:
+    def __init__(
+        self,
+        name: str,
+        reader: SpoolReader,
+        decode: Mapping[str, Decoder],
+        device: Any,
+        schema: Sequence[Field] = (),
+    ) -> None:
         self.reader = reader
+        self.schema = schema
         self.device = device
         self._name = name
         self._decode = decode
@@ -126,8 +139,8 @@ class Gather:
 
     def _bytes(self, name: str, rows: Ragged, index: Array) -> Any:
         if name in self._decode:
-            decoded = self._decoded(name, rows, index)
-            return decoded if self.device is None else self._tensor(decoded)
+            array = self._decoded(name, rows, index)
+            return array if self.device is None else self._tensor(array)
         if not self._bytes_stay:
             raise BadSetting(
                 f"column {name!r} of {self._name!r} is bytes, which no tensor holds: give tr.Data(decode={{{name!r}: "
@@ -138,34 +151,19 @@ class Gather:
         return values
 
     def _decoded(self, name: str, rows: Ragged, index: Array) -> Array:
-        decode = self._decode[name]
-        arrays: list[Array] = []
-        for row, value in zip(index, rows.rows(), strict=True):
-            content = value.tobytes()
-            try:
-                array = np.asarray(decode(content))
-            except Exception as error:
-                raise self._bad(name, int(row), content, f"decode raised {type(error).__name__}: {error}") from error
-            if arrays and (array.shape, array.dtype) != (arrays[0].shape, arrays[0].dtype):
-                raise self._bad(
-                    name,
-                    int(row),
-                    content,
-                    f"decode gave {array.dtype} of shape {array.shape}, and {arrays[0].dtype} of shape "
-                    f"{arrays[0].shape} for a row before it: a batch needs one shape",
-                )
-            arrays.append(array)
-        return np.stack(arrays)
+        def bad(row: int, what: str, value: bytes) -> BadRow:
+            row_id = int(self.reader.ids[int(index[row])])
+            column = decoder.column or name
+            return BadRow(
+                f"column {column!r} of {self._name!r}, row id {row_id}, {what}",
+                column=column,
+                row_id=row_id,
+                value=value,
+                batch_column=name,
+            )
 
-    def _bad(self, name: str, row: int, content: bytes, why: str) -> BadRow:
-        row_id = int(self.reader.ids[row])
-        start = repr(content[:16]) + ("…" if len(content) > 16 else "")
-        return BadRow(
-            f"column {name!r} of {self._name!r}, row id {row_id}, {len(content)} bytes {start}: {why}",
-            column=name,
-            row_id=row_id,
-            value=content[:1024],
-        )
+        decoder = self._decode[name]
+        return decoder.batch([value.tobytes() for value in rows.rows()], bad)
 
     def _tensor(self, array: Array) -> Any:
         tensor = self._torch.from_numpy(np.require(array, requirements=["C", "W"]))

@@ -212,10 +212,10 @@ def _fill(field: Field, fill: float | int | str | None) -> float | int:
 
 
 def _code(field: Field, word: str, known: dict[str, int]) -> int:
-    """Return the index of a word, -1 where it is not in the vocabulary."""
+    """Return the index of a word, or where it is not in the vocabulary -1, or the one for unknown words."""
     if field.buckets is not None:
         return zlib.crc32(word.encode()) % field.buckets
-    return known.get(word, -1)
+    return known.get(word, len(known) if field.unknown else -1)
 
 
 def _index(field: Field, leaf: pa.Array, at: ErrorAt) -> Array:
@@ -243,7 +243,8 @@ def _unknown(field: Field, word: str, position: int, at: ErrorAt) -> BadRow:
         position,
         word,
         f"{word!r}, which is not among the {len(field.vocabulary or ())} values of its vocabulary{meant},",
-        "Map it to one of them, or train with it: add it to vocabulary={{{0!r}: [...]}}, or use hash_buckets",
+        "Map it to one of them, or train with it: add it to vocabulary={{{0!r}: [...]}}, with unknown_words='keep' for "
+        "one more index that all other words have, or with hash_buckets",
     )
 
 

@@ -69,6 +69,7 @@ class Epoch:
         gather: Gather,
         *,
         steps: Callable[[], int],
+        counts: Callable[[], list[int]],
         on_end: Callable[[Epoch], None],
         on_batch: OnBatch | None = None,
         trace: Stopwatch | None = None,
@@ -79,12 +80,18 @@ class Epoch:
         self.ended = False
         self.first = taken
         self._schedule, self._order, self._gather = schedule, order, gather
-        self._steps, self._on_end, self._on_batch, self._trace = steps, on_end, on_batch, trace
+        self._steps, self._counts = steps, counts
+        self._on_end, self._on_batch, self._trace = on_end, on_batch, trace
 
     @property
     def steps(self) -> int:
         """Steps of the whole epoch, the same on every rank. Waits until the shards of all ranks are complete."""
         return self._steps()
+
+    @property
+    def counts(self) -> list[int]:
+        """Rows of every rank in this epoch. Waits until the shards of all ranks are complete."""
+        return self._counts()
 
     def __len__(self) -> int:
         return self.steps
@@ -116,6 +123,7 @@ class Epoch:
                     step=share.step,
                     epoch=self.number,
                     read=functools.partial(self._read_again, share),
+                    schema=self._gather.schema,
                 )
                 del columns  # The batch alone must hold them, so that release() frees them.
                 yield batch
@@ -136,7 +144,16 @@ class Epoch:
         if self._on_batch is not None:
             self._on_batch(self.number, step)
         columns = self._placed(self._gather.take(self._rows(share)))
-        return Batch(columns, scale=share.scale, rows=share.rows, total=share.total, step=step, epoch=self.number)
+        schema = self._gather.schema
+        return Batch(
+            columns,
+            scale=share.scale,
+            rows=share.rows,
+            total=share.total,
+            step=step,
+            epoch=self.number,
+            schema=schema,
+        )
 
     def end(self) -> None:
         """Record the epoch as taken to its end."""

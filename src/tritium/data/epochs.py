@@ -6,7 +6,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Protocol
 
-from tritium.data.batch import Decode, Gather
+from tritium.data.batch import Gather
+from tritium.data.decode import Decoder
 from tritium.data.epoch import Epoch, OnBatch, Stopwatch
 from tritium.data.fingerprint import compare, differences, summary
 from tritium.data.idset import IdSet
@@ -21,6 +22,7 @@ from tritium.data.order import (
 )
 from tritium.data.remainder import KnownSchedule, StepSchedule, StreamedSchedule, step_count
 from tritium.data.resume import State, checked_state, checked_states, resharded
+from tritium.data.schema import Field
 from tritium.data.spool import SpoolReader
 from tritium.data.watermark import Feed
 from tritium.errors import DataChanged, DataError
@@ -46,9 +48,10 @@ class RowSource(Protocol):
     feed: Feed
     on_batch: OnBatch | None
     trace: Stopwatch | None
+    schema: tuple[Field, ...]
 
     @property
-    def decode(self) -> Mapping[str, Decode]: ...
+    def decode(self) -> Mapping[str, Decoder]: ...
     @property
     def counts(self) -> list[int]: ...
     @property
@@ -240,8 +243,9 @@ class Epochs:
             number,
             schedule,
             self._row_order(number, step, schedule),
-            Gather(shard.name, shard.reader, shard.decode, self._device),
+            Gather(shard.name, shard.reader, shard.decode, self._device, shard.schema),
             steps=lambda: step_count(self._counts(number), size, remainder),
+            counts=lambda: self._counts(number),
             on_end=self._on_epoch_end,
             on_batch=shard.on_batch,
             trace=shard.trace,

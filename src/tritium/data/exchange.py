@@ -75,25 +75,29 @@ class Exchange:
         from pyspark.sql import functions as F
 
         packed = {name: self._packed(name) for name in self.plan}
+        home = ["_home"] if any(data.together is not None for data in self.data.values()) else []
         types = {name: frame.schema[0].dataType for name, frame in packed.items()}
         anchors = self.spark.range(0, self.ranks, 1, 1)
         anchor = F.col("id").cast("int").alias("_anchor")
         united = None
         for own, frame in packed.items():
             columns = [F.col(own) if name == own else F.lit(None).cast(kind) for name, kind in types.items()]
-            rows = frame.select(F.lit(None).cast("int").alias("_anchor"), *_named(columns, types))
+            rows = frame.select(F.lit(None).cast("int").alias("_anchor"), *home, *_named(columns, types))
             united = rows if united is None else united.unionAll(rows)
         nulls = [F.lit(None).cast(kind) for kind in types.values()]
-        last = anchors.select(anchor, *_named(nulls, types))
+        last = anchors.select(anchor, *(F.lit(None).cast("int").alias(h) for h in home), *_named(nulls, types))
         united = last if united is None else united.unionAll(last)
         numbered = united.select(F.monotonically_increasing_id().alias("_id"), "*")
         partition, position = F.shiftright("_id", PARTITION_BITS), F.col("_id").bitwiseAND(F.lit(POSITION))
         rank = F.pmod(partition + position, F.lit(self.ranks)).cast("int")
-        dealt = numbered.repartitionById(self.ranks, F.coalesce(F.col("_anchor"), rank))
+        dealt = numbered.repartitionById(self.ranks, F.coalesce(F.col("_anchor"), *home, rank)).drop("_home")
         return dealt.sortWithinPartitions("_id") if self.sorted else dealt
 
     def _packed(self, name: str) -> Any:
-        """Return the frame of `name` as one struct column of that name, with a child `c<i>` for each Field."""
+        """Return the frame of `name` as one struct column of that name, with a child `c<i>` for each Field.
+
+        A second column `_home` is the rank of a row that goes with others, else null: Spark computes what is selected.
+        """
         from pyspark.sql import functions as F
 
         frame = self.data[name].frame
@@ -101,7 +105,10 @@ class Exchange:
         if keys := self.data[name].keys:
             frame = frame.sortWithinPartitions(*(spark_column(schema, key) for key in keys))
         children = [pack(field, schema).alias(f"c{i}") for i, field in enumerate(self.plan[name])]
-        return frame.select(F.struct(*children).alias(name))
+        home = F.lit(None)
+        if (key := self.data[name].together) is not None:
+            home = F.pmod(F.xxhash64(spark_column(schema, key)), F.lit(self.ranks))
+        return frame.select(F.struct(*children).alias(name), home.cast("int").alias("_home"))
 
     def persist(self) -> Exchange:
         """Keep the distributed rows in Spark's block storage, so that further gangs don't recompute the source."""

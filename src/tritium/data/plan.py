@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from tritium.data import narrow
+from tritium.data import narrow, together
 from tritium.data.schema import Data, Field, Fill, by_column
 from tritium.data.types import SourceType, columns_of, flat, may_exceed_int64
 from tritium.errors import BadData
@@ -223,7 +223,8 @@ class _Planner:
         return Field(
             name=batch, sources=(source,), kind="fixed", dtype=dtype, depth=depth,
             shape=() if depth == 0 else (pad[0],) if pad else None,
-            vocabulary=words, buckets=buckets, pad=pad, nulls=(self._null(batch, source, dtype, words),), nan="keep",
+            vocabulary=words, unknown=self.data.unknown_words == "keep", buckets=buckets, pad=pad,
+            nulls=(self._null(batch, source, dtype, words),), nan="keep",
         )  # fmt: skip
 
     def _binary(self, batch: str, source: str) -> Field:
@@ -308,7 +309,7 @@ class _Planner:
     def _null(self, batch: str, source: str, dtype: str, words: tuple[str, ...] | None = None) -> Fill:
         fill = self._fill(batch, source)
         if isinstance(fill, str) and fill != "mask":
-            if words is not None and fill not in words:
+            if words is not None and fill not in words and self.data.unknown_words == "error":
                 self.problems.append(f"nulls={fill!r} for {source!r} is not in its vocabulary.{suggest(fill, words)}")
             elif words is None and self._setting(self.data.hash_buckets, batch, source) is None:
                 self.problems.append(f"nulls={fill!r} for {source!r}: give a number, or 'mask'.")
@@ -339,10 +340,11 @@ class _Planner:
             masked = any(self._fill(batch, source) == "mask" for source in sources)
             if masked and f"{batch}_mask" in wanted:
                 self.problems.append(f"the mask of {batch!r} would be called {batch}_mask, as another column is.")
-        for key in data.keys:
-            if key not in self.columns:
-                self.problems.append(f"row_key names {key!r}, which is not there.{suggest(key, list(self.columns))}")
-        if data.nan not in ("error", "keep"):
-            self.problems.append(f"nan={data.nan!r} is unknown. Use 'error' or 'keep'.")
+        for key in (key for key in data.keys if key not in self.columns):
+            self.problems.append(f"row_key names {key!r}, which is not there.{suggest(key, list(self.columns))}")
+        self.problems += together.problems(data.together, self.columns, self.read, data.nulls)
+        for setting_name in ("nan", "unknown_words"):
+            if (value := getattr(data, setting_name)) not in ("error", "keep"):
+                self.problems.append(f"{setting_name}={value!r} is unknown. Use 'error' or 'keep'.")
         if data.shuffle not in ("full", "stream", True, False):
             self.problems.append(f"shuffle={data.shuffle!r} is unknown. Use 'full', 'stream' or False.")

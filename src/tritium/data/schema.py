@@ -39,13 +39,18 @@ class Data:
     """The dtype where `dtype` asks for none: per batch column, or one for all floating ones. An integer that it does
     not hold exactly (float32 from 2**24 on) raises BadRow; with `dtype` it is rounded."""
     vocabulary: Mapping[str, Sequence[str]] = setting(default_factory=dict)
-    """String column → its known values; the batch has their index (int64). An unknown value raises BadRow."""
+    """String column → its known values; the batch has their index (int64)."""
+    unknown_words: Literal["error", "keep"] = "error"
+    """Whether a value that is not in its vocabulary raises BadRow, or has the index after the last one's ("keep")."""
     hash_buckets: Mapping[str, int] = setting(default_factory=dict)
     """String column → n; the batch has crc32(UTF-8) mod n (int64), the same on every machine."""
     pad: Mapping[str, int | tuple[int, float]] = setting(default_factory=dict)
     """Array of varying length → its fixed length, or (length, fill); fill is 0. A longer row raises BadRow."""
     decode: Mapping[str, Callable[[bytes], np.ndarray[Any, Any]]] = setting(default_factory=dict)
     """Binary column → a function from its bytes to an array, called in the rank when a batch is made."""
+    decode_threads: int = 1
+    """The threads of a rank in which the rows of a batch are decoded at once, for a function that releases Python's
+    lock, as those of Pillow and OpenCV do. Ranks have their own."""
     nulls: Mapping[str, float | int | str] = setting(default_factory=dict)
     """Column → the value in place of null, or "mask" (0, and a bool column `<name>_mask`: True = present)."""
     nan: Literal["error", "keep"] = "error"
@@ -55,6 +60,9 @@ class Data:
     row_key: Sequence[str] | str = ()
     """Columns that identify a row. Rows are sorted by them within their source partition before they get their ids, so
     that a row has the same id when Spark computes a join or an aggregation again, and a resumed epoch is exact."""
+    together: str | None = None
+    """A column that is read too: rows with equal values of it go to one rank, as the documents of one query must for a
+    ranking. Ranks then have as many rows as these groups give them, not equally many. A null in it raises BadRow."""
 
     def __post_init__(self) -> None:
         wrong = []
@@ -63,6 +71,8 @@ class Data:
             if not isinstance(value, Mapping):
                 shown = getattr(value, "__name__", repr(value))
                 wrong.append(f"{name}={shown} must be a mapping from columns: {name}={{'x': {shown}}}.")
+        if isinstance(self.decode_threads, bool) or not isinstance(self.decode_threads, int) or self.decode_threads < 1:
+            wrong.append(f"decode_threads={self.decode_threads!r} must be a whole number of at least 1.")
         if wrong:
             raise BadSetting("tr.Data: " + " ".join(wrong), settings=wrong)
 
@@ -91,6 +101,8 @@ class Field:
     travel: str = ""
     """The numpy dtype in which the values leave the JVM; "" for strings and bytes."""
     vocabulary: tuple[str, ...] | None = None
+    unknown: bool = False
+    """Whether a word that is not in the vocabulary has the index after the last one's."""
     buckets: int | None = None
     pad: tuple[int, float] | None = None
     nulls: tuple[Fill, ...] = (None,)

@@ -10,14 +10,15 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
-from tritium.data.batch import Decode, checked_device
+from tritium.data.batch import checked_device
+from tritium.data.decode import Decode, by_batch_column
 from tritium.data.epoch import Epoch, OnBatch, OnEpochEnd, Stopwatch
 from tritium.data.epochs import EpochPlan, Epochs
 from tritium.data.idset import IdSet
 from tritium.data.memory import memory_limit
 from tritium.data.order import Lookup, by_id
 from tritium.data.remainder import REMAINDERS, check_counts, step_count
-from tritium.data.schema import Field, by_column
+from tritium.data.schema import Field
 from tritium.data.spool import Spool, SpoolReader
 from tritium.data.watermark import Feed, Watermark
 from tritium.errors import BadSetting
@@ -78,9 +79,7 @@ class Shard:
         self._description = description
         self.feed = feed
         self._decode = dict(decode or {})
-        read = {source for field in fields for source in field.sources}
-        found = {field.name: by_column(self._decode, field.name, field.sources[0], read) for field in fields}
-        self.decode = {name: function for name, function in found.items() if function is not None}
+        self.decode = by_batch_column(self._decode, fields)
         """By batch column."""
         self._tensors = tensors
         self._prepared = prepared

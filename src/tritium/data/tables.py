@@ -14,6 +14,7 @@ from tritium.data.codec import bad_row
 from tritium.data.idset import PARTITION_BITS
 from tritium.data.plan import plan
 from tritium.data.schema import Data, Field, as_data
+from tritium.data.together import ranks_of
 from tritium.data.types import SourceType, columns_of, path_of
 from tritium.errors import BadData, BadRow, BadSetting
 
@@ -38,6 +39,11 @@ class Tables:
         for name, value in given.items():
             if value.keys:
                 self._tables[name] = _sorted(self._tables[name], value.keys)
+        self._homes = {
+            name: ranks_of(column_of(self._tables[name], value.together), ranks)
+            for name, value in given.items()
+            if value.together is not None
+        }
         self._types = {
             name: pa.struct([(f"c{i}", _arrow(field, table.schema)) for i, field in enumerate(self.plan[name])])
             for name, table in self._tables.items()
@@ -47,7 +53,10 @@ class Tables:
         """Yield the rows of one rank in the order of their ids, its anchor last. Raises BadRow, BadData."""
         for partition, (name, table) in enumerate(self._tables.items()):
             first = (rank - partition) % self.ranks
-            rows = np.arange(first, table.num_rows, self.ranks, dtype=np.int64)
+            if name in self._homes:
+                rows = np.flatnonzero(self._homes[name] == rank)
+            else:
+                rows = np.arange(first, table.num_rows, self.ranks, dtype=np.int64)
             for start in range(0, len(rows), ROWS):
                 chosen = rows[start : start + ROWS]
                 taken = table.take(pa.array(chosen)).combine_chunks()
@@ -94,7 +103,7 @@ def table_of(frame: Any, name: str) -> pa.Table:
 
 
 def _sorted(table: pa.Table, keys: Sequence[str]) -> pa.Table:
-    columns = pa.table({key: _column(table, key) for key in keys})
+    columns = pa.table({key: column_of(table, key) for key in keys})
     return table.take(pc.sort_indices(columns, [(key, "ascending") for key in keys])).combine_chunks()
 
 
@@ -102,7 +111,7 @@ def _arrow(field: Field, schema: pa.Schema) -> pa.DataType:
     """Return the Arrow type in which a Field travels."""
     if field.packed:
         return pa.list_(pa.from_numpy_dtype(field.travel))
-    column = _column(pa.Table.from_batches([], schema), field.sources[0])
+    column = column_of(pa.Table.from_batches([], schema), field.sources[0])
     return _travelling(column.type, field.travel)
 
 
@@ -126,14 +135,14 @@ def _travelling(kind: pa.DataType, travel: str) -> pa.DataType:
 def _packed(field: Field, rows: pa.Table, name: str, ids: Array) -> pa.Array:
     """Return one Field of these rows as `exchange.pack` makes it. Raises BadRow for a value that can't be packed."""
     if not field.packed:
-        column = _column(rows, field.sources[0])
+        column = column_of(rows, field.sources[0])
         return _converted(column, _travelling(column.type, field.travel), field.sources[0], name)
     count, width = rows.num_rows, len(field.sources)
     values = np.zeros((count, width), field.travel)
     absent = np.zeros((count, width), np.bool_)
     kinds = columns_of(rows.schema)
     for i, source in enumerate(field.sources):
-        column = _scalar(_column(rows, source), kinds[source], source, name)
+        column = _scalar(column_of(rows, source), kinds[source], source, name)
         if column.null_count:
             absent[:, i] = column.is_null().to_numpy(zero_copy_only=False)
             column = column.fill_null(False if pa.types.is_boolean(column.type) else 0)
@@ -194,7 +203,7 @@ def _with_leaf(kind: pa.DataType, leaf: pa.DataType) -> pa.DataType:
     return pa.large_list(_with_leaf(kind.value_type, leaf)) if pa.types.is_nested(kind) else leaf
 
 
-def _column(rows: pa.Table, source: str) -> pa.Array:
+def column_of(rows: pa.Table, source: str) -> pa.Array:
     """Return a column, or a field of a struct, as one array; null where a struct around it is null."""
     top, *below = path_of(rows.schema, source)
     chunked = rows.column(top)

@@ -20,10 +20,12 @@ _CLASSES = {
     "jax": "tritium.frameworks.jax:JAX",
     "lightgbm": "tritium.frameworks.lightgbm:LightGBM",
     "mpi": "tritium.frameworks.mpi:MPI",
+    "horovod": "tritium.frameworks.horovod:Horovod",
 }
 # A function that imports one of these expects that framework to connect the ranks. mpi4py is refused in the rank;
 # transformers and accelerate connect them by torchrun's variables, whatever the framework.
 _PACKAGES = {
+    "horovod": "horovod",  # first: whoever imports it beside TensorFlow means it
     "lightning": "lightning",
     "pytorch_lightning": "lightning",
     "keras": "keras",

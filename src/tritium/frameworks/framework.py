@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol
@@ -73,6 +73,8 @@ class Framework:
     """Whether batches hold torch tensors unless `epochs(device=…)` says otherwise."""
     float32: ClassVar[bool] = False
     """Whether floating columns are read as float32, its default dtype, unless `tr.Data` gives another one."""
+    forks: ClassVar[bool] = True
+    """Whether a process that has imported it may fork ranks: importing it starts no threads, and opens no device."""
     pmi: ClassVar[bool] = False
     """Whether ranks find each other through the process management interface of MPI (PMI)."""
     secondary: ClassVar[re.Pattern[str] | None] = None
@@ -101,6 +103,10 @@ class Framework:
         When the function raises, nothing needs to be undone: the process ends.
         """
         return function()
+
+    def predicting(self, facts: Mapping[str, Any]) -> Framework:
+        """Return the framework as it is imported to predict with a model of these facts (`tritium.model.engine`)."""
+        return self
 
     def threads(self, cpus: int | None) -> AbstractContextManager[None]:
         """Return a context in which the framework uses `cpus` threads; None leaves the number as it is."""

@@ -6,7 +6,8 @@ import importlib
 import os
 import re
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
@@ -15,7 +16,9 @@ from tritium.errors import WrongVersion
 from tritium.frameworks.framework import Framework, Place
 from tritium.frameworks.keras_fit import Ranks, connect_training
 from tritium.frameworks.tensorflow import TensorFlow
+from tritium.frameworks.torch import threads as torch_threads
 from tritium.hints import did_you_mean
+from tritium.model.engines.keras_here import VARIABLE
 
 if TYPE_CHECKING:
     from tritium.observe.trace import Trace
@@ -25,7 +28,6 @@ BACKENDS = {  # back end → the module that connects its ranks
     "jax": "tritium.frameworks.keras_jax",
     "tensorflow": "tritium.frameworks.keras_tensorflow",
 }
-_VARIABLE = "KERAS_BACKEND"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,6 +44,7 @@ class Keras(Framework):
 
     name = "keras"
     modules = ("keras",)
+    forks = False
     covers = tuple(BACKENDS)
     install = "keras"
     float32 = True
@@ -61,21 +64,23 @@ class Keras(Framework):
     def prepare(self) -> None:
         """Choose the back end: Keras reads it when it is imported."""
         if self.backend is not None:
-            os.environ[_VARIABLE] = self.backend
+            os.environ[VARIABLE] = self.backend
         TensorFlow().prepare()
 
     def load(self) -> None:
         """Import Keras and its back end. Raises ImportError where Keras is missing, WrongVersion where the back end
         is."""
+        if self.backend is not None:
+            os.environ[VARIABLE] = self.backend
         try:
             importlib.import_module("keras")
         except ImportError as error:
             if find_spec("keras") is None:
                 raise
-            chosen = os.environ.get(_VARIABLE) or "its configured back end"
+            chosen = os.environ.get(VARIABLE) or "its configured back end"
             raise WrongVersion(
                 f"Keras can't be imported on {chosen} by {sys.executable}: {error}. Install that back end there: "
-                f"{sys.executable} -m pip install {os.environ.get(_VARIABLE, 'torch')}; or choose another one: "
+                f"{sys.executable} -m pip install {os.environ.get(VARIABLE, 'torch')}; or choose another one: "
                 f"framework=tr.Keras(backend=…) with one of {', '.join(map(repr, BACKENDS))}.",
                 framework=self.name,
             ) from error
@@ -98,6 +103,16 @@ class Keras(Framework):
             return function()
 
         return importlib.import_module(BACKENDS[chosen]).run(place, call)
+
+    def predicting(self, facts: Mapping[str, Any]) -> Keras:
+        """Return Keras on the back end of the training, unless this process has imported or chosen one."""
+        chosen = "keras" in sys.modules or VARIABLE in os.environ
+        return self if chosen else Keras(backend=facts.get("backend"))
+
+    def threads(self, cpus: int | None) -> AbstractContextManager[None]:
+        """Return a context in which torch uses `cpus` threads, where it is the back end; the others choose at start."""
+        on_torch = "keras" in sys.modules and sys.modules["keras"].backend.backend() == "torch"
+        return torch_threads(cpus) if on_torch else nullcontext()
 
     def trace(self, trace: Trace) -> None:
         """Measure the parts of a step on torch; on JAX and TensorFlow a step is one computation."""

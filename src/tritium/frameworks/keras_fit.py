@@ -35,11 +35,23 @@ class Ranks(Protocol):
         ...
 
 
+_connected: list[Callable[[Any], None]] = []
+
+
+def begin(model: Any) -> None:
+    """Give a built model rank 0's weights and optimizer state, as the first `fit` does. All ranks call it.
+
+    Does nothing in a gang of one.
+    """
+    for give in _connected:
+        give(model)
+
+
 def connect_training(keras: Any, place: Place, ranks: Ranks) -> None:
     """Let every `fit`, `train_on_batch` and optimizer of this process train one model on all ranks."""
     begun: WeakSet[Any] = WeakSet()
 
-    def begin(model: Any) -> None:
+    def give(model: Any) -> None:
         """Give the model rank 0's values. Called by all ranks at the same point of their programs."""
         ranks.check(model)
         variables = [*model.weights, *(model.optimizer.variables if model.optimizer is not None else ())]
@@ -48,8 +60,9 @@ def connect_training(keras: Any, place: Place, ranks: Ranks) -> None:
             variable.assign(value)
         begun.add(model)
 
+    _connected.append(give)
     _hook_apply(keras, ranks)
-    _hook_fit(keras, place, ranks, begin)
+    _hook_fit(keras, place, ranks, give)
     train_on_batch = keras.Model.train_on_batch
 
     @functools.wraps(train_on_batch)
@@ -57,7 +70,7 @@ def connect_training(keras: Any, place: Place, ranks: Ranks) -> None:
         if model not in begun:
             if not model.built or not model.optimizer.built:
                 model._symbolic_build(data_batch=(x, *args[:1], *(options[k] for k in ("y",) if k in options)))
-            begin(model)
+            give(model)
         result = train_on_batch(model, x, *args, **options)
         ranks.agree()
         return result

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import ctypes
 import functools
 import importlib
 import re
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -42,6 +44,39 @@ class LightGBM(Framework):
         result = function()
         _free(library)
         return result
+
+    @contextmanager
+    def threads(self, cpus: int | None) -> Iterator[None]:
+        """Let LightGBM use at most `cpus` threads."""
+        found = importlib.import_module("lightgbm.basic")
+        before = ctypes.c_int(-1)
+        if cpus is not None:
+            found._safe_call(found._LIB.LGBM_GetMaxThreads(ctypes.byref(before)))
+            found._safe_call(found._LIB.LGBM_SetMaxThreads(ctypes.c_int(cpus)))
+        try:
+            yield
+        finally:
+            if cpus is not None:
+                found._safe_call(found._LIB.LGBM_SetMaxThreads(before))
+
+
+@contextmanager
+def joined(place: Place) -> Iterator[dict[str, Any]]:
+    """Connect the ranks for a block that trains one model, and yield the parameters that its booster needs for it.
+
+    A Dataset that is constructed before has the bins that its maker gave it; one that is constructed in the block those
+    that LightGBM finds in a part of the rows.
+    """
+    if place.size == 1:
+        yield {}
+        return
+    library: Any = sys.modules["lightgbm"]
+    basic = importlib.import_module("lightgbm.basic")
+    connect(place, functools.partial(_init, basic), functools.partial(_free, library))
+    try:
+        yield {"num_machines": place.size, "pre_partition": True}
+    finally:
+        _free(library)
 
 
 def _hook(library: Any, place: Place) -> None:

@@ -37,6 +37,7 @@ class TensorFlow(Framework):
 
     name = "tensorflow"
     modules = ("tensorflow",)
+    forks = False
     covers = ("tf_keras", "keras")
     install = "tensorflow"
     float32 = True

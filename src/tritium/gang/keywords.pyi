@@ -39,7 +39,7 @@ class GangKeywords(TypedDict, total=False):
     framework: str | Framework | None
     """The framework that ranks are set up for: its name, or an object with its settings. A rank imports it while its
     rows arrive, and connects it to the other ranks. There are torch, lightning, huggingface, keras, tensorflow, jax,
-    lightgbm, mpi. None: torchrun's variables alone, which are enough for torch."""
+    lightgbm, mpi, horovod. None: torchrun's variables alone, which are enough for torch."""
     on: Where
     """Where the ranks run: "cluster" (Spark tasks), "driver" (child processes on this machine, no JVM), "here" (this
     process, one rank: for a debugger)."""

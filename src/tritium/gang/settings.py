@@ -36,6 +36,7 @@ FRAMEWORKS_ELSEWHERE = {  # other names → framework
     **dict.fromkeys(("pl", "pytorch_lightning", "pytorch-lightning"), "lightning"),
     **dict.fromkeys(("lgbm", "lgb"), "lightgbm"),
     **dict.fromkeys(("mpi4py", "mpich", "openmpi"), "mpi"),
+    **dict.fromkeys(("hvd",), "horovod"),
     **dict.fromkeys(("flax", "optax", "equinox"), "jax"),
 }
 

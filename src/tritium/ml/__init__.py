@@ -10,20 +10,58 @@ from tritium.ml.extras import needed
 if TYPE_CHECKING:
     from tritium.ml.callbacks import Callback, TrainState
     from tritium.ml.early_stopping import EarlyStopping
+    from tritium.ml.function.estimator import FunctionEstimator
+    from tritium.ml.function.model import FunctionModel
+    from tritium.ml.function.settings import FunctionSettings, Trained
+    from tritium.ml.keras.estimator import KerasEstimator
+    from tritium.ml.keras.model import KerasModel
+    from tritium.ml.keras.settings import KerasSettings
+    from tritium.ml.lightgbm.estimator import LightGBMClassifier, LightGBMRanker, LightGBMRegressor
+    from tritium.ml.lightgbm.model import LightGBMModel
     from tritium.ml.torch.estimator import TorchEstimator
     from tritium.ml.torch.fit import fit
     from tritium.ml.torch.model import TorchModel
     from tritium.ml.torch.settings import TorchSettings
 
-__all__ = ["Callback", "EarlyStopping", "TorchEstimator", "TorchModel", "TorchSettings", "TrainState", "fit"]
+__all__ = [
+    "Callback",
+    "EarlyStopping",
+    "FunctionEstimator",
+    "FunctionModel",
+    "FunctionSettings",
+    "KerasEstimator",
+    "KerasModel",
+    "KerasSettings",
+    "LightGBMClassifier",
+    "LightGBMModel",
+    "LightGBMRanker",
+    "LightGBMRegressor",
+    "TorchEstimator",
+    "TorchModel",
+    "TorchSettings",
+    "TrainState",
+    "Trained",
+    "fit",
+]
 
 _HOME = {
     "Callback": "callbacks",
     "EarlyStopping": "early_stopping",
+    "FunctionEstimator": "function.estimator",
+    "FunctionModel": "function.model",
+    "FunctionSettings": "function.settings",
+    "KerasEstimator": "keras.estimator",
+    "KerasModel": "keras.model",
+    "KerasSettings": "keras.settings",
+    "LightGBMClassifier": "lightgbm.estimator",
+    "LightGBMModel": "lightgbm.model",
+    "LightGBMRanker": "lightgbm.estimator",
+    "LightGBMRegressor": "lightgbm.estimator",
     "TorchEstimator": "torch.estimator",
     "TorchModel": "torch.model",
     "TorchSettings": "torch.settings",
     "TrainState": "callbacks",
+    "Trained": "function.settings",
     "fit": "torch.fit",
 }
 

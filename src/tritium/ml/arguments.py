@@ -42,6 +42,11 @@ def takes_nothing(function: Callable[..., Any]) -> bool:
     return parameters is not None and all(p.kind in (p.KEYWORD_ONLY, p.VAR_KEYWORD) for p in parameters)
 
 
+def takes_vocabulary(model: Any) -> bool:
+    """Return whether a function that makes a model takes the words of columns, by the name of its argument."""
+    return needed_arguments(model) == ["vocabulary"]
+
+
 def _parameters(function: Callable[..., Any]) -> list[inspect.Parameter] | None:
     try:
         return list(inspect.signature(function).parameters.values())

@@ -28,12 +28,18 @@ class DryRun(ABC, Generic[S]):
     def outputs(self) -> tuple[Output, ...] | None:
         """What the model returns in eval mode, as it is called for predictions; None where that is not known yet."""
 
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """Lines for the user about what was found."""
+        return ()
+
     @abstractmethod
-    def train(self, settings: S, label: Field, shape: tuple[int, ...] | None) -> Any:
+    def train(self, settings: S, labels: Mapping[str, Field], shapes: Mapping[str, tuple[int, ...] | None]) -> Any:
         """Try one step of training, and return the picklable `facts` that `Backend.train` is given.
 
         settings : with the task that follows from the scores.
-        label : the batch column of the labels; `shape` is that of a row of it, None where only the data will tell.
+        labels : the batch columns of the labels by name; `shapes` are those of a row, None where only the data will
+                 tell.
 
         Raises BadSetting and BadData for what can't be trained.
         """
@@ -56,6 +62,10 @@ class Backend(ABC, Generic[S]):
     Rank 0 stores the weights and returns `history`, and `inputs` and `outputs` as name → (dtype, shape of a row).
     """
 
+    def loaded(self, settings: S) -> S:
+        """Return the settings with what they name by a path, read on the driver. Raises BadSetting."""
+        return settings
+
     @abstractmethod
     def dry_run(self, settings: S, fields: Mapping[str, Field], shapes: Mapping[str, tuple[int, ...]]) -> DryRun[S]:
         """Call the model with zeros.
@@ -72,6 +82,13 @@ class Backend(ABC, Generic[S]):
 
         Name → value, and beside those `code` (name → text, value, code, guess), `architecture` (a text of the model)
         and `versions` (library → version). `ml.checkpoint` compares it.
+        """
+
+    @abstractmethod
+    def peek(self, run_dir: str, settings: S, identity: Mapping[str, Any]) -> str | None:
+        """Return a line for the user about what a fit in this run directory continues from; None: from the beginning.
+
+        Raises BadSetting where the checkpoint there is of another training.
         """
 
     @abstractmethod

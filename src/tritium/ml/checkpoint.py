@@ -7,7 +7,7 @@ from typing import Any
 
 from tritium.errors import BadSetting, CheckpointFailed
 from tritium.ml.early_stopping import stays_stopped
-from tritium.ml.settings import Settings
+from tritium.ml.epoch_settings import EpochSettings
 from tritium.model.checkpoint import Store
 from tritium.model.checkpoint_format import Damaged
 
@@ -54,7 +54,7 @@ def _refuse(other: Sequence[str], path: str, more: str = "") -> None:
         )
 
 
-def peek(run_dir: str, settings: Settings, now: Mapping[str, Any]) -> str | None:
+def peek(run_dir: str, settings: EpochSettings, now: Mapping[str, Any]) -> str | None:
     """Return a line for the user about what a fit in this run directory continues from; None where nothing was begun.
 
     `now` is the identity that the backend gives this training. Raises BadSetting where the checkpoint is of another
@@ -94,7 +94,7 @@ def peek(run_dir: str, settings: Settings, now: Mapping[str, Any]) -> str | None
 
 
 def _compare_code(
-    before: Mapping[str, Any], now: Mapping[str, Any], settings: Settings, state: Mapping[str, Any]
+    before: Mapping[str, Any], now: Mapping[str, Any], settings: EpochSettings, state: Mapping[str, Any]
 ) -> tuple[list[str], list[str]]:
     """Return what is certainly another model, loss, step, …, and sentences about what can't be known or is allowed.
 

@@ -28,14 +28,14 @@ class Columns:
     dtypes: dict[str, str]
     class_label: str | None = None
     values: Mapping[str, Any] = field(default_factory=dict)
-    """Settings of Data for nulls, NaN and short arrays."""
+    """Settings of Data for nulls, words, bytes, NaN and short arrays."""
 
     def data(self, frame: Any, settings: Settings) -> Data:
         """Return the Data that reads `frame`."""
         if self.class_label is not None:
             frame = whole_numbers(frame, self.class_label, settings)
         keys = settings.row_key or ()
-        order: dict[str, Any] = {"shuffle": settings.shuffle, "row_key": keys}
+        order: dict[str, Any] = {"shuffle": settings.exchange_order, "row_key": keys}
         return Data(frame, columns=self.sources, default_dtype=self.dtypes, **order, **self.values)
 
     def fields(self, frame: Any, name: str) -> tuple[Field, ...]:
@@ -65,28 +65,47 @@ def find_columns(frame: Any, settings: Settings) -> Columns:
     labels = settings.labels()
     features = [name for given in settings.inputs().values() for name in names_in(given)]
     weight = [settings.weight_col] if settings.weight_col is not None else []
+    more = settings.more_sources()
     problems = []
-    for role, names in (("feature", features), ("label", labels), ("weight", weight)):
+    roles = [("feature", features), ("label", labels), ("weight", weight)]
+    for role, names in roles + [(role, names_in(given)) for role, given, _ in more.values()]:
         for name in names:
             if name not in known:
                 problems.append(f"{role} column {name!r} is missing.{suggest(name, known)}")
-            elif problem := _unfit(name, known[name], role):
+            elif problem := _unfit(name, known[name], role, settings):
                 problems.append(f"{role} column {name!r} is {problem}")
     if problems:
         listed = "".join(f"\n  - {problem}" for problem in problems)
         raise BadData(f"This frame can't be trained on:{listed}", problems=problems)
     sources: dict[str, str | list[str]] = dict(settings.inputs())
-    dtypes = {name: _dtype(given, known) for name, given in sources.items()}
-    one = known[labels[0]] if len(labels) == 1 else None
-    as_numbers = one is None or _floating(one) or (one.scalar and settings.is_of_one_score())
-    sources[LABEL] = labels if as_numbers else labels[0]
-    dtypes[LABEL] = _dtype(sources[LABEL], known)
-    if one is not None and one.scalar and one.dtype == "bool" and not as_numbers:
-        dtypes[LABEL] = "int64"
+    dtypes = {name: settings.dtype_of_features or _dtype(given, known) for name, given in sources.items()}
+    for name, given in settings.label_sources().items():
+        sources[name], dtypes[name] = _label(name, names_in(given), known, settings)
     if settings.weight_col is not None:
         sources[WEIGHT], dtypes[WEIGHT] = settings.weight_col, "float32"
-    values = {"nulls": dict(settings.nulls or {}), "nan": settings.nan, "pad": dict(settings.pad or {})}
+    for name, (_, given, dtype) in more.items():
+        sources[name], dtypes[name] = given, dtype
+    values: dict[str, Any] = {
+        **{name: dict(getattr(settings, name) or {}) for name in ("nulls", "pad", "hash_buckets", "decode")},
+        "vocabulary": {column: () if isinstance(w, str | int) else w for column, w in settings.words().items()},
+        "unknown_words": settings.unknown_words,
+        "decode_threads": settings.decode_threads,
+        "nan": settings.nan,
+        "together": settings.together,
+    }
     return Columns(sources, dtypes, values=values)
+
+
+def _label(
+    name: str, names: list[str], known: dict[str, SourceType], settings: Settings
+) -> tuple[str | list[str], str]:
+    """Return what a label is read from, and its dtype: numbers `[batch, n]`, or one column as it is."""
+    one = known[names[0]] if len(names) == 1 else None
+    if one is None or _floating(one) or (one.scalar and settings.is_of_one_score(name)):
+        return names, _dtype(names, known)
+    if one.scalar and one.dtype == "bool":
+        return names[0], "int64"
+    return names[0], _dtype(names[0], known)
 
 
 def refuse_other_types(found: Columns, frame: Any, validation: Any, settings: Settings) -> None:
@@ -123,8 +142,12 @@ def task_of(settings: Settings, frame: Any, scores: tuple[int, ...] | None) -> t
     if settings.task != "auto":
         return settings.task, None
     labels = settings.labels()
+    if not labels:
+        return None, None
     kind = columns_of(schema_of(frame))[labels[0]]
     several = scores is None or (len(scores) == 1 and scores[0] > 1)
+    if labels[0] in settings.words():
+        return ("classification" if several and len(labels) == 1 and settings.is_by_class() else None), None
     if len(labels) == 1 and kind.scalar and not _floating(kind) and settings.is_of_one_score():
         return "classification", None
     if len(labels) > 1 or not kind.scalar or not several or settings.has_own_step():
@@ -145,7 +168,7 @@ def maybe_classes(found: Columns, frame: Any, settings: Settings, scores: tuple[
     Otherwise as it is. `scores` is the shape of a row of the module's output; None when that is not known yet.
     """
     labels = settings.labels()
-    if settings.task != "classification" or len(labels) > 1 or settings.has_own_step():
+    if settings.task != "classification" or len(labels) != 1 or settings.has_own_step():
         return found
     if not _floating(columns_of(schema_of(frame))[labels[0]]):
         return found
@@ -229,22 +252,29 @@ def _dtype(given: str | Sequence[str], known: dict[str, SourceType]) -> str:
     return "int64" if leaf.dtype.lstrip("u").startswith("int") else "float32"
 
 
-def _unfit(name: str, kind: SourceType, role: str) -> str | None:
+def _unfit(name: str, kind: SourceType, role: str, settings: Settings) -> str | None:
     """Return what is wrong with a column of this name and type in this role, with advice, or None."""
     leaf, depth = kind.leaf()
-    if leaf.name == "string":
-        codes = f"df[{name!r}].astype('category').cat.codes in pandas"
+    coded = name in settings.words() or name in (settings.hash_buckets or {})
+    if leaf.name == "string" and not coded:
         if role == "label":
-            return f"a string. Make class indices of it: StringIndexer in Spark, {codes}."
+            return (
+                f"a string. Learn its words as classes, vocabulary=[{name!r}], or number them: StringIndexer in Spark, "
+                f"df[{name!r}].astype('category').cat.codes in pandas."
+            )
         return (
-            "a string. Index it with Spark's StringIndexer (and OneHotEncoder), hash it with FeatureHasher, take "
-            f"{codes}, or train with tr.launch, where tr.Data takes a vocabulary= or hash_buckets=."
+            f"a string. The model gets the index of a word: learn the words, vocabulary=[{name!r}], or hash them, "
+            f"hash_buckets={{{name!r}: 1000}}, and give the column a name of its own beside those of numbers: "
+            f"feature_cols={{'x': […], {name!r}: {name!r}}}."
         )
     if leaf.name == "timestamp":
         spark, pandas = "F.hour, F.dayofweek, F.unix_timestamp in Spark", f"df[{name!r}].dt.hour in pandas"
         return f"a {kind.text}. Take numbers from it: {spark}, {pandas}."
-    if leaf.name == "binary":
-        return "binary. Decode it before, or train with tr.launch, where tr.Data takes decode=."
+    if role == "group" and (depth or leaf.dtype.lstrip("u")[:3] != "int" or leaf.name != "number"):
+        cast = "cast it to long in Spark, to int64 in pandas"
+        return f"{kind.text}; a group is told by one integer a row: {cast}, or hash it (F.xxhash64)."
+    if leaf.name == "binary" and name not in (settings.decode or {}):
+        return f"binary. Give a function from its bytes to an array: decode={{{name!r}: function}}."
     if role == "weight" and depth:
         return f"{kind.text}; a weight is one number a row."
     return None

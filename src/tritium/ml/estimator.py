@@ -114,7 +114,15 @@ class GangEstimator(Estimator[Any], MLReadable[Any], MLWritable):
             said.append(f"param map {param_map}")
         spark, ranks_given = getattr(dataset, "sparkSession", None), self.isSet("ranks")
         # The model has its own uid: by that of its estimator, a tuner would give it the `batch_size` of the training.
-        return self._model(run(plan, spark=spark, exchange=exchange, said=said, ranks_given=ranks_given, title=title))
+        model = run(plan, spark=spark, exchange=exchange, said=said, ranks_given=ranks_given, title=title)
+        settings = plan.settings
+        return self._model(model).setParams(
+            prediction_col=settings.prediction_col,
+            probability_col=settings.probability_col,
+            batch_size=settings.prediction_batch_size,
+            device=settings.prediction_device,
+            handle_invalid=settings.handle_invalid,
+        )
 
     def fitMultiple(self, dataset: DataFrame, paramMaps: Sequence[dict[Param[Any], Any]]) -> Iterator[tuple[int, Any]]:
         """Return an iterator of (index, model), one for each param map. Trainings on the same rows share one exchange.

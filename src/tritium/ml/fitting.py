@@ -14,7 +14,6 @@ from tritium.frameworks import find
 from tritium.gang.driver import launch
 from tritium.gang.settings import Gang
 from tritium.ml.backend import Backend
-from tritium.ml.checkpoint import peek
 from tritium.ml.columns import (
     Columns,
     as_frame,
@@ -27,6 +26,7 @@ from tritium.ml.columns import (
 )
 from tritium.ml.settings import LABEL, Settings
 from tritium.ml.validation import split
+from tritium.ml.vocabulary import with_words
 from tritium.model.model import Model
 from tritium.model.signature import Activation, Input, Output, Signature, check_classes
 
@@ -55,7 +55,7 @@ class Plan:
         """A key that is equal for trainings which read the same rows in the same way, and so can share an exchange."""
         validation = self.settings.validation
         chosen = (validation, self.settings.seed) if isinstance(validation, float) else (id(validation), None)
-        return (repr(self.columns), self.gang.ranks, repr(self.settings.shuffle), *chosen)
+        return (repr(self.columns), self.gang.ranks, repr(self.settings.exchange_order), *chosen)
 
 
 def combined(kind: type[S], settings: S | None, gang: Gang | None, fields: Mapping[str, Any]) -> tuple[S, Gang]:
@@ -73,20 +73,22 @@ def combined(kind: type[S], settings: S | None, gang: Gang | None, fields: Mappi
         settings = dataclasses.replace(settings, **own)
     gang = Gang.of(gang, rest)
     named = find(gang.framework)
+    if not kind.framework:
+        return settings, gang
     if named is not None and named.name != kind.framework:
         raise BadSetting(
             f"framework={named.name!r} is not that of this estimator, which trains with {kind.framework}. Leave it "
             "out.",
             setting="framework",
         )
-    return settings, gang if named else dataclasses.replace(gang, framework=kind.framework)
+    return settings, dataclasses.replace(gang, framework=settings.gang_framework(gang.framework))
 
 
 def prepare(backend: Backend[S], frame: Any, settings: S, gang: Gang) -> Plan:
     """Check everything that can be checked without data. Raises BadData and BadSetting."""
     for ranks in range(gang.least, gang.most + 1):
-        settings.rows_per_rank(ranks)
-    frame = as_frame(frame, "train")
+        settings.check_ranks(ranks)
+    frame, settings = as_frame(frame, "train"), backend.loaded(settings)
     if gang.on == "cluster" and not is_spark(frame):
         raise BadSetting(
             'A pandas or Arrow table needs no cluster: on="driver" trains on it with processes of this machine. To '
@@ -95,6 +97,9 @@ def prepare(backend: Backend[S], frame: Any, settings: S, gang: Gang) -> Plan:
     if gang.on != "cluster" and is_spark(frame):
         raise BadSetting(f'on="{gang.on}" takes pandas and Arrow tables; give df.toPandas() if the rows fit here.')
     found = find_columns(frame, settings)
+    training, validation = split(frame, settings)
+    if (learnt := with_words(training, settings)) is not settings:
+        settings, found = learnt, find_columns(frame, learnt)
     fields = {field.name: field for field in found.fields(frame, "train")}
     shapes = {name: row_shape(frame, field) for name, field in fields.items()}
     known = {name: shape for name, shape in shapes.items() if shape is not None}
@@ -109,13 +114,23 @@ def prepare(backend: Backend[S], frame: Any, settings: S, gang: Gang) -> Plan:
         counted = whole_numbers(frame, as_classes.class_label, settings)
         fields = {field.name: field for field in found.fields(counted, "train")}
         known[LABEL] = ()
-    facts = dry_run.train(settings, fields[LABEL], known.get(LABEL))
-    training, validation = split(frame, settings)
+    labels = {name: fields[name] for name in settings.label_sources()}
+    facts = dry_run.train(settings, labels, {name: known.get(name) for name in labels})
     data = {"train": found.data(training, settings)}
     if validation is not None:
         refuse_other_types(found, frame, validation, settings)
         data["validation"] = found.data(validation, settings)
-    return Plan(backend, settings, gang, frame.schema, found, fields, data, facts, (guess,) if guess else ())
+    return Plan(
+        backend,
+        settings,
+        gang,
+        frame.schema,
+        found,
+        fields,
+        data,
+        facts,
+        (*((guess,) if guess else ()), *dry_run.notes),
+    )
 
 
 def run(
@@ -133,23 +148,26 @@ def run(
     """
     settings, backend = plan.settings, plan.backend
     user_run_dir = plan.gang.run_dir is not None
-    keeps = settings.checkpoint_every is not None or user_run_dir
+    keeps = settings.keeps_checkpoints or user_run_dir
     identity = backend.identity(settings, list(plan.fields.values())) if keeps else None
     if not (settings.validation is None or isinstance(settings.validation, str | float)):
         settings = dataclasses.replace(settings, validation="validation")  # a DataFrame stays on the driver
-    found = peek(str(plan.gang.run_dir), settings, identity) if user_run_dir and identity else None
+    found = backend.peek(str(plan.gang.run_dir), settings, identity) if user_run_dir and identity else None
     forgotten = [] if ranks_given else free_slots(plan.gang, plan.data["train"].frame)
     ended = launch.start(
         backend.train,
         plan.gang,
-        args=(settings, "validation" in plan.data, plan.facts, user_run_dir, identity),
+        args=(settings.travelling(), "validation" in plan.data, plan.facts, user_run_dir, identity),
         data=plan.data if exchange is None else exchange,
         spark=spark,
         said=[*said, *plan.notes, *forgotten, *([found] if found else [])],
         title=title,
     )
     seen = ended.results[0]
-    return backend.restore(settings, ended.run_dir, signature(plan, seen), seen["history"])
+    model = backend.restore(settings, ended.run_dir, signature(plan, seen), seen["history"])
+    functions = settings.decode or {}
+    model.decode = {i.name: functions[i.columns[0]] for i in model.signature.inputs if i.columns[0] in functions}
+    return model
 
 
 def free_slots(gang: Gang, frame: Any) -> list[str]:
@@ -167,9 +185,13 @@ def free_slots(gang: Gang, frame: Any) -> list[str]:
 
 def signature(plan: Plan, seen: Mapping[str, Any]) -> Signature:
     """Return the signature of the model from the inputs and outputs that rank 0 saw."""
-    inputs = [
-        Input.of(plan.fields[name], plan.schema, tuple(seen["inputs"][name][1])) for name in plan.settings.inputs()
-    ]
+    inputs = []
+    for name in plan.settings.inputs():
+        dtype, shape = seen["inputs"][name]
+        planned = plan.fields[name]
+        # What a function decodes is known by the arrays that the ranks saw.
+        planned = dataclasses.replace(planned, dtype=dtype) if planned.kind == "bytes" else planned
+        inputs.append(Input.of(planned, plan.schema, tuple(shape)))
     outputs = [Output(name, dtype, tuple(shape)) for name, (dtype, shape) in seen["outputs"].items()]
     activation: Activation | None = "none" if plan.settings.gives_probabilities() else None
     task = None if plan.settings.task == "auto" else plan.settings.task

@@ -42,19 +42,32 @@ class TrainedModel(SparkModel, HasOutputCols, MLReadable[Any], MLWritable):
         'where the executors compute: "cpu", or "cuda" for the GPU of the Spark task',
         TypeConverters.toString,
     )
+    prediction_col: Param[str] = Param(
+        Params._dummy(), "prediction_col", "the column of the predictions", TypeConverters.toString
+    )
+    probability_col: Param[str] = Param(
+        Params._dummy(), "probability_col", "the column of a classification's probabilities", TypeConverters.toString
+    )
+    handle_invalid: Param[str] = Param(
+        Params._dummy(),
+        "handle_invalid",
+        'what becomes of a row that the model can\'t take, for a null or an unknown word, say: "error" fails the job, '
+        '"skip" leaves it out, "keep" gives it nulls as predictions',
+        TypeConverters.toString,
+    )
 
-    def __init__(
-        self,
-        model: Model,
-        *,
-        batch_size: int = 1024,
-        device: str = "cpu",
-        output_cols: Sequence[str] | None = None,
-    ) -> None:
+    def __init__(self, model: Model, *, output_cols: Sequence[str] | None = None, **params: Any) -> None:
+        """Wrap a model. `params` are any of the parameters by name."""
         super().__init__()
         self.model = model
-        self._setDefault(batch_size=1024, device="cpu")
-        self.setParams(batch_size=batch_size, device=device)
+        self._setDefault(
+            batch_size=1024,
+            device="cpu",
+            prediction_col="prediction",
+            probability_col="probability",
+            handle_invalid="error",
+        )
+        self.setParams(**params)
         if output_cols is not None:
             self.setOutputCols(output_cols)
 
@@ -86,15 +99,22 @@ class TrainedModel(SparkModel, HasOutputCols, MLReadable[Any], MLWritable):
 
     def _transform(self, dataset: Any) -> Any:
         """Return a pandas DataFrame's copy with predictions, computed without Spark, or a lazy DataFrame of Spark."""
-        names = self.getOutputCols() if self.isDefined(self.outputCols) else None
         apply: Any = score if is_spark(dataset) else score_pandas
         return apply(
             self.model,
             dataset,
-            output_cols=names,
+            output_cols=self._names(),
             batch_size=self.getOrDefault(self.batch_size),
             device=self.getOrDefault(self.device),
+            handle_invalid=self.getOrDefault(self.handle_invalid),
         )
+
+    def _names(self) -> list[str]:
+        """Return the names of the columns that `transform` adds."""
+        if self.isDefined(self.outputCols):
+            return list(self.getOutputCols())
+        names = [self.getOrDefault(self.prediction_col)]
+        return [*names, self.getOrDefault(self.probability_col)][: len(self.signature.output_columns)]
 
     def predict(self, data: Any) -> Any:
         """Return what `tr.Model.predict` returns for a pandas DataFrame, an Arrow table, an array or a tensor.

@@ -6,7 +6,7 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from tritium.ml.settings import Settings
+from tritium.ml.epoch_settings import EpochSettings
 
 _SECONDS = 0.5
 
@@ -14,7 +14,7 @@ _SECONDS = 0.5
 class Progress:
     """The progress of a training, logged at most twice a second during steps, and once an epoch."""
 
-    def __init__(self, settings: Settings, world: Any) -> None:
+    def __init__(self, settings: EpochSettings, world: Any) -> None:
         self._settings, self._world = settings, world
         self._rows = 0
         self._last = 0.0

@@ -34,6 +34,8 @@ def split(frame: Any, settings: Settings) -> tuple[Any, Any]:
         chosen = _marked(frame, given)
     else:
         names = [name for source in find_columns(frame, settings).sources.values() for name in names_in(source)]
+        if settings.together is not None:
+            names = [settings.together]
         chosen = _hashed(frame, list(dict.fromkeys(names)), float(given), settings.seed)
     if is_spark(frame):
         return frame.where(~chosen), frame.where(chosen)

@@ -15,6 +15,9 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
+from tritium.errors import BadSetting
+from tritium.model.signature import Output
+
 if TYPE_CHECKING:
     import numpy as np
 
@@ -86,6 +89,9 @@ class Engine(ABC):
     trusted: ClassVar[tuple[str, ...]]
     """The packages whose model classes are made without `trusted=`, as they come with the framework."""
 
+    transformer: ClassVar[str]
+    """The Spark ML transformer of its models, "package.module:Class"."""
+
     module: Any
     """The framework's own object. It can be replaced; each use takes the current one."""
 
@@ -130,6 +136,10 @@ class Engine(ABC):
         The arrays of `batch` may be read-only: an engine copies them where its model could write over them. Raises
         ModelError when the model does not return `outputs`.
         """
+
+    def describe(self, batch: Arrays) -> tuple[Output, ...]:
+        """Return what the model returns for a batch of inputs `[n, …]` by name. Raises BadData, BadSetting."""
+        raise BadSetting(f"A model of {self.name} needs a signature: tr.Model(module, signature).", setting="signature")
 
     # ---- devices
 

@@ -4,6 +4,7 @@
     signature.json      columns, dtypes, shapes
     history.json        losses and metrics of its training
     module.pkl          the module's code by value; only where it has no import path
+    decode.pkl          the functions that decode binary columns by value; only where they have no import path
     manifest.json       engine, versions, the import path, size and SHA-256 of every other file; written last
 
 A new directory on a local disk appears by one rename. On an object store the manifest is written last: without it
@@ -31,7 +32,7 @@ from tritium.errors import BadSetting, ModelError
 
 MANIFEST = "manifest.json"
 _FORMAT = 1
-_EVER = ("model.safetensors", "signature.json", "history.json", "module.pkl")
+_EVER = ("model.safetensors", "signature.json", "history.json", "module.pkl", "decode.pkl")
 _CHUNK = 16 << 20
 
 

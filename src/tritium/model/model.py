@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import importlib
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from tritium.errors import BadSetting, UntrustedModel
-from tritium.model import files
+from tritium.model import decoders, files
 from tritium.model.engine import Maker
 from tritium.model.engines import registry
-from tritium.model.signature import Signature
+from tritium.model.example import signature_of
+from tritium.model.signature import Activation, Signature, Task
 from tritium.model.trust import Trust, factory, importable
 
 if TYPE_CHECKING:
@@ -22,29 +24,41 @@ _SIGNATURE, _HISTORY = "signature.json", "history.json"
 class Model:
     """A trained module, its signature, and the history of its training.
 
+    Without a `signature` it is inferred: the module is called with `example`, which is a batch of a shard, a mapping of
+    arrays `[rows, …]`, or a table whose numeric columns are packed to one input. `inputs` names the columns that the
+    module takes; None: those that its `forward` names. `task` and `activation` are as in `Signature`.
+
     `engine` names the framework by which the module is saved and called: "torch", for a PyTorch module.
     `history` is one dict per epoch. `origin` is the function or class without arguments that makes such a module, or
     its "package.module:name": a saved model then names it, and whoever loads the model must trust it (`load`). Without
     one that can be imported, the module is saved by value, and loading it runs code from the file. `seed` is what
     torch, NumPy and `random` were seeded with when `origin` made the module; `load` seeds them again, for what it draws
-    beside its weights. Estimators set it.
+    beside its weights. Estimators set it. `decode` has the function from bytes to an array for binary inputs.
     """
 
     def __init__(
         self,
         module: Any,
-        signature: Signature,
+        signature: Signature | None = None,
         *,
+        example: Any = None,
+        inputs: Sequence[str] | str | None = None,
+        task: Task | None = None,
+        activation: Activation | None = None,
         history: Sequence[Mapping[str, Any]] = (),
         origin: Any = None,
         seed: int | None = None,
         engine: str = registry.DEFAULT,
+        decode: Mapping[str, Callable[[bytes], Any]] | None = None,
     ) -> None:
         self.engine = registry.find(engine)(module)
-        self.signature = signature
+        self.signature = (
+            signature_of(self.engine, example, inputs, task, activation) if signature is None else signature
+        )
         self.history = [dict(epoch) for epoch in history]
         self.origin = importable(origin)
         self.seed = seed
+        self.decode = dict(decode or {})
 
     @property
     def module(self) -> Any:
@@ -72,16 +86,31 @@ class Model:
 
         Raises SignatureMismatch with every difference, and BadRow for a null or a NaN.
         """
+        found, _ = self.predict_valid(data, batch_size=batch_size, device=device)
+        return found["prediction"] if len(found) == 1 else found
+
+    def predict_valid(
+        self, data: Any, *, batch_size: int = 1024, device: str | None = None, handle_invalid: str = "error"
+    ) -> tuple[dict[str, np.ndarray[Any, Any]], np.ndarray[Any, Any] | None]:
+        """Return every output by name for the rows that the model can take, and a bool `[rows]`: which those are.
+
+        It is None where all are. With `handle_invalid="error"` another row raises BadRow, as `predict` does.
+        """
+        from tritium.model.rows import arrays
         from tritium.model.score import score
-        from tritium.model.table import arrays
 
         check_batch_size(batch_size)
+        check_handle_invalid(handle_invalid)
         if device is not None:
             self.engine.check_device(device)
-        inputs = arrays(self.signature, data)
+        inputs, valid = arrays(self.signature, data, self.decode, handle_invalid)
         with self.engine.on(device) as ready:
-            found = score(ready, self.signature, inputs, batch_size=batch_size)
-        return found["prediction"] if len(found) == 1 else found
+            return score(ready, self.signature, inputs, batch_size=batch_size), valid
+
+    def transformer(self, **params: Any) -> Any:
+        """Return the model as a Spark ML transformer, with these parameters: `transformer(batch_size=4096)`."""
+        home, _, name = self.engine.transformer.partition(":")
+        return getattr(importlib.import_module(home), name)(self, **params)
 
     def save(self, path: str, overwrite: bool = False) -> None:
         """Write the model as a directory at `path`, a local path or any fsspec URL ("s3://models/bikes")."""
@@ -94,10 +123,14 @@ class Model:
         made: dict[str, Any] = {}
         if self.origin is not None:
             made = {"import": self.origin} | ({} if self.seed is None else {"seed": self.seed})
-        elif self.engine.code_file is not None:
+        elif self.engine.code_file is not None and parts.code:
             contents[self.engine.code_file] = [parts.code]
             made = {"by value": self.engine.code_file}
+        decode, by_value = decoders.saved(self.decode)
+        if by_value is not None:
+            contents[decoders.FILE] = [by_value]
         facts = {"engine": self.engine.name, "versions": files.versions(), "module": made, **parts.facts}
+        facts |= {"decode": decode} if decode else {}
         files.save(path, contents, facts, overwrite=overwrite)
 
 
@@ -118,7 +151,8 @@ def load(path: str, trusted: bool | str | Sequence[str] = False) -> Model:
     manifest = files.read_manifest(path)
     engine = registry.find(manifest.get("engine", registry.DEFAULT))
     origin, seed = manifest["module"].get("import"), manifest["module"].get("seed")
-    if origin is None and engine.code_file is not None and not trust.everything:
+    by_value = manifest["module"].get("by value") if origin is None else None
+    if by_value is not None and not trust.everything:
         raise UntrustedModel(
             f"The model at {path!r} holds its code by value: loading it runs code from that file, with your rights, "
             "on this machine and on every executor that scores with it. If you know who made it and that nobody "
@@ -132,10 +166,21 @@ def load(path: str, trusted: bool | str | Sequence[str] = False) -> Model:
     signature = Signature.from_json(json.loads(bytes(files.read(path, _SIGNATURE, manifest))))
     history = json.loads(bytes(files.read(path, _HISTORY, manifest)))
     weights = files.read(path, engine.weights_file, manifest)
-    if origin is None and engine.code_file is not None:
+    if by_value is not None and engine.code_file is not None:
         by = bytes(files.read(path, engine.code_file, manifest))
+    decode = decoders.load(path, manifest, trust)
     module = engine.restore(weights, manifest, by).module
-    return Model(module, signature, history=history, origin=origin, seed=seed, engine=engine.name)
+    return Model(module, signature, history=history, origin=origin, seed=seed, engine=engine.name, decode=decode)
+
+
+def check_handle_invalid(value: str) -> None:
+    """Raise BadSetting unless it is "error", "skip" or "keep"."""
+    if value not in ("error", "skip", "keep"):
+        raise BadSetting(
+            f"handle_invalid={value!r}: a row that the model can't take is an 'error', or it is left out ('skip'), or "
+            "has null as its prediction ('keep').",
+            setting="handle_invalid",
+        )
 
 
 def check_batch_size(batch_size: int) -> None:

@@ -1,4 +1,4 @@
-"""Checks a table against a signature, and reads its rows as the arrays that the model takes (any process)."""
+"""Checks tables and arrays against a signature, column by column (any process)."""
 
 from __future__ import annotations
 
@@ -28,12 +28,12 @@ def fields(signature: Signature, schema: Any) -> dict[str, Field]:
     Raises SignatureMismatch that lists every difference: a missing column, another type, another shape.
     """
     columns = columns_of(schema)
-    differences = [d for i in signature.inputs for d in _differences(i, columns)]
+    differences = [d for i in signature.inputs for d in differences_of(i, columns)]
     found: dict[str, Field] = {}
     if not differences:
         for taken in signature.inputs:
             try:
-                (planned,) = plan(schema, _settings(taken, columns), taken.name)
+                (planned,) = plan(schema, settings_of(taken, columns), taken.name)
                 found[taken.name] = dataclasses.replace(planned, shape=_known(taken.shape))
             except BadData as error:
                 differences += [f"input {taken.name!r}: {p}" for p in error.problems]
@@ -53,7 +53,7 @@ def mismatch(differences: list[str]) -> SignatureMismatch:
     return SignatureMismatch(f"The data does not fit the model's signature, {count}:{listed}", differences=differences)
 
 
-def _differences(taken: Input, columns: Mapping[str, SourceType], untyped: Container[str] = ()) -> list[str]:
+def differences_of(taken: Input, columns: Mapping[str, SourceType], untyped: Container[str] = ()) -> list[str]:
     found = []
     for position, name in enumerate(taken.columns):
         if name not in columns:
@@ -86,7 +86,7 @@ def _leaf_wanted(taken: Input, trained: str | None) -> tuple[str, ...]:
     """Return the families of types that fit, by the column's type at training."""
     if _coded(taken):
         return ("string",)
-    if trained in ("date", "timestamp"):
+    if trained in ("date", "timestamp", "binary"):
         return (trained,)
     return ("number",) if trained else ("number", "date", "timestamp")
 
@@ -100,7 +100,7 @@ def _depth(taken: Input, kind: SourceType) -> int:
     return 0 if taken.shape in ((), (1,)) and kind.scalar else len(taken.shape)
 
 
-def _settings(taken: Input, columns: Mapping[str, SourceType]) -> Data:
+def settings_of(taken: Input, columns: Mapping[str, SourceType]) -> Data:
     """Return the Data that reads this input as the training did."""
     codec = taken.codec
     packs = len(taken.columns) > 1 or codec.get("packed") or (taken.shape == (1,) and not codec)
@@ -114,6 +114,7 @@ def _settings(taken: Input, columns: Mapping[str, SourceType]) -> Data:
         dtype={taken.name: taken.dtype} if asked else None,
         default_dtype=None if asked else {taken.name: taken.dtype},
         vocabulary={n: codec["vocabulary"] for n in own if codec.get("vocabulary")},
+        unknown_words="keep" if codec.get("unknown") else "error",
         hash_buckets={n: codec["buckets"] for n in own if codec.get("buckets")},
         pad={n: tuple(codec["pad"]) for n in own if codec.get("pad")},
         nulls={s: v for s, v in zip(taken.columns, nulls, strict=False) if v is not None},
@@ -133,6 +134,11 @@ def advising() -> Iterator[None]:
         raise refused(error.column, error.batch_column, error.row_id, value) from None
 
 
+def place_of(row_id: int) -> str:
+    """Return where the row with this id is, for messages."""
+    return f"row {row_id & POSITION} of partition {row_id >> PARTITION_BITS}"
+
+
 def refused(column: str, taken: str, row_id: int, value: float | None) -> BadRow:
     """Return the error for a null, a NaN or an infinity at prediction."""
     # The code works on DataFrames of Spark and of pandas; dropna drops NaN in both.
@@ -141,66 +147,26 @@ def refused(column: str, taken: str, row_id: int, value: float | None) -> BadRow
         what = "infinite, or beyond what the model computes in,"
         remedy = "df[df[{0!r}].between(-3.4e38, 3.4e38)]"
     return BadRow(
-        f"column {column!r} is {what} in row {row_id & POSITION} of partition {row_id >> PARTITION_BITS} (input "
-        f"{taken!r}), and the model was trained without. Drop such rows before, {remedy.format(column)}, or fill "
-        "them as the training did.",
+        f"column {column!r} is {what} in {place_of(row_id)} (input {taken!r}), and the model was trained "
+        f"without. Drop such rows before, {remedy.format(column)}, fill them as the training did, or let transform "
+        "leave them out: handle_invalid='skip', or 'keep' for a null as their prediction.",
         column=column,
         row_id=row_id,
         value=value,
     )
 
 
-def arrays(signature: Signature, data: Any) -> dict[str, np.ndarray[Any, Any]]:
-    """Return the model's inputs `[rows, *shape]` by name, from any table or array that `Model.predict` takes.
+def from_arrays(signature: Signature, data: Any) -> dict[str, np.ndarray[Any, Any]]:
+    """Return the model's inputs `[rows, *shape]` by name, from an array or tensor, or a mapping of them by input.
 
     Raises SignatureMismatch with every difference, and BadRow for a value that can't be used.
     """
-    if _is_table(data):
-        return _from_table(signature, data)
     if not isinstance(data, Mapping):
         if len(signature.inputs) > 1:
             names = ", ".join(repr(i.name) for i in signature.inputs)
             raise mismatch([f"the model takes {len(signature.inputs)} inputs, {names}: give a mapping of them."])
         data = {signature.inputs[0].name: data}
-    return _from_arrays(signature, data)
-
-
-def _is_table(data: Any) -> bool:
-    import pyarrow as pa
-
-    return isinstance(data, pa.Table | pa.RecordBatch) or (hasattr(data, "iloc") and hasattr(data, "columns"))
-
-
-def _from_table(signature: Signature, data: Any) -> dict[str, np.ndarray[Any, Any]]:
-    import pyarrow as pa
-
-    from tritium.data.codec import read
-    from tritium.data.tables import Tables, table_of
-
-    table = table_of(data, "predict")
-    columns = columns_of(table.schema)
-    untyped = {f.name for f in table.schema if pa.types.is_null(f.type)} & set(signature.columns)
-    if untyped and not len(table):  # a pandas column of objects (words, arrays) has no type without rows
-        if differences := [d for i in signature.inputs for d in _differences(i, columns, untyped)]:
-            raise mismatch(differences)
-        return {i.name: np.empty((0, *(n or 0 for n in i.shape)), i.dtype) for i in signature.inputs}
-    planned = fields(signature, table.schema)
-    found: dict[str, Any] = {}
-    for taken in signature.inputs:
-        field = planned[taken.name]
-        frame = dataclasses.replace(_settings(taken, columns), frame=table)
-        parts: list[Any] = []
-        with advising():
-            for batch in Tables({taken.name: frame}, 1).batches(0):
-                ids, anchor, rows = batch.columns
-                if anchor.null_count or not parts:
-                    there = rows.drop_null().field(0)
-                    parts.append(read(field, there, ids.to_numpy()[: len(there)])[0])
-        found[taken.name] = np.concatenate(parts)
-    return found
-
-
-def _from_arrays(signature: Signature, given: Mapping[str, Any]) -> dict[str, np.ndarray[Any, Any]]:
+    given: Mapping[str, Any] = data
     found: dict[str, np.ndarray[Any, Any]] = {}
     differences = []
     known = [i.name for i in signature.inputs]

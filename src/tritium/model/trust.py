@@ -88,7 +88,7 @@ def factory(origin: Any, trust: Trust, path: str, engine: type[Engine]) -> Any:
     if not exact and not trust.of_module(home, engine):
         raise _untrusted(origin, path, "which nobody has named as trusted")
     try:
-        made = _found(origin, name, _imported(origin, home, path, anywhere=trust.everything), path, exact)
+        made = _found(origin, name, imported(origin, home, path, anywhere=trust.everything), path, exact)
     except (ImportError, AttributeError) as error:
         raise ModelError(
             f"The model is made by {origin!r}, which can't be imported here: {error}. Put its package on the path "
@@ -112,7 +112,7 @@ def _found(origin: str, name: str, place: Any, path: str, exact: bool) -> Any:
     return place
 
 
-def _imported(origin: str, home: str, path: str, *, anywhere: bool) -> Any:
+def imported(origin: str, home: str, path: str, *, anywhere: bool) -> Any:
     """Import the module `home`. Raises UntrustedModel, unless `anywhere`, for one in the current directory.
 
     A model is often loaded where it was downloaded to, and Python looks there first.

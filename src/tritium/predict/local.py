@@ -13,7 +13,13 @@ from tritium.predict.spark import output_names, refuse_taken
 
 
 def score_pandas(
-    model: Model, frame: Any, *, output_cols: Sequence[str] | None = None, batch_size: int = 1024, device: str = "cpu"
+    model: Model,
+    frame: Any,
+    *,
+    output_cols: Sequence[str] | None = None,
+    batch_size: int = 1024,
+    device: str = "cpu",
+    handle_invalid: str = "error",
 ) -> Any:
     """Return a copy of the pandas DataFrame `frame` with the columns that `score` adds, as `toPandas` returns them.
 
@@ -29,21 +35,32 @@ def score_pandas(
             "its Spark DataFrame by to_spark()."
         )
     refuse_taken(names, [str(name) for name in frame.columns])
-    found = model.predict(frame, batch_size=batch_size, device=device)
-    added = frame.copy(deep=False)
+    found, valid = model.predict_valid(frame, batch_size=batch_size, device=device, handle_invalid=handle_invalid)
+    skips = valid is not None and handle_invalid == "skip"
+    added = frame[valid].copy() if skips else frame.copy(deep=False)
     for name, values in zip(names, _columns(model, found, len(names)), strict=True):
-        added[name] = values
+        added[name] = values if valid is None or skips else _with_nulls(values, valid)
     return added
+
+
+def _with_nulls(values: Any, valid: np.ndarray[Any, Any]) -> Any:
+    """Return the values of the valid rows at their places among all rows: NaN between numbers, else None."""
+    if isinstance(values, np.ndarray) and values.dtype == np.float64:
+        numbers = np.full(len(valid), np.nan)
+        numbers[valid] = values
+        return numbers
+    each = iter(values)
+    return [next(each) if is_valid else None for is_valid in valid]
 
 
 def _columns(model: Model, found: Any, count: int) -> list[Any]:
     """Return the values of the new columns, in the order of their names."""
-    if not isinstance(found, dict):
-        return [_rows(found)]
     if model.signature.task == "classification":
         from pyspark.ml.linalg import Vectors
 
         return [found["prediction"], [Vectors.dense(row) for row in found["probability"]]][:count]
+    if len(model.signature.outputs) == 1:
+        return [_rows(found["prediction"])]
     parts = [_rows(found[output.name]) for output in model.signature.outputs]
     if count == len(parts):
         return parts

@@ -18,7 +18,7 @@ from tritium.data.exchange import pack
 from tritium.data.hangs import refuse_hanging
 from tritium.errors import BadSetting
 from tritium.gang.driver.worker_python import drivers_python
-from tritium.model.model import Model, check_batch_size
+from tritium.model.model import Model, check_batch_size, check_handle_invalid
 from tritium.model.signature import Signature
 from tritium.model.table import fields
 from tritium.predict import weights
@@ -37,15 +37,19 @@ def score(
     output_cols: Sequence[str] | None = None,
     batch_size: int = 1024,
     device: str = "cpu",
+    handle_invalid: str = "error",
 ) -> DataFrame:
     """Return `df` with the model's predictions. Only the packed inputs leave the JVM; nothing runs yet.
 
     output_cols : names of the new columns: one for each output ("prediction" and "probability" for a classification),
                   or a single one: a struct of several outputs, the class alone for a classification.
+    handle_invalid : what becomes of a row that the model can't take: "error" fails the job, "skip" leaves it out,
+                  "keep" gives it nulls as predictions.
 
     Raises SignatureMismatch with every difference between the columns and what the model takes.
     """
     check_batch_size(batch_size)
+    check_handle_invalid(handle_invalid)
     model.engine.check_device(device)
     names = output_names(model.signature, output_cols)
     refuse_taken(names, df.columns)
@@ -54,11 +58,12 @@ def score(
     planned = fields(model.signature, schema)
     plan, sent = _parts(model, df.sparkSession)
     plan["fields"] = json.dumps([planned[i.name].to_json() for i in model.signature.inputs])
-    plan |= {"batch_size": batch_size, "device": device}
+    plan |= {"batch_size": batch_size, "device": device, "handle_invalid": handle_invalid}
+    plan["decode"] = ship.pickle(model.decode)
     packed = [pack(planned[i.name], schema) for i in model.signature.inputs]
     with drivers_python(df.sparkSession):
         predicted = _udf(model.signature, pickle.dumps(plan), sent)(*packed)
-    return _with_columns(df, model.signature, predicted, names)
+    return _with_columns(df, model.signature, predicted, names, handle_invalid)
 
 
 def output_names(signature: Signature, asked: Sequence[str] | None) -> list[str]:
@@ -142,18 +147,26 @@ _SPARK = {
 }
 
 
-def _with_columns(df: DataFrame, signature: Signature, predicted: Column, names: Sequence[str]) -> DataFrame:
+def _with_columns(
+    df: DataFrame, signature: Signature, predicted: Column, names: Sequence[str], handle_invalid: str
+) -> DataFrame:
     """Return `df` with the UDF's result under the requested names; the JVM takes its struct apart."""
     from pyspark.ml.functions import array_to_vector
-    from pyspark.sql.functions import col
+    from pyspark.sql.functions import col, when
 
     classes = signature.task == "classification"
     if len(names) == 1 and not classes:
-        return df.withColumn(names[0], predicted)
+        there = df.withColumn(names[0], predicted)
+        return there.where(col(f"`{names[0].replace('`', '``')}`").isNotNull()) if handle_invalid == "skip" else there
     whole = f"_tritium_{uuid.uuid4().hex}"
     outputs = ["prediction", "probability"] if classes else [o.name for o in signature.outputs]
     columns = {}
     for name, output in zip(names, outputs, strict=False):
         value = col(whole).getField(output)
-        columns[name] = array_to_vector(value) if output == "probability" and classes else value
-    return df.withColumn(whole, predicted).withColumns(columns).drop(whole)
+        if output == "probability" and classes:  # array_to_vector fails for a null
+            vector = array_to_vector(value)
+            value = vector if handle_invalid == "error" else when(value.isNotNull(), vector)
+        columns[name] = value
+    there = df.withColumn(whole, predicted)
+    there = there.where(col(whole).isNotNull()) if handle_invalid == "skip" else there
+    return there.withColumns(columns).drop(whole)

@@ -45,16 +45,17 @@ def score(payload: bytes, sent: Any, batches: Iterator[Any]) -> Iterator[pa.Arra
     payload : what `tritium.predict.spark` pickled. sent : what `weights.send` returned.
     batches : each an array, or a tuple of them in the order of the signature's inputs.
     """
-    from tritium.data.codec import read
     from tritium.data.schema import Field
+    from tritium.model.rows import RowReader
     from tritium.model.score import score as apply
-    from tritium.model.table import advising
 
     plan = pickle.loads(payload)
     framework = frameworks.find(registry.find(plan["engine"]).framework)
+    framework = None if framework is None else framework.predicting(plan["facts"])
     _need(framework)
     signature = Signature.from_json(json.loads(plan["signature"]))
     fields = [Field.from_json(f) for f in json.loads(plan["fields"])]
+    reader = RowReader(fields, _unpickled(plan["decode"]), plan["handle_invalid"])
     partition, cpus, gpus = _task()
     with nullcontext() if framework is None else framework.threads(cpus):
         engine = _restored(plan, sent, gpus)
@@ -63,10 +64,25 @@ def score(payload: bytes, sent: Any, batches: Iterator[Any]) -> Iterator[pa.Arra
             columns = batch if isinstance(batch, tuple) else (batch,)
             ids = np.arange(seen, seen + len(columns[0]), dtype=np.int64) + (partition << PARTITION_BITS)
             seen += len(ids)
-            with advising():
-                inputs: dict[str, Any] = {f.name: read(f, c, ids)[0] for f, c in zip(fields, columns, strict=True)}
-            found = apply(engine, signature, inputs, batch_size=plan["batch_size"])
-            yield to_arrow(signature, found)
+            inputs, valid = reader.read(columns, ids)
+            found = to_arrow(signature, apply(engine, signature, inputs, batch_size=plan["batch_size"]))
+            yield found if valid is None else _with_nulls(found, valid)
+
+
+def _unpickled(code: bytes) -> Any:
+    """Return the functions that decode binary inputs. Raises TritiumError where this executor lacks a package."""
+    try:
+        return pickle.loads(code)
+    except (ImportError, AttributeError) as error:
+        raise TritiumError(
+            f"The function that decodes an input can't run on this executor: {error}. Install the missing package "
+            "there; your own modules go along by value, what is in site-packages does not."
+        ) from error
+
+
+def _with_nulls(found: pa.Array, valid: np.ndarray[Any, Any]) -> pa.Array:
+    """Return the predictions of the valid rows at their places among all rows, with nulls between them."""
+    return found.take(pa.array(np.cumsum(valid) - 1, mask=~valid))
 
 
 @functools.cache

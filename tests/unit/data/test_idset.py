@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from tritium.data.idset import IdSet, in_any, rank_of
@@ -14,7 +14,6 @@ some_ids = st.lists(st.sets(st.integers(0, 60)), max_size=4).map(
 
 
 @given(ids=some_ids, more=some_ids, data=st.data())
-@settings(deadline=None)
 def test_a_set_has_exactly_its_ids(ids: np.ndarray, more: np.ndarray, data: st.DataObject) -> None:
     shuffled = ids[np.array(data.draw(st.permutations(range(len(ids)))), np.int64)]
     sets = [IdSet.unpack(IdSet.of(part).pack()) for part in (shuffled, more)]

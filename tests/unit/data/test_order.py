@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from tritium.data.order import ORDER_VERSION, blocked, by_id, permutation
@@ -20,7 +20,6 @@ ids_of_one_shard = st.lists(
 
 
 @given(n=st.integers(0, 400), seed=st.integers(-5, 5), epoch=st.integers(0, 3))
-@settings(deadline=None)
 def test_a_small_permutation_takes_every_row_once(n: int, seed: int, epoch: int) -> None:
     assert sorted(permutation(n, seed, epoch)(np.arange(n)).tolist()) == list(range(n))
 
@@ -82,7 +81,6 @@ def test_rows_a_power_of_two_apart_in_an_epoch_are_anywhere_in_the_shard(n: int)
 
 
 @given(n=st.integers(1, 300), block=st.integers(1, 320), seed=st.integers(0, 3), data=st.data())
-@settings(deadline=None)
 def test_blocks_take_every_row_once_from_few_rows_at_a_time(n: int, block: int, seed: int, data: st.DataObject) -> None:
     order = blocked(n, block, seed)
     rows = order(np.arange(n))
@@ -108,7 +106,6 @@ def test_an_order_of_this_number_never_changes() -> None:
 
 
 @given(ids=ids_of_one_shard, data=st.data())
-@settings(deadline=None)
 def test_by_id_sorts_whatever_order_rows_arrived_in(ids: np.ndarray, data: st.DataObject) -> None:
     kind = data.draw(st.sampled_from(["as it is", "partitions", "any"]))
     if kind == "any":

@@ -182,7 +182,7 @@ def may_run(shards: list[np.ndarray], batch_size: int, remainder: str) -> bool:
     memory=memories,
     data=st.data(),
 )
-@settings(deadline=None, max_examples=200)
+@settings(max_examples=200)
 def test_every_row_once_in_equal_steps(
     counts: list[int],
     size: int,
@@ -226,7 +226,7 @@ def arrival(ids: np.ndarray) -> st.SearchStrategy[np.ndarray]:
 
 
 @given(counts=partitions, size=st.integers(1, 3), seed=st.integers(0, 3), data=st.data())
-@settings(deadline=None, max_examples=50)
+@settings(max_examples=50)
 def test_the_order_of_arrival_makes_no_difference_to_a_full_shuffle(
     counts: list[int], size: int, seed: int, data: st.DataObject
 ) -> None:
@@ -269,7 +269,7 @@ def test_epochs_and_seeds_have_orders_of_their_own() -> None:
     memory=memories,
     data=st.data(),
 )
-@settings(deadline=None, max_examples=150)
+@settings(max_examples=150)
 def test_resuming_at_any_step_takes_exactly_the_rows_not_yet_seen(
     counts: list[int],
     size: int,
@@ -335,7 +335,7 @@ def test_resuming_at_any_step_takes_exactly_the_rows_not_yet_seen(
     memory=memories,
     data=st.data(),
 )
-@settings(deadline=None, max_examples=200)
+@settings(max_examples=200)
 def test_a_gang_of_another_size_takes_exactly_the_rows_not_yet_seen(
     counts: list[int],
     sizes: list[int],
@@ -403,7 +403,7 @@ def available(gang: Gang, step: int, batch_size: int, window: int, remainder: st
     blocks=st.integers(1, 4),
     data=st.data(),
 )
-@settings(deadline=None, max_examples=150)
+@settings(max_examples=150)
 def test_streamed_steps_are_taken_while_rows_arrive(
     counts: list[int], size: int, batch_size: int, remainder: str, blocks: int, data: st.DataObject
 ) -> None:

@@ -61,7 +61,7 @@ def spool_of(fields: Sequence[Field], directory: str | None = None) -> Iterator[
     segments=st.lists(st.lists(st.lists(st.integers(0, 4), max_size=5), max_size=3), max_size=4),
     data=st.data(),
 )
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 def test_what_was_committed_is_what_is_mapped(segments: list[list[list[int]]], data: st.DataObject) -> None:
     with spool_of(FIELDS) as spool:
         written: list[tuple[np.ndarray, dict[str, Any]]] = []

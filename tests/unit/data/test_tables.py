@@ -18,7 +18,7 @@ from tritium.data.receiver import Receiver
 from tritium.data.schema import Data
 from tritium.data.spool import Spool, SpoolReader
 from tritium.data.tables import ROWS, Tables, table_of
-from tritium.errors import BadData, BadSetting
+from tritium.errors import BadData, BadRow, BadSetting
 
 
 def received(data: Any, ranks: int = 1) -> list[dict[str, dict[str, np.ndarray]]]:
@@ -165,3 +165,32 @@ def test_two_columns_of_a_name_are_refused_and_not_merged(labels: list[Any]) -> 
     frame = pd.DataFrame([[1.0, 2.0, 3.0]], columns=labels)
     with pytest.raises(BadData, match=f"there are 2 columns called '{labels[0]}'"):
         received({"t": frame})
+
+
+@pytest.mark.parametrize("kind", [pa.int64(), pa.string(), pa.date32(), pa.dictionary(pa.int8(), pa.string())])
+def test_rows_with_equal_values_go_to_one_rank(kind: pa.DataType) -> None:
+    keys = np.random.default_rng(0).integers(0, 9, 60)
+    plain = pa.array(keys, pa.int32()).cast(pa.string() if pa.types.is_dictionary(kind) else kind)
+    rows = pa.table({"q": plain.cast(kind), "i": np.arange(60)})
+    words = {"q": [str(i) for i in range(9)]} if "string" in str(kind) else {}
+    found = received({"t": Data(rows, together="q", vocabulary=words)}, 3)
+    assert sorted(np.concatenate([part["t"]["i"] for part in found]).tolist()) == list(range(60))
+    for part in found:
+        assert len(part["t"]["i"]) == np.isin(keys, keys[part["t"]["i"]]).sum() > 0, "all rows of each of its keys"
+
+
+def test_what_rows_can_not_be_kept_together_by_is_said() -> None:
+    rows = pa.table({"q": [1, 2], "x": [0.5, 1.0], "v": [[1.0], [2.0]]})
+    for name, says in (
+        ("w", "together names 'w', which is not there"),
+        ("x", "together names 'x' of type double, and takes integers, strings, dates and timestamps. Cast the column"),
+        ("v", "together names 'v' of type list"),
+    ):
+        with pytest.raises(BadData, match=says):
+            Tables({"t": Data(rows, together=name)}, 2)
+    with pytest.raises(BadData, match="together names 'q', which is not read"):
+        Tables({"t": Data(rows, columns=["x"], together="q")}, 2)
+    with pytest.raises(BadData, match=r"whose nulls are filled: .* Fill them before"):
+        Tables({"t": Data(rows, together="q", nulls={"q": 0})}, 2)
+    with pytest.raises(BadRow, match=r"column 'q' is null in row 1 \(source partition 0, position 1\)"):
+        received({"t": Data(pa.table({"q": [1, None], "x": [0.5, 1.0]}), together="q")}, 1)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from tritium.data.watermark import Feed, Watermark, WatermarkTracker
@@ -27,7 +27,6 @@ class Told:
     size=st.integers(1, 4),
     reports=st.lists(st.tuples(st.integers(0, 3), st.integers(0, 9), st.booleans(), st.booleans()), max_size=30),
 )
-@settings(deadline=None)
 def test_the_mark_never_promises_what_a_rank_lacks(size: int, reports: list[tuple[int, int, bool, bool]]) -> None:
     tracker, rows, ended, told = WatermarkTracker(size), [0] * size, set[int](), Told(size)
     for index, more, end, tell in reports:

@@ -67,7 +67,7 @@ failures = st.builds(
 )
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(failures)
 def test_a_failure_can_always_be_sent(failure: Failure) -> None:
     """As a supervisor tells it, and as the coordinator tells it to every other one."""

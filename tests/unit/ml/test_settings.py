@@ -18,7 +18,6 @@ import pandas as pd
 import pyarrow as pa
 import pytest
 import torch
-import torchmetrics
 from torch import nn
 
 import tritium as tr
@@ -176,7 +175,10 @@ def refused(frame: Any = None, **changes: Any) -> str:
 def test_every_column_that_can_not_be_read_is_listed_at_once() -> None:
     said = refused(feature_cols=["a", "B", "city", "when"], label_cols=["z"], weight_col="w")
     assert "feature column 'B' is missing. Did you mean 'b'?" in said
-    assert "feature column 'city' is a string. Index it with Spark's StringIndexer" in said
+    assert (
+        "feature column 'city' is a string. The model gets the index of a word: learn the words, vocabulary=['city']"
+        in said
+    )
     assert "feature column 'when' is a timestamp" in said
     assert "label column 'z' is missing" in said
     assert "weight column 'w' is missing" in said
@@ -446,6 +448,8 @@ def test_a_scheduler_that_works_or_can_not_be_tried_is_left_to_the_ranks(schedul
 
 
 def test_the_metrics_of_a_collection_have_its_names() -> None:
+    import torchmetrics
+
     def names(metrics: Any) -> list[str]:
         return list(TorchSettings(**GOOD | {"metrics": metrics}).named_metrics())
 
@@ -715,7 +719,7 @@ def test_what_is_advised_for_a_null_a_nan_and_a_ragged_row_is_a_setting_here() -
 @pytest.mark.parametrize(
     ("wrong", "says"),
     [
-        ({"nulls": {"a": "mask"}}, "must be a mapping from columns to numbers"),
+        ({"nulls": {"a": "mask"}}, "a mask needs tr.launch and tr.Data"),
         ({"nan": "drop"}, "nan='drop' is unknown"),
         ({"pad": 3}, "pad=3 must be a mapping"),
         ({"nulls": {"A": 0}}, "nulls names 'A', which is not read. Did you mean 'a'?"),
@@ -743,6 +747,7 @@ def test_the_estimator_fits_a_pandas_frame(where: Any) -> None:
     assert model.copy({model.batch_size: 5}).getOrDefault("batch_size") == 5
 
 
+@pytest.mark.processes
 def test_a_torch_model_without_spark(tmp_path: Path) -> None:
     rows = table().to_pandas()
     model = TorchModel(fit(table(), **GOOD, **HERE))

@@ -18,7 +18,7 @@ import fsspec
 import numpy as np
 import pytest
 import torch
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import tritium as tr
@@ -122,7 +122,7 @@ states = st.recursive(
 
 class TestState:
     @given(states, states)
-    @settings(deadline=None, max_examples=150, suppress_health_check=[HealthCheck.too_slow])
+    @settings(max_examples=150)
     def test_every_value_and_type_comes_back(self, one: Any, other: Any) -> None:
         snapshot = Snapshot()
         for state in (one, other, {"a": one, "b": [other]}):  # the same memory again and again
@@ -392,7 +392,7 @@ class TestClock:
         step=st.floats(0.001, 2.0),
         seed=seeds,
     )
-    @settings(deadline=None, max_examples=60)
+    @settings(max_examples=60)
     def test_ranks_agree_and_the_interval_is_kept(self, size: int, every: float, step: float, seed: int) -> None:
         """Clocks of several ranks, each a little off, driven in lockstep, as a collective in each step would."""
         time, chance = [0.0], random.Random(seed)

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Literal
 
 from tritium import frameworks, ship
+from tritium.data.decode import decoders
 from tritium.data.schema import Data, Field
 from tritium.gang.coordinator.coordinator import Coordinator
 from tritium.gang.driver.recorder import Recorder
@@ -85,7 +86,7 @@ class Attempt:
 
     def job(self) -> bytes:
         """Pickle what every rank needs: function, arguments, decoders by name, and whether batches are tensors."""
-        decode = {name: dict(data.decode) for name, data in self.data.items()}
+        decode = {name: decoders(data) for name, data in self.data.items()}
         job = (self.function, tuple(self.args), dict(self.kwargs), decode, self.tensors)
         return ship.pickle(job, self.gang.py_files)
 

@@ -234,13 +234,14 @@ class Cluster:
         if available < gang.most and for_most:
             longest = for_least if available < gang.least else for_most
             note(f"waiting for executors: {available} of {gang.most} slots so far, at most {longest:.0f} s")
-        while available < gang.most:
+        over = False
+        while available < gang.most and not over:
             waited = time.monotonic() - began
             to_come = again or self._fewer_than_before() or (waited < young and not self._all_registered())
-            if not to_come or waited > (for_least if available < gang.least else for_most):
-                break
-            time.sleep(_POLL_SECONDS)
-            available = self.slots(gang) or 0
+            over = not to_come or waited > (for_least if available < gang.least else for_most)
+            if not over:
+                time.sleep(_POLL_SECONDS)
+            available = self.slots(gang) or 0  # also when it is over: the last executor may have registered meanwhile
         reservations(self.spark.sparkContext.applicationId).executors = self._executors()
         return available
 

@@ -12,6 +12,7 @@ from collections.abc import Callable, Mapping
 from contextlib import ExitStack, closing
 from typing import TYPE_CHECKING, Any
 
+from tritium.data.decode import decoders
 from tritium.errors import BadSetting
 from tritium.gang.driver.attempt import Attempt, prepared
 from tritium.gang.driver.rank_environment import surrounded
@@ -95,7 +96,7 @@ def _shards(attempt: Attempt, stack: ExitStack) -> dict[str, Shard]:
                     index=0,
                     size=1,
                     feed=feed,
-                    decode=attempt.data[name].decode,
+                    decode=decoders(attempt.data[name]),
                     tensors=attempt.tensors,
                     prepared=prepared(attempt.data[name].shuffle),
                     on_epoch_end=functools.partial(_note, attempt.recorder, name),

@@ -21,7 +21,7 @@ from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import replace
 from types import TracebackType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from tritium import frameworks, ship
 from tritium.errors import ResultError, WireError
@@ -44,25 +44,31 @@ _OWN = (__package__, frameworks.__package__, "tritium.gang")
 
 
 def main(argument: str) -> None:
-    """Run a rank process. `argument` is JSON with the settings from `Supervisor._start`. Does not return."""
+    """Run a rank in a process of its own. `argument` is JSON: `run`'s settings, and the `parent`'s pid."""
     settings = json.loads(argument)
-    _die_with(settings["parent"])
+    die_with(settings["parent"])
+    run(settings, None)
+
+
+def run(settings: Mapping[str, Any], imported: BaseException | Literal[True] | None) -> None:
+    """Run a rank with the settings from `Supervisor._start`. Does not return.
+
+    imported : True where `import_all` was called before the fork; the error that it raised; None: it was not called.
+    """
     os.set_inheritable(settings["control"], False)
     channel = Channel(socket.socket(fileno=settings["control"]))
-    _answer_with_stacks(settings)
-    ship.import_from(settings["path"])
+    answer_with_stacks(settings)
     progress = ProgressWriter.on(settings["progress"])
     framework = frameworks.from_json(settings["framework"])
     trace = tracing(framework) if settings["trace"] else None
     control = RankControl(channel, elastic=settings["elastic"], progress=progress, trace=trace)
     try:
-        pytorch.prepare()
-        huggingface.leave_shards()
-        if framework is not None:
-            control.progress.enter(f"importing {framework.name}")
+        if isinstance(imported, BaseException):
+            raise imported
+        if imported is None:
+            import_all(settings, framework, progress)
         if settings["pmi"] is not None:
             os.environ[mpi.DESCRIPTOR] = str(settings["pmi"])
-        import_framework(framework)
         control.progress.enter("waiting for the other ranks to start", "wait")
         channel.send("ready", pid=os.getpid())
         control.listen()
@@ -81,6 +87,16 @@ def main(argument: str) -> None:
     control.await_all()
     control.progress.enter("leaving")
     _leave(control)
+
+
+def import_all(settings: Mapping[str, Any], framework: Framework | None, progress: ProgressWriter) -> None:
+    """Import the framework, and prepare what the user's function may import. Raises WrongVersion."""
+    ship.import_from(settings["path"])
+    pytorch.prepare()
+    huggingface.leave_shards()
+    if framework is not None:
+        progress.enter(f"importing {framework.name}")
+    import_framework(framework)
 
 
 def _run(control: RankControl, world: World, settings: Mapping[str, Any], framework: Framework | None) -> None:
@@ -212,15 +228,18 @@ def _flush() -> None:
             stream.flush()
 
 
-def _die_with(parent: int) -> None:
-    """Let the kernel kill this process when its parent's thread ends (Linux); elsewhere `RankControl` exits then."""
+def die_with(parent: int | None) -> None:
+    """Let the kernel kill this process when its parent's thread ends (Linux); elsewhere `RankControl` exits then.
+
+    None: let it no longer do so.
+    """
     if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-    if os.getppid() != parent:
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL if parent is not None else 0)
+    if parent is not None and os.getppid() != parent:
         os._exit(1)
 
 
-def _answer_with_stacks(settings: Mapping[str, Any]) -> None:
+def answer_with_stacks(settings: Mapping[str, Any]) -> None:
     """Write the stacks of all threads to the supervisor's file at its signal, and the crashing one to stderr."""
     faulthandler.enable(all_threads=False)  # only the crashing thread: few lines of output travel
     for name in ("stacks", "progress"):

@@ -42,16 +42,20 @@ class Monitor:
 
     def watch(self, process: RankProcess) -> None:
         """Begin to monitor this process."""
-        now, pid = time.monotonic(), process.pid
+        now = time.monotonic()
         self._process = process
-        self._memory = Memory(pid)
         self._begun = now
         self._lapse = process_stats.Lapse(now)
         self._progress, self._arrived = process_stats.Still(now), process_stats.Still(now)
-        self._busy = process_stats.Busy(pid, now)
+        self._watch_pid(now)
         source = _source()
         self._source = process_stats.Busy(source, now, whole=False) if source else None
         self._logs = _Logs(now)
+
+    def _watch_pid(self, now: float) -> None:
+        self._pid = self._process.pid
+        self._memory = Memory(self._pid)
+        self._busy = process_stats.Busy(self._pid, now)
 
     def receives(self, rows: Mapping[str, int] | None) -> None:
         """Set the mapping that counts the rows that arrive, by name; None when all have arrived."""
@@ -97,6 +101,8 @@ class Monitor:
         """Return the fields of a `status` message. All seconds are as of now."""
         with self._lock:
             now, word, rows = time.monotonic(), self._page.read(), self._rows
+            if self._process.pid != self._pid:  # it was forked
+                self._watch_pid(now)
             if lapse := self._lapse.look(now):  # this process was stopped, and perhaps the rank too
                 for each in (self._progress, self._arrived, self._busy, self._source):
                     if each is not None:

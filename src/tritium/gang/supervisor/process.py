@@ -1,4 +1,4 @@
-"""Start a rank process, as a child that ends with its parent (supervisor)."""
+"""A rank process, and how one is started as a child that ends with its parent (supervisor)."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ import signal
 import subprocess
 import sys
 import threading
+from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from typing import IO, Any
 
@@ -31,23 +32,58 @@ _CAP_SYS_RESOURCE = 24
 THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NUMEXPR_NUM_THREADS")
 
 
-class RankProcess:
-    """A child process in a process group of its own, so that its own children can be ended with it."""
+class RankProcess(ABC):
+    """A rank, in a process group of its own, so that its own children can be ended with it."""
 
-    def __init__(self, process: subprocess.Popen[bytes]) -> None:
-        self._process = process
-        self.pid = process.pid
-        self.stdout: IO[bytes] | None = process.stdout
-        self.stderr: IO[bytes] | None = process.stderr
+    def __init__(self, stdout: IO[bytes], stderr: IO[bytes]) -> None:
+        self.stdout = stdout
+        self.stderr = stderr
         self.peak: int | None = None
-        """Peak memory of the ended process in bytes; None where it is below its parent's, which hides it."""
-        # The kernel begins the count of a child with its parent's peak at that time.
-        self._inherited = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+        """Peak memory of the ended process in bytes; None where that is not known."""
         self._lock = threading.Lock()
         self._ended = False
 
+    @property
+    @abstractmethod
+    def pid(self) -> int:
+        """The pid of the rank."""
+
+    @abstractmethod
     def wait(self) -> int:
         """Wait for the end of the process, kill its group, and return its exit code, or minus the signal's number."""
+
+    @abstractmethod
+    def send_signal(self, number: int) -> None:
+        """Send a signal to the rank alone; does nothing when it has ended."""
+
+    @abstractmethod
+    def kill_group(self) -> None:
+        """Send SIGKILL to the rank and its children; does nothing when the rank has ended."""
+
+    def close(self) -> None:
+        """Close the pipes."""
+        self.stdout.close()
+        self.stderr.close()
+
+
+class SpawnedRank(RankProcess):
+    """A rank in a Python of its own, a child of this process."""
+
+    def __init__(self, process: subprocess.Popen[bytes]) -> None:
+        assert process.stdout is not None
+        assert process.stderr is not None
+        super().__init__(process.stdout, process.stderr)
+        self._process = process
+        # The kernel begins the count of a child with its parent's peak at that time, which hides a lower one.
+        self._inherited = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+
+    @property
+    def pid(self) -> int:
+        """The pid of the rank."""
+        return self._process.pid
+
+    def wait(self) -> int:
+        """Do as `RankProcess.wait`."""
         # It is not reaped before its group is killed, so that its pid can't belong to another process by then.
         await_exit(self.pid)
         self.kill_group()
@@ -60,22 +96,16 @@ class RankProcess:
             return self._process.returncode
 
     def send_signal(self, number: int) -> None:
-        """Send a signal to the rank alone; does nothing when it has ended."""
+        """Do as `RankProcess.send_signal`."""
         with self._lock, contextlib.suppress(ProcessLookupError):
             if not self._ended:
                 os.kill(self.pid, number)
 
     def kill_group(self) -> None:
-        """Send SIGKILL to the rank and its children; does nothing when the rank has ended."""
+        """Do as `RankProcess.kill_group`."""
         with self._lock, contextlib.suppress(ProcessLookupError, PermissionError):
             if not self._ended:
                 os.killpg(self.pid, signal.SIGKILL)
-
-    def close(self) -> None:
-        """Close the pipes."""
-        for pipe in (self.stdout, self.stderr):
-            if pipe is not None:
-                pipe.close()
 
 
 # idtype P_PID and the options WEXITED | WNOWAIT, from each system's <sys/wait.h>
@@ -130,29 +160,16 @@ def lift_memory_limit(pid: int) -> None:
         ) from error
 
 
-def start_rank(settings: Mapping[str, Any], *, keep: Sequence[int], env: Mapping[str, str], cpus: int) -> RankProcess:
-    """Start a rank process. The calling thread must outlive the rank: the kernel kills the child when it ends.
+def spawn_rank(settings: Mapping[str, Any], *, keep: Sequence[int], env: Mapping[str, str], cpus: int) -> SpawnedRank:
+    """Start a rank in a Python of its own. The calling thread must outlive it: the kernel kills the child with it.
 
     `keep` are the file descriptors that it inherits, under the same numbers. `cpus` is the number of threads of OpenMP
     and the like. Raises BadSetting as `lift_memory_limit` does.
     """
-    environment = dict(os.environ)
-    for name in THREADS:
-        environment[name] = str(cpus)
-    environment["PYTHONUNBUFFERED"] = "1"
-    for name in ("SPARK_ENV_LOADED", "PYTHON_WORKER_FACTORY_SECRET", "PYTHON_WORKER_FACTORY_PORT"):
-        environment.pop(name, None)
-    environment.update(env)
-    process = subprocess.Popen(
-        [sys.executable, "-c", _BOOT, ship.home(), json.dumps(dict(settings))],
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        env=environment,
-        pass_fds=tuple(keep),
-        start_new_session=True,
-    )
-    rank = RankProcess(process)
+    argument = json.dumps({**settings, "parent": os.getpid()})
+    pipe = subprocess.PIPE
+    process = start_python(_BOOT, [argument], environment=environment(env, cpus), stdout=pipe, stderr=pipe, keep=keep)
+    rank = SpawnedRank(process)
     try:
         lift_memory_limit(rank.pid)
     except BadSetting:
@@ -161,3 +178,36 @@ def start_rank(settings: Mapping[str, Any], *, keep: Sequence[int], env: Mapping
         rank.close()
         raise
     return rank
+
+
+def start_python(
+    boot: str,
+    arguments: Sequence[str],
+    *,
+    environment: Mapping[str, str],
+    stdout: int,
+    stderr: int,
+    keep: Sequence[int],
+) -> subprocess.Popen[bytes]:
+    """Start a Python that runs `boot` with this package's place and `arguments`, in a session of its own."""
+    return subprocess.Popen(
+        [sys.executable, "-c", boot, ship.home(), *arguments],
+        stdin=subprocess.DEVNULL,
+        stdout=stdout,
+        stderr=stderr,
+        env=environment,
+        pass_fds=tuple(keep),
+        start_new_session=True,
+    )
+
+
+def environment(env: Mapping[str, str], cpus: int) -> dict[str, str]:
+    """Return the environment variables of a rank."""
+    found = dict(os.environ)
+    for name in THREADS:
+        found[name] = str(cpus)
+    found["PYTHONUNBUFFERED"] = "1"
+    for name in ("SPARK_ENV_LOADED", "PYTHON_WORKER_FACTORY_SECRET", "PYTHON_WORKER_FACTORY_PORT"):
+        found.pop(name, None)
+    found.update(env)
+    return found

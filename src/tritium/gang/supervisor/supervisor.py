@@ -20,11 +20,11 @@ from tritium.gang.failure import STACKS_BYTES, Failure, signal_name
 from tritium.gang.limits import LINE_BYTES
 from tritium.gang.order import Order
 from tritium.gang.supervisor.ending import Ending, GangEnded
+from tritium.gang.supervisor.forked import start_rank
 from tritium.gang.supervisor.gpus import Listing, executor
 from tritium.gang.supervisor.monitor import Monitor
 from tritium.gang.supervisor.output import Output
 from tritium.gang.supervisor.pmi import Pmi
-from tritium.gang.supervisor.process import start_rank
 from tritium.gang.supervisor.relay import Relay
 from tritium.gang.supervisor.results import chunks
 from tritium.gang.supervisor.spooler import Spooler
@@ -142,7 +142,6 @@ class Supervisor:
             "result": result.fileno(),
             "result_dir": tempfile.gettempdir(),
             **self._monitor.settings,
-            "parent": os.getpid(),
             "framework": frameworks.to_json(self.order.framework),
             "pmi": self._pmi.fd if self._pmi else None,
             "elastic": self.order.elastic,
@@ -151,7 +150,7 @@ class Supervisor:
             "path": ship.importable(),
         }
         keep = (theirs.fileno(), result.fileno(), *self._monitor.fds, *fds)
-        self._process = start_rank(settings, keep=keep, env=self.order.env, cpus=self.cpus)
+        self._process = start_rank(settings, order=self.order, daemon=self._daemon, keep=keep, cpus=self.cpus)
         self._to_rank = Channel(ours)
         self._started = True  # from here on `_stop` must end the process
         theirs.close()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
@@ -9,12 +10,15 @@ import fsspec  # type: ignore[import-untyped]
 import torch
 
 from tritium.data.schema import Field
+from tritium.ml.arguments import takes_vocabulary
 from tritium.ml.backend import Backend
+from tritium.ml.checkpoint import peek
 from tritium.ml.digest import CodeDigest
 from tritium.ml.torch import loop
 from tritium.ml.torch.digest import TorchDigest
 from tritium.ml.torch.dry_run import TorchDryRun, try_optimizer
 from tritium.ml.torch.identity import identity_with_code
+from tritium.ml.torch.initial_weights import tensors_of
 from tritium.ml.torch.settings import TorchSettings
 from tritium.model.engines import torch_weights as weights
 from tritium.model.model import Model
@@ -26,6 +30,12 @@ class TorchBackend(Backend[TorchSettings]):
 
     digest: ClassVar[type[CodeDigest]] = TorchDigest
     train = staticmethod(loop.train)
+
+    def loaded(self, settings: TorchSettings) -> TorchSettings:
+        """Return the settings with the initial weights as tensors."""
+        if settings.initial_weights is None:
+            return settings
+        return dataclasses.replace(settings, initial_weights=tensors_of(settings.initial_weights))
 
     def dry_run(
         self, settings: TorchSettings, fields: Mapping[str, Field], shapes: Mapping[str, tuple[int, ...]]
@@ -39,6 +49,10 @@ class TorchBackend(Backend[TorchSettings]):
             module = settings.make_module()
             return identity_with_code(settings, module, try_optimizer(settings, module), fields)
 
+    def peek(self, run_dir: str, settings: TorchSettings, identity: Mapping[str, Any]) -> str | None:
+        """Return a line about the checkpoint that this training continues from."""
+        return peek(run_dir, settings, identity)
+
     def restore(
         self, settings: TorchSettings, run_dir: str, signature: Signature, history: list[dict[str, Any]]
     ) -> Model:
@@ -47,5 +61,6 @@ class TorchBackend(Backend[TorchSettings]):
         with fsspec.open(f"{run_dir}/{loop.WEIGHTS}", "rb") as file:
             module.load_state_dict(weights.read(bytearray(file.read())))
         module.eval()
-        origin = None if isinstance(settings.model, torch.nn.Module) else settings.model
+        by_value = isinstance(settings.model, torch.nn.Module) or takes_vocabulary(settings.model)
+        origin = None if by_value else settings.model
         return Model(module, signature, history=history, origin=origin, seed=settings.seed)

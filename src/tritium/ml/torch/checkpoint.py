@@ -11,7 +11,7 @@ import torch
 
 from tritium.errors import BadSetting
 from tritium.gang.rank.world import World
-from tritium.ml.callbacks import TrainState
+from tritium.ml.callbacks import TrainState, keeps_state
 from tritium.ml.checkpoint import refuse_another
 from tritium.ml.early_stopping import EarlyStoppingState, stays_stopped
 from tritium.ml.torch.ddp import Replica
@@ -50,7 +50,6 @@ class TrainingCheckpoint:
         self._saved: Any = None
         self._on, self._run_dir_required = settings.checkpoint_every is not None, run_dir_required
         self._finished = self._stopped = False
-        self._step = 0
         self._inputs: dict[str, Any] = {}
         self._metrics: list[Any] | None = None
 
@@ -98,7 +97,7 @@ class TrainingCheckpoint:
         state.optimizer.load_state_dict(saved["optimizer"])
         self._schedule.load_state_dict(saved["schedule"], saved["history"], saved["epochs"])
         self._early_stopping.load_state_dict(saved["early_stopping"], len(state.history))
-        self._inputs, self._step = saved["inputs"], saved.step
+        self._inputs, state.step = saved["inputs"], saved.step
         rule = self._settings.stopping_rule()
         self._stopped = stays_stopped(saved["stopped"], saved["early_stopping"], rule)
         self._finished = saved["finished"] and self.epochs == len(state.history)
@@ -107,9 +106,15 @@ class TrainingCheckpoint:
             state.module.load_state_dict(saved.own[state.rank]["buffers"], strict=False)
         if state.rank < saved.size:
             set_random_state(saved.own[state.rank]["random"], state.device)
+            self._put_back_callbacks(saved.own[state.rank]["callbacks"])
         else:  # a rank that the checkpoint does not have
             torch.manual_seed(self._settings.seed + state.rank + 1000 * saved.step)
         return [own["position"] for own in saved.own]
+
+    def _put_back_callbacks(self, states: Sequence[Any]) -> None:
+        for callback, kept in zip(self._settings.callbacks, states, strict=False):
+            if kept is not None:
+                callback.load_state_dict(kept)
 
     def _put_back_groups(self, groups: Sequence[Sequence[str]]) -> None:
         """Add the groups that a callback had added to the optimizer after an epoch."""
@@ -125,15 +130,15 @@ class TrainingCheckpoint:
 
     def epoch_metrics(self, epoch: Any, ranks: Any) -> EpochMetrics:
         """Return the sums of an epoch: restored for one that continues, else zero."""
-        metrics, before = EpochMetrics(self._settings.named_metrics(), ranks), self._metrics
+        labels = list(self._settings.label_sources())
+        metrics, before = EpochMetrics(self._settings.named_metrics(), ranks, labels), self._metrics
         self._metrics = None
         if before is not None and epoch.first > 0:
             metrics.load_state(before)
         return metrics
 
     def on_step(self, batch: Mapping[str, torch.Tensor], metrics: EpochMetrics) -> None:
-        """Count an optimizer step, and save when `checkpoint_every` says so."""
-        self._step += 1
+        """Save after an optimizer step, when `checkpoint_every` says so."""
         if not self._inputs:
             self._inputs = {
                 name: (str(batch[name].dtype).removeprefix("torch."), list(batch[name].shape[1:]))
@@ -142,7 +147,7 @@ class TrainingCheckpoint:
         if self._on:
             self._world.checkpoint.save(
                 self._replicated,
-                self._step,
+                self._state.step,
                 own=lambda: self._own(metrics),
                 every=self._settings.checkpoint_every,
                 keep=self._settings.checkpoint_keep,
@@ -152,14 +157,14 @@ class TrainingCheckpoint:
         """Save and start again between two epochs, if the gang could be larger."""
         if self._on and len(self._state.history) < self.epochs:
             keep = self._settings.checkpoint_keep
-            self._world.checkpoint.regroup(self._replicated, self._step, own=lambda: self._own(None), keep=keep)
+            self._world.checkpoint.regroup(self._replicated, self._state.step, own=lambda: self._own(None), keep=keep)
 
     def on_train_end(self) -> None:
         """Save after the last epoch, so that a later fit with this run directory finds the training finished."""
         if self._on and self._run_dir_required and not self._finished:
             self._finished, self._stopped = True, len(self._state.history) < self._settings.epochs
             keep = self._settings.checkpoint_keep
-            self._world.checkpoint.save(self._replicated, self._step, own=lambda: self._own(None), keep=keep)
+            self._world.checkpoint.save(self._replicated, self._state.step, own=lambda: self._own(None), keep=keep)
 
     def example(self) -> dict[str, torch.Tensor]:
         """Return a batch of two rows of zeros, of the inputs' types and shapes."""
@@ -196,11 +201,13 @@ class TrainingCheckpoint:
         return [[names.get(id(p), "") for p in group["params"]] for group in self._state.optimizer.param_groups]
 
     def _own(self, metrics: EpochMetrics | None) -> dict[str, Any]:
+        callbacks = self._settings.callbacks
         return {
             "random": random_state(self._state.device),
             "buffers": buffers(self._state.module) if self._state.rank else {},  # rank 0's are in the module's state
             "position": self._shard.state(),
             "metrics": None if metrics is None else metrics.state(),
+            "callbacks": [callback.state_dict() if keeps_state(callback) else None for callback in callbacks],
         }
 
 

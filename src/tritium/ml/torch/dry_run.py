@@ -16,9 +16,11 @@ from tritium.errors import BadData, BadSetting, TritiumError
 from tritium.frameworks.torch_dynamo import without_compiler
 from tritium.ml.arguments import name_of
 from tritium.ml.backend import DryRun
-from tritium.ml.settings import LABEL, WEIGHT
+from tritium.ml.settings import WEIGHT
+from tritium.ml.torch.initial_weights import told
 from tritium.ml.torch.settings import TorchSettings
-from tritium.ml.torch.step import Step, forward, make_step, named_outputs, outputs_of
+from tritium.ml.torch.step import Step, forward, make_step
+from tritium.model.engines.torch_outputs import named_outputs, outputs_of
 from tritium.model.signature import Output
 
 _ROWS = 2
@@ -43,7 +45,7 @@ class TorchDryRun(DryRun[TorchSettings]):
 
     def __init__(self, settings: TorchSettings, fields: Mapping[str, Field], shapes: Shapes) -> None:
         """Call the module. Raises BadData with the shapes when it does not take them."""
-        known = set(settings.inputs()) <= set(shapes)
+        known = settings.check == "full" and set(settings.inputs()) <= set(shapes)
         self._forward = try_forward(settings, fields, shapes) if known else None
 
     @property
@@ -56,17 +58,25 @@ class TorchDryRun(DryRun[TorchSettings]):
         """What the module returns in eval mode; None where it could not be called."""
         return None if self._forward is None else self._forward.outputs
 
-    def train(self, settings: TorchSettings, label: Field, shape: tuple[int, ...] | None) -> Facts:
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """Lines for the user about weights that initial_weights does not have."""
+        return () if self._forward is None else self._forward.notes
+
+    def train(
+        self, settings: TorchSettings, labels: Mapping[str, Field], shapes: Mapping[str, tuple[int, ...] | None]
+    ) -> Facts:
         """Make optimizer and scheduler, and compute the gradients of a loss. Raises BadSetting and BadData."""
         if self._forward is None:
             return Facts()
         try_scheduler(settings, try_optimizer(settings, self._forward.module))
-        if shape is None:
+        zero = {name: zeros(label, shape) for name, label in labels.items() if (shape := shapes[name]) is not None}
+        if len(zero) < len(labels):
             return Facts(output_known=True)
         if settings.train_step is not None:  # one step shows nothing of the next: it may leave out other layers
-            try_own_step(settings, self._forward, label, shape)
+            try_own_step(settings, self._forward, zero)
             return Facts(output_known=True)
-        unused = try_step(settings, self._forward, label, shape)
+        unused = try_step(settings, self._forward, labels, zero)
         return Facts(find_unused_parameters=bool(unused), output_known=True)
 
 
@@ -79,6 +89,7 @@ class Forward:
     output: Any
     outputs: tuple[Output, ...]
     """Those of eval mode, as the signature has them."""
+    notes: tuple[str, ...] = ()
 
     @property
     def scores(self) -> tuple[int, ...] | None:
@@ -119,10 +130,13 @@ def try_forward(settings: TorchSettings, fields: Mapping[str, Field], shapes: Sh
                 f"The model's forward fails in eval mode, in which it validates and predicts: {_text(error)}"
             ) from error
         module.train()
-    return Forward(module, inputs, output, outputs)
+    notes = () if settings.initial_weights is None else told(module, settings.initial_weights)
+    return Forward(module, inputs, output, outputs, notes)
 
 
-def try_step(settings: TorchSettings, tried: Forward, label: Field, shape: tuple[int, ...]) -> list[str]:
+def try_step(
+    settings: TorchSettings, tried: Forward, labels: Mapping[str, Field], zero: Mapping[str, torch.Tensor]
+) -> list[str]:
     """Compute loss and gradients for zeros, and return the names of the parameters that got no gradient.
 
     Raises BadData when output and label don't fit, BadSetting when the loss can't be used.
@@ -132,7 +146,7 @@ def try_step(settings: TorchSettings, tried: Forward, label: Field, shape: tuple
             f"model={name_of(settings.model)} has no weights to train: none of its parameters requires a gradient. "
             "Unfreeze some of them: layer.requires_grad_(True)."
         )
-    batch = {**tried.inputs, LABEL: zeros(label, shape), WEIGHT: torch.ones(_ROWS)}
+    batch = {**tried.inputs, **zero, WEIGHT: torch.ones(_ROWS)}
     step = make_step(dataclasses.replace(settings, model=tried.module), _CPU)
     try:
         _take_step(step, tried.module, batch)
@@ -143,9 +157,11 @@ def try_step(settings: TorchSettings, tried: Forward, label: Field, shape: tuple
         if not isinstance(output, torch.Tensor):
             raise BadData(_several(settings, output, error)) from error
         gives = f"[{_dims(output)}] {_dtype(output)}"
+        listed = "".join(f"\n  - {described(label, zero[name])}" for name, label in labels.items())
+        advice = "".join(_advice(label, zero[name]) for name, label in labels.items()) if len(labels) == 1 else ""
         raise BadData(
             f"loss={name_of(settings.loss)} can't take what there is: {_text(error)}\nIt was called with"
-            f"\n  - the module's output {gives}\n  - {described(label, batch[LABEL])}{_advice(label, batch[LABEL])}"
+            f"\n  - the module's output {gives}{listed}{advice}"
         ) from error
     _refuse_sparse(settings, tried.module)
     return [n for n, p in tried.module.named_parameters() if p.requires_grad and p.grad is None]
@@ -158,12 +174,12 @@ def _take_step(step: Step, module: torch.nn.Module, batch: Any) -> None:
         loss.backward()  # type: ignore[no-untyped-call]
 
 
-def try_own_step(settings: TorchSettings, tried: Forward, label: Field, shape: tuple[int, ...]) -> None:
+def try_own_step(settings: TorchSettings, tried: Forward, zero: Mapping[str, torch.Tensor]) -> None:
     """Take a `train_step` on zeros. Does nothing where that fails, e.g. as it uses collectives.
 
     Raises BadSetting when it asks for a batch column that does not exist, or makes gradients that can't be clipped.
     """
-    columns = {**tried.inputs, LABEL: zeros(label, shape)}
+    columns = {**tried.inputs, **zero}
     batch = _AskedBatch(columns, scale=1.0, rows=_ROWS, total=_ROWS, step=0, epoch=0)
     step = make_step(dataclasses.replace(settings, model=tried.module), _CPU)
     try:

@@ -12,6 +12,7 @@ import torch
 from tritium.ml.history import epoch_entry
 from tritium.ml.settings import LABEL
 from tritium.ml.torch.ddp import Ranks
+from tritium.ml.torch.losses import label_in
 
 States = tuple[dict[str, Any], int]
 """The states of a metric by name, and the number of its updates."""
@@ -20,8 +21,8 @@ States = tuple[dict[str, Any], int]
 class EpochMetrics:
     """Sums of losses and metrics over rows, as a mean of batch means would weigh a short batch like a full one."""
 
-    def __init__(self, metrics: Mapping[str, Any], ranks: Ranks) -> None:
-        self._ranks = ranks
+    def __init__(self, metrics: Mapping[str, Any], ranks: Ranks, labels: Sequence[str] = (LABEL,)) -> None:
+        self._ranks, self._labels = ranks, list(labels)
         self._own = {name: m for name, m in metrics.items() if not hasattr(m, "compute")}
         self._kept = {name: copy.deepcopy(m) for name, m in metrics.items() if hasattr(m, "compute")}
         for metric in self._kept.values():
@@ -47,7 +48,7 @@ class EpochMetrics:
             self._padded += len(next(iter(batch.values())))
             return
         with torch.no_grad():
-            label = batch.get(LABEL)
+            label = label_in(batch, self._labels)
             means = [loss, *(metric(output, label) for metric in self._own.values())]
             for sum_, mean in zip(self._each, means, strict=True):
                 if isinstance(mean, torch.Tensor):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import re
 import sys
 from collections.abc import Iterable
@@ -20,6 +21,14 @@ _ANY = (
     "epochs",
     "callbacks",
     "metrics",
+    "eval_step",
+    "check",
+    "prediction_col",
+    "probability_col",
+    "prediction_batch_size",
+    "prediction_device",
+    "handle_invalid",
+    "decode_threads",
     "early_stopping",
     "verbose",
     "validation",
@@ -28,7 +37,16 @@ _ANY = (
     "if_data_changed",
     "if_code_changed",
 )
-_CODE = ("model", "optimizer", "loss", "lr_scheduler", "train_step")  # compared by digests or names
+_CODE = (
+    "model",
+    "initial_weights",
+    "optimizer",
+    "loss",
+    "lr_scheduler",
+    "train_step",
+    "decode",
+    "vocabulary",
+)  # compared by digests or names
 _LONGEST = 20_000
 _ADDRESS = re.compile(r" at 0x[0-9a-f]+", re.IGNORECASE)
 
@@ -45,6 +63,7 @@ def identity(
         for name in settings.fields()
         if name not in (*_ANY, *_CODE, "feature_cols", "label_cols", "row_key")
     }
+    found |= {f"vocabulary of {column!r}": _words(words) for column, words in settings.words().items()}
     found["optimizer"] = name_of(optimizer)
     for number, group in enumerate(getattr(optimizer, "param_groups", ())):
         options = {name: _plain(value) for name, value in group.items() if name != "params"}
@@ -66,7 +85,10 @@ def identity_with_code(
     code = {
         "model": [kind for kind in dict.fromkeys(map(type, module.modules())) if is_own(kind)],
         "optimizer": None if optimizer is None else type(optimizer),
-        **{name: getattr(settings, name) for name in ("loss", "train_step", "lr_scheduler")},
+        **{
+            name: getattr(settings, name)
+            for name in ("initial_weights", "loss", "train_step", "lr_scheduler", "decode")
+        },
         "metrics": settings.named_metrics(),
         HELD: module,
     }
@@ -80,6 +102,12 @@ def identity_with_code(
         "architecture": _ADDRESS.sub("", repr(module))[:_LONGEST],
         "versions": {"Python": ".".join(map(str, sys.version_info[:2])), "torch": str(torch.__version__)},
     }
+
+
+def _words(words: Any) -> str:
+    """Return a vocabulary as a short text, another one for other words."""
+    digest = hashlib.sha256("\0".join(words).encode()).hexdigest()[:8]
+    return f"{len(words)} words ({digest})"
 
 
 def _plain(value: Any) -> Any:

@@ -12,7 +12,7 @@ from tritium.data.remainder import step_count
 from tritium.errors import EmptyShard
 from tritium.gang.rank.world import World
 from tritium.gang.rank.world import world as this_world
-from tritium.ml.callbacks import TrainState
+from tritium.ml.callbacks import TrainState, at_steps
 from tritium.ml.early_stopping import EarlyStoppingState
 from tritium.ml.history import make_json
 from tritium.ml.progress import Progress
@@ -69,7 +69,7 @@ def _train(
     world.expect_file(WEIGHTS, known_bytes(module))
     torch.manual_seed(settings.seed + ranks.rank)  # dropout differs from rank to rank
     optimizer = settings.make_optimizer(module)
-    step = make_step(settings, ranks.device)
+    step, eval_step = make_step(settings, ranks.device), make_step(settings, ranks.device, validates=True)
     shard = world.shard("train")
     if validate and settings.shuffle != "stream":  # rows that still arrive can't be counted yet
         check_some_rows(world.shard("validation").counts, settings)
@@ -87,6 +87,7 @@ def _train(
     checkpoint.load()
     for callback in settings.callbacks:
         callback.on_train_start(state)
+    each_step = [callback for callback in settings.callbacks if at_steps(callback)]
     resume, output_known = checkpoint.put_back(), facts.output_known
     tell_untrained(module, optimizer, tell)
     order = settings.order() | {"batch_size": batch_size, "device": ranks.device, "resume": resume}
@@ -107,6 +108,9 @@ def _train(
             for parameter in ungrouped:  # the optimizer clears only its own, and the norm is that of all
                 parameter.grad = None
             schedule.on_step()
+            state.step, state.loss = state.step + 1, losses[-1]
+            for callback in each_step:
+                callback.on_step_end(state)
             checkpoint.on_step(batches[-1], metrics)
             if not output_known:  # an output that can't be a prediction must fail now, not after the last epoch
                 describe(module, settings, checkpoint.example())
@@ -119,7 +123,7 @@ def _train(
         entry = metrics.entry(epoch.number + 1)
         take_buffers(module, ranks)  # the returned model has rank 0's, so all ranks validate with those
         if validate:
-            entry |= validation(world.shard("validation"), batch_size, module, step, settings, ranks)
+            entry |= validation(world.shard("validation"), batch_size, module, eval_step, settings, ranks)
             take_buffers(module, ranks)  # those of observers and counters change in eval mode, too
         entry["learning_rate"] = schedule.learning_rate()
         state.epoch = entry["epoch"]
@@ -199,7 +203,7 @@ def validation(
     A rank without such rows takes no step. Raises EmptyShard where no rank has any.
     """
     check_some_rows(shard.counts, settings)
-    metrics = EpochMetrics(settings.named_metrics(), ranks)
+    metrics = EpochMetrics(settings.named_metrics(), ranks, list(settings.label_sources()))
     uneven = 0 in shard.counts  # then each rank takes its own number of steps, some none
     module.eval()
     with torch.no_grad():

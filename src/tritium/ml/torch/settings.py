@@ -3,48 +3,69 @@
 from __future__ import annotations
 
 import copy
-import functools
-import inspect
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
 from tritium.errors import BadSetting
-from tritium.ml import history
-from tritium.ml.arguments import argument_names, name_of, needed_arguments, takes, takes_nothing
-from tritium.ml.fields import is_number, setting
-from tritium.ml.settings import Settings
+from tritium.ml.arguments import name_of, needed_arguments, takes_vocabulary
+from tritium.ml.epoch_settings import EpochSettings, callback_problems
+from tritium.ml.fields import is_number, is_whole, setting
+from tritium.ml.settings import LABEL, labels_are_names
+from tritium.ml.torch import loss_kinds
+from tritium.ml.torch.function_checks import (
+    loss_problems,
+    model_problems,
+    optimizer_problems,
+    scheduler_problems,
+    step_problems,
+    takes_module,
+)
+from tritium.ml.torch.initial_weights import take_weights
+from tritium.ml.torch.metric_names import are_metrics, metric_pairs, metric_problems
 
-_ONE_SCORE = ("BCEWithLogitsLoss", "BCELoss", "binary_cross_entropy", "binary_cross_entropy_with_logits")
-_BY_CLASS = ("CrossEntropyLoss", "NLLLoss", "cross_entropy", "nll_loss", "MultiMarginLoss", "multi_margin_loss")
-_PROBABILITIES = ("BCELoss", "binary_cross_entropy")
 _RATE = " The learning rate is the optimizer's: optimizer=lambda p: torch.optim.Adam(p, lr=1e-3)."
-_OPTIMIZER = " Give a function of the parameters: lambda p: torch.optim.Adam(p)."
-_ADVICE = {"optimizer": _OPTIMIZER, "loss": " Give an instance or a function: torch.nn.MSELoss()."}
 
 
 @dataclass(frozen=True, kw_only=True)
-class TorchSettings(Settings):
+class TorchSettings(EpochSettings):
     """What and how to train with PyTorch: every field is also a Spark ML Param of `TorchEstimator`."""
 
     framework: ClassVar[str] = "torch"
-    choices: ClassVar[Mapping[str, tuple[Any, ...]]] = {**Settings.choices, "precision": ("fp32", "bf16")}
-    hints: ClassVar[Mapping[str, str]] = {**Settings.hints, "lr": _RATE, "learning_rate": _RATE}
+    choices: ClassVar[Mapping[str, tuple[Any, ...]]] = {
+        **EpochSettings.choices,
+        "precision": ("fp32", "bf16"),
+        "check": ("full", "off"),
+    }
+    hints: ClassVar[Mapping[str, str]] = {**EpochSettings.hints, "lr": _RATE, "learning_rate": _RATE}
+    whole: ClassVar[tuple[str, ...]] = (*EpochSettings.whole, "gradient_accumulation")
     loss_of_numbers: ClassVar[str] = "torch.nn.MSELoss()"
 
     model: Any = setting(
         "A torch.nn.Module, or a function without arguments that makes one. A function is called in every rank "
-        "after torch.manual_seed(seed), and all ranks start from the weights of rank 0."
+        "after torch.manual_seed(seed), and all ranks start from the weights of rank 0. One whose argument is called "
+        "vocabulary is given the words of each column of strings, for the size of an embedding."
+    )
+    initial_weights: Any = setting(
+        "The weights to start from, in place of those that the model is made with: a trained model (of fit, or "
+        "tr.load), the path of a saved one, a module, or a state_dict. Weights that are not among them stay as made.",
+        None,
     )
     optimizer: Any = setting(
-        "A function of the module's parameters: lambda p: torch.optim.Adam(p, lr=1e-3). "
+        "A function of the module's parameters: lambda p: torch.optim.Adam(p, lr=1e-3). Or of the module itself, where "
+        "its argument is called module or model: for groups of parameters by name. "
         "The learning rate is never scaled with the number of ranks."
     )
     loss: Any = setting(
         "A function (output, label) -> mean over the rows of the batch: torch.nn.MSELoss(), "
-        "torch.nn.functional.cross_entropy, your own. Not needed with train_step.",
+        "torch.nn.functional.cross_entropy, your own. Where label_cols is a mapping: a mapping from the names of the "
+        "labels to such functions, whose sum is minimised and for which the module returns a dict or a tuple; or one "
+        "function (output, labels) of a mapping of all labels. Not needed with train_step.",
         None,
+    )
+    loss_weights: Mapping[str, float] | None = setting(
+        "Label -> the factor of its loss in the sum, where loss is a mapping; 1 for those that are not in it.", None
     )
     train_step: Any = setting(
         "Your own step: a function (module, batch) -> loss, or (loss, output) if there are metrics. The module is your "
@@ -53,15 +74,26 @@ class TorchSettings(Settings):
         "mode and without gradients.",
         None,
     )
+    eval_step: Any = setting(
+        "Your own step for validation, where it is another one than that of the training: a function (module, batch) "
+        "-> loss, or (loss, output) if there are metrics. The module is in eval mode, without gradients.",
+        None,
+    )
     lr_scheduler: Any = setting(
         "A function of the optimizer that makes a scheduler, which is stepped after each epoch "
         "(ReduceLROnPlateau with the validation loss, or else the loss). A function of two arguments (optimizer, "
         "steps) is also given the number of optimizer steps of the whole training, and stepped after each of them.",
         None,
     )
+    gradient_accumulation: int = setting("Batches whose gradients make one optimizer step.", 1)
     clip_grad_norm: float | None = setting("The largest L2 norm that all gradients together may have; None: any.", None)
     precision: Literal["fp32", "bf16"] = setting(
         'What forward and loss compute in: "fp32", or "bf16" (autocast; weights stay float32).', "fp32"
+    )
+    check: Literal["full", "off"] = setting(
+        'Whether the model is tried on rows of zeros on the driver, before anything starts ("full"), or not ("off"): '
+        "for a model that only runs on a GPU, or is too large for the driver.",
+        "full",
     )
     metrics: Any = setting(
         "Name -> a torchmetrics Metric (synchronised over ranks by torchmetrics), or a function (output, label) "
@@ -69,6 +101,7 @@ class TorchSettings(Settings):
         "functions and classes, a MetricCollection its own.",
         (),
     )
+    callbacks: Sequence[Any] = setting("Objects with the methods of tritium.ml.Callback, called in every rank.", ())
     weight_col: str | None = setting(
         "A column of weights. They multiply the per-row losses, and the mean stays over rows (as in Keras). "
         'The loss must offer reduction="none".',
@@ -85,10 +118,28 @@ class TorchSettings(Settings):
     def problems(self) -> Iterator[str]:
         """Yield one sentence for each thing that is wrong."""
         yield from super().problems()
-        yield from _functions(self)
-        yield from _metrics(self)
+        yield from callback_problems(self.callbacks)
+        yield from model_problems(self.model)
+        yield from optimizer_problems(self.optimizer)
+        if self.loss is None and self.train_step is None:
+            yield "there is no loss. Give loss=, or your own train_step=."
+        if labels_are_names(self.label_cols):
+            several = isinstance(self.label_cols, Mapping)
+            yield from loss_problems(self.loss, self.loss_weights, list(self.label_sources()), several=several)
+        yield from step_problems(self.train_step, "train_step", self.weight_col)
+        yield from step_problems(self.eval_step, "eval_step", self.weight_col)
+        if self.eval_step is not None and self.validation is None:
+            yield "eval_step is the step for validation, and there is none: give validation=."
+        yield from scheduler_problems(self.lr_scheduler)
+        yield from metric_problems(self.metrics)
+        if not is_whole(self.gradient_accumulation, 1):
+            yield f"gradient_accumulation={self.gradient_accumulation!r} must be a whole number of at least 1."
         if (clip := self.clip_grad_norm) is not None and not (is_number(clip) and 0 < clip < math.inf):
             yield f"clip_grad_norm={clip!r} must be a number above 0."
+
+    def batches_per_step(self) -> int:
+        """Return `gradient_accumulation`."""
+        return self.gradient_accumulation
 
     def make_module(self) -> Any:
         """Return a new module: the function's, or a copy of the one that was given.
@@ -101,16 +152,19 @@ class TorchSettings(Settings):
         from tritium.model.engines.torch_module import seeded
 
         if isinstance(self.model, torch.nn.Module):
-            return copy.deepcopy(self.model)
-        with seeded(self.seed):
-            made = self.model()
+            made = copy.deepcopy(self.model)
+        else:
+            with seeded(self.seed):
+                made = self.model(self.words()) if takes_vocabulary(self.model) else self.model()
         if not isinstance(made, torch.nn.Module):
             raise BadSetting(f"model={name_of(self.model)} returned a {type(made).__name__}, not a torch.nn.Module.")
+        if self.initial_weights is not None:
+            take_weights(made, self.initial_weights)
         return made
 
     def make_optimizer(self, module: Any) -> Any:
         """Return the optimizer of a module's parameters. Raises BadSetting when `optimizer` returns something else."""
-        made = self.optimizer(module.parameters())
+        made = self.optimizer(module if takes_module(self.optimizer) else module.parameters())
         if not hasattr(made, "param_groups") or not hasattr(made, "step"):
             raise BadSetting(
                 f"optimizer={name_of(self.optimizer)} returned a {type(made).__name__}, and must return one "
@@ -156,131 +210,26 @@ class TorchSettings(Settings):
         """Return whether `lr_scheduler` takes (optimizer, steps), and so is stepped after each optimizer step."""
         return self.lr_scheduler is not None and len(needed_arguments(self.lr_scheduler)) == 2
 
-    def has_metrics(self) -> bool:
-        """Return whether `metrics` is a mapping, a sequence or a MetricCollection."""
-        given = self.metrics
-        return (isinstance(given, Mapping | Sequence) and not isinstance(given, str)) or _is_collection(given)
-
     def named_metrics(self) -> dict[str, Any]:
         """Return metrics by name; those of a MetricCollection by its names for them."""
-        return dict(self.metric_pairs())
-
-    def metric_pairs(self) -> list[tuple[str, Any]]:
-        """Return `named_metrics` as pairs, of which two may have the same name."""
-        given = [self.metrics] if _is_collection(self.metrics) else self.metrics
-        pairs = given.items() if isinstance(given, Mapping) else [(metric_name(metric), metric) for metric in given]
-        return [
-            one
-            for name, metric in pairs
-            for one in (metric.items(keep_base=False) if _is_collection(metric) else [(name, metric)])
-        ]
+        return dict(metric_pairs(self.metrics))
 
     def metric_names(self) -> Sequence[str]:
         """Return the names that metrics have in the history; none where `metrics` is of a wrong kind."""
-        return list(self.named_metrics()) if self.has_metrics() else ()
+        return list(self.named_metrics()) if are_metrics(self.metrics) else ()
 
-    def is_of_one_score(self) -> bool:
-        """Return whether the loss is torch's own for one score a row against 0 or 1."""
-        return self._loss_of_torch() in _ONE_SCORE
+    def is_of_one_score(self, label: str = LABEL) -> bool:
+        """Return whether the loss of this label is torch's own for one score a row against 0 or 1."""
+        return loss_kinds.is_of_one_score(self.loss.get(label) if isinstance(self.loss, Mapping) else self.loss)
 
     def is_by_class(self) -> bool:
         """Return whether the loss is torch's own for class indices against a score for each class."""
-        return self._loss_of_torch() in _BY_CLASS
+        return loss_kinds.is_by_class(self.loss)
 
     def gives_probabilities(self) -> bool:
         """Return whether the loss is torch's own for probabilities."""
-        return self._loss_of_torch() in _PROBABILITIES
-
-    def _loss_of_torch(self) -> str:
-        """Return the name of a loss of torch's, also of a partial of one; "" for any other."""
-        loss = self.loss.func if isinstance(self.loss, functools.partial) else self.loss
-        return name_of(loss) if is_of_torch(loss) else ""
+        return loss_kinds.gives_probabilities(self.loss)
 
     def has_own_step(self) -> bool:
         """Return whether there is a `train_step`."""
         return self.train_step is not None
-
-
-def is_of_torch(loss: Any) -> bool:
-    """Return whether `loss` is torch's own; a `functools.partial` of one is not."""
-    home = loss.__module__ if inspect.isfunction(loss) else type(loss).__module__
-    return str(home).startswith("torch.")
-
-
-def _functions(settings: TorchSettings) -> Iterator[str]:
-    for name in ("model", "optimizer", "loss", "train_step", "lr_scheduler"):
-        value = getattr(settings, name)
-        if not callable(value) and (value is not None or name in ("model", "optimizer")):
-            shown = f"{type(value).__name__}(…)" if hasattr(value, "param_groups") else repr(value)
-            yield f"{name}={shown} is not a function.{_ADVICE.get(name, '')}"
-    if callable(settings.optimizer) and takes_nothing(settings.optimizer):
-        yield f"optimizer={name_of(settings.optimizer)} takes nothing; it is called with the parameters.{_OPTIMIZER}"
-    if callable(settings.optimizer) and len(needed := needed_arguments(settings.optimizer)) > 1:
-        yield (
-            f"optimizer={name_of(settings.optimizer)} needs {', '.join(needed)}; it is called with the module's "
-            f"parameters alone.{_OPTIMIZER}"
-        )
-    if isinstance(settings.model, type) and (needed := needed_arguments(settings.model)):
-        yield (
-            f"model={name_of(settings.model)} is a class that needs {', '.join(needed)}; "
-            f"give an instance, or a function that makes one."
-        )
-    if settings.loss is None and settings.train_step is None:
-        yield "there is no loss. Give loss=, or your own train_step=."
-    if isinstance(settings.loss, type):
-        yield f"loss={name_of(settings.loss)} is a class; give an instance, {name_of(settings.loss)}()."
-    if getattr(settings.loss, "reduction", "mean") == "sum":
-        yield 'the loss has reduction="sum", with which N ranks can\'t agree with one. Use reduction="mean".'
-    if callable(settings.train_step) and not takes(settings.train_step, 2):
-        arguments = ", ".join(argument_names(settings.train_step)) or "nothing"
-        yield f"train_step={name_of(settings.train_step)} takes {arguments}; it is called with (module, batch)."
-    if settings.weight_col is not None and settings.train_step is not None:
-        yield (
-            "weight_col can't weight the loss of a train_step. Take the weights there, as an input under a name of its "
-            f'own: feature_cols={{"x": […], "w": [{settings.weight_col!r}]}} and batch["w"]. The module then gets x '
-            "and w by keyword, and the model needs that column when it predicts."
-        )
-    yield from _scheduler(settings.lr_scheduler)
-
-
-def _scheduler(given: Any) -> Iterator[str]:
-    """Yield what is wrong with a scheduler's arguments; a class's second one is recognised by its name, `steps`."""
-    if not callable(given):
-        return
-    needed, by_keyword = needed_arguments(given), needed_arguments(given, inspect.Parameter.KEYWORD_ONLY)
-    of_class = isinstance(given, type) and needed[1:] not in ([], ["steps"])
-    if len(needed) > 2 or by_keyword or of_class:
-        yield (
-            f"lr_scheduler={name_of(given)} needs {', '.join([*needed, *by_keyword])}; it is called with the "
-            f"optimizer, or with (optimizer, steps). Give a lambda with the rest filled in."
-        )
-    elif takes_nothing(given):
-        yield f"lr_scheduler={name_of(given)} takes nothing; it is called with the optimizer, or (optimizer, steps)."
-
-
-def _metrics(settings: TorchSettings) -> Iterator[str]:
-    given = settings.metrics
-    if not settings.has_metrics():
-        yield f"metrics={given!r} must be a mapping from names to metrics, a list of metrics, or a MetricCollection."
-        return
-    pairs = settings.metric_pairs()
-    for name, metric in pairs:
-        if not callable(metric) or isinstance(metric, type):
-            yield f"the metric {name!r} is {metric!r}, neither a torchmetrics Metric nor a function of two."
-        if name in history.NAMES:
-            yield f"a metric is called {name!r}, as the history calls something else; choose another name."
-    names = [name for name, _ in pairs]
-    for name in sorted({name for name in names if names.count(name) > 1}):
-        yield f"two metrics are called {name!r}; give a mapping from names to metrics."
-
-
-def metric_name(metric: Any) -> str:
-    """Return a metric's name in the history: MeanAbsoluteError() → mean_absolute_error."""
-    name = name_of(metric)
-    starts = [i and c.isupper() and not name[i - 1].isupper() for i, c in enumerate(name)]
-    return "".join(f"_{c}" if start else c for c, start in zip(name, starts, strict=True)).lower()
-
-
-def _is_collection(metrics: Any) -> bool:
-    """Return whether `metrics` is a torchmetrics MetricCollection, a module that holds others by name."""
-    return hasattr(metrics, "compute_groups") and hasattr(metrics, "items")

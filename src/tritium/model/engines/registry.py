@@ -14,7 +14,12 @@ if TYPE_CHECKING:
 
 DEFAULT = "torch"  # also for old manifests, which name no engine
 
-_ENGINES = {"torch": ("tritium.model.engines.torch", "TorchEngine")}
+_ENGINES = {
+    "function": ("tritium.model.engines.function", "FunctionEngine"),
+    "torch": ("tritium.model.engines.torch", "TorchEngine"),
+    "lightgbm": ("tritium.model.engines.lightgbm", "LightGBMEngine"),
+    "keras": ("tritium.model.engines.keras", "KerasEngine"),
+}
 # Of tensors in a state: the module whose import makes such tensors possible, and the Kind.
 _KINDS = {
     "torch": ("torch", "tritium.model.engines.torch_leaf", "TorchTensor"),

@@ -13,6 +13,7 @@ from tritium.model.engine import Buffer, Engine, Maker, Parts
 from tritium.model.engines.torch_copies import Copies
 from tritium.model.engines.torch_module import pickled, rebuild, trainable, unpickled
 from tritium.model.engines.torch_weights import Tensors, read
+from tritium.model.signature import Output
 
 if TYPE_CHECKING:
     import numpy as np
@@ -30,6 +31,7 @@ class TorchEngine(Engine):
     code_file = "module.pkl"
     module_class = "torch.nn.Module"
     trusted = ("torch.nn",)
+    transformer = "tritium.ml.torch.model:TorchModel"
 
     module: torch.nn.Module
 
@@ -86,6 +88,16 @@ class TorchEngine(Engine):
                 returned = sorted(map(str, result)) if isinstance(result, Mapping) else f"{len(result)} value(s)"
                 raise ModelError(f"The module should return the tensors {list(outputs)}, and returned {returned}.")
             return {name: _array(found[name]) for name in outputs}
+
+    def describe(self, batch: Arrays) -> tuple[Output, ...]:
+        import torch
+
+        from tritium.model.engines.torch_outputs import outputs_of
+
+        with self.on(None) as ready, torch.inference_mode():
+            given = {name: torch.tensor(array, device=ready._home()) for name, array in batch.items()}
+            result: Any = ready.module(*given.values()) if len(given) == 1 else ready.module(**given)
+        return outputs_of(result)
 
     def _home(self) -> torch.device:
         """Return the device that was given, else that of the module's first weight."""

@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 import torch
-import torchmetrics
 from torch import nn
 
 from tritium.data.batch import Batch
@@ -27,6 +26,8 @@ def values() -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def metrics() -> dict[str, Any]:
+    import torchmetrics
+
     return {
         "corr": torchmetrics.PearsonCorrCoef(),
         "mse": torchmetrics.MeanSquaredError(),
@@ -36,20 +37,6 @@ def metrics() -> dict[str, Any]:
         ),
         "sum": torchmetrics.MeanSquaredError() + torchmetrics.MeanAbsoluteError(),
     }
-
-
-class Halves(torchmetrics.Metric):
-    """A metric that others of its own are kept in."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.upper = torchmetrics.SumMetric()
-
-    def update(self, output: torch.Tensor, label: torch.Tensor) -> None:
-        self.upper.update(output[label > 0])
-
-    def compute(self) -> torch.Tensor:
-        return self.upper.compute()
 
 
 def batch_of(label: torch.Tensor, rows: int | None = None) -> Batch:
@@ -67,6 +54,8 @@ def correlation() -> float:
 
 
 def chosen() -> dict[str, Any]:
+    from own_metrics import Halves
+
     return {name: metric for name, metric in metrics().items() if name != "by_class"} | {"upper": Halves()}
 
 

@@ -12,7 +12,6 @@ import numpy as np
 import pyarrow as pa
 import pytest
 import torch
-import torchmetrics
 from safetensors.torch import load_file
 from torch import nn
 
@@ -144,41 +143,6 @@ class OwnLoss(nn.Module):
         return nn.functional.mse_loss(self(batch["features"]), batch["label"])
 
 
-class Worst(torchmetrics.Metric):
-    """The largest error, as a metric that keeps all rows, like those that need them all at once."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.add_state("outputs", [], dist_reduce_fx="cat")
-        self.add_state("labels", [], dist_reduce_fx="cat")
-
-    def update(self, output: torch.Tensor, label: torch.Tensor) -> None:
-        self.outputs.append(output.detach())
-        self.labels.append(label.double())
-
-    def compute(self) -> torch.Tensor:
-        def whole(kept: Any) -> torch.Tensor:
-            return torch.cat(kept) if isinstance(kept, list) else kept
-
-        return (whole(self.outputs) - whole(self.labels)).abs().max()
-
-
-class Stacked(torchmetrics.Metric):
-    """The mean squared error, as a metric that gets the states of all ranks side by side, like PearsonCorrCoef."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.add_state("sums", torch.zeros(2), dist_reduce_fx=None)
-
-    def update(self, output: torch.Tensor, label: torch.Tensor) -> None:
-        squares = (output - label).square().detach()
-        self.sums = self.sums + torch.stack([squares.sum(), torch.tensor(float(len(squares)))])
-
-    def compute(self) -> torch.Tensor:
-        total, rows = self.sums.reshape(-1, 2).sum(0)
-        return total / rows
-
-
 def absolute(output: torch.Tensor, label: torch.Tensor) -> torch.Tensor:
     return (output - label).abs().mean()
 
@@ -212,107 +176,115 @@ def rising(epoch: int) -> float:
     return 1.0 if epoch < 2 else -1.0
 
 
-CASES: dict[str, tuple[TorchSettings, pa.Table]] = {
-    "even": (regression(), table(96)),
-    "pad": (regression(epochs=4), table(101)),
-    "pad_short": (regression(), table(25)),
-    "classes": (classification(), table(101)),
-    "drop": (regression(remainder="drop"), table(101)),
-    "repeat": (regression(remainder="repeat"), table(101)),
-    "in_order": (regression(shuffle=False), table(50)),
-    "weights": (regression(weight_col="w"), table(101)),
-    "class_weights": (classification(weight_col="w", loss=nn.functional.cross_entropy), table(101)),
-    "accumulate": (regression(gradient_accumulation=3, batch_size=4), table(101)),
-    "clip": (regression(clip_grad_norm=0.05), table(101)),
-    "per_epoch": (regression(lr_scheduler=lambda o: torch.optim.lr_scheduler.StepLR(o, 1, 0.5)), table(101)),
-    "per_step": (
-        regression(lr_scheduler=lambda o, steps: torch.optim.lr_scheduler.LinearLR(o, 1.0, 0.1, steps)),
-        table(101),
-    ),
-    "plateau": (
-        regression(
-            lr_scheduler=lambda o: torch.optim.lr_scheduler.ReduceLROnPlateau(o, patience=0, threshold=10.0),
-            validation="held",
+@functools.cache
+def cases() -> dict[str, tuple[TorchSettings, pa.Table]]:
+    """Return name → settings and rows. After all others, `null` shows that a process group can be made again."""
+    import torchmetrics
+
+    from own_metrics import Stacked, Worst
+
+    return {
+        "even": (regression(), table(96)),
+        "pad": (regression(epochs=4), table(101)),
+        "pad_short": (regression(), table(25)),
+        "classes": (classification(), table(101)),
+        "drop": (regression(remainder="drop"), table(101)),
+        "repeat": (regression(remainder="repeat"), table(101)),
+        "in_order": (regression(shuffle=False), table(50)),
+        "weights": (regression(weight_col="w"), table(101)),
+        "class_weights": (classification(weight_col="w", loss=nn.functional.cross_entropy), table(101)),
+        "accumulate": (regression(gradient_accumulation=3, batch_size=4), table(101)),
+        "clip": (regression(clip_grad_norm=0.05), table(101)),
+        "per_epoch": (regression(lr_scheduler=lambda o: torch.optim.lr_scheduler.StepLR(o, 1, 0.5)), table(101)),
+        "per_step": (
+            regression(lr_scheduler=lambda o, steps: torch.optim.lr_scheduler.LinearLR(o, 1.0, 0.1, steps)),
+            table(101),
         ),
-        table(101),
-    ),
-    "own_step": (regression(train_step=own_step, loss=None, metrics=[absolute]), table(101)),
-    "own_loss": (
-        regression(model=OwnLoss, train_step=lambda module, batch: module.loss(batch), loss=None),
-        table(101),
-    ),
-    "own_accumulated": (
-        regression(
-            model=OwnLoss,
-            train_step=lambda module, batch: (module.loss(batch), module(batch["features"])),
-            loss=None,
-            metrics=[absolute],
-            gradient_accumulation=3,
-            batch_size=4,
+        "plateau": (
+            regression(
+                lr_scheduler=lambda o: torch.optim.lr_scheduler.ReduceLROnPlateau(o, patience=0, threshold=10.0),
+                validation="held",
+            ),
+            table(101),
         ),
-        table(101),
-    ),
-    "one_row": (classification(batch_size=1, epochs=2), table(25)),
-    "few": (
-        regression(
-            validation="few",
-            metrics={
-                "mse": torchmetrics.MeanSquaredError(),
-                "worst": Worst(),
-                "stacked": Stacked(),
-                "wrapped": torchmetrics.wrappers.MultioutputWrapper(torchmetrics.MeanSquaredError(), 1),
-                "mae": absolute,
-            },
-            callbacks=[Recorder()],
+        "own_step": (regression(train_step=own_step, loss=None, metrics=[absolute]), table(101)),
+        "own_loss": (
+            regression(model=OwnLoss, train_step=lambda module, batch: module.loss(batch), loss=None),
+            table(101),
         ),
-        table(101),
-    ),
-    "none": (regression(validation="few"), table(4)),
-    "held": (
-        regression(
-            validation="held",
-            metrics={"mse": torchmetrics.MeanSquaredError(), "r2": torchmetrics.R2Score(), "mae": absolute},
-            callbacks=[Recorder()],
+        "own_accumulated": (
+            regression(
+                model=OwnLoss,
+                train_step=lambda module, batch: (module.loss(batch), module(batch["features"])),
+                loss=None,
+                metrics=[absolute],
+                gradient_accumulation=3,
+                batch_size=4,
+            ),
+            table(101),
         ),
-        table(101),
-    ),
-    "accuracy": (
-        classification(validation=0.3, metrics=[torchmetrics.classification.MulticlassAccuracy(3, average="micro")]),
-        table(101),
-    ),
-    "stopped": (regression(callbacks=[StopOnLastRank()], epochs=6), table(40)),
-    "early": (
-        regression(
-            epochs=9,
-            early_stopping=EarlyStopping(patience=2),
-            optimizer=lambda p: torch.optim.SGD(p, 0.02),
-            lr_scheduler=lambda o: torch.optim.lr_scheduler.LambdaLR(o, rising),
-            callbacks=[Recorder()],
+        "one_row": (classification(batch_size=1, epochs=2), table(25)),
+        "few": (
+            regression(
+                validation="few",
+                metrics={
+                    "mse": torchmetrics.MeanSquaredError(),
+                    "worst": Worst(),
+                    "stacked": Stacked(),
+                    "wrapped": torchmetrics.wrappers.MultioutputWrapper(torchmetrics.MeanSquaredError(), 1),
+                    "mae": absolute,
+                },
+                callbacks=[Recorder()],
+            ),
+            table(101),
         ),
-        table(101),
-    ),
-    "inputs": (
-        regression(model=Several, feature_cols={"numbers": ["x0", "x1"], "kind": "cls"}, label_cols=["y"]),
-        table(101),
-    ),
-    "buffers": (regression(model=Normed), table(96)),
-    "half": (regression(precision="bf16"), table(101)),
-    "diverges": (regression(optimizer=lambda p: torch.optim.SGD(p, 1e30), batch_size=2), table(40)),
-    "infinite": (
-        regression(),
-        table(40).set_column(2, "x2", pa.array([math.inf if i == 37 else 1.0 for i in range(40)])),
-    ),
-    "unheard": (
-        regression(train_step=unheard_step, loss=None),
-        table(40).set_column(4, "x4", pa.array([MARK + 1 if i == 17 else 1.0 for i in range(40)])),
-    ),
-    "lonely": (regression(train_step=lonely_step, loss=None, metrics=[absolute]), table(97)),
-    "rooted": (regression(train_step=rooted_step, loss=None), table(40)),
-    "empty": (regression(), table(0)),
-    "no_step": (regression(remainder="drop", batch_size=64), table(40)),
-    "null": (regression(epochs=1), table(40)),
-}
-"""Name → settings and rows. `null` is what all the others leave behind: a process group can be made again."""
+        "none": (regression(validation="few"), table(4)),
+        "held": (
+            regression(
+                validation="held",
+                metrics={"mse": torchmetrics.MeanSquaredError(), "r2": torchmetrics.R2Score(), "mae": absolute},
+                callbacks=[Recorder()],
+            ),
+            table(101),
+        ),
+        "accuracy": (
+            classification(
+                validation=0.3, metrics=[torchmetrics.classification.MulticlassAccuracy(3, average="micro")]
+            ),
+            table(101),
+        ),
+        "stopped": (regression(callbacks=[StopOnLastRank()], epochs=6), table(40)),
+        "early": (
+            regression(
+                epochs=9,
+                early_stopping=EarlyStopping(patience=2),
+                optimizer=lambda p: torch.optim.SGD(p, 0.02),
+                lr_scheduler=lambda o: torch.optim.lr_scheduler.LambdaLR(o, rising),
+                callbacks=[Recorder()],
+            ),
+            table(101),
+        ),
+        "inputs": (
+            regression(model=Several, feature_cols={"numbers": ["x0", "x1"], "kind": "cls"}, label_cols=["y"]),
+            table(101),
+        ),
+        "buffers": (regression(model=Normed), table(96)),
+        "half": (regression(precision="bf16"), table(101)),
+        "diverges": (regression(optimizer=lambda p: torch.optim.SGD(p, 1e30), batch_size=2), table(40)),
+        "infinite": (
+            regression(),
+            table(40).set_column(2, "x2", pa.array([math.inf if i == 37 else 1.0 for i in range(40)])),
+        ),
+        "unheard": (
+            regression(train_step=unheard_step, loss=None),
+            table(40).set_column(4, "x4", pa.array([MARK + 1 if i == 17 else 1.0 for i in range(40)])),
+        ),
+        "lonely": (regression(train_step=lonely_step, loss=None, metrics=[absolute]), table(97)),
+        "rooted": (regression(train_step=rooted_step, loss=None), table(40)),
+        "empty": (regression(), table(0)),
+        "no_step": (regression(remainder="drop", batch_size=64), table(40)),
+        "null": (regression(epochs=1), table(40)),
+    }
 
 
 @dataclasses.dataclass(frozen=True)
@@ -382,7 +354,7 @@ def gang_of(size: int) -> Any:
 def started(size: int) -> list[dict[str, Any]]:
     """Run every case in a gang of this size. Return the results of every rank."""
     gang = tr.Gang(ranks=size, on="here" if size == 1 else "driver", framework="torch", progress=False, output="none")
-    plans = {name: prepare(TorchBackend(), rows, settings, gang) for name, (settings, rows) in CASES.items()}
+    plans = {name: prepare(TorchBackend(), rows, settings, gang) for name, (settings, rows) in cases().items()}
     run = launch.start(
         every_case,
         gang,
@@ -423,7 +395,7 @@ def steps(case: str, size: int) -> Iterator[list[dict[str, torch.Tensor]]]:
 
 def plain_losses(case: str, size: int) -> list[float]:
     """Return the loss curve of a plain loop in one process, over the union of the ranks' batches."""
-    settings = CASES[case][0]
+    settings = cases()[case][0]
     torch.manual_seed(settings.seed)
     module = settings.model()
     optimizer = settings.optimizer(module.parameters())
@@ -488,7 +460,7 @@ def plain_losses(case: str, size: int) -> list[float]:
 def test_ranks_learn_what_one_process_learns(case: str, size: int) -> None:
     curve = [entry["loss"] for entry in history(case, size)]
     assert curve == pytest.approx(plain_losses(case, size), rel=1e-5)
-    assert len(curve) == CASES[case][0].epochs
+    assert len(curve) == cases()[case][0].epochs
     assert curve[-1] < curve[0]
 
 
@@ -532,7 +504,7 @@ def scored(entry: dict[str, Any], rows: Any) -> tuple[torch.Tensor, torch.Tensor
 
 @pytest.mark.parametrize("size", SIZES)
 def test_validation_and_metrics_are_exact_over_all_rows(size: int) -> None:
-    rows = CASES["held"][1].to_pandas()
+    rows = cases()["held"][1].to_pandas()
     held = rows[rows["held"]]
     for entry in history("held", size):
         output, y = scored(entry, held)
@@ -547,7 +519,7 @@ def test_validation_and_metrics_are_exact_over_all_rows(size: int) -> None:
 
 @pytest.mark.parametrize("size", SIZES)
 def test_a_rank_without_rows_to_validate_on_contributes_nothing(size: int) -> None:
-    rows = CASES["few"][1].to_pandas()
+    rows = cases()["few"][1].to_pandas()
     for entry in history("few", size):
         output, y = scored(entry, rows[rows["few"]])
         squared = (output - y).square().mean().item()
@@ -605,8 +577,8 @@ def one_error(case: str, size: int, kind: type[TritiumError]) -> Any:
 
 def rank_of(case: str, row: int, size: int) -> int:
     """Return the rank of a row, for a table as one source partition: partition + position, modulo the ranks."""
-    before = list(CASES).index(case)
-    partition = sum(1 + (settings.validation is not None) for settings, _ in list(CASES.values())[:before])
+    before = list(cases()).index(case)
+    partition = sum(1 + (settings.validation is not None) for settings, _ in list(cases().values())[:before])
     return (partition + row) % size
 
 

@@ -1,0 +1,45 @@
+"""Rows that go to one rank together, by equal values of a column (any process)."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from tritium.data.types import SourceType
+from tritium.hints import suggest
+
+
+def problems(
+    name: str | None, columns: Mapping[str, SourceType], read: Collection[str], filled: Collection[str]
+) -> list[str]:
+    """Return what is wrong with `together=name` for a frame of these columns.
+
+    read, filled : those that are read, and the names for which `nulls` has a value.
+    """
+    found = None if name is None else _problem(name, columns, read)
+    if name in filled:
+        found = f"together names {name!r}, whose nulls are filled: they could not go with the rows of that value. "
+        found += f"Fill them before: df.fillna({{{name!r}: 0}})."
+    return [found] if found else []
+
+
+def _problem(name: str, columns: Mapping[str, SourceType], read: Collection[str]) -> str | None:
+    if name not in columns:
+        return f"together names {name!r}, which is not there.{suggest(name, list(columns))}"
+    if name not in read:  # a null in it would not be seen
+        return f"together names {name!r}, which is not read. Add it to `columns=`."
+    kind = columns[name]
+    if kind.item is not None or kind.name in ("struct", "other") or kind.dtype.startswith("float"):
+        takes = "and takes integers, strings, dates and timestamps. Cast the column."
+        return f"together names {name!r} of type {kind.text}, {takes}"
+    return None
+
+
+def ranks_of(column: pa.Array, ranks: int) -> np.ndarray[Any, Any]:
+    """Return the rank of each row `[rows]` of a table: distinct values are dealt in the order of their first rows."""
+    codes = column if pa.types.is_dictionary(column.type) else column.dictionary_encode()
+    found: np.ndarray[Any, Any] = codes.indices.fill_null(0).to_numpy(zero_copy_only=False) % ranks
+    return found

@@ -1,0 +1,1 @@
+"""Any function of the user's as an estimator, whatever its framework (driver, rank)."""

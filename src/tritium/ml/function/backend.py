@@ -1,0 +1,67 @@
+"""`FunctionBackend`: the user's functions as the backend of an estimator (driver, rank)."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any, ClassVar
+
+import fsspec  # type: ignore[import-untyped]
+
+from tritium.data.schema import Field
+from tritium.ml.backend import Backend, DryRun
+from tritium.ml.digest import CodeDigest
+from tritium.ml.function import training
+from tritium.ml.function.settings import FunctionSettings
+from tritium.model.engines.function import FunctionEngine
+from tritium.model.model import Model
+from tritium.model.signature import Output, Signature
+
+
+class FunctionDryRun(DryRun[FunctionSettings]):
+    """Nothing: there is no model before the training."""
+
+    @property
+    def scores(self) -> tuple[int, ...] | None:
+        return None
+
+    @property
+    def outputs(self) -> tuple[Output, ...] | None:
+        return None
+
+    def train(
+        self, settings: FunctionSettings, labels: Mapping[str, Field], shapes: Mapping[str, tuple[int, ...] | None]
+    ) -> None:
+        return None
+
+
+class FunctionBackend(Backend[FunctionSettings]):
+    """The backend that calls the user's own training function."""
+
+    digest: ClassVar[type[CodeDigest]] = CodeDigest
+    train = staticmethod(training.train)
+
+    def dry_run(
+        self, settings: FunctionSettings, fields: Mapping[str, Field], shapes: Mapping[str, tuple[int, ...]]
+    ) -> FunctionDryRun:
+        """Return one that knows nothing."""
+        return FunctionDryRun()
+
+    def identity(self, settings: FunctionSettings, fields: Sequence[Field]) -> dict[str, Any]:
+        """Return nothing: what the function saves by `world.checkpoint` is its own affair."""
+        return {}
+
+    def peek(self, run_dir: str, settings: FunctionSettings, identity: Mapping[str, Any]) -> str | None:
+        """Return None: whether it continues is the function's affair."""
+        return None
+
+    def restore(
+        self, settings: FunctionSettings, run_dir: str, signature: Signature, history: list[dict[str, Any]]
+    ) -> Model:
+        """Return the state of rank 0 with `predict` as a Model."""
+        with fsspec.open(f"{run_dir}/{training.STATE}", "rb") as file:
+            arrays = bytearray(file.read())
+        with fsspec.open(f"{run_dir}/{training.CODE}", "rb") as file:
+            facts, _, code = file.read().partition(b"\n")
+        engine = FunctionEngine.restore(arrays, json.loads(facts), code)
+        return Model(engine.module, signature, history=history, engine=FunctionEngine.name)

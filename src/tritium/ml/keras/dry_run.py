@@ -1,0 +1,154 @@
+"""The dry run: a model on two rows of zeros, before anything starts (driver)."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+
+from tritium.data.schema import Field
+from tritium.errors import BadData, BadSetting, ModelError, TritiumError
+from tritium.ml.arguments import name_of
+from tritium.ml.backend import DryRun
+from tritium.ml.keras.labels import check_labels
+from tritium.ml.keras.settings import KerasSettings
+from tritium.ml.keras.training import Facts, build
+from tritium.model.engines.keras_form import Inputs, built, call, named_outputs, zeros
+from tritium.model.engines.keras_here import imported
+from tritium.model.signature import Output, shown
+
+Shapes = Mapping[str, tuple[int, ...]]
+_ROWS = 2
+_COLORS = re.compile(r"\x1b\[\d*m")
+
+
+@contextmanager
+def drawing(seed: int) -> Iterator[None]:
+    """Seed Python, NumPy and the back end for the block as in a rank, and restore the first two's generators."""
+    import random
+
+    keras = imported()
+    before = random.getstate(), np.random.get_state()
+    torch_state: Any = None
+    if keras.backend.backend() == "torch":
+        import torch
+
+        torch_state = torch.get_rng_state()
+    keras.utils.set_random_seed(seed)
+    try:
+        yield
+    finally:
+        random.setstate(before[0])
+        np.random.set_state(before[1])
+        if torch_state is not None:
+            torch.set_rng_state(torch_state)
+
+
+class KerasDryRun(DryRun[KerasSettings]):
+    """A model on zeros; it is not called where the shape of an input is not known before the first row."""
+
+    def __init__(self, settings: KerasSettings, fields: Mapping[str, Field], shapes: Shapes) -> None:
+        """Make, compile and call the model. Raises BadSetting and, with the shapes, BadData."""
+        imported(settings.backend)
+        self._inputs: Inputs = {}
+        if set(settings.inputs()) <= set(shapes):
+            self._inputs = {name: (fields[name].dtype, tuple(shapes[name])) for name in settings.inputs()}
+        with drawing(settings.seed):
+            self.model = _made(settings)
+            self._outputs = None if not self._inputs else _called(self.model, self._inputs, fields)
+
+    @property
+    def scores(self) -> tuple[int, ...] | None:
+        """The shape of a row of the output; None where it is not known, or not one array."""
+        if self._outputs is None or len(self._outputs) != 1:
+            return None
+        return tuple(self._outputs[0].shape)  # type: ignore[arg-type]
+
+    @property
+    def outputs(self) -> tuple[Output, ...] | None:
+        """What the model returns for a prediction; None where it could not be called."""
+        return self._outputs
+
+    def train(
+        self, settings: KerasSettings, labels: Mapping[str, Field], shapes: Mapping[str, tuple[int, ...] | None]
+    ) -> Facts:
+        """Check labels, losses and outputs against each other, and build loss and metrics. Raises the errors above."""
+        classes = check_labels(settings, labels, shapes, self._outputs)
+        known = {name: shape for name, shape in shapes.items() if shape is not None}
+        if self._inputs and len(known) == len(labels):
+            with drawing(settings.seed):
+                _build(settings, self.model, self._inputs, labels, known)
+            _refuse_monitor(settings, self.model)
+        return Facts(self._inputs, classes)
+
+
+def _made(settings: KerasSettings) -> Any:
+    try:
+        return settings.compiled(settings.make_model())
+    except TritiumError:
+        raise
+    except Exception as error:
+        raise BadSetting(f"model={name_of(settings.model)} could not be made and compiled: {_text(error)}") from error
+
+
+def _called(model: Any, inputs: Inputs, fields: Mapping[str, Field]) -> tuple[Output, ...]:
+    listed = "".join(f"\n  - {_described(fields[name], shape)}" for name, (_, shape) in inputs.items())
+    try:
+        built(model, inputs)
+        found = named_outputs(model, call(model, zeros(inputs)))
+    except ModelError as error:
+        raise BadData(str(error)) from error
+    except Exception as error:
+        flat = [fields[name].sources[0] for name, (_, shape) in inputs.items() if not shape]
+        hint = f"\nFor [batch, 1] give a list: feature_cols=[{flat[0]!r}]." if len(flat) == len(inputs) == 1 else ""
+        names = getattr(model, "input_names", None)
+        takes = f"\nIts inputs are {', '.join(map(repr, names))}." if names and len(inputs) > 1 else ""
+        raise BadData(
+            f"The model can't take these features: {_text(error)}\nIt was called with{listed}{takes}{hint}",
+            shapes={name: shape for name, (_, shape) in inputs.items()},
+        ) from error
+    keras = imported()
+    return tuple(
+        Output(name, keras.backend.standardize_dtype(value.dtype), tuple(value.shape[1:]))
+        for name, value in found.items()
+    )
+
+
+def _build(settings: KerasSettings, model: Any, inputs: Inputs, labels: Mapping[str, Field], shapes: Shapes) -> None:
+    """Build loss and metrics for zeros. Raises BadData where they can't take what there is."""
+    x = zeros(inputs)
+    y = {name: np.zeros((_ROWS, *shapes[name]), labels[name].dtype) for name in labels}
+    batch = (
+        next(iter(x.values())) if len(x) == 1 else x,
+        y if isinstance(settings.label_cols, Mapping) else next(iter(y.values())),
+    )
+    try:
+        build(model, batch)
+    except Exception as error:
+        listed = "".join(f"\n  - the label {_described(labels[name], shapes[name])}" for name in labels)
+        raise BadData(
+            f"Loss or metrics can't take what there is: {_text(error)}\nThey are called with{listed}"
+        ) from error
+
+
+def _refuse_monitor(settings: KerasSettings, model: Any) -> None:
+    rule = settings.stopping_rule()
+    if rule is None:
+        return
+    known = list(model.get_metrics_result())
+    known += [f"validation_{name}" for name in known] if settings.validation is not None else []
+    if rule.monitor not in known:
+        raise BadSetting(f"early_stopping monitors {rule.monitor!r}; the history will have {', '.join(known)}.")
+
+
+def _described(field: Field, shape: Sequence[int]) -> str:
+    names = ", ".join(map(repr, field.sources[:8])) + (", …" if len(field.sources) > 8 else "")
+    return f"{field.name} {shown(shape)} {field.dtype} of column{'s' * (len(field.sources) > 1)} {names}"
+
+
+def _text(error: Exception) -> str:
+    lines = [line for line in _COLORS.sub("", str(error)).splitlines() if line.strip()]
+    return f"{type(error).__name__}: {' '.join(lines[:3])}"

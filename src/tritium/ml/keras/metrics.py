@@ -1,0 +1,135 @@
+"""The states of a model's metrics over all rows of all ranks (rank)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from tritium.model.engines.keras_weights import as_array
+
+States = list[np.ndarray[Any, Any]]
+
+
+class MetricStates:
+    """The variables of loss and metrics, as Keras updates them: sums over the rows of this rank.
+
+    joint : whether a training step is one computation over the rows of all ranks (JAX), so that every rank has the sums
+            over all of them.
+    """
+
+    def __init__(self, model: Any, world: Any, joint: bool) -> None:
+        self._model, self._world, self.joint = model, world, joint
+        self._before: States = []
+
+    def now(self) -> States:
+        """Return a copy of the variables' values."""
+        sync(self._model)
+        return [np.array(as_array(variable)) for variable in self._model.metrics_variables]
+
+    def put(self, states: Sequence[np.ndarray[Any, Any]]) -> None:
+        """Set the variables."""
+        sync(self._model)
+        for variable, value in zip(self._model.metrics_variables, states, strict=True):
+            variable.assign(value)
+
+    # ---- a step whose weights were multiplied
+
+    def before_step(self) -> None:
+        """Keep the sums as they are before a step whose weights are multiplied."""
+        self._before = self.now()
+
+    def after_step(self, factor: float) -> None:
+        """Divide what the step has added by the factor of its weights.
+
+        That makes its sums those over rows: what a step adds is linear in the weights, and the loss, the mean over
+        `size` rows on each rank, is counted `size` times.
+        """
+        self.put(
+            [
+                then + (now - then) / factor if summed(variable, now) else now
+                for variable, then, now in zip(self._model.metrics_variables, self._before, self.now(), strict=True)
+            ]
+        )
+
+    # ---- over the ranks
+
+    def merge(self, *, each: bool) -> dict[str, Any]:
+        """Give the variables the sums of all ranks, and return loss and metrics by name. A collective call.
+
+        each : whether every rank has sums of its own, also where a training step is joint (in a validation).
+        """
+        if self._world.size > 1 and (each or not self.joint):
+            self.put(self.total(self._world.gather(self.now())))
+        return {name: plain(value) for name, value in self._model.get_metrics_result().items()}
+
+    def total(self, ranks: Sequence[States]) -> States:
+        """Return the sums over these ranks' states."""
+        found = []
+        for number, variable in enumerate(self._model.metrics_variables):
+            values = [states[number] for states in ranks]
+            if variable.aggregation == "sum":
+                found.append(np.sum(values, axis=0, dtype=values[0].dtype))
+            elif variable.aggregation == "mean":
+                found.append(np.mean(values, axis=0).astype(values[0].dtype))
+            else:
+                found.append(values[0])
+        return found
+
+    def share(self, ranks: Sequence[States | None]) -> States | None:
+        """Return what this rank continues from, of the states of all ranks of a checkpoint; None without any."""
+        known = [states for states in ranks if states is not None]
+        rank, size = self._world.rank, self._world.size
+        if not known or len(known[0]) != len(self._model.metrics_variables):
+            return None
+        if self.joint or len(known) == size:
+            return known[0] if self.joint else known[rank]
+        mine = known[rank::size]
+        return self.total(mine) if mine else None
+
+
+def summed(variable: Any, value: np.ndarray[Any, Any]) -> bool:
+    """Return whether a variable is a sum of floating numbers."""
+    return bool(variable.aggregation == "sum" and value.dtype.kind == "f")
+
+
+def sync(model: Any) -> None:
+    """Give the model's variables their current values: on JAX, `fit` keeps these elsewhere between its steps."""
+    if hasattr(model, "jax_state_sync"):
+        model.jax_state_sync()
+
+
+def plain(value: Any) -> Any:
+    """Return a number or an array of the back end as Python's own."""
+    if isinstance(value, Mapping):
+        return {name: plain(item) for name, item in value.items()}
+    import keras
+
+    found = np.asarray(keras.ops.convert_to_numpy(value))
+    return float(found) if found.ndim == 0 else found.tolist()
+
+
+def count_rows(model: Any) -> None:
+    """Let the losses of several outputs be means over rows on TensorFlow, as on the other back ends.
+
+    There Keras does not know the rows of a batch while it traces a step, and counts each batch once, a short one like a
+    full one. Must be called when loss and metrics are built, and before the first step is traced.
+    """
+    import keras
+
+    loss = model._compile_loss
+    if keras.backend.backend() != "tensorflow" or loss is None:
+        return
+    call, rows = loss.call, list[Any]()
+
+    def counting(y_true: Any, y_pred: Any, sample_weight: Any = None) -> Any:
+        rows[:] = [keras.ops.cast(keras.ops.shape(keras.tree.flatten(y_pred)[0])[0], "float32")]
+        return call(y_true, y_pred, sample_weight)
+
+    def weighed(update: Any) -> Any:
+        return lambda value, sample_weight=None: update(value, rows[0] if sample_weight is None else sample_weight)
+
+    loss.call = counting
+    for tracker in loss.metrics:
+        tracker.update_state = weighed(tracker.update_state)

@@ -1,0 +1,251 @@
+"""The training with Keras's `fit` (rank)."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import zlib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import keras
+import numpy as np
+
+from tritium.errors import BadSetting, EmptyShard
+from tritium.frameworks.keras_fit import begin
+from tritium.gang.rank.world import World
+from tritium.gang.rank.world import world as this_world
+from tritium.ml.early_stopping import EarlyStoppingState
+from tritium.ml.history import make_json
+from tritium.ml.keras.callback import Callbacks, Together, of_this_rank
+from tritium.ml.keras.checkpoint import Training, TrainingCheckpoint, set_random_state, shift_seeds
+from tritium.ml.keras.identity import identity
+from tritium.ml.keras.labels import Classes, check_labels
+from tritium.ml.keras.metrics import MetricStates, count_rows
+from tritium.ml.keras.rows import EpochRows, Step
+from tritium.ml.keras.settings import KerasSettings
+from tritium.ml.progress import Progress
+from tritium.model.engines.keras_form import Inputs, built, named_outputs, zeros
+from tritium.model.engines.keras_weights import Variables, as_array
+from tritium.model.signature import Output, check_classes
+
+WEIGHTS = "weights.safetensors"
+_PIECE = 4 << 20
+
+
+@dataclass(frozen=True)
+class Facts:
+    """The result of the dry run for the ranks."""
+
+    inputs: Inputs = field(default_factory=dict)
+    """Empty where the length of an array column is unknown."""
+    classes: Classes = field(default_factory=dict)
+
+
+def train(
+    settings: KerasSettings,
+    validate: bool,
+    facts: Facts,
+    user_run_dir: bool = False,
+    identity_with_code: dict[str, Any] | None = None,
+) -> dict[str, Any] | None:
+    """Train on this rank's shards. Rank 0 stores the weights, and returns history, inputs and outputs; others None.
+
+    facts : the result of the dry run on the driver.
+    user_run_dir : whether the user named the run directory; a training that was begun there then continues.
+    identity_with_code : what the driver knows of this training, to be kept in its checkpoints.
+    """
+    world, chosen = this_world(), keras.backend.backend()
+    if settings.backend not in (None, chosen):  # with on="here"
+        raise BadSetting(
+            f"Keras was imported on its back end {chosen!r} in this process, and backend={settings.backend!r}. Set "
+            f'KERAS_BACKEND={settings.backend} before Keras is imported, or train with on="driver".',
+            setting="backend",
+        )
+    shard, batch_size = world.shard("train"), settings.rows_per_rank(world.size)
+    tell = world.note if world.rank == 0 else lambda _: None
+    inputs = facts.inputs or first_inputs(settings, shard)
+    if validate:
+        check_some_rows(world.shard("validation").counts, settings)
+    keras.utils.set_random_seed(settings.seed)
+    model = built(settings.compiled(settings.make_model()), inputs)
+    classes = facts.classes if facts.inputs else checked(settings, model, inputs, shard)
+    first = shard.epochs(1, batch_size=batch_size, device=None, **settings.order())
+    build(model, EpochRows(settings, next(first), world.rank, batch_size, classes)[0])
+    world.expect_file(WEIGHTS, sum(as_array(variable).nbytes for variable in model.weights))
+    joint = world.size > 1 and keras.backend.backend() == "jax"
+    if not joint:  # a joint step draws for the rows of all ranks, and needs one state of the generators
+        shift_seeds(model, settings.seed, world.rank)
+    count_rows(model)
+    begin(model)
+    states = MetricStates(model, world, joint)
+    early_stopping = EarlyStoppingState(
+        *(settings.stopping_rule(), settings.epochs, lambda: weights_of(model), lambda w: put_weights(model, w), tell)
+    )
+    this = identity(settings, model, shard.schema)
+    training = Training(settings, world, shard, model, states, early_stopping, this, identity_with_code)
+    checkpoint = TrainingCheckpoint(training, run_dir_required=user_run_dir)
+    resume, history = checkpoint.load(), training.history
+
+    def on_step(_: Step) -> None:
+        checkpoint.on_step(ours.seconds())
+
+    def on_epoch_end(entry: dict[str, Any]) -> Mapping[str, Any]:
+        take_buffers(model, world)  # the returned model has rank 0's, so all ranks validate with those
+        later = validation(settings, world, states, callbacks, classes) if validate else {}
+        rate = entry.pop("learning_rate")
+        entry |= {f"validation_{name}": value for name, value in later.items()} | {"learning_rate": rate}
+        make_json(entry)
+        history.append(entry)
+        early_stopping.on_epoch_end(entry)
+        return {f"val_{name}": value for name, value in later.items()}
+
+    progress = Progress(settings, world)
+    ours = Together(states, progress, on_step, on_epoch_end)
+    callbacks = Callbacks(ours, of_this_rank(settings.callbacks, world.rank), model, settings.epochs)
+    callbacks.begin()
+    checkpoint.put_back()
+    ours.resumed, ours.seconds_before = checkpoint.metrics, checkpoint.seconds
+    order = settings.order() | {"batch_size": batch_size, "device": None, "resume": resume}
+    for epoch in shard.epochs(checkpoint.epochs, **order):
+        rows = ours.rows = EpochRows(settings, epoch, world.rank, batch_size, classes)
+        if epoch.first:
+            callbacks.after_epoch_begin = checkpoint.after_epoch_begin
+        else:
+            ours.resumed = None
+        if checkpoint.random is not None:
+            restore_random = functools.partial(set_random_state, checkpoint.random)
+            checkpoint.random = None
+            if epoch.first and len(rows):
+                ours.before_first_step = restore_random  # not now: torch draws for the iterator over the rows
+            else:
+                restore_random()
+        train_epoch(model, rows, callbacks)
+        epoch.end()
+        progress.on_epoch_end(epoch, history[-1])
+        if any(world.gather(callbacks.stop or early_stopping.should_stop)):
+            break
+        checkpoint.on_epoch_end()
+    checkpoint.on_train_end()
+    model.optimizer.finalize_variable_values(model.trainable_variables)  # the averages of use_ema=True
+    early_stopping.restore_best()
+    callbacks.end(dict(history[-1]) if history else {})
+    take_buffers(model, world)
+    if world.rank != 0:
+        return None
+    world.store(WEIGHTS, pieces(model))
+    return {"history": history, "inputs": dict(inputs), "outputs": outputs_of(model, inputs, settings)}
+
+
+def train_epoch(model: Any, rows: EpochRows, callbacks: Callbacks) -> None:
+    """Run `fit` for the rest of an epoch. Each epoch is a `fit`, so that one that continues is like any other."""
+    number = rows.epoch.number
+    if not len(rows):  # its last step was taken before the checkpoint
+        callbacks.on_epoch_begin(number)
+        callbacks.on_epoch_end(number, {})
+        return
+    finalize = model.optimizer.finalize_variable_values
+    model.optimizer.finalize_variable_values = lambda variables: None  # at the end of the training, not of each epoch
+    try:
+        model.fit(rows, initial_epoch=number, epochs=number + 1, callbacks=callbacks, verbose=0, shuffle=False)
+    finally:
+        model.optimizer.finalize_variable_values = finalize
+
+
+def build(model: Any, batch: Sequence[Any]) -> None:
+    """Make all variables of model, metrics and optimizer, as `fit` does, for a batch like this one."""
+    model._symbolic_build(data_batch=tuple(batch))
+
+
+def first_inputs(settings: KerasSettings, shard: Any) -> Inputs:
+    """Return dtype and row shape of the inputs, as the first batch shows them."""
+    epoch = next(shard.epochs(1, batch_size=1, device=None, **settings.order()))
+    batch = epoch.batch(0)
+    return {name: (str(batch[name].dtype), tuple(batch[name].shape[1:])) for name in settings.inputs()}
+
+
+def checked(settings: KerasSettings, model: Any, inputs: Inputs, shard: Any) -> Classes:
+    """Return the labels of class indices, after the checks that the dry run could not make. Raises its errors."""
+    fields = {field.name: field for field in shard.schema}
+    batch = next(shard.epochs(1, batch_size=1, device=None, **settings.order())).batch(0)
+    labels = {name: fields[name] for name in settings.label_sources()}
+    shapes = {name: tuple(batch[name].shape[1:]) for name in labels}
+    outputs = [Output(name, *row) for name, row in outputs_of(model, inputs, settings).items()]
+    return check_labels(settings, labels, shapes, outputs)
+
+
+def validation(
+    settings: KerasSettings, world: World, states: MetricStates, callbacks: Callbacks, classes: Classes
+) -> dict[str, Any]:
+    """Return loss and metrics over the validation rows of all ranks. A rank without such rows evaluates nothing."""
+    shard, batch_size = world.shard("validation"), settings.rows_per_rank(world.size)
+    model = callbacks.model_to_stop
+    every_row = dataclasses.replace(settings, remainder="pad")
+    model.reset_metrics()
+    if shard.rows:
+        rows_in_order = shard.alone().epochs(1, batch_size=batch_size, shuffle=False, remainder="pad", device=None)
+        for epoch in rows_in_order:
+            rows = EpochRows(every_row, epoch, 0, batch_size, classes)
+            model.evaluate(rows, verbose=0, callbacks=callbacks, return_dict=True)
+            epoch.end()
+    return states.merge(each=True)
+
+
+def check_some_rows(counts: Sequence[int], settings: KerasSettings) -> None:
+    """Raise EmptyShard where there are no rows to validate on, with the same text on every rank."""
+    if not any(counts):
+        fix = "Give a larger fraction" if isinstance(settings.validation, float) else "Look at what it holds"
+        raise EmptyShard(
+            f"There are no rows to validate on: validation={settings.validation!r} gives none (rows per rank: "
+            f"{', '.join(map(str, counts[:64]))}). {fix}, or validation=None.",
+            counts=list(counts),
+        )
+
+
+def take_buffers(model: Any, world: World) -> None:
+    """Give every rank the statistics of rank 0's rows, such as BatchNorm's, where they differ. A collective call."""
+    if world.size == 1:
+        return
+    trained = {id(variable) for variable in model.trainable_variables}
+    others = {number: v for number, v in enumerate(model.weights) if id(v) not in trained}
+    digests = world.gather({number: digest(v) for number, v in others.items()})
+    differ = [number for number in others if any(each[number] != digests[0][number] for each in digests)]
+    if differ:
+        values = {number: np.array(as_array(others[number])) for number in differ} if world.rank == 0 else None
+        for number, value in world.gather(values)[0].items():
+            others[number].assign(value)
+
+
+def digest(variable: Any) -> int:
+    """Return a checksum of a variable's value."""
+    return zlib.crc32(np.ascontiguousarray(as_array(variable)).tobytes())
+
+
+def weights_of(model: Any) -> dict[str, np.ndarray[Any, Any]]:
+    """Return a copy of the model's weights by their numbers."""
+    return {str(number): np.array(as_array(variable)) for number, variable in enumerate(model.weights)}
+
+
+def put_weights(model: Any, weights: Mapping[str, np.ndarray[Any, Any]]) -> None:
+    """Set the weights that `weights_of` returned."""
+    for number, value in weights.items():
+        model.weights[int(number)].assign(value)
+
+
+def pieces(model: Any) -> Any:
+    """Yield the file of the weights in pieces of at most 4 MiB."""
+    for view in Variables.of(model).stream():
+        for start in range(0, len(view), _PIECE):
+            yield bytes(view[start : start + _PIECE])
+
+
+def outputs_of(model: Any, inputs: Inputs, settings: KerasSettings) -> dict[str, tuple[str, tuple[int, ...]]]:
+    """Return dtype and row shape of what the model returns for a prediction, by name."""
+    batch = zeros(inputs)
+    result = model.predict_on_batch(next(iter(batch.values())) if len(batch) == 1 else batch)
+    found = {name: np.asarray(value) for name, value in named_outputs(model, result).items()}
+    outputs = {name: (value.dtype.name, tuple(value.shape[1:])) for name, value in found.items()}
+    if settings.task == "classification":
+        check_classes([Output(name, dtype, shape) for name, (dtype, shape) in outputs.items()])
+    return outputs

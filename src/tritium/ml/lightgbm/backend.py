@@ -1,0 +1,113 @@
+"""`LightGBMBackend`: LightGBM as the backend of estimators (driver, rank)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, ClassVar
+
+import fsspec  # type: ignore[import-untyped]
+import lightgbm
+import numpy as np
+
+from tritium.data.schema import Field
+from tritium.errors import BadSetting
+from tritium.ml.backend import Backend, DryRun
+from tritium.ml.digest import CodeDigest
+from tritium.ml.lightgbm import training
+from tritium.ml.lightgbm.checkpoint import identity, peek
+from tritium.ml.lightgbm.names import METRIC_NAMES
+from tritium.ml.lightgbm.parameters import lightgbm_params, refuse_params
+from tritium.ml.lightgbm.settings import LightGBMClassifierSettings, LightGBMRankerSettings, LightGBMSettings
+from tritium.ml.settings import FEATURES
+from tritium.model.model import Model
+from tritium.model.signature import Output, Signature
+
+_ROWS = 60
+
+
+class LightGBMDryRun(DryRun[LightGBMSettings]):
+    """A training of one tree on a few made-up rows, which LightGBM refuses where it would refuse the settings."""
+
+    def __init__(self, width: int | None) -> None:
+        self._width = width
+
+    @property
+    def scores(self) -> None:
+        """None: the number of classes is known when the labels are."""
+
+    @property
+    def outputs(self) -> tuple[Output, ...] | None:
+        """None, as `scores`."""
+        return None
+
+    def train(
+        self, settings: LightGBMSettings, labels: Mapping[str, Field], shapes: Mapping[str, tuple[int, ...] | None]
+    ) -> None:
+        """Train one tree. Raises BadSetting with what LightGBM says."""
+        if self._width is None:
+            return
+        _refuse_positions(settings, self._width)
+        classes = None
+        if isinstance(settings, LightGBMClassifierSettings):
+            several = any(name.startswith(("multi_", "auc_mu")) for name in settings.given_metrics())
+            several = several or settings.objective not in (None, "binary")
+            classes = settings.num_class or (3 if several else 2)
+        random = np.random.default_rng(0)
+        x = random.integers(0, 5, (_ROWS, self._width)).astype(settings.feature_dtype)
+        y = np.arange(_ROWS) % (classes or 2) if classes or settings.together else random.uniform(0.1, 0.9, _ROWS)
+        group = [_ROWS] if isinstance(settings, LightGBMRankerSettings) else None
+        params = lightgbm_params(settings, self._width, classes, 1) | {"num_threads": 1}
+        try:
+            booster = lightgbm.Booster(params, lightgbm.Dataset(x, y, group=group, params=params))
+            booster.update()
+            known = [
+                METRIC_NAMES.get(str(result[1]), str(result[1])).partition("@")[0] for result in booster.eval_train()
+            ]
+        except (lightgbm.basic.LightGBMError, TypeError, ValueError) as error:
+            raise BadSetting(f"LightGBM does not take these settings: {error}") from error
+        if unknown := [name for name in settings.given_metrics() if name.partition("@")[0] not in known]:
+            raise BadSetting(
+                f"metrics names {unknown[0]!r}, which LightGBM does not compute for objective={params['objective']!r}.",
+                setting="metrics",
+            )
+
+
+class LightGBMBackend(Backend[LightGBMSettings]):
+    """The backend that trains a `lightgbm.Booster` on the rows of all ranks."""
+
+    digest: ClassVar[type[CodeDigest]] = CodeDigest
+    train = staticmethod(training.train)
+
+    def dry_run(
+        self, settings: LightGBMSettings, fields: Mapping[str, Field], shapes: Mapping[str, tuple[int, ...]]
+    ) -> LightGBMDryRun:
+        """Check the parameters, and return a dry run for as many features as the columns have."""
+        refuse_params(settings)
+        shape = shapes.get(FEATURES)
+        return LightGBMDryRun(None if shape is None else int(np.prod(shape)))
+
+    def identity(self, settings: LightGBMSettings, fields: Sequence[Field]) -> dict[str, Any]:
+        """Return the identity: settings and columns, as no code of the user's is trained."""
+        return identity(settings, fields)
+
+    def peek(self, run_dir: str, settings: LightGBMSettings, identity: Mapping[str, Any]) -> str | None:
+        """Return a line about the checkpoint that this training continues from."""
+        return peek(run_dir, settings, identity)
+
+    def restore(
+        self, settings: LightGBMSettings, run_dir: str, signature: Signature, history: list[dict[str, Any]]
+    ) -> Model:
+        """Return the booster that rank 0 has stored, as a Model."""
+        with fsspec.open(f"{run_dir}/{training.WEIGHTS}", "rb") as file:
+            booster = lightgbm.Booster(model_str=file.read().decode())
+        return Model(booster, signature, history=history, engine="lightgbm")
+
+
+def _refuse_positions(settings: LightGBMSettings, width: int) -> None:
+    """Raise BadSetting for positions beyond the length of a vector column."""
+    given = [*(settings.categorical_features or ()), *(settings.monotone_constraints or ())]
+    if wrong := [key for key in given if isinstance(key, int) and key >= width]:
+        raise BadSetting(
+            f"categorical_features or monotone_constraints name position {wrong[0]}, and {settings.feature_cols!r} has "
+            f"{width} numbers a row."
+        )

@@ -1,0 +1,209 @@
+"""The training with LightGBM (rank)."""
+
+from __future__ import annotations
+
+import re
+import time
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
+from typing import Any
+
+import lightgbm
+import numpy as np
+
+from tritium.errors import BadData, EmptyShard
+from tritium.frameworks.lightgbm import joined
+from tritium.gang.rank.world import World
+from tritium.gang.rank.world import world as this_world
+from tritium.ml.lightgbm.bins import is_shared, training_set, validation_set
+from tritium.ml.lightgbm.checkpoint import Progress, TrainingCheckpoint, is_over
+from tritium.ml.lightgbm.metrics import Metrics
+from tritium.ml.lightgbm.parameters import lightgbm_params
+from tritium.ml.lightgbm.rows import Rows
+from tritium.ml.lightgbm.settings import LightGBMClassifierSettings, LightGBMSettings
+from tritium.ml.settings import FEATURES
+
+basic: Any = lightgbm.basic
+WEIGHTS = "model.txt"
+_PIECE = 4 << 20
+_LOG_SECONDS = 0.5
+_MOST_CLASSES = 10_000
+_SPECIAL = re.compile(r'[",:\[\]{}\s]')  # LightGBM takes no such names of features
+
+
+def train(
+    settings: LightGBMSettings,
+    validate: bool,
+    facts: None,
+    user_run_dir: bool = False,
+    identity: dict[str, Any] | None = None,
+) -> dict[str, Any] | None:
+    """Train on this rank's shards. Rank 0 stores the model, and returns history, inputs and outputs; others None.
+
+    user_run_dir : whether the user named the run directory; a training that was begun there then continues.
+    identity : what must be equal for that, to be kept in the checkpoints.
+    """
+    world = this_world()
+    rows, validation = _rows(world, "train", settings), None
+    if validate:
+        validation = _rows(world, "validation", settings)
+    assert rows is not None
+    classes = _classes(world, rows, validation, settings)
+    checkpoint = TrainingCheckpoint(settings, world, identity, run_dir_required=user_run_dir)
+    progress = Progress(settings, world.note if world.rank == 0 else lambda _: None)
+    saved = checkpoint.load()
+    if saved is not None:
+        progress.restore(saved)
+    if saved is None or not is_over(saved, settings):
+        _grow(world, settings, rows, validation, classes, progress, checkpoint)
+        checkpoint.save(progress, last=True)
+    if world.rank != 0:
+        return None
+    text = progress.model()
+    world.store(WEIGHTS, (text[start : start + _PIECE] for start in range(0, len(text), _PIECE)))
+    outputs = [classes] if classes is not None and progress.booster.num_model_per_iteration() > 1 else []
+    return {
+        "history": progress.history,
+        "inputs": {FEATURES: (settings.feature_dtype, list(rows.shape))},
+        "outputs": {"prediction": ("float64", outputs)},
+    }
+
+
+def _grow(
+    world: World,
+    settings: LightGBMSettings,
+    rows: Rows,
+    validation: Rows | None,
+    classes: int | None,
+    progress: Progress,
+    checkpoint: TrainingCheckpoint,
+) -> None:
+    """Add trees until there are enough, or early stopping ends the training."""
+    with ExitStack() as network:
+        booster = _booster(world, settings, rows, validation, classes, progress.booster, progress.iteration, network)
+        metrics = Metrics(world, rows if settings.training_metric else None, validation)
+        progress.booster, logged = booster, 0.0
+        for iteration in range(progress.iteration, settings.num_iterations):
+            began = time.monotonic()
+            progress.exhausted = booster.update()
+            if progress.exhausted:
+                if world.rank == 0:
+                    world.note(f"the training ends before iteration {iteration + 1}: no split improves the objective")
+                break
+            progress.iteration = iteration + 1
+            found: dict[str, Any] = metrics.of(booster)
+            now = time.monotonic()
+            names = [name.removeprefix("validation_") for name in found]
+            entry = {"iteration": progress.iteration, **found, "seconds": now - began}
+            progress.add(entry, list(dict.fromkeys(names)))
+            ends = progress.early_stopping.should_stop or progress.iteration == settings.num_iterations
+            if settings.verbose and (ends or now - logged >= _LOG_SECONDS):
+                world.log(step=iteration, steps=settings.num_iterations, **found)
+                logged = now
+            if progress.early_stopping.should_stop:
+                break
+            checkpoint.save(progress)
+
+
+def _booster(
+    world: World,
+    settings: LightGBMSettings,
+    rows: Rows,
+    validation: Rows | None,
+    classes: int | None,
+    before: lightgbm.Booster | None,
+    done: int,
+    network: ExitStack,
+) -> lightgbm.Booster:
+    """Return the booster over the rows of all ranks, which are connected in `network`.
+
+    before : the booster of a checkpoint, whose trees of `done` iterations are the first ones; None: there are none.
+    """
+    counts = world.shard("train").counts
+    params = lightgbm_params(settings, rows.width, classes, world.size)
+    connection: dict[str, Any] = {}
+    shared = is_shared(params, rows.width, counts)
+    if not shared:
+        connection = network.enter_context(joined(world))
+    data = training_set(rows, params, counts, world, _feature_names(settings, rows.width))
+    if shared:
+        connection = network.enter_context(joined(world))
+    valid = None if validation is None else validation_set(validation, data, params)
+    for part, dataset in ((rows, data), (validation, valid)):
+        if part is not None and dataset is not None and (scores := _scores(part, before)) is not None:
+            dataset.set_init_score(scores)
+    if done:  # else the same rows and features would be drawn again as in the first iterations
+        params["seed"] = (int(params["seed"]) + done) % (1 << 31)
+    booster = lightgbm.Booster({**params, **connection}, data)
+    if before is not None:
+        basic._safe_call(basic._LIB.LGBM_BoosterMerge(booster._handle, before._handle))
+    if valid is not None:
+        booster.add_valid(valid, "validation")
+    return booster
+
+
+def _scores(rows: Rows, before: lightgbm.Booster | None) -> Any:
+    """Return the scores from which a training begins, [rows] or [rows, classes]; None: from LightGBM's average."""
+    own = rows.init_score
+    if before is None:
+        return own
+    raw = np.concatenate([before.predict(batch, raw_score=True) for batch in rows.batches()])
+    return raw if own is None else raw + own.reshape(raw.shape)
+
+
+def _rows(world: World, name: str, settings: LightGBMSettings) -> Rows | None:
+    """Return the rows of this rank; None for a rank without rows to validate on. Raises EmptyShard on every rank."""
+    shard = world.shard(name)
+    counts = shard.counts
+    listed = ", ".join(map(str, counts[:64]))
+    if not any(counts):
+        fix = "Give a larger fraction" if isinstance(settings.validation, float) else "Look at what it holds"
+        what = f"to {'train' if name == 'train' else 'validate'} on"
+        raise EmptyShard(f"There are no rows {what} (rows per rank: {listed}). {fix}.", counts=list(counts))
+    if name == "train" and 0 in counts:
+        what = "all rows of a group are on one rank" if settings.together else "rows are dealt evenly"
+        raise EmptyShard(
+            f"Rank {counts.index(0)} of {len(counts)} received no rows (rows per rank: {listed}); {what}. "
+            "Ask for fewer ranks.",
+            counts=list(counts),
+        )
+    return Rows(shard, settings) if shard.rows else None
+
+
+def _classes(world: World, rows: Rows, validation: Rows | None, settings: LightGBMSettings) -> int | None:
+    """Return the number of classes, the same on every rank; None where none are predicted. Raises BadData."""
+    if not isinstance(settings, LightGBMClassifierSettings):
+        return None
+    own = [np.unique(part.label)[:_MOST_CLASSES] if part is not None else () for part in (rows, validation)]
+    gathered = world.gather([list(map(int, labels)) for labels in own])
+    found = sorted({label for labels, _ in gathered for label in labels})
+    others = sorted({label for _, labels in gathered for label in labels})
+    column = settings.labels()[0]
+    count = settings.num_class or found[-1] + 1
+    advice = "Number the classes 0, 1, 2, … (StringIndexer does), or give num_class= where some may be missing."
+    if found[0] < 0 or count > _MOST_CLASSES:
+        raise BadData(
+            f"label column {column!r} holds {found[0] if found[0] < 0 else found[-1]}. {advice}", column=column
+        )
+    beyond = [label for label in found + others if not 0 <= label < count]
+    if beyond:
+        where = "rows" if beyond[0] in found else "validation rows"
+        raise BadData(
+            f"label column {column!r} holds {beyond[0]} in the {where}, and there are {count} classes, from 0 on. "
+            f"{advice}",
+            column=column,
+        )
+    missing = sorted(set(range(count)) - set(found))
+    if settings.num_class is None and (missing or count < 2):
+        lacks = f"no rows of class {missing[0]} and rows of class {found[-1]}" if missing else "only class 0"
+        raise BadData(f"label column {column!r} has {lacks}. {advice}", column=column)
+    return count
+
+
+def _feature_names(settings: LightGBMSettings, width: int) -> Sequence[str]:
+    """Return names that LightGBM takes, each once, like those of the columns."""
+    names = settings.names_of_features() or [f"{settings.feature_cols}_{i}" for i in range(width)]
+    plain = [_SPECIAL.sub("_", name) for name in names]
+    twice: Mapping[str, int] = Counter(plain)
+    return [name if twice[name] == 1 else f"{name}_{i}" for i, name in enumerate(plain)]

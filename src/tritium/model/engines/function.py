@@ -1,0 +1,128 @@
+"""`FunctionEngine`: a state of any kind and a function that predicts with it, as a model (any process)."""
+
+from __future__ import annotations
+
+import pickle
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from tritium import ship
+from tritium.errors import BadData, BadSetting, ModelError
+from tritium.model.engine import Buffer, Engine, Maker, Parts, Weights
+from tritium.model.signature import Output
+
+if TYPE_CHECKING:
+    import numpy as np
+
+    from tritium.model.engine import Arrays
+
+_ALIGNED = 64  # bytes
+
+
+@dataclass
+class Functions:
+    """A trained state, and the function (state, batch) -> predictions."""
+
+    state: Any
+    predict: Callable[[Any, Any], Any]
+
+
+@dataclass(frozen=True)
+class Buffers(Weights):
+    """The memory of a state's arrays, one after another."""
+
+    buffers: Sequence[memoryview]
+
+    def stream(self) -> Iterator[memoryview]:
+        """Yield the arrays' memory as it is, each filled up to a multiple of 64 bytes."""
+        for buffer in self.buffers:
+            if buffer.nbytes:
+                yield buffer
+            if rest := -buffer.nbytes % _ALIGNED:
+                yield memoryview(bytes(rest))
+
+
+class FunctionEngine(Engine):
+    """The engine of `Functions`. The arrays in the state are one file, all else is a pickle by value."""
+
+    name = "function"
+    framework = None
+    weights_file = "state.bin"
+    code_file = "state.pkl"
+    module_class = "tritium.model.engines.function.Functions"
+    trusted = ()
+    transformer = "tritium.ml.function.model:FunctionModel"
+
+    module: Functions
+
+    def __init__(self, module: Functions) -> None:
+        self.module = module
+
+    def save(self, *, by_value: bool) -> Parts:
+        found: list[pickle.PickleBuffer] = []
+        code = ship.pickle((self.module.state, self.module.predict), buffers=found.append)
+        views = [buffer.raw() for buffer in found]
+        return Parts(Buffers(views), code, {"buffers": [view.nbytes for view in views]})
+
+    @classmethod
+    def restore(
+        cls, weights: Buffer, facts: Mapping[str, Any], by: Maker | bytes, *, device: str | None = None
+    ) -> FunctionEngine:
+        if isinstance(by, Maker):
+            raise ModelError(f"A model of {cls.name!r} is saved by value, and this one names {by.origin!r}.")
+        start, views, whole = 0, [], memoryview(weights)
+        for size in facts["buffers"]:
+            views.append(whole[start : start + size])
+            start += size + -size % _ALIGNED
+        if start != len(whole):
+            raise ModelError(f"The state's arrays are cut short or damaged: {len(whole)} bytes, and not {start}.")
+        state, predict = pickle.loads(by, buffers=views)
+        return cls(Functions(state, predict))
+
+    @contextmanager
+    def on(self, device: str | None) -> Iterator[FunctionEngine]:
+        self.check_device(device or "cpu")
+        yield self
+
+    def call(self, batch: Arrays, outputs: Sequence[str]) -> Arrays:
+        found = _named(self.module.predict(self.module.state, dict(batch)))
+        if not set(outputs) <= set(found):
+            raise ModelError(f"predict should return the arrays {list(outputs)}, and returned {sorted(found)}.")
+        return {name: found[name] for name in outputs}
+
+    def describe(self, batch: Arrays) -> tuple[Output, ...]:
+        rows = len(next(iter(batch.values())))
+        found = _named(self.module.predict(self.module.state, dict(batch)))
+        for name, array in found.items():
+            if array.ndim == 0 or len(array) != rows or array.dtype.kind not in "fiub":
+                raise BadData(
+                    f"predict returned {name!r} as {array.dtype} of shape {list(array.shape)} for a batch of {rows} "
+                    "rows. Let it return numbers with a row for each row of the batch."
+                )
+        return tuple(Output(name, array.dtype.name, array.shape[1:]) for name, array in found.items())
+
+    @classmethod
+    def check_device(cls, device: str) -> None:
+        if device != "cpu":
+            raise BadSetting(
+                f"device={device!r}: a function predicts where it says itself. Leave the device out, and choose one in "
+                "predict.",
+                setting="device",
+            )
+
+    @classmethod
+    def task_device(cls, device: str, gpus: Sequence[str]) -> str:
+        return device
+
+
+def _named(result: Any) -> dict[str, np.ndarray[Any, Any]]:
+    """Return the arrays that `predict` returned, by name."""
+    import numpy as np
+
+    if isinstance(result, Mapping):
+        return {str(name): np.asarray(value) for name, value in result.items()}
+    if isinstance(result, tuple):
+        return {f"output_{number}": np.asarray(value) for number, value in enumerate(result)}
+    return {"prediction": np.asarray(result)}

@@ -1,0 +1,49 @@
+"""What a torch module returns, as outputs of a signature (any process)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+
+from tritium.errors import BadData
+from tritium.model.signature import Output
+
+
+def outputs_of(output: Any) -> tuple[Output, ...]:
+    """Return what a module returned as a signature has it. Raises BadData as `named_outputs` does."""
+    return tuple(Output(name, *row) for name, row in rows_like(named_outputs(output)).items())
+
+
+def named_outputs(output: Any) -> dict[str, torch.Tensor]:
+    """Return the tensors that a module returned, by name. Raises BadData where they can't be predictions."""
+    if isinstance(output, torch.Tensor):
+        outputs: dict[str, Any] = {"prediction": output}
+    elif isinstance(output, Mapping):
+        outputs = {str(name): value for name, value in output.items()}
+    elif isinstance(output, tuple | list):
+        outputs = {f"output_{i}": value for i, value in enumerate(output)}
+    else:
+        raise BadData(
+            f"In eval mode, as prediction calls it, the module returns a {type(output).__name__}. Let it return a "
+            "tensor, or a tuple or a dict of tensors."
+        )
+    for name, value in outputs.items():
+        if not isinstance(value, torch.Tensor):
+            what = "None" if value is None else f"a {type(value).__name__}"
+            raise BadData(
+                f"In eval mode, as prediction calls it, the module returns a {type(output).__name__} whose {name} is "
+                f"{what}. Let it return tensors alone there, and leave the rest out (module.training tells the modes)."
+            )
+        if value.ndim == 0:
+            raise BadData(
+                f"In eval mode, as prediction calls it, the module returns one number for the whole batch ({name} has "
+                "no row). Let forward return a row of output for each row, and compute the loss in loss= or train_step."
+            )
+    return outputs
+
+
+def rows_like(tensors: Mapping[str, torch.Tensor]) -> dict[str, tuple[str, tuple[int, ...]]]:
+    """Return dtype and shape of a row of each tensor."""
+    return {n: (str(t.dtype).removeprefix("torch."), tuple(t.shape[1:])) for n, t in tensors.items()}

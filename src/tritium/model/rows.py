@@ -1,0 +1,162 @@
+"""The columns of rows as the arrays that a model takes, and which rows can be used (any process)."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from tritium.data.codec import read
+from tritium.data.decode import decoded
+from tritium.data.invalid import invalid
+from tritium.data.schema import Field
+from tritium.data.spool import Array, Ragged
+from tritium.data.types import columns_of
+from tritium.errors import BadRow, ModelError
+from tritium.model.signature import Signature
+from tritium.model.table import advising, differences_of, fields, from_arrays, mismatch, place_of, settings_of
+
+Decoders = Mapping[str, Callable[[bytes], Any]]
+
+
+@dataclass(frozen=True)
+class RowReader:
+    """A reader of a model's inputs from Arrow columns."""
+
+    fields: Sequence[Field]
+    """The inputs in the order of their columns."""
+    decode: Decoders = field(default_factory=dict)
+    """Input of binary values → the function that makes an array of one."""
+    handle_invalid: str = "error"
+    """Whether a row that can't be used raises BadRow ("error"), or is left out."""
+
+    def read(self, columns: Sequence[pa.Array], ids: Array) -> tuple[dict[str, Array], Array | None]:
+        """Return inputs `[valid rows, *shape]` by name, and a bool `[rows]`: which rows are valid. None: all are."""
+        try:
+            return self._all(columns, ids), None
+        except BadRow:
+            if self.handle_invalid == "error":
+                raise
+        valid = np.ones(len(ids), np.bool_)
+        for one, column in zip(self.fields, columns, strict=True):
+            valid &= ~invalid(one, column)
+
+        def all_of(rows: Array) -> dict[str, Array]:
+            index = pa.array(rows)
+            return self._all([column.take(index) for column in columns], ids[rows])
+
+        return _usable(all_of, valid), valid
+
+    def _all(self, columns: Sequence[pa.Array], ids: Array) -> dict[str, Array]:
+        with advising():
+            return {one.name: self._one(one, column, ids) for one, column in zip(self.fields, columns, strict=True)}
+
+    def _one(self, one: Field, column: pa.Array, ids: Array) -> Array:
+        values = read(one, column, ids)[0]
+        if not isinstance(values, Ragged):
+            return values
+        if one.name not in self.decode:
+            raise ModelError(
+                f"Input {one.name!r} is binary, and the model has no function that decodes it: "
+                f"tr.Model(…, decode={{{one.name!r}: function}})."
+            )
+        if not len(values):
+            return np.empty((0, *(n or 0 for n in one.shape or ())), one.dtype)
+
+        def bad(row: int, what: str, value: bytes) -> BadRow:
+            row_id, column_name = int(ids[row]), one.sources[0]
+            return BadRow(
+                f"column {column_name!r} in {place_of(row_id)} (input {one.name!r}), {what}",
+                column=column_name,
+                row_id=row_id,
+                value=value,
+                batch_column=one.name,
+            )
+
+        contents = [value.tobytes() for value in values.rows()]
+        return decoded(self.decode[one.name], contents, bad, shape=one.shape)
+
+
+def _usable(read: Callable[[Array], dict[str, Array]], valid: Array) -> dict[str, Array]:
+    """Return what `read` returns for the rows that are `valid`, of which those where it raises BadRow are set to False.
+
+    The rows are halved until it is known which they are: nulls and NaN, of which there may be many, are known before.
+    """
+
+    def find(rows: Array) -> None:
+        try:
+            read(rows)
+        except BadRow:
+            if len(rows) == 1:
+                valid[rows] = False
+            else:
+                for half in np.array_split(rows, 2):
+                    find(half)
+
+    find(np.flatnonzero(valid))
+    return read(np.flatnonzero(valid))
+
+
+def arrays(
+    signature: Signature, data: Any, decode: Decoders, handle_invalid: str = "error"
+) -> tuple[dict[str, Array], Array | None]:
+    """Return what `RowReader.read` does for any table or array that `Model.predict` takes.
+
+    Raises SignatureMismatch with every difference, and BadRow for a value that can't be used.
+    """
+    if not _is_table(data):
+        return from_arrays(signature, data), None
+    return _from_table(signature, data, decode, handle_invalid)
+
+
+def _is_table(data: Any) -> bool:
+    return isinstance(data, pa.Table | pa.RecordBatch) or (hasattr(data, "iloc") and hasattr(data, "columns"))
+
+
+def _from_table(
+    signature: Signature, data: Any, decode: Decoders, handle_invalid: str
+) -> tuple[dict[str, Array], Array | None]:
+    from tritium.data.tables import Tables, column_of, table_of
+
+    table = table_of(data, "predict")
+    known = columns_of(table.schema)
+    untyped = {f.name for f in table.schema if pa.types.is_null(f.type)} & set(signature.columns)
+    if untyped and not len(table):  # a pandas column of objects (words, arrays) has no type without rows
+        if differences := [d for i in signature.inputs for d in differences_of(i, known, untyped)]:
+            raise mismatch(differences)
+        return {i.name: np.empty((0, *(n or 0 for n in i.shape)), i.dtype) for i in signature.inputs}, None
+    planned = fields(signature, table.schema)
+    reader = RowReader([planned[taken.name] for taken in signature.inputs], decode)
+    settings = {i.name: settings_of(i, known) for i in signature.inputs}
+
+    def rows_of(part: pa.Table) -> dict[str, Array]:
+        inputs = {name: dataclasses.replace(one, frame=part) for name, one in settings.items()}
+        batches = [Tables({name: one}, 1).batches(0) for name, one in inputs.items()]
+        found: list[dict[str, Array]] = []
+        while not found or len(found[-1][signature.inputs[0].name]):  # the last one is the anchor's, without rows
+            with advising():
+                parts = [next(each) for each in batches]
+            ids = parts[0].column(0).to_numpy()
+            columns = [each.column(2).drop_null().field(0) for each in parts]
+            found.append(reader.read(columns, ids[: len(columns[0])])[0])
+        return {name: np.concatenate([rows[name] for rows in found[:-1] or found]) for name in inputs}
+
+    if handle_invalid == "error":
+        return rows_of(table), None
+    valid = np.ones(len(table), np.bool_)
+    for one in reader.fields:
+        for source in one.sources:
+            valid &= ~invalid(_alone(one, source), column_of(table, source))
+    whole = _usable(lambda rows: rows_of(table.take(pa.array(rows))), valid)
+    return whole, None if valid.all() else valid
+
+
+def _alone(one: Field, source: str) -> Field:
+    """Return the Field of one source of a packed one; any other as it is."""
+    if not one.packed:
+        return one
+    return dataclasses.replace(one, packed=False, depth=0, nulls=(one.nulls[one.sources.index(source)],))

@@ -1,0 +1,149 @@
+"""What every estimator promises, whatever its framework: each file in `cases` is one estimator.
+
+A case has `estimator(**settings)`, which learns y = 3a - 2b + 1 from two features; `GRID`, a setting with a poor and a
+good value; and `RTOL`, how close N ranks come to one. `PACKAGES` are what it needs.
+"""
+
+from __future__ import annotations
+
+import importlib
+import os
+import signal
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+
+import tritium as tr
+from tritium.errors import BadData, BadSetting
+from tritium.ml import EarlyStopping
+
+ROWS = 160
+QUIET: dict[str, Any] = {"progress": False, "output": "none", "verbose": False, "retries": 0, "start_timeout": 150}
+FEATURES: dict[str, Any] = {"feature_cols": ["a", "b"]}
+CASES = sorted(path.stem for path in Path(__file__).parent.joinpath("cases").glob("*.py"))
+# pyspark's tuners leave their thread pools to the garbage collector.
+POOL_OF_SPARK = pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning", "ignore::ResourceWarning")
+pytestmark = [
+    pytest.mark.timeout(400),
+    # Keras with NumPy 2.4; and torch, where TensorFlow has looked for a GPU before it.
+    pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning"),
+    pytest.mark.filterwarnings("ignore:CUDA initialization:UserWarning"),
+]
+
+
+@pytest.fixture(params=CASES)
+def case(request: pytest.FixtureRequest) -> Any:
+    module = importlib.import_module(f"estimators.cases.{request.param}")
+    for package in module.PACKAGES:
+        if find_spec(package) is None:
+            pytest.skip(f"{package} is not installed: make setup")
+    return module
+
+
+def rows() -> pd.DataFrame:
+    ids = np.arange(ROWS)
+    frame = pd.DataFrame({"id": ids, "a": np.sin(ids * 1.7), "b": np.cos(ids * 0.9)})
+    frame["y"] = 3 * frame.a - 2 * frame.b + 1
+    return frame
+
+
+class KillsOnce(EarlyStopping):
+    """A rule that never stops, and in which rank 1 is killed at its fourth value, once."""
+
+    def better(self, value: float, best: float | None) -> bool:
+        place = os.environ["KILLED"]
+        seen = Path(f"{place}-{os.getpid()}")
+        seen.write_text(seen.read_text() + "." if seen.exists() else ".")
+        if tr.world().rank == 1 and len(seen.read_text()) == 4 and not os.path.exists(place):
+            Path(place).touch()
+            os.kill(os.getpid(), signal.SIGKILL)
+        return super().better(value, best)
+
+
+@pytest.mark.processes
+def test_n_ranks_are_one_also_when_one_is_killed(case: Any, tmp_path: Path) -> None:
+    """Two ranks of which one is killed, and which continue from the checkpoint, learn what one process learns."""
+    frame = rows()
+    one = case.estimator(**QUIET, **FEATURES, on="here").fit(frame)
+    place = tmp_path / "killed"
+    settings = {**QUIET, "retries": 1, "env": {"KILLED": str(place)}, "run_dir": str(tmp_path / "run")}
+    rule = KillsOnce(monitor=None, patience=1000, restore_best=False)
+    two = case.estimator(**settings, **FEATURES, on="driver", ranks=2, early_stopping=rule).fit(frame)
+    assert place.exists()
+    np.testing.assert_allclose(two.predict(frame), one.predict(frame), rtol=case.RTOL, atol=case.RTOL)
+    assert len(two.history) == len(one.history)
+    assert two.history[-1].keys() == one.history[-1].keys()
+    assert np.mean((one.predict(frame) - frame.y) ** 2) < 0.2 * frame.y.var()
+
+
+@POOL_OF_SPARK
+def test_among_spark_mls_own_stages(spark: Any, case: Any, tmp_path: Path) -> None:
+    """In a Pipeline and a CrossValidator, saved and loaded, over a batch, a stream and without Spark."""
+    from pyspark.ml import Pipeline, PipelineModel
+    from pyspark.ml.evaluation import RegressionEvaluator
+    from pyspark.ml.feature import VectorAssembler
+    from pyspark.ml.tuning import CrossValidator, ParamGridBuilder
+
+    frame = rows()
+    df = spark.createDataFrame(frame).repartition(2)
+    assembler = VectorAssembler(inputCols=["a", "b"], outputCol="features")
+    estimator = case.estimator(**QUIET, feature_cols="features", ranks=2)
+    fitted = Pipeline(stages=[assembler, estimator]).fit(df)
+    found = fitted.transform(df).orderBy("id").toPandas()
+    assert np.mean((found.prediction - found.y) ** 2) < 0.2 * found.y.var()
+
+    fitted.write().save(str(tmp_path / "pipeline"))
+    spark.conf.set("spark.tritium.trustModels", "true")
+    try:
+        again = PipelineModel.load(str(tmp_path / "pipeline"))
+    finally:
+        spark.conf.unset("spark.tritium.trustModels")
+    model = again.stages[-1].setOutputCols(["predicted"])
+    df.coalesce(1).write.parquet(str(tmp_path / "stream"))
+    stream = again.transform(spark.readStream.schema(df.schema).parquet(str(tmp_path / "stream")))
+    query = stream.writeStream.format("memory").queryName("contract").start()
+    try:
+        query.processAllAvailable()
+        streamed = spark.table("contract").orderBy("id").toPandas()
+    finally:
+        query.stop()
+        spark.catalog.dropTempView("contract")
+    np.testing.assert_allclose(streamed.predicted, found.prediction, rtol=1e-6)
+
+    model.model.save(str(tmp_path / "model"))
+    alone = tr.load(str(tmp_path / "model"), trusted=True)
+    vectors = pd.DataFrame({"features": list(frame[["a", "b"]].to_numpy())})
+    np.testing.assert_allclose(alone.predict(vectors), found.prediction, rtol=1e-6)
+    assert type(alone.transformer()) is type(model)
+
+    name, (poor, good) = case.GRID
+    tuned = case.estimator(**QUIET, **FEATURES)
+    grid = ParamGridBuilder().addGrid(getattr(tuned, name), [poor, good]).build()
+    evaluator = RegressionEvaluator(labelCol="y", metricName="rmse")
+    best = CrossValidator(estimator=tuned, estimatorParamMaps=grid, evaluator=evaluator, numFolds=2).fit(df)
+    assert best.avgMetrics[1] < best.avgMetrics[0]
+    assert evaluator.evaluate(best.transform(df)) < best.avgMetrics[0]
+
+
+def test_params_are_kept_and_checked(spark: Any, case: Any, tmp_path: Path) -> None:
+    estimator = case.estimator(**QUIET, **FEATURES, seed=7, prediction_col="p")
+    assert estimator.getSeed() == 7
+    assert "seed: Decides" in estimator.explainParams()
+    copied = estimator.copy({estimator.seed: 8})
+    assert (copied.getSeed(), estimator.getSeed()) == (8, 7)
+    estimator.write().save(str(tmp_path / "estimator"))
+    spark.conf.set("spark.tritium.trustModels", "true")
+    try:
+        again = type(estimator).load(str(tmp_path / "estimator"))
+    finally:
+        spark.conf.unset("spark.tritium.trustModels")
+    assert {p.name for p in again._paramMap} == {p.name for p in estimator._paramMap}
+    assert (again.getSeed(), again.getOrDefault("prediction_col"), again.uid) == (7, "p", estimator.uid)
+    with pytest.raises(BadSetting, match=r"There is no setting 'sead'\. Did you mean 'seed'\?"):
+        case.estimator(**QUIET, **FEATURES, sead=1)
+    with pytest.raises(BadData, match=r"feature column 'c' is missing"):
+        case.estimator(**QUIET, feature_cols=["a", "c"], on="here").fit(rows())

@@ -1,0 +1,24 @@
+"""Keras in a process of tests: on torch, whatever it is configured for, with its threads and variables made before."""
+
+from __future__ import annotations
+
+import os
+
+
+def settle() -> None:
+    """Import Keras on torch, and train a first model: TensorFlow, where it is there, sets environment variables."""
+    before = os.environ.get("KERAS_BACKEND")
+    os.environ["KERAS_BACKEND"] = "torch"
+    import keras
+
+    if before is None:
+        del os.environ["KERAS_BACKEND"]
+    else:
+        os.environ["KERAS_BACKEND"] = before
+    assert keras.backend.backend() == "torch"
+    import h5py  # noqa: F401 - sets an environment variable
+    import tensorflow  # noqa: F401 - sets several
+
+    model = keras.Sequential([keras.layers.Input((1,)), keras.layers.Dense(1)])
+    model.compile("sgd", "mse")
+    model.fit(keras.ops.zeros((2, 1)), keras.ops.zeros((2, 1)), verbose=0)

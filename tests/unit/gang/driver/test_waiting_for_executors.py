@@ -1,0 +1,43 @@
+"""A launch in a young application waits for executors, and counts the last one at whatever moment it registers."""
+
+from __future__ import annotations
+
+import time
+from types import SimpleNamespace
+
+import pytest
+
+from tritium.gang.driver import cluster
+from tritium.gang.settings import Gang
+
+
+class Young(cluster.Cluster):
+    """Two executors, of which the second registers right after the given number of questions to the scheduler."""
+
+    def __init__(self, questions: int) -> None:
+        conf = SimpleNamespace(getTimeAsSeconds=lambda _, __: 20)
+        context = SimpleNamespace(conf=lambda: conf)
+        jvm = SimpleNamespace(sc=lambda: context)
+        started = SimpleNamespace(applicationId=f"young-{id(self)}", _jsc=jvm, startTime=time.time() * 1000)
+        self.spark = SimpleNamespace(sparkContext=started)
+        self.master = "local-cluster[2,1,1024]"
+        self.questions_left = questions
+
+    def _answer(self) -> int:
+        self.questions_left -= 1
+        return 1 if self.questions_left >= 0 else 2
+
+    def slots(self, gang: Gang) -> int:
+        return self._answer()
+
+    def _executors(self) -> int:
+        return self._answer()
+
+
+@pytest.mark.parametrize("questions", range(12))
+def test_an_executor_that_registers_between_two_questions_counts(
+    questions: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(cluster, "_POLL_SECONDS", 0.0)
+    notes: list[str] = []
+    assert Young(questions)._slots_once_there(Gang(ranks=2), notes.append, again=False) == 2

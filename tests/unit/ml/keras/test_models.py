@@ -1,0 +1,298 @@
+"""KerasEstimator in this process: what models, losses and custom objects it takes and refuses, and what is saved."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+from typing import Any
+
+import keras
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+
+import tritium as tr
+from tritium.errors import BadData, BadSetting, ModelError, UntrustedModel
+from tritium.ml import EarlyStopping, KerasEstimator, KerasSettings, TorchEstimator
+from tritium.model.engines import keras_form
+from tritium.model.engines.keras import KerasEngine
+
+pytestmark = pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning")
+QUIET: dict[str, Any] = {"progress": False, "output": "none", "verbose": False, "on": "here"}
+COLUMNS = ["x0", "x1", "x2"]
+
+
+@pytest.fixture(scope="module")
+def rows() -> pd.DataFrame:
+    draw = np.random.default_rng(0)
+    frame = pd.DataFrame({name: draw.normal(size=60).astype("float32") for name in COLUMNS})
+    frame["y"] = frame.x0 - 2 * frame.x1
+    frame["c"] = (frame.y > 0).astype(int)
+    return frame
+
+
+def double(x: Any) -> Any:
+    return x * 2
+
+
+class Scale(keras.layers.Layer):  # type: ignore[misc]
+    """A layer of the user's own."""
+
+    def __init__(self, by: float = 3.0, **options: Any) -> None:
+        super().__init__(**options)
+        self.by = by
+
+    def call(self, x: Any) -> Any:
+        return x * self.by
+
+    def get_config(self) -> dict[str, Any]:
+        return {**super().get_config(), "by": self.by}
+
+
+class Applies(keras.layers.Layer):  # type: ignore[misc]
+    """A layer in which a function can't be found by looking at its attributes."""
+
+    def __init__(self, function: Any, **options: Any) -> None:
+        super().__init__(**options)
+        self.held = lambda: function
+
+    def call(self, x: Any) -> Any:
+        return self.held()(x)
+
+    def get_config(self) -> dict[str, Any]:
+        return {**super().get_config(), "function": keras.saving.serialize_keras_object(self.held())}
+
+    @classmethod
+    def from_config(cls, config: dict[str, Any]) -> Any:
+        return cls(**{**config, "function": keras.saving.deserialize_keras_object(config["function"])})
+
+
+class Subclassed(keras.Model):  # type: ignore[misc]
+    """A model without a configuration."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = keras.layers.Dense(1)
+
+    def call(self, x: Any) -> Any:
+        return self.inner(x)
+
+
+def dense(*layers: Any) -> Any:
+    return keras.Sequential([keras.layers.Input((3,)), *layers, keras.layers.Dense(1)])
+
+
+def fitted(rows: pd.DataFrame, **changes: Any) -> Any:
+    settings = {"model": dense, "optimizer": "sgd", "loss": "mse", "feature_cols": COLUMNS, "label_cols": ["y"]}
+    return KerasEstimator(**settings | QUIET | changes).fit(rows)
+
+
+def test_a_model_of_keras_own_layers_is_loaded_without_trust(rows: pd.DataFrame, tmp_path: Path) -> None:
+    model = fitted(
+        rows, metrics=["mae"], validation=0.3, early_stopping=EarlyStopping(patience=1, monitor="mae"), epochs=4
+    )
+    model.model.save(str(tmp_path / "model"))
+    again = tr.load(str(tmp_path / "model"))
+    np.testing.assert_array_equal(again.predict(rows), model.predict(rows))
+    assert again.history == model.history
+    model.keras().save(tmp_path / "model.keras")
+    other = keras.saving.load_model(tmp_path / "model.keras")
+    np.testing.assert_allclose(other.predict(rows[COLUMNS].to_numpy(), verbose=0)[:, 0], model.predict(rows), rtol=1e-5)
+    assert sorted(file.name for file in (tmp_path / "model").iterdir()) == [
+        "history.json",
+        "manifest.json",
+        "model.safetensors",
+        "signature.json",
+    ]
+
+
+def test_a_model_is_restored_on_a_device_as_executors_do() -> None:
+    model = dense(keras.layers.Dropout(0.5), keras.layers.BatchNormalization())
+    parts = KerasEngine(model).save(by_value=True)
+    weights = bytearray(b"".join(parts.weights.stream()))
+    assert parts.code == b""
+    engine = KerasEngine.restore(weights, parts.facts, b"", device=KerasEngine.task_device("cpu", []))
+    batch = {"x": np.ones((5, 3), np.float32)}
+    found = engine.call(batch, ["prediction"])["prediction"]
+    np.testing.assert_allclose(found, model.predict_on_batch(batch["x"]), rtol=1e-6)
+    with pytest.raises(BadSetting, match="Keras sees 0 GPU"):
+        KerasEngine.task_device("cuda", [])
+    with pytest.raises(BadSetting, match="none of Keras's devices"):
+        KerasEngine.check_device("tpu")
+
+
+@pytest.mark.parametrize("kind", ["layers", "lambda", "subclassed"])
+def test_code_of_the_user_travels_by_value_and_needs_trust(rows: pd.DataFrame, tmp_path: Path, kind: str) -> None:
+    models = {
+        "layers": dense(keras.layers.Dense(4, activation=double), Scale(2.0)),
+        "lambda": dense(keras.layers.Lambda(lambda x: x + 1)),
+        "subclassed": Subclassed,
+    }
+    model = fitted(rows, model=models[kind])
+    model.model.save(str(tmp_path / "model"))
+    with pytest.raises(UntrustedModel, match="holds its code by value"):
+        tr.load(str(tmp_path / "model"))
+    again = tr.load(str(tmp_path / "model"), trusted=True)
+    np.testing.assert_array_equal(again.predict(rows), model.predict(rows))
+    again.save(str(tmp_path / "again"))
+    np.testing.assert_array_equal(tr.load(str(tmp_path / "again"), trusted=True).predict(rows), model.predict(rows))
+
+
+def test_custom_objects_that_are_missing(rows: pd.DataFrame) -> None:
+    form = keras_form.form_of(dense(Scale()))
+    with pytest.raises(ModelError, match=r"holds 'Scale', a class or function of its own .* custom_objects="):
+        dataclasses.replace(form, objects={}).model()
+    hidden = dense(Applies(double))
+    with pytest.raises(BadSetting, match=r"the function 'double', .* can't be found .* custom_objects={'double': …}"):
+        fitted(rows, model=hidden)
+    fitted(rows, model=hidden, custom_objects={"double": double})
+
+
+def test_a_compiled_model_brings_along_what_the_settings_leave_out(rows: pd.DataFrame) -> None:
+    model = dense()
+    model.compile(keras.optimizers.SGD(0.01), "mse", metrics=["mae"], loss_weights=[2.0])
+    before = model.get_weights()
+    found = fitted(rows, model=model, optimizer=None, loss=None, shuffle=False, batch_size=20, epochs=2)
+    reference = keras.models.clone_model(model)
+    reference.set_weights(before)
+    reference.compile(keras.optimizers.SGD(0.01), "mse", metrics=["mae"], loss_weights=[2.0])
+    history = reference.fit(
+        rows[COLUMNS].to_numpy(), rows[["y"]].to_numpy(), batch_size=20, epochs=2, shuffle=False, verbose=0
+    )
+    for mine, theirs in zip(found.keras().get_weights(), reference.get_weights(), strict=True):
+        np.testing.assert_allclose(mine, theirs, rtol=1e-5)
+    for name in ("loss", "mae"):
+        assert [entry[name] for entry in found.history] == pytest.approx(history.history[name], rel=1e-5)
+    assert all((a == b).all() for a, b in zip(before, model.get_weights(), strict=True)), (
+        "the model itself is as it was"
+    )
+
+
+def test_classes_of_one_score_and_of_several(rows: pd.DataFrame) -> None:
+    sigmoid = keras.Sequential([keras.layers.Input((3,)), keras.layers.Dense(1, "sigmoid")])
+    one = fitted(rows, model=sigmoid, loss="binary_crossentropy", label_cols="c", optimizer="adam")
+    assert (one.signature.task, one.signature.activation) == ("classification", "none")
+    found = one.predict(rows)
+    raw = sigmoid_of(one, rows)
+    np.testing.assert_allclose(found["probability"][:, 1], raw, rtol=1e-6)
+    scores = keras.Sequential([keras.layers.Input((3,)), keras.layers.Dense(2)])
+    loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+    several = fitted(rows, model=scores, loss=loss, label_cols="c")
+    assert (several.signature.task, several.signature.activation) == ("classification", "softmax")
+    np.testing.assert_allclose(several.predict(rows)["probability"].sum(1), 1)
+
+
+def sigmoid_of(model: Any, rows: pd.DataFrame) -> Any:
+    return model.keras().predict(rows[COLUMNS].to_numpy(), verbose=0)[:, 0]
+
+
+def test_a_later_fit_in_the_same_run_directory_continues_and_another_training_is_refused(
+    rows: pd.DataFrame, tmp_path: Path
+) -> None:
+    place = {"run_dir": str(tmp_path / "run")}
+    fitted(rows, epochs=2, **place)
+    longer = fitted(rows, epochs=4, **place)
+    whole = fitted(rows, epochs=4)
+    assert [entry["loss"] for entry in longer.history] == pytest.approx([e["loss"] for e in whole.history], rel=1e-5)
+    with pytest.raises(BadSetting, match=r"another training: .*learning_rate: 0.5, was 0.0"):
+        fitted(rows, epochs=4, optimizer=keras.optimizers.SGD(0.5), **place)
+    with pytest.raises(BadSetting, match=r"another training: .*loss: 'mae', was 'mse'"):
+        fitted(rows, epochs=4, loss="mae", **place)
+
+
+def two() -> Any:
+    x = keras.layers.Input((3,))
+    return keras.Model(x, [keras.layers.Dense(1, name="a")(x), keras.layers.Dense(1, name="b")(x)])
+
+
+REFUSED: list[tuple[dict[str, Any], type[Exception], str]] = [
+    (
+        {"model": two, "label_cols": {"a": ["y"], "b": ["c"]}},
+        BadSetting,
+        "names 2 labels, and loss=mse is one",
+    ),
+    ({"model": two}, BadData, r"names 1 label, and the model returns 2 outputs: a \[batch, 1\], b \[batch, 1\]"),
+    (
+        {"model": two, "label_cols": {"a": ["y"], "z": ["c"]}, "loss": {"a": "mse", "z": "mse"}},
+        BadData,
+        "labels 'a', 'z', and the model's outputs are 'a', 'b'",
+    ),
+    ({"label_cols": ["y", "x0"]}, BadData, r"output 'prediction' is \[batch, 1\].*'y', 'x0' is \[batch, 2\]"),
+    ({"feature_cols": ["x0", "x1"]}, BadData, r"(?s)can't take these features.*features \[batch, 2\]"),
+    ({"optimizer": None}, BadSetting, "there is no optimizer, and the model is not compiled"),
+    ({"optimizer": keras.optimizers.SGD}, BadSetting, "is no optimizer of Keras"),
+    ({"loss": keras.losses.MeanSquaredError}, BadSetting, "is a class; give an instance"),
+    ({"loss": keras.losses.MeanSquaredError(reduction="sum")}, BadSetting, 'reduction="sum"'),
+    ({"metrics": "mae"}, BadSetting, "metrics='mae' must be a list"),
+    ({"metrics": ["nonsense"]}, BadData, "Loss or metrics can't take what there is"),
+    ({"callbacks": [keras.callbacks.BackupAndRestore("x.keras")]}, BadSetting, "leave it out, and give run_dir="),
+    ({"callbacks": [keras.callbacks.EarlyStopping]}, BadSetting, "EarlyStopping is a class; give an instance"),
+    ({"early_stopping": EarlyStopping(monitor="acc")}, BadSetting, "monitors 'acc'; the history will have loss"),
+    ({"model": lambda: "no model"}, BadSetting, "returned a str, not a keras.Model"),
+    ({"model": torch.nn.Linear(3, 1)}, BadSetting, "which TorchEstimator trains"),
+    ({"backend": "theano"}, BadSetting, "backend='theano' is unknown"),
+    ({"shuffle": "stream"}, BadSetting, "shuffle='stream' is unknown"),
+    ({"model": Subclassed()}, BadSetting, "a function that makes it: model=make_model"),
+    ({"framework": "torch"}, BadSetting, "is not that of this estimator"),
+    (
+        {"framework": tr.Keras(backend="jax"), "backend": "torch"},
+        BadSetting,
+        "and backend is 'torch'. Leave",
+    ),
+    ({"learning_rate": 0.1}, BadSetting, "the first argument of keras.optimizers.Adam"),
+    ({"validation_split": 0.1}, BadSetting, "Did you mean 'validation'"),
+]
+
+
+@pytest.mark.parametrize(("changes", "kind", "text"), REFUSED, ids=[text[:40] for *_, text in REFUSED])
+def test_what_does_not_fit_is_refused_before_anything_starts(
+    rows: pd.DataFrame, changes: dict[str, Any], kind: type[Exception], text: str
+) -> None:
+    with pytest.raises(kind, match=text):
+        fitted(rows, **changes)
+
+
+def test_a_model_of_another_back_end_is_refused() -> None:
+    with pytest.raises(BadSetting, match=r"made on Keras's back end 'torch', and backend='jax'. Leave backend= out"):
+        KerasSettings(model=dense(), backend="jax", feature_cols=COLUMNS, label_cols=["y"])
+
+
+class KerasOnTensorFlow:
+    """What a Keras model on TensorFlow is to TorchEstimator: an object of Keras that can be called, and no module."""
+
+    __module__ = "keras.src.models.model"
+
+    def __call__(self) -> None:
+        raise AssertionError("it is not called")
+
+
+def test_a_keras_model_that_is_no_torch_module_is_refused_by_torch_estimator() -> None:
+    with pytest.raises(BadSetting, match="is a model of Keras: KerasEstimator trains it"):
+        TorchEstimator(
+            model=KerasOnTensorFlow(),
+            optimizer=lambda p: torch.optim.SGD(p, 0.1),
+            loss=torch.nn.MSELoss(),
+            feature_cols=COLUMNS,
+            label_cols=["y"],
+        )
+
+
+def test_words_that_are_learnt_decide_the_size_of_an_embedding(tmp_path: Path) -> None:
+    def make(vocabulary: Any) -> Any:
+        x, city = keras.Input((2,), name="x"), keras.Input((), dtype="int64", name="city")
+        known = keras.layers.Embedding(len(vocabulary["city"]), 2)(city)
+        return keras.Model({"x": x, "city": city}, keras.layers.Dense(1)(keras.layers.Concatenate()([x, known])))
+
+    ids = np.arange(60)
+    frame = pd.DataFrame({"a": np.sin(ids), "b": np.cos(ids)})
+    frame["city"] = np.take(["Rome", "Oslo", "Lima", "Rome"], ids % 4)
+    frame["y"] = frame.a + (frame.city == "Rome")
+    features = {"x": ["a", "b"], "city": "city"}
+    settings: dict[str, Any] = {"feature_cols": features, "label_cols": ["y"], "vocabulary": ["city"]}
+    estimator = KerasEstimator(model=make, loss="mse", optimizer="adam", backend="torch", **settings, **QUIET)
+    model = estimator.fit(frame)
+    assert model.signature.inputs[1].codec["vocabulary"] == ("Rome", "Lima", "Oslo")
+    model.model.save(str(tmp_path / "model"))
+    again = tr.load(str(tmp_path / "model"), trusted=True)
+    np.testing.assert_allclose(again.predict(frame), model.predict(frame), rtol=1e-6)

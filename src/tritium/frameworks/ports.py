@@ -5,19 +5,32 @@ from __future__ import annotations
 import os
 import socket
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 
 from tritium.frameworks.framework import Place
 
 
-def reserved_port(address: str) -> socket.socket:
-    """Return a socket that is bound to a free port of the address. The caller closes it.
+def reserved_port() -> socket.socket:
+    """Return a socket that is bound to a port that is free on all addresses of this host. The caller closes it.
 
-    It never listens, so the port is free for who sets SO_REUSEADDR, as torch and gRPC do, and for no other.
+    It never listens, so the port is free for who sets SO_REUSEADDR, as torch and gRPC do, and for no other. All
+    addresses, because they listen on all: a process that has the port on one of them is in their way.
     """
-    holder = socket.socket(socket.AF_INET6 if ":" in address else socket.AF_INET)
-    holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-    holder.bind((address, 0))
+    with suppress(OSError):  # a host without IPv6
+        return _bound(socket.AF_INET6, "::")
+    return _bound(socket.AF_INET, "0.0.0.0")
+
+
+def _bound(family: socket.AddressFamily, address: str) -> socket.socket:
+    holder = socket.socket(family)
+    try:
+        if family == socket.AF_INET6:
+            holder.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)  # IPv4, too
+        holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        holder.bind((address, 0))
+    except OSError:
+        holder.close()
+        raise
     return holder
 
 
@@ -25,7 +38,7 @@ def reserved_port(address: str) -> socket.socket:
 def held_ports(place: Place) -> Iterator[list[str]]:
     """Give every rank a reserved port of its own within the block: "address:port" in rank order, on every rank."""
     address = place.peers[place.rank].address
-    with reserved_port(address) as holder:
+    with reserved_port() as holder:
         host = f"[{address}]" if ":" in address else address
         yield place.gather(f"{host}:{holder.getsockname()[1]}")
 

@@ -31,7 +31,7 @@ def surrounded(gang: Gang, world: World) -> Iterator[None]:
     that was made in the block, so that the next launch can make one. Raises BadSetting for unusable `py_files`.
     """
     with (
-        reserved_port(world.peers[0].address) as port,  # as for any rank
+        reserved_port() as port,  # as for any rank
         _variables(gang, world, port),
         _importable(gang.py_files),
         pytorch.threads(gang.cpus),  # OpenMP reads its variables only when torch is imported

@@ -85,7 +85,7 @@ class Supervisor:
         who = f"task {self.partition} (attempt {self.attempt}, launch {self.order.launch}) on {self.host}"
         self._channel = self._relay.reach(address, who)
         self._output = Output(self._channel)
-        port = reserved_port(self._channel.addresses[0])
+        port = reserved_port()
         result = tempfile.TemporaryFile()  # noqa: SIM115 - closed below
         self._monitor = Monitor(self._output)
         try:

@@ -86,8 +86,7 @@ def combined(kind: type[S], settings: S | None, gang: Gang | None, fields: Mappi
 
 def prepare(backend: Backend[S], frame: Any, settings: S, gang: Gang) -> Plan:
     """Check everything that can be checked without data. Raises BadData and BadSetting."""
-    for ranks in range(gang.least, gang.most + 1):
-        settings.check_ranks(ranks)
+    settings.check_gang(gang)
     frame, settings = as_frame(frame, "train"), backend.loaded(settings)
     if gang.on == "cluster" and not is_spark(frame):
         raise BadSetting(

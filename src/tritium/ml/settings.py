@@ -190,6 +190,11 @@ class Settings:
         """Return the settings as they are sent to the ranks."""
         return self
 
+    def check_gang(self, gang: Gang) -> None:
+        """Raise BadSetting when a gang can't train with these settings."""
+        for ranks in range(gang.least, gang.most + 1):
+            self.check_ranks(ranks)
+
     def check_ranks(self, ranks: int) -> None:
         """Raise BadSetting when a gang of this many ranks can't train with these settings."""
 

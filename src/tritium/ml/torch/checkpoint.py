@@ -104,6 +104,7 @@ class TrainingCheckpoint:
         self._metrics = [own["metrics"] for own in saved.own]
         if state.rank < saved.size == state.size:  # BatchNorm's statistics differ from rank to rank
             state.module.load_state_dict(saved.own[state.rank]["buffers"], strict=False)
+            self._replica.comm_hook.load_state_dict(saved.own[state.rank]["comm_hook"], state.device)
         if state.rank < saved.size:
             set_random_state(saved.own[state.rank]["random"], state.device)
             self._put_back_callbacks(saved.own[state.rank]["callbacks"])
@@ -205,6 +206,7 @@ class TrainingCheckpoint:
         return {
             "random": random_state(self._state.device),
             "buffers": buffers(self._state.module) if self._state.rank else {},  # rank 0's are in the module's state
+            "comm_hook": self._replica.comm_hook.state_dict(),
             "position": self._shard.state(),
             "metrics": None if metrics is None else metrics.state(),
             "callbacks": [callback.state_dict() if keeps_state(callback) else None for callback in callbacks],

@@ -1,11 +1,12 @@
-"""The process group of a training, its module under DDP, and the exchange of gradients (rank)."""
+"""The process group of a training, and its module under DDP (rank)."""
 
 from __future__ import annotations
 
 import gc
 import hashlib
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+import inspect
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any, TypeVar
 
 import torch
@@ -13,16 +14,14 @@ import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
 from tritium.errors import BadSetting, RanksDiffer
+from tritium.ml.torch.comm_hook import CommHook
+from tritium.ml.torch.ddp_options import NEEDS_GPUS, ddp_keywords
 from tritium.ml.torch.ddp_warning import spend_warning
+from tritium.ml.torch.gradients import Gradients
 
 T = TypeVar("T")
 _LISTED = 3
-_UNFINISHED = "Expected to have finished reduction in the prior iteration"  # how DDP says it
-_SKIPPED = (
-    "Some parameters got no gradient in this step, and all did when the module was tried with zeros. A module that "
-    "skips layers at random (stochastic depth) needs a train_step, which may leave out parameters: "
-    "train_step=lambda module, batch: your_loss(module(batch['features']), batch['label'])."
-)
+_SYNC_BUFFERS = "forward_sync_buffers"  # from torch 2.13 on; the name before is deprecated
 
 
 class Ranks:
@@ -33,18 +32,22 @@ class Ranks:
         self.stepping: Callable[[torch.nn.Module], torch.nn.Module] = lambda module: module
         """From a module, what DDP wraps; its forward must compute all that gradients are taken of."""
 
-    def replicate(self, module: torch.nn.Module, find_unused_parameters: bool) -> torch.nn.Module:
+    def replicate(
+        self, module: torch.nn.Module, find_unused_parameters: bool, options: Mapping[str, Any] | None = None
+    ) -> torch.nn.Module:
         """Return the module with rank 0's weights, whose gradients are averaged over ranks in `backward`.
 
-        `find_unused_parameters`: some parameters get no gradient, and DDP must not wait for them.
+        find_unused_parameters : some parameters get no gradient, and DDP must not wait for them.
+        options : the `ddp_options` of the settings.
         """
         if self.size == 1 or not any(p.requires_grad for p in module.parameters()):
             return module
-        if find_unused_parameters:
+        keywords = ddp_keywords(options, find_unused_parameters=find_unused_parameters)
+        if "broadcast_buffers" in keywords and _SYNC_BUFFERS in inspect.signature(DistributedDataParallel).parameters:
+            keywords[_SYNC_BUFFERS] = keywords.pop("broadcast_buffers")
+        if keywords["find_unused_parameters"]:
             spend_warning()
-        return DistributedDataParallel(
-            self.stepping(module), gradient_as_bucket_view=True, find_unused_parameters=find_unused_parameters
-        )
+        return DistributedDataParallel(self.stepping(module), **keywords)
 
     def sum(self, values: torch.Tensor) -> torch.Tensor:
         """Return the element-wise sum over ranks, computed in place."""
@@ -106,132 +109,6 @@ def joined(world: Any) -> Iterator[Ranks]:
                 dist.destroy_process_group()
 
 
-class Gradients:
-    """DDP's exchange of gradients, and the order of its buckets.
-
-    In its first step DDP exchanges all gradients as one bucket, in the reverse order of the module's parameters; from
-    the second on in buckets that follow the order in which those of the first step arrived on rank 0. The place of a
-    gradient in its bucket decides which rank's share is added first, and so the last bit of a sum of three or more. A
-    training that continues at a later step needs the later buckets at once, so checkpoints hold their order.
-
-    Without DDP (one rank, or nothing to train) there is nothing to exchange.
-    """
-
-    def __init__(self, net: torch.nn.Module, module: torch.nn.Module | None = None) -> None:
-        """Handle the gradients of `net`. `module` gives errors the parameters' names; None: the one that DDP wraps."""
-        self._net = net if isinstance(net, DistributedDataParallel) else None
-        # With find_unused_parameters DDP never rebuilds its buckets.
-        self._keeps = self._net is None or bool(self._net.find_unused_parameters)
-        self._trained = [parameter for parameter in net.parameters() if parameter.requires_grad]
-        self._frozen: list[tuple[str, torch.nn.Parameter]] = []
-        if self._net is not None:
-            named = (module or self._net.module).named_parameters()
-            self._frozen = [(name, parameter) for name, parameter in named if not parameter.requires_grad]
-        self.order: list[str] | None = None
-        """Names of parameters as their gradients arrived in the first step; None before it."""
-
-    @contextmanager
-    def exchanged(self, *, now: bool) -> Iterator[None]:
-        """Exchange the gradients of a forward and backward; with `now=False` only accumulate them on each rank."""
-        noted = self._noted() if now and not self._keeps and self.order is None else nullcontext()
-        with nullcontext() if now or self._net is None else self._net.no_sync(), noted:
-            try:
-                yield
-            except RuntimeError as error:
-                if _UNFINISHED not in str(error):
-                    raise
-                raise BadSetting(_SKIPPED) from error
-        if now and not self._keeps and any(parameter.grad is None for parameter in self._trained):
-            raise BadSetting(_SKIPPED)  # DDP, and with it the other ranks, would wait for those in the next step
-        if self._frozen and now:
-            self._refuse_unfrozen()
-
-    def _refuse_unfrozen(self) -> None:
-        """Raise BadSetting for a parameter whose gradient is not exchanged, as it was frozen when DDP was made."""
-        names = [name for name, parameter in self._frozen if parameter.requires_grad]
-        if names:
-            raise BadSetting(
-                f"{names[0]!r} was unfrozen within a step ({len(names)} tensors in all), and its gradient is not "
-                "exchanged between the ranks. Freeze and unfreeze layers in a callback: in on_train_start or "
-                "on_epoch_end.",
-                parameters=names,
-            )
-
-    @contextmanager
-    def _noted(self) -> Iterator[None]:
-        assert self._net is not None
-        arrived: list[str] = []
-        hooks = [
-            parameter.register_post_accumulate_grad_hook(lambda _, name=name: arrived.append(name))
-            for name, parameter in self._net.module.named_parameters()
-            if parameter.requires_grad
-        ]
-        try:
-            yield
-        finally:
-            for hook in hooks:
-                hook.remove()
-        self.order = arrived
-
-    def norm(self) -> torch.Tensor:
-        """Return the L2 norm of the exchanged gradients, the same on every rank."""
-        arrived = (parameter.grad for parameter in self._trained if parameter.grad is not None)
-        return torch.nn.utils.get_total_norm([_numbers(gradient) for gradient in arrived])
-
-    def restore(self, order: Sequence[str] | None) -> None:
-        """Continue with the buckets of a training whose first step had this order. A collective call, over zeros.
-
-        Must be called before the weights and the optimizer are restored, as hooks on parameters are called.
-        """
-        self.order = None if order is None else list(order)
-        if self._keeps or not order:
-            return
-        net = self._net
-        assert net is not None
-        module = net.module
-        net.module = _Arriving(module, order)
-        try:
-            loss = net()
-            loss.backward(torch.zeros_like(loss))
-        finally:
-            net.module = module
-        net.zero_grad(set_to_none=True)  # the next forward rebuilds the buckets
-
-
-def _numbers(gradient: torch.Tensor) -> torch.Tensor:
-    """Return a gradient's values, dense and in a type that can hold the norm of many."""
-    numbers = gradient.coalesce().values() if gradient.is_sparse else gradient
-    return numbers.float() if numbers.dtype == torch.float16 else numbers
-
-
-class _Arriving(torch.nn.Module):
-    """A stand-in for a module in one step, whose gradients arrive in the given order, those not named last."""
-
-    def __init__(self, module: torch.nn.Module, order: Sequence[str]) -> None:
-        super().__init__()
-        self.module = module  # DDP needs its buffers
-        trained = {name: p for name, p in module.named_parameters() if p.requires_grad}
-        self._arriving = [trained.pop(name) for name in order if name in trained] + list(trained.values())
-        self._sparse = {
-            id(part.weight)
-            for part in module.modules()
-            if isinstance(part, torch.nn.Embedding | torch.nn.EmbeddingBag) and part.sparse
-        }
-
-    def forward(self) -> Any:
-        """Return a sum whose gradients are computed from its last term to its first."""
-        total: Any = 0.0
-        for parameter in reversed(self._arriving):
-            total = total + self._touched(parameter).sum()
-        return total
-
-    def _touched(self, parameter: torch.Tensor) -> torch.Tensor:
-        if id(parameter) not in self._sparse:
-            return parameter
-        first = torch.zeros(1, dtype=torch.long, device=parameter.device)
-        return torch.nn.functional.embedding(first, parameter, sparse=True)  # DDP requires sparse gradients here
-
-
 class Replica:
     """One module on all ranks: `net` is what a step calls, `gradients` the exchange of its gradients.
 
@@ -240,9 +117,21 @@ class Replica:
     its state.
     """
 
-    def __init__(self, module: torch.nn.Module, ranks: Ranks, find_unused_parameters: bool) -> None:
-        """Wrap the module. `find_unused_parameters`: some of the parameters that are trainable now get no gradient."""
+    def __init__(
+        self,
+        module: torch.nn.Module,
+        ranks: Ranks,
+        find_unused_parameters: bool,
+        options: Mapping[str, Any] | None = None,
+    ) -> None:
+        """Wrap the module.
+
+        find_unused_parameters : some of the parameters that are trainable now get no gradient.
+        options : the `ddp_options` of the settings.
+        """
         self.module, self._ranks, self._find_unused = module, ranks, find_unused_parameters
+        self._options = options or {}
+        self.comm_hook = CommHook(self._options.get("comm_hook"))
         self._known = set(self.trainable)  # what the dry run on the driver has tried
         self._wrap()
 
@@ -299,8 +188,10 @@ class Replica:
         self._wrapped = self._trained()
         # The dry run has not tried whether what was frozen when the training began gets a gradient at all.
         find_unused = self._find_unused or not self._known.issuperset(self.trainable)
-        self.net = self._ranks.replicate(self.module, find_unused)
-        self.gradients = Gradients(self.net, self.module)
+        self.net = self._ranks.replicate(self.module, find_unused, self._options)
+        if isinstance(self.net, DistributedDataParallel):
+            self.comm_hook.register(self.net)
+        self.gradients = Gradients(self.net, self.module, self._options)
 
     def _refuse_different(self) -> None:
         each = self._ranks.gather(self.trainable)
@@ -321,6 +212,19 @@ class Replica:
             ranks=wrong,
             tensor=(more or less)[0],
         )
+
+
+def with_sync_batch_norm(module: torch.nn.Module, options: Mapping[str, Any] | None, ranks: Ranks) -> torch.nn.Module:
+    """Return the module with layers that take the statistics of all ranks, if the options say so.
+
+    Parameters and buffers stay the same objects, of the same names. Raises BadSetting where ranks compute on CPUs.
+    """
+    if ranks.size == 1 or not (options or {}).get("sync_batch_norm"):
+        return module
+    if ranks.device.type == "cpu":
+        raise BadSetting(NEEDS_GPUS, setting="ddp_options")
+    converted: torch.nn.Module = torch.nn.SyncBatchNorm.convert_sync_batchnorm(module)
+    return converted
 
 
 def outside(module: torch.nn.Module, optimizer: torch.optim.Optimizer) -> list[str]:

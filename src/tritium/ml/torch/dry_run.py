@@ -17,6 +17,7 @@ from tritium.frameworks.torch_dynamo import without_compiler
 from tritium.ml.arguments import name_of
 from tritium.ml.backend import DryRun
 from tritium.ml.settings import WEIGHT
+from tritium.ml.torch.ddp_options import refuse_unused
 from tritium.ml.torch.initial_weights import told
 from tritium.ml.torch.settings import TorchSettings
 from tritium.ml.torch.step import Step, forward, make_step
@@ -77,6 +78,7 @@ class TorchDryRun(DryRun[TorchSettings]):
             try_own_step(settings, self._forward, zero)
             return Facts(output_known=True)
         unused = try_step(settings, self._forward, labels, zero)
+        refuse_unused(settings.ddp_options, unused)
         return Facts(find_unused_parameters=bool(unused), output_known=True)
 
 
@@ -197,8 +199,14 @@ def try_own_step(settings: TorchSettings, tried: Forward, zero: Mapping[str, tor
 
 
 def _refuse_sparse(settings: TorchSettings, module: torch.nn.Module) -> None:
-    """Raise BadSetting for gradients that can't be clipped."""
+    """Raise BadSetting for gradients that can't be clipped, or that a hook of DDP can't exchange."""
     sparse = [n for n, p in module.named_parameters() if p.grad is not None and p.grad.is_sparse]
+    if sparse and (settings.ddp_options or {}).get("comm_hook") is not None:
+        raise BadSetting(
+            f"{sparse[0]!r} has sparse gradients, which no comm_hook exchanges. Give its embedding sparse=False, or "
+            "leave out comm_hook.",
+            setting="ddp_options",
+        )
     if settings.clip_grad_norm is not None and sparse:
         raise BadSetting(
             f"{sparse[0]!r} has sparse gradients, of which clip_grad_norm can't take the norm. Give its embedding "

@@ -14,6 +14,7 @@ from tritium.data.schema import Field
 from tritium.ml.arguments import name_of
 from tritium.ml.checkpoint import GROUP, HELD
 from tritium.ml.digest import is_own
+from tritium.ml.torch.ddp_options import ddp_identity
 from tritium.ml.torch.digest import TorchDigest
 from tritium.ml.torch.settings import TorchSettings
 
@@ -46,6 +47,7 @@ _CODE = (
     "train_step",
     "decode",
     "vocabulary",
+    "ddp_options",
 )  # compared by digests or names
 _LONGEST = 20_000
 _ADDRESS = re.compile(r" at 0x[0-9a-f]+", re.IGNORECASE)
@@ -64,6 +66,7 @@ def identity(
         if name not in (*_ANY, *_CODE, "feature_cols", "label_cols", "row_key")
     }
     found |= {f"vocabulary of {column!r}": _words(words) for column, words in settings.words().items()}
+    found |= ddp_identity(settings.ddp_options)
     found["optimizer"] = name_of(optimizer)
     for number, group in enumerate(getattr(optimizer, "param_groups", ())):
         options = {name: _plain(value) for name, value in group.items() if name != "params"}
@@ -82,6 +85,7 @@ def identity_with_code(
     """
     found = identity(settings, module, optimizer, fields)
     found["validation"] = settings.validation if isinstance(settings.validation, str | float) else None
+    hook = (settings.ddp_options or {}).get("comm_hook")
     code = {
         "model": [kind for kind in dict.fromkeys(map(type, module.modules())) if is_own(kind)],
         "optimizer": None if optimizer is None else type(optimizer),
@@ -89,6 +93,7 @@ def identity_with_code(
             name: getattr(settings, name)
             for name in ("initial_weights", "loss", "train_step", "lr_scheduler", "decode")
         },
+        "comm_hook": None if isinstance(hook, str) else hook,
         "metrics": settings.named_metrics(),
         HELD: module,
     }

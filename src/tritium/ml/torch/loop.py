@@ -17,11 +17,12 @@ from tritium.ml.early_stopping import EarlyStoppingState
 from tritium.ml.history import make_json
 from tritium.ml.progress import Progress
 from tritium.ml.torch.checkpoint import TrainingCheckpoint
-from tritium.ml.torch.ddp import Gradients, Ranks, Replica, joined, tell_untrained
+from tritium.ml.torch.ddp import Ranks, Replica, joined, tell_untrained, with_sync_batch_norm
 from tritium.ml.torch.divergence import DivergenceCheck
 from tritium.ml.torch.dry_run import Facts
 from tritium.ml.torch.epoch_metrics import EpochMetrics
 from tritium.ml.torch.equal_weights import refuse_different, take_buffers
+from tritium.ml.torch.gradients import Gradients
 from tritium.ml.torch.identity import identity
 from tritium.ml.torch.schedule import Schedule
 from tritium.ml.torch.settings import TorchSettings
@@ -64,8 +65,8 @@ def _train(
     batch_size = settings.rows_per_rank(ranks.size)
     tell = world.note if ranks.rank == 0 else lambda _: None
     torch.manual_seed(settings.seed)
-    module = settings.make_module().to(ranks.device)
-    replica = Replica(module, ranks, facts.find_unused_parameters)
+    module = with_sync_batch_norm(settings.make_module().to(ranks.device), settings.ddp_options, ranks)
+    replica = Replica(module, ranks, facts.find_unused_parameters, settings.ddp_options)
     world.expect_file(WEIGHTS, known_bytes(module))
     torch.manual_seed(settings.seed + ranks.rank)  # dropout differs from rank to rank
     optimizer = settings.make_optimizer(module)

@@ -9,11 +9,13 @@ from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
 from tritium.errors import BadSetting
+from tritium.gang.settings import Gang
 from tritium.ml.arguments import name_of, needed_arguments, takes_vocabulary
 from tritium.ml.epoch_settings import EpochSettings, callback_problems
 from tritium.ml.fields import is_number, is_whole, setting
 from tritium.ml.settings import LABEL, labels_are_names
 from tritium.ml.torch import loss_kinds
+from tritium.ml.torch.ddp_options import NEEDS_GPUS, ddp_problems
 from tritium.ml.torch.function_checks import (
     loss_problems,
     model_problems,
@@ -90,6 +92,13 @@ class TorchSettings(EpochSettings):
     precision: Literal["fp32", "bf16"] = setting(
         'What forward and loss compute in: "fp32", or "bf16" (autocast; weights stay float32).', "fp32"
     )
+    ddp_options: Mapping[str, Any] | None = setting(
+        "Options of torch's DistributedDataParallel: bucket_cap_mb, static_graph, find_unused_parameters, "
+        "broadcast_buffers, gradient_as_bucket_view; sync_batch_norm (True: BatchNorm over the rows of all ranks, on "
+        'GPUs); comm_hook ("fp16", "bf16", "power_sgd", a communication hook (state, bucket) -> Future, or '
+        "(state, hook)). With one rank there is no DDP, and they do nothing.",
+        None,
+    )
     check: Literal["full", "off"] = setting(
         'Whether the model is tried on rows of zeros on the driver, before anything starts ("full"), or not ("off"): '
         "for a model that only runs on a GPU, or is too large for the driver.",
@@ -132,6 +141,7 @@ class TorchSettings(EpochSettings):
             yield "eval_step is the step for validation, and there is none: give validation=."
         yield from scheduler_problems(self.lr_scheduler)
         yield from metric_problems(self.metrics)
+        yield from ddp_problems(self.ddp_options)
         if not is_whole(self.gradient_accumulation, 1):
             yield f"gradient_accumulation={self.gradient_accumulation!r} must be a whole number of at least 1."
         if (clip := self.clip_grad_norm) is not None and not (is_number(clip) and 0 < clip < math.inf):
@@ -140,6 +150,12 @@ class TorchSettings(EpochSettings):
     def batches_per_step(self) -> int:
         """Return `gradient_accumulation`."""
         return self.gradient_accumulation
+
+    def check_gang(self, gang: Gang) -> None:
+        """Raise BadSetting when a gang can't train with these settings."""
+        super().check_gang(gang)
+        if gang.most > 1 and not gang.gpus and (self.ddp_options or {}).get("sync_batch_norm"):
+            raise BadSetting(NEEDS_GPUS, setting="ddp_options")
 
     def make_module(self) -> Any:
         """Return a new module: the function's, or a copy of the one that was given.

@@ -12,7 +12,8 @@ from torch import nn
 
 import tritium as tr
 from tritium.gang.rank.world import world
-from tritium.ml.torch.ddp import Gradients, Ranks
+from tritium.ml.torch.ddp import Ranks
+from tritium.ml.torch.gradients import Gradients
 
 
 class Net(nn.Module):

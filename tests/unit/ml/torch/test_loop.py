@@ -171,6 +171,13 @@ def rooted_step(module: Any, batch: Any) -> Any:
     return nn.functional.mse_loss(output, batch["label"]) + torch.sqrt(0 * output).mean()
 
 
+def mean_by_hook(state: str, bucket: Any) -> Any:
+    """Exchange a bucket as DDP does without a hook."""
+    assert state == "a state"
+    work = torch.distributed.all_reduce(bucket.buffer(), async_op=True)
+    return work.get_future().then(lambda future: future.value()[0] / torch.distributed.get_world_size())
+
+
 def rising(epoch: int) -> float:
     """Return a factor that makes the training worse from the third epoch on."""
     return 1.0 if epoch < 2 else -1.0
@@ -220,6 +227,31 @@ def cases() -> dict[str, tuple[TorchSettings, pa.Table]]:
                 metrics=[absolute],
                 gradient_accumulation=3,
                 batch_size=4,
+            ),
+            table(101),
+        ),
+        "ddp_options": (
+            regression(
+                model=Several,
+                feature_cols={"numbers": ["x0", "x1"], "kind": "cls"},
+                ddp_options={"static_graph": True, "bucket_cap_mb": 1, "gradient_as_bucket_view": False},
+            ),
+            table(101),
+        ),
+        "ddp_accumulated": (
+            regression(
+                gradient_accumulation=3,
+                batch_size=4,
+                ddp_options={"comm_hook": ("a state", mean_by_hook), "broadcast_buffers": False},
+            ),
+            table(101),
+        ),
+        "own_unused": (
+            regression(
+                model=OwnLoss,
+                train_step=lambda module, batch: module.loss(batch),
+                loss=None,
+                ddp_options={"find_unused_parameters": True},
             ),
             table(101),
         ),
@@ -453,6 +485,9 @@ def plain_losses(case: str, size: int) -> list[float]:
         "own_step",
         "own_loss",
         "own_accumulated",
+        "ddp_options",
+        "ddp_accumulated",
+        "own_unused",
         "one_row",
         "inputs",
     ],

@@ -7,7 +7,6 @@ from typing import Any
 
 import torch
 
-from tritium.data.epoch import Group
 from tritium.data.remainder import step_count
 from tritium.errors import EmptyShard
 from tritium.gang.rank.world import World
@@ -22,8 +21,8 @@ from tritium.ml.torch.divergence import DivergenceCheck
 from tritium.ml.torch.dry_run import Facts
 from tritium.ml.torch.epoch_metrics import EpochMetrics
 from tritium.ml.torch.equal_weights import refuse_different, take_buffers
-from tritium.ml.torch.gradients import Gradients
 from tritium.ml.torch.identity import identity
+from tritium.ml.torch.optimizer_step import OptimizerStep
 from tritium.ml.torch.schedule import Schedule
 from tritium.ml.torch.settings import TorchSettings
 from tritium.ml.torch.step import OwnStep, Step, describe, make_step
@@ -77,6 +76,7 @@ def _train(
     this = identity(settings, module, optimizer, shard.schema)
     whole = lambda: step_count(shard.counts, batch_size, settings.remainder)  # noqa: E731
     divergence, schedule = DivergenceCheck(ranks, shard.schema), Schedule(settings, optimizer, whole, tell)
+    stepping = OptimizerStep(settings, replica, optimizer, step, divergence)
     take_weights, put_weights = lambda: copy_of_weights(module), module.load_state_dict
     early_stopping = EarlyStoppingState(settings.stopping_rule(), settings.epochs, take_weights, put_weights, tell)
     progress = Progress(settings, world)
@@ -95,29 +95,19 @@ def _train(
     for epoch in shard.epochs(checkpoint.epochs, **order):
         metrics = checkpoint.epoch_metrics(epoch, ranks)
         schedule.on_epoch_start(epoch)
-        net, gradients = replica.net, replica.gradients
-        ungrouped = replica.ungrouped(optimizer)
-        net.train()
+        stepping.on_epoch_start()
         for group in epoch.groups(settings.gradient_accumulation):
-            losses = backward(net, group, step, gradients, metrics)
-            batches = group.taken  # without their columns
-            divergence.watch(batches, losses, gradients.norm())
-            if settings.clip_grad_norm is not None:
-                torch.nn.utils.clip_grad_norm_(net.parameters(), settings.clip_grad_norm)
-            optimizer.step()
-            optimizer.zero_grad()
-            for parameter in ungrouped:  # the optimizer clears only its own, and the norm is that of all
-                parameter.grad = None
+            loss, batches = stepping.take(group, metrics), group.taken  # the batches without their columns
             schedule.on_step()
-            state.step, state.loss = state.step + 1, losses[-1]
+            state.step, state.loss = state.step + 1, loss
             for callback in each_step:
                 callback.on_step_end(state)
             checkpoint.on_step(batches[-1], metrics)
             if not output_known:  # an output that can't be a prediction must fail now, not after the last epoch
                 describe(module, settings, checkpoint.example())
-                net.train()
+                replica.net.train()
                 output_known = True
-            progress.on_step(epoch, batches, losses[-1])
+            progress.on_step(epoch, batches, loss)
         divergence.check()
         if epoch.number == 0 and settings.verbose:
             tell_one_step(epoch, shard.counts, batch_size, tell)
@@ -161,22 +151,6 @@ def tell_one_step(epoch: Any, counts: Sequence[int], batch_size: int, tell: Call
             f"an epoch is one step: batch_size={batch_size:,} is more than the {max(counts):,} rows of a rank. "
             "A smaller one takes more steps"
         )
-
-
-def backward(
-    net: torch.nn.Module, group: Group, step: Step, gradients: Gradients, metrics: EpochMetrics
-) -> list[torch.Tensor]:
-    """Compute the gradients of an optimizer step on every rank, add to `metrics`, and return the batches' losses."""
-    losses = []
-    for batch in group:
-        with gradients.exchanged(now=group.at_last):
-            loss, output = step(net, batch)
-            # Scaled to give the mean over all rows of all ranks and batches, as one process would compute it.
-            (loss * (batch.scale * batch.total / group.total)).backward()  # type: ignore[no-untyped-call]
-        # A repeated row, of scale 0, must not count: its loss may be NaN, and NaN * 0 is NaN.
-        losses.append(loss.detach() if batch.rows else torch.zeros_like(loss.detach()))
-        metrics.add(batch, loss, output)
-    return losses
 
 
 def copy_of_weights(module: torch.nn.Module) -> dict[str, torch.Tensor]:

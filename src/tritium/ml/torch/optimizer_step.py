@@ -1,0 +1,64 @@
+"""The optimizer step of a training, from its batches to new weights (rank)."""
+
+from __future__ import annotations
+
+import torch
+
+from tritium.data.epoch import Group
+from tritium.ml.torch.ddp import Replica
+from tritium.ml.torch.divergence import DivergenceCheck
+from tritium.ml.torch.epoch_metrics import EpochMetrics
+from tritium.ml.torch.settings import TorchSettings
+from tritium.ml.torch.step import Step
+
+
+class OptimizerStep:
+    """Forward and backward of the batches of a step, the exchange and clipping of gradients, and the step itself."""
+
+    def __init__(
+        self,
+        settings: TorchSettings,
+        replica: Replica,
+        optimizer: torch.optim.Optimizer,
+        step: Step,
+        divergence: DivergenceCheck,
+    ) -> None:
+        self._settings, self._replica, self._optimizer = settings, replica, optimizer
+        self._step, self._divergence = step, divergence
+        self._ungrouped: list[torch.nn.Parameter] = []
+
+    def on_epoch_start(self) -> None:
+        """Set train mode, and look up what the optimizer holds, which a callback may have changed."""
+        self._replica.net.train()
+        self._ungrouped = self._replica.ungrouped(self._optimizer)
+
+    def take(self, group: Group, metrics: EpochMetrics) -> torch.Tensor:
+        """Take the step of these batches on every rank, add them to `metrics`, and return the loss of the last one."""
+        losses = self._backward(group, metrics)
+        self._divergence.watch(group.taken, losses, self._replica.gradients.norm())
+        self._clip()
+        self._optimizer.step()
+        self._clear()
+        return losses[-1]
+
+    def _backward(self, group: Group, metrics: EpochMetrics) -> list[torch.Tensor]:
+        """Compute the gradients over all ranks, and return the batches' losses."""
+        losses = []
+        for batch in group:
+            with self._replica.gradients.exchanged(now=group.at_last):
+                loss, output = self._step(self._replica.net, batch)
+                # Scaled to give the mean over all rows of all ranks and batches, as one process would compute it.
+                (loss * (batch.scale * batch.total / group.total)).backward()  # type: ignore[no-untyped-call]
+            # A repeated row, of scale 0, must not count: its loss may be NaN, and NaN * 0 is NaN.
+            losses.append(loss.detach() if batch.rows else torch.zeros_like(loss.detach()))
+            metrics.add(batch, loss, output)
+        return losses
+
+    def _clip(self) -> None:
+        if self._settings.clip_grad_norm is not None:
+            torch.nn.utils.clip_grad_norm_(self._replica.net.parameters(), self._settings.clip_grad_norm)
+
+    def _clear(self) -> None:
+        self._optimizer.zero_grad()
+        for parameter in self._ungrouped:  # the optimizer clears only its own, and the norm is that of all
+            parameter.grad = None

@@ -17,6 +17,7 @@ from tritium.frameworks.torch_dynamo import without_compiler
 from tritium.ml.arguments import name_of
 from tritium.ml.backend import DryRun
 from tritium.ml.settings import WEIGHT
+from tritium.ml.torch.compiling import try_compile
 from tritium.ml.torch.ddp_options import refuse_unused
 from tritium.ml.torch.initial_weights import told
 from tritium.ml.torch.settings import TorchSettings
@@ -70,6 +71,7 @@ class TorchDryRun(DryRun[TorchSettings]):
         """Make optimizer and scheduler, and compute the gradients of a loss. Raises BadSetting and BadData."""
         if self._forward is None:
             return Facts()
+        try_compile(self._forward.module, settings.compile)
         try_scheduler(settings, try_optimizer(settings, self._forward.module))
         zero = {name: zeros(label, shape) for name, label in labels.items() if (shape := shapes[name]) is not None}
         if len(zero) < len(labels):

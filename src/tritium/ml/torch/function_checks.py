@@ -10,6 +10,7 @@ from typing import Any
 from tritium.hints import suggest
 from tritium.ml.arguments import argument_names, name_of, needed_arguments, takes, takes_nothing
 from tritium.ml.fields import is_number
+from tritium.ml.torch.compiling import COMPILED, is_compiled
 from tritium.ml.torch.loss_kinds import is_of_torch
 
 _OPTIMIZER = " Give a function of the parameters: lambda p: torch.optim.Adam(p)."
@@ -22,6 +23,8 @@ def model_problems(model: Any) -> Iterator[str]:
     """Yield what is wrong with `model`."""
     if not callable(model):
         yield f"model={model!r} is not a function."
+    elif is_compiled(model):
+        yield f"model is {COMPILED}"
     elif not isinstance(model, type) and type(model).__module__.partition(".")[0] in _KERAS and not _is_module(model):
         yield f"model={name_of(model)} is a model of Keras: KerasEstimator trains it, on each of Keras's back ends."
     elif isinstance(model, type) and (needed := needed_arguments(model)):

@@ -24,6 +24,7 @@ _ANY = (
     "metrics",
     "eval_step",
     "check",
+    "compile",
     "prediction_col",
     "probability_col",
     "prediction_batch_size",

@@ -16,6 +16,7 @@ from tritium.ml.early_stopping import EarlyStoppingState
 from tritium.ml.history import make_json
 from tritium.ml.progress import Progress
 from tritium.ml.torch.checkpoint import TrainingCheckpoint
+from tritium.ml.torch.compiling import compile_in_place
 from tritium.ml.torch.ddp import Ranks, Replica, joined, tell_untrained, with_sync_batch_norm
 from tritium.ml.torch.divergence import DivergenceCheck
 from tritium.ml.torch.dry_run import Facts
@@ -65,6 +66,7 @@ def _train(
     tell = world.note if ranks.rank == 0 else lambda _: None
     torch.manual_seed(settings.seed)
     module = with_sync_batch_norm(settings.make_module().to(ranks.device), settings.ddp_options, ranks)
+    compile_in_place(module, settings.compile, ranks.device)
     replica = Replica(module, ranks, facts.find_unused_parameters, settings.ddp_options)
     world.expect_file(WEIGHTS, known_bytes(module))
     torch.manual_seed(settings.seed + ranks.rank)  # dropout differs from rank to rank

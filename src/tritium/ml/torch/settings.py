@@ -15,6 +15,7 @@ from tritium.ml.epoch_settings import EpochSettings, callback_problems
 from tritium.ml.fields import is_number, is_whole, setting
 from tritium.ml.settings import LABEL, labels_are_names
 from tritium.ml.torch import loss_kinds
+from tritium.ml.torch.compiling import COMPILED, compile_problems, is_compiled
 from tritium.ml.torch.ddp_options import NEEDS_GPUS, ddp_problems
 from tritium.ml.torch.function_checks import (
     loss_problems,
@@ -99,6 +100,11 @@ class TorchSettings(EpochSettings):
         "(state, hook)). With one rank there is no DDP, and they do nothing.",
         None,
     )
+    compile: bool | Mapping[str, Any] = setting(
+        "Whether the ranks compile the module with torch.compile: True, or a mapping of its options, such as "
+        '{"mode": "reduce-overhead"} or {"dynamic": True}. The model that is returned is not compiled.',
+        False,
+    )
     check: Literal["full", "off"] = setting(
         'Whether the model is tried on rows of zeros on the driver, before anything starts ("full"), or not ("off"): '
         "for a model that only runs on a GPU, or is too large for the driver.",
@@ -142,6 +148,7 @@ class TorchSettings(EpochSettings):
         yield from scheduler_problems(self.lr_scheduler)
         yield from metric_problems(self.metrics)
         yield from ddp_problems(self.ddp_options)
+        yield from compile_problems(self.compile)
         if not is_whole(self.gradient_accumulation, 1):
             yield f"gradient_accumulation={self.gradient_accumulation!r} must be a whole number of at least 1."
         if (clip := self.clip_grad_norm) is not None and not (is_number(clip) and 0 < clip < math.inf):
@@ -174,6 +181,8 @@ class TorchSettings(EpochSettings):
                 made = self.model(self.words()) if takes_vocabulary(self.model) else self.model()
         if not isinstance(made, torch.nn.Module):
             raise BadSetting(f"model={name_of(self.model)} returned a {type(made).__name__}, not a torch.nn.Module.")
+        if is_compiled(made):
+            raise BadSetting(f"model={name_of(self.model)} returned {COMPILED}", setting="model")
         if self.initial_weights is not None:
             take_weights(made, self.initial_weights)
         return made

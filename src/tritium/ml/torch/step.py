@@ -9,6 +9,7 @@ import torch
 from torch.nn.parallel import DistributedDataParallel
 
 from tritium.errors import BadSetting
+from tritium.ml.torch.compiling import uncompiled
 from tritium.ml.torch.loss_checks import refuse_broadcast, refuse_class, refuse_sum, refuse_third_class
 from tritium.ml.torch.losses import Losses, Tensors
 from tritium.ml.torch.settings import TorchSettings
@@ -101,7 +102,7 @@ def describe(net: torch.nn.Module, settings: TorchSettings, batch: Mapping[str, 
     """
     net.eval()
     inputs = {name: batch[name] for name in settings.inputs()}
-    with torch.no_grad():
+    with torch.no_grad(), uncompiled(net):
         outputs = outputs_of(forward(net, inputs, list(inputs)))
     if settings.task == "classification":
         check_classes(outputs)

@@ -19,7 +19,7 @@ class TrainState:
     epoch: int = 0
     """The last epoch that has ended, from 1, as in `history` and in the progress display; 0 before the first."""
     step: int = 0
-    """How many optimizer steps have been taken, over all epochs."""
+    """How many optimizer steps have been taken, over all epochs; with `precision="fp16"` those left out count, too."""
     loss: Any = None
     """The mean loss over this rank's rows of the last batch, an array without dimensions on `device`."""
     history: list[dict[str, Any]] = field(default_factory=list)

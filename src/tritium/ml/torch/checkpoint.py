@@ -17,6 +17,7 @@ from tritium.ml.early_stopping import EarlyStoppingState, stays_stopped
 from tritium.ml.torch.ddp import Replica
 from tritium.ml.torch.divergence import DivergenceCheck
 from tritium.ml.torch.epoch_metrics import EpochMetrics
+from tritium.ml.torch.optimizer_step import OptimizerStep
 from tritium.ml.torch.schedule import Schedule
 from tritium.ml.torch.settings import TorchSettings
 
@@ -35,6 +36,7 @@ class TrainingCheckpoint:
         shard: Any,
         state: TrainState,
         replica: Replica,
+        stepping: OptimizerStep,
         divergence: DivergenceCheck,
         schedule: Schedule,
         early_stopping: EarlyStoppingState,
@@ -45,6 +47,7 @@ class TrainingCheckpoint:
     ) -> None:
         self._settings, self._world, self._shard = settings, world, shard
         self._state, self._replica, self._divergence = state, replica, divergence
+        self._stepping = stepping
         self._schedule, self._early_stopping = schedule, early_stopping
         self._identity, self._identity_with_code = identity, identity_with_code
         self._saved: Any = None
@@ -95,6 +98,8 @@ class TrainingCheckpoint:
         self._replica.gradients.restore(saved["gradients"])
         state.module.load_state_dict(saved["module"])
         state.optimizer.load_state_dict(saved["optimizer"])
+        if self._stepping.scaler is not None:
+            self._stepping.scaler.load_state_dict(saved["scaler"])
         self._schedule.load_state_dict(saved["schedule"], saved["history"], saved["epochs"])
         self._early_stopping.load_state_dict(saved["early_stopping"], len(state.history))
         self._inputs, state.step = saved["inputs"], saved.step
@@ -184,6 +189,7 @@ class TrainingCheckpoint:
             "identity_with_code": self._identity_with_code,
             "module": dict(state.module.state_dict()),
             "optimizer": state.optimizer.state_dict(),
+            "scaler": None if self._stepping.scaler is None else self._stepping.scaler.state_dict(),
             "groups": self._groups(),
             "trainable": self._replica.trainable,
             "gradients": self._replica.gradients.order,

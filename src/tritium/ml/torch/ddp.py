@@ -136,6 +136,11 @@ class Replica:
         self._wrap()
 
     @property
+    def device(self) -> torch.device:
+        """The device of this rank."""
+        return self._ranks.device
+
+    @property
     def trainable(self) -> list[str]:
         """The names of the parameters that require a gradient."""
         return [name for name, parameter in self.module.named_parameters() if parameter.requires_grad]

@@ -21,8 +21,8 @@ class DivergenceCheck:
     that leaves the gradients finite does no harm, and is found when the ranks call `check`.
     """
 
-    def __init__(self, ranks: Ranks, schema: Any) -> None:
-        self._ranks, self._schema = ranks, schema
+    def __init__(self, ranks: Ranks, schema: Any, precision: str = "fp32") -> None:
+        self._ranks, self._schema, self._precision = ranks, schema, precision
         self._watched: tuple[list[Any], torch.Tensor] | None = None
         self._bad: Any = None  # the first batch of this rank whose loss was not finite
 
@@ -67,6 +67,8 @@ class DivergenceCheck:
                 "losses and inputs are finite. Look for the root, logarithm or quotient of a zero in the module or the "
                 "loss, whose derivative is infinite, or lower the learning rate."
             )
+        if kind != _INPUT and self._precision == "fp16":
+            cause += ' In float16 a number above 65,504 is infinite; precision="bf16" has the range of float32.'
         unknown = kind == _GRADIENTS and self._ranks.size > 1  # the mean does not show which rank it was
         where = "" if unknown else f", rank {rank} of {self._ranks.size}"
         return TrainingDiverged(

@@ -77,14 +77,29 @@ def _train(
         check_some_rows(world.shard("validation").counts, settings)
     this = identity(settings, module, optimizer, shard.schema)
     whole = lambda: step_count(shard.counts, batch_size, settings.remainder)  # noqa: E731
-    divergence, schedule = DivergenceCheck(ranks, shard.schema), Schedule(settings, optimizer, whole, tell)
+    divergence, schedule = (
+        DivergenceCheck(ranks, shard.schema, settings.precision),
+        Schedule(settings, optimizer, whole, tell),
+    )
     stepping = OptimizerStep(settings, replica, optimizer, step, divergence)
     take_weights, put_weights = lambda: copy_of_weights(module), module.load_state_dict
     early_stopping = EarlyStoppingState(settings.stopping_rule(), settings.epochs, take_weights, put_weights, tell)
     progress = Progress(settings, world)
     state = TrainState(module, optimizer, ranks.rank, ranks.size, ranks.device)
     checkpoint = TrainingCheckpoint(
-        *(settings, world, shard, state, replica, divergence, schedule, early_stopping, this, identity_with_code),
+        *(
+            settings,
+            world,
+            shard,
+            state,
+            replica,
+            stepping,
+            divergence,
+            schedule,
+            early_stopping,
+            this,
+            identity_with_code,
+        ),
         run_dir_required=user_run_dir,
     )
     checkpoint.load()
@@ -118,7 +133,7 @@ def _train(
         if validate:
             entry |= validation(world.shard("validation"), batch_size, module, eval_step, settings, ranks)
             take_buffers(module, ranks)  # those of observers and counters change in eval mode, too
-        entry["learning_rate"] = schedule.learning_rate()
+        entry |= {"learning_rate": schedule.learning_rate(), **stepping.entry(epoch, tell)}
         state.epoch = entry["epoch"]
         state.history.append(entry)
         schedule.on_epoch_end(entry)

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 import torch
 
 from tritium.data.epoch import Group
 from tritium.ml.torch.ddp import Replica
 from tritium.ml.torch.divergence import DivergenceCheck
 from tritium.ml.torch.epoch_metrics import EpochMetrics
+from tritium.ml.torch.loss_scale import LossScale
 from tritium.ml.torch.settings import TorchSettings
 from tritium.ml.torch.step import Step
 
@@ -26,6 +30,8 @@ class OptimizerStep:
         self._settings, self._replica, self._optimizer = settings, replica, optimizer
         self._step, self._divergence = step, divergence
         self._ungrouped: list[torch.nn.Parameter] = []
+        self.scaler = LossScale(replica.device) if settings.precision == "fp16" else None
+        """What scales the loss in float16; None in other precisions."""
 
     def on_epoch_start(self) -> None:
         """Set train mode, and look up what the optimizer holds, which a callback may have changed."""
@@ -35,11 +41,32 @@ class OptimizerStep:
     def take(self, group: Group, metrics: EpochMetrics) -> torch.Tensor:
         """Take the step of these batches on every rank, add them to `metrics`, and return the loss of the last one."""
         losses = self._backward(group, metrics)
-        self._divergence.watch(group.taken, losses, self._replica.gradients.norm())
-        self._clip()
-        self._optimizer.step()
+        if self.scaler is None:
+            self._divergence.watch(group.taken, losses, self._replica.gradients.norm())
+            self._clip()
+            self._optimizer.step()
+        else:
+            self.scaler.unscale(self._optimizer, self._ungrouped)
+            norm = self._replica.gradients.norm()
+            self._clip()
+            # Gradients that are infinite only as they were scaled are no divergence.
+            gone = self.scaler.step(self._optimizer)
+            self._divergence.watch(group.taken, losses, torch.zeros_like(norm) if gone else norm)
         self._clear()
         return losses[-1]
+
+    def entry(self, epoch: Any, tell: Callable[[str], Any]) -> dict[str, int]:
+        """Return what the history's entry of an epoch has of its steps, and tell the user about those left out."""
+        if self.scaler is None:
+            return {}
+        skipped, self.scaler.skipped = self.scaler.skipped, 0
+        if skipped:
+            tell(
+                f"{skipped} of {-(-epoch.steps // self._settings.gradient_accumulation)} optimizer steps of epoch "
+                f"{epoch.number + 1} were skipped, as a gradient was infinite in float16; the loss is now scaled by "
+                f"{self.scaler.factor:g}"
+            )
+        return {"steps_skipped": skipped}
 
     def _backward(self, group: Group, metrics: EpochMetrics) -> list[torch.Tensor]:
         """Compute the gradients over all ranks, and return the batches' losses."""
@@ -48,7 +75,8 @@ class OptimizerStep:
             with self._replica.gradients.exchanged(now=group.at_last):
                 loss, output = self._step(self._replica.net, batch)
                 # Scaled to give the mean over all rows of all ranks and batches, as one process would compute it.
-                (loss * (batch.scale * batch.total / group.total)).backward()  # type: ignore[no-untyped-call]
+                whole = loss * (batch.scale * batch.total / group.total)
+                (whole if self.scaler is None else self.scaler.scaled(whole)).backward()  # type: ignore[no-untyped-call]
             # A repeated row, of scale 0, must not count: its loss may be NaN, and NaN * 0 is NaN.
             losses.append(loss.detach() if batch.rows else torch.zeros_like(loss.detach()))
             metrics.add(batch, loss, output)

@@ -38,7 +38,7 @@ class TorchSettings(EpochSettings):
     framework: ClassVar[str] = "torch"
     choices: ClassVar[Mapping[str, tuple[Any, ...]]] = {
         **EpochSettings.choices,
-        "precision": ("fp32", "bf16"),
+        "precision": ("fp32", "bf16", "fp16"),
         "check": ("full", "off"),
     }
     hints: ClassVar[Mapping[str, str]] = {**EpochSettings.hints, "lr": _RATE, "learning_rate": _RATE}
@@ -90,8 +90,10 @@ class TorchSettings(EpochSettings):
     )
     gradient_accumulation: int = setting("Batches whose gradients make one optimizer step.", 1)
     clip_grad_norm: float | None = setting("The largest L2 norm that all gradients together may have; None: any.", None)
-    precision: Literal["fp32", "bf16"] = setting(
-        'What forward and loss compute in: "fp32", or "bf16" (autocast; weights stay float32).', "fp32"
+    precision: Literal["fp32", "bf16", "fp16"] = setting(
+        'What forward and loss compute in: "fp32", or "bf16" or "fp16" (autocast; weights stay float32). With "fp16" '
+        "the loss is scaled, and a step whose gradients are not finite is left out, and counted in the history.",
+        "fp32",
     )
     ddp_options: Mapping[str, Any] | None = setting(
         "Options of torch's DistributedDataParallel: bucket_cap_mb, static_graph, find_unused_parameters, "

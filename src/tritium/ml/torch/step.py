@@ -27,8 +27,10 @@ def make_step(settings: TorchSettings, device: torch.device, *, validates: bool 
     own = (settings.eval_step if validates else None) or settings.train_step
     step = _loss_step(settings) if own is None else _own_step(own, bool(settings.metrics))
 
+    kind = torch.float16 if settings.precision == "fp16" else torch.bfloat16
+
     def in_precision(net: Any, batch: Tensors) -> tuple[torch.Tensor, Any]:
-        with torch.autocast(device.type, torch.bfloat16, enabled=settings.precision == "bf16"):
+        with torch.autocast(device.type, kind, enabled=settings.precision != "fp32"):
             return step(net, batch)
 
     return in_precision

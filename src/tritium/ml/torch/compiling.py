@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
@@ -61,7 +62,9 @@ def compile_in_place(module: torch.nn.Module, given: Any, device: torch.device) 
     options = {} if given is True else {k: dict(v) if isinstance(v, Mapping) else v for k, v in given.items()}
     options |= _apart()
     try:
-        module.compile(**options)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", DeprecationWarning)  # torch's compiler warns of torch.jit, which it imports
+            module.compile(**options)
     except Exception as error:
         raise BadSetting(
             f"torch.compile does not take compile={given!r}: {type(error).__name__}: {error}", setting="compile"

@@ -67,7 +67,7 @@ class PowerSGDState:
         ({"static_graph": 1}, "static_graph=1 must be True or False"),
         ({"sync_batch_norm": None}, "sync_batch_norm=None must be True or False"),
         ({"static_graph": True, "find_unused_parameters": True}, "leave out find_unused_parameters"),
-        ({"comm_hook": "fp8"}, r"comm_hook='fp8' is unknown\. Did you mean 'fp16'"),
+        ({"comm_hook": "fp_16"}, r"comm_hook='fp_16' is unknown\. Did you mean 'fp16'"),
         ({"comm_hook": 16}, "comm_hook=16 is not a function. Choose one of 'fp16', 'bf16', 'power_sgd'"),
         ({"comm_hook": (1, 2, 3)}, "comm_hook has 3 parts"),
         ({"comm_hook": nothing}, r"comm_hook=nothing takes bucket; it is called with \(state, bucket\)"),

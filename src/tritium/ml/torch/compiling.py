@@ -64,13 +64,23 @@ def compile_in_place(module: torch.nn.Module, given: Any, device: torch.device) 
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", DeprecationWarning)  # torch's compiler warns of torch.jit, which it imports
-            module.compile(**options)
+            module._compiled_call_impl = _compiled(module, options)
     except Exception as error:
         raise BadSetting(
             f"torch.compile does not take compile={given!r}: {type(error).__name__}: {error}", setting="compile"
         ) from error
     if device.type == "cpu" and options.get("backend", _INDUCTOR) == _INDUCTOR:
         _refuse_missing_compiler()
+
+
+def _compiled(module: torch.nn.Module, options: dict[str, Any]) -> Any:
+    """Return calls of the module, compiled. `Module.compile` leaves out layers of torch's own (2.13), as Sequential."""
+    import torch
+
+    def call(*args: Any, **kwargs: Any) -> Any:
+        return module._call_impl(*args, **kwargs)
+
+    return torch.compile(call, **options)
 
 
 def _apart() -> dict[str, bool]:

@@ -14,7 +14,7 @@ from torch import nn
 
 from tritium.errors import BadSetting
 from tritium.ml import fit
-from tritium.ml.torch.compiling import try_compile, uncompiled
+from tritium.ml.torch.compiling import compile_in_place, try_compile, uncompiled
 
 HERE: dict[str, Any] = {"on": "here", "progress": False, "output": "none", "verbose": False}
 
@@ -108,7 +108,7 @@ def test_a_trial_leaves_the_module_and_a_single_call_is_not_compiled() -> None:
     module, graphs = net(), Graphs()
     try_compile(module, {"backend": graphs})
     assert module._compiled_call_impl is None
-    module.compile(backend=graphs)
+    compile_in_place(module, {"backend": graphs}, torch.device("cpu"))
     with uncompiled(module):
         module(torch.zeros(2, 3))
     assert not graphs.seen

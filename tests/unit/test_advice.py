@@ -35,6 +35,9 @@ OTHERS: dict[str, str] = {
 # What is no advice about Python or Spark, or a name that the text itself explains.
 REASONS: dict[str, str] = {
     "MetricCollection": "of torchmetrics, which need not be there",
+    "PowerSGDState": "of torch.distributed.algorithms.ddp_comm_hooks.powerSGD_hook",
+    "GradScaler": "of torch.amp",
+    "BatchNorm": "a kind of layer, of several classes",
     "between": "a method of a column, Spark's and pandas': followed in test_advice_works.py and test_advice_spark.py",
     "try_cast": "a method of a column of Spark's",
     "openjdk": "a package of conda, with its version",

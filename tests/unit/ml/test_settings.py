@@ -87,7 +87,7 @@ class KerasLike(Callback):
         ({"task": "regresion"}, "Did you mean 'regression'?"),
         ({"remainder": "keep"}, "remainder='keep' is unknown; choose one of 'pad', 'drop', 'repeat'"),
         ({"shuffle": "ful"}, "Did you mean 'full'?"),
-        ({"precision": "fp16"}, "precision='fp16' is unknown"),
+        ({"precision": "fp64"}, "precision='fp64' is unknown"),
         ({"optimizer": "adam"}, "optimizer='adam' is not a function. Give a function of the parameters"),
         ({"optimizer": sgd(nn.Linear(1, 1).parameters())}, "optimizer=SGD(…) is not a function. Give a function of"),
         ({"optimizer": lambda: None}, "takes nothing; it is called with the parameters"),

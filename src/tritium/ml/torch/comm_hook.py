@@ -34,8 +34,8 @@ class CommHook:
             future = call(state, bucket)
             if not hasattr(future, "then"):  # those of torch's own hooks are of a class that it does not export
                 raise BadSetting(
-                    f"comm_hook={name_of(call)} returned a {type(future).__name__}, and must return a "
-                    "torch.futures.Future of the bucket's exchanged gradients.",
+                    f"ddp_options['comm_hook'], {name_of(call)}, returned a {type(future).__name__}, and must return "
+                    "a torch.futures.Future of the bucket's exchanged gradients.",
                     setting="ddp_options",
                 )
             return future

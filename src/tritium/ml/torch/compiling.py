@@ -41,7 +41,7 @@ def compile_problems(given: Any) -> Iterator[str]:
             continue
         kinds, named = _KINDS[name]
         if not isinstance(value, kinds) and not (name == "backend" and callable(value)):
-            yield f"compile: {name}={value!r} must be {named}."
+            yield f"compile[{name!r}] is {value!r}, and must be {named}."
     if given.get("mode") is not None and given.get("options") is not None:
         yield "compile: torch.compile takes mode or options, not both."
 
@@ -78,7 +78,7 @@ def _compiled(module: torch.nn.Module, options: dict[str, Any]) -> Any:
     import torch
 
     def call(*args: Any, **kwargs: Any) -> Any:
-        return module._call_impl(*args, **kwargs)
+        return module._call_impl(*args, **kwargs)  # type: ignore[no-untyped-call]
 
     return torch.compile(call, **options)
 

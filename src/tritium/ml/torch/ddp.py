@@ -228,7 +228,7 @@ def with_sync_batch_norm(module: torch.nn.Module, options: Mapping[str, Any] | N
         return module
     if ranks.device.type == "cpu":
         raise BadSetting(NEEDS_GPUS, setting="ddp_options")
-    converted: torch.nn.Module = torch.nn.SyncBatchNorm.convert_sync_batchnorm(module)
+    converted: torch.nn.Module = torch.nn.SyncBatchNorm.convert_sync_batchnorm(module)  # type: ignore[no-untyped-call]
     return converted
 
 

@@ -36,12 +36,12 @@ def ddp_problems(given: Any) -> Iterator[str]:
         elif name == "comm_hook":
             yield from _hook_problems(value)
         elif name == "bucket_cap_mb" and not (is_number(value) and 0 < value < math.inf):
-            yield f"ddp_options: bucket_cap_mb={value!r} must be a number of MiB above 0."
+            yield f"ddp_options[{name!r}] is {value!r}, and must be a number of megabytes above 0."
         elif name in _FLAGS and not isinstance(value, bool):
-            yield f"ddp_options: {name}={value!r} must be True or False."
+            yield f"ddp_options[{name!r}] is {value!r}, and must be True or False."
     if given.get("static_graph") is True and given.get("find_unused_parameters") is True:
         yield (
-            "ddp_options: with static_graph=True DDP finds the unused parameters in the first step; leave out "
+            "ddp_options: with static_graph DDP finds the unused parameters in the first step; leave out "
             "find_unused_parameters."
         )
 
@@ -53,21 +53,21 @@ def _hook_problems(given: Any) -> Iterator[str]:
         f"Choose one of {', '.join(map(repr, HOOKS))}, or give a function (state, bucket) -> Future, or (state, it)."
     )
     if isinstance(given, str):
-        yield f"ddp_options: comm_hook={given!r} is unknown.{suggest(given, HOOKS)}"
+        yield f"ddp_options['comm_hook'] is {given!r}, which is unknown.{suggest(given, HOOKS)}"
         return
     if isinstance(given, tuple | list) and len(given) != 2:
-        yield f"ddp_options: comm_hook has {len(given)} parts. {known}"
+        yield f"ddp_options['comm_hook'] has {len(given)} parts. {known}"
         return
     state, hook = parts_of_hook(given)
     if not callable(hook):
-        yield f"ddp_options: comm_hook={hook!r} is not a function. {known}"
+        yield f"ddp_options['comm_hook'] is {hook!r}, and no function. {known}"
     elif not takes(hook, 2):
         arguments = ", ".join(argument_names(hook)) or "nothing"
-        yield f"ddp_options: comm_hook={name_of(hook)} takes {arguments}; it is called with (state, bucket)."
+        yield f"ddp_options['comm_hook'], {name_of(hook)}, takes {arguments}; it is called with (state, bucket)."
     elif type(state).__name__ == "PowerSGDState":
         yield (
-            "ddp_options: the state of comm_hook is a PowerSGDState, which only a rank can make. Give a function that "
-            "makes it there: (lambda: PowerSGDState(None, 2), powerSGD_hook)."
+            "ddp_options['comm_hook'] has as its state a PowerSGDState, which only a rank can make. Give a function "
+            "that makes it there: (lambda: PowerSGDState(None, 2), powerSGD_hook)."
         )
 
 
@@ -82,7 +82,7 @@ def refuse_unused(given: Mapping[str, Any] | None, unused: list[str]) -> None:
         raise BadSetting(
             f"{unused[0]!r} gets no gradient ({len(unused)} tensors in all), and ddp_options="
             '{"find_unused_parameters": False} says that every parameter gets one. Leave that option out, or freeze '
-            "them: parameter.requires_grad_(False).",
+            "them: layer.requires_grad_(False).",
             setting="ddp_options",
             parameters=unused,
         )

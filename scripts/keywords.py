@@ -19,6 +19,7 @@ from tritium.ml.lightgbm.settings import (
     LightGBMRankerSettings,
     LightGBMRegressorSettings,
 )
+from tritium.ml.lightning.settings import LightningSettings
 from tritium.ml.torch.settings import TorchSettings
 
 SOURCE = Path(__file__).parents[1] / "src" / "tritium"
@@ -44,6 +45,7 @@ ESTIMATORS: dict[str, dict[str, type]] = {
         "LightGBMRanker": LightGBMRankerSettings,
         "LightGBMRegressor": LightGBMRegressorSettings,
     },
+    "lightning": {"Lightning": LightningSettings},
     "torch": {"Torch": TorchSettings},
 }
 """Folder → the name of an estimator → its settings."""

@@ -5,8 +5,10 @@ from __future__ import annotations
 import pytest
 
 import settled_keras
+import settled_lightning
 
 
 @pytest.fixture(scope="session", autouse=True)
-def _keras_settled() -> None:
+def _settled() -> None:
     settled_keras.settle()
+    settled_lightning.settle()

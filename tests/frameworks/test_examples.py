@@ -12,7 +12,11 @@ import pytest
 import in_turn
 
 ROOT = Path(__file__).resolve().parents[2] / "examples"
-EXAMPLES = [*sorted(ROOT.joinpath("frameworks").glob("*.py")), ROOT / "keras_digits.py", ROOT / "jax_diabetes.py"]
+ESTIMATORS = ("keras_digits.py", "jax_diabetes.py", "lightning_cancer.py")
+EXAMPLES = [
+    *sorted(ROOT.joinpath("frameworks").glob("*.py")),
+    *(ROOT / name for name in ESTIMATORS),
+]
 
 
 @pytest.fixture(scope="module")

@@ -24,6 +24,7 @@ PAGES = (
     "docs/function-estimator.md",
     "docs/keras-estimator.md",
     "docs/lightgbm-estimator.md",
+    "docs/lightning-estimator.md",
     "docs/prediction.md",
     "docs/frameworks/torch.md",
     "docs/frameworks/lightning.md",

@@ -10,6 +10,7 @@ from typing import Any, Protocol
 import torch
 from torch.utils.data import DataLoader, IterableDataset, get_worker_info
 
+from tritium.data.batch import Batch
 from tritium.data.epoch import Epoch
 from tritium.data.epochs import EpochPlan
 from tritium.data.fingerprint import summary
@@ -146,10 +147,13 @@ class ShardDataset(IterableDataset[Item]):
     def _batches(self, epoch: Epoch) -> Iterator[Item]:
         for batch in epoch:
             epoch.finish()
-            item = dict(batch)
-            if self._scale_col is not None:
-                item[self._scale_col] = batch.scale if self._device is None else torch.tensor(batch.scale)
-            yield item
+            yield self._item(batch)
+
+    def _item(self, batch: Batch) -> Any:
+        item = dict(batch)
+        if self._scale_col is not None:
+            item[self._scale_col] = batch.scale if self._device is None else torch.tensor(batch.scale)
+        return item
 
     def _rows(self, epoch: Epoch) -> Iterator[Item]:
         left = len(self) - epoch.first * self._plan.batch_size

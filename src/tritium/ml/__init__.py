@@ -18,6 +18,8 @@ if TYPE_CHECKING:
     from tritium.ml.keras.settings import KerasSettings
     from tritium.ml.lightgbm.estimator import LightGBMClassifier, LightGBMRanker, LightGBMRegressor
     from tritium.ml.lightgbm.model import LightGBMModel
+    from tritium.ml.lightning.estimator import LightningEstimator
+    from tritium.ml.lightning.settings import LightningSettings
     from tritium.ml.torch.estimator import TorchEstimator
     from tritium.ml.torch.fit import fit
     from tritium.ml.torch.model import TorchModel
@@ -36,6 +38,8 @@ __all__ = [
     "LightGBMModel",
     "LightGBMRanker",
     "LightGBMRegressor",
+    "LightningEstimator",
+    "LightningSettings",
     "TorchEstimator",
     "TorchModel",
     "TorchSettings",
@@ -57,6 +61,8 @@ _HOME = {
     "LightGBMModel": "lightgbm.model",
     "LightGBMRanker": "lightgbm.estimator",
     "LightGBMRegressor": "lightgbm.estimator",
+    "LightningEstimator": "lightning.estimator",
+    "LightningSettings": "lightning.settings",
     "TorchEstimator": "torch.estimator",
     "TorchModel": "torch.model",
     "TorchSettings": "torch.settings",

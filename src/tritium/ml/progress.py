@@ -20,12 +20,13 @@ class Progress:
         self._last = 0.0
 
     def on_step(self, epoch: Any, batches: Sequence[Any], loss: Any) -> None:
-        """Log an optimizer step over these batches, if one is due; `loss` is a number, or an array of one."""
+        """Log an optimizer step over these batches, if one is due; `loss` is a number, an array of one, or None."""
         self._rows += sum(batch.rows for batch in batches)
         now = time.monotonic()
         if self._settings.verbose and now - self._last >= _SECONDS:
             self._last = now
-            self._log(epoch=epoch.number, step=batches[-1].step, loss=loss)
+            known = {} if loss is None else {"loss": loss}
+            self._log(epoch=epoch.number, step=batches[-1].step, **known)
 
     def on_epoch_end(self, epoch: Any, entry: Mapping[str, Any]) -> None:
         """Log an epoch by its `entry` in the history, once for all ranks."""

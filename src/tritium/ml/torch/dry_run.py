@@ -20,6 +20,7 @@ from tritium.ml.settings import WEIGHT
 from tritium.ml.torch.compiling import try_compile
 from tritium.ml.torch.ddp_options import refuse_unused
 from tritium.ml.torch.initial_weights import told
+from tritium.ml.torch.module_settings import ModuleSettings
 from tritium.ml.torch.settings import TorchSettings
 from tritium.ml.torch.step import Step, forward, make_step
 from tritium.model.engines.torch_outputs import named_outputs, outputs_of
@@ -101,7 +102,7 @@ class Forward:
         return tuple(self.output.shape[1:]) if isinstance(self.output, torch.Tensor) else None
 
 
-def try_forward(settings: TorchSettings, fields: Mapping[str, Field], shapes: Shapes) -> Forward:
+def try_forward(settings: ModuleSettings, fields: Mapping[str, Field], shapes: Shapes) -> Forward:
     """Call the module with zeros. Raises BadSetting if it can't be made, BadData with the shapes if it fails."""
     with torch.random.fork_rng(devices=[]):
         try:

@@ -66,7 +66,7 @@ def identity(
         for name in settings.fields()
         if name not in (*_ANY, *_CODE, "feature_cols", "label_cols", "row_key")
     }
-    found |= {f"vocabulary of {column!r}": _words(words) for column, words in settings.words().items()}
+    found |= {f"vocabulary of {column!r}": words_of(words) for column, words in settings.words().items()}
     found |= ddp_identity(settings.ddp_options)
     found["optimizer"] = name_of(optimizer)
     for number, group in enumerate(getattr(optimizer, "param_groups", ())):
@@ -110,7 +110,7 @@ def identity_with_code(
     }
 
 
-def _words(words: Any) -> str:
+def words_of(words: Any) -> str:
     """Return a vocabulary as a short text, another one for other words."""
     digest = hashlib.sha256("\0".join(words).encode()).hexdigest()[:8]
     return f"{len(words)} words ({digest})"

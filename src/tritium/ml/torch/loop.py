@@ -23,6 +23,7 @@ from tritium.ml.torch.dry_run import Facts
 from tritium.ml.torch.epoch_metrics import EpochMetrics
 from tritium.ml.torch.equal_weights import refuse_different, take_buffers
 from tritium.ml.torch.identity import identity
+from tritium.ml.torch.module_settings import ModuleSettings
 from tritium.ml.torch.optimizer_step import OptimizerStep
 from tritium.ml.torch.schedule import Schedule
 from tritium.ml.torch.settings import TorchSettings
@@ -207,7 +208,7 @@ def validation(
     return {f"validation_{name}": value for name, value in metrics.means(uneven=uneven).items()}
 
 
-def check_some_rows(counts: Sequence[int], settings: TorchSettings) -> None:
+def check_some_rows(counts: Sequence[int], settings: ModuleSettings) -> None:
     """Raise EmptyShard where there are no rows to validate on, with the same text on every rank."""
     if not any(counts):
         fix = "Give a larger fraction" if isinstance(settings.validation, float) else "Look at what it holds"

@@ -12,6 +12,7 @@ from tritium.errors import BadSetting
 from tritium.ml.torch.compiling import uncompiled
 from tritium.ml.torch.loss_checks import refuse_broadcast, refuse_class, refuse_sum, refuse_third_class
 from tritium.ml.torch.losses import Losses, Tensors
+from tritium.ml.torch.module_settings import ModuleSettings
 from tritium.ml.torch.settings import TorchSettings
 from tritium.model.engines.torch_outputs import outputs_of, rows_like
 from tritium.model.signature import check_classes
@@ -97,7 +98,7 @@ def forward(net: Any, batch: Mapping[str, torch.Tensor], inputs: list[str]) -> A
     return net(batch[inputs[0]]) if len(inputs) == 1 else net(**{name: batch[name] for name in inputs})
 
 
-def describe(net: torch.nn.Module, settings: TorchSettings, batch: Mapping[str, torch.Tensor]) -> dict[str, Any]:
+def describe(net: torch.nn.Module, settings: ModuleSettings, batch: Mapping[str, torch.Tensor]) -> dict[str, Any]:
     """Return the inputs and outputs of the trained module by name: dtype and shape of one row. Sets eval mode.
 
     Raises BadData and BadSetting for outputs that can't be predictions of the settings' task.

@@ -1,0 +1,65 @@
+"""`LightningBackend`: Lightning as the backend of an estimator (driver, rank)."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from typing import Any, ClassVar
+
+import fsspec  # type: ignore[import-untyped]
+import torch
+
+from tritium.data.schema import Field
+from tritium.ml.arguments import takes_vocabulary
+from tritium.ml.backend import Backend
+from tritium.ml.checkpoint import peek
+from tritium.ml.digest import CodeDigest
+from tritium.ml.lightning import training
+from tritium.ml.lightning.dry_run import LightningDryRun
+from tritium.ml.lightning.identity import identity_with_code
+from tritium.ml.lightning.settings import LightningSettings, is_module
+from tritium.ml.torch.digest import TorchDigest
+from tritium.ml.torch.initial_weights import tensors_of
+from tritium.model.engines import torch_weights as weights
+from tritium.model.model import Model
+from tritium.model.signature import Signature
+
+
+class LightningBackend(Backend[LightningSettings]):
+    """The backend that trains a LightningModule by a Trainer."""
+
+    digest: ClassVar[type[CodeDigest]] = TorchDigest
+    train = staticmethod(training.train)
+
+    def loaded(self, settings: LightningSettings) -> LightningSettings:
+        """Return the settings with the initial weights as tensors."""
+        if settings.initial_weights is None:
+            return settings
+        return dataclasses.replace(settings, initial_weights=tensors_of(settings.initial_weights))
+
+    def dry_run(
+        self, settings: LightningSettings, fields: Mapping[str, Field], shapes: Mapping[str, tuple[int, ...]]
+    ) -> LightningDryRun:
+        """Call the module with zeros."""
+        return LightningDryRun(settings, fields, shapes)
+
+    def identity(self, settings: LightningSettings, fields: Sequence[Field]) -> dict[str, Any]:
+        """Return the identity, taken of a new module."""
+        with torch.random.fork_rng(devices=[]):
+            return identity_with_code(settings, settings.make_module(), fields)
+
+    def peek(self, run_dir: str, settings: LightningSettings, identity: Mapping[str, Any]) -> str | None:
+        """Return a line about the checkpoint that this training continues from."""
+        return peek(run_dir, settings, identity)
+
+    def restore(
+        self, settings: LightningSettings, run_dir: str, signature: Signature, history: list[dict[str, Any]]
+    ) -> Model:
+        """Return a new module with the weights of rank 0, in eval mode, as a Model."""
+        module = settings.make_module()
+        with fsspec.open(f"{run_dir}/{training.WEIGHTS}", "rb") as file:
+            module.load_state_dict(weights.read(bytearray(file.read())))
+        module.eval()
+        by_value = is_module(settings.model) or takes_vocabulary(settings.model)
+        origin = None if by_value else settings.model
+        return Model(module, signature, history=history, origin=origin, seed=settings.seed)

@@ -1,0 +1,108 @@
+"""The dry run: a step of training on two rows of zeros, before anything starts (driver)."""
+
+from __future__ import annotations
+
+import inspect
+import warnings
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import lightning
+import torch
+
+from tritium.data.schema import Field
+from tritium.errors import BadData, BadSetting
+from tritium.hints import suggest
+from tritium.ml.arguments import argument_names, name_of
+from tritium.ml.backend import DryRun
+from tritium.ml.lightning.batches import in_form
+from tritium.ml.lightning.settings import LightningSettings, defines
+from tritium.ml.settings import WEIGHT
+from tritium.ml.torch.dry_run import Shapes, described, try_forward, zeros
+from tritium.model.signature import Output
+
+_ROWS = 2
+_BEFORE = ("setup", "prepare_data", "configure_model", "on_fit_start", "on_train_start", "on_train_epoch_start")
+_BEFORE_EACH = (
+    "on_train_batch_start",
+    "transfer_batch_to_device",
+    "on_before_batch_transfer",
+    "on_after_batch_transfer",
+)
+
+
+@dataclass(frozen=True)
+class Facts:
+    """The result of the dry run for the ranks."""
+
+    outputs_known: bool = False
+    """Whether the module's output has been seen; it is not where the length of an array column is unknown."""
+
+
+class LightningDryRun(DryRun[LightningSettings]):
+    """A module on zeros; nothing is run where the shape of an input is not known before the first row."""
+
+    def __init__(self, settings: LightningSettings, fields: Mapping[str, Field], shapes: Shapes) -> None:
+        """Call the module. Raises BadData with the shapes when it does not take them, BadSetting for the Trainer's."""
+        refuse_unknown(settings)
+        known = settings.check == "full" and set(settings.inputs()) <= set(shapes)
+        self._forward = try_forward(settings, fields, shapes) if known else None
+
+    @property
+    def scores(self) -> tuple[int, ...] | None:
+        """The shape of a row of the output; None where it is not known, or not one tensor."""
+        return None if self._forward is None else self._forward.scores
+
+    @property
+    def outputs(self) -> tuple[Output, ...] | None:
+        """What the module returns in eval mode; None where it could not be called."""
+        return None if self._forward is None else self._forward.outputs
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """Lines for the user about weights that initial_weights does not have."""
+        return () if self._forward is None else self._forward.notes
+
+    def train(
+        self, settings: LightningSettings, labels: Mapping[str, Field], shapes: Mapping[str, tuple[int, ...] | None]
+    ) -> Facts:
+        """Call training_step where that is possible without a Trainer. Raises BadData with the shapes if it fails."""
+        if self._forward is None:
+            return Facts()
+        zero = {name: zeros(label, shape) for name, label in labels.items() if (shape := shapes[name]) is not None}
+        if len(zero) == len(labels):
+            weight = {} if settings.weight_col is None else {WEIGHT: torch.ones(_ROWS)}
+            _try_step(settings, self._forward.module, {**self._forward.inputs, **zero, **weight}, labels)
+        return Facts(outputs_known=True)
+
+
+def refuse_unknown(settings: LightningSettings) -> None:
+    """Raise BadSetting for an argument that Trainer does not have."""
+    known = list(inspect.signature(lightning.Trainer.__init__).parameters)[1:]
+    for name in settings.trainer_args or {}:
+        if name not in known:
+            raise BadSetting(
+                f"trainer_args has {name!r}, and lightning.Trainer has no such argument.{suggest(str(name), known)}",
+                setting="trainer_args",
+            )
+
+
+def _try_step(settings: LightningSettings, module: Any, columns: dict[str, Any], labels: Mapping[str, Field]) -> None:
+    kind = type(module)
+    if any(defines(kind, hook) for hook in (*_BEFORE, *_BEFORE_EACH)) or not module.automatic_optimization:
+        return  # the step may need what these have done, or the Trainer's optimizers
+    given = [in_form(settings, columns), 0][: len(argument_names(module.training_step)) or 2]
+    try:
+        with torch.random.fork_rng(devices=[]), warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # that there is no Trainer to log to
+            module.training_step(*given)
+    except Exception as error:
+        if "Trainer" in str(error):  # the step asks for the Trainer that it will have
+            return
+        listed = "".join(f"\n  - {described(label, columns[name])}" for name, label in labels.items())
+        inputs = "".join(f"\n  - {name} {list(columns[name].shape)}" for name in settings.inputs())
+        raise BadData(
+            f"training_step of {name_of(module)} fails: {type(error).__name__}: {error}\nIt was called with "
+            f"batch_form={settings.batch_form!r}, of two rows of zeros:{inputs}{listed}"
+        ) from error

@@ -1,0 +1,77 @@
+"""The identity of a training with Lightning, so that no other continues from its checkpoints (driver, rank)."""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections.abc import Iterable
+from typing import Any
+
+import lightning
+import torch
+
+from tritium.data.schema import Field
+from tritium.ml.arguments import name_of
+from tritium.ml.checkpoint import HELD
+from tritium.ml.digest import is_own
+from tritium.ml.lightning.settings import LightningSettings
+from tritium.ml.torch.digest import TorchDigest
+from tritium.ml.torch.identity import words_of
+
+_ANY = (
+    "epochs",
+    "callbacks",
+    "check",
+    "prediction_col",
+    "probability_col",
+    "prediction_batch_size",
+    "prediction_device",
+    "handle_invalid",
+    "decode_threads",
+    "early_stopping",
+    "verbose",
+    "validation",
+    "checkpoint_every",
+    "checkpoint_keep",
+    "if_data_changed",
+    "if_code_changed",
+)
+_CODE = ("model", "initial_weights", "trainer_args", "decode", "vocabulary")  # compared by digests or names
+_LONGEST = 20_000
+_ADDRESS = re.compile(r" at 0x[0-9a-f]+", re.IGNORECASE)
+
+
+def identity(settings: LightningSettings, module: Any, fields: Iterable[Field]) -> dict[str, Any]:
+    """Return what must be equal for a training to continue: what is trained, on which columns, with which settings."""
+    found: dict[str, Any] = {
+        name: getattr(settings, name)
+        for name in settings.fields()
+        if name not in (*_ANY, *_CODE, "feature_cols", "label_cols", "row_key")
+    }
+    found |= {f"vocabulary of {column!r}": words_of(words) for column, words in settings.words().items()}
+    found |= {f"weights {k}": f"{v.dtype} {list(v.shape)}" for k, v in module.state_dict().items()}
+    return found | {f"column {f.name}": f"{f.dtype} of {', '.join(f.sources)}" for f in fields}
+
+
+def identity_with_code(settings: LightningSettings, module: Any, fields: Iterable[Field]) -> dict[str, Any]:
+    """Return what the driver knows of a training: `identity`, the rows to validate on, and digests of code."""
+    found = identity(settings, module, fields)
+    found["validation"] = settings.validation if isinstance(settings.validation, str | float) else None
+    code = {
+        "model": [kind for kind in dict.fromkeys(map(type, module.modules())) if is_own(kind)],
+        **{name: getattr(settings, name) for name in ("initial_weights", "trainer_args", "decode")},
+        HELD: module,
+    }
+    texts = {name: TorchDigest.describe(thing) for name, thing in code.items()}
+    texts |= dict.fromkeys(("model", HELD), name_of(module))
+    parts = {name: dict(TorchDigest.of(thing)._asdict()) for name, thing in code.items()}
+    return {
+        **found,
+        "code": {name: {"text": texts[name], **parts[name]} for name in code},
+        "architecture": _ADDRESS.sub("", repr(module))[:_LONGEST],
+        "versions": {
+            "Python": ".".join(map(str, sys.version_info[:2])),
+            "torch": str(torch.__version__),
+            "Lightning": str(lightning.__version__),
+        },
+    }

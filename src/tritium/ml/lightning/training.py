@@ -1,0 +1,159 @@
+"""Training with a Trainer of Lightning's (rank)."""
+
+from __future__ import annotations
+
+import logging
+import warnings
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from functools import partial
+from typing import Any
+
+import lightning
+import torch
+
+from tritium.gang.rank.world import World
+from tritium.gang.rank.world import world as this_world
+from tritium.ml.early_stopping import EarlyStoppingState
+from tritium.ml.lightning.batches import Batches, loader
+from tritium.ml.lightning.callback import Together
+from tritium.ml.lightning.checkpoint import Training, TrainingCheckpoint, taken, weights_in
+from tritium.ml.lightning.dry_run import Facts
+from tritium.ml.lightning.identity import identity
+from tritium.ml.lightning.settings import LightningSettings
+from tritium.ml.torch.loop import WEIGHTS, check_some_rows, copy_of_weights, known_bytes, pieces
+from tritium.ml.torch.step import describe
+from tritium.model.engines.torch_weights import Tensors
+
+__all__ = ["WEIGHTS", "train"]
+
+
+def train(
+    settings: LightningSettings,
+    validate: bool,
+    facts: Facts,
+    user_run_dir: bool = False,
+    identity_with_code: dict[str, Any] | None = None,
+) -> dict[str, Any] | None:
+    """Train on this rank's shards. Rank 0 stores the weights, and returns history, inputs and outputs; others None.
+
+    facts : the result of the dry run on the driver.
+    user_run_dir : whether the user named the run directory; a training that was begun there then continues.
+    identity_with_code : what the driver knows of this training, to be kept in its checkpoints.
+    """
+    world = this_world()
+    device = torch.device(world.device)
+    gpus = [device] if device.type == "cuda" else []
+    with torch.random.fork_rng(devices=gpus), quieter():
+        return _train(settings, validate, user_run_dir, identity_with_code, world, device)
+
+
+def _train(
+    settings: LightningSettings,
+    validate: bool,
+    user_run_dir: bool,
+    identity_with_code: dict[str, Any] | None,
+    world: World,
+    device: torch.device,
+) -> dict[str, Any] | None:
+    tell = world.note if world.rank == 0 else lambda _: None
+    torch.manual_seed(settings.seed)
+    module = settings.make_module()
+    world.expect_file(WEIGHTS, known_bytes(module))
+    torch.manual_seed(settings.seed + world.rank)  # dropout differs from rank to rank
+    shard = world.shard("train")
+    training = Batches(settings, shard, world.size, device, **order(settings))
+    validating = validation(settings, world, device) if validate else None
+    rule = settings.stopping_rule()
+    take_weights, put_weights = lambda: copy_of_weights(module), module.load_state_dict
+    early_stopping = EarlyStoppingState(rule, settings.epochs, take_weights, put_weights, tell)
+    this = Training(
+        settings, world, device, early_stopping, identity(settings, module, shard.schema), identity_with_code
+    )
+    checkpoint = TrainingCheckpoint(this, run_dir_required=user_run_dir)
+    path = checkpoint.load()
+    if checkpoint.finished and path is not None:
+        module.load_state_dict(weights_in(taken()))
+        next(iter(training))  # for the types and shapes of the inputs
+    else:
+        together = Together(settings, world, training, validating, early_stopping, checkpoint, this.history)
+        trainer = lightning.Trainer(**arguments(settings, together, world))
+        with calling(module, together):
+            resume: dict[str, Any] = {} if path is None else {"ckpt_path": path} | _whole_file()
+            later = None if validating is None else loader(validating)
+            trainer.fit(module, loader(training), later, **resume)
+        module._trainer = None
+    early_stopping.restore_best()
+    if world.rank != 0:
+        return None
+    module.cpu()
+    world.store(WEIGHTS, pieces(Tensors.of(module).stream()))
+    zeros = {
+        name: torch.zeros((2, *shape), dtype=getattr(torch, dtype)) for name, (dtype, shape) in training.inputs.items()
+    }
+    return {"history": this.history, **describe(module, settings, zeros)}
+
+
+def order(settings: LightningSettings) -> dict[str, Any]:
+    """Return what decides the order of the rows to train on."""
+    return {"shuffle": settings.shuffle, "seed": settings.seed, "remainder": settings.remainder}
+
+
+def validation(settings: LightningSettings, world: World, device: torch.device) -> Batches:
+    """Return the rows to validate on, in order. Raises EmptyShard where there are none."""
+    shard = world.shard("validation")
+    check_some_rows(shard.counts, settings)
+    return Batches(settings, shard, world.size, device, shuffle=False, seed=0, remainder="pad")
+
+
+def arguments(settings: LightningSettings, together: Together, world: World) -> dict[str, Any]:
+    """Return the arguments of the Trainer: the user's, and what an estimator does in their place."""
+    given: Mapping[str, Any] = settings.trainer_args or {}
+    mine: dict[str, Any] = {
+        "logger": False,
+        "num_sanity_val_steps": 0,
+        "enable_model_summary": False,
+    }
+    if world.size == 1:
+        mine |= {"devices": 1, "accelerator": "gpu" if world.device.startswith("cuda") else "cpu"}
+    return {
+        **mine,
+        **given,
+        "max_epochs": settings.epochs,
+        "callbacks": [*settings.callbacks, together],
+        "enable_progress_bar": False,
+    }
+
+
+@contextmanager
+def quieter() -> Iterator[None]:
+    """Within the block, leave out Lightning's advertisements, and warnings that are no user's affair."""
+    log = logging.getLogger("lightning.pytorch.utilities.rank_zero")
+    before = log.level
+    log.setLevel(logging.WARNING)
+    try:
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", "Your `IterableDataset` has `__len__` defined")
+            warnings.filterwarnings("ignore", "You defined a `validation_step` but have no `val_dataloader`")
+            warnings.filterwarnings("ignore", r"`isinstance\(treespec, LeafSpec\)` is deprecated", FutureWarning)
+            yield
+    finally:
+        log.setLevel(before)
+
+
+@contextmanager
+def calling(module: Any, together: Together) -> Iterator[None]:
+    """Within the block, let Lightning compute gradients by `Together.backward`."""
+    module.backward = partial(together.backward, module.backward)
+    try:
+        yield
+    finally:
+        del module.backward
+
+
+def _whole_file() -> dict[str, Any]:
+    """Return the argument by which newer versions of Lightning read a checkpoint with other things than tensors."""
+    import inspect
+
+    has = "weights_only" in inspect.signature(lightning.Trainer.fit).parameters
+    return {"weights_only": False} if has else {}

@@ -1,0 +1,39 @@
+"""`LightningEstimator`: a linear LightningModule."""
+
+from __future__ import annotations
+
+from typing import Any
+
+PACKAGES = ("lightning",)
+GRID = ("epochs", [1, 8])
+RTOL = 1e-5
+
+
+def make() -> Any:
+    import lightning
+    import torch
+
+    class Linear(lightning.LightningModule):
+        def __init__(self) -> None:
+            super().__init__()
+            self.linear = torch.nn.Linear(2, 1)
+
+        def forward(self, features: Any) -> Any:
+            return self.linear(features)
+
+        def training_step(self, batch: Any, batch_idx: int) -> Any:
+            features, label = batch
+            return torch.nn.functional.mse_loss(self(features), label)
+
+        def configure_optimizers(self) -> Any:
+            return torch.optim.Adam(self.parameters(), 0.2)
+
+    return Linear()
+
+
+def estimator(**settings: Any) -> Any:
+    from tritium.ml import LightningEstimator
+
+    own = {"model": make, "label_cols": ["y"], "epochs": 8}
+    common = {"global_batch_size": 40, "shuffle": False, "checkpoint_every": 1}
+    return LightningEstimator(**{**own, **common, **settings})

@@ -41,6 +41,7 @@ PAGES = (
 # What a page takes as given: a session, data, and what an earlier page has made.
 GIVEN = {
     "docs/estimator.md": """
+import os
 import torch
 from pyspark.sql import SparkSession, functions as F
 spark = SparkSession.builder.master("local[2]").getOrCreate()
@@ -52,6 +53,9 @@ cities = F.element_at(F.array(*map(F.lit, ["Rome", "Oslo", "Lima"])), (F.col("id
 real_df = spark.range(200).select(
     *((F.rand(i) * 10).alias(name) for i, name in enumerate(columns)), cities.alias("city"),
     F.expr("binary(repeat(char(id % 90 + 33), 64))").alias("photo"))
+photos_file = os.path.abspath("photos.npy")
+np.save(photos_file, np.random.default_rng(1).random((200, 64), np.float32))
+index_df = spark.range(200).select(F.col("id").alias("index"), (F.rand(1) * 10).alias("rented"))
 
 def make_net():
     return torch.nn.Linear(2, 1)

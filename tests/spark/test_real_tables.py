@@ -139,3 +139,87 @@ class TwoOutputs(nn.Module):
 
     def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         return self.line(x), self.line(x)[:, :1]
+
+
+class Numbered:
+    """A map-style dataset, of which each array tells its index."""
+
+    def __len__(self) -> int:
+        return 120
+
+    def __getitem__(self, index: int) -> np.ndarray[Any, Any]:
+        return np.full(2, index / 120, np.float32)
+
+
+class Beside(nn.Module):
+    """A model of numbers, of what is in a file, and of a row of a dataset."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.last = nn.Linear(6, 1)
+
+    def forward(self, x: torch.Tensor, both: torch.Tensor) -> torch.Tensor:
+        return self.last(torch.cat([x, both], 1))
+
+
+def test_files_and_a_dataset_beside_the_dataframe_and_a_transform(spark: Any, tmp_path: Path) -> None:
+    """Paths and indices are decoded, and inputs changed, in ranks, executors, streams, and without Spark."""
+    for number in range(120):
+        np.full(2, number, np.float32).tofile(tmp_path / f"{number}")
+    path = F.concat(F.lit(f"{tmp_path}/"), F.col("id").cast("string"))
+    rows = spark.range(0, 120, 1, 3).select(
+        "id",
+        F.sin("id").alias("a"),
+        F.cos("id").alias("b"),
+        F.when(F.col("id") == 7, F.lit("no/such")).otherwise(path).alias("path"),
+        F.when(F.col("id") == 8, 500).otherwise(F.col("id") * 7 % 120).cast("int").alias("index"),
+        (F.col("id") / 120).alias("y"),
+    )
+
+    def transform(inputs: Any, training: bool) -> Any:
+        noise = torch.rand(()) / 100 if training else 0.0
+        return {"x": inputs["x"] * 2 + noise, "both": torch.cat([inputs["file"] / 120, inputs["row"]], 1)}
+
+    good = ~F.col("id").isin(7, 8)
+    model = TorchEstimator(
+        model=Beside,
+        loss=nn.MSELoss(),
+        optimizer=lambda p: torch.optim.SGD(p, 0.1),
+        feature_cols={"x": ["a", "b"], "file": "path", "row": "index"},
+        label_cols=["y"],
+        decode={"path": lambda path: np.fromfile(path, np.float32), "index": Numbered()},
+        transform=transform,
+        validation=0.2,
+        handle_invalid="keep",
+        ranks=2,
+        verbose=False,
+        progress=False,
+        output="none",
+    ).fit(rows.where(good))
+    assert [taken.types for taken in model.signature.inputs] == [("number", "number"), ("string",), ("number",)]
+    found = model.transform(rows).orderBy("id").toPandas()
+    assert list(found["id"][found["prediction"].isna()]) == [7, 8]
+    x = found[["a", "b"]].to_numpy(np.float32) * 2
+    both = np.repeat(np.stack([found["id"], found["index"]], 1), 2, 1) / 120
+    by_hand = model.module()(torch.tensor(x), torch.tensor(both, dtype=torch.float32)).detach().numpy()[:, 0]
+    kept = found["prediction"].notna()
+    np.testing.assert_allclose(found["prediction"][kept], by_hand[kept], rtol=1e-4, atol=1e-5)
+    here = model.transform(rows.toPandas())
+    np.testing.assert_allclose(here["prediction"], found["prediction"], rtol=1e-5)  # computed in other batches
+    with pytest.raises(PythonException, match="index 500, and the dataset has 120 rows"):
+        model.copy().setParams(handle_invalid="error").transform(rows.where("id > 7")).collect()
+
+    model.write().save(str(tmp_path / "model"))
+    again = tr.load(str(tmp_path / "model" / "model"), trusted=True)
+    np.testing.assert_allclose(again.predict(rows.where(good).toPandas()), found["prediction"][kept], rtol=1e-5)
+
+    rows.coalesce(1).write.parquet(str(tmp_path / "stream"))
+    stream = model.transform(spark.readStream.schema(rows.schema).parquet(str(tmp_path / "stream")))
+    query = stream.writeStream.format("memory").queryName("beside").outputMode("append").start()
+    try:
+        query.processAllAvailable()
+        streamed = spark.table("beside").orderBy("id").toPandas()
+    finally:
+        query.stop()
+        spark.catalog.dropTempView("beside")
+    np.testing.assert_allclose(streamed["prediction"], found["prediction"], rtol=1e-5)

@@ -58,6 +58,11 @@ class Batch(Mapping[str, Any]):
     def __len__(self) -> int:
         return len(self._read_columns())
 
+    def with_columns(self, columns: dict[str, Any]) -> Batch:
+        """Return a batch of the same rows with these columns, in place of its own."""
+        part: dict[str, Any] = {"scale": self.scale, "rows": self.rows, "total": self.total}
+        return Batch(columns, **part, step=self.step, epoch=self.epoch, schema=self.schema)
+
     def release(self) -> None:
         """Free the memory of the columns. They are read from the spool again when one is accessed."""
         if self._read is not None:
@@ -151,7 +156,7 @@ class Gather:
         return values
 
     def _decoded(self, name: str, rows: Ragged, index: Array) -> Array:
-        def bad(row: int, what: str, value: bytes) -> BadRow:
+        def bad(row: int, what: str, value: Any) -> BadRow:
             row_id = int(self.reader.ids[int(index[row])])
             column = decoder.column or name
             return BadRow(
@@ -163,7 +168,7 @@ class Gather:
             )
 
         decoder = self._decode[name]
-        return decoder.batch([value.tobytes() for value in rows.rows()], bad)
+        return decoder.batch(rows, bad)
 
     def _tensor(self, array: Array) -> Any:
         tensor = self._torch.from_numpy(np.require(array, requirements=["C", "W"]))

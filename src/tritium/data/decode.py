@@ -1,38 +1,72 @@
-"""The arrays that a function of the user's makes of the bytes in a column (any process)."""
+"""The arrays that a function or a dataset of the user's has for the values of a column (any process)."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Executor, ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 
-from tritium.data.schema import Data, Field, by_column
-from tritium.data.spool import Array
+from tritium.data.schema import Content, Data, Field, by_column
+from tritium.data.spool import Array, Ragged
+from tritium.data.types import SourceType
 from tritium.errors import BadRow
 
-Decode = Callable[[bytes], Any]
+Decode = Any
+"""A function from a value to an array, or a map-style dataset of arrays."""
+UNDECODED = (
+    "only columns of bytes, strings and integers are decoded, each as an input of its own, not packed with others."
+)
 _SHOWN = 16  # bytes of a content in a message
-_KEPT = 1024  # and in the error's `value`
+_LONGEST = 200  # characters of a string there
+_KEPT = 1024  # and of either in the error's `value`
+
+
+def content_of(kind: SourceType) -> Content | None:
+    """Return what the values of a column of this type are to the function that decodes them; None: it can't be."""
+    if kind.name == "binary":
+        return "bytes"
+    if kind.name == "string":
+        return "string"
+    return "integer" if kind.name == "number" and kind.dtype.lstrip("u").startswith("int") else None
+
+
+def decode_problems(given: Mapping[str, Any], batch: str, source: str, kind: SourceType) -> Iterator[str]:
+    """Yield what is wrong with the settings of a column that is decoded; `given` is setting → its value for it."""
+    decode = given["decode"]
+    if given["dtype"] is not None:
+        yield f"column {source!r} is decoded: decode={{{batch!r}: function}} decides its dtype, not `dtype`."
+    if given["nulls"] is not None:
+        yield f"column {source!r} is decoded, and a null in it can't be filled. Drop those rows."
+    if given["vocabulary"] is not None or given["hash_buckets"] is not None:
+        yield f"column {source!r} is a string with both decode and a vocabulary or hash_buckets. Choose one."
+    if decode is not None and not callable(decode) and content_of(kind) != "integer":
+        yield (
+            f"decode for {batch!r} is a dataset, which is read by an index, and column {source!r} is {kind.text}. Give "
+            f"a column of integers, or a function: decode={{{batch!r}: function}}."
+        )
 
 
 @dataclass(frozen=True)
 class Decoder:
-    """A function from the bytes of a column to an array, and the number of threads in which a batch is decoded."""
+    """What decodes a column, and the number of threads in which a batch is decoded."""
 
     function: Decode
     threads: int = 1
     column: str = ""
     """The source column, for messages."""
+    content: Content = "bytes"
+    """What the function takes."""
 
     def __call__(self, content: bytes) -> Any:
-        """Return the array of one value."""
-        return self.function(content)
+        """Return the array of one value, as it came through the exchange."""
+        return _called(self.function, _value(content, self.content))
 
-    def batch(self, contents: Sequence[bytes], bad: Callable[[int, str, bytes], BadRow]) -> Array:
+    def batch(self, rows: Ragged, bad: Callable[[int, str, Any], BadRow]) -> Array:
         """Return the arrays `[rows, *shape]` of a batch; see `decoded`."""
+        contents = contents_of(rows, self.content)
         if self.threads == 1 or len(contents) == 1:
             return decoded(self.function, contents, bad)
         with ThreadPoolExecutor(self.threads, "tritium-decode") as pool:
@@ -52,14 +86,25 @@ def by_batch_column(decode: Mapping[str, Decode], fields: Sequence[Field]) -> di
         given = by_column(decode, field.name, field.sources[0], read)
         if given is not None:
             known = given if isinstance(given, Decoder) else Decoder(given)
-            found[field.name] = replace(known, column=field.sources[0])
+            found[field.name] = replace(known, column=field.sources[0], content=field.content)
     return found
+
+
+def contents_of(rows: Ragged, content: Content) -> list[Any]:
+    """Return the values of a column that came through the exchange as bytes."""
+    return [_value(row.tobytes(), content) for row in rows.rows()]
+
+
+def _value(raw: bytes, content: Content) -> Any:
+    if content == "string":
+        return raw.decode(errors="surrogateescape")  # as Python has the names of files that are no UTF-8
+    return int(raw) if content == "integer" else raw
 
 
 def decoded(
     decode: Decode,
-    contents: Sequence[bytes],
-    bad: Callable[[int, str, bytes], BadRow],
+    contents: Sequence[Any],
+    bad: Callable[[int, str, Any], BadRow],
     *,
     shape: tuple[int | None, ...] | None = None,
     pool: Executor | None = None,
@@ -72,11 +117,11 @@ def decoded(
 
     Raises BadRow for the first row where `decode` fails, or gives another shape or dtype than for the one before it.
     """
-    calls = [pool.submit(decode, content) for content in contents] if pool is not None else None
+    calls = [pool.submit(_called, decode, content) for content in contents] if pool is not None else None
     arrays: list[Array] = []
     for row, content in enumerate(contents):
         try:
-            array = np.asarray(decode(content) if calls is None else calls[row].result())
+            array = np.asarray(_called(decode, content) if calls is None else calls[row].result())
         except Exception as error:
             raise _error(bad, row, content, f"decode raised {type(error).__name__}: {error}") from error
         if arrays and (array.shape, array.dtype) != (arrays[0].shape, arrays[0].dtype):
@@ -98,6 +143,26 @@ def _fits(shape: tuple[int, ...], wanted: tuple[int | None, ...]) -> bool:
     return len(shape) == len(wanted) and all(w in (None, n) for w, n in zip(wanted, shape, strict=True))
 
 
-def _error(bad: Callable[[int, str, bytes], BadRow], row: int, content: bytes, why: str) -> BadRow:
+def _called(decode: Decode, value: Any) -> Any:
+    """Return what a function makes of a value, or what a dataset has at this index."""
+    if callable(decode):
+        return decode(value)
+    if not 0 <= value < len(decode):  # a negative one would be counted from the end
+        raise IndexError(f"index {value}, and the dataset has {len(decode):,} rows")
+    found = decode[value]
+    if isinstance(found, tuple):
+        raise TypeError(
+            f"the dataset has a tuple of {len(found)} at index {value}, and a column is one array: give a function of "
+            "the index that returns one of them"
+        )
+    return found
+
+
+def _error(bad: Callable[[int, str, Any], BadRow], row: int, content: Any, why: str) -> BadRow:
+    if isinstance(content, int):
+        return bad(row, f"value {content}: {why}", content)
+    if isinstance(content, str):
+        start = repr(content[:_LONGEST]) + ("…" if len(content) > _LONGEST else "")
+        return bad(row, f"value {start}: {why}", content[:_KEPT])
     start = repr(content[:_SHOWN]) + ("…" if len(content) > _SHOWN else "")
     return bad(row, f"{len(content)} bytes {start}: {why}", content[:_KEPT])

@@ -184,6 +184,8 @@ def pack(field: Field, schema: Any) -> Any:
         return _marked(row, field, schema) if field.marked else row
     source = field.sources[0]
     column, kind = spark_column(schema, source), columns[source]
+    if field.kind == "bytes":  # of an integer its digits: with ANSI, Spark casts no integer to bytes
+        return column if kind.name == "binary" else column.cast("string").cast("binary")
     if kind.name == "vector":
         from pyspark.ml.functions import vector_to_array
 

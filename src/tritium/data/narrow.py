@@ -127,3 +127,11 @@ def largest_exact(dtype: np.dtype[Any]) -> int:
 def holds(dtype: np.dtype[Any], integers: np.dtype[Any]) -> bool:
     """Return whether a floating dtype holds every value of an integer dtype: float32 those of int16, not of int32."""
     return integers.kind not in "iu" or int(np.iinfo(integers).max) <= largest_exact(dtype)
+
+
+def fits(fill: float, dtype: str) -> bool:
+    """Return whether a bool or integer dtype holds the fill value."""
+    if dtype == "bool":
+        return fill in (0, 1)
+    limits = np.iinfo(dtype)
+    return limits.min <= fill <= limits.max and int(fill) == fill

@@ -9,7 +9,8 @@ from typing import Any
 import numpy as np
 
 from tritium.data import narrow, together
-from tritium.data.schema import Data, Field, Fill, by_column
+from tritium.data.decode import UNDECODED, content_of, decode_problems
+from tritium.data.schema import Content, Data, Field, Fill, by_column
 from tritium.data.types import SourceType, columns_of, flat, may_exceed_int64
 from tritium.errors import BadData
 from tritium.hints import suggest
@@ -45,14 +46,6 @@ def plan(schema: Any, data: Data, name: str) -> tuple[Field, ...]:
             problems=list(planner.problems),
         )
     return tuple(field for field in fields if field is not None)
-
-
-def _fits(fill: float, dtype: str) -> bool:
-    """Return whether a bool or integer dtype holds the fill value."""
-    if dtype == "bool":
-        return fill in (0, 1)
-    limits = np.iinfo(dtype)
-    return limits.min <= fill <= limits.max and int(fill) == fill
 
 
 def _must_be_exact(kind: SourceType, dtype: str) -> bool:
@@ -103,7 +96,8 @@ class _Planner:
                     self._check_path(leaf)
                     found[batch + leaf[len(names[0]) :]] = ((leaf,), False)
             elif not missing:
-                alone = isinstance(given, str) or (len(names) == 1 and not self.columns[names[0]].scalar)
+                whole = names[0] in self.data.decode or not self.columns[names[0]].scalar
+                alone = isinstance(given, str) or (len(names) == 1 and whole)
                 found[batch] = (names, not alone)
         if not found and not self.problems:
             self.problems.append("it has no columns.")
@@ -167,10 +161,11 @@ class _Planner:
     def _single(self, batch: str, source: str) -> Field | None:
         kind = self.columns[source]
         leaf, depth = kind.leaf()
+        content = content_of(kind)
+        if content == "bytes" or (content and self._setting(self.data.decode, batch, source) is not None):
+            return self._decoded(batch, source, content)
         if leaf.name == "string":
             return self._string(batch, source, depth)
-        if leaf.name == "binary" and depth == 0:
-            return self._binary(batch, source)
         if not leaf.scalar:
             advice = _ADVICE.get(leaf.text.partition("<")[0], "Convert it, or leave it out with `columns=`.")
             self.problems.append(f"column {source!r} has type {kind.text}, which can't be put in a batch. {advice}")
@@ -227,14 +222,14 @@ class _Planner:
             nulls=(self._null(batch, source, dtype, words),), nan="keep",
         )  # fmt: skip
 
-    def _binary(self, batch: str, source: str) -> Field:
-        if self._dtype(self.data.dtype, batch, floating=False) is not None:
-            self.problems.append(
-                f"column {source!r} is binary: decode={{{batch!r}: function}} decides its dtype, not `dtype`."
-            )
-        if self._setting(self.data.nulls, batch, source) is not None:
-            self.problems.append(f"column {source!r} is binary, and a null in it can't be filled. Drop those rows.")
-        return Field(name=batch, sources=(source,), kind="bytes", dtype="uint8", shape=None, nan="keep")
+    def _decoded(self, batch: str, source: str, content: Content) -> Field:
+        names = ("decode", "nulls", "vocabulary", "hash_buckets")
+        given = {name: self._setting(getattr(self.data, name), batch, source) for name in names}
+        given["dtype"] = self._dtype(self.data.dtype, batch, floating=False)
+        self.problems += decode_problems(given, batch, source, self.columns[source])
+        return Field(
+            name=batch, sources=(source,), kind="bytes", dtype="uint8", shape=None, nan="keep", content=content
+        )
 
     def _dtype(self, given: Any, batch: str, *, floating: bool) -> str | None:
         """Return the dtype that `given` (`dtype` or `default_dtype`) sets; one for all is for `floating` ones only."""
@@ -313,7 +308,7 @@ class _Planner:
                 self.problems.append(f"nulls={fill!r} for {source!r} is not in its vocabulary.{suggest(fill, words)}")
             elif words is None and self._setting(self.data.hash_buckets, batch, source) is None:
                 self.problems.append(f"nulls={fill!r} for {source!r}: give a number, or 'mask'.")
-        elif isinstance(fill, int | float) and np.dtype(dtype).kind in "iub" and not _fits(fill, dtype):
+        elif isinstance(fill, int | float) and np.dtype(dtype).kind in "iub" and not narrow.fits(fill, dtype):
             self.problems.append(f"nulls={fill!r} for {source!r} does not fit its dtype {dtype}.")
         return fill
 
@@ -335,8 +330,9 @@ class _Planner:
                 if name not in names:
                     self.problems.append(f"{setting_name} names {name!r}, which is not read.{suggest(name, names)}")
         for batch, (sources, packed) in wanted.items():
-            if self._setting(data.decode, batch, sources[0]) and (packed or self.columns[sources[0]].name != "binary"):
-                self.problems.append(f"decode for {batch!r}: only binary columns are decoded.")
+            known = not packed and content_of(self.columns[sources[0]])
+            if not known and any(self._setting(data.decode, batch, source) is not None for source in sources):
+                self.problems.append(f"decode for {batch!r}: {UNDECODED}")
             masked = any(self._fill(batch, source) == "mask" for source in sources)
             if masked and f"{batch}_mask" in wanted:
                 self.problems.append(f"the mask of {batch!r} would be called {batch}_mask, as another column is.")

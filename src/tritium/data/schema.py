@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from dataclasses import field as setting
 from typing import Any, Literal, TypeVar
 
-import numpy as np
-
 from tritium.errors import BadSetting
 
 Kind = Literal["fixed", "bytes"]
+Content = Literal["bytes", "string", "integer"]
 Fill = float | int | str | None
 T = TypeVar("T")
 
@@ -46,8 +45,9 @@ class Data:
     """String column → n; the batch has crc32(UTF-8) mod n (int64), the same on every machine."""
     pad: Mapping[str, int | tuple[int, float]] = setting(default_factory=dict)
     """Array of varying length → its fixed length, or (length, fill); fill is 0. A longer row raises BadRow."""
-    decode: Mapping[str, Callable[[bytes], np.ndarray[Any, Any]]] = setting(default_factory=dict)
-    """Binary column → a function from its bytes to an array, called in the rank when a batch is made."""
+    decode: Mapping[str, Any] = setting(default_factory=dict)
+    """Column of bytes, strings or integers → a function from its value to an array, called in the rank when a batch is
+    made. For integers also a map-style dataset, of which each is the index: `dataset[i]` is the array."""
     decode_threads: int = 1
     """The threads of a rank in which the rows of a batch are decoded at once, for a function that releases Python's
     lock, as those of Pillow and OpenCV do. Ranks have their own."""
@@ -71,6 +71,9 @@ class Data:
             if not isinstance(value, Mapping):
                 shown = getattr(value, "__name__", repr(value))
                 wrong.append(f"{name}={shown} must be a mapping from columns: {name}={{'x': {shown}}}.")
+        for column, given in self.decode.items() if isinstance(self.decode, Mapping) else ():
+            if not callable(given) and not is_dataset(given):
+                wrong.append(f"decode={{{column!r}: {shown_decode(given)}}} {NO_DECODE}")
         if isinstance(self.decode_threads, bool) or not isinstance(self.decode_threads, int) or self.decode_threads < 1:
             wrong.append(f"decode_threads={self.decode_threads!r} must be a whole number of at least 1.")
         if wrong:
@@ -110,6 +113,8 @@ class Field:
     nan: Literal["error", "keep"] = "error"
     exact: tuple[bool, ...] = ()
     """Per source: whether it holds integers, each of which must be exact in `dtype`; () for none."""
+    content: Content = "bytes"
+    """What a value of kind "bytes" is: bytes, the UTF-8 of a string, or the digits of an integer."""
     marked: bool = False
     """Whether a row may be a mark in place of values that can't be packed: see `exchange.pack`."""
 
@@ -137,6 +142,21 @@ def by_column(setting: Mapping[str, T], batch: str, source: str, read: Collectio
     if batch in setting and batch not in read:
         return setting[batch]
     return setting.get(source)
+
+
+def is_dataset(thing: Any) -> bool:
+    """Return whether `thing` is a map-style dataset: no function, with a length and an item for each index."""
+    if callable(thing) or isinstance(thing, Mapping | str | bytes):
+        return False
+    return hasattr(thing, "__getitem__") and hasattr(thing, "__len__")
+
+
+def shown_decode(thing: Any) -> str:
+    """Return what was given as `decode` for a column as a short text."""
+    return f"{thing!r:.80}"
+
+
+NO_DECODE = "is neither a function from a value to an array, nor a dataset with __getitem__ and __len__."
 
 
 def as_data(value: Any) -> Data:

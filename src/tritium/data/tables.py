@@ -109,6 +109,8 @@ def _sorted(table: pa.Table, keys: Sequence[str]) -> pa.Table:
 
 def _arrow(field: Field, schema: pa.Schema) -> pa.DataType:
     """Return the Arrow type in which a Field travels."""
+    if field.kind == "bytes":
+        return pa.large_binary()
     if field.packed:
         return pa.list_(pa.from_numpy_dtype(field.travel))
     column = column_of(pa.Table.from_batches([], schema), field.sources[0])
@@ -129,13 +131,15 @@ def _travelling(kind: pa.DataType, travel: str) -> pa.DataType:
         return pa.timestamp("us", kind.tz)
     if pa.types.is_string(kind) or pa.types.is_large_string(kind):
         return pa.large_string()
-    return pa.from_numpy_dtype(travel) if travel else pa.large_binary()
+    return pa.from_numpy_dtype(travel)
 
 
 def _packed(field: Field, rows: pa.Table, name: str, ids: Array) -> pa.Array:
     """Return one Field of these rows as `exchange.pack` makes it. Raises BadRow for a value that can't be packed."""
     if not field.packed:
         column = column_of(rows, field.sources[0])
+        if field.kind == "bytes":
+            return _as_bytes(field, column)
         return _converted(column, _travelling(column.type, field.travel), field.sources[0], name)
     count, width = rows.num_rows, len(field.sources)
     values = np.zeros((count, width), field.travel)
@@ -149,6 +153,13 @@ def _packed(field: Field, rows: pa.Table, name: str, ids: Array) -> pa.Array:
         values[:, i] = _narrowed(field, i, column.to_numpy(zero_copy_only=False), name, ids)
     flat = pa.array(values.reshape(-1), mask=absent.reshape(-1) if absent.any() else None)
     return pa.ListArray.from_arrays(pa.array(np.arange(count + 1, dtype=np.int32) * np.int32(width)), flat)
+
+
+def _as_bytes(field: Field, column: pa.Array) -> pa.Array:
+    """Return the values of a column that is decoded as bytes: of strings UTF-8, of integers their digits."""
+    if pa.types.is_dictionary(column.type):
+        column = column.dictionary_decode()
+    return (column.cast(pa.large_string()) if field.content == "integer" else column).cast(pa.large_binary())
 
 
 def _narrowed(field: Field, source: int, raw: Array, name: str, ids: Array) -> Array:

@@ -101,6 +101,8 @@ def _label(
 ) -> tuple[str | list[str], str]:
     """Return what a label is read from, and its dtype: numbers `[batch, n]`, or one column as it is."""
     one = known[names[0]] if len(names) == 1 else None
+    if one is not None and names[0] in (settings.decode or {}):
+        return names[0], "float32"  # that of the arrays is not known yet
     if one is None or _floating(one) or (one.scalar and settings.is_of_one_score(name)):
         return names, _dtype(names, known)
     if one.scalar and one.dtype == "bool":
@@ -144,6 +146,8 @@ def task_of(settings: Settings, frame: Any, scores: tuple[int, ...] | None) -> t
     labels = settings.labels()
     if not labels:
         return None, None
+    if labels[0] in (settings.decode or {}):
+        return "regression", None
     kind = columns_of(schema_of(frame))[labels[0]]
     several = scores is None or (len(scores) == 1 and scores[0] > 1)
     if labels[0] in settings.words():
@@ -255,7 +259,8 @@ def _dtype(given: str | Sequence[str], known: dict[str, SourceType]) -> str:
 def _unfit(name: str, kind: SourceType, role: str, settings: Settings) -> str | None:
     """Return what is wrong with a column of this name and type in this role, with advice, or None."""
     leaf, depth = kind.leaf()
-    coded = name in settings.words() or name in (settings.hash_buckets or {})
+    decoded = name in (settings.decode or {})
+    coded = decoded or name in settings.words() or name in (settings.hash_buckets or {})
     if leaf.name == "string" and not coded:
         if role == "label":
             return (
@@ -265,7 +270,8 @@ def _unfit(name: str, kind: SourceType, role: str, settings: Settings) -> str | 
         return (
             f"a string. The model gets the index of a word: learn the words, vocabulary=[{name!r}], or hash them, "
             f"hash_buckets={{{name!r}: 1000}}, and give the column a name of its own beside those of numbers: "
-            f"feature_cols={{'x': […], {name!r}: {name!r}}}."
+            f"feature_cols={{'x': […], {name!r}: {name!r}}}. A path, say, is decoded: "
+            f"decode={{{name!r}: function}}."
         )
     if leaf.name == "timestamp":
         spark, pandas = "F.hour, F.dayofweek, F.unix_timestamp in Spark", f"df[{name!r}].dt.hour in pandas"
@@ -273,7 +279,7 @@ def _unfit(name: str, kind: SourceType, role: str, settings: Settings) -> str | 
     if role == "group" and (depth or leaf.dtype.lstrip("u")[:3] != "int" or leaf.name != "number"):
         cast = "cast it to long in Spark, to int64 in pandas"
         return f"{kind.text}; a group is told by one integer a row: {cast}, or hash it (F.xxhash64)."
-    if leaf.name == "binary" and name not in (settings.decode or {}):
+    if leaf.name == "binary" and not decoded:
         return f"binary. Give a function from its bytes to an array: decode={{{name!r}: function}}."
     if role == "weight" and depth:
         return f"{kind.text}; a weight is one number a row."

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import Any, ClassVar, Literal, TypeVar
 
+from tritium.data.schema import NO_DECODE, is_dataset, shown_decode
 from tritium.errors import BadSetting
 from tritium.gang.settings import ELSEWHERE, Gang, as_int
 from tritium.hints import did_you_mean, question, suggest
@@ -75,8 +76,9 @@ class Settings:
         None,
     )
     decode: Mapping[str, Any] | None = setting(
-        "Column of bytes -> a function from its content to an array, in training and prediction: for images. All "
-        "rows must give arrays of one shape and dtype.",
+        "Column of bytes, strings or integers -> a function from its value to an array, in training and prediction: "
+        "for images. For integers also a map-style dataset, of which each is the index. All rows must give arrays of "
+        "one shape and dtype.",
         None,
     )
     nan: Literal["error", "keep"] = setting(
@@ -299,8 +301,8 @@ def _codings(settings: Settings) -> Iterator[str]:
         if value is not None and not isinstance(value, Mapping):
             yield f"{name}={value!r} must be a mapping from columns."
     for column, function in settings.decode.items() if isinstance(settings.decode, Mapping) else ():
-        if not callable(function):
-            yield f"decode={{{column!r}: {function!r}}} is not a function from bytes to an array."
+        if not callable(function) and not is_dataset(function):
+            yield f"decode={{{column!r}: {shown_decode(function)}}} {NO_DECODE}"
 
 
 def _choices(settings: Settings) -> Iterator[str]:

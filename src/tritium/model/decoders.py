@@ -1,4 +1,4 @@
-"""The functions that decode a model's binary inputs: saved by name or by value, and loaded (any process)."""
+"""The functions that a model applies to its inputs: saved by name or by value, and loaded (any process)."""
 
 from __future__ import annotations
 
@@ -11,45 +11,61 @@ from tritium.errors import ModelError, UntrustedModel
 from tritium.model import files
 from tritium.model.trust import Trust, importable, imported
 
-FILE = "decode.pkl"
-Decoders = Mapping[str, Callable[[bytes], Any]]
+Functions = Mapping[str, Callable[..., Any]]
+FILES = {"decode": "decode.pkl", "transform": "transform.pkl"}
+"""Kind of function → the file with those by value. The kind is also the key of their import paths in the manifest."""
+_INPUTS = "inputs"
 
 
-def saved(decode: Decoders) -> tuple[dict[str, str | None], bytes | None]:
-    """Return input → import path, None for a function that has none, and the file with those by value, if any."""
-    paths = {name: importable(function) for name, function in decode.items()}
-    rest = {name: function for name, function in decode.items() if paths[name] is None}
+def of_model(decode: Functions, transform: Callable[..., Any] | None) -> dict[str, Functions]:
+    """Return a model's functions by kind, and within it by name: those that decode by the name of the input."""
+    return {"decode": decode, "transform": {} if transform is None else {_INPUTS: transform}}
+
+
+def saved(functions: Functions) -> tuple[dict[str, str | None], bytes | None]:
+    """Return name → import path, None for a function that has none, and the file with those by value, if any."""
+    paths = {name: importable(function) for name, function in functions.items()}
+    rest = {name: function for name, function in functions.items() if paths[name] is None}
     return paths, ship.pickle(rest) if rest else None
 
 
-def load(path: str, manifest: Mapping[str, Any], trust: Trust) -> dict[str, Callable[[bytes], Any]]:
-    """Return the functions of the model at `path`.
+def load(path: str, manifest: Mapping[str, Any], trust: Trust) -> dict[str, Callable[[Any], Any]]:
+    """Return the functions that decode the inputs of the model at `path`.
 
     Raises UntrustedModel, before anything is imported or unpickled, for those that `trust` does not name, and
     ModelError for one that can't be imported.
     """
-    paths: Mapping[str, str | None] = manifest.get("decode", {})
+    return _load("decode", path, manifest, trust, "decodes its input {!r} by")
+
+
+def load_transform(path: str, manifest: Mapping[str, Any], trust: Trust) -> Callable[..., Any] | None:
+    """Return the transform of the model at `path`, or None. Raises what `load` does."""
+    return _load("transform", path, manifest, trust, "transforms its {} by").get(_INPUTS)
+
+
+def _load(kind: str, path: str, manifest: Mapping[str, Any], trust: Trust, does: str) -> dict[str, Callable[..., Any]]:
+    paths: Mapping[str, str | None] = manifest.get(kind, {})
     for name, origin in paths.items():
         if trust.everything or origin in trust.names:
             continue
         what = "a function by value" if origin is None else f"the function {origin!r}"
         fix = "trusted=True" if origin is None else f"trusted={origin!r}"
         raise UntrustedModel(
-            f"The model at {path!r} decodes its input {name!r} by {what}, which runs with your rights, on this machine "
+            f"The model at {path!r} {does.format(name)} {what}, which runs with your rights, on this machine "
             f"and on every executor that scores with it. If you know who made it, say so: tr.load(path, {fix}), or "
             "spark.tritium.trustModels=true for Spark ML's loaders.",
             path=path,
         )
-    found: dict[str, Callable[[bytes], Any]] = {}
+    found: dict[str, Callable[..., Any]] = {}
     if None in paths.values():
-        found.update(pickle.loads(bytes(files.read(path, FILE, manifest))))
+        found.update(pickle.loads(bytes(files.read(path, FILES[kind], manifest))))
     for name, origin in paths.items():
         if origin is not None:
-            found[name] = _imported(name, origin, path, trust)
+            found[name] = _imported(f"The model {does.format(name)} {origin!r}", origin, path, trust)
     return found
 
 
-def _imported(name: str, origin: str, path: str, trust: Trust) -> Any:
+def _imported(use: str, origin: str, path: str, trust: Trust) -> Any:
     home, _, attribute = origin.partition(":")
     try:
         place: Any = imported(origin, home, path, anywhere=trust.everything)
@@ -57,7 +73,6 @@ def _imported(name: str, origin: str, path: str, trust: Trust) -> Any:
             place = getattr(place, part)
     except (ImportError, AttributeError) as error:
         raise ModelError(
-            f"The model's input {name!r} is decoded by {origin!r}, which can't be imported here: {error}. Put its "
-            "package on the path (PYTHONPATH, or install it)."
+            f"{use}, which can't be imported here: {error}. Put its package on the path (PYTHONPATH, or install it)."
         ) from error
     return place

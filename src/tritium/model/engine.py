@@ -92,8 +92,13 @@ class Engine(ABC):
     transformer: ClassVar[str]
     """The Spark ML transformer of its models, "package.module:Class"."""
 
+    takes_transform: ClassVar[bool] = False
+    """Whether `call` applies `transform`."""
+
     module: Any
     """The framework's own object. It can be replaced; each use takes the current one."""
+    transform: Callable[..., Any] | None = None
+    """The user's function (inputs) -> inputs, applied before the model is called; None: there is none."""
 
     @abstractmethod
     def __init__(self, module: Any) -> None: ...

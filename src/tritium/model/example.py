@@ -15,6 +15,7 @@ from tritium.model.engine import Engine
 from tritium.model.signature import Activation, Input, Signature, Task
 
 _PACKED = "features"
+_TYPES = {"bytes": "binary", "string": "string", "integer": "number"}
 
 
 def signature_of(
@@ -38,7 +39,7 @@ def signature_of(
             setting="signature",
         )
     columns, known = _columns(example)
-    names = _inputs(engine.module, list(columns), inputs)
+    names = _inputs(engine, list(columns), inputs)
     arrays = {name: columns[name] for name in names}
     try:
         outputs = engine.describe(arrays)
@@ -89,7 +90,7 @@ def _array(value: Any) -> np.ndarray[Any, Any]:
     return np.asarray(value)
 
 
-def _inputs(module: Any, there: list[str], asked: Sequence[str] | str | None) -> list[str]:
+def _inputs(engine: Engine, there: list[str], asked: Sequence[str] | str | None) -> list[str]:
     """Return the columns that the module is called with. Raises BadSetting."""
     if asked is not None:
         names = [asked] if isinstance(asked, str) else list(asked)
@@ -100,7 +101,7 @@ def _inputs(module: Any, there: list[str], asked: Sequence[str] | str | None) ->
         return names
     if len(there) == 1:
         return there
-    taken = _arguments(module)
+    taken = _arguments(engine.module) if engine.transform is None else []  # a transform may give other ones
     if taken and all(name in there for name in taken):
         return taken
     listed = ", ".join(map(repr, there))
@@ -125,7 +126,8 @@ def _input(name: str, array: np.ndarray[Any, Any], source: Any) -> Input:
     """Return an input with the decoding of a shard's Field, or of plain columns."""
     shape, dtype = array.shape[1:], array.dtype.name
     if isinstance(source, Field):
-        kind = "binary" if source.kind == "bytes" else "string" if source.vocabulary or source.buckets else "number"
+        of_words = source.vocabulary is not None or source.buckets is not None
+        kind = _TYPES[source.content] if source.kind == "bytes" else "string" if of_words else "number"
         types = (kind,) * len(source.sources) if kind != "number" else ()
         return Input(name, source.sources, dtype, shape, types, source.to_json())
     return Input(name, tuple(source) if source else (name,), dtype, shape)

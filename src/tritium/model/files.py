@@ -5,6 +5,7 @@
     history.json        losses and metrics of its training
     module.pkl          the module's code by value; only where it has no import path
     decode.pkl          the functions that decode binary columns by value; only where they have no import path
+    transform.pkl       the function on the inputs by value; only where there is one without an import path
     manifest.json       engine, versions, the import path, size and SHA-256 of every other file; written last
 
 A new directory on a local disk appears by one rename. On an object store the manifest is written last: without it
@@ -32,7 +33,7 @@ from tritium.errors import BadSetting, ModelError
 
 MANIFEST = "manifest.json"
 _FORMAT = 1
-_EVER = ("model.safetensors", "signature.json", "history.json", "module.pkl", "decode.pkl")
+_EVER = ("model.safetensors", "signature.json", "history.json", "module.pkl", "decode.pkl", "transform.pkl")
 _CHUNK = 16 << 20
 
 

@@ -34,6 +34,8 @@ class Model:
     one that can be imported, the module is saved by value, and loading it runs code from the file. `seed` is what
     torch, NumPy and `random` were seeded with when `origin` made the module; `load` seeds them again, for what it draws
     beside its weights. Estimators set it. `decode` has the function from bytes to an array for binary inputs.
+    `transform` is a function (inputs) -> inputs of a batch's tensors by name, applied before the module is called: the
+    signature's inputs are those before it.
     """
 
     def __init__(
@@ -50,8 +52,10 @@ class Model:
         seed: int | None = None,
         engine: str = registry.DEFAULT,
         decode: Mapping[str, Callable[[bytes], Any]] | None = None,
+        transform: Callable[..., Any] | None = None,
     ) -> None:
         self.engine = registry.find(engine)(module)
+        self.transform = transform
         self.signature = (
             signature_of(self.engine, example, inputs, task, activation) if signature is None else signature
         )
@@ -68,6 +72,19 @@ class Model:
     @module.setter
     def module(self, module: Any) -> None:
         self.engine.module = module
+
+    @property
+    def transform(self) -> Callable[..., Any] | None:
+        """The function of a batch's inputs that is applied before the module is called."""
+        return self.engine.transform
+
+    @transform.setter
+    def transform(self, transform: Callable[..., Any] | None) -> None:
+        if transform is not None and not self.engine.takes_transform:
+            raise BadSetting(
+                f"A model of {self.engine.name} takes no transform; models of torch do.", setting="transform"
+            )
+        self.engine.transform = transform
 
     def __repr__(self) -> str:
         inputs = ", ".join(i.name for i in self.signature.inputs)
@@ -126,11 +143,12 @@ class Model:
         elif self.engine.code_file is not None and parts.code:
             contents[self.engine.code_file] = [parts.code]
             made = {"by value": self.engine.code_file}
-        decode, by_value = decoders.saved(self.decode)
-        if by_value is not None:
-            contents[decoders.FILE] = [by_value]
         facts = {"engine": self.engine.name, "versions": files.versions(), "module": made, **parts.facts}
-        facts |= {"decode": decode} if decode else {}
+        for kind, functions in decoders.of_model(self.decode, self.transform).items():
+            paths, by_value = decoders.saved(functions)
+            facts |= {kind: paths} if paths else {}
+            if by_value is not None:
+                contents[decoders.FILES[kind]] = [by_value]
         files.save(path, contents, facts, overwrite=overwrite)
 
 
@@ -169,8 +187,10 @@ def load(path: str, trusted: bool | str | Sequence[str] = False) -> Model:
     if by_value is not None and engine.code_file is not None:
         by = bytes(files.read(path, engine.code_file, manifest))
     decode = decoders.load(path, manifest, trust)
+    transform = decoders.load_transform(path, manifest, trust)
     module = engine.restore(weights, manifest, by).module
-    return Model(module, signature, history=history, origin=origin, seed=seed, engine=engine.name, decode=decode)
+    known: dict[str, Any] = {"origin": origin, "seed": seed, "decode": decode, "transform": transform}
+    return Model(module, signature, history=history, engine=engine.name, **known)
 
 
 def check_handle_invalid(value: str) -> None:

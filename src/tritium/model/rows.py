@@ -11,7 +11,7 @@ import numpy as np
 import pyarrow as pa
 
 from tritium.data.codec import read
-from tritium.data.decode import decoded
+from tritium.data.decode import Decode, contents_of, decoded
 from tritium.data.invalid import invalid
 from tritium.data.schema import Field
 from tritium.data.spool import Array, Ragged
@@ -20,7 +20,7 @@ from tritium.errors import BadRow, ModelError
 from tritium.model.signature import Signature
 from tritium.model.table import advising, differences_of, fields, from_arrays, mismatch, place_of, settings_of
 
-Decoders = Mapping[str, Callable[[bytes], Any]]
+Decoders = Mapping[str, Decode]
 
 
 @dataclass(frozen=True)
@@ -30,7 +30,7 @@ class RowReader:
     fields: Sequence[Field]
     """The inputs in the order of their columns."""
     decode: Decoders = field(default_factory=dict)
-    """Input of binary values → the function that makes an array of one."""
+    """Input that is decoded → the function or the dataset that has the array of a value."""
     handle_invalid: str = "error"
     """Whether a row that can't be used raises BadRow ("error"), or is left out."""
 
@@ -61,13 +61,13 @@ class RowReader:
             return values
         if one.name not in self.decode:
             raise ModelError(
-                f"Input {one.name!r} is binary, and the model has no function that decodes it: "
+                f"Input {one.name!r} is of {one.content} values, and the model has no function that decodes them: "
                 f"tr.Model(…, decode={{{one.name!r}: function}})."
             )
         if not len(values):
             return np.empty((0, *(n or 0 for n in one.shape or ())), one.dtype)
 
-        def bad(row: int, what: str, value: bytes) -> BadRow:
+        def bad(row: int, what: str, value: Any) -> BadRow:
             row_id, column_name = int(ids[row]), one.sources[0]
             return BadRow(
                 f"column {column_name!r} in {place_of(row_id)} (input {one.name!r}), {what}",
@@ -77,8 +77,7 @@ class RowReader:
                 batch_column=one.name,
             )
 
-        contents = [value.tobytes() for value in values.rows()]
-        return decoded(self.decode[one.name], contents, bad, shape=one.shape)
+        return decoded(self.decode[one.name], contents_of(values, one.content), bad, shape=one.shape)
 
 
 def _usable(read: Callable[[Array], dict[str, Array]], valid: Array) -> dict[str, Array]:

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from tritium.data import narrow
+from tritium.data.decode import content_of
 from tritium.data.idset import PARTITION_BITS, POSITION
 from tritium.data.plan import plan
 from tritium.data.schema import Data, Field
@@ -71,6 +72,8 @@ def differences_of(taken: Input, columns: Mapping[str, SourceType], untyped: Con
         elif depth != (expected := _depth(taken, kind)):
             what = {0: "one value", 1: "an array"}.get(expected, "an array of arrays")
             found.append(f"{here} {what} a row (input {taken.name!r} {shown(taken.shape)}).")
+        elif taken.codec.get("content") == "integer" and content_of(kind) != "integer":
+            found.append(f"{here} an integer, which is decoded.")
         elif leaf.dtype.startswith("float") and np.dtype(taken.dtype).kind in "iu" and not _coded(taken):
             found.append(f"{here} {taken.dtype}: fractions would be lost. Cast it if that is meant.")
         elif kind.width is not None and taken.shape and kind.width != (taken.shape[0] or kind.width):
@@ -84,7 +87,7 @@ def _coded(taken: Input) -> bool:
 
 def _leaf_wanted(taken: Input, trained: str | None) -> tuple[str, ...]:
     """Return the families of types that fit, by the column's type at training."""
-    if _coded(taken):
+    if _coded(taken) or taken.codec.get("content") == "string":
         return ("string",)
     if trained in ("date", "timestamp", "binary"):
         return (trained,)
@@ -117,6 +120,7 @@ def settings_of(taken: Input, columns: Mapping[str, SourceType]) -> Data:
         unknown_words="keep" if codec.get("unknown") else "error",
         hash_buckets={n: codec["buckets"] for n in own if codec.get("buckets")},
         pad={n: tuple(codec["pad"]) for n in own if codec.get("pad")},
+        decode={n: bytes for n in own if codec.get("kind") == "bytes"},  # only that it is decoded is planned
         nulls={s: v for s, v in zip(taken.columns, nulls, strict=False) if v is not None},
         nan=codec.get("nan", "error"),
     )

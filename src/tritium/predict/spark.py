@@ -60,6 +60,7 @@ def score(
     plan["fields"] = json.dumps([planned[i.name].to_json() for i in model.signature.inputs])
     plan |= {"batch_size": batch_size, "device": device, "handle_invalid": handle_invalid}
     plan["decode"] = ship.pickle(model.decode)
+    plan["transform"] = None if model.transform is None else ship.pickle(model.transform)
     packed = [pack(planned[i.name], schema) for i in model.signature.inputs]
     with drivers_python(df.sparkSession):
         predicted = _udf(model.signature, pickle.dumps(plan), sent)(*packed)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import functools
 import gc
 import json
@@ -55,10 +56,13 @@ def score(payload: bytes, sent: Any, batches: Iterator[Any]) -> Iterator[pa.Arra
     _need(framework)
     signature = Signature.from_json(json.loads(plan["signature"]))
     fields = [Field.from_json(f) for f in json.loads(plan["fields"])]
-    reader = RowReader(fields, _unpickled(plan["decode"]), plan["handle_invalid"])
+    reader = RowReader(fields, _unpickled(plan["decode"], "decodes an input"), plan["handle_invalid"])
     partition, cpus, gpus = _task()
     with nullcontext() if framework is None else framework.threads(cpus):
         engine = _restored(plan, sent, gpus)
+        if plan["transform"] is not None:
+            engine = copy.copy(engine)  # the engine that is kept is of any model with these weights and this code
+            engine.transform = _unpickled(plan["transform"], "transforms the inputs")
         seen = 0
         for batch in batches:
             columns = batch if isinstance(batch, tuple) else (batch,)
@@ -69,13 +73,13 @@ def score(payload: bytes, sent: Any, batches: Iterator[Any]) -> Iterator[pa.Arra
             yield found if valid is None else _with_nulls(found, valid)
 
 
-def _unpickled(code: bytes) -> Any:
-    """Return the functions that decode binary inputs. Raises TritiumError where this executor lacks a package."""
+def _unpickled(code: bytes, does: str) -> Any:
+    """Return functions that a model applies to its inputs. Raises TritiumError where this executor lacks a package."""
     try:
         return pickle.loads(code)
     except (ImportError, AttributeError) as error:
         raise TritiumError(
-            f"The function that decodes an input can't run on this executor: {error}. Install the missing package "
+            f"The function that {does} can't run on this executor: {error}. Install the missing package "
             "there; your own modules go along by value, what is in site-packages does not."
         ) from error
 

@@ -201,7 +201,7 @@ def test_every_problem_is_listed_at_once() -> None:
         ({"columns": ["f32"], "dtype": {"f32": "bool"}}, "not cast to bool"),
         ({"columns": ["image"], "dtype": {"image": "float32"}}, "decode={'image': function} decides its dtype"),
         ({"columns": ["image"], "nulls": {"image": 0}}, "a null in it can't be filled"),
-        ({"columns": ["f32"], "decode": {"f32": len}}, "only binary columns are decoded"),
+        ({"columns": ["f32"], "decode": {"f32": len}}, "only columns of bytes, strings and integers are decoded"),
         ({"columns": ["word"], "vocabulary": {"word": []}}, "vocabulary is empty"),
         ({"columns": ["word"], "vocabulary": {"word": ["a", "a"]}}, "holds a value twice"),
         ({"columns": ["word"], "hash_buckets": {"word": 0}}, "hash_buckets=0"),

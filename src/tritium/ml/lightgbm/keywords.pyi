@@ -31,8 +31,9 @@ class LightGBMClassifierKeywords(GangKeywords, total=False):
     hash_buckets: Mapping[str, int] | None
     """Column of strings -> n: the model gets crc32(word) mod n (int64), which needs no vocabulary: {"city": 1000}."""
     decode: Mapping[str, Any] | None
-    """Column of bytes -> a function from its content to an array, in training and prediction: for images. All rows
-    must give arrays of one shape and dtype."""
+    """Column of bytes, strings or integers -> a function from its value to an array, in training and prediction: for
+    images. For integers also a map-style dataset, of which each is the index. All rows must give arrays of one shape
+    and dtype."""
     nan: Literal["error", "keep"]
     """Whether a NaN in a feature is an error, or a missing value ("keep"), in training and prediction."""
     pad: Mapping[str, Any] | None
@@ -349,8 +350,9 @@ class LightGBMRankerKeywords(GangKeywords, total=False):
     hash_buckets: Mapping[str, int] | None
     """Column of strings -> n: the model gets crc32(word) mod n (int64), which needs no vocabulary: {"city": 1000}."""
     decode: Mapping[str, Any] | None
-    """Column of bytes -> a function from its content to an array, in training and prediction: for images. All rows
-    must give arrays of one shape and dtype."""
+    """Column of bytes, strings or integers -> a function from its value to an array, in training and prediction: for
+    images. For integers also a map-style dataset, of which each is the index. All rows must give arrays of one shape
+    and dtype."""
     nan: Literal["error", "keep"]
     """Whether a NaN in a feature is an error, or a missing value ("keep"), in training and prediction."""
     pad: Mapping[str, Any] | None
@@ -672,8 +674,9 @@ class LightGBMRegressorKeywords(GangKeywords, total=False):
     hash_buckets: Mapping[str, int] | None
     """Column of strings -> n: the model gets crc32(word) mod n (int64), which needs no vocabulary: {"city": 1000}."""
     decode: Mapping[str, Any] | None
-    """Column of bytes -> a function from its content to an array, in training and prediction: for images. All rows
-    must give arrays of one shape and dtype."""
+    """Column of bytes, strings or integers -> a function from its value to an array, in training and prediction: for
+    images. For integers also a map-style dataset, of which each is the index. All rows must give arrays of one shape
+    and dtype."""
     nan: Literal["error", "keep"]
     """Whether a NaN in a feature is an error, or a missing value ("keep"), in training and prediction."""
     pad: Mapping[str, Any] | None

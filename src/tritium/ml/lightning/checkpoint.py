@@ -15,7 +15,7 @@ from tritium.gang.rank.world import World
 from tritium.ml.checkpoint import refuse_another
 from tritium.ml.early_stopping import EarlyStoppingState, stays_stopped
 from tritium.ml.lightning.settings import LightningSettings
-from tritium.ml.torch.checkpoint import random_state, set_random_state
+from tritium.ml.torch.random_state import random_state, set_random_state
 
 _FILE = "memory://tritium-lightning.ckpt"
 """Lightning's checkpoint on its way from and to the run directory: of this process alone, and gone with it."""

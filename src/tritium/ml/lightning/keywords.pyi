@@ -33,8 +33,9 @@ class LightningKeywords(GangKeywords, total=False):
     hash_buckets: Mapping[str, int] | None
     """Column of strings -> n: the model gets crc32(word) mod n (int64), which needs no vocabulary: {"city": 1000}."""
     decode: Mapping[str, Any] | None
-    """Column of bytes -> a function from its content to an array, in training and prediction: for images. All rows
-    must give arrays of one shape and dtype."""
+    """Column of bytes, strings or integers -> a function from its value to an array, in training and prediction: for
+    images. For integers also a map-style dataset, of which each is the index. All rows must give arrays of one shape
+    and dtype."""
     nan: Literal["error", "keep"]
     """Whether a NaN in a floating column is an error, or handed to the model as it is ("keep"), in training and
     prediction."""

@@ -119,6 +119,11 @@ class LightningSettings(EpochSettings):
         """Return the settings as they are sent to ranks: a module without the Trainer of an earlier fit."""
         return replace(self, model=without_trainer(self.model)) if is_module(self.model) else self
 
+    @property
+    def transform(self) -> None:
+        """None: the module's own steps change their batches, and its forward its inputs."""
+        return None
+
     def make_module(self) -> Any:
         """Return a new module: the function's, or a copy of the one that was given. Every call draws the same numbers.
 

@@ -16,10 +16,11 @@ from tritium.ml.checkpoint import peek
 from tritium.ml.digest import CodeDigest
 from tritium.ml.torch import loop
 from tritium.ml.torch.digest import TorchDigest
-from tritium.ml.torch.dry_run import TorchDryRun, try_optimizer
+from tritium.ml.torch.dry_run import TorchDryRun
 from tritium.ml.torch.identity import identity_with_code
 from tritium.ml.torch.initial_weights import tensors_of
 from tritium.ml.torch.settings import TorchSettings
+from tritium.ml.torch.try_optimizer import try_optimizer
 from tritium.model.engines import torch_weights as weights
 from tritium.model.model import Model
 from tritium.model.signature import Signature
@@ -63,4 +64,5 @@ class TorchBackend(Backend[TorchSettings]):
         module.eval()
         by_value = isinstance(settings.model, torch.nn.Module) or takes_vocabulary(settings.model)
         origin = None if by_value else settings.model
-        return Model(module, signature, history=history, origin=origin, seed=settings.seed)
+        made: dict[str, Any] = {"origin": origin, "seed": settings.seed, "transform": settings.transform}
+        return Model(module, signature, history=history, **made)

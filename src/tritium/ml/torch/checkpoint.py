@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import random
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-import numpy as np
 import torch
 
 from tritium.errors import BadSetting
@@ -18,6 +16,7 @@ from tritium.ml.torch.ddp import Replica
 from tritium.ml.torch.divergence import DivergenceCheck
 from tritium.ml.torch.epoch_metrics import EpochMetrics
 from tritium.ml.torch.optimizer_step import OptimizerStep
+from tritium.ml.torch.random_state import random_state, seed_generators, set_random_state
 from tritium.ml.torch.schedule import Schedule
 from tritium.ml.torch.settings import TorchSettings
 
@@ -114,7 +113,7 @@ class TrainingCheckpoint:
             set_random_state(saved.own[state.rank]["random"], state.device)
             self._put_back_callbacks(saved.own[state.rank]["callbacks"])
         else:  # a rank that the checkpoint does not have
-            torch.manual_seed(self._settings.seed + state.rank + 1000 * saved.step)
+            seed_generators(self._settings, self._settings.seed + state.rank + 1000 * saved.step)
         return [own["position"] for own in saved.own]
 
     def _put_back_callbacks(self, states: Sequence[Any]) -> None:
@@ -223,18 +222,3 @@ def buffers(module: torch.nn.Module) -> dict[str, torch.Tensor]:
     """Return what a module's state holds beside its parameters, such as BatchNorm's running means."""
     kept = {name for name, _ in module.named_buffers()}
     return {name: value for name, value in module.state_dict().items() if name in kept}
-
-
-def random_state(device: torch.device) -> dict[str, Any]:
-    """Return the states of the generators of torch (CPU and this device), NumPy and Python."""
-    state = {"torch": torch.get_rng_state(), "numpy": np.random.get_state(), "python": random.getstate()}
-    return state | ({"cuda": torch.cuda.get_rng_state(device)} if device.type == "cuda" else {})
-
-
-def set_random_state(state: Mapping[str, Any], device: torch.device) -> None:
-    """Restore what `random_state` returned."""
-    torch.set_rng_state(state["torch"])
-    np.random.set_state(state["numpy"])
-    random.setstate(state["python"])
-    if device.type == "cuda" and "cuda" in state:
-        torch.cuda.set_rng_state(state["cuda"], device)

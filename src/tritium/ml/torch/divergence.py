@@ -21,8 +21,9 @@ class DivergenceCheck:
     that leaves the gradients finite does no harm, and is found when the ranks call `check`.
     """
 
-    def __init__(self, ranks: Ranks, schema: Any, precision: str = "fp32") -> None:
+    def __init__(self, ranks: Ranks, schema: Any, precision: str = "fp32", *, transforms: bool = False) -> None:
         self._ranks, self._schema, self._precision = ranks, schema, precision
+        self._transforms = transforms
         self._watched: tuple[list[Any], torch.Tensor] | None = None
         self._bad: Any = None  # the first batch of this rank whose loss was not finite
 
@@ -62,6 +63,8 @@ class DivergenceCheck:
             cause = f"column {column!r} holds a value that is not finite. Leave such rows out, or clip them."
         elif kind == _LOSS:
             cause = "its input is finite. Lower the learning rate, set clip_grad_norm=, or scale the features."
+            if self._transforms:
+                cause = "the columns are finite. Look at what transform= makes of them; else lower the learning rate."
         else:
             cause = (
                 "losses and inputs are finite. Look for the root, logarithm or quotient of a zero in the module or the "

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -13,7 +12,6 @@ import torch
 from tritium.data.batch import Batch
 from tritium.data.schema import Field
 from tritium.errors import BadData, BadSetting, TritiumError
-from tritium.frameworks.torch_dynamo import without_compiler
 from tritium.ml.arguments import name_of
 from tritium.ml.backend import DryRun
 from tritium.ml.settings import WEIGHT
@@ -23,11 +21,12 @@ from tritium.ml.torch.initial_weights import told
 from tritium.ml.torch.module_settings import ModuleSettings
 from tritium.ml.torch.settings import TorchSettings
 from tritium.ml.torch.step import Step, forward, make_step
+from tritium.ml.torch.try_optimizer import try_optimizer, try_scheduler
 from tritium.model.engines.torch_outputs import named_outputs, outputs_of
+from tritium.model.engines.torch_transform import InputTransform
 from tritium.model.signature import Output
 
 _ROWS = 2
-_STEPS = 100  # assumed for a scheduler: the real number depends on the rows
 _CPU = torch.device("cpu")
 
 Shapes = Mapping[str, tuple[int, ...]]
@@ -87,13 +86,14 @@ class TorchDryRun(DryRun[TorchSettings]):
 
 @dataclass(frozen=True)
 class Forward:
-    """A module, its inputs `[2, …]` and its output for them."""
+    """A module, its inputs `[2, …]` before the transform, and its output for them."""
 
     module: torch.nn.Module
     inputs: dict[str, torch.Tensor]
     output: Any
     outputs: tuple[Output, ...]
     """Those of eval mode, as the signature has them."""
+    fields: Mapping[str, Field]
     notes: tuple[str, ...] = ()
 
     @property
@@ -115,19 +115,23 @@ def try_forward(settings: ModuleSettings, fields: Mapping[str, Field], shapes: S
         if lazy:
             raise BadSetting(f"the model has lazy layers ({lazy[0]}, …): an optimizer needs their sizes; give them.")
         inputs = {name: zeros(fields[name], shapes[name]) for name in settings.inputs()}
+        # With a step of one's own, what it gets need not be what forward takes.
+        taken = try_transform(settings, fields, inputs, module, training=not settings.has_own_step())
         try:
-            output = forward(module.train(), inputs, list(inputs))
+            output = forward(module.train(), taken, list(taken))
         except Exception as error:
-            listed = "".join(f"\n  - {described(fields[name], value)}" for name, value in inputs.items())
-            flat = [fields[name].sources[0] for name, value in inputs.items() if value.ndim == 1]
-            hint = f"\nFor [batch, 1] give a list: feature_cols=[{flat[0]!r}]." if len(flat) == len(inputs) == 1 else ""
+            listed = "".join(f"\n  - {_given(settings, fields, *one)}" for one in taken.items())
+            flat = [name for name, value in taken.items() if value.ndim == 1 and settings.transform is None]
+            alone = len(flat) == len(inputs) == 1
+            hint = f"\nFor [batch, 1] give a list: feature_cols=[{fields[flat[0]].sources[0]!r}]." if alone else ""
             raise BadData(
                 f"The model's forward can't take these features: {_text(error)}\nIt was called with{listed}{hint}",
-                shapes={name: tuple(value.shape[1:]) for name, value in inputs.items()},
+                shapes={name: tuple(value.shape[1:]) for name, value in taken.items()},
             ) from error
+        taken = try_transform(settings, fields, inputs, module, training=False)
         try:
             with torch.no_grad():
-                outputs = outputs_of(forward(module.eval(), inputs, list(inputs)))
+                outputs = outputs_of(forward(module.eval(), taken, list(taken)))
         except TritiumError:
             raise
         except Exception as error:
@@ -136,7 +140,37 @@ def try_forward(settings: ModuleSettings, fields: Mapping[str, Field], shapes: S
             ) from error
         module.train()
     notes = () if settings.initial_weights is None else told(module, settings.initial_weights)
-    return Forward(module, inputs, output, outputs, notes)
+    return Forward(module, inputs, output, outputs, fields, notes)
+
+
+def try_transform(
+    settings: ModuleSettings,
+    fields: Mapping[str, Field],
+    inputs: Mapping[str, torch.Tensor],
+    module: torch.nn.Module | None,
+    *,
+    training: bool,
+) -> dict[str, torch.Tensor]:
+    """Return what `transform` makes of zeros, which are left as they are.
+
+    module : the module whose forward takes the result; None: a step of the user's takes it.
+
+    Raises BadData where the function fails, BadSetting for what no module takes.
+    """
+    if settings.transform is None:
+        return dict(inputs)
+    copies = {name: value.clone() for name, value in inputs.items()}
+    taken = {*settings.label_sources(), WEIGHT}
+    try:
+        return InputTransform(settings.transform)(copies, training=training, module=module, taken=taken)
+    except TritiumError:
+        raise
+    except Exception as error:
+        listed = "".join(f"\n  - {described(fields[name], value)}" for name, value in inputs.items())
+        raise BadData(
+            f"transform={name_of(settings.transform)} can't take these features: {_text(error)}\nIt was called with a "
+            f"mapping of{listed}\nThese were rows of zeros; check='off' leaves this trial out."
+        ) from error
 
 
 def try_step(
@@ -184,9 +218,11 @@ def try_own_step(settings: TorchSettings, tried: Forward, zero: Mapping[str, tor
 
     Raises BadSetting when it asks for a batch column that does not exist, or makes gradients that can't be clipped.
     """
-    columns = {**tried.inputs, **zero}
+    with torch.random.fork_rng(devices=[]):
+        inputs = try_transform(settings, tried.fields, tried.inputs, None, training=True)
+    columns = {**inputs, **zero}
     batch = _AskedBatch(columns, scale=1.0, rows=_ROWS, total=_ROWS, step=0, epoch=0)
-    step = make_step(dataclasses.replace(settings, model=tried.module), _CPU)
+    step = make_step(dataclasses.replace(settings, model=tried.module, transform=None), _CPU)
     try:
         _take_step(step, tried.module, batch)
     except TritiumError:
@@ -195,7 +231,8 @@ def try_own_step(settings: TorchSettings, tried: Forward, zero: Mapping[str, tor
         if isinstance(error, KeyError) and batch.missing is not None and error.args == (batch.missing,):
             raise BadSetting(
                 f"train_step asks for batch[{batch.missing!r}], and a batch has {', '.join(map(repr, batch))}. "
-                "Inputs have the names that feature_cols gives them ('features' where it is no mapping)."
+                "Inputs have the names that feature_cols gives them ('features' where it is no mapping), or those that "
+                "a transform gives."
             ) from error
         return
     _refuse_sparse(settings, tried.module)
@@ -216,34 +253,6 @@ def _refuse_sparse(settings: TorchSettings, module: torch.nn.Module) -> None:
             "sparse=False, or leave out clip_grad_norm.",
             setting="clip_grad_norm",
         )
-
-
-def try_optimizer(settings: TorchSettings, module: torch.nn.Module) -> Any:
-    """Return the optimizer of a module; None where it can't be made here, e.g. as only the ranks have its library.
-
-    Raises BadSetting when `optimizer` returns something else.
-    """
-    try:
-        with without_compiler():
-            return settings.make_optimizer(module)
-    except TritiumError:
-        raise
-    except Exception:  # noqa: BLE001 - any error: the ranks make one, too, and report it
-        return None
-
-
-def try_scheduler(settings: TorchSettings, optimizer: Any) -> None:
-    """Raise BadSetting when `lr_scheduler` makes something that can't be stepped. Spoils `optimizer` for other uses."""
-    if settings.lr_scheduler is None or optimizer is None:
-        return
-    try:
-        with without_compiler(), warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            settings.make_scheduler(optimizer, *([_STEPS] if settings.scheduler_per_step() else []))
-    except TritiumError:
-        raise
-    except Exception:  # noqa: BLE001 - _STEPS may be too few for it: the ranks make one for the real number
-        return
 
 
 class _AskedBatch(Batch):
@@ -272,6 +281,13 @@ def described(field: Field, value: torch.Tensor) -> str:
     """Return a batch column as text: `label [batch, 1] float32 of column 'cnt'`."""
     names = ", ".join(map(repr, field.sources[:8])) + (", …" if len(field.sources) > 8 else "")
     return f"{field.name} [{_dims(value)}] {_dtype(value)} of column{'s' * (len(field.sources) > 1)} {names}"
+
+
+def _given(settings: ModuleSettings, fields: Mapping[str, Field], name: str, value: torch.Tensor) -> str:
+    """Return an input of the module as text, with where it comes from."""
+    if settings.transform is None:
+        return described(fields[name], value)
+    return f"{name} [{_dims(value)}] {_dtype(value)} of transform={name_of(settings.transform)}"
 
 
 def _several(settings: TorchSettings, output: Any, error: Exception) -> str:

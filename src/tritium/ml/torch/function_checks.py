@@ -12,6 +12,7 @@ from tritium.ml.arguments import argument_names, name_of, needed_arguments, take
 from tritium.ml.fields import is_number
 from tritium.ml.torch.compiling import COMPILED, is_compiled
 from tritium.ml.torch.loss_kinds import is_of_torch
+from tritium.model.engines.torch_transform import TRAINING, takes_training
 
 _OPTIMIZER = " Give a function of the parameters: lambda p: torch.optim.Adam(p)."
 _LOSS = " Give an instance or a function: torch.nn.MSELoss()."
@@ -74,6 +75,33 @@ def step_problems(step: Any, name: str, weight_col: str | None) -> Iterator[str]
             f'own: feature_cols={{"x": […], "w": [{weight_col!r}]}} and batch["w"]. The module then gets x '
             "and w by keyword, and the model needs that column when it predicts."
         )
+
+
+def transform_problems(transform: Any) -> Iterator[str]:
+    """Yield what is wrong with `transform`."""
+    if transform is None:
+        return
+    if not callable(transform):
+        yield f"transform={transform!r} is not a function."
+    elif isinstance(transform, type):
+        yield f"transform={name_of(transform)} is a class; give an instance, {name_of(transform)}(), or a function."
+    elif not _takes_inputs(transform):
+        arguments = ", ".join(argument_names(transform)) or "nothing"
+        yield (
+            f"transform={name_of(transform)} takes {arguments}; it is called with (inputs), or with (inputs, training) "
+            "where its second argument is called training."
+        )
+
+
+def _takes_inputs(transform: Any) -> bool:
+    try:
+        signature = inspect.signature(transform)
+        signature.bind(None, **({TRAINING: True} if takes_training(transform) else {}))
+    except ValueError:  # some builtins have no signature
+        return True
+    except TypeError:
+        return False
+    return True
 
 
 def loss_problems(loss: Any, weights: Any, labels: Sequence[str], *, several: bool) -> Iterator[str]:

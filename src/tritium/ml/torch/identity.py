@@ -47,6 +47,7 @@ _CODE = (
     "lr_scheduler",
     "train_step",
     "decode",
+    "transform",
     "vocabulary",
     "ddp_options",
 )  # compared by digests or names
@@ -92,7 +93,7 @@ def identity_with_code(
         "optimizer": None if optimizer is None else type(optimizer),
         **{
             name: getattr(settings, name)
-            for name in ("initial_weights", "loss", "train_step", "lr_scheduler", "decode")
+            for name in ("initial_weights", "loss", "train_step", "lr_scheduler", "decode", "transform")
         },
         "comm_hook": None if isinstance(hook, str) else hook,
         "metrics": settings.named_metrics(),

@@ -33,8 +33,9 @@ class TorchKeywords(GangKeywords, total=False):
     hash_buckets: Mapping[str, int] | None
     """Column of strings -> n: the model gets crc32(word) mod n (int64), which needs no vocabulary: {"city": 1000}."""
     decode: Mapping[str, Any] | None
-    """Column of bytes -> a function from its content to an array, in training and prediction: for images. All rows
-    must give arrays of one shape and dtype."""
+    """Column of bytes, strings or integers -> a function from its value to an array, in training and prediction: for
+    images. For integers also a map-style dataset, of which each is the index. All rows must give arrays of one shape
+    and dtype."""
     nan: Literal["error", "keep"]
     """Whether a NaN in a floating column is an error, or handed to the model as it is ("keep"), in training and
     prediction."""
@@ -119,6 +120,11 @@ class TorchKeywords(GangKeywords, total=False):
     """Your own step: a function (module, batch) -> loss, or (loss, output) if there are metrics. The module is your
     own, so its methods can be called, and any of its parameters may be left out. The loss is the mean over the
     batch's rows; the batch is a mapping of tensors. It runs for validation too, in eval mode and without gradients."""
+    transform: Any
+    """A function (inputs) -> inputs of a batch's tensors by name, on the rank's device, before the module is called:
+    to normalise, crop, or combine. It may add inputs and leave some out. It is applied in training, validation and
+    prediction, and is saved with the model. One with a second argument called training gets True there in the steps
+    of the training alone: for augmentation."""
     eval_step: Any
     """Your own step for validation, where it is another one than that of the training: a function (module, batch) ->
     loss, or (loss, output) if there are metrics. The module is in eval mode, without gradients."""
@@ -193,6 +199,7 @@ class TorchParams:
     loss: Param[Any]
     loss_weights: Param[Mapping[str, float] | None]
     train_step: Param[Any]
+    transform: Param[Any]
     eval_step: Param[Any]
     lr_scheduler: Param[Any]
     gradient_accumulation: Param[int]
@@ -293,6 +300,8 @@ class TorchParams:
     def setLossWeights(self: P, value: Mapping[str, float] | None) -> P: ...
     def getTrainStep(self) -> Any: ...
     def setTrainStep(self: P, value: Any) -> P: ...
+    def getTransform(self) -> Any: ...
+    def setTransform(self: P, value: Any) -> P: ...
     def getEvalStep(self) -> Any: ...
     def setEvalStep(self: P, value: Any) -> P: ...
     def getLrScheduler(self) -> Any: ...

@@ -25,6 +25,7 @@ from tritium.ml.torch.equal_weights import refuse_different, take_buffers
 from tritium.ml.torch.identity import identity
 from tritium.ml.torch.module_settings import ModuleSettings
 from tritium.ml.torch.optimizer_step import OptimizerStep
+from tritium.ml.torch.random_state import seed_generators
 from tritium.ml.torch.schedule import Schedule
 from tritium.ml.torch.settings import TorchSettings
 from tritium.ml.torch.step import OwnStep, Step, describe, make_step
@@ -70,7 +71,7 @@ def _train(
     compile_in_place(module, settings.compile, ranks.device)
     replica = Replica(module, ranks, facts.find_unused_parameters, settings.ddp_options)
     world.expect_file(WEIGHTS, known_bytes(module))
-    torch.manual_seed(settings.seed + ranks.rank)  # dropout differs from rank to rank
+    seed_generators(settings, settings.seed + ranks.rank)  # dropout differs from rank to rank
     optimizer = settings.make_optimizer(module)
     step, eval_step = make_step(settings, ranks.device), make_step(settings, ranks.device, validates=True)
     shard = world.shard("train")
@@ -79,7 +80,7 @@ def _train(
     this = identity(settings, module, optimizer, shard.schema)
     whole = lambda: step_count(shard.counts, batch_size, settings.remainder)  # noqa: E731
     divergence, schedule = (
-        DivergenceCheck(ranks, shard.schema, settings.precision),
+        DivergenceCheck(ranks, shard.schema, settings.precision, transforms=settings.transform is not None),
         Schedule(settings, optimizer, whole, tell),
     )
     stepping = OptimizerStep(settings, replica, optimizer, step, divergence)

@@ -24,6 +24,7 @@ from tritium.ml.torch.function_checks import (
     scheduler_problems,
     step_problems,
     takes_module,
+    transform_problems,
 )
 from tritium.ml.torch.initial_weights import take_weights
 from tritium.ml.torch.metric_names import are_metrics, metric_pairs, metric_problems
@@ -75,6 +76,13 @@ class TorchSettings(EpochSettings):
         "own, so its methods can be called, and any of its parameters may be left out. The loss is "
         "the mean over the batch's rows; the batch is a mapping of tensors. It runs for validation too, in eval "
         "mode and without gradients.",
+        None,
+    )
+    transform: Any = setting(
+        "A function (inputs) -> inputs of a batch's tensors by name, on the rank's device, before the module is "
+        "called: to normalise, crop, or combine. It may add inputs and leave some out. It is applied in training, "
+        "validation and prediction, and is saved with the model. One with a second argument called training gets True "
+        "there in the steps of the training alone: for augmentation.",
         None,
     )
     eval_step: Any = setting(
@@ -143,6 +151,7 @@ class TorchSettings(EpochSettings):
         if labels_are_names(self.label_cols):
             several = isinstance(self.label_cols, Mapping)
             yield from loss_problems(self.loss, self.loss_weights, list(self.label_sources()), several=several)
+        yield from transform_problems(self.transform)
         yield from step_problems(self.train_step, "train_step", self.weight_col)
         yield from step_problems(self.eval_step, "eval_step", self.weight_col)
         if self.eval_step is not None and self.validation is None:

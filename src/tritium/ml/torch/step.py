@@ -8,16 +8,21 @@ from typing import Any
 import torch
 from torch.nn.parallel import DistributedDataParallel
 
+from tritium.data.batch import Batch
 from tritium.errors import BadSetting
 from tritium.ml.torch.compiling import uncompiled
 from tritium.ml.torch.loss_checks import refuse_broadcast, refuse_class, refuse_sum, refuse_third_class
 from tritium.ml.torch.losses import Losses, Tensors
 from tritium.ml.torch.module_settings import ModuleSettings
+from tritium.ml.torch.random_state import random_state, set_random_state
 from tritium.ml.torch.settings import TorchSettings
 from tritium.model.engines.torch_outputs import outputs_of, rows_like
+from tritium.model.engines.torch_transform import InputTransform
 from tritium.model.signature import check_classes
 
 Step = Callable[[Any, Tensors], tuple[torch.Tensor, Any]]
+NamedStep = Callable[[Any, Tensors, list[str]], tuple[torch.Tensor, Any]]
+"""A step that is also given the names of the module's inputs."""
 
 
 def make_step(settings: TorchSettings, device: torch.device, *, validates: bool = False) -> Step:
@@ -27,18 +32,33 @@ def make_step(settings: TorchSettings, device: torch.device, *, validates: bool 
     """
     own = (settings.eval_step if validates else None) or settings.train_step
     step = _loss_step(settings) if own is None else _own_step(own, bool(settings.metrics))
+    transform = None if settings.transform is None else InputTransform(settings.transform)
+    inputs = list(settings.inputs())
 
     kind = torch.float16 if settings.precision == "fp16" else torch.bfloat16
 
     def in_precision(net: Any, batch: Tensors) -> tuple[torch.Tensor, Any]:
+        names = inputs
+        if transform is not None:
+            called = None if own is not None else net.module if isinstance(net, DistributedDataParallel) else net
+            given, others = _parted(batch, inputs)
+            made = transform(given, training=not validates, module=called, taken=others)
+            columns, names = {**made, **others}, list(made)
+            batch = batch.with_columns(columns) if isinstance(batch, Batch) else columns
         with torch.autocast(device.type, kind, enabled=settings.precision != "fp32"):
-            return step(net, batch)
+            return step(net, batch, names)
 
     return in_precision
 
 
-def _own_step(own: Any, wants_output: bool) -> Step:
-    def step(net: Any, batch: Tensors) -> tuple[torch.Tensor, Any]:
+def _parted(batch: Tensors, inputs: list[str]) -> tuple[dict[str, torch.Tensor], dict[str, torch.Tensor]]:
+    """Return the inputs of a batch, and its other columns."""
+    others = {name: value for name, value in batch.items() if name not in inputs}
+    return {name: batch[name] for name in inputs}, others
+
+
+def _own_step(own: Any, wants_output: bool) -> NamedStep:
+    def step(net: Any, batch: Tensors, names: list[str]) -> tuple[torch.Tensor, Any]:
         if not isinstance(net, DistributedDataParallel):
             return _own(own(net, batch), wants_output)
         return net(batch), net.module.take_output()
@@ -46,12 +66,12 @@ def _own_step(own: Any, wants_output: bool) -> Step:
     return step
 
 
-def _loss_step(settings: TorchSettings) -> Step:
-    inputs, losses = list(settings.inputs()), Losses(settings)
+def _loss_step(settings: TorchSettings) -> NamedStep:
+    losses = Losses(settings)
     checked: list[bool] = []
 
-    def step(net: Any, batch: Tensors) -> tuple[torch.Tensor, Any]:
-        output = forward(net, batch, inputs)
+    def step(net: Any, batch: Tensors, names: list[str]) -> tuple[torch.Tensor, Any]:
+        output = forward(net, batch, names)
         for term, got, label in losses.parts(output, batch):
             refuse_third_class(term, label, settings, first=not checked)
             if not checked:
@@ -105,11 +125,16 @@ def describe(net: torch.nn.Module, settings: ModuleSettings, batch: Mapping[str,
     """
     net.eval()
     inputs = {name: batch[name] for name in settings.inputs()}
+    rows = rows_like(inputs)
+    before = random_state(next(iter(inputs.values())).device)
     with torch.no_grad(), uncompiled(net):
+        if settings.transform is not None:
+            inputs = InputTransform(settings.transform)(inputs, training=False, module=net)
         outputs = outputs_of(forward(net, inputs, list(inputs)))
+    set_random_state(before, next(iter(inputs.values())).device)  # a training that continues does this again
     if settings.task == "classification":
         check_classes(outputs)
-    return {"inputs": rows_like(inputs), "outputs": {o.name: (o.dtype, o.shape) for o in outputs}}
+    return {"inputs": rows, "outputs": {o.name: (o.dtype, o.shape) for o in outputs}}
 
 
 def _own(given: Any, wants_output: bool) -> tuple[torch.Tensor, Any]:

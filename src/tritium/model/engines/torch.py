@@ -12,6 +12,7 @@ from tritium.errors import BadSetting, ModelError
 from tritium.model.engine import Buffer, Engine, Maker, Parts
 from tritium.model.engines.torch_copies import Copies
 from tritium.model.engines.torch_module import pickled, rebuild, trainable, unpickled
+from tritium.model.engines.torch_transform import InputTransform
 from tritium.model.engines.torch_weights import Tensors, read
 from tritium.model.signature import Output
 
@@ -32,6 +33,7 @@ class TorchEngine(Engine):
     module_class = "torch.nn.Module"
     trusted = ("torch.nn",)
     transformer = "tritium.ml.torch.model:TorchModel"
+    takes_transform = True
 
     module: torch.nn.Module
 
@@ -66,7 +68,9 @@ class TorchEngine(Engine):
         where = home if device is None else _present(device)
         module = self.module if where == home else self._copies.on(where, self.module)
         with _evaluating(module):
-            yield TorchEngine(module, where)
+            ready = TorchEngine(module, where)
+            ready.transform = self.transform
+            yield ready
 
     def call(self, batch: Arrays, outputs: Sequence[str]) -> Arrays:
         """Call the module with one input by position, or several by keyword.
@@ -75,11 +79,8 @@ class TorchEngine(Engine):
         """
         import torch
 
-        device = self._home()
         with torch.inference_mode():
-            # Copied also on the CPU: a module may write over its input, and Arrow's memory is read-only.
-            given = {name: torch.tensor(array, device=device) for name, array in batch.items()}
-            result: Any = self.module(*given.values()) if len(given) == 1 else self.module(**given)
+            result = self._result(batch)
             if isinstance(result, torch.Tensor):
                 result = (result,)
             found = dict(result) if isinstance(result, Mapping) else dict(zip(outputs, result, strict=False))
@@ -95,9 +96,18 @@ class TorchEngine(Engine):
         from tritium.model.engines.torch_outputs import outputs_of
 
         with self.on(None) as ready, torch.inference_mode():
-            given = {name: torch.tensor(array, device=ready._home()) for name, array in batch.items()}
-            result: Any = ready.module(*given.values()) if len(given) == 1 else ready.module(**given)
-        return outputs_of(result)
+            return outputs_of(ready._result(batch))
+
+    def _result(self, batch: Arrays) -> Any:
+        """Return what the module returns for these inputs, after the transform."""
+        import torch
+
+        device = self._home()
+        # Copied also on the CPU: a module may write over its input, and Arrow's memory is read-only.
+        given = {name: torch.tensor(array, device=device) for name, array in batch.items()}
+        if self.transform is not None:
+            given = InputTransform(self.transform)(given, training=False, module=self.module)
+        return self.module(*given.values()) if len(given) == 1 else self.module(**given)
 
     def _home(self) -> torch.device:
         """Return the device that was given, else that of the module's first weight."""

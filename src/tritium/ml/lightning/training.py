@@ -135,6 +135,7 @@ def quieter() -> Iterator[None]:
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", "Your `IterableDataset` has `__len__` defined")
             warnings.filterwarnings("ignore", "You defined a `validation_step` but have no `val_dataloader`")
+            warnings.filterwarnings("ignore", "It is recommended to use `self.log")  # it is averaged
             warnings.filterwarnings("ignore", r"`isinstance\(treespec, LeafSpec\)` is deprecated", FutureWarning)
             yield
     finally:

@@ -19,6 +19,7 @@ from tritium.ml.torch.optimizer_step import OptimizerStep
 from tritium.ml.torch.random_state import random_state, seed_generators, set_random_state
 from tritium.ml.torch.schedule import Schedule
 from tritium.ml.torch.settings import TorchSettings
+from tritium.ml.torch.several_steps import Replicas, SeveralSteps
 
 
 class TrainingCheckpoint:
@@ -34,8 +35,8 @@ class TrainingCheckpoint:
         world: World,
         shard: Any,
         state: TrainState,
-        replica: Replica,
-        stepping: OptimizerStep,
+        replica: Replica | Replicas,
+        stepping: OptimizerStep | SeveralSteps,
         divergence: DivergenceCheck,
         schedule: Schedule,
         early_stopping: EarlyStoppingState,
@@ -94,7 +95,7 @@ class TrainingCheckpoint:
         self._put_back_groups(saved["groups"])
         self._replica.train_only(saved["trainable"])
         self._replica.refresh(state.optimizer)
-        self._replica.gradients.restore(saved["gradients"])
+        self._replica.restore(saved["gradients"])
         state.module.load_state_dict(saved["module"])
         state.optimizer.load_state_dict(saved["optimizer"])
         if self._stepping.scaler is not None:
@@ -136,7 +137,10 @@ class TrainingCheckpoint:
     def epoch_metrics(self, epoch: Any, ranks: Any) -> EpochMetrics:
         """Return the sums of an epoch: restored for one that continues, else zero."""
         labels = list(self._settings.label_sources())
-        metrics, before = EpochMetrics(self._settings.named_metrics(), ranks, labels), self._metrics
+        metrics, before = (
+            EpochMetrics(self._settings.named_metrics(), ranks, labels, self._stepping.losses),
+            self._metrics,
+        )
         self._metrics = None
         if before is not None and epoch.first > 0:
             metrics.load_state(before)
@@ -191,7 +195,7 @@ class TrainingCheckpoint:
             "scaler": None if self._stepping.scaler is None else self._stepping.scaler.state_dict(),
             "groups": self._groups(),
             "trainable": self._replica.trainable,
-            "gradients": self._replica.gradients.order,
+            "gradients": self._replica.order,
             "schedule": self._schedule.state_dict(),
             "early_stopping": self._early_stopping.state_dict(),
             "epochs": self._settings.epochs,

@@ -20,6 +20,7 @@ from tritium.ml.torch.ddp_warning import spend_warning
 from tritium.ml.torch.gradients import Gradients
 
 T = TypeVar("T")
+Stepping = Callable[[torch.nn.Module], torch.nn.Module]
 _LISTED = 3
 _SYNC_BUFFERS = "forward_sync_buffers"  # from torch 2.13 on; the name before is deprecated
 
@@ -29,16 +30,21 @@ class Ranks:
 
     def __init__(self, rank: int, size: int, device: torch.device) -> None:
         self.rank, self.size, self.device = rank, size, device
-        self.stepping: Callable[[torch.nn.Module], torch.nn.Module] = lambda module: module
+        self.stepping: Stepping = lambda module: module
         """From a module, what DDP wraps; its forward must compute all that gradients are taken of."""
 
     def replicate(
-        self, module: torch.nn.Module, find_unused_parameters: bool, options: Mapping[str, Any] | None = None
+        self,
+        module: torch.nn.Module,
+        find_unused_parameters: bool,
+        options: Mapping[str, Any] | None = None,
+        stepping: Stepping | None = None,
     ) -> torch.nn.Module:
         """Return the module with rank 0's weights, whose gradients are averaged over ranks in `backward`.
 
         find_unused_parameters : some parameters get no gradient, and DDP must not wait for them.
         options : the `ddp_options` of the settings.
+        stepping : in place of the attribute of this name.
         """
         if self.size == 1 or not any(p.requires_grad for p in module.parameters()):
             return module
@@ -47,7 +53,7 @@ class Ranks:
             keywords[_SYNC_BUFFERS] = keywords.pop("broadcast_buffers")
         if keywords["find_unused_parameters"]:
             spend_warning()
-        return DistributedDataParallel(self.stepping(module), **keywords)
+        return DistributedDataParallel((stepping or self.stepping)(module), **keywords)
 
     def sum(self, values: torch.Tensor) -> torch.Tensor:
         """Return the element-wise sum over ranks, computed in place."""
@@ -123,12 +129,16 @@ class Replica:
         ranks: Ranks,
         find_unused_parameters: bool,
         options: Mapping[str, Any] | None = None,
+        *,
+        stepping: Stepping | None = None,
     ) -> None:
         """Wrap the module.
 
         find_unused_parameters : some of the parameters that are trainable now get no gradient.
         options : the `ddp_options` of the settings.
+        stepping : what DDP wraps, in place of that of `ranks`.
         """
+        self._stepping = stepping
         self.module, self._ranks, self._find_unused = module, ranks, find_unused_parameters
         self._options = options or {}
         self.comm_hook = CommHook(self._options.get("comm_hook"))
@@ -173,6 +183,19 @@ class Replica:
         held = held_by(optimizer)
         return [parameter for parameter in self.module.parameters() if id(parameter) not in held]
 
+    @property
+    def order(self) -> list[str] | None:
+        """The order of the buckets, for a checkpoint; None where it is not known, or plays no part."""
+        return self.gradients.order
+
+    def restore(self, order: Sequence[str] | None) -> None:
+        """Continue with the buckets of a training whose first step had this order. A collective call."""
+        self.gradients.restore(order)
+
+    def train(self) -> None:
+        """Set train mode."""
+        self.net.train()
+
     def train_only(self, names: Sequence[str]) -> None:
         """Freeze all parameters but these. Call `refresh` afterwards."""
         chosen = set(names)
@@ -193,7 +216,7 @@ class Replica:
         self._wrapped = self._trained()
         # The dry run has not tried whether what was frozen when the training began gets a gradient at all.
         find_unused = self._find_unused or not self._known.issuperset(self.trainable)
-        self.net = self._ranks.replicate(self.module, find_unused, self._options)
+        self.net = self._ranks.replicate(self.module, find_unused, self._options, self._stepping)
         if isinstance(self.net, DistributedDataParallel):
             self.comm_hook.register(self.net)
         self.gradients = Gradients(self.net, self.module, self._options)

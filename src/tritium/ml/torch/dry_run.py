@@ -72,12 +72,16 @@ class TorchDryRun(DryRun[TorchSettings]):
         if self._forward is None:
             return Facts()
         try_compile(self._forward.module, settings.compile)
-        try_scheduler(settings, try_optimizer(settings, self._forward.module))
+        optimizer = try_optimizer(settings, self._forward.module)
+        try_scheduler(settings, optimizer)
         zero = {name: zeros(label, shape) for name, label in labels.items() if (shape := shapes[name]) is not None}
         if len(zero) < len(labels):
             return Facts(output_known=True)
         if settings.train_step is not None:  # one step shows nothing of the next: it may leave out other layers
-            try_own_step(settings, self._forward, zero)
+            for own in (
+                [settings.for_optimizer(n) for n in optimizer or ()] if settings.steps_by_optimizer() else [settings]
+            ):
+                try_own_step(own, self._forward, zero)
             return Facts(output_known=True)
         unused = try_step(settings, self._forward, labels, zero)
         refuse_unused(settings.ddp_options, unused)

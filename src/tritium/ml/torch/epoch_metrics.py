@@ -21,7 +21,11 @@ States = tuple[dict[str, Any], int]
 class EpochMetrics:
     """Sums of losses and metrics over rows, as a mean of batch means would weigh a short batch like a full one."""
 
-    def __init__(self, metrics: Mapping[str, Any], ranks: Ranks, labels: Sequence[str] = (LABEL,)) -> None:
+    def __init__(
+        self, metrics: Mapping[str, Any], ranks: Ranks, labels: Sequence[str] = (LABEL,), losses: Sequence[str] = ()
+    ) -> None:
+        """Begin with sums of zero. `losses`: names of the parts of the loss, where it has several."""
+        self._losses = list(losses)
         self._ranks, self._labels = ranks, list(labels)
         self._own = {name: m for name, m in metrics.items() if not hasattr(m, "compute")}
         self._kept = {name: copy.deepcopy(m) for name, m in metrics.items() if hasattr(m, "compute")}
@@ -39,17 +43,17 @@ class EpochMetrics:
         self._resumed = False
         self._rows = self._padded = 0
         self._began, self._before = time.monotonic(), 0.0  # seconds of this epoch in earlier attempts or runs
-        self._sums = torch.zeros(1 + len(self._own), dtype=torch.float64, device=ranks.device)
+        self._sums = torch.zeros(1 + len(self._losses) + len(self._own), dtype=torch.float64, device=ranks.device)
         self._each = list(self._sums)  # views, as adding by an index takes three operations at every step
 
-    def add(self, batch: Any, loss: torch.Tensor, output: Any) -> None:
-        """Add a batch by its mean loss and its output; rows that only pad it to equal steps do not count."""
+    def add(self, batch: Any, loss: torch.Tensor, output: Any, parts: Sequence[torch.Tensor] = ()) -> None:
+        """Add a batch by its mean loss, output, and parts of the loss; rows that only pad it do not count."""
         if not batch.rows:  # its loss or a metric may be NaN, and NaN * 0 is NaN
             self._padded += len(next(iter(batch.values())))
             return
         with torch.no_grad():
             label = label_in(batch, self._labels)
-            means = [loss, *(metric(output, label) for metric in self._own.values())]
+            means = [loss, *parts, *(metric(output, label) for metric in self._own.values())]
             for sum_, mean in zip(self._each, means, strict=True):
                 if isinstance(mean, torch.Tensor):
                     sum_.add_(mean.detach(), alpha=batch.rows)
@@ -115,7 +119,7 @@ class EpochMetrics:
         """Return means, rows, padded rows, and rank 0's seconds, as the history must be the same on every rank."""
         seconds = self._sums.new_tensor([0.0 if self._ranks.rank else self._seconds()])
         rows, padded, *sums, of_first = self._ranks.sum(torch.cat([self._all(), seconds])).tolist()
-        found: dict[str, Any] = dict(zip(["loss", *self._own], (s / rows for s in sums), strict=True))
+        found: dict[str, Any] = dict(zip(["loss", *self._losses, *self._own], (s / rows for s in sums), strict=True))
         for path, metric in self._stateful.items():
             if uneven or (self._resumed and is_unreduced(metric)):
                 self._merge(path)

@@ -66,7 +66,7 @@ def step_problems(step: Any, name: str, weight_col: str | None) -> Iterator[str]
         return
     if not callable(step):
         yield f"{name}={step!r} is not a function."
-    elif not takes(step, 2):
+    elif not takes(step, 2) and not (name == "train_step" and needed_arguments(step)[2:] == ["optimizer"]):
         arguments = ", ".join(argument_names(step)) or "nothing"
         yield f"{name}={name_of(step)} takes {arguments}; it is called with (module, batch)."
     if weight_col is not None:

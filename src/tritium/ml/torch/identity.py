@@ -16,6 +16,7 @@ from tritium.ml.checkpoint import GROUP, HELD
 from tritium.ml.digest import is_own
 from tritium.ml.torch.ddp_options import ddp_identity
 from tritium.ml.torch.digest import TorchDigest
+from tritium.ml.torch.optimizers import Optimizers
 from tritium.ml.torch.settings import TorchSettings
 
 _ANY = (
@@ -69,7 +70,7 @@ def identity(
     }
     found |= {f"vocabulary of {column!r}": words_of(words) for column, words in settings.words().items()}
     found |= ddp_identity(settings.ddp_options)
-    found["optimizer"] = name_of(optimizer)
+    found["optimizer"] = optimizer.described if isinstance(optimizer, Optimizers) else name_of(optimizer)
     for number, group in enumerate(getattr(optimizer, "param_groups", ())):
         options = {name: _plain(value) for name, value in group.items() if name != "params"}
         found |= {f"{GROUP} {number} {name}": value for name, value in options.items()}
@@ -87,10 +88,13 @@ def identity_with_code(
     """
     found = identity(settings, module, optimizer, fields)
     found["validation"] = settings.validation if isinstance(settings.validation, str | float) else None
+    kinds: Any = None if optimizer is None else type(optimizer)
+    if isinstance(optimizer, Optimizers):
+        kinds = {name: type(one) for name, one in optimizer.items()}
     hook = (settings.ddp_options or {}).get("comm_hook")
     code = {
         "model": [kind for kind in dict.fromkeys(map(type, module.modules())) if is_own(kind)],
-        "optimizer": None if optimizer is None else type(optimizer),
+        "optimizer": kinds,
         **{
             name: getattr(settings, name)
             for name in ("initial_weights", "loss", "train_step", "lr_scheduler", "decode", "transform")

@@ -28,6 +28,7 @@ from tritium.ml.torch.optimizer_step import OptimizerStep
 from tritium.ml.torch.random_state import seed_generators
 from tritium.ml.torch.schedule import Schedule
 from tritium.ml.torch.settings import TorchSettings
+from tritium.ml.torch.several_steps import Replicas, SeveralSteps, validating_step
 from tritium.ml.torch.step import OwnStep, Step, describe, make_step
 from tritium.model.engines.torch_weights import Tensors
 
@@ -50,7 +51,7 @@ def train(
     """
     world = this_world()
     with joined(world) as ranks:
-        if settings.train_step is not None:
+        if settings.train_step is not None and not settings.steps_by_optimizer():
             ranks.stepping = lambda module: OwnStep(module, settings)
         return _train(settings, validate, facts, user_run_dir, identity_with_code, world, ranks)
 
@@ -68,12 +69,12 @@ def _train(
     tell = world.note if ranks.rank == 0 else lambda _: None
     torch.manual_seed(settings.seed)
     module = with_sync_batch_norm(settings.make_module().to(ranks.device), settings.ddp_options, ranks)
+    unused = facts.find_unused_parameters
     compile_in_place(module, settings.compile, ranks.device)
-    replica = Replica(module, ranks, facts.find_unused_parameters, settings.ddp_options)
+    one = None if settings.steps_by_optimizer() else Replica(module, ranks, unused, settings.ddp_options)
     world.expect_file(WEIGHTS, known_bytes(module))
     seed_generators(settings, settings.seed + ranks.rank)  # dropout differs from rank to rank
     optimizer = settings.make_optimizer(module)
-    step, eval_step = make_step(settings, ranks.device), make_step(settings, ranks.device, validates=True)
     shard = world.shard("train")
     if validate and settings.shuffle != "stream":  # rows that still arrive can't be counted yet
         check_some_rows(world.shard("validation").counts, settings)
@@ -83,7 +84,7 @@ def _train(
         DivergenceCheck(ranks, shard.schema, settings.precision, transforms=settings.transform is not None),
         Schedule(settings, optimizer, whole, tell),
     )
-    stepping = OptimizerStep(settings, replica, optimizer, step, divergence)
+    replica, stepping, eval_step = steps_of(settings, ranks, one, module, optimizer, divergence)
     take_weights, put_weights = lambda: copy_of_weights(module), module.load_state_dict
     early_stopping = EarlyStoppingState(settings.stopping_rule(), settings.epochs, take_weights, put_weights, tell)
     progress = Progress(settings, world)
@@ -124,7 +125,7 @@ def _train(
             checkpoint.on_step(batches[-1], metrics)
             if not output_known:  # an output that can't be a prediction must fail now, not after the last epoch
                 describe(module, settings, checkpoint.example())
-                replica.net.train()
+                replica.train()
                 output_known = True
             progress.on_step(epoch, batches, loss)
         divergence.check()
@@ -133,7 +134,8 @@ def _train(
         entry = metrics.entry(epoch.number + 1)
         take_buffers(module, ranks)  # the returned model has rank 0's, so all ranks validate with those
         if validate:
-            entry |= validation(world.shard("validation"), batch_size, module, eval_step, settings, ranks)
+            losses = stepping.losses if settings.eval_step is None else []
+            entry |= validation(world.shard("validation"), batch_size, module, eval_step, settings, ranks, losses)
             take_buffers(module, ranks)  # those of observers and counters change in eval mode, too
         entry |= {"learning_rate": schedule.learning_rate(), **stepping.entry(epoch, tell)}
         state.epoch = entry["epoch"]
@@ -163,6 +165,23 @@ def _train(
     return {"history": state.history, **describe(module, settings, checkpoint.example())}
 
 
+def steps_of(
+    settings: TorchSettings, ranks: Ranks, one: Replica | None, module: Any, optimizer: Any, divergence: DivergenceCheck
+) -> tuple[Replica | Replicas, OptimizerStep | SeveralSteps, Step]:
+    """Return the module on all ranks, the steps of its optimizer, or of several, and the step for validation.
+
+    `one`: the module on all ranks, where it has one optimizer.
+    """
+    eval_step = make_step(settings, ranks.device, validates=True)
+    if one is None:
+        replicas = Replicas(settings, ranks, module, optimizer)
+        if settings.eval_step is None:
+            eval_step = validating_step(settings, optimizer, ranks.device)
+        return replicas, SeveralSteps(settings, replicas, optimizer, divergence), eval_step
+    step = make_step(settings, ranks.device)
+    return one, OptimizerStep(settings, one, optimizer, step, divergence), eval_step
+
+
 def tell_one_step(epoch: Any, counts: Sequence[int], batch_size: int, tell: Callable[[str], Any]) -> None:
     """Tell the user when an epoch is one step, as a batch is larger than the rows of a rank."""
     if epoch.steps == 1 and max(counts) < batch_size:
@@ -190,14 +209,20 @@ def pieces(views: Iterable[memoryview]) -> Iterator[bytes]:
 
 
 def validation(
-    shard: Any, batch_size: int, module: torch.nn.Module, step: Step, settings: TorchSettings, ranks: Ranks
+    shard: Any,
+    batch_size: int,
+    module: torch.nn.Module,
+    step: Step,
+    settings: TorchSettings,
+    ranks: Ranks,
+    losses: Sequence[str] = (),
 ) -> dict[str, Any]:
     """Return loss and metrics over the validation rows of all ranks, under names that begin with `validation_`.
 
     A rank without such rows takes no step. Raises EmptyShard where no rank has any.
     """
     check_some_rows(shard.counts, settings)
-    metrics = EpochMetrics(settings.named_metrics(), ranks, list(settings.label_sources()))
+    metrics = EpochMetrics(settings.named_metrics(), ranks, list(settings.label_sources()), losses)
     uneven = 0 in shard.counts  # then each rank takes its own number of steps, some none
     module.eval()
     with torch.no_grad():

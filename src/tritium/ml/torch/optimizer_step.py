@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -29,20 +29,42 @@ class OptimizerStep:
     ) -> None:
         self._settings, self._replica, self._optimizer = settings, replica, optimizer
         self._step, self._divergence = step, divergence
+        self.losses: list[str] = []
+        """Names of the losses in the history, beside their sum: none, as there is one loss."""
         self._ungrouped: list[torch.nn.Parameter] = []
         self.scaler = LossScale(replica.device) if settings.precision == "fp16" else None
         """What scales the loss in float16; None in other precisions."""
 
     def on_epoch_start(self) -> None:
         """Set train mode, and look up what the optimizer holds, which a callback may have changed."""
-        self._replica.net.train()
+        self._replica.train()
         self._ungrouped = self._replica.ungrouped(self._optimizer)
 
     def take(self, group: Group, metrics: EpochMetrics) -> torch.Tensor:
         """Take the step of these batches on every rank, add them to `metrics`, and return the loss of the last one."""
-        losses = self._backward(group, metrics)
+        losses = []
+        for batch in group:
+            loss, output = self.backward(batch, group)
+            metrics.add(batch, loss, output)
+            losses.append(loss)
+            del loss, output  # a batch's graph is released before the next one is computed
+        self.finish(group.taken, losses)
+        return losses[-1]
+
+    def backward(self, batch: Any, group: Group) -> tuple[torch.Tensor, Any]:
+        """Compute the gradients of a batch, over all ranks if it is the last one. Return its loss and its output."""
+        with self._replica.gradients.exchanged(now=group.at_last):
+            loss, output = self._step(self._replica.net, batch)
+            # Scaled to give the mean over all rows of all ranks and batches, as one process would compute it.
+            whole = loss * (batch.scale * batch.total / group.total)
+            (whole if self.scaler is None else self.scaler.scaled(whole)).backward()
+        # A repeated row, of scale 0, must not count: its loss may be NaN, and NaN * 0 is NaN.
+        return (loss.detach() if batch.rows else torch.zeros_like(loss.detach())), output
+
+    def finish(self, batches: Sequence[Any], losses: list[torch.Tensor]) -> None:
+        """Watch, clip and take the gradients of these batches, and clear them."""
         if self.scaler is None:
-            self._divergence.watch(group.taken, losses, self._replica.gradients.norm())
+            self._divergence.watch(list(batches), losses, self._replica.gradients.norm())
             self._clip()
             self._optimizer.step()
         else:
@@ -51,9 +73,8 @@ class OptimizerStep:
             self._clip()
             # Gradients that are infinite only as they were scaled are no divergence.
             gone = self.scaler.step(self._optimizer)
-            self._divergence.watch(group.taken, losses, torch.zeros_like(norm) if gone else norm)
+            self._divergence.watch(list(batches), losses, torch.zeros_like(norm) if gone else norm)
         self._clear()
-        return losses[-1]
 
     def entry(self, epoch: Any, tell: Callable[[str], Any]) -> dict[str, int]:
         """Return what the history's entry of an epoch has of its steps, and tell the user about those left out."""
@@ -67,20 +88,6 @@ class OptimizerStep:
                 f"{self.scaler.factor:g}"
             )
         return {"steps_skipped": skipped}
-
-    def _backward(self, group: Group, metrics: EpochMetrics) -> list[torch.Tensor]:
-        """Compute the gradients over all ranks, and return the batches' losses."""
-        losses = []
-        for batch in group:
-            with self._replica.gradients.exchanged(now=group.at_last):
-                loss, output = self._step(self._replica.net, batch)
-                # Scaled to give the mean over all rows of all ranks and batches, as one process would compute it.
-                whole = loss * (batch.scale * batch.total / group.total)
-                (whole if self.scaler is None else self.scaler.scaled(whole)).backward()  # type: ignore[no-untyped-call]
-            # A repeated row, of scale 0, must not count: its loss may be NaN, and NaN * 0 is NaN.
-            losses.append(loss.detach() if batch.rows else torch.zeros_like(loss.detach()))
-            metrics.add(batch, loss, output)
-        return losses
 
     def _clip(self) -> None:
         if self._settings.clip_grad_norm is not None:

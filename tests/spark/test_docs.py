@@ -22,9 +22,9 @@ PAGES = (
     "docs/checkpoints.md",
     "docs/estimator.md",
     "docs/function-estimator.md",
+    "docs/lightning-estimator.md",  # first: Lightning cannot be imported after TensorFlow, see its Limits
     "docs/keras-estimator.md",
     "docs/lightgbm-estimator.md",
-    "docs/lightning-estimator.md",
     "docs/prediction.md",
     "docs/frameworks/torch.md",
     "docs/frameworks/lightning.md",

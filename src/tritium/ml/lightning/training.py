@@ -21,7 +21,8 @@ from tritium.ml.lightning.checkpoint import Training, TrainingCheckpoint, taken,
 from tritium.ml.lightning.dry_run import Facts
 from tritium.ml.lightning.identity import identity
 from tritium.ml.lightning.settings import LightningSettings
-from tritium.ml.torch.loop import WEIGHTS, check_some_rows, copy_of_weights, known_bytes, pieces
+from tritium.ml.torch.ddp import copy_of_weights
+from tritium.ml.torch.loop import WEIGHTS, check_some_rows, known_bytes, pieces
 from tritium.ml.torch.step import describe
 from tritium.model.engines.torch_weights import Tensors
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -12,7 +12,7 @@ from tritium.gang.rank.world import World
 from tritium.ml.callbacks import TrainState, keeps_state
 from tritium.ml.checkpoint import refuse_another
 from tritium.ml.early_stopping import EarlyStoppingState, stays_stopped
-from tritium.ml.torch.ddp import Replica
+from tritium.ml.torch.ddp import Ranks, Replica
 from tritium.ml.torch.divergence import DivergenceCheck
 from tritium.ml.torch.epoch_metrics import EpochMetrics
 from tritium.ml.torch.optimizer_step import OptimizerStep
@@ -20,6 +20,9 @@ from tritium.ml.torch.random_state import random_state, seed_generators, set_ran
 from tritium.ml.torch.schedule import Schedule
 from tritium.ml.torch.settings import TorchSettings
 from tritium.ml.torch.several_steps import Replicas, SeveralSteps
+
+if TYPE_CHECKING:
+    from tritium.ml.torch.fsdp import ShardedModule
 
 
 class TrainingCheckpoint:
@@ -34,8 +37,9 @@ class TrainingCheckpoint:
         settings: TorchSettings,
         world: World,
         shard: Any,
+        ranks: Ranks,
         state: TrainState,
-        replica: Replica | Replicas,
+        replica: Replica | Replicas | ShardedModule,
         stepping: OptimizerStep | SeveralSteps,
         divergence: DivergenceCheck,
         schedule: Schedule,
@@ -45,9 +49,9 @@ class TrainingCheckpoint:
         *,
         run_dir_required: bool,
     ) -> None:
-        self._settings, self._world, self._shard = settings, world, shard
+        self._settings, self._world, self._shard, self._ranks = settings, world, shard, ranks
         self._state, self._replica, self._divergence = state, replica, divergence
-        self._stepping = stepping
+        self._stepping, self._sharded = stepping, replica.sharded
         self._schedule, self._early_stopping = schedule, early_stopping
         self._identity, self._identity_with_code = identity, identity_with_code
         self._saved: Any = None
@@ -76,7 +80,7 @@ class TrainingCheckpoint:
         if saved is None:
             return
         refuse_another(saved.get("identity"), self._identity, saved.path, resized=saved.size != state.size)
-        state.module.load_state_dict(saved["module"])
+        state.module.load_state_dict(self._restored(saved)["module"])
         state.history[:] = saved["history"]
         state.epoch = len(state.history)
         self._saved = saved
@@ -96,12 +100,14 @@ class TrainingCheckpoint:
         self._replica.train_only(saved["trainable"])
         self._replica.refresh(state.optimizer)
         self._replica.restore(saved["gradients"])
-        state.module.load_state_dict(saved["module"])
-        state.optimizer.load_state_dict(saved["optimizer"])
+        weights = self._restored(saved)
+        state.module.load_state_dict(weights["module"])
+        state.optimizer.load_state_dict(weights["optimizer"])
         if self._stepping.scaler is not None:
             self._stepping.scaler.load_state_dict(saved["scaler"])
         self._schedule.load_state_dict(saved["schedule"], saved["history"], saved["epochs"])
-        self._early_stopping.load_state_dict(saved["early_stopping"], len(state.history))
+        early_stopping = {**saved["early_stopping"], "weights": weights["best"]}
+        self._early_stopping.load_state_dict(early_stopping, len(state.history))
         self._inputs, state.step = saved["inputs"], saved.step
         rule = self._settings.stopping_rule()
         self._stopped = stays_stopped(saved["stopped"], saved["early_stopping"], rule)
@@ -116,6 +122,22 @@ class TrainingCheckpoint:
         else:  # a rank that the checkpoint does not have
             seed_generators(self._settings, self._settings.seed + state.rank + 1000 * saved.step)
         return [own["position"] for own in saved.own]
+
+    def _restored(self, saved: Any) -> Mapping[str, Any]:
+        """Return weights, optimizer state and best weights as this rank holds them: all of them, or a part.
+
+        They may have been saved by another number of ranks, each with a part, or by one with all of them.
+        """
+        parts = [own["weights"] for own in saved.own]
+        if self._sharded and parts[0] is not None and saved.size == self._ranks.size:
+            return parts[self._ranks.rank]  # type: ignore[no-any-return]
+        if parts[0] is None and not self._sharded:
+            return saved["weights"]  # type: ignore[no-any-return]
+        from tritium.ml.torch.sharded_state import WholeShapes  # with DTensor, whose import takes 1 s
+
+        shapes = WholeShapes.of(self._state.module, saved["groups"])
+        whole = saved["weights"] if parts[0] is None else shapes.joined(parts)
+        return shapes.shared_out(whole, self._ranks) if self._sharded else whole  # type: ignore[no-any-return]
 
     def _put_back_callbacks(self, states: Sequence[Any]) -> None:
         for callback, kept in zip(self._settings.callbacks, states, strict=False):
@@ -190,14 +212,13 @@ class TrainingCheckpoint:
         return {
             "identity": self._identity,
             "identity_with_code": self._identity_with_code,
-            "module": dict(state.module.state_dict()),
-            "optimizer": state.optimizer.state_dict(),
+            "weights": None if self._sharded else self._all_weights(),
             "scaler": None if self._stepping.scaler is None else self._stepping.scaler.state_dict(),
             "groups": self._groups(),
             "trainable": self._replica.trainable,
             "gradients": self._replica.order,
             "schedule": self._schedule.state_dict(),
-            "early_stopping": self._early_stopping.state_dict(),
+            "early_stopping": self._early_stopping.state_dict() | {"weights": {}},
             "epochs": self._settings.epochs,
             "history": state.history,
             "inputs": self._inputs,
@@ -210,11 +231,20 @@ class TrainingCheckpoint:
         names = {id(parameter): name for name, parameter in self._state.module.named_parameters()}
         return [[names.get(id(p), "") for p in group["params"]] for group in self._state.optimizer.param_groups]
 
+    def _all_weights(self) -> dict[str, Any]:
+        """Return weights, optimizer state and the best weights so far: all of them, or this rank's part."""
+        return {
+            "module": dict(self._state.module.state_dict()),
+            "optimizer": self._state.optimizer.state_dict(),
+            "best": self._early_stopping.state_dict()["weights"],
+        }
+
     def _own(self, metrics: EpochMetrics | None) -> dict[str, Any]:
         callbacks = self._settings.callbacks
         return {
             "random": random_state(self._state.device),
             "buffers": buffers(self._state.module) if self._state.rank else {},  # rank 0's are in the module's state
+            "weights": self._all_weights() if self._sharded else None,
             "comm_hook": self._replica.comm_hook.state_dict(),
             "position": self._shard.state(),
             "metrics": None if metrics is None else metrics.state(),

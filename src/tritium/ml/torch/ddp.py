@@ -7,7 +7,7 @@ import hashlib
 import inspect
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -123,6 +123,8 @@ class Replica:
     its state.
     """
 
+    sharded: Literal[False] = False
+
     def __init__(
         self,
         module: torch.nn.Module,
@@ -192,6 +194,14 @@ class Replica:
         """Continue with the buckets of a training whose first step had this order. A collective call."""
         self.gradients.restore(order)
 
+    def call(self, step: Callable[[Any, Any], T], batch: Any) -> T:
+        """Return `step(net, batch)`."""
+        return step(self.net, batch)
+
+    def copy_of_weights(self) -> dict[str, torch.Tensor]:
+        """Return a copy of the weights and buffers on the CPU."""
+        return copy_of_weights(self.module)
+
     def train(self) -> None:
         """Set train mode."""
         self.net.train()
@@ -253,6 +263,11 @@ def with_sync_batch_norm(module: torch.nn.Module, options: Mapping[str, Any] | N
         raise BadSetting(NEEDS_GPUS, setting="ddp_options")
     converted: torch.nn.Module = torch.nn.SyncBatchNorm.convert_sync_batchnorm(module)  # type: ignore[no-untyped-call]
     return converted
+
+
+def copy_of_weights(module: torch.nn.Module) -> dict[str, torch.Tensor]:
+    """Return a copy of the module's weights and buffers on the CPU."""
+    return {name: value.detach().cpu().clone() for name, value in module.state_dict().items()}
 
 
 def outside(module: torch.nn.Module, optimizer: torch.optim.Optimizer) -> list[str]:

@@ -72,6 +72,10 @@ class TorchDryRun(DryRun[TorchSettings]):
         if self._forward is None:
             return Facts()
         try_compile(self._forward.module, settings.compile)
+        if settings.strategy == "fsdp":
+            from tritium.ml.torch.fsdp import refuse_unshardable  # with DTensor, whose import takes 1 s
+
+            refuse_unshardable(self._forward.module)
         optimizer = try_optimizer(settings, self._forward.module)
         try_scheduler(settings, optimizer)
         zero = {name: zeros(label, shape) for name, label in labels.items() if (shape := shapes[name]) is not None}

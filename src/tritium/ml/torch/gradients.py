@@ -108,6 +108,10 @@ class Gradients:
         arrived = (parameter.grad for parameter in self._trained if parameter.grad is not None)
         return torch.nn.utils.get_total_norm([_numbers(gradient) for gradient in arrived])
 
+    def clip(self, largest: float) -> None:
+        """Scale the gradients so that their norm is at most `largest`."""
+        torch.nn.utils.clip_grad_norm_(self._trained, largest)
+
     def restore(self, order: Sequence[str] | None) -> None:
         """Continue with the buckets of a training whose first step had this order. A collective call, over zeros.
 

@@ -26,6 +26,7 @@ _ANY = (
     "eval_step",
     "check",
     "compile",
+    "strategy",
     "prediction_col",
     "probability_col",
     "prediction_batch_size",

@@ -142,6 +142,10 @@ class TorchKeywords(GangKeywords, total=False):
     precision: Literal["fp32", "bf16", "fp16"]
     """What forward and loss compute in: "fp32", or "bf16" or "fp16" (autocast; weights stay float32). With "fp16"
     the loss is scaled, and a step whose gradients are not finite is left out, and counted in the history."""
+    strategy: Literal["ddp", "fsdp"]
+    """How several ranks share a module: "ddp", each holds all of it (DistributedDataParallel), or "fsdp", each holds
+    a part of every weight, gradient and optimizer state (fully_shard), for models that are too large for one GPU.
+    The model that is returned is whole."""
     ddp_options: Mapping[str, Any] | None
     """Options of torch's DistributedDataParallel: bucket_cap_mb, static_graph, find_unused_parameters,
     broadcast_buffers, gradient_as_bucket_view; sync_batch_norm (True: BatchNorm over the rows of all ranks, on
@@ -208,6 +212,7 @@ class TorchParams:
     gradient_accumulation: Param[int]
     clip_grad_norm: Param[float | None]
     precision: Param[Literal["fp32", "bf16", "fp16"]]
+    strategy: Param[Literal["ddp", "fsdp"]]
     ddp_options: Param[Mapping[str, Any] | None]
     compile: Param[bool | Mapping[str, Any]]
     check: Param[Literal["full", "off"]]
@@ -315,6 +320,8 @@ class TorchParams:
     def setClipGradNorm(self: P, value: float | None) -> P: ...
     def getPrecision(self) -> Literal["fp32", "bf16", "fp16"]: ...
     def setPrecision(self: P, value: Literal["fp32", "bf16", "fp16"]) -> P: ...
+    def getStrategy(self) -> Literal["ddp", "fsdp"]: ...
+    def setStrategy(self: P, value: Literal["ddp", "fsdp"]) -> P: ...
     def getDdpOptions(self) -> Mapping[str, Any] | None: ...
     def setDdpOptions(self: P, value: Mapping[str, Any] | None) -> P: ...
     def getCompile(self) -> bool | Mapping[str, Any]: ...

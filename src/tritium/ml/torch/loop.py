@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -32,6 +32,9 @@ from tritium.ml.torch.several_steps import Replicas, SeveralSteps, validating_st
 from tritium.ml.torch.step import OwnStep, Step, describe, make_step
 from tritium.model.engines.torch_weights import Tensors
 
+if TYPE_CHECKING:
+    from tritium.ml.torch.fsdp import ShardedModule
+
 WEIGHTS = "weights.safetensors"
 _PIECE = 4 << 20
 
@@ -51,123 +54,188 @@ def train(
     """
     world = this_world()
     with joined(world) as ranks:
-        if settings.train_step is not None and not settings.steps_by_optimizer():
+        if settings.train_step is not None and not settings.steps_by_optimizer() and not is_sharded(settings, ranks):
             ranks.stepping = lambda module: OwnStep(module, settings)
-        return _train(settings, validate, facts, user_run_dir, identity_with_code, world, ranks)
+        training = _Training(settings, validate, facts, user_run_dir, identity_with_code, world, ranks)
+        return training.run()
 
 
-def _train(
-    settings: TorchSettings,
-    validate: bool,
-    facts: Facts,
-    user_run_dir: bool,
-    identity_with_code: dict[str, Any] | None,
-    world: World,
-    ranks: Ranks,
-) -> dict[str, Any] | None:
-    batch_size = settings.rows_per_rank(ranks.size)
-    tell = world.note if ranks.rank == 0 else lambda _: None
-    torch.manual_seed(settings.seed)
-    module = with_sync_batch_norm(settings.make_module().to(ranks.device), settings.ddp_options, ranks)
-    unused = facts.find_unused_parameters
-    compile_in_place(module, settings.compile, ranks.device)
-    one = None if settings.steps_by_optimizer() else Replica(module, ranks, unused, settings.ddp_options)
-    world.expect_file(WEIGHTS, known_bytes(module))
-    seed_generators(settings, settings.seed + ranks.rank)  # dropout differs from rank to rank
-    optimizer = settings.make_optimizer(module)
-    shard = world.shard("train")
-    if validate and settings.shuffle != "stream":  # rows that still arrive can't be counted yet
-        check_some_rows(world.shard("validation").counts, settings)
-    this = identity(settings, module, optimizer, shard.schema)
-    whole = lambda: step_count(shard.counts, batch_size, settings.remainder)  # noqa: E731
-    divergence, schedule = (
-        DivergenceCheck(ranks, shard.schema, settings.precision, transforms=settings.transform is not None),
-        Schedule(settings, optimizer, whole, tell),
-    )
-    replica, stepping, eval_step = steps_of(settings, ranks, one, module, optimizer, divergence)
-    take_weights, put_weights = lambda: copy_of_weights(module), module.load_state_dict
-    early_stopping = EarlyStoppingState(settings.stopping_rule(), settings.epochs, take_weights, put_weights, tell)
-    progress = Progress(settings, world)
-    state = TrainState(module, optimizer, ranks.rank, ranks.size, ranks.device)
-    checkpoint = TrainingCheckpoint(
-        *(
-            settings,
-            world,
-            shard,
-            state,
-            replica,
-            stepping,
-            divergence,
-            schedule,
-            early_stopping,
-            this,
-            identity_with_code,
-        ),
-        run_dir_required=user_run_dir,
-    )
-    checkpoint.load()
-    for callback in settings.callbacks:
-        callback.on_train_start(state)
-    each_step = [callback for callback in settings.callbacks if at_steps(callback)]
-    resume, output_known = checkpoint.put_back(), facts.output_known
-    tell_untrained(module, optimizer, tell)
-    order = settings.order() | {"batch_size": batch_size, "device": ranks.device, "resume": resume}
-    for epoch in shard.epochs(checkpoint.epochs, **order):
-        metrics = checkpoint.epoch_metrics(epoch, ranks)
-        schedule.on_epoch_start(epoch)
-        stepping.on_epoch_start()
+class _Training:
+    """A training on this rank, from the settings to the weights."""
+
+    def __init__(
+        self,
+        settings: TorchSettings,
+        validate: bool,
+        facts: Facts,
+        user_run_dir: bool,
+        identity_with_code: dict[str, Any] | None,
+        world: World,
+        ranks: Ranks,
+    ) -> None:
+        """Make module, optimizer and what goes with them, and restore a checkpoint's weights."""
+        self.settings, self.validates, self.world, self.ranks = settings, validate, world, ranks
+        self.tell = world.note if ranks.rank == 0 else lambda _: None
+        self.batch_size = batch_size = settings.rows_per_rank(ranks.size)
+        torch.manual_seed(settings.seed)
+        self.module = module = made_module(settings, ranks)
+        world.expect_file(WEIGHTS, known_bytes(module))
+        whole = replicated(settings, module, ranks, facts.find_unused_parameters)
+        seed_generators(settings, settings.seed + ranks.rank)  # dropout differs from rank to rank
+        self.optimizer = optimizer = settings.make_optimizer(module)
+        self.shard = shard = world.shard("train")
+        if validate and settings.shuffle != "stream":  # rows that still arrive can't be counted yet
+            check_some_rows(world.shard("validation").counts, settings)
+            if is_sharded(settings, ranks):
+                refuse_no_rows(world.shard("validation").counts)
+        this = identity(settings, module, optimizer, shard.schema)
+        self.divergence = DivergenceCheck(
+            ranks, shard.schema, settings.precision, transforms=settings.transform is not None
+        )
+        steps = lambda: step_count(shard.counts, batch_size, settings.remainder)  # noqa: E731
+        self.schedule = Schedule(settings, optimizer, steps, self.tell)
+        self.replica, self.stepping, self.eval_step = steps_of(
+            settings, ranks, whole, module, optimizer, self.divergence
+        )
+        best = (self.replica.copy_of_weights, module.load_state_dict)
+        self.early_stopping = EarlyStoppingState(settings.stopping_rule(), settings.epochs, *best, self.tell)
+        self.progress = Progress(settings, world)
+        self.state = TrainState(module, optimizer, ranks.rank, ranks.size, ranks.device)
+        self.output_known = facts.output_known
+        self.checkpoint = TrainingCheckpoint(
+            *(settings, world, shard, ranks, self.state, self.replica, self.stepping, self.divergence),
+            *(self.schedule, self.early_stopping, this, identity_with_code),
+            run_dir_required=user_run_dir,
+        )
+        self.checkpoint.load()
+
+    def run(self) -> dict[str, Any] | None:
+        """Take all epochs. Rank 0 stores the weights, and returns history, inputs and outputs; others None."""
+        settings, state, checkpoint = self.settings, self.state, self.checkpoint
+        for callback in settings.callbacks:
+            callback.on_train_start(state)
+        resume = checkpoint.put_back()
+        tell_untrained(self.module, self.optimizer, self.tell)
+        order = settings.order() | {"batch_size": self.batch_size, "device": self.ranks.device, "resume": resume}
+        for epoch in self.shard.epochs(checkpoint.epochs, **order):
+            metrics = checkpoint.epoch_metrics(epoch, self.ranks)
+            self._steps(epoch, metrics)
+            self._end_epoch(epoch, metrics)
+            if self.ranks.any(state.stop or self.early_stopping.should_stop):
+                break
+            checkpoint.on_epoch_end()
+        checkpoint.on_train_end()
+        self.early_stopping.restore_best()
+        for callback in settings.callbacks:
+            callback.on_train_end(state)
+        for entry in state.history:
+            make_json(entry)
+        take_buffers(self.module, self.ranks)
+        refuse_different(self.module, self.ranks, self.tell)
+        return self._stored()
+
+    def _steps(self, epoch: Any, metrics: EpochMetrics) -> None:
+        """Take the optimizer steps of an epoch."""
+        settings, state = self.settings, self.state
+        each_step = [callback for callback in settings.callbacks if at_steps(callback)]
+        self.schedule.on_epoch_start(epoch)
+        self.stepping.on_epoch_start()
         for group in epoch.groups(settings.gradient_accumulation):
-            loss, batches = stepping.take(group, metrics), group.taken  # the batches without their columns
-            schedule.on_step()
+            loss, batches = self.stepping.take(group, metrics), group.taken  # the batches without their columns
+            self.schedule.on_step()
             state.step, state.loss = state.step + 1, loss
             for callback in each_step:
                 callback.on_step_end(state)
-            checkpoint.on_step(batches[-1], metrics)
-            if not output_known:  # an output that can't be a prediction must fail now, not after the last epoch
-                describe(module, settings, checkpoint.example())
-                replica.train()
-                output_known = True
-            progress.on_step(epoch, batches, loss)
-        divergence.check()
+            self.checkpoint.on_step(batches[-1], metrics)
+            if not self.output_known:  # an output that can't be a prediction must fail now, not after the last epoch
+                self._described()
+                self.replica.train()
+                self.output_known = True
+            self.progress.on_step(epoch, batches, loss)
+        self.divergence.check()
         if epoch.number == 0 and settings.verbose:
-            tell_one_step(epoch, shard.counts, batch_size, tell)
+            tell_one_step(epoch, self.shard.counts, self.batch_size, self.tell)
+
+    def _end_epoch(self, epoch: Any, metrics: EpochMetrics) -> None:
+        """Validate, and let schedule, early stopping and callbacks see the epoch's entry in the history."""
+        settings, state, ranks = self.settings, self.state, self.ranks
         entry = metrics.entry(epoch.number + 1)
-        take_buffers(module, ranks)  # the returned model has rank 0's, so all ranks validate with those
-        if validate:
-            losses = stepping.losses if settings.eval_step is None else []
-            entry |= validation(world.shard("validation"), batch_size, module, eval_step, settings, ranks, losses)
-            take_buffers(module, ranks)  # those of observers and counters change in eval mode, too
-        entry |= {"learning_rate": schedule.learning_rate(), **stepping.entry(epoch, tell)}
+        take_buffers(self.module, ranks)  # the returned model has rank 0's, so all ranks validate with those
+        if self.validates:
+            losses = self.stepping.losses if settings.eval_step is None else []
+            shard = self.world.shard("validation")
+            if self.replica.sharded:
+                refuse_no_rows(shard.counts)
+            entry |= validation(shard, self.batch_size, self.module, self.eval_step, settings, ranks, losses)
+            take_buffers(self.module, ranks)  # those of observers and counters change in eval mode, too
+        entry |= {"learning_rate": self.schedule.learning_rate(), **self.stepping.entry(epoch, self.tell)}
         state.epoch = entry["epoch"]
         state.history.append(entry)
-        schedule.on_epoch_end(entry)
-        early_stopping.on_epoch_end(entry)
+        self.schedule.on_epoch_end(entry)
+        self.early_stopping.on_epoch_end(entry)
         for callback in settings.callbacks:
             callback.on_epoch_end(state)
         make_json(state.history[-1])
-        replica.refresh(optimizer)
-        refuse_different(module, ranks, tell)
-        progress.on_epoch_end(epoch, entry)
-        if ranks.any(state.stop or early_stopping.should_stop):
-            break
-        checkpoint.on_epoch_end()
-    checkpoint.on_train_end()
-    early_stopping.restore_best()
-    for callback in settings.callbacks:
-        callback.on_train_end(state)
-    for entry in state.history:
-        make_json(entry)
-    take_buffers(module, ranks)
-    refuse_different(module, ranks, tell)
-    if ranks.rank != 0:
+        self.replica.refresh(self.optimizer)
+        refuse_different(self.module, ranks, self.tell)
+        self.progress.on_epoch_end(epoch, entry)
+
+    def _described(self) -> dict[str, Any]:
+        """Return inputs and outputs of the module, as `describe` does. A collective call where it is sharded."""
+        batch = self.checkpoint.example()
+        if not self.replica.sharded:
+            return describe(self.module, self.settings, batch)
+        with torch.no_grad():
+            return self.replica.call(lambda module, batch: describe(module, self.settings, batch), batch)
+
+    def _stored(self) -> dict[str, Any] | None:
+        """Store the weights and return what `train` does."""
+        if self.replica.sharded:
+            described, state = self._described(), self.replica.whole_weights()
+        elif self.ranks.rank == 0:
+            described, state = self._described(), self.module.state_dict(keep_vars=True)
+        if self.ranks.rank != 0:
+            return None
+        self.world.store(WEIGHTS, pieces(Tensors.of_state(state).stream()))
+        return {"history": self.state.history, **described}
+
+
+def made_module(settings: TorchSettings, ranks: Ranks) -> torch.nn.Module:
+    """Return a new module, on the rank's device but where it will be sharded, which moves a part at a time."""
+    made = settings.make_module()
+    if not is_sharded(settings, ranks):
+        made = made.to(ranks.device)
+    module = with_sync_batch_norm(made, settings.ddp_options, ranks)
+    compile_in_place(module, settings.compile, ranks.device)
+    return module
+
+
+def is_sharded(settings: TorchSettings, ranks: Ranks) -> bool:
+    """Return whether each rank holds a part of the weights only."""
+    return settings.strategy == "fsdp" and ranks.size > 1
+
+
+def replicated(
+    settings: TorchSettings, module: torch.nn.Module, ranks: Ranks, find_unused_parameters: bool
+) -> Replica | ShardedModule | None:
+    """Return the module on all ranks, by DDP or FSDP; None where it has several optimizers."""
+    if settings.steps_by_optimizer():
         return None
-    world.store(WEIGHTS, pieces(Tensors.of(module).stream()))
-    return {"history": state.history, **describe(module, settings, checkpoint.example())}
+    if is_sharded(settings, ranks):
+        from tritium.ml.torch.fsdp import ShardedModule  # with DTensor, whose import takes 1 s
+
+        return ShardedModule(module, ranks)
+    return Replica(module, ranks, find_unused_parameters, settings.ddp_options)
 
 
 def steps_of(
-    settings: TorchSettings, ranks: Ranks, one: Replica | None, module: Any, optimizer: Any, divergence: DivergenceCheck
-) -> tuple[Replica | Replicas, OptimizerStep | SeveralSteps, Step]:
+    settings: TorchSettings,
+    ranks: Ranks,
+    one: Replica | ShardedModule | None,
+    module: Any,
+    optimizer: Any,
+    divergence: DivergenceCheck,
+) -> tuple[Replica | ShardedModule | Replicas, OptimizerStep | SeveralSteps, Step]:
     """Return the module on all ranks, the steps of its optimizer, or of several, and the step for validation.
 
     `one`: the module on all ranks, where it has one optimizer.
@@ -179,7 +247,10 @@ def steps_of(
             eval_step = validating_step(settings, optimizer, ranks.device)
         return replicas, SeveralSteps(settings, replicas, optimizer, divergence), eval_step
     step = make_step(settings, ranks.device)
-    return one, OptimizerStep(settings, one, optimizer, step, divergence), eval_step
+    stepping = OptimizerStep(settings, one, optimizer, step, divergence)
+    if one.sharded:
+        return one, stepping, lambda _, batch: one.call(eval_step, batch)
+    return one, stepping, eval_step
 
 
 def tell_one_step(epoch: Any, counts: Sequence[int], batch_size: int, tell: Callable[[str], Any]) -> None:
@@ -189,11 +260,6 @@ def tell_one_step(epoch: Any, counts: Sequence[int], batch_size: int, tell: Call
             f"an epoch is one step: batch_size={batch_size:,} is more than the {max(counts):,} rows of a rank. "
             "A smaller one takes more steps"
         )
-
-
-def copy_of_weights(module: torch.nn.Module) -> dict[str, torch.Tensor]:
-    """Return a copy of the module's weights and buffers on the CPU."""
-    return {name: value.detach().cpu().clone() for name, value in module.state_dict().items()}
 
 
 def known_bytes(module: torch.nn.Module) -> int:
@@ -241,5 +307,16 @@ def check_some_rows(counts: Sequence[int], settings: ModuleSettings) -> None:
         raise EmptyShard(
             f"There are no rows to validate on: validation={settings.validation!r} gives none (rows per rank: "
             f"{', '.join(map(str, counts[:64]))}). {fix}, or validation=None.",
+            counts=list(counts),
+        )
+
+
+def refuse_no_rows(counts: Sequence[int]) -> None:
+    """Raise EmptyShard, the same on every rank, where one has no row to validate on: a sharded module needs all."""
+    if 0 in counts:
+        raise EmptyShard(
+            f"strategy='fsdp' validates on all ranks together, and rank {counts.index(0)} has no row to validate on "
+            f"(rows per rank: {', '.join(map(str, counts[:64]))}). Give more rows to validate on, or take "
+            "strategy='ddp'.",
             counts=list(counts),
         )

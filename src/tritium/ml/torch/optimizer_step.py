@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -15,6 +15,9 @@ from tritium.ml.torch.loss_scale import LossScale
 from tritium.ml.torch.settings import TorchSettings
 from tritium.ml.torch.step import Step
 
+if TYPE_CHECKING:
+    from tritium.ml.torch.fsdp import ShardedModule
+
 
 class OptimizerStep:
     """Forward and backward of the batches of a step, the exchange and clipping of gradients, and the step itself."""
@@ -22,7 +25,7 @@ class OptimizerStep:
     def __init__(
         self,
         settings: TorchSettings,
-        replica: Replica,
+        replica: Replica | ShardedModule,
         optimizer: torch.optim.Optimizer,
         step: Step,
         divergence: DivergenceCheck,
@@ -54,7 +57,7 @@ class OptimizerStep:
     def backward(self, batch: Any, group: Group) -> tuple[torch.Tensor, Any]:
         """Compute the gradients of a batch, over all ranks if it is the last one. Return its loss and its output."""
         with self._replica.gradients.exchanged(now=group.at_last):
-            loss, output = self._step(self._replica.net, batch)
+            loss, output = self._replica.call(self._step, batch)
             # Scaled to give the mean over all rows of all ranks and batches, as one process would compute it.
             whole = loss * (batch.scale * batch.total / group.total)
             (whole if self.scaler is None else self.scaler.scaled(whole)).backward()
@@ -91,7 +94,7 @@ class OptimizerStep:
 
     def _clip(self) -> None:
         if self._settings.clip_grad_norm is not None:
-            torch.nn.utils.clip_grad_norm_(self._replica.net.parameters(), self._settings.clip_grad_norm)
+            self._replica.gradients.clip(self._settings.clip_grad_norm)
 
     def _clear(self) -> None:
         self._optimizer.zero_grad()

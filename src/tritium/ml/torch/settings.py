@@ -17,7 +17,7 @@ from tritium.ml.fields import is_number, is_whole, setting
 from tritium.ml.settings import LABEL, labels_are_names
 from tritium.ml.torch import loss_kinds
 from tritium.ml.torch.compiling import COMPILED, compile_problems, is_compiled
-from tritium.ml.torch.ddp_options import NEEDS_GPUS, ddp_problems
+from tritium.ml.torch.ddp_options import NAMES, NEEDS_GPUS, ddp_problems
 from tritium.ml.torch.function_checks import (
     loss_problems,
     model_problems,
@@ -43,6 +43,7 @@ class TorchSettings(EpochSettings):
         **EpochSettings.choices,
         "precision": ("fp32", "bf16", "fp16"),
         "check": ("full", "off"),
+        "strategy": ("ddp", "fsdp"),
     }
     hints: ClassVar[Mapping[str, str]] = {**EpochSettings.hints, "lr": _RATE, "learning_rate": _RATE}
     whole: ClassVar[tuple[str, ...]] = (*EpochSettings.whole, "gradient_accumulation")
@@ -107,6 +108,12 @@ class TorchSettings(EpochSettings):
         "the loss is scaled, and a step whose gradients are not finite is left out, and counted in the history.",
         "fp32",
     )
+    strategy: Literal["ddp", "fsdp"] = setting(
+        'How several ranks share a module: "ddp", each holds all of it (DistributedDataParallel), or "fsdp", each '
+        "holds a part of every weight, gradient and optimizer state (fully_shard), for models that are too large for "
+        "one GPU. The model that is returned is whole.",
+        "ddp",
+    )
     ddp_options: Mapping[str, Any] | None = setting(
         "Options of torch's DistributedDataParallel: bucket_cap_mb, static_graph, find_unused_parameters, "
         "broadcast_buffers, gradient_as_bucket_view; sync_batch_norm (True: BatchNorm over the rows of all ranks, on "
@@ -165,6 +172,8 @@ class TorchSettings(EpochSettings):
         yield from ddp_problems(self.ddp_options)
         if self.steps_by_optimizer():
             yield from self._of_one_optimizer()
+        if self.strategy == "fsdp":
+            yield from self._of_ddp()
         yield from compile_problems(self.compile)
         if not is_whole(self.gradient_accumulation, 1):
             yield f"gradient_accumulation={self.gradient_accumulation!r} must be a whole number of at least 1."
@@ -185,6 +194,16 @@ class TorchSettings(EpochSettings):
         for name, (given, fix) in advice.items():
             if given:
                 yield f"{name}={getattr(self, name)!r} does not go with several optimizers. {fix}"
+
+    def _of_ddp(self) -> Iterator[str]:
+        """Yield the settings that do not go with strategy="fsdp"."""
+        options = self.ddp_options if isinstance(self.ddp_options, Mapping) else {}
+        if of_ddp := [name for name in options if name in NAMES and name != "sync_batch_norm"]:
+            yield f"ddp_options[{of_ddp[0]!r}] is DDP's, and does not go with strategy='fsdp'. Leave it out."
+        if self.compile is not False:
+            yield f"compile={self.compile!r} does not go with strategy='fsdp'. Leave it out."
+        if self.steps_by_optimizer():
+            yield "strategy='fsdp' does not go with several optimizers. Take \"ddp\"."
 
     def batches_per_step(self) -> int:
         """Return `gradient_accumulation`."""

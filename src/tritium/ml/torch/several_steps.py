@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, Literal
 
 import torch
 
 from tritium.data.epoch import Group
 from tritium.ml.torch.comm_hook import CommHook
-from tritium.ml.torch.ddp import Ranks, Replica
+from tritium.ml.torch.ddp import Ranks, Replica, copy_of_weights
 from tritium.ml.torch.divergence import DivergenceCheck
 from tritium.ml.torch.epoch_metrics import EpochMetrics
 from tritium.ml.torch.optimizer_step import OptimizerStep
@@ -20,6 +20,8 @@ from tritium.ml.torch.step import OwnStep, make_step
 
 class Replicas:
     """A `Replica` for each optimizer, whose DDP exchanges the gradients of that optimizer's parameters alone."""
+
+    sharded: Literal[False] = False
 
     def __init__(self, settings: TorchSettings, ranks: Ranks, module: torch.nn.Module, optimizers: Optimizers) -> None:
         self.module, self._optimizers = module, optimizers
@@ -47,6 +49,10 @@ class Replicas:
         for name, replica in self.each.items():
             with self._optimizers.alone(name):
                 replica.restore(order[name])
+
+    def copy_of_weights(self) -> dict[str, torch.Tensor]:
+        """Return a copy of the weights and buffers on the CPU."""
+        return copy_of_weights(self.module)
 
     def train(self) -> None:
         """Set train mode."""

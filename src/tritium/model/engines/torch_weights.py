@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -28,12 +28,17 @@ class Tensors(Weights):
     @classmethod
     def of(cls, module: torch.nn.Module) -> Tensors:
         """Return the module's own tensors, not copies. Raises BadSetting for what safetensors can't hold."""
+        return cls.of_state(module.state_dict(keep_vars=True))
+
+    @classmethod
+    def of_state(cls, state: Mapping[str, Any]) -> Tensors:
+        """Return the tensors of a module's state; those that are one object are tied."""
         import torch
 
         named: dict[str, torch.Tensor] = {}
         tied: dict[str, str] = {}
         first: dict[int, str] = {}
-        for name, value in module.state_dict(keep_vars=True).items():
+        for name, value in state.items():
             if not isinstance(value, torch.Tensor):
                 raise BadSetting(
                     f"{name!r} in the module's state is a {type(value).__name__}, no tensor (get_extra_state). "

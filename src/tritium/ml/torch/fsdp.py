@@ -1,0 +1,248 @@
+"""A module whose weights are sharded over the ranks by FSDP2 (rank; the driver looks for what can't be sharded)."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any, Literal, TypeVar
+
+import torch
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import FSDPModule, fully_shard
+from torch.distributed.tensor import DTensor
+
+from tritium.errors import BadSetting, RanksDiffer
+from tritium.ml.torch.comm_hook import CommHook
+from tritium.ml.torch.ddp import Ranks, held_by
+
+T = TypeVar("T")
+_LISTS = (torch.nn.ModuleList, torch.nn.ModuleDict)
+
+
+class ShardedModule:
+    """A module of which each rank holds a part of every parameter, and of its gradient and optimizer state.
+
+    A unit (`units_of`) is gathered before its forward and its backward, and released after it, so every rank must call
+    the same units in the same order. The optimizer must be made of the module afterwards: its parameters are others.
+    """
+
+    sharded: Literal[True] = True
+    order: Any = None
+    """DDP's buckets have one; there are none here."""
+
+    def __init__(self, module: torch.nn.Module, ranks: Ranks) -> None:
+        """Shard the parameters of rank 0's values, in place. Raises BadSetting for those that can't be sharded."""
+        refuse_unshardable(module)
+        self.module, self._ranks = module, ranks
+        self.comm_hook = CommHook(None)
+        for tensor in (*module.parameters(), *module.buffers()):
+            ranks.from_first([tensor])  # one by one, so that a GPU holds one at a time
+        mesh = init_device_mesh(ranks.device.type, (ranks.size,))
+        for unit in units_of(module):
+            fully_shard(unit, mesh=mesh)
+        self._root = _Root(module)
+        fully_shard(self._root, mesh=mesh)
+        self.gradients = ShardedGradients(self._root, module, ranks)
+        self._wrapped = self.trainable
+
+    @property
+    def device(self) -> torch.device:
+        """The device of this rank."""
+        return self._ranks.device
+
+    @property
+    def trainable(self) -> list[str]:
+        """The names of the parameters that require a gradient."""
+        return [name for name, parameter in self.module.named_parameters() if parameter.requires_grad]
+
+    def call(self, step: Callable[[Any, Any], T], batch: Any) -> T:
+        """Return `step(module, batch)`, in which the module can be called. A collective call."""
+        if torch.is_grad_enabled():
+            return self._root(step, batch)  # type: ignore[no-any-return]
+        try:
+            return self._root(step, batch)  # type: ignore[no-any-return]
+        finally:  # no backward releases what this forward has gathered
+            for part in self._root.modules():
+                if isinstance(part, FSDPModule):
+                    part.reshard()
+
+    def refresh(self, optimizer: torch.optim.Optimizer) -> None:
+        """Accept layers that a callback froze before the first step. A collective call.
+
+        Raises BadSetting, the same on every rank, for a change after it: the gathered parameters keep what they were.
+        """
+        del optimizer
+        before, now = self._wrapped, self.trainable
+        if not self._ranks.any(before != now):
+            return
+        if self.gradients.began:
+            changed = sorted(set(before) ^ set(now))
+            raise BadSetting(
+                f"A callback has frozen or unfrozen layers after the first step ({len(changed)} tensors on this rank: "
+                f"{', '.join(map(repr, changed[:3]))}), which strategy='fsdp' can't. Do it in on_train_start, or take "
+                "strategy='ddp'.",
+                setting="strategy",
+                parameters=changed,
+            )
+        if not self._ranks.same(repr(now)):
+            raise RanksDiffer(
+                "A callback has left the ranks with different parameters to train. Freeze and unfreeze the same layers "
+                "on every rank, whatever state.rank is.",
+                ranks=[],
+            )
+        self._wrapped = now
+
+    def ungrouped(self, optimizer: torch.optim.Optimizer) -> list[torch.nn.Parameter]:
+        """Return the parameters that are in no group of the optimizer, trainable or not."""
+        held = held_by(optimizer)
+        return [parameter for parameter in self.module.parameters() if id(parameter) not in held]
+
+    def restore(self, order: Sequence[str] | None) -> None:
+        """Do nothing: there are no buckets whose order would matter."""
+
+    def train(self) -> None:
+        """Set train mode."""
+        self._root.train()
+
+    def train_only(self, names: Sequence[str]) -> None:
+        """Freeze all parameters but these. Call `refresh` afterwards."""
+        chosen = set(names)
+        for name, parameter in self.module.named_parameters():
+            parameter.requires_grad_(name in chosen)
+
+    def copy_of_weights(self) -> dict[str, torch.Tensor]:
+        """Return a copy of this rank's part of the weights, and of the buffers."""
+        return {name: value.detach().clone() for name, value in self.module.state_dict().items()}
+
+    def whole_weights(self) -> dict[str, Any]:
+        """Return the whole weights and the buffers on the CPU of rank 0; nothing on others. A collective call."""
+        whole: dict[str, Any] = {}
+        seen: dict[int, Any] = {}  # a tensor that is tied is the same object under each of its names
+        for name, value in self.module.state_dict(keep_vars=True).items():
+            if id(value) not in seen:
+                tensor = value.full_tensor().detach() if isinstance(value, DTensor) else value.detach()
+                seen[id(value)] = tensor.cpu() if self._ranks.rank == 0 else None
+            whole[name] = seen[id(value)]
+        return whole if self._ranks.rank == 0 else {}
+
+
+class _Root(torch.nn.Module):
+    """What FSDP takes for the outermost module: a step, in which the module's methods may be called too."""
+
+    def __init__(self, module: torch.nn.Module) -> None:
+        super().__init__()
+        self.module = module
+
+    def forward(self, step: Callable[[Any, Any], Any], batch: Any) -> Any:
+        """Return what the step returns."""
+        return step(self.module, batch)
+
+
+class ShardedGradients:
+    """The exchange of gradients by FSDP: each rank gets the mean of its part."""
+
+    def __init__(self, root: torch.nn.Module, module: torch.nn.Module, ranks: Ranks) -> None:
+        assert isinstance(root, FSDPModule)
+        self._root, self._module, self._ranks = root, module, ranks
+        self._without: list[str] | None = None
+
+    @property
+    def began(self) -> bool:
+        """Whether a step was taken."""
+        return self._without is not None
+
+    @contextmanager
+    def exchanged(self, *, now: bool) -> Iterator[None]:
+        """Exchange the gradients of a forward and backward; with `now=False` only accumulate them on each rank."""
+        self._root.set_requires_gradient_sync(now)
+        try:
+            yield
+        except RuntimeError as error:
+            if "mixed torch.Tensor and DTensor" not in str(error):
+                raise
+            raise BadSetting(
+                "With strategy='fsdp' the weights of an entry of a ModuleList or Sequential are there only while that "
+                f"entry itself is called, and a step uses them outside: {error}\nCall the entry (module.layers[0](x)), "
+                "not a part of it, or take strategy='ddp'.",
+                setting="strategy",
+            ) from error
+        if now:
+            self._refuse_other_parameters()
+
+    def _refuse_other_parameters(self) -> None:
+        """Raise BadSetting where other parameters got a gradient than in the first step, or than on another rank."""
+        without = [n for n, p in self._module.named_parameters() if p.requires_grad and p.grad is None]
+        if self._without is None:
+            same, self._without = self._ranks.same(repr(without)), without
+        else:
+            same = without == self._without
+        if not same:
+            raise BadSetting(
+                f"{len(without)} tensors of weights got no gradient in this step, and others did in the first step or "
+                "on another rank. With strategy='fsdp' every rank must use the same layers in every step; take "
+                "strategy='ddp' with a train_step, which may leave out layers.",
+                setting="strategy",
+                parameters=without,
+            )
+
+    def _parts(self) -> list[torch.Tensor]:
+        found = []
+        for parameter in self._module.parameters():
+            if isinstance(gradient := parameter.grad, DTensor):
+                found.append(gradient.to_local())
+        return found
+
+    def norm(self) -> torch.Tensor:
+        """Return the L2 norm of the whole gradients, the same on every rank. A collective call."""
+        norms = [torch.linalg.vector_norm(part.float()).double() for part in self._parts() if part.numel()]
+        squares = torch.stack(norms).square().sum() if norms else torch.zeros((), dtype=torch.float64)
+        return self._ranks.sum(squares.to(self._ranks.device)).sqrt().float()
+
+    def clip(self, largest: float) -> None:
+        """Scale the gradients so that their norm is at most `largest`, as clip_grad_norm_ does. A collective call."""
+        factor = (largest / (self.norm() + 1e-6)).clamp(max=1.0)
+        for part in self._parts():
+            part.mul_(factor.to(part.dtype))
+
+
+def units_of(module: torch.nn.Module) -> list[torch.nn.Module]:
+    """Return the modules whose weights are gathered together: the entries of the outermost ModuleLists and Sequentials.
+
+    What they leave, and entries that share a parameter with something outside, is gathered for the whole step.
+    """
+    uses = Counter(id(p) for _, p in module.named_parameters(remove_duplicate=False))
+
+    def alone(entry: torch.nn.Module) -> bool:
+        own = Counter(id(p) for _, p in entry.named_parameters(remove_duplicate=False))
+        return bool(own) and all(uses[key] == count for key, count in own.items())
+
+    def found(part: torch.nn.Module) -> Iterator[torch.nn.Module]:
+        listed = isinstance(part, (*_LISTS, torch.nn.Sequential))
+        for entry in dict.fromkeys(part.children()):
+            if listed and not isinstance(entry, _LISTS):
+                if alone(entry):
+                    yield entry
+            else:
+                yield from found(entry)
+
+    return list(found(module))
+
+
+def refuse_unshardable(module: torch.nn.Module) -> None:
+    """Raise BadSetting for parameters that FSDP can't shard."""
+    scalar = [name for name, parameter in module.named_parameters() if parameter.ndim == 0]
+    if scalar:
+        raise BadSetting(
+            f"{scalar[0]!r} is a parameter without dimensions, which strategy='fsdp' can't shard. Make it of shape "
+            "[1], or take strategy='ddp'.",
+            setting="strategy",
+            parameters=scalar,
+        )
+    sparse = [name for name, part in module.named_modules() if getattr(part, "sparse", False) is True]
+    if sparse:
+        raise BadSetting(
+            f"The embedding {sparse[0]!r} has sparse gradients, which strategy='fsdp' can't shard. Give it "
+            "sparse=False, or take strategy='ddp'.",
+            setting="strategy",
+        )

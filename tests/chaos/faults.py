@@ -19,7 +19,7 @@ from clusters import Workers
 
 from .ground import KINDS, Ground
 
-TRAININGS = ("dropout", "batch norm", "no checkpoints", "function")
+TRAININGS = ("dropout", "batch norm", "sharded", "no checkpoints", "function")
 LACKS = {"no checkpoints": ("checkpoint", "validation"), "function": ("validation",)}  # phases that never come
 
 

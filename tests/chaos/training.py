@@ -202,6 +202,7 @@ def launched(spark: Any, **gang: Any) -> dict[str, Any]:
 TRAININGS: dict[str, Callable[..., dict[str, Any]]] = {
     "dropout": partial(fitted, with_dropout, frame),
     "batch norm": partial(fitted, with_norm, frame),
+    "sharded": partial(fitted, partial(with_dropout, strategy="fsdp"), frame),
     "no checkpoints": partial(fitted, without_checkpoints, slowly),
     "function": launched,
 }

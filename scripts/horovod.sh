@@ -19,7 +19,7 @@ if [ "$(cat "$stamp" 2>/dev/null)" != "$made_from" ]; then
   # Not a plain path: the .pth files of .venv, by which it finds Tritium itself, count then, too.
   echo "import site; site.addsitedir('$(.venv/bin/python -c "$purelib")')" >"$("$place/bin/python" -c "$purelib")/tritium.pth"
   .venv/bin/uv pip install --quiet --python "$place/bin/python" cmake==3.31.6 >&2
-  build_horovod "$place" >&2
+  build_horovod "$place" PYTORCH >&2
   echo "$made_from" >"$stamp"
 fi
 echo "$place/bin/python"

@@ -1,4 +1,7 @@
-"""Plain Keras in one process, as without a cluster: the rows come to the driver by Arrow, and `fit` has them in RAM."""
+"""Plain Keras in one process, as without a cluster: the rows come to the driver by Arrow, and `fit` has them in RAM.
+
+With two threads on torch, as the others have two ranks; the other back ends choose by themselves.
+"""
 
 from __future__ import annotations
 
@@ -16,6 +19,10 @@ def fit(frame: Any, epochs: int) -> work.Fitted:
     import keras
     import numpy as np
 
+    if keras.backend.backend() == "torch":
+        import torch
+
+        torch.set_num_threads(work.RANKS)
     began = time.perf_counter()
     table = frame.toArrow()
     x = np.stack([table[name].to_numpy() for name in work.FEATURES], axis=1)

@@ -3,7 +3,7 @@
     .venv/bin/python benchmarks/real_tables.py [--rows 100000] [--epochs 2] [--rounds 3] [--save]
 
 The rows (systems/tables.py) have a word of 1,000, a number that is null in every tenth row, and a JPEG of 48 × 48. By
-hand: StringIndexer, `fillna` and a pandas_udf that decodes the images to arrays, then TorchEstimator on these columns.
+hand: StringIndexer, `fillna` and an arrow_udf that decodes the images to arrays, then TorchEstimator on these columns.
 Both train the same network on two ranks, from the DataFrame in hand to the model in hand, in turn. Goal: given as it
 is, at most 1.1 × as long.
 """
@@ -15,7 +15,8 @@ from functools import partial
 
 import _suite
 
-SYSTEMS = {"prepared in Spark by hand": "tables_by_hand", "as it is": "tables_as_is"}
+BY_HAND, AS_IT_IS = "prepared in Spark by hand", "as it is"
+SYSTEMS = {BY_HAND: "tables_by_hand", AS_IT_IS: "tables_as_is"}
 
 
 def main() -> int:
@@ -28,7 +29,7 @@ def main() -> int:
         for name in options.only
     }
     found = _suite.in_turn(sides, dict.fromkeys(sides, options.rounds))
-    by_hand = _suite.median(found.get("prepared in Spark by hand", []), "seconds")
+    by_hand = _suite.median(found.get(BY_HAND, []), "seconds")
     print(f"\n{'':<28}{'seconds':>9}{'least':>9}{'most':>9}{'ratio':>8}{'loss':>9}")
     for name, runs in found.items():
         seconds = _suite.spread(runs, "seconds")

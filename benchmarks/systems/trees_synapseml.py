@@ -8,7 +8,10 @@ from typing import Any
 import growing
 import work
 
-JARS = "com.microsoft.azure:synapseml-lightgbm_2.12:1.0.11"
+JARS = {
+    "spark.jars.packages": "com.microsoft.azure:synapseml-lightgbm_2.12:1.0.11",
+    "spark.jars.excludes": "commons-logging:commons-logging",  # Spark has it
+}
 
 
 def fit(frame: Any, iterations: int) -> growing.Grown:
@@ -37,4 +40,4 @@ def fit(frame: Any, iterations: int) -> growing.Grown:
 
 
 if __name__ == "__main__":
-    sys.exit(growing.main(fit, "lightgbm", **{"spark.jars.packages": JARS}))
+    sys.exit(growing.main(fit, "synapseml", **JARS))

@@ -1,7 +1,7 @@
 """Every benchmark, one after another, each in a process of its own: `make bench`, or `python benchmarks [name …]`.
 
 Those with results in docs/benchmarks.md save them, and the page is made again at the end. The peers' environments are
-made first (.bench/, some 30 GB on a disk that can't share files, and a quarter of an hour, most of it horovod).
+made first (.bench/, some 30 GB on a disk that can't share files, and twenty minutes, most of it horovod, twice).
 """
 
 from __future__ import annotations
@@ -26,6 +26,9 @@ SAVED = {  # what docs/benchmarks.md shows, and with which settings
     "stream": [],
     "images": [],
     "batch": [],
+    "keras_estimator": [],
+    "trees": [],
+    "real_tables": [],
 }
 
 

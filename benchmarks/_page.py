@@ -12,8 +12,11 @@ from typing import Any
 
 import _suite
 import first_step
+import keras_estimator
 import loop
+import real_tables
 import train
+import trees
 
 PAGE, PLOT = _suite.ROOT / "docs" / "benchmarks.md", "benchmarks-train.svg"
 HEAD = """# Benchmarks
@@ -24,6 +27,7 @@ transfer. Each system ran in a process and an environment of its own, pinned in 
 made by the script; how each was used, and what was decided in its favour, is the first paragraph of its file in
 `benchmarks/systems/`.
 """
+TRAINED = {"seconds": ("seconds", ".1f"), "loop s": ("loop", ".1f"), "mean squared error": ("mse", ".4f")}
 SAME = ("python", "numpy")  # versions that are not worth a word
 BOUNDS = (
     "What bounds those that don't hold, with the profiles, is in [decision 011](decisions/011-where-the-time-went.md)."
@@ -151,6 +155,25 @@ def goals(found: Mapping[str, Any]) -> Iterator[Goal]:
             what = f"streaming, 99th percentile against the same query with {name} in the model's place"
             yield at_most(what, 1.3, ratio(p99["Tritium"], p99[name]), " ×")
 
+    if one := found.get("keras"):
+        yield from against(one["systems"], keras_estimator.OURS, "horovod.spark", 2)
+    if one := found.get("trees"):
+        yield from against(one["systems"], trees.OURS, "SynapseML", 1)
+    if one := found.get("real_tables"):
+        as_it_is, by_hand = (
+            _suite.median(one["systems"].get(name, []), "seconds")
+            for name in (real_tables.AS_IT_IS, real_tables.BY_HAND)
+        )
+        what = "TorchEstimator with strings, images and nulls, of the same prepared in Spark by hand"
+        yield at_most(what, 1.1, ratio(as_it_is, by_hand), " ×")
+
+
+def against(systems: Mapping[str, Any], ours: str, peer: str, faster: float) -> Iterator[Goal]:
+    """Of an estimator: at most 1.15 × its ideal, and so many times as fast as a peer."""
+    seconds = {name: _suite.median(systems.get(name, []), "seconds") for name in (ours, "ideal", peer)}
+    yield at_most(f"{ours}: DataFrame → model, of the ideal", 1.15, ratio(seconds[ours], seconds["ideal"]), " ×")
+    yield at_least(f"{ours}: faster than {peer}", faster, ratio(seconds[peer], seconds[ours]), " ×")
+
 
 def table(title: str, one: Mapping[str, Any], columns: Mapping[str, tuple[str, str]]) -> Iterator[str]:
     """A system a row; columns: title → (key of a run, format)."""
@@ -206,8 +229,7 @@ def page(found: Mapping[str, Any]) -> Iterator[str]:
     yield from (goal.row() for goal in all_)
     yield "" if all(goal.holds for goal in all_) else f"\n{BOUNDS}\n"
     if one := found.get("train"):
-        columns = {"seconds": ("seconds", ".1f"), "loop s": ("loop", ".1f"), "mean squared error": ("mse", ".4f")}
-        yield from table("From a DataFrame to a model", one, columns)
+        yield from table("From a DataFrame to a model", one, TRAINED)
         yield f"![Seconds from DataFrame to model]({PLOT})\n"
         if memory := one.get("memory"):
             yield "Peak memory (PSS) of the whole process tree, of one more run each:\n"
@@ -216,6 +238,13 @@ def page(found: Mapping[str, Any]) -> Iterator[str]:
                 cells = [f"{peak[key]:.0f}" if key in peak else "failed" for key in ("tree MB", "without the JVM MB")]
                 yield f"| {name} | {' | '.join(cells)} |"
             yield ""
+    if one := found.get("keras"):
+        yield from table("Keras", one, TRAINED)
+    if one := found.get("trees"):
+        yield from table("Trees", one, TRAINED)
+    if one := found.get("real_tables"):
+        columns = {"seconds": ("seconds", ".1f"), "loss of the last epoch": ("loss", ".4f")}
+        yield from table("A table with words, images and nulls", one, columns)
     if one := found.get("loop"):
         names = {f"{epoch}, s": epoch for epoch in loop.EPOCHS}
         yield from table("The loop alone, epoch by epoch", one, alike(names, ".2f"))

@@ -157,3 +157,33 @@ def test_trees(spark: Any) -> None:
         for name in ("trees_tritium", "trees_alone")
     }
     assert max(errors.values()) < 1.2 * min(errors.values()), errors
+
+
+def test_real_tables(spark: Any, tmp_path: Path) -> None:
+    tables = module("tables")
+    tables.write(str(tmp_path), 2_000)
+    frame = spark.read.parquet(str(tmp_path))
+    losses = {name: module(name).fit(frame, 2).history[-1]["loss"] for name in ("tables_as_is", "tables_by_hand")}
+    assert losses["tables_as_is"] == pytest.approx(losses["tables_by_hand"], rel=0.1)
+
+
+def test_the_page_knows_the_estimators() -> None:
+    page, keras_estimator, trees = module("_page"), module("keras_estimator"), module("trees")
+    machine = dict.fromkeys(("cores", "processor", "memory GB", "python", "java", "commit", "date"), "?")
+
+    def result(seconds: dict[str, float]) -> dict[str, Any]:
+        runs = {name: [{"seconds": value, "loop": None, "mse": 0.1, "loss": 0.2}] for name, value in seconds.items()}
+        return {"command": "python", "machine": machine, "systems": runs}
+
+    found = {
+        "keras": result({"ideal": 10.0, keras_estimator.OURS: 11.0, "horovod.spark": 20.0}),
+        "trees": result({"ideal": 10.0, trees.OURS: 12.0}),
+        "real_tables": result({"prepared in Spark by hand": 10.0, "as it is": 8.0}),
+    }
+    found["trees"]["systems"]["SynapseML"] = [{"error": "it did not start"}]
+    text = page.text(found)
+    assert "| Tritium, KerasEstimator: DataFrame → model, of the ideal | ≤ 1.15 × | 1.10 × | yes |" in text
+    assert "| Tritium, KerasEstimator: faster than horovod.spark | ≥ 2 × | 1.82 × | **no** |" in text
+    assert "| Tritium, LightGBMRegressor: faster than SynapseML | ≥ 1 × | failed | **no** |" in text
+    assert "by hand | ≤ 1.1 × | 0.80 × | yes |" in text
+    assert "| as it is | 8.0 | 0.2000 | 1 |" in text

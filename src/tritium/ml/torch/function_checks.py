@@ -26,8 +26,8 @@ def model_problems(model: Any) -> Iterator[str]:
         yield f"model={model!r} is not a function."
     elif is_compiled(model):
         yield f"model is {COMPILED}"
-    elif not isinstance(model, type) and type(model).__module__.partition(".")[0] in _KERAS and not _is_module(model):
-        yield f"model={name_of(model)} is a model of Keras: KerasEstimator trains it, on each of Keras's back ends."
+    elif other := of_another_framework(model):
+        yield f"model={name_of(model)} is {other}"
     elif isinstance(model, type) and (needed := needed_arguments(model)):
         yield (
             f"model={name_of(model)} is a class that needs {', '.join(needed)}; "
@@ -35,10 +35,19 @@ def model_problems(model: Any) -> Iterator[str]:
         )
 
 
-def _is_module(model: Any) -> bool:
-    """Return whether a model of Keras is one on torch, and so a torch.nn.Module."""
-    torch = sys.modules.get("torch")
-    return torch is not None and isinstance(model, torch.nn.Module)
+def of_another_framework(model: Any) -> str | None:
+    """Return what a model of Keras or TensorFlow is, and who trains it; None for a torch.nn.Module and all else."""
+    torch, tensorflow = sys.modules.get("torch"), sys.modules.get("tensorflow")
+    if torch is not None and isinstance(model, torch.nn.Module):  # as a model of Keras on torch is
+        return None
+    if type(model).__module__.partition(".")[0] in _KERAS:
+        return "a model of Keras: KerasEstimator trains it, on each of Keras's back ends."
+    if tensorflow is not None and isinstance(model, getattr(tensorflow, "Module", ())):
+        return (
+            "a module of TensorFlow, and TorchEstimator trains a torch.nn.Module. A Keras model is trained by "
+            'KerasEstimator, a loop of your own by tritium.launch(fn, framework="tensorflow").'
+        )
+    return None
 
 
 def optimizer_problems(optimizer: Any) -> Iterator[str]:

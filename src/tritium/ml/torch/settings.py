@@ -21,6 +21,7 @@ from tritium.ml.torch.ddp_options import NAMES, NEEDS_GPUS, ddp_problems
 from tritium.ml.torch.function_checks import (
     loss_problems,
     model_problems,
+    of_another_framework,
     optimizer_problems,
     scheduler_problems,
     step_problems,
@@ -231,7 +232,8 @@ class TorchSettings(EpochSettings):
             with seeded(self.seed):
                 made = self.model(self.words()) if takes_vocabulary(self.model) else self.model()
         if not isinstance(made, torch.nn.Module):
-            raise BadSetting(f"model={name_of(self.model)} returned a {type(made).__name__}, not a torch.nn.Module.")
+            what = of_another_framework(made) or f"a {type(made).__name__}, not a torch.nn.Module."
+            raise BadSetting(f"model={name_of(self.model)} returned {what}", setting="model")
         if is_compiled(made):
             raise BadSetting(f"model={name_of(self.model)} returned {COMPILED}", setting="model")
         if self.initial_weights is not None:

@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
+import os
+import subprocess
+import sys
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +18,7 @@ import torch
 
 import tritium as tr
 from tritium.errors import BadData, BadSetting, ModelError, UntrustedModel
-from tritium.ml import EarlyStopping, KerasEstimator, KerasSettings, TorchEstimator
+from tritium.ml import EarlyStopping, KerasEstimator, KerasSettings
 from tritium.model.engines import keras_form
 from tritium.model.engines.keras import KerasEngine
 
@@ -258,24 +262,38 @@ def test_a_model_of_another_back_end_is_refused() -> None:
         KerasSettings(model=dense(), backend="jax", feature_cols=COLUMNS, label_cols=["y"])
 
 
-class KerasOnTensorFlow:
-    """What a Keras model on TensorFlow is to TorchEstimator: an object of Keras that can be called, and no module."""
+OF_TENSORFLOW = """
+import keras, tensorflow, torch
+from tritium.errors import BadSetting
+from tritium.ml.torch.settings import TorchSettings
 
-    __module__ = "keras.src.models.model"
+class Module(tensorflow.Module):
+    def __call__(self, x):
+        return x
 
-    def __call__(self) -> None:
-        raise AssertionError("it is not called")
+made = keras.Sequential([keras.layers.Dense(1)])
+for model in (made, lambda: made, Module(), Module):
+    try:
+        loss, sgd = torch.nn.MSELoss(), lambda p: torch.optim.SGD(p, 0.1)
+        TorchSettings(model=model, optimizer=sgd, loss=loss, feature_cols=["a"], label_cols=["y"]).make_module()
+    except BadSetting as error:
+        print(error)
+"""
 
 
-def test_a_keras_model_that_is_no_torch_module_is_refused_by_torch_estimator() -> None:
-    with pytest.raises(BadSetting, match="is a model of Keras: KerasEstimator trains it"):
-        TorchEstimator(
-            model=KerasOnTensorFlow(),
-            optimizer=lambda p: torch.optim.SGD(p, 0.1),
-            loss=torch.nn.MSELoss(),
-            feature_cols=COLUMNS,
-            label_cols=["y"],
-        )
+def test_models_of_tensorflow_are_refused_by_torch_estimator() -> None:
+    if find_spec("tensorflow") is None:
+        pytest.skip("tensorflow is not installed")
+    environment = {**os.environ, "KERAS_BACKEND": "tensorflow"}
+    found = subprocess.run([sys.executable, "-c", OF_TENSORFLOW], env=environment, capture_output=True, text=True)
+    of_keras = "a model of Keras: KerasEstimator trains it, on each of Keras's back ends."
+    of_tensorflow = "a module of TensorFlow, and TorchEstimator trains a torch.nn.Module. A Keras model is trained by"
+    lines = found.stdout.splitlines()
+    assert len(lines) == 4, found.stderr
+    assert lines[0].endswith(f"model=Sequential is {of_keras}")
+    assert lines[1].endswith(f"returned {of_keras}")
+    assert f"model=Module is {of_tensorflow}" in lines[2]
+    assert f"model=Module returned {of_tensorflow}" in lines[3]
 
 
 def test_words_that_are_learnt_decide_the_size_of_an_embedding(tmp_path: Path) -> None:

@@ -147,3 +147,30 @@ def test_params_are_kept_and_checked(spark: Any, case: Any, tmp_path: Path) -> N
         case.estimator(**QUIET, **FEATURES, sead=1)
     with pytest.raises(BadData, match=r"feature column 'c' is missing"):
         case.estimator(**QUIET, feature_cols=["a", "c"], on="here").fit(rows())
+
+
+class Pairs:
+    """A map-style dataset beside the DataFrame."""
+
+    def __len__(self) -> int:
+        return ROWS
+
+    def __getitem__(self, index: int) -> np.ndarray[Any, Any]:
+        return rows().loc[index, ["a", "b"]].to_numpy("float32")
+
+
+def pair(path: str) -> np.ndarray[Any, Any]:
+    return np.array([float(number) for number in Path(path).read_text().split()], "float32")
+
+
+def test_features_behind_paths_and_in_a_dataset(case: Any, tmp_path: Path) -> None:
+    if case.__name__.endswith("lightgbm"):
+        pytest.skip("LightGBM takes numbers as the DataFrame has them, and decode= is refused")
+    frame = rows()
+    for index, one, other in zip(frame.id, frame.a, frame.b, strict=True):
+        (tmp_path / f"{index}").write_text(f"{one} {other}")
+    frame["path"] = [str(tmp_path / f"{index}") for index in frame.id]
+    plain = case.estimator(**QUIET, feature_cols=["a", "b"], on="here").fit(frame)
+    for column, decode in (("path", pair), ("id", Pairs())):
+        model = case.estimator(**QUIET, feature_cols=column, decode={column: decode}, on="here").fit(frame)
+        np.testing.assert_allclose(model.predict(frame), plain.predict(frame), rtol=1e-5, atol=1e-6)

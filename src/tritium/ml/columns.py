@@ -267,6 +267,11 @@ def _unfit(name: str, kind: SourceType, role: str, settings: Settings) -> str | 
                 f"a string. Learn its words as classes, vocabulary=[{name!r}], or number them: StringIndexer in Spark, "
                 f"df[{name!r}].astype('category').cat.codes in pandas."
             )
+        if settings.one_input:
+            return (
+                f"a string. Number its words: StringIndexer in Spark, df[{name!r}].astype('category').cat.codes in "
+                f"pandas, and name the column of numbers in categorical_features."
+            )
         return (
             f"a string. The model gets the index of a word: learn the words, vocabulary=[{name!r}], or hash them, "
             f"hash_buckets={{{name!r}: 1000}}, and give the column a name of its own beside those of numbers: "

@@ -42,6 +42,8 @@ class Settings:
     """The name of a setting in other libraries → advice."""
     whole: ClassVar[tuple[str, ...]] = ("seed", "prediction_batch_size", "decode_threads")
     """The settings that are whole numbers, also where NumPy's or a float such as 3.0 are given."""
+    one_input: ClassVar[bool] = False
+    """Whether the model takes one array of numbers, in which a column of strings has no place."""
     loss_of_numbers: ClassVar[str] = "the mean squared error"
     """How the framework writes a loss for a number to predict, for the advice in an error."""
 

@@ -32,8 +32,14 @@ _ANY = (
     "jit_compile",
     "run_eagerly",
     "backend",
+    "prediction_col",
+    "probability_col",
+    "prediction_batch_size",
+    "prediction_device",
+    "handle_invalid",
+    "decode_threads",
 )
-_CODE = ("model", "optimizer", "loss", "custom_objects")  # compared by digests or names
+_CODE = ("model", "optimizer", "loss", "custom_objects", "decode")  # compared by digests or names
 _LONGEST = 20_000
 
 
@@ -64,6 +70,7 @@ def identity_with_code(settings: KerasSettings, model: Any, fields: Iterable[Fie
         "loss": settings.whole_loss(),
         "custom_objects": dict(settings.custom_objects or {}),
         "metrics": settings.metrics,
+        "decode": settings.decode,
         HELD: model,
     }
     texts = {name: KerasDigest.describe(thing) for name, thing in code.items()}

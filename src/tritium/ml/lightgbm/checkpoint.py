@@ -22,6 +22,7 @@ from tritium.model.checkpoint_format import Damaged
 _ANY = (
     *("num_iterations", "metrics", "training_metric", "early_stopping", "verbose", "validation", "nulls"),
     *("checkpoint_every", "checkpoint_keep", "if_data_changed", "if_code_changed", "eval_at"),
+    "decode_threads",
     *("prediction_col", "probability_col", "prediction_batch_size", "prediction_device", "handle_invalid"),
     *("feature_cols", "label_cols", "group_col", "weight_col", "init_score_col", "row_key", "tree_learner"),
 )

@@ -11,14 +11,13 @@ from tritium.errors import BadSetting
 from tritium.hints import question
 from tritium.ml.early_stopping import EarlyStopping
 from tritium.ml.epoch_settings import IterativeSettings
-from tritium.ml.fields import is_names, is_number, is_whole, setting
+from tritium.ml.fields import is_names, is_whole, setting
+from tritium.ml.lightgbm.checks import LEAST, column_problems, number_problems, objective_problems
 from tritium.ml.lightgbm.names import METRIC_NAMES, OF_LIGHTGBM, OF_OTHERS, OF_SYNAPSEML, is_larger_better
 from tritium.ml.settings import LABEL
 
 GROUP, INIT_SCORE = "group", "init_score"
 BATCH_SIZE = 16_384  # rows of a call to predict
-_FRACTIONS = ("feature_fraction", "bagging_fraction")
-_LEAST = {"num_iterations": 1, "num_leaves": 2, "min_data_in_leaf": 0, "bagging_freq": 0, "max_bin": 2}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,7 +32,7 @@ class LightGBMSettings(IterativeSettings):
         "feature_dtype": ("float32", "float64"),
         "training_metric": (True, False),
     }
-    whole: ClassVar[tuple[str, ...]] = (*IterativeSettings.whole, *_LEAST, "max_depth")
+    whole: ClassVar[tuple[str, ...]] = (*IterativeSettings.whole, *LEAST, "max_depth")
     hints: ClassVar[Mapping[str, str]] = {
         **IterativeSettings.hints,
         **{name: question(*own) for name, own in {**OF_SYNAPSEML, **OF_OTHERS}.items()},
@@ -43,6 +42,7 @@ class LightGBMSettings(IterativeSettings):
     objectives: ClassVar[tuple[str, ...]] = ()
     """Those that fit what is predicted, the default first."""
     loss_names: ClassVar[tuple[str, ...]] = ()
+    one_input: ClassVar[bool] = True
 
     num_iterations: int = setting("How many trees are trained (of each class, where there are several).", 100)
     learning_rate: float = setting("The factor by which each tree's outputs are shrunk.", 0.1)
@@ -118,16 +118,18 @@ class LightGBMSettings(IterativeSettings):
         columns = self.feature_cols
         columns = list(columns.values()) if isinstance(columns, Mapping) else [columns]
         if self.nan == "keep" and all(map(is_names, columns)) and isinstance(self.nulls or {}, Mapping):
-            missing = {name: math.nan for given in columns for name in ([given] if isinstance(given, str) else given)}
+            names = [name for given in columns for name in ([given] if isinstance(given, str) else given)]
+            others = {*(self.vocabulary or ()), *(self.hash_buckets or ())}  # these are no numbers
+            missing = {name: math.nan for name in names if name not in others}
             object.__setattr__(self, "nulls", missing | dict(self.nulls or {}))
         super().__post_init__()
 
     def problems(self) -> Iterator[str]:
         """Yield one sentence for each thing that is wrong."""
         yield from super().problems()
-        yield from _columns(self)
-        yield from _numbers(self)
-        yield from _objective(self)
+        yield from column_problems(self)
+        yield from number_problems(self)
+        yield from objective_problems(self)
 
     def check_ranks(self, ranks: int) -> None:
         """Raise BadSetting where several ranks would each train a model of their own."""
@@ -277,72 +279,3 @@ class LightGBMRankerSettings(LightGBMRegressorSettings):
         """Return the names that metrics have in the history: "ndcg@1", …"""
         names = super().metric_names()
         return [f"{n}@{k}" for n in names for k in self.eval_at] if set(names) <= {"ndcg", "map"} else names
-
-
-def _columns(settings: LightGBMSettings) -> Iterator[str]:
-    features = settings.feature_cols
-    if isinstance(features, Mapping):
-        yield "feature_cols is a mapping; LightGBM takes one input: a list of scalar columns, or a vector column."
-        return
-    if not isinstance(features, str) and len(set(features)) < len(features):
-        yield f"feature_cols={list(features)!r} names a column twice."
-    if isinstance(settings.label_cols, Mapping) or len(settings.labels()) != 1:
-        yield f"label_cols={settings.label_cols!r} must be one column."
-    for name in ("categorical_features", "monotone_constraints"):
-        given = getattr(settings, name) or ()
-        kinds = list if name == "categorical_features" else Mapping
-        if not isinstance(given, (kinds, tuple)):
-            yield f"{name}={given!r} must be a {'list of' if kinds is list else 'mapping from'} feature columns."
-        elif isinstance(features, str):
-            if wrong := [key for key in given if not is_whole(key, 0)]:
-                yield f"{name} names {wrong[0]!r}; of the column {features!r} say the position in it, from 0."
-        elif wrong := [key for key in given if key not in features]:
-            yield f"{name} names {wrong[0]!r}, which is not among feature_cols."
-    constraints = settings.monotone_constraints or {}
-    if isinstance(constraints, Mapping) and not set(constraints.values()) <= {-1, 0, 1}:
-        yield f"monotone_constraints={dict(constraints)!r}: each must be -1, 0 or 1."
-    if isinstance(constraints, Mapping) and (both := set(constraints) & set(settings.categorical_features or ())):
-        yield f"monotone_constraints names {sorted(both, key=str)[0]!r}, which is a category."
-    if settings.init_score_col is not None and not is_names(settings.init_score_col):
-        yield f"init_score_col={settings.init_score_col!r} must be a column, or a list of columns."
-
-
-def _numbers(settings: LightGBMSettings) -> Iterator[str]:
-    for name, least in _LEAST.items():
-        if not is_whole(value := getattr(settings, name), least):
-            yield f"{name}={value!r} must be a whole number of at least {least}."
-    if not is_whole(settings.max_depth, -1):
-        yield f"max_depth={settings.max_depth!r} must be a whole number, or -1: any depth."
-    for name in ("learning_rate", *_FRACTIONS):
-        value = getattr(settings, name)
-        if not is_number(value) or not 0 < value <= (1 if name in _FRACTIONS else math.inf):
-            yield f"{name}={value!r} must be a number above 0{' and at most 1' if name in _FRACTIONS else ''}."
-    for name in ("lambda_l1", "lambda_l2"):
-        if not is_number(value := getattr(settings, name)) or value < 0:
-            yield f"{name}={value!r} must be a number of at least 0."
-    if is_number(settings.bagging_fraction) and settings.bagging_fraction < 1 and settings.bagging_freq == 0:
-        yield f"bagging_fraction={settings.bagging_fraction} does nothing with bagging_freq=0. Give bagging_freq=1."
-
-
-def _objective(settings: LightGBMSettings) -> Iterator[str]:
-    if settings.objective is not None and settings.objective not in settings.objectives:
-        listed = ", ".join(map(repr, settings.objectives))
-        yield f"objective={settings.objective!r} is none of those for this estimator: {listed}."
-    if settings.metrics is not None and not is_names(settings.metrics):
-        yield f"metrics={settings.metrics!r} must be the name of a metric of LightGBM, or a list of names."
-        return
-    if settings.native_params is not None and not isinstance(settings.native_params, Mapping):
-        yield f"native_params={settings.native_params!r} must be a mapping from LightGBM's parameters to values."
-    rule = settings.early_stopping
-    if rule is None:
-        return
-    if settings.validation is None and not settings.training_metric:
-        yield "early_stopping needs validation=, or training_metric=True."
-    if settings.boosting == "dart":
-        yield 'early_stopping can\'t restore an earlier model with boosting="dart", which changes the trees before it.'
-    if isinstance(rule, EarlyStopping):
-        watched = (rule.monitor or settings.metric_names()[0]).removeprefix("validation_")
-        larger = is_larger_better(watched)
-        if (rule.mode == "max") != larger and (rule.monitor is not None or rule.mode == "max"):
-            better = "larger" if larger else "smaller"
-            yield f"early_stopping has mode={rule.mode!r}, and of {watched!r} a {better} value is the better one."

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
+import pandas as pd
 import pyarrow as pa
 import pytest
 
@@ -99,6 +100,24 @@ def refused(kind: str, **settings: Any) -> str:
 )
 def test_what_is_wrong_is_said(kind: str, settings: dict[str, Any], says: str) -> None:
     assert says in refused(kind, **settings)
+
+
+def test_words_and_what_takes_their_place() -> None:
+    rows = pd.DataFrame({"c": ["a", "b"] * 40, "x": np.arange(80.0), "y": [1.0, 2.0] * 40})
+    rows["code"] = rows.c.astype("category").cat.codes
+    small: dict[str, Any] = {"label_cols": "y", "num_iterations": 5, "min_data_in_leaf": 5, **HERE}
+    with pytest.raises(BadData, match=r"'c' is a string. Number its words: StringIndexer .* categorical_features"):
+        LightGBMRegressor(feature_cols=["c", "x"], **small).fit(rows)
+    with pytest.raises(BadSetting, match=r"decode=\['c'\]: LightGBM takes numbers as the DataFrame has them"):
+        LightGBMRegressor(feature_cols="c", decode={"c": len}, **small).fit(rows)
+    for given in ({"vocabulary": ["c"]}, {"hash_buckets": {"c": 8}}):
+        with pytest.raises(BadSetting, match=r"has 'c', which is one of several .* name it in categorical_features"):
+            LightGBMRegressor(feature_cols=["c", "x"], **small, **given).fit(rows)
+    numbered = LightGBMRegressor(feature_cols=["code", "x"], categorical_features=["code"], **small).fit(rows)
+    alone = LightGBMRegressor(feature_cols=["c"], vocabulary=["c"], **small).fit(rows)
+    for model in (numbered, alone):
+        first, second = model.transform(rows)["prediction"][:2]
+        assert first < 1.5 < second
 
 
 def test_a_ranker_needs_its_group_column() -> None:

@@ -138,3 +138,14 @@ def test_two_ranks_with_the_compiler_of_torch(tmp_path: Path) -> None:
     model = fit(table(), **settings, compile=True, env=env)
     assert list(tmp_path.rglob("*.so")), "nothing was compiled"
     assert [e["loss"] for e in model.history] == pytest.approx([e["loss"] for e in plain.history], rel=1e-5)
+
+
+def test_a_compiled_training_continues(tmp_path: Path) -> None:
+    compiled = {"compile": {"backend": Graphs()}}
+    settings = GOOD | HERE | compiled | {"checkpoint_every": 1, "run_dir": str(tmp_path)}
+    fit(table(), **settings | {"epochs": 1})
+    continued = fit(table(), **settings)
+    whole = fit(table(), **GOOD | HERE | compiled)
+    for name, value in whole.module.state_dict().items():
+        torch.testing.assert_close(continued.module.state_dict()[name], value, rtol=0, atol=0)
+    assert [entry["loss"] for entry in continued.history] == [entry["loss"] for entry in whole.history]

@@ -289,3 +289,22 @@ def test_two_ranks_learn_what_one_does() -> None:
     one, two = (fit(frame(), **settings, ranks=ranks) for ranks in (1, 2))
     assert one.history[-1]["loss"] == pytest.approx(two.history[-1]["loss"], rel=1e-4)
     np.testing.assert_allclose(two.predict(frame()), one.predict(frame()), rtol=1e-4, atol=1e-5)
+
+
+def as_it_is(graph: Any, inputs: Any) -> Any:
+    """Compile nothing."""
+    return graph.forward
+
+
+@pytest.mark.processes
+@pytest.mark.timeout(200)
+@pytest.mark.parametrize("strategy", ["ddp", "fsdp"])
+def test_together_with_what_else_changes_a_step(strategy: str) -> None:
+    """Compiled, in float16, and with DDP's options: on two ranks as on one, and as in prediction."""
+    both = {"transform": normalised, "precision": "fp16", "clip_grad_norm": 1.0, "shuffle": False, "strategy": strategy}
+    ddp = {"compile": {"backend": as_it_is}, "ddp_options": {"bucket_cap_mb": 1, "static_graph": True}}
+    settings = SETTINGS | both | (ddp if strategy == "ddp" else {})
+    one = fit(frame(), **settings)
+    two = fit(frame(), **settings | {"on": "driver", "ranks": 2, "batch_size": 8})
+    assert [e["loss"] for e in two.history] == pytest.approx([e["loss"] for e in one.history], rel=1e-2)
+    np.testing.assert_allclose(two.predict(frame()), one.predict(frame()), rtol=2e-2, atol=2e-3)

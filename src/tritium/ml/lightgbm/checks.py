@@ -1,0 +1,99 @@
+"""What is wrong with the settings of LightGBM (any process)."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from tritium.ml.early_stopping import EarlyStopping
+from tritium.ml.fields import is_names, is_number, is_whole
+from tritium.ml.lightgbm.names import is_larger_better
+
+_FRACTIONS = ("feature_fraction", "bagging_fraction")
+LEAST = {"num_iterations": 1, "num_leaves": 2, "min_data_in_leaf": 0, "bagging_freq": 0, "max_bin": 2}
+"""Setting → the least value it may have."""
+
+
+def column_problems(settings: Any) -> Iterator[str]:
+    """Yield what is wrong with the columns."""
+    features = settings.feature_cols
+    if isinstance(features, Mapping):
+        yield "feature_cols is a mapping; LightGBM takes one input: a list of scalar columns, or a vector column."
+        return
+    if not isinstance(features, str) and len(set(features)) < len(features):
+        yield f"feature_cols={list(features)!r} names a column twice."
+    if settings.decode:
+        yield (
+            f"decode={list(settings.decode)!r}: LightGBM takes numbers as the DataFrame has them. Make them of the "
+            "column before, as an array or a vector, by a UDF in Spark."
+        )
+    for name in ("vocabulary", "hash_buckets"):
+        coded = [] if isinstance(features, str) else [f for f in features if f in (getattr(settings, name) or ())]
+        if coded and len(features) > 1:
+            yield (
+                f"{name} has {coded[0]!r}, which is one of several feature columns, and those must be numbers. Make "
+                "one of it before, such as by StringIndexer, and name it in categorical_features."
+            )
+    if isinstance(settings.label_cols, Mapping) or len(settings.labels()) != 1:
+        yield f"label_cols={settings.label_cols!r} must be one column."
+    for name in ("categorical_features", "monotone_constraints"):
+        given = getattr(settings, name) or ()
+        kinds = list if name == "categorical_features" else Mapping
+        if not isinstance(given, (kinds, tuple)):
+            yield f"{name}={given!r} must be a {'list of' if kinds is list else 'mapping from'} feature columns."
+        elif isinstance(features, str):
+            if wrong := [key for key in given if not is_whole(key, 0)]:
+                yield f"{name} names {wrong[0]!r}; of the column {features!r} say the position in it, from 0."
+        elif wrong := [key for key in given if key not in features]:
+            yield f"{name} names {wrong[0]!r}, which is not among feature_cols."
+    constraints = settings.monotone_constraints or {}
+    if isinstance(constraints, Mapping) and not set(constraints.values()) <= {-1, 0, 1}:
+        yield f"monotone_constraints={dict(constraints)!r}: each must be -1, 0 or 1."
+    if isinstance(constraints, Mapping) and (both := set(constraints) & set(settings.categorical_features or ())):
+        yield f"monotone_constraints names {sorted(both, key=str)[0]!r}, which is a category."
+    if settings.init_score_col is not None and not is_names(settings.init_score_col):
+        yield f"init_score_col={settings.init_score_col!r} must be a column, or a list of columns."
+
+
+def number_problems(settings: Any) -> Iterator[str]:
+    """Yield what is wrong with the numbers."""
+    for name, least in LEAST.items():
+        if not is_whole(value := getattr(settings, name), least):
+            yield f"{name}={value!r} must be a whole number of at least {least}."
+    if not is_whole(settings.max_depth, -1):
+        yield f"max_depth={settings.max_depth!r} must be a whole number, or -1: any depth."
+    for name in ("learning_rate", *_FRACTIONS):
+        value = getattr(settings, name)
+        if not is_number(value) or not 0 < value <= (1 if name in _FRACTIONS else math.inf):
+            yield f"{name}={value!r} must be a number above 0{' and at most 1' if name in _FRACTIONS else ''}."
+    for name in ("lambda_l1", "lambda_l2"):
+        if not is_number(value := getattr(settings, name)) or value < 0:
+            yield f"{name}={value!r} must be a number of at least 0."
+    if is_number(settings.bagging_fraction) and settings.bagging_fraction < 1 and settings.bagging_freq == 0:
+        yield f"bagging_fraction={settings.bagging_fraction} does nothing with bagging_freq=0. Give bagging_freq=1."
+
+
+def objective_problems(settings: Any) -> Iterator[str]:
+    """Yield what is wrong with objective, metrics and early stopping."""
+    if settings.objective is not None and settings.objective not in settings.objectives:
+        listed = ", ".join(map(repr, settings.objectives))
+        yield f"objective={settings.objective!r} is none of those for this estimator: {listed}."
+    if settings.metrics is not None and not is_names(settings.metrics):
+        yield f"metrics={settings.metrics!r} must be the name of a metric of LightGBM, or a list of names."
+        return
+    if settings.native_params is not None and not isinstance(settings.native_params, Mapping):
+        yield f"native_params={settings.native_params!r} must be a mapping from LightGBM's parameters to values."
+    rule = settings.early_stopping
+    if rule is None:
+        return
+    if settings.validation is None and not settings.training_metric:
+        yield "early_stopping needs validation=, or training_metric=True."
+    if settings.boosting == "dart":
+        yield 'early_stopping can\'t restore an earlier model with boosting="dart", which changes the trees before it.'
+    if isinstance(rule, EarlyStopping):
+        watched = (rule.monitor or settings.metric_names()[0]).removeprefix("validation_")
+        larger = is_larger_better(watched)
+        if (rule.mode == "max") != larger and (rule.monitor is not None or rule.mode == "max"):
+            better = "larger" if larger else "smaller"
+            yield f"early_stopping has mode={rule.mode!r}, and of {watched!r} a {better} value is the better one."

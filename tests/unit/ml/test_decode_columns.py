@@ -146,6 +146,12 @@ class TestWhatCanNotBeDecoded:
 
         with pytest.raises(BadRow, match=r"row id 5, value \d+: decode gave float32 of shape \(3,\), and float32"):
             fit(frame, **SETTINGS, feature_cols="index", decode={"index": decode}, shuffle=False)
+        model = fit(frame.drop(index=5), **SETTINGS, feature_cols="index", decode={"index": decode})
+        with pytest.raises(BadRow, match=r"column 'index' in row 5 of partition 0 .*shape \(3,\)"):
+            model.predict(frame)
+        assert len(TorchModel(model, handle_invalid="skip").transform(frame)) == ROWS - 1
+        kept = TorchModel(model, handle_invalid="keep").transform(frame)["prediction"]
+        assert list(np.flatnonzero(kept.isna())) == [5]
 
     def test_a_dataset_of_pairs(self, frame: pd.DataFrame) -> None:
         pairs = TensorDataset(torch.zeros(ROWS, 12), torch.zeros(ROWS))

@@ -23,6 +23,7 @@ _ANY = (
     *("num_iterations", "metrics", "training_metric", "early_stopping", "verbose", "validation", "nulls"),
     *("checkpoint_every", "checkpoint_keep", "if_data_changed", "if_code_changed", "eval_at"),
     "decode_threads",
+    "callbacks",
     *("prediction_col", "probability_col", "prediction_batch_size", "prediction_device", "handle_invalid"),
     *("feature_cols", "label_cols", "group_col", "weight_col", "init_score_col", "row_key", "tree_learner"),
 )
@@ -79,7 +80,9 @@ def is_over(state: Mapping[str, Any], settings: LightGBMSettings) -> bool:
     """Return whether nothing is left to do after this checkpoint by the current settings."""
     rule = settings.rule(state["metrics"]) if state["metrics"] else None
     ended = stays_stopped(state["stopped"], state["early_stopping"], rule)
-    return bool(ended or state["exhausted"] or state["iteration"] >= settings.num_iterations)
+    return bool(
+        ended or state["ended"] is not None or state["exhausted"] or state["iteration"] >= settings.num_iterations
+    )
 
 
 class Progress:
@@ -95,6 +98,8 @@ class Progress:
         """Whether no tree can be added, as no split improves the objective."""
         self.best = -1
         """The iteration whose model is returned, once early stopping has restored it; -1: the last one."""
+        self.ended: int | None = None
+        """The iteration whose model is returned, where a callback has ended the training."""
         self._settings, self._tell = settings, tell
         self.early_stopping = self._watch(None)
 
@@ -102,7 +107,7 @@ class Progress:
         """Continue from a checkpoint, with a booster of its trees."""
         self.booster = lightgbm.Booster(model_str=saved["model"].tobytes().decode())
         self.iteration, self.history = saved["iteration"], list(saved["history"])
-        self.metrics, self.exhausted = list(saved["metrics"]), saved["exhausted"]
+        self.metrics, self.exhausted, self.ended = list(saved["metrics"]), saved["exhausted"], saved["ended"]
         if self.metrics:
             self.early_stopping = self._watch(self._settings.rule(self.metrics))
             self.early_stopping.load_state_dict(saved["early_stopping"], self.iteration)
@@ -116,9 +121,9 @@ class Progress:
         self.early_stopping.on_epoch_end(entry)
 
     def model(self) -> bytes:
-        """Return the text of the trained model: up to the best iteration, where early stopping restores that."""
+        """Return the text of the trained model: up to the iteration that a callback or early stopping found best."""
         self.early_stopping.restore_best()
-        text: str = self.booster.model_to_string(num_iteration=self.best)
+        text: str = self.booster.model_to_string(num_iteration=self.best if self.ended is None else self.ended)
         return text.encode()
 
     def _watch(self, rule: EarlyStopping | None) -> EarlyStoppingState:
@@ -198,5 +203,6 @@ class TrainingCheckpoint:
             "early_stopping": progress.early_stopping.state_dict(),
             "stopped": progress.early_stopping.should_stop,
             "exhausted": progress.exhausted,
+            "ended": progress.ended,
             "fingerprint": None if self._fingerprint is None else summary(self._fingerprint),
         }

@@ -6,6 +6,7 @@ import math
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from tritium.ml.arguments import argument_names, name_of, takes
 from tritium.ml.early_stopping import EarlyStopping
 from tritium.ml.fields import is_names, is_number, is_whole
 from tritium.ml.lightgbm.names import is_larger_better
@@ -13,6 +14,10 @@ from tritium.ml.lightgbm.names import is_larger_better
 _FRACTIONS = ("feature_fraction", "bagging_fraction")
 LEAST = {"num_iterations": 1, "num_leaves": 2, "min_data_in_leaf": 0, "bagging_freq": 0, "max_bin": 2}
 """Setting → the least value it may have."""
+_NOT_TAKEN = {
+    "_EarlyStoppingCallback": "early_stopping, whose state a retry would lose. Give the setting early_stopping=.",
+    "_RecordEvaluationCallback": "record_evaluation, whose dict is filled on the ranks. Read model.history instead.",
+}
 
 
 def column_problems(settings: Any) -> Iterator[str]:
@@ -54,6 +59,24 @@ def column_problems(settings: Any) -> Iterator[str]:
         yield f"monotone_constraints names {sorted(both, key=str)[0]!r}, which is a category."
     if settings.init_score_col is not None and not is_names(settings.init_score_col):
         yield f"init_score_col={settings.init_score_col!r} must be a column, or a list of columns."
+
+
+def callback_problems(given: Any) -> Iterator[str]:
+    """Yield what is wrong with a list of LightGBM's callbacks."""
+    if not isinstance(given, list | tuple):
+        yield f"callbacks={name_of(given)} must be a list: callbacks=[…]."
+        return
+    for callback in given:
+        name = name_of(callback)
+        if name in _NOT_TAKEN:
+            yield f"callbacks has a lightgbm.{_NOT_TAKEN[name]}"
+        elif isinstance(callback, type):
+            yield f"the callback {name} is a class; give an instance, {name}()."
+        elif not callable(callback):
+            yield f"the callback {callback!r:.80} can't be called; LightGBM's are functions of a CallbackEnv."
+        elif not takes(callback, 1):
+            arguments = ", ".join(argument_names(callback)) or "nothing"
+            yield f"the callback {name} takes {arguments}; it is called with (env), a lightgbm.callback.CallbackEnv."
 
 
 def number_problems(settings: Any) -> Iterator[str]:

@@ -12,7 +12,7 @@ from tritium.hints import question
 from tritium.ml.early_stopping import EarlyStopping
 from tritium.ml.epoch_settings import IterativeSettings
 from tritium.ml.fields import is_names, is_whole, setting
-from tritium.ml.lightgbm.checks import LEAST, column_problems, number_problems, objective_problems
+from tritium.ml.lightgbm.checks import LEAST, callback_problems, column_problems, number_problems, objective_problems
 from tritium.ml.lightgbm.names import METRIC_NAMES, OF_LIGHTGBM, OF_OTHERS, OF_SYNAPSEML, is_larger_better
 from tritium.ml.settings import LABEL
 
@@ -88,6 +88,10 @@ class LightGBMSettings(IterativeSettings):
     native_params: Mapping[str, Any] | None = setting(
         "Other parameters of LightGBM, by its own names: {'min_gain_to_split': 0.1}.", None
     )
+    callbacks: Sequence[Any] = setting(
+        "Callbacks as `lightgbm.train` takes them. Every rank calls them, with the metrics of the rows of all ranks.",
+        (),
+    )
     feature_dtype: Literal["float32", "float64"] = setting(
         "The numbers in which features are read, in training and prediction.", "float32"
     )
@@ -130,6 +134,7 @@ class LightGBMSettings(IterativeSettings):
         yield from column_problems(self)
         yield from number_problems(self)
         yield from objective_problems(self)
+        yield from callback_problems(self.callbacks)
 
     def check_ranks(self, ranks: int) -> None:
         """Raise BadSetting where several ranks would each train a model of their own."""

@@ -17,6 +17,7 @@ from tritium.frameworks.lightgbm import joined
 from tritium.gang.rank.world import World
 from tritium.gang.rank.world import world as this_world
 from tritium.ml.lightgbm.bins import is_shared, training_set, validation_set
+from tritium.ml.lightgbm.callbacks import Callbacks
 from tritium.ml.lightgbm.checkpoint import Progress, TrainingCheckpoint, is_over
 from tritium.ml.lightgbm.metrics import Metrics
 from tritium.ml.lightgbm.parameters import lightgbm_params
@@ -79,13 +80,15 @@ def _grow(
     progress: Progress,
     checkpoint: TrainingCheckpoint,
 ) -> None:
-    """Add trees until there are enough, or early stopping ends the training."""
+    """Add trees until there are enough, or early stopping or a callback ends the training."""
     with ExitStack() as network:
         booster = _booster(world, settings, rows, validation, classes, progress.booster, progress.iteration, network)
         metrics = Metrics(world, rows if settings.training_metric else None, validation)
+        callbacks = Callbacks(settings.callbacks, world, settings.num_iterations)
         progress.booster, logged = booster, 0.0
         for iteration in range(progress.iteration, settings.num_iterations):
             began = time.monotonic()
+            callbacks.before(booster, iteration)
             progress.exhausted = booster.update()
             if progress.exhausted:
                 if world.rank == 0:
@@ -97,11 +100,13 @@ def _grow(
             names = [name.removeprefix("validation_") for name in found]
             entry = {"iteration": progress.iteration, **found, "seconds": now - began}
             progress.add(entry, list(dict.fromkeys(names)))
-            ends = progress.early_stopping.should_stop or progress.iteration == settings.num_iterations
+            progress.ended = callbacks.after(booster, iteration, found)
+            stops = progress.early_stopping.should_stop or progress.ended is not None
+            ends = stops or progress.iteration == settings.num_iterations
             if settings.verbose and (ends or now - logged >= _LOG_SECONDS):
                 world.log(step=iteration, steps=settings.num_iterations, **found)
                 logged = now
-            if progress.early_stopping.should_stop:
+            if stops:
                 break
             checkpoint.save(progress)
 

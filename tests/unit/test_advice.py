@@ -16,6 +16,10 @@ import advice
 
 # Settings of other libraries' functions: whose they are, which is checked.
 OTHERS: dict[str, str] = {
+    "comm": "tritium.compat.horovod.torch.init",
+    "root_rank": "tritium.compat.horovod.torch.broadcast",
+    "splits": "tritium.compat.horovod.torch.alltoall",
+    "op": "tritium.compat.horovod.torch.allreduce",
     "lr": "torch.optim.Adam",
     "reduction": "torch.nn.MSELoss",
     "persistent": "torch.nn.Module.register_buffer",
@@ -61,6 +65,14 @@ REASONS: dict[str, str] = {
     "construct": "a method of LightGBM's Dataset",
     "num_data": "a method of LightGBM's Dataset",
     "hvd.init": "of Horovod",
+    "hvd.start_timeline": "of Horovod, which the message is about",
+    "ProcessSet": "how a process set of Horovod's prints itself",
+    "process_set_id": "how a process set of Horovod's prints itself",
+    "process_set.included": "a method of Horovod's process sets",
+    "synchronize": "of Horovod",
+    "loss.backward": "of torch",
+    "optimizer.synchronize": "of Horovod's DistributedOptimizer",
+    "optimizer.skip_synchronize": "of Horovod's DistributedOptimizer",
     "hvd.size": "of Horovod",
     "hvd.shutdown": "of Horovod",
     "hvd.local_rank": "of Horovod",

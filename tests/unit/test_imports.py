@@ -15,7 +15,19 @@ import tritium
 
 PACKAGE = Path(tritium.__file__).parent
 # From the front door down: a module imports from its own layer and from those below it.
-LAYERS = ("", "cli", "ml", "predict", "gang", "frameworks", "model", "data", "observe", "wire ship errors hints")
+LAYERS = (
+    "",
+    "cli",
+    "compat",
+    "ml",
+    "predict",
+    "gang",
+    "frameworks",
+    "model",
+    "data",
+    "observe",
+    "wire ship errors hints",
+)
 # Within gang/, a folder is a process; what is in none of them is data for all.
 PROCESSES = ("driver", "coordinator", "supervisor", "rank", "control", "")
 LINES, METHODS = 350, 25  # of a file, of a class

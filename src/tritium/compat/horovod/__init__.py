@@ -1,0 +1,1 @@
+"""Horovod's API on PyTorch's own process groups (rank)."""

@@ -36,6 +36,7 @@ PAGES = (
     "docs/frameworks/mpi.md",
     "docs/frameworks/horovod.md",
     "docs/frameworks/tensorflow.md",
+    "docs/migrate/horovod-torch.md",
 )
 
 # What a page takes as given: a session, data, and what an earlier page has made.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import importlib
 import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -75,6 +76,7 @@ class _Command(click.Command):
 @click.argument("program")
 @click.argument("arguments", nargs=-1)
 @click.option("-m", "--module", is_flag=True, help="PROGRAM is a module, as for python -m.")
+@click.option("--compat", is_flag=True, help="Let imports of horovod mean Tritium's, where it is not installed.")
 @click.option(
     "--master", help="Spark's master, such as local[4] or spark://host:7077. Without it ranks run on this machine."
 )
@@ -91,6 +93,7 @@ def run(
     program: str,
     arguments: tuple[str, ...],
     module: bool,
+    compat: bool,
     master: str | None,
     conf: tuple[tuple[str, str], ...],
     data: tuple[tuple[str, str], ...],
@@ -103,6 +106,8 @@ def run(
     """
     from tritium.gang.driver.launch import launch
 
+    if compat:
+        importlib.import_module("tritium.compat")
     given = {name: dict(value) if name == "env" else value for name, value in fields.items() if value not in (None, ())}
     if master is None:
         given.setdefault("on", "driver")

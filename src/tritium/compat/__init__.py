@@ -1,1 +1,34 @@
-"""Names of libraries that nobody maintains any more, mapped onto Tritium (any process). Nothing else imports it."""
+"""`import tritium.compat` lets code written for Horovod run where Horovod is not installed (any process).
+
+`import horovod.torch as hvd` then imports `tritium.compat.horovod.torch`, in this process and in the ranks of every
+launch. An installed package comes first: it is imported under its name as before. Nothing is patched.
+"""
+
+from __future__ import annotations
+
+import warnings
+
+from tritium import aliases
+from tritium.errors import TritiumWarning
+
+_ALIASES = {"horovod": "tritium.compat.horovod"}
+
+
+def status() -> dict[str, str]:
+    """Return package -> the module of Tritium that is imported by its name, or "installed: " and where it is."""
+    active = aliases.active()
+    return {package: active.get(package) or f"installed: {aliases.installed(package)}" for package in _ALIASES}
+
+
+def _begin() -> None:
+    aliases.add(_ALIASES)
+    own = [f"{package} ({aliases.installed(package)})" for package in _ALIASES if package not in aliases.active()]
+    if own:
+        warnings.warn(
+            f"tritium.compat leaves installed packages as they are: {', '.join(own)}. Uninstall them to use Tritium's.",
+            TritiumWarning,
+            stacklevel=3,
+        )
+
+
+_begin()

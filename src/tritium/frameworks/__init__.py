@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import asdict
 from typing import Any
 
+from tritium import aliases
 from tritium.frameworks.framework import Framework
 
 _CLASSES = {
@@ -63,7 +64,7 @@ def unnamed(framework: Framework | None, imports: Callable[[str], bool]) -> str 
     imports : whether the code imports a package.
     """
     covered = () if framework is None else (*framework.modules, *framework.covers)
-    known = {module.partition(".")[0] for module in covered}
+    known = {module.partition(".")[0] for module in covered} | set(aliases.active())
     package = next((name for name in _PACKAGES if name not in known and imports(name)), None)
     if package is None:
         return None

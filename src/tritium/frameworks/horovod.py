@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from tritium import aliases
 from tritium.errors import BadSetting
 from tritium.frameworks.framework import Framework, Place
 
@@ -40,6 +41,9 @@ class Horovod(Framework):
     def load(self) -> None:
         """Import Horovod, and PyTorch with it where it was built for that alone. TensorFlow's import starts threads."""
         super().load()
+        if self.modules[0] in aliases.active():
+            importlib.import_module("horovod.torch")
+            return
         _check_at_init()
         home = Path(str(sys.modules["horovod"].__file__)).parent
         if [library for library in _LIBRARIES if any(home.glob(f"{library}/mpi_lib*"))] == ["torch"]:
@@ -49,8 +53,10 @@ class Horovod(Framework):
         """Call the function, then `hvd.shutdown()` where it has initialized Horovod.
 
         Rank 0 serves the store in which the ranks find each other, for as long as any rank's function runs: a process
-        exits when all have returned.
+        exits when all have returned. Tritium's own module of that name needs nothing but torchrun's variables.
         """
+        if self.modules[0] in aliases.active():
+            return function()
         os.environ.update(variables(place))
         os.environ.setdefault("HOROVOD_GLOO_TIMEOUT_SECONDS", str(_PATIENCE))
         if "GLOO_SOCKET_IFNAME" in os.environ:  # the interface by which the hosts reach each other

@@ -38,3 +38,5 @@ class Order:
     """Bytes that Spark accepts for all results together, with the log of a coordinator on an executor; 0: any."""
     stall_limit: StallLimit | None = None
     run_dir: str = ""
+    aliases: Mapping[str, str] = field(default_factory=dict)
+    """Packages that stand for modules of Tritium, see `tritium.aliases`."""

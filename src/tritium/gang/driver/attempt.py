@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Literal
 
-from tritium import frameworks, ship
+from tritium import aliases, frameworks, ship
 from tritium.data.decode import decoders
 from tritium.data.schema import Data, Field
 from tritium.gang.coordinator.coordinator import Coordinator
@@ -163,6 +163,7 @@ def order_of(
         result_limit=result_limit,
         stall_limit=StallLimit.of(gang),
         run_dir=attempt.recorder.run_dir,
+        aliases=aliases.active(),
     )
 
 

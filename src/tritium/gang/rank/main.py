@@ -23,7 +23,7 @@ from dataclasses import replace
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal
 
-from tritium import frameworks, ship
+from tritium import aliases, frameworks, ship
 from tritium.errors import ResultError, WireError
 from tritium.frameworks import huggingface, mpi
 from tritium.frameworks import torch as pytorch
@@ -92,6 +92,7 @@ def run(settings: Mapping[str, Any], imported: BaseException | Literal[True] | N
 def import_all(settings: Mapping[str, Any], framework: Framework | None, progress: ProgressWriter) -> None:
     """Import the framework, and prepare what the user's function may import. Raises WrongVersion."""
     ship.import_from(settings["path"])
+    aliases.add(settings["aliases"])
     pytorch.prepare()
     huggingface.leave_shards()
     if framework is not None:

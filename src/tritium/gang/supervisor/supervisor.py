@@ -148,6 +148,7 @@ class Supervisor:
             "trace": self.order.trace,
             "mounts": [self._user_code.path] if self._user_code else [],
             "path": ship.importable(),
+            "aliases": dict(self.order.aliases),
         }
         keep = (theirs.fileno(), result.fileno(), *self._monitor.fds, *fds)
         self._process = start_rank(settings, order=self.order, daemon=self._daemon, keep=keep, cpus=self.cpus)

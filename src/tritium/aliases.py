@@ -1,0 +1,64 @@
+"""Packages whose names stand for modules of Tritium where they are not installed (any process).
+
+`tritium.compat` adds them on the driver. Every rank adds the same ones before it imports anything of the user's.
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import sys
+from collections.abc import Mapping, Sequence
+from importlib.abc import Loader, MetaPathFinder
+from importlib.machinery import ModuleSpec, PathFinder
+from types import ModuleType
+
+_active: dict[str, str] = {}
+
+
+def active() -> dict[str, str]:
+    """Return package -> the module of Tritium that it stands for."""
+    return dict(_active)
+
+
+def installed(package: str) -> str | None:
+    """Return where a package is installed; None where it is not."""
+    spec = PathFinder.find_spec(package)
+    if spec is None:
+        return None
+    return spec.origin or next(iter(spec.submodule_search_locations or ()), "")
+
+
+def add(aliases: Mapping[str, str]) -> None:
+    """Let `import package` import the module that it stands for, unless the package is installed."""
+    _active.update({package: module for package, module in aliases.items() if installed(package) is None})
+    if not any(isinstance(finder, _Finder) for finder in sys.meta_path):
+        sys.meta_path.insert(0, _Finder())  # else the path of the parent would be searched, and load a second copy
+
+
+class _Finder(MetaPathFinder):
+    def find_spec(
+        self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
+        package, dot, rest = fullname.partition(".")
+        if package not in _active:
+            return None
+        own = importlib.util.find_spec(f"{_active[package]}{dot}{rest}")
+        if own is None:
+            return None
+        return ModuleSpec(fullname, _Alias(own), is_package=own.submodule_search_locations is not None)
+
+
+class _Alias(Loader):
+    """Gives the module itself, which then has two names in `sys.modules`."""
+
+    def __init__(self, own: ModuleSpec) -> None:
+        self._own = own
+
+    def create_module(self, spec: ModuleSpec) -> ModuleType:
+        module = importlib.import_module(self._own.name)
+        self._own = module.__spec__ or self._own
+        return module
+
+    def exec_module(self, module: ModuleType) -> None:
+        module.__spec__ = self._own  # which importing it under another name has replaced

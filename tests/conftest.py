@@ -21,6 +21,7 @@ import bounds
 import class_archive
 import clusters
 import leaks
+from tritium import aliases
 
 # A private directory for all that tests and Spark write, set before any JVM starts.
 PLACE = Path(tempfile.mkdtemp(prefix="tritium-tests-"))
@@ -102,6 +103,17 @@ def _nothing_left_behind(request: pytest.FixtureRequest) -> Iterator[None]:
     yield
     if found := before.left(_strangers()):
         pytest.fail("the test left behind:\n  " + "\n  ".join(found), pytrace=False)
+
+
+@pytest.fixture(autouse=True)
+def _no_names_of_others() -> Iterator[None]:
+    """Undo `import tritium.compat` after a test: others skip where Horovod is not installed."""
+    yield
+    if names := aliases.active():
+        aliases._active.clear()
+        for name in [name for name in sys.modules if name.partition(".")[0] in names]:
+            del sys.modules[name]
+        sys.modules.pop("tritium.compat", None)  # importing it again adds them again
 
 
 def _strangers() -> set[int]:

@@ -36,7 +36,9 @@ PAGES = (
     "docs/frameworks/mpi.md",
     "docs/frameworks/horovod.md",
     "docs/frameworks/tensorflow.md",
+    "docs/migrate/horovodrunner.md",
     "docs/migrate/horovod-torch.md",
+    "docs/migrate/distributors.md",
 )
 
 # What a page takes as given: a session, data, and what an earlier page has made.

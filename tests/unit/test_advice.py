@@ -17,6 +17,9 @@ import advice
 # Settings of other libraries' functions: whose they are, which is checked.
 OTHERS: dict[str, str] = {
     "comm": "tritium.compat.horovod.torch.init",
+    "gpu_resource_name": "tritium.compat.MirroredStrategyRunner",
+    "driver_log_verbosity": "tritium.compat.HorovodRunner",
+    "num_processes": "tritium.compat.TorchDistributor",
     "root_rank": "tritium.compat.horovod.torch.broadcast",
     "splits": "tritium.compat.horovod.torch.alltoall",
     "op": "tritium.compat.horovod.torch.allreduce",

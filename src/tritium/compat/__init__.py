@@ -1,4 +1,4 @@
-"""`import tritium.compat` lets code written for Horovod run where Horovod is not installed (any process).
+"""`import tritium.compat` lets code written for other libraries run where those are not installed (any process).
 
 `import horovod.torch as hvd` then imports `tritium.compat.horovod.torch`, in this process and in the ranks of every
 launch. An installed package comes first: it is imported under its name as before. Nothing is patched.
@@ -6,12 +6,29 @@ launch. An installed package comes first: it is imported under its name as befor
 
 from __future__ import annotations
 
+import importlib
 import warnings
+from typing import Any
 
 from tritium import aliases
 from tritium.errors import TritiumWarning
 
-_ALIASES = {"horovod": "tritium.compat.horovod"}
+_ALIASES = {
+    "horovod": "tritium.compat.horovod",
+    "sparkdl": "tritium.compat.sparkdl",
+    "spark_tensorflow_distributor": "tritium.compat.spark_tensorflow_distributor",
+}
+_CLASSES = {
+    "TorchDistributor": "torch_distributor",
+    "MirroredStrategyRunner": "spark_tensorflow_distributor",
+    "HorovodRunner": "sparkdl",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _CLASSES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(importlib.import_module(f"{__name__}.{_CLASSES[name]}"), name)
 
 
 def status() -> dict[str, str]:

@@ -1,0 +1,1 @@
+"""`sparkdl.horovod.tensorflow`: only its `keras` holds something (rank)."""

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from tritium.errors import BadSetting, CheckpointFailed
+from tritium.ml.arguments import name_of
 from tritium.ml.early_stopping import stays_stopped
 from tritium.ml.epoch_settings import EpochSettings
 from tritium.model.checkpoint import Store
@@ -32,6 +34,17 @@ def refuse_another(
             differences=[],
         )
     _refuse(_differences(before, now, resized), path)
+
+
+def plain(value: Any) -> Any:
+    """Return a setting as it is compared: lists for tuples, dicts for mappings, names of functions, "NaN" for NaN."""
+    if isinstance(value, Mapping):
+        return {str(key): plain(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [plain(item) for item in value]
+    if isinstance(value, float) and math.isnan(value):
+        return "NaN"
+    return name_of(value) if callable(value) else value
 
 
 def _differences(before: Mapping[str, Any], now: Mapping[str, Any], resized: bool) -> list[str]:

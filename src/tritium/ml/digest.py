@@ -232,3 +232,9 @@ def _globals(code: types.CodeType) -> tuple[set[str], set[str]]:
             inner, stored = _globals(constant)
             read, written = read | inner, written | stored
     return read, written
+
+
+def words_of(words: Any) -> str:
+    """Return a vocabulary as a short text, another one for other words."""
+    digest = hashlib.sha256("\0".join(words).encode()).hexdigest()[:8]
+    return f"{len(words)} words ({digest})"

@@ -76,6 +76,11 @@ class EarlyStoppingState:
         """Compare an epoch's `entry` in the history with the best one."""
         if self._rule is None:
             return
+        if self._rule.monitor not in entry:
+            known = ", ".join(name for name, value in entry.items() if isinstance(value, float))
+            raise BadSetting(
+                f"early_stopping monitors {self._rule.monitor!r}; the history has {known}.", setting="early_stopping"
+            )
         value = float(entry[str(self._rule.monitor)])
         if not self._rule.better(value, self._best):
             self._waited += 1

@@ -137,6 +137,7 @@ class Settings:
         """Yield one sentence for each thing that is wrong. A framework adds those of its own settings."""
         yield from _columns(self)
         yield from _numbers(self)
+        yield from _predictions(self)
         yield from _choices(self)
 
     @classmethod
@@ -264,6 +265,16 @@ def _columns(settings: Settings) -> Iterator[str]:
         yield f"pad={settings.pad!r} must be a mapping from array columns to lengths, or to (length, number)."
     if settings.weight_col is not None and not isinstance(settings.weight_col, str):
         yield f"weight_col={settings.weight_col!r} must be the name of one column."
+
+
+def _predictions(settings: Settings) -> Iterator[str]:
+    names = ("prediction_col", "probability_col", "prediction_device")
+    for name in names:
+        value = getattr(settings, name)
+        if not isinstance(value, str) or not value:
+            yield f"{name}={value!r} must be a {'device' if name == names[2] else 'column'}, as a string."
+    if settings.prediction_col == settings.probability_col:
+        yield f"prediction_col and probability_col are both {settings.prediction_col!r}; they are two columns."
 
 
 def _numbers(settings: Settings) -> Iterator[str]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import sys
 from collections.abc import Iterable, Mapping
 from typing import Any
@@ -12,8 +13,8 @@ import keras
 from tritium.data.schema import Field
 from tritium.errors import ModelError
 from tritium.ml.arguments import name_of
-from tritium.ml.checkpoint import GROUP, HELD
-from tritium.ml.digest import is_own
+from tritium.ml.checkpoint import GROUP, HELD, plain
+from tritium.ml.digest import is_own, words_of
 from tritium.ml.keras.digest import KerasDigest
 from tritium.ml.keras.settings import KerasSettings
 from tritium.model.engines.keras_form import form_of
@@ -39,8 +40,9 @@ _ANY = (
     "handle_invalid",
     "decode_threads",
 )
-_CODE = ("model", "optimizer", "loss", "custom_objects", "decode")  # compared by digests or names
+_CODE = ("model", "optimizer", "loss", "custom_objects", "decode", "vocabulary")  # compared by digests or names
 _LONGEST = 20_000
+_BEFORE_CAPITAL = re.compile(r"(?<=[a-z])(?=[A-Z])|(?<=.)(?=[A-Z][a-z])")
 
 
 def identity(settings: KerasSettings, model: Any, fields: Iterable[Field]) -> dict[str, Any]:
@@ -49,14 +51,16 @@ def identity(settings: KerasSettings, model: Any, fields: Iterable[Field]) -> di
     model : compiled, and built where that was possible.
     """
     found: dict[str, Any] = {
-        name: getattr(settings, name)
+        name: plain(getattr(settings, name))
         for name in settings.fields()
         if name not in (*_ANY, *_CODE, "feature_cols", "label_cols", "row_key")
     }
+    found["loss_weights"] = plain(settings.whole_loss_weights())
+    found |= {f"vocabulary of {column!r}": words_of(words) for column, words in settings.words().items()}
     found["optimizer"] = name_of(model.optimizer)
     config = model.optimizer.get_config()
     found |= {f"{GROUP} {name}": _plain(value) for name, value in config.items() if name != "name"}
-    found |= {f"weights {n} {v.path}": f"{v.dtype} {list(v.shape)}" for n, v in enumerate(model.weights)}
+    found |= {f"weights {n}": f"{v.dtype} {list(v.shape)}" for n, v in enumerate(model.weights)}
     return found | {f"column {f.name}": f"{f.dtype} of {', '.join(f.sources)}" for f in fields}
 
 
@@ -92,7 +96,16 @@ def _architecture(model: Any, custom_objects: Mapping[str, Any]) -> str:
         config = None
     if config is None:
         return "\n".join(f"{layer.name} {type(layer).__name__}" for layer in model._flatten_layers())
-    return json.dumps(json.loads(config), indent=0)[:_LONGEST]
+    return _numbered_anew(json.dumps(json.loads(config), indent=0), model)[:_LONGEST]
+
+
+def _numbered_anew(config: str, model: Any) -> str:
+    """Return the configuration with automatic names by place: "dense_7" counts all layers of a session."""
+    for place, layer in enumerate(model._flatten_layers()):
+        usual = _BEFORE_CAPITAL.sub("_", type(layer).__name__).lower()
+        if re.fullmatch(rf"{usual}(_\d+)?", str(layer.name)):
+            config = config.replace(f'"{layer.name}"', f'"{usual} {place}"')
+    return config
 
 
 def _plain(value: Any) -> Any:

@@ -203,6 +203,13 @@ class KerasSettings(EpochSettings):
         known = isinstance(self.model, PortableModel) or self.model_given is not None
         return self._compiled_with(None if known else self.make_model()).get("loss")
 
+    def whole_loss_weights(self) -> Any:
+        """Return the weights of the losses: those of the settings, else of the compiled model; None: no weights."""
+        if self.loss_weights is not None:
+            return self.loss_weights
+        known = isinstance(self.model, PortableModel) or self.model_given is not None
+        return self._compiled_with(None if known else self.make_model()).get("loss_weights")
+
     def loss_of(self, label: str) -> Any:
         """Return the loss of a label, in a list by the order of the labels; None where there is none."""
         loss, labels = self.whole_loss(), list(self.label_sources())

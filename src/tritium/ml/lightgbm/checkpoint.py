@@ -12,8 +12,7 @@ from tritium.data.fingerprint import compare, summary
 from tritium.data.schema import Field
 from tritium.errors import BadSetting, CheckpointFailed, DataChanged
 from tritium.gang.rank.world import World
-from tritium.ml.arguments import name_of
-from tritium.ml.checkpoint import refuse_another
+from tritium.ml.checkpoint import plain, refuse_another
 from tritium.ml.early_stopping import EarlyStopping, EarlyStoppingState, stays_stopped
 from tritium.ml.lightgbm.settings import LightGBMSettings
 from tritium.model.checkpoint import Store
@@ -32,19 +31,10 @@ _OF_MACHINE = ("num_threads", "num_thread", "nthread", "nthreads", "n_jobs", "ve
 
 def identity(settings: LightGBMSettings, fields: Sequence[Field]) -> dict[str, Any]:
     """Return what must be equal for a training to continue: the settings of its trees, and the columns."""
-    found = {name: _plain(getattr(settings, name)) for name in settings.fields() if name not in _ANY}
+    found = {name: plain(getattr(settings, name)) for name in settings.fields() if name not in _ANY}
     native = found["native_params"] or {}
     found["native_params"] = {name: value for name, value in native.items() if name not in _OF_MACHINE}
     return found | {f"column {f.name}": f"{f.dtype} of {', '.join(f.sources)}" for f in fields}
-
-
-def _plain(value: Any) -> Any:
-    """Return a setting as a checkpoint gives it back; of a function its name."""
-    if isinstance(value, Mapping):
-        return {str(key): _plain(item) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [_plain(item) for item in value]
-    return name_of(value) if callable(value) else value
 
 
 def has_checkpoints(settings: LightGBMSettings) -> bool:

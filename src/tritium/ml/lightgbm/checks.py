@@ -34,7 +34,8 @@ def column_problems(settings: Any) -> Iterator[str]:
             "column before, as an array or a vector, by a UDF in Spark."
         )
     for name in ("vocabulary", "hash_buckets"):
-        coded = [] if isinstance(features, str) else [f for f in features if f in (getattr(settings, name) or ())]
+        words = settings.words() if name == "vocabulary" else settings.hash_buckets or {}
+        coded = [] if isinstance(features, str) else [f for f in features if f in words]
         if coded and len(features) > 1:
             yield (
                 f"{name} has {coded[0]!r}, which is one of several feature columns, and those must be numbers. Make "
@@ -115,6 +116,12 @@ def objective_problems(settings: Any) -> Iterator[str]:
     if settings.boosting == "dart":
         yield 'early_stopping can\'t restore an earlier model with boosting="dart", which changes the trees before it.'
     if isinstance(rule, EarlyStopping):
+        monitor = rule.monitor or ""
+        if monitor and not settings.training_metric and not monitor.startswith("validation_"):
+            yield (
+                f"early_stopping monitors {monitor!r}, of the rows that are trained on, which training_metric=False "
+                f"leaves out. Monitor 'validation_{monitor}'."
+            )
         watched = (rule.monitor or settings.metric_names()[0]).removeprefix("validation_")
         larger = is_larger_better(watched)
         if (rule.mode == "max") != larger and (rule.monitor is not None or rule.mode == "max"):

@@ -24,6 +24,8 @@ _SETTINGS = {
     "metric": "metrics",
     "categorical_feature": "categorical_features",
     "early_stopping_round": "early_stopping",
+    "early_stopping_min_delta": "early_stopping",
+    "first_metric_only": "early_stopping",
     "is_provide_training_metric": "training_metric",
     "label_column": "label_cols",
     "weight_column": "weight_col",

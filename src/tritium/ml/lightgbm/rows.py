@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from tritium.errors import BadData
+from tritium.errors import BadData, BadRow
 from tritium.ml.lightgbm.settings import GROUP, INIT_SCORE, LightGBMSettings
 from tritium.ml.settings import FEATURES, LABEL, WEIGHT
 
@@ -16,6 +17,7 @@ if TYPE_CHECKING:
 
 Array = np.ndarray[Any, Any]
 _BATCH_BYTES = 16 << 20
+_NUMBERS = {LABEL: "label", WEIGHT: "weight", INIT_SCORE: "init_score"}
 
 
 class Rows:
@@ -39,6 +41,23 @@ class Rows:
         self._order = order
         self._sources = next(field.sources for field in shard.schema if field.name == FEATURES)
         self._categories = _positions(settings)
+        for name, role in _NUMBERS.items():
+            if name in reader.names:
+                self._refuse_nan(shard, name, role)
+
+    def _refuse_nan(self, shard: Shard, name: str, role: str) -> None:
+        values = self._column(name, None)
+        if values.dtype.kind != "f" or not (missing := np.isnan(values.reshape(self.count, -1)).any(axis=1)).any():
+            return
+        column = next(field.sources for field in shard.schema if field.name == name)[0]
+        row = int(self._reader.ids[int(np.argmax(missing))])
+        raise BadRow(
+            f"{role} column {column!r} of {shard.name!r}, row id {row}, is NaN (and {int(missing.sum()) - 1} more of "
+            f"this rank's rows): only features may miss values. Drop these rows (df.dropna(subset=[{column!r}])).",
+            column=column,
+            row_id=row,
+            value=math.nan,
+        )
 
     @property
     def width(self) -> int:

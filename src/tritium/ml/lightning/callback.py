@@ -171,6 +171,7 @@ class Together(Checkpoint):
             means[name] = sum(count * value for count, value in rows) / max(sum(count for count, _ in rows), 1)
         if validation.loss is not None and validation.rows:
             means["validation_loss"] = validation.loss / validation.rows
+        self._validation = Sums()  # Lightning may leave out the validation of an epoch
         number = trainer.current_epoch + 1
         entry = epoch_entry(number, means, seconds=max(sums.seconds, 1e-9), rows=sums.rows, padded=sums.padded)
         if trainer.optimizers:

@@ -12,11 +12,10 @@ import torch
 
 from tritium.data.schema import Field
 from tritium.ml.arguments import name_of
-from tritium.ml.checkpoint import HELD
-from tritium.ml.digest import is_own
+from tritium.ml.checkpoint import HELD, plain
+from tritium.ml.digest import is_own, words_of
 from tritium.ml.lightning.settings import LightningSettings
 from tritium.ml.torch.digest import TorchDigest
-from tritium.ml.torch.identity import words_of
 
 _ANY = (
     "epochs",
@@ -44,7 +43,7 @@ _ADDRESS = re.compile(r" at 0x[0-9a-f]+", re.IGNORECASE)
 def identity(settings: LightningSettings, module: Any, fields: Iterable[Field]) -> dict[str, Any]:
     """Return what must be equal for a training to continue: what is trained, on which columns, with which settings."""
     found: dict[str, Any] = {
-        name: getattr(settings, name)
+        name: plain(getattr(settings, name))
         for name in settings.fields()
         if name not in (*_ANY, *_CODE, "feature_cols", "label_cols", "row_key")
     }

@@ -10,6 +10,7 @@ from typing import Any, ClassVar, Literal
 from tritium.errors import BadSetting
 from tritium.hints import question
 from tritium.ml.arguments import name_of, takes_vocabulary
+from tritium.ml.early_stopping import EarlyStopping
 from tritium.ml.epoch_settings import EpochSettings
 from tritium.ml.fields import is_whole, setting
 from tritium.ml.torch.function_checks import model_problems
@@ -101,6 +102,7 @@ class LightningSettings(EpochSettings):
         yield from module_problems(self.model, validates=self.validation is not None)
         yield from _callbacks(self.callbacks)
         yield from _trainer(self.trainer_args)
+        yield from _validation(self)
         if self.if_data_changed == "restart":
             yield (
                 "if_data_changed='restart' restarts an epoch, and Lightning's own counters would continue in the "
@@ -189,6 +191,20 @@ def without_trainer(module: Any) -> Any:
     """Return a copy of the module, without the Trainer that an earlier fit has left in it."""
     held = [vars(part).get(name) for part in module.modules() for name in ("_trainer", "_fabric")]
     return copy.deepcopy(module, dict.fromkeys(id(one) for one in held if one is not None))
+
+
+def _validation(settings: LightningSettings) -> Iterator[str]:
+    rule = settings.stopping_rule() if isinstance(settings.early_stopping, int | EarlyStopping) else None
+    if rule is None or settings.validation is None or not str(rule.monitor).startswith("validation_"):
+        return
+    arguments = settings.trainer_args if isinstance(settings.trainer_args, Mapping) else {}
+    for name, usual in (("check_val_every_n_epoch", 1), ("limit_val_batches", 1.0)):
+        given = arguments.get(name, usual)
+        if given is None or given == 0 or (name == "check_val_every_n_epoch" and given != 1):
+            yield (
+                f"early_stopping looks at {rule.monitor!r} after each epoch, and trainer_args has {name}={given!r}. "
+                'Leave that out, or watch EarlyStopping(monitor="loss").'
+            )
 
 
 def _callbacks(given: Any) -> Iterator[str]:

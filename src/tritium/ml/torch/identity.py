@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import re
 import sys
 from collections.abc import Iterable
@@ -12,8 +11,8 @@ import torch
 
 from tritium.data.schema import Field
 from tritium.ml.arguments import name_of
-from tritium.ml.checkpoint import GROUP, HELD
-from tritium.ml.digest import is_own
+from tritium.ml.checkpoint import GROUP, HELD, plain
+from tritium.ml.digest import is_own, words_of
 from tritium.ml.torch.ddp_options import ddp_identity
 from tritium.ml.torch.digest import TorchDigest
 from tritium.ml.torch.optimizers import Optimizers
@@ -65,7 +64,7 @@ def identity(
     Must be called before a scheduler or a callback changes the optimizer's groups.
     """
     found: dict[str, Any] = {
-        name: getattr(settings, name)
+        name: plain(getattr(settings, name))
         for name in settings.fields()
         if name not in (*_ANY, *_CODE, "feature_cols", "label_cols", "row_key")
     }
@@ -114,12 +113,6 @@ def identity_with_code(
         "architecture": _ADDRESS.sub("", repr(module))[:_LONGEST],
         "versions": {"Python": ".".join(map(str, sys.version_info[:2])), "torch": str(torch.__version__)},
     }
-
-
-def words_of(words: Any) -> str:
-    """Return a vocabulary as a short text, another one for other words."""
-    digest = hashlib.sha256("\0".join(words).encode()).hexdigest()[:8]
-    return f"{len(words)} words ({digest})"
 
 
 def _plain(value: Any) -> Any:

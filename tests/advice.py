@@ -22,6 +22,7 @@ PAGES = (
     ROOT / "CONTRIBUTING.md",
     *sorted(ROOT.glob("docs/*.md")),
     *sorted(ROOT.glob("docs/frameworks/*.md")),
+    *sorted(ROOT.glob("docs/migrate/*.md")),
 )
 PROTOCOLS = (SOURCE / "gang" / "supervisor" / "pmi.py",)  # whose texts are a protocol's, for no one to read
 HOLE = "…"  # placeholder for a value that is known only when the message is made

@@ -36,7 +36,7 @@ UNREGISTERED = {
     "spark.tritium.driver.port": "ours: read by gang/driver/address.py",
     "spark.port.maxRetries": "https://spark.apache.org/docs/latest/configuration.html; read by Utils.portMaxRetries",
     "spark.worker.resource.gpu.discoveryScript": "https://spark.apache.org/docs/latest/spark-standalone.html",
-    "spark.executor.resource.gpu.amount": "https://spark.apache.org/docs/latest/configuration.html; read by ResourceUtils",
+    "spark.executor.resource.gpu.amount": "https://spark.apache.org/docs/latest/configuration.html",
     "spark.local.dir": "https://spark.apache.org/docs/latest/configuration.html; read by Utils.getConfiguredLocalDirs",
 }
 

@@ -15,6 +15,7 @@ from torch.distributed.tensor import DTensor
 from tritium.errors import BadSetting, RanksDiffer
 from tritium.ml.torch.comm_hook import CommHook
 from tritium.ml.torch.ddp import Ranks, held_by
+from tritium.ml.torch.unit_order import UnitOrder
 
 T = TypeVar("T")
 _LISTS = (torch.nn.ModuleList, torch.nn.ModuleDict)
@@ -39,11 +40,16 @@ class ShardedModule:
         for tensor in (*module.parameters(), *module.buffers()):
             ranks.from_first([tensor])  # one by one, so that a GPU holds one at a time
         mesh = init_device_mesh(ranks.device.type, (ranks.size,))
-        for unit in units_of(module):
+        units = units_of(module)
+        for unit in units:
             fully_shard(unit, mesh=mesh)
-        self._root = _Root(module)
+        names = {part: name for name, part in module.named_modules()}
+        self._calls = UnitOrder([f"layer {names[unit]!r}" for unit in units], ranks, self._without_gradient)
+        for number, unit in enumerate(units):
+            self._calls.watch(unit, number)
+        self._root = _Root(module, self._calls)
         fully_shard(self._root, mesh=mesh)
-        self.gradients = ShardedGradients(self._root, module, ranks)
+        self.gradients = ShardedGradients(module, ranks)
         self._wrapped = self.trainable
 
     @property
@@ -56,12 +62,21 @@ class ShardedModule:
         """The names of the parameters that require a gradient."""
         return [name for name, parameter in self.module.named_parameters() if parameter.requires_grad]
 
-    def call(self, step: Callable[[Any, Any], T], batch: Any) -> T:
-        """Return `step(module, batch)`, in which the module can be called. A collective call."""
+    def _without_gradient(self) -> list[str]:
+        return [name for name, p in self.module.named_parameters() if p.requires_grad and p.grad is None]
+
+    def call(self, step: Callable[[Any, Any], T], batch: Any, kind: str = "training") -> T:
+        """Return `step(module, batch)`, in which the module can be called. A collective call.
+
+        kind : what it is for. All calls of one kind must use the same units in the same order.
+        """
+        self._calls.begin(kind)
         if torch.is_grad_enabled():
             return self._root(step, batch)  # type: ignore[no-any-return]
         try:
-            return self._root(step, batch)  # type: ignore[no-any-return]
+            result = self._root(step, batch)
+            self._calls.end()
+            return result  # type: ignore[no-any-return]
         finally:  # no backward releases what this forward has gathered
             for part in self._root.modules():
                 if isinstance(part, FSDPModule):
@@ -76,7 +91,7 @@ class ShardedModule:
         before, now = self._wrapped, self.trainable
         if not self._ranks.any(before != now):
             return
-        if self.gradients.began:
+        if self._calls.began("training"):
             changed = sorted(set(before) ^ set(now))
             raise BadSetting(
                 f"A callback has frozen or unfrozen layers after the first step ({len(changed)} tensors on this rank: "
@@ -130,32 +145,27 @@ class ShardedModule:
 class _Root(torch.nn.Module):
     """What FSDP takes for the outermost module: a step, in which the module's methods may be called too."""
 
-    def __init__(self, module: torch.nn.Module) -> None:
+    def __init__(self, module: torch.nn.Module, calls: UnitOrder) -> None:
         super().__init__()
-        self.module = module
+        self.module, self._calls = module, calls
 
     def forward(self, step: Callable[[Any, Any], Any], batch: Any) -> Any:
         """Return what the step returns."""
-        return step(self.module, batch)
+        result = step(self.module, batch)
+        self._calls.after_forward(result)
+        return result
 
 
 class ShardedGradients:
     """The exchange of gradients by FSDP: each rank gets the mean of its part."""
 
-    def __init__(self, root: torch.nn.Module, module: torch.nn.Module, ranks: Ranks) -> None:
-        assert isinstance(root, FSDPModule)
-        self._root, self._module, self._ranks = root, module, ranks
-        self._without: list[str] | None = None
-
-    @property
-    def began(self) -> bool:
-        """Whether a step was taken."""
-        return self._without is not None
+    def __init__(self, module: torch.nn.Module, ranks: Ranks) -> None:
+        self._module, self._ranks = module, ranks
 
     @contextmanager
     def exchanged(self, *, now: bool) -> Iterator[None]:
-        """Exchange the gradients of a forward and backward; with `now=False` only accumulate them on each rank."""
-        self._root.set_requires_gradient_sync(now)
+        """Exchange the gradients of a forward and backward. Each is exchanged, so that a rank holds parts only."""
+        del now
         try:
             yield
         except RuntimeError as error:
@@ -167,24 +177,6 @@ class ShardedGradients:
                 "not a part of it, or take strategy='ddp'.",
                 setting="strategy",
             ) from error
-        if now:
-            self._refuse_other_parameters()
-
-    def _refuse_other_parameters(self) -> None:
-        """Raise BadSetting where other parameters got a gradient than in the first step, or than on another rank."""
-        without = [n for n, p in self._module.named_parameters() if p.requires_grad and p.grad is None]
-        if self._without is None:
-            same, self._without = self._ranks.same(repr(without)), without
-        else:
-            same = without == self._without
-        if not same:
-            raise BadSetting(
-                f"{len(without)} tensors of weights got no gradient in this step, and others did in the first step or "
-                "on another rank. With strategy='fsdp' every rank must use the same layers in every step; take "
-                "strategy='ddp' with a train_step, which may leave out layers.",
-                setting="strategy",
-                parameters=without,
-            )
 
     def _parts(self) -> list[torch.Tensor]:
         found = []

@@ -186,7 +186,7 @@ class _Training:
         if not self.replica.sharded:
             return describe(self.module, self.settings, batch)
         with torch.no_grad():
-            return self.replica.call(lambda module, batch: describe(module, self.settings, batch), batch)
+            return self.replica.call(lambda module, batch: describe(module, self.settings, batch), batch, "description")
 
     def _stored(self) -> dict[str, Any] | None:
         """Store the weights and return what `train` does."""
@@ -249,7 +249,7 @@ def steps_of(
     step = make_step(settings, ranks.device)
     stepping = OptimizerStep(settings, one, optimizer, step, divergence)
     if one.sharded:
-        return one, stepping, lambda _, batch: one.call(eval_step, batch)
+        return one, stepping, lambda _, batch: one.call(eval_step, batch, "validation")
     return one, stepping, eval_step
 
 

@@ -215,6 +215,46 @@ class Freezes(Callback):
             state.module.first.requires_grad_(True)
 
 
+def by_rank(module: Any, batch: Any) -> torch.Tensor:
+    """Call equal layers in another order on rank 1."""
+    x = module.first(batch["features"])
+    for layer in module.layers if torch.distributed.get_rank() == 0 else reversed(module.layers):
+        x = x + layer(x)
+    return (module.score(x) - batch["label"]).square().mean()
+
+
+def left_out(module: Any, batch: Any) -> torch.Tensor:
+    """Call no second layer on rank 1."""
+    x = module.layers[0](module.first(batch["features"]))
+    if torch.distributed.get_rank() == 0:
+        x = module.layers[1](x)
+    return (module.score(x) - batch["label"]).square().mean()
+
+
+def unused(module: Any, batch: Any) -> torch.Tensor:
+    """Leave what the second layer gives out of the loss, on rank 1."""
+    x = module.layers[0](module.first(batch["features"]))
+    other = module.layers[1](x)
+    x = x + other if torch.distributed.get_rank() == 0 else x
+    return (module.score(x) - batch["label"]).square().mean()
+
+
+def other_head(module: Any, batch: Any) -> torch.Tensor:
+    """Leave weights outside of lists out of the loss, on rank 1."""
+    x = module.first(batch["features"])
+    if torch.distributed.get_rank() == 0:
+        x = module.norm(x)
+    return (module.last(x) - batch["label"]).square().mean()
+
+
+class Equal(Net):
+    """Layers of equal shapes, each on its own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList([nn.Linear(7, 7) for _ in range(3)])
+
+
 def sometimes(module: Any, batch: Any) -> torch.Tensor:
     x = module.first(batch["features"])
     if batch.step == 2:
@@ -234,7 +274,40 @@ def sometimes(module: Any, batch: Any) -> torch.Tensor:
             id="unfrozen",
         ),
         pytest.param(
-            {"train_step": sometimes}, BadSetting, "others did in the first step or on another rank", id="other-layers"
+            {"train_step": sometimes},
+            BadSetting,
+            r"at call 1, rank \d the forward of layer 'layers\.0', and the end of the forward in the first step",
+            id="other-layers",
+        ),
+        pytest.param(
+            {"model": Equal, "train_step": by_rank},
+            BadSetting,
+            "at call 1, rank 0 the forward of layer 'layers.0'; rank 1 the forward of layer 'layers.2'",
+            id="another-order-on-a-rank",
+        ),
+        pytest.param(
+            {"model": Equal, "train_step": left_out},
+            BadSetting,
+            "at call 2, rank 0 the forward of layer 'layers.1'; rank 1 the end of the forward",
+            id="left-out-on-a-rank",
+        ),
+        pytest.param(
+            {"model": Equal, "train_step": unused},
+            BadSetting,
+            "at call 4, rank 0 the backward of layer 'layers.1'; rank 1 the backward of layer 'layers.0'",
+            id="unused-on-a-rank",
+        ),
+        pytest.param(
+            {"train_step": other_head},
+            BadSetting,
+            r"rank 0 the end of the backward, \d+ weights .*; rank 1 the end of the backward, \d+ weights ",
+            id="outside-of-lists-on-a-rank",
+        ),
+        pytest.param(
+            {"model": Equal, "eval_step": by_rank, "validation": 0.25},
+            BadSetting,
+            "steps of validation, do not use .* rank 1 the forward of layer 'layers.2'",
+            id="another-order-in-validation",
         ),
         pytest.param(
             {"model": Inside}, BadSetting, r"a step uses them outside.*\n?.*Call the entry", id="part-of-a-layer"

@@ -5,7 +5,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-import torch
+try:
+    import torch
+except ModuleNotFoundError as error:
+    raise ModuleNotFoundError(
+        "Tritium's Horovod does its collectives by PyTorch, which is not installed here, also for TensorFlow and "
+        "Keras. Install it in the Python of the ranks: pip install torch.",
+        name="torch",
+    ) from error
 
 from tritium.compat.horovod import context
 

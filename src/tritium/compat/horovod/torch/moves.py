@@ -39,7 +39,7 @@ def broadcast_async(
 ) -> Handle:
     """Begin to send the tensor of `root_rank` to all ranks; the tensor itself stays as it is."""
     output = torch.empty_like(tensor, memory_format=torch.contiguous_format)
-    detail = {"root_rank": _root(root_rank, process_set)}
+    detail = {"root_rank": checked_root(root_rank, process_set)}
     return submit("broadcast", [tensor], name, process_set, outputs=[output], detail=detail)
 
 
@@ -47,7 +47,7 @@ def broadcast_async_(
     tensor: torch.Tensor, root_rank: int, name: str | None = None, process_set: ProcessSet = global_process_set
 ) -> Handle:
     """Begin to send the tensor of `root_rank` to all ranks, in place."""
-    detail = {"root_rank": _root(root_rank, process_set)}
+    detail = {"root_rank": checked_root(root_rank, process_set)}
     return submit("broadcast", [tensor], name, process_set, outputs=[tensor], detail=detail, finish=lambda _: tensor)
 
 
@@ -59,7 +59,8 @@ def broadcast_(
     return result
 
 
-def _root(root_rank: int, process_set: ProcessSet) -> int:
+def checked_root(root_rank: int, process_set: ProcessSet) -> int:
+    """Return the rank, if it is in the set. Raises ValueError."""
     ranks = process_set.ranks if process_set.process_set_id else range(context.current().size)
     if root_rank not in (ranks or ()):
         raise ValueError(f"root_rank={root_rank} is none of the ranks {list(ranks or ())}.")

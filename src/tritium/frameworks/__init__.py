@@ -63,6 +63,8 @@ def unnamed(framework: Framework | None, imports: Callable[[str], bool]) -> str 
 
     imports : whether the code imports a package.
     """
+    if "horovod" in aliases.active() and imports("horovod"):
+        return None  # its collectives are what connects the ranks
     covered = () if framework is None else (*framework.modules, *framework.covers)
     known = {module.partition(".")[0] for module in covered} | set(aliases.active())
     package = next((name for name in _PACKAGES if name not in known and imports(name)), None)

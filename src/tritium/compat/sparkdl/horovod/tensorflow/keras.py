@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import importlib
+import os
 from collections.abc import Mapping
 from typing import Any
 
-import keras
-
 from tritium.compat.sparkdl.horovod import log_to_driver
+
+_IS_LEGACY = os.environ.get("TF_USE_LEGACY_KERAS") in ("1", "true", "True")  # as TensorFlow asks for `tf.keras`
+keras: Any = importlib.import_module("tf_keras" if _IS_LEGACY else "keras")
 
 
 class LogCallback(keras.callbacks.Callback):  # type: ignore[misc]

@@ -40,15 +40,49 @@ def run(
     """
     given = {"use_mpi": use_mpi, "extra_mpi_args": extra_mpi_args, "executable": executable}
     jobs.refuse("horovod.spark.run", given, _REFUSED)
+    return start(
+        fn,
+        num_proc or jobs.slots(),
+        args=args,
+        kwargs=kwargs,
+        start_timeout=start_timeout,
+        env=env,
+        stdout=stdout,
+        stderr=stderr,
+        verbose=verbose,
+        nics=nics,
+    )
+
+
+def start(
+    fn: Callable[..., Any],
+    ranks: int,
+    *,
+    args: Sequence[Any] = (),
+    kwargs: Mapping[str, Any] | None = None,
+    start_timeout: float | None = None,
+    env: Mapping[str, str] | None = None,
+    stdout: Any = None,
+    stderr: Any = None,
+    verbose: int = 1,
+    nics: Iterable[str] | None = None,
+    framework: Any = "horovod",
+    **more: Any,
+) -> list[Any]:
+    """Call the function in Spark tasks. `more` are settings of `tr.launch`, such as `data`."""
+    settings = _settings(start_timeout, env, verbose, nics)
     with _into(stdout, stderr):
-        return jobs.run(
-            fn,
-            num_proc or jobs.slots(),
-            args=args,
-            kwargs=kwargs,
-            framework="horovod",
-            **_settings(start_timeout, env, verbose, nics),
-        )
+        return jobs.run(fn, ranks, args=args, kwargs=kwargs, framework=framework, **settings, **more)
+
+
+def checked(options: Mapping[str, Any]) -> dict[str, Any]:
+    """Return those of `run`'s options that `start` takes. Raises BadSetting for those that are refused."""
+    known = ("start_timeout", "use_mpi", "use_gloo", "extra_mpi_args", "executable", "prefix_output_with_timestamp")
+    unknown = [name for name in options if name not in (*known, "stdout", "stderr", "verbose", "nics")]
+    if unknown:
+        raise TypeError(f"SparkBackend() got an unexpected keyword argument {unknown[0]!r}")
+    jobs.refuse("SparkBackend", options, _REFUSED)
+    return {name: value for name, value in options.items() if name not in known[1:]}
 
 
 def run_elastic(

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from pyspark.sql import SparkSession
 
-from tritium.errors import BadSetting
+from tritium.errors import BadSetting, NotEnoughSlots
 
 pytestmark = pytest.mark.timeout(300)
 
@@ -31,6 +31,8 @@ def test_the_cluster_runs_old_code(spark: SparkSession) -> None:
     runner = importlib.import_module("sparkdl").HorovodRunner
     assert tritium.compat.status()["sparkdl"] == "tritium.compat.sparkdl"
     assert runner(np=2).run(main, factor=2.0) == (0, 4.0)
+    with pytest.raises(NotEnoughSlots, match="50"):
+        runner(np=50).run(main, factor=2.0)
     out = io.StringIO()
     results = horovod.spark.run(main, args=(0.5,), num_proc=2, stdout=out, verbose=0, nics={"lo"})
     assert results == [(0, 1.0), (1, 1.0)]

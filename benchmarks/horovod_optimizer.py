@@ -76,7 +76,7 @@ def main() -> int:
     parser.add_argument("--save", action="store_true")
     options = parser.parse_args()
     import tritium as tr
-    import tritium.compat  # noqa: F401
+    import tritium.compat
 
     os.environ["OMP_NUM_THREADS"] = "1"
     busy = _suite.quiet()

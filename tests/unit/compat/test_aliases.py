@@ -35,6 +35,8 @@ import horovod.torch as old
 import tritium.compat.horovod.torch as new
 import horovod
 print(old is new, horovod.torch is new, new.__spec__.name, old.allreduce.__module__)
+from horovod.torch.mpi_ops import allreduce, synchronize
+print(allreduce is new.allreduce, synchronize is new.synchronize)
 import importlib, importlib.util
 print(importlib.util.find_spec("horovod.mxnet"))
 importlib.reload(new)
@@ -45,6 +47,7 @@ except ModuleNotFoundError as error:
 """
     assert python("", after).splitlines() == [
         "True True tritium.compat.horovod.torch tritium.compat.horovod.torch.autograd",
+        "True True",
         "None",
         "No module named 'horovod.mxnet'",
     ]

@@ -15,6 +15,7 @@ from tritium.errors import TritiumWarning
 
 _ALIASES = {
     "horovod": "tritium.compat.horovod",
+    "petastorm": "tritium.compat.petastorm",
     "sparkdl": "tritium.compat.sparkdl",
     "spark_tensorflow_distributor": "tritium.compat.spark_tensorflow_distributor",
 }

@@ -21,6 +21,7 @@ import bounds
 import class_archive
 import clusters
 import leaks
+import warm
 from tritium import aliases
 
 # A private directory for all that tests and Spark write, set before any JVM starts.
@@ -114,6 +115,36 @@ def _no_names_of_others() -> Iterator[None]:
         for name in [name for name in sys.modules if name.partition(".")[0] in names]:
             del sys.modules[name]
         sys.modules.pop("tritium.compat", None)  # importing it again adds them again
+
+
+# Tests of what ranks do, not of how they start.
+WARM = (
+    "unit/ml",
+    "unit/model",
+    "unit/data",
+    "unit/compat",
+    "unit/test_bad_input.py",
+    "estimators",
+    "frameworks/test_huggingface.py",
+    "frameworks/test_lightning.py",
+    "frameworks/test_torch.py",
+)
+
+
+@pytest.fixture(scope="session")
+def _warm() -> Iterator[warm.Warm]:
+    processes = warm.Warm()
+    yield processes
+    processes.close()
+
+
+@pytest.fixture(autouse=True)
+def _imported_once(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Let the launches of a test in WARM import their framework once for all."""
+    place = request.path.relative_to(Path(__file__).parent).as_posix()
+    uses = place.startswith(WARM) and not place.endswith("test_compiling.py")  # the compiler forks processes itself
+    with request.getfixturevalue("_warm").used() if uses else contextlib.nullcontext():
+        yield
 
 
 def _strangers() -> set[int]:

@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Literal
 
 from tritium.errors import BadSetting
+from tritium.frameworks import find
 from tritium.gang.settings import Gang
 from tritium.ml.arguments import argument_names, name_of, needed_arguments, takes_vocabulary
 from tritium.ml.epoch_settings import EpochSettings, callback_problems
@@ -209,6 +210,11 @@ class TorchSettings(EpochSettings):
     def batches_per_step(self) -> int:
         """Return `gradient_accumulation`."""
         return self.gradient_accumulation
+
+    def gang_framework(self, given: Any) -> Any:
+        """Return torch, with FSDP where that is the strategy."""
+        framework = find(super().gang_framework(given))
+        return replace(framework, fsdp=True) if self.strategy == "fsdp" else framework  # type: ignore[type-var]
 
     def check_gang(self, gang: Gang) -> None:
         """Raise BadSetting when a gang can't train with these settings."""

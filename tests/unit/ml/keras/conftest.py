@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import os
-from pathlib import Path
 from typing import Any
 
 import pytest
+
+import hidden
 
 _before = os.environ.get("KERAS_BACKEND")
 os.environ["KERAS_BACKEND"] = "torch"
@@ -32,8 +33,5 @@ def _keras_settled() -> None:
 
 @pytest.fixture(scope="session")
 def without_tensorflow(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    """Return the setting with which ranks find no TensorFlow, which Keras imports on its other back ends, too: 3 s."""
-    hidden: Path = tmp_path_factory.mktemp("hidden") / "tensorflow"
-    hidden.mkdir()
-    hidden.joinpath("__init__.py").write_text("raise ModuleNotFoundError(\"No module named 'tensorflow'\")")
-    return {"env": {"PYTHONPATH": str(hidden.parent)}}
+    """Return the setting with which ranks find no TensorFlow, which Keras imports on its other back ends, too."""
+    return {"env": hidden.environment(tmp_path_factory.mktemp("hidden"), "tensorflow", "sklearn")}

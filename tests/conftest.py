@@ -118,17 +118,7 @@ def _no_names_of_others() -> Iterator[None]:
 
 
 # Tests of what ranks do, not of how they start.
-WARM = (
-    "unit/ml",
-    "unit/model",
-    "unit/data",
-    "unit/compat",
-    "unit/test_bad_input.py",
-    "estimators",
-    "frameworks/test_huggingface.py",
-    "frameworks/test_lightning.py",
-    "frameworks/test_torch.py",
-)
+WARM = ("unit/ml",)
 
 
 @pytest.fixture(scope="session")

@@ -18,7 +18,9 @@ from torch import nn
 from torch.distributed.tensor import DTensor
 
 from tritium.errors import BadSetting, EmptyShard, RankFailed
-from tritium.ml import Callback, EarlyStopping, TrainState, fit
+from tritium.frameworks import from_json, to_json
+from tritium.frameworks.torch import Torch
+from tritium.ml import Callback, EarlyStopping, TorchSettings, TrainState, fit
 from tritium.ml.torch.fsdp import units_of
 
 ROWS = 48
@@ -69,6 +71,16 @@ GOOD: dict[str, Any] = {
     "epochs": 2,
     "shuffle": False,
 }
+
+
+@pytest.mark.processes
+def test_fsdp_is_imported_before_ranks_are_forked() -> None:
+    framework = TorchSettings(**GOOD, strategy="fsdp").gang_framework(None)
+    assert framework == from_json(to_json(framework)) == Torch(fsdp=True)
+    script = "import sys, tritium.frameworks.torch as t; {}.load(); print('torch.distributed.fsdp' in sys.modules)"
+    for made, found in (("t.Torch(fsdp=True)", "True"), ("t.Torch()", "False")):
+        run = subprocess.run([sys.executable, "-c", script.format(made)], capture_output=True, text=True, check=True)
+        assert run.stdout.strip() == found
 
 
 class Shares(Callback):

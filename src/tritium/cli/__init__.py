@@ -1,4 +1,4 @@
-"""The `tritium` command: doctor, run, demo, report (driver)."""
+"""The `tritium` command: doctor, run, horovodrun, demo, report (driver)."""
 
 from __future__ import annotations
 
@@ -19,6 +19,7 @@ from typing import Any
 import click
 import fsspec  # type: ignore[import-untyped]
 
+from tritium.cli.horovodrun import horovodrun
 from tritium.cli.run import run
 from tritium.errors import TritiumError
 from tritium.gang.driver import worker_python
@@ -56,6 +57,7 @@ def main() -> None:
 
 
 main.add_command(run)
+main.add_command(horovodrun)
 
 
 @main.command()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import importlib
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import NoneType
 from typing import Any, Literal, get_args, get_origin, get_type_hints
@@ -28,7 +28,7 @@ class _Ranks(click.ParamType):  # type: ignore[type-arg]  # older versions of cl
         return int(numbers[0]) if len(numbers) == 1 else (int(numbers[0]), int(numbers[1]))
 
 
-class _Pair(click.ParamType):  # type: ignore[type-arg]
+class Pair(click.ParamType):  # type: ignore[type-arg]
     name = "NAME=VALUE"
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
@@ -57,7 +57,7 @@ def _option(field: dataclasses.Field[Any], hint: Any) -> Callable[..., Any]:
     if get_origin(hint) is Literal:
         return click.option(f"--{name}", field.name, type=click.Choice(get_args(hint)), **about)
     if get_origin(hint) in (Mapping, dict):
-        return click.option(f"--{name}", field.name, type=_Pair(), multiple=True, **about)
+        return click.option(f"--{name}", field.name, type=Pair(), multiple=True, **about)
     if field.name == "py_files":
         return click.option(f"--{name}", field.name, multiple=True, **about)
     return click.option(f"--{name}", field.name, type=next((k for k in kinds if k in (int, float)), str), **about)
@@ -80,10 +80,10 @@ class _Command(click.Command):
 @click.option(
     "--master", help="Spark's master, such as local[4] or spark://host:7077. Without it ranks run on this machine."
 )
-@click.option("--conf", type=_Pair(), multiple=True, help="A setting of Spark's; with --master.")
+@click.option("--conf", type=Pair(), multiple=True, help="A setting of Spark's; with --master.")
 @click.option(
     "--data",
-    type=_Pair(),
+    type=Pair(),
     multiple=True,
     help="NAME=PATH of a table in Parquet, CSV, JSON or ORC, or with --master NAME=TABLE of the catalog: the rows of "
     "tritium.world().shard(NAME).",
@@ -104,20 +104,33 @@ def run(
     Its arguments come after --. The exit code is 0 when every rank has ended with 0, else 1. A signal is sent to every
     rank, which has 30 s to end.
     """
-    from tritium.gang.driver.launch import launch
-
     if compat:
         importlib.import_module("tritium.compat")
     given = {name: dict(value) if name == "env" else value for name, value in fields.items() if value not in (None, ())}
+    start(f"-m {program}" if module else program, arguments, given, master=master, conf=conf, data=data)
+
+
+def start(
+    program: str,
+    arguments: Sequence[str],
+    settings: dict[str, Any],
+    *,
+    master: str | None = None,
+    conf: Sequence[tuple[str, str]] = (),
+    data: Sequence[tuple[str, str]] = (),
+) -> None:
+    """Launch a program with these settings of a gang: on this machine, unless a master is named. Exit at Ctrl-C."""
+    from tritium.gang.driver.launch import launch
+
     if master is None:
-        given.setdefault("on", "driver")
+        settings = {"on": "driver", **settings}
         if conf:
             raise BadSetting("--conf is for Spark: name its master, such as --master local[2].", setting="conf")
-    gang = Gang.of(None, given)
+    gang = Gang.of(None, settings)
     spark = None if master is None or gang.on != "cluster" else _session(master, conf)
     try:
         frames = {name: _frame(path, spark) for name, path in data}
-        launch(f"-m {program}" if module else program, gang, args=arguments, data=frames or None, spark=spark)
+        launch(program, gang, args=tuple(arguments), data=frames or None, spark=spark)
     except KeyboardInterrupt as end:
         click.echo(f"tritium: {end or 'interrupted'}; every rank has ended.", err=True)
         sys.exit(1)
@@ -126,7 +139,7 @@ def run(
             spark.stop()
 
 
-def _session(master: str, conf: tuple[tuple[str, str], ...]) -> Any:
+def _session(master: str, conf: Sequence[tuple[str, str]]) -> Any:
     try:
         from pyspark.sql import SparkSession
     except ImportError as error:

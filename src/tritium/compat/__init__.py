@@ -21,6 +21,7 @@ _ALIASES = {
 }
 _CLASSES = {
     "TorchDistributor": "torch_distributor",
+    "DeepspeedTorchDistributor": "deepspeed_distributor",
     "MirroredStrategyRunner": "spark_tensorflow_distributor",
     "HorovodRunner": "sparkdl",
 }

@@ -8,8 +8,8 @@ class HorovodInternalError(RuntimeError):
 
 
 class HostsUpdatedInterrupt(RuntimeError):
-    """The number of ranks changes. Tritium starts a gang anew in that case, so that this is never raised."""
+    """There are slots for more ranks: `elastic.run` then starts the gang again with them, from the state as it is."""
 
     def __init__(self, skip_sync: bool = False) -> None:
-        super().__init__("the ranks have changed")
+        super().__init__("there are slots for more ranks")
         self.skip_sync = skip_sync

@@ -35,7 +35,7 @@ def run(
     jobs.refuse("horovod.run", more, _REFUSED)
     settings: dict[str, Any] = {} if start_timeout is None else {"start_timeout": float(start_timeout)}
     if reset_limit is not None:
-        settings["retries"] = reset_limit
+        settings |= {"retries": reset_limit, "env": {"TRITIUM_RESET_LIMIT": str(reset_limit)}}
     count = np or num_proc
     ranks = (min_num_proc, max_num_proc or count) if min_num_proc else count
     return jobs.run(func, ranks, local=True, args=args, kwargs=kwargs, framework="horovod", **settings)

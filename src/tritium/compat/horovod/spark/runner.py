@@ -111,6 +111,8 @@ def run_elastic(
     """
     most = max_num_proc or max_np or num_proc or jobs.slots()
     least = min(min_num_proc or min_np or num_proc or most, most)
+    if reset_limit is not None:
+        env = {**(env or {}), "TRITIUM_RESET_LIMIT": str(reset_limit)}
     with _into(stdout, stderr):
         return jobs.run(
             fn,

@@ -35,6 +35,7 @@ from tritium.compat.horovod.basics import (
     stop_timeline,
 )
 from tritium.compat.horovod.errors import HorovodInternalError
+from tritium.compat.horovod.torch import elastic
 from tritium.compat.horovod.torch.autograd import (
     allgather,
     allreduce,
@@ -113,6 +114,7 @@ __all__ = [
     "cross_size",
     "cuda_built",
     "ddl_built",
+    "elastic",
     "global_process_set",
     "gloo_built",
     "gloo_enabled",

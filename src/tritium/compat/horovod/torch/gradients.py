@@ -96,6 +96,12 @@ class Gradients:
         for bucket in self._buckets:
             bucket.arrived.clear()
 
+    def forget(self) -> None:
+        """Forget what was sent, as after an error of a collective, and begin anew."""
+        for bucket in self._buckets:
+            bucket.sent = []
+        self.reset()
+
     def synchronize(self) -> None:
         """Send what was not sent, zeros for gradients that are not there, and wait for all."""
         if not self._on:

@@ -1,0 +1,1 @@
+"""`horovod.common`: what all front ends share (rank)."""

@@ -1,0 +1,28 @@
+"""`horovod.torch.elastic`: `run`, `TorchState` and `ElasticSampler` (rank)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from tritium.compat.horovod import basics
+from tritium.compat.horovod.elastic import run_fn
+from tritium.compat.horovod.torch.elastic.sampler import ElasticSampler
+from tritium.compat.horovod.torch.elastic.state import TorchState
+from tritium.gang.rank.world import world
+
+
+def run(func: Callable[..., Any]) -> Callable[..., Any]:
+    """Decorate a function whose first argument is a state: it continues from the last commit, see `run_fn`."""
+    return run_fn(func, reset)
+
+
+def reset() -> None:
+    """Connect the ranks anew, once all have come here. Where one is lost, Tritium ends all and starts them again."""
+    basics.shutdown()
+    if world().run_id:
+        world().barrier()
+    basics.init()
+
+
+__all__ = ["ElasticSampler", "TorchState", "run"]

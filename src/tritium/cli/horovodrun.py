@@ -10,6 +10,7 @@ import shutil
 import socket
 import sys
 from collections.abc import Callable, Sequence
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -83,7 +84,7 @@ def _check_build(ctx: click.Context, _: click.Parameter, given: bool) -> None:
         "Available Controllers": {"MPI": False, "Gloo": has_torch},
         "Available Tensor Operations": {"NCCL": nccl, "DDL": False, "CCL": False, "MPI": False, "Gloo": has_torch},
     }
-    click.echo(f"Tritium {_version()}, with Horovod's API:")
+    click.echo(f"Tritium {version('tritium')}, with Horovod's API:")
     for title, rows in found.items():
         click.echo(f"\n{title}:")
         for name, has in rows.items():
@@ -109,10 +110,6 @@ def _install(ctx: click.Context, _: click.Parameter, given: bool) -> None:
         raise TritiumError(f"{place} can't be written: {error}. Use `tritium horovodrun`.") from error
     click.echo(f"{place} runs `tritium horovodrun`. Remove that file before you install Horovod.")
     ctx.exit()
-
-
-def _version() -> str:
-    return importlib.import_module("importlib.metadata").version("tritium")
 
 
 @click.command(context_settings={"allow_interspersed_args": False})

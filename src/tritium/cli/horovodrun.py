@@ -20,6 +20,7 @@ from tritium import aliases
 from tritium.cli.run import Pair, start
 from tritium.errors import BadSetting, TritiumError
 
+_COMMAND = 'import sys\nfrom tritium.cli import main\n\nmain(["horovodrun", *sys.argv[1:]], prog_name="tritium")\n'
 _HERE = {"localhost", "127.0.0.1", "::1"}
 _HOSTS = "ranks on other hosts are tasks of Spark: name its master, such as --master spark://host:7077."
 _REFUSED = {  # option → why it is refused
@@ -104,7 +105,7 @@ def _install(ctx: click.Context, _: click.Parameter, given: bool) -> None:
     if there is not None:
         raise BadSetting(f"There is a command horovodrun: {there}. Nothing was written.")
     try:
-        place.write_text(f"#!{sys.executable}\nfrom tritium.cli.horovodrun import command\n\ncommand()\n")
+        place.write_text(f"#!{sys.executable}\n{_COMMAND}")
         place.chmod(0o755)
     except OSError as error:
         raise TritiumError(f"{place} can't be written: {error}. Use `tritium horovodrun`.") from error
@@ -187,12 +188,6 @@ def horovodrun(
     importlib.import_module("tritium.compat")
     program, arguments = _program(command)
     start(program, arguments, settings | {"env": env}, master=master, conf=conf)
-
-
-def command() -> None:
-    """Run as the command `horovodrun` that `tritium horovodrun --install` has written."""
-    main: Any = importlib.import_module("tritium.cli").main
-    main(["horovodrun", *sys.argv[1:]], prog_name="tritium")
 
 
 def _slots(hosts: str | None, hostfile: str | None, *, on_cluster: bool) -> int | None:

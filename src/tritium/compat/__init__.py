@@ -18,6 +18,7 @@ _ALIASES = {
     "petastorm": "tritium.compat.petastorm",
     "sparkdl": "tritium.compat.sparkdl",
     "spark_tensorflow_distributor": "tritium.compat.spark_tensorflow_distributor",
+    "tensorflowonspark": "tritium.compat.tensorflowonspark",
 }
 _CLASSES = {
     "TorchDistributor": "torch_distributor",

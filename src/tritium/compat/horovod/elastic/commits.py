@@ -9,17 +9,15 @@ import time
 import warnings
 from collections import Counter, OrderedDict
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import cloudpickle
 import numpy as np
 
+from tritium.compat.horovod.elastic.state import State
 from tritium.compat.horovod.errors import HostsUpdatedInterrupt
 from tritium.errors import BadSetting, TritiumWarning
 from tritium.gang.rank.world import World, world
-
-if TYPE_CHECKING:
-    from tritium.compat.horovod.elastic.state import State
 
 SECONDS = 10.0
 _VARIABLE = "TRITIUM_COMMIT_SECONDS"

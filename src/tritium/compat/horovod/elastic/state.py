@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Iterable, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
-if TYPE_CHECKING:
-    from tritium.compat.horovod.elastic.commits import Commits
+
+class Committer(Protocol):
+    """What writes a state to the run directory."""
+
+    def commit(self, state: State) -> None: ...
+    def check(self, state: State) -> None: ...
 
 
 class State:
@@ -21,7 +25,7 @@ class State:
         """
         self._bcast_object, self._rank = bcast_object, get_rank
         self._reset_callbacks: list[Callable[[], Any]] = []
-        self._commits: Commits | None = None
+        self._commits: Committer | None = None
         """Set while a function of `elastic.run` is being called."""
 
     def register_reset_callbacks(self, callbacks: Iterable[Callable[[], Any]]) -> None:

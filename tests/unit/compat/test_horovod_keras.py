@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import importlib
 import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -158,6 +159,7 @@ def test_tensorflow(tmp_path: Path) -> None:
             "tf_keras, two passes": trained(tf.keras, of_tf_keras, tmp_path, backward_passes_per_step=2),
             "tf_keras is another": tf.keras.__name__,
             "one infinite": _infinite(keras, of_keras),
+            "elastic": _elastic(tf, hvd, r),
         }
         hvd.shutdown()
         return found
@@ -177,6 +179,7 @@ def test_tensorflow(tmp_path: Path) -> None:
         for error, says in zip(found["errors"], ERRORS, strict=True):
             assert says in error
         assert found["one infinite"] == [True, [[1.0]]]
+        assert found["elastic"] == [[0, [0.0]], [1, [1.0]], [5.0, 7]]
     assert first["collectives"][0][4:6] == [[[0.0], [10.0]], [[1.0, 1.0]]]
     assert second["collectives"][0][4:6] == [[[1.0], [11.0]], [[1.0, 1.0]]]
 
@@ -281,6 +284,29 @@ def _errors(tf: Any, hvd: Any, r: int) -> list[str]:
     return told
 
 
+def _elastic(tf: Any, hvd: Any, r: int) -> list[Any]:
+    """Return what a function sees that is called again after a collective in a tf.function has failed; and the end."""
+    variable = tf.Variable([float(r)])
+    seen: list[Any] = []
+
+    @hvd.elastic.run
+    def train(state: Any) -> None:
+        seen.append([state.batch, variable.numpy().tolist()])
+        variable.assign([1.0])
+        state.batch = 1
+        state.commit()
+        variable.assign([7.0])
+        state.batch = 9
+        if len(seen) == 1:
+            tf.function(lambda: hvd.allreduce(tf.ones(1 + r)))()
+        variable.assign([5.0])
+        state.batch = 7
+
+    state = hvd.elastic.TensorFlowState([variable], batch=3 * r)
+    train(state)
+    return [*seen, [*variable.numpy().tolist(), state.batch]]
+
+
 def _infinite(keras: Any, hvd: Any) -> Any:
     """Return whether a model has a LossScaleOptimizer, and its weights after a step with an infinite loss on rank 1."""
     import numpy as np
@@ -292,6 +318,58 @@ def _infinite(keras: Any, hvd: Any) -> Any:
     keras.mixed_precision.set_global_policy("float32")
     scaled = isinstance(model.optimizer, keras.optimizers.LossScaleOptimizer)
     return [scaled, model.get_weights()[0].tolist()]
+
+
+def test_a_killed_rank_costs_what_was_not_committed(tmp_path: Path) -> None:
+    def train() -> Any:
+        import horovod.keras as hvd
+        import keras
+        import numpy as np
+
+        hvd.init()
+        keras.utils.set_random_seed(hvd.rank())
+        model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)])
+        model.compile(loss="mse", optimizer=hvd.DistributedOptimizer(keras.optimizers.Adam(0.1)))
+        x, y = np.ones((4, 2), "float32"), np.ones((4, 1), "float32")
+        model.train_on_batch(x, y)
+
+        class Dies(keras.callbacks.Callback):  # type: ignore[misc]
+            def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
+                if state.epoch == 2 and hvd.rank() == 1 and not (tmp_path / "died").exists():
+                    tr.world().checkpoint.wait()
+                    (tmp_path / "died").touch()
+                    os.kill(os.getpid(), signal.SIGKILL)
+
+        state = hvd.elastic.KerasState(model, epoch=0, batch=0)
+        resets: list[Any] = []
+        state.register_reset_callbacks([lambda: resets.append([state.epoch, int(model.optimizer.iterations.numpy())])])
+
+        @hvd.elastic.run
+        def fit(state: Any) -> None:
+            callbacks = [
+                hvd.elastic.UpdateEpochStateCallback(state),
+                hvd.elastic.UpdateBatchStateCallback(state),
+                hvd.elastic.CommitStateCallback(state, batches_per_commit=2),
+                Dies(),
+            ]
+            state.model.fit(x, y, batch_size=2, epochs=4 - state.epoch, callbacks=callbacks, verbose=0)
+
+        fit(state)
+        return (
+            state.epoch,
+            state.batch,
+            resets,
+            int(model.optimizer.iterations.numpy()),
+            hvd.allgather_object([w.tolist() for w in model.get_weights()]),
+        )
+
+    env = {"KERAS_BACKEND": "torch", "TRITIUM_COMMIT_SECONDS": "0"}
+    for epoch, batch, resets, steps, weights in tr.launch(
+        train, env=env, run_dir=str(tmp_path / "run"), **TWO | {"retries": 1}
+    ):
+        assert (epoch, batch, steps) == (4, 0, 9)  # one step before, and two in each of four epochs
+        assert resets == [[2, 5]]
+        assert weights[0] == weights[1]
 
 
 def test_without_torch_the_error_says_what_to_install() -> None:

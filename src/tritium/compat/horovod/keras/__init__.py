@@ -41,7 +41,7 @@ from tritium.compat.horovod.basics import (
     stop_timeline,
 )
 from tritium.compat.horovod.errors import HorovodInternalError
-from tritium.compat.horovod.keras import callbacks
+from tritium.compat.horovod.keras import callbacks, elastic
 from tritium.compat.horovod.options import Options, groups_of, variables_of
 from tritium.compat.horovod.torch.functions import allgather_object, broadcast_object
 
@@ -193,6 +193,7 @@ __all__ = [
     "cross_size",
     "cuda_built",
     "ddl_built",
+    "elastic",
     "global_process_set",
     "gloo_built",
     "gloo_enabled",

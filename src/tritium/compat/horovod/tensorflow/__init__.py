@@ -40,6 +40,7 @@ from tritium.compat.horovod.basics import (
     stop_timeline,
 )
 from tritium.compat.horovod.errors import HorovodInternalError
+from tritium.compat.horovod.tensorflow import elastic
 from tritium.compat.horovod.tensorflow.compression import Compression
 from tritium.compat.horovod.tensorflow.functions import (
     BroadcastGlobalVariablesHook,
@@ -111,6 +112,7 @@ __all__ = [
     "cross_size",
     "cuda_built",
     "ddl_built",
+    "elastic",
     "global_process_set",
     "gloo_built",
     "gloo_enabled",

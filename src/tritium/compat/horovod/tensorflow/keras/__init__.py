@@ -43,7 +43,7 @@ from tritium.compat.horovod.errors import HorovodInternalError
 from tritium.compat.horovod.options import Options, groups_of, variables_of
 from tritium.compat.horovod.tensorflow.compression import Compression
 from tritium.compat.horovod.tensorflow.functions import allgather_object, broadcast_object
-from tritium.compat.horovod.tensorflow.keras import callbacks
+from tritium.compat.horovod.tensorflow.keras import callbacks, elastic
 
 _tensor = tf.convert_to_tensor
 
@@ -193,6 +193,7 @@ __all__ = [
     "cross_size",
     "cuda_built",
     "ddl_built",
+    "elastic",
     "global_process_set",
     "gloo_built",
     "gloo_enabled",

@@ -372,6 +372,28 @@ def test_a_killed_rank_costs_what_was_not_committed(tmp_path: Path) -> None:
         assert weights[0] == weights[1]
 
 
+def test_log_callback_shows_metrics_on_the_driver(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    def main() -> None:
+        import horovod.keras as hvd
+        import keras
+        import numpy as np
+        from sparkdl.horovod.tensorflow.keras import LogCallback
+
+        hvd.init()
+        model = keras.Sequential([keras.Input((1,)), keras.layers.Dense(1, kernel_initializer="zeros")])
+        model.compile(loss="mse", optimizer=hvd.DistributedOptimizer(keras.optimizers.SGD(0.0)))
+        model.fit(np.ones((2, 1)), np.full((2, 1), 2.0), verbose=0, callbacks=[LogCallback(per_batch_log=True)])
+
+    monkeypatch.setenv("KERAS_BACKEND", "torch")
+    compat: Any = importlib.import_module("tritium.compat")
+    compat.HorovodRunner(np=-1).run(main)
+    out = "".join(capfd.readouterr())
+    assert "Epoch 1, batch 1: loss: 4" in out
+    assert "Epoch 1: loss: 4" in out
+
+
 def test_without_torch_the_error_says_what_to_install() -> None:
     code = """
 import sys

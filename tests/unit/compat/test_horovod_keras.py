@@ -136,7 +136,7 @@ def test_ranks_train_as_one_on_keras(backend: str, tmp_path: Path) -> None:
         assert passes == WELL
         assert weights == [[[0.7], [0.7]], [-0.3]]  # the mean of the gradients 4 and 2
         assert shown == [[1.0, 1.0], [[1.0]] * 3, [1.0]]
-        assert not has_tensorflow
+        assert not has_tensorflow or backend == "jax"  # on JAX, Keras imports it where it is installed
 
 
 def test_tensorflow(tmp_path: Path) -> None:

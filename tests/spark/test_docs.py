@@ -37,6 +37,7 @@ PAGES = (
     "docs/frameworks/horovod.md",
     "docs/frameworks/tensorflow.md",
     "docs/migrate/horovodrunner.md",
+    "docs/migrate/horovod-spark.md",
     "docs/migrate/horovod-torch.md",
     "docs/migrate/distributors.md",
 )

@@ -73,12 +73,20 @@ class HorovodEstimator(Estimator[Any], EstimatorParams, Saved):
             if self._get("validation"):
                 parquet["validation"] = store.get_val_data_path(dataset_idx)
         with marked(store, run_id) as mark:
-            settings = {name: self._sent(name) for name in self.parameters if name not in _ON_THE_DRIVER}
-            training = Training(
-                *(self._trainer(), self.kind, settings, self._columns(), frames, store, run_id, mark, parquet)
-            )
+            training = self._training(frames, store, run_id, mark, parquet)
             results = backend.run(training, args=self._arguments(run_id, metadata), env=self._environment())
         return self._made(results[0], run_id, metadata)
+
+    def _training(
+        self,
+        frames: Mapping[str, Any],
+        store: Any,
+        run_id: str,
+        mark: str | None,
+        parquet: Mapping[str, str] | None = None,
+    ) -> Training:
+        settings = {name: self._sent(name) for name in self.parameters if name not in _ON_THE_DRIVER}
+        return Training(self._trainer(), self.kind, settings, self._columns(), frames, store, run_id, mark, parquet)
 
     # ---- what a framework adds
 

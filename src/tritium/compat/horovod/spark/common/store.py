@@ -130,7 +130,7 @@ class FilesystemStore(Store):
         self.protocol = split_protocol(self.prefix_path)[0]
         try:
             self._fs, _ = url_to_fs(self.prefix_path, **self.storage_options)
-        except (ImportError, ValueError) as error:
+        except (ImportError, OSError, ValueError) as error:
             raise BadSetting(f"The store {prefix_path!r} can't be opened: {error}", store=prefix_path) from error
         self._train_path = self._below(train_path, "intermediate_train_data")
         self._val_path = self._below(val_path, "intermediate_val_data")

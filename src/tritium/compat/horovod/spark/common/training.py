@@ -47,6 +47,10 @@ class Training:
     def __getstate__(self) -> dict[str, Any]:
         return {**vars(self), "frames": {}}
 
+    def namespace(self) -> SimpleNamespace:
+        """Return the settings as attributes."""
+        return SimpleNamespace(**self.settings)
+
     def data(self) -> dict[str, Data]:
         """Return the rows for `tr.launch`, a batch column for each column."""
         return {name: self._reading(frame) for name, frame in self.frames.items()}
@@ -91,7 +95,7 @@ class Rank:
 
     def __init__(self, training: Training) -> None:
         self.world = world()
-        self.settings = SimpleNamespace(**training.settings)
+        self.settings = training.namespace()
         self.columns = training.columns
         check_reached(training.store, training.mark, self.world.host)
         self.store = training.store.to_remote(training.run_id)

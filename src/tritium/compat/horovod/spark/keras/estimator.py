@@ -225,24 +225,18 @@ def loaded_value(name: str, text: str, load: Callable[[str], Any]) -> Any:
     """Return a parameter from its text; a model of real Horovod from the HDF5 file that it is."""
     from tritium.compat.horovod.spark.keras.models import of_parts, unpacked
 
-    found = loads(text) if name != "model" or not _is_hdf5(text) else None
+    found = loads(text)
     if name == "model":
         objects = load("custom_objects")
         known = {} if objects is None else loads(objects)
-        return of_parts(found, known) if found is not None else _of_hdf5(text, known)
+        return _of_hdf5(found, known) if isinstance(found, bytes) else of_parts(found, known)
     return unpacked(found) if name in ("optimizer", "metrics", "loss") else found
 
 
-def _is_hdf5(text: str) -> bool:
-    import base64
-
-    return base64.b64decode(text[:16])[:4] == b"\x89HDF" or loads(text)[:4] == b"\x89HDF"
-
-
-def _of_hdf5(text: str, objects: dict[str, Any]) -> Any:
+def _of_hdf5(content: bytes, objects: dict[str, Any]) -> Any:
     import keras
 
     with tempfile.TemporaryDirectory() as directory:
         file = Path(directory) / "model.h5"
-        file.write_bytes(loads(text))
+        file.write_bytes(content)
         return keras.models.load_model(file, custom_objects=objects, compile=False)

@@ -75,6 +75,7 @@ def fit(model: Any, rank: Rank, callbacks: Sequence[Any]) -> dict[str, list[floa
         steps_per_epoch=rank.steps(math.ceil),
         callbacks=list(callbacks),
         verbose=2 if rank.verbose else 0,
+        shuffle=False,
         **options,
     )
     return {name: [float(value) for value in values] for name, values in result.history.items()}

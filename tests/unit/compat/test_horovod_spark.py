@@ -86,7 +86,7 @@ def test_what_is_refused_and_what_is_not_needed() -> None:
     with pytest.raises(ValueError, match="only one of loss_constructors and loss"):
         TorchEstimator(loss=torch.nn.MSELoss(), loss_constructors=[print])
     params._said.clear()
-    with pytest.warns(TritiumWarning, match=r"reader_pool_type=…\) is not needed: rows go from Spark straight"):
+    with pytest.warns(TritiumWarning, match=r"reader_pool_type=…\) has no effect: rows go from Spark straight"):
         TorchEstimator(reader_pool_type="process")
     TorchEstimator(reader_pool_type="process", partitions_per_process=10)  # said once; a default is not said
     with pytest.raises(BadSetting, match=r"SparkBackend\(use_mpi=…\): ranks find each other without MPI"):

@@ -114,7 +114,7 @@ class HorovodEstimator(Estimator[Any], EstimatorParams, Saved):
 
     def _check(self, there: list[str]) -> None:
         """Raise ValueError for parameters that are missing, or don't fit the columns that are there."""
-        if not self._get("model"):
+        if self._get("model") is None:
             raise BadSetting("Model parameter is required", setting="model")
         if not self._get("label_cols") or not self._get("feature_cols"):
             raise BadSetting("feature_cols and label_cols are required", setting="feature_cols")

@@ -1,6 +1,6 @@
 """The parameters of `horovod.spark`'s estimators and models as Spark ML Params, from one table (driver).
 
-A parameter is mapped, or no longer needed (a TritiumWarning once where it is given), or refused (BadSetting).
+A parameter is mapped, or has no effect (a TritiumWarning once where it is given), or is refused (BadSetting).
 """
 
 from __future__ import annotations
@@ -117,6 +117,18 @@ ESTIMATOR = (
         unneeded="batches are made ahead anyway",
     ),
 )
+UNCOMPRESSED = Parameter(
+    "gradient_compression",
+    "how gradients are compressed between ranks",
+    unneeded="gradients travel with all their digits",
+)
+ONE_PASS = Parameter(
+    "backward_passes_per_step",
+    "batches whose gradients are added up before a step",
+    1,
+    _int,
+    unneeded="as in Horovod. The optimizer, or the Trainer, has a setting for it",
+)
 DATA_MODULE = Parameter(
     "data_module",
     "a class that reads the Parquet files",
@@ -186,10 +198,10 @@ class Parameters(Params):
             name: list(one.default) if one.default == () else one.default for name, one in self.parameters.items()
         }
         self._setDefault(**defaults)
-        self._set(**given)
+        self._set(**{name: value for name, value in given.items() if value is not None})
 
     def _set(self, **given: Any) -> Any:
-        """Set parameters. Raises BadSetting for one that is refused; warns about one that is not needed."""
+        """Set parameters. Raises BadSetting for one that is refused; warns about one that has no effect."""
         check(type(self).__name__, [(self.parameters[n], v) for n, v in given.items() if n in self.parameters])
         return super()._set(**given)
 
@@ -202,22 +214,24 @@ _said: set[str] = set()
 
 
 def check(whose: str, given: Iterable[tuple[Parameter, Any]]) -> None:
-    """Raise BadSetting for a parameter that is refused, and warn once about one that is not needed."""
+    """Raise BadSetting for a parameter that is refused, and warn once about one that has no effect."""
     for one, value in given:
-        if value is None or value == one.default:
+        if value is None or not (one.refused or one.unneeded) or value == one.default:
             continue
         if one.refused:
             raise BadSetting(f"{whose}({one.name}=…): {one.refused}", setting=one.name)
         if one.unneeded and one.name not in _said:
             _said.add(one.name)
-            warnings.warn(f"{whose}({one.name}=…) is not needed: {one.unneeded}.", TritiumWarning, stacklevel=6)
+            warnings.warn(f"{whose}({one.name}=…) has no effect: {one.unneeded}.", TritiumWarning, stacklevel=6)
 
 
 def signature(*parameters: Parameter) -> inspect.Signature:
     """Return the signature of an `__init__` with these keywords."""
     own = inspect.Parameter("self", inspect.Parameter.POSITIONAL_ONLY)
     kind = inspect.Parameter.KEYWORD_ONLY
-    return inspect.Signature([own, *(inspect.Parameter(p.name, kind, default=p.default) for p in parameters)])
+    return inspect.Signature(
+        [own, *(inspect.Parameter(p.name, kind, default=p.default) for p in {p.name: p for p in parameters}.values())]
+    )
 
 
 @with_params(*ESTIMATOR)

@@ -10,7 +10,16 @@ from typing import Any
 
 from tritium.compat.horovod.spark.common.columns import Metadata
 from tritium.compat.horovod.spark.common.estimator import HorovodEstimator, HorovodModel
-from tritium.compat.horovod.spark.common.params import DATA_MODULE, ESTIMATOR, MODEL, Parameter, signature, with_params
+from tritium.compat.horovod.spark.common.params import (
+    DATA_MODULE,
+    ESTIMATOR,
+    MODEL,
+    ONE_PASS,
+    UNCOMPRESSED,
+    Parameter,
+    signature,
+    with_params,
+)
 from tritium.compat.horovod.spark.common.predict import predicted
 from tritium.compat.horovod.spark.common.serialization import dumps, loads
 from tritium.errors import BadSetting, ModelError
@@ -24,7 +33,7 @@ KERAS = (
 MODEL_OF_KERAS = (_OBJECTS, Parameter("_floatx", "Keras's default float type"))
 
 
-@with_params(DATA_MODULE, *KERAS)
+@with_params(DATA_MODULE, UNCOMPRESSED, ONE_PASS, *KERAS)
 class KerasEstimator(HorovodEstimator):
     """Trains a Keras model on a DataFrame, as `horovod.spark.keras.KerasEstimator` does."""
 

@@ -11,6 +11,8 @@ from tritium.compat.horovod.spark.common.params import (
     DATA_MODULE,
     ESTIMATOR,
     FEEDING,
+    ONE_PASS,
+    UNCOMPRESSED,
     Parameter,
     signature,
     with_params,
@@ -22,7 +24,9 @@ from tritium.errors import BadSetting
 MIN_PL_VERSION = "1.3.8"
 _LOADER = "there is no loader of its own in between"
 LIGHTNING = (
-    *TORCH[:2],
+    TORCH[0],
+    Parameter("loss_constructors", "functions that make the losses", unneeded="as in Horovod. Give loss="),
+    Parameter("metrics", "the metrics", (), unneeded="as in Horovod. A LightningModule logs them with self.log"),
     Parameter(
         "train_minibatch_fn",
         "computes the gradients of a batch",
@@ -48,7 +52,7 @@ LIGHTNING = (
 )
 
 
-@with_params(DATA_MODULE, *LIGHTNING)
+@with_params(DATA_MODULE, UNCOMPRESSED, ONE_PASS, *LIGHTNING)
 class TorchEstimator(HorovodEstimator):
     """Trains a LightningModule on a DataFrame, as `horovod.spark.lightning.TorchEstimator` does."""
 

@@ -14,15 +14,17 @@ from tritium.compat.horovod.spark.common.predict import predicted
 from tritium.compat.horovod.spark.common.serialization import dumps, loads
 from tritium.errors import BadSetting
 
+_NO_CALLBACKS = "as in Horovod: the loop of torch calls none"
 TORCH = (
     Parameter("input_shapes", "the shape that each feature is brought into: [[-1, 1, 28, 28]]"),
     Parameter("loss_constructors", "functions that make the losses, in place of loss"),
     Parameter("train_minibatch_fn", "computes the gradients of a batch, in place of the loop's own"),
 )
+CALLBACKS = Parameter("callbacks", "callbacks", (), unneeded=_NO_CALLBACKS)
 MODEL_OF_TORCH = (Parameter("optimizer", "the optimizer with its state"), *TORCH[:2], Parameter("loss", "the loss"))
 
 
-@with_params(DATA_MODULE, *TORCH)
+@with_params(DATA_MODULE, CALLBACKS, *TORCH)
 class TorchEstimator(HorovodEstimator):
     """Trains a PyTorch module on a DataFrame, as `horovod.spark.torch.TorchEstimator` does."""
 

@@ -205,7 +205,9 @@ class Averages:
                 self._add(f"group_{number}_{name}", function(output, label))
 
     def _add(self, name: str, value: Any) -> None:
-        self._sums[name] = self._sums.get(name, 0.0) + float(value)
+        self._sums[name] = self._sums.get(name, 0.0) + float(
+            value.detach() if isinstance(value, torch.Tensor) else value
+        )
 
     def averaged(self) -> dict[str, Any]:
         """Return loss and metrics as the history has them. All ranks call it."""

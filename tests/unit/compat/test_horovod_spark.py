@@ -108,25 +108,25 @@ def test_settings_that_do_not_fit_are_refused_before_anything_starts(tmp_path: P
 
 
 def test_the_store_has_the_paths_of_horovod_on_any_file_system(tmp_path: Path) -> None:
-    store = Store.create(str(tmp_path / "work"))
+    store = Store.create(str(tmp_path / "store"))
     assert isinstance(store, FilesystemStore)
-    assert store.get_checkpoint_path("one") == f"file://{tmp_path}/work/runs/one"
-    assert store.get_train_data_path(3) == f"file://{tmp_path}/work/intermediate_train_data.3"
-    assert store.get_logs_path("one") == f"file://{tmp_path}/work/runs/one/logs"
+    assert store.get_checkpoint_path("one") == f"file://{tmp_path}/store/runs/one"
+    assert store.get_train_data_path(3) == f"file://{tmp_path}/store/intermediate_train_data.3"
+    assert store.get_logs_path("one") == f"file://{tmp_path}/store/runs/one/logs"
     store.write_text(store.get_run_path("one") + "/a.ckpt", "text")
     assert store.read(store.get_run_path("one") + "/a.ckpt") == b"text"
     assert [posixpath.basename(path) for path in store.get_checkpoints("one")] == ["a.ckpt"]
-    memory = Store.create("memory://work", save_runs=False)
-    memory.write_text("memory://work/a", "b")
-    assert memory.exists("memory://work/a")
+    memory = Store.create("memory://store", save_runs=False)
+    memory.write_text("memory://store/a", "b")
+    assert memory.exists("memory://store/a")
     assert memory.get_checkpoint_path("one") is None
-    dbfs = Store.create("dbfs:/work")
+    dbfs = Store.create("dbfs:/store")
     assert isinstance(dbfs, DBFSLocalStore)
-    assert dbfs.get_checkpoint_path("one") == "file:///dbfs/work/runs/one"
+    assert dbfs.get_checkpoint_path("one") == "file:///dbfs/store/runs/one"
     with pytest.raises(ValueError, match="not a DBFS path"):
-        DBFSLocalStore("/work")
+        DBFSLocalStore("/store")
     with pytest.raises(BadSetting, match="can't be opened"):
-        Store.create("nothing://work")
+        Store.create("nothing://store")
     assert LocalStore(str(tmp_path)).get_runs_path().startswith("file://")
 
 

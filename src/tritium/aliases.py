@@ -22,11 +22,9 @@ def active() -> dict[str, str]:
 
 
 def installed(package: str) -> str | None:
-    """Return where a package is installed; None where it is not."""
+    """Return where a package is installed; None where it is not. A folder of its name without code is none."""
     spec = PathFinder.find_spec(package)
-    if spec is None:
-        return None
-    return spec.origin or next(iter(spec.submodule_search_locations or ()), "")
+    return None if spec is None else spec.origin  # of a folder there is no origin
 
 
 def add(aliases: Mapping[str, str]) -> None:

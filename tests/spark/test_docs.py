@@ -40,6 +40,7 @@ PAGES = (
     "docs/migrate/horovod-spark.md",
     "docs/migrate/horovod-torch.md",
     "docs/migrate/distributors.md",
+    "docs/migrate/petastorm.md",
 )
 
 # What a page takes as given: a session, data, and what an earlier page has made.

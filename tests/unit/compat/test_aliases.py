@@ -53,6 +53,12 @@ except ModuleNotFoundError as error:
     ]
 
 
+def test_a_folder_of_that_name_is_no_package(tmp_path: Path) -> None:
+    (tmp_path / "petastorm").mkdir()
+    before = f"sys.path.insert(0, {str(tmp_path)!r})\nimport warnings\nwarnings.simplefilter('error')"
+    assert python(before, "import petastorm; print(petastorm.__name__)") == "tritium.compat.petastorm\n"
+
+
 def test_an_installed_package_comes_first(tmp_path: Path) -> None:
     (tmp_path / "horovod").mkdir()
     (tmp_path / "horovod" / "__init__.py").write_text("real = True\n")

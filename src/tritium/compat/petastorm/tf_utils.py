@@ -93,7 +93,8 @@ def make_petastorm_dataset(reader: Any) -> Any:
         for row in reader:
             yield _flat(reader, row)
 
-    dataset = tf.compat.v1.data.Dataset.from_generator(rows, tuple(tf_type(field) for field in _fields(reader)))
+    signature = tuple(tf.TensorSpec(None, tf_type(field)) for field in _fields(reader))
+    dataset = tf.compat.v1.data.Dataset.from_generator(rows, output_signature=signature)
     return dataset.map(lambda *tensors: _structured(reader, tensors))
 
 
@@ -115,15 +116,6 @@ def tf_tensors(reader: Any, shuffling_queue_capacity: int = 0, min_after_dequeue
         v1.train.add_queue_runner(v1.train.QueueRunner(queue, [queue.enqueue(tensors)]))
         tensors = queue.dequeue()
     return _structured(reader, tensors if isinstance(tensors, (list, tuple)) else [tensors])
-
-
-def batch_dataset(reader: Any, batches: Any) -> Any:
-    """Return a tf.data.Dataset of batches, made by a function of the reader: an iterator of dicts of arrays."""
-    kind = reader.schema._get_namedtuple()
-    signature = kind(*(tf.TensorSpec((None, *field.shape), tf_type(field)) for field in reader.schema.fields.values()))
-    return tf.data.Dataset.from_generator(
-        lambda: (kind(**batch) for batch in batches(reader)), output_signature=signature
-    )
 
 
 def _steps(reader: Any) -> list[tuple[int, Unischema]]:

@@ -21,7 +21,7 @@ from tritium.gang.rank.world import World, world
 
 SECONDS = 10.0
 _VARIABLE = "TRITIUM_COMMIT_SECONDS"
-_PICKLED = "tritium pickled"
+_PICKLED = "pickled by tritium"
 _DUE, _GROWS = 1, 2
 
 _calls: Counter[str] = Counter()  # of functions of `elastic.run`, in each run of this process

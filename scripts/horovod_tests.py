@@ -126,13 +126,15 @@ def reason(report: Any) -> str:
 def stand_ins() -> None:
     """Give what the tests import of Horovod besides its API, a helper of threads, and hide what they do not know.
 
-    They try every optimizer of torch's: Muon is younger than they are, and takes matrices alone.
+    They try every optimizer whose module is torch's: Muon is younger than they are, and takes matrices alone.
     """
     import threading
 
     import torch
 
-    vars(torch.optim).pop("Muon", None)
+    younger: Any = getattr(torch.optim, "Muon", None)
+    if younger is not None:
+        younger.__module__ = "younger.than.the.tests"
 
     def in_thread(
         target: Any, args: Any = (), name: str | None = None, daemon: bool = True, silent: bool = False

@@ -127,16 +127,16 @@ HOROVOD = (
     Example(
         "examples/tensorflow2/tensorflow2_keras_mnist.py",
         data=_MNIST_RANK,
-        shorter=(("steps_per_epoch=500 // hvd.size(),", "steps_per_epoch=20 // hvd.size(),"),),
+        shorter=(("steps_per_epoch=500 // hvd.size(),", "steps_per_epoch=2,"),),
         env=LEGACY_KERAS,
         shows=r"Epoch 24/24",
     ),
     Example(
         "examples/tensorflow2/tensorflow2_mnist.py",
         data=_MNIST_RANK,
-        shorter=(("dataset.take(10000 // hvd.size())", "dataset.take(100 // hvd.size())"),),
+        shorter=(("dataset.take(10000 // hvd.size())", "dataset.take(60 // hvd.size())"),),
         env=LEGACY_KERAS,
-        shows=r"Step #40\tLoss: [\d.]+",
+        shows=r"Step #20\tLoss: [\d.]+",
     ),
     Example(
         "examples/tensorflow2/tensorflow2_synthetic_benchmark.py",
@@ -153,7 +153,7 @@ HOROVOD = (
     Example(
         "examples/elastic/tensorflow2/tensorflow2_keras_mnist_elastic.py",
         data=_MNIST_RANK,
-        shorter=(("steps_per_epoch=500 // hvd.size(),", "steps_per_epoch=20 // hvd.size(),"),),
+        shorter=(("steps_per_epoch=500 // hvd.size(),", "steps_per_epoch=2,"),),
         env=LEGACY_KERAS,
         shows=r"Epoch 24/24",
     ),
@@ -161,7 +161,7 @@ HOROVOD = (
         "examples/elastic/tensorflow2/tensorflow2_mnist_elastic.py",
         data=_MNIST_RANK,
         env=LEGACY_KERAS,
-        shows=r"Step #40\tLoss: [\d.]+",
+        shows=r"Step #20\tLoss: [\d.]+",
     ),
     Example(
         "examples/elastic/tensorflow2/tensorflow2_synthetic_benchmark_elastic.py",

@@ -62,6 +62,7 @@ def write_pictures(folder: Path) -> None:
 def write_all(folder: Path) -> None:
     """Write all, below one folder."""
     write_idx(folder / "torchvision")
+    write_idx(folder / "petastorm" / "data")
     write_npz(folder / "mnist.npz")
     write_libsvm(folder / "mnist.bz2")
     write_pictures(folder / "pictures")

@@ -41,6 +41,7 @@ class Example:
 
 
 _MNIST_RANK = (("tf.keras.datasets.mnist.load_data(path='mnist-%d.npz' % hvd.rank())", NPZ),)
+_LIBSVM = (("mnist_dir = get_mnist_dir()", "mnist_dir = '{data}/mnist.bz2'"),)
 _MNIST = (("mnist.load_data()", NPZ),)
 _TF1_SESSION = (
     ("config = tf.ConfigProto()", "pass"),
@@ -213,8 +214,8 @@ PETASTORM = (
         ranks=False,
         shows=r"the accuracy of the model is: [\d.]+",
     ),
-    Example("examples/spark_dataset_converter/pytorch_converter_example.py", ranks=False),
-    Example("examples/spark_dataset_converter/tensorflow_converter_example.py", ranks=False),
+    Example("examples/spark_dataset_converter/pytorch_converter_example.py", ranks=False, data=_LIBSVM),
+    Example("examples/spark_dataset_converter/tensorflow_converter_example.py", ranks=False, data=_LIBSVM),
 )
 ECOSYSTEM = (
     Example(

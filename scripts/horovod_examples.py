@@ -77,7 +77,7 @@ def run(example: Example, checkout: Path, shared: Path, rossmann: str) -> Ran:
             for module in path.parent.glob("*.py"):  # that it may import
                 if module.name != path.name:
                     shutil.copy(module, work)
-        if "petastorm" in checkout.name:
+        if (checkout / "petastorm").is_dir():
             (work / "examples").symlink_to(checkout / "examples")  # without the package beside it
         arguments = example.arguments.format(**places).split()
         if example.ranks:

@@ -63,22 +63,32 @@ def fit(model: Any, rank: Rank, callbacks: Sequence[Any]) -> dict[str, list[floa
     """Call `fit`, and return its history."""
     settings = rank.settings
     batches = Batches(model, rank)
-    options: dict[str, Any] = {}
+    later = None
     if rank.validates:
-        options = {
-            "validation_data": batches.of(rank.validation_rows()),
-            "validation_steps": rank.steps(math.ceil, "validation"),
-        }
+        later = Steps(batches.of(rank.validation_rows()), rank.steps(math.ceil, "validation"))
     result = model.fit(
-        batches.of(rank.train_rows()),
+        Steps(batches.of(rank.train_rows()), rank.steps(math.ceil)),
         epochs=settings.epochs,
-        steps_per_epoch=rank.steps(math.ceil),
+        validation_data=later,
         callbacks=list(callbacks),
         verbose=2 if rank.verbose else 0,
         shuffle=False,
-        **options,
     )
     return {name: [float(value) for value in values] for name, values in result.history.items()}
+
+
+class Steps(keras.utils.PyDataset):  # type: ignore[misc]
+    """A number of batches in each epoch, the next ones in turn. Of a generator, Keras evaluates too few steps."""
+
+    def __init__(self, batches: Iterator[Any], steps: int) -> None:
+        super().__init__()
+        self._batches, self._steps = batches, steps
+
+    def __len__(self) -> int:
+        return self._steps
+
+    def __getitem__(self, step: int) -> Any:
+        return next(self._batches)
 
 
 class Batches:
@@ -134,7 +144,7 @@ def with_files(callbacks: list[Any], rank: Rank, directory: str, file: str) -> l
     if boards:
         callbacks = [one for one in callbacks if one is not boards[0]]
         boards[0].log_dir = logs
-    elif find_spec("tensorflow") is not None and find_spec("tensorboard") is not None:
+    elif keras.backend.backend() == "tensorflow" and find_spec("tensorboard") is not None:
         boards = [keras.callbacks.TensorBoard(logs)]
     return [*callbacks, *boards, Upload(rank.store.sync, directory)]
 

@@ -6,7 +6,7 @@ A checkout of Horovod, Petastorm or tensorflow/ecosystem; a name is part of an e
 them, with the lines that are replaced: where data would be downloaded, where a number makes it run for hours on two
 cores, and where today's TensorFlow, Keras or Lightning refuses a line. The data are generated (`_example_data.py`);
 those of the Rossmann examples by examples/rossmann/generate.py. An example that starts its ranks itself gets one line
-before all others, `import tritium.compat`; for the others it is `tritium run --compat`. No checkout is changed.
+before its other imports, `import tritium.compat`; for the others it is `tritium run --compat`. No checkout is changed.
 
 Some need packages that Tritium does not bring, such as torchvision: an example whose packages are not there is left
 out, and says so. The exit code is 1 where one fails.
@@ -53,7 +53,9 @@ def replaced(source: str, example: Example, places: dict[str, str]) -> str:
         for name, path in places.items():
             new = new.replace(f"{{{name}}}", path)
         source = source.replace(old, new)
-    return source if example.ranks else f"import tritium.compat\n{source}"
+    if example.ranks:
+        return source
+    return re.sub(r"^(?=import |from (?!__future__))", "import tritium.compat\n", source, count=1, flags=re.MULTILINE)
 
 
 def run(example: Example, checkout: Path, shared: Path, rossmann: str) -> Ran:

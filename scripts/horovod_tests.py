@@ -3,8 +3,9 @@
     .venv/bin/python scripts/horovod_tests.py CHECKOUT [torch | tensorflow | FILE …] [--ranks 2] [-k WORDS] [--markdown]
 
 A test has passed where it passed on every rank, and is not applicable where it skips itself, or needs Horovod's own C++
-core, which `CORE` says of it. Needs the packages mock and parameterized, as those tests do. Nothing of the checkout is
-copied or changed. The exit code is 1 where fewer than 90 % of the applicable tests pass.
+core, which `CORE` says of it; those of test/single are for one rank. Needs the packages mock and parameterized, as
+those tests do. Nothing of the checkout is copied or changed. The exit code is 1 where fewer than 90 % of the
+applicable tests pass.
 """
 
 from __future__ import annotations
@@ -245,7 +246,8 @@ def main() -> int:
     for file in files:
         print(f"… {file}", file=sys.stderr, flush=True)
         path = (options.checkout / file).resolve()
-        found[path.name] = list(tests_of(path, options.ranks, options.words, sys.stderr))
+        ranks = 1 if path.parent.name == "single" else options.ranks
+        found[path.name] = list(tests_of(path, ranks, options.words, sys.stderr))
     commit = subprocess.run(
         ["git", "-C", options.checkout, "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=False
     )

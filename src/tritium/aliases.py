@@ -42,6 +42,11 @@ class _Finder(MetaPathFinder):
         if package not in _active:
             return None
         own = importlib.util.find_spec(f"{_active[package]}{dot}{rest}")
+        if own is None and not dot:  # what is large travels where it is imported on the driver or named by the function
+            raise ImportError(
+                f"{package} did not travel to this rank. Import it on the driver before the launch, or in the function "
+                "that is launched."
+            )
         if own is None:
             return None
         return ModuleSpec(fullname, _Alias(own), is_package=own.submodule_search_locations is not None)

@@ -22,7 +22,7 @@ import sysconfig
 import tempfile
 import threading
 import zipfile
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
@@ -40,28 +40,58 @@ if TYPE_CHECKING:
 _STAMP = (2020, 1, 1, 0, 0, 0)  # the same sources always make the same zip
 
 
+_COMPAT = "compat"
+_LARGE = {"petastorm", "tensorflowonspark"}  # of `tritium.compat`; with all of it, Spark would warn
+_in_use: set[str] = set()  # what has travelled once goes along from then on, so that Python workers can be reused
+
+
+def compat_in_use(code: Collection[bytes] = ()) -> frozenset[str]:
+    """Return the names in `tritium.compat` that go along to the ranks; empty where nobody has imported it.
+
+    code : what the user's code is pickled or packed in. It contains the names of what it imports.
+    """
+
+    def named(name: str) -> bool:
+        return any(name.encode() in part for part in code)
+
+    whole = f"tritium.{_COMPAT}"
+    if whole in sys.modules or named(whole):
+        there = {name for name in _LARGE if f"{whole}.{name}" in sys.modules or named(name) or named(whole)}
+        _in_use.update(_compat() - (_LARGE - there))
+    return frozenset(_in_use)
+
+
 @functools.cache
-def package() -> bytes:
+def _compat() -> frozenset[str]:
+    there = importlib.resources.files("tritium").joinpath(_COMPAT)
+    return frozenset(i.name for i in there.iterdir() if i.name != "__pycache__") if there.is_dir() else frozenset()
+
+
+@functools.cache
+def package(compat: frozenset[str] = frozenset()) -> bytes:
     """Return this package and cloudpickle as a compressed zip of bytecode, without sources, docstrings and annotations.
+
+    compat : the names in `tritium.compat` that go along, see `compat_in_use`.
 
     It is compressed as a whole, by LZMA: four fifths of what zlib takes, in the same time, and unpacked in 35 ms, once
     in a worker of Spark's.
 
     Driver and executors run the same version of Python, or Spark refuses the job. From 1000 KiB on, Spark would warn at
     each launch that it broadcasts a large task: so docstrings and the annotations of functions, which nothing reads
-    there, asserts, and what only the driver's shell needs (`tritium.cli`) are left out. cloudpickle is included because
-    executors may lack it, or have another version than the one that pickled here.
+    there, asserts, what only the driver's shell needs (`tritium.cli`), and other libraries' names that nobody uses
+    (`tritium.compat`) are left out. With these, it is compressed harder, which takes a second more. cloudpickle is
+    included because executors may lack it, or have another version than the one that pickled here.
     """
     mounted = getattr(sys.modules["tritium"], "__archive__", None)
     if mounted is not None:
         return bytes(mounted)
     out = io.BytesIO()
     with zipfile.ZipFile(out, "w") as archive:
-        for name, source in _sources("tritium", "cloudpickle"):
+        for name, source in _sources(compat, "tritium", "cloudpickle"):
             code = compile(_without_texts(ast.parse(source)), name, "exec", dont_inherit=True, optimize=1)
             header = importlib.util.MAGIC_NUMBER + (1).to_bytes(4, "little") + importlib.util.source_hash(source)
             _add(archive, name + "c", header + marshal.dumps(code))
-    return lzma.compress(out.getvalue(), preset=2)
+    return lzma.compress(out.getvalue(), preset=6 if compat else 2)
 
 
 def _without_texts(tree: ast.Module) -> ast.Module:
@@ -77,9 +107,11 @@ def _without_texts(tree: ast.Module) -> ast.Module:
     return tree
 
 
-def _sources(*packages: str) -> Iterator[tuple[str, bytes]]:
+def _sources(compat: frozenset[str], *packages: str) -> Iterator[tuple[str, bytes]]:
     def walk(folder: Traversable, prefix: str) -> Iterator[tuple[str, bytes]]:
         for item in sorted(folder.iterdir(), key=lambda i: i.name):
+            if prefix == f"tritium/{_COMPAT}" and item.name not in compat:
+                continue
             if item.is_dir() and item.name not in ("__pycache__", "cli"):
                 yield from walk(item, f"{prefix}/{item.name}")
             elif item.name.endswith(".py"):
@@ -137,15 +169,18 @@ def digest(archive: bytes) -> str:
     return hashlib.sha256(archive).hexdigest()[:16]
 
 
-def entry(target: str, payload: bytes, annotations: Mapping[str, Any] | None = None) -> Callable[..., Any]:
+def entry(
+    target: str, payload: bytes, annotations: Mapping[str, Any] | None = None, code: Collection[bytes] = ()
+) -> Callable[..., Any]:
     """Return a function for Spark that calls `target(payload, *args)` where Tritium may not be installed.
 
     target      : "module:function" within this package.
     annotations : of the returned function, for Spark's UDFs, which read them.
+    code        : the user's code that `target` runs, pickled or packed: see `compat_in_use`.
 
     Another version of Tritium in a reused Python worker is replaced by this one.
     """
-    archive = package()
+    archive = package(compat_in_use(code))
     name = digest(archive)
 
     def call(*args: Any) -> Any:  # pickled by value, so that all it needs is imported inside

@@ -327,7 +327,7 @@ def test_out_of_memory_is_named_with_its_figures(cgroup: Path) -> None:
         tr.world().barrier()
         if tr.world().rank == 1:
             cgroup.joinpath("cgroup.procs").write_text(str(os.getpid()))
-            time.sleep(1.5)  # as a container's: the supervisor has seen the group before the end
+            time.sleep(4)  # as a container's: the supervisor has seen the group before the end
             hoard = []
             while True:
                 hoard.append(bytearray(os.urandom(1 << 20)))

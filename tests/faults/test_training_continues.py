@@ -262,4 +262,5 @@ def test_without_checkpoints_a_retry_starts_from_the_beginning_and_says_so(tmp_p
     whole = train(tmp_path / "whole", checkpoint_every=None)
     broken = train(tmp_path / "broken", checkpoint_every=None, train_step=dying(tmp_path, 1, 4, 0))
     same(whole, broken)
-    assert report(tmp_path / "broken")["notes"][0].endswith("from the beginning: no checkpoint yet")
+    notes = report(tmp_path / "broken")["notes"]  # on a busy machine also which rank is missing
+    assert any(note.endswith("from the beginning: no checkpoint yet") for note in notes), notes

@@ -74,7 +74,7 @@ class TestEntry:
         """
         out = bare(program, flat(entry)).split("\n")
         assert out[0] == "Message b'a payload' /proc/"
-        assert out[1] == ship.digest(ship.package())
+        assert out[1] == ship.digest(ship.package(ship.compat_in_use()))
 
     def test_what_a_supervisor_and_a_rank_import_is_there(self, bare: Callable[..., str]) -> None:
         entry = ship.entry("tritium.ship:digest", b"")
@@ -141,7 +141,38 @@ def test_the_package_is_the_same_zip_every_time() -> None:
         names = archive.namelist()
     assert "tritium/__init__.pyc" in names
     assert "tritium/gang/rank/main.pyc" in names
-    assert not [name for name in names if "__pycache__" in name]
+    assert not [name for name in names if "__pycache__" in name or "/compat/" in name]
+
+
+def test_names_of_other_libraries_travel_where_they_are_used(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ship, "_in_use", set())
+    for name in [name for name in sys.modules if name.startswith("tritium.compat")]:
+        monkeypatch.delitem(sys.modules, name)
+    assert ship.compat_in_use([b"import horovod"]) == frozenset()  # the real one, perhaps
+    monkeypatch.setitem(sys.modules, "tritium.compat", ModuleType("tritium.compat"))
+    used = ship.compat_in_use([b"import horovod"])
+    assert {"__init__.py", "horovod", "sparkdl", "jobs.py"} <= used
+    assert not {"petastorm", "tensorflowonspark"} & used
+    assert ship.compat_in_use([b"def", b"petastorm"]) == used | {"petastorm"} == ship.compat_in_use()
+    monkeypatch.setitem(sys.modules, "tritium.compat.tensorflowonspark", ModuleType("tensorflowonspark"))
+    every = ship.compat_in_use()
+    assert "tensorflowonspark" in every
+    assert len(ship.package(every)) < 1_002_000
+    with zipfile.ZipFile(io.BytesIO(lzma.decompress(ship.package(every)))) as archive:
+        names = set(archive.namelist())
+    assert {"tritium/compat/horovod/torch/__init__.pyc", "tritium/compat/petastorm/reader.pyc"} <= names
+
+
+def test_a_name_that_did_not_travel_is_said(tmp_path: Path) -> None:
+    program = """
+        from tritium import aliases
+        aliases.add({"petastorm": "tritium.compat.not_there"})
+        import petastorm
+    """
+    found = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(program)], capture_output=True, text=True, check=False
+    )
+    assert "ImportError: petastorm did not travel to this rank. Import it on the driver" in found.stderr
 
 
 MODULE = """

@@ -67,7 +67,8 @@ class SparkJob:
         self._coordinator = coordinator
         self._watch = SourceWatch(spark, self.tag, connect=self._connect)
         self._name = f"Tritium: {getattr(attempt.function, '__qualname__', 'a function')} on {order.size} ranks"
-        entry = ship.entry(_TASKS[self._connect], pickle.dumps(order))
+        code = (order.job, order.user_code)
+        entry = ship.entry(_TASKS[self._connect], pickle.dumps(order), code=code)
         profile = cluster.profile(attempt.gang)
         with drivers_python(spark):
             self._frame = frame.mapInArrow(entry, SPARK_SCHEMA, barrier=not self.restarts, profile=profile)

@@ -249,6 +249,27 @@ def is_class(name: str) -> bool:
 
 
 @cache
+def shims() -> frozenset[str]:
+    """Return the names of functions, classes, arguments and attributes that `tritium.compat` defines."""
+    found: set[str] = set()
+    for path in (SOURCE / "compat").rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.FunctionDef | ast.ClassDef):
+                found.add(node.name)
+            elif isinstance(node, ast.arg):
+                found.add(node.arg)
+            elif isinstance(node, ast.Attribute | ast.Name) and isinstance(node.ctx, ast.Store):
+                found.add(node.attr if isinstance(node, ast.Attribute) else node.id)
+    return frozenset(found)
+
+
+def is_shims(fragment: str, places: list[str]) -> bool:
+    """Return whether messages of `tritium.compat` and pages about migration alone have a name that it defines."""
+    where = all(place.startswith(("compat/", "docs/migrate/")) for place in places)
+    return where and fragment.rpartition(".")[2] in shims()
+
+
+@cache
 def extras() -> frozenset[str]:
     text = (ROOT / "pyproject.toml").read_text().partition("[project.optional-dependencies]")[2].partition("\n[")[0]
     return frozenset(re.findall(r"^([\w-]+) = ", text, re.M))

@@ -25,7 +25,7 @@ def python(before: str, after: str) -> str:
 
 def test_importing_it_imports_nothing_else() -> None:
     found = python("", "print({'torch', 'pyspark', 'horovod'} & set(sys.modules), tritium.compat.status())")
-    names = ("horovod", "petastorm", "sparkdl", "spark_tensorflow_distributor")
+    names = ("horovod", "petastorm", "sparkdl", "spark_tensorflow_distributor", "tensorflowonspark")
     assert found == f"set() { ({name: f'tritium.compat.{name}' for name in names}) }\n"
 
 

@@ -27,6 +27,7 @@ SAVED = {  # what docs/benchmarks.md shows, and with which settings
     "images": [],
     "batch": [],
     "keras_estimator": [],
+    "rossmann": [],
     "trees": [],
     "real_tables": [],
 }

@@ -15,6 +15,7 @@ import first_step
 import keras_estimator
 import loop
 import real_tables
+import rossmann
 import train
 import trees
 
@@ -27,7 +28,14 @@ transfer. Each system ran in a process and an environment of its own, pinned in 
 made by the script; how each was used, and what was decided in its favour, is the first paragraph of its file in
 `benchmarks/systems/`.
 """
-TRAINED = {"seconds": ("seconds", ".1f"), "loop s": ("loop", ".1f"), "mean squared error": ("mse", ".4f")}
+SECONDS = {"seconds": ("seconds", ".1f")}
+TRAINED = {**SECONDS, "loop s": ("loop", ".1f"), "mean squared error": ("mse", ".4f")}
+ESTIMATORS = {  # results -> title, columns
+    "keras": ("Keras", TRAINED),
+    "rossmann": ("Rossmann's sales", {**SECONDS, "RMSPE, validation": ("rmspe", ".4f")}),
+    "trees": ("Trees", TRAINED),
+    "real_tables": ("A table with words, images and nulls", {**SECONDS, "loss of the last epoch": ("loss", ".4f")}),
+}
 SAME = ("python", "numpy")  # versions that are not worth a word
 BOUNDS = (
     "What bounds those that don't hold, with the profiles, is in [decision 011](decisions/011-where-the-time-went.md)."
@@ -70,11 +78,6 @@ def judged(what: str, wanted: str, measured: float | None, unit: str, holds: Cal
     return Goal(what, wanted, f"{measured:.2f}{unit}", holds(measured))
 
 
-def ratio(one: float | None, other: float | None) -> float | None:
-    """None when either has failed."""
-    return one / other if one and other else None
-
-
 def training(systems: Mapping[str, Any]) -> Iterator[Goal]:
     """Of each way to train with Tritium."""
     seconds, loops = (
@@ -85,7 +88,7 @@ def training(systems: Mapping[str, Any]) -> Iterator[Goal]:
     best = min(peers, key=lambda name: peers[name])
     for name in train.OURS:
         ours = seconds.get(name)
-        of_ideal = ratio(ours, seconds.get("ideal"))
+        of_ideal = _suite.ratio(ours, seconds.get("ideal"))
         yield at_most(f"{name}: DataFrame → model, warm session, of the ideal", 1.10, of_ideal, " ×")
         if ours is None:
             continue
@@ -111,7 +114,7 @@ def goals(found: Mapping[str, Any]) -> Iterator[Goal]:
             for epoch in loop.EPOCHS:
                 ram, seconds = (_suite.median(one["systems"][each], epoch) for each in ("in RAM", name))
                 what = f'the loop with "{name}", {epoch}, as a share of its speed over RAM'
-                yield at_least(what, 0.97, ratio(ram, seconds))
+                yield at_least(what, 0.97, _suite.ratio(ram, seconds))
     if one := found.get("batch"):
         yield at_most("a batch of 1024 × 64 out of the shard, of `index_select` in RAM", 1.3, one["batch"], " ×")
         yield at_least("the loop over a complete shard, as a share of its speed over RAM", 0.97, one["loop"])
@@ -146,17 +149,22 @@ def goals(found: Mapping[str, Any]) -> Iterator[Goal]:
         yield at_least("packed floats to the ranks without a shuffle, less the launch", 400, kept, " MB/s")
     if one := found.get("inference"):
         seconds = {name: _suite.median(runs, "seconds") for name, runs in one["systems"].items()}
-        ideal, udf = (ratio(seconds[name], seconds["Tritium"]) for name in ("ideal", "predict_batch_udf"))
+        ideal, udf = (_suite.ratio(seconds[name], seconds["Tritium"]) for name in ("ideal", "predict_batch_udf"))
         yield at_least("inference, as a share of the ideal's speed", 0.85, ideal)
         yield at_least("inference, faster than predict_batch_udf", 1.7, udf, " ×")
     if one := found.get("stream"):
         p99 = {name: _suite.median(runs, "p99 ms") for name, runs in one["systems"].items()}
         for name in ("no-op UDF", "nothing"):
             what = f"streaming, 99th percentile against the same query with {name} in the model's place"
-            yield at_most(what, 1.3, ratio(p99["Tritium"], p99[name]), " ×")
+            yield at_most(what, 1.3, _suite.ratio(p99["Tritium"], p99[name]), " ×")
 
     if one := found.get("keras"):
         yield from against(one["systems"], keras_estimator.OURS, "horovod.spark", 2)
+    if one := found.get("rossmann"):
+        for name in [name for name in one["systems"] if name != rossmann.THEIRS]:
+            faster, error = rossmann.of_horovod(one["systems"], name)
+            yield at_least(f"{name}, on Rossmann's sales: faster than horovod.spark", 2, faster, " ×")
+            yield at_most(f"{name}, on Rossmann's sales: the validation error, of horovod.spark's", 1.05, error, " ×")
     if one := found.get("trees"):
         yield from against(one["systems"], trees.OURS, "SynapseML", 1)
     if one := found.get("real_tables"):
@@ -165,14 +173,14 @@ def goals(found: Mapping[str, Any]) -> Iterator[Goal]:
             for name in (real_tables.AS_IT_IS, real_tables.BY_HAND)
         )
         what = "TorchEstimator with strings, images and nulls, of the same prepared in Spark by hand"
-        yield at_most(what, 1.1, ratio(as_it_is, by_hand), " ×")
+        yield at_most(what, 1.1, _suite.ratio(as_it_is, by_hand), " ×")
 
 
 def against(systems: Mapping[str, Any], ours: str, peer: str, faster: float) -> Iterator[Goal]:
     """Of an estimator: at most 1.15 × its ideal, and so many times as fast as a peer."""
     seconds = {name: _suite.median(systems.get(name, []), "seconds") for name in (ours, "ideal", peer)}
-    yield at_most(f"{ours}: DataFrame → model, of the ideal", 1.15, ratio(seconds[ours], seconds["ideal"]), " ×")
-    yield at_least(f"{ours}: faster than {peer}", faster, ratio(seconds[peer], seconds[ours]), " ×")
+    yield at_most(f"{ours}: DataFrame → model, of the ideal", 1.15, _suite.ratio(seconds[ours], seconds["ideal"]), " ×")
+    yield at_least(f"{ours}: faster than {peer}", faster, _suite.ratio(seconds[peer], seconds[ours]), " ×")
 
 
 def table(title: str, one: Mapping[str, Any], columns: Mapping[str, tuple[str, str]]) -> Iterator[str]:
@@ -238,13 +246,9 @@ def page(found: Mapping[str, Any]) -> Iterator[str]:
                 cells = [f"{peak[key]:.0f}" if key in peak else "failed" for key in ("tree MB", "without the JVM MB")]
                 yield f"| {name} | {' | '.join(cells)} |"
             yield ""
-    if one := found.get("keras"):
-        yield from table("Keras", one, TRAINED)
-    if one := found.get("trees"):
-        yield from table("Trees", one, TRAINED)
-    if one := found.get("real_tables"):
-        columns = {"seconds": ("seconds", ".1f"), "loss of the last epoch": ("loss", ".4f")}
-        yield from table("A table with words, images and nulls", one, columns)
+    for name, (title, columns) in ESTIMATORS.items():
+        if one := found.get(name):
+            yield from table(title, one, columns)
     if one := found.get("loop"):
         names = {f"{epoch}, s": epoch for epoch in loop.EPOCHS}
         yield from table("The loop alone, epoch by epoch", one, alike(names, ".2f"))

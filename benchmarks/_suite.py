@@ -190,6 +190,11 @@ def median(runs: Iterable[Mapping[str, Any]], key: str) -> float | None:
     return statistics.median(values) if values else None
 
 
+def ratio(one: float | None, other: float | None) -> float | None:
+    """None when either is missing."""
+    return one / other if one and other else None
+
+
 def spread(runs: Sequence[Mapping[str, Any]], key: str) -> tuple[float, float, float] | None:
     """Median, least and most."""
     values = [one[key] for one in runs if one.get(key) is not None]

@@ -28,17 +28,25 @@ SYSTEMS = {  # name -> environment, script
     THEIRS: ("horovod-tensorflow", "rossmann_horovod"),
 }
 
+KEYS = ("seconds", "rmspe")
+
+
+def of_horovod(systems: Mapping[str, Sequence[Mapping[str, Any]]], name: str) -> tuple[float | None, float | None]:
+    """Return how many times as fast as horovod.spark a system is, and its error as a part of that one's."""
+    seconds, errors = ({each: _suite.median(systems.get(each, ()), key) for each in (name, THEIRS)} for key in KEYS)
+    return _suite.ratio(seconds[THEIRS], seconds[name]), _suite.ratio(errors[name], errors[THEIRS])
+
 
 def report(found: Mapping[str, Sequence[Mapping[str, Any]]]) -> None:
-    """Print each system's seconds, and as a part of horovod.spark's, with the error of its model."""
-    theirs = _suite.median(found.get(THEIRS, ()), "seconds")
+    """Print each system's seconds and error, and what both are of horovod.spark's."""
     for name, runs in found.items():
         seconds, error = _suite.spread(runs, "seconds"), _suite.median(runs, "rmspe")
         if seconds is None or error is None:
             print(f"{name:<30} failed")
             continue
-        faster = f"{theirs / seconds[0]:.2f} times as fast as horovod.spark" if theirs else ""
-        print(f"{name:<30} {seconds[0]:6.1f} s ({seconds[1]:.1f} to {seconds[2]:.1f})  RMSPE {error:.4f}  {faster}")
+        print(f"{name:<30} {seconds[0]:6.1f} s ({seconds[1]:.1f} to {seconds[2]:.1f})  RMSPE {error:.4f}", end="")
+        faster, of_theirs = of_horovod(found, name)
+        print("" if faster is None else f"  {faster:.2f} times as fast as horovod.spark, {of_theirs:.3f} of its error")
 
 
 def main() -> int:

@@ -14,6 +14,8 @@ from torch import nn
 
 import tritium as tr
 from tritium.ml import TorchEstimator, TorchModel
+from tritium.ml.function.settings import FunctionSettings
+from tritium.ml.vocabulary import with_words
 from tritium.model.signature import Input, Output, Signature
 
 FEATURES = Input("features", ("a", "b", "c"), "float32", (3,))
@@ -108,6 +110,17 @@ def test_a_real_table_needs_no_preparation(spark: Any, tmp_path: Path) -> None:
         query.stop()
         spark.catalog.dropTempView("real_table")
     np.testing.assert_array_equal(streamed["class"], found["class"])
+
+
+def test_the_words_of_several_columns_are_learnt_as_from_a_table(spark: Any) -> None:
+    """Columns of strings and of arrays of them, of which Spark numbers the elements."""
+    rows = [("Rome", ["b", "a"], None), ("Oslo", ["c", "a", "b"], "x"), ("Rome", ["b"], "y"), (None, None, "y")]
+    frame = spark.createDataFrame(rows, "city string, tags array<string>, kind string").coalesce(1)
+    columns = ["city", "tags", "kind"]
+    settings = FunctionSettings(train=print, predict=print, feature_cols={c: c for c in columns}, vocabulary=columns)
+    learnt = with_words(frame, settings).words()
+    assert learnt == {"city": ("Rome", "Oslo"), "tags": ("b", "a", "c"), "kind": ("y", "x")}
+    assert with_words(frame.toArrow(), settings).words() == learnt
 
 
 @pytest.mark.parametrize("many", [False, True])

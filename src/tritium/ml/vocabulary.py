@@ -62,10 +62,7 @@ def _of_spark(frame: Any, most: Mapping[str, int]) -> dict[str, list[str]]:
     known, every = columns_of(frame.schema), []
     for number, column in enumerate(most):
         value = spark_column(frame.schema, column)
-        value = value if known[column].leaf()[1] else F.array(value)
-        every.append(
-            F.transform(value, lambda word, number=number: F.struct(F.lit(number).alias("c"), word.alias("w")))
-        )
+        every.append(_numbered(number, value if known[column].leaf()[1] else F.array(value)))
     pairs = frame.select(F.explode(F.concat(*(F.coalesce(one, F.array()) for one in every))).alias("pair"))
     counts = pairs.where("pair.w is not null").groupBy("pair.c", "pair.w").count()
     order = Window.partitionBy("c").orderBy(F.desc("count"), "w")
@@ -76,6 +73,16 @@ def _of_spark(frame: Any, most: Mapping[str, int]) -> dict[str, list[str]]:
     for row in rows.orderBy("c", "place").collect():
         found[names[row["c"]]].append(row["w"])
     return found
+
+
+def _numbered(number: int, words: Any) -> Any:
+    """Return an array of pairs of this number and a word.
+
+    The lambda has one argument, and no default: to a second one, F.transform gives the index in the array.
+    """
+    from pyspark.sql import functions as F
+
+    return F.transform(words, lambda word: F.struct(F.lit(number).alias("c"), word.alias("w")))
 
 
 def _of_table(table: pa.Table, most: Mapping[str, int]) -> dict[str, list[str]]:

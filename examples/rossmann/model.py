@@ -12,7 +12,7 @@ HIDDEN = (1000, 1000, 1000, 500)
 
 
 def make_model(vocabulary, max_sales, hidden=HIDDEN):
-    """Return the network. Each column is an input by its name: [batch, 1].
+    """Return the network. Each column is an input by its name, [batch, 1], in the order of CATEGORICAL + CONTINUOUS.
 
     vocabulary : categorical column -> its words, of which the input is the index; one more is for any other word.
     """
@@ -25,7 +25,7 @@ def make_model(vocabulary, max_sales, hidden=HIDDEN):
     for width in hidden:
         x = layers.Dense(width, "relu", kernel_regularizer=small)(x)
     x = layers.Dropout(0.5)(x)
-    return keras.Model(inputs, layers.Dense(1, scaled_sigmoid(max_sales), name="Sales")(x))
+    return keras.Model(list(inputs.values()), layers.Dense(1, scaled_sigmoid(max_sales), name="Sales")(x))
 
 
 def scaled_sigmoid(max_sales):

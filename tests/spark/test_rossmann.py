@@ -63,7 +63,7 @@ def test_the_files_have_the_shape_of_the_real_ones(example: Callable[[str], Any]
     assert train.Date.min() == pd.Timestamp("2013-01-01")
     assert test.Date.min() == train.Date.max() + pd.Timedelta(days=1)
     assert (train.Sales[train.Open == 0] == 0).all()
-    assert train.DayOfWeek.equals(train.Date.dt.dayofweek + 1)
+    assert (train.DayOfWeek == train.Date.dt.dayofweek + 1).all()
     assert (store.PromoInterval.isna() == (store.Promo2 == 0)).all()
     assert 0 < test.Open.isna().sum() <= 11
     by_promo = train[train.Sales > 0].groupby("Promo").Sales.mean()

@@ -25,13 +25,14 @@ if not REAL:
 def fit(frame: Any, epochs: int, facts: dict[str, Any]) -> Any:
     os.environ["TF_CPP_MIN_LOG_LEVEL"] = "3"
     if REAL:
+        from horovod.tensorflow.keras.callbacks import BestModelCheckpoint
         from tensorflow import keras
     else:
         import keras
+        from horovod.keras.callbacks import BestModelCheckpoint
     from horovod.spark.common.backend import SparkBackend
     from horovod.spark.common.store import Store
     from horovod.spark.keras import KerasEstimator
-    from horovod.tensorflow.keras.callbacks import BestModelCheckpoint
 
     objects = rossmann_work.custom_objects(keras, facts)
     with tempfile.TemporaryDirectory(prefix="store-") as folder, contextlib.redirect_stdout(sys.stderr):

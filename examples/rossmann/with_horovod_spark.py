@@ -19,9 +19,9 @@ import tritium.compat  # noqa: F401, I001 - makes what follows importable
 import horovod.spark.keras as hvd
 import keras
 from features import CATEGORICAL, CONTINUOUS, indexed, prepare, write_submission
+from horovod.keras.callbacks import BestModelCheckpoint
 from horovod.spark.common.backend import SparkBackend
 from horovod.spark.common.store import Store
-from horovod.tensorflow.keras.callbacks import BestModelCheckpoint
 from model import HIDDEN, exp_rmspe, make_model, scaled_sigmoid
 from pyspark.sql import SparkSession
 

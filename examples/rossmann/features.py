@@ -170,7 +170,8 @@ def second_promotion() -> dict[str, Column]:
 
 def periods(days: Column, length: int, most: int) -> Column:
     """Return how many whole periods of `length` days these are, from 0 to `most`; 0 for null."""
-    return F.coalesce(F.greatest(F.lit(0), F.least(F.lit(most), F.floor(days / length))), F.lit(0)).cast("int")
+    whole = F.greatest(F.lit(0), F.least(F.lit(most), F.floor(days / length)))  # neither takes a null for the least
+    return F.when(days.isNull(), 0).otherwise(whole).cast("int")
 
 
 def validation_days(first: date, last: date, earliest: date, latest: date) -> tuple[date, date]:

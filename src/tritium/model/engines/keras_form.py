@@ -108,9 +108,16 @@ def form_of(model: Any, given: Mapping[str, Any] | None = None) -> Form:
             f"A {type(model).__name__} has no configuration from which it could be made again ({_first_line(error)}). "
             f"Let its class have a get_config, or {_FUNCTION}."
         ) from error
-    config.pop("compile_config", None)
+    config = _uncompiled(config)
     objects, has_lambda = own_objects(config, [*model._flatten_layers()], {**known.objects, **(given or {})})
     return Form(json.dumps(config), objects, has_lambda, None, known.inputs)
+
+
+def _uncompiled(node: Any) -> Any:
+    """Return a configuration without what the model, and models in it, were compiled with: it predicts without."""
+    if isinstance(node, dict):
+        return {name: _uncompiled(value) for name, value in node.items() if name != "compile_config"}
+    return [_uncompiled(item) for item in node] if isinstance(node, list) else node
 
 
 def own_objects(config: Any, holders: Iterable[Any], given: Mapping[str, Any]) -> tuple[dict[str, Any], bool]:

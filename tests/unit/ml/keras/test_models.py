@@ -40,6 +40,10 @@ def double(x: Any) -> Any:
     return x * 2
 
 
+def distance(y: Any, p: Any) -> Any:
+    return abs(y - p)
+
+
 class Scale(keras.layers.Layer):  # type: ignore[misc]
     """A layer of the user's own."""
 
@@ -151,6 +155,15 @@ def test_custom_objects_that_are_missing(rows: pd.DataFrame) -> None:
     with pytest.raises(BadSetting, match=r"the function 'double', .* can't be found .* custom_objects={'double': …}"):
         fitted(rows, model=hidden)
     fitted(rows, model=hidden, custom_objects={"double": double})
+
+
+def test_what_a_model_within_a_model_was_compiled_with_is_not_needed_to_predict() -> None:
+    inner = dense(Scale())
+    inner.compile("sgd", "mse", metrics=[distance])
+    inputs = keras.Input(inner.input_shape[1:])
+    form = keras_form.form_of(keras.Model(inputs, inner(inputs)))
+    assert len(form.objects) == 1
+    assert "Scale" in next(iter(form.objects))
 
 
 def test_a_compiled_model_brings_along_what_the_settings_leave_out(rows: pd.DataFrame) -> None:

@@ -19,8 +19,13 @@ import pytest
 import tritium as tr
 
 pytestmark = [pytest.mark.processes, pytest.mark.timeout(300)]
-importlib.import_module("tritium.compat")  # makes the names known
 TWO: dict[str, Any] = {"ranks": 2, "on": "driver", "progress": False, "output": "none", "retries": 0}
+
+
+@pytest.fixture(autouse=True)
+def compat() -> Any:
+    """Return the module, which makes names importable for the time of a test."""
+    return importlib.import_module("tritium.compat")
 
 
 def trained(keras: Any, hvd: Any, folder: Path, **options: Any) -> dict[str, Any]:
@@ -373,7 +378,7 @@ def test_a_killed_rank_costs_what_was_not_committed(tmp_path: Path) -> None:
 
 
 def test_log_callback_shows_metrics_on_the_driver(
-    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+    compat: Any, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     def main() -> None:
         import horovod.keras as hvd
@@ -387,7 +392,6 @@ def test_log_callback_shows_metrics_on_the_driver(
         model.fit(np.ones((2, 1)), np.full((2, 1), 2.0), verbose=0, callbacks=[LogCallback(per_batch_log=True)])
 
     monkeypatch.setenv("KERAS_BACKEND", "torch")
-    compat: Any = importlib.import_module("tritium.compat")
     compat.HorovodRunner(np=-1).run(main)
     out = "".join(capfd.readouterr())
     assert "Epoch 1, batch 1: loss: 4" in out

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import contextlib
 import datetime
 import getpass
 import logging
@@ -59,11 +60,15 @@ def parent_url(spark: Any) -> str:
                 f'Set where copies of DataFrames go, a directory that all hosts share: spark.conf.set("'
                 f'{PARENT_CACHE_DIR_URL_CONF}", "hdfs://…").'
             )
-        url = f"file://{tempfile.gettempdir()}/petastorm-{getpass.getuser()}"
+        url = f"file://{_local_parent()}"
     url = normalize_dir_url(url)
     if not urlparse(url).scheme:
         raise ValueError(f"{PARENT_CACHE_DIR_URL_CONF}={url!r} has no scheme. Write file://{os.path.abspath(url)}.")
     return url
+
+
+def _local_parent() -> str:
+    return f"{tempfile.gettempdir()}/petastorm-{getpass.getuser()}"
 
 
 def readable_url(url: str) -> str:
@@ -128,6 +133,9 @@ def _default_delete(url: str) -> None:
     filesystem, path = get_filesystem_and_path_or_paths(url)
     if filesystem.get_file_info(path).type == pyarrow.fs.FileType.Directory:
         filesystem.delete_dir(path)
+    if os.path.dirname(path) == _local_parent():
+        with contextlib.suppress(OSError):  # other copies are in it
+            os.rmdir(_local_parent())
 
 
 _delete: Callable[[str], Any] = _default_delete

@@ -377,6 +377,11 @@ class TestGpus:
         with pytest.raises(NotEnoughSlots, match="5 ranks need 5 slots"):
             launch(cluster.spark, self.where, ranks=5, gpus=1)
 
+    def test_of_a_task_are_a_rank_of_old_codes(self, cluster: Any) -> None:
+        from tritium.compat import HorovodRunner
+
+        assert HorovodRunner(np=2).run(self.where)[2:] == ("cuda:0", ["cuda:0", "cuda:1"])
+
     def test_cores_of_a_rank(self, cluster: Any) -> None:
         def train() -> str:
             return os.environ["OMP_NUM_THREADS"]

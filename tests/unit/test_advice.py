@@ -233,6 +233,7 @@ REASONS: dict[str, str] = {
     "model.getModel": "of Horovod's models",
     "PyTorch": "a library",
     "OpenCV": "a library",
+    "tf.compat.v1.disable_eager_execution": "of TensorFlow",
 }
 
 # Environment variables of others, and where they are documented; ours and those that we set are found in the code.

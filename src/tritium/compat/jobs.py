@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -17,6 +18,16 @@ def slots(spark: Any = None) -> int:
     if session is None:
         raise BadSetting("There is no active SparkSession. Make one, or say how many ranks there shall be.")
     return int(session.sparkContext.defaultParallelism)
+
+
+def gpus() -> int:
+    """Return how many GPUs a task of Spark has (`spark.task.resource.gpu.amount`); a part of one counts as one."""
+    from pyspark.sql import SparkSession
+
+    session = SparkSession.getActiveSession()
+    if session is None or str(session.conf.get("spark.master", "")).startswith("local["):
+        return 0
+    return math.ceil(float(session.conf.get("spark.task.resource.gpu.amount", "0") or 0))
 
 
 def refuse(whose: str, given: Mapping[str, Any], reasons: Mapping[str, str]) -> None:
@@ -35,6 +46,11 @@ def run(
     kwargs: Mapping[str, Any] | None = None,
     **settings: Any,
 ) -> list[Any]:
-    """Run a function or script on the cluster, or on this machine, and return the ranks' results."""
+    """Run a function or script on the cluster, or on this machine, and return the ranks' results.
+
+    On a cluster a rank has the GPUs that a task of Spark has, unless `gpus` is among the settings.
+    """
     where: Any = "driver" if local else "cluster"
+    if not local:
+        settings.setdefault("gpus", gpus())
     return launch(function, ranks=ranks, on=where, args=args, kwargs=kwargs, **settings)

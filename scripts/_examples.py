@@ -183,6 +183,7 @@ HOROVOD = (
         "examples/spark/keras/keras_spark_rossmann_estimator.py",
         f"{_ROSSMANN} --work-dir {{work}}/store",
         ranks=False,
+        today=(("lr=args.learning_rate", "learning_rate=args.learning_rate"),),
         shows=r"Saved predictions",
     ),
     Example(
@@ -210,6 +211,7 @@ PETASTORM = (
         "examples/mnist/tf_example.py",
         "--dataset-url file://{shared}/petastorm --training-iterations 30",
         ranks=False,
+        today=(("import tensorflow.compat.v1 as tf", "import tensorflow.compat.v1 as tf; tf.disable_v2_behavior()"),),
         shows=r"the accuracy of the model is: [\d.]+",
     ),
     Example("examples/spark_dataset_converter/pytorch_converter_example.py", ranks=False, data=_LIBSVM),

@@ -23,6 +23,12 @@ class Batches:
     def add(self, columns: Columns) -> Iterator[dict[str, Any]]:
         """Add rows, and yield the batches that are full and do not leave fewer rows waiting than the capacity."""
         waiting = self._count - self._next
+        missing = self._size - waiting
+        if waiting and not self._capacity and len(next(iter(columns.values()))) >= missing:
+            # One batch over the border is joined, not all rows of a row group with the few that were left.
+            rest = self._rows
+            yield {name: torch.cat([rest[name][self._next :], rows[:missing]]) for name, rows in columns.items()}
+            columns, waiting = {name: rows[missing:] for name, rows in columns.items()}, 0
         if waiting:
             kept = self._order[self._next :] if self._order is not None else slice(self._next, None)
             self._rows = {name: torch.cat([self._rows[name][kept], rows]) for name, rows in columns.items()}

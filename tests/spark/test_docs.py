@@ -37,10 +37,10 @@ PAGES = (
     "docs/frameworks/horovod.md",
     "docs/frameworks/tensorflow.md",
     "docs/migrate/horovodrunner.md",
-    "docs/migrate/horovod-spark.md",
     "docs/migrate/horovod-torch.md",
     "docs/migrate/distributors.md",
     "docs/migrate/petastorm.md",
+    "docs/migrate/horovod-keras.md",
 )
 
 # What a page takes as given: a session, data, and what an earlier page has made.

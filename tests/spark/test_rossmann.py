@@ -13,8 +13,10 @@ import numpy as np
 import pandas as pd
 import pytest
 
+import settled_keras
+
 ROOT = Path(__file__).resolve().parents[2] / "examples" / "rossmann"
-STORES, DAYS, TEST_DAYS = 10, 420, 14
+STORES, DAYS, TEST_DAYS = 6, 420, 14
 
 pytestmark = [
     pytest.mark.timeout(300),
@@ -25,6 +27,7 @@ pytestmark = [
 @pytest.fixture(scope="module")
 def example() -> Iterator[Callable[[str], Any]]:
     """Return a function that imports a module of the example."""
+    settled_keras.settle()
     there, backend = set(sys.modules), os.environ.get("KERAS_BACKEND")
     sys.path.insert(0, str(ROOT))
     yield importlib.import_module
@@ -157,7 +160,7 @@ def test_from_files_to_a_submission(
 ) -> None:
     submission = tmp_path / "submission.csv"
     monkeypatch.setenv("KERAS_BACKEND", "torch")
-    arguments = ["--submission", submission, "--epochs", 6, "--batch-size", 32, "--learning-rate", 0.01, "--hidden", 32]
+    arguments = ["--submission", submission, "--epochs", 4, "--batch-size", 32, "--learning-rate", 0.02, "--hidden", 32]
     monkeypatch.setattr(sys, "argv", ["with_tritium.py", folder, *map(str, arguments)])
     example("with_tritium").main()
     said = capsys.readouterr().out

@@ -213,8 +213,8 @@ class TorchSettings(EpochSettings):
 
     def gang_framework(self, given: Any) -> Any:
         """Return torch, with FSDP where that is the strategy."""
-        framework = find(super().gang_framework(given))
-        return replace(framework, fsdp=True) if self.strategy == "fsdp" else framework  # type: ignore[type-var]
+        framework = super().gang_framework(given)
+        return replace(find(framework), fsdp=True) if self.strategy == "fsdp" else framework  # type: ignore[type-var]
 
     def check_gang(self, gang: Gang) -> None:
         """Raise BadSetting when a gang can't train with these settings."""

@@ -37,6 +37,7 @@ UNREGISTERED = {
     "spark.port.maxRetries": "https://spark.apache.org/docs/latest/configuration.html; read by Utils.portMaxRetries",
     "spark.worker.resource.gpu.discoveryScript": "https://spark.apache.org/docs/latest/spark-standalone.html",
     "spark.executor.resource.gpu.amount": "https://spark.apache.org/docs/latest/configuration.html",
+    "spark.task.resource.gpu.amount": "https://spark.apache.org/docs/latest/configuration.html",
     "spark.local.dir": "https://spark.apache.org/docs/latest/configuration.html; read by Utils.getConfiguredLocalDirs",
 }
 

@@ -14,7 +14,7 @@ from tritium.compat.horovod.options import Options
 def distribute(optimizer: Any, options: Options) -> Any:
     """Return an optimizer like this one that reduces gradients over all ranks.
 
-    One that has no state yet is made anew from its config; one that has is changed itself, so that it keeps its state.
+    One that has no state yet is made again from its config; one that has is changed itself, so that it keeps its state.
     Its class has the same name, so that a saved model is loaded without Horovod too.
     Raises TypeError for what is no optimizer of Keras, ValueError for one that is distributed already.
     """
@@ -47,7 +47,7 @@ def _keras_3() -> Any:
 
 
 def _from_config(made: Any, optimizer: Any) -> Any:
-    """Make the optimizer anew, also with a schedule of the user's own for its learning rate."""
+    """Make the optimizer again, also with a schedule of the user's own for its learning rate."""
     schedule = type(getattr(optimizer, "_learning_rate", None))
     return made.from_config(optimizer.get_config(), custom_objects={schedule.__name__: schedule})
 

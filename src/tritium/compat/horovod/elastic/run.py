@@ -24,7 +24,7 @@ def run_fn(func: Callable[..., Any], reset: Callable[[], None]) -> Callable[...,
     reset callbacks are called. When a collective fails although every rank is there, all ranks go back to the last
     commit in memory and call `func` again, at most TRITIUM_RESET_LIMIT times (3).
 
-    reset : connects the ranks anew.
+    reset : connects the ranks again.
     """
 
     @functools.wraps(func)

@@ -91,13 +91,13 @@ class Gradients:
         return any(bucket.is_sent or bucket.arrived for bucket in self._buckets)
 
     def reset(self) -> None:
-        """Begin to count backward passes anew."""
+        """Count backward passes from 0."""
         self._delay = dict.fromkeys(self._delay, self.passes)
         for bucket in self._buckets:
             bucket.arrived.clear()
 
     def forget(self) -> None:
-        """Forget what was sent, as after an error of a collective, and begin anew."""
+        """Forget what was sent, as after an error of a collective, and start over."""
         for bucket in self._buckets:
             bucket.sent = []
         self.reset()

@@ -68,7 +68,7 @@ class _Distributed:
         super().zero_grad(set_to_none)  # type: ignore[misc]
 
     def load_state_dict(self, state_dict: Any) -> None:
-        """Load the state, and begin to count backward passes anew. Gradients on their way are forgotten."""
+        """Load the state, and count backward passes from 0. Gradients on their way are forgotten."""
         self._gradients.forget()
         self._synchronized = False
         super().load_state_dict(state_dict)  # type: ignore[misc]

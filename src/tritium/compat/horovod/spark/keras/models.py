@@ -21,7 +21,7 @@ def shape_of(tensor: Any) -> list[int]:
 
 
 def compiled(model: Any, arguments: Mapping[str, Any], objects: Mapping[str, Any]) -> Any:
-    """Compile a model with packed arguments, of which the optimizer is made anew."""
+    """Compile a model with packed arguments, of which the optimizer is made again."""
     with keras.saving.custom_object_scope(dict(objects)):
         model.compile(**{name: unpacked(value) for name, value in arguments.items()})
     return model

@@ -18,7 +18,7 @@ def run(func: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def reset() -> None:
-    """Connect the ranks anew, once all have come here. Where one is lost, Tritium ends all and starts them again."""
+    """Connect the ranks again, once all have come here. Where one is lost, Tritium ends all and starts them again."""
     basics.shutdown()
     if world().run_id:
         world().barrier()

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ import torch
 from torch import nn
 
 import clusters
+import tritium as tr
 from bounds import timed
 from clusters import Workers
 from tritium.gang.driver import cluster as cluster_module
@@ -36,45 +38,84 @@ def two_workers(cluster: Any) -> Iterator[Any]:
         clusters.wait(lambda: executors(cluster.spark) == 2, "both executors are there again")
 
 
+def stop(folder: Path, epoch: int, size: int) -> None:
+    """Mark an epoch's end and the gang's size, and wait until the test lets it continue; mark that it can grow."""
+    (folder / f"epoch-{epoch}-of-{size}").touch()
+    deadline = time.monotonic() + 200
+    while not (folder / f"go-{epoch}").exists() and time.monotonic() < deadline:
+        if tr.world()._control.could_be_more:
+            (folder / "can-grow").touch()
+        time.sleep(0.05)
+
+
 class StepByStep(Callback):
-    """A callback that marks each epoch's end and the gang's size, and waits until it may continue."""
+    """A callback that stops at each epoch's end."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
 
     def on_epoch_end(self, state: TrainState) -> None:
-        (self.folder / f"epoch-{state.epoch - 1}-of-{state.size}").touch()
-        deadline = time.monotonic() + 200
-        while not (self.folder / f"go-{state.epoch - 1}").exists() and time.monotonic() < deadline:
-            time.sleep(0.05)
+        stop(self.folder, state.epoch - 1, state.size)
 
 
-class Training(threading.Thread):
-    """A fit that continues while the test breaks its cluster."""
+class Running(threading.Thread):
+    """A training that continues while the test breaks its cluster."""
 
-    def __init__(self, frame: Any, **settings: Any) -> None:
-        super().__init__(name="fit", daemon=True)
-        self.model: Any = None
+    def __init__(self, train: Callable[[], Any]) -> None:
+        super().__init__(name="training", daemon=True)
+        self.result: Any = None
         self.error: BaseException | None = None
-        self._frame = frame
-        self._estimator = TorchEstimator(
-            model=lambda: nn.Linear(1, 1),
-            loss=nn.MSELoss(),
-            optimizer=lambda p: torch.optim.SGD(p, 0.05),
-            feature_cols=["a"],
-            label_cols=["y"],
-            batch_size=8,
-            progress=False,
-            output="none",
-            verbose=False,
-            **settings,
-        )
+        self._train = train
 
     def run(self) -> None:
         try:
-            self.model = self._estimator.fit(self._frame)
+            self.result = self._train()
         except BaseException as error:  # noqa: BLE001 - a thread has no one above it; the test looks at it
             self.error = error
+
+
+def fit(frame: Any, **settings: Any) -> Running:
+    """Begin to fit an estimator."""
+    estimator = TorchEstimator(
+        model=lambda: nn.Linear(1, 1),
+        loss=nn.MSELoss(),
+        optimizer=lambda p: torch.optim.SGD(p, 0.05),
+        feature_cols=["a"],
+        label_cols=["y"],
+        batch_size=8,
+        progress=False,
+        output="none",
+        verbose=False,
+        **settings,
+    )
+    training = Running(lambda: estimator.fit(frame))
+    training.start()
+    return training
+
+
+def elastic(folder: str) -> tuple[list[int], float]:
+    """Train as users of Horovod's elastic do, epoch by epoch as the test says; returns how many ranks each had."""
+    import tritium.compat.horovod.torch as hvd
+
+    hvd.init()
+    model = nn.Linear(1, 1)
+    optimizer = hvd.DistributedOptimizer(torch.optim.SGD(model.parameters(), 0.05), model.named_parameters())
+
+    @hvd.elastic.run
+    def train(state: Any) -> None:
+        while state.epoch < 4:
+            optimizer.zero_grad()
+            (model(torch.ones(8, 1)) - 1).square().mean().backward()
+            optimizer.step()
+            stop(Path(folder), state.epoch, hvd.size())
+            state.sizes.append(hvd.size())
+            state.epoch += 1
+            state.commit()
+            tr.world().checkpoint.wait()  # so that the test knows what was written
+
+    state = hvd.elastic.TorchState(model, optimizer, epoch=0, sizes=[])
+    train(state)
+    return state.sizes, float(model.weight)
 
 
 def rows(spark: Any) -> Any:
@@ -85,12 +126,45 @@ def notes(folder: Path) -> list[str]:
     return list(json.loads((folder / "report.json").read_text())["notes"])
 
 
+def lose_a_worker_and_get_it_back(training: Running, folder: Path, run: Callable[[], Path], retries: int) -> None:
+    """Kill a worker in epoch 1 of 4, and start it again once the gang goes on without."""
+    retry = f"Retry 1 of {retries}"
+
+    def reached(what: str) -> None:
+        there = folder / what
+        with contextlib.suppress(TimeoutError):  # the assertion below tells more
+            clusters.wait(lambda: there.exists() or not training.is_alive(), f"{what} is reached", 60)
+        assert training.error is None
+        assert there.exists(), (what, sorted(path.name for path in folder.iterdir()), events(run()))
+
+    reached("epoch-0-of-2")
+    (folder / "go-0").touch()
+    reached("epoch-1-of-2")  # the checkpoints of epoch 0 are complete: another was begun
+    with timed("executor killed"):
+        Workers.here.kill()
+        clusters.wait(lambda: any(retry in note for note in events(run())), "the loss is noticed", 60)
+    reached("epoch-1-of-1")
+    Workers.here.start()
+    clusters.wait(lambda: any("there are slots for 2 ranks again" in note for note in events(run())), "more is offered")
+    reached("can-grow")  # the rank has heard of it
+    (folder / "go-1").touch()
+    reached("epoch-2-of-2")
+    (folder / "go-2").touch()
+    (folder / "go-3").touch()
+    training.join(120)
+    assert training.error is None
+    said = "\n".join(notes(run()))
+    assert f"{retry}, from the checkpoint of step" in said
+    assert "starting again with 1 rank\n" in said
+    assert "starting again with 2 ranks\ncontinues from the checkpoint of step " in said
+
+
 def test_a_gang_goes_on_with_what_is_left_and_grows_when_slots_come_back(
     two_workers: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(cluster_module, "RETURN_SECONDS", 2.0)  # the worker does not come back before it is started
     run = tmp_path / "run"
-    fit = Training(
+    training = fit(
         rows(two_workers),
         ranks=(1, 2),
         epochs=4,
@@ -98,43 +172,32 @@ def test_a_gang_goes_on_with_what_is_left_and_grows_when_slots_come_back(
         callbacks=[StepByStep(tmp_path)],
         run_dir=str(run),
     )
-    fit.start()
-
-    def reached(what: str) -> None:
-        there = tmp_path / what
-        clusters.wait(lambda: there.exists() or not fit.is_alive(), f"{what} is reached", 60)
-        assert fit.error is None
-        assert (tmp_path / what).exists(), notes(run)
-
-    reached("epoch-0-of-2")
-    (tmp_path / "go-0").touch()
-    reached("epoch-1-of-2")  # the checkpoints of epoch 0 are complete: another was begun
-    with timed("executor killed"):
-        Workers.here.kill()
-        clusters.wait(lambda: any("Retry 1 of 2" in note for note in events(run)), "the loss is noticed", 60)
-    reached("epoch-1-of-1")
-    Workers.here.start()
-    clusters.wait(lambda: any("there are slots for 2 ranks again" in note for note in events(run)), "more is offered")
-    (tmp_path / "go-1").touch()
-    reached("epoch-2-of-2")
-    (tmp_path / "go-2").touch()
-    (tmp_path / "go-3").touch()
-    fit.join(120)
-    assert fit.error is None
-    assert [entry["rows"] for entry in fit.model.history] == [160] * 4
-    said = "\n".join(notes(run))
-    assert "Retry 1 of 2, from the checkpoint of step" in said
-    assert "starting again with 1 rank\n" in said
-    assert "starting again with 2 ranks\ncontinues from the checkpoint of step " in said
+    lose_a_worker_and_get_it_back(training, tmp_path, lambda: run, retries=2)
+    assert [entry["rows"] for entry in training.result.history] == [160] * 4
     assert two_workers.range(10).count() == 10
+
+
+def test_horovods_elastic_training_goes_on_with_what_is_left_and_grows(
+    two_workers: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from tritium.compat.horovod.spark import run_elastic
+
+    monkeypatch.setattr(cluster_module, "RETURN_SECONDS", 2.0)
+    monkeypatch.setenv("TRITIUM_RUNS", str(tmp_path / "runs"))
+    settings: dict[str, Any] = {"min_num_proc": 1, "max_num_proc": 2, "env": {"TRITIUM_COMMIT_SECONDS": "0"}}
+    training = Running(lambda: run_elastic(elastic, args=(str(tmp_path),), verbose=0, **settings))
+    training.start()
+    lose_a_worker_and_get_it_back(training, tmp_path, lambda: next((tmp_path / "runs").iterdir()), retries=3)
+    first, second = training.result
+    assert first == second
+    assert first[0] == [2, 1, 2, 2]
 
 
 def test_an_executor_that_is_killed_costs_a_retry_and_nothing_else(two_workers: Any, tmp_path: Path) -> None:
     run = tmp_path / "run"
-    fit = Training(
+    training = fit(
         rows(two_workers), ranks=2, epochs=3, checkpoint_every=4, callbacks=[StepByStep(tmp_path)], run_dir=str(run)
     )
-    fit.start()
     for epoch in range(3):
         (tmp_path / f"go-{epoch}").touch() if epoch != 1 else None
     clusters.wait((tmp_path / "epoch-1-of-2").exists, "epoch 1 has ended once")
@@ -144,9 +207,9 @@ def test_an_executor_that_is_killed_costs_a_retry_and_nothing_else(two_workers: 
             executor.kill()
         clusters.wait(lambda: any("Retry 1 of 2" in note for note in events(run)), "the loss is noticed", 60)
     (tmp_path / "go-1").touch()
-    fit.join(200)
-    assert fit.error is None
-    assert [entry["rows"] for entry in fit.model.history] == [160] * 3
+    training.join(200)
+    assert training.error is None
+    assert [entry["rows"] for entry in training.result.history] == [160] * 3
     assert two_workers.range(10).count() == 10
 
 

@@ -174,6 +174,59 @@ def test_ranks_without_rows_join() -> None:
     assert long == ([[2.0, 2.0]] * 2 + [[1.0, 1.0]] * 3, 1, 2.0)
 
 
+def test_what_each_step_does_is_done_at_once_until_a_rank_does_something_else() -> None:
+    def steps() -> Any:
+        import random
+
+        import torch
+
+        import tritium.compat.horovod.torch as hvd
+        from tritium.compat.horovod.collectives import Collectives
+
+        unasked, end_fused = [0], Collectives.end_fused
+
+        def counted(*args: Any) -> None:
+            unasked[0] += 1
+            end_fused(*args)
+
+        setattr(Collectives, "end_fused", counted)  # noqa: B010
+        both, own, rank = random.Random(3), random.Random(hvd.rank()), hvd.rank()
+
+        def step(number: int, names: list[str], ranks: int = 2) -> list[bool]:
+            one_by_one = both.random() < 0.9
+            if not one_by_one:
+                own.shuffle(names)
+            given = {name: torch.full((3, 2), float(number + len(name) * rank)) for name in names}
+            handles = {}
+            for name, value in given.items():
+                handles[name] = hvd.allreduce_async(value, name=name, op=hvd.Sum)
+                if one_by_one:
+                    hvd.synchronize(handles[name])
+            if own.random() < 0.2:
+                hvd.poll(handles[names[0]])
+            sums = {name: float(2 * number + len(name)) if ranks == 2 else float(number + len(name)) for name in names}
+            return [bool((hvd.synchronize(handle) == sums[name]).all()) for name, handle in handles.items()]
+
+        right: list[bool] = []
+        for number in range(80):
+            more = ["loss"] if both.random() < 0.1 else ["hi", "x"] if both.random() < 0.1 else []
+            right += step(number, ["a", "bc", "def", *more])
+            if number % 30 == 29:
+                right += [hvd.broadcast(torch.tensor([rank + 1]), 1, name="a").item() == 2]
+                try:
+                    hvd.allreduce(torch.ones(2 + rank), name="a")
+                except hvd.HorovodInternalError as error:
+                    right += ["differs between ranks" in str(error)]
+        for number in range(12) if rank else ():
+            right += step(number, ["a", "bc", "def"], ranks=1)
+        return len(right), all(right), unasked[0], hvd.join()
+
+    (first, *others), (second, *same) = per_rank(steps)
+    assert others == same
+    assert (others[0], others[2], second - first) == (True, 1, 36)
+    assert 20 < others[1] < 220, "steps were done without asking"
+
+
 def test_process_sets_reduce_among_themselves() -> None:
     def by_set() -> Any:
         import torch

@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 
+from tritium.compat.horovod.expected import Fused
 from tritium.compat.horovod.groups import Groups, cuda_event
 from tritium.compat.horovod.request import Request, Signature
 
@@ -74,10 +75,29 @@ class Collectives:
             if total is not out:
                 out.copy_(total.view_as(out))
             return
-        start = 0
-        for _, output in pairs:
-            output.copy_(total[start : start + output.numel()].view_as(output))
-            start += output.numel()
+        _spread(total, [output for _, output in pairs])
+
+    def try_fused(self, requests: Sequence[Request], expected: Fused) -> torch.Tensor | None:
+        """Sum the tensors of requests as one, if all ranks have them, and return the sums; None: they have not.
+
+        requests : none where this rank has not. The tensors stay as they are; `end_fused` writes the outputs.
+        """
+        if requests:
+            parts = [tensor.reshape(-1) for request in requests for tensor in request.tensors]
+            flat = torch.cat([torch.ones(1, dtype=parts[0].dtype), *parts])
+            _scaled(flat[1:], dict(requests[0].signature.detail)["prescale_factor"])
+        else:
+            flat = torch.zeros(1 + expected.elements, dtype=getattr(torch, expected.dtype))
+        self._groups.reduce(flat, SUM)
+        return flat[1:] if int(flat[0]) == self._size else None
+
+    def end_fused(self, requests: Sequence[Request], total: torch.Tensor) -> None:
+        """Write what `try_fused` returned into the outputs, and end the requests."""
+        detail = dict(requests[0].signature.detail)
+        total = _scaled(total, detail["postscale_factor"] / (self._size if detail["op"] == AVERAGE else 1))
+        _spread(total, [output for request in requests for output in request.outputs])
+        for request in requests:
+            request.end(list(request.outputs))
 
     def _adasum(self, tensor: torch.Tensor) -> torch.Tensor:
         """Return the adaptive sum: orthogonal gradients are added, parallel ones averaged, pair by pair."""
@@ -117,6 +137,14 @@ def zeros(signature: Signature) -> list[torch.Tensor]:
     """Return what a rank that has joined adds to a sum."""
     device = "cpu" if signature.device == "cpu" else torch.device(signature.device, torch.cuda.current_device())
     return [torch.zeros(shape, dtype=getattr(torch, dtype), device=device) for dtype, shape in signature.tensors]
+
+
+def _spread(total: torch.Tensor, outputs: Sequence[torch.Tensor]) -> None:
+    """Copy the elements of a flat tensor into tensors, one after the other."""
+    start = 0
+    for output in outputs:
+        output.copy_(total[start : start + output.numel()].view_as(output))
+        start += output.numel()
 
 
 def _fusing(signature: Signature) -> Any:

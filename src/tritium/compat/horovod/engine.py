@@ -2,7 +2,8 @@
 
 Horovod's collectives are found by their names: ranks may ask for them in different orders, and ask for other things
 meanwhile. In a round, every rank sends how many requests it has and digests of the first ones. What all have in the
-same order is done at once; where they differ, ranks send the requests themselves, see `request.agree`.
+same order is done at once; where they differ, ranks send the requests themselves, see `request.agree`. What follows in
+each step of a training is done without asking, see `expected`.
 
 A rank takes part in a round when it has something new, when a thread of the user's waits for a result, and when it has
 joined. The round then lasts until the last rank comes.
@@ -19,6 +20,7 @@ import torch
 
 from tritium.compat.horovod.collectives import Collectives
 from tritium.compat.horovod.errors import HorovodInternalError
+from tritium.compat.horovod.expected import Expected
 from tritium.compat.horovod.groups import Groups, cuda_event
 from tritium.compat.horovod.request import Agreement, Request, Signature, agree, never_meet
 
@@ -46,6 +48,7 @@ class Engine:
         self._doing: list[Request] = []
         self._over: HorovodInternalError | None = None
         self._joined_before: set[int] = set()
+        self._expected = Expected()
         self._alike = 0  # rounds in a row in which all ranks waited, and nothing was ready
         self._threads = torch.get_num_threads()
         self._thread = threading.Thread(target=self._run, name=f"tritium-{name}", daemon=True)
@@ -122,7 +125,7 @@ class Engine:
                 if self._alike:
                     self._changed.wait_for(lambda: self._news, _LOOK_AGAIN)
                 else:
-                    self._changed.wait_for(lambda: self._news or self._has_to_come())
+                    self._changed.wait_for(self._comes)
                 self._news = False
                 pending = list(self._pending.values())
                 flags = (_WAITS if any(r.waits for r in pending) else 0) | (_JOINED if self._join else 0)
@@ -136,13 +139,18 @@ class Engine:
                 self._end(cause)
                 self._groups.abort()
 
-    def _has_to_come(self) -> bool:
-        return self._join is not None or any(request.waits for request in self._pending.values())
+    def _comes(self) -> bool:
+        """Return whether this rank takes part in a round: not with a request alone that was done meanwhile."""
+        if self._join is not None or self._closes:
+            return True
+        return any(request.waits for request in self._pending.values()) or (self._news and bool(self._pending))
 
     def _round(self, pending: Sequence[Request], flags: int) -> None:
         digests, last = [0] * _DIGESTS, 0
         for i, request in enumerate(pending[:_DIGESTS]):
             last = digests[i] = request.signature.digest(last)
+        if self._done_as_expected(pending, digests, flags):
+            return
         header = torch.tensor([flags, len(pending), *digests])
         every = [part.tolist() for part in self._groups.gather(header)]
         if closing := [rank for rank, part in zip(self.ranks, every, strict=True) if part[0] & _CLOSES]:
@@ -151,6 +159,7 @@ class Engine:
             return
         joined = [rank for rank, part in zip(self.ranks, every, strict=True) if part[0] & _JOINED]
         if len(joined) == len(self.ranks):
+            self._expected = Expected()
             self._all_joined(joined)
             return
         self._joined_before = set(joined)
@@ -159,11 +168,32 @@ class Engine:
             if any(part[2 + same] != every[0][2 + same] for part in every):
                 break
             same += 1
+        signatures = [request.signature for request in pending[:same]]
+        self._expected.saw(signatures, digests[same - 1])
         if same:
             self._alike = 0
-            self._do([request.signature for request in pending[:same]])
+            self._do(signatures)
             return
         self._sort_out(pending, joined, all(part[0] & (_WAITS | _JOINED) for part in every))
+
+    def _done_as_expected(self, pending: Sequence[Request], digests: Sequence[int], flags: int) -> bool:
+        """Do what all ranks expect to be next, and return whether all had asked for it."""
+        expected = self._expected.next()
+        if expected is None:
+            return False
+        has_it = not flags & (_JOINED | _CLOSES) and digests[expected.count - 1] == expected.digest
+        requests = pending[: expected.count] if has_it else ()
+        total = self._collectives.try_fused(requests, expected)
+        if total is None:  # the round that follows does something else, so that less is expected
+            return False
+        self._alike = 0
+        self._expected.saw([request.signature for request in requests], expected.digest)
+        for request in requests:
+            self._taken(request.signature.key)
+        self._doing = list(requests)
+        self._collectives.end_fused(requests, total)
+        self._doing = []
+        return True
 
     def _sort_out(self, pending: Sequence[Request], joined: Sequence[int], all_wait: bool) -> None:
         """Exchange the requests themselves, as they are not the same ones in the same order."""

@@ -12,23 +12,23 @@ from tritium.compat.horovod.basics import Adasum, Average, ProcessSet, Sum, glob
 
 @dataclass(frozen=True, kw_only=True)
 class Options:
-    """What `DistributedOptimizer` and `DistributedGradientTape` are given."""
+    """What `DistributedOptimizer` and `DistributedGradientTape` are given, by the names of their arguments."""
 
     name: str
     """By which ranks find each other's gradients."""
     compression: Any
     sparse_as_dense: bool = False
     op: str = Average
-    predivide: float = 1.0
+    gradient_predivide_factor: float = 1.0
     """The sum is divided by this before, and by what is left of the number of ranks after."""
     groups: Any = None
     """A number of requests, or lists of variables that are sent together; None: all in one request."""
     process_set: ProcessSet = global_process_set
-    scale_local: bool = True
+    scale_local_gradients: bool = True
     """Whether gradients that stay local are divided by the number of ranks."""
-    passes: int = 1
+    backward_passes_per_step: int = 1
     """Backward passes of which gradients are summed before they are exchanged."""
-    average_passes: bool = False
+    average_aggregated_gradients: bool = False
     """Whether that sum is divided by their number."""
 
     def __post_init__(self) -> None:
@@ -40,17 +40,19 @@ class Options:
             )
         if self.op not in (Average, Sum):
             raise ValueError(f"op={self.op!r}: gradients are combined by hvd.Average or hvd.Sum.")
-        if self.predivide != 1 and self.op != Average:
+        if self.gradient_predivide_factor != 1 and self.op != Average:
             raise ValueError("gradient_predivide_factor not supported with op != Average")
         if self.groups is not None and not (isinstance(self.groups, list) or self.groups > 0):
             raise ValueError("groups should be a non-negative integer or a list of list of variables.")
-        if self.passes < 1:
+        if self.backward_passes_per_step < 1:
             raise ValueError("backward_passes_per_step must be > 0")
 
     @property
     def scales(self) -> tuple[float, float]:
         """What gradients are multiplied by before and after they are summed."""
-        return (1 / self.predivide, self.predivide) if self.op == Average else (1.0, 1.0)
+        return (
+            (1 / self.gradient_predivide_factor, self.gradient_predivide_factor) if self.op == Average else (1.0, 1.0)
+        )
 
     def alone(self) -> bool:
         """Return whether this rank has no other one to exchange gradients with."""

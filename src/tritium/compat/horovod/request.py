@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import threading
 from collections.abc import Mapping, Sequence
@@ -33,6 +34,7 @@ class Signature:
         """What a request is found by on the other ranks. Requests of different kinds may have the same name."""
         return f"{self.kind}.{self.name}"
 
+    @functools.lru_cache(4096)  # noqa: B019 - they are small, and alike in each step
     def digest(self, before: int) -> int:
         """Return 63 bits that stand for this request after those that `before` stands for."""
         text = f"{before}{self.kind}{self.name}{self._compared()}{self.device}{self.detail}"

@@ -168,7 +168,7 @@ def run(
             num_executors,
             args=(map_fun, tf_args, epochs, answers, place),
             framework=TensorFlow(ps=num_ps),
-            gpus=gpus(sc, tf_args),
+            gpus=gpus(tf_args),
             start_timeout=float(reservation_timeout),
             spark=_session(),
             **settings,
@@ -200,10 +200,9 @@ def file_system(sc: Any) -> str:
     return found.rstrip("/") if found != "file:///" else "file://"
 
 
-def gpus(sc: Any, tf_args: Any) -> int:
-    """Return how many GPUs a rank has: as the arguments say, or one, where Spark has any."""
-    has = sc.getConf().get("spark.executor.resource.gpu.amount") is not None
-    return int(getattr(tf_args, "num_gpus", 1)) if has else 0
+def gpus(tf_args: Any) -> int:
+    """Return how many GPUs a rank has: as the arguments say, or one, where tasks of Spark have any."""
+    return int(getattr(tf_args, "num_gpus", 1)) if jobs.gpus() else 0
 
 
 def _session() -> Any:

@@ -24,7 +24,7 @@ def run(sc: Any, map_fn: Callable[..., Any], tf_args: Any, num_executors: int, u
             stacklevel=2,
         )
     args = (map_fn, tf_args, file_system(sc), os.getcwd())
-    jobs.run(alone, num_executors, args=args, framework="tensorflow", gpus=gpus(sc, tf_args))
+    jobs.run(alone, num_executors, args=args, framework="tensorflow", gpus=gpus(tf_args))
 
 
 def alone(map_fn: Callable[..., Any], tf_args: Any, default_fs: str, home: str) -> None:

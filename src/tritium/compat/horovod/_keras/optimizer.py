@@ -82,7 +82,7 @@ class _OfKeras3(Distributed):
     """What is put before the class of an optimizer of Keras 3."""
 
     def __init__(self, *args: Any, **options: Any) -> None:
-        passes = self._hvd_options.passes
+        passes = self._hvd_options.backward_passes_per_step
         if passes > 1:
             given = options.get("gradient_accumulation_steps")
             if given not in (None, passes):
@@ -96,10 +96,10 @@ class _OfKeras3(Distributed):
 
     def _hvd_begin(self) -> None:
         steps = getattr(self, "gradient_accumulation_steps", None)
-        if self._hvd_options.passes > 1 and steps != self._hvd_options.passes:
+        passes = self._hvd_options.backward_passes_per_step
+        if passes > 1 and steps != passes:
             raise ValueError(
-                f"backward_passes_per_step={self._hvd_options.passes} needs an optimizer that has no state yet: make "
-                "it anew."
+                f"backward_passes_per_step={passes} needs an optimizer that has no state yet: make it anew."
             )
         self._hvd = reducer_for(_keras_3().backend.backend(), self._hvd_options)
 
@@ -125,8 +125,8 @@ class _OfKeras3(Distributed):
         # Keras calls this with the gradients of a step, or with the mean of several steps when it has summed those of
         # all, and applies what it returns.
         reduced = self._hvd.reduce(grads, self._hvd.variables)
-        if self._hvd_options.passes > 1 and not self._hvd_options.average_passes:
-            reduced = [gradient * self._hvd_options.passes for gradient in reduced]
+        if self._hvd_options.backward_passes_per_step > 1 and not self._hvd_options.average_aggregated_gradients:
+            reduced = [gradient * self._hvd_options.backward_passes_per_step for gradient in reduced]
         return super()._clip_gradients(reduced)  # type: ignore[misc]
 
 
@@ -141,7 +141,7 @@ class _OfTfKeras(Distributed):
         from tritium.compat.horovod.tensorflow.gradients import Aggregation
 
         self._hvd = reducer_for("tensorflow", self._hvd_options)
-        self._agg_helper = Aggregation(self._hvd) if self._hvd_options.passes > 1 else None
+        self._agg_helper = Aggregation(self._hvd) if self._hvd_options.backward_passes_per_step > 1 else None
 
     def _hvd_reduce(self, gradients: Sequence[Any], variables: Sequence[Any]) -> list[Any]:
         step = self._hvd.reduce if self._agg_helper is None else self._agg_helper.add

@@ -48,7 +48,7 @@ class _Dense:
                 means = self._means([tensor for tensor, _ in packed], name, options.op, *options.scales)
                 for n, mean, (_, kind) in zip(part, means, packed, strict=True):
                     found[sent[n]] = options.compression.decompress(mean, kind)
-        if options.scale_local and self._local:
+        if options.scale_local_gradients and self._local:
             size = options.process_set.size()
             for n, gradient in enumerate(found):
                 if gradient is not None and id(variables[n]) in self._local:

@@ -56,7 +56,7 @@ def run(
 
 def start(
     fn: Callable[..., Any],
-    ranks: int,
+    ranks: int | tuple[int, int],
     *,
     args: Sequence[Any] = (),
     kwargs: Mapping[str, Any] | None = None,
@@ -113,16 +113,19 @@ def run_elastic(
     least = min(min_num_proc or min_np or num_proc or most, most)
     if reset_limit is not None:
         env = {**(env or {}), "TRITIUM_RESET_LIMIT": str(reset_limit)}
-    with _into(stdout, stderr):
-        return jobs.run(
-            fn,
-            most if least == most else (least, most),
-            args=args,
-            kwargs=kwargs,
-            framework="horovod",
-            retries=3 if reset_limit is None else reset_limit,
-            **_settings(start_timeout, env, verbose, nics),
-        )
+    return start(
+        fn,
+        most if least == most else (least, most),
+        args=args,
+        kwargs=kwargs,
+        start_timeout=start_timeout,
+        env=env,
+        stdout=stdout,
+        stderr=stderr,
+        verbose=verbose,
+        nics=nics,
+        retries=3 if reset_limit is None else reset_limit,
+    )
 
 
 def _settings(

@@ -48,7 +48,7 @@ class Reducer:
                 )
                 for n, mean in zip(places, means, strict=True):
                     found[n] = mean
-        if options.scale_local and self._local:
+        if options.scale_local_gradients and self._local:
             size = options.process_set.size()
             for n, gradient in enumerate(found):
                 if gradient is not None and self.is_local(variables[n]):
@@ -74,7 +74,8 @@ class Aggregation:
 
     def __init__(self, reducer: Reducer) -> None:
         self._reducer = reducer
-        self._passes, self._averages = reducer.options.passes, reducer.options.average_passes
+        options = reducer.options
+        self._passes, self._averages = options.backward_passes_per_step, options.average_aggregated_gradients
         with tf.init_scope():
             self.counter = tf.Variable(0, trainable=False, dtype=tf.int32)
         self._sums: dict[int, Any] = {}

@@ -79,12 +79,12 @@ def DistributedOptimizer(
         compression=compression,
         sparse_as_dense=sparse_as_dense,
         op=op,
-        predivide=gradient_predivide_factor,
+        gradient_predivide_factor=gradient_predivide_factor,
         groups=groups_of(groups, num_groups),
         process_set=process_set,
-        scale_local=scale_local_gradients,
-        passes=backward_passes_per_step,
-        average_passes=average_aggregated_gradients,
+        scale_local_gradients=scale_local_gradients,
+        backward_passes_per_step=backward_passes_per_step,
+        average_aggregated_gradients=average_aggregated_gradients,
     )
     if not is_old:
         return distribute(optimizer, options)

@@ -67,10 +67,10 @@ def DistributedGradientTape(
         compression=compression,
         sparse_as_dense=sparse_as_dense,
         op=op,
-        predivide=gradient_predivide_factor,
+        gradient_predivide_factor=gradient_predivide_factor,
         groups=groups_of(groups, num_groups),
         process_set=process_set,
-        scale_local=scale_local_gradients,
+        scale_local_gradients=scale_local_gradients,
     )
     kind = type(gradtape)
     made: Any = object.__new__(type(kind.__name__, (_Distributed, kind), {"__module__": kind.__module__}))

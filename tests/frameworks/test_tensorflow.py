@@ -169,6 +169,19 @@ def test_parameter_servers(tmp_path: Path) -> None:
     assert {job: len(addresses) for job, addresses in chief["roles"].items()} == {"chief": 1, "worker": 1, "ps": 1}
 
 
+def test_keras_of_the_function_may_run_on_torch(tmp_path: Path) -> None:
+    def train() -> tuple[str, list[int]]:
+        import keras
+        import tensorflow as tf
+        import torch
+
+        torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], 0.1)
+        strategy = tf.distribute.MultiWorkerMirroredStrategy()
+        return keras.backend.backend(), strategy.num_replicas_in_sync
+
+    assert run(train, data=None, env={"KERAS_BACKEND": "torch"}) == [("torch", 2)] * 2
+
+
 def test_bad_settings() -> None:
     for ps in (-1, "1", True):
         with pytest.raises(BadSetting, match=r"TensorFlow\(ps=.*: a number of parameter servers, at least 0"):

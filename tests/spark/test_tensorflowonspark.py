@@ -34,7 +34,6 @@ def feeding(args: Any, ctx: Any) -> None:
     Path(args.out, str(ctx.executor_id)).write_text(json.dumps([taken, place]))
 
 
-@pytest.mark.skip(reason="ranks were killed by SIGSEGV after other tests of one process, and passed alone: to be found")
 def test_rows_of_an_rdd_are_fed_and_results_come_back_in_order(spark: SparkSession, tmp_path: Path) -> None:
     importlib.import_module("tritium.compat")
     TFCluster = importlib.import_module("tensorflowonspark.TFCluster")
@@ -59,7 +58,6 @@ def test_rows_of_an_rdd_are_fed_and_results_come_back_in_order(spark: SparkSessi
     cluster.shutdown()
 
 
-@pytest.mark.skip(reason="ranks were killed by SIGSEGV after other tests of one process, and passed alone: to be found")
 def test_a_function_that_reads_itself_is_waited_for(spark: SparkSession, tmp_path: Path) -> None:
     importlib.import_module("tritium.compat")
     TFCluster = importlib.import_module("tensorflowonspark.TFCluster")

@@ -25,7 +25,7 @@ def imported(backend: str | None = None) -> Any:
     Raises WrongVersion where Keras or the back end is missing.
     """
     if "keras" not in sys.modules:
-        _import_triton()
+        import_triton()
     if "keras" in sys.modules or backend is None or VARIABLE in os.environ:
         return _import()
     os.environ[VARIABLE] = backend
@@ -47,10 +47,11 @@ def _import() -> Any:
     return keras
 
 
-def _import_triton() -> None:
-    """Import triton before TensorFlow, which Keras imports where it is installed, whatever its back end.
+def import_triton() -> None:
+    """Import triton, where it is installed, before TensorFlow.
 
-    After TensorFlow (2.21), the import of triton (3.7) ends the process with SIGSEGV, and torch's optimizers import it.
+    After TensorFlow (2.21), the import of triton (3.7) ends the process with SIGSEGV. torch's optimizers import it, and
+    Keras on torch does; and TensorFlow and Keras import each other where both are installed, whatever the back end.
     """
     if "tensorflow" not in sys.modules and find_spec("tensorflow") is not None and find_spec("triton") is not None:
         importlib.import_module("triton")

@@ -83,7 +83,8 @@ def main(fit: Callable[[Any, int, dict[str, Any]], Any], *packages: str, **conf:
     work.prepare()
     spark = work.session(**conf)
     frame = spark.read.parquet(f"{options.folder}/train")
-    fit(frame.limit(WARM_ROWS), 1, facts)
+    held, rest = (frame.where(f"{negated}Validation").limit(WARM_ROWS // 2) for negated in ("", "not "))
+    fit(held.union(rest).repartition(4), 1, facts)  # horovod.spark needs rows of both for every rank
     began = time.perf_counter()
     model = fit(frame, options.epochs, facts)
     seconds = time.perf_counter() - began

@@ -111,7 +111,8 @@ class KerasKeywords(GangKeywords, total=False):
     """As in compile: numbers by the names of the outputs, or in their order."""
     metrics: Any
     """As in compile: names, Metrics or functions in a list, or by the names of the outputs. Each row counts once,
-    whatever the number of ranks, and by its weight where there is a weight_col. None: those of the compiled model."""
+    whatever the number of ranks, and by its weight where there is a weight_col; a function that returns one number
+    for a batch counts for each of its rows. None: those of the compiled model."""
     callbacks: Sequence[Any]
     """Keras's callbacks, or your own. Every rank calls them with the same logs at the end of an epoch; those of
     Keras that write files are called on rank 0 alone."""

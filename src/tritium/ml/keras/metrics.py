@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -108,6 +109,28 @@ def plain(value: Any) -> Any:
 
     found = np.asarray(keras.ops.convert_to_numpy(value))
     return float(found) if found.ndim == 0 else found.tolist()
+
+
+def of_rows(metrics: Any) -> Any:
+    """Return metrics, as in compile(), of which functions that give one number for a batch give it for each row.
+
+    Keras weighs what a metric function returns by the weights of the rows, and fails on a single number.
+    """
+    import keras
+
+    def wrapped(metric: Any) -> Any:
+        if isinstance(metric, keras.metrics.Metric | type) or not callable(metric):
+            return metric
+
+        @functools.wraps(metric)
+        def call(y_true: Any, y_pred: Any) -> Any:
+            found = keras.ops.convert_to_tensor(metric(y_true, y_pred))
+            row = (slice(None), *(0,) * (len(y_pred.shape) - 1))
+            return found if len(found.shape) else found + keras.ops.zeros_like(y_pred[row], found.dtype)
+
+        return call
+
+    return keras.tree.map_structure(wrapped, metrics)
 
 
 def count_rows(model: Any) -> None:

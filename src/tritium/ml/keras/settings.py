@@ -16,6 +16,7 @@ from tritium.hints import question
 from tritium.ml.arguments import name_of, needed_arguments, takes_vocabulary
 from tritium.ml.epoch_settings import EpochSettings
 from tritium.ml.fields import setting
+from tritium.ml.keras.metrics import of_rows
 from tritium.ml.keras.portable import Portable, PortableModel, compile_arguments, packed, unpacked
 from tritium.ml.settings import LABEL
 from tritium.model.engines.keras_here import fresh_names, imported
@@ -74,8 +75,8 @@ class KerasSettings(EpochSettings):
     loss_weights: Any = setting("As in compile: numbers by the names of the outputs, or in their order.", None)
     metrics: Any = setting(
         "As in compile: names, Metrics or functions in a list, or by the names of the outputs. Each row counts once, "
-        "whatever the number of ranks, and by its weight where there is a weight_col. None: those of the compiled "
-        "model.",
+        "whatever the number of ranks, and by its weight where there is a weight_col; a function that returns one "
+        "number for a batch counts for each of its rows. None: those of the compiled model.",
         None,
     )
     callbacks: Sequence[Any] = setting(
@@ -170,7 +171,7 @@ class KerasSettings(EpochSettings):
         keras = imported()
         with keras.saving.custom_object_scope(dict(self.custom_objects or {})):
             options = {"jit_compile": self.jit_compile, "run_eagerly": self.run_eagerly}
-            model.compile(**chosen, weighted_metrics=metrics or None, **options)
+            model.compile(**chosen, weighted_metrics=of_rows(metrics or None), **options)
         if not isinstance(model.optimizer, keras.optimizers.Optimizer):
             raise BadSetting(
                 f"optimizer={self.optimizer!r:.80} gives a {type(model.optimizer).__name__}, no optimizer."

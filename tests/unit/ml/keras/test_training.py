@@ -190,6 +190,27 @@ def test_a_training_that_continues_is_an_undisturbed_one(tmp_path: Path, without
     assert keras.saving.load_model(whole / "2.keras").count_params() == one.keras().count_params()
 
 
+@pytest.mark.parametrize("backend", ["torch", "jax", "tensorflow"])
+def test_a_metric_of_a_batch_is_averaged_over_rows(backend: str) -> None:
+    def of_batch(label: Any, output: Any) -> Any:
+        return keras.ops.mean(keras.ops.abs(label - output))
+
+    settings: dict[str, Any] = {
+        "model": noisy,
+        "optimizer": "sgd",
+        "loss": "mse",
+        "metrics": ["mae", of_batch],
+        **QUIET,
+    }
+    settings |= {"feature_cols": ["x0", "x1", "x2", "x3"], "label_cols": ["y"], "weight_col": "same"}
+    rows = frame().assign(same=2.0)[:98]
+    place: dict[str, Any] = {"on": "here"} if backend == "torch" else {"on": "driver", "ranks": 1, "backend": backend}
+    entry = KerasEstimator(**settings, batch_size=14, **place).fit(rows).history[-1]
+    assert entry["of_batch"] == pytest.approx(entry["mae"], rel=1e-5)
+    entry = KerasEstimator(**settings, batch_size=40, **place).fit(rows).history[-1]  # a third batch of 18 rows
+    assert entry["of_batch"] == pytest.approx(entry["mae"], rel=0.5)
+
+
 def test_a_class_without_a_score_and_a_loss_that_is_no_number() -> None:
     wrong = frame()
     wrong.loc[40, "c"] = 3

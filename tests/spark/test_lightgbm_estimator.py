@@ -52,6 +52,7 @@ def test_trains_on_a_cluster_though_a_rank_is_killed_and_predicts_where_features
             if tr.world().rank == 1 and not (tmp_path / "killed").exists():
                 (tmp_path / "seen").open("a").write(".")
                 if len((tmp_path / "seen").read_text()) == 9:
+                    tr.world().checkpoint.wait()  # that of step 5 is written in the background
                     (tmp_path / "killed").touch()
                     os.kill(os.getpid(), signal.SIGKILL)
             return super().better(value, best)

@@ -150,7 +150,10 @@ def test_indices_stand_for_the_words(spark: Any, example: Callable[[str], Any], 
         assert [numbered.vocabulary[name][index] for index in numbers[name]] == list(words[name])
 
 
+@pytest.mark.parametrize(("script", "rate"), [("with_tritium", 0.02), ("with_horovod_spark", 0.01)])
 def test_from_files_to_a_submission(
+    script: str,
+    rate: float,  # which horovod.spark multiplies by two
     spark: Any,
     example: Callable[[str], Any],
     folder: str,
@@ -160,9 +163,9 @@ def test_from_files_to_a_submission(
 ) -> None:
     submission = tmp_path / "submission.csv"
     monkeypatch.setenv("KERAS_BACKEND", "torch")
-    arguments = ["--submission", submission, "--epochs", 4, "--batch-size", 32, "--learning-rate", 0.02, "--hidden", 32]
-    monkeypatch.setattr(sys, "argv", ["with_tritium.py", folder, *map(str, arguments)])
-    example("with_tritium").main()
+    arguments = ["--submission", submission, "--epochs", 4, "--batch-size", 32, "--learning-rate", rate, "--hidden", 32]
+    monkeypatch.setattr(sys, "argv", [script, folder, *map(str, arguments)])
+    example(script).main()
     said = capsys.readouterr().out
     error = float(said.partition("best RMSPE ")[2].split()[0])
     assert error < 0.5, said

@@ -29,6 +29,9 @@ SAVED = {  # what docs/benchmarks.md shows, and with which settings
     "keras_estimator": [],
     "rossmann": [],
     "trees": [],
+    "train_jax": [],
+    "mpi": [],
+    "horovod_optimizer": [],
     "real_tables": [],
 }
 

@@ -12,11 +12,13 @@ from typing import Any
 
 import _suite
 import first_step
+import horovod_optimizer
 import keras_estimator
 import loop
 import real_tables
 import rossmann
 import train
+import train_jax
 import trees
 
 PAGE, PLOT = _suite.ROOT / "docs" / "benchmarks.md", "benchmarks-train.svg"
@@ -31,6 +33,7 @@ made by the script; how each was used, and what was decided in its favour, is th
 SECONDS = {"seconds": ("seconds", ".1f")}
 TRAINED = {**SECONDS, "loop s": ("loop", ".1f"), "mean squared error": ("mse", ".4f")}
 ESTIMATORS = {  # results -> title, columns
+    "train_jax": ("JAX", TRAINED),
     "keras": ("Keras", TRAINED),
     "rossmann": ("Rossmann's sales", {**SECONDS, "RMSPE, validation": ("rmspe", ".4f")}),
     "trees": ("Trees", TRAINED),
@@ -92,6 +95,8 @@ def training(systems: Mapping[str, Any]) -> Iterator[Goal]:
         yield at_most(f"{name}: DataFrame → model, warm session, of the ideal", 1.10, of_ideal, " ×")
         if ours is None:
             continue
+        if "ideal" in seconds:
+            yield at_most(f"{name}: DataFrame → model, more than the ideal", 0.5, ours - seconds["ideal"], " s")
         yield at_least(f"{name}: faster than the best peer ({best})", 1.5, peers[best] / ours, " ×")
         if "horovod.spark" in peers:
             yield at_least(f"{name}: faster than horovod.spark", 2.5, peers["horovod.spark"] / ours, " ×")
@@ -158,6 +163,17 @@ def goals(found: Mapping[str, Any]) -> Iterator[Goal]:
             what = f"streaming, 99th percentile against the same query with {name} in the model's place"
             yield at_most(what, 1.3, _suite.ratio(p99["Tritium"], p99[name]), " ×")
 
+    if one := found.get("horovod_optimizer"):
+        base, ours = (statistics.median(one["passes"][way]) for way in horovod_optimizer.WAYS)
+        yield at_least("the loop with tritium.compat's hvd.DistributedOptimizer, of DDP's speed", 0.9, base / ours)
+    if one := found.get("train_jax"):
+        seconds = {name: _suite.median(runs, "seconds") for name, runs in one["systems"].items()}
+        of_ideal = _suite.ratio(seconds[train_jax.OURS], seconds["ideal"])
+        yield at_most("JAX under launch: DataFrame → model, of the ideal", 1.10, of_ideal, " ×")
+    if one := found.get("mpi"):
+        for size in one["sizes"]:
+            what = f"a world of {size['ranks']} MPI ranks, above mpirun of the same MPICH"
+            yield at_most(what, 0.3, size["launch"] - size["mpirun"], " s")
     if one := found.get("keras"):
         yield from against(one["systems"], keras_estimator.OURS, "horovod.spark", 2)
     if one := found.get("rossmann"):
@@ -249,6 +265,20 @@ def page(found: Mapping[str, Any]) -> Iterator[str]:
     for name, (title, columns) in ESTIMATORS.items():
         if one := found.get(name):
             yield from table(title, one, columns)
+    if one := found.get("horovod_optimizer"):
+        text = "Seconds of a pass of 2 ranks over tensors in RAM, in the same two processes in turn."
+        yield from heading("Horovod's optimizer beside DDP", one, text)
+        yield "| way | seconds | runs |\n|---|---|---|"
+        for way, passes in one["passes"].items():
+            spread = f"{statistics.median(passes):.2f} ({min(passes):.2f} – {max(passes):.2f})"
+            yield f"| {way} | {spread} | {len(passes)} |"
+        yield ""
+    if one := found.get("mpi"):
+        yield from heading("A world of MPI", one)
+        yield "| ranks | mpirun, s | launch, s |\n|---|---|---|"
+        for size in one["sizes"]:
+            yield f"| {size['ranks']} | {size['mpirun']:.2f} | {size['launch']:.2f} |"
+        yield ""
     if one := found.get("loop"):
         names = {f"{epoch}, s": epoch for epoch in loop.EPOCHS}
         yield from table("The loop alone, epoch by epoch", one, alike(names, ".2f"))

@@ -43,11 +43,23 @@ class Example:
 _MNIST_RANK = (("tf.keras.datasets.mnist.load_data(path='mnist-%d.npz' % hvd.rank())", NPZ),)
 _LIBSVM = (("mnist_dir = get_mnist_dir()", "mnist_dir = '{data}/mnist.bz2'"),)
 _MNIST = (("mnist.load_data()", NPZ),)
-_TF1_SESSION = (
+_TF1_CONFIG = (
     ("config = tf.ConfigProto()", "pass"),
     ("config.gpu_options.allow_growth = True", "pass"),
-    ("config.gpu_options.visible_device_list = str(hvd.local_rank())", "pass"),
     ("K.set_session(tf.Session(config=config))", "pass"),
+)
+_TF1_SESSION = (*_TF1_CONFIG, ("config.gpu_options.visible_device_list = str(hvd.local_rank())", "pass"))
+_TRITON_FIRST = (("import torch.optim as optim", "import triton; import torch.optim as optim"),)
+"""TensorBoard imports TensorFlow, after which the import of triton crashes."""
+_TF1_ROSSMANN = (
+    ("config = tf.ConfigProto(device_count={'GPU': 0})", "pass"),
+    ("config.inter_op_parallelism_threads = 1", "pass"),
+    ("config.intra_op_parallelism_threads = 1", "pass"),
+    ("tf.log(max_sales)", "tf.math.log(float(max_sales))"),
+    ("tf.log(x.Sales)", "tf.math.log(tf.cast(x.Sales, 'float32'))"),
+    ("h5py.File(bio)", "h5py.File(bio, 'a')"),
+    ("Adam(lr=", "Adam(learning_rate="),
+    ("[[row[col]] for col in all_cols]", "[tf.constant([[row[col]]]) for col in all_cols]"),
 )
 _TINY = "--batch-size 2 --num-warmup-batches 1 --num-batches-per-iter 1 --num-iters 2 --no-cuda"
 _SPARK = "--num-proc 2 --epochs 2 --work-dir {work}/store --data-dir {data}"
@@ -70,6 +82,7 @@ HOROVOD = (
         "examples/pytorch/pytorch_imagenet_resnet50.py",
         "--train-dir {data}/pictures/train --val-dir {data}/pictures/validation --epochs 1 --batch-size 2 "
         "--val-batch-size 2 --no-cuda",
+        today=_TRITON_FIRST,
         needs=("torchvision", "tqdm", "tensorboard"),
         shows=r"Validate Epoch\s+#1: 100%",
     ),
@@ -102,6 +115,7 @@ HOROVOD = (
         "examples/elastic/pytorch/pytorch_imagenet_resnet50_elastic.py",
         "--train-dir {data}/pictures/train --val-dir {data}/pictures/validation --epochs 1 --batch-size 2 "
         "--val-batch-size 2 --no-cuda",
+        today=_TRITON_FIRST,
         needs=("torchvision", "tqdm", "tensorboard"),
         shows=r"Validate Epoch\s+#1: 100%",
     ),
@@ -177,6 +191,8 @@ HOROVOD = (
         "examples/spark/keras/keras_spark_rossmann_run.py",
         f"{_ROSSMANN} --processing-master local[2] --training-master local[2]",
         ranks=False,
+        today=(*_TF1_SESSION, *_TF1_ROSSMANN),
+        env=LEGACY_KERAS,
         shows=r"Saved predictions",
     ),
     Example(
@@ -190,6 +206,14 @@ HOROVOD = (
         "examples/spark/keras/keras_spark3_rossmann.py",
         f"{_ROSSMANN} --processing-master local[2] --training-master local[2]",
         ranks=False,
+        today=(
+            *_TF1_CONFIG,
+            *_TF1_ROSSMANN,
+            ("config.gpu_options.visible_device_list = get_available_devices()[0]", "pass"),
+            ("config.gpu_options.visible_device_list = TaskContext.get().resources()['gpu'].addresses[0]", "pass"),
+        ),
+        shorter=(("conf = set_gpu_conf(conf)", "pass"),),
+        env=LEGACY_KERAS,
         shows=r"Saved predictions",
     ),
 )
@@ -222,8 +246,8 @@ ECOSYSTEM = (
         "spark/spark-tensorflow-distributor/examples/simple/example.py",
         ranks=False,
         data=(("tf.keras.datasets.mnist.load_data(path=str(uuid.uuid4())+'mnist.npz')", NPZ),),
-        shorter=(("MirroredStrategyRunner(num_slots=8)", "MirroredStrategyRunner(num_slots=2)"),),
-        env={"PYSPARK_SUBMIT_ARGS": "--master local[2] pyspark-shell"},
+        shorter=(("MirroredStrategyRunner(num_slots=8)", "MirroredStrategyRunner(num_slots=2, use_gpu=False)"),),
+        env={"PYSPARK_SUBMIT_ARGS": "--master local[2] pyspark-shell", **LEGACY_KERAS},
         shows=r"",
     ),
 )

@@ -7,6 +7,7 @@ import socket
 import sys
 import time
 from collections.abc import Iterator
+from concurrent.futures import ProcessPoolExecutor
 from multiprocessing import get_context
 from typing import Any
 
@@ -55,8 +56,9 @@ def fit(frame: Any, epochs: int) -> work.Fitted:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
     began = time.perf_counter()
-    with get_context("spawn").Pool(work.RANKS) as pool:
-        found = pool.starmap(from_memory, [(rank, port, rows, epochs) for rank in range(work.RANKS)])
+    with ProcessPoolExecutor(work.RANKS, get_context("spawn")) as pool:  # which tells when one has died
+        ranks = [pool.submit(from_memory, rank, port, rows, epochs) for rank in range(work.RANKS)]
+        found = [rank.result() for rank in ranks]
     parts["processes and loop"] = time.perf_counter() - began
     loop = max(seconds for _, seconds, _ in found)
     seconds = parts["etl and shuffle"] + parts["import"] + loop

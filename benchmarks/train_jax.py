@@ -1,6 +1,6 @@
 """From a DataFrame in hand to a model in hand with JAX: `launch` against what no system can avoid, side by side.
 
-    .venv/bin/python benchmarks/jax.py [--rows 1000000] [--epochs 3] [--rounds 3] [--save]
+    .venv/bin/python benchmarks/train_jax.py [--rows 1000000] [--epochs 3] [--rounds 3] [--save]
 
 The work is that of train.py: rows × 64 float32 made by a Spark transform, an MLP 64-256-256-1, Adam, batch 1024 a rank,
 2 ranks, local[2]. The ideal is the transform with a shuffle, importing JAX in two processes, and the same loop over
@@ -15,7 +15,8 @@ from functools import partial
 import _suite
 import train
 
-SYSTEMS = {"ideal": "jax_ideal", "Tritium, launch": "jax_launch"}
+OURS = "Tritium, launch"
+SYSTEMS = {"ideal": "jax_ideal", OURS: "jax_launch"}
 
 
 def main() -> int:
@@ -30,7 +31,7 @@ def main() -> int:
     found = _suite.in_turn(sides, dict.fromkeys(sides, options.rounds))
     train.report(found)
     if options.save:
-        _suite.save("jax", {"rows": options.rows, "epochs": options.epochs, "systems": found})
+        _suite.save("train_jax", {"rows": options.rows, "epochs": options.epochs, "systems": found})
     return _suite.failed(found)
 
 

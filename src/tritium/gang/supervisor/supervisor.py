@@ -171,7 +171,7 @@ class Supervisor:
             for pipe in (self._process.stdout, self._process.stderr)
         ]
         self._from_rank = [follower, *self._outputs]
-        self._spawn(self._follow_process, "process")
+        self._from_rank.append(self._spawn(self._follow_process, "process"))
         self._spawn(self._relay.follow_coordinator, "coordinator")
         self._spawn(self._send_heartbeats, "heartbeat")
 
@@ -224,7 +224,8 @@ class Supervisor:
         self.ending.stopped.set()
         if self._started:
             self._process.kill_group()
-        for thread in self._from_rank:  # its last messages are passed on before the connection closes
+        # Its last messages are passed on, and it is gone, before the connection closes: a launch waits for no more.
+        for thread in self._from_rank:
             thread.join(2.0)
         self._channel.close()
         if self._pmi is not None:

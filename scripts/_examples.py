@@ -49,8 +49,6 @@ _TF1_CONFIG = (
     ("K.set_session(tf.Session(config=config))", "pass"),
 )
 _TF1_SESSION = (*_TF1_CONFIG, ("config.gpu_options.visible_device_list = str(hvd.local_rank())", "pass"))
-_TRITON_FIRST = (("import torch.optim as optim", "import triton; import torch.optim as optim"),)
-"""TensorBoard imports TensorFlow, after which the import of triton crashes."""
 _TF1_ROSSMANN = (
     ("config = tf.ConfigProto(device_count={'GPU': 0})", "pass"),
     ("config.inter_op_parallelism_threads = 1", "pass"),
@@ -82,7 +80,6 @@ HOROVOD = (
         "examples/pytorch/pytorch_imagenet_resnet50.py",
         "--train-dir {data}/pictures/train --val-dir {data}/pictures/validation --epochs 1 --batch-size 2 "
         "--val-batch-size 2 --no-cuda",
-        today=_TRITON_FIRST,
         needs=("torchvision", "tqdm", "tensorboard"),
         shows=r"Validate Epoch\s+#1: 100%",
     ),
@@ -115,7 +112,6 @@ HOROVOD = (
         "examples/elastic/pytorch/pytorch_imagenet_resnet50_elastic.py",
         "--train-dir {data}/pictures/train --val-dir {data}/pictures/validation --epochs 1 --batch-size 2 "
         "--val-batch-size 2 --no-cuda",
-        today=_TRITON_FIRST,
         needs=("torchvision", "tqdm", "tensorboard"),
         shows=r"Validate Epoch\s+#1: 100%",
     ),

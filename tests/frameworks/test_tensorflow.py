@@ -182,6 +182,16 @@ def test_keras_of_the_function_may_run_on_torch(tmp_path: Path) -> None:
     assert run(train, data=None, env={"KERAS_BACKEND": "torch"}) == [("torch", 2)] * 2
 
 
+def test_a_function_under_torch_may_import_tensorflow_first() -> None:
+    def train() -> bool:
+        import tensorflow
+        import torch._dynamo  # which imports triton, as torch's optimizers may
+
+        return tensorflow.executing_eagerly() and torch._dynamo.config.cache_size_limit > 0
+
+    assert tr.launch(train, on="driver", ranks=1, framework="torch", progress=False, retries=0) == [True]
+
+
 def test_bad_settings() -> None:
     for ps in (-1, "1", True):
         with pytest.raises(BadSetting, match=r"TensorFlow\(ps=.*: a number of parameter servers, at least 0"):

@@ -1,7 +1,8 @@
 """`import tritium.compat` lets code written for other libraries run where those are not installed (any process).
 
 `import horovod.torch as hvd` then imports `tritium.compat.horovod.torch`, in this process and in the ranks of every
-launch. An installed package comes first: it is imported under its name as before. Nothing is patched.
+launch. An installed package comes first: it is imported under its name as before. Nothing is patched. Where triton is
+installed, it is imported before TensorFlow: the other way round, it ends the process.
 """
 
 from __future__ import annotations
@@ -12,6 +13,8 @@ from typing import Any
 
 from tritium import aliases
 from tritium.errors import TritiumWarning
+from tritium.frameworks.at_import import before_import
+from tritium.triton_first import import_triton
 
 _ALIASES = {
     "horovod": "tritium.compat.horovod",
@@ -42,6 +45,7 @@ def status() -> dict[str, str]:
 
 def _begin() -> None:
     aliases.add(_ALIASES)
+    before_import("tensorflow", import_triton)
     own = [f"{package} ({aliases.installed(package)})" for package in _ALIASES if package not in aliases.active()]
     if own:
         warnings.warn(

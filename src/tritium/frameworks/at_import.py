@@ -1,4 +1,4 @@
-"""Call a function when a module is imported, wherever that happens (rank)."""
+"""Call a function when a module is imported, wherever that happens (rank, prediction worker)."""
 
 from __future__ import annotations
 
@@ -14,12 +14,21 @@ def at_import(name: str, then: Callable[[ModuleType], None]) -> None:
     if name in sys.modules:
         then(sys.modules[name])
     else:
-        sys.meta_path.insert(0, _Finder(name, then))
+        sys.meta_path.insert(0, _Finder(name, then=then))
+
+
+def before_import(name: str, first: Callable[[], None]) -> None:
+    """Call `first()` once, right before that module is imported; never, where it is imported already."""
+    if name not in sys.modules:
+        sys.meta_path.insert(0, _Finder(name, first=first))
 
 
 class _Finder(MetaPathFinder):
-    def __init__(self, name: str, then: Callable[[ModuleType], None]) -> None:
+    def __init__(
+        self, name: str, *, first: Callable[[], None] | None = None, then: Callable[[ModuleType], None] | None = None
+    ) -> None:
         self._name = name
+        self._first = first
         self._then = then
 
     def find_spec(
@@ -32,8 +41,12 @@ class _Finder(MetaPathFinder):
             execute = spec.loader.exec_module
 
             def exec_module(module: ModuleType) -> None:
+                # Only now: find_spec may be called to check an installation.
+                if self._first is not None and self in sys.meta_path:
+                    sys.meta_path.remove(self)
+                    self._first()
                 execute(module)
-                if self in sys.meta_path:  # only now: find_spec may be called to check an installation
+                if self._then is not None and self in sys.meta_path:
                     sys.meta_path.remove(self)
                     self._then(module)
 

@@ -18,7 +18,7 @@ from tritium.frameworks.keras_fit import Ranks, connect_training
 from tritium.frameworks.tensorflow import TensorFlow
 from tritium.frameworks.torch import threads as torch_threads
 from tritium.hints import did_you_mean
-from tritium.model.engines.keras_here import VARIABLE, import_triton
+from tritium.model.engines.keras_here import VARIABLE
 
 if TYPE_CHECKING:
     from tritium.observe.trace import Trace
@@ -72,7 +72,6 @@ class Keras(Framework):
         is."""
         if self.backend is not None:
             os.environ[VARIABLE] = self.backend
-        import_triton()
         try:
             importlib.import_module("keras")
         except ImportError as error:

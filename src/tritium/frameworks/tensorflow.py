@@ -15,7 +15,6 @@ from typing import Any
 from tritium.errors import BadSetting
 from tritium.frameworks.framework import Framework, Place
 from tritium.frameworks.ports import held_ports, without_proxy
-from tritium.model.engines.keras_here import import_triton
 
 _servers: list[Any] = []
 # TensorFlow 2.21 writes these at its import, whatever TF_CPP_MIN_LOG_LEVEL says: that it uses oneDNN, and has no GPU.
@@ -75,7 +74,6 @@ class TensorFlow(Framework):
 
     def load(self) -> None:
         """Import TensorFlow, without what it always says then."""
-        import_triton()
         with _quiet():
             super().load()
 

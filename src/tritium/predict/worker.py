@@ -20,11 +20,13 @@ import pyarrow as pa
 from tritium import frameworks
 from tritium.data.idset import PARTITION_BITS
 from tritium.errors import TritiumError, WrongVersion
+from tritium.frameworks.at_import import before_import
 from tritium.frameworks.framework import Framework
 from tritium.model.engine import Engine
 from tritium.model.engines import registry
 from tritium.model.signature import Output, Signature
 from tritium.predict.weights import receive
+from tritium.triton_first import import_triton
 
 _KEPT = 4  # models a process keeps: a stream uses the same one in each micro-batch
 _models: OrderedDict[tuple[str, str], Engine] = OrderedDict()
@@ -98,6 +100,7 @@ def _need(framework: Framework | None) -> None:
     """
     if framework is None:
         return
+    before_import("tensorflow", import_triton)
     try:
         framework.load()
     except ImportError as error:

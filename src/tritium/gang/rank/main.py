@@ -27,12 +27,14 @@ from tritium import aliases, frameworks, ship
 from tritium.errors import ResultError, WireError
 from tritium.frameworks import huggingface, mpi
 from tritium.frameworks import torch as pytorch
+from tritium.frameworks.at_import import before_import
 from tritium.frameworks.framework import Framework
 from tritium.gang.failure import Failure, Regroup
 from tritium.gang.rank.control import RankControl
 from tritium.gang.rank.environment import compare_versions, import_framework, prepare_environment
 from tritium.gang.rank.progress_page import ProgressWriter
 from tritium.gang.rank.world import World, entered, finish_checkpoints
+from tritium.triton_first import import_triton
 from tritium.wire import Channel
 
 if TYPE_CHECKING:
@@ -93,6 +95,7 @@ def import_all(settings: Mapping[str, Any], framework: Framework | None, progres
     """Import the framework, and prepare what the user's function may import. Raises WrongVersion."""
     ship.import_from(settings["path"])
     aliases.add(settings["aliases"])
+    before_import("tensorflow", import_triton)
     pytorch.prepare()
     huggingface.leave_shards()
     if framework is not None:

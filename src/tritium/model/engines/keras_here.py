@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import collections
-import importlib
 import os
 import sys
 from collections.abc import Iterator
@@ -12,6 +11,7 @@ from importlib.util import find_spec
 from typing import Any
 
 from tritium.errors import WrongVersion
+from tritium.triton_first import import_triton
 
 VARIABLE = "KERAS_BACKEND"
 
@@ -24,8 +24,8 @@ def imported(backend: str | None = None) -> Any:
 
     Raises WrongVersion where Keras or the back end is missing.
     """
-    if "keras" not in sys.modules:
-        import_triton()
+    if not {"keras", "tensorflow"} & sys.modules.keys() and find_spec("tensorflow") is not None:
+        import_triton()  # Keras imports TensorFlow, whatever its back end
     if "keras" in sys.modules or backend is None or VARIABLE in os.environ:
         return _import()
     os.environ[VARIABLE] = backend
@@ -45,16 +45,6 @@ def _import() -> Any:
             library=error.name,
         ) from error
     return keras
-
-
-def import_triton() -> None:
-    """Import triton, where it is installed, before TensorFlow.
-
-    After TensorFlow (2.21), the import of triton (3.7) ends the process with SIGSEGV. torch's optimizers import it, and
-    Keras on torch does; and TensorFlow and Keras import each other where both are installed, whatever the back end.
-    """
-    if "tensorflow" not in sys.modules and find_spec("tensorflow") is not None and find_spec("triton") is not None:
-        importlib.import_module("triton")
 
 
 @contextmanager

@@ -1,0 +1,16 @@
+"""triton is imported before TensorFlow (any process).
+
+After TensorFlow (2.21), the import of triton (3.7) ends the process with SIGSEGV. torch's optimizers import it, and
+Keras on torch does; and TensorFlow is imported by Keras and by TensorBoard where it is installed.
+"""
+
+from __future__ import annotations
+
+import importlib
+from importlib.util import find_spec
+
+
+def import_triton() -> None:
+    """Import triton, where it is installed. Call it right before TensorFlow is imported."""
+    if find_spec("triton") is not None:
+        importlib.import_module("triton")

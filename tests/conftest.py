@@ -6,6 +6,7 @@ import contextlib
 import gc
 import json
 import os
+import runpy
 import shutil
 import subprocess
 import sys
@@ -26,6 +27,7 @@ from tritium import aliases
 
 # A private directory for all that tests and Spark write, set before any JVM starts.
 PLACE = Path(tempfile.mkdtemp(prefix="tritium-tests-"))
+LEAN = Path(__file__).parent / "lean"
 for _name in ("tmp", "scratch", "runs", "cwd"):
     PLACE.joinpath(_name).mkdir()
 os.environ.update(
@@ -39,6 +41,10 @@ os.environ.update(
     MAVEN_OPTS=clusters.SHORT_LIVED,
 )
 tempfile.tempdir = None
+if str(LEAN) not in os.environ.get("PYTHONPATH", ""):
+    # For every Python from here on, and for this one.
+    os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [str(LEAN), os.environ.get("PYTHONPATH")]))
+    runpy.run_path(str(LEAN / "sitecustomize.py"))
 clusters.use_in_jvms(clusters.SHORT_LIVED)
 PIPES = os.environ.pop("TRITIUM_TEST_PIPES", "")
 FIGURES = os.environ.get("TRITIUM_FAULT_FIGURES", "")

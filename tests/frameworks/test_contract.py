@@ -18,7 +18,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-import hidden
 import tritium as tr
 from tritium.errors import RankFailed
 
@@ -37,8 +36,7 @@ Train = Callable[[Callable[[int], None]], dict[str, Any]]
 def case(request: pytest.FixtureRequest) -> Any:
     """The module of one framework: `FRAMEWORK`, the setting; `ENV`; `train(on_step)` → rank, size and weights.
 
-    `PACKAGES` are what it needs, and `INSTALL` the command that brings them, where that is not `make setup`; `HIDDEN`
-    what it would import only because it is there.
+    `PACKAGES` are what it needs, and `INSTALL` the command that brings them, where that is not `make setup`.
     """
     module = importlib.import_module(f"frameworks.cases.{request.param}")
     for package in module.PACKAGES:  # not imported: that would initialize MPI in this process, for example
@@ -66,11 +64,10 @@ def alone() -> np.ndarray:
     return w
 
 
-def launch(cluster: Any, case: Any, folder: Path, train: Callable[[], Any], **settings: Any) -> list[Any]:
-    env = {**case.ENV, **hidden.environment(folder, *getattr(case, "HIDDEN", ()))}
+def launch(cluster: Any, case: Any, train: Callable[[], Any], **settings: Any) -> list[Any]:
     quiet = {"ranks": 2, "progress": False, "output": "none", "start_timeout": 150, "retries": 0}
     data = {"train": frame(cluster.spark)}
-    settings = {**quiet, "framework": case.FRAMEWORK, "env": env, "data": data, **settings}
+    settings = {**quiet, "framework": case.FRAMEWORK, "env": case.ENV, "data": data, **settings}
     return tr.launch(train, spark=cluster.spark, **settings)
 
 
@@ -88,7 +85,7 @@ def test_one_launch_after_another_in_one_session(cluster: Any, case: Any, tmp_pa
             raise ValueError("the user's own")
 
     with pytest.raises(RankFailed, match=r"Rank 1 .* raised ValueError: the user's own") as caught:
-        launch(cluster, case, tmp_path, functools.partial(case.train, raises))
+        launch(cluster, case, functools.partial(case.train, raises))
     assert isinstance(caught.value.__cause__, ValueError)
     before = str(tmp_path / "killed")
 
@@ -97,5 +94,5 @@ def test_one_launch_after_another_in_one_session(cluster: Any, case: Any, tmp_pa
             Path(before).touch()
             os.kill(os.getpid(), signal.SIGKILL)
 
-    check(launch(cluster, case, tmp_path, functools.partial(case.train, kills), retries=1))
+    check(launch(cluster, case, functools.partial(case.train, kills), retries=1))
     assert os.path.exists(before)

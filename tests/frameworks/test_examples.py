@@ -21,7 +21,8 @@ EXAMPLES = [
 
 @pytest.fixture(scope="module")
 def programs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[in_turn.Programs]:
-    environment = {name: value for name, value in os.environ.items() if name != "PYSPARK_PYTHON"}  # an example sets it
+    own = ("PYSPARK_PYTHON", "PYTHONPATH")  # an example sets the first, and imports what is installed: tests/lean
+    environment = {name: value for name, value in os.environ.items() if name not in own}
     programs = in_turn.Programs(tmp_path_factory.mktemp("examples"), environment)
     yield programs
     programs.close()

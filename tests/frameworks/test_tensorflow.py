@@ -13,7 +13,6 @@ import numpy as np
 import pandas as pd
 import pytest
 
-import hidden
 import tritium as tr
 from machines import can_make_hosts, run_on_hosts
 from tritium.errors import BadSetting, TritiumWarning
@@ -118,7 +117,7 @@ def test_datasets_and_what_is_wrong_with_them(tmp_path: Path) -> None:
         with pytest.raises(BadSetting, match="remainder='pda' is none of"):
             shard.tensorflow(batch_size=8, remainder="pda")
 
-    run(train, output="all", run_dir=str(tmp_path / "run"), env=hidden.environment(tmp_path, "keras"))
+    run(train, output="all", run_dir=str(tmp_path / "run"))
     said = [path.read_text() for path in sorted(tmp_path.glob("run/logs/*"))]
     assert "".join(said) == "", "TensorFlow says nothing of itself"
 
@@ -158,7 +157,6 @@ def parameters(killed: Path) -> dict[str, Any]:
 def test_parameter_servers(tmp_path: Path) -> None:
     """Also that a worker's end ends the gang, which is tried again: TensorFlow would wait for it to come back."""
     settings = {"ranks": 3, "framework": tr.TensorFlow(ps=1), "data": None, "retries": 1, "run_dir": str(tmp_path)}
-    settings["env"] = hidden.environment(tmp_path, "keras")
     chief, worker, server = run(parameters, args=(tmp_path / "killed",), **settings)
     (retry,) = json.loads((tmp_path / "report.json").read_text())["retries"]
     assert "rank 1 " in retry["reason"]

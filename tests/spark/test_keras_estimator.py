@@ -38,15 +38,8 @@ QUIET: dict[str, Any] = {"progress": False, "output": "none", "verbose": False}
 
 
 @pytest.fixture(scope="module", autouse=True)
-def _keras_settled(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> None:
-    """Train a first model, for which Keras imports TensorFlow where it is there, and torch makes threads.
-
-    Ranks find no TensorFlow, which Keras imports on its other back ends, too: 3 s.
-    """
-    hidden: Path = tmp_path_factory.mktemp("hidden") / "tensorflow"
-    hidden.mkdir()
-    hidden.joinpath("__init__.py").write_text("raise ModuleNotFoundError(\"No module named 'tensorflow'\")")
-    QUIET["env"] = {"PYTHONPATH": str(hidden.parent)}
+def _keras_settled(spark: SparkSession) -> None:
+    """Train a first model, for which Keras imports TensorFlow where it is there, and torch makes threads."""
     import h5py  # noqa: F401 - sets an environment variable
     import tensorflow  # noqa: F401 - sets several
 

@@ -8,5 +8,4 @@ from frameworks.keras_model import train_on
 from tritium.frameworks.keras import Keras
 
 FRAMEWORK, ENV, PACKAGES = Keras(backend="torch"), {}, ("keras", "torch")  # type: ignore[var-annotated]
-HIDDEN = ("tensorflow", "sklearn")
 train = functools.partial(train_on, "torch")

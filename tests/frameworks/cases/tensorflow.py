@@ -8,7 +8,6 @@ from typing import Any
 import tritium as tr
 
 FRAMEWORK, ENV, PACKAGES = "tensorflow", {}, ("tensorflow",)  # type: ignore[var-annotated]
-HIDDEN = ("keras",)
 
 
 def train(on_step: Callable[[int], None]) -> dict[str, Any]:

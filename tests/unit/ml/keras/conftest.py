@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 import os
-from typing import Any
 
 import pytest
-
-import hidden
 
 _before = os.environ.get("KERAS_BACKEND")
 os.environ["KERAS_BACKEND"] = "torch"
@@ -29,9 +26,3 @@ def _keras_settled() -> None:
     model = keras.Sequential([keras.layers.Input((1,)), keras.layers.Dense(1)])
     model.compile("sgd", "mse")
     model.fit(keras.ops.zeros((2, 1)), keras.ops.zeros((2, 1)), verbose=0)
-
-
-@pytest.fixture(scope="session")
-def without_tensorflow(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    """Return the setting with which ranks find no TensorFlow, which Keras imports on its other back ends, too."""
-    return {"env": hidden.environment(tmp_path_factory.mktemp("hidden"), "tensorflow", "sklearn")}

@@ -92,12 +92,9 @@ def alone() -> Any:
 
 
 @pytest.mark.parametrize("backend", ["torch", "jax", "tensorflow"])
-def test_two_ranks_of_which_one_is_killed_learn_what_one_process_learns(
-    backend: str, tmp_path: Path, without_tensorflow: dict[str, Any]
-) -> None:
+def test_two_ranks_of_which_one_is_killed_learn_what_one_process_learns(backend: str, tmp_path: Path) -> None:
     mark = str(tmp_path / "mark")
     ranks: dict[str, Any] = {"on": "driver", "ranks": 2, "global_batch_size": 16, "retries": 1}
-    ranks |= {} if backend == "tensorflow" else without_tensorflow
     two = heads(**ranks, backend=backend, callbacks=[Dies(mark)])
     assert os.path.exists(mark)
     one = alone()
@@ -140,7 +137,7 @@ class Logs(keras.callbacks.Callback):  # type: ignore[misc]
         self._say(f"end {logs['loss']:.6f}")
 
 
-def test_a_training_that_continues_is_an_undisturbed_one(tmp_path: Path, without_tensorflow: dict[str, Any]) -> None:
+def test_a_training_that_continues_is_an_undisturbed_one(tmp_path: Path) -> None:
     """Random numbers, statistics of each rank, averaged weights and what callbacks hold are those of before.
 
     Callbacks see the same logs on every rank, and those that write files write one.
@@ -164,7 +161,7 @@ def test_a_training_that_continues_is_an_undisturbed_one(tmp_path: Path, without
             checkpoint_every=2,
             early_stopping=EarlyStopping(patience=5, restore_best=False),
             callbacks=[Dies(str(place / "killed")), plateau, falling, best, saver, Logs(str(place))],
-            **QUIET | without_tensorflow | {"on": "driver", "ranks": 2, "retries": 1},
+            **QUIET | {"on": "driver", "ranks": 2, "retries": 1},
         )
         return estimator.fit(frame())
 

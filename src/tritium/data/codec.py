@@ -10,7 +10,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from tritium.data import narrow
+from tritium.data import narrow, unsafe
 from tritium.data.idset import PARTITION_BITS, POSITION
 from tritium.data.narrow import ErrorAt
 from tritium.data.schema import DENSE_BYTES, Field
@@ -25,19 +25,27 @@ Column = Array | Ragged
 def read(field: Field, column: pa.Array, ids: Array) -> tuple[Column, Array | None]:
     """Return the rows of one Field, `[rows, *field.shape]` (Ragged for bytes), and its bool mask, or None.
 
-    column : as `exchange.pack` or `Tables.batches` makes it. ids : int64 `[rows]`.
+    column : as `exchange.pack` or `Tables.batches` makes it; arrays also as the bytes that `jvm_bytes` makes of them.
+    ids    : int64 `[rows]`.
 
-    Where no value has to be changed the array is a view of Arrow's own buffer. A `shape` that is still None is taken
-    from the first row. Raises BadRow for a null, a NaN, an unknown value, a ragged or too long row, or a number that
-    the dtype can't hold.
+    Where no value has to be changed the array is a view of Arrow's own buffer, with a stride where arrays came as
+    bytes. A `shape` that is still None is taken from the first row. Raises BadRow for a null, a NaN, an unknown value,
+    a ragged or too long row, or a number that the dtype can't hold.
     """
     if field.kind == "bytes":
         return _bytes(field, column, ids), None
+    rows = None
+    if unsafe.is_bytes(column):
+        rows = unsafe.matrix(column, np.dtype(field.travel), field.depth)
+        if rows is None:
+            column = unsafe.lists(column, np.dtype(field.travel), field.depth)
+        elif _fits(field, rows):
+            return rows, np.ones(rows.shape, np.bool_) if field.mask else None
     whole = None if column.null_count == 0 else column.is_valid().to_numpy(zero_copy_only=False)
     if whole is not None and field.nulls[0] is None:
         raise bad_row(field, ids, int(np.argmin(whole)), None, "null", _FILL)
     owners = ids if whole is None or field.depth == 0 else ids[whole]
-    leaf, lengths = _flatten(field, column, owners)
+    leaf, lengths = _flatten(field, column, owners) if rows is None else _of_matrix(rows)
     if field.marked:
         _check_marks(field, leaf, lengths[0], owners)
     values, present = _leaf(field, leaf, lengths, owners)
@@ -88,6 +96,22 @@ def _bytes(field: Field, column: pa.Array, ids: Array) -> Ragged:
     offsets = np.frombuffer(offsets_buffer, offset_type)[column.offset : column.offset + len(column) + 1]
     raw = np.frombuffer(data, np.uint8) if data is not None else np.zeros(0, np.uint8)
     return Ragged(raw[offsets[0] : offsets[-1]], np.diff(offsets).astype(np.int64))
+
+
+def _fits(field: Field, rows: Array) -> bool:
+    """Return whether rows without a null are what a batch holds as they are: nothing to cast, pad or refuse."""
+    shape = field.shape if field.pad is None else (field.pad[0],)
+    if field.dtype != field.travel or any(field.exact) or shape not in (None, rows.shape[1:]):
+        return False
+    if field.packed and rows.shape[1] != len(field.sources):  # a mark: see `exchange.pack`
+        return False
+    return field.nan == "keep" or narrow.finite(rows)
+
+
+def _of_matrix(rows: Array) -> tuple[pa.Array, list[Array]]:
+    """Return what `_flatten` returns, for rows `[rows, *shape]`."""
+    counts = [np.full(math.prod(rows.shape[:n]), rows.shape[n], np.int64) for n in range(1, rows.ndim)]
+    return pa.array(np.ascontiguousarray(rows).reshape(-1)), counts
 
 
 def _flatten(field: Field, column: pa.Array, ids: Array) -> tuple[pa.Array, list[Array]]:

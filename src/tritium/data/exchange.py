@@ -16,21 +16,12 @@ from typing import Any
 import numpy as np
 
 from tritium.data.idset import PARTITION_BITS, POSITION
+from tritium.data.jvm_bytes import rows_as_bytes, why_not
 from tritium.data.plan import plan
 from tritium.data.receiver import end_is_seen
 from tritium.data.schema import DENSE_BYTES, Data, Field, as_data
-from tritium.data.types import SourceType, columns_of, may_exceed_int64, spark_column
+from tritium.data.types import SQL_TYPES, SourceType, columns_of, may_exceed_int64, spark_column
 from tritium.errors import BadData, BadSetting, IncompleteShard
-
-_SQL = {
-    "bool": "boolean",
-    "int8": "tinyint",
-    "int16": "smallint",
-    "int32": "int",
-    "int64": "bigint",
-    "float32": "float",
-    "float64": "double",
-}
 
 
 class Exchange:
@@ -91,7 +82,16 @@ class Exchange:
         partition, position = F.shiftright("_id", PARTITION_BITS), F.col("_id").bitwiseAND(F.lit(POSITION))
         rank = F.pmod(partition + position, F.lit(self.ranks)).cast("int")
         dealt = numbered.repartitionById(self.ranks, F.coalesce(F.col("_anchor"), *home, rank)).drop("_home")
-        return dealt.sortWithinPartitions("_id") if self.sorted else dealt
+        dealt = dealt.sortWithinPartitions("_id") if self.sorted else dealt
+        if self.as_arrays is not None:
+            return dealt
+        rows = (rows_as_bytes(self.spark, dealt, name, fields) for name, fields in self.plan.items())
+        return dealt.select("_id", "_anchor", *rows)
+
+    @cached_property
+    def as_arrays(self) -> str | None:
+        """Why arrays leave the JVM number by number; None where they leave it as bytes."""
+        return why_not(self.spark)
 
     def _packed(self, name: str) -> Any:
         """Return the frame of `name` as one struct column of that name, with a child `c<i>` for each Field.
@@ -189,13 +189,13 @@ def pack(field: Field, schema: Any) -> Any:
     if kind.name == "vector":
         from pyspark.ml.functions import vector_to_array
 
-        inner, number = F.unwrap_udt(column), _SQL[field.travel]
+        inner, number = F.unwrap_udt(column), SQL_TYPES[field.travel]
         wide = (inner["type"] == 0) & (inner["size"] > DENSE_BYTES // np.dtype(field.travel).itemsize)
         mark = F.array(F.lit(None).cast(number), F.size(inner["indices"]).cast(number), inner["size"].cast(number))
         return F.when(column.isNotNull(), F.when(wide, mark).otherwise(vector_to_array(column, field.travel)))
     leaf, depth = kind.leaf()
     if leaf.name == "decimal" or (leaf.name == "number" and leaf.dtype != field.travel):
-        return column.cast("array<" * depth + _SQL[field.travel] + ">" * depth)
+        return column.cast("array<" * depth + SQL_TYPES[field.travel] + ">" * depth)
     return column
 
 
@@ -229,7 +229,7 @@ def _scalar(column: Any, kind: SourceType, travel: str) -> Any:
         days = F.unix_date(column.cast("date")).cast("bigint")
         minutes = (days * 24 + F.hour(column)) * 60 + F.minute(column)
         column = minutes * 60_000_000 + (F.date_part(F.lit("SECOND"), column) * 1_000_000).cast("bigint")
-    return column.cast(_SQL[travel])
+    return column.cast(SQL_TYPES[travel])
 
 
 def _named(columns: list[Any], types: Mapping[str, Any]) -> list[Any]:

@@ -8,6 +8,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from tritium.data import unsafe
 from tritium.data.schema import Field
 from tritium.data.spool import Array
 
@@ -17,6 +18,8 @@ def invalid(field: Field, column: pa.Array) -> Array:
 
     column : as `codec.read` takes it.
     """
+    if field.kind != "bytes" and unsafe.is_bytes(column):
+        column = unsafe.lists(column, np.dtype(field.travel), field.depth)
     wrong = np.zeros(len(column), np.bool_)
     refused = np.array([fill is None for fill in field.nulls])
     rows = np.arange(len(column))

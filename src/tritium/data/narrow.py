@@ -75,12 +75,23 @@ def check(
     """
     if values.dtype.kind != "f" or not len(values) or (keep and raw is values and not any(exact)):
         return
+    if not any(exact) and finite(values):
+        return
     low, high = values.min(), values.max()  # NaN if there is any
     if not (math.isfinite(low) and math.isfinite(high)):
         _check_finite(values, raw, at, keep, inside)
     limit = largest_exact(values.dtype)
     if any(exact) and not (-limit < low and high < limit):
         _check_exact(values, raw, at, limit, exact)
+
+
+def finite(values: Array) -> bool:
+    """Return whether no value is NaN or infinite."""
+    if values.dtype.kind != "f":
+        return True
+    with np.errstate(over="ignore", invalid="ignore"):
+        total = values.sum(dtype=values.dtype)  # one pass, as fast as memory; large values may overflow it
+    return bool(np.isfinite(total) or np.isfinite(values).all())
 
 
 def _check_finite(values: Array, raw: Array, at: ErrorAt, keep: bool, inside: str | None) -> None:

@@ -42,6 +42,16 @@ class SourceType:
         return kind, depth
 
 
+SQL_TYPES = {
+    "bool": "boolean",
+    "int8": "tinyint",
+    "int16": "smallint",
+    "int32": "int",
+    "int64": "bigint",
+    "float32": "float",
+    "float64": "double",
+}
+"""Of numbers, by numpy dtype."""
 _INT64_DIGITS = 18  # an integer of so many digits fits into int64
 _SPARK_NUMBERS = {
     "ByteType": "int8",

@@ -16,6 +16,7 @@ import pyarrow as pa
 from tritium import ship
 from tritium.data.exchange import pack
 from tritium.data.hangs import refuse_hanging
+from tritium.data.jvm_bytes import as_bytes_or_array, takes_bytes, why_not
 from tritium.errors import BadSetting
 from tritium.gang.driver.worker_python import drivers_python
 from tritium.model.model import Model, check_batch_size, check_handle_invalid
@@ -57,13 +58,18 @@ def score(
     schema = df.schema
     planned = fields(model.signature, schema)
     plan, sent = _parts(model, df.sparkSession)
-    plan["fields"] = json.dumps([planned[i.name].to_json() for i in model.signature.inputs])
+    inputs = [planned[i.name] for i in model.signature.inputs]
+    plan["fields"] = json.dumps([one.to_json() for one in inputs])
+    plan["as_bytes"] = [takes_bytes(one) and why_not(df.sparkSession) is None for one in inputs]
     plan |= {"batch_size": batch_size, "device": device, "handle_invalid": handle_invalid}
     plan["decode"] = ship.pickle(model.decode)
     plan["transform"] = None if model.transform is None else ship.pickle(model.transform)
-    packed = [pack(planned[i.name], schema) for i in model.signature.inputs]
+    columns: list[Column] = []
+    for one, as_bytes in zip(inputs, plan["as_bytes"], strict=True):
+        packed = pack(one, schema)
+        columns.extend(as_bytes_or_array(df.sparkSession, packed) if as_bytes else [packed])
     with drivers_python(df.sparkSession):
-        predicted = _udf(model.signature, pickle.dumps(plan), sent)(*packed)
+        predicted = _udf(model.signature, len(columns), pickle.dumps(plan), sent)(*columns)
     return _with_columns(df, model.signature, predicted, names, handle_invalid)
 
 
@@ -111,8 +117,8 @@ def _parts(model: Model, spark: Any) -> tuple[dict[str, Any], Any]:
     return {**plan, "code": code, "content": content}, sent
 
 
-def _udf(signature: Signature, payload: bytes, sent: Any) -> Callable[..., Column]:
-    """Return a Spark function of the packed inputs that is computed once, not again for a filter on its result."""
+def _udf(signature: Signature, columns: int, payload: bytes, sent: Any) -> Callable[..., Column]:
+    """Return a Spark function of so many `columns`, computed once, not again for a filter on its result."""
     from pyspark.sql.pandas.functions import arrow_udf
 
     run = ship.entry("tritium.predict.worker:score", payload)
@@ -120,7 +126,7 @@ def _udf(signature: Signature, payload: bytes, sent: Any) -> Callable[..., Colum
     def predict(batches: Any) -> Any:  # not `run` itself, so that Spark finds the broadcast in the closure
         return run(sent, batches)
 
-    given: Any = pa.Array if len(signature.inputs) == 1 else tuple[pa.Array, ...]
+    given: Any = pa.Array if columns == 1 else tuple[pa.Array, ...]
     predict.__annotations__ = {"batches": Iterator[given], "return": Iterator[pa.Array]}  # Spark infers the UDF's type
     predict.__module__ = "__main__"  # pickled by value: executors may lack Tritium
     make = cast("Callable[..., Any]", arrow_udf)  # its stubs require the deprecated functionType

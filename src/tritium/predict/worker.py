@@ -10,7 +10,7 @@ import pickle
 import socket
 import sys
 from collections import OrderedDict
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import nullcontext
 from typing import Any
 
@@ -18,7 +18,9 @@ import numpy as np
 import pyarrow as pa
 
 from tritium import frameworks
+from tritium.data import unsafe
 from tritium.data.idset import PARTITION_BITS
+from tritium.data.schema import Field
 from tritium.errors import TritiumError, WrongVersion
 from tritium.frameworks.at_import import before_import
 from tritium.frameworks.framework import Framework
@@ -46,9 +48,9 @@ def score(payload: bytes, sent: Any, batches: Iterator[Any]) -> Iterator[pa.Arra
     """Yield one Arrow array of predictions for each batch of packed columns, as the function of the UDF.
 
     payload : what `tritium.predict.spark` pickled. sent : what `weights.send` returned.
-    batches : each an array, or a tuple of them in the order of the signature's inputs.
+    batches : each an array, or a tuple of them in the order of the signature's inputs: two of an input that comes as
+              bytes, as `as_bytes_or_array` makes them.
     """
-    from tritium.data.schema import Field
     from tritium.model.rows import RowReader
     from tritium.model.score import score as apply
 
@@ -70,9 +72,18 @@ def score(payload: bytes, sent: Any, batches: Iterator[Any]) -> Iterator[pa.Arra
             columns = batch if isinstance(batch, tuple) else (batch,)
             ids = np.arange(seen, seen + len(columns[0]), dtype=np.int64) + (partition << PARTITION_BITS)
             seen += len(ids)
-            inputs, valid = reader.read(columns, ids)
+            inputs, valid = reader.read(_joined(columns, fields, plan["as_bytes"]), ids)
             found = to_arrow(signature, apply(engine, signature, inputs, batch_size=plan["batch_size"]))
             yield found if valid is None else _with_nulls(found, valid)
+
+
+def _joined(columns: Sequence[pa.Array], fields: Sequence[Field], as_bytes: Sequence[bool]) -> list[pa.Array]:
+    """Return one array for each input."""
+    given = iter(columns)
+    return [
+        unsafe.merged(next(given), next(given), np.dtype(field.travel), field.depth) if pair else next(given)
+        for field, pair in zip(fields, as_bytes, strict=True)
+    ]
 
 
 def _unpickled(code: bytes, does: str) -> Any:

@@ -83,6 +83,8 @@ class OnCluster:
         place = driver_place(self._spark, cluster)
         if exchange:
             self._open.enter_context(exchange.read())
+            if exchange.as_arrays and not attempt.number:
+                attempt.recorder.note(f"arrays leave the JVM number by number, not as bytes: {exchange.as_arrays}")
         cluster.take_slots(attempt.slots, gang, attempt.ranks, gang.start_timeout, attempt.recorder.note)
         attempt.recorder.open()
         plan = exchange.plan if exchange else {}

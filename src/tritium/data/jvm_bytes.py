@@ -1,0 +1,162 @@
+"""Arrays leave the JVM as bytes: the expressions that make them, and the probe that it holds in this Spark (driver).
+
+Spark writes an array to Arrow number by number, and bytes by one copy of memory. What it takes for an array after a
+shuffle is an `UnsafeArrayData`, whose elements lie side by side (`data/unsafe.py`). Decision 020.
+"""
+
+from __future__ import annotations
+
+import sys
+import threading
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from tritium.data import unsafe
+from tritium.data.schema import Field
+from tritium.data.types import SQL_TYPES
+
+SETTING = "spark.tritium.arraysAsBytes"
+_CATALYST = "org.apache.spark.sql.catalyst.expressions"
+_VALUES = (1, None, 0, 1)
+
+
+@dataclass
+class _Known:
+    """What was found about one Spark application."""
+
+    lock: Any = field(default_factory=threading.Lock)
+    why_not: str | None = None
+    probed: bool = False
+
+
+_applications: dict[str, _Known] = {}
+
+
+def takes_bytes(one: Field) -> bool:
+    """Return whether this Field leaves the JVM as arrays of numbers, which may be sent as bytes."""
+    return one.kind == "fixed" and one.depth > 0 and one.vocabulary is None and one.buckets is None
+
+
+def why_not(spark: Any) -> str | None:
+    """Return why arrays travel number by number in this session; None where they travel as bytes.
+
+    The first call for an application compares both ways for every dtype, on the driver, without a Spark job.
+    """
+    if not hasattr(spark, "_jsparkSession"):
+        return "Spark Connect has no access to the JVM"
+    if str(spark.conf.get(SETTING, "true")).strip().lower() == "false":
+        return f"{SETTING}=false"
+    known = _applications.setdefault(spark.sparkContext.applicationId, _Known())
+    with known.lock:
+        if not known.probed:
+            try:
+                known.why_not = _probe(spark)
+            except Exception as error:  # noqa: BLE001 - whatever another Spark's inside answers, there is the other way
+                thrown = getattr(error, "java_exception", None)  # its text names the class
+                said = f"{type(error).__name__}: {error}" if thrown is None else thrown.toString()
+                known.why_not = said.partition("\n")[0]
+            known.probed = True
+        return known.why_not
+
+
+def as_bytes(spark: Any, column: Any) -> Any:
+    """Return a pyspark Column of the bytes of an array column, null where that is null.
+
+    The column must be an `UnsafeArrayData` where it is computed, as it is after a shuffle, else the job fails.
+    """
+    jvm = spark._jvm
+    return _column(jvm, _expression(jvm, _expression_of(jvm, column)))
+
+
+def as_bytes_or_array(spark: Any, column: Any) -> tuple[Any, Any]:
+    """Return two Columns, of which each row has one at most: the bytes of an array, and the array where it has none.
+
+    What an array is where it is computed depends on the plan: what is read is an `UnsafeArrayData`, what an expression
+    makes of it may not be. Both are null where the column is.
+    """
+    from pyspark.sql import functions as F
+
+    jvm = spark._jvm
+    array = _expression_of(jvm, column)
+    kind = _singleton(jvm.org.apache.spark.sql.types, "BooleanType")
+    classes = jvm.org.apache.spark.sql.types.ObjectType(jvm.java.lang.Class.forName("java.lang.Class"))
+    literal = jvm.org.apache.spark.sql.catalyst.expressions.Literal(_unsafe_class(jvm), classes)
+    is_unsafe = _column(jvm, _invoke(jvm, literal, "isInstance", kind, [array]))
+    return F.when(is_unsafe, as_bytes(spark, column)), F.when(~F.coalesce(is_unsafe, F.lit(False)), column)
+
+
+def rows_as_bytes(spark: Any, frame: Any, name: str, fields: Sequence[Field]) -> Any:
+    """Return the struct column `name` of a shuffled `frame`, of the columns of `fields`, with its arrays as bytes."""
+    from pyspark.sql import functions as F
+
+    whole = F.col(name)
+    children = []
+    for index, one in enumerate(fields):
+        child = whole.getField(f"c{index}")
+        children.append((as_bytes(spark, child) if takes_bytes(one) else child).alias(f"c{index}"))
+    return F.when(whole.isNotNull(), F.struct(*children)).alias(name)
+
+
+def _column(jvm: Any, expression: Any) -> Any:
+    from pyspark.sql.classic.column import Column
+
+    return Column(jvm.org.apache.spark.sql.classic.ExpressionUtils.column(expression))
+
+
+def _expression_of(jvm: Any, column: Any) -> Any:
+    return jvm.org.apache.spark.sql.classic.ExpressionUtils.expression(column._jc)
+
+
+def _unsafe_class(jvm: Any) -> Any:
+    loader = jvm.java.lang.Thread.currentThread().getContextClassLoader()
+    return jvm.java.lang.Class.forName(f"{_CATALYST}.UnsafeArrayData", True, loader)
+
+
+def _expression(jvm: Any, array: Any) -> Any:
+    """Return Catalyst's expression for the bytes of an array expression."""
+    copied = _invoke(jvm, array, "copy", jvm.org.apache.spark.sql.types.ObjectType(_unsafe_class(jvm)))
+    return _invoke(jvm, copied, "getBaseObject", _singleton(jvm.org.apache.spark.sql.types, "BinaryType"))
+
+
+def _invoke(jvm: Any, target: Any, method: str, result: Any, arguments: Sequence[Any] = ()) -> Any:
+    nothing = _singleton(jvm.scala.collection.immutable, "Nil")
+    given = jvm.PythonUtils.toSeq(list(arguments))
+    invoke = jvm.org.apache.spark.sql.catalyst.expressions.objects.Invoke
+    return invoke(target, method, result, given, nothing, True, True, True)
+
+
+def _singleton(package: Any, name: str) -> Any:
+    """Return a Scala object."""
+    return getattr(getattr(package, f"{name}$"), "MODULE$")
+
+
+def _probe(spark: Any) -> str | None:
+    """Return why not: a row with an array of every type, made and converted by Spark's own code for expressions."""
+    if sys.byteorder != "little":
+        return "this machine is big-endian"
+    jvm = spark._jvm
+    kinds = {travel: f"array<{sql}>" for travel, sql in SQL_TYPES.items()}
+    values = ", ".join("null" if value is None else str(value) for value in _VALUES)
+    made = [f"cast(array({values}) as {kind})" for kind in kinds.values()]
+    made.append("array(array(1f, 2f, 3f), array(4f, 5f, 6f))")
+    written = spark.range(1).selectExpr(*made)._jdf.queryExecution().analyzed().projectList()
+    expressions = jvm.org.apache.spark.sql.catalyst.expressions
+    create = _singleton(expressions, "UnsafeProjection").create
+    row = _singleton(jvm.org.apache.spark.sql.catalyst, "InternalRow").empty()
+    row = jvm.scala.Some(row).map(create(written)).get()  # a call of py4j's own confuses compiled classes of one name
+    arrays = [expressions.BoundReference(i, written.apply(i).dataType(), True) for i in range(len(made))]
+    converted = [_expression(jvm, array) for array in arrays]
+    found = jvm.scala.Some(row).map(create(jvm.PythonUtils.toSeq(converted))).get()
+    for index, travel in enumerate(kinds):
+        column = pa.array([bytes(found.getBinary(index))], pa.binary())
+        if unsafe.lists(column, np.dtype(travel), 1).to_pylist() != [list(_VALUES)]:
+            return f"arrays of {travel} are laid out differently"
+    nested = pa.array([bytes(found.getBinary(len(kinds)))], pa.binary())
+    view = unsafe.matrix(nested, np.dtype(np.float32), 2)
+    if view is None or view.tolist() != [[[1, 2, 3], [4, 5, 6]]]:
+        return "arrays of arrays are laid out differently"
+    return None

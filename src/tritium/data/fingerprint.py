@@ -53,19 +53,16 @@ class Fingerprint:
             self.parts[partition] = added(self.parts.get(partition, (0, 0, 0)), part)
 
     def _fixed(self, name: str, column: Array) -> Array:
-        """Return uint64 [rows]: the sum of a row's words times keys. Takes two passes over the column."""
-        rows = np.ascontiguousarray(column).reshape(len(column), -1)
+        """Return uint64 [rows]: the sum of a row's words times keys. Takes one pass over the column."""
+        if column.ndim > 2 or column.strides[-1] != column.itemsize:
+            column = np.ascontiguousarray(column)
+        rows = column.reshape(len(column), -1)
         size = rows.shape[1] * rows.itemsize
         if not size:
             return np.zeros(len(rows), np.uint64)
-        width = next(width for width in (8, 4, 2, 1) if size % width == 0)
-        words = rows.view(f"u{width}")
-        if width == 8:  # two flipped top bits would cancel each other times an odd key: fold them into lower bits
-            folded = words >> np.uint64(29)
-            folded ^= words
-        else:
-            folded = words.astype(np.uint64)
-        hashes: Array = np.einsum("ij,j->i", folded, self._key(name, folded.shape[1]))
+        # Words of less than 64 bits: two flipped top bits of 64 would cancel each other times an odd key.
+        words = rows.view(f"u{next(width for width in (4, 2, 1) if size % width == 0)}")
+        hashes: Array = np.einsum("ij,j->i", words, self._key(name, words.shape[1]), dtype=np.uint64)
         return hashes
 
     def _ragged(self, name: str, column: Ragged) -> Array:

@@ -21,7 +21,6 @@ from tritium.errors import BadRow, DataError, IncompleteShard
 
 Array = np.ndarray[Any, Any]
 
-BLOCK_BYTES = 1 << 19  # of a batch that are checked, hashed and written at a time, while they are in a core's cache
 TRIED = ("4.2.",)  # versions of Spark with whose workers `stream_is_complete` was verified
 
 
@@ -54,7 +53,7 @@ class Receiver:
         self._anchors = 0
 
     def take(self, batch: pa.RecordBatch) -> None:
-        """Decode and check a batch, and append its rows to the spools as committed segments of each name.
+        """Decode and check a batch, and append its rows to the spools as one committed segment for each name.
 
         Raises BadRow, and IncompleteShard where sorted rows come out of order.
         """
@@ -67,20 +66,10 @@ class Receiver:
         if self._sorted and found and not batch.column(1)[-1].is_valid:
             raise self._disorder(f"row {ids[-1]} came after the anchor")
         self._anchors += found
-        rows = self._block_rows(batch)
-        for start in range(0, len(ids), rows):
-            block = batch if rows >= len(ids) else batch.slice(start, rows)
-            for position, name in enumerate(self._fields, start=2):
-                struct = block.column(position)
-                if struct.null_count < len(struct):
-                    self._take(name, struct, ids[start : start + rows])
-
-    def _block_rows(self, batch: pa.RecordBatch) -> int:
-        """Return how many rows to take at a time: all, where a shape is still to be found among them."""
-        fields = [field for fields in self._fields.values() for field in fields]
-        if any(field.shape is None and field.kind == "fixed" for field in fields):
-            return int(batch.num_rows)
-        return int(max(1, BLOCK_BYTES * batch.num_rows // max(1, batch.nbytes)))
+        for position, name in enumerate(self._fields, start=2):
+            struct = batch.column(position)
+            if struct.null_count < len(struct):
+                self._take(name, struct, ids)
 
     def _take(self, name: str, struct: pa.StructArray, ids: Array) -> None:
         there = None
@@ -96,7 +85,7 @@ class Receiver:
                 values, mask = read(field, column, ids)
             except BadRow as error:
                 raise BadRow(f"data {name!r}: {error}", **error.__dict__, name=name) from None
-            columns[field.name] = values if isinstance(values, Ragged) else np.ascontiguousarray(values)
+            columns[field.name] = values
             if mask is not None:
                 columns[f"{field.name}_mask"] = mask
             if field.shape is None and not isinstance(values, Ragged):

@@ -25,6 +25,7 @@ from tritium.errors import BadSetting, DataError, SpoolFull
 
 Array = np.ndarray[Any, Any]
 IDS = "_id"
+BLOCK_BYTES = 1 << 20  # of rows with a stride that are put side by side at a time: the copy stays in the cache
 _FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 
 
@@ -133,16 +134,20 @@ class Spool:
     def _write(self, file: _File, array: Array, more: int) -> None:
         if array.nbytes == 0:
             return
-        rest = array.reshape(-1).view(np.uint8).data
-        while rest:
-            try:
-                done = os.write(file.fd, rest)
-            except OSError as error:
-                if error.errno in _FULL:
-                    raise self._full(error, len(rest) + more) from error
-                raise
-            file.written += done
-            rest = rest[done:]
+        step = len(array) if array.flags.c_contiguous else max(1, BLOCK_BYTES * len(array) // array.nbytes)
+        more += array.nbytes
+        for start in range(0, len(array), step):
+            rest = np.ascontiguousarray(array[start : start + step]).reshape(-1).view(np.uint8).data
+            while rest:
+                try:
+                    done = os.write(file.fd, rest)
+                except OSError as error:
+                    if error.errno in _FULL:
+                        raise self._full(error, more) from error
+                    raise
+                file.written += done
+                more -= done
+                rest = rest[done:]
 
     def _full(self, error: OSError, needed: int) -> SpoolFull:
         disk = shutil.disk_usage(self.directory)
@@ -286,7 +291,7 @@ class _Column:
                 f"column {self.name!r} has rows of shape {self.shape} and now one of {values.shape[1:]}",
                 column=self.name,
             )
-        return [(self.files[0], np.ascontiguousarray(values))]
+        return [(self.files[0], values)]
 
     def describe(self) -> dict[str, Any]:
         shape = None if self.shape is None else list(self.shape)

@@ -191,7 +191,7 @@ class Summary(torch.nn.Module):
     """Returns `[rows, 3]`: a weighted sum of each row, its first and its last number."""
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        flat = x.view(-1, x[0].numel()).double()  # as a module of today's would: `view` needs rows side by side
+        flat = x.view(-1).view(len(x), -1).double()  # `view` needs rows that lie side by side
         weights = torch.arange(1, flat.shape[1] + 1, dtype=torch.float64)
         return torch.stack([(flat * weights).sum(1), flat[:, 0], flat[:, -1]], 1)
 

@@ -73,20 +73,18 @@ def as_bytes(spark: Any, column: Any) -> Any:
 
 
 def as_bytes_or_array(spark: Any, column: Any) -> tuple[Any, Any]:
-    """Return two Columns, of which each row has one at most: the bytes of an array, and the array where it has none.
+    """Return two Columns of an array column: its bytes, or no bytes, and an empty array, or the array without bytes.
 
     What an array is where it is computed depends on the plan: what is read is an `UnsafeArrayData`, what an expression
-    makes of it may not be. Both are null where the column is.
+    makes of it may not be. Both are null where the column is, and only there: an array column of nulls is slow to write
+    (decision 020).
     """
     from pyspark.sql import functions as F
 
     jvm = spark._jvm
-    array = _expression_of(jvm, column)
-    kind = _singleton(jvm.org.apache.spark.sql.types, "BooleanType")
-    classes = jvm.org.apache.spark.sql.types.ObjectType(jvm.java.lang.Class.forName("java.lang.Class"))
-    literal = jvm.org.apache.spark.sql.catalyst.expressions.Literal(_unsafe_class(jvm), classes)
-    is_unsafe = _column(jvm, _invoke(jvm, literal, "isInstance", kind, [array]))
-    return F.when(is_unsafe, as_bytes(spark, column)), F.when(~F.coalesce(is_unsafe, F.lit(False)), column)
+    is_unsafe = _column(jvm, _is_unsafe(jvm, _expression_of(jvm, column)))
+    given = F.when(is_unsafe, as_bytes(spark, column)).when(~is_unsafe, F.lit(b""))
+    return given, F.when(is_unsafe, F.slice(column, 1, 0)).when(~is_unsafe, column)
 
 
 def rows_as_bytes(spark: Any, frame: Any, name: str, fields: Sequence[Field]) -> Any:
@@ -122,6 +120,13 @@ def _expression(jvm: Any, array: Any) -> Any:
     return _invoke(jvm, copied, "getBaseObject", _singleton(jvm.org.apache.spark.sql.types, "BinaryType"))
 
 
+def _is_unsafe(jvm: Any, array: Any) -> Any:
+    """Return Catalyst's expression for whether an array is an `UnsafeArrayData`; null where the array is."""
+    classes = jvm.org.apache.spark.sql.types.ObjectType(jvm.java.lang.Class.forName("java.lang.Class"))
+    literal = jvm.org.apache.spark.sql.catalyst.expressions.Literal(_unsafe_class(jvm), classes)
+    return _invoke(jvm, literal, "isInstance", _singleton(jvm.org.apache.spark.sql.types, "BooleanType"), [array])
+
+
 def _invoke(jvm: Any, target: Any, method: str, result: Any, arguments: Sequence[Any] = ()) -> Any:
     nothing = _singleton(jvm.scala.collection.immutable, "Nil")
     given = jvm.PythonUtils.toSeq(list(arguments))
@@ -149,12 +154,14 @@ def _probe(spark: Any) -> str | None:
     row = _singleton(jvm.org.apache.spark.sql.catalyst, "InternalRow").empty()
     row = jvm.scala.Some(row).map(create(written)).get()  # a call of py4j's own confuses compiled classes of one name
     arrays = [expressions.BoundReference(i, written.apply(i).dataType(), True) for i in range(len(made))]
-    converted = [_expression(jvm, array) for array in arrays]
+    converted = [*(_expression(jvm, array) for array in arrays), _is_unsafe(jvm, arrays[0])]
     found = jvm.scala.Some(row).map(create(jvm.PythonUtils.toSeq(converted))).get()
     for index, travel in enumerate(kinds):
         column = pa.array([bytes(found.getBinary(index))], pa.binary())
         if unsafe.lists(column, np.dtype(travel), 1).to_pylist() != [list(_VALUES)]:
             return f"arrays of {travel} are laid out differently"
+    if not found.getBoolean(len(made)):
+        return "an array is not recognised as an UnsafeArrayData"
     nested = pa.array([bytes(found.getBinary(len(kinds)))], pa.binary())
     view = unsafe.matrix(nested, np.dtype(np.float32), 2)
     if view is None or view.tolist() != [[[1, 2, 3], [4, 5, 6]]]:

@@ -62,15 +62,17 @@ def lists(column: pa.Array, dtype: np.dtype[Any], depth: int) -> pa.Array:
 
 
 def merged(given: pa.Array, arrays: pa.Array, dtype: np.dtype[Any], depth: int) -> pa.Array:
-    """Return `given`, the bytes of rows, where all arrays came as bytes, else an Arrow list array of all rows.
+    """Return `given`, the bytes of rows, where all rows came as bytes, else an Arrow list array of all rows.
 
-    arrays : the rows that did not come as bytes, null at the others.
+    given  : without bytes for the rows that did not come as bytes; null for those that are null.
+    arrays : these rows, with anything in the others' places.
     """
-    if arrays.null_count == len(arrays):
+    without = pc.equal(pc.binary_length(given), 0)
+    if not pc.any(without).as_py():
         return given
-    if given.null_count == len(given):
+    if pc.all(without).as_py():
         return arrays
-    return pc.coalesce(lists(given, dtype, depth).cast(arrays.type), arrays)
+    return pc.coalesce(lists(pc.if_else(without, None, given), dtype, depth).cast(arrays.type), arrays)
 
 
 _NOT_ARRAYS = (

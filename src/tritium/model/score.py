@@ -30,8 +30,7 @@ def score(
     names = [output.name for output in signature.outputs]
     parts: list[dict[str, np.ndarray]] = []
     for start in range(0, rows, batch_size):
-        # Rows that came as bytes are views with a stride, of which a module's `view(-1)` can make nothing.
-        batch = {name: np.ascontiguousarray(array[start : start + batch_size]) for name, array in inputs.items()}
+        batch = {name: array[start : start + batch_size] for name, array in inputs.items()}
         parts.append(_columns(signature, engine.call(batch, names), min(batch_size, rows - start)))
     return parts[0] if len(parts) == 1 else {n: np.concatenate([p[n] for p in parts]) for n in parts[0]}
 

@@ -128,3 +128,19 @@ def test_other_rows_are_no_matrix(rows: list[Any]) -> None:
 def test_what_is_no_array_is_refused(raw: bytes) -> None:
     with pytest.raises(BadData, match="not laid out as Spark's arrays are"):
         unsafe.lists(pa.array([raw, raw + bytes(8)], pa.binary()), np.dtype(np.float32), 1)
+
+
+@pytest.mark.parametrize("came_as_bytes", ["all", "none", "some"])
+def test_rows_of_which_some_came_as_bytes(came_as_bytes: str) -> None:
+    rows = [[1.0, 2.0], None, [], [3.0, None], [4.0]]
+    some = {"all": [True] * 5, "none": [False] * 5, "some": [True, False, False, True, False]}[came_as_bytes]
+    both = list(zip(rows, some, strict=True))
+    given = [None if row is None else packed(row, "float32", 1) if there else b"" for row, there in both]
+    arrays = [None if row is None else [] if there else row for row, there in both]
+    found = unsafe.merged(
+        pa.array(given, pa.binary()), pa.array(arrays, pa.list_(pa.float32())), np.dtype("float32"), 1
+    )
+    assert unsafe.is_bytes(found) == (came_as_bytes == "all")
+    if unsafe.is_bytes(found):
+        found = unsafe.lists(found, np.dtype("float32"), 1)
+    assert found.to_pylist() == rows

@@ -99,7 +99,7 @@ def scored(model: tr.Model, scratch: Path, monkeypatch: pytest.MonkeyPatch) -> l
     (field,) = columns_plan(schema, Data(None, columns={"x": ["a", "b", "c"]}), "train")
     context = SimpleNamespace(applicationId="app-1", broadcast=lambda pieces: SimpleNamespace(value=pieces))
     plan, sent = spark._parts(model, SimpleNamespace(sparkContext=context))
-    plan |= {"fields": json.dumps([field.to_json()]), "batch_size": 3, "device": "cpu"}
+    plan |= {"fields": json.dumps([field.to_json()]), "as_bytes": [False], "batch_size": 3, "device": "cpu"}
     plan |= {"decode": pickle.dumps({}), "transform": None, "handle_invalid": "error"}
     monkeypatch.setattr(worker, "_task", lambda: (0, 1, []))
     monkeypatch.setenv("SPARK_LOCAL_DIRS", str(scratch))

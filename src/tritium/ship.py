@@ -91,7 +91,9 @@ def package(compat: frozenset[str] = frozenset()) -> bytes:
             code = compile(_without_texts(ast.parse(source)), name, "exec", dont_inherit=True, optimize=1)
             header = importlib.util.MAGIC_NUMBER + (1).to_bytes(4, "little") + importlib.util.source_hash(source)
             _add(archive, name + "c", header + marshal.dumps(code))
-    return lzma.compress(out.getvalue(), preset=6 if compat else 2)
+    # By the byte before (lc) and not by the place in a word (pb): 0.4 % smaller, for nothing.
+    how = {"id": lzma.FILTER_LZMA2, "preset": 6 if compat else 2, "lc": 4, "lp": 0, "pb": 0}
+    return lzma.compress(out.getvalue(), filters=[how])
 
 
 def _without_texts(tree: ast.Module) -> ast.Module:

@@ -39,13 +39,13 @@ def read(field: Field, column: pa.Array, ids: Array) -> tuple[Column, Array | No
         rows = unsafe.matrix(column, np.dtype(field.travel), field.depth)
         if rows is None:
             column = unsafe.lists(column, np.dtype(field.travel), field.depth)
-        elif _fits(field, rows):
+        elif unsafe.fits(field, rows):
             return rows, np.ones(rows.shape, np.bool_) if field.mask else None
     whole = None if column.null_count == 0 else column.is_valid().to_numpy(zero_copy_only=False)
     if whole is not None and field.nulls[0] is None:
         raise bad_row(field, ids, int(np.argmin(whole)), None, "null", _FILL)
     owners = ids if whole is None or field.depth == 0 else ids[whole]
-    leaf, lengths = _flatten(field, column, owners) if rows is None else _of_matrix(rows)
+    leaf, lengths = _flatten(field, column, owners) if rows is None else unsafe.flat(rows)
     if field.marked:
         _check_marks(field, leaf, lengths[0], owners)
     values, present = _leaf(field, leaf, lengths, owners)
@@ -96,22 +96,6 @@ def _bytes(field: Field, column: pa.Array, ids: Array) -> Ragged:
     offsets = np.frombuffer(offsets_buffer, offset_type)[column.offset : column.offset + len(column) + 1]
     raw = np.frombuffer(data, np.uint8) if data is not None else np.zeros(0, np.uint8)
     return Ragged(raw[offsets[0] : offsets[-1]], np.diff(offsets).astype(np.int64))
-
-
-def _fits(field: Field, rows: Array) -> bool:
-    """Return whether rows without a null are what a batch holds as they are: nothing to cast, pad or refuse."""
-    shape = field.shape if field.pad is None else (field.pad[0],)
-    if field.dtype != field.travel or any(field.exact) or shape not in (None, rows.shape[1:]):
-        return False
-    if field.packed and rows.shape[1] != len(field.sources):  # a mark: see `exchange.pack`
-        return False
-    return field.nan == "keep" or narrow.finite(rows)
-
-
-def _of_matrix(rows: Array) -> tuple[pa.Array, list[Array]]:
-    """Return what `_flatten` returns, for rows `[rows, *shape]`."""
-    counts = [np.full(math.prod(rows.shape[:n]), rows.shape[n], np.int64) for n in range(1, rows.ndim)]
-    return pa.array(np.ascontiguousarray(rows).reshape(-1)), counts
 
 
 def _flatten(field: Field, column: pa.Array, ids: Array) -> tuple[pa.Array, list[Array]]:

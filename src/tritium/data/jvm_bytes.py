@@ -161,7 +161,7 @@ def _probe(spark: Any) -> str | None:
         if unsafe.lists(column, np.dtype(travel), 1).to_pylist() != [list(_VALUES)]:
             return f"arrays of {travel} are laid out differently"
     if not found.getBoolean(len(made)):
-        return "an array is not recognised as an UnsafeArrayData"
+        return "an array is not of the expected class"
     nested = pa.array([bytes(found.getBinary(len(kinds)))], pa.binary())
     view = unsafe.matrix(nested, np.dtype(np.float32), 2)
     if view is None or view.tolist() != [[[1, 2, 3], [4, 5, 6]]]:

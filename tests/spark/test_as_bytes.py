@@ -23,11 +23,13 @@ from tritium.predict.spark import score
 
 SETTINGS = {
     "as it is": {},
-    "AQE off": {"spark.sql.adaptive.enabled": "false"},
-    "no whole stages": {"spark.sql.codegen.wholeStage": "false"},
+    "planned otherwise": {
+        "spark.sql.adaptive.enabled": "false",
+        "spark.sql.codegen.wholeStage": "false",
+        "spark.sql.execution.arrow.useLargeVarTypes": "true",
+        "spark.sql.execution.arrow.maxRecordsPerBatch": "7",
+    },
     "interpreted": {"spark.sql.codegen.wholeStage": "false", "spark.sql.codegen.factoryMode": "NO_CODEGEN"},
-    "large offsets": {"spark.sql.execution.arrow.useLargeVarTypes": "true"},
-    "small batches": {"spark.sql.execution.arrow.maxRecordsPerBatch": "7"},
 }
 KINDS = {
     "boolean": "% 2 = 0",

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from tritium.data.idset import PARTITION_BITS, POSITION
-from tritium.data.jvm_bytes import rows_as_bytes, why_not
+from tritium.data.jvm_bytes import rows_as_bytes, takes_bytes, why_not
 from tritium.data.plan import plan
 from tritium.data.receiver import end_is_seen
 from tritium.data.schema import DENSE_BYTES, Data, Field, as_data
@@ -83,15 +83,19 @@ class Exchange:
         rank = F.pmod(partition + position, F.lit(self.ranks)).cast("int")
         dealt = numbered.repartitionById(self.ranks, F.coalesce(F.col("_anchor"), *home, rank)).drop("_home")
         dealt = dealt.sortWithinPartitions("_id") if self.sorted else dealt
-        if self.as_arrays is not None:
+        if not self._has_arrays or self.as_arrays is not None:
             return dealt
         rows = (rows_as_bytes(self.spark, dealt, name, fields) for name, fields in self.plan.items())
         return dealt.select("_id", "_anchor", *rows)
 
     @cached_property
     def as_arrays(self) -> str | None:
-        """Why arrays leave the JVM number by number; None where they leave it as bytes."""
-        return why_not(self.spark)
+        """Why arrays leave the JVM number by number; None where they leave it as bytes, or there are none."""
+        return why_not(self.spark) if self._has_arrays else None
+
+    @property
+    def _has_arrays(self) -> bool:
+        return any(takes_bytes(field) for fields in self.plan.values() for field in fields)
 
     def _packed(self, name: str) -> Any:
         """Return the frame of `name` as one struct column of that name, with a child `c<i>` for each Field.

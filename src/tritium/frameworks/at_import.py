@@ -1,9 +1,11 @@
-"""Call a function when a module is imported, wherever that happens (rank, prediction worker)."""
+"""Call a function when a module is imported, and import without garbage collections (rank, prediction worker)."""
 
 from __future__ import annotations
 
+import gc
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from importlib.abc import MetaPathFinder
 from importlib.machinery import ModuleSpec, PathFinder
 from types import ModuleType
@@ -21,6 +23,22 @@ def before_import(name: str, first: Callable[[], None]) -> None:
     """Call `first()` once, right before that module is imported; never, where it is imported already."""
     if name not in sys.modules:
         sys.meta_path.insert(0, _Finder(name, first=first))
+
+
+@contextmanager
+def without_collections() -> Iterator[None]:
+    """Collect no garbage in this block, which imports a framework.
+
+    What an import makes stays, but while it makes it, it is looked through again and again: seconds of processor time,
+    with collections and without: torch 2.13 3.7 and 3.1, TensorFlow 2.21 11.0 and 8.2.
+    """
+    enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if enabled:
+            gc.enable()
 
 
 class _Finder(MetaPathFinder):

@@ -22,7 +22,7 @@ from tritium.data import unsafe
 from tritium.data.idset import PARTITION_BITS
 from tritium.data.schema import Field
 from tritium.errors import TritiumError, WrongVersion
-from tritium.frameworks.at_import import before_import
+from tritium.frameworks.at_import import before_import, without_collections
 from tritium.frameworks.framework import Framework
 from tritium.model.engine import Engine
 from tritium.model.engines import registry
@@ -113,7 +113,8 @@ def _need(framework: Framework | None) -> None:
         return
     before_import("tensorflow", import_triton)
     try:
-        framework.load()
+        with without_collections():
+            framework.load()
     except ImportError as error:
         raise WrongVersion(
             f"{sys.executable} on {socket.gethostname()} can't import {framework.name}: {error}. Executors that score "

@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from tritium.errors import WrongVersion
+from tritium.frameworks.at_import import without_collections
 from tritium.frameworks.framework import Framework
 from tritium.gang.control.address import interface_v6
 from tritium.gang.rank.world import World
@@ -20,7 +21,8 @@ def import_framework(framework: Framework | None) -> None:
         return
     try:
         framework.prepare()
-        framework.load()
+        with without_collections():
+            framework.load()
     except ImportError as error:
         raise WrongVersion(
             f"{framework.name} can't be imported on {socket.gethostname()} by {sys.executable}: {error}. "

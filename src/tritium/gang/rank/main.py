@@ -27,7 +27,7 @@ from tritium import aliases, frameworks, ship
 from tritium.errors import ResultError, WireError
 from tritium.frameworks import huggingface, mpi
 from tritium.frameworks import torch as pytorch
-from tritium.frameworks.at_import import before_import
+from tritium.frameworks.at_import import before_import, without_collections
 from tritium.frameworks.framework import Framework
 from tritium.gang.failure import Failure, Regroup
 from tritium.gang.rank.control import RankControl
@@ -108,7 +108,8 @@ def _run(control: RankControl, world: World, settings: Mapping[str, Any], framew
 
     def call() -> Any:
         control.progress.enter("loading the function")  # only now: to unpickle it may import the framework
-        function, args, kwargs, control.decoders, control.tensors = pickle.loads(control.take_job())
+        with without_collections():
+            function, args, kwargs, control.decoders, control.tensors = pickle.loads(control.take_job())
         control.progress.enter("no step reported")
         result = function(*args, **kwargs)
         finish_checkpoints(world)

@@ -111,6 +111,43 @@ def test_batches_of_different_sizes_are_refused_on_jax() -> None:
         run(train, "jax")
 
 
+def test_batch_normalization_on_jax_is_over_the_rows_of_all_ranks_and_its_gradients_too() -> None:
+    def train() -> list[Any]:
+        import jax
+        import keras
+
+        world, draw, layers = tr.world(), np.random.default_rng(0), keras.layers
+        x = (100 + 3 * draw.normal(size=(32, 3, 4))).astype("float32")
+        x[draw.random((32, 3)) < 0.4] = 0  # masked: ranks have different numbers of steps that count
+        y = draw.normal(size=(32, 1)).astype("float32")
+        keras.utils.set_random_seed(0)
+        norm = layers.BatchNormalization(momentum=0.0)
+        stack = [layers.Masking(), norm, layers.LSTM(5), layers.BatchNormalization(), layers.Dense(1)]
+        model = keras.Sequential([layers.Input((3, 4)), *stack])
+        model.compile(keras.optimizers.LossScaleOptimizer(keras.optimizers.SGD(1.0), initial_scale=8.0), "mse")
+        trained, others = ([v.value for v in each] for each in (model.trainable_variables, model.non_trainable_variables))
+
+        def loss(values: Any) -> Any:
+            return ((model.stateless_call(values, others, x, training=True)[0] - y) ** 2).mean()
+
+        gradients = jax.grad(loss)(trained)
+        own = slice(16 * world.rank, 16 * world.rank + 16)
+        model.fit(x[own], y[own], batch_size=16, verbose=0)
+        moments = [np.asarray(v.value) for v in (norm.moving_mean, norm.moving_variance)]
+        for value, before, gradient in zip(model.trainable_variables, trained, gradients, strict=True):
+            np.testing.assert_allclose(value.value, before - gradient, rtol=1e-4, atol=1e-5)
+        rows = x[x.any(-1)]
+        np.testing.assert_allclose(moments, [rows.mean(0), rows.var(0)], rtol=1e-4)
+        after = [np.asarray(v.value) for v in model.trainable_variables]
+        model.fit(x[own], y[own] + (np.inf if world.rank else 0), batch_size=16, verbose=0)
+        assert float(model.optimizer.dynamic_scale.value) == 4.0, "no rank's update is made where one's is infinite"
+        assert all((v.value == value).all() for v, value in zip(model.trainable_variables, after, strict=True))
+        return [each.tolist() for each in model.get_weights()]
+
+    one, other = run(train, "jax")
+    assert one == other
+
+
 def test_xla_is_refused_on_tensorflow() -> None:
     def train() -> None:
         model = linear()

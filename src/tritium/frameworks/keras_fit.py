@@ -79,7 +79,11 @@ def connect_training(keras: Any, place: Place, ranks: Ranks) -> None:
 
 
 def _hook_apply(keras: Any, ranks: Ranks) -> None:
-    """Let optimizers average gradients over the ranks first: an outermost `apply`, as optimizers contain others."""
+    """Let optimizers average gradients over the ranks first: in the outermost call, as optimizers contain others.
+
+    That is `stateless_apply` on JAX. There a LossScaleOptimizer looks at gradients before it calls `apply` or doesn't,
+    which has to be the same on every rank.
+    """
     within = threading.local()
 
     @contextmanager
@@ -100,8 +104,19 @@ def _hook_apply(keras: Any, ranks: Ranks) -> None:
 
         return apply_mean
 
+    def hooked_stateless(apply: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(apply)
+        def apply_mean(optimizer: Any, optimizer_variables: Any, grads: Any, trainable_variables: Any) -> Any:
+            if getattr(within, "apply", False):
+                return apply(optimizer, optimizer_variables, grads, trainable_variables)
+            with inner():
+                return apply(optimizer, optimizer_variables, ranks.mean(list(grads)), trainable_variables)
+
+        return apply_mean
+
     for optimizer in (keras.optimizers.Optimizer, keras.optimizers.LossScaleOptimizer):
         optimizer.apply = hooked(optimizer.apply)
+        optimizer.stateless_apply = hooked_stateless(optimizer.stateless_apply)
 
 
 def _hook_fit(keras: Any, place: Place, ranks: Ranks, begin: Callable[[Any], None]) -> None:

@@ -74,7 +74,7 @@ class Together(keras.callbacks.Callback):  # type: ignore[misc]
 
     def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
         assert self.rows is not None
-        found = self._states.merge(each=False)
+        found = self._states.merge()
         means = {name: found.get(name, value) for name, value in (logs or {}).items()} | found
         if not math.isfinite(means.get("loss", 0.0)):
             raise diverged(epoch, self.rows.epoch.steps - 1)

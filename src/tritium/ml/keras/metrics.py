@@ -14,14 +14,10 @@ States = list[np.ndarray[Any, Any]]
 
 
 class MetricStates:
-    """The variables of loss and metrics, as Keras updates them: sums over the rows of this rank.
+    """The variables of loss and metrics, as Keras updates them: sums over the rows of this rank."""
 
-    joint : whether a training step is one computation over the rows of all ranks (JAX), so that every rank has the sums
-            over all of them.
-    """
-
-    def __init__(self, model: Any, world: Any, joint: bool) -> None:
-        self._model, self._world, self.joint = model, world, joint
+    def __init__(self, model: Any, world: Any) -> None:
+        self._model, self._world = model, world
         self._before: States = []
 
     def now(self) -> States:
@@ -56,12 +52,9 @@ class MetricStates:
 
     # ---- over the ranks
 
-    def merge(self, *, each: bool) -> dict[str, Any]:
-        """Give the variables the sums of all ranks, and return loss and metrics by name. A collective call.
-
-        each : whether every rank has sums of its own, also where a training step is joint (in a validation).
-        """
-        if self._world.size > 1 and (each or not self.joint):
+    def merge(self) -> dict[str, Any]:
+        """Give the variables the sums of all ranks, and return loss and metrics by name. A collective call."""
+        if self._world.size > 1:
             self.put(self.total(self._world.gather(self.now())))
         return {name: plain(value) for name, value in self._model.get_metrics_result().items()}
 
@@ -84,8 +77,8 @@ class MetricStates:
         rank, size = self._world.rank, self._world.size
         if not known or len(known[0]) != len(self._model.metrics_variables):
             return None
-        if self.joint or len(known) == size:
-            return known[0] if self.joint else known[rank]
+        if len(known) == size:
+            return known[rank]
         mine = known[rank::size]
         return self.total(mine) if mine else None
 

@@ -74,12 +74,10 @@ def train(
     first = shard.epochs(1, batch_size=batch_size, device=None, **settings.order())
     build(model, EpochRows(settings, next(first), world.rank, batch_size, classes)[0])
     world.expect_file(WEIGHTS, sum(as_array(variable).nbytes for variable in model.weights))
-    joint = world.size > 1 and keras.backend.backend() == "jax"
-    if not joint:  # a joint step draws for the rows of all ranks, and needs one state of the generators
-        shift_seeds(model, settings.seed, world.rank)
+    shift_seeds(model, settings.seed, world.rank)
     count_rows(model)
     begin(model)
-    states = MetricStates(model, world, joint)
+    states = MetricStates(model, world)
     early_stopping = EarlyStoppingState(
         *(settings.stopping_rule(), settings.epochs, lambda: weights_of(model), lambda w: put_weights(model, w), tell)
     )
@@ -189,7 +187,7 @@ def validation(
             rows = EpochRows(every_row, epoch, 0, batch_size, classes)
             model.evaluate(rows, verbose=0, callbacks=callbacks, return_dict=True)
             epoch.end()
-    return states.merge(each=True)
+    return states.merge()
 
 
 def check_some_rows(counts: Sequence[int], settings: KerasSettings) -> None:

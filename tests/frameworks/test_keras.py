@@ -125,7 +125,8 @@ def test_batch_normalization_on_jax_is_over_the_rows_of_all_ranks_and_its_gradie
         stack = [layers.Masking(), norm, layers.LSTM(5), layers.BatchNormalization(), layers.Dense(1)]
         model = keras.Sequential([layers.Input((3, 4)), *stack])
         model.compile(keras.optimizers.LossScaleOptimizer(keras.optimizers.SGD(1.0), initial_scale=8.0), "mse")
-        trained, others = ([v.value for v in each] for each in (model.trainable_variables, model.non_trainable_variables))
+        trained = [v.value for v in model.trainable_variables]
+        others = [v.value for v in model.non_trainable_variables]
 
         def loss(values: Any) -> Any:
             return ((model.stateless_call(values, others, x, training=True)[0] - y) ** 2).mean()

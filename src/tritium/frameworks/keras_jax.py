@@ -18,9 +18,9 @@ AXIS = "rank"
 def run(place: Place, function: Callable[[JaxRanks], Any]) -> Any:
     """Call the function with the ranks as JAX's processes, and Keras's training steps on the devices of all of them.
 
-    A step is a `shard_map`: what Keras computes of a batch it computes of each device's rows, and only gradients and the
-    moments of BatchNormalization are combined. To let XLA partition a step over all rows instead costs a collective for
-    each variable: 100 ms for the 60 gradients (11 MB) of a network of embeddings by Gloo, where one takes 18.
+    A step is a `shard_map`: what Keras computes of a batch it computes of each device's rows, and only gradients and
+    the moments of BatchNormalization are combined. To let XLA partition a step over all rows instead costs a collective
+    for each variable: 100 ms for the 60 gradients (11 MB) of a network of embeddings by Gloo, where one takes 18.
 
     Evaluation and prediction, and the values of variables between epochs, stay each rank's own.
     """
@@ -170,7 +170,8 @@ def _hook(ranks: JaxRanks) -> None:
     import keras
     from keras.src.backend.jax.trainer import JAXTrainer
 
-    make, sync, moments = JAXTrainer.make_train_function, JAXTrainer.jax_state_sync, keras.layers.BatchNormalization._moments
+    normalization = keras.layers.BatchNormalization
+    make, sync, moments = JAXTrainer.make_train_function, JAXTrainer.jax_state_sync, normalization._moments
 
     @functools.wraps(make)
     def make_train_function(trainer: Any, force: bool = False) -> None:
@@ -205,4 +206,4 @@ def _hook(ranks: JaxRanks) -> None:
 
     JAXTrainer.make_train_function = make_train_function
     JAXTrainer.jax_state_sync = jax_state_sync
-    keras.layers.BatchNormalization._moments = moments_of_all
+    normalization._moments = moments_of_all

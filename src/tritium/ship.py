@@ -77,9 +77,9 @@ def package(compat: frozenset[str] = frozenset()) -> bytes:
     in a worker of Spark's.
 
     Driver and executors run the same version of Python, or Spark refuses the job. From 1000 KiB on, Spark would warn at
-    each launch that it broadcasts a large task: so docstrings and the annotations of functions, which nothing reads
-    there, asserts, what only the driver's shell needs (`tritium.cli`), and other libraries' names that nobody uses
-    (`tritium.compat`) are left out. With these, it is compressed harder, which takes a second more. cloudpickle is
+    each launch that it broadcasts a large task: so docstrings, the annotations of functions and the columns of
+    instructions (a third of it all), which nothing reads there, asserts, what only the driver's shell needs
+    (`tritium.cli`), and other libraries' names that nobody uses (`tritium.compat`) are left out. cloudpickle is
     included because executors may lack it, or have another version than the one that pickled here.
     """
     mounted = getattr(sys.modules["tritium"], "__archive__", None)
@@ -92,13 +92,15 @@ def package(compat: frozenset[str] = frozenset()) -> bytes:
             header = importlib.util.MAGIC_NUMBER + (1).to_bytes(4, "little") + importlib.util.source_hash(source)
             _add(archive, name + "c", header + marshal.dumps(code))
     # By the byte before (lc) and not by the place in a word (pb): 0.4 % smaller, for nothing.
-    how = {"id": lzma.FILTER_LZMA2, "preset": 6 if compat else 2, "lc": 4, "lp": 0, "pb": 0}
+    how = {"id": lzma.FILTER_LZMA2, "preset": 2, "lc": 4, "lp": 0, "pb": 0}
     return lzma.compress(out.getvalue(), filters=[how])
 
 
 def _without_texts(tree: ast.Module) -> ast.Module:
-    """Remove docstrings, and the annotations of functions (those of dataclasses' fields are read)."""
+    """Remove docstrings, columns, and the annotations of functions (those of dataclasses' fields are read)."""
     for node in ast.walk(tree):
+        if isinstance(node, ast.expr | ast.stmt | ast.excepthandler):  # a traceback needs columns to mark the source
+            node.end_lineno, node.col_offset, node.end_col_offset = node.lineno, 0, 0
         if isinstance(node, ast.FunctionDef):
             node.returns = None
         elif isinstance(node, ast.arg):

@@ -17,7 +17,7 @@ from tritium.ml.keras.labels import check_labels
 from tritium.ml.keras.settings import KerasSettings
 from tritium.ml.keras.training import Facts, build
 from tritium.model.engines.keras_form import Inputs, built, call, named_outputs, zeros
-from tritium.model.engines.keras_here import imported
+from tritium.model.engines.keras_here import imported, set_random_seed
 from tritium.model.signature import Output, shown
 
 Shapes = Mapping[str, tuple[int, ...]]
@@ -37,7 +37,7 @@ def drawing(seed: int) -> Iterator[None]:
         import torch
 
         torch_state = torch.get_rng_state()
-    keras.utils.set_random_seed(seed)
+    set_random_seed(seed)
     try:
         yield
     finally:

@@ -81,7 +81,7 @@ class PortableModel:
     def model(self) -> Any:
         """Return a new model with these weights, not compiled. Raises BadSetting where its code is missing."""
         try:
-            made = self.form.model()
+            made = self.form.model(drawn=self.weights is None)
             if self.weights is not None:
                 put(made.weights, self.weights)
         except ModelError as error:

@@ -27,6 +27,7 @@ from tritium.ml.keras.rows import EpochRows, Step
 from tritium.ml.keras.settings import KerasSettings
 from tritium.ml.progress import Progress
 from tritium.model.engines.keras_form import Inputs, built, named_outputs, zeros
+from tritium.model.engines.keras_here import set_random_seed
 from tritium.model.engines.keras_weights import Variables, as_array
 from tritium.model.signature import Output, check_classes
 
@@ -68,7 +69,7 @@ def train(
     inputs = facts.inputs or first_inputs(settings, shard)
     if validate:
         check_some_rows(world.shard("validation").counts, settings)
-    keras.utils.set_random_seed(settings.seed)
+    set_random_seed(settings.seed)
     model = built(settings.compiled(settings.make_model()), inputs)
     classes = facts.classes if facts.inputs else checked(settings, model, inputs, shard)
     first = shard.epochs(1, batch_size=batch_size, device=None, **settings.order())

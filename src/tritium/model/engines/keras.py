@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from tritium.errors import BadSetting, ModelError
 from tritium.model.engine import Buffer, Engine, Maker, Parts
 from tritium.model.engines.keras_form import Form, built, form_of, named_outputs, remember
-from tritium.model.engines.keras_here import fresh_names, imported
+from tritium.model.engines.keras_here import fresh_names, imported, set_random_seed
 from tritium.model.engines.keras_weights import Variables, as_array, put, read
 
 if TYPE_CHECKING:
@@ -65,7 +65,7 @@ class KerasEngine(Engine):
         else:
             inputs = {name: (dtype, tuple(shape)) for name, (dtype, shape) in facts["inputs"].items()}
             form = Form.of_code(facts["config"], by, inputs)
-            module = _placed(form.model, device)
+            module = _placed(lambda: form.model(drawn=False), device)
             remember(module, form)
         arrays = read(weights)
         put(module.weights, list(arrays.values()), list(arrays))
@@ -82,7 +82,7 @@ class KerasEngine(Engine):
         if _named(device) != "cpu:0" and not _gpus():
             raise BadSetting(f"device={device!r}: Keras sees no GPU here. Use device='cpu'.")
         if device not in self._copies:
-            self._copies[device] = _placed(form_of(self.module).model, device)
+            self._copies[device] = _placed(lambda: form_of(self.module).model(drawn=False), device)
         put(self._copies[device].weights, [as_array(variable) for variable in self.module.weights])
         yield KerasEngine(self._copies[device], device)
 
@@ -131,7 +131,7 @@ def _made(maker: Maker) -> Any:
     keras = imported()
     try:
         if maker.seed is not None:
-            keras.utils.set_random_seed(maker.seed)
+            set_random_seed(maker.seed)
         with fresh_names():
             module = maker.make()
     except Exception as error:

@@ -6,12 +6,13 @@ import json
 import pickle
 import types
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from typing import Any
 from weakref import WeakKeyDictionary
 
 from tritium.errors import ModelError
-from tritium.model.engines.keras_here import fresh_names
+from tritium.model.engines.keras_here import fresh_names, undrawn
 
 Inputs = Mapping[str, tuple[str, tuple[int, ...]]]
 """Input → dtype and shape of a row."""
@@ -49,11 +50,14 @@ class Form:
         objects, has_lambda, make = pickle.loads(code) if code else ({}, False, None)
         return cls(config, objects, has_lambda, make, inputs)
 
-    def model(self) -> Any:
-        """Return a new model with random weights. Raises ModelError where a class or function is missing."""
+    def model(self, *, drawn: bool = True) -> Any:
+        """Return a new model with random weights. Raises ModelError where a class or function is missing.
+
+        drawn : False where all weights are put afterwards; those of a configuration are then zeros.
+        """
         import keras
 
-        with fresh_names():
+        with fresh_names(), nullcontext() if drawn or self.config is None else undrawn():
             if self.config is None:
                 assert self.make is not None
                 return built(self.make(), self.inputs)
@@ -73,7 +77,7 @@ class Form:
                     f"Give it with the model: custom_objects={{{missing!r}: …}}, or register it before the model is "
                     "loaded (keras.saving.register_keras_serializable)."
                 ) from error
-        return built(made, self.inputs)
+            return built(made, self.inputs)
 
     def _missing(self) -> str | None:
         import keras

@@ -16,6 +16,7 @@ from tritium.compat.horovod.spark.keras.models import compiled, learning_rate, p
 from tritium.frameworks.keras_fit import begin
 from tritium.ml.keras.callback import of_this_rank
 from tritium.ml.keras.portable import PortableModel
+from tritium.model.engines.keras_here import set_random_seed
 
 _HOROVOD = "tritium.compat.horovod."
 
@@ -30,7 +31,7 @@ def train(rank: Rank, model: PortableModel, arguments: Mapping[str, Any], state:
 
         hvd.init()
     if settings.random_seed is not None:
-        keras.utils.set_random_seed(settings.random_seed)
+        set_random_seed(settings.random_seed)
     made = compiled(model.model(), arguments, settings.custom_objects)
     put_state(made.optimizer, made, state)
     rate = learning_rate(made.optimizer)

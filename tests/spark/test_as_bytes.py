@@ -247,6 +247,23 @@ def test_a_model_is_given_arrays_of_every_dtype(spark: Any, kind: str) -> None:
     rows.unpersist()
 
 
+def test_a_model_of_more_columns_than_spark_generates_code_for(spark: Any) -> None:
+    columns = [(F.col("id") + n).cast("float").alias(f"f{n}") for n in range(230)]
+    made = spark.range(0, 40, 1, 2).select("id", *columns)
+    signature = Signature((Input("x", tuple(made.columns[1:]), shape=(230,)),), (Output("y", "float64", (3,)),))
+    for arranged in (lambda frame: frame, lambda frame: frame.orderBy("f0"), lambda frame: frame.persist()):
+        frame = arranged(made)
+        for way in ("true", "false"):
+            with set_to(spark, **{jvm_bytes.SETTING: way}):
+                rows = score(tr.Model(Summary(), signature), frame, output_cols=["y"]).collect()
+            assert len(rows) == 40
+            for row in rows:
+                numbers = np.arange(230) + row.id
+                assert row.y == [(numbers * np.arange(1, 231)).sum(), row.id, row.id + 229]
+                assert row.f229 == row.id + 229
+    made.unpersist()
+
+
 BAD = ["null", "array(1f, null)", "array(1f)", "array(1f, 2f, 3f)", "array()", "array(1f, float('nan'))"]
 
 

@@ -60,7 +60,8 @@ def score(
     plan, sent = _parts(model, df.sparkSession)
     inputs = [planned[i.name] for i in model.signature.inputs]
     plan["fields"] = json.dumps([one.to_json() for one in inputs])
-    plan["as_bytes"] = [takes_bytes(one) and why_not(df.sparkSession) is None for one in inputs]
+    arrays = [takes_bytes(one) for one in inputs]
+    plan["as_bytes"] = arrays if any(arrays) and why_not(df.sparkSession) is None else [False] * len(inputs)
     plan |= {"batch_size": batch_size, "device": device, "handle_invalid": handle_invalid}
     plan["decode"] = ship.pickle(model.decode)
     plan["transform"] = None if model.transform is None else ship.pickle(model.transform)

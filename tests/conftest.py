@@ -124,7 +124,7 @@ def _no_names_of_others() -> Iterator[None]:
 
 
 # Tests of what ranks do, not of how they start.
-WARM = ("unit/ml",)
+WARM = ("unit/ml", "unit/compat", "frameworks", "estimators")
 
 
 @pytest.fixture(scope="session")

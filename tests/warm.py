@@ -70,7 +70,10 @@ class Warm:
         with self._lock:
             connection = self._connection(key)
             socket.send_fds(connection, [json.dumps(request).encode()], [how["stdout"], how["stderr"], *how["keep"]])
-            answer = connection.recv(_PIECE)
+            try:
+                answer = connection.recv(_PIECE)
+            except ConnectionResetError:  # it has ended before it read the request
+                answer = b""
         if not answer:  # it could not import the framework: the product's own says so to the test
             self._end(key)
             return start_python(boot, arguments, **how)

@@ -64,7 +64,8 @@ class Framework:
     """As in `framework="…"`."""
     modules: ClassVar[tuple[str, ...]]
     """What a rank imports before its function is called, while its rows arrive. Ranks must have the same version of
-    the first one."""
+    the first one. Ranks are forked after it: it must open no device, and start no thread but those that a fork does not
+    harm (BLAS)."""
     covers: ClassVar[tuple[str, ...]] = ()
     """Further packages that a function may import under this framework and that are set up with it."""
     install: ClassVar[str]
@@ -73,8 +74,6 @@ class Framework:
     """Whether batches hold torch tensors unless `epochs(device=…)` says otherwise."""
     float32: ClassVar[bool] = False
     """Whether floating columns are read as float32, its default dtype, unless `tr.Data` gives another one."""
-    forks: ClassVar[bool] = True
-    """Whether a process that has imported it may fork ranks: importing it starts no threads, and opens no device."""
     pmi: ClassVar[bool] = False
     """Whether ranks find each other through the process management interface of MPI (PMI)."""
     secondary: ClassVar[re.Pattern[str] | None] = None

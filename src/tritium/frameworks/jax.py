@@ -23,7 +23,6 @@ class JAX(Framework):
 
     name = "jax"
     modules = ("jax",)
-    forks = False
     covers = ("flax", "optax", "equinox", "orbax")
     install = "jax"
     float32 = True

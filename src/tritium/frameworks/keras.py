@@ -44,7 +44,6 @@ class Keras(Framework):
 
     name = "keras"
     modules = ("keras",)
-    forks = False
     covers = tuple(BACKENDS)
     install = "keras"
     float32 = True

@@ -37,7 +37,6 @@ class TensorFlow(Framework):
 
     name = "tensorflow"
     modules = ("tensorflow",)
-    forks = False
     covers = ("tf_keras", "keras")
     install = "tensorflow"
     float32 = True

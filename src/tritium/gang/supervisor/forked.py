@@ -47,7 +47,7 @@ main(argument)
 def start_rank(
     settings: Mapping[str, Any], *, order: Order, daemon: int | None, keep: Sequence[int], cpus: int
 ) -> RankProcess:
-    """Start a rank: forked where the system and the framework allow it, else in a Python of its own.
+    """Start a rank: forked where the system allows it, else in a Python of its own.
 
     keep   : the file descriptors that it inherits, under the same numbers.
     cpus   : number of threads of OpenMP and the like.
@@ -66,7 +66,7 @@ def start_rank(
 
 
 def _may_fork(order: Order, keep: Sequence[int]) -> bool:
-    if sys.platform != "linux" or not (order.framework is None or order.framework.forks):
+    if sys.platform != "linux":
         return False
     if order.gpus:  # a library that looks for GPUs at its import may leave CUDA unusable in a forked process
         return False

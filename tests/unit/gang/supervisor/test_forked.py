@@ -46,10 +46,30 @@ def test_ranks_are_children_of_one_process_and_lead_sessions_of_their_own() -> N
     assert "fork_server" in command
 
 
-@pytest.mark.parametrize("framework", ["jax", "tensorflow"])
-def test_frameworks_that_start_threads_at_import_are_not_forked(framework: str) -> None:
-    ((parent, _, _),) = launch(parents, 1, framework=framework)
-    assert parent == os.getpid()
+def drawn_by_jax() -> tuple[int, float]:
+    import jax
+
+    return parents()[0], float(jax.random.uniform(jax.random.key(random.getrandbits(30))))
+
+
+def drawn_by_tensorflow() -> tuple[int, float]:
+    import tensorflow as tf
+
+    return parents()[0], float(tf.random.uniform(()))
+
+
+def drawn_by_keras() -> tuple[int, float]:
+    import keras
+
+    return parents()[0], float(keras.random.uniform(()))
+
+
+@pytest.mark.parametrize("drawn", [drawn_by_jax, drawn_by_tensorflow, drawn_by_keras])
+def test_frameworks_with_runtimes_of_their_own_are_forked_before_these_start(drawn: Any) -> None:
+    framework = drawn.__name__.rpartition("_")[2]
+    (server, first), (same, second) = launch(drawn, framework=framework, env={"KERAS_BACKEND": "jax"})
+    assert server == same != os.getpid()
+    assert first != second
 
 
 def test_random_numbers_differ() -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, Protocol
 from weakref import WeakSet
@@ -87,30 +87,30 @@ def _hook_apply(keras: Any, ranks: Ranks) -> None:
     within = threading.local()
 
     @contextmanager
-    def inner() -> Any:
+    def averaged(grads: Any) -> Iterator[Any]:
+        """Yield the gradients for the call in the block: their means where it is the outermost."""
+        if getattr(within, "apply", False):
+            yield grads
+            return
         within.apply = True
         try:
-            yield
+            yield ranks.mean(list(grads))
         finally:
             within.apply = False
 
     def hooked(apply: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(apply)
         def apply_mean(optimizer: Any, grads: Any, trainable_variables: Any = None) -> Any:
-            if getattr(within, "apply", False):
-                return apply(optimizer, grads, trainable_variables)
-            with inner():
-                return apply(optimizer, ranks.mean(list(grads)), trainable_variables)
+            with averaged(grads) as means:
+                return apply(optimizer, means, trainable_variables)
 
         return apply_mean
 
     def hooked_stateless(apply: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(apply)
         def apply_mean(optimizer: Any, optimizer_variables: Any, grads: Any, trainable_variables: Any) -> Any:
-            if getattr(within, "apply", False):
-                return apply(optimizer, optimizer_variables, grads, trainable_variables)
-            with inner():
-                return apply(optimizer, optimizer_variables, ranks.mean(list(grads)), trainable_variables)
+            with averaged(grads) as means:
+                return apply(optimizer, optimizer_variables, means, trainable_variables)
 
         return apply_mean
 

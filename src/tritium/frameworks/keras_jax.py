@@ -91,7 +91,6 @@ class JaxRanks:
         computed of averages: not logs and states of metrics, which are those of a device's rows.
         """
         import jax
-        from jax.sharding import PartitionSpec
 
         def of_own_rows(state: Any, batch: Any) -> Any:
             self._in_step = True
@@ -100,11 +99,11 @@ class JaxRanks:
             finally:
                 self._in_step = False
 
-        every, whole = PartitionSpec(AXIS), PartitionSpec()
-        split: Callable[[Any, Any], Any] = jax.shard_map(
-            of_own_rows, mesh=self._mesh, in_specs=(whole, every), out_specs=(whole, whole), check_vma=False
+        whole, split = self._whole.spec, self._split.spec
+        step: Callable[[Any, Any], Any] = jax.shard_map(
+            of_own_rows, mesh=self._mesh, in_specs=(whole, split), out_specs=(whole, whole), check_vma=False
         )
-        return split
+        return step
 
     def moments(self, rows: Any, mean: Any, variance: Any) -> tuple[Any, Any]:
         """Return mean and variance over all devices' rows, from a device's; `rows` is what its own count for."""
@@ -175,7 +174,9 @@ def _hook(ranks: JaxRanks) -> None:
 
     @functools.wraps(make)
     def make_train_function(trainer: Any, force: bool = False) -> None:
-        before, own_step, of_class = trainer.train_function, trainer.train_step, "train_step" not in vars(trainer)
+        if trainer.train_function is not None and not force:  # as train_on_batch finds it at each step
+            return
+        own_step, of_class = trainer.train_step, "train_step" not in vars(trainer)
         trainer.train_step = ranks.step(own_step)  # Keras compiles what it finds there
         try:
             make(trainer, force)
@@ -184,8 +185,6 @@ def _hook(ranks: JaxRanks) -> None:
             if not of_class:
                 trainer.train_step = own_step
         own = trainer.train_function
-        if own is before:
-            return
 
         def train_function(state: Any, iterator: Iterator[Any]) -> Any:
             logs, state = own(ranks.replicated(state), map(ranks.joined, iterator))

@@ -108,7 +108,7 @@ def undrawn() -> Iterator[None]:
 def _unless_undrawn(own: Any) -> Any:
     import keras
 
-    drawing = keras.initializers.RandomUniform.__mro__[1]
+    drawing = keras.initializers.RandomUniform.__mro__[1]  # the base of all that draw, which has no public name
 
     @functools.wraps(own)
     def initialize(variable: Any, initializer: Any) -> None:

@@ -21,6 +21,7 @@ SAVED = {  # what docs/benchmarks.md shows, and with which settings
     "launch": [],
     "inference": [],
     "exchange": [],
+    "as_bytes": [],
     "memory": [],
     "scale": [],
     "stream": [],

@@ -39,6 +39,16 @@ ESTIMATORS = {  # results -> title, columns
     "trees": ("Trees", TRAINED),
     "real_tables": ("A table with words, images and nulls", {**SECONDS, "loss of the last epoch": ("loss", ".4f")}),
 }
+AS_BYTES = (  # case, side that it is compared with, how many times as fast it is wanted
+    ("exchange 600k x 512, Parquet", "numbers", 1.5),
+    ("exchange 600k x 512, Parquet", "mapInArrow", 1.3),
+    ("exchange 2M x 64 columns", "numbers", 1.25),
+    ("scoring 150k x 512, cached", "predict_batch_udf", 1.5),
+    ("scoring 600k x 512, cached", "predict_batch_udf", 1.5),
+    ("scoring 600k x 512, Parquet", "predict_batch_udf", 1.2),
+    ("scoring 2M x 64, Parquet", "predict_batch_udf", 1.7),
+)
+SIDES = {"numbers": "the same, number by number", "mapInArrow": "Spark's `mapInArrow`"}
 SAME = ("python", "numpy")  # versions that are not worth a word
 BOUNDS = (
     "What bounds those that don't hold, with the profiles, is in [decision 011](decisions/011-where-the-time-went.md)."
@@ -152,6 +162,11 @@ def goals(found: Mapping[str, Any]) -> Iterator[Goal]:
         yield at_least("exchange to the ranks, less the launch, of the speed of Spark's own shuffle", 0.95, speed)
         kept = sides["kept"]["MB/s less start"]
         yield at_least("packed floats to the ranks without a shuffle, less the launch", 400, kept, " MB/s")
+    if one := found.get("as_bytes"):
+        for case, side, wanted in AS_BYTES:
+            if seconds := one["cases"].get(case, {}).get("seconds"):
+                what = f"{case}, arrays as bytes: faster than {SIDES.get(side, f'`{side}`')}"
+                yield at_least(what, wanted, seconds[side] / seconds["bytes"], " ×")
     if one := found.get("inference"):
         seconds = {name: _suite.median(runs, "seconds") for name, runs in one["systems"].items()}
         ideal, udf = (_suite.ratio(seconds[name], seconds["Tritium"]) for name in ("ideal", "predict_batch_udf"))
@@ -314,6 +329,18 @@ Without a shuffle, `array`: rows that are kept reach the ranks at {kept["MB/s"]:
 ({kept["MB/s less start"]:.0f}); Spark's own `mapInArrow`, which drops the rows of the source, takes
 {direct["MB/s"]:.0f}.
 """
+    if one := found.get("as_bytes"):
+        text = (
+            "Seconds, median of the warm passes in one session, in turn. An exchange is a launch of two ranks that "
+            f"wait for all rows, less one without rows ({one['launch']:.2f} s)."
+        )
+        yield from heading("Arrays as bytes", one, text)
+        yield "| what | MB | as bytes | number by number | Spark's own | |\n|---|---|---|---|---|---|"
+        for case, each in one["cases"].items():
+            (peer,) = set(each["seconds"]) - {"bytes", "numbers"}
+            cells = (f"{each['seconds'][side]:.2f}" for side in ("bytes", "numbers", peer))
+            yield f"| {case} | {each['MB']:.0f} | {' | '.join(cells)} | `{peer}` |"
+        yield ""
     if one := found.get("memory"):
         text = "MB, the largest process of each kind; what is mapped is the page cache's."
         yield from heading("Memory against rows", one, text)

@@ -35,6 +35,7 @@ os.environ.update(
     SPARK_LOCAL_DIRS=str(PLACE / "scratch"),
     TRITIUM_RUNS=str(PLACE / "runs"),
     TRITIUM_TEST=str(os.getpid()),
+    TRITIUM_TEST_WARM=f"tritium-test-warm-{os.getpid()}",
     PYSPARK_PYTHON=sys.executable,
     PYSPARK_DRIVER_PYTHON=sys.executable,
     SPARK_LOCAL_IP="127.0.0.1",
@@ -124,10 +125,20 @@ def _no_names_of_others() -> Iterator[None]:
 
 
 # Tests of what ranks do, not of how they start.
-WARM = ("unit/ml", "unit/compat", "frameworks", "estimators")
+WARM = ("unit/ml", "unit/compat", "frameworks", "estimators", "spark", "faults")
+NOT_WARM = (
+    "test_compiling.py",  # torch's compiler forks processes itself
+    "faults/test_any_moment.py",
+    "faults/test_connections.py",
+    "faults/test_many_launches.py",
+    "faults/test_python_killed.py",
+    "spark/test_benchmarks.py",
+    "spark/test_cluster.py",
+    "spark/test_launch_spark.py",
+)
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="session", autouse=True)
 def _warm() -> Iterator[warm.Warm]:
     processes = warm.Warm()
     yield processes
@@ -135,11 +146,11 @@ def _warm() -> Iterator[warm.Warm]:
 
 
 @pytest.fixture(autouse=True)
-def _imported_once(request: pytest.FixtureRequest) -> Iterator[None]:
+def _imported_once(request: pytest.FixtureRequest, _warm: warm.Warm) -> Iterator[None]:
     """Let the launches of a test in WARM import their framework once for all."""
     place = request.path.relative_to(Path(__file__).parent).as_posix()
-    uses = place.startswith(WARM) and not place.endswith("test_compiling.py")  # the compiler forks processes itself
-    with request.getfixturevalue("_warm").used() if uses else contextlib.nullcontext():
+    uses = place.startswith(WARM) and not place.endswith(NOT_WARM) and not FIGURES
+    with _warm.used() if uses else contextlib.nullcontext():
         yield
 
 

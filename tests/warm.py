@@ -1,8 +1,10 @@
-"""Fork servers that have their framework already: tests of training start some 200, and each import of torch costs 2 s.
+"""Fork servers that have their framework already: tests start some 600, and each import of torch costs 2 s.
 
 A process of its own, one for each framework and environment, imports the framework once, as a fork server does. Each
 fork server is then forked from it, as a child of the test process, in place of a new Python that imports it again. All
 else is the product's: the server, its forks, and all that a rank does. Tests of how ranks start don't use it.
+
+Supervisors in Spark's Python workers ask for one by the socket in TRITIUM_TEST_WARM (lean/sitecustomize.py).
 """
 
 from __future__ import annotations
@@ -16,14 +18,14 @@ import socket
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 from unittest import mock
 
 import leaks
-from tritium import frameworks
+from tritium import frameworks, ship
 from tritium.gang.rank import fork_server
 from tritium.gang.rank.main import answer_with_stacks, import_all
 from tritium.gang.rank.progress_page import ProgressWriter
@@ -31,9 +33,12 @@ from tritium.gang.supervisor import forked
 from tritium.gang.supervisor.process import start_python
 
 MOST = 3  # processes at the same time; one with torch takes 200 MB
-_OF_NO_CONSEQUENCE = ("PYTEST_CURRENT_TEST",)  # to an import
+SOCKET = "TRITIUM_TEST_WARM"
+# Variables, and their beginnings, that change from test to test or from worker to worker, and that no import looks at.
+_OF_NO_CONSEQUENCE = ("PYTEST_", "SPARK_", "PYSPARK_", "PYTHON_WORKER", "LOCAL_DIRS", "PWD", "OLDPWD", "_")
 _CLONE_PARENT = 0x8000  # <linux/sched.h>: the child is one of this process's parent
 _PIECE = 1 << 20
+_FDS = 250
 # As a fork server begins, so that no library has its descriptors where a rank needs its own.
 _BOOT = f"""
 import os, sys
@@ -48,44 +53,84 @@ warm.serve(argument)
 
 
 class Warm:
-    """Starts fork servers as `start_python` does, but from processes that have imported their framework."""
+    """Starts fork servers as `start_python` does, but from processes that have imported their framework.
+
+    For this process, and for those to which `os.environ[SOCKET]` comes.
+    """
 
     def __init__(self) -> None:
         self._processes: dict[str, tuple[subprocess.Popen[bytes], socket.socket]] = {}  # the last used comes last
         self._lock = threading.Lock()
+        self._used = False
+        self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self._listener.bind(f"\0{os.environ[SOCKET]}")
+        self._listener.listen()
+        threading.Thread(target=self._listen, name="warm", daemon=True).start()
 
     @contextmanager
     def used(self) -> Iterator[None]:
-        """Start the fork servers of this process so, within the block."""
+        """Start the fork servers so, within the block."""
         with mock.patch.object(forked, "start_python", self._start):
+            self._used = True
             yield
+            self._used = False
 
     def _start(self, boot: str, arguments: Sequence[str], **how: Any) -> subprocess.Popen[bytes]:
-        settings = json.loads(arguments[0])["settings"]
-        if sys.platform != "linux" or settings["framework"] is None:
+        request = {"argument": arguments[0], "cwd": os.getcwd(), "environment": how["environment"]}
+        fds = [how["stdout"], how["stderr"], *how["keep"]]
+        pid = self._fork({**request, "fds": [1, 2, *how["keep"]]}, fds)
+        if pid is None:
             return start_python(boot, arguments, **how)
-        environment = {key: value for key, value in how["environment"].items() if key not in _OF_NO_CONSEQUENCE}
-        key = json.dumps([environment, {name: settings[name] for name in ("framework", "path", "aliases")}])
-        request = {"argument": arguments[0], "cwd": os.getcwd(), "fds": [1, 2, *how["keep"]]}
+        return _Started([sys.executable, *arguments], pid)
+
+    def _fork(self, request: dict[str, Any], fds: Sequence[int]) -> int | None:
+        """Return the pid of a new fork server; None where the product's own has to start it."""
+        settings = json.loads(request["argument"])["settings"]
+        if sys.platform != "linux" or settings["framework"] is None:
+            return None
         with self._lock:
-            connection = self._connection(key)
-            socket.send_fds(connection, [json.dumps(request).encode()], [how["stdout"], how["stderr"], *how["keep"]])
+            key = _key(request["environment"], settings)
+            connection = self._connection(key, request["environment"], settings)
+            socket.send_fds(connection, [json.dumps(request).encode()], fds)
             try:
                 answer = connection.recv(_PIECE)
             except ConnectionResetError:  # it has ended before it read the request
                 answer = b""
-        if not answer:  # it could not import the framework: the product's own says so to the test
-            self._end(key)
-            return start_python(boot, arguments, **how)
-        return _Started([sys.executable, *arguments], int(answer))
+            if not answer:  # it could not import the framework: the product's own says so to the test
+                self._end(key)
+                return None
+        return int(answer)
 
-    def _connection(self, key: str) -> socket.socket:
+    def _listen(self) -> None:
+        while True:
+            try:
+                connection, _ = self._listener.accept()
+            except OSError:
+                return
+            threading.Thread(target=self._answer, args=(connection,), name="warm", daemon=True).start()
+
+    def _answer(self, connection: socket.socket) -> None:
+        """Start a fork server for a supervisor elsewhere, and tell it how the server ends."""
+        with connection, suppress(ConnectionError):
+            data, fds, _, _ = socket.recv_fds(connection, _PIECE, _FDS)
+            request = json.loads(data)
+            argument = {**json.loads(request["argument"]), "parent": os.getpid()}
+            try:
+                pid = self._fork({**request, "argument": json.dumps(argument)}, fds) if self._used else None
+            finally:
+                for fd in fds:
+                    os.close(fd)
+            connection.sendall(json.dumps(pid).encode())
+            if pid is not None:
+                _, status = os.waitpid(pid, 0)
+                connection.sendall(json.dumps(os.waitstatus_to_exitcode(status)).encode())
+
+    def _connection(self, key: str, environment: Mapping[str, str], settings: Mapping[str, Any]) -> socket.socket:
         if key in self._processes:
             self._processes[key] = self._processes.pop(key)
             return self._processes[key][1]
         while len(self._processes) >= MOST:
             self._end(next(iter(self._processes)))
-        environment, settings = json.loads(key)
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with theirs, open(os.devnull, "r+b") as null:
             number = theirs.fileno()
@@ -104,8 +149,17 @@ class Warm:
 
     def close(self) -> None:
         """End the processes."""
+        self._listener.shutdown(socket.SHUT_RDWR)
+        self._listener.close()
         for key in list(self._processes):
             self._end(key)
+
+
+def _key(environment: Mapping[str, str], settings: Mapping[str, Any]) -> str:
+    """Return what an import depends on."""
+    found = {key: value for key, value in environment.items() if not key.startswith(_OF_NO_CONSEQUENCE)}
+    path = [entry for entry in settings["path"] if "/spark-" not in entry]  # what a session ships is added by each fork
+    return json.dumps([found, settings["framework"], settings["aliases"], path])
 
 
 class _Started(subprocess.Popen[bytes]):
@@ -122,12 +176,14 @@ def serve(argument: str) -> None:
     """Import a framework, and start a fork server for each request, until the test process closes the connection."""
     given = json.loads(argument)
     settings, connection = given["settings"], socket.socket(fileno=given["socket"])
+    before = dict(os.environ)
     os.environ.setdefault("PYTORCH_NVML_BASED_CUDA_CHECK", "1")  # as fork_server.py does
     import_all(settings, frameworks.from_json(settings["framework"]), ProgressWriter())
+    set_by_import = {name: value for name, value in os.environ.items() if before.get(name) != value}
     gc.collect()
     gc.freeze()
     while True:
-        data, fds, _, _ = socket.recv_fds(connection, _PIECE, 250)
+        data, fds, _, _ = socket.recv_fds(connection, _PIECE, _FDS)
         if not data:
             os._exit(0)
         pid = _fork_a_sibling()
@@ -144,6 +200,8 @@ def serve(argument: str) -> None:
         os.close(fd)
     os.setsid()
     os.chdir(request["cwd"])
+    os.environ.clear()
+    os.environ.update({**request["environment"], **set_by_import})
     fork_server._import = _imported
     fork_server.main(request["argument"])
 
@@ -165,4 +223,5 @@ _NUMBER = {"x86_64": 56, "aarch64": 220}.get(os.uname().machine)
 
 def _imported(settings: dict[str, Any]) -> bool:
     answer_with_stacks(settings)
+    ship.import_from(settings["path"])
     return True

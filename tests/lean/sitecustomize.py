@@ -38,3 +38,5 @@ class Lean(MetaPathFinder):
 
 
 sys.meta_path.insert(0, Lean())
+if "pyspark.daemon" in sys.orig_argv:
+    import from_warm  # noqa: F401

@@ -138,19 +138,20 @@ NOT_WARM = (
 )
 
 
-@pytest.fixture(scope="session", autouse=True)
-def _warm() -> Iterator[warm.Warm]:
-    processes = warm.Warm()
+@pytest.fixture(scope="session")
+def _warm() -> Iterator[warm.Warm | None]:
+    processes = warm.Warm() if sys.platform == "linux" else None
     yield processes
-    processes.close()
+    if processes is not None:
+        processes.close()
 
 
 @pytest.fixture(autouse=True)
-def _imported_once(request: pytest.FixtureRequest, _warm: warm.Warm) -> Iterator[None]:
+def _imported_once(request: pytest.FixtureRequest, _warm: warm.Warm | None) -> Iterator[None]:
     """Let the launches of a test in WARM import their framework once for all."""
     place = request.path.relative_to(Path(__file__).parent).as_posix()
     uses = place.startswith(WARM) and not place.endswith(NOT_WARM) and not FIGURES
-    with _warm.used() if uses else contextlib.nullcontext():
+    with _warm.used() if _warm is not None and uses else contextlib.nullcontext():
         yield
 
 

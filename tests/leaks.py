@@ -27,7 +27,7 @@ OTHER_FILES = (
     "__autograph_generated_file",
     "__pycache__",
 )
-ENVIRONMENT_OF_OTHERS = ("PYTEST_", "KMP_", "SPARK_", "PYSPARK_", "COLUMNS", "LINES", "TORCHINDUCTOR_")
+ENVIRONMENT_OF_OTHERS = ("PYTEST_", "SPARK_", "PYSPARK_", "COLUMNS", "LINES", "TORCHINDUCTOR_")
 STRANGERS: set[int] = set()  # processes that a test checks itself, with all their children
 PYSPARK_THREADS = ("py4j", "pyspark", "grpc")
 

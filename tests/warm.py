@@ -1,10 +1,10 @@
-"""Fork servers that have their framework already: tests start some 600, and each import of torch costs 2 s.
+"""Fork servers that have their framework already: each import of torch costs 2 s.
 
 A process of its own, one for each framework and environment, imports the framework once, as a fork server does. Each
 fork server is then forked from it, as a child of the test process, in place of a new Python that imports it again. All
 else is the product's: the server, its forks, and all that a rank does. Tests of how ranks start don't use it.
 
-Supervisors in Spark's Python workers ask for one by the socket in TRITIUM_TEST_WARM (lean/sitecustomize.py).
+Supervisors, of the test process and in Spark's Python workers, ask for one by a socket (lean/from_warm.py). Linux only.
 """
 
 from __future__ import annotations
@@ -16,7 +16,6 @@ import os
 import signal
 import socket
 import subprocess
-import sys
 import threading
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
@@ -25,6 +24,7 @@ from typing import Any
 from unittest import mock
 
 import leaks
+from from_warm import SOCKET, Starter
 from tritium import frameworks, ship
 from tritium.gang.rank import fork_server
 from tritium.gang.rank.main import answer_with_stacks, import_all
@@ -33,7 +33,6 @@ from tritium.gang.supervisor import forked
 from tritium.gang.supervisor.process import start_python
 
 MOST = 3  # processes at the same time; one with torch takes 200 MB
-SOCKET = "TRITIUM_TEST_WARM"
 # Variables, and their beginnings, that change from test to test or from worker to worker, and that no import looks at.
 _OF_NO_CONSEQUENCE = ("PYTEST_", "SPARK_", "PYSPARK_", "PYTHON_WORKER", "LOCAL_DIRS", "PWD", "OLDPWD", "_")
 _CLONE_PARENT = 0x8000  # <linux/sched.h>: the child is one of this process's parent
@@ -55,7 +54,7 @@ warm.serve(argument)
 class Warm:
     """Starts fork servers as `start_python` does, but from processes that have imported their framework.
 
-    For this process, and for those to which `os.environ[SOCKET]` comes.
+    For each supervisor that asks the socket whose name is in `os.environ[SOCKET]`.
     """
 
     def __init__(self) -> None:
@@ -70,23 +69,17 @@ class Warm:
     @contextmanager
     def used(self) -> Iterator[None]:
         """Start the fork servers so, within the block."""
-        with mock.patch.object(forked, "start_python", self._start):
+        with mock.patch.object(forked, "start_python", Starter(start_python)):
             self._used = True
-            yield
-            self._used = False
-
-    def _start(self, boot: str, arguments: Sequence[str], **how: Any) -> subprocess.Popen[bytes]:
-        request = {"argument": arguments[0], "cwd": os.getcwd(), "environment": how["environment"]}
-        fds = [how["stdout"], how["stderr"], *how["keep"]]
-        pid = self._fork({**request, "fds": [1, 2, *how["keep"]]}, fds)
-        if pid is None:
-            return start_python(boot, arguments, **how)
-        return _Started([sys.executable, *arguments], pid)
+            try:
+                yield
+            finally:
+                self._used = False
 
     def _fork(self, request: dict[str, Any], fds: Sequence[int]) -> int | None:
         """Return the pid of a new fork server; None where the product's own has to start it."""
         settings = json.loads(request["argument"])["settings"]
-        if sys.platform != "linux" or settings["framework"] is None:
+        if settings["framework"] is None:
             return None
         with self._lock:
             key = _key(request["environment"], settings)
@@ -110,7 +103,7 @@ class Warm:
             threading.Thread(target=self._answer, args=(connection,), name="warm", daemon=True).start()
 
     def _answer(self, connection: socket.socket) -> None:
-        """Start a fork server for a supervisor elsewhere, and tell it how the server ends."""
+        """Start a fork server for a supervisor, and tell it how the server ends."""
         with connection, suppress(ConnectionError):
             data, fds, _, _ = socket.recv_fds(connection, _PIECE, _FDS)
             request = json.loads(data)
@@ -162,16 +155,6 @@ def _key(environment: Mapping[str, str], settings: Mapping[str, Any]) -> str:
     return json.dumps([found, settings["framework"], settings["aliases"], path])
 
 
-class _Started(subprocess.Popen[bytes]):
-    """A child of this process that another one has started."""
-
-    def __init__(self, arguments: Sequence[str], pid: int) -> None:
-        with mock.patch.object(subprocess.Popen, "_execute_child"):  # all but that
-            super().__init__(arguments)
-        self.pid = pid
-        self._child_created = True
-
-
 def serve(argument: str) -> None:
     """Import a framework, and start a fork server for each request, until the test process closes the connection."""
     given = json.loads(argument)
@@ -200,7 +183,7 @@ def serve(argument: str) -> None:
         os.close(fd)
     os.setsid()
     os.chdir(request["cwd"])
-    os.environ.clear()
+    os.environ.clear()  # of whom it was started for
     os.environ.update({**request["environment"], **set_by_import})
     fork_server._import = _imported
     fork_server.main(request["argument"])

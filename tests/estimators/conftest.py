@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+import sklearn  # noqa: F401 - LightGBM's, which sets environment variables at its import: not in a test
 
 import settled_keras
 import settled_lightning

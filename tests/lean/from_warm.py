@@ -1,4 +1,7 @@
-"""Lets supervisors in Spark's Python workers start fork servers from processes that have the framework (../warm.py)."""
+"""How a supervisor starts its fork server from a process that has the framework already (../warm.py).
+
+In the test process, and in Spark's Python workers, where `install` is called before the supervisor is imported.
+"""
 
 from __future__ import annotations
 
@@ -14,15 +17,15 @@ from importlib.util import find_spec
 from types import ModuleType
 from typing import Any
 
-MODULE = "tritium.gang.supervisor.forked"
-SOCKET = "TRITIUM_TEST_WARM"
+SOCKET = "TRITIUM_TEST_WARM"  # the variable that has the name of the test process's socket
+_MODULE = "tritium.gang.supervisor.forked"
 
 
 class Finder(MetaPathFinder, Loader):
     """Loads the module that starts fork servers, and lets it ask the test process first."""
 
     def find_spec(self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None) -> Any:
-        if fullname != MODULE:
+        if fullname != _MODULE:
             return None
         sys.meta_path.remove(self)
         spec: Any = find_spec(fullname)
@@ -70,6 +73,7 @@ class Started:
         self._code: int | None = None
 
     def wait(self) -> int:
+        """Return its exit code, or minus the signal's number."""
         with self._lock:
             if self._code is None:
                 with self._connection:
@@ -80,4 +84,6 @@ class Started:
         os.kill(self.pid, signal.SIGKILL)
 
 
-sys.meta_path.insert(0, Finder())
+def install() -> None:
+    """Let the supervisors of this process ask the test process first."""
+    sys.meta_path.insert(0, Finder())

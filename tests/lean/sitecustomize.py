@@ -39,4 +39,6 @@ class Lean(MetaPathFinder):
 
 sys.meta_path.insert(0, Lean())
 if "pyspark.daemon" in sys.orig_argv:
-    import from_warm  # noqa: F401
+    import from_warm
+
+    from_warm.install()

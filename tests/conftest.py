@@ -117,6 +117,10 @@ def _nothing_left_behind(request: pytest.FixtureRequest) -> Iterator[None]:
 def _no_names_of_others() -> Iterator[None]:
     """Undo `import tritium.compat` after a test: others skip where Horovod is not installed."""
     yield
+    _forget_aliases()
+
+
+def _forget_aliases() -> None:
     if names := aliases.active():
         aliases._active.clear()
         for name in [name for name in sys.modules if name.partition(".")[0] in names]:
@@ -206,6 +210,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 def pytest_collection_finish(session: pytest.Session) -> None:
+    _forget_aliases()  # of files that import tritium.compat: the first test would find Horovod
     unit = Path(__file__).parent / "unit"
     if not session.config.option.collectonly and any(unit not in item.path.parents for item in session.items):
         try:

@@ -103,10 +103,10 @@ def me() -> dict[str, int]:
 def test_on_the_driver(rounds: int) -> None:
     settings = {"on": "driver", "data": {"train": pd.DataFrame({"x": np.arange(1000.0)})}}
     launches(WARM_UP, **settings)
-    there, children = files(), len(psutil.Process().children(recursive=True))
+    there, children = files(), set(psutil.Process().children(recursive=True))
     assert not grows(lambda: launches(rounds, **settings), lambda: {"driver": me()}, rounds)
     assert files() == there
-    assert len(psutil.Process().children(recursive=True)) == children
+    assert set(psutil.Process().children(recursive=True)) <= children  # idle workers of Spark may have ended
 
 
 def workers() -> dict[int, dict[str, int]]:

@@ -175,7 +175,7 @@ def test_a_bad_row_is_named_the_same(spark: Any, sql: str, message: str) -> None
 def test_a_session_in_which_the_probe_fails_sends_arrays(spark: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     frame = spark.range(3).select(F.array(F.col("id").cast("float")).alias("x"))
     monkeypatch.setattr(jvm_bytes, "_applications", {})
-    monkeypatch.setattr(jvm_bytes, "_CATALYST", "org.apache.spark.sql.catalyst.elsewhere")
+    monkeypatch.setattr(jvm_bytes, "UNSAFE_ARRAY", "org.apache.spark.sql.catalyst.Elsewhere")
     exchange = Exchange({"train": frame}, 1)
     assert "ClassNotFoundException" in (exchange.as_arrays or "")
     assert sorted(receive(exchange)[0]["columns"]["train"]["x"][:, 0].tolist()) == [0, 1, 2]

@@ -15,12 +15,12 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from tritium.data import unsafe
+from tritium.data import catalyst, unsafe
+from tritium.data.catalyst import UNSAFE_ARRAY
 from tritium.data.schema import Field
 from tritium.data.types import SQL_TYPES
 
 SETTING = "spark.tritium.arraysAsBytes"
-_CATALYST = "org.apache.spark.sql.catalyst.expressions"
 _VALUES = (1, None, 0, 1)
 
 
@@ -69,7 +69,7 @@ def as_bytes(spark: Any, column: Any) -> Any:
     The column must be an `UnsafeArrayData` where it is computed, as it is after a shuffle, else the job fails.
     """
     jvm = spark._jvm
-    return _column(jvm, _expression(jvm, _expression_of(jvm, column)))
+    return catalyst.column(jvm, _expression(jvm, catalyst.expression_of(jvm, column)))
 
 
 def as_bytes_or_array(spark: Any, column: Any) -> tuple[Any, Any]:
@@ -82,7 +82,7 @@ def as_bytes_or_array(spark: Any, column: Any) -> tuple[Any, Any]:
     from pyspark.sql import functions as F
 
     jvm = spark._jvm
-    is_unsafe = _column(jvm, _is_unsafe(jvm, _expression_of(jvm, column)))
+    is_unsafe = catalyst.column(jvm, _is_unsafe(jvm, catalyst.expression_of(jvm, column)))
     given = F.when(is_unsafe, as_bytes(spark, column)).when(~is_unsafe, F.lit(b""))
     return given, F.when(is_unsafe, F.slice(column, 1, 0)).when(~is_unsafe, column)
 
@@ -99,44 +99,16 @@ def rows_as_bytes(spark: Any, frame: Any, name: str, fields: Sequence[Field]) ->
     return F.when(whole.isNotNull(), F.struct(*children)).alias(name)
 
 
-def _column(jvm: Any, expression: Any) -> Any:
-    from pyspark.sql.classic.column import Column
-
-    return Column(jvm.org.apache.spark.sql.classic.ExpressionUtils.column(expression))
-
-
-def _expression_of(jvm: Any, column: Any) -> Any:
-    return jvm.org.apache.spark.sql.classic.ExpressionUtils.expression(column._jc)
-
-
-def _unsafe_class(jvm: Any) -> Any:
-    loader = jvm.java.lang.Thread.currentThread().getContextClassLoader()
-    return jvm.java.lang.Class.forName(f"{_CATALYST}.UnsafeArrayData", True, loader)
-
-
 def _expression(jvm: Any, array: Any) -> Any:
     """Return Catalyst's expression for the bytes of an array expression."""
-    copied = _invoke(jvm, array, "copy", jvm.org.apache.spark.sql.types.ObjectType(_unsafe_class(jvm)))
-    return _invoke(jvm, copied, "getBaseObject", _singleton(jvm.org.apache.spark.sql.types, "BinaryType"))
+    copied = catalyst.invoke(jvm, array, "copy", catalyst.type_of_class(jvm, UNSAFE_ARRAY))
+    return catalyst.invoke(jvm, copied, "getBaseObject", catalyst.type_of(jvm, "Binary"))
 
 
 def _is_unsafe(jvm: Any, array: Any) -> Any:
     """Return Catalyst's expression for whether an array is an `UnsafeArrayData`; null where the array is."""
-    classes = jvm.org.apache.spark.sql.types.ObjectType(jvm.java.lang.Class.forName("java.lang.Class"))
-    literal = jvm.org.apache.spark.sql.catalyst.expressions.Literal(_unsafe_class(jvm), classes)
-    return _invoke(jvm, literal, "isInstance", _singleton(jvm.org.apache.spark.sql.types, "BooleanType"), [array])
-
-
-def _invoke(jvm: Any, target: Any, method: str, result: Any, arguments: Sequence[Any] = ()) -> Any:
-    nothing = _singleton(jvm.scala.collection.immutable, "Nil")
-    given = jvm.PythonUtils.toSeq(list(arguments))
-    invoke = jvm.org.apache.spark.sql.catalyst.expressions.objects.Invoke
-    return invoke(target, method, result, given, nothing, True, True, True)
-
-
-def _singleton(package: Any, name: str) -> Any:
-    """Return a Scala object."""
-    return getattr(getattr(package, f"{name}$"), "MODULE$")
+    of = catalyst.literal_class(jvm, UNSAFE_ARRAY)
+    return catalyst.invoke(jvm, of, "isInstance", catalyst.type_of(jvm, "Boolean"), [array])
 
 
 def _probe(spark: Any) -> str | None:
@@ -150,8 +122,8 @@ def _probe(spark: Any) -> str | None:
     made.append("array(array(1f, 2f, 3f), array(4f, 5f, 6f))")
     written = spark.range(1).selectExpr(*made)._jdf.queryExecution().analyzed().projectList()
     expressions = jvm.org.apache.spark.sql.catalyst.expressions
-    create = _singleton(expressions, "UnsafeProjection").create
-    row = _singleton(jvm.org.apache.spark.sql.catalyst, "InternalRow").empty()
+    create = catalyst.singleton(expressions, "UnsafeProjection").create
+    row = catalyst.singleton(jvm.org.apache.spark.sql.catalyst, "InternalRow").empty()
     row = jvm.scala.Some(row).map(create(written)).get()  # a call of py4j's own confuses compiled classes of one name
     arrays = [expressions.BoundReference(i, written.apply(i).dataType(), True) for i in range(len(made))]
     converted = [*(_expression(jvm, array) for array in arrays), _is_unsafe(jvm, arrays[0])]

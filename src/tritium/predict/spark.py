@@ -17,12 +17,14 @@ from tritium import ship
 from tritium.data.exchange import pack
 from tritium.data.hangs import refuse_hanging
 from tritium.data.jvm_bytes import as_bytes_or_array, takes_bytes, why_not
+from tritium.data.types import spark_column
 from tritium.errors import BadSetting
 from tritium.gang.driver.worker_python import drivers_python
 from tritium.model.model import Model, check_batch_size, check_handle_invalid
 from tritium.model.signature import Signature
 from tritium.model.table import fields
 from tritium.predict import weights
+from tritium.predict.as_rows import as_rows
 from tritium.predict.worker import result_type
 
 if TYPE_CHECKING:
@@ -71,7 +73,8 @@ def score(
         columns.extend(as_bytes_or_array(df.sparkSession, packed) if as_bytes else [packed])
     with drivers_python(df.sparkSession):
         predicted = _udf(model.signature, len(columns), pickle.dumps(plan), sent)(*columns)
-    return _with_columns(df, model.signature, predicted, names, handle_invalid)
+    first = spark_column(schema, next((one for one in inputs if one.depth), inputs[0]).sources[0])
+    return _with_columns(as_rows(df, first), model.signature, predicted, names, handle_invalid)
 
 
 def output_names(signature: Signature, asked: Sequence[str] | None) -> list[str]:

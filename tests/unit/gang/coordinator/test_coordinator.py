@@ -9,6 +9,7 @@ import threading
 from collections.abc import Callable, Iterator
 from typing import Any
 
+import psutil
 import pytest
 
 from clusters import wait
@@ -680,9 +681,8 @@ class TestTheEnd:
         (supervisor,) = gang.form()
         gang.close()
         assert supervisor.receive() is None
-        with socket.socket() as again:
-            again.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            again.bind(gang.coordinator.address)
+        listening = [c for c in psutil.Process().net_connections() if c.status == psutil.CONN_LISTEN]
+        assert gang.coordinator.address[1] not in {connection.laddr.port for connection in listening}
 
     def test_one_that_never_served_can_be_closed(self) -> None:
         Coordinator(1, launch="L1", observer=Observer()).close()

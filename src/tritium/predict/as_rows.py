@@ -1,0 +1,43 @@
+"""Rows, not columnar batches, as the input of the scoring function (driver).
+
+Since Spark 4.2 a function of Arrow columns takes the columnar batches of a file's reader as its input. Where these are
+not Arrow's own, Spark takes them apart row by row all the same, each value boxed, to join them with the results: from
+Parquet that makes scoring up to twice as slow, and no array is an `UnsafeArrayData`. Decision 020.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tritium.data import catalyst
+from tritium.data.catalyst import UNSAFE_ARRAY
+
+COLUMNAR_INPUT = "spark.sql.execution.arrow.pythonUDF.columnarInput.enabled"
+"""Spark's setting; unknown to Spark 4.1."""
+
+
+def as_rows(df: Any, column: Any) -> Any:
+    """Return `df` behind a filter that every row passes, where Spark would hand columnar batches to a function of it.
+
+    Spark computes a filter on rows. It can't tell that this one drops none, so it stays in the plan.
+
+    column : a Column of `df`. Without one, Spark would ask the filter of a partitioned table's partitions, in place of
+             its rows, and hand columnar batches on.
+    """
+    spark = df.sparkSession
+    if not hasattr(spark, "_jsparkSession"):
+        return df
+    try:
+        if spark.conf.get(COLUMNAR_INPUT) != "true":
+            return df
+        never = _never(spark._jvm)
+    except Exception:  # noqa: BLE001 - Spark 4.1, or one that makes expressions otherwise: at worst slower
+        return df
+    return df.where(~never | column.isNull())
+
+
+def _never(jvm: Any) -> Any:
+    """Return a Column that is false: whether a class is an array's. What gives Java objects is no constant to Spark."""
+    array = catalyst.literal_class(jvm, UNSAFE_ARRAY)
+    above = catalyst.invoke(jvm, array, "getSuperclass", catalyst.type_of_class(jvm, "java.lang.Class"))
+    return catalyst.column(jvm, catalyst.invoke(jvm, above, "isArray", catalyst.type_of(jvm, "Boolean")))

@@ -7,7 +7,7 @@ shuffle. It uses the DataFrame API only, so that it is the same on Spark Connect
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import cached_property
 from types import TracebackType
@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 
+from tritium.data.batch_bytes import most_bytes
 from tritium.data.idset import PARTITION_BITS, POSITION
 from tritium.data.jvm_bytes import rows_as_bytes, takes_bytes, why_not
 from tritium.data.plan import plan
@@ -22,6 +23,8 @@ from tritium.data.receiver import end_is_seen
 from tritium.data.schema import DENSE_BYTES, Data, Field, as_data
 from tritium.data.types import SQL_TYPES, SourceType, columns_of, may_exceed_int64, spark_column
 from tritium.errors import BadData, BadSetting, IncompleteShard
+
+Shapes = Mapping[str, Mapping[str, Sequence[int]]]
 
 
 class Exchange:
@@ -55,6 +58,7 @@ class Exchange:
         self._readers = 0
         self._begun = False  # a gang has read from the persisted rows, perhaps not all of them
         self._fingerprint: Mapping[str, Any] | None = None  # of the persisted rows, once a gang has read them all
+        self._shapes: Shapes = {}
 
     @cached_property
     def frame(self) -> Any:
@@ -92,6 +96,16 @@ class Exchange:
     def as_arrays(self) -> str | None:
         """Why arrays leave the JVM number by number; None where they leave it as bytes, or there are none."""
         return why_not(self.spark) if self._has_arrays else None
+
+    @property
+    def row_bytes(self) -> int | None:
+        """What a row of `frame` takes at most in Arrow; None where arrays or strings may have any length.
+
+        Of persisted rows that a gang has read, the shapes are known.
+        """
+        shapes = self._shapes if self._fingerprint is not None else {}
+        sizes = [most_bytes(fields, shapes.get(name, {})) for name, fields in self.plan.items()]
+        return None if None in sizes else sum(size or 0 for size in sizes)
 
     @property
     def _has_arrays(self) -> bool:
@@ -150,13 +164,16 @@ class Exchange:
             with self._lock:
                 self._readers -= 1
 
-    def verify(self, fingerprint: Mapping[str, Any]) -> IncompleteShard | None:
+    def verify(self, fingerprint: Mapping[str, Any], shapes: Shapes | None = None) -> IncompleteShard | None:
         """Compare the fingerprint of all rows that a gang has read with that of the rows that were persisted.
+
+        shapes : name → column → the shape of one row, where all ranks' are known.
 
         Returns the error to raise where they differ, else None.
         """
         if not self.persisted or self._fingerprint in (None, fingerprint):
             self._fingerprint = fingerprint
+            self._shapes = shapes or self._shapes
             return None
         self._fingerprint = None
         return IncompleteShard(

@@ -15,14 +15,15 @@ from tritium.wire import Message
 
 MARK_SECONDS = 0.05  # at least, between two marks that ranks are sent: ends that come together share one
 
-Verify = Callable[[Mapping[str, Any]], Exception | None]
+Shapes = Mapping[str, Mapping[str, Sequence[int]]]
+Verify = Callable[[Mapping[str, Any], Shapes], Exception | None]
 
 
 class Rows:
     """The row counts of every named DataFrame.
 
-    `stream`: ranks take rows while others still arrive. `verify(fingerprint)` returns an error for rows that must not
-    be trained on, else None.
+    `stream`: ranks take rows while others still arrive. `verify(fingerprint, shapes)`, of rows and
+    of each column's rows, returns an error for rows that must not be trained on, else None.
     """
 
     def __init__(self, gang: Gang, names: Sequence[str], *, stream: bool, verify: Verify | None) -> None:
@@ -50,7 +51,7 @@ class Rows:
         if len(self.receipts) == gang.size:
             shapes, ragged = agree({r: receipt["columns"] for r, receipt in self.receipts.items()})
             whole = received(self.receipts)
-            problem = ragged or (self._verify(whole["fingerprint"]) if self._verify else None)
+            problem = ragged or (self._verify(whole["fingerprint"], shapes) if self._verify else None)
             if problem is not None:
                 gang.fail_member(member, problem)
                 return

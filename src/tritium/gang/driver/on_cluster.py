@@ -93,7 +93,8 @@ class OnCluster:
         in_order = exchange is None or exchange.sorted
         limit = result_limit(self._spark) if cluster.is_connect else 0
         order = order_of(attempt, self._coordinator, plan, job, user_code, sorted=in_order, result_limit=limit)
-        self._job = SparkJob(self._spark, cluster, attempt, self._coordinator, order, frame)
+        row_bytes = exchange.row_bytes if exchange else None
+        self._job = SparkJob(self._spark, cluster, attempt, self._coordinator, order, frame, row_bytes)
         self._exchange = exchange
         self._job.start()
         attempt.recorder.event("started", ranks=attempt.ranks, slots=cluster.slots(gang), tag=self._job.tag)

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import pyarrow as pa
 
 from tritium import ship
+from tritium.data import batch_bytes
 from tritium.errors import JobFailed, TritiumError, WrongVersion
 from tritium.gang.coordinator.coordinator import Coordinator
 from tritium.gang.coordinator.on_executor import failure_in
@@ -52,7 +53,14 @@ class SparkJob:
     """
 
     def __init__(
-        self, spark: Any, cluster: Cluster, attempt: Attempt, coordinator: Coordinator, order: Any, frame: Any
+        self,
+        spark: Any,
+        cluster: Cluster,
+        attempt: Attempt,
+        coordinator: Coordinator,
+        order: Any,
+        frame: Any,
+        row_bytes: int | None = None,
     ) -> None:
         from pyspark import InheritableThread
 
@@ -62,6 +70,7 @@ class SparkJob:
         self.table = pa.table({})
         self._spark = spark
         self._connect = cluster.is_connect
+        self._row_bytes = row_bytes
         self.restarts = cluster.is_dynamic
         self._cluster, self._attempt = cluster, attempt
         self._coordinator = coordinator
@@ -103,18 +112,26 @@ class SparkJob:
                 if self._connect:
                     self._spark.addTag(self.tag)
                 else:
-                    self._spark.sparkContext.addJobTag(self.tag)
-                    self._spark.sparkContext.setJobDescription(self._name)
+                    self._describe(self._spark.sparkContext)
                 self.table = self._frame.toArrow()
             finally:
                 if self._connect:
                     self._spark.removeProgressHandler(self._on_progress)
+                else:
+                    self._spark.sparkContext.setLocalProperty(batch_bytes.SETTING, None)
         except BaseException as error:  # noqa: BLE001 - a thread has no one above it; the launching thread raises this
             self.problem = self._described(error)
         finally:
             with self._coordinator.changed:
                 self.ended = True
                 self._coordinator.changed.notify_all()
+
+    def _describe(self, context: Any) -> None:
+        """Set what Spark keeps for the jobs of this thread."""
+        context.addJobTag(self.tag)
+        context.setJobDescription(self._name)
+        if batch_bytes.out_of_reach(self._frame, self._row_bytes):  # where the session has the setting, that wins
+            context.setLocalProperty(batch_bytes.SETTING, batch_bytes.UNCHECKED)
 
     def _described(self, error: BaseException) -> TritiumError:
         """Return the Tritium error for the job's exception, also when the JVM no longer answers."""

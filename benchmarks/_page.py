@@ -42,6 +42,8 @@ ESTIMATORS = {  # results -> title, columns
 AS_BYTES = (  # case, side that it is compared with, how many times as fast it is wanted
     ("exchange 600k x 512, Parquet", "numbers", 1.5),
     ("exchange 600k x 512, Parquet", "mapInArrow", 1.3),
+    ("exchange 600k x 512, kept", "numbers", 1.5),
+    ("exchange 600k x 512, kept", "mapInArrow", 1.3),
     ("exchange 2M x 64 columns", "numbers", 1.25),
     ("scoring 150k x 512, cached", "predict_batch_udf", 1.5),
     ("scoring 600k x 512, cached", "predict_batch_udf", 1.5),

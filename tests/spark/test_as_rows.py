@@ -70,18 +70,21 @@ def test_what_is_cached_in_columns_is_read_as_rows(parquet: Any) -> None:
     numbers.unpersist()
 
 
-def test_where_spark_is_told_to_read_rows_or_makes_expressions_otherwise_the_plan_stays(
-    spark: Any, parquet: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.mark.parametrize("value", ["true", "false"])
+def test_a_session_that_says_what_it_wants_has_its_plan_left_alone(spark: Any, parquet: Any, value: str) -> None:
     expected = sorted((row.id, row.y) for row in scored(parquet, "x", width=2).collect())
-    spark.conf.set(COLUMNAR_INPUT, "false")
+    spark.conf.set(COLUMNAR_INPUT, value)
     try:
         told = scored(parquet, "x", width=2)
         assert "Filter (" not in told._jdf.queryExecution().toString()
-        assert not takes_batches(told)
+        assert takes_batches(told) is (value == "true")
         assert sorted((row.id, row.y) for row in told.collect()) == expected
     finally:
         spark.conf.unset(COLUMNAR_INPUT)
+
+
+def test_a_spark_that_makes_expressions_otherwise_scores_as_well(parquet: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    expected = sorted((row.id, row.y) for row in scored(parquet, "x", width=2).collect())
     monkeypatch.setattr("tritium.predict.as_rows.UNSAFE_ARRAY", "org.apache.spark.Elsewhere")
     otherwise = scored(parquet, "x", width=2)
     assert takes_batches(otherwise)

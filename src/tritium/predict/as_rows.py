@@ -2,7 +2,7 @@
 
 Since Spark 4.2 a function of Arrow columns takes the columnar batches of a file's reader as its input. Where these are
 not Arrow's own, Spark takes them apart row by row all the same, each value boxed, to join them with the results: from
-Parquet that makes scoring up to twice as slow, and no array is an `UnsafeArrayData`. Decision 020.
+Parquet that makes scoring up to twice as slow, and no array is an `UnsafeArrayData`. Decision 022.
 """
 
 from __future__ import annotations
@@ -19,7 +19,8 @@ COLUMNAR_INPUT = "spark.sql.execution.arrow.pythonUDF.columnarInput.enabled"
 def as_rows(df: Any, column: Any) -> Any:
     """Return `df` behind a filter that every row passes, where Spark would hand columnar batches to a function of it.
 
-    Spark computes a filter on rows. It can't tell that this one drops none, so it stays in the plan.
+    Spark computes a filter on rows. It can't tell that this one drops none, so it stays in the plan. A session that
+    sets `COLUMNAR_INPUT` itself is left alone: its batches may be Arrow's own, which cost nothing to hand over.
 
     column : a Column of `df`. Without one, Spark would ask the filter of a partitioned table's partitions, in place of
              its rows, and hand columnar batches on.
@@ -28,7 +29,8 @@ def as_rows(df: Any, column: Any) -> Any:
     if not hasattr(spark, "_jsparkSession"):
         return df
     try:
-        if spark.conf.get(COLUMNAR_INPUT) != "true":
+        effective, explicit = spark.conf.get(COLUMNAR_INPUT), spark.conf.get(COLUMNAR_INPUT, "false")
+        if effective != "true" or explicit == "true":
             return df
         never = _never(spark._jvm)
     except Exception:  # noqa: BLE001 - Spark 4.1, or one that makes expressions otherwise: at worst slower

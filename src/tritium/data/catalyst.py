@@ -5,50 +5,63 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-UNSAFE_ARRAY = "org.apache.spark.sql.catalyst.expressions.UnsafeArrayData"
+EXPRESSIONS = "org.apache.spark.sql.catalyst.expressions"
+UNSAFE_ARRAY = f"{EXPRESSIONS}.UnsafeArrayData"
+_COLUMNS = "org.apache.spark.sql.classic.ExpressionUtils"
+_TYPES = "org.apache.spark.sql.types"
 
 
 def column(jvm: Any, expression: Any) -> Any:
     """Return a pyspark Column of an expression."""
     from pyspark.sql.classic.column import Column
 
-    return Column(jvm.org.apache.spark.sql.classic.ExpressionUtils.column(expression))
+    return Column(java(jvm, _COLUMNS).column(expression))
 
 
 def expression_of(jvm: Any, column: Any) -> Any:
     """Return the expression of a pyspark Column."""
-    return jvm.org.apache.spark.sql.classic.ExpressionUtils.expression(column._jc)
+    return java(jvm, _COLUMNS).expression(column._jc)
 
 
 def invoke(jvm: Any, target: Any, method: str, result: Any, arguments: Sequence[Any] = ()) -> Any:
     """Return an expression that calls a method of the object that `target` gives; null where that or an argument is."""
-    nothing = singleton(jvm.scala.collection.immutable, "Nil")
-    given = jvm.PythonUtils.toSeq(list(arguments))
-    make = jvm.org.apache.spark.sql.catalyst.expressions.objects.Invoke
-    return make(target, method, result, given, nothing, True, True, True)
+    nothing = singleton(jvm, "scala.collection.immutable.Nil")
+    make = java(jvm, f"{EXPRESSIONS}.objects.Invoke")
+    return make(target, method, result, sequence(jvm, arguments), nothing, True, True, True)
 
 
 def literal_class(jvm: Any, name: str) -> Any:
     """Return a literal expression that gives a Java class."""
-    literal = jvm.org.apache.spark.sql.catalyst.expressions.Literal
-    return literal(_java_class(jvm, name), type_of_class(jvm, "java.lang.Class"))
+    return java(jvm, f"{EXPRESSIONS}.Literal")(_class_object(jvm, name), type_of_class(jvm, "java.lang.Class"))
 
 
 def type_of_class(jvm: Any, name: str) -> Any:
     """Return the DataType of an expression that gives objects of a Java class."""
-    return jvm.org.apache.spark.sql.types.ObjectType(_java_class(jvm, name))
+    return java(jvm, f"{_TYPES}.ObjectType")(_class_object(jvm, name))
 
 
 def type_of(jvm: Any, name: str) -> Any:
     """Return a simple DataType: "Boolean" is BooleanType."""
-    return singleton(jvm.org.apache.spark.sql.types, f"{name}Type")
+    return singleton(jvm, f"{_TYPES}.{name}Type")
 
 
-def singleton(package: Any, name: str) -> Any:
+def singleton(jvm: Any, name: str) -> Any:
     """Return a Scala object."""
-    return getattr(getattr(package, f"{name}$"), "MODULE$")
+    return getattr(java(jvm, f"{name}$"), "MODULE$")
 
 
-def _java_class(jvm: Any, name: str) -> Any:
-    loader = jvm.java.lang.Thread.currentThread().getContextClassLoader()
-    return jvm.java.lang.Class.forName(name, True, loader)
+def sequence(jvm: Any, values: Sequence[Any]) -> Any:
+    """Return a Scala Seq."""
+    return java(jvm, "org.apache.spark.api.python.PythonUtils").toSeq(list(values))
+
+
+def java(jvm: Any, name: str) -> Any:
+    """Return a Java class by its full name. `jvm.a.b.C` asks the JVM about each part: 4 ms instead of none."""
+    from py4j.java_gateway import JavaClass
+
+    return JavaClass(name, jvm._gateway_client)
+
+
+def _class_object(jvm: Any, name: str) -> Any:
+    loader = java(jvm, "java.lang.Thread").currentThread().getContextClassLoader()
+    return java(jvm, "java.lang.Class").forName(name, True, loader)

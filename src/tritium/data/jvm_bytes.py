@@ -16,7 +16,7 @@ import numpy as np
 import pyarrow as pa
 
 from tritium.data import catalyst, unsafe
-from tritium.data.catalyst import UNSAFE_ARRAY
+from tritium.data.catalyst import EXPRESSIONS, UNSAFE_ARRAY
 from tritium.data.schema import Field
 from tritium.data.types import SQL_TYPES
 
@@ -121,13 +121,13 @@ def _probe(spark: Any) -> str | None:
     made = [f"cast(array({values}) as {kind})" for kind in kinds.values()]
     made.append("array(array(1f, 2f, 3f), array(4f, 5f, 6f))")
     written = spark.range(1).selectExpr(*made)._jdf.queryExecution().analyzed().projectList()
-    expressions = jvm.org.apache.spark.sql.catalyst.expressions
-    create = catalyst.singleton(expressions, "UnsafeProjection").create
-    row = catalyst.singleton(jvm.org.apache.spark.sql.catalyst, "InternalRow").empty()
-    row = jvm.scala.Some(row).map(create(written)).get()  # a call of py4j's own confuses compiled classes of one name
-    arrays = [expressions.BoundReference(i, written.apply(i).dataType(), True) for i in range(len(made))]
+    create = catalyst.singleton(jvm, f"{EXPRESSIONS}.UnsafeProjection").create
+    some = catalyst.java(jvm, "scala.Some")  # `map`: a call of py4j's own confuses compiled classes of one name
+    row = some(catalyst.singleton(jvm, "org.apache.spark.sql.catalyst.InternalRow").empty()).map(create(written)).get()
+    reference = catalyst.java(jvm, f"{EXPRESSIONS}.BoundReference")
+    arrays = [reference(i, written.apply(i).dataType(), True) for i in range(len(made))]
     converted = [*(_expression(jvm, array) for array in arrays), _is_unsafe(jvm, arrays[0])]
-    found = jvm.scala.Some(row).map(create(jvm.PythonUtils.toSeq(converted))).get()
+    found = some(row).map(create(catalyst.sequence(jvm, converted))).get()
     for index, travel in enumerate(kinds):
         column = pa.array([bytes(found.getBinary(index))], pa.binary())
         if unsafe.lists(column, np.dtype(travel), 1).to_pylist() != [list(_VALUES)]:

@@ -272,6 +272,25 @@ def listens(port: int) -> bool:
         return probe.connect_ex(("127.0.0.1", port)) == 0
 
 
+def listening() -> set[int]:
+    """Return the ports on which this process listens. Any other may have got one that is free again."""
+    found = psutil.Process().net_connections("tcp")
+    return {connection.laddr.port for connection in found if connection.status == psutil.CONN_LISTEN}
+
+
+@contextlib.contextmanager
+def set_to(spark: Any, **settings: str) -> Iterator[None]:
+    """Set what the session has under these names, and then what it had."""
+    before = {key: spark.conf.get(key, None) for key in settings}
+    for key, value in settings.items():
+        spark.conf.set(key, value)
+    try:
+        yield
+    finally:
+        for key, old in before.items():
+            spark.conf.unset(key) if old is None else spark.conf.set(key, old)
+
+
 def wait(condition: Callable[[], bool], what: str, seconds: float = 120.0) -> None:
     """Poll until `condition` holds, as processes don't notify. Raises TimeoutError, which names `what`."""
     deadline = time.monotonic() + seconds

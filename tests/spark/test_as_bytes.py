@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
 import random
-from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -13,6 +11,7 @@ import torch
 from pyspark.sql import functions as F
 
 import tritium as tr
+from clusters import set_to
 from received import receive
 from tritium.data import jvm_bytes
 from tritium.data.exchange import Exchange
@@ -40,18 +39,6 @@ KINDS = {
     "float": "/ 3",
     "double": "/ 7",
 }
-
-
-@contextlib.contextmanager
-def set_to(spark: Any, **settings: str) -> Iterator[None]:
-    before = {key: spark.conf.get(key, None) for key in settings}
-    for key, value in settings.items():
-        spark.conf.set(key, value)
-    try:
-        yield
-    finally:
-        for key, old in before.items():
-            spark.conf.unset(key) if old is None else spark.conf.set(key, old)
 
 
 def both(spark: Any, data: dict[str, Any], **more: Any) -> list[Any]:

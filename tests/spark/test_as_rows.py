@@ -8,6 +8,7 @@ import pytest
 import torch
 
 import tritium as tr
+from clusters import set_to
 from tritium.model.signature import Input, Output, Signature
 from tritium.predict.as_rows import COLUMNAR_INPUT
 from tritium.predict.spark import score
@@ -73,14 +74,11 @@ def test_what_is_cached_in_columns_is_read_as_rows(parquet: Any) -> None:
 @pytest.mark.parametrize("value", ["true", "false"])
 def test_a_session_that_says_what_it_wants_has_its_plan_left_alone(spark: Any, parquet: Any, value: str) -> None:
     expected = sorted((row.id, row.y) for row in scored(parquet, "x", width=2).collect())
-    spark.conf.set(COLUMNAR_INPUT, value)
-    try:
+    with set_to(spark, **{COLUMNAR_INPUT: value}):
         told = scored(parquet, "x", width=2)
         assert "Filter (" not in told._jdf.queryExecution().toString()
         assert takes_batches(told) is (value == "true")
         assert sorted((row.id, row.y) for row in told.collect()) == expected
-    finally:
-        spark.conf.unset(COLUMNAR_INPUT)
 
 
 def test_a_spark_that_makes_expressions_otherwise_scores_as_well(parquet: Any, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,6 +11,7 @@ from pyspark import TaskContext
 from pyspark.sql import functions as F
 
 import tritium as tr
+from clusters import set_to
 from tritium.data import batch_bytes
 from tritium.data.batch_bytes import SETTING, UNCHECKED, out_of_reach
 from tritium.data.exchange import Exchange
@@ -101,11 +102,8 @@ def test_what_is_cached_of_a_python_function_is_checked(spark: Any) -> None:
 def test_batches_of_as_many_rows_as_there_are_go_checked(spark: Any, records: str) -> None:
     exchange = Exchange({"train": spark.range(8)}, 2)
     job = exchange.frame.mapInArrow(lambda batches: batches, SPARK_SCHEMA)
-    spark.conf.set("spark.sql.execution.arrow.maxRecordsPerBatch", records)
-    try:
+    with set_to(spark, **{"spark.sql.execution.arrow.maxRecordsPerBatch": records}):
         assert not out_of_reach(job, exchange.row_bytes)
-    finally:
-        spark.conf.unset("spark.sql.execution.arrow.maxRecordsPerBatch")
 
 
 def test_it_is_so_in_the_gangs_own_job_alone_and_the_users_setting_wins(
@@ -117,8 +115,7 @@ def test_it_is_so_in_the_gangs_own_job_alone_and_the_users_setting_wins(
     monkeypatch.setattr(batch_bytes, "out_of_reach", lambda job, row_bytes: row_bytes is not None)
     assert tr.launch(seen, **launch) == [[int(UNCHECKED)], [int(UNCHECKED)]]
     assert {row.limit for row in source.collect()} == {0}
-    spark.conf.set(SETTING, "1000000")
-    try:
+    with set_to(spark, **{SETTING: "1000000"}):
         assert tr.launch(seen, **launch) == [[1000000], [1000000]]
-    finally:
-        spark.conf.unset(SETTING)
+    monkeypatch.setattr("py4j.clientserver.ClientServer", type(None))  # as if threads shared the JVM's
+    assert tr.launch(seen, **launch) == [[0], [0]]

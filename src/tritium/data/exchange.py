@@ -7,7 +7,7 @@ shuffle. It uses the DataFrame API only, so that it is the same on Spark Connect
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from functools import cached_property
 from types import TracebackType
@@ -20,11 +20,9 @@ from tritium.data.idset import PARTITION_BITS, POSITION
 from tritium.data.jvm_bytes import rows_as_bytes, takes_bytes, why_not
 from tritium.data.plan import plan
 from tritium.data.receiver import end_is_seen
-from tritium.data.schema import DENSE_BYTES, Data, Field, as_data
+from tritium.data.schema import DENSE_BYTES, Data, Field, Shapes, as_data
 from tritium.data.types import SQL_TYPES, SourceType, columns_of, may_exceed_int64, spark_column
 from tritium.errors import BadData, BadSetting, IncompleteShard
-
-Shapes = Mapping[str, Mapping[str, Sequence[int]]]
 
 
 class Exchange:
@@ -167,7 +165,7 @@ class Exchange:
     def verify(self, fingerprint: Mapping[str, Any], shapes: Shapes | None = None) -> IncompleteShard | None:
         """Compare the fingerprint of all rows that a gang has read with that of the rows that were persisted.
 
-        shapes : name → column → the shape of one row, where all ranks' are known.
+        shapes : of the rows of all ranks, where they are known.
 
         Returns the error to raise where they differ, else None.
         """

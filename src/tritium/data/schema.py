@@ -16,6 +16,9 @@ Fill = float | int | str | None
 T = TypeVar("T")
 
 DENSE_BYTES = 256 << 10  # the most that a sparse vector may take as a dense row: 65,536 float32
+Shapes = Mapping[str, Mapping[str, Sequence[int]]]
+"""Name of the data → batch column → the shape of one row."""
+
 _BY_COLUMN = ("vocabulary", "hash_buckets", "pad", "decode", "nulls")
 
 

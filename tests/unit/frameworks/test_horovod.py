@@ -12,9 +12,9 @@ from types import SimpleNamespace
 from typing import Any
 from unittest.mock import patch
 
-import psutil
 import pytest
 
+from clusters import listening
 from tritium import frameworks
 from tritium.errors import BadSetting
 from tritium.frameworks.horovod import Horovod, variables
@@ -124,9 +124,7 @@ def test_the_end_is_at_once_and_frees_the_port() -> None:
         began = time.monotonic()
         store.close()
         assert time.monotonic() - began < 2
-    # Of this process only: the port is free for every other, and one may have it by now.
-    listening = [c for c in psutil.Process().net_connections() if c.status == psutil.CONN_LISTEN]
-    assert store.port not in {connection.laddr.port for connection in listening}
+    assert store.port not in listening()
 
 
 def test_an_address_that_horovod_does_not_take_is_refused_before_anything_is_shared() -> None:

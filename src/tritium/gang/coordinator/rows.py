@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from tritium.data.fingerprint import Part, added, table
+from tritium.data.schema import Shapes
 from tritium.data.watermark import WatermarkTracker
 from tritium.errors import BadRow
 from tritium.gang.coordinator.members import Gang, Member
@@ -15,15 +16,14 @@ from tritium.wire import Message
 
 MARK_SECONDS = 0.05  # at least, between two marks that ranks are sent: ends that come together share one
 
-Shapes = Mapping[str, Mapping[str, Sequence[int]]]
 Verify = Callable[[Mapping[str, Any], Shapes], Exception | None]
 
 
 class Rows:
     """The row counts of every named DataFrame.
 
-    `stream`: ranks take rows while others still arrive. `verify(fingerprint, shapes)`, of rows and
-    of each column's rows, returns an error for rows that must not be trained on, else None.
+    `stream`: ranks take rows while others still arrive. `verify(fingerprint, shapes)` returns an error for
+    rows that must not be trained on, else None.
     """
 
     def __init__(self, gang: Gang, names: Sequence[str], *, stream: bool, verify: Verify | None) -> None:

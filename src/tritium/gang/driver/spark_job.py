@@ -60,7 +60,7 @@ class SparkJob:
         coordinator: Coordinator,
         order: Any,
         frame: Any,
-        row_bytes: int | None = None,
+        row_bytes: int | None,
     ) -> None:
         from pyspark import InheritableThread
 
@@ -117,8 +117,6 @@ class SparkJob:
             finally:
                 if self._connect:
                     self._spark.removeProgressHandler(self._on_progress)
-                else:
-                    self._spark.sparkContext.setLocalProperty(batch_bytes.SETTING, None)
         except BaseException as error:  # noqa: BLE001 - a thread has no one above it; the launching thread raises this
             self.problem = self._described(error)
         finally:
@@ -127,10 +125,13 @@ class SparkJob:
                 self._coordinator.changed.notify_all()
 
     def _describe(self, context: Any) -> None:
-        """Set what Spark keeps for the jobs of this thread."""
+        """Set what Spark keeps for the jobs of this thread; it is gone with the thread."""
+        from py4j.clientserver import ClientServer
+
         context.addJobTag(self.tag)
         context.setJobDescription(self._name)
-        if batch_bytes.out_of_reach(self._frame, self._row_bytes):  # where the session has the setting, that wins
+        own = isinstance(context._gateway, ClientServer)  # else threads share the JVM's, and what is set for them
+        if own and batch_bytes.out_of_reach(self._frame, self._row_bytes):  # a setting of the session's wins
             context.setLocalProperty(batch_bytes.SETTING, batch_bytes.UNCHECKED)
 
     def _described(self, error: BaseException) -> TritiumError:

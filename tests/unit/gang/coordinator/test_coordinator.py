@@ -9,10 +9,9 @@ import threading
 from collections.abc import Callable, Iterator
 from typing import Any
 
-import psutil
 import pytest
 
-from clusters import wait
+from clusters import listening, wait
 from tritium.data.watermark import Feed, Watermark
 from tritium.errors import BadRow, BadSetting, Stalled, WireError
 from tritium.gang.control import server as server_module
@@ -681,8 +680,7 @@ class TestTheEnd:
         (supervisor,) = gang.form()
         gang.close()
         assert supervisor.receive() is None
-        listening = [c for c in psutil.Process().net_connections() if c.status == psutil.CONN_LISTEN]
-        assert gang.coordinator.address[1] not in {connection.laddr.port for connection in listening}
+        assert gang.coordinator.address[1] not in listening()
 
     def test_one_that_never_served_can_be_closed(self) -> None:
         Coordinator(1, launch="L1", observer=Observer()).close()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -39,6 +40,12 @@ KINDS = {
     "float": "/ 3",
     "double": "/ 7",
 }
+
+
+@pytest.fixture(autouse=True)
+def _as_bytes(spark: Any) -> Iterator[None]:
+    with set_to(spark, **{jvm_bytes.SETTING: "true"}):  # whatever this run's TRITIUM_TEST_CONF says
+        yield
 
 
 def both(spark: Any, data: dict[str, Any], **more: Any) -> list[Any]:

@@ -174,6 +174,8 @@ def await_end(coordinator: Coordinator, attempt: Attempt, tasks: Tasks) -> None:
             raise why
         if why is not None and taken and (is_cancelled(why) or isinstance(why, IncompleteShard)):
             raise why  # the job was cancelled, or lost map output: that explains the lost rank
+        if isinstance(why, JobFailed) and taken and not lost and not why.lost:
+            raise why  # Spark could not write the rows, and never will
         if why is not None and lost:
             if not isinstance(why, TritiumError):  # unexpected, in a supervisor of on="driver": a retry can't help
                 raise why
@@ -181,7 +183,10 @@ def await_end(coordinator: Coordinator, attempt: Attempt, tasks: Tasks) -> None:
             error = replace(coordinator.failure, text=text).error(attempt.recorder.run_dir)
             error.__dict__["spark_error"] = getattr(why, "spark_error", None)
             raise error
-        raise coordinator.failure.error(attempt.recorder.run_dir)
+        error = coordinator.failure.error(attempt.recorder.run_dir)
+        if isinstance(why, JobFailed) and isinstance(error, IncompleteShard):
+            error = IncompleteShard(f"{error} Spark says: {why.reason}", **error.__dict__)
+        raise error
     if tasks.problem is not None:
         raise tasks.problem
 

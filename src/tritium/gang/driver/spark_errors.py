@@ -69,6 +69,7 @@ _STOPPED = re.compile(r"(?:\[SPARK_JOB_CANCELLED\] )?Job \d+ cancelled because S
 _DISK = re.compile(
     r"^(?:Caused by: )?(?:java\.[\w.]+Exception|org\.apache\.spark\.memory\.\w+): .*No space left on device"
 )
+_BATCH_TOO_LARGE = "org.apache.arrow.vector.util.OversizedAllocationException"
 _LACKS = re.compile(r"^ModuleNotFoundError: No module named '([\w.]+)'", re.MULTILINE)
 _OTHER_PYTHON = re.compile(r"^pyspark\.\S+: \[PYTHON_VERSION_MISMATCH\](.*)", re.MULTILINE)
 _NEEDED = ("pyarrow", "numpy", "pandas", "pyspark", "py4j")
@@ -222,6 +223,14 @@ def _of_the_machines(how: Ended, type_: str, text: str, links: list[Link]) -> Tr
         )
     if type_ == _PYTHON:
         return _of_the_installation(how, text)
+    if type_ == _BATCH_TOO_LARGE:
+        return JobFailed(
+            f"A batch of rows is larger than Arrow can hold, 2 GB: {first_line(text)}. Lower "
+            "spark.sql.execution.arrow.maxBytesPerBatch (64m by default) or "
+            "spark.sql.execution.arrow.maxRecordsPerBatch (10000).",
+            lost=False,
+            reason=first_line(how.reason),
+        )
     none = _NO_PYTHON.match(text)
     if none and (how.where == "gang" or "python" in none["program"].lower()):  # else a program of the user's
         return WrongVersion(

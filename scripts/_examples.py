@@ -58,8 +58,6 @@ _TF1_ROSSMANN = (
     ("h5py.File(bio)", "h5py.File(bio, 'a')"),
     ("Adam(lr=", "Adam(learning_rate="),
     ("[[row[col]] for col in all_cols]", "[tf.constant([[row[col]]]) for col in all_cols]"),
-    # tf_keras 2.21 writes a function as an activation to HDF5, and does not read it.
-    ("Dense(1, activation=act_sigmoid_scaled)(x)", "tf.keras.layers.Lambda(act_sigmoid_scaled)(Dense(1)(x))"),
 )
 _TINY = "--batch-size 2 --num-warmup-batches 1 --num-batches-per-iter 1 --num-iters 2 --no-cuda"
 _SPARK = "--num-proc 2 --epochs 2 --work-dir {work}/store --data-dir {data}"

@@ -69,7 +69,6 @@ def java(jvm: Any, name: str) -> Any:
     return JavaClass(name, jvm._gateway_client)
 
 
-@functools.lru_cache(64)
 def _class_object(jvm: Any, name: str) -> Any:
     loader = java(jvm, "java.lang.Thread").currentThread().getContextClassLoader()
     return java(jvm, "java.lang.Class").forName(name, True, loader)

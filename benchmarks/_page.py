@@ -343,6 +343,19 @@ Without a shuffle, `array`: rows that are kept reach the ranks at {kept["MB/s"]:
             cells = (f"{each['seconds'][side]:.2f}" for side in ("bytes", "numbers", peer))
             yield f"| {case} | {each['MB']:.0f} | {' | '.join(cells)} | `{peer}` |"
         yield ""
+    if one := found.get("gpu"):
+        text = (
+            f"{one['gpu']}, torch {one['torch']}. Training: an MLP of 512-1024-1024-1 in bf16, batches of 4096 rows of "
+            "512 floats; the first way copies nothing, as all rows lie in the GPU's memory. Scoring: the same MLP on "
+            "rows of Spark's cache, by four tasks that share the GPU."
+        )
+        yield from heading("On a GPU", one, text)
+        yield "| what | way | rows/s | ratio |\n|---|---|---|---|"
+        for what in ("training", "scoring"):
+            speeds = one.get(what, {}).get("rows/s", {})
+            for way, speed in speeds.items():
+                yield f"| {what} | {way} | {speed:,.0f} | {speed / next(iter(speeds.values())):.2f} |"
+        yield ""
     if one := found.get("memory"):
         text = "MB, the largest process of each kind; what is mapped is the page cache's."
         yield from heading("Memory against rows", one, text)

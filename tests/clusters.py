@@ -26,7 +26,8 @@ from typing import Any
 import psutil
 
 KINDS = ("local", "local-cluster", "standalone", "connect")  # the contract holds on these four
-EXTRA = ("standalone-gpus", "dynamic", "breakable")  # by request: simulated GPUs; dynamic allocation; Workers.kill
+# By request: simulated GPUs; the first GPU of this machine; dynamic allocation; Workers.kill.
+EXTRA = ("standalone-gpus", "real-gpu", "dynamic", "breakable")
 KIND = os.environ.get("TRITIUM_CLUSTER", "local")  # what this process runs on
 
 # Without the second compiler and its profiles, JVMs that live a minute take half the processor time.
@@ -57,6 +58,11 @@ def use_in_jvms(options: str) -> None:
 # Remote shuffle blocks are read in small pieces, so that a test can interrupt; a lost file is retried quickly.
 READS = {"spark.reducer.maxSizeInFlight": "256k", "spark.shuffle.io.retryWait": "1s"}
 SMALL = {"spark.executor.memory": "512m", "spark.executor.cores": "1"}
+# How a worker learns which GPUs it has: simulated ones, and the first one of this machine.
+SIMULATED = """echo '{"name": "gpu", "addresses": ["0", "1"]}'"""
+FIRST = (
+    """echo '{"name": "gpu", "addresses": ["'$(nvidia-smi --query-gpu=index --format=csv,noheader | head -n 1)'"]}'"""
+)
 
 
 @contextlib.contextmanager
@@ -125,21 +131,21 @@ def joined(master: str, **conf: str) -> Iterator[Any]:
 
 
 @contextlib.contextmanager
-def _standalone_gpus() -> Iterator[Any]:
-    """Yield a session on two workers that simulate two GPUs each."""
+def _standalone_gpus(workers: int = 2, gpus: int = 2, lists: str = SIMULATED) -> Iterator[Any]:
+    """Yield a session on workers of so many GPUs and cores each; `lists` is the shell command that names the GPUs."""
     with tempfile.TemporaryDirectory() as folder:
         script = Path(folder, "gpus.sh")
-        script.write_text('#!/bin/sh\necho \'{"name": "gpu", "addresses": ["0", "1"]}\'\n')
+        script.write_text(f"#!/bin/sh\n{lists}\n")
         script.chmod(0o755)
         worker = {
-            "spark.worker.resource.gpu.amount": "2",
+            "spark.worker.resource.gpu.amount": str(gpus),
             "spark.worker.resource.gpu.discoveryScript": str(script),
         }
-        with standalone(cores=2, **worker) as master:
-            conf = {"spark.executor.resource.gpu.amount": "2", "spark.executor.cores": "2"}
+        with standalone(workers, cores=gpus, **worker) as master:
+            conf = {"spark.executor.resource.gpu.amount": str(gpus), "spark.executor.cores": str(gpus)}
             spark = _classic(master, **{**SMALL, **conf, "spark.task.resource.gpu.amount": "1"})
             status = spark.sparkContext._jsc.sc().getExecutorMemoryStatus
-            wait(lambda: status().size() == 3, "two executors have registered")
+            wait(lambda: status().size() == workers + 1, f"{workers} executor(s) have registered")
             yield spark
             spark.stop()
 
@@ -173,6 +179,7 @@ STARTERS: dict[str, Callable[[], contextlib.AbstractContextManager[Any]]] = {
     "standalone": _standalone,
     "connect": _connect,
     "standalone-gpus": _standalone_gpus,
+    "real-gpu": functools.partial(_standalone_gpus, workers=1, gpus=1, lists=FIRST),
     "breakable": _standalone,
     "dynamic": _dynamic,
 }

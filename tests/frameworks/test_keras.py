@@ -202,3 +202,25 @@ def test_the_trace_has_the_parts_of_a_step_on_torch(tmp_path: Path) -> None:
     assert told["steps"] >= 2 * 16  # and the batch by which Keras builds the loss
     for section in ("wait for data", "forward", "backward", "communicate", "optimizer"):
         assert told["seconds"][section] > 0, section
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+@pytest.mark.parametrize(("backend", "variable"), [("torch", "KERAS_TORCH_DEVICE"), ("jax", "JAX_PLATFORMS")])
+def test_without_gpus_it_computes_on_the_cpu_unless_its_own_variable_says_else(
+    ranks: int, backend: str, variable: str
+) -> None:
+    """By itself Keras takes a GPU of the machine, though Spark gave the rank none."""
+
+    def chosen() -> str | None:
+        if backend == "jax":
+            import jax
+
+            return str(jax.config.jax_platforms)
+        import os
+
+        return os.environ.get(variable)
+
+    assert run(chosen, backend, ranks=ranks) == ["cpu"] * ranks
+    own = "cpu:0" if backend == "torch" else "cpu,"
+    if ranks == 1:
+        assert run(chosen, backend, ranks=1, env={variable: own}) == [own]

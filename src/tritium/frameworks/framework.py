@@ -88,8 +88,8 @@ class Framework:
         """Yield what is wrong with the settings for a gang of at least `ranks` ranks, each as a whole sentence."""
         yield from ()
 
-    def prepare(self) -> None:
-        """Set what must be set before the framework is imported."""
+    def prepare(self, *, gpus: bool) -> None:
+        """Set what must be set before the framework is imported. `gpus`: whether this rank has GPUs of its own."""
 
     def load(self) -> None:
         """Import the framework. Raises ImportError where it is missing."""

@@ -28,7 +28,7 @@ class HuggingFace(Torch):
     covers = ("torch", "tokenizers", "datasets")
     install = "transformers accelerate"
 
-    def prepare(self) -> None:
+    def prepare(self, *, gpus: bool) -> None:
         """Let nothing be downloaded unless the user's environment says so: many ranks would, at once."""
         os.environ.setdefault("HF_HUB_OFFLINE", "1")
 

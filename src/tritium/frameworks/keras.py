@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from tritium.errors import WrongVersion
 from tritium.frameworks.framework import Framework, Place
+from tritium.frameworks.jax import JAX
 from tritium.frameworks.keras_fit import Ranks, connect_training
 from tritium.frameworks.tensorflow import TensorFlow
 from tritium.frameworks.torch import threads as torch_threads
@@ -28,6 +29,8 @@ BACKENDS = {  # back end → the module that connects its ranks
     "jax": "tritium.frameworks.keras_jax",
     "tensorflow": "tritium.frameworks.keras_tensorflow",
 }
+
+_ALONE: dict[str, Framework] = {"jax": JAX(), "tensorflow": TensorFlow()}  # choose the devices of a single rank, too
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,11 +63,16 @@ class Keras(Framework):
             hint = did_you_mean(str(self.backend), BACKENDS)
             yield f"backend={self.backend!r} is no back end of Keras: {', '.join(map(repr, BACKENDS))}.{hint}"
 
-    def prepare(self) -> None:
-        """Choose the back end: Keras reads it when it is imported."""
+    def prepare(self, *, gpus: bool) -> None:
+        """Choose the back end, and the CPU for torch where the rank has no GPU: Keras reads both when it is imported.
+
+        By itself Keras takes a GPU that it sees, which may be that of another task.
+        """
         if self.backend is not None:
             os.environ[VARIABLE] = self.backend
-        TensorFlow().prepare()
+        if not gpus:
+            os.environ.setdefault("KERAS_TORCH_DEVICE", "cpu")
+        TensorFlow().prepare(gpus=gpus)
 
     def load(self) -> None:
         """Import Keras and its back end. Raises ImportError where Keras is missing, WrongVersion where the back end
@@ -86,10 +94,10 @@ class Keras(Framework):
 
     def run(self, place: Place, function: Callable[[], Any]) -> Any:
         """Call the function with the ranks connected by the back end's own collectives."""
-        if place.size == 1:
-            return function()
         keras: Any = sys.modules["keras"]
         chosen = keras.backend.backend()
+        if place.size == 1:
+            return _ALONE[chosen].run(place, function) if chosen in _ALONE else function()
         if chosen not in BACKENDS:
             raise WrongVersion(
                 f"Keras runs on its {chosen!r} back end here, which can't train on several ranks. Choose one that can: "

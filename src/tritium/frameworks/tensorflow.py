@@ -67,7 +67,7 @@ class TensorFlow(Framework):
                 f"parameters), and the gang may have {ranks}. Give ranks={self.ps + 2} or more."
             )
 
-    def prepare(self) -> None:
+    def prepare(self, *, gpus: bool) -> None:
         """Leave out of the output what TensorFlow's C++ says of itself, unless TF_CPP_MIN_LOG_LEVEL is set."""
         os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 

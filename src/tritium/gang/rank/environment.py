@@ -15,12 +15,12 @@ from tritium.gang.control.address import interface_v6
 from tritium.gang.rank.world import World
 
 
-def import_framework(framework: Framework | None) -> None:
-    """Prepare and import the framework. Raises WrongVersion where it is missing."""
+def import_framework(framework: Framework | None, *, gpus: bool) -> None:
+    """Prepare and import the framework, in a rank with or without GPUs. Raises WrongVersion where it is missing."""
     if framework is None:
         return
     try:
-        framework.prepare()
+        framework.prepare(gpus=gpus)
         with without_collections():
             framework.load()
     except ImportError as error:

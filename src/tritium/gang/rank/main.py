@@ -100,7 +100,7 @@ def import_all(settings: Mapping[str, Any], framework: Framework | None, progres
     huggingface.leave_shards()
     if framework is not None:
         progress.enter(f"importing {framework.name}")
-    import_framework(framework)
+    import_framework(framework, gpus=settings["gpus"])
 
 
 def _run(control: RankControl, world: World, settings: Mapping[str, Any], framework: Framework | None) -> None:

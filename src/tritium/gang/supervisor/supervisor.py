@@ -143,6 +143,7 @@ class Supervisor:
             "result_dir": tempfile.gettempdir(),
             **self._monitor.settings,
             "framework": frameworks.to_json(self.order.framework),
+            "gpus": self.order.gpus > 0,
             "pmi": self._pmi.fd if self._pmi else None,
             "elastic": self.order.elastic,
             "trace": self.order.trace,

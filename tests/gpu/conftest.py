@@ -1,0 +1,20 @@
+"""Estimators of all frameworks in one process, as in tests/estimators."""
+
+from __future__ import annotations
+
+from importlib.util import find_spec
+
+import pytest
+
+import settled_keras
+import settled_lightning
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _settled() -> None:
+    if find_spec("keras") is not None:
+        settled_keras.settle()
+    settled_lightning.settle()
+    import torch
+
+    torch.zeros(1, device="cuda")  # CUDA stays in this process, with the files and variables of its driver

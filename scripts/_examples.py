@@ -58,6 +58,14 @@ _TF1_ROSSMANN = (
     ("h5py.File(bio)", "h5py.File(bio, 'a')"),
     ("Adam(lr=", "Adam(learning_rate="),
     ("[[row[col]] for col in all_cols]", "[tf.constant([[row[col]]]) for col in all_cols]"),
+    ("math.exp(log_sales)", "math.exp(log_sales.item())"),  # NumPy 2
+    # tf_keras 2.21 writes a function that is an activation to HDF5, and does not read it
+    (
+        "CUSTOM_OBJECTS = {",
+        "Scaled = type('Scaled', (tf.keras.layers.Layer,), {'call': lambda self, x: act_sigmoid_scaled(x)}); "
+        "CUSTOM_OBJECTS = {'Scaled': Scaled, ",
+    ),
+    ("Dense(1, activation=act_sigmoid_scaled)(x)", "Scaled()(Dense(1)(x))"),
 )
 _TINY = "--batch-size 2 --num-warmup-batches 1 --num-batches-per-iter 1 --num-iters 2 --no-cuda"
 _SPARK = "--num-proc 2 --epochs 2 --work-dir {work}/store --data-dir {data}"

@@ -347,7 +347,7 @@ Without a shuffle, `array`: rows that are kept reach the ranks at {kept["MB/s"]:
         text = (
             f"{one['gpu']}, torch {one['torch']}. Training: an MLP of 512-1024-1024-1 in bf16, batches of 4096 rows of "
             "512 floats; the first way copies nothing, as all rows lie in the GPU's memory. Scoring: the same MLP on "
-            "rows of Spark's cache, by four tasks that share the GPU."
+            "rows of Spark's cache, by four tasks that share the GPU. `make bench` leaves it out, as it needs a GPU."
         )
         yield from heading("On a GPU", one, text)
         yield "| what | way | rows/s | ratio |\n|---|---|---|---|"

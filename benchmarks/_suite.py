@@ -184,6 +184,15 @@ def in_turn(
     return found
 
 
+def times(rounds: int, sides: Mapping[str, Callable[[], float]]) -> dict[str, list[float]]:
+    """What each side returns, round after round, in this process: the sides take turns."""
+    found: dict[str, list[float]] = {name: [] for name in sides}
+    for _ in range(rounds):
+        for name, side in sides.items():
+            found[name].append(side())
+    return found
+
+
 def median(runs: Iterable[Mapping[str, Any]], key: str) -> float | None:
     """Of a number that each run has; None where none has it."""
     values = [one[key] for one in runs if one.get(key) is not None]

@@ -12,6 +12,7 @@ is the switch. `--save` writes benchmarks/results/as_bytes.json.
 from __future__ import annotations
 
 import argparse
+import functools
 import gc
 import os
 import statistics
@@ -215,10 +216,8 @@ def main() -> int:
             rows, width, make = CASES[name]
             rows = int(rows * options.scale)
             sides = make(spark, folder, rows, width)
-            times: dict[str, list[float]] = {side: [] for side in sides}
-            for _ in range(options.runs + 1):
-                for side, run in sides.items():
-                    times[side].append(timed(run))
+            clocks = {side: functools.partial(timed, run) for side, run in sides.items()}
+            times = _suite.times(options.runs + 1, clocks)
             spark.catalog.clearCache()
             gc.collect()
             megabytes = rows * width * 4 / 1e6

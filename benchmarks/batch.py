@@ -35,9 +35,9 @@ FIELDS = (
 )
 
 
-def filled(x: np.ndarray, y: np.ndarray) -> tuple[Spool, float]:
+def filled(x: np.ndarray, y: np.ndarray, fields: tuple[Field, ...] = FIELDS) -> tuple[Spool, float]:
     """A spool of the rows, and the MB/s at which it took them."""
-    spool, started = Spool(FIELDS), time.perf_counter()
+    spool, started = Spool(fields), time.perf_counter()
     for start in range(0, len(x), 10_000):
         part = slice(start, start + 10_000)
         spool.append(np.arange(len(x))[part], {"x": x[part], "y": y[part]})
@@ -54,8 +54,7 @@ def seconds(batches: Callable[[], Iterator[object]], clock: Callable[[], float])
 
 def best(rounds: int, sides: dict[str, Callable[[], float]]) -> dict[str, float]:
     """The least of each side; the sides take turns."""
-    times = [{name: run() for name, run in sides.items()} for _ in range(rounds)]
-    return {name: min(each[name] for each in times) for name in sides}
+    return {name: min(each) for name, each in _suite.times(rounds, sides).items()}
 
 
 def train(batches: Iterator[tuple[torch.Tensor, torch.Tensor]], clock: Callable[[], float]) -> float:

@@ -15,7 +15,6 @@ Every side runs once before it is measured; rounds take turns, and the median co
 from __future__ import annotations
 
 import argparse
-import os
 import statistics
 import sys
 import time
@@ -28,7 +27,10 @@ import torch
 
 from tritium.data.schema import Field
 from tritium.data.shard import Shard
-from tritium.data.spool import Spool
+
+sys.path.insert(0, str(_suite.SYSTEMS))
+import batch
+import work
 
 WIDTH, BATCH = 512, 4096
 FIELDS = (
@@ -62,20 +64,14 @@ def train(batches: Batches) -> float:
 
 def medians(rounds: int, sides: dict[str, Callable[[], float]]) -> dict[str, float]:
     """Return the median of each side; the sides take turns, after a first round that does not count."""
-    for run in sides.values():
-        run()
-    times = [{name: run() for name, run in sides.items()} for _ in range(rounds)]
-    return {name: statistics.median(each[name] for each in times) for name in sides}
+    return {name: statistics.median(each[1:]) for name, each in _suite.times(rounds + 1, sides).items()}
 
 
 def feeding(rows: int, rounds: int) -> dict[str, float]:
     """Return the seconds of an epoch for each way to feed the loop."""
     x = np.random.default_rng(0).random((rows, WIDTH), np.float32)
     y = x[:, :1].copy()
-    spool = Spool(FIELDS)
-    for part in np.array_split(np.arange(rows), max(rows // 10_000, 1)):
-        spool.append(part, {"x": x[part], "y": y[part]})
-    spool.commit()
+    spool, _ = batch.filled(x, y, FIELDS)
     shard = Shard.of("train", spool, FIELDS)
     in_ram, target = torch.from_numpy(x), torch.from_numpy(y)
     on_gpu, target_on_gpu = in_ram.cuda(), target.cuda()
@@ -114,24 +110,14 @@ def feeding(rows: int, rounds: int) -> dict[str, float]:
 def scoring(rows: int, rounds: int) -> dict[str, float]:
     """Return the seconds in which each way scores all rows of a cached DataFrame."""
     from pyspark.ml.functions import predict_batch_udf
-    from pyspark.sql import SparkSession
-    from pyspark.sql.functions import col, sum
+    from pyspark.sql import functions as F
     from pyspark.sql.types import FloatType
 
     import tritium as tr
     from tritium.ml import TorchModel
 
-    os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
-    confs = {
-        "spark.driver.memory": "16g",
-        "spark.ui.enabled": "false",
-        "spark.ui.showConsoleProgress": "false",
-        "spark.log.level": "ERROR",
-    }
-    builder = SparkSession.builder.master("local[4]")
-    for name, value in confs.items():
-        builder = builder.config(name, value)
-    spark = builder.getOrCreate()
+    work.prepare()
+    spark = work.session(**{"spark.master": "local[4]", "spark.driver.memory": "16g"})
     features = f"transform(sequence(1, {WIDTH}), i -> cast((id + i) % 1000 / 1000.0 as float)) as features"
     frame = spark.range(0, rows, 1, 8).selectExpr("id", features).cache()
     frame.count()
@@ -151,11 +137,11 @@ def scoring(rows: int, rounds: int) -> dict[str, float]:
 
     def timed(scored: Any) -> float:
         started = time.perf_counter()
-        scored.agg(sum("prediction")).collect()
+        scored.agg(F.sum("prediction")).collect()
         return time.perf_counter() - started
 
     sides = {
-        "predict_batch_udf": lambda: timed(frame.select(udf(col("features")).alias("prediction"))),
+        "predict_batch_udf": lambda: timed(frame.select(udf(F.col("features")).alias("prediction"))),
         "TorchModel": lambda: timed(model.transform(frame)),
     }
     found = medians(rounds, sides)

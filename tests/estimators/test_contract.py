@@ -6,10 +6,8 @@ good value; and `RTOL`, how close N ranks come to one. `PACKAGES` are what it ne
 
 from __future__ import annotations
 
-import importlib
 import os
 import signal
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +16,7 @@ import pandas as pd
 import pytest
 
 import tritium as tr
+from cases import case_of
 from tritium.errors import BadData, BadSetting
 from tritium.ml import EarlyStopping
 
@@ -39,11 +38,7 @@ pytestmark = [
 
 @pytest.fixture(params=CASES)
 def case(request: pytest.FixtureRequest) -> Any:
-    module = importlib.import_module(f"estimators.cases.{request.param}")
-    for package in module.PACKAGES:
-        if find_spec(package) is None:
-            pytest.skip(f"{package} is not installed: make setup")
-    return module
+    return case_of("estimators", request.param)
 
 
 def rows() -> pd.DataFrame:

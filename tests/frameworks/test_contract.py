@@ -7,11 +7,9 @@ mean squared error of all rows, with the learning rate RATE. NumPy does the same
 from __future__ import annotations
 
 import functools
-import importlib
 import os
 import signal
 from collections.abc import Callable
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +17,7 @@ import numpy as np
 import pytest
 
 import tritium as tr
+from cases import case_of
 from tritium.errors import RankFailed
 
 ROWS, WIDTH = 256, 4
@@ -34,15 +33,8 @@ Train = Callable[[Callable[[int], None]], dict[str, Any]]
 
 @pytest.fixture(params=CASES)
 def case(request: pytest.FixtureRequest) -> Any:
-    """The module of one framework: `FRAMEWORK`, the setting; `ENV`; `train(on_step)` → rank, size and weights.
-
-    `PACKAGES` are what it needs, and `INSTALL` the command that brings them, where that is not `make setup`.
-    """
-    module = importlib.import_module(f"frameworks.cases.{request.param}")
-    for package in module.PACKAGES:  # not imported: that would initialize MPI in this process, for example
-        if find_spec(package) is None:
-            pytest.skip(f"{package} is not installed: {getattr(module, 'INSTALL', 'make setup')}")
-    return module
+    """The module of one framework: `FRAMEWORK`, the setting; `ENV`; `train(on_step)` → rank, size and weights."""
+    return case_of("frameworks", request.param)
 
 
 def frame(spark: Any) -> Any:
@@ -51,13 +43,18 @@ def frame(spark: Any) -> Any:
     return spark.range(0, ROWS, 1, 2).selectExpr(f"array({', '.join(x)}) as x", f"{y} as y")
 
 
+def table() -> tuple[np.ndarray, np.ndarray]:
+    """Return the rows of `frame` as x (ROWS, WIDTH) and y (ROWS), in float64."""
+    ids = np.arange(ROWS)
+    x = np.stack([np.cos(ids * (i + 1)) for i in range(WIDTH)], axis=1)
+    return x, 2 * np.cos(ids) - np.cos(ids * 3) + 0.5
+
+
 @functools.cache
 def alone() -> np.ndarray:
     """Return the weights and the bias that one process learns."""
-    ids = np.arange(ROWS)
-    x = np.stack([np.cos(ids * (i + 1)) for i in range(WIDTH)], axis=1)
+    x, y = table()
     x = np.concatenate([x, np.ones((ROWS, 1))], axis=1)
-    y = 2 * np.cos(ids) - np.cos(ids * 3) + 0.5
     w = np.zeros(WIDTH + 1)
     for _ in range(STEPS):
         w -= RATE * 2 * x.T @ (x @ w - y) / ROWS

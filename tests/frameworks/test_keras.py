@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -204,23 +205,29 @@ def test_the_trace_has_the_parts_of_a_step_on_torch(tmp_path: Path) -> None:
         assert told["seconds"][section] > 0, section
 
 
+def chosen_for_torch() -> str | None:
+    return os.environ.get("KERAS_TORCH_DEVICE")
+
+
+def chosen_for_jax() -> str | None:
+    import jax
+
+    return str(jax.config.jax_platforms)
+
+
 @pytest.mark.parametrize("ranks", [1, 2])
-@pytest.mark.parametrize(("backend", "variable"), [("torch", "KERAS_TORCH_DEVICE"), ("jax", "JAX_PLATFORMS")])
-def test_without_gpus_it_computes_on_the_cpu_unless_its_own_variable_says_else(
-    ranks: int, backend: str, variable: str
-) -> None:
+@pytest.mark.parametrize(("backend", "chosen"), [("torch", chosen_for_torch), ("jax", chosen_for_jax)])
+def test_without_gpus_it_computes_on_the_cpu(ranks: int, backend: str, chosen: Any) -> None:
     """By itself Keras takes a GPU of the machine, though Spark gave the rank none."""
-
-    def chosen() -> str | None:
-        if backend == "jax":
-            import jax
-
-            return str(jax.config.jax_platforms)
-        import os
-
-        return os.environ.get(variable)
-
     assert run(chosen, backend, ranks=ranks) == ["cpu"] * ranks
-    own = "cpu:0" if backend == "torch" else "cpu,"
-    if ranks == 1:
-        assert run(chosen, backend, ranks=1, env={variable: own}) == [own]
+
+
+@pytest.mark.parametrize(
+    ("backend", "chosen", "own"),
+    [
+        ("torch", chosen_for_torch, {"KERAS_TORCH_DEVICE": "cpu:0"}),
+        ("jax", chosen_for_jax, {"JAX_PLATFORMS": "cpu,"}),
+    ],
+)
+def test_a_device_that_the_user_has_set_stays(backend: str, chosen: Any, own: dict[str, str]) -> None:
+    assert run(chosen, backend, ranks=1, env=own) == list(own.values())

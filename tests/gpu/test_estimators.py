@@ -2,31 +2,23 @@
 
 from __future__ import annotations
 
-import importlib
 import os
 import signal
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pandas as pd
 import pytest
 
 import tritium as tr
+from cases import case_of
+from estimators.test_contract import rows
 from gpu.gpus import MARKS, ON_GPU
 from tritium.errors import RankFailed
 from tritium.ml import Callback, TorchEstimator
 
 pytestmark = [*MARKS, pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning")]
 SETTINGS: dict[str, Any] = {"feature_cols": ["a", "b"], "verbose": False}
-
-
-def rows() -> pd.DataFrame:
-    ids = np.arange(160)
-    frame = pd.DataFrame({"id": ids, "a": np.sin(ids * 1.7), "b": np.cos(ids * 0.9)})
-    frame["y"] = 3 * frame.a - 2 * frame.b + 1
-    return frame
 
 
 def deep(**settings: Any) -> TorchEstimator:
@@ -49,7 +41,7 @@ def from_zeros() -> Any:
 
 
 class Where(Callback):
-    """Write where the model and the state of its optimizer are after the first epoch."""
+    """Write on which devices the parameters are at the end of an epoch, while they are trained."""
 
     def __init__(self, place: Path) -> None:
         self.place = place
@@ -73,10 +65,7 @@ class KillsOnce(Callback):
 
 @pytest.mark.parametrize("name", ["torch", "keras", "lightning"])
 def test_a_gpu_learns_what_a_cpu_learns(name: str) -> None:
-    case = importlib.import_module(f"estimators.cases.{name}")
-    for package in case.PACKAGES:
-        if find_spec(package) is None:
-            pytest.skip(f"{package} is not installed")
+    case = case_of("estimators", name)
     frame = rows()
     own = {"model": from_zeros} if name == "keras" else {}  # Keras draws other weights on a GPU
     on_cpu = case.estimator(**{**ON_GPU, "gpus": 0}, **SETTINGS, **own).fit(frame)

@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import importlib
-from importlib.util import find_spec
-from typing import Any
-
 import numpy as np
 import pandas as pd
 import pytest
 
 import tritium as tr
-from frameworks.test_contract import ROWS, WIDTH, alone
+from cases import case_of
+from frameworks.test_contract import alone, table
 from gpu.gpus import MARKS, ON_GPU
 
 pytestmark = MARKS
@@ -20,23 +17,13 @@ EXACT = {"JAX_DEFAULT_MATMUL_PRECISION": "highest", "XLA_PYTHON_CLIENT_PREALLOCA
 
 
 def frame() -> pd.DataFrame:
-    ids = np.arange(ROWS)
-    x = np.stack([np.cos(ids * (i + 1)) for i in range(WIDTH)], axis=1).astype("float32")
-    y = (2 * np.cos(ids) - np.cos(ids * 3) + 0.5).astype("float32")
-    return pd.DataFrame({"x": list(x), "y": y})
-
-
-def case_of(name: str) -> Any:
-    module = importlib.import_module(f"frameworks.cases.{name}")
-    for package in module.PACKAGES:
-        if find_spec(package) is None:
-            pytest.skip(f"{package} is not installed")
-    return module
+    x, y = table()
+    return pd.DataFrame({"x": list(x.astype("float32")), "y": y.astype("float32")})
 
 
 @pytest.mark.parametrize("name", ["torch", "jax", "keras_torch", "keras_jax", "lightning", "huggingface"])
 def test_it_learns_on_a_gpu_what_one_process_learns(name: str) -> None:
-    case = case_of(name)
+    case = case_of("frameworks", name)
     settings = {**ON_GPU, "framework": case.FRAMEWORK, "env": {**case.ENV, **EXACT}, "data": {"train": frame()}}
     (found,) = tr.launch(case.train, args=(lambda step: None,), **settings)
     assert (found["rank"], found["size"]) == (0, 1)
@@ -44,7 +31,7 @@ def test_it_learns_on_a_gpu_what_one_process_learns(name: str) -> None:
 
 
 def test_jax_computes_on_the_gpu() -> None:
-    case_of("jax")
+    case_of("frameworks", "jax")
 
     def where() -> tuple[str, str]:
         import jax

@@ -2,18 +2,13 @@
 
 from __future__ import annotations
 
-import shutil
-
 import numpy as np
 import pandas as pd
-import pytest
 
 import tritium as tr
+from gpu.gpus import MARKS
 
-pytestmark = [
-    pytest.mark.gpu,
-    pytest.mark.skipif(shutil.which("nvidia-smi") is None, reason="needs an NVIDIA GPU (no nvidia-smi here)"),
-]
+pytestmark = MARKS
 
 
 def test_a_rank_gets_its_gpu_and_trains_there() -> None:

@@ -216,10 +216,11 @@ def _held() -> set[str]:
             found.add(f"{target} as {entry.name}")
     maps = Path("/proc/self/maps")
     lines = maps.read_bytes() if maps.exists() else b""
-    for line in lines.splitlines() if b"(deleted)" in lines else ():  # 1600 lines with torch, hardly ever one of those
-        name = os.fsdecode(line).split(maxsplit=5)[5:]
-        if name and name[0].endswith("(deleted)") and name[0].startswith(places):
-            found.add(name[0])
+    for line in lines.splitlines() if b"(deleted)" in lines else ():
+        if line.endswith(b"(deleted)"):  # few of 1600 with torch
+            name = os.fsdecode(line).split(maxsplit=5)[5:]
+            if name and name[0].startswith(places):
+                found.add(name[0])
     return found
 
 

@@ -294,6 +294,7 @@ for model in (made, lambda: made, Module(), Module):
 """
 
 
+@pytest.mark.processes
 def test_models_of_tensorflow_are_refused_by_torch_estimator() -> None:
     if find_spec("tensorflow") is None:
         pytest.skip("tensorflow is not installed")

@@ -32,6 +32,7 @@ print(json.dumps([*found, drawn(), "tensorflow" in sys.modules]))
 """
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize("backend", ["torch", "jax"])
 def test_seeds_are_those_of_keras_and_tensorflow_is_not_imported_for_them(backend: str) -> None:
     environment = {**os.environ, "KERAS_BACKEND": backend}

@@ -385,6 +385,7 @@ def test_units_are_the_entries_of_lists_that_share_nothing() -> None:
     assert units_of(nn.Linear(2, 2)) == []
 
 
+@pytest.mark.processes
 def test_ranks_that_do_not_shard_do_not_import_it() -> None:
     """It takes a second of each rank's start."""
     code = "import sys, tritium.ml.torch.loop; print([m for m in sys.modules if m.endswith(('.fsdp', '.tensor'))])"

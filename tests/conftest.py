@@ -40,6 +40,7 @@ os.environ.update(
     PYSPARK_DRIVER_PYTHON=sys.executable,
     SPARK_LOCAL_IP="127.0.0.1",
     MAVEN_OPTS=clusters.SHORT_LIVED,
+    OMP_WAIT_POLICY="PASSIVE",  # threads of OpenMP that spin keep the other test processes from their core
 )
 tempfile.tempdir = None
 if str(LEAN) not in os.environ.get("PYTHONPATH", ""):

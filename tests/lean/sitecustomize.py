@@ -1,5 +1,7 @@
 """Lets a Python of the tests skip what libraries import only because it is installed: up to half of an import.
 
+And lets Spark's Python daemon import what all its workers need, once.
+
 On the path of every process that tests start, and run by conftest.py. Seconds of processor time that an import takes
 less in each rank: Keras 0.9 (JAX) to 2.1 (torch), TensorFlow 2.1. Code of tests and of Tritium imports what it likes;
 examples run without this, as a user's program does.

@@ -216,12 +216,9 @@ def _held() -> set[str]:
             found.add(f"{target} as {entry.name}")
     maps = Path("/proc/self/maps")
     lines = maps.read_bytes() if maps.exists() else b""
-    for line in lines.splitlines() if b"(deleted)" in lines else ():
-        if line.endswith(b"(deleted)"):  # few of 1600 with torch
-            name = os.fsdecode(line).split(maxsplit=5)[5:]
-            if name and name[0].startswith(places):
-                found.add(name[0])
-    return found
+    deleted = (line for line in lines.splitlines() if line.endswith(b"(deleted)"))  # few of 1600 with torch
+    names = (os.fsdecode(line).split(maxsplit=5)[5] for line in deleted)
+    return found | {name for name in names if name.startswith(places)}
 
 
 def _environment() -> dict[str, str]:

@@ -47,8 +47,8 @@ if "pyspark.daemon" in sys.orig_argv:
     from_warm.install()
     # PySpark as it is installed, with bytecode: of its zip, each Python worker would compile what it imports. Python
     # 3.10 and 3.11 also read the directories of all zips again at each task, Spark's jar among them: 0.15 s.
-    sys.path[:] = [entry for entry in sys.path if not entry.endswith((".zip", ".jar")) or "pyspark" not in entry]
-    sys.path_importer_cache.clear()
+    sys.path[:] = [entry for entry in sys.path if not ("pyspark" in entry and entry.endswith((".zip", ".jar")))]
+    sys.path_importer_cache.clear()  # they were searched for this module
     # Imported once, and not in each worker that is forked. The only thread that this starts is that of Arrow's
     # allocator, which takes care of forks itself.
     with contextlib.suppress(ImportError):  # where a test's Python lacks one

@@ -83,7 +83,8 @@ def _classic(master: str, **conf: str) -> Any:
 
 @contextlib.contextmanager
 def _local() -> Iterator[Any]:
-    spark = _classic("local[2]")
+    # Most tests that score run here, and each Python worker of theirs would take 2 s for torch (lean/sitecustomize.py).
+    spark = _classic("local[2]", **{"spark.executorEnv.TRITIUM_TEST_IMPORTS": "torch"})
     yield spark
     spark.stop()
 

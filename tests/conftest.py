@@ -25,6 +25,8 @@ import leaks
 import warm
 from tritium import aliases
 
+gc.disable()  # until all is collected: importing makes millions of objects, and nothing to collect
+
 # A private directory for all that tests and Spark write, set before any JVM starts.
 PLACE = Path(tempfile.mkdtemp(prefix="tritium-tests-"))
 LEAN = Path(__file__).parent / "lean"
@@ -222,6 +224,7 @@ def pytest_collection_finish(session: pytest.Session) -> None:
     # Spare the collector of garbage what was imported, torch above all: a full collection takes 5 ms, not 350.
     gc.collect()
     gc.freeze()
+    gc.enable()
 
 
 @pytest.hookimpl(tryfirst=True)

@@ -34,7 +34,7 @@ from tritium.gang.supervisor.process import start_python
 
 MOST = 3  # processes at the same time; one with torch takes 200 MB
 # Variables, and their beginnings, that change from test to test or from worker to worker, and that no import looks at.
-_OF_NO_CONSEQUENCE = ("PYTEST_", "SPARK_", "PYSPARK_", "PYTHON_WORKER", "LOCAL_DIRS", "PWD", "OLDPWD", "_")
+_OF_NO_CONSEQUENCE = ("PYTEST_", "SPARK_", "PYSPARK_", "PYTHON_WORKER", "LOCAL_DIRS", "TMPDIR", "PWD", "OLDPWD", "_")
 _CLONE_PARENT = 0x8000  # <linux/sched.h>: the child is one of this process's parent
 _PIECE = 1 << 20
 _FDS = 250
@@ -151,8 +151,10 @@ class Warm:
 def _key(environment: Mapping[str, str], settings: Mapping[str, Any]) -> str:
     """Return what an import depends on."""
     found = {key: value for key, value in environment.items() if not key.startswith(_OF_NO_CONSEQUENCE)}
-    path = [entry for entry in settings["path"] if "/spark-" not in entry]  # what a session ships is added by each fork
-    return json.dumps([found, settings["framework"], settings["aliases"], path])
+    framework = {key: value for key, value in settings["framework"].items() if key != "ps"}
+    # What a session ships is added by each fork.
+    path = [entry for entry in settings["path"] if "/spark-" not in entry and "work/app-" not in entry]
+    return json.dumps([found, framework, settings["aliases"], path])
 
 
 def serve(argument: str) -> None:

@@ -6,6 +6,7 @@ import atexit
 import os
 import re
 import signal
+import subprocess
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -19,6 +20,7 @@ import tritium as tr
 from clusters import wait
 from tritium.errors import RankFailed, Stalled, TritiumWarning
 from tritium.gang.driver import local_processes as driver_run
+from tritium.gang.supervisor.memory import Memory
 
 LIMIT = 2.0  # stall_timeout
 BOUND = 9.0  # seconds from the fault to the error: the limit, looks a second apart, stacks
@@ -345,6 +347,17 @@ def test_out_of_memory_is_named_with_its_figures(cgroup: Path) -> None:
     assert error.memory["group_limit"] == 200 << 20
     assert error.memory["oom_kills"] == 1
     assert 20 << 20 < error.memory["peak"] < 400 << 20
+
+
+def test_a_rank_that_has_just_ended_is_still_of_its_control_group(cgroup: Path) -> None:
+    with subprocess.Popen(["sleep", "60"]) as process:
+        cgroup.joinpath("cgroup.procs").write_text(str(process.pid))
+        memory = Memory(process.pid)
+        memory.look()
+        process.kill()
+        os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)  # nobody has asked for its exit code yet
+        memory.look()
+        assert memory.figures(None)["group"] == str(cgroup)
 
 
 @pytest.mark.parametrize("seconds", [0.0, 1.5])

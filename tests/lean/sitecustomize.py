@@ -1,6 +1,7 @@
 """Lets a Python of the tests skip what libraries import only because it is installed: up to half of an import.
 
-And lets Spark's Python daemon import what all its workers need, once.
+And lets Spark's Python daemon import once what its workers need: pandas, pyarrow and PySpark, and what
+TRITIUM_TEST_IMPORTS names.
 
 On the path of every process that tests start, and run by conftest.py. Seconds of processor time that an import takes
 less in each rank: Keras 0.9 (JAX) to 2.1 (torch), TensorFlow 2.1. Code of tests and of Tritium imports what it likes;
@@ -10,6 +11,9 @@ examples run without this, as a user's program does.
 from __future__ import annotations
 
 import contextlib
+import gc
+import importlib
+import os
 import sys
 from collections.abc import Sequence
 from importlib.abc import MetaPathFinder
@@ -56,3 +60,6 @@ if "pyspark.daemon" in sys.orig_argv:
         import pyarrow  # noqa: F401
         import pyspark.sql.pandas.serializers
         import pyspark.worker  # noqa: F401
+    for name in os.environ.pop("TRITIUM_TEST_IMPORTS", "").split():
+        importlib.import_module(name)
+    gc.freeze()  # Spark's workers look for garbage after every task

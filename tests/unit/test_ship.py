@@ -239,6 +239,15 @@ class TestTheUsersOwnModules:
         assert len(ship.pickle(click.command)) < 200
         assert pickle.loads(ship.pickle(click.command)) is click.command
 
+    def test_a_link_among_installed_packages_is_installed(self, tmp_path: Path) -> None:
+        (tmp_path / "cache").mkdir()
+        (tmp_path / "cache" / "linked.py").touch()  # where an installer that links keeps its files
+        (tmp_path / "site-packages").mkdir()
+        link = tmp_path / "site-packages" / "linked.py"
+        link.symlink_to(tmp_path / "cache" / "linked.py")
+        assert ship.is_installed(str(link))
+        assert not ship.is_installed(str(tmp_path / "cache" / "linked.py"))
+
 
 @pytest.mark.processes
 class TestPyFiles:

@@ -29,7 +29,9 @@ class Memory:
         self._free = [*self._free[-4:], _meminfo().get("MemAvailable", 0)]
         self._peak = _high_water(self._pid) or self._peak
         group = _group(self._pid)
-        if group.folder is not None and group != self._group:
+        # Version 1 says "/" of a process from the moment it begins to end.
+        left = self._group.folder is not None and group.is_root
+        if group.folder is not None and group != self._group and not left:
             self._group, self._killed = group, group.killed()
 
     def figures(self, peak: int | None) -> dict[str, Any]:
@@ -78,6 +80,10 @@ class _Group:
 
     def __hash__(self) -> int:
         return hash(self.folder)
+
+    @property
+    def is_root(self) -> bool:
+        return self.folder in (_CGROUPS, _CGROUPS / "memory")
 
     def number(self, name: str, folder: Path | None = None) -> int | None:
         folder = folder or self.folder

@@ -26,6 +26,7 @@ quick: setup     ## 1 to 2 minutes on 2 cores: lint, types, imports, and the tes
 	@$(BIN)/mypy
 	@$(BIN)/python -m pytest -q -n $(QUICK_WORKERS) -m "not processes" tests/unit
 
+test: WORKERS = 3
 test: setup      ## every test, in WORKERS processes side by side (much of what is tested is waiting)
 	@$(BIN)/python -m pytest -n $(WORKERS)
 

@@ -181,9 +181,10 @@ def _limit(item: pytest.Item) -> float:
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
-    """Return a scheduler for `-n 2` that keeps the tests of one kind of cluster, or of one file, in one process.
+    """Return a scheduler that keeps the tests of one kind of cluster, or of one file, in one process.
 
-    Two `local-cluster`s that start in the same second have the same id, and then each other's work directory.
+    Two `local-cluster`s that start in the same second have the same id, and then each other's work directory. Processes
+    beyond the second take unit tests alone: they use the cores while the others wait, and start no JVM.
     """
     from xdist.scheduler import LoadScopeScheduling
 
@@ -194,8 +195,22 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
             kinds = [kind for kind in (*clusters.KINDS[1:], *clusters.EXTRA) if f"-{kind}-" in words]
             return max(kinds, key=len) if kinds else file
 
+        def _assign_work_unit(self, node: Any) -> None:
+            if _only_unit_tests(node.gateway.id):
+                scope = next((scope for scope in self.workqueue if scope.startswith("tests/unit/")), None)
+                if scope is None:
+                    node.shutdown()
+                    return
+                self.workqueue.move_to_end(scope, last=False)
+            super()._assign_work_unit(node)
+
     config.option.loadscopereorder = False  # in the order of `pytest_collection_modifyitems`
     return ByCluster(config, log)
+
+
+def _only_unit_tests(worker: str) -> bool:
+    """Return whether a process of pytest-xdist, gw0 and on, is beyond the second."""
+    return int(worker.removeprefix("gw")) > 1
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -215,7 +230,9 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 def pytest_collection_finish(session: pytest.Session) -> None:
     _forget_aliases()  # of files that import tritium.compat: the first test would find Horovod
     unit = Path(__file__).parent / "unit"
-    if not session.config.option.collectonly and any(unit not in item.path.parents for item in session.items):
+    jvm = any(unit not in item.path.parents for item in session.items)
+    jvm = jvm and not _only_unit_tests(os.environ.get("PYTEST_XDIST_WORKER", "gw0"))
+    if jvm and not session.config.option.collectonly:
         try:
             class_archive.write(clusters.SHORT_LIVED)
         except (OSError, RuntimeError, subprocess.SubprocessError) as problem:

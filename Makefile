@@ -4,7 +4,6 @@ MAKEFLAGS += --no-print-directory
 BIN := .venv/bin
 # Python keeps the bytecode of src and tests, which every process of the tests and of the demo would compile again.
 unexport PYTHONDONTWRITEBYTECODE
-WORKERS ?= 2
 QUICK_WORKERS ?= 4
 CHAOS_SEED ?=
 CHAOS_ROUNDS ?= $(if $(CHAOS_SEED),1,20)
@@ -26,9 +25,8 @@ quick: setup     ## 1 to 2 minutes on 2 cores: lint, types, imports, and the tes
 	@$(BIN)/mypy
 	@$(BIN)/python -m pytest -q -n $(QUICK_WORKERS) -m "not processes" tests/unit
 
-test: WORKERS = 3
-test: setup      ## every test, in WORKERS processes side by side (much of what is tested is waiting)
-	@$(BIN)/python -m pytest -n $(WORKERS)
+test: setup      ## every test, in WORKERS=3 processes side by side (much of what is tested is waiting)
+	@$(BIN)/python -m pytest -n $(or $(WORKERS),3)
 
 horovod: setup   ## the tests of framework="horovod", with the real one: compiled into .envs/ the first time (5 minutes)
 	@python=$$(scripts/horovod.sh) && $$python -m pytest -q -k horovod tests/frameworks tests/unit/frameworks tests/spark/test_docs.py
@@ -36,12 +34,12 @@ horovod: setup   ## the tests of framework="horovod", with the real one: compile
 faults: setup    ## the faults alone: 20 rounds, with other seeds, where the moment matters, and 3 of the others
 	@mkdir -p artifacts && rm -f artifacts/faults.jsonl
 	@TRITIUM_FAULT_FIGURES=$(CURDIR)/artifacts/faults.jsonl TRITIUM_FAULT_ROUNDS=20 TRITIUM_FAULT_REPEATS=3 \
-	  TRITIUM_FAULT_LAUNCHES=100 TRITIUM_FAULT_KILLS=50 $(BIN)/python -m pytest -n $(WORKERS) tests/faults
+	  TRITIUM_FAULT_LAUNCHES=100 TRITIUM_FAULT_KILLS=50 $(BIN)/python -m pytest -n $(or $(WORKERS),2) tests/faults
 
 chaos: setup     ## CHAOS_ROUNDS=20 trainings hit by random faults; CHAOS_SEED=1234 repeats one, and prints what it does
 	@mkdir -p artifacts && rm -f artifacts/chaos.jsonl
 	@CHAOS_FIGURES=$(CURDIR)/artifacts/chaos.jsonl CHAOS_ROUNDS=$(CHAOS_ROUNDS) CHAOS_SEED=$${CHAOS_SEED:-$$(date +%s)} \
-	  $(BIN)/python -m pytest $(if $(filter 1,$(CHAOS_ROUNDS)),-s,-n $(WORKERS)) tests/chaos
+	  $(BIN)/python -m pytest $(if $(filter 1,$(CHAOS_ROUNDS)),-s,-n $(or $(WORKERS),2)) tests/chaos
 
 lint: setup      ## ruff: rules and format
 	@$(BIN)/ruff check .

@@ -204,6 +204,7 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
                 self.workqueue.move_to_end(scope, last=False)
             super()._assign_work_unit(node)
 
+    gc.enable()  # in this process, which collects no tests itself
     config.option.loadscopereorder = False  # in the order of `pytest_collection_modifyitems`
     return ByCluster(config, log)
 
@@ -230,9 +231,9 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 def pytest_collection_finish(session: pytest.Session) -> None:
     _forget_aliases()  # of files that import tritium.compat: the first test would find Horovod
     unit = Path(__file__).parent / "unit"
-    jvm = any(unit not in item.path.parents for item in session.items)
-    jvm = jvm and not _only_unit_tests(os.environ.get("PYTEST_XDIST_WORKER", "gw0"))
-    if jvm and not session.config.option.collectonly:
+    only_unit = all(unit in item.path.parents for item in session.items)
+    only_unit = only_unit or _only_unit_tests(os.environ.get("PYTEST_XDIST_WORKER", "gw0"))
+    if not only_unit and not session.config.option.collectonly:
         try:
             class_archive.write(clusters.SHORT_LIVED)
         except (OSError, RuntimeError, subprocess.SubprocessError) as problem:

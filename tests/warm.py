@@ -152,7 +152,7 @@ def _key(environment: Mapping[str, str], settings: Mapping[str, Any]) -> str:
     """Return what an import depends on."""
     found = {key: value for key, value in environment.items() if not key.startswith(_OF_NO_CONSEQUENCE)}
     framework = {key: value for key, value in settings["framework"].items() if key != "ps"}
-    # What a session ships is added by each fork.
+    # What a session ships is added by each fork, and roles come with the launch.
     path = [entry for entry in settings["path"] if "/spark-" not in entry and "work/app-" not in entry]
     return json.dumps([found, framework, settings["aliases"], path])
 

@@ -29,9 +29,9 @@ class Memory:
         self._free = [*self._free[-4:], _meminfo().get("MemAvailable", 0)]
         self._peak = _high_water(self._pid) or self._peak
         group = _group(self._pid)
-        # Version 1 says "/" of a process from the moment it begins to end.
-        left = self._group.folder is not None and group.is_root
-        if group.folder is not None and group != self._group and not left:
+        if group.is_root and self._group.folder is not None:
+            return  # version 1 says "/" of a process from the moment it begins to end
+        if group.folder is not None and group != self._group:
             self._group, self._killed = group, group.killed()
 
     def figures(self, peak: int | None) -> dict[str, Any]:

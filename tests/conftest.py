@@ -158,7 +158,9 @@ def _imported_once(request: pytest.FixtureRequest, _warm: warm.Warm | None) -> I
     """Let the launches of a test in WARM import their framework once for all."""
     place = request.path.relative_to(Path(__file__).parent).as_posix()
     uses = place.startswith(WARM) and not place.endswith(NOT_WARM) and not FIGURES
-    with _warm.used() if _warm is not None and uses else contextlib.nullcontext():
+    marker = request.node.get_closest_marker("imports")
+    imports = marker.args if marker is not None else ()
+    with _warm.used(imports) if _warm is not None and uses else contextlib.nullcontext():
         yield
 
 

@@ -1,8 +1,9 @@
 """Fork servers that have their framework already: each import of torch costs 2 s.
 
-A process of its own, one for each framework and environment, imports the framework once, as a fork server does. Each
-fork server is then forked from it, as a child of the test process, in place of a new Python that imports it again. All
-else is the product's: the server, its forks, and all that a rank does. Tests of how ranks start don't use it.
+A process of its own, one for each framework and environment, imports the framework once, as a fork server does, and what
+the test's marker `imports` names, which its ranks would import themselves. Each fork server is then forked from it, as a
+child of the test process, in place of a new Python that imports it again. All else is the product's: the server, its
+forks, and all that a rank does. Tests of how ranks start don't use it.
 
 Supervisors, of the test process and in Spark's Python workers, ask for one by a socket (lean/from_warm.py). Linux only.
 """
@@ -11,6 +12,7 @@ from __future__ import annotations
 
 import ctypes
 import gc
+import importlib
 import json
 import os
 import signal
@@ -61,28 +63,29 @@ class Warm:
         self._processes: dict[str, tuple[subprocess.Popen[bytes], socket.socket]] = {}  # the last used comes last
         self._lock = threading.Lock()
         self._used = False
+        self._imports: Sequence[str] = ()
         self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._listener.bind(f"\0{os.environ[SOCKET]}")
         self._listener.listen()
         threading.Thread(target=self._listen, name="warm", daemon=True).start()
 
     @contextmanager
-    def used(self) -> Iterator[None]:
-        """Start the fork servers so, within the block."""
+    def used(self, imports: Sequence[str]) -> Iterator[None]:
+        """Start the fork servers so, within the block. `imports`: modules that they have beside the framework."""
         with mock.patch.object(forked, "start_python", Starter(start_python)):
-            self._used = True
+            self._used, self._imports = True, imports
             try:
                 yield
             finally:
-                self._used = False
+                self._used, self._imports = False, ()
 
     def _fork(self, request: dict[str, Any], fds: Sequence[int]) -> int | None:
         """Return the pid of a new fork server; None where the product's own has to start it."""
         settings = json.loads(request["argument"])["settings"]
-        if settings["framework"] is None:
+        if settings["framework"] is None and not self._imports:
             return None
         with self._lock:
-            key = _key(request["environment"], settings)
+            key = json.dumps([_key(request["environment"], settings), self._imports])
             connection = self._connection(key, request["environment"], settings)
             socket.send_fds(connection, [json.dumps(request).encode()], fds)
             try:
@@ -127,7 +130,8 @@ class Warm:
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with theirs, open(os.devnull, "r+b") as null:
             number = theirs.fileno()
-            arguments = [json.dumps({"settings": settings, "socket": number}), str(fork_server.ROOM), str(number)]
+            given = {"settings": settings, "imports": self._imports, "socket": number}
+            arguments = [json.dumps(given), str(fork_server.ROOM), str(number)]
             silent = {"stdout": null.fileno(), "stderr": null.fileno()}
             process = start_python(_BOOT, arguments, environment=environment, keep=(number,), **silent)
         leaks.STRANGERS.add(process.pid)
@@ -151,19 +155,21 @@ class Warm:
 def _key(environment: Mapping[str, str], settings: Mapping[str, Any]) -> str:
     """Return what an import depends on."""
     found = {key: value for key, value in environment.items() if not key.startswith(_OF_NO_CONSEQUENCE)}
-    framework = {key: value for key, value in settings["framework"].items() if key != "ps"}
+    framework = {key: value for key, value in (settings["framework"] or {}).items() if key != "ps"}
     # What a session ships is added by each fork, and roles come with the launch.
     path = [entry for entry in settings["path"] if "/spark-" not in entry and "work/app-" not in entry]
     return json.dumps([found, framework, settings["aliases"], path])
 
 
 def serve(argument: str) -> None:
-    """Import a framework, and start a fork server for each request, until the test process closes the connection."""
+    """Import what is asked for, and start a fork server for each request, until the test process closes the connection."""
     given = json.loads(argument)
     settings, connection = given["settings"], socket.socket(fileno=given["socket"])
     before = dict(os.environ)
     os.environ.setdefault("PYTORCH_NVML_BASED_CUDA_CHECK", "1")  # as fork_server.py does
     import_all(settings, frameworks.from_json(settings["framework"]), ProgressWriter())
+    for name in given["imports"]:
+        importlib.import_module(name)
     set_by_import = {name: value for name, value in os.environ.items() if before.get(name) != value}
     gc.collect()
     gc.freeze()

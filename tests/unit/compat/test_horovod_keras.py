@@ -107,6 +107,7 @@ WELL = {
 }
 
 
+@pytest.mark.imports("torch", "keras")
 @pytest.mark.parametrize("backend", ["torch", "jax"])
 def test_ranks_train_as_one_on_keras(backend: str, tmp_path: Path) -> None:
     def train() -> Any:
@@ -144,6 +145,7 @@ def test_ranks_train_as_one_on_keras(backend: str, tmp_path: Path) -> None:
         assert not has_tensorflow
 
 
+@pytest.mark.imports("torch", "tensorflow", "tf_keras", "keras")
 def test_tensorflow(tmp_path: Path) -> None:
     def everything() -> Any:
         import horovod.keras as of_keras
@@ -325,6 +327,7 @@ def _infinite(keras: Any, hvd: Any) -> Any:
     return [scaled, model.get_weights()[0].tolist()]
 
 
+@pytest.mark.imports("torch", "keras")
 def test_a_killed_rank_costs_what_was_not_committed(tmp_path: Path) -> None:
     def train() -> Any:
         import horovod.keras as hvd
@@ -377,6 +380,7 @@ def test_a_killed_rank_costs_what_was_not_committed(tmp_path: Path) -> None:
         assert weights[0] == weights[1]
 
 
+@pytest.mark.imports("torch", "keras")
 def test_log_callback_shows_metrics_on_the_driver(
     compat: Any, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:

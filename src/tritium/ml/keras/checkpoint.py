@@ -24,7 +24,7 @@ _RATE = "learning_rate"
 
 
 @dataclass
-class Training:
+class State:
     """What a checkpoint holds the state of."""
 
     settings: KerasSettings
@@ -45,8 +45,8 @@ class TrainingCheckpoint:
     training whose ranks do not share a disk runs without checkpoints, and logs that.
     """
 
-    def __init__(self, training: Training, *, run_dir_required: bool) -> None:
-        self._training, self._settings, self._world = training, training.settings, training.world
+    def __init__(self, state: State, *, run_dir_required: bool) -> None:
+        self._state, self._settings, self._world = state, state.settings, state.world
         self._saved: Any = None
         self._on, self._run_dir_required = self._settings.checkpoint_every is not None, run_dir_required
         self._finished = self._stopped = False
@@ -77,13 +77,13 @@ class TrainingCheckpoint:
             return None
         if saved is None:
             return None
-        training = self._training
-        refuse_another(saved.get("identity"), training.identity, saved.path, resized=saved.size != self._world.size)
-        training.history[:] = saved["history"]
-        training.early_stopping.load_state_dict(saved["early_stopping"], len(training.history))
+        state = self._state
+        refuse_another(saved.get("identity"), state.identity, saved.path, resized=saved.size != self._world.size)
+        state.history[:] = saved["history"]
+        state.early_stopping.load_state_dict(saved["early_stopping"], len(state.history))
         self._saved, self._step = saved, saved.step
         self._stopped = stays_stopped(saved["stopped"], saved["early_stopping"], self._settings.stopping_rule())
-        self._finished = saved["finished"] and self.epochs == len(training.history)
+        self._finished = saved["finished"] and self.epochs == len(state.history)
         return [own["position"] for own in saved.own]
 
     def put_back(self) -> None:
@@ -91,8 +91,8 @@ class TrainingCheckpoint:
         saved, self._saved = self._saved, None
         if saved is None:
             return
-        training, world = self._training, self._world
-        weights, optimizer = training.model.weights, training.model.optimizer.variables
+        state, world = self._state, self._world
+        weights, optimizer = state.model.weights, state.model.optimizer.variables
         try:
             put(weights, _restored(saved["weights"], weights))
             put(optimizer, _restored(saved["optimizer"], optimizer))
@@ -111,15 +111,15 @@ class TrainingCheckpoint:
             own = saved.own[world.rank]
             for number, value in own["weights"].items():
                 weights[int(number)].assign(_restored([value], [weights[int(number)]])[0])
-            put(_seeds(training.model), own["seeds"])
+            put(_seeds(state.model), own["seeds"])
             self.random = own["random"]
-        self.metrics = training.states.share([own["metrics"] for own in saved.own])
+        self.metrics = state.states.share([own["metrics"] for own in saved.own])
         self.seconds = max(own["seconds"] for own in saved.own)
 
     @property
     def epochs(self) -> int:
         """The number of epochs in all: those that were done, if a callback or early stopping has ended the training."""
-        return len(self._training.history) if self._stopped else self._settings.epochs
+        return len(self._state.history) if self._stopped else self._settings.epochs
 
     def on_step(self, seconds: float) -> None:
         """Count an optimizer step, and save when `checkpoint_every` says so. `seconds`: of this epoch so far."""
@@ -128,49 +128,49 @@ class TrainingCheckpoint:
             self._world.checkpoint.save(
                 self._replicated,
                 self._step,
-                own=lambda: self._own(self._training.states.now(), seconds),
+                own=lambda: self._own(self._state.states.now(), seconds),
                 every=self._settings.checkpoint_every,
                 keep=self._settings.checkpoint_keep,
             )
 
     def on_epoch_end(self) -> None:
         """Save and start again between two epochs, if the gang could be larger."""
-        if self._on and len(self._training.history) < self.epochs:
+        if self._on and len(self._state.history) < self.epochs:
             keep = self._settings.checkpoint_keep
             self._world.checkpoint.regroup(self._replicated, self._step, own=lambda: self._own(None, 0.0), keep=keep)
 
     def on_train_end(self) -> None:
         """Save after the last epoch, so that a later fit with this run directory finds the training finished."""
         if self._on and self._run_dir_required and not self._finished:
-            self._finished, self._stopped = True, len(self._training.history) < self._settings.epochs
+            self._finished, self._stopped = True, len(self._state.history) < self._settings.epochs
             keep = self._settings.checkpoint_keep
             self._world.checkpoint.save(self._replicated, self._step, own=lambda: self._own(None, 0.0), keep=keep)
 
     # ---- what is saved
 
     def _replicated(self) -> dict[str, Any]:
-        training = self._training
-        sync(training.model)
+        state = self._state
+        sync(state.model)
         return {
-            "identity": training.identity,
-            "identity_with_code": training.identity_with_code,
-            "weights": _kept(training.model.weights),
-            "optimizer": _kept(training.model.optimizer.variables),
+            "identity": state.identity,
+            "identity_with_code": state.identity_with_code,
+            "weights": _kept(state.model.weights),
+            "optimizer": _kept(state.model.optimizer.variables),
             "callbacks": states_of(self._settings.callbacks),
-            "early_stopping": training.early_stopping.state_dict(),
+            "early_stopping": state.early_stopping.state_dict(),
             "epochs": self._settings.epochs,
-            "history": training.history,
+            "history": state.history,
             "finished": self._finished,
             "stopped": self._stopped,
         }
 
     def _own(self, metrics: Any, seconds: float) -> dict[str, Any]:
-        model = self._training.model
+        model = self._state.model
         sync(model)
         trained = {id(variable) for variable in model.trainable_variables}
         own = {str(n): v for n, v in enumerate(model.weights) if self._world.rank and id(v) not in trained}
         return {
-            "position": self._training.shard.state(),
+            "position": self._state.shard.state(),
             "weights": {number: _kept([v])[0] for number, v in own.items()},  # those of rank 0 are in the common state
             "seeds": [np.array(as_array(variable)) for variable in _seeds(model)],
             "random": random_state(),

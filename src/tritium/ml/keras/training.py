@@ -12,6 +12,7 @@ from typing import Any
 import keras
 import numpy as np
 
+from tritium.data.epoch import Epoch
 from tritium.errors import BadSetting, EmptyShard
 from tritium.frameworks.keras_fit import begin
 from tritium.gang.rank.world import World
@@ -19,7 +20,7 @@ from tritium.gang.rank.world import world as this_world
 from tritium.ml.early_stopping import EarlyStoppingState
 from tritium.ml.history import make_json
 from tritium.ml.keras.callback import Callbacks, Together, of_this_rank
-from tritium.ml.keras.checkpoint import Training, TrainingCheckpoint, set_random_state, shift_seeds
+from tritium.ml.keras.checkpoint import State, TrainingCheckpoint, set_random_state, shift_seeds
 from tritium.ml.keras.identity import identity
 from tritium.ml.keras.labels import Classes, check_labels
 from tritium.ml.keras.metrics import MetricStates, count_rows
@@ -64,77 +65,111 @@ def train(
             f'KERAS_BACKEND={settings.backend} before Keras is imported, or train with on="driver".',
             setting="backend",
         )
-    shard, batch_size = world.shard("train"), settings.rows_per_rank(world.size)
-    tell = world.note if world.rank == 0 else lambda _: None
-    inputs = facts.inputs or first_inputs(settings, shard)
-    if validate:
-        check_some_rows(world.shard("validation").counts, settings)
-    set_random_seed(settings.seed)
-    model = built(settings.compiled(settings.make_model()), inputs)
-    classes = facts.classes if facts.inputs else checked(settings, model, inputs, shard)
-    first = shard.epochs(1, batch_size=batch_size, device=None, **settings.order())
-    build(model, EpochRows(settings, next(first), world.rank, batch_size, classes)[0])
-    world.expect_file(WEIGHTS, sum(as_array(variable).nbytes for variable in model.weights))
-    shift_seeds(model, settings.seed, world.rank)
-    count_rows(model)
-    begin(model)
-    states = MetricStates(model, world)
-    early_stopping = EarlyStoppingState(
-        *(settings.stopping_rule(), settings.epochs, lambda: weights_of(model), lambda w: put_weights(model, w), tell)
-    )
-    this = identity(settings, model, shard.schema)
-    training = Training(settings, world, shard, model, states, early_stopping, this, identity_with_code)
-    checkpoint = TrainingCheckpoint(training, run_dir_required=user_run_dir)
-    resume, history = checkpoint.load(), training.history
+    return _Training(settings, validate, facts, user_run_dir, identity_with_code, world).run()
 
-    def on_step(_: Step) -> None:
-        checkpoint.on_step(ours.seconds())
 
-    def on_epoch_end(entry: dict[str, Any]) -> Mapping[str, Any]:
-        take_buffers(model, world)  # the returned model has rank 0's, so all ranks validate with those
-        later = validation(settings, world, states, callbacks, classes) if validate else {}
-        rate = entry.pop("learning_rate")
-        entry |= {f"validation_{name}": value for name, value in later.items()} | {"learning_rate": rate}
-        make_json(entry)
-        history.append(entry)
-        early_stopping.on_epoch_end(entry)
-        return {f"val_{name}": value for name, value in later.items()}
+class _Training:
+    """A training on this rank, from the settings to the weights."""
 
-    progress = Progress(settings, world)
-    ours = Together(states, progress, on_step, on_epoch_end)
-    callbacks = Callbacks(ours, of_this_rank(settings.callbacks, world.rank), model, settings.epochs)
-    callbacks.begin()
-    checkpoint.put_back()
-    ours.resumed, ours.seconds_before = checkpoint.metrics, checkpoint.seconds
-    order = settings.order() | {"batch_size": batch_size, "device": None, "resume": resume}
-    for epoch in shard.epochs(checkpoint.epochs, **order):
-        rows = ours.rows = EpochRows(settings, epoch, world.rank, batch_size, classes)
+    def __init__(
+        self,
+        settings: KerasSettings,
+        validate: bool,
+        facts: Facts,
+        user_run_dir: bool,
+        identity_with_code: dict[str, Any] | None,
+        world: World,
+    ) -> None:
+        """Make the model and what goes with it, and read a checkpoint's history."""
+        self.settings, self.validates, self.world = settings, validate, world
+        self.batch_size = settings.rows_per_rank(world.size)
+        self.shard = shard = world.shard("train")
+        if validate:
+            check_some_rows(world.shard("validation").counts, settings)
+        set_random_seed(settings.seed)
+        self.inputs = facts.inputs or first_inputs(settings, shard)
+        self.model = model = built(settings.compiled(settings.make_model()), self.inputs)
+        self.classes = facts.classes if facts.inputs else checked(settings, model, self.inputs, shard)
+        first = next(shard.epochs(1, batch_size=self.batch_size, device=None, **settings.order()))
+        build(model, self._rows(first)[0])
+        world.expect_file(WEIGHTS, sum(as_array(variable).nbytes for variable in model.weights))
+        shift_seeds(model, settings.seed, world.rank)
+        count_rows(model)
+        begin(model)
+        self.states = MetricStates(model, world)
+        best = (lambda: weights_of(model), lambda weights: put_weights(model, weights))
+        tell = world.note if world.rank == 0 else lambda _: None
+        self.early_stopping = EarlyStoppingState(settings.stopping_rule(), settings.epochs, *best, tell)
+        this = identity(settings, model, shard.schema)
+        state = State(settings, world, shard, model, self.states, self.early_stopping, this, identity_with_code)
+        self.history = state.history
+        self.checkpoint = TrainingCheckpoint(state, run_dir_required=user_run_dir)
+        self.resume = self.checkpoint.load()
+        self.progress = Progress(settings, world)
+        self.together = Together(self.states, self.progress, self._on_step, self._on_epoch_end)
+        own = of_this_rank(settings.callbacks, world.rank)
+        self.callbacks = Callbacks(self.together, own, model, settings.epochs)
+
+    def run(self) -> dict[str, Any] | None:
+        """Take all epochs. Rank 0 stores the weights, and returns history, inputs and outputs; others None."""
+        model, callbacks, checkpoint = self.model, self.callbacks, self.checkpoint
+        callbacks.begin()
+        checkpoint.put_back()
+        self.together.resumed, self.together.seconds_before = checkpoint.metrics, checkpoint.seconds
+        order = self.settings.order() | {"batch_size": self.batch_size, "device": None, "resume": self.resume}
+        for epoch in self.shard.epochs(checkpoint.epochs, **order):
+            self._take(epoch)
+            epoch.end()
+            self.progress.on_epoch_end(epoch, self.history[-1])
+            if any(self.world.gather(callbacks.stop or self.early_stopping.should_stop)):
+                break
+            checkpoint.on_epoch_end()
+        checkpoint.on_train_end()
+        model.optimizer.finalize_variable_values(model.trainable_variables)  # the averages of use_ema=True
+        self.early_stopping.restore_best()
+        callbacks.end(dict(self.history[-1]) if self.history else {})
+        take_buffers(model, self.world)
+        if self.world.rank != 0:
+            return None
+        self.world.store(WEIGHTS, pieces(model))
+        outputs = outputs_of(model, self.inputs, self.settings)
+        return {"history": self.history, "inputs": dict(self.inputs), "outputs": outputs}
+
+    def _rows(self, epoch: Epoch) -> EpochRows:
+        return EpochRows(self.settings, epoch, self.world.rank, self.batch_size, self.classes)
+
+    def _take(self, epoch: Epoch) -> None:
+        """Take the steps that are left of an epoch; the first one continues as the checkpoint says."""
+        together, checkpoint = self.together, self.checkpoint
+        rows = together.rows = self._rows(epoch)
         if epoch.first:
-            callbacks.after_epoch_begin = checkpoint.after_epoch_begin
+            self.callbacks.after_epoch_begin = checkpoint.after_epoch_begin
         else:
-            ours.resumed = None
+            together.resumed = None
         if checkpoint.random is not None:
             restore_random = functools.partial(set_random_state, checkpoint.random)
             checkpoint.random = None
             if epoch.first and len(rows):
-                ours.before_first_step = restore_random  # not now: torch draws for the iterator over the rows
+                together.before_first_step = restore_random  # not now: torch draws for the iterator over the rows
             else:
                 restore_random()
-        train_epoch(model, rows, callbacks)
-        epoch.end()
-        progress.on_epoch_end(epoch, history[-1])
-        if any(world.gather(callbacks.stop or early_stopping.should_stop)):
-            break
-        checkpoint.on_epoch_end()
-    checkpoint.on_train_end()
-    model.optimizer.finalize_variable_values(model.trainable_variables)  # the averages of use_ema=True
-    early_stopping.restore_best()
-    callbacks.end(dict(history[-1]) if history else {})
-    take_buffers(model, world)
-    if world.rank != 0:
-        return None
-    world.store(WEIGHTS, pieces(model))
-    return {"history": history, "inputs": dict(inputs), "outputs": outputs_of(model, inputs, settings)}
+        train_epoch(self.model, rows, self.callbacks)
+
+    def _on_step(self, _: Step) -> None:
+        self.checkpoint.on_step(self.together.seconds())
+
+    def _on_epoch_end(self, entry: dict[str, Any]) -> Mapping[str, Any]:
+        """Validate, add to the epoch's entry in the history, and return the validation's logs by Keras's names."""
+        take_buffers(self.model, self.world)  # the returned model has rank 0's, so all ranks validate with those
+        later: Mapping[str, Any] = {}
+        if self.validates:
+            later = validation(self.settings, self.world, self.states, self.callbacks, self.classes)
+        rate = entry.pop("learning_rate")
+        entry |= {f"validation_{name}": value for name, value in later.items()} | {"learning_rate": rate}
+        make_json(entry)
+        self.history.append(entry)
+        self.early_stopping.on_epoch_end(entry)
+        return {f"val_{name}": value for name, value in later.items()}
 
 
 def train_epoch(model: Any, rows: EpochRows, callbacks: Callbacks) -> None:

@@ -23,6 +23,8 @@ from tritium.frameworks.torch import Torch
 from tritium.ml import Callback, EarlyStopping, TorchSettings, TrainState, fit
 from tritium.ml.torch.fsdp import units_of
 
+pytestmark = pytest.mark.imports("torch._dynamo", "torch.distributed.fsdp", "torch.distributed.tensor")
+
 ROWS = 48
 HERE: dict[str, Any] = {"on": "here", "progress": False, "output": "none", "verbose": False}
 DRIVER: dict[str, Any] = {**HERE, "on": "driver", "ranks": 2, "strategy": "fsdp"}

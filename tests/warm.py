@@ -1,9 +1,9 @@
 """Fork servers that have their framework already: each import of torch costs 2 s.
 
-A process of its own, one for each framework and environment, imports the framework once, as a fork server does, and what
-the test's marker `imports` names, which its ranks would import themselves. Each fork server is then forked from it, as a
-child of the test process, in place of a new Python that imports it again. All else is the product's: the server, its
-forks, and all that a rank does. Tests of how ranks start don't use it.
+A process of its own, one for each framework and environment, imports the framework once, as a fork server does, and
+what the test's marker `imports` names, which its ranks would import themselves. Each fork server is then forked from
+it, as a child of the test process, in place of a new Python that imports it again. All else is the product's: the
+server, its forks, and all that a rank does. Tests of how ranks start don't use it.
 
 Supervisors, of the test process and in Spark's Python workers, ask for one by a socket (lean/from_warm.py). Linux only.
 """
@@ -166,14 +166,15 @@ def _key(environment: Mapping[str, str], settings: Mapping[str, Any]) -> str:
 
 
 def serve(argument: str) -> None:
-    """Import what is asked for, and start a fork server for each request, until the test process closes the connection."""
+    """Import what is needed, and start a fork server for each request, until the test process closes the connection."""
     given = json.loads(argument)
     settings, connection = given["settings"], socket.socket(fileno=given["socket"])
     before = dict(os.environ)
     os.environ.setdefault("PYTORCH_NVML_BASED_CUDA_CHECK", "1")  # as fork_server.py does
     framework = frameworks.from_json(settings["framework"])
     import_all(settings, framework, ProgressWriter())
-    for name in (*given["imports"], *([_TRAINING[framework.name]] if framework and framework.name in _TRAINING else ())):
+    training = [_TRAINING[framework.name]] if framework is not None and framework.name in _TRAINING else []
+    for name in (*training, *given["imports"]):
         importlib.import_module(name)
     set_by_import = {name: value for name, value in os.environ.items() if before.get(name) != value}
     gc.collect()

@@ -28,6 +28,7 @@ def fit(frame: Any, epochs: int, facts: dict[str, Any]) -> Any:
         validation="Validation",
         early_stopping=EarlyStopping(monitor="validation_exp_rmspe", patience=epochs),
         batch_size=rossmann_work.BATCH,
+        remainder="repeat",  # as horovod.spark: all batches full, so that JAX compiles no second step for a short one
         epochs=epochs,
         ranks=work.RANKS,
         progress=False,

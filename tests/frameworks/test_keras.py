@@ -112,6 +112,37 @@ def test_batches_of_different_sizes_are_refused_on_jax() -> None:
         run(train, "jax")
 
 
+def test_between_steps_on_jax_values_are_a_ranks_own() -> None:
+    """So that what a rank computes of them is its own, too, and an evaluation is compiled once, not twice."""
+
+    def train() -> tuple[list[str], int]:
+        import jax
+        import keras
+
+        found, compiled = [], list[str]()
+
+        def on_duration(event: str, seconds: float, fun_name: str = "", **_: Any) -> None:
+            if "backend_compile" in event:
+                compiled.append(fun_name)
+
+        jax.monitoring.register_event_duration_secs_listener(on_duration)
+
+        def look(*_: Any) -> None:
+            variables = [*model.variables, *model.optimizer.variables, *model.metrics_variables]
+            found.extend(v.path for v in variables if not v.value.is_fully_addressable)
+
+        callback = keras.callbacks.LambdaCallback(on_epoch_end=look, on_train_end=look)
+        model = keras.Sequential([keras.layers.Input((4,)), keras.layers.BatchNormalization(), keras.layers.Dense(1)])
+        model.compile("adam", "mse", metrics=["mae"])
+        model.fit(X[:40], Y[:40], batch_size=20, epochs=2, verbose=0, callbacks=[callback])
+        model.train_on_batch(X[:20], Y[:20])
+        look()
+        model.evaluate(X[:60], Y[:60], batch_size=20, verbose=0)
+        return found, sum("test_step" in name for name in compiled)
+
+    assert run(train, "jax") == [([], 1), ([], 1)]
+
+
 def test_batch_normalization_on_jax_is_over_the_rows_of_all_ranks_and_its_gradients_too() -> None:
     def train() -> list[Any]:
         import jax

@@ -140,12 +140,22 @@ class JaxRanks:
         """Return a rank's arrays, which are the same on every rank, as global ones. Global ones stay as they are."""
         import jax
 
+        here = self._mesh.local_devices
+
         def place(value: Any) -> Any:
-            if value.is_fully_addressable:
-                return jax.make_array_from_process_local_data(self._whole, np.asarray(value), value.shape)
-            return value if value.is_fully_replicated else jax.device_put(value, self._whole)
+            if not value.is_fully_addressable:
+                return value if value.is_fully_replicated else jax.device_put(value, self._whole)
+            if value.devices() == {*here}:  # no copy
+                return jax.make_array_from_single_device_arrays(value.shape, self._whole, [value])
+            return jax.make_array_from_process_local_data(self._whole, np.asarray(value), value.shape)
 
         return jax.tree.map(place, state)
+
+    def committed(self, values: Any) -> Any:
+        """Return new values on this rank's device, where `local` puts those that were trained."""
+        import jax
+
+        return jax.device_put(values, self._mesh.local_devices[0])
 
     def local(self, state: Any) -> Any:
         """Return this rank's copies of global arrays."""
@@ -169,10 +179,10 @@ def _mean_by_dtype(gradients: Sequence[Any]) -> list[Any]:
     for dtype in dict.fromkeys(gradient.dtype for gradient in gradients):
         numbers = [number for number, gradient in enumerate(gradients) if gradient.dtype == dtype]
         flat = jnp.concatenate([gradients[number].ravel() for number in numbers])
-        mean = jax.lax.optimization_barrier(jax.lax.pmean(flat, AXIS))
+        total = jax.lax.optimization_barrier(jax.lax.psum(flat, AXIS))
         ends = np.cumsum([gradients[number].size for number in numbers])[:-1]
-        for number, part in zip(numbers, jnp.split(mean, ends), strict=True):
-            found[number] = part.reshape(gradients[number].shape)
+        for number, part in zip(numbers, jnp.split(total, ends), strict=True):  # divided as the optimizer reads it
+            found[number] = (part / jax.lax.axis_size(AXIS)).reshape(gradients[number].shape)
     return found
 
 
@@ -182,6 +192,7 @@ def _hook(ranks: JaxRanks) -> None:
 
     normalization = keras.layers.BatchNormalization
     make, sync, moments = JAXTrainer.make_train_function, JAXTrainer.jax_state_sync, normalization._moments
+    make_test = JAXTrainer.make_test_function
 
     @functools.wraps(make)
     def make_train_function(trainer: Any, force: bool = False) -> None:
@@ -203,10 +214,23 @@ def _hook(ranks: JaxRanks) -> None:
 
         trainer.train_function = train_function
 
+    @functools.wraps(make_test)
+    def make_test_function(trainer: Any, force: bool = False) -> None:
+        if trainer.test_function is not None and not force:
+            return
+        make_test(trainer, force)
+        own = trainer.test_function
+
+        def test_function(state: Any, iterator: Iterator[Any]) -> Any:
+            *values, metrics = state  # new at the first batch: else JAX compiles the step again for the second
+            return own((*values, ranks.committed(metrics)), iterator)
+
+        trainer.test_function = test_function
+
     @functools.wraps(sync)
     def jax_state_sync(trainer: Any) -> None:
-        if getattr(trainer, "_jax_state", None):
-            trainer._jax_state = ranks.local(trainer._jax_state)
+        if getattr(trainer, "_jax_state", None):  # Keras has made it a dict and lists of its own, for JAX a leaf
+            trainer._jax_state = {name: ranks.local(list(values)) for name, values in trainer._jax_state.items()}
         sync(trainer)
 
     @functools.wraps(moments)
@@ -215,5 +239,6 @@ def _hook(ranks: JaxRanks) -> None:
         return ranks.moments(rows, *moments(layer, inputs, mask))
 
     JAXTrainer.make_train_function = make_train_function
+    JAXTrainer.make_test_function = make_test_function
     JAXTrainer.jax_state_sync = jax_state_sync
     normalization._moments = moments_of_all

@@ -116,9 +116,12 @@ MORE: dict[str, dict[str, Any]] = {
 
 
 SIZES = [(1, "plain"), *((2, more) for more in MORE), (3, "plain")] + [(4, "plain")] * MANY
+WITH_METRICS = pytest.mark.imports("torchmetrics")
 
 
-@pytest.mark.parametrize(("ranks", "more"), SIZES)
+@pytest.mark.parametrize(
+    ("ranks", "more"), [pytest.param(*size, marks=[WITH_METRICS] * ("metrics" in MORE[size[1]])) for size in SIZES]
+)
 def test_killed_and_gone_on_is_as_never_interrupted_bit_for_bit(ranks: int, more: str, tmp_path: Path) -> None:
     whole = train(tmp_path / "whole", ranks=ranks, **MORE[more])
     step = dying(tmp_path, 2, 1, ranks - 1)  # the third save waits for the end of the first, so that one is there

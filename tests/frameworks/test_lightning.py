@@ -194,6 +194,7 @@ def test_ranks_of_two_hosts_that_have_unequally_many(tmp_path: Path) -> None:
     assert len({each["weight"] for each in found}) == 1
 
 
+@pytest.mark.imports("lightning")
 def test_without_the_framework_the_function_that_imports_lightning_is_warned_of() -> None:
     def train() -> None:
         import lightning

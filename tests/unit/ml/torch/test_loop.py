@@ -465,6 +465,7 @@ def plain_losses(case: str, size: int) -> list[float]:
     return curve
 
 
+@pytest.mark.imports("torchmetrics")
 @pytest.mark.parametrize("size", SIZES)
 @pytest.mark.parametrize(
     "case",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -38,5 +38,7 @@ class Order:
     """Bytes that Spark accepts for all results together, with the log of a coordinator on an executor; 0: any."""
     stall_limit: StallLimit | None = None
     run_dir: str = ""
+    imports: Sequence[str] = ()
+    """Modules of Tritium that the ranks use: imported with the framework, before ranks are forked."""
     aliases: Mapping[str, str] = field(default_factory=dict)
     """Packages that stand for modules of Tritium, see `tritium.aliases`."""

@@ -163,8 +163,15 @@ def order_of(
         result_limit=result_limit,
         stall_limit=StallLimit.of(gang),
         run_dir=attempt.recorder.run_dir,
+        imports=imports_of(attempt.function, rows=bool(plan)),
         aliases=aliases.active(),
     )
+
+
+def imports_of(function: Callable[..., Any], *, rows: bool) -> list[str]:
+    """Return the modules of Tritium that every rank of this function would import: 0.3 s for an estimator's."""
+    module = getattr(function, "__module__", None) or ""
+    return ["tritium.data.shard"] * rows + [module] * module.startswith("tritium.ml.")
 
 
 def signalled(coordinator: Coordinator, number: int) -> bool:

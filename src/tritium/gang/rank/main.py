@@ -10,6 +10,7 @@ import atexit
 import ctypes
 import faulthandler
 import functools
+import importlib
 import json
 import os
 import pickle
@@ -92,7 +93,10 @@ def run(settings: Mapping[str, Any], imported: BaseException | Literal[True] | N
 
 
 def import_all(settings: Mapping[str, Any], framework: Framework | None, progress: ProgressWriter) -> None:
-    """Import the framework, and prepare what the user's function may import. Raises WrongVersion."""
+    """Import the framework and what the ranks need of Tritium, and prepare what the user's function may import.
+
+    Raises WrongVersion.
+    """
     ship.import_from(settings["path"])
     aliases.add(settings["aliases"])
     before_import("tensorflow", import_triton)
@@ -101,6 +105,9 @@ def import_all(settings: Mapping[str, Any], framework: Framework | None, progres
     if framework is not None:
         progress.enter(f"importing {framework.name}")
     import_framework(framework, gpus=settings["gpus"])
+    with without_collections():
+        for name in settings["imports"]:
+            importlib.import_module(name)
 
 
 def _run(control: RankControl, world: World, settings: Mapping[str, Any], framework: Framework | None) -> None:

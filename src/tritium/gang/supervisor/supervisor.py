@@ -149,6 +149,7 @@ class Supervisor:
             "trace": self.order.trace,
             "mounts": [self._user_code.path] if self._user_code else [],
             "path": ship.importable(),
+            "imports": list(self.order.imports),
             "aliases": dict(self.order.aliases),
         }
         keep = (theirs.fileno(), result.fileno(), *self._monitor.fds, *fds)

@@ -81,7 +81,7 @@ class JaxRanks:
         given = [gradient for gradient in gradients if gradient is not None]
         # Gloo takes a millisecond for a collective, however small. NCCL's XLA combines, and overlaps with backward.
         one = jax.default_backend() == "cpu"
-        means = iter(_mean_by_dtype(given) if one else jax.lax.pmean(given, AXIS))
+        means = iter(_mean_by_dtype(given, self._mesh.size) if one else jax.lax.pmean(given, AXIS))
         return [None if gradient is None else next(means) for gradient in gradients]
 
     def step(self, own: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
@@ -170,8 +170,8 @@ class JaxRanks:
         return jax.tree.map(copy, state)
 
 
-def _mean_by_dtype(gradients: Sequence[Any]) -> list[Any]:
-    """Return the means of gradients over the devices, by one collective for each dtype."""
+def _mean_by_dtype(gradients: Sequence[Any], size: int) -> list[Any]:
+    """Return the means of gradients over the `size` devices, by one collective for each dtype."""
     import jax
     import jax.numpy as jnp
 
@@ -182,7 +182,7 @@ def _mean_by_dtype(gradients: Sequence[Any]) -> list[Any]:
         total = jax.lax.optimization_barrier(jax.lax.psum(flat, AXIS))
         ends = np.cumsum([gradients[number].size for number in numbers])[:-1]
         for number, part in zip(numbers, jnp.split(total, ends), strict=True):  # divided as the optimizer reads it
-            found[number] = (part / jax.lax.axis_size(AXIS)).reshape(gradients[number].shape)
+            found[number] = (part / size).reshape(gradients[number].shape)
     return found
 
 

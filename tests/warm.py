@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import ctypes
 import gc
-import importlib
 import json
 import os
 import signal
@@ -38,9 +37,9 @@ MOST = 3  # processes at the same time; one with torch takes 200 MB
 # Variables, and their beginnings, that change from test to test or from worker to worker, and that no import looks at.
 _OF_NO_CONSEQUENCE = ("PYTEST_", "SPARK_", "PYSPARK_", "PYTHON_WORKER", "LOCAL_DIRS", "TMPDIR", "PWD", "OLDPWD", "_")
 _TRAINING = {  # framework -> what ranks import besides: 0.3 s for the training of its estimator, 4 for transformers'
-    "huggingface": "transformers.trainer",
-    "torch": "tritium.ml.torch.loop",
-    **{name: f"tritium.ml.{name}.training" for name in ("keras", "lightgbm", "lightning")},
+    "huggingface": ["transformers.trainer"],
+    "torch": ["tritium.ml.torch.loop"],
+    **{name: [f"tritium.ml.{name}.training"] for name in ("keras", "lightgbm", "lightning")},
 }
 _CLONE_PARENT = 0x8000  # <linux/sched.h>: the child is one of this process's parent
 _PIECE = 1 << 20
@@ -90,7 +89,8 @@ class Warm:
         if settings["framework"] is None and not self._imports:
             return None
         with self._lock:
-            key = json.dumps([_key(request["environment"], settings), self._imports])
+            settings["imports"] = [*_TRAINING.get((settings["framework"] or {}).get("name"), ()), *self._imports]
+            key = _key(request["environment"], settings)
             connection = self._connection(key, request["environment"], settings)
             socket.send_fds(connection, [json.dumps(request).encode()], fds)
             try:
@@ -135,8 +135,7 @@ class Warm:
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with theirs, open(os.devnull, "r+b") as null:
             number = theirs.fileno()
-            given = {"settings": settings, "imports": self._imports, "socket": number}
-            arguments = [json.dumps(given), str(fork_server.ROOM), str(number)]
+            arguments = [json.dumps({"settings": settings, "socket": number}), str(fork_server.ROOM), str(number)]
             silent = {"stdout": null.fileno(), "stderr": null.fileno()}
             process = start_python(_BOOT, arguments, environment=environment, keep=(number,), **silent)
         leaks.STRANGERS.add(process.pid)
@@ -163,7 +162,7 @@ def _key(environment: Mapping[str, str], settings: Mapping[str, Any]) -> str:
     framework = {key: value for key, value in (settings["framework"] or {}).items() if key != "ps"}
     # What a session ships is added by each fork, and roles come with the launch.
     path = [entry for entry in settings["path"] if "/spark-" not in entry and "work/app-" not in entry]
-    return json.dumps([found, framework, settings["aliases"], path])
+    return json.dumps([found, framework, settings["aliases"], settings["imports"], path])
 
 
 def serve(argument: str) -> None:
@@ -172,11 +171,7 @@ def serve(argument: str) -> None:
     settings, connection = given["settings"], socket.socket(fileno=given["socket"])
     before = dict(os.environ)
     os.environ.setdefault("PYTORCH_NVML_BASED_CUDA_CHECK", "1")  # as fork_server.py does
-    framework = frameworks.from_json(settings["framework"])
-    import_all(settings, framework, ProgressWriter())
-    training = [_TRAINING[framework.name]] if framework is not None and framework.name in _TRAINING else []
-    for name in (*training, *given["imports"]):
-        importlib.import_module(name)
+    import_all(settings, frameworks.from_json(settings["framework"]), ProgressWriter())
     set_by_import = {name: value for name, value in os.environ.items() if before.get(name) != value}
     gc.collect()
     gc.freeze()

@@ -141,11 +141,12 @@ class JaxRanks:
         import jax
 
         here = self._mesh.local_devices
+        only = {*here} if len(here) == 1 else None
 
         def place(value: Any) -> Any:
             if not value.is_fully_addressable:
                 return value if value.is_fully_replicated else jax.device_put(value, self._whole)
-            if value.devices() == {*here}:  # no copy
+            if value.devices() == only:  # no copy
                 return jax.make_array_from_single_device_arrays(value.shape, self._whole, [value])
             return jax.make_array_from_process_local_data(self._whole, np.asarray(value), value.shape)
 

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import psutil
+import pyarrow as pa
 import pytest
 
 import tritium as tr
@@ -44,6 +45,15 @@ def test_ranks_are_children_of_one_process_and_lead_sessions_of_their_own() -> N
     assert server == same != os.getpid()
     assert first != second
     assert "fork_server" in command
+
+
+def test_what_ranks_need_of_tritium_is_imported_before_they_are_forked() -> None:
+    def has_shard() -> bool:
+        return "tritium.data.shard" in sys.modules
+
+    rows = pa.table({"x": [1.0, 2.0]})
+    assert launch(has_shard) == [False, False]
+    assert launch(has_shard, data={"train": rows}) == [True, True]
 
 
 def drawn_by_jax() -> tuple[int, float]:

@@ -143,6 +143,48 @@ def test_between_steps_on_jax_values_are_a_ranks_own() -> None:
     assert run(train, "jax") == [([], 1), ([], 1)]
 
 
+@pytest.mark.parametrize("means", [1, 2])
+def test_a_step_on_jax_may_average_gradients_more_than_once(means: int) -> None:
+    """Once, they are in memory that the ranks of a host share; more often, they go through JAX's collectives."""
+
+    def train() -> tuple[list[float], bool]:
+        import jax
+        import keras
+
+        class Descent(keras.Model):  # type: ignore[misc]
+            def train_step(self, state: Any, data: Any) -> tuple[dict[str, Any], Any]:
+                trained, others, optimizer, metrics = state
+                x, y = data
+
+                def loss(values: Any) -> Any:
+                    return ((self.stateless_call(values, others, x, training=True)[0][:, 0] - y) ** 2).mean()
+
+                for _ in range(means):
+                    trained, optimizer = self.optimizer.stateless_apply(optimizer, jax.grad(loss)(trained), trained)
+                return {"loss": loss(trained)}, (trained, others, optimizer, metrics)
+
+        rank = tr.world().rank
+        inputs = keras.layers.Input((4,))
+        model = Descent(inputs, keras.layers.Dense(1, kernel_initializer="zeros")(inputs))
+        model.compile(keras.optimizers.SGD(0.1), "mse")
+        own = slice(100 * rank, 100 * rank + 100)
+        model.fit(X[own], Y[own], batch_size=50, epochs=2, shuffle=False, verbose=0)
+        with open("/proc/self/maps") as maps:
+            shared = "tritium-means" in maps.read()
+        return np.concatenate([each.ravel() for each in model.get_weights()]).tolist(), shared
+
+    one, other = run(train, "jax")
+    assert one == other
+    w = np.zeros(5)
+    for step in [0, 50, 0, 50]:
+        rows = [*range(step, step + 50), *range(100 + step, 150 + step)]
+        x = np.concatenate([X[rows], np.ones((100, 1))], axis=1)
+        for _ in range(means):
+            w -= 0.1 * 2 * x.T @ (x @ w - Y[rows]) / len(rows)
+    np.testing.assert_allclose(one[0], w, rtol=1e-4, atol=1e-5)
+    assert one[1] == (means == 1)
+
+
 def test_batch_normalization_on_jax_is_over_the_rows_of_all_ranks_and_its_gradients_too() -> None:
     def train() -> list[Any]:
         import jax

@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing, nullcontext
+from importlib.util import find_spec
 from typing import Any
 
 import numpy as np
 
 from tritium.errors import BadSetting
 from tritium.frameworks.framework import Place
+from tritium.frameworks.host_memory import HostMemory
 from tritium.frameworks.jax import JAX
 
 AXIS = "rank"
+_SHARED = ("float32", "float64")  # dtypes in which NumPy computes as XLA does
 
 
 def run(place: Place, function: Callable[[JaxRanks], Any]) -> Any:
@@ -26,9 +30,12 @@ def run(place: Place, function: Callable[[JaxRanks], Any]) -> Any:
     """
 
     def call() -> Any:
-        ranks = JaxRanks(place)
-        _hook(ranks)
-        return function(ranks)
+        shares = place.device == "cpu" and find_spec("jax.experimental.buffer_callback") is not None
+        memory = HostMemory.shared(place) if shares else None
+        with closing(memory) if memory is not None else nullcontext():
+            ranks = JaxRanks(place, memory)
+            _hook(ranks)
+            return function(ranks)
 
     return JAX().run(place, call)
 
@@ -36,7 +43,7 @@ def run(place: Place, function: Callable[[JaxRanks], Any]) -> Any:
 class JaxRanks:
     """A mesh of the devices of all ranks, over which batches are split."""
 
-    def __init__(self, place: Place) -> None:
+    def __init__(self, place: Place, memory: HostMemory | None) -> None:
         import jax
         from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
@@ -44,6 +51,8 @@ class JaxRanks:
         self._rows: list[int] = []
         self._in_step = False
         self._mesh = Mesh(np.array(jax.devices()), (AXIS,))
+        self._memory = memory if jax.local_device_count() == 1 else None
+        self._shares = False  # whether the memory is still to be used in the step that is traced
         self._whole = NamedSharding(self._mesh, PartitionSpec())
         self._split = NamedSharding(self._mesh, PartitionSpec(AXIS))
 
@@ -79,9 +88,15 @@ class JaxRanks:
         import jax
 
         given = [gradient for gradient in gradients if gradient is not None]
-        # Gloo takes a millisecond for a collective, however small. NCCL's XLA combines, and overlaps with backward.
-        one = jax.default_backend() == "cpu"
-        means = iter(_mean_by_dtype(given, self._mesh.size) if one else jax.lax.pmean(given, AXIS))
+        if self._memory is not None and all(gradient.dtype in _SHARED for gradient in given):
+            if not self._shares:
+                raise _SecondMean
+            self._shares = False
+            means = iter(_mean_in_memory(given, self._memory))
+        elif jax.default_backend() == "cpu":  # Gloo takes a millisecond for a collective, however small
+            means = iter(_mean_by_dtype(given, self._mesh.size))
+        else:  # NCCL's XLA combines, and overlaps with backward
+            means = iter(jax.lax.pmean(given, AXIS))
         return [None if gradient is None else next(means) for gradient in gradients]
 
     def step(self, own: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
@@ -93,8 +108,11 @@ class JaxRanks:
         import jax
 
         def of_own_rows(state: Any, batch: Any) -> Any:
-            self._in_step = True
+            self._in_step = self._shares = True
             try:
+                return own(state, batch)
+            except _SecondMean:
+                self._memory = None
                 return own(state, batch)
             finally:
                 self._in_step = False
@@ -169,6 +187,26 @@ class JaxRanks:
             return whole.addressable_data(0)
 
         return jax.tree.map(copy, state)
+
+
+class _SecondMean(Exception):
+    """A step averages gradients twice. What a step does with the memory XLA would not do in one order on all ranks."""
+
+
+def _mean_in_memory(gradients: Sequence[Any], memory: HostMemory) -> list[Any]:
+    """Return the means of gradients over the ranks that share the memory. They are computed in XLA's own buffers."""
+    import jax
+    from jax.experimental.buffer_callback import buffer_callback
+
+    def mean(_: Any, means: Sequence[Any], *__: Any) -> None:
+        arrays = [np.asarray(each) for each in means]
+        for dtype in dict.fromkeys(array.dtype for array in arrays):
+            memory.mean([array for array in arrays if array.dtype == dtype])
+
+    shapes = [jax.ShapeDtypeStruct(gradient.shape, gradient.dtype) for gradient in gradients]
+    in_place = {number: number for number in range(len(shapes))}
+    means: list[Any] = buffer_callback(mean, shapes, input_output_aliases=in_place)(*gradients)
+    return means
 
 
 def _mean_by_dtype(gradients: Sequence[Any], size: int) -> list[Any]:

@@ -51,6 +51,7 @@ class Engine:
         self._expected = Expected()
         self._alike = 0  # rounds in a row in which all ranks waited, and nothing was ready
         self._threads = torch.get_num_threads()
+        self._gpu: int | None = None  # the callers' current one, of which the thread knows nothing
         self._thread = threading.Thread(target=self._run, name=f"tritium-{name}", daemon=True)
         self._thread.start()
 
@@ -66,6 +67,7 @@ class Engine:
                     "wait for the first one by synchronize(handle)."
                 )
             if signature.device != "cpu":
+                self._gpu = torch.cuda.current_device()
                 request.before = cuda_event()
                 request.before.record()
             self._pending[signature.key] = request
@@ -128,9 +130,12 @@ class Engine:
                     self._changed.wait_for(self._comes)
                 self._news = False
                 pending = list(self._pending.values())
+                gpu = self._gpu
                 flags = (_WAITS if any(r.waits for r in pending) else 0) | (_JOINED if self._join else 0)
                 flags |= _CLOSES if self._closes else 0
             try:
+                if gpu is not None:
+                    torch.cuda.set_device(gpu)
                 with torch.no_grad():
                     self._round(pending, flags)
             except Exception as error:  # noqa: BLE001 - the connection is lost, or memory: every caller is told

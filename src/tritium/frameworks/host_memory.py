@@ -1,0 +1,199 @@
+"""`HostMemory`: means of arrays over ranks that are all on one host, through memory that they share (rank)."""
+
+from __future__ import annotations
+
+import mmap
+import os
+import socket
+import struct
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from typing import Any
+
+import numpy as np
+
+from tritium.errors import RanksDiffer
+from tritium.frameworks.framework import Place
+
+_MEANS = 1 << 40  # where in the file the means are, behind what ranks give; only what is written takes memory
+_CALL = struct.Struct("<qq")  # what ranks must agree on: the number of the call, the bytes of a rank's arrays
+_LINE = 64  # bytes of a cache line
+_PATIENCE = 60.0  # seconds for the other side of a connection that is made
+_ABLE = hasattr(os, "memfd_create") and hasattr(socket, "SO_PEERCRED")  # Linux
+
+
+class HostMemory:
+    """Memory shared by the ranks of one host, in which they compute means of arrays.
+
+    The memory has no name in any file system: a killed rank leaves nothing behind. Ranks wait for each other on sockets
+    to rank 0, which end with their processes, so that a dead one is noticed at once.
+    """
+
+    def __init__(self, rank: int, size: int, file: int, others: Sequence[socket.socket]) -> None:
+        self._rank = rank
+        self._size = size
+        self._file = file
+        self._others = others  # rank 0: one to each other rank; every other rank: one to rank 0
+        self._calls = 0
+        self._values, self._means = np.empty(0, np.uint8), np.empty(0, np.uint8)
+
+    @classmethod
+    def shared(cls, place: Place) -> HostMemory | None:
+        """Return the memory of all ranks; None on every rank where they can't share any. All ranks call it.
+
+        They can't on several hosts, in containers with a network each, or on a system other than Linux.
+        """
+        if place.size == 1 or len({peer.host for peer in place.peers}) > 1 or not _ABLE:
+            return None
+        own = socket.socket(socket.AF_UNIX)
+        own.settimeout(_PATIENCE)
+        try:
+            if place.rank == 0:
+                own.bind("")  # the kernel gives a name, and takes it back with the socket
+                own.listen(place.size)
+            address = place.gather(own.getsockname() if place.rank == 0 else None)[0]
+            if not all(place.gather(place.rank == 0 or _reaches(own, address))):
+                return None
+            memory = None
+            with suppress(OSError):
+                memory = cls._given(own, place.size) if place.rank == 0 else cls._taken(own, place)
+            if all(place.gather(memory is not None)):
+                return memory
+            if memory is not None:
+                memory.close()
+            return None
+        finally:
+            own.close()
+
+    @classmethod
+    def _given(cls, listener: socket.socket, size: int) -> HostMemory:
+        """Make the memory, and give it to all other ranks."""
+        others: list[socket.socket] = []
+        memory = cls(0, size, os.memfd_create("tritium-means"), others)
+        try:
+            os.ftruncate(memory._file, 2 * _MEANS)
+            while len(others) < size - 1:
+                other, _ = listener.accept()
+                others.append(other)
+                if _is_of_this_user(other):
+                    socket.send_fds(other, [b"\0"], [memory._file])
+                else:
+                    others.pop().close()
+        except BaseException:
+            memory.close()
+            raise
+        return memory
+
+    @classmethod
+    def _taken(cls, first: socket.socket, place: Place) -> HostMemory:
+        """Take the memory that rank 0 gives, over a connection to it."""
+        _, files, _, _ = socket.recv_fds(first, 1, 1)
+        if not files:
+            raise ConnectionError("rank 0 gives no memory")
+        os.set_inheritable(files[0], False)
+        other = first.dup()
+        other.settimeout(None)
+        return cls(place.rank, place.size, files[0], [other])
+
+    def mean(self, arrays: Sequence[np.ndarray[Any, Any]]) -> None:
+        """Replace the arrays, all of one floating dtype and contiguous, by their means over the ranks, in place.
+
+        All ranks call it with arrays of the same shapes; they get the same means, bit for bit. Raises ConnectionError
+        where another rank has ended, RanksDiffer where another rank's arrays have another size. After either, every
+        call raises, on every rank.
+        """
+        if self._file < 0:
+            raise ConnectionResetError("The ranks share no memory any more: to average gradients has failed before.")
+        dtype, count = arrays[0].dtype, sum(array.size for array in arrays)
+        values, means = (each.view(dtype) for each in self._mapped(-(-count * dtype.itemsize // _LINE) * _LINE))
+        for array, part in _parts(arrays, values[self._rank]):
+            part[...] = array
+        self._wait(count * dtype.itemsize)
+        share = slice(*(count * rank // self._size for rank in (self._rank, self._rank + 1)))  # this rank computes it
+        with np.errstate(all="ignore"):  # infinite gradients are for the optimizer to see
+            np.add(values[0][share], values[1][share], out=means[share])
+            for rank in range(2, self._size):
+                means[share] += values[rank][share]
+            means[share] /= self._size
+        self._wait(count * dtype.itemsize)
+        for array, part in _parts(arrays, means):
+            array[...] = part
+
+    def close(self) -> None:
+        """Leave the other ranks: those that wait for this one raise."""
+        for other in self._others:
+            with suppress(OSError):  # it has gone
+                other.shutdown(socket.SHUT_RDWR)  # wakes a thread of this process that waits for it
+            other.close()
+        if self._file >= 0:
+            os.close(self._file)
+            self._file = -1
+            self._values, self._means = np.empty(0, np.uint8), np.empty(0, np.uint8)
+
+    def _mapped(self, size: int) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
+        """Return bytes `[ranks, size]` for what ranks give, and bytes `[size]` for the means.
+
+        They lie apart, whatever the size: a rank may give its next arrays while others read the means.
+        """
+        if len(self._means) < size:
+            self._values = np.frombuffer(mmap.mmap(self._file, self._size * size), np.uint8)
+            self._means = np.frombuffer(mmap.mmap(self._file, size, offset=_MEANS), np.uint8)
+        return self._values[: self._size * size].reshape(self._size, size), self._means[:size]
+
+    def _wait(self, size: int) -> None:
+        """Wait until every rank has come here with arrays of `size` bytes."""
+        self._calls += 1
+        mine = _CALL.pack(self._calls, size)
+        try:
+            if self._rank == 0:
+                calls = {mine, *(_receive(other) for other in self._others)}
+                agreed = mine if calls == {mine} else _CALL.pack(-1, -1)
+                for other in self._others:
+                    other.sendall(agreed)
+            else:
+                self._others[0].sendall(mine)
+                agreed = _receive(self._others[0])
+        except OSError as error:
+            self.close()
+            raise ConnectionResetError(
+                f"The connection of rank {self._rank} to another rank ended while they averaged gradients: {error}"
+            ) from error
+        if agreed != mine:
+            self.close()
+            raise RanksDiffer(
+                f"Ranks average gradients of different sizes: {size} bytes on rank {self._rank}. Every rank must make "
+                "the same model and take the same steps."
+            )
+
+
+def _parts(
+    arrays: Sequence[np.ndarray[Any, Any]], flat: np.ndarray[Any, Any]
+) -> Iterator[tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]]:
+    """Yield each array with its part of a flat one, in which they lie one after the other."""
+    start = 0
+    for array in arrays:
+        yield array, flat[start : start + array.size].reshape(array.shape)
+        start += array.size
+
+
+def _receive(other: socket.socket) -> bytes:
+    """Return what the other has to say of its call. Raises ConnectionError when it has ended."""
+    data = other.recv(_CALL.size, socket.MSG_WAITALL)
+    if len(data) < _CALL.size:
+        raise ConnectionResetError("closed by the other rank")
+    return data
+
+
+def _reaches(own: socket.socket, address: bytes) -> bool:
+    """Connect to rank 0, and return whether it is there: another container has other names."""
+    try:
+        own.connect(address)
+        return _is_of_this_user(own)
+    except OSError:
+        return False
+
+
+def _is_of_this_user(other: socket.socket) -> bool:
+    """Whether the other side is a process of this user: the name of a socket keeps nobody out."""
+    user: int = struct.unpack("3i", other.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))[1]
+    return user == os.geteuid()

@@ -185,6 +185,24 @@ def test_a_step_on_jax_may_average_gradients_more_than_once(means: int) -> None:
     assert one[1] == (means == 1)
 
 
+def test_a_rank_that_leaves_fit_ends_that_of_the_others_on_jax() -> None:
+    def train() -> str:
+        import keras
+
+        class Leaves(keras.callbacks.Callback):  # type: ignore[misc]
+            def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+                if batch == 2 and tr.world().rank == 1:
+                    raise InterruptedError("rank 1 leaves")
+
+        with pytest.raises(Exception, match="rank") as caught:
+            linear().fit(X, Y, batch_size=10, verbose=0, callbacks=[Leaves()])
+        return str(caught.value)
+
+    of_rank_0, of_rank_1 = run(train, "jax")
+    assert "The connection of rank 0 to another rank ended while they averaged gradients" in of_rank_0
+    assert of_rank_1 == "rank 1 leaves"
+
+
 def test_batch_normalization_on_jax_is_over_the_rows_of_all_ranks_and_its_gradients_too() -> None:
     def train() -> list[Any]:
         import jax

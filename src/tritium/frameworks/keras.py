@@ -53,6 +53,7 @@ class Keras(Framework):
     secondary = re.compile(
         r"gloo|connectFullMesh|remote process exit|Dist(Network|Store)Error|nccl(Remote|System|Internal)Error|"
         r"(UnavailableError|AbortedError|CancelledError|InternalError): .*(ollective|onnection|ocket|RPC)|"
+        r"another rank ended while they averaged|"
         r"(Xla|Jax)RuntimeError: .*(UNAVAILABLE|ABORTED|CANCELLED|onnection|oordination)",
         re.IGNORECASE | re.DOTALL,
     )

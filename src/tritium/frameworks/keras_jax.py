@@ -6,6 +6,7 @@ import functools
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, nullcontext
 from importlib.util import find_spec
+from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -226,6 +227,7 @@ def _mean_by_dtype(gradients: Sequence[Any], size: int) -> list[Any]:
 
 
 def _hook(ranks: JaxRanks) -> None:
+    import jax
     import keras
     from keras.src.backend.jax.trainer import JAXTrainer
 
@@ -269,7 +271,10 @@ def _hook(ranks: JaxRanks) -> None:
     @functools.wraps(sync)
     def jax_state_sync(trainer: Any) -> None:
         if getattr(trainer, "_jax_state", None):  # Keras has made it a dict and lists of its own, for JAX a leaf
-            trainer._jax_state = {name: ranks.local(list(values)) for name, values in trainer._jax_state.items()}
+            state = {name: list(values) for name, values in trainer._jax_state.items()}
+            if any(isinstance(value, jax.Array) and value.is_deleted() for value in chain(*state.values())):
+                return  # given to a step that has failed, whose error this must not hide
+            trainer._jax_state = {name: ranks.local(values) for name, values in state.items()}
         sync(trainer)
 
     @functools.wraps(moments)

@@ -11,7 +11,7 @@ from pathlib import Path
 import psutil
 
 import tritium as tr
-from tritium.gang.rank.fork_server import peer
+from tritium.wire import peer
 
 
 def supervisor() -> int:

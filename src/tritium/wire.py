@@ -322,3 +322,9 @@ def _exactly(sock: socket.socket, size: int) -> bytes:
             raise WireError("The connection was closed during the handshake.")
         data += more
     return data
+
+
+def peer(connection: socket.socket) -> tuple[int, int]:
+    """Return the pid and the user id of the process at the other end of a Unix socket: the one that listens there."""
+    pid, user, _ = struct.unpack("iII", connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
+    return pid, user

@@ -14,6 +14,7 @@ import numpy as np
 
 from tritium.errors import RanksDiffer
 from tritium.frameworks.framework import Place
+from tritium.wire import peer
 
 _MEANS = 1 << 40  # where in the file the means are, behind what ranks give; only what is written takes memory
 _CALL = struct.Struct("<qq")  # what ranks must agree on: the number of the call, the bytes of a rank's arrays
@@ -43,7 +44,7 @@ class HostMemory:
 
         They can't on several hosts, in containers with a network each, or on a system other than Linux.
         """
-        if place.size == 1 or len({peer.host for peer in place.peers}) > 1 or not _ABLE:
+        if place.size == 1 or len({each.host for each in place.peers}) > 1 or not _ABLE:
             return None
         own = socket.socket(socket.AF_UNIX)
         own.settimeout(_PATIENCE)
@@ -75,7 +76,7 @@ class HostMemory:
             while len(others) < size - 1:
                 other, _ = listener.accept()
                 others.append(other)
-                if _is_of_this_user(other):
+                if peer(other)[1] == os.getuid():  # the name of a socket keeps nobody out
                     socket.send_fds(other, [b"\0"], [memory._file])
                 else:
                     others.pop().close()
@@ -188,12 +189,6 @@ def _reaches(own: socket.socket, address: bytes) -> bool:
     """Connect to rank 0, and return whether it is there: another container has other names."""
     try:
         own.connect(address)
-        return _is_of_this_user(own)
+        return peer(own)[1] == os.getuid()
     except OSError:
         return False
-
-
-def _is_of_this_user(other: socket.socket) -> bool:
-    """Whether the other side is a process of this user: the name of a socket keeps nobody out."""
-    user: int = struct.unpack("3i", other.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))[1]
-    return user == os.geteuid()

@@ -31,8 +31,11 @@ def run(place: Place, function: Callable[[JaxRanks], Any]) -> Any:
     """
 
     def call() -> Any:
-        shares = place.device == "cpu" and find_spec("jax.experimental.buffer_callback") is not None
-        memory = HostMemory.shared(place) if shares else None
+        import jax
+
+        able = place.device == "cpu" and jax.local_device_count() == 1
+        able = able and find_spec("jax.experimental.buffer_callback") is not None
+        memory = HostMemory.shared(place) if all(place.gather(able)) else None
         with closing(memory) if memory is not None else nullcontext():
             ranks = JaxRanks(place, memory)
             _hook(ranks)
@@ -52,7 +55,7 @@ class JaxRanks:
         self._rows: list[int] = []
         self._in_step = False
         self._mesh = Mesh(np.array(jax.devices()), (AXIS,))
-        self._memory = memory if jax.local_device_count() == 1 else None
+        self._memory = memory
         self._shares = False  # whether the memory is still to be used in the step that is traced
         self._whole = NamedSharding(self._mesh, PartitionSpec())
         self._split = NamedSharding(self._mesh, PartitionSpec(AXIS))

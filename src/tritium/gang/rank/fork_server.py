@@ -13,7 +13,6 @@ import os
 import selectors
 import signal
 import socket
-import struct
 import sys
 import traceback
 import warnings
@@ -23,6 +22,7 @@ from typing import Any, Literal
 from tritium import frameworks
 from tritium.gang.rank.main import answer_with_stacks, die_with, import_all, run
 from tritium.gang.rank.progress_page import ProgressWriter
+from tritium.wire import peer
 
 ROOM = 512
 """Descriptors below it are a rank's: it has them under the same numbers as its supervisor."""
@@ -231,9 +231,3 @@ class _Server:
             self._selector.unregister(rank.connection)
         rank.close()
         self._ranks.remove(rank)
-
-
-def peer(connection: socket.socket) -> tuple[int, int]:
-    """Return the pid and the user id of the process at the other end of a Unix socket: the one that listens there."""
-    pid, user, _ = struct.unpack("iII", connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
-    return pid, user

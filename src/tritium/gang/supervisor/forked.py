@@ -16,9 +16,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from typing import IO, TYPE_CHECKING, Any
 
-from tritium.gang.rank.fork_server import REAP, ROOM, WAITING, peer
+from tritium.gang.rank.fork_server import REAP, ROOM, WAITING
 from tritium.gang.supervisor.process import RankProcess, environment, lift_memory_limit, spawn_rank, start_python
 from tritium.gang.supervisor.stacks import SIGNAL
+from tritium.wire import peer
 
 if TYPE_CHECKING:
     from tritium.gang.order import Order

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from importlib.util import find_spec
 
 
@@ -12,4 +13,6 @@ def settle() -> None:
     import lightning
 
     quiet = {"logger": False, "enable_checkpointing": False, "enable_progress_bar": False}
-    lightning.Trainer(max_epochs=1, accelerator="cpu", devices=1, **quiet)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # on a machine with a GPU: that it is not used
+        lightning.Trainer(max_epochs=1, accelerator="cpu", devices=1, **quiet)

@@ -288,7 +288,18 @@ def is_installed(file: str) -> bool:
 
 def _among_installed(file: str) -> bool:
     inside = ("site-packages" + os.sep, "dist-packages" + os.sep)
-    return file.startswith(_installed_roots()) or any(part in file for part in inside)
+    if file.startswith(_installed_roots()) or any(part in file for part in inside):
+        return True
+    roots = [os.path.join(path, "") for path in sys.path if path]
+    return any(file[len(root) :].split(os.sep)[0] in _targets(root) for root in roots if file.startswith(root))
+
+
+@functools.cache
+def _targets(root: str) -> frozenset[str]:
+    """Return the files and packages that `pip install --target` installed in a folder of `sys.path`."""
+    records = pathlib.Path(root).glob("*.dist-info/RECORD")
+    lines = (line for each in records for line in each.read_text(encoding="utf-8").splitlines())
+    return frozenset(line.partition("/")[0].partition(",")[0] for line in lines)
 
 
 def archive(paths: Sequence[str]) -> bytes:

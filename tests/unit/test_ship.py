@@ -248,6 +248,16 @@ class TestTheUsersOwnModules:
         assert ship.is_installed(str(link))
         assert not ship.is_installed(str(tmp_path / "cache" / "linked.py"))
 
+    def test_packages_that_pip_installed_in_a_folder_of_their_own_are_installed(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        record = tmp_path / "given-1.0.dist-info" / "RECORD"
+        record.parent.mkdir()
+        record.write_text("../bin/given,sha256=x,1\nalone.py,sha256=x,1\ngiven/inner/deep.py,sha256=x,1\nRECORD,,\n")
+        monkeypatch.syspath_prepend(str(tmp_path))
+        names = ("alone.py", "given/inner/deep.py", "own.py")
+        assert [ship.is_installed(str(tmp_path / name)) for name in names] == [True, True, False]
+
 
 @pytest.mark.processes
 class TestPyFiles:

@@ -44,7 +44,7 @@ class KerasDigest(CodeDigest):
         if isinstance(thing, Portable):
             parts = [self.parts(thing.kind), Parts(_text(thing.config)), self.named("objects", thing.objects)]
             return self.joined("portable", parts)
-        if hasattr(thing, "get_config") and hasattr(thing, "weights"):
+        if _has_config(thing) and hasattr(thing, "weights"):
             sums = [zlib.crc32(np.ascontiguousarray(as_array(variable)).tobytes()) for variable in thing.weights]
             return self.joined("layers", [self.parts(type(thing)), Parts("", "", repr(sums))])
         if _has_config(thing):
@@ -53,7 +53,7 @@ class KerasDigest(CodeDigest):
 
 
 def _has_config(thing: Any) -> bool:
-    return hasattr(thing, "get_config") and not isinstance(thing, type)
+    return hasattr(type(thing), "get_config")  # its class is asked: Keras's lazy modules import what they are asked for
 
 
 def _text(config: dict[str, Any]) -> str:

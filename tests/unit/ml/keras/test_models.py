@@ -270,6 +270,19 @@ def test_what_does_not_fit_is_refused_before_anything_starts(
         fitted(rows, **changes)
 
 
+def test_a_loss_may_refer_to_a_module_that_keras_would_import_and_that_is_not_there(rows: pd.DataFrame) -> None:
+    from keras.src.utils.module_utils import LazyModule  # as its own code refers to TensorFlow
+
+    absent = LazyModule("a_framework_that_is_not_installed")
+
+    def loss(y: Any, p: Any) -> Any:
+        return keras.ops.mean(abs(y - p)) if absent else None
+
+    layers = [keras.layers.Input((3,)), keras.layers.Dense(1)]
+    model = fitted(rows, model=keras.Sequential(layers), loss=loss)
+    assert np.isfinite(model.history[-1]["loss"])
+
+
 def test_a_model_of_another_back_end_is_refused() -> None:
     with pytest.raises(BadSetting, match=r"made on Keras's back end 'torch', and backend='jax'. Leave backend= out"):
         KerasSettings(model=dense(), backend="jax", feature_cols=COLUMNS, label_cols=["y"])

@@ -12,7 +12,7 @@ import pandas as pd
 import pytest
 
 import tritium as tr
-from tritium.errors import BadSetting, WrongVersion
+from tritium.errors import BadSetting, RankFailed, WrongVersion
 
 IDS = np.arange(255)
 X = np.stack([np.cos(IDS * (i + 1)) for i in range(4)], axis=1)
@@ -201,6 +201,16 @@ def test_a_rank_that_leaves_fit_ends_that_of_the_others_on_jax() -> None:
     of_rank_0, of_rank_1 = run(train, "jax")
     assert "The connection of rank 0 to another rank ended while they averaged gradients" in of_rank_0
     assert of_rank_1 == "rank 1 leaves"
+
+
+def test_a_rank_that_takes_fewer_steps_is_what_the_error_of_the_other_tells_on_jax() -> None:
+    def train() -> None:
+        linear().fit(X, Y, epochs=2 - tr.world().rank, verbose=0)
+
+    with pytest.raises(RankFailed, match="raised ConnectionResetError: The connection of rank 0") as caught:
+        run(train, "jax")
+    assert "INTERNAL" not in str(caught.value)  # nor the stack of the callback
+    assert "in train\n" in str(caught.value)
 
 
 def test_batch_normalization_on_jax_is_over_the_rows_of_all_ranks_and_its_gradients_too() -> None:

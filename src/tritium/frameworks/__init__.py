@@ -84,6 +84,13 @@ def secondary_patterns() -> tuple[re.Pattern[str], ...]:
     return tuple(pattern for pattern in patterns if pattern is not None)
 
 
+@functools.cache
+def abort_patterns() -> tuple[re.Pattern[str], ...]:
+    """Return the patterns of what a process writes that is aborted because another rank has ended."""
+    patterns = (_class(name).aborts for name in NAMES)
+    return tuple(pattern for pattern in patterns if pattern is not None)
+
+
 def _class(name: str) -> type[Framework]:
     module, _, own = _CLASSES[name].partition(":")
     found: type[Framework] = getattr(importlib.import_module(module), own)

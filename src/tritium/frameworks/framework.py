@@ -78,6 +78,8 @@ class Framework:
     """Whether ranks find each other through the process management interface of MPI (PMI)."""
     secondary: ClassVar[re.Pattern[str] | None] = None
     """Matches "Type: text" of an exception that only says that another rank has ended."""
+    aborts: ClassVar[re.Pattern[str] | None] = None
+    """Matches what is written by a process that the framework aborts because another rank has ended."""
 
     @property
     def no_rows(self) -> str | None:

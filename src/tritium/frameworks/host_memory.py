@@ -37,6 +37,7 @@ class HostMemory:
         self._others = others  # rank 0: one to each other rank; every other rank: one to rank 0
         self._calls = 0
         self._values, self._means = np.empty(0, np.uint8), np.empty(0, np.uint8)
+        self.failure: Exception | None = None  # why the memory is closed, where a call has failed
 
     @classmethod
     def shared(cls, place: Place) -> HostMemory | None:
@@ -156,15 +157,17 @@ class HostMemory:
                 agreed = _receive(self._others[0])
         except OSError as error:
             self.close()
-            raise ConnectionResetError(
+            self.failure = ConnectionResetError(
                 f"The connection of rank {self._rank} to another rank ended while they averaged gradients: {error}"
-            ) from error
+            )
+            raise self.failure from error
         if agreed != mine:
             self.close()
-            raise RanksDiffer(
+            self.failure = RanksDiffer(
                 f"Ranks average gradients of different sizes: {size} bytes on rank {self._rank}. Every rank must make "
                 "the same model and take the same steps."
             )
+            raise self.failure
 
 
 def _parts(

@@ -27,6 +27,7 @@ class JAX(Framework):
     install = "jax"
     float32 = True
     secondary = re.compile(r"Error: [A-Z_]+: .*(Gloo .* failed|coordination service|NCCL operation)", re.S)
+    aborts = re.compile("JAX distributed service detected fatal errors")
 
     def run(self, place: Place, function: Callable[[], Any]) -> Any:
         """Call the function between `jax.distributed.initialize` and the end of all ranks.

@@ -39,7 +39,13 @@ def run(place: Place, function: Callable[[JaxRanks], Any]) -> Any:
         with closing(memory) if memory is not None else nullcontext():
             ranks = JaxRanks(place, memory)
             _hook(ranks)
-            return function(ranks)
+            try:
+                return function(ranks)
+            except Exception as error:
+                if memory is None or memory.failure is None or str(memory.failure) not in str(error):
+                    raise
+                # XLA makes a ValueError of it, whose text is the stack of the callback.
+                raise memory.failure.with_traceback(error.__traceback__) from None
 
     return JAX().run(place, call)
 

@@ -10,13 +10,13 @@ import signal as signals
 import socket
 import sys
 import traceback
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from tritium import errors, ship
 from tritium.errors import RankFailed, Stalled, TritiumError
-from tritium.frameworks import secondary_patterns
+from tritium.frameworks import abort_patterns, secondary_patterns
 from tritium.gang.killed import killed_for
 from tritium.wire import clip
 
@@ -125,6 +125,11 @@ class Failure:
         )
         problem.__cause__ = error
         return cls.of(problem, -1, host=host, pid=os.getpid())
+
+    def with_output(self, tail: Sequence[str]) -> Failure:
+        """Return this failure with the last lines of the rank's output, which may tell that it is secondary."""
+        aborted = self.signal == "SIGABRT" and any(p.search(line) for p in abort_patterns() for line in tail)
+        return dataclasses.replace(self, log=(*self.log, *tail), secondary=self.secondary or aborted)
 
     @property
     def doubt(self) -> int:

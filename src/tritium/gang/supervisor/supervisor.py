@@ -332,7 +332,7 @@ class Supervisor:
         if failure.how in ("exception", "exit", "signal"):
             for thread in self._outputs:
                 thread.join(0.3)
-            failure = Failure.read({**failure.fields(), "log": [*failure.log, *self._output.tail]}, failure.pickled)
+            failure = failure.with_output(self._output.tail)
         try:
             self._channel.send("failed", failure.pickled, **failure.fields())
         except WireError:

@@ -117,7 +117,10 @@ class JaxRanks:
         """
         import jax
 
+        from tritium.frameworks.packed_batch import PackedBatch
+
         def of_own_rows(state: Any, batch: Any) -> Any:
+            batch = batch.unpacked() if isinstance(batch, PackedBatch) else batch
             self._in_step = self._shares = True
             try:
                 return own(state, batch)
@@ -147,22 +150,25 @@ class JaxRanks:
         return mean, (parts * (variances + jnp.square(means - mean))).sum(0)
 
     def joined(self, batch: Any) -> Any:
-        """Return a rank's arrays `[b, …]` as its part of arrays `[size × b, …]`."""
+        """Return a rank's arrays `[b, …]` as its part of arrays `[size × b, …]`, in the form that `step` takes."""
         import jax
 
-        arrays, tree = jax.tree.flatten(jax.tree.map(np.asarray, batch))
+        from tritium.frameworks.packed_batch import PackedBatch, layout_of
+
+        leaves, tree = jax.tree.flatten(batch)
+        arrays = [np.asarray(leaf) for leaf in leaves]
         self._rows.append(len(arrays[0]))
         here = self._mesh.local_devices
         if len(here) > 1:
             whole = [jax.make_array_from_process_local_data(self._split, one) for one in arrays]
-        else:  # all at once: half of the time for 22 columns, 3 ms a step
-            size = self._mesh.size
-            shapes = [(size * len(one), *one.shape[1:]) for one in arrays]
-            whole = [
-                jax.make_array_from_single_device_arrays(shape, self._split, [part])
-                for shape, part in zip(shapes, jax.device_put(arrays, here[0]), strict=True)
-            ]
-        return jax.tree.unflatten(tree, whole)
+            return jax.tree.unflatten(tree, whole)
+        layout, size = layout_of(tree, tuple((array.dtype, array.shape) for array in arrays)), self._mesh.size
+        parts = layout.packed(arrays)
+        whole = [
+            jax.make_array_from_single_device_arrays((size * len(one), *one.shape[1:]), self._split, [part])
+            for one, part in zip(parts, jax.device_put(parts, here[0]), strict=True)
+        ]
+        return PackedBatch(whole, layout)
 
     def replicated(self, state: Any) -> Any:
         """Return a rank's arrays, which are the same on every rank, as global ones. Global ones stay as they are."""

@@ -85,7 +85,7 @@ class Place:
 def arrays(rank: int, step: int, dtype: str) -> Arrays:
     """Arrays of several shapes, larger at each step, one of them empty, with other values on every rank."""
     draw = np.random.default_rng([rank, step])
-    shapes = [(), (3 * step + 1, 5), (0, 4), (7,), (1000 * step,)]
+    shapes = [(), (3 * step + 1, 5), (0, 4), (7,), (1000 * step,), (300, 300)]
     return [np.asarray(draw.normal(size=shape), dtype) for shape in shapes]
 
 

@@ -7,7 +7,7 @@ import importlib
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import asdict
-from typing import Any
+from typing import Any, Literal
 
 from tritium import aliases
 from tritium.frameworks.framework import Framework
@@ -78,17 +78,10 @@ def unnamed(framework: Framework | None, imports: Callable[[str], bool]) -> str 
 
 
 @functools.cache
-def secondary_patterns() -> tuple[re.Pattern[str], ...]:
-    """Return the patterns of errors that only say that another rank has ended, of all frameworks."""
-    patterns = (_class(name).secondary for name in NAMES)
-    return tuple(pattern for pattern in patterns if pattern is not None)
-
-
-@functools.cache
-def abort_patterns() -> tuple[re.Pattern[str], ...]:
-    """Return the patterns of what a process writes that is aborted because another rank has ended."""
-    patterns = (_class(name).aborts for name in NAMES)
-    return tuple(pattern for pattern in patterns if pattern is not None)
+def patterns(kind: Literal["secondary", "aborts"]) -> tuple[re.Pattern[str], ...]:
+    """Return the patterns of all frameworks by which one sees that another rank has ended: see `Framework`."""
+    found = (getattr(_class(name), kind) for name in NAMES)
+    return tuple(pattern for pattern in found if pattern is not None)
 
 
 def _class(name: str) -> type[Framework]:

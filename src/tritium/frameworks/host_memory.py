@@ -109,15 +109,13 @@ class HostMemory:
             raise ConnectionResetError("The ranks share no memory any more: to average gradients has failed before.")
         dtype, count = arrays[0].dtype, sum(array.size for array in arrays)
         values, means = (each.view(dtype) for each in self._mapped(-(-count * dtype.itemsize // _LINE) * _LINE))
-        own = [
-            count * rank // self._size for rank in (self._rank, self._rank + 1)
-        ]  # where the means that it computes lie
-        rest = [*_pieces(arrays, 0, own[0]), *_pieces(arrays, own[1], count)]
+        start, end = (count * rank // self._size for rank in (self._rank, self._rank + 1))  # this rank's means
+        rest = [*_pieces(arrays, 0, start), *_pieces(arrays, end, count)]
         for part, at in rest:
             values[self._rank][at] = part
         self._wait(count * dtype.itemsize)
         with np.errstate(all="ignore"):  # infinite gradients are for the optimizer to see
-            for part, at in _pieces(arrays, *own):
+            for part, at in _pieces(arrays, start, end):
                 every = [part if rank == self._rank else values[rank][at] for rank in range(self._size)]
                 total = np.add(every[0], every[1], out=means[at])
                 for each in every[2:]:
@@ -163,18 +161,17 @@ class HostMemory:
                 self._others[0].sendall(mine)
                 agreed = _receive(self._others[0])
         except OSError as error:
-            self.close()
-            self.failure = ConnectionResetError(
-                f"The connection of rank {self._rank} to another rank ended while they averaged gradients: {error}"
-            )
-            raise self.failure from error
+            text = f"The connection of rank {self._rank} to another rank ended while they averaged gradients: {error}"
+            raise self._failed(ConnectionResetError(text)) from error
         if agreed != mine:
-            self.close()
-            self.failure = RanksDiffer(
-                f"Ranks average gradients of different sizes: {size} bytes on rank {self._rank}. Every rank must make "
-                "the same model and take the same steps."
-            )
-            raise self.failure
+            text = f"Ranks average gradients of different sizes: {size} bytes on rank {self._rank}."
+            raise self._failed(RanksDiffer(f"{text} Every rank must make the same model and take the same steps."))
+
+    def _failed(self, failure: Exception) -> Exception:
+        """Close the memory for a failure, and return that."""
+        self.close()
+        self.failure = failure
+        return failure
 
 
 def _pieces(

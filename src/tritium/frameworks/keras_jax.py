@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, nullcontext
 from importlib.util import find_spec
 from itertools import chain
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -15,6 +15,9 @@ from tritium.errors import BadSetting
 from tritium.frameworks.framework import Place
 from tritium.frameworks.host_memory import HostMemory
 from tritium.frameworks.jax import JAX
+
+if TYPE_CHECKING:
+    from tritium.frameworks.packed_batch import PackedBatch
 
 AXIS = "rank"
 _SHARED = ("float32", "float64")  # dtypes in which NumPy computes as XLA does
@@ -117,10 +120,8 @@ class JaxRanks:
         """
         import jax
 
-        from tritium.frameworks.packed_batch import PackedBatch
-
-        def of_own_rows(state: Any, batch: Any) -> Any:
-            batch = batch.unpacked() if isinstance(batch, PackedBatch) else batch
+        def of_own_rows(state: Any, packed: PackedBatch) -> Any:
+            batch = packed.unpacked()
             self._in_step = self._shares = True
             try:
                 return own(state, batch)
@@ -149,8 +150,8 @@ class JaxRanks:
         mean = (parts * means).sum(0)
         return mean, (parts * (variances + jnp.square(means - mean))).sum(0)
 
-    def joined(self, batch: Any) -> Any:
-        """Return a rank's arrays `[b, …]` as its part of arrays `[size × b, …]`, in the form that `step` takes."""
+    def joined(self, batch: Any) -> PackedBatch:
+        """Return a rank's arrays `[b, …]` as its part of arrays `[size × b, …]`, as `step` takes them."""
         import jax
 
         from tritium.frameworks.packed_batch import PackedBatch, layout_of
@@ -158,15 +159,14 @@ class JaxRanks:
         leaves, tree = jax.tree.flatten(batch)
         arrays = [np.asarray(leaf) for leaf in leaves]
         self._rows.append(len(arrays[0]))
-        here = self._mesh.local_devices
+        layout = layout_of(tree, tuple((array.dtype, array.shape) for array in arrays))
+        packed, here = layout.packed(arrays), self._mesh.local_devices
         if len(here) > 1:
-            whole = [jax.make_array_from_process_local_data(self._split, one) for one in arrays]
-            return jax.tree.unflatten(tree, whole)
-        layout, size = layout_of(tree, tuple((array.dtype, array.shape) for array in arrays)), self._mesh.size
-        parts = layout.packed(arrays)
+            return PackedBatch([jax.make_array_from_process_local_data(self._split, one) for one in packed], layout)
+        shapes = [(self._mesh.size * len(one), *one.shape[1:]) for one in packed]
         whole = [
-            jax.make_array_from_single_device_arrays((size * len(one), *one.shape[1:]), self._split, [part])
-            for one, part in zip(parts, jax.device_put(parts, here[0]), strict=True)
+            jax.make_array_from_single_device_arrays(shape, self._split, [part])
+            for shape, part in zip(shapes, jax.device_put(packed, here[0]), strict=True)
         ]
         return PackedBatch(whole, layout)
 

@@ -16,7 +16,7 @@ from typing import Any, Literal
 
 from tritium import errors, ship
 from tritium.errors import RankFailed, Stalled, TritiumError
-from tritium.frameworks import abort_patterns, secondary_patterns
+from tritium.frameworks import patterns
 from tritium.gang.killed import killed_for
 from tritium.wire import clip
 
@@ -128,7 +128,7 @@ class Failure:
 
     def with_output(self, tail: Sequence[str]) -> Failure:
         """Return this failure with the last lines of the rank's output, which may tell that it is secondary."""
-        aborted = self.signal == "SIGABRT" and any(p.search(line) for p in abort_patterns() for line in tail)
+        aborted = self.signal == "SIGABRT" and any(p.search(line) for p in patterns("aborts") for line in tail)
         return dataclasses.replace(self, log=(*self.log, *tail), secondary=self.secondary or aborted)
 
     @property
@@ -300,7 +300,7 @@ def _is_secondary(error: BaseException) -> bool:
             continue
         seen.add(id(one))
         words = f"{type(one).__qualname__}: {clip(_shown(one, str), _BYTES['text'])}"
-        if any(known.search(words) for known in secondary_patterns()):
+        if any(known.search(words) for known in patterns("secondary")):
             return True
         if _PERHAPS.search(words) and _speaker(one) in _SPEAKERS:
             return True

@@ -157,4 +157,4 @@ def test_a_function_that_imports_horovod_is_told_of_the_framework() -> None:
     ],
 )
 def test_an_error_that_only_says_that_another_rank_has_ended(text: str, secondary: bool) -> None:
-    assert any(pattern.search(text) for pattern in frameworks.secondary_patterns()) is secondary
+    assert any(pattern.search(text) for pattern in frameworks.patterns("secondary")) is secondary

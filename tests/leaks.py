@@ -63,13 +63,17 @@ class Trace:
 
     def left(self, strangers: set[int]) -> list[str]:
         """Wait up to SECONDS until nothing is left. Returns what is left then, a clause each."""
+        return self.left_and_now(strangers)[0]
+
+    def left_and_now(self, strangers: set[int]) -> tuple[list[str], Trace]:
+        """Return what `left` does, and the state then."""
         deadline = time.monotonic() + SECONDS
-        while found := self._compare(Trace.now(strangers)):
+        while found := self._compare(now := Trace.now(strangers)):
             if time.monotonic() > deadline:
                 break
             gc.collect()
             time.sleep(0.05)
-        return found
+        return found, now
 
     def _compare(self, now: Trace) -> list[str]:
         found = [f"process {pid}: {text}" for pid, text in now.processes.items() if pid not in self.processes]

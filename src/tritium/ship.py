@@ -247,7 +247,7 @@ def by_value(by_reference: Sequence[str] = ()) -> Iterator[None]:
     roots = tuple(os.path.abspath(p) for p in by_reference)
     with _registry:  # cloudpickle's list is global: one launch must not remove what another relies on
         already = set(cloudpickle.list_registry_pickle_by_value())
-        modules = [m for m in list(sys.modules.values()) if is_users_own(m, roots) and m.__name__ not in already]
+        modules = [m for m in _not_installed() if is_users_own(m, roots) and m.__name__ not in already]
         for module in modules:
             cloudpickle.register_pickle_by_value(module)
         try:
@@ -258,6 +258,21 @@ def by_value(by_reference: Sequence[str] = ()) -> Iterator[None]:
 
 
 _registry = threading.RLock()
+_installed: dict[str, ModuleType] = {}  # modules found to be installed: some 2,000 with torch, looked at once
+
+
+def _not_installed() -> list[ModuleType]:
+    """Return the imported modules without most of those that are installed."""
+    found = []
+    for name, module in list(sys.modules.items()):
+        if _installed.get(name) is module:
+            continue
+        file = getattr(module, "__file__", None)
+        if isinstance(file, str) and is_installed(file):
+            _installed[name] = module
+        else:
+            found.append(module)
+    return found
 
 
 @functools.cache

@@ -18,7 +18,6 @@ IDS = np.arange(255)
 X = np.stack([np.cos(IDS * (i + 1)) for i in range(4)], axis=1)
 Y = 2 * np.cos(IDS) - np.cos(IDS * 3) + 0.5
 ROWS = pd.DataFrame({"x": list(X.astype("float32")), "y": Y.astype("float32")})
-BACKENDS = pytest.mark.parametrize("backend", ["torch", "jax", "tensorflow"])
 
 
 def run(fn: Any, backend: str | None = "torch", **settings: Any) -> list[Any]:
@@ -35,8 +34,14 @@ def linear() -> Any:
     return model
 
 
-@BACKENDS
-def test_fit_is_one_training_of_all_ranks(backend: str) -> None:
+TWO_DEVICES = {"XLA_FLAGS": "--xla_force_host_platform_device_count=2"}
+
+
+@pytest.mark.parametrize(
+    ("backend", "env"),
+    [("torch", {}), ("jax", {}), ("tensorflow", {}), pytest.param("jax", TWO_DEVICES, id="jax on two devices a rank")],
+)
+def test_fit_is_one_training_of_all_ranks(backend: str, env: dict[str, str]) -> None:
     def train() -> dict[str, Any]:
         import keras
 
@@ -59,6 +64,10 @@ def test_fit_is_one_training_of_all_ranks(backend: str) -> None:
         late.train_on_batch(own[0][:10], own[1][:10])
         if world.rank == 1:  # one rank alone predicts
             assert late.predict(own[0], verbose=0).shape == (len(own[0]), 1)
+        if keras.backend.backend() == "jax":
+            import jax
+
+            assert jax.local_device_count() == (2 if "XLA_FLAGS" in os.environ else 1)
         return {
             "weights": weights,
             "taken": taken,
@@ -68,7 +77,7 @@ def test_fit_is_one_training_of_all_ranks(backend: str) -> None:
             "late": [np.asarray(each) for each in late.get_weights()],
         }
 
-    one, other = run(train, backend)
+    one, other = run(train, backend, env=env)
     w, speed = np.zeros(5), np.zeros(5)
     for mine, theirs in zip(one["taken"], other["taken"], strict=True):
         real = [(x[weights > 0], y[weights > 0]) for x, y, weights in (mine, theirs)]

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 PACKAGES = ()
-GRID = ("config", [{"steps": 1}, {"steps": 300}])
+GRID = ("config", [{"steps": 1}, {"steps": 60}])
 RTOL = 1e-6
 
 

@@ -158,7 +158,6 @@ NOT_WARM = (
     "faults/test_connections.py",
     "faults/test_many_launches.py",
     "faults/test_python_killed.py",
-    "spark/test_benchmarks.py",
     "spark/test_cluster.py",
     "spark/test_launch_spark.py",
 )

@@ -23,6 +23,7 @@ import class_archive
 import clusters
 import leaks
 import warm
+from scheduling import NO_JVM, ByCluster, starts_no_jvm
 from tritium import aliases
 
 gc.disable()  # until all is collected: importing makes millions of objects, and nothing to collect
@@ -174,12 +175,16 @@ def _warm() -> Iterator[warm.Warm | None]:
 @pytest.fixture(autouse=True)
 def _imported_once(request: pytest.FixtureRequest, _warm: warm.Warm | None) -> Iterator[None]:
     """Let the launches of a test in WARM import their framework once for all."""
-    place = request.path.relative_to(Path(__file__).parent).as_posix()
+    place = _place(request.path)
     uses = place.startswith(WARM) and not place.endswith(NOT_WARM) and not FIGURES
     marker = request.node.get_closest_marker("imports")
     imports = marker.args if marker is not None else ()
     with _warm.used(imports) if _warm is not None and uses else contextlib.nullcontext():
         yield
+
+
+def _place(path: Path) -> str:
+    return path.relative_to(Path(__file__).parent).as_posix()
 
 
 def _strangers() -> set[int]:
@@ -201,37 +206,9 @@ def _limit(item: pytest.Item) -> float:
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
-    """Return a scheduler that keeps the tests of one kind of cluster, or of one file, in one process.
-
-    Two `local-cluster`s that start in the same second have the same id, and then each other's work directory. Processes
-    beyond the second take unit tests alone: they use the cores while the others wait, and start no JVM.
-    """
-    from xdist.scheduler import LoadScopeScheduling
-
-    class ByCluster(LoadScopeScheduling):  # type: ignore[misc]
-        def _split_scope(self, nodeid: str) -> str:
-            file, _, test = nodeid.partition("::")
-            words = f"-{test.partition('[')[2].removesuffix(']')}-"
-            kinds = [kind for kind in (*clusters.KINDS[1:], *clusters.EXTRA) if f"-{kind}-" in words]
-            return max(kinds, key=len) if kinds else file
-
-        def _assign_work_unit(self, node: Any) -> None:
-            if _only_unit_tests(node.gateway.id):
-                scope = next((scope for scope in self.workqueue if scope.startswith("tests/unit/")), None)
-                if scope is None:
-                    node.shutdown()
-                    return
-                self.workqueue.move_to_end(scope, last=False)
-            super()._assign_work_unit(node)
-
     gc.enable()  # in this process, which collects no tests itself
     config.option.loadscopereorder = False  # in the order of `pytest_collection_modifyitems`
     return ByCluster(config, log)
-
-
-def _only_unit_tests(worker: str) -> bool:
-    """Return whether a process of pytest-xdist, gw0 and on, is beyond the second."""
-    return int(worker.removeprefix("gw")) > 1
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -250,10 +227,9 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 def pytest_collection_finish(session: pytest.Session) -> None:
     _forget_aliases()  # of files that import tritium.compat: the first test would find Horovod
-    unit = Path(__file__).parent / "unit"
-    only_unit = all(unit in item.path.parents for item in session.items)
-    only_unit = only_unit or _only_unit_tests(os.environ.get("PYTEST_XDIST_WORKER", "gw0"))
-    if not only_unit and not session.config.option.collectonly:
+    no_jvm = all(_place(item.path).startswith(NO_JVM) for item in session.items)
+    no_jvm = no_jvm or starts_no_jvm(os.environ.get("PYTEST_XDIST_WORKER", "gw0"))
+    if not no_jvm and not session.config.option.collectonly:
         try:
             class_archive.write(clusters.SHORT_LIVED)
         except (OSError, RuntimeError, subprocess.SubprocessError) as problem:

@@ -124,16 +124,23 @@ def _nothing_left_behind(request: pytest.FixtureRequest) -> Iterator[None]:
 _left: dict[Path, leaks.Trace] = {}  # the file of the last test, and the state after it
 
 
-def pytest_fixture_setup(fixturedef: pytest.FixtureDef[Any]) -> None:
-    """Forget the state after the last test when something is made that is not one test's."""
-    if fixturedef.scope != "function":
-        _left.clear()
+class _Shared:
+    """Forgets the state after the last test when a fixture that is not one test's begins or ends.
+
+    A plugin, since hooks of a conftest.py are not called for fixtures of the whole session.
+    """
+
+    def pytest_fixture_setup(self, fixturedef: pytest.FixtureDef[Any]) -> None:
+        if fixturedef.scope != "function":
+            _left.clear()
+
+    def pytest_fixture_post_finalizer(self, fixturedef: pytest.FixtureDef[Any]) -> None:
+        if fixturedef.scope != "function":
+            _left.clear()
 
 
-def pytest_fixture_post_finalizer(fixturedef: pytest.FixtureDef[Any]) -> None:
-    """Forget the state after the last test when something has ended that was not one test's."""
-    if fixturedef.scope != "function":
-        _left.clear()
+def pytest_configure(config: pytest.Config) -> None:
+    config.pluginmanager.register(_Shared())
 
 
 @pytest.fixture(autouse=True)

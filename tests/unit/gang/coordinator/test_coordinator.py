@@ -224,6 +224,7 @@ class TestRefusals:
     def test_a_partition_that_has_reported_already(self, start: Start) -> None:
         gang = start()
         gang.hello(0, attempt=5)
+        gang.until(lambda: gang.coordinator.members.get(0), "it is known")
         again = self.refused(gang, gang.hello(0, attempt=6))
         assert again == "partition 0 has reported already (attempt 5)"
 
@@ -653,6 +654,7 @@ class TestTheEnd:
     def test_who_comes_after_an_abort_is_ended_too(self, start: Start) -> None:
         gang = start(2)
         first = gang.hello(0)
+        gang.until(lambda: gang.coordinator.members.get(0), "it is known")
         gang.coordinator.abort("Ctrl-C")
         assert heard(first, "end")["reason"] == "Ctrl-C"
         late = heard(gang.hello(1), "end")

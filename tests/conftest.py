@@ -23,7 +23,7 @@ import class_archive
 import clusters
 import leaks
 import warm
-from scheduling import NO_JVM, ByCluster, starts_no_jvm
+from no_jvm import NO_JVM, starts_no_jvm
 from tritium import aliases
 
 gc.disable()  # until all is collected: importing makes millions of objects, and nothing to collect
@@ -213,6 +213,8 @@ def _limit(item: pytest.Item) -> float:
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    from scheduling import ByCluster
+
     gc.enable()  # in this process, which collects no tests itself
     config.option.loadscopereorder = False  # in the order of `pytest_collection_modifyitems`
     return ByCluster(config, log)

@@ -10,6 +10,7 @@ import sys
 import textwrap
 import zipfile
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -304,3 +305,10 @@ class TestPyFiles:
         (tmp_path / "notes.txt").write_text("")
         with pytest.raises(BadSetting, match=r"notes\.txt' is no Python file, package directory or zip"):
             driver(lambda: None, py_files=[str(tmp_path / "notes.txt")])
+
+
+def test_first_launches_of_several_threads_may_make_the_package_at_once() -> None:
+    ship.package.cache_clear()
+    with ThreadPoolExecutor(4) as pool:
+        made = [each.result() for each in [pool.submit(ship.package) for _ in range(4)]]
+    assert len(set(made)) == 1

@@ -16,7 +16,7 @@ from tritium.gang.driver.captures import uses
 from tritium.gang.program import Program
 from tritium.gang.settings import Gang
 from tritium.hints import did_you_mean
-from tritium.ship import is_installed
+from tritium.ship import SYNTAX_TREES, is_installed
 
 LARGEST = 64 << 20  # bytes of a program: it travels with every task
 
@@ -98,7 +98,8 @@ def _file(path: Path, args: tuple[str, ...]) -> tuple[Program, list[str]]:
 
 def _parsed(content: bytes, path: str) -> ast.Module:
     try:
-        return ast.parse(content, path)
+        with SYNTAX_TREES:
+            return ast.parse(content, path)
     except (SyntaxError, ValueError) as error:
         raise BadSetting(f"{path} can't be run: {error}", setting="fn") from error
 

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import gc
 import io
 import lzma
 import pickle
 import subprocess
 import sys
 import textwrap
+import time
 import zipfile
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -308,7 +310,14 @@ class TestPyFiles:
 
 
 def test_first_launches_of_several_threads_may_make_the_package_at_once() -> None:
+    def lets_others_run(*_: Any) -> None:
+        time.sleep(0.0001)
+
     ship.package.cache_clear()
-    with ThreadPoolExecutor(4) as pool:
-        made = [each.result() for each in [pool.submit(ship.package) for _ in range(4)]]
+    gc.callbacks.append(lets_others_run)  # in the middle of a syntax tree, where Python 3.11 minds it
+    try:
+        with ThreadPoolExecutor(4) as pool:
+            made = [each.result() for each in [pool.submit(ship.package) for _ in range(4)]]
+    finally:
+        gc.callbacks.remove(lets_others_run)
     assert len(set(made)) == 1

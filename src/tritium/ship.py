@@ -72,7 +72,6 @@ def _compat() -> frozenset[str]:
 SYNTAX_TREES = threading.Lock()
 
 
-@functools.cache
 def package(compat: frozenset[str] = frozenset()) -> bytes:
     """Return this package and cloudpickle as a compressed zip of bytecode, without sources, docstrings and annotations.
 
@@ -87,14 +86,18 @@ def package(compat: frozenset[str] = frozenset()) -> bytes:
     (`tritium.cli`), and other libraries' names that nobody uses (`tritium.compat`) are left out. cloudpickle is
     included because executors may lack it, or have another version than the one that pickled here.
     """
-    mounted = getattr(sys.modules["tritium"], "__archive__", None)
-    if mounted is not None:
+    with SYNTAX_TREES:  # and so that of several threads one makes it
+        return _package(compat)
+
+
+@functools.cache
+def _package(compat: frozenset[str]) -> bytes:
+    if (mounted := getattr(sys.modules["tritium"], "__archive__", None)) is not None:
         return bytes(mounted)
     out = io.BytesIO()
     with zipfile.ZipFile(out, "w") as archive:
         for name, source in _sources(compat, "tritium", "cloudpickle"):
-            with SYNTAX_TREES:
-                code = compile(_without_texts(ast.parse(source)), name, "exec", dont_inherit=True, optimize=1)
+            code = compile(_without_texts(ast.parse(source)), name, "exec", dont_inherit=True, optimize=1)
             header = importlib.util.MAGIC_NUMBER + (1).to_bytes(4, "little") + importlib.util.source_hash(source)
             _add(archive, name + "c", header + marshal.dumps(code))
     # By the byte before (lc) and not by the place in a word (pb): 0.4 % smaller, for nothing.

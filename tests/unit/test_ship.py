@@ -135,7 +135,7 @@ class TestEntry:
 
 def test_the_package_is_the_same_zip_every_time() -> None:
     first = ship.package()
-    ship.package.cache_clear()
+    ship._package.cache_clear()
     assert ship.package() == first
     # From 1,024,000 bytes on, Spark warns at each launch that it broadcasts a large task. Its plan takes 22,000 of them
     # (4.2.1, two DataFrames), and the user's function must find room, too.
@@ -313,7 +313,7 @@ def test_first_launches_of_several_threads_may_make_the_package_at_once() -> Non
     def lets_others_run(*_: Any) -> None:
         time.sleep(0.0001)
 
-    ship.package.cache_clear()
+    ship._package.cache_clear()
     gc.callbacks.append(lets_others_run)  # in the middle of a syntax tree, where Python 3.11 minds it
     try:
         with ThreadPoolExecutor(4) as pool:

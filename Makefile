@@ -4,7 +4,7 @@ MAKEFLAGS += --no-print-directory
 BIN := .venv/bin
 # Python keeps the bytecode of src and tests, which every process of the tests and of the demo would compile again.
 unexport PYTHONDONTWRITEBYTECODE
-QUICK_WORKERS ?= 4
+QUICK_WORKERS ?= 3
 CHAOS_SEED ?=
 CHAOS_ROUNDS ?= $(if $(CHAOS_SEED),1,20)
 

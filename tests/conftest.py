@@ -6,6 +6,7 @@ import contextlib
 import gc
 import json
 import os
+import random
 import runpy
 import shutil
 import subprocess
@@ -52,6 +53,7 @@ if str(LEAN) not in os.environ.get("PYTHONPATH", ""):
     runpy.run_path(str(LEAN / "sitecustomize.py"))
 clusters.use_in_jvms(clusters.SHORT_LIVED)
 PIPES = os.environ.pop("TRITIUM_TEST_PIPES", "")
+SEED = int(os.environ.get("TRITIUM_TEST_SEED", "0"))
 FIGURES = os.environ.get("TRITIUM_FAULT_FIGURES", "")
 
 with contextlib.suppress(ImportError):
@@ -141,6 +143,16 @@ class _Shared:
 
 def pytest_configure(config: pytest.Config) -> None:
     config.pluginmanager.register(_Shared())
+
+
+@pytest.fixture(autouse=True)
+def _random_numbers() -> None:
+    """Let random numbers, such as a module's first weights, not depend on which tests ran before in this process."""
+    random.seed(SEED)
+    if (numpy := sys.modules.get("numpy")) is not None:
+        numpy.random.seed(SEED)
+    if (torch := sys.modules.get("torch")) is not None:
+        torch.default_generator.manual_seed(SEED)
 
 
 @pytest.fixture(autouse=True)
@@ -245,7 +257,6 @@ def pytest_collection_finish(session: pytest.Session) -> None:
             print(f"The tests go on, slower: {problem}", file=sys.__stderr__)  # pytest captures the other
         clusters.use_in_jvms(f"{clusters.SHORT_LIVED} {class_archive.options()}")
     # Spare the collector of garbage what was imported, torch above all: a full collection takes 5 ms, not 350.
-    gc.collect()
     gc.freeze()
     gc.enable()
 

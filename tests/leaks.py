@@ -124,11 +124,14 @@ def _parents() -> dict[int, int]:
     if sys.platform != "linux":
         return {p.pid: p.info["ppid"] for p in psutil.process_iter(["ppid"])}
     found = {}
-    for entry in os.scandir("/proc"):
-        if entry.name.isdigit():
-            with contextlib.suppress(OSError), open(f"{entry.path}/stat", "rb") as file:  # it may have ended
-                stat = file.read()
-                found[int(entry.name)] = int(stat[stat.rindex(b")") + 4 :].split(b" ", 1)[0])
+    for name in filter(str.isdigit, os.listdir("/proc")):
+        with contextlib.suppress(OSError):  # it may have ended
+            file = os.open(f"/proc/{name}/stat", os.O_RDONLY)  # half the time of open()
+            try:
+                stat = os.read(file, 4096)
+            finally:
+                os.close(file)
+            found[int(name)] = int(stat[stat.rindex(b")") + 4 :].split(b" ", 1)[0])
     return found
 
 

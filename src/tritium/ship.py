@@ -273,8 +273,8 @@ _installed: dict[str, ModuleType] = {}  # modules found to be installed: some 2,
 def _not_installed() -> list[ModuleType]:
     """Return the imported modules without most of those that are installed."""
     found = []
-    for name, module in list(sys.modules.items()):
-        if _installed.get(name) is module:
+    for name in list(sys.modules):  # without a tuple for each, after 700 of which Python collects garbage
+        if (module := sys.modules.get(name)) is None or _installed.get(name) is module:
             continue
         file = getattr(module, "__file__", None)
         if isinstance(file, str) and is_installed(file):

@@ -30,6 +30,7 @@ from datetime import datetime, timezone
 from typing import Any
 
 from tritium.errors import BadSetting, ModelError
+from tritium.observe.events import installed
 
 MANIFEST = "manifest.json"
 _FORMAT = 1
@@ -224,12 +225,4 @@ def mapped(path: str) -> mmap.mmap | bytearray:
 
 def versions() -> dict[str, str]:
     """Return the versions of Python and of the packages that decide whether a model can be read."""
-    from importlib.metadata import PackageNotFoundError, version
-
-    found = {"python": platform.python_version()}
-    for package in ("tritium", "torch", "numpy", "cloudpickle"):
-        try:
-            found[package] = version(package)
-        except PackageNotFoundError:
-            continue
-    return found
+    return dict(installed("tritium", "torch", "numpy", "cloudpickle"))

@@ -12,6 +12,7 @@ A number that JSON does not have is written as the string "NaN", "Infinity" or "
 from __future__ import annotations
 
 import contextlib
+import functools
 import importlib.metadata
 import json
 import math
@@ -24,6 +25,7 @@ import threading
 from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime, timezone
 from pathlib import Path
+from types import MappingProxyType
 from typing import IO, Any
 
 from tritium.errors import masked
@@ -244,10 +246,14 @@ def without_secrets(settings: Mapping[str, Any]) -> dict[str, Any]:
 
 def versions() -> dict[str, str]:
     """Return the versions of Python, of the operating system, and of the libraries installed in this process."""
-    found = {"python": platform.python_version(), "system": platform.platform()}
-    for name in _LIBRARIES:
-        try:
+    return {"system": platform.platform(), **installed(*_LIBRARIES)}
+
+
+@functools.cache  # to read what pip has written of five libraries takes 5 ms
+def installed(*libraries: str) -> Mapping[str, str]:
+    """Return the version of Python, and of those libraries that are installed."""
+    found = {"python": platform.python_version()}
+    for name in libraries:
+        with contextlib.suppress(importlib.metadata.PackageNotFoundError):
             found[name] = importlib.metadata.version(name)
-        except importlib.metadata.PackageNotFoundError:
-            continue
-    return found
+    return MappingProxyType(found)

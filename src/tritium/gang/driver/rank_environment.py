@@ -80,6 +80,9 @@ def _has_group() -> bool:
 @contextmanager
 def _importable(paths: Sequence[str]) -> Iterator[None]:
     """Make `py_files` importable from where they are, so that breakpoints in them work."""
+    if not paths:
+        yield
+        return
     files = {
         path.stem: path for path in map(Path, map(os.path.abspath, paths)) if path.is_dir() or path.suffix == ".py"
     }

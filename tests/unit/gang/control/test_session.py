@@ -172,6 +172,16 @@ def proxy(serving: Serving) -> Iterator[Proxy]:
     made.close()
 
 
+@pytest.fixture
+def soon_broken(monkeypatch: pytest.MonkeyPatch) -> float:
+    """Return after how many seconds without a byte a connection is broken in this test: half of the usual."""
+    seconds = client_module.SILENCE / 2
+    for module in (client_module, server_module):
+        monkeypatch.setattr(module, "SILENCE", seconds)
+        monkeypatch.setattr(module, "HEARTBEAT_SECONDS", 0.2)
+    return seconds
+
+
 @contextlib.contextmanager
 def line(address: tuple[str, int]) -> Iterator[Client]:
     made = Client(address, SECRET, "a test", SECONDS)
@@ -199,19 +209,19 @@ class TestConnection:
         serving.until_goodbye()
         assert serving.connections > 2
 
-    def test_heartbeats_keep_it_and_confirm(self, serving: Serving) -> None:
+    def test_heartbeats_keep_it_and_confirm(self, soon_broken: float, serving: Serving) -> None:
         with line(serving.server.address) as ours:
             ours.send("echo", number=0)
-            time.sleep(6.0)  # longer than either end would stay with a silent one
+            time.sleep(soon_broken + 1.0)  # longer than either end would stay with a silent one
             assert ours._outbox.kept == 0
             (session,) = serving.server.sessions.values()
             assert session.outbox.kept == 0
             assert ours.receive() == Message("echoed", {"number": 0})
         assert serving.connections == 1
 
-    def test_a_callback_that_takes_long_breaks_nothing(self, serving: Serving) -> None:
+    def test_a_callback_that_takes_long_breaks_nothing(self, soon_broken: float, serving: Serving) -> None:
         with line(serving.server.address) as ours:
-            ours.send("sleep", seconds=6.0)
+            ours.send("sleep", seconds=soon_broken + 1.0)
             ours.send("echo", number=1)
             assert ours.receive() == Message("echoed", {"number": 1})
         serving.until_goodbye()

@@ -46,6 +46,7 @@ os.environ.update(
     MAVEN_OPTS=clusters.SHORT_LIVED,
     OMP_WAIT_POLICY="PASSIVE",  # threads of OpenMP that spin keep the other test processes from their core
 )
+os.environ.setdefault("TRITIUM_CACHE", str(PLACE / "cache"))  # one for all processes of these tests
 tempfile.tempdir = None
 if str(LEAN) not in os.environ.get("PYTHONPATH", ""):
     # For every Python from here on, and for this one.

@@ -1,20 +1,14 @@
 """The package and the user's code on the way to executors (driver packs, supervisor and rank process mount).
 
 Only the driver needs Tritium installed. An executor receives a small function, pickled by value, that carries the
-package as a zip, puts it on `sys.path` without writing to a disk, and calls one of its functions by name.
+package as a zip (package.py), puts it on `sys.path` without writing to a disk, and calls one of its functions by name.
 """
 
 from __future__ import annotations
 
-import ast
 import functools
 import hashlib
-import importlib
-import importlib.resources
-import importlib.util
 import io
-import lzma
-import marshal
 import os
 import pathlib
 import sys
@@ -25,118 +19,12 @@ import zipfile
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from types import ModuleType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import cloudpickle
 
+from tritium import package
 from tritium.errors import BadSetting
-
-if TYPE_CHECKING:
-    if sys.version_info >= (3, 11):
-        from importlib.resources.abc import Traversable
-    else:
-        from importlib.abc import Traversable
-
-_STAMP = (2020, 1, 1, 0, 0, 0)  # the same sources always make the same zip
-
-
-_COMPAT = "compat"
-_LARGE = {"petastorm", "tensorflowonspark"}  # of `tritium.compat`; with all of it, Spark would warn
-_in_use: set[str] = set()  # what has travelled once goes along from then on, so that Python workers can be reused
-
-
-def compat_in_use(code: Collection[bytes] = ()) -> frozenset[str]:
-    """Return the names in `tritium.compat` that go along to the ranks; empty where nobody has imported it.
-
-    code : what the user's code is pickled or packed in. It contains the names of what it imports.
-    """
-
-    def named(name: str) -> bool:
-        return any(name.encode() in part for part in code)
-
-    whole = f"tritium.{_COMPAT}"
-    if whole in sys.modules or named(whole):
-        there = {name for name in _LARGE if f"{whole}.{name}" in sys.modules or named(name) or named(whole)}
-        _in_use.update(_compat() - (_LARGE - there))
-    return frozenset(_in_use)
-
-
-@functools.cache
-def _compat() -> frozenset[str]:
-    there = importlib.resources.files("tritium").joinpath(_COMPAT)
-    return frozenset(i.name for i in there.iterdir() if i.name != "__pycache__") if there.is_dir() else frozenset()
-
-
-# Python 3.11 counts the depth of syntax trees for all threads together, and two that make one at the same time fail:
-# "SystemError: AST constructor recursion depth mismatch", seen in the first launches of two threads.
-SYNTAX_TREES = threading.Lock()
-
-
-def package(compat: frozenset[str] = frozenset()) -> bytes:
-    """Return this package and cloudpickle as a compressed zip of bytecode, without sources, docstrings and annotations.
-
-    compat : the names in `tritium.compat` that go along, see `compat_in_use`.
-
-    It is compressed as a whole, by LZMA: four fifths of what zlib takes, in the same time, and unpacked in 35 ms, once
-    in a worker of Spark's.
-
-    Driver and executors run the same version of Python, or Spark refuses the job. From 1000 KiB on, Spark would warn at
-    each launch that it broadcasts a large task: so docstrings, the annotations of functions and the columns of
-    instructions (a third of it all), which nothing reads there, asserts, what only the driver's shell needs
-    (`tritium.cli`), and other libraries' names that nobody uses (`tritium.compat`) are left out. cloudpickle is
-    included because executors may lack it, or have another version than the one that pickled here.
-    """
-    with SYNTAX_TREES:  # and so that of several threads one makes it
-        return _package(compat)
-
-
-@functools.cache
-def _package(compat: frozenset[str]) -> bytes:
-    if (mounted := getattr(sys.modules["tritium"], "__archive__", None)) is not None:
-        return bytes(mounted)
-    out = io.BytesIO()
-    with zipfile.ZipFile(out, "w") as archive:
-        for name, source in _sources(compat, "tritium", "cloudpickle"):
-            code = compile(_without_texts(ast.parse(source)), name, "exec", dont_inherit=True, optimize=1)
-            header = importlib.util.MAGIC_NUMBER + (1).to_bytes(4, "little") + importlib.util.source_hash(source)
-            _add(archive, name + "c", header + marshal.dumps(code))
-    # By the byte before (lc) and not by the place in a word (pb): 0.4 % smaller, for nothing.
-    how = {"id": lzma.FILTER_LZMA2, "preset": 2, "lc": 4, "lp": 0, "pb": 0}
-    return lzma.compress(out.getvalue(), filters=[how])
-
-
-def _without_texts(tree: ast.Module) -> ast.Module:
-    """Remove docstrings, columns, and the annotations of functions (those of dataclasses' fields are read)."""
-    for node in ast.walk(tree):
-        if isinstance(node, ast.expr | ast.stmt | ast.excepthandler):  # a traceback needs columns to mark the source
-            node.end_lineno, node.col_offset, node.end_col_offset = node.lineno, 0, 0
-        if isinstance(node, ast.FunctionDef):
-            node.returns = None
-        elif isinstance(node, ast.arg):
-            node.annotation = None
-        if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef) and ast.get_docstring(node, clean=False):
-            first = node.body[0]
-            node.body[:1] = [] if len(node.body) > 1 else [ast.copy_location(ast.Pass(), first)]
-    return tree
-
-
-def _sources(compat: frozenset[str], *packages: str) -> Iterator[tuple[str, bytes]]:
-    def walk(folder: Traversable, prefix: str) -> Iterator[tuple[str, bytes]]:
-        for item in sorted(folder.iterdir(), key=lambda i: i.name):
-            if prefix == f"tritium/{_COMPAT}" and item.name not in compat:
-                continue
-            if item.is_dir() and item.name not in ("__pycache__", "cli"):
-                yield from walk(item, f"{prefix}/{item.name}")
-            elif item.name.endswith(".py"):
-                yield f"{prefix}/{item.name}", item.read_bytes()
-
-    for package in packages:
-        yield from walk(importlib.resources.files(package), package)
-
-
-def _add(archive: zipfile.ZipFile, name: str, content: bytes) -> None:
-    info = zipfile.ZipInfo(name, _STAMP)
-    archive.writestr(info, content, zipfile.ZIP_STORED)
 
 
 def home() -> str:
@@ -189,11 +77,11 @@ def entry(
 
     target      : "module:function" within this package.
     annotations : of the returned function, for Spark's UDFs, which read them.
-    code        : the user's code that `target` runs, pickled or packed: see `compat_in_use`.
+    code        : the user's code that `target` runs, pickled or packed: see `package.compat_in_use`.
 
     Another version of Tritium in a reused Python worker is replaced by this one.
     """
-    archive = package(compat_in_use(code))
+    archive = package.zipped(package.compat_in_use(code))
     name = digest(archive)
 
     def call(*args: Any) -> Any:  # pickled by value, so that all it needs is imported inside
@@ -226,9 +114,9 @@ def entry(
             sys.path.insert(0, path)
             sys._tritium = (path,)  # type: ignore[attr-defined]
             importlib.invalidate_caches()
-            package = importlib.import_module("tritium")
-            package.__digest__ = name  # type: ignore[attr-defined]
-            package.__archive__ = archive  # type: ignore[attr-defined]
+            mounted = importlib.import_module("tritium")
+            mounted.__digest__ = name  # type: ignore[attr-defined]
+            mounted.__archive__ = archive  # type: ignore[attr-defined]
         module, _, function = target.partition(":")
         return getattr(importlib.import_module(module), function)(payload, *args)
 

@@ -2,17 +2,12 @@
 
 from __future__ import annotations
 
-import gc
-import io
-import lzma
 import pickle
 import subprocess
 import sys
 import textwrap
-import time
 import zipfile
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -20,7 +15,7 @@ from typing import Any
 import pytest
 
 import tritium as tr
-from tritium import ship
+from tritium import package, ship
 from tritium.errors import BadSetting
 
 # Spark's workers read a function with pyspark's own cloudpickle; here this takes its place.
@@ -77,7 +72,7 @@ class TestEntry:
         """
         out = bare(program, flat(entry)).split("\n")
         assert out[0] == "Message b'a payload' /proc/"
-        assert out[1] == ship.digest(ship.package(ship.compat_in_use()))
+        assert out[1] == ship.digest(package.zipped(package.compat_in_use()))
 
     def test_what_a_supervisor_and_a_rank_import_is_there(self, bare: Callable[..., str]) -> None:
         entry = ship.entry("tritium.ship:digest", b"")
@@ -131,39 +126,6 @@ class TestEntry:
         assert entry.__annotations__ == {"return": "int"}
         assert entry.__name__ == "digest"
         assert entry.__module__ == "__main__"  # so that pyspark, too, takes it by value
-
-
-def test_the_package_is_the_same_zip_every_time() -> None:
-    first = ship.package()
-    ship._package.cache_clear()
-    assert ship.package() == first
-    # From 1,024,000 bytes on, Spark warns at each launch that it broadcasts a large task. Its plan takes 22,000 of them
-    # (4.2.1, two DataFrames), and the user's function must find room, too.
-    assert len(first) < 680_000
-    with zipfile.ZipFile(io.BytesIO(lzma.decompress(first))) as archive:
-        names = archive.namelist()
-    assert "tritium/__init__.pyc" in names
-    assert "tritium/gang/rank/main.pyc" in names
-    assert not [name for name in names if "__pycache__" in name or "/compat/" in name]
-
-
-def test_names_of_other_libraries_travel_where_they_are_used(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ship, "_in_use", set())
-    for name in [name for name in sys.modules if name.startswith("tritium.compat")]:
-        monkeypatch.delitem(sys.modules, name)
-    assert ship.compat_in_use([b"import horovod"]) == frozenset()  # the real one, perhaps
-    monkeypatch.setitem(sys.modules, "tritium.compat", ModuleType("tritium.compat"))
-    used = ship.compat_in_use([b"import horovod"])
-    assert {"__init__.py", "horovod", "sparkdl", "jobs.py"} <= used
-    assert not {"petastorm", "tensorflowonspark"} & used
-    assert ship.compat_in_use([b"def", b"petastorm"]) == used | {"petastorm"} == ship.compat_in_use()
-    monkeypatch.setitem(sys.modules, "tritium.compat.tensorflowonspark", ModuleType("tensorflowonspark"))
-    every = ship.compat_in_use()
-    assert "tensorflowonspark" in every
-    assert len(ship.package(every)) < 860_000
-    with zipfile.ZipFile(io.BytesIO(lzma.decompress(ship.package(every)))) as archive:
-        names = set(archive.namelist())
-    assert {"tritium/compat/horovod/torch/__init__.pyc", "tritium/compat/petastorm/reader.pyc"} <= names
 
 
 def test_a_name_that_did_not_travel_is_said(tmp_path: Path) -> None:
@@ -307,17 +269,3 @@ class TestPyFiles:
         (tmp_path / "notes.txt").write_text("")
         with pytest.raises(BadSetting, match=r"notes\.txt' is no Python file, package directory or zip"):
             driver(lambda: None, py_files=[str(tmp_path / "notes.txt")])
-
-
-def test_first_launches_of_several_threads_may_make_the_package_at_once() -> None:
-    def lets_others_run(*_: Any) -> None:
-        time.sleep(0.0001)
-
-    ship._package.cache_clear()
-    gc.callbacks.append(lets_others_run)  # in the middle of a syntax tree, where Python 3.11 minds it
-    try:
-        with ThreadPoolExecutor(4) as pool:
-            made = [each.result() for each in [pool.submit(ship.package) for _ in range(4)]]
-    finally:
-        gc.callbacks.remove(lets_others_run)
-    assert len(set(made)) == 1

@@ -16,7 +16,8 @@ from tritium.gang.driver.captures import uses
 from tritium.gang.program import Program
 from tritium.gang.settings import Gang
 from tritium.hints import did_you_mean
-from tritium.ship import SYNTAX_TREES, is_installed
+from tritium.package import SYNTAX_TREES
+from tritium.ship import is_installed
 
 LARGEST = 64 << 20  # bytes of a program: it travels with every task
 

@@ -1,0 +1,186 @@
+"""The zip of this package, which travels to executors: what it contains, and that it is made once."""
+
+from __future__ import annotations
+
+import gc
+import hashlib
+import io
+import lzma
+import os
+import subprocess
+import sys
+import textwrap
+import time
+import zipfile
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+from tritium import package
+
+SMALL = {"tritium/__init__.py": b"", "tritium/wire.py": b"def f(a: int):\n    'what it does'\n    return a\n"}
+
+
+@pytest.fixture
+def again() -> Iterator[Callable[[], None]]:
+    """Yield a function after which the next call of `zipped` is as the first of a process."""
+    yield package._zipped.cache_clear
+    package._zipped.cache_clear()
+
+
+def test_the_package_is_the_same_zip_every_time(again: Callable[[], None], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(package.CACHE, "")
+    first = package.zipped()
+    again()
+    assert package.zipped() == first
+    # From 1,024,000 bytes on, Spark warns at each launch that it broadcasts a large task. Its plan takes 22,000 of them
+    # (4.2.1, two DataFrames), and the user's function must find room, too.
+    assert len(first) < 680_000
+    with zipfile.ZipFile(io.BytesIO(lzma.decompress(first))) as archive:
+        names = archive.namelist()
+    assert "tritium/__init__.pyc" in names
+    assert "tritium/gang/rank/main.pyc" in names
+    assert not [name for name in names if "__pycache__" in name or "/compat/" in name]
+
+
+def test_names_of_other_libraries_travel_where_they_are_used(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(package, "_in_use", set())
+    for name in [name for name in sys.modules if name.startswith("tritium.compat")]:
+        monkeypatch.delitem(sys.modules, name)
+    assert package.compat_in_use([b"import horovod"]) == frozenset()  # the real one, perhaps
+    monkeypatch.setitem(sys.modules, "tritium.compat", ModuleType("tritium.compat"))
+    used = package.compat_in_use([b"import horovod"])
+    assert {"__init__.py", "horovod", "sparkdl", "jobs.py"} <= used
+    assert not {"petastorm", "tensorflowonspark"} & used
+    assert package.compat_in_use([b"def", b"petastorm"]) == used | {"petastorm"} == package.compat_in_use()
+    monkeypatch.setitem(sys.modules, "tritium.compat.tensorflowonspark", ModuleType("tensorflowonspark"))
+    every = package.compat_in_use()
+    assert "tensorflowonspark" in every
+    assert len(package.zipped(every)) < 860_000
+    with zipfile.ZipFile(io.BytesIO(lzma.decompress(package.zipped(every)))) as archive:
+        names = set(archive.namelist())
+    assert {"tritium/compat/horovod/torch/__init__.pyc", "tritium/compat/petastorm/reader.pyc"} <= names
+
+
+def test_first_launches_of_several_threads_may_make_the_package_at_once(
+    again: Callable[[], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def lets_others_run(*_: Any) -> None:
+        time.sleep(0.0001)
+
+    monkeypatch.setenv(package.CACHE, "")
+    again()
+    gc.callbacks.append(lets_others_run)  # in the middle of a syntax tree, where Python 3.11 minds it
+    try:
+        with ThreadPoolExecutor(4) as pool:
+            made = [each.result() for each in [pool.submit(package.zipped) for _ in range(4)]]
+    finally:
+        gc.callbacks.remove(lets_others_run)
+    assert len(set(made)) == 1
+
+
+class TestKept:
+    """For later processes of the same user with the same sources."""
+
+    @pytest.fixture
+    def cache(self, tmp_path: Path, again: Callable[[], None], monkeypatch: pytest.MonkeyPatch) -> tuple[Path, Path]:
+        """Return the directory, and the file in it that this process has kept."""
+        monkeypatch.setenv(package.CACHE, str(tmp_path / "a" / "b"))
+        monkeypatch.setattr(package, "_sources", lambda *_: SMALL.items())
+        again()
+        package.zipped()
+        (file,) = tmp_path.glob("a/b/*")
+        return file.parent, file
+
+    @pytest.fixture
+    def made(self, monkeypatch: pytest.MonkeyPatch) -> list[int]:
+        """Return a list that grows with each zip that is made, of SMALL."""
+        monkeypatch.setattr(package, "_sources", lambda *_: SMALL.items())
+        made: list[int] = []
+        compiled = package._compiled
+
+        def counted(sources: dict[str, bytes]) -> bytes:
+            made.append(len(sources))
+            return compiled(sources)
+
+        monkeypatch.setattr(package, "_compiled", counted)
+        return made
+
+    def test_another_process_finds_it(
+        self, tmp_path: Path, again: Callable[[], None], monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setenv(package.CACHE, str(tmp_path))
+        again()
+        right = package.zipped()
+        program = """
+            import hashlib
+            from tritium import package
+            def refused(sources): raise AssertionError("it is made again")
+            package._compiled = refused
+            print(hashlib.sha256(package.zipped()).hexdigest())
+        """
+        found = subprocess.check_output([sys.executable, "-c", textwrap.dedent(program)], text=True)
+        assert found.strip() == hashlib.sha256(right).hexdigest()
+
+    def test_by_this_user_alone(self, cache: tuple[Path, Path]) -> None:
+        directory, file = cache
+        assert (directory.stat().st_mode & 0o777, file.stat().st_mode & 0o777) == (0o700, 0o600)
+
+    def test_other_sources_are_another_file(
+        self, cache: tuple[Path, Path], made: list[int], monkeypatch: pytest.MonkeyPatch, again: Callable[[], None]
+    ) -> None:
+        for number, other in enumerate([{**SMALL, "tritium/more.py": b""}, {**SMALL, "tritium/wire.py": b"f = 1"}]):
+            monkeypatch.setattr(package, "_sources", lambda *_, other=other: other.items())
+            again()
+            with zipfile.ZipFile(io.BytesIO(lzma.decompress(package.zipped()))) as archive:
+                assert archive.namelist() == [f"{name}c" for name in other]
+            assert (len(made), len(list(cache[0].iterdir()))) == (number + 1, number + 2)
+
+    @pytest.mark.parametrize("what", ["cut", "changed", "empty", "writable by others"])
+    def test_a_file_that_is_damaged_or_not_this_users_alone_is_not_used(
+        self, what: str, cache: tuple[Path, Path], made: list[int], again: Callable[[], None]
+    ) -> None:
+        right, (_, file) = package.zipped(), cache
+        content = file.read_bytes()
+        if what == "writable by others":
+            file.chmod(0o666)
+        else:
+            changed = content[:-1] + bytes([content[-1] ^ 1])
+            file.write_bytes({"cut": content[:-100], "changed": changed, "empty": b""}[what])
+        again()
+        assert package.zipped() == right
+        assert len(made) == 1
+        assert (file.read_bytes(), file.stat().st_mode & 0o777) == (content, 0o600)
+
+    def test_where_nothing_can_be_kept_it_is_made(
+        self, made: list[int], again: Callable[[], None], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    ) -> None:
+        (tmp_path / "file").write_text("")
+        for place in (str(tmp_path / "file"), ""):
+            monkeypatch.setenv(package.CACHE, place)
+            again()
+            assert lzma.decompress(package.zipped())
+        assert len(made) == 2
+        assert [path.name for path in tmp_path.iterdir()] == ["file"]
+
+    def test_the_users_directory_for_caches_is_the_default(
+        self, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, again: Callable[[], None]
+    ) -> None:
+        monkeypatch.delenv(package.CACHE)
+        monkeypatch.setenv("HOME", str(tmp_path))
+        monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
+        monkeypatch.setattr(package, "_sources", lambda *_: SMALL.items())
+        again()
+        package.zipped()
+        assert [path.suffix for path in (tmp_path / ".cache" / "tritium").iterdir()] == [".xz"]
+
+    def test_the_oldest_are_removed(self, cache: tuple[Path, Path]) -> None:
+        directory, file = cache
+        os.utime(file, (1, 1))
+        for number in range(package._KEPT):
+            package._keep(f"{number}", b"x")
+        assert {path.stem for path in directory.iterdir()} == {f"{number}" for number in range(package._KEPT)}

@@ -141,10 +141,12 @@ def _sources(compat: frozenset[str], *packages: str) -> Iterator[tuple[str, byte
 
 
 def _directory() -> pathlib.Path | None:
-    given = os.environ.get(CACHE)
-    if given is None:
-        given = os.path.join(os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache"), "tritium")
-    return pathlib.Path(given) if os.path.isabs(given) and os.name == "posix" else None
+    if os.name != "posix":  # else it can't be seen who has written a file
+        return None
+    if (given := os.environ.get(CACHE)) is not None:
+        return pathlib.Path(given).absolute() if given else None
+    caches = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
+    return pathlib.Path(caches, "tritium") if os.path.isabs(caches) else None  # there may be no home
 
 
 def _key(sources: dict[str, bytes]) -> str:

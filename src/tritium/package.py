@@ -6,7 +6,6 @@ import ast
 import contextlib
 import functools
 import hashlib
-import importlib
 import importlib.resources
 import importlib.util
 import io

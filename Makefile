@@ -19,7 +19,7 @@ setup:           ## .venv with the pinned dependencies (every other target does 
 demo: setup      ## train on the bike-sharing data with two ranks, then score a batch and a stream
 	@$(BIN)/tritium demo
 
-quick: setup     ## about 1 minute on 2 cores: lint, types, imports, and the tests that start neither a JVM nor ranks
+quick: setup     ## 1 to 2 minutes on 2 cores: lint, types, imports, and the tests that start neither a JVM nor ranks
 	@$(BIN)/ruff check -q .
 	@$(BIN)/ruff format -q --check .
 	@$(BIN)/mypy

@@ -30,7 +30,6 @@ from datetime import datetime, timezone
 from typing import Any
 
 from tritium.errors import BadSetting, ModelError
-from tritium.observe.events import installed
 
 MANIFEST = "manifest.json"
 _FORMAT = 1
@@ -225,4 +224,6 @@ def mapped(path: str) -> mmap.mmap | bytearray:
 
 def versions() -> dict[str, str]:
     """Return the versions of Python and of the packages that decide whether a model can be read."""
+    from tritium.observe.events import installed  # not by a worker that only reads a model: it takes 30 ms
+
     return dict(installed("tritium", "torch", "numpy", "cloudpickle"))

@@ -18,7 +18,6 @@ import contextlib
 import ctypes
 import errno
 import hashlib
-import importlib
 import json
 import mmap
 import os
@@ -29,6 +28,7 @@ from collections.abc import Iterable, Mapping
 from datetime import datetime, timezone
 from typing import Any
 
+from tritium import file_system
 from tritium.errors import BadSetting, ModelError
 
 MANIFEST = "manifest.json"
@@ -69,9 +69,9 @@ def save(
         shutil.rmtree(beside, ignore_errors=True)
 
 
-def opened(path: str) -> tuple[Any, str, bool]:
-    """Return the file system of `path`, its path there, and whether that is a local disk."""
-    files, root = importlib.import_module("fsspec").core.url_to_fs(str(path))
+def opened(path: str, *, shared: bool = False) -> tuple[Any, str, bool]:
+    """Return `file_system.opened` of `path`, and whether that is a local disk."""
+    files, root = file_system.opened(str(path), shared=shared)
     local = "file" in (files.protocol if isinstance(files.protocol, tuple | list) else (files.protocol,))
     root = os.path.abspath(root) if local else root.rstrip("/")
     return files, root, local
@@ -163,14 +163,14 @@ def _exchange(one: str, other: str) -> bool:
 
 def located(path: str) -> str:
     """Return `path`, or the folder `model` in it, where `TorchModel.save` puts a model beside its Params."""
-    files, root, _ = opened(path)
-    within = not files.exists(f"{root}/{MANIFEST}") and files.exists(f"{root}/model/{MANIFEST}")
+    files, root, _ = opened(path, shared=True)
+    within = not _exists(files, f"{root}/{MANIFEST}") and files.exists(f"{root}/model/{MANIFEST}")
     return f"{path.rstrip('/')}/model" if within else path
 
 
 def read_manifest(path: str) -> dict[str, Any]:
     """Return the manifest of the model at `path`. Raises ModelError when there is none, or one of another format."""
-    files, root, _ = opened(path)
+    files, root, _ = opened(path, shared=True)
     files.invalidate_cache()
     try:
         with files.open(f"{root}/{MANIFEST}", "rb") as file:
@@ -190,7 +190,7 @@ def read_manifest(path: str) -> dict[str, Any]:
 
 def read(path: str, name: str, manifest: Mapping[str, Any]) -> mmap.mmap | bytearray:
     """Return one file of the model, mapped where it is local, else in memory. Raises ModelError if it is damaged."""
-    files, root, local = opened(path)
+    files, root, local = opened(path, shared=True)
     wanted = manifest["files"].get(name)
     if wanted is None:
         raise ModelError(f"The model at {path!r} has no {name}: its manifest lists {sorted(manifest['files'])}.")

@@ -28,6 +28,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import IO, Any
 
+from tritium import file_system
 from tritium.errors import masked
 from tritium.observe.stored import Piece, StoredFiles
 
@@ -102,9 +103,7 @@ class RunLog:
         self._closed = False
         self._remote: tuple[Any, str] | None = None
         if "://" in self.run_dir:
-            import fsspec
-
-            self._remote = fsspec.core.url_to_fs(self.run_dir)
+            self._remote = file_system.opened(self.run_dir)
             self._folder = Path(tempfile.mkdtemp(prefix="tritium-run-"))
             try:
                 self._fetch()

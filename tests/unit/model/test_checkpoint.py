@@ -282,6 +282,22 @@ class TestStore:
         if url.startswith("memory"):
             fsspec.filesystem("memory").rm("/bucket", recursive=True)
 
+    @pytest.mark.parametrize("url", ["memory://bucket/run", "file://{}", "{}"])
+    def test_a_transaction_of_the_users_does_not_hold_a_save_back(self, url: str, tmp_path: Path) -> None:
+        """As Lightning's ModelCheckpoint makes one in the main thread while a checkpoint is saved by another."""
+        files = fsspec.core.url_to_fs(url.format(tmp_path))[0]
+        try:
+            with files.transaction:
+                store = Store(url.format(tmp_path))
+                put(store, 1)
+                put(store, 2, keep=1)
+                loaded, reasons = Store(url.format(tmp_path)).newest()
+            assert loaded is not None
+            assert (loaded["step"], reasons, store.names()) == (2, [], ["000000000002"])
+        finally:
+            if url.startswith("memory"):
+                files.rm("/bucket", recursive=True)
+
     def test_signs_of_patterns_in_the_run_directory_stand_for_themselves(self) -> None:
         """A pattern `lr[0.1]` is `lr0`, too."""
         store, other = Store("memory://bucket/lr[0.1]"), Store("memory://bucket/lr0")

@@ -547,6 +547,14 @@ def test_an_interrupted_save_leaves_nothing(tmp_path: Path) -> None:
         tr.load("memory://half/model")
 
 
+@pytest.mark.parametrize("place", ["memory://saved", "{}"])
+def test_a_transaction_of_the_users_does_not_hold_a_model_back(place: str, tmp_path: Path) -> None:
+    path, model = place.format(tmp_path) + "/mine", regression()
+    with fsspec.url_to_fs(path)[0].transaction:
+        model.save(path)
+        assert (tr.load(path, trusted=True).predict(frame()) == model.predict(frame())).all()
+
+
 @pytest.mark.parametrize("place", ["memory://things", "{}"])
 def test_only_a_model_is_overwritten(place: str, tmp_path: Path) -> None:
     path = place.format(tmp_path) + "/mine"

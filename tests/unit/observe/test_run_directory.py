@@ -201,6 +201,14 @@ class TestStoredFiles:
         log.close()
         assert not [name for name in fsspec.open(where).fs.find(where) if "part" in name]
 
+    def test_a_transaction_of_the_users_does_not_hold_a_file_back(self, memory: Any) -> None:
+        with memory.transaction:
+            log = RunLog("memory://runs/1", {})
+            give(log, "w", b"whole")
+            assert memory.cat_file("/runs/1/w") == b"whole"
+            log.close()
+            assert memory.exists("/runs/1/events.jsonl")
+
     @pytest.mark.parametrize("url", [False, True], ids=["disk", "fsspec"])
     def test_what_is_half_there_is_removed_when_its_attempt_ends(self, tmp_path: Path, memory: Any, url: bool) -> None:
         where = "memory://runs/1" if url else str(tmp_path)

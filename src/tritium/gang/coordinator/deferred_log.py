@@ -10,6 +10,7 @@ from collections.abc import Iterable, Iterator
 from itertools import chain
 from typing import IO, Any
 
+from tritium import file_system
 from tritium.errors import StoreFailed
 from tritium.observe.events import run_at
 from tritium.observe.stored import Piece, StoredFiles
@@ -134,9 +135,7 @@ def _reached(run_dir: str, run_id: str) -> StoredFiles | None:
     try:
         if run_at(run_dir) != run_id:
             return None
-        import fsspec  # type: ignore[import-untyped]
-
-        return StoredFiles(run_dir, fsspec.core.url_to_fs(run_dir) if "://" in run_dir else None)
+        return StoredFiles(run_dir, file_system.opened(run_dir) if "://" in run_dir else None)
     except Exception:  # noqa: BLE001 - no such directory here, no credentials, no such file system
         return None
 

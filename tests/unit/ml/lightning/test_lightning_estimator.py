@@ -7,6 +7,7 @@ import signal
 from pathlib import Path
 from typing import Any
 
+import fsspec
 import lightning
 import numpy as np
 import pandas as pd
@@ -16,6 +17,7 @@ import torch
 import tritium as tr
 from tritium.errors import BadData, BadSetting, TrainingDiverged
 from tritium.ml import EarlyStopping, LightningEstimator, TorchModel
+from tritium.model.checkpoint import Store
 
 pytestmark = [pytest.mark.processes, pytest.mark.timeout(400)]
 ROWS = 103
@@ -227,6 +229,23 @@ def test_accumulated_gradients_and_a_checkpoint_of_the_users(rows: pd.DataFrame,
     one, two = fitted(rows, batch_size=16), fitted(rows, global_batch_size=16, **halves)
     assert_same(one, two, rows, logged=0.2)
     assert len(list((tmp_path / "own").glob("*.ckpt"))) == 1
+
+
+class HoldsFilesBack(lightning.Callback):
+    """A transaction of the file system from the first step to the last, as each save of ModelCheckpoint makes one."""
+
+    def on_train_start(self, trainer: Any, pl_module: Any) -> None:
+        fsspec.filesystem("file").start_transaction()
+
+    def on_train_end(self, trainer: Any, pl_module: Any) -> None:
+        fsspec.filesystem("file").end_transaction()
+
+
+def test_checkpoints_are_saved_while_lightning_saves_its_own(rows: pd.DataFrame, tmp_path: Path) -> None:
+    fitted(rows, callbacks=[HoldsFilesBack()], run_dir=str(tmp_path))
+    loaded, reasons = Store(str(tmp_path)).newest()
+    assert loaded is not None
+    assert (loaded["finished"], reasons) == (True, [])
 
 
 @pytest.mark.filterwarnings("ignore:.isinstance.treespec, LeafSpec.:FutureWarning")

@@ -17,9 +17,6 @@ from tritium.ml.early_stopping import EarlyStoppingState, stays_stopped
 from tritium.ml.lightning.settings import LightningSettings
 from tritium.ml.torch.random_state import random_state, set_random_state
 
-_FILE = "memory://tritium-lightning.ckpt"
-"""Lightning's checkpoint on its way from and to the run directory: of this process alone, and gone with it."""
-
 
 @dataclass
 class Training:
@@ -44,6 +41,8 @@ class TrainingCheckpoint:
     def __init__(self, training: Training, *, run_dir_required: bool) -> None:
         self._training, self._settings, self._world = training, training.settings, training.world
         self._on, self._run_dir_required = self._settings.checkpoint_every is not None, run_dir_required
+        self._file = f"memory://tritium-lightning-{self._world.run_id}.ckpt"
+        """Lightning's checkpoint on its way from and to the run directory: of this process alone, and gone with it."""
         self._saved: Any = None
         self._resized = False
         self._stopped = False
@@ -83,16 +82,16 @@ class TrainingCheckpoint:
         self._resized = saved.size != self._world.size
         if saved["within"] and self._resized:
             content = started_over(content)  # as its rows are, which the ranks are dealt anew
-        with fsspec.open(_FILE, "wb") as file:
+        with fsspec.open(self._file, "wb") as file:
             file.write(content)
-        return _FILE
+        return self._file
 
     def put_back(self, sums: Any) -> None:
         """Restore random generators and the sums of an epoch that continues, after all callbacks have begun."""
         saved, self._saved = self._saved, None
         if saved is None:
             return
-        taken()
+        taken(self._file)
         own = saved.own
         if self._resized:
             return
@@ -139,8 +138,8 @@ class TrainingCheckpoint:
         training = self._training
 
         def state() -> dict[str, Any]:
-            trainer.save_checkpoint(_FILE, weights_only=False)  # every rank calls it, rank 0 writes
-            content = bytearray(taken() if self._world.rank == 0 else b"")
+            trainer.save_checkpoint(self._file, weights_only=False)  # every rank calls it, rank 0 writes
+            content = bytearray(taken(self._file) if self._world.rank == 0 else b"")
             return {
                 "identity": training.identity,
                 "identity_with_code": training.identity_with_code,
@@ -166,11 +165,11 @@ class TrainingCheckpoint:
         return own
 
 
-def taken() -> bytes:
-    """Return Lightning's file, and remove it."""
+def taken(path: str) -> bytes:
+    """Return Lightning's file, which is in memory, and remove it."""
     files = fsspec.filesystem("memory")
-    content: bytes = files.cat_file(_FILE)
-    files.rm(_FILE)
+    content: bytes = files.cat_file(path)
+    files.rm(path)
     return content
 
 

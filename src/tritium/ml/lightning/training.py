@@ -74,7 +74,7 @@ def _train(
     checkpoint = TrainingCheckpoint(this, run_dir_required=user_run_dir)
     path = checkpoint.load()
     if checkpoint.finished and path is not None:
-        module.load_state_dict(weights_in(taken()))
+        module.load_state_dict(weights_in(taken(path)))
         next(iter(training))  # for the types and shapes of the inputs
     else:
         together = Together(settings, world, training, validating, early_stopping, checkpoint, this.history)

@@ -231,6 +231,20 @@ def test_accumulated_gradients_and_a_checkpoint_of_the_users(rows: pd.DataFrame,
     assert len(list((tmp_path / "own").glob("*.ckpt"))) == 1
 
 
+def test_a_fit_beside_another_has_its_own_file_of_lightnings(rows: pd.DataFrame, tmp_path: Path) -> None:
+    """As the fits of a CrossValidator with parallelism=2 and on="here": one ends while the other is being resumed."""
+    fitted(rows, epochs=2, run_dir=str(tmp_path / "one"))
+    beside = []
+
+    class FitsAnother(lightning.Callback):
+        def on_load_checkpoint(self, trainer: Any, pl_module: Any, checkpoint: Any) -> None:
+            beside.append(fitted(rows, epochs=2, run_dir=str(tmp_path / "two")))
+
+    model = fitted(rows, callbacks=[FitsAnother()], run_dir=str(tmp_path / "one"))
+    assert len(beside) == 1
+    assert [len(one.history) for one in (model, beside[0])] == [3, 2]
+
+
 class HoldsFilesBack(lightning.Callback):
     """A transaction of the file system from the first step to the last, as each save of ModelCheckpoint makes one."""
 

@@ -118,13 +118,14 @@ def _nothing_left_behind(request: pytest.FixtureRequest) -> Iterator[None]:
     before = _left.pop(request.path, None) or leaks.Trace.now(_strangers())
     _left.clear()
     yield
-    found, now = before.left_and_now(_strangers())
+    found, now = before.left_and_now(_strangers(), whole=request.node.stash.get(_LAST, True))
     if found:
         pytest.fail("the test left behind:\n  " + "\n  ".join(found), pytrace=False)
     _left[request.path] = now
 
 
 _left: dict[Path, leaks.Trace] = {}  # the file of the last test, and the state after it
+_LAST = pytest.StashKey[bool]()  # whether the next test in this process is of another file
 
 
 class _Shared:
@@ -265,6 +266,7 @@ def pytest_collection_finish(session: pytest.Session) -> None:
 @pytest.hookimpl(tryfirst=True)
 def pytest_runtest_protocol(item: pytest.Item, nextitem: pytest.Item | None) -> bool | None:
     kind = _kind(item)
+    item.stash[_LAST] = nextitem is None or nextitem.path != item.path
     if kind == clusters.KIND:
         return None
     item.ihook.pytest_runtest_logstart(nodeid=item.nodeid, location=item.location)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import functools
 import hashlib
 import io
+import operator
 import os
 import pathlib
 import sys
@@ -158,8 +159,21 @@ _registry = threading.RLock()
 _installed: dict[str, ModuleType] = {}  # modules found to be installed: some 2,000 with torch, looked at once
 
 
+_last: tuple[list[ModuleType], list[ModuleType]] = ([], [])  # all modules at the last look, and what was found
+
+
 def _not_installed() -> list[ModuleType]:
-    """Return the imported modules without most of those that are installed."""
+    """Return the imported modules without most of those that are installed. The caller holds `_registry`."""
+    global _last
+    now = list(sys.modules.values())
+    then, found = _last
+    if len(then) != len(now) or not all(map(operator.is_, then, now)):  # 0.3 ms with 8,000 modules, a search 4
+        found = _search()
+        _last = now, found
+    return found
+
+
+def _search() -> list[ModuleType]:
     found = []
     for name in list(sys.modules):  # without a tuple for each, after 700 of which Python collects garbage
         if (module := sys.modules.get(name)) is None or _installed.get(name) is module:

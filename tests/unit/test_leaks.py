@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import ctypes
+import mmap
 import os
 import signal
 import socket
@@ -10,6 +12,7 @@ import sys
 import tempfile
 import threading
 from collections.abc import Callable
+from dataclasses import replace
 
 import pytest
 
@@ -94,8 +97,31 @@ def test_what_is_left_behind_is_named(
     monkeypatch.setattr(leaks, "SECONDS", 0.2)
     before = leaks.Trace.now(set())
     undo = leave()
-    found = before.left(set())
+    found = [before.left(set()), before.left_and_now(set(), whole=False)[0]]
     undo()
-    assert len(found) == 1
-    assert found[0].startswith(words)
+    assert [len(each) for each in found] == [1, 1]
+    assert all(each[0].startswith(words) for each in found)
+    assert before.left(set()) == []
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="mappings are read from /proc")
+def test_a_mapping_is_named_at_once_and_that_of_a_library_at_the_end_of_the_file(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(leaks, "SECONDS", 0.0)
+    number, name = tempfile.mkstemp()
+    os.unlink(name)
+    os.truncate(number, 4096)
+    before = leaks.Trace.now(set())  # with the file open
+    with mmap.mmap(number, 4096):
+        assert f"deleted file held open or mapped: {name} (deleted)" in before.left_and_now(set(), whole=False)[0]
+    libc = ctypes.CDLL(None)
+    libc.mmap.restype = ctypes.c_void_p
+    libc.mmap.argtypes = [ctypes.c_void_p, *[ctypes.c_size_t] * 4, ctypes.c_long]
+    place = libc.mmap(None, 4096, mmap.PROT_READ, mmap.MAP_SHARED, number, 0)
+    os.close(number)
+    before = replace(before, mmaps=leaks._mmaps)
+    assert before.left_and_now(set(), whole=False)[0] == []
+    assert before.left(set()) == [f"deleted file held open or mapped: {name} (deleted)"]
+    libc.munmap(ctypes.c_void_p(place), ctypes.c_size_t(4096))
     assert before.left(set()) == []

@@ -33,8 +33,8 @@ def again() -> Iterator[Callable[[], None]]:
 
 
 def test_the_package_is_the_same_zip_every_time(again: Callable[[], None], monkeypatch: pytest.MonkeyPatch) -> None:
+    first = package.zipped()  # kept by this process, or another one of the tests
     monkeypatch.setenv(package.CACHE, "")
-    first = package.zipped()
     again()
     assert package.zipped() == first
     # From 1,024,000 bytes on, Spark warns at each launch that it broadcasts a large task. Its plan takes 22,000 of them
@@ -72,6 +72,8 @@ def test_first_launches_of_several_threads_may_make_the_package_at_once(
     def lets_others_run(*_: Any) -> None:
         time.sleep(0.0001)
 
+    some = [(name, source) for name, source in package._sources(frozenset(), "tritium") if "/gang/rank/" in name]
+    monkeypatch.setattr(package, "_sources", lambda *_: some)
     monkeypatch.setenv(package.CACHE, "")
     again()
     gc.callbacks.append(lets_others_run)  # in the middle of a syntax tree, where Python 3.11 minds it
@@ -110,10 +112,7 @@ class TestKept:
         monkeypatch.setattr(package, "_compiled", counted)
         return made
 
-    def test_another_process_finds_it(
-        self, tmp_path: Path, again: Callable[[], None], monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        monkeypatch.setenv(package.CACHE, str(tmp_path))
+    def test_another_process_finds_it(self, again: Callable[[], None]) -> None:
         again()
         right = package.zipped()
         program = """

@@ -9,7 +9,10 @@ three best peers, twice for the others. The machine is waited for until it is qu
 spread, as multiples of the ideal, and the mean squared error of each model on rows of its own, which shows that all
 have learned the same. `--memory` measures one more run of each system: the peak of the sum of PSS over its whole
 process tree, with and without Spark's JVM (no times are taken of it: looking costs time). `--save` writes
-benchmarks/results/train.json.
+benchmarks/results/train.json, or train_ideal.json where `--only` names no peer: what Tritium adds to the ideal is less
+than the spread of a few rounds, so it is measured in more of them, without the peers.
+
+    .venv/bin/python benchmarks/train.py --save --rounds 10 --only ideal "Tritium, TorchEstimator" "Tritium, launch"
 """
 
 from __future__ import annotations
@@ -61,7 +64,8 @@ def main() -> int:
             print(f"{name:<30}{whole:>9.0f} MB, without Spark's JVM {own:>6.0f} MB", flush=True)
     if options.save:
         work = {"rows": options.rows, "epochs": options.epochs}
-        _suite.save("train", {**work, "systems": found, "memory": memory})
+        peers = set(options.only) - {"ideal", *OURS}
+        _suite.save("train" if peers else "train_ideal", {**work, "systems": found, "memory": memory})
     return _suite.failed(found)
 
 

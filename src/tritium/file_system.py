@@ -18,3 +18,13 @@ def opened(url: str, *, shared: bool = False) -> tuple[Any, str]:
 
     files, path = fsspec.core.url_to_fs(url, skip_instance_cache=not shared)
     return files, str(path)
+
+
+def read(url: str) -> bytearray:
+    """Return a whole file.
+
+    Not through the shared instance: where the user has listed the directory, that may give the size of an older file.
+    """
+    files, path = opened(url)
+    with files.open(path, "rb") as file:
+        return bytearray(file.read())

@@ -149,11 +149,14 @@ def test_params_are_kept_and_checked(spark: Any, case: Any, tmp_path: Path) -> N
 class Pairs:
     """A map-style dataset beside the DataFrame."""
 
+    def __init__(self) -> None:
+        self.pairs = rows()[["a", "b"]].to_numpy("float32")
+
     def __len__(self) -> int:
-        return ROWS
+        return len(self.pairs)
 
     def __getitem__(self, index: int) -> np.ndarray[Any, Any]:
-        return rows().loc[index, ["a", "b"]].to_numpy("float32")
+        return self.pairs[index]
 
 
 def pair(path: str) -> np.ndarray[Any, Any]:

@@ -218,7 +218,37 @@ def object_store(url: str) -> None:
     loaded, _ = Store(url).newest()
     assert isinstance(loaded, Mapping)
     facts["last"] = loaded.step
+    facts["fitted"] = [fitted(f"{url}/fit", features) for features in (1, 900)]
     print(json.dumps(facts))
+
+
+def fitted(url: str, features: int) -> int:
+    """Fit with a run directory on the server, and list it afterwards, as users do. Returns the number of weights."""
+    import fsspec
+    import pandas as pd
+    import torch
+
+    from tritium.ml import TorchEstimator
+
+    rows = pd.DataFrame({f"x{i}": [0.0, 1.0] for i in range(features)} | {"y": [0.0, 1.0]})
+    estimator = TorchEstimator(
+        model=lambda: torch.nn.Linear(features, 1),
+        loss=torch.nn.MSELoss(),
+        optimizer=torch.optim.Adam,
+        feature_cols=[name for name in rows if name != "y"],
+        label_cols=["y"],
+        batch_size=2,
+        epochs=1,
+        checkpoint_every=None,
+        run_dir=url,
+        on="here",
+        verbose=False,
+        **QUIET,
+    )
+    model = estimator.fit(rows)
+    files, root = fsspec.core.url_to_fs(url)
+    files.find(root)
+    return sum(weights.numel() for weights in model.module().parameters())
 
 
 if __name__ == "__main__":

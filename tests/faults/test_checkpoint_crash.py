@@ -224,6 +224,7 @@ def test_an_object_store_without_rename(server: str) -> None:
     assert found["third"] == [3, 3]
     assert found["left"] == ["000000000003-2", "000000000004"]
     assert found["last"] == 4
+    assert found["fitted"] == [2, 901], "not as many bytes as an earlier listing says"
     _, second, third = found["notes"]
     assert "own-1.safetensors of the checkpoint s3://bucket/runs/1/checkpoints/000000000003 has " in second[0]
     assert "000000000004 was never completed" in third[0]

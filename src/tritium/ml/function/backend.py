@@ -6,8 +6,7 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
-import fsspec  # type: ignore[import-untyped]
-
+from tritium import file_system
 from tritium.data.schema import Field
 from tritium.ml.backend import Backend, DryRun
 from tritium.ml.digest import CodeDigest
@@ -59,9 +58,6 @@ class FunctionBackend(Backend[FunctionSettings]):
         self, settings: FunctionSettings, run_dir: str, signature: Signature, history: list[dict[str, Any]]
     ) -> Model:
         """Return the state of rank 0 with `predict` as a Model."""
-        with fsspec.open(f"{run_dir}/{training.STATE}", "rb") as file:
-            arrays = bytearray(file.read())
-        with fsspec.open(f"{run_dir}/{training.CODE}", "rb") as file:
-            facts, _, code = file.read().partition(b"\n")
-        engine = FunctionEngine.restore(arrays, json.loads(facts), code)
+        facts, _, code = bytes(file_system.read(f"{run_dir}/{training.CODE}")).partition(b"\n")
+        engine = FunctionEngine.restore(file_system.read(f"{run_dir}/{training.STATE}"), json.loads(facts), code)
         return Model(engine.module, signature, history=history, engine=FunctionEngine.name)

@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
-import fsspec  # type: ignore[import-untyped]
-
+from tritium import file_system
 from tritium.data.schema import Field
 from tritium.ml.backend import Backend
 from tritium.ml.checkpoint import peek
@@ -51,8 +50,7 @@ class KerasBackend(Backend[KerasSettings]):
         inputs = {i.name: (i.dtype, tuple(n or 1 for n in i.shape)) for i in signature.inputs}
         with drawing(settings.seed):
             module = built(settings.make_model(), inputs)
-        with fsspec.open(f"{run_dir}/{training.WEIGHTS}", "rb") as file:
-            arrays = read(bytearray(file.read()))
+        arrays = read(file_system.read(f"{run_dir}/{training.WEIGHTS}"))
         put(module.weights, list(arrays.values()), list(arrays))
         objects, make = dict(settings.custom_objects or {}), None
         if is_keras_model(settings.model):

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
-import fsspec  # type: ignore[import-untyped]
 import lightgbm
 import numpy as np
 
+from tritium import file_system
 from tritium.data.schema import Field
 from tritium.errors import BadSetting
 from tritium.ml.backend import Backend, DryRun
@@ -98,8 +98,7 @@ class LightGBMBackend(Backend[LightGBMSettings]):
         self, settings: LightGBMSettings, run_dir: str, signature: Signature, history: list[dict[str, Any]]
     ) -> Model:
         """Return the booster that rank 0 has stored, as a Model."""
-        with fsspec.open(f"{run_dir}/{training.WEIGHTS}", "rb") as file:
-            booster = lightgbm.Booster(model_str=file.read().decode())
+        booster = lightgbm.Booster(model_str=file_system.read(f"{run_dir}/{training.WEIGHTS}").decode())
         return Model(booster, signature, history=history, engine="lightgbm")
 
 

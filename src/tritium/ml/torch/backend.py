@@ -6,9 +6,9 @@ import dataclasses
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
-import fsspec  # type: ignore[import-untyped]
 import torch
 
+from tritium import file_system
 from tritium.data.schema import Field
 from tritium.ml.arguments import takes_vocabulary
 from tritium.ml.backend import Backend
@@ -59,8 +59,7 @@ class TorchBackend(Backend[TorchSettings]):
     ) -> Model:
         """Return a new module with the weights of rank 0, in eval mode, as a Model."""
         module = settings.make_module()
-        with fsspec.open(f"{run_dir}/{loop.WEIGHTS}", "rb") as file:
-            module.load_state_dict(weights.read(bytearray(file.read())))
+        module.load_state_dict(weights.read(file_system.read(f"{run_dir}/{loop.WEIGHTS}")))
         module.eval()
         by_value = isinstance(settings.model, torch.nn.Module) or takes_vocabulary(settings.model)
         origin = None if by_value else settings.model

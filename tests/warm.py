@@ -170,8 +170,8 @@ def serve(argument: str) -> None:
     given = json.loads(argument)
     settings, connection = given["settings"], socket.socket(fileno=given["socket"])
     before = dict(os.environ)
-    os.environ.setdefault("PYTORCH_NVML_BASED_CUDA_CHECK", "1")  # as fork_server.py does
-    import_all(settings, frameworks.from_json(settings["framework"]), ProgressWriter())
+    with fork_server.looking_by_nvml():
+        import_all(settings, frameworks.from_json(settings["framework"]), ProgressWriter())
     set_by_import = {name: value for name, value in os.environ.items() if before.get(name) != value}
     gc.collect()
     gc.freeze()

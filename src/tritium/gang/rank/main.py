@@ -32,7 +32,12 @@ from tritium.frameworks.at_import import before_import, without_collections
 from tritium.frameworks.framework import Framework
 from tritium.gang.failure import Failure, Regroup
 from tritium.gang.rank.control import RankControl
-from tritium.gang.rank.environment import compare_versions, import_framework, prepare_environment
+from tritium.gang.rank.environment import (
+    compare_versions,
+    import_framework,
+    keep_freed_memory,
+    prepare_environment,
+)
 from tritium.gang.rank.progress_page import ProgressWriter
 from tritium.gang.rank.world import World, entered, finish_checkpoints
 from tritium.triton_first import import_triton
@@ -61,6 +66,7 @@ def run(settings: Mapping[str, Any], imported: BaseException | Literal[True] | N
     os.set_inheritable(settings["control"], False)
     channel = Channel(socket.socket(fileno=settings["control"]))
     answer_with_stacks(settings)
+    keep_freed_memory()
     progress = ProgressWriter.on(settings["progress"])
     framework = frameworks.from_json(settings["framework"])
     trace = tracing(framework) if settings["trace"] else None

@@ -87,7 +87,7 @@ def keep_freed_memory() -> None:
     set_limit = getattr(ctypes.CDLL(None), "mallopt", None)
     if set_limit is not None:  # musl has none
         set_limit(_M_MMAP_THRESHOLD, 32 << 20)
-        set_limit(_M_TRIM_THRESHOLD, 512 << 20)
+        set_limit(_M_TRIM_THRESHOLD, 64 << 20)
 
 
 def _interface(address: str) -> str | None:

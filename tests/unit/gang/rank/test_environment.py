@@ -37,11 +37,12 @@ def test_what_a_step_frees_is_kept_for_the_next_unless_the_user_has_set_limits(e
 
 @pytest.mark.skipif(sys.platform != "linux", reason="ranks are forked on Linux alone")
 @pytest.mark.parametrize("own", [None, "1"])
-def test_torch_looks_for_gpus_as_the_user_says_after_the_fork(own: str | None) -> None:
+def test_torch_looks_for_gpus_as_the_user_says_after_the_fork(own: str | None, monkeypatch: pytest.MonkeyPatch) -> None:
     """With NVML, which is for the process that forks, an optimizer's look takes 40 to 200 µs a step."""
 
     def look() -> str | None:
         return os.environ.get("PYTORCH_NVML_BASED_CUDA_CHECK")
 
+    monkeypatch.delenv("PYTORCH_NVML_BASED_CUDA_CHECK", raising=False)  # importing Lightning sets it
     env = {} if own is None else {"PYTORCH_NVML_BASED_CUDA_CHECK": own}
     assert tr.launch(look, env=env, framework="torch", **QUIET) == [own]

@@ -126,8 +126,7 @@ def goals(found: Mapping[str, Any]) -> Iterator[Goal]:
     if one := found.get("train"):
         yield from training(one["systems"], found.get("train_ideal", one)["systems"])
         if memory := one.get("memory"):
-            peaks = {name: _suite.median(runs, "without the JVM MB") for name, runs in memory.items()}
-            own = {name: peak for name, peak in peaks.items() if peak}
+            own = medians(memory, "without the JVM MB")
             least = min(value for name, value in own.items() if name not in train.OURS)
             used = min(own[name] for name in train.OURS if name in own)
             yield at_most("peak memory of the tree without Spark's JVM, of the best peer's", 0.6, used / least, " ×")

@@ -118,14 +118,21 @@ def _nothing_left_behind(request: pytest.FixtureRequest) -> Iterator[None]:
     before = _left.pop(request.path, None) or leaks.Trace.now(_strangers())
     _left.clear()
     yield
-    found, now = before.left_and_now(_strangers(), whole=request.node.stash.get(_LAST, True))
+    found, now = before.left_and_now(_strangers(), whole=request.node.stash.get(_WHOLE, True))
     if found:
         pytest.fail("the test left behind:\n  " + "\n  ".join(found), pytrace=False)
     _left[request.path] = now
 
 
 _left: dict[Path, leaks.Trace] = {}  # the file of the last test, and the state after it
-_LAST = pytest.StashKey[bool]()  # whether the next test in this process is of another file
+_WHOLE = pytest.StashKey[bool]()  # whether `_left` may be forgotten before the next test
+
+
+def _shares(item: pytest.Item, following: pytest.Item | None) -> bool:
+    """Return whether the next test begins with what this one leaves, as no fixture of several tests begins or ends."""
+    if following is None or following.parent is not item.parent:
+        return False
+    return set(getattr(following, "fixturenames", ())) <= set(getattr(item, "fixturenames", ()))
 
 
 class _Shared:
@@ -266,7 +273,7 @@ def pytest_collection_finish(session: pytest.Session) -> None:
 @pytest.hookimpl(tryfirst=True)
 def pytest_runtest_protocol(item: pytest.Item, nextitem: pytest.Item | None) -> bool | None:
     kind = _kind(item)
-    item.stash[_LAST] = nextitem is None or nextitem.path != item.path
+    item.stash[_WHOLE] = not _shares(item, nextitem)
     if kind == clusters.KIND:
         return None
     item.ihook.pytest_runtest_logstart(nodeid=item.nodeid, location=item.location)

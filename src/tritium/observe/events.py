@@ -52,12 +52,7 @@ def _absolute(path: str) -> str:
 
 def run_at(run_dir: str) -> str:
     """Return the id of the run whose directory this is. Raises its file system's error where it can't be read."""
-    import fsspec  # type: ignore[import-untyped]
-
-    files, root = fsspec.core.url_to_fs(run_dir)
-    files.invalidate_cache()
-    with files.open(f"{root.rstrip('/')}/{_RUN_FILE}", "rb") as file:
-        return str(json.loads(file.read())["run"])
+    return str(json.loads(file_system.read(f"{run_dir.rstrip('/')}/{_RUN_FILE}"))["run"])
 
 
 def _append_whole(file: IO[bytes], data: bytes) -> None:

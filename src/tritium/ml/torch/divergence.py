@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -27,10 +28,11 @@ class DivergenceCheck:
         self._watched: tuple[list[Any], torch.Tensor] | None = None
         self._bad: Any = None  # the first batch of this rank whose loss was not finite
 
-    def watch(self, batches: list[Any], losses: list[torch.Tensor], norm: torch.Tensor) -> None:
-        """Take one optimizer step: its batches, their losses, and the norm of the gradients, equal on all ranks."""
+    def watch(self, batches: list[Any], losses: list[torch.Tensor], norms: Sequence[torch.Tensor]) -> None:
+        """Take one optimizer step: its batches, their losses, and norms of the gradients, equal on all ranks."""
         self._look()
-        self._watched = batches, torch.stack([norm, *(loss.to(norm.device) for loss in losses)])
+        device = losses[0].device
+        self._watched = batches, torch.stack([number.to(device) for number in (*losses, *norms)])
 
     def check(self) -> None:
         """Check the losses of all ranks, too, before a checkpoint and at the end of an epoch. A collective call."""
@@ -43,10 +45,11 @@ class DivergenceCheck:
         if self._watched is None:
             return
         (batches, seen), self._watched = self._watched, None
-        norm, *losses = seen.tolist()
+        numbers = seen.tolist()
+        losses, norms = numbers[: len(batches)], numbers[len(batches) :]
         if self._bad is None:
             self._bad = next((b for b, loss in zip(batches, losses, strict=True) if not math.isfinite(loss)), None)
-        if not math.isfinite(norm):
+        if not all(map(math.isfinite, norms)):
             raise self._error(batches)
 
     def _error(self, batches: list[Any]) -> TrainingDiverged:

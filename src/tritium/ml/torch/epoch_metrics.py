@@ -52,11 +52,11 @@ class EpochMetrics:
             self._padded += len(next(iter(batch.values())))
             return
         with torch.no_grad():
-            label = label_in(batch, self._labels)
+            label = label_in(batch, self._labels) if self._own or self._kept else None
             means = [loss, *parts, *(metric(output, label) for metric in self._own.values())]
             for sum_, mean in zip(self._each, means, strict=True):
                 if isinstance(mean, torch.Tensor):
-                    sum_.add_(mean.detach(), alpha=batch.rows)
+                    sum_.add_(mean, alpha=batch.rows)
                 else:
                     sum_.add_(mean * batch.rows)
             self._rows += batch.rows

@@ -185,15 +185,18 @@ class ShardedGradients:
                 found.append(gradient.to_local())
         return found
 
-    def norm(self) -> torch.Tensor:
-        """Return the L2 norm of the whole gradients, the same on every rank. A collective call."""
+    def norms(self) -> list[torch.Tensor]:
+        """Return the L2 norm of all gradients together, the same on every rank. A collective call."""
+        return [self._norm()]
+
+    def _norm(self) -> torch.Tensor:
         norms = [torch.linalg.vector_norm(part.float()).double() for part in self._parts() if part.numel()]
         squares = torch.stack(norms).square().sum() if norms else torch.zeros((), dtype=torch.float64)
         return self._ranks.sum(squares.to(self._ranks.device)).sqrt().float()
 
     def clip(self, largest: float) -> None:
         """Scale the gradients so that their norm is at most `largest`, as clip_grad_norm_ does. A collective call."""
-        factor = (largest / (self.norm() + 1e-6)).clamp(max=1.0)
+        factor = (largest / (self._norm() + 1e-6)).clamp(max=1.0)
         for part in self._parts():
             part.mul_(factor.to(part.dtype))
 

@@ -103,10 +103,10 @@ class Gradients:
                 hook.remove()
         self.order = arrived
 
-    def norm(self) -> torch.Tensor:
-        """Return the L2 norm of the exchanged gradients, the same on every rank."""
-        arrived = (parameter.grad for parameter in self._trained if parameter.grad is not None)
-        return torch.nn.utils.get_total_norm([_numbers(gradient) for gradient in arrived])
+    def norms(self) -> list[torch.Tensor]:
+        """Return the L2 norm of each exchanged gradient, the same on every rank."""
+        arrived = [_numbers(parameter.grad) for parameter in self._trained if parameter.grad is not None]
+        return list(torch._foreach_norm(arrived)) if arrived else []  # get_total_norm groups them first: 0.05 ms
 
     def clip(self, largest: float) -> None:
         """Scale the gradients so that their norm is at most `largest`."""

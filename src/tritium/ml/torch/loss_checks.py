@@ -38,16 +38,16 @@ def refuse_class(term: Term, output: Any, label: Any, error: Exception) -> None:
         ) from error
 
 
-def refuse_third_class(term: Term, label: Any, settings: TorchSettings, *, first: bool) -> None:
-    """Raise BadRow for a label below 0 or above 1 with which one score is compared; fractions between are allowed.
+def is_of_two_classes(term: Term, settings: TorchSettings) -> bool:
+    """Return whether a loss compares one score a row with the class 0 or 1."""
+    return is_of_one_score(term.loss) and (settings.task == "classification" or term.part is not None)
 
-    Torch computes a loss for any number there. On a CPU every batch is checked, which takes microseconds; on a GPU only
-    the `first` one of a rank, as each check waits for the device.
+
+def refuse_third_class(term: Term, label: Any) -> None:
+    """Raise BadRow for a label below 0 or above 1 in a loss of two classes; fractions between are allowed.
+
+    Torch computes a loss for any number there.
     """
-    if not is_of_one_score(term.loss) or not (first or label.device.type == "cpu"):
-        return
-    if settings.task != "classification" and term.part is None:
-        return
     wrong = label[(label < 0) | (label > 1)]
     if len(wrong):
         column, value = term.column, wrong[0].item()

@@ -59,7 +59,8 @@ class OptimizerStep:
         with self._replica.gradients.exchanged(now=group.at_last):
             loss, output = self._replica.call(self._step, batch)
             # Scaled to give the mean over all rows of all ranks and batches, as one process would compute it.
-            whole = loss * (batch.scale * batch.total / group.total)
+            factor = batch.scale * batch.total / group.total
+            whole = loss if factor == 1.0 else loss * factor
             (whole if self.scaler is None else self.scaler.scaled(whole)).backward()
         # A repeated row, of scale 0, must not count: its loss may be NaN, and NaN * 0 is NaN.
         return (loss.detach() if batch.rows else torch.zeros_like(loss.detach())), output
@@ -67,16 +68,16 @@ class OptimizerStep:
     def finish(self, batches: Sequence[Any], losses: list[torch.Tensor]) -> None:
         """Watch, clip and take the gradients of these batches, and clear them."""
         if self.scaler is None:
-            self._divergence.watch(list(batches), losses, self._replica.gradients.norm())
+            self._divergence.watch(list(batches), losses, self._replica.gradients.norms())
             self._clip()
             self._optimizer.step()
         else:
             self.scaler.unscale(self._optimizer, self._ungrouped)
-            norm = self._replica.gradients.norm()
+            norms = self._replica.gradients.norms()
             self._clip()
             # Gradients that are infinite only as they were scaled are no divergence.
             gone = self.scaler.step(self._optimizer)
-            self._divergence.watch(list(batches), losses, torch.zeros_like(norm) if gone else norm)
+            self._divergence.watch(list(batches), losses, [] if gone else norms)
         self._clear()
 
     def entry(self, epoch: Any, tell: Callable[[str], Any]) -> dict[str, int]:

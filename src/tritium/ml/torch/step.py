@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from contextlib import nullcontext
 from typing import Any
 
 import torch
@@ -11,7 +12,13 @@ from torch.nn.parallel import DistributedDataParallel
 from tritium.data.batch import Batch
 from tritium.errors import BadSetting
 from tritium.ml.torch.compiling import uncompiled
-from tritium.ml.torch.loss_checks import refuse_broadcast, refuse_class, refuse_sum, refuse_third_class
+from tritium.ml.torch.loss_checks import (
+    is_of_two_classes,
+    refuse_broadcast,
+    refuse_class,
+    refuse_sum,
+    refuse_third_class,
+)
 from tritium.ml.torch.losses import Losses, Tensors
 from tritium.ml.torch.module_settings import ModuleSettings
 from tritium.ml.torch.random_state import random_state, set_random_state
@@ -35,7 +42,7 @@ def make_step(settings: TorchSettings, device: torch.device, *, validates: bool 
     transform = None if settings.transform is None else InputTransform(settings.transform)
     inputs = list(settings.inputs())
 
-    kind = torch.float16 if settings.precision == "fp16" else torch.bfloat16
+    kind = {"fp16": torch.float16, "bf16": torch.bfloat16}.get(settings.precision)
 
     def in_precision(net: Any, batch: Tensors) -> tuple[torch.Tensor, Any]:
         names = inputs
@@ -45,7 +52,7 @@ def make_step(settings: TorchSettings, device: torch.device, *, validates: bool 
             made = transform(given, training=not validates, module=called, taken=others)
             columns, names = {**made, **others}, list(made)
             batch = batch.with_columns(columns) if isinstance(batch, Batch) else columns
-        with torch.autocast(device.type, kind, enabled=settings.precision != "fp32"):
+        with nullcontext() if kind is None else torch.autocast(device.type, kind):
             return step(net, batch, names)
 
     return in_precision
@@ -68,17 +75,24 @@ def _own_step(own: Any, wants_output: bool) -> NamedStep:
 
 def _loss_step(settings: TorchSettings) -> NamedStep:
     losses = Losses(settings)
-    checked: list[bool] = []
+    of_two_classes = [is_of_two_classes(term, settings) for term in losses.terms]
+    checked = False
 
-    def step(net: Any, batch: Tensors, names: list[str]) -> tuple[torch.Tensor, Any]:
-        output = forward(net, batch, names)
-        for term, got, label in losses.parts(output, batch):
-            refuse_third_class(term, label, settings, first=not checked)
-            if not checked:
+    def check(output: Any, batch: Tensors, *, first: bool) -> None:
+        for of_two, (term, got, label) in zip(of_two_classes, losses.parts(output, batch), strict=True):
+            if of_two and (first or label.device.type == "cpu"):  # microseconds there; a GPU would be waited for
+                refuse_third_class(term, label)
+            if first:
                 refuse_broadcast(term, got, label)
                 if settings.weight_col is None:
                     refuse_sum(term.loss, got, label)
-        checked.append(True)
+
+    def step(net: Any, batch: Tensors, names: list[str]) -> tuple[torch.Tensor, Any]:
+        nonlocal checked
+        output = forward(net, batch, names)
+        if not checked or any(of_two_classes):
+            check(output, batch, first=not checked)
+            checked = True
         try:
             return losses.mean(output, batch), output
         except (IndexError, RuntimeError) as error:

@@ -212,12 +212,13 @@ def test_a_rank_that_leaves_fit_ends_that_of_the_others_on_jax() -> None:
     assert of_rank_1 == "rank 1 leaves"
 
 
-def test_a_rank_that_takes_fewer_steps_is_what_the_error_of_the_other_tells_on_jax() -> None:
+@pytest.mark.parametrize("backend", ["torch", "jax"])
+def test_a_rank_that_takes_fewer_steps_is_what_the_error_of_the_other_tells(backend: str) -> None:
     def train() -> None:
         linear().fit(X, Y, epochs=2 - tr.world().rank, verbose=0)
 
     with pytest.raises(RankFailed, match="raised ConnectionResetError: The connection of rank 0") as caught:
-        run(train, "jax")
+        run(train, backend)
     assert "INTERNAL" not in str(caught.value)  # nor the stack of the callback
     assert "in train\n" in str(caught.value)
 

@@ -1,11 +1,15 @@
-"""Keras on torch: averages gradients by torch.distributed (rank)."""
+"""Keras on torch: averages gradients by torch.distributed, or in memory that the ranks of one host share (rank)."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import closing, nullcontext
 from typing import Any
 
 from tritium.frameworks.framework import Place
+from tritium.frameworks.host_memory import HostMemory
+
+_SHARED = ("torch.float32", "torch.float64")  # dtypes in which NumPy adds as torch does
 
 
 def run(place: Place, function: Callable[[TorchRanks], Any]) -> Any:
@@ -17,17 +21,19 @@ def run(place: Place, function: Callable[[TorchRanks], Any]) -> Any:
     if on_gpu:
         torch.cuda.set_device(place.device)
     dist.init_process_group("cpu:gloo,cuda:nccl" if on_gpu else "gloo")
-    result = function(TorchRanks(place.size))
+    memory = None if on_gpu else HostMemory.shared(place)
+    with closing(memory) if memory is not None else nullcontext():
+        result = function(TorchRanks(place.size, memory))
     if dist.is_initialized():
         dist.destroy_process_group()
     return result
 
 
 class TorchRanks:
-    """The ranks of the default process group."""
+    """The ranks of the default process group, and the memory that they share, if any."""
 
-    def __init__(self, size: int) -> None:
-        self._size = size
+    def __init__(self, size: int, memory: HostMemory | None) -> None:
+        self._size, self._memory = size, memory
 
     def check(self, model: Any) -> None:
         """Do nothing: every model can be trained."""
@@ -50,8 +56,22 @@ class TorchRanks:
             flat /= self._size
 
         given = [gradient for gradient in gradients if gradient is not None]
-        means = iter(_by_dtype(given, reduce))
+        memory = self._memory
+        if memory is not None and all(str(one.dtype) in _SHARED and not one.is_sparse for one in given):
+            means = iter(_in_memory(given, memory))
+        else:
+            means = iter(_by_dtype(given, reduce))
         return [None if gradient is None else next(means) for gradient in gradients]
+
+
+def _in_memory(tensors: Sequence[Any], memory: HostMemory) -> list[Any]:
+    """Return the means of the tensors, in new ones: two of those given may be one."""
+    import torch
+
+    means = [tensor.detach().clone(memory_format=torch.contiguous_format) for tensor in tensors]
+    for dtype in dict.fromkeys(mean.dtype for mean in means):
+        memory.mean([mean.numpy() for mean in means if mean.dtype == dtype])
+    return means
 
 
 def _by_dtype(tensors: Sequence[Any], collective: Callable[[Any], Any]) -> list[Any]:

@@ -6,6 +6,7 @@ import functools
 import sys
 from typing import Any
 
+from tritium.frameworks.host_memory import HostMemory
 from tritium.observe.trace import Section, Trace
 
 _COLLECTIVES = (
@@ -42,6 +43,7 @@ def hook(trace: Trace) -> None:
                 setattr(torch.distributed, name, within(trace, "communicate", getattr(torch.distributed, name)))
     if torch.cuda.is_available() and torch.cuda.is_initialized():
         trace.synchronize = torch.cuda.synchronize
+    HostMemory.mean = within(trace, "communicate", HostMemory.mean)  # type: ignore[method-assign]
     trace.waited_in_backward = lambda: sum(map(_waited, replicas.values()))
 
 

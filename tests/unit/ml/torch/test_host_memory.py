@@ -17,6 +17,7 @@ from tritium.ml import Callback, TrainState, fit
 from tritium.ml.torch.ddp import Replica, joined
 
 ALONE: dict[str, Any] = {"on": "driver", "progress": False, "output": "none"}
+TORCH: dict[str, Any] = {**ALONE, "framework": "torch"}
 TABLE = pa.table({"x": np.arange(48, dtype=np.float32) / 48, "y": np.arange(48, dtype=np.float32) % 5})
 SETTINGS: dict[str, Any] = {
     "model": lambda: nn.Sequential(nn.Linear(1, 8), nn.Tanh(), nn.Linear(8, 1)),
@@ -82,7 +83,7 @@ def gradients_of_a_step(dtype: torch.dtype) -> tuple[int, list[tuple[str, bytes,
 @pytest.mark.processes
 def test_the_mean_of_three_ranks_is_exact_and_what_memory_can_not_average_goes_through_the_group() -> None:
     dense = 4 * (700 * 700 + 700 + 700 + 1)
-    for averaged, exact, about in tr.launch(gradients_of_a_step, ranks=3, args=(torch.float32,), **ALONE):
+    for averaged, exact, about in tr.launch(gradients_of_a_step, ranks=3, args=(torch.float32,), **TORCH):
         assert averaged == 3 * dense
         assert len(exact) == 12
         assert [name for name, found, wanted in exact if found != wanted] == []
@@ -92,7 +93,7 @@ def test_the_mean_of_three_ranks_is_exact_and_what_memory_can_not_average_goes_t
 
 @pytest.mark.processes
 def test_gradients_in_bfloat16_go_through_the_group() -> None:
-    for averaged, exact, about in tr.launch(gradients_of_a_step, ranks=2, args=(torch.bfloat16,), **ALONE):
+    for averaged, exact, about in tr.launch(gradients_of_a_step, ranks=2, args=(torch.bfloat16,), **TORCH):
         assert (averaged, exact) == (0, [])
         assert len(about) == 15
         assert max(error for _, error in about) < 0.02

@@ -33,9 +33,10 @@ from tritium.gang.rank.progress_page import ProgressWriter
 from tritium.gang.supervisor import forked
 from tritium.gang.supervisor.process import start_python
 
-MOST = 3  # processes at the same time; one with torch takes 200 MB
+MOST = 5  # processes at the same time; one with torch takes 200 MB
 # Variables, and their beginnings, that change from test to test or from worker to worker, and that no import looks at.
 _OF_NO_CONSEQUENCE = ("PYTEST_", "SPARK_", "PYSPARK_", "PYTHON_WORKER", "LOCAL_DIRS", "TMPDIR", "PWD", "OLDPWD", "_")
+_FILES = ("fsspec",)  # what ranks with a run directory import
 _TRAINING = {  # framework -> what ranks import besides: 0.3 s for the training of its estimator, 4 for transformers'
     "huggingface": ["transformers.trainer"],
     "torch": ["tritium.ml.torch.loop"],
@@ -86,10 +87,9 @@ class Warm:
     def _fork(self, request: dict[str, Any], fds: Sequence[int]) -> int | None:
         """Return the pid of a new fork server; None where the product's own has to start it."""
         settings = json.loads(request["argument"])["settings"]
-        if settings["framework"] is None and not self._imports:
-            return None
+        training = _TRAINING.get((settings["framework"] or {}).get("name"), ())
         with self._lock:
-            settings["imports"] = [*_TRAINING.get((settings["framework"] or {}).get("name"), ()), *self._imports]
+            settings["imports"] = [*_FILES, *training, *self._imports]
             key = _key(request["environment"], settings)
             connection = self._connection(key, request["environment"], settings)
             socket.send_fds(connection, [json.dumps(request).encode()], fds)

@@ -36,7 +36,7 @@ class HuggingFace(Torch):
         """Call the function. On CPUs, accelerate connects processes only where it is told to use CPUs."""
         if place.device == "cpu":
             os.environ.setdefault(_CPU, "true")
-        return function()
+        return super().run(place, function)
 
 
 def refuse_alone(size: int) -> None:

@@ -47,7 +47,7 @@ class Lightning(Torch):
             os.environ.setdefault("PL_TRAINER_DEFAULT_ROOT_DIR", folder)
         # A shard refuses workers, and each of its loaders has its own length.
         warnings.filterwarnings("ignore", "Your `IterableDataset` has `__len__` defined")
-        return function()
+        return super().run(place, function)
 
 
 @dataclass(frozen=True)

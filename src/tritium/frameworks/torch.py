@@ -7,14 +7,15 @@ import importlib
 import itertools
 import re
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from tritium.frameworks.at_import import at_import
-from tritium.frameworks.framework import Framework
+from tritium.frameworks.framework import Framework, Place
 from tritium.frameworks.torch_dynamo import wait_for_compile
+from tritium.frameworks.torch_memory import sharing
 
 if TYPE_CHECKING:
     from tritium.data.schema import Data
@@ -46,6 +47,11 @@ class Torch(Framework):
         super().load()
         if self.fsdp:
             importlib.import_module("torch.distributed.fsdp")
+
+    def run(self, place: Place, function: Callable[[], Any]) -> Any:
+        """Call the function. On the CPUs of one host, DDP averages gradients in memory that the ranks share."""
+        with sharing(place):
+            return function()
 
     def threads(self, cpus: int | None) -> AbstractContextManager[None]:
         """Return a context in which torch uses `cpus` threads."""

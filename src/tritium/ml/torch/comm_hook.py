@@ -1,8 +1,4 @@
-"""The communication hook by which DDP exchanges a bucket of gradients, and the state of it (rank).
-
-Where all ranks compute on the CPUs of one host, and the settings name no hook, gradients go through memory that the
-ranks share, which takes less time than Gloo's TCP.
-"""
+"""The communication hook by which DDP exchanges a bucket of gradients, and the state of it (rank)."""
 
 from __future__ import annotations
 
@@ -10,35 +6,29 @@ from collections.abc import Mapping
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
 from tritium.errors import BadSetting
-from tritium.frameworks.host_memory import HostMemory
 from tritium.ml.arguments import name_of
 from tritium.ml.torch.ddp_options import parts_of_hook
 
-_SHARED = (torch.float32, torch.float64)
 _MEMORIES = ("error_dict", "p_memory_dict", "q_memory_dict")  # bucket → tensor, of a PowerSGDState
 _COUNTS = ("iter", "total_numel_before_compression", "total_numel_after_compression", "next_stats_report")
 
 
 class CommHook:
-    """A `comm_hook` of the settings; None: the mean over ranks, through `memory` if they share one."""
+    """A `comm_hook` of the settings; None: DDP's own mean over ranks."""
 
-    def __init__(self, given: Any, memory: HostMemory | None = None) -> None:
-        self._given, self._memory = given, memory
+    def __init__(self, given: Any) -> None:
+        self._given = given
         self._state: Any = None
 
     def register(self, net: DistributedDataParallel) -> None:
         """Let DDP exchange gradients by the hook. A state that is made here begins anew, as buckets may be others."""
-        if self._given is not None:
-            self._state, call = _made(self._given)
-        elif self._memory is not None:
-            self._state, call = self._memory, _mean_in_memory
-        else:
+        if self._given is None:
             return
-        state = self._state
+        state, call = _made(self._given)
+        self._state = state
 
         def exchange(_: Any, bucket: Any) -> Any:
             future = call(state, bucket)
@@ -88,19 +78,6 @@ def _made(given: Any) -> tuple[Any, Any]:
         return None, {"fp16": default_hooks.fp16_compress_hook, "bf16": default_hooks.bf16_compress_hook}[given]
     state, hook = parts_of_hook(given)
     return (state() if callable(state) else state), hook
-
-
-def _mean_in_memory(memory: HostMemory, bucket: Any) -> Any:
-    """Average a bucket over ranks. What NumPy does not add as torch does goes through the process group."""
-    values = bucket.buffer()
-    if values.layout == torch.strided and values.dtype in _SHARED:
-        memory.mean([values.numpy()])
-        done = torch.futures.Future[torch.Tensor]()
-        done.set_result(values)
-        return done
-    work = dist.all_reduce(values.div_(dist.get_world_size()), async_op=True)
-    assert work is not None
-    return work.get_future().then(lambda future: future.value()[0])
 
 
 def _is_power_sgd(state: Any) -> bool:

@@ -14,7 +14,6 @@ import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
 from tritium.errors import BadSetting, RanksDiffer
-from tritium.frameworks.host_memory import HostMemory
 from tritium.ml.torch.comm_hook import CommHook
 from tritium.ml.torch.ddp_options import NEEDS_GPUS, ddp_keywords
 from tritium.ml.torch.ddp_warning import spend_warning
@@ -29,9 +28,8 @@ _SYNC_BUFFERS = "forward_sync_buffers"  # from torch 2.13 on; the name before is
 class Ranks:
     """Collectives, which every rank must call at the same places; with one rank they cost nothing."""
 
-    def __init__(self, rank: int, size: int, device: torch.device, memory: HostMemory | None = None) -> None:
-        """`memory`: what the ranks share, where all of them compute on the CPUs of one host."""
-        self.rank, self.size, self.device, self.memory = rank, size, device, memory
+    def __init__(self, rank: int, size: int, device: torch.device) -> None:
+        self.rank, self.size, self.device = rank, size, device
         self.stepping: Stepping = lambda module: module
         """From a module, what DDP wraps; its forward must compute all that gradients are taken of."""
 
@@ -110,12 +108,9 @@ def joined(world: Any) -> Iterator[Ranks]:
             torch.cuda.set_device(device)
         if world.size > 1:
             dist.init_process_group("cpu:gloo,cuda:nccl" if gpus else "gloo")
-        memory = None if gpus else HostMemory.shared(world)
         try:
-            yield Ranks(world.rank, world.size, device, memory)
+            yield Ranks(world.rank, world.size, device)
         finally:
-            if memory is not None:
-                memory.close()
             if world.size > 1:
                 dist.destroy_process_group()
 
@@ -148,7 +143,7 @@ class Replica:
         self._stepping = stepping
         self.module, self._ranks, self._find_unused = module, ranks, find_unused_parameters
         self._options = options or {}
-        self.comm_hook = CommHook(self._options.get("comm_hook"), ranks.memory)
+        self.comm_hook = CommHook(self._options.get("comm_hook"))
         self._known = set(self.trainable)  # what the dry run on the driver has tried
         self._wrap()
 

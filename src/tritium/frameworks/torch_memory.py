@@ -12,7 +12,7 @@ from tritium.frameworks.at_import import at_import
 from tritium.frameworks.framework import Place
 from tritium.frameworks.host_memory import HostMemory
 
-_SHARED = ("torch.float32", "torch.float64")  # dtypes in which NumPy adds as torch does
+SHARED = ("torch.float32", "torch.float64")  # dtypes in which NumPy adds as torch does
 _MODULE = "torch.nn.parallel.distributed"
 
 
@@ -110,7 +110,7 @@ def _exchange(memory: HostMemory, users: list[Any]) -> Any:
         import torch
 
         values = bucket.buffer()
-        if net()._join_config.enable or values.layout != torch.strided or str(values.dtype) not in _SHARED:
+        if net()._join_config.enable or values.layout != torch.strided or str(values.dtype) not in SHARED:
             return _through_the_group(net(), values)
         memory.mean([values.numpy()])
         done: Any = torch.futures.Future()

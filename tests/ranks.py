@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import socket
-from collections.abc import Callable
+from collections.abc import Callable, Container
 from pathlib import Path
 
 import psutil
@@ -20,9 +20,12 @@ def supervisor() -> int:
     return peer(channel)[0]
 
 
-def rank_below(supervisor: int) -> psutil.Process:
-    """Return the only rank below this process; before it is forked, the fork server, which stands for it."""
-    (server,) = psutil.Process(supervisor).children()
+def rank_below(supervisor: psutil.Process, others: Container[psutil.Process]) -> psutil.Process:
+    """Return the only rank below this process; before it is forked, the fork server, which stands for it.
+
+    others : further children, such as the JVM of a session and what tests before have left for the next.
+    """
+    (server,) = (child for child in supervisor.children() if child not in others)
     return next(iter(server.children()), server)
 
 

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import psutil
 import pyarrow as pa
 import pytest
 from hypothesis import Phase, assume, given, settings
@@ -166,13 +167,14 @@ def test_at_any_world_size_and_in_any_order_every_row_counts_once_an_epoch(train
 def test_a_rank_that_is_killed_before_its_rows_come_is_named_with_its_signal(
     shuffle: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    deal = driver_run.deal_tables
+    deal, me = driver_run.deal_tables, psutil.Process()
+    others = me.children()
 
     def killing(batches: Iterator[pa.RecordBatch], moment: int) -> Iterator[pa.RecordBatch]:
         """Yield the rows of one rank, whose process is killed when so many batches have come."""
         for number, batch in enumerate([*batches, None]):
             if number == moment:
-                rank = rank_below(os.getpid())
+                rank = rank_below(me, others)
                 rank.kill()
                 with contextlib.suppress(ChildProcessError):  # its supervisor has reaped it
                     os.waitid(os.P_PID, rank.pid, os.WEXITED | os.WNOWAIT)

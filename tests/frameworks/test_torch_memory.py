@@ -13,6 +13,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
 from torch.nn.parallel import DistributedDataParallel
 
 import tritium as tr
@@ -107,16 +108,9 @@ def test_gradients_in_bfloat16_go_through_the_group() -> None:
         assert max(error for _, error in about) < 0.02
 
 
-def through_the_group(_: Any, bucket: Any) -> Any:
-    import torch.distributed as dist
-
-    work = dist.all_reduce(bucket.buffer().div_(2), async_op=True)
-    return work.get_future().then(lambda future: future.value()[0])
-
-
 def test_a_training_learns_the_same_bits_as_with_the_group() -> None:
     memory = fit(TABLE, **SETTINGS | ALONE)
-    group = fit(TABLE, **SETTINGS | ALONE, ddp_options={"comm_hook": through_the_group})
+    group = fit(TABLE, **SETTINGS | ALONE, ddp_options={"comm_hook": allreduce_hook})
     for one, other in zip(memory.module.state_dict().values(), group.module.state_dict().values(), strict=True):
         assert one.numpy().tobytes() == other.numpy().tobytes()
     assert [entry["loss"] for entry in memory.history] == [entry["loss"] for entry in group.history]
@@ -181,7 +175,7 @@ def test_a_hook_of_the_users_takes_the_place_of_memory_and_there_can_be_one() ->
 
         def hook(state: list[int], bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
             state[0] += 1
-            return through_the_group(None, bucket)
+            return allreduce_hook(None, bucket)
 
         hook.__annotations__ = {}
         net.register_comm_hook(called, hook)

@@ -98,6 +98,11 @@ class HostMemory:
         other.settimeout(None)
         return cls(place.rank, place.size, files[0], [other])
 
+    @staticmethod
+    def averages(dtype: Any) -> bool:
+        """Return whether `mean` takes arrays of this dtype, of NumPy, JAX or torch: NumPy adds those as they do."""
+        return str(dtype).removeprefix("torch.") in ("float32", "float64")
+
     def mean(self, arrays: Sequence[np.ndarray[Any, Any]]) -> None:
         """Replace the arrays, all of one floating dtype and contiguous, by their means over the ranks, in place.
 

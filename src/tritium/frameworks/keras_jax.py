@@ -20,7 +20,6 @@ if TYPE_CHECKING:
     from tritium.frameworks.packed_batch import PackedBatch
 
 AXIS = "rank"
-_SHARED = ("float32", "float64")  # dtypes in which NumPy computes as XLA does
 
 
 def run(place: Place, function: Callable[[JaxRanks], Any]) -> Any:
@@ -101,7 +100,7 @@ class JaxRanks:
         import jax
 
         given = [gradient for gradient in gradients if gradient is not None]
-        if self._memory is not None and all(gradient.dtype in _SHARED for gradient in given):
+        if self._memory is not None and all(HostMemory.averages(gradient.dtype) for gradient in given):
             if not self._shares:
                 raise _SecondMean
             self._shares = False

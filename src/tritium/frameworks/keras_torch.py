@@ -8,7 +8,6 @@ from typing import Any
 
 from tritium.frameworks.framework import Place
 from tritium.frameworks.host_memory import HostMemory
-from tritium.frameworks.torch_memory import SHARED
 
 
 def run(place: Place, function: Callable[[TorchRanks], Any]) -> Any:
@@ -56,7 +55,7 @@ class TorchRanks:
 
         given = [gradient for gradient in gradients if gradient is not None]
         memory = self._memory
-        if memory is not None and all(str(one.dtype) in SHARED and not one.is_sparse for one in given):
+        if memory is not None and all(HostMemory.averages(one.dtype) and not one.is_sparse for one in given):
             means = iter(_in_memory(given, memory))
         else:
             means = iter(_by_dtype(given, reduce))

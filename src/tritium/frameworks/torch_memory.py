@@ -12,7 +12,6 @@ from tritium.frameworks.at_import import at_import
 from tritium.frameworks.framework import Place
 from tritium.frameworks.host_memory import HostMemory
 
-SHARED = ("torch.float32", "torch.float64")  # dtypes in which NumPy adds as torch does
 _MODULE = "torch.nn.parallel.distributed"
 
 
@@ -50,8 +49,7 @@ class _Sharing:
         @functools.wraps(init)
         def __init__(net: Any, *args: Any, **kwargs: Any) -> None:
             init(net, *args, **kwargs)
-            taken = net in self._users or bool(getattr(net, "_comm_hooks", ()))
-            if not taken and (memory := self._memory_for(net)) is not None:
+            if not net._comm_hooks and (memory := self._memory_for(net)) is not None:
                 users: list[Any] = []
                 register(net, weakref.ref(net), _exchange(memory, users))
                 net._comm_hooks.clear()  # what is there is pickled with the module
@@ -110,8 +108,8 @@ def _exchange(memory: HostMemory, users: list[Any]) -> Any:
         import torch
 
         values = bucket.buffer()
-        if net()._join_config.enable or values.layout != torch.strided or str(values.dtype) not in SHARED:
-            return _through_the_group(net(), values)
+        if net()._join_config.enable or values.layout != torch.strided or not memory.averages(values.dtype):
+            return _through_the_group(net(), bucket)
         memory.mean([values.numpy()])
         done: Any = torch.futures.Future()
         done.set_result(values)
@@ -121,17 +119,15 @@ def _exchange(memory: HostMemory, users: list[Any]) -> Any:
     return exchange
 
 
-def _through_the_group(net: Any, values: Any) -> Any:
-    """Average values through the process group, as DDP does by itself."""
+def _through_the_group(net: Any, bucket: Any) -> Any:
+    """Average a bucket through the process group, as DDP does by itself."""
     import torch
     import torch.distributed as dist
+    from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
 
-    ranks = float(dist.get_world_size())
     if net._join_config.enable and not net._divide_by_initial_world_size:
-        # Ranks that have joined give zeros, outside a backward.
+        # Ranks that have joined give zeros, outside a backward, and are not to count.
         still = torch.tensor(float(torch._C._current_graph_task_id() != -1))
         dist.all_reduce(still)
-        ranks = float(still)
-    work = dist.all_reduce(values.div_(ranks), async_op=True)
-    assert work is not None
-    return work.get_future().then(lambda future: future.value()[0])
+        bucket.buffer().mul_(dist.get_world_size() / float(still))
+    return default_hooks.allreduce_hook(net.process_group, bucket)

@@ -16,7 +16,8 @@ help:            ## this list
 setup:           ## .venv with the pinned dependencies (every other target does it first)
 	@scripts/setup.sh
 
-demo: setup      ## train on the bike-sharing data with two ranks, then score a batch and a stream
+demo:            ## train on the bike-sharing data with two ranks, then score a batch and a stream
+	@scripts/setup.sh demo
 	@$(BIN)/tritium demo
 
 quick: setup     ## 1 to 2 minutes on 2 cores: lint, types, imports, and the tests that start neither a JVM nor ranks

@@ -1,6 +1,7 @@
 #!/bin/sh
 # Makes .venv ready to work in: the system's python3 makes it, pip puts uv into it, uv puts in the pinned
-# dependencies and Tritium itself (editable). A stamp remembers what it was made from: a second call only looks.
+# dependencies and Tritium itself (editable). `setup.sh demo` puts in only what the demo needs; without it, all that
+# the tests need. A stamp remembers what is there and what it was made from: a second call only looks.
 # Settings: PYTHON (which Python makes .venv where there is none), JAVA_HOME, pip's and uv's own configuration.
 set -eu
 cd "$(dirname "$0")/.."
@@ -39,11 +40,20 @@ check_python() {
       "sudo apt-get install python3-venv" "brew install python@3.12" "conda install -c conda-forge python=3.12"
 }
 
+part=${1:-dev}
+case $part in
+  demo) contents="PyTorch and Spark: 5.6 GB, 3.9 of them PyTorch's CUDA libraries" ;;
+  dev) contents="all frameworks: about 9 GB" ;;
+  *) echo "setup: $part: it is demo, or dev" >&2; exit 2 ;;
+esac
+
 check_java
 made_from=$(cat pyproject.toml constraints.txt scripts/setup.sh scripts/pip-settings.sh | cksum)
 made_from="$made_from $(pwd)"
 stamp=.venv/tritium-stamp
-if [ -x .venv/bin/python ] && [ "$(cat "$stamp" 2>/dev/null)" = "$made_from" ]; then exit 0; fi
+there=$(cat "$stamp" 2>/dev/null) || there=""
+# What the tests need includes what the demo needs.
+if [ -x .venv/bin/python ] && { [ "$there" = "dev $made_from" ] || [ "$there" = "$part $made_from" ]; }; then exit 0; fi
 
 if ! .venv/bin/python -c 'import sys; sys.exit(sys.version_info < (3, 10))' 2>/dev/null; then
   check_python
@@ -53,12 +63,12 @@ fi
 echo "setup: uv"
 .venv/bin/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt uv
 lend_pip_settings
-echo "setup: the dependencies of constraints.txt (all frameworks: about 9 GB the first time)"
+echo "setup: the dependencies of constraints.txt ($contents the first time)"
 # Compiled now, once: every rank imports torch, and where Python may not write bytecode each would compile it again.
 .venv/bin/uv pip install --quiet --compile-bytecode --python .venv/bin/python --constraints constraints.txt \
-  --build-constraints constraints.txt --editable '.[dev]'
+  --build-constraints constraints.txt --editable ".[$part]"
 # PySpark comes as source. Where a registry's answers may not be kept, uv unpacks and builds it anew for each environment,
 # 2 GB a time, and keeps every one: what nothing refers to any more goes, or a fresh clone a day fills the disk.
 .venv/bin/uv cache prune --quiet || echo "setup: uv's cache could not be pruned and stays as it is" >&2
-echo "$made_from" >"$stamp"
+echo "$part $made_from" >"$stamp"
 echo "setup: done"

@@ -22,8 +22,10 @@ import pytest
 import bounds
 import class_archive
 import clusters
+import durations
 import leaks
 import warm
+from durations import pytest_addoption  # noqa: F401 - a hook
 from no_jvm import NO_JVM, starts_no_jvm
 from tritium import aliases
 
@@ -152,6 +154,7 @@ class _Shared:
 
 def pytest_configure(config: pytest.Config) -> None:
     config.pluginmanager.register(_Shared())
+    config.pluginmanager.register(durations.Durations(config))
 
 
 @pytest.fixture(autouse=True)

@@ -42,8 +42,8 @@ def environment(clone: Path, python: str, uv: str) -> None:
         program(clone, name, script).rename(programs / name)
 
 
-def set_up(clone: Path, **env: str) -> subprocess.CompletedProcess[str]:
-    command = [str(clone / "clone" / "scripts" / "setup.sh")]
+def set_up(clone: Path, *part: str, **env: str) -> subprocess.CompletedProcess[str]:
+    command = [str(clone / "clone" / "scripts" / "setup.sh"), *part]
     return subprocess.run(
         command, capture_output=True, text=True, check=False, env={"PATH": str(clone / "bin"), **env}, timeout=30
     )
@@ -109,6 +109,26 @@ def test_the_second_time_only_looks(clone: Path) -> None:
         constraints.write("# changed\n")
     assert set_up(clone).returncode == 0
     assert calls.exists()
+
+
+def test_the_tests_add_to_what_the_demo_needs(clone: Path) -> None:
+    """And the demo needs nothing after them: each first, second, and after the other."""
+    environment(clone, "exit 0", f'[ "$1" = pip ] && echo "$*" >>{clone}/calls')
+    calls = clone / "calls"
+    installed: list[list[str]] = []
+    for part in (["demo"], ["demo"], [], [], ["demo"]):
+        calls.unlink(missing_ok=True)
+        # An index of pip's own must not be taken for the part: both were once named `extra`.
+        result = set_up(clone, *part, PIP_EXTRA_INDEX_URL="INDEX")
+        assert result.returncode == 0, result.stderr
+        installed.append(calls.read_text().split()[-1:] if calls.exists() else [])
+    assert installed == [[".[demo]"], [], [".[dev]"], [], []]
+
+
+def test_a_part_that_there_is_not(clone: Path) -> None:
+    result = set_up(clone, "dem")
+    assert result.returncode == 2
+    assert "dem: it is demo, or dev" in result.stderr
 
 
 def test_what_no_environment_needs_leaves_uvs_cache(clone: Path) -> None:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
+
+from tritium.errors import BadSetting
 
 
 def name_of(thing: Any) -> str:
@@ -45,6 +47,24 @@ def takes_nothing(function: Callable[..., Any]) -> bool:
 def takes_vocabulary(model: Any) -> bool:
     """Return whether a function that makes a model takes the words of columns, by the name of its argument."""
     return needed_arguments(model) == ["vocabulary"]
+
+
+def refuse_methods(callbacks: Sequence[Any], base: type, *, optional: bool) -> None:
+    """Raise BadSetting for a callback with a method `on_…` that can't be called as that of its base class.
+
+    optional : whether it is also given the arguments that have a default there.
+    """
+    for callback in callbacks:
+        for method in (name for name in dir(base) if name.startswith("on_")):
+            known = argument_names if optional else needed_arguments
+            given, own = known(getattr(base, method))[1:], getattr(callback, method, None)
+            if own is not None and not takes(own, len(given)):
+                arguments = ", ".join(argument_names(own)) or "nothing"
+                raise BadSetting(
+                    f"{method} of the callback {name_of(callback)} takes {arguments}; it is called with "
+                    f"({', '.join(given)}).",
+                    setting="callbacks",
+                )
 
 
 def _parameters(function: Callable[..., Any]) -> list[inspect.Parameter] | None:

@@ -10,6 +10,7 @@ from tritium.data.schema import NO_DECODE, is_dataset, shown_decode
 from tritium.errors import BadSetting
 from tritium.gang.settings import ELSEWHERE, Gang, as_int
 from tritium.hints import did_you_mean, question, suggest
+from tritium.ml.arguments import argument_names, name_of, takes
 from tritium.ml.fields import is_names, is_number, is_whole, setting
 
 S = TypeVar("S", bound="Settings")
@@ -316,6 +317,9 @@ def _codings(settings: Settings) -> Iterator[str]:
     for column, function in settings.decode.items() if isinstance(settings.decode, Mapping) else ():
         if not callable(function) and not is_dataset(function):
             yield f"decode={{{column!r}: {shown_decode(function)}}} {NO_DECODE}"
+        elif callable(function) and not takes(function, 1):
+            arguments = ", ".join(argument_names(function)) or "nothing"
+            yield f"decode={{{column!r}: {name_of(function)}}} takes {arguments}; it is called with (value)."
 
 
 def _choices(settings: Settings) -> Iterator[str]:

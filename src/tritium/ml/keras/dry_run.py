@@ -11,7 +11,7 @@ import numpy as np
 
 from tritium.data.schema import Field
 from tritium.errors import BadData, BadSetting, ModelError, TritiumError
-from tritium.ml.arguments import name_of
+from tritium.ml.arguments import name_of, refuse_methods
 from tritium.ml.backend import DryRun
 from tritium.ml.keras.labels import check_labels
 from tritium.ml.keras.settings import KerasSettings
@@ -52,7 +52,7 @@ class KerasDryRun(DryRun[KerasSettings]):
 
     def __init__(self, settings: KerasSettings, fields: Mapping[str, Field], shapes: Shapes) -> None:
         """Make, compile and call the model. Raises BadSetting and, with the shapes, BadData."""
-        imported(settings.backend)
+        refuse_methods(settings.callbacks, imported(settings.backend).callbacks.Callback, optional=True)
         self._inputs: Inputs = {}
         if set(settings.inputs()) <= set(shapes):
             self._inputs = {name: (fields[name].dtype, tuple(shapes[name])) for name in settings.inputs()}

@@ -7,6 +7,7 @@ from typing import Any, ClassVar
 
 import lightgbm
 import numpy as np
+from lightgbm.callback import CallbackEnv
 
 from tritium import file_system
 from tritium.data.schema import Field
@@ -18,6 +19,7 @@ from tritium.ml.lightgbm.checkpoint import identity, peek
 from tritium.ml.lightgbm.names import METRIC_NAMES
 from tritium.ml.lightgbm.parameters import lightgbm_params, refuse_params
 from tritium.ml.lightgbm.settings import LightGBMClassifierSettings, LightGBMRankerSettings, LightGBMSettings
+from tritium.ml.needs_rank import text_of
 from tritium.ml.settings import FEATURES
 from tritium.model.model import Model
 from tritium.model.signature import Output, Signature
@@ -65,6 +67,7 @@ class LightGBMDryRun(DryRun[LightGBMSettings]):
             ]
         except (lightgbm.basic.LightGBMError, TypeError, ValueError) as error:
             raise BadSetting(f"LightGBM does not take these settings: {error}") from error
+        _try_callbacks(settings, booster)
         if unknown := [name for name in settings.given_metrics() if name.partition("@")[0] not in known]:
             raise BadSetting(
                 f"metrics names {unknown[0]!r}, which LightGBM does not compute for objective={params['objective']!r}.",
@@ -100,6 +103,22 @@ class LightGBMBackend(Backend[LightGBMSettings]):
         """Return the booster that rank 0 has stored, as a Model."""
         booster = lightgbm.Booster(model_str=file_system.read(f"{run_dir}/{training.WEIGHTS}").decode())
         return Model(booster, signature, history=history, engine="lightgbm")
+
+
+def _try_callbacks(settings: LightGBMSettings, booster: lightgbm.Booster) -> None:
+    """Call LightGBM's own callbacks that change parameters, as reset_parameter does. Raises BadSetting if one fails."""
+    last = settings.num_iterations - 1
+    for callback in settings.callbacks:
+        if type(callback).__module__ != CallbackEnv.__module__ or not getattr(callback, "before_iteration", False):
+            continue
+        for iteration in (0, last):
+            try:
+                callback(CallbackEnv(booster, {}, iteration, 0, settings.num_iterations, None))
+            except Exception as error:
+                raise BadSetting(
+                    f"the callback {type(callback).__name__} fails before iteration {iteration}: {text_of(error)}",
+                    setting="callbacks",
+                ) from error
 
 
 def _refuse_positions(settings: LightGBMSettings, width: int) -> None:

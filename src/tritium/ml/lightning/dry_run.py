@@ -14,10 +14,11 @@ import torch
 from tritium.data.schema import Field
 from tritium.errors import BadData, BadSetting
 from tritium.hints import suggest
-from tritium.ml.arguments import argument_names, name_of
+from tritium.ml.arguments import argument_names, name_of, refuse_methods
 from tritium.ml.backend import DryRun
 from tritium.ml.lightning.batches import in_form
 from tritium.ml.lightning.settings import LightningSettings, defines
+from tritium.ml.needs_rank import needs_rank, text_of
 from tritium.ml.settings import WEIGHT
 from tritium.ml.torch.dry_run import Shapes, described, try_forward, zeros
 from tritium.model.signature import Output
@@ -46,6 +47,7 @@ class LightningDryRun(DryRun[LightningSettings]):
     def __init__(self, settings: LightningSettings, fields: Mapping[str, Field], shapes: Shapes) -> None:
         """Call the module. Raises BadData with the shapes when it does not take them, BadSetting for the Trainer's."""
         refuse_unknown(settings)
+        refuse_methods(settings.callbacks, lightning.Callback, optional=False)
         known = settings.check == "full" and set(settings.inputs()) <= set(shapes)
         self._forward = try_forward(settings, fields, shapes) if known else None
 
@@ -70,6 +72,7 @@ class LightningDryRun(DryRun[LightningSettings]):
         """Call training_step where that is possible without a Trainer. Raises BadData with the shapes if it fails."""
         if self._forward is None:
             return Facts()
+        _try_optimizers(self._forward.module)
         zero = {name: zeros(label, shape) for name, label in labels.items() if (shape := shapes[name]) is not None}
         if len(zero) == len(labels):
             weight = {} if settings.weight_col is None else {WEIGHT: torch.ones(_ROWS)}
@@ -86,6 +89,23 @@ def refuse_unknown(settings: LightningSettings) -> None:
                 f"trainer_args has {name!r}, and lightning.Trainer has no such argument.{suggest(str(name), known)}",
                 setting="trainer_args",
             )
+
+
+def _try_optimizers(module: Any) -> None:
+    """Raise BadSetting where `configure_optimizers` fails without the help of a Trainer, hooks or other ranks."""
+    if any(defines(type(module), hook) for hook in _BEFORE):
+        return
+    try:
+        with torch.random.fork_rng(devices=[]), warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            module.configure_optimizers()
+    except Exception as error:
+        if "rainer" in str(error) or needs_rank(error):
+            return
+        raise BadSetting(
+            f"configure_optimizers of {name_of(module)} fails: {text_of(error)}. check='off' leaves this trial out.",
+            setting="model",
+        ) from error
 
 
 def _try_step(settings: LightningSettings, module: Any, columns: dict[str, Any], labels: Mapping[str, Field]) -> None:

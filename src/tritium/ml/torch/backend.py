@@ -20,7 +20,7 @@ from tritium.ml.torch.dry_run import TorchDryRun
 from tritium.ml.torch.identity import identity_with_code
 from tritium.ml.torch.initial_weights import tensors_of
 from tritium.ml.torch.settings import TorchSettings
-from tritium.ml.torch.try_optimizer import try_optimizer
+from tritium.ml.torch.try_functions import try_optimizer
 from tritium.model.engines import torch_weights as weights
 from tritium.model.model import Model
 from tritium.model.signature import Signature

@@ -14,6 +14,7 @@ from tritium.data.schema import Field
 from tritium.errors import BadData, BadSetting, TritiumError
 from tritium.ml.arguments import name_of
 from tritium.ml.backend import DryRun
+from tritium.ml.needs_rank import needs_rank, text_of
 from tritium.ml.settings import WEIGHT
 from tritium.ml.torch.compiling import try_compile
 from tritium.ml.torch.ddp_options import refuse_unused
@@ -21,7 +22,7 @@ from tritium.ml.torch.initial_weights import told
 from tritium.ml.torch.module_settings import ModuleSettings
 from tritium.ml.torch.settings import TorchSettings
 from tritium.ml.torch.step import Step, forward, make_step
-from tritium.ml.torch.try_optimizer import try_optimizer, try_scheduler
+from tritium.ml.torch.try_functions import WITHOUT, try_metrics, try_optimizer, try_scheduler
 from tritium.model.engines.torch_outputs import named_outputs, outputs_of
 from tritium.model.engines.torch_transform import InputTransform
 from tritium.model.signature import Output
@@ -81,6 +82,8 @@ class TorchDryRun(DryRun[TorchSettings]):
         zero = {name: zeros(label, shape) for name, label in labels.items() if (shape := shapes[name]) is not None}
         if len(zero) < len(labels):
             return Facts(output_known=True)
+        if settings.eval_step is not None:
+            try_own_step(settings, self._forward, zero, "eval_step")
         if settings.train_step is not None:  # one step shows nothing of the next: it may leave out other layers
             for own in (
                 [settings.for_optimizer(n) for n in optimizer or ()] if settings.steps_by_optimizer() else [settings]
@@ -118,7 +121,7 @@ def try_forward(settings: ModuleSettings, fields: Mapping[str, Field], shapes: S
         except TritiumError:
             raise
         except Exception as error:
-            raise BadSetting(f"model={name_of(settings.model)} could not be made: {_text(error)}") from error
+            raise BadSetting(f"model={name_of(settings.model)} could not be made: {text_of(error)}") from error
         lazy = [n for n, p in module.named_parameters() if isinstance(p, torch.nn.UninitializedParameter)]
         if lazy:
             raise BadSetting(f"the model has lazy layers ({lazy[0]}, …): an optimizer needs their sizes; give them.")
@@ -133,7 +136,7 @@ def try_forward(settings: ModuleSettings, fields: Mapping[str, Field], shapes: S
             alone = len(flat) == len(inputs) == 1
             hint = f"\nFor [batch, 1] give a list: feature_cols=[{fields[flat[0]].sources[0]!r}]." if alone else ""
             raise BadData(
-                f"The model's forward can't take these features: {_text(error)}\nIt was called with{listed}{hint}",
+                f"The model's forward can't take these features: {text_of(error)}\nIt was called with{listed}{hint}",
                 shapes={name: tuple(value.shape[1:]) for name, value in taken.items()},
             ) from error
         taken = try_transform(settings, fields, inputs, module, training=False)
@@ -144,7 +147,7 @@ def try_forward(settings: ModuleSettings, fields: Mapping[str, Field], shapes: S
             raise
         except Exception as error:
             raise BadData(
-                f"The model's forward fails in eval mode, in which it validates and predicts: {_text(error)}"
+                f"The model's forward fails in eval mode, in which it validates and predicts: {text_of(error)}"
             ) from error
         module.train()
     notes = () if settings.initial_weights is None else told(module, settings.initial_weights)
@@ -176,8 +179,8 @@ def try_transform(
     except Exception as error:
         listed = "".join(f"\n  - {described(fields[name], value)}" for name, value in inputs.items())
         raise BadData(
-            f"transform={name_of(settings.transform)} can't take these features: {_text(error)}\nIt was called with a "
-            f"mapping of{listed}\nThese were rows of zeros; check='off' leaves this trial out."
+            f"transform={name_of(settings.transform)} can't take these features: {text_of(error)}\nIt was called with "
+            f"a mapping of{listed}\nThese were rows of zeros; check='off' leaves this trial out."
         ) from error
 
 
@@ -196,7 +199,7 @@ def try_step(
     batch = {**tried.inputs, **zero, WEIGHT: torch.ones(_ROWS)}
     step = make_step(dataclasses.replace(settings, model=tried.module), _CPU)
     try:
-        _take_step(step, tried.module, batch)
+        returned = _take_step(step, tried.module, batch)
     except TritiumError:
         raise
     except Exception as error:
@@ -207,43 +210,57 @@ def try_step(
         listed = "".join(f"\n  - {described(label, zero[name])}" for name, label in labels.items())
         advice = "".join(_advice(label, zero[name]) for name, label in labels.items()) if len(labels) == 1 else ""
         raise BadData(
-            f"loss={name_of(settings.loss)} can't take what there is: {_text(error)}\nIt was called with"
+            f"loss={name_of(settings.loss)} can't take what there is: {text_of(error)}\nIt was called with"
             f"\n  - the module's output {gives}{listed}{advice}"
         ) from error
     _refuse_sparse(settings, tried.module)
+    try_metrics(settings, returned, batch)
     return [n for n, p in tried.module.named_parameters() if p.requires_grad and p.grad is None]
 
 
-def _take_step(step: Step, module: torch.nn.Module, batch: Any) -> None:
-    """Compute loss and gradients, and restore the random state of this process."""
-    with torch.random.fork_rng(devices=[]):
-        loss, _ = step(module, batch)
-        loss.backward()  # type: ignore[no-untyped-call]
+def _take_step(step: Step, module: torch.nn.Module, batch: Any, *, gradients: bool = True) -> Any:
+    """Compute loss and gradients, restore the random state of this process, and return the step's output."""
+    with torch.random.fork_rng(devices=[]), torch.set_grad_enabled(gradients):
+        loss, output = step(module, batch)
+        if gradients:
+            loss.backward()  # type: ignore[no-untyped-call]
+    return output
 
 
-def try_own_step(settings: TorchSettings, tried: Forward, zero: Mapping[str, torch.Tensor]) -> None:
-    """Take a `train_step` on zeros. Does nothing where that fails, e.g. as it uses collectives.
+def try_own_step(
+    settings: TorchSettings, tried: Forward, zero: Mapping[str, torch.Tensor], name: str = "train_step"
+) -> None:
+    """Take a `train_step` or `eval_step` on zeros. Does nothing where that fails, e.g. as it uses collectives.
 
-    Raises BadSetting when it asks for a batch column that does not exist, or makes gradients that can't be clipped.
+    Raises BadSetting when it asks for a batch column that does not exist, has an error that no values explain, or makes
+    gradients that can't be clipped.
     """
+    validates = name == "eval_step"
     with torch.random.fork_rng(devices=[]):
-        inputs = try_transform(settings, tried.fields, tried.inputs, None, training=True)
+        inputs = try_transform(settings, tried.fields, tried.inputs, None, training=not validates)
     columns = {**inputs, **zero}
     batch = _AskedBatch(columns, scale=1.0, rows=_ROWS, total=_ROWS, step=0, epoch=0)
-    step = make_step(dataclasses.replace(settings, model=tried.module, transform=None), _CPU)
+    step = make_step(dataclasses.replace(settings, model=tried.module, transform=None), _CPU, validates=validates)
     try:
-        _take_step(step, tried.module, batch)
+        output = _take_step(step, tried.module.train(not validates), batch, gradients=not validates)
     except TritiumError:
         raise
     except Exception as error:
         if isinstance(error, KeyError) and batch.missing is not None and error.args == (batch.missing,):
             raise BadSetting(
-                f"train_step asks for batch[{batch.missing!r}], and a batch has {', '.join(map(repr, batch))}. "
+                f"{name} asks for batch[{batch.missing!r}], and a batch has {', '.join(map(repr, batch))}. "
                 "Inputs have the names that feature_cols gives them ('features' where it is no mapping), or those that "
                 "a transform gives."
             ) from error
+        by_no_value = isinstance(error, TypeError | AttributeError | NameError)
+        if by_no_value and not settings.callbacks and not needs_rank(error):  # a callback may prepare the module
+            given = name_of(getattr(settings, name))
+            raise BadSetting(f"{name}={given} fails: {text_of(error)}. {WITHOUT}", setting=name) from error
         return
+    finally:
+        tried.module.train()
     _refuse_sparse(settings, tried.module)
+    try_metrics(settings, output, batch)
 
 
 def _refuse_sparse(settings: TorchSettings, module: torch.nn.Module) -> None:
@@ -304,8 +321,8 @@ def _several(settings: TorchSettings, output: Any, error: Exception) -> str:
     listed = "".join(f"\n  - {name} [{_dims(value)}] {_dtype(value)}" for name, value in named_outputs(output).items())
     pick = f"output[{next(iter(output))!r}]" if isinstance(output, Mapping) else "output[0]"
     return (
-        f"The module returns a {kind} of {len(output)}, and loss={name_of(settings.loss)} can't take it: {_text(error)}"
-        f"{listed}\nReturn the one tensor from forward, or give a loss that picks it: "
+        f"The module returns a {kind} of {len(output)}, and loss={name_of(settings.loss)} can't take it: "
+        f"{text_of(error)}{listed}\nReturn the one tensor from forward, or give a loss that picks it: "
         f"loss=lambda output, label: your_loss({pick}, label)."
     )
 
@@ -326,7 +343,3 @@ def _dims(value: torch.Tensor) -> str:
 
 def _dtype(value: torch.Tensor) -> str:
     return str(value.dtype).removeprefix("torch.")
-
-
-def _text(error: Exception) -> str:
-    return f"{type(error).__name__}: {error}"

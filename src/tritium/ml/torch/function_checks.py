@@ -1,4 +1,4 @@
-"""What is wrong with the functions among the settings, found without calling them (any process)."""
+"""What is wrong with the functions among the settings, and how an optimizer's is called (any process)."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tritium.ml.torch.compiling import COMPILED, is_compiled
 from tritium.ml.torch.loss_kinds import is_of_torch
 from tritium.model.engines.torch_transform import TRAINING, takes_training
 
-_OPTIMIZER = " Give a function of the parameters: lambda p: torch.optim.Adam(p)."
+OPTIMIZER = " Give a function of the parameters: lambda p: torch.optim.Adam(p)."
 _LOSS = " Give an instance or a function: torch.nn.MSELoss()."
 
 _KERAS = ("keras", "tf_keras")
@@ -54,14 +54,30 @@ def optimizer_problems(optimizer: Any) -> Iterator[str]:
     """Yield what is wrong with `optimizer`."""
     if not callable(optimizer):
         shown = f"{type(optimizer).__name__}(…)" if hasattr(optimizer, "param_groups") else repr(optimizer)
-        yield f"optimizer={shown} is not a function.{_OPTIMIZER}"
+        yield f"optimizer={shown} is not a function.{OPTIMIZER}"
     elif takes_nothing(optimizer):
-        yield f"optimizer={name_of(optimizer)} takes nothing; it is called with the parameters.{_OPTIMIZER}"
+        yield f"optimizer={name_of(optimizer)} takes nothing; it is called with the parameters.{OPTIMIZER}"
     elif len(needed := needed_arguments(optimizer)) > 1:
         yield (
             f"optimizer={name_of(optimizer)} needs {', '.join(needed)}; it is called with the module's "
-            f"parameters alone.{_OPTIMIZER}"
+            f"parameters alone.{OPTIMIZER}"
         )
+
+
+def call_optimizer(optimizer: Any, module: Any) -> Any:
+    """Return what `optimizer` makes of the module's parameters, or of the module itself.
+
+    It gets the module where its argument is called module or model, else the parameters. Where that fails it gets the
+    other, so that `lambda m: Adam(m.parameters())` works, too: on every rank alike, as it depends on the function and
+    the module alone. Where both fail the first error is raised, with the second as its context.
+    """
+    try:
+        return optimizer(module if takes_module(optimizer) else module.parameters())
+    except Exception as error:  # noqa: BLE001 - raised below
+        try:
+            return optimizer(module.parameters() if takes_module(optimizer) else module)
+        except Exception:  # noqa: BLE001 - it is the context of the error
+            raise error  # noqa: B904
 
 
 def takes_module(optimizer: Any) -> bool:

@@ -107,9 +107,9 @@ class TorchKeywords(GangKeywords, total=False):
     tr.load), the path of a saved one, a module, or a state_dict. Weights that are not among them stay as made."""
     optimizer: Any
     """A function of the module's parameters: lambda p: torch.optim.Adam(p, lr=1e-3). Or of the module itself, where
-    its argument is called module or model: for groups of parameters by name. Several, as a mapping from names to
-    optimizers, need a train_step(module, batch, optimizer). The learning rate is never scaled with the number of
-    ranks."""
+    its argument is called module or model, or where only that works: for groups of parameters by name. Several, as a
+    mapping from names to optimizers, need a train_step(module, batch, optimizer). The learning rate is never scaled
+    with the number of ranks."""
     loss: Any
     """A function (output, label) -> mean over the rows of the batch: torch.nn.MSELoss(),
     torch.nn.functional.cross_entropy, your own. Where label_cols is a mapping: a mapping from the names of the

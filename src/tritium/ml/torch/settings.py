@@ -20,13 +20,13 @@ from tritium.ml.torch import loss_kinds
 from tritium.ml.torch.compiling import COMPILED, compile_problems, is_compiled
 from tritium.ml.torch.ddp_options import NAMES, NEEDS_GPUS, ddp_problems
 from tritium.ml.torch.function_checks import (
+    call_optimizer,
     loss_problems,
     model_problems,
     of_another_framework,
     optimizer_problems,
     scheduler_problems,
     step_problems,
-    takes_module,
     transform_problems,
 )
 from tritium.ml.torch.initial_weights import take_weights
@@ -63,7 +63,7 @@ class TorchSettings(EpochSettings):
     )
     optimizer: Any = setting(
         "A function of the module's parameters: lambda p: torch.optim.Adam(p, lr=1e-3). Or of the module itself, where "
-        "its argument is called module or model: for groups of parameters by name. "
+        "its argument is called module or model, or where only that works: for groups of parameters by name. "
         "Several, as a mapping from names to optimizers, need a train_step(module, batch, optimizer). "
         "The learning rate is never scaled with the number of ranks."
     )
@@ -247,8 +247,8 @@ class TorchSettings(EpochSettings):
         return made
 
     def make_optimizer(self, module: Any) -> Any:
-        """Return the optimizer of a module's parameters. Raises BadSetting when `optimizer` returns something else."""
-        made = self.optimizer(module if takes_module(self.optimizer) else module.parameters())
+        """Return the optimizer of a module. Raises BadSetting when `optimizer` fails or returns something else."""
+        made = call_optimizer(self.optimizer, module)
         if isinstance(made, Mapping) != self.steps_by_optimizer():
             raise BadSetting(
                 "Several optimizers, as a mapping from names, and a train_step with a third argument, optimizer, go "

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import lightgbm
 import numpy as np
 import pandas as pd
 import pyarrow as pa
@@ -139,3 +140,9 @@ def test_every_setting_is_a_param() -> None:
     assert "most leaves that a tree may have" in estimator.explainParam("num_leaves")
     settings, gang = estimator.settings()
     assert (settings.num_leaves, gang.framework) == (7, "lightgbm")
+
+
+def test_parameters_that_a_callback_resets_are_tried_on_the_driver() -> None:
+    reset = lightgbm.reset_parameter(learning_rate=[0.1, 0.05])
+    message = refused("regressor", num_iterations=5, callbacks=[reset])
+    assert message.startswith("the callback _ResetParameterCallback fails before iteration 0: ValueError: Length of")

@@ -24,9 +24,10 @@ class Batch(Mapping[str, Any]):
     total : `rows`, summed over all ranks.
     step, epoch : their numbers, from 0.
     schema : where the columns come from.
+    decode : column -> what has decoded it.
     """
 
-    __slots__ = ("_columns", "_read", "epoch", "rows", "scale", "schema", "step", "total")
+    __slots__ = ("_columns", "_read", "decode", "epoch", "rows", "scale", "schema", "step", "total")
 
     def __init__(
         self,
@@ -39,6 +40,7 @@ class Batch(Mapping[str, Any]):
         epoch: int,
         read: Callable[[], dict[str, Any]] | None = None,
         schema: Sequence[Field] = (),
+        decode: Mapping[str, Decoder] | None = None,
     ) -> None:
         self._columns = columns
         self._read = read
@@ -48,6 +50,7 @@ class Batch(Mapping[str, Any]):
         self.step = step
         self.epoch = epoch
         self.schema = schema
+        self.decode = decode or {}
 
     def __getitem__(self, name: str) -> Any:
         return self._read_columns()[name]
@@ -61,7 +64,7 @@ class Batch(Mapping[str, Any]):
     def with_columns(self, columns: dict[str, Any]) -> Batch:
         """Return a batch of the same rows with these columns, in place of its own."""
         part: dict[str, Any] = {"scale": self.scale, "rows": self.rows, "total": self.total}
-        return Batch(columns, **part, step=self.step, epoch=self.epoch, schema=self.schema)
+        return Batch(columns, **part, step=self.step, epoch=self.epoch, schema=self.schema, decode=self.decode)
 
     def release(self) -> None:
         """Free the memory of the columns. They are read from the spool again when one is accessed."""
@@ -100,8 +103,8 @@ class Gather:
         self.reader = reader
         self.schema = schema
         self.device = device
+        self.decode = decode
         self._name = name
-        self._decode = decode
         self._torch: Any = None
         if device is not None:
             import torch
@@ -143,7 +146,7 @@ class Gather:
         return pinned
 
     def _bytes(self, name: str, rows: Ragged, index: Array) -> Any:
-        if name in self._decode:
+        if name in self.decode:
             array = self._decoded(name, rows, index)
             return array if self.device is None else self._tensor(array)
         if not self._bytes_stay:
@@ -167,7 +170,7 @@ class Gather:
                 batch_column=name,
             )
 
-        decoder = self._decode[name]
+        decoder = self.decode[name]
         return decoder.batch(rows, bad)
 
     def _tensor(self, array: Array) -> Any:

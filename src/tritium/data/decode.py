@@ -33,6 +33,23 @@ def content_of(kind: SourceType) -> Content | None:
     return "integer" if kind.name == "number" and kind.dtype.lstrip("u").startswith("int") else None
 
 
+def raw_values(values: Any) -> list[Any] | None:
+    """Return values that a function decodes, as a list: strings, bytes or integers; None for anything else."""
+    if getattr(values, "ndim", 1) != 1:
+        return None
+    items = values.tolist() if hasattr(values, "tolist") else values
+    if not isinstance(items, list | tuple) or not items:
+        return None
+    return list(items) if content_of_values(items) is not None else None
+
+
+def content_of_values(values: Sequence[Any]) -> Content | None:
+    """Return what these values are to the function that decodes them; None: they are of no such type, or of several."""
+    kinds: tuple[tuple[Content, type], ...] = (("string", str), ("bytes", bytes), ("integer", int))
+    fits = (name for name, kind in kinds if all(isinstance(v, kind) and not isinstance(v, bool) for v in values))
+    return next(fits, None)
+
+
 def decode_problems(given: Mapping[str, Any], batch: str, source: str, kind: SourceType) -> Iterator[str]:
     """Yield what is wrong with the settings of a column that is decoded; `given` is setting → its value for it."""
     decode = given["decode"]
@@ -124,6 +141,9 @@ def decoded(
             array = np.asarray(_called(decode, content) if calls is None else calls[row].result())
         except Exception as error:
             raise _error(bad, row, content, f"decode raised {type(error).__name__}: {error}") from error
+        if array.dtype.hasobject:
+            kind = f"a {type(array[()]).__name__}" if array.ndim == 0 else "an array of objects"
+            raise _error(bad, row, content, f"decode gave {kind}, and must give one array of numbers")
         if arrays and (array.shape, array.dtype) != (arrays[0].shape, arrays[0].dtype):
             raise _error(
                 bad,

@@ -124,6 +124,7 @@ class Epoch:
                     epoch=self.number,
                     read=functools.partial(self._read_again, share),
                     schema=self._gather.schema,
+                    decode=self._gather.decode,
                 )
                 del columns  # The batch alone must hold them, so that release() frees them.
                 yield batch
@@ -144,7 +145,6 @@ class Epoch:
         if self._on_batch is not None:
             self._on_batch(self.number, step)
         columns = self._placed(self._gather.take(self._rows(share)))
-        schema = self._gather.schema
         return Batch(
             columns,
             scale=share.scale,
@@ -152,7 +152,8 @@ class Epoch:
             total=share.total,
             step=step,
             epoch=self.number,
-            schema=schema,
+            schema=self._gather.schema,
+            decode=self._gather.decode,
         )
 
     def end(self) -> None:

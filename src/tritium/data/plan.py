@@ -155,6 +155,7 @@ class _Planner:
         return Field(
             name=batch, sources=sources, kind="fixed", dtype=dtype, shape=(len(sources),), depth=1,
             packed=True, travel=travel, nulls=nulls, nan=self.data.nan, exact=exact if any(exact) else (),
+            asked=asked is not None,
             marked=travel == "int64" and any(may_exceed_int64(kind) for kind in kinds),
         )  # fmt: skip
 
@@ -190,6 +191,7 @@ class _Planner:
             name=batch, sources=(source,), kind="fixed", dtype=dtype, shape=shape, depth=depth, travel=travel,
             pad=pad, nulls=(self._null(batch, source, dtype),), nan=self.data.nan,
             exact=(True,) if default and _must_be_exact(leaf, dtype) else (), marked=kind.name == "vector",
+            asked=asked is not None,
         )  # fmt: skip
 
     def _string(self, batch: str, source: str, depth: int) -> Field | None:

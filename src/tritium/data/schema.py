@@ -116,6 +116,8 @@ class Field:
     nan: Literal["error", "keep"] = "error"
     exact: tuple[bool, ...] = ()
     """Per source: whether it holds integers, each of which must be exact in `dtype`; () for none."""
+    asked: bool = False
+    """Whether the user asked for `dtype`, so that what it does not hold exactly is rounded."""
     content: Content = "bytes"
     """What a value of kind "bytes" is: bytes, the UTF-8 of a string, or the digits of an integer."""
     marked: bool = False

@@ -7,10 +7,11 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cached_property
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any, Literal
+from weakref import WeakSet
 
 import numpy as np
 
-from tritium.data.batch import checked_device
+from tritium.data.batch import Batch, Gather, checked_device
 from tritium.data.decode import Decode, by_batch_column
 from tritium.data.epoch import Epoch, OnBatch, OnEpochEnd, Stopwatch
 from tritium.data.epochs import EpochPlan, Epochs
@@ -32,6 +33,8 @@ if TYPE_CHECKING:
 Description = Sequence[Mapping[str, Any]]
 SHUFFLES = ("full", "stream", True, False)
 _SPAN = 1 << 20
+in_use: WeakSet[Shard] = WeakSet()
+"""Those that `World.shard` has returned in this process, until they are closed."""
 
 
 class Shard:
@@ -235,6 +238,18 @@ class Shard:
         elements = Elements(self.name, self.size, batch_size, columns, found, plan.remainder == "pad")
         return dataset(epochs, elements, self.size, steps)
 
+    def peek(self, rows: int = 2) -> Batch:
+        """Return up to so many of the first rows as a batch of NumPy arrays, without taking a batch of an epoch.
+
+        Waits until all shards are complete. Raises EmptyShard, the same on every rank.
+        """
+        check_counts(self.name, self.counts, 1, "pad")
+        self.reader.extend(self.rows)
+        gather = Gather(self.name, self.reader, self.decode, None, self.schema)
+        count = min(rows, self.rows)
+        part: dict[str, Any] = {"scale": 1.0, "rows": count, "total": count, "step": 0, "epoch": 0}
+        return Batch(gather.take(slice(0, count)), **part, schema=self.schema, decode=self.decode)
+
     def alone(self) -> Shard:
         """Return this shard's rows as the only shard, so that the steps depend on no other rank.
 
@@ -275,6 +290,7 @@ class Shard:
 
     def close(self) -> None:
         """Release the maps."""
+        in_use.discard(self)
         if "reader" in self.__dict__:
             self.reader.close()
 

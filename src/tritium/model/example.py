@@ -2,20 +2,46 @@
 
 from __future__ import annotations
 
+import dataclasses
 import inspect
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 
-from tritium.data.schema import Field
-from tritium.errors import BadData, BadSetting
+from tritium.data.batch import Batch
+from tritium.data.decode import Decode, content_of, content_of_values, decoded, raw_values
+from tritium.data.schema import Content, Field
+from tritium.data.shard import Shard, in_use
+from tritium.data.tables import column_of, table_of
+from tritium.data.types import columns_of
+from tritium.errors import BadData, BadRow, BadSetting
 from tritium.hints import suggest
 from tritium.model.engine import Engine
-from tritium.model.signature import Activation, Input, Signature, Task
+from tritium.model.signature import Activation, Input, Signature, Task, shown
 
 _PACKED = "features"
-_TYPES = {"bytes": "binary", "string": "string", "integer": "number"}
+_TYPES = {"bytes": ("binary",), "string": ("string",), "integer": ("number",), None: ()}
+_ROWS = 32  # of an example that the model is called with
+
+Decoders = Mapping[str, Decode]
+
+
+@dataclass(frozen=True)
+class _Column:
+    """A column of an example, before it is known whether the model takes it."""
+
+    values: Any
+    field: Field | None = None
+    """How a shard has made it of source columns."""
+    sources: tuple[str, ...] = ()
+    """The columns of a table that it comes from; () with a field, and where it is only known by its name."""
+    decode: Decode | None = None
+    """What has decoded it."""
+    problem: str = ""
+    """Why the model can't take it."""
 
 
 def signature_of(
@@ -24,13 +50,17 @@ def signature_of(
     inputs: Sequence[str] | str | None,
     task: Task | None,
     activation: Activation | None,
-) -> Signature:
-    """Return the signature of a model that can be called with the columns `inputs` of `example`.
+    decode: Decoders,
+) -> tuple[Signature, dict[str, Decode]]:
+    """Return the signature of a model that can be called with the columns `inputs` of `example`, and its decoders.
 
-    example : a batch of a shard, a mapping of arrays `[rows, …]`, or a pandas DataFrame or Arrow table, whose numeric
-              columns are packed to one input.
+    example : a shard, a batch of one, a mapping of arrays `[rows, …]`, or a pandas DataFrame or Arrow table, whose
+              numeric columns are packed to one input. In a rank, what a mapping calls as a column of a shard is known
+              by that name to be it.
+    decode  : column → what makes arrays of its values; those of a shard come along.
 
-    Raises BadSetting where it can't be told what the inputs are, and BadData where the model does not take them.
+    Raises BadSetting where it can't be told what the inputs are, and where predictions could not have them; BadData
+    where the model does not take them.
     """
     if example is None:
         raise BadSetting(
@@ -38,9 +68,23 @@ def signature_of(
             "called with, tr.Model(module, example=batch), or a Signature.",
             setting="signature",
         )
-    columns, known = _columns(example)
-    names = _inputs(engine, list(columns), inputs)
-    arrays = {name: columns[name] for name in names}
+    columns = _columns(example, decode)
+    if unknown := [name for name in decode if name not in columns]:
+        raise BadSetting(
+            f"decode names {unknown[0]!r}, which the example does not have.{suggest(unknown[0], columns)}",
+            setting="decode",
+        )
+    names = _inputs(engine, columns, inputs)
+    if wrong := [columns[name].problem for name in names if columns[name].problem]:
+        raise BadSetting(f"example: {' '.join(wrong)}", setting="example")
+    arrays: dict[str, np.ndarray[Any, Any]] = {}
+    taken: list[Input] = []
+    functions: dict[str, Decode] = {}
+    for name in names:
+        column, function = columns[name], decode.get(name, columns[name].decode)
+        arrays[name], content = _array(name, column, function)
+        taken.append(_input(name, arrays[name], column, function, content))
+        functions |= {} if function is None else {name: function}
     try:
         outputs = engine.describe(arrays)
     except (BadData, BadSetting):
@@ -50,48 +94,136 @@ def signature_of(
         raise BadData(
             f"The model can't be called with the example: {type(error).__name__}: {error}\nIt was called with{listed}"
         ) from error
-    return Signature(
-        tuple(_input(name, array, known.get(name)) for name, array in arrays.items()),
-        outputs,
-        task=task,
-        activation=activation,
+    return Signature(tuple(taken), outputs, task=task, activation=activation), functions
+
+
+def _columns(example: Any, decode: Decoders) -> dict[str, _Column]:
+    if isinstance(example, Shard):
+        example = example.peek(_ROWS)
+    if isinstance(example, Batch):
+        known = {field.name: field for field in example.schema}
+        return {
+            name: _Column(value, known.get(name), decode=_function(example.decode, name), problem=_mask(name, known))
+            for name, value in example.items()
+        }
+    if isinstance(example, pa.Table | pa.RecordBatch) or hasattr(example, "iloc"):
+        return _of_table(table_of(example, "example").slice(0, _ROWS), decode)
+    if not isinstance(example, Mapping):
+        raise BadSetting(
+            f"example is a {type(example).__name__}, and must be a shard, a batch, a mapping of arrays by name, or a "
+            "table.",
+            setting="example",
+        )
+    return {str(name): _named(str(name), value) for name, value in example.items()}
+
+
+def _function(decoders: Mapping[str, Any], name: str) -> Decode | None:
+    return decoders[name].function if name in decoders else None
+
+
+def _mask(name: str, fields: Mapping[str, Field]) -> str:
+    """Return why predictions can't have this column, where it is a mask of nulls; else ""."""
+    of = fields.get(name.removesuffix("_mask"))
+    if name in fields or of is None or not of.mask:
+        return ""
+    return (
+        f"{name!r} marks the nulls of {of.name!r}, and predictions have no such mark. Let the module take "
+        f"{of.name!r} alone, with a value for nulls: tr.Data(…, nulls={{{of.name!r}: 0}})."
     )
 
 
-def _columns(example: Any) -> tuple[dict[str, np.ndarray[Any, Any]], dict[str, Any]]:
-    """Return arrays by name, and where they come from: Fields of a shard, or lists of a table's columns."""
-    if hasattr(example, "iloc") or hasattr(example, "column_names"):
-        return _packed(example)
-    if not isinstance(example, Mapping):
+def _named(name: str, value: Any) -> _Column:
+    """Return a column of a mapping, with how a shard of this rank makes the column of that name, if one does."""
+    shards = [shard for shard in in_use if any(name in (f.name, f"{f.name}_mask") for f in shard.schema)]
+    if not shards:
+        return _Column(value)
+    fields = [{field.name: field for field in shard.schema} for shard in shards]
+    if problem := next(filter(None, (_mask(name, known) for known in fields)), ""):
+        return _Column(value, problem=problem)
+    made = {known[name] for known in fields if name in known}
+    if len(made) > 1:
+        listed = ", ".join(sorted(repr(shard.name) for shard in shards))
+        return _Column(
+            value, problem=f"the shards {listed} have different columns {name!r}. Give one of them: example=shard."
+        )
+    if not made:
+        return _Column(value)
+    functions = [function for shard in shards if (function := _function(shard.decode, name)) is not None]
+    return _Column(value, made.pop(), decode=functions[0] if functions else None)
+
+
+def _of_table(table: pa.Table, decode: Decoders) -> dict[str, _Column]:
+    """Return the columns of a table: numbers packed to one, arrays and what is decoded each on its own."""
+    found: dict[str, _Column] = {}
+    numbers = []
+    known = columns_of(table.schema)
+    for name in table.schema.names:
+        leaf, depth = known[name].leaf()
+        if name in decode:
+            found[name] = _Column(column_of(table, name).to_pylist(), sources=(name,))
+        elif known[name].name == "number":
+            numbers.append(name)
+        elif leaf.name == "number" and depth:
+            found[name] = _Column(column_of(table, name).to_pylist(), sources=(name,))
+        else:
+            advice = f", decode={{{name!r}: function}}" if content_of(known[name]) is not None else ""
+            found[name] = _Column(
+                None,
+                sources=(name,),
+                problem=f"{name!r} can't be packed to numbers. Give the numeric columns alone, or a mapping of arrays "
+                f"by name{', or what makes an array of each value' if advice else ''}{advice}.",
+            )
+    if not table.schema.names:
+        raise BadSetting("example: a table without columns.", setting="example")
+    if not numbers:
+        return found
+    if _PACKED in found:
         raise BadSetting(
-            f"example is a {type(example).__name__}, and must be a batch, a mapping of arrays by name, or a table.",
+            f"example: the numbers of {', '.join(map(repr, numbers))} would be packed to an input {_PACKED!r}, as "
+            "another column is called. Give the columns that the model takes alone, or a mapping of arrays by name.",
             setting="example",
         )
-    fields = {field.name: field for field in getattr(example, "schema", ())}
-    return {str(name): _array(value) for name, value in example.items()}, dict(fields)
+    rows = [column_of(table, name).to_numpy(zero_copy_only=False) for name in numbers]
+    return {_PACKED: _Column(np.stack(rows, axis=1).astype(np.float32), sources=tuple(numbers)), **found}
 
 
-def _packed(table: Any) -> tuple[dict[str, np.ndarray[Any, Any]], dict[str, Any]]:
-    names = [str(name) for name in (table.columns if hasattr(table, "iloc") else table.column_names)]
-    arrays = [np.asarray(table[name]) for name in names]
-    wrong = [name for name, array in zip(names, arrays, strict=True) if array.dtype.kind not in "fiub"]
-    if wrong or not names:
+def _array(name: str, column: _Column, function: Decode | None) -> tuple[np.ndarray[Any, Any], Content | None]:
+    """Return an input's first rows, and what was decoded for them; None where they were no values to decode."""
+    values = column.values
+    raw = None if function is None else raw_values(values)
+    if raw is not None:
+
+        def bad(row: int, what: str, value: Any) -> BadRow:
+            return BadRow(
+                f"the example's {name!r}, row {row}, {what}", column=name, row_id=row, value=value, batch_column=name
+            )
+
+        return decoded(function, raw[:_ROWS], bad), content_of_values(raw)
+    try:
+        if hasattr(values, "detach"):  # a torch tensor, without importing torch
+            values = values.detach().cpu().numpy()
+        array = np.asarray(values)[:_ROWS]
+    except Exception as error:
         raise BadSetting(
-            f"example: {', '.join(map(repr, wrong)) or 'a table without columns'} can't be packed to numbers. Give the "
-            "numeric columns alone, or a mapping of arrays by name.",
+            f"The example's {name!r} is no array of numbers: {type(error).__name__}: {error}. In a rank, take the "
+            "shard as the example: tr.Model(module, example=shard).",
             setting="example",
+        ) from error
+    if array.dtype.kind not in "fiubV":
+        what = f"holds values of type {type(array.flat[0]).__name__}" if array.size else f"is an array of {array.dtype}"
+        raise BadSetting(
+            f"The example's {name!r} {what}, which no model takes. Say what makes an array of each: "
+            f"tr.Model(…, decode={{{name!r}: function}}).",
+            setting="decode",
         )
-    return {_PACKED: np.stack(arrays, axis=1).astype(np.float32)}, {_PACKED: names}
+    if column.sources and array.dtype.kind == "f":
+        array = array.astype(np.float32)  # a table's, as in an estimator
+    return array, None
 
 
-def _array(value: Any) -> np.ndarray[Any, Any]:
-    if hasattr(value, "detach"):  # a torch tensor, without importing torch
-        value = value.detach().cpu().numpy()
-    return np.asarray(value)
-
-
-def _inputs(engine: Engine, there: list[str], asked: Sequence[str] | str | None) -> list[str]:
+def _inputs(engine: Engine, columns: Mapping[str, _Column], asked: Sequence[str] | str | None) -> list[str]:
     """Return the columns that the module is called with. Raises BadSetting."""
+    there = list(columns)
     if asked is not None:
         names = [asked] if isinstance(asked, str) else list(asked)
         missing = [name for name in names if name not in there]
@@ -104,6 +236,8 @@ def _inputs(engine: Engine, there: list[str], asked: Sequence[str] | str | None)
     taken = _arguments(engine.module) if engine.transform is None else []  # a transform may give other ones
     if taken and all(name in there for name in taken):
         return taken
+    if wrong := [column.problem for column in columns.values() if column.problem and column.sources]:
+        raise BadSetting(f"example: {' '.join(wrong)}", setting="example")
     listed = ", ".join(map(repr, there))
     raise BadSetting(
         f"The example has the columns {listed}, and the model's arguments are {', '.join(taken) or 'not known'}. Name "
@@ -122,12 +256,35 @@ def _arguments(module: Any) -> list[str]:
     return [p.name for p in parameters if p.kind in kinds and p.default is p.empty]
 
 
-def _input(name: str, array: np.ndarray[Any, Any], source: Any) -> Input:
-    """Return an input with the decoding of a shard's Field, or of plain columns."""
+def _input(
+    name: str, array: np.ndarray[Any, Any], column: _Column, function: Decode | None, content: Content | None
+) -> Input:
+    """Return an input with the decoding of a shard's Field, of a function, or of plain columns."""
     shape, dtype = array.shape[1:], array.dtype.name
-    if isinstance(source, Field):
-        of_words = source.vocabulary is not None or source.buckets is not None
-        kind = _TYPES[source.content] if source.kind == "bytes" else "string" if of_words else "number"
-        types = (kind,) * len(source.sources) if kind != "number" else ()
-        return Input(name, source.sources, dtype, shape, types, source.to_json())
-    return Input(name, tuple(source) if source else (name,), dtype, shape)
+    field = column.field
+    if field is not None and field.kind == "bytes":
+        if function is None:
+            raise BadSetting(
+                f"The example's {name!r} comes from column {field.sources[0]!r}, of bytes that the training has "
+                f"decoded itself. Say how, for predictions: tr.Model(…, decode={{{name!r}: function}}).",
+                setting="decode",
+            )
+        return Input(name, field.sources, dtype, shape, _TYPES[field.content], field.to_json())
+    if function is not None:
+        codec = Field(name=name, sources=(name,), kind="bytes", dtype="uint8", shape=None, nan="keep").to_json()
+        return Input(name, (name,), dtype, shape, _TYPES[content], {**codec, "content": content})
+    if field is None:
+        return Input(name, column.sources or (name,), dtype, shape)
+    of_words = field.vocabulary is not None or field.buckets is not None
+    if shape == (1,) and field.shape == () and not of_words:  # the training has made it [rows, 1]
+        field = dataclasses.replace(field, packed=True, depth=1, shape=(1,))
+    elif len(shape) != field.depth or (field.shape is not None and shape != field.shape):
+        was = "[" + ", ".join(["batch", *(["?"] * field.depth if field.shape is None else map(str, field.shape))]) + "]"
+        raise BadSetting(
+            f"The example's {name!r} is {shown(shape)}, and column {name!r} of the shard {was}. Give it as it comes "
+            f"from the shard (example=shard), and say what changes it: tr.Model(…, transform=function).",
+            setting="example",
+        )
+    return Input(
+        name, field.sources, dtype, shape, ("string",) * len(field.sources) if of_words else (), field.to_json()
+    )

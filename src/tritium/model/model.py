@@ -24,18 +24,21 @@ _SIGNATURE, _HISTORY = "signature.json", "history.json"
 class Model:
     """A trained module, its signature, and the history of its training.
 
-    Without a `signature` it is inferred: the module is called with `example`, which is a batch of a shard, a mapping of
-    arrays `[rows, …]`, or a table whose numeric columns are packed to one input. `inputs` names the columns that the
-    module takes; None: those that its `forward` names. `task` and `activation` are as in `Signature`.
+    Without a `signature` it is inferred: the module is called with `example`, which is a shard, a batch of one, a
+    mapping of arrays `[rows, …]`, or a table whose numeric columns are packed to one input. A shard's columns bring
+    along how they were made of source columns. `inputs` names the columns that the module takes; None: those that its
+    `forward` names. `task` and `activation` are as in `Signature`.
 
-    `engine` names the framework by which the module is saved and called: "torch", for a PyTorch module.
+    `engine` names the framework by which the module is saved and called: "torch", "keras", "lightgbm". None: that of
+    the module's class.
     `history` is one dict per epoch. `origin` is the function or class without arguments that makes such a module, or
     its "package.module:name": a saved model then names it, and whoever loads the model must trust it (`load`). Without
     one that can be imported, the module is saved by value, and loading it runs code from the file. `seed` is what
     torch, NumPy and `random` were seeded with when `origin` made the module; `load` seeds them again, for what it draws
     beside its weights. Estimators set it. `decode` has the function from bytes to an array for binary inputs.
-    `transform` is a function (inputs) -> inputs of a batch's tensors by name, applied before the module is called: the
-    signature's inputs are those before it.
+    With an example its columns are decoded by it, given as values or as arrays. `transform` is a function (inputs) ->
+    inputs of a batch's tensors by name, applied before the module is called (`input_transform`): the signature's inputs
+    are those before it.
     """
 
     def __init__(
@@ -50,19 +53,19 @@ class Model:
         history: Sequence[Mapping[str, Any]] = (),
         origin: Any = None,
         seed: int | None = None,
-        engine: str = registry.DEFAULT,
+        engine: str | None = None,
         decode: Mapping[str, Callable[[bytes], Any]] | None = None,
         transform: Callable[..., Any] | None = None,
     ) -> None:
-        self.engine = registry.find(engine)(module)
-        self.transform = transform
-        self.signature = (
-            signature_of(self.engine, example, inputs, task, activation) if signature is None else signature
-        )
+        self.engine = registry.find(registry.name_of(module) if engine is None else engine)(module)
+        self.input_transform = transform
+        self.decode = dict(decode or {})
+        if signature is None:
+            signature, self.decode = signature_of(self.engine, example, inputs, task, activation, self.decode)
+        self.signature = signature
         self.history = [dict(epoch) for epoch in history]
         self.origin = importable(origin)
         self.seed = seed
-        self.decode = dict(decode or {})
 
     @property
     def module(self) -> Any:
@@ -74,17 +77,22 @@ class Model:
         self.engine.module = module
 
     @property
-    def transform(self) -> Callable[..., Any] | None:
-        """The function of a batch's inputs that is applied before the module is called."""
+    def input_transform(self) -> Callable[..., Any] | None:
+        """The function of a batch's inputs that is applied before the module is called: `transform` of `tr.Model`."""
         return self.engine.transform
 
-    @transform.setter
-    def transform(self, transform: Callable[..., Any] | None) -> None:
+    @input_transform.setter
+    def input_transform(self, transform: Callable[..., Any] | None) -> None:
         if transform is not None and not self.engine.takes_transform:
             raise BadSetting(
                 f"A model of {self.engine.name} takes no transform; models of torch do.", setting="transform"
             )
         self.engine.transform = transform
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if name == "transform":  # it would hide the method, and change no prediction
+            raise BadSetting("The function of a model's inputs is set by model.input_transform = function.")
+        super().__setattr__(name, value)
 
     def __repr__(self) -> str:
         inputs = ", ".join(i.name for i in self.signature.inputs)
@@ -129,6 +137,10 @@ class Model:
         home, _, name = self.engine.transformer.partition(":")
         return getattr(importlib.import_module(home), name)(self, **params)
 
+    def transform(self, data: Any, **params: Any) -> Any:
+        """Return a Spark or pandas DataFrame with the predictions, as `transformer(**params)` adds them."""
+        return self.transformer(**params).transform(data)
+
     def save(self, path: str, overwrite: bool = False) -> None:
         """Write the model as a directory at `path`, a local path or any fsspec URL ("s3://models/bikes")."""
         parts = self.engine.save(by_value=self.origin is None)
@@ -144,7 +156,7 @@ class Model:
             contents[self.engine.code_file] = [parts.code]
             made = {"by value": self.engine.code_file}
         facts = {"engine": self.engine.name, "versions": files.versions(), "module": made, **parts.facts}
-        for kind, functions in decoders.of_model(self.decode, self.transform).items():
+        for kind, functions in decoders.of_model(self.decode, self.input_transform).items():
             paths, by_value = decoders.saved(functions)
             facts |= {kind: paths} if paths else {}
             if by_value is not None:

@@ -11,7 +11,7 @@ import numpy as np
 import pyarrow as pa
 
 from tritium.data.codec import read
-from tritium.data.decode import Decode, contents_of, decoded
+from tritium.data.decode import Decode, contents_of, decoded, raw_values
 from tritium.data.invalid import invalid
 from tritium.data.schema import Field
 from tritium.data.spool import Array, Ragged
@@ -108,8 +108,28 @@ def arrays(
     Raises SignatureMismatch with every difference, and BadRow for a value that can't be used.
     """
     if not _is_table(data):
-        return from_arrays(signature, data), None
+        return from_arrays(signature, _decoded(signature, data, decode)), None
     return _from_table(signature, data, decode, handle_invalid)
+
+
+def _decoded(signature: Signature, data: Any, decode: Decoders) -> Any:
+    """Return what was given for `from_arrays` with arrays in place of lists of values that the model decodes."""
+    if not decode:
+        return data
+    if not isinstance(data, Mapping):
+        name = signature.inputs[0].name
+        return _decoded(signature, {name: data}, decode)[name] if len(signature.inputs) == 1 else data
+    found = dict(data)
+    for taken in signature.inputs:
+        values = raw_values(data.get(taken.name)) if taken.name in decode else None
+        if values is None:
+            continue
+
+        def bad(row: int, what: str, value: Any, name: str = taken.name) -> BadRow:
+            return BadRow(f"input {name!r}, row {row}, {what}", column=name, row_id=row, value=value, batch_column=name)
+
+        found[taken.name] = decoded(decode[taken.name], values, bad, shape=taken.shape)
+    return found
 
 
 def _is_table(data: Any) -> bool:

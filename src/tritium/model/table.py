@@ -72,7 +72,7 @@ def differences_of(taken: Input, columns: Mapping[str, SourceType], untyped: Con
         elif depth != (expected := _depth(taken, kind)):
             what = {0: "one value", 1: "an array"}.get(expected, "an array of arrays")
             found.append(f"{here} {what} a row (input {taken.name!r} {shown(taken.shape)}).")
-        elif taken.codec.get("content") == "integer" and content_of(kind) != "integer":
+        elif taken.codec.get("kind") == "bytes" and content_of(kind) is None:
             found.append(f"{here} an integer, which is decoded.")
         elif leaf.dtype.startswith("float") and np.dtype(taken.dtype).kind in "iu" and not _coded(taken):
             found.append(f"{here} {taken.dtype}: fractions would be lost. Cast it if that is meant.")
@@ -87,6 +87,8 @@ def _coded(taken: Input) -> bool:
 
 def _leaf_wanted(taken: Input, trained: str | None) -> tuple[str, ...]:
     """Return the families of types that fit, by the column's type at training."""
+    if taken.codec.get("kind") == "bytes" and not taken.types:  # what is decoded was not seen
+        return ("string", "binary", "number")
     if _coded(taken) or taken.codec.get("content") == "string":
         return ("string",)
     if trained in ("date", "timestamp", "binary"):
@@ -110,7 +112,9 @@ def settings_of(taken: Input, columns: Mapping[str, SourceType]) -> Data:
     packs = packs and columns[taken.columns[0]].scalar
     own = {taken.name: taken}
     nulls = codec.get("nulls") or ()
-    asked = "timestamp" in taken.types  # the user has packed them; other integers must be exact, as in an estimator
+    # Where the training did not ask for the rounding of integers, they must be exact. A timestamp is only ever packed
+    # with others where it did.
+    asked = codec.get("asked") or "timestamp" in taken.types
     return Data(
         None,
         columns={taken.name: list(taken.columns) if packs else taken.columns[0]},

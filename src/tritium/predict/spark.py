@@ -66,7 +66,7 @@ def score(
     plan["as_bytes"] = arrays if any(arrays) and why_not(df.sparkSession) is None else [False] * len(inputs)
     plan |= {"batch_size": batch_size, "device": device, "handle_invalid": handle_invalid}
     plan["decode"] = ship.pickle(model.decode)
-    plan["transform"] = None if model.transform is None else ship.pickle(model.transform)
+    plan["transform"] = None if model.input_transform is None else ship.pickle(model.input_transform)
     columns: list[Column] = []
     for one, as_bytes in zip(inputs, plan["as_bytes"], strict=True):
         packed = pack(one, schema)

@@ -104,7 +104,11 @@ class World:
 
     def shard(self, name: str = "train") -> Shard:
         """Return the shard of the DataFrame `data[name]`: the rows that this rank trains on. Waits for them."""
-        return self._control.shard(name)
+        found = self._control.shard(name)
+        from tritium.data.shard import in_use
+
+        in_use.add(found)
+        return found
 
     def store(self, name: str, chunks: bytes | Iterable[bytes]) -> None:
         """Write a file in the run directory, over the control connection, so that no shared disk is needed.

@@ -12,6 +12,7 @@ from tritium.model.engine import Buffer, Engine, Maker, Parts
 from tritium.model.engines.keras_form import Form, built, form_of, named_outputs, remember
 from tritium.model.engines.keras_here import fresh_names, imported, set_random_seed
 from tritium.model.engines.keras_weights import Variables, as_array, put, read
+from tritium.model.signature import Output
 
 if TYPE_CHECKING:
     import numpy as np
@@ -106,6 +107,13 @@ class KerasEngine(Engine):
                 f"The model should return {list(outputs)}, and returned {list(found)}: {missing[0]!r} is missing."
             )
         return {name: _plain(found[name])[:rows] for name in outputs}
+
+    def describe(self, batch: Arrays) -> tuple[Output, ...]:
+        given = {name: _filled(array, len(array)) for name, array in batch.items()}
+        with _on(self._device):
+            result = self.module.predict_on_batch(next(iter(given.values())) if len(given) == 1 else given)
+        arrays = {name: _plain(value) for name, value in named_outputs(self.module, result).items()}
+        return tuple(Output(name, array.dtype.name, array.shape[1:]) for name, array in arrays.items())
 
     @classmethod
     def check_device(cls, device: str) -> None:

@@ -20,6 +20,10 @@ _ENGINES = {
     "lightgbm": ("tritium.model.engines.lightgbm", "LightGBMEngine"),
     "keras": ("tritium.model.engines.keras", "KerasEngine"),
 }
+_CLASSES = {
+    "keras": ("keras", "Model"),
+    "lightgbm": ("lightgbm", "Booster"),
+}  # a keras.Model may be a torch module, too
 # Of tensors in a state: the module whose import makes such tensors possible, and the Kind.
 _KINDS = {
     "torch": ("torch", "tritium.model.engines.torch_leaf", "TorchTensor"),
@@ -37,6 +41,15 @@ def find(name: Any) -> type[Engine]:
     module, attribute = _ENGINES[name]
     found: type[Engine] = getattr(importlib.import_module(module), attribute)
     return found
+
+
+def name_of(module: Any) -> str:
+    """Return the name of the engine for a framework's own object: torch's for one of no other framework."""
+    for name, (package, attribute) in _CLASSES.items():
+        found = getattr(sys.modules.get(package), attribute, None)
+        if found is not None and isinstance(module, found):
+            return name
+    return DEFAULT
 
 
 def kind(name: str) -> Kind | None:

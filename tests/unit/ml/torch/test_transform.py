@@ -253,9 +253,9 @@ class TestPrediction:
         with pytest.raises(UntrustedModel, match=rf"transforms its inputs by the function '{name}'"):
             tr.load(str(tmp_path / "named"), trusted=trusted)
         again = tr.load(str(tmp_path / "named"), trusted=[*trusted, name])
-        assert again.transform is normalised
+        assert again.input_transform is normalised
         np.testing.assert_array_equal(again.predict(frame()), found)
-        model.transform = lambda inputs: normalised(inputs)
+        model.input_transform = lambda inputs: normalised(inputs)
         model.save(str(tmp_path / "value"))
         with pytest.raises(UntrustedModel, match="transforms its inputs by a function by value"):
             tr.load(str(tmp_path / "value"), trusted=trusted)
@@ -267,7 +267,7 @@ class TestPrediction:
         model = tr.Model(module, example=rows, transform=normalised)
         by_hand = module((torch.tensor(rows.to_numpy()) - MEAN) * SCALE).detach().numpy()[:, 0]
         np.testing.assert_allclose(model.predict(rows), by_hand, rtol=1e-4, atol=1e-6)
-        model.transform = None
+        model.input_transform = None
         assert not np.allclose(model.predict(rows), by_hand)
         example = {"features": rows.to_numpy(), "y": np.zeros(ROWS)}
         with pytest.raises(BadSetting, match="Name those that it is called with"):

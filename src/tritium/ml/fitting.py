@@ -105,6 +105,7 @@ def prepare(backend: Backend[S], frame: Any, settings: S, gang: Gang) -> Plan:
     dry_run = backend.dry_run(settings, fields, known)
     task, guess = task_of(settings, frame, dry_run.scores)
     settings = dataclasses.replace(settings, task=task)
+    refuse_taken(settings, frame)
     if task == "classification" and dry_run.outputs is not None:
         check_classes(dry_run.outputs)
     as_classes = maybe_classes(found, frame, settings, dry_run.scores)
@@ -130,6 +131,25 @@ def prepare(backend: Backend[S], frame: Any, settings: S, gang: Gang) -> Plan:
         facts,
         (*((guess,) if guess else ()), *dry_run.notes),
     )
+
+
+def refuse_taken(settings: Settings, frame: Any) -> None:
+    """Raise BadSetting where the frame has a column that the model would add, as `transform` would after the training.
+
+    settings : with the task of the predictions.
+    """
+    added = {"prediction_col": settings.prediction_col}
+    if settings.task == "classification":
+        added["probability_col"] = settings.probability_col
+    there = {name.lower() for name in frame.schema.names}  # as Spark compares names
+    taken = {setting: name for setting, name in added.items() if name.lower() in there}
+    if taken:
+        other = ", ".join(f"{setting}='another_{name}'" for setting, name in taken.items())
+        raise BadSetting(
+            f"The DataFrame has a column {', '.join(map(repr, taken.values()))} already, and the model would add one. "
+            f"Drop or rename it, or give the model's another name: {other}.",
+            settings=list(taken),
+        )
 
 
 def run(

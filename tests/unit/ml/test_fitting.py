@@ -56,6 +56,17 @@ def refused(frame: Any = None, **changes: Any) -> str:
     return str(caught.value)
 
 
+def test_columns_that_the_model_would_add() -> None:
+    """Probabilities are added by a classification alone."""
+    there = table().append_column("Probability", pa.array([0.5] * 20))
+    text = refused(there, **CLASSES, label_cols="cls")
+    assert "has a column 'probability' already" in text
+    assert "probability_col='another_probability'" in text
+    planned(there, **CLASSES, label_cols="cls", probability_col="another_probability")
+    planned(there)
+    assert "a column 'y' already" in refused(prediction_col="y")
+
+
 class Two(nn.Module):
     """A module that returns a tuple."""
 

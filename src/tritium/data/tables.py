@@ -13,13 +13,14 @@ from tritium.data import narrow
 from tritium.data.codec import bad_row
 from tritium.data.idset import PARTITION_BITS
 from tritium.data.plan import plan
-from tritium.data.schema import Data, Field, as_data
+from tritium.data.schema import DENSE_BYTES, Data, Field, as_data
 from tritium.data.together import ranks_of
 from tritium.data.types import SourceType, columns_of, path_of
 from tritium.errors import BadData, BadRow, BadSetting
 
 Array = np.ndarray[Any, Any]
 ROWS = 8192  # of a batch
+_VECTORS = ("pyspark.ml.linalg", "pyspark.mllib.linalg")
 _VIEWS = {pa.string_view(): pa.large_string(), pa.binary_view(): pa.large_binary()}  # Arrow can't take rows of them
 
 
@@ -76,6 +77,8 @@ class Tables:
 def table_of(frame: Any, name: str) -> pa.Table:
     """Return a pandas DataFrame, an Arrow table or batch as an Arrow table. NaN in a floating column stays NaN.
 
+    A pandas column of Spark's ml vectors, as `toPandas` makes it, becomes one of arrays; sparse ones are filled up.
+
     Raises BadData for anything else, and for a pandas column that Arrow can't hold.
     """
     if isinstance(frame, pa.RecordBatch):
@@ -93,13 +96,45 @@ def table_of(frame: Any, name: str) -> pa.Table:
     for label, series in frame.items():
         try:
             plain = isinstance(series.dtype, np.dtype) and series.dtype.kind == "f"
-            columns.append(pa.array(series.to_numpy() if plain else series, from_pandas=not plain))
+            column = _vectors(series, name) if series.dtype == object else None
+            if column is None:
+                column = pa.array(series.to_numpy() if plain else series, from_pandas=not plain)
+            columns.append(column)
             names.append(str(label))
         except (pa.ArrowInvalid, pa.ArrowTypeError, pa.ArrowNotImplementedError) as error:
             problems.append(f"column {label!r} of dtype {series.dtype} does not become an Arrow column: {error}")
     if problems:
         raise BadData(f"data {name!r} can't be read: " + "; ".join(problems), name=name, problems=problems)
     return pa.Table.from_arrays(columns, names=names)
+
+
+def _vectors(series: Any, name: str) -> pa.Array | None:
+    """Return a pandas column of Spark's vectors, dense or sparse, as arrays of float64; None for any other column.
+
+    Raises BadRow for a sparse vector that would take too many bytes as an array.
+    """
+    vectors, there = series.to_numpy(), series.notna().to_numpy()
+    if not there.any() or not all(type(vector).__module__ in _VECTORS for vector in vectors[there]):
+        return None
+    values, lengths = [], np.zeros(len(there), np.int64)
+    for row in np.flatnonzero(there):
+        vector = vectors[row]
+        size = len(vector)
+        if hasattr(vector, "indices") and size * 4 > DENSE_BYTES:
+            raise BadRow(
+                f"data {name!r}: column {series.name!r} is a sparse vector of {size:,} numbers, {len(vector.indices):,} "
+                f"of them set, in row {row}: as a row of a batch it takes {size * 4:,} bytes, more than "
+                f"{DENSE_BYTES:,}. Make it narrower where it comes from (HashingTF(numFeatures=4096), "
+                "CountVectorizer(vocabSize=4096)).",
+                column=str(series.name),
+                row_id=int(row),
+                value=size,
+            )
+        values.append(vector.toArray())
+        lengths[row] = size
+    offsets = np.concatenate([[0], np.cumsum(lengths)])
+    ends = pa.array(offsets, mask=np.append(~there, False))
+    return pa.LargeListArray.from_arrays(ends, pa.array(np.concatenate(values)))
 
 
 def _sorted(table: pa.Table, keys: Sequence[str]) -> pa.Table:

@@ -85,6 +85,24 @@ def test_pandas_columns() -> None:
     assert got["text"].tolist() == [0, 1]
 
 
+def test_vectors_of_spark_in_pandas() -> None:
+    """As toPandas makes them of what VectorAssembler made: dense or sparse, row by row."""
+    from pyspark.ml.linalg import Vectors
+
+    column = [Vectors.dense([1.0, 2.0, np.nan]), Vectors.sparse(3, [1], [5.0]), Vectors.sparse(3, {})]
+    frame = pd.DataFrame({"v": column})
+    (columns,) = received({"t": Data(frame, dtype="float32", nan="keep")})
+    np.testing.assert_array_equal(columns["t"]["v"], np.float32([[1, 2, np.nan], [0, 5, 0], [0, 0, 0]]))
+    with_null = table_of(pd.DataFrame({"v": [None, column[1]]}), "t")
+    assert with_null["v"].to_pylist() == [None, [0.0, 5.0, 0.0]]
+    wide = pd.DataFrame({"v": [column[0], Vectors.sparse(100_000, [7], [1.0])]})
+    with pytest.raises(BadRow, match="'v' is a sparse vector of 100,000 numbers, 1 of them set, in row 1") as caught:
+        table_of(wide, "t")
+    assert (caught.value.column, caught.value.row_id) == ("v", 1)
+    with pytest.raises(BadData, match="'v' of dtype object does not become an Arrow column"):
+        table_of(pd.DataFrame({"v": [column[0], "word"]}), "t")
+
+
 def test_nan_in_pandas_stays_nan() -> None:
     frame = pd.DataFrame({"x": [1.0, float("nan")], "word": ["a", None]})
     table = table_of(frame, "t")

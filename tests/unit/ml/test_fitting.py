@@ -67,6 +67,20 @@ def test_columns_that_the_model_would_add() -> None:
     assert "a column 'y' already" in refused(prediction_col="y")
 
 
+def test_vectors_of_spark_in_pandas_are_trained_on_and_scored() -> None:
+    from pyspark.ml.linalg import Vectors
+
+    rows = table().to_pandas()
+    dense = [Vectors.dense(row) for row in rows[X].to_numpy()]
+    vectors = rows.assign(v=[v if n % 2 else Vectors.sparse(3, range(3), v.toArray()) for n, v in enumerate(dense)])
+    model, other = (
+        fit(frame, TorchSettings(**GOOD | {"feature_cols": columns}), tr.Gang(**HERE))
+        for frame, columns in ((vectors, "v"), (rows, X))
+    )
+    np.testing.assert_array_equal(model.predict(vectors), other.predict(rows))
+    assert list(model.transform(vectors)["prediction"]) == list(other.predict(rows))
+
+
 class Two(nn.Module):
     """A module that returns a tuple."""
 

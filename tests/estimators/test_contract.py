@@ -148,7 +148,7 @@ def test_params_are_kept_and_checked(spark: Any, case: Any, tmp_path: Path) -> N
 
 def test_a_column_that_the_model_would_add_is_refused_before_the_training(case: Any, tmp_path: Path) -> None:
     settings: dict[str, Any] = {**QUIET, **FEATURES, "on": "driver", "run_dir": str(tmp_path / "run")}
-    with pytest.raises(BadSetting, match="a column 'prediction' already.*prediction_col='another_prediction'"):
+    with pytest.raises(BadSetting, match=r"a column 'prediction' already.*prediction_col='another_prediction'"):
         case.estimator(**settings).fit(rows().assign(Prediction=0.0))
     assert not (tmp_path / "run").exists()
 

@@ -122,10 +122,10 @@ def _vectors(series: Any, name: str) -> pa.Array | None:
         size = len(vector)
         if hasattr(vector, "indices") and size * 4 > DENSE_BYTES:
             raise BadRow(
-                f"data {name!r}: column {series.name!r} is a sparse vector of {size:,} numbers, {len(vector.indices):,} "
-                f"of them set, in row {row}: as a row of a batch it takes {size * 4:,} bytes, more than "
-                f"{DENSE_BYTES:,}. Make it narrower where it comes from (HashingTF(numFeatures=4096), "
-                "CountVectorizer(vocabSize=4096)).",
+                f"data {name!r}: column {series.name!r} is a sparse vector of {size:,} numbers, "
+                f"{len(vector.indices):,} of them set, in row {row}: as a row of a batch it takes "
+                f"{size * 4:,} bytes, more than {DENSE_BYTES:,}. Make it narrower where it "
+                "comes from (HashingTF(numFeatures=4096), CountVectorizer(vocabSize=4096)).",
                 column=str(series.name),
                 row_id=int(row),
                 value=size,

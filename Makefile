@@ -6,9 +6,10 @@ BIN := .venv/bin
 unexport PYTHONDONTWRITEBYTECODE
 QUICK_WORKERS ?= 3
 CHAOS_SEED ?=
+ORACLE_ROUNDS ?= 200
 CHAOS_ROUNDS ?= $(if $(CHAOS_SEED),1,20)
 
-.PHONY: help setup demo quick test horovod faults chaos lint format types imports docs bench clean constraints keywords
+.PHONY: help setup demo quick test horovod faults oracle chaos lint format types imports docs bench clean constraints keywords
 
 help:            ## this list
 	@sed -n 's/^\([a-z]*\): .*## /  make \1	/p' Makefile | expand -t 22
@@ -36,6 +37,9 @@ faults: setup    ## the faults alone: 20 rounds, with other seeds, where the mom
 	@mkdir -p artifacts && rm -f artifacts/faults.jsonl
 	@TRITIUM_FAULT_FIGURES=$(CURDIR)/artifacts/faults.jsonl TRITIUM_FAULT_ROUNDS=20 TRITIUM_FAULT_REPEATS=3 \
 	  TRITIUM_FAULT_LAUNCHES=100 TRITIUM_FAULT_KILLS=50 $(BIN)/python -m pytest -n $(or $(WORKERS),2) tests/faults
+
+oracle: setup    ## ORACLE_ROUNDS=200 random trainings of LightGBM, compared with `lightgbm.train`
+	@TRITIUM_ORACLE_ROUNDS=$(ORACLE_ROUNDS) $(BIN)/python -m pytest -q -n $(or $(WORKERS),2) tests/unit/ml/lightgbm/test_lightgbm_oracle.py
 
 chaos: setup     ## CHAOS_ROUNDS=20 trainings hit by random faults; CHAOS_SEED=1234 repeats one, and prints what it does
 	@mkdir -p artifacts && rm -f artifacts/chaos.jsonl

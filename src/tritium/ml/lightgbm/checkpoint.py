@@ -14,6 +14,7 @@ from tritium.errors import BadSetting, CheckpointFailed, DataChanged
 from tritium.gang.rank.world import World
 from tritium.ml.checkpoint import plain, refuse_another
 from tritium.ml.early_stopping import EarlyStopping, EarlyStoppingState, stays_stopped
+from tritium.ml.lightgbm.average import Added
 from tritium.ml.lightgbm.settings import LightGBMSettings
 from tritium.model.checkpoint import Store
 from tritium.model.checkpoint_format import Damaged
@@ -70,9 +71,7 @@ def is_over(state: Mapping[str, Any], settings: LightGBMSettings) -> bool:
     """Return whether nothing is left to do after this checkpoint by the current settings."""
     rule = settings.rule(state["metrics"]) if state["metrics"] else None
     ended = stays_stopped(state["stopped"], state["early_stopping"], rule)
-    return bool(
-        ended or state["ended"] is not None or state["exhausted"] or state["iteration"] >= settings.num_iterations
-    )
+    return bool(ended or state["ended"] is not None or state["iteration"] >= settings.num_iterations)
 
 
 class Progress:
@@ -84,8 +83,8 @@ class Progress:
         self.history: list[dict[str, Any]] = []
         self.metrics: list[str] = []
         """The names of LightGBM's metrics, in its order."""
-        self.exhausted = False
-        """Whether no tree can be added, as no split improves the objective."""
+        self.added: Added | None = None
+        """What was added to the first tree of `booster`."""
         self.best = -1
         """The iteration whose model is returned, once early stopping has restored it; -1: the last one."""
         self.ended: int | None = None
@@ -97,7 +96,7 @@ class Progress:
         """Continue from a checkpoint, with a booster of its trees."""
         self.booster = lightgbm.Booster(model_str=saved["model"].tobytes().decode())
         self.iteration, self.history = saved["iteration"], list(saved["history"])
-        self.metrics, self.exhausted, self.ended = list(saved["metrics"]), saved["exhausted"], saved["ended"]
+        self.metrics, self.ended = list(saved["metrics"]), saved["ended"]
         if self.metrics:
             self.early_stopping = self._watch(self._settings.rule(self.metrics))
             self.early_stopping.load_state_dict(saved["early_stopping"], self.iteration)
@@ -113,8 +112,13 @@ class Progress:
     def model(self) -> bytes:
         """Return the text of the trained model: up to the iteration that a callback or early stopping found best."""
         self.early_stopping.restore_best()
-        text: str = self.booster.model_to_string(num_iteration=self.best if self.ended is None else self.ended)
-        return text.encode()
+        best = self.best if self.ended is None else self.ended
+        return self.text(self.history[best - 1]["trees"] if 0 < best <= len(self.history) else -1)
+
+    def text(self, trees: int = -1) -> bytes:
+        """Return LightGBM's text of so many trees of each class; -1: of all."""
+        text: str = self.booster.model_to_string(num_iteration=trees)
+        return (text if self.added is None else self.added.text(text)).encode()
 
     def _watch(self, rule: EarlyStopping | None) -> EarlyStoppingState:
         def put(state: Mapping[str, Any]) -> None:
@@ -183,16 +187,14 @@ class TrainingCheckpoint:
     def _state(self, progress: Progress) -> dict[str, Any]:
         if self._world.rank != 0:  # it writes the state of all
             return {}
-        text = progress.booster.model_to_string(num_iteration=-1).encode()
         return {
             "identity": dict(self._identity or {}),
-            "model": np.frombuffer(text, np.uint8),
+            "model": np.frombuffer(progress.text(), np.uint8),
             "iteration": progress.iteration,
             "history": progress.history,
             "metrics": progress.metrics,
             "early_stopping": progress.early_stopping.state_dict(),
             "stopped": progress.early_stopping.should_stop,
-            "exhausted": progress.exhausted,
             "ended": progress.ended,
             "fingerprint": None if self._fingerprint is None else summary(self._fingerprint),
         }

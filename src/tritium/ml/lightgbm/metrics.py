@@ -64,6 +64,8 @@ def _merged(parts: Sequence[Values], weights: Sequence[tuple[float, float]]) -> 
 
 
 def _mean(name: str, parts: Sequence[tuple[Values, tuple[float, float]]]) -> float:
+    if len(parts) == 1:  # to the last bit, which a mean of one would round
+        return parts[0][0][name]
     base = name.partition("@")[0]
     if base in _SUMS:
         return math.fsum(values[name] for values, _ in parts)

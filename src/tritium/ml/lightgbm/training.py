@@ -16,6 +16,7 @@ from tritium.errors import BadData, EmptyShard
 from tritium.frameworks.lightgbm import joined
 from tritium.gang.rank.world import World
 from tritium.gang.rank.world import world as this_world
+from tritium.ml.lightgbm.average import add_average, average_score
 from tritium.ml.lightgbm.bins import is_shared, training_set, validation_set
 from tritium.ml.lightgbm.callbacks import Callbacks
 from tritium.ml.lightgbm.checkpoint import Progress, TrainingCheckpoint, is_over
@@ -82,23 +83,22 @@ def _grow(
 ) -> None:
     """Add trees until there are enough, or early stopping or a callback ends the training."""
     with ExitStack() as network:
-        booster = _booster(world, settings, rows, validation, classes, progress.booster, progress.iteration, network)
+        booster, average = _booster(world, settings, rows, validation, classes, progress, network)
         metrics = Metrics(world, rows if settings.training_metric else None, validation)
         callbacks = Callbacks(settings.callbacks, world, settings.num_iterations)
         progress.booster, logged = booster, 0.0
         for iteration in range(progress.iteration, settings.num_iterations):
             began = time.monotonic()
             callbacks.before(booster, iteration)
-            progress.exhausted = booster.update()
-            if progress.exhausted:
-                if world.rank == 0:
-                    world.note(f"the training ends before iteration {iteration + 1}: no split improves the objective")
-                break
+            booster.update()  # it adds no tree where no split is found; a later iteration may find one
             progress.iteration = iteration + 1
+            if progress.iteration == 1 and average is not None:
+                progress.added = add_average(booster, average)
             found: dict[str, Any] = metrics.of(booster)
             now = time.monotonic()
             names = [name.removeprefix("validation_") for name in found]
-            entry = {"iteration": progress.iteration, **found, "seconds": now - began}
+            trees = booster.current_iteration()
+            entry = {"iteration": progress.iteration, "trees": trees, **found, "seconds": now - began}
             progress.add(entry, list(dict.fromkeys(names)))
             progress.ended = callbacks.after(booster, iteration, found)
             stops = progress.early_stopping.should_stop or progress.ended is not None
@@ -109,6 +109,8 @@ def _grow(
             if stops:
                 break
             checkpoint.save(progress)
+        if (skipped := progress.iteration - booster.current_iteration()) and world.rank == 0:
+            world.note(f"{skipped} of {progress.iteration} iterations found no split, and added no tree")
 
 
 def _booster(
@@ -117,17 +119,19 @@ def _booster(
     rows: Rows,
     validation: Rows | None,
     classes: int | None,
-    before: lightgbm.Booster | None,
-    done: int,
+    progress: Progress,
     network: ExitStack,
-) -> lightgbm.Booster:
-    """Return the booster over the rows of all ranks, which are connected in `network`.
+) -> tuple[lightgbm.Booster, float | None]:
+    """Return the booster over the rows of all ranks, which are connected in `network`, and what it begins with.
 
-    before : the booster of a checkpoint, whose trees of `done` iterations are the first ones; None: there are none.
+    Its first trees are those of the booster of `progress`, where a checkpoint has left one. It begins with the average
+    that is to be added to its first tree; None: with another score, or LightGBM adds it.
     """
+    before, done = progress.booster, progress.iteration
     counts = world.shard("train").counts
     params = lightgbm_params(settings, rows.width, classes, world.size)
     connection: dict[str, Any] = {}
+    average = None if before is not None or rows.init_score is not None else average_score(world, rows, params)
     shared = is_shared(params, rows.width, counts)
     if not shared:
         connection = network.enter_context(joined(world))
@@ -136,7 +140,7 @@ def _booster(
         connection = network.enter_context(joined(world))
     valid = None if validation is None else validation_set(validation, data, params)
     for part, dataset in ((rows, data), (validation, valid)):
-        if part is not None and dataset is not None and (scores := _scores(part, before)) is not None:
+        if part is not None and dataset is not None and (scores := _scores(part, before, average)) is not None:
             dataset.set_init_score(scores)
     if done:  # else the same rows and features would be drawn again as in the first iterations
         params["seed"] = (int(params["seed"]) + done) % (1 << 31)
@@ -145,14 +149,14 @@ def _booster(
         basic._safe_call(basic._LIB.LGBM_BoosterMerge(booster._handle, before._handle))
     if valid is not None:
         booster.add_valid(valid, "validation")
-    return booster
+    return booster, average
 
 
-def _scores(rows: Rows, before: lightgbm.Booster | None) -> Any:
+def _scores(rows: Rows, before: lightgbm.Booster | None, average: float | None) -> Any:
     """Return the scores from which a training begins, [rows] or [rows, classes]; None: from LightGBM's average."""
     own = rows.init_score
     if before is None:
-        return own
+        return own if average is None else np.full(rows.count, average)
     raw = np.concatenate([before.predict(batch, raw_score=True) for batch in rows.batches()])
     return raw if own is None else raw + own.reshape(raw.shape)
 

@@ -10,6 +10,7 @@ import numpy as np
 import pandas as pd
 import pyarrow as pa
 import pytest
+from lightgbm.callback import EarlyStopException
 from sklearn.datasets import load_breast_cancer, load_diabetes, load_digits
 
 import tritium as tr
@@ -157,8 +158,72 @@ def test_features_of_one_array_column_and_of_integers() -> None:
 def test_a_training_that_finds_no_split_ends_with_the_average() -> None:
     frame = pd.DataFrame({"x": np.zeros(50), "y": np.arange(50.0)})
     model = LightGBMRegressor(feature_cols=["x"], label_cols="y", **HERE).fit(frame)
-    assert len(model.history) == 0
+    assert [(entry["iteration"], entry["trees"]) for entry in model.history] == [(i, 1) for i in range(1, 13)]
+    assert model.history[-1]["l2"] == pytest.approx(np.var(frame.y))
     assert model.predict(frame).tolist() == [24.5] * 50
+
+
+@pytest.mark.parametrize(
+    "params",
+    [
+        {"feature_fraction": 0.2, "min_gain_to_split": 5},
+        {"bagging_fraction": 0.05, "bagging_freq": 1, "min_data_in_leaf": 15},
+    ],
+)
+def test_an_iteration_that_finds_no_split_is_skipped(params: dict[str, Any]) -> None:
+    x, y, frame = few_splits()
+    own = {name: value for name, value in params.items() if name != "min_gain_to_split"}
+    native = {"num_threads": 1, **{name: params[name] for name in params if name not in own}}
+    settings: dict[str, Any] = HERE | own | {"num_iterations": 100, "native_params": native}
+    model = LightGBMRegressor(feature_cols="v", label_cols="y", metrics="rmse", **settings).fit(frame)
+    plain = lightgbm.train({**PLAIN, "objective": "regression", **params}, lightgbm.Dataset(x, y), 100)
+    np.testing.assert_array_equal(model.predict(frame), plain.predict(x))
+    trees = [entry["trees"] for entry in model.history]
+    assert len(trees) == 100 > trees[-1] == plain.num_trees() > 20
+    assert model.history[-1]["rmse"] == pytest.approx(np.sqrt(((plain.predict(x) - y) ** 2).mean()), rel=1e-6)
+
+
+def test_the_best_iteration_is_one_of_the_history_where_some_added_no_tree() -> None:
+    _, y, frame = few_splits()
+    settings: dict[str, Any] = HERE | {"feature_fraction": 0.2, "num_iterations": 60, "validation": frame[400:]}
+    settings |= {"native_params": {"min_gain_to_split": 5, "num_threads": 1}, "feature_cols": "v", "label_cols": "y"}
+
+    def predicted(**more: Any) -> tuple[LightGBMModel, float]:
+        model = LightGBMRegressor(**settings, **more).fit(frame[:400])
+        return model, ((model.predict(frame[400:]) - y[400:]) ** 2).mean()
+
+    model, loss = predicted(early_stopping=6)
+    losses = [entry["validation_l2"] for entry in model.history]
+    best = int(np.argmin(losses))
+    assert loss == pytest.approx(losses[best], rel=1e-6)
+    assert model.booster().num_trees() == model.history[best]["trees"] < best + 1
+
+    def ends(env: Any) -> None:
+        if env.iteration == 55:
+            raise EarlyStopException(50, env.evaluation_result_list)
+
+    model, loss = predicted(callbacks=[ends])
+    assert loss == pytest.approx(model.history[50]["validation_l2"], rel=1e-6)
+    assert model.booster().num_trees() == model.history[50]["trees"] < 51
+
+
+def test_a_training_that_added_no_tree_for_a_while_continues(tmp_path: Path) -> None:
+    _, y, frame = few_splits()
+    settings: dict[str, Any] = HERE | {"feature_fraction": 0.2, "run_dir": str(tmp_path), "feature_cols": "v"}
+    settings |= {"native_params": {"min_gain_to_split": 5, "num_threads": 1}, "label_cols": "y"}
+    for iterations in (50, 80):
+        model = LightGBMRegressor(**settings | {"num_iterations": iterations}).fit(frame)
+        assert [entry["iteration"] for entry in model.history] == list(range(1, iterations + 1))
+        assert model.history[-1]["trees"] == model.booster().num_trees() < iterations
+        assert model.history[-1]["l2"] == pytest.approx(((model.predict(frame) - y) ** 2).mean(), rel=1e-6)
+
+
+def few_splits() -> tuple[np.ndarray, np.ndarray, pd.DataFrame]:
+    """Return 600 rows of 10 features, of which two decide the label."""
+    draw = np.random.default_rng(0)
+    x = draw.normal(size=(600, 10)).astype(np.float32)
+    y = 2 * x[:, 0] + x[:, 1] + draw.normal(size=600) * 0.1
+    return x, y, pd.DataFrame({"v": list(x), "y": y})
 
 
 def test_labels_and_rows_to_validate_on_that_do_not_fit() -> None:

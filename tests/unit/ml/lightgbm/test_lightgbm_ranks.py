@@ -60,6 +60,24 @@ def test_three_ranks_are_one() -> None:
     assert three.history[-1]["l1"] == pytest.approx(np.abs(error).mean(), rel=1e-6)
 
 
+@pytest.mark.parametrize("objective", ["regression", "poisson", "cross_entropy"])
+def test_two_ranks_begin_with_the_average_of_all_rows(objective: str) -> None:
+    draw = np.random.default_rng(1)
+    frame = pd.DataFrame({"x": draw.normal(size=41), "y": draw.random(41), "w": draw.uniform(0, 9, 41)})
+    settings: dict[str, Any] = {"feature_cols": ["x"], "objective": objective, "label_cols": "y", "weight_col": "w"}
+    nothing, small = {"min_data_in_leaf": 41}, {"min_data_in_leaf": 1, "num_leaves": 4, "boosting": "dart"}
+    for more in (nothing, small):
+        one, two = (regressor(**settings, **more, **gang).fit(frame) for gang in (ONE, {}))
+        np.testing.assert_allclose(two.predict(frame), one.predict(frame), rtol=1e-9)
+        assert two.history[-1]["trees"] == (1 if more is nothing else 20)
+        refit = [model.booster().refit(frame[["x"]], frame.y, verbosity=-1) for model in (one, two)]
+        np.testing.assert_allclose(refit[1].predict(frame[["x"]]), refit[0].predict(frame[["x"]]), rtol=1e-9)
+    if objective == "regression":
+        assert regressor(**settings, **nothing).fit(frame).predict(frame)[0] == pytest.approx(
+            np.average(frame.y, weights=frame.w), rel=1e-6
+        )
+
+
 def test_a_rank_that_is_killed_is_tried_again_from_the_checkpoint(tmp_path: Path) -> None:
     class Kills(EarlyStopping):
         def better(self, value: float, best: float | None) -> bool:

@@ -122,6 +122,20 @@ def test_prepared_data_and_a_backend_of_ones_own(df: DataFrame, tmp_path: Path) 
     assert estimator(store, backend=InThisProcess()).fit(df).transform(df).count() == 64
 
 
+def test_equal_rows_are_drawn_one_by_one_and_each_is_written_once(spark: SparkSession, tmp_path: Path) -> None:
+    rows = spark.range(0, 2000, 1, 3).selectExpr("id % 3 as x", "double(id % 2) as y", "id as n").repartition(4)
+    store = Store.create(str(tmp_path))
+    with prepare_data(1, store, rows, ["y"], ["x", "n"], validation=0.25) as number:
+        train, held = map(spark.read.parquet, (store.get_train_data_path(number), store.get_val_data_path(number)))
+        numbers = [sorted(row.n for row in part.collect()) for part in (train, held)]
+        counts = {(row.x, row.y): row["count"] for row in held.groupBy("x", "y").count().collect()}
+    assert sorted(numbers[0] + numbers[1]) == list(range(2000))
+    assert abs(len(numbers[1]) - 500) < 100
+    assert len(counts) == 6
+    assert all(abs(count - 2000 / 24) < 45 for count in counts.values())
+    assert held.columns == ["x", "n", "y"]
+
+
 def test_a_model_that_real_horovod_saved(spark: SparkSession, tmp_path: Path) -> None:
     def text(value: Any) -> str:
         return base64.b64encode(pickle.dumps(value)).decode()

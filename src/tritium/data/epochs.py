@@ -9,7 +9,7 @@ from typing import Any, Protocol
 from tritium.data.batch import Gather
 from tritium.data.decode import Decoder
 from tritium.data.epoch import Epoch, OnBatch, Stopwatch
-from tritium.data.fingerprint import compare, differences, summary
+from tritium.data.fingerprint import REDRAWN, compare, differences, summary
 from tritium.data.idset import IdSet
 from tritium.data.order import (
     ORDER_VERSION,
@@ -198,7 +198,7 @@ class Epochs:
             )
             raise DataChanged(
                 f"shard {shard.name!r} can't resume: the rows are not those of the checkpoint: {rows} rows, were "
-                f"{before['rows']}{'; ' if where else ''}{where}. {advice}",
+                f"{before['rows']}{'; ' if where else ''}{where}. {advice}{REDRAWN}",
                 shard=shard.name,
                 rows=rows,
                 before=before["rows"],

@@ -6,8 +6,10 @@ shuffle. It uses the DataFrame API only, so that it is the same on Spark Connect
 
 from __future__ import annotations
 
+import functools
+import operator
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import cached_property
 from types import TracebackType
@@ -16,7 +18,7 @@ from typing import Any
 import numpy as np
 
 from tritium.data.batch_bytes import most_bytes
-from tritium.data.idset import PARTITION_BITS, POSITION
+from tritium.data.idset import HALF, PARTITION_BITS, POSITION
 from tritium.data.jvm_bytes import rows_as_bytes, takes_bytes, why_not
 from tritium.data.plan import plan
 from tritium.data.receiver import end_is_seen
@@ -67,20 +69,25 @@ class Exchange:
         """
         from pyspark.sql import functions as F
 
-        packed = {name: self._packed(name) for name in self.plan}
+        halves = _halves(self.data)
+        packed = {name: self._packed(name, halves.get(name)) for name in self.plan if name not in halves.values()}
         home = ["_home"] if any(data.together is not None for data in self.data.values()) else []
-        types = {name: frame.schema[0].dataType for name, frame in packed.items()}
+        kinds = {
+            field.name: field.dataType for frame in packed.values() for field in frame.schema if field.name != "_home"
+        }
+        types = {name: kinds[name] for name in self.plan}
         anchors = self.spark.range(0, self.ranks, 1, 1)
         anchor = F.col("id").cast("int").alias("_anchor")
         united = None
         for own, frame in packed.items():
-            columns = [F.col(own) if name == own else F.lit(None).cast(kind) for name, kind in types.items()]
+            there = (own, halves.get(own))
+            columns = [F.col(name) if name in there else F.lit(None).cast(kind) for name, kind in types.items()]
             rows = frame.select(F.lit(None).cast("int").alias("_anchor"), *home, *_named(columns, types))
             united = rows if united is None else united.unionAll(rows)
         nulls = [F.lit(None).cast(kind) for kind in types.values()]
         last = anchors.select(anchor, *(F.lit(None).cast("int").alias(h) for h in home), *_named(nulls, types))
         united = last if united is None else united.unionAll(last)
-        numbered = united.select(F.monotonically_increasing_id().alias("_id"), "*")
+        numbered = united.select(_numbers(list(halves.values())).alias("_id"), "*")
         partition, position = F.shiftright("_id", PARTITION_BITS), F.col("_id").bitwiseAND(F.lit(POSITION))
         rank = F.pmod(partition + position, F.lit(self.ranks)).cast("int")
         dealt = numbered.repartitionById(self.ranks, F.coalesce(F.col("_anchor"), *home, rank)).drop("_home")
@@ -109,22 +116,30 @@ class Exchange:
     def _has_arrays(self) -> bool:
         return any(takes_bytes(field) for fields in self.plan.values() for field in fields)
 
-    def _packed(self, name: str) -> Any:
+    def _packed(self, name: str, half: str | None) -> Any:
         """Return the frame of `name` as one struct column of that name, with a child `c<i>` for each Field.
 
-        A second column `_home` is the rank of a row that goes with others, else null: Spark computes what is selected.
+        half : the name that takes the rows of this frame which are not those of `name`, in a column of its own.
+
+        The last column `_home` is the rank of a row that goes with others, else null: Spark computes what is selected.
         """
         from pyspark.sql import functions as F
 
-        frame = self.data[name].frame
-        schema = frame.schema
-        if keys := self.data[name].keys:
+        data = self.data[name]
+        frame, schema = data.frame, data.frame.schema
+        if data.where is not None and half is None:
+            frame = frame.where(_chosen(schema, *data.where))
+        if keys := data.keys:
             frame = frame.sortWithinPartitions(*(spark_column(schema, key) for key in keys))
-        children = [pack(field, schema).alias(f"c{i}") for i, field in enumerate(self.plan[name])]
+        columns = []
+        for own in filter(None, (name, half)):
+            row = F.struct(*(pack(field, schema).alias(f"c{i}") for i, field in enumerate(self.plan[own])))
+            where = self.data[own].where if half is not None else None
+            columns.append((row if where is None else F.when(_chosen(schema, *where), row)).alias(own))
         home = F.lit(None)
-        if (key := self.data[name].together) is not None:
+        if (key := data.together) is not None:
             home = F.pmod(F.xxhash64(spark_column(schema, key)), F.lit(self.ranks))
-        return frame.select(F.struct(*children).alias(name), home.cast("int").alias("_home"))
+        return frame.select(*columns, home.cast("int").alias("_home"))
 
     def persist(self) -> Exchange:
         """Keep the distributed rows in Spark's block storage, so that further gangs don't recompute the source."""
@@ -249,6 +264,51 @@ def _scalar(column: Any, kind: SourceType, travel: str) -> Any:
         minutes = (days * 24 + F.hour(column)) * 60 + F.minute(column)
         column = minutes * 60_000_000 + (F.date_part(F.lit("SECOND"), column) * 1_000_000).cast("bigint")
     return column.cast(SQL_TYPES[travel])
+
+
+def _halves(data: Mapping[str, Data]) -> dict[str, str]:
+    """Return the pairs of names that read the two halves of one frame, told apart by `where`."""
+    pairs: dict[str, str] = {}
+    alone: list[str] = []
+    for name, one in data.items():
+        other = next((first for first in alone if _is_other_half(data[first], one)), None)
+        if other is None:
+            alone.append(name)
+        else:
+            alone.remove(other)
+            pairs[other] = name
+    return pairs
+
+
+def _is_other_half(one: Data, other: Data) -> bool:
+    if one.where is None or other.where is None or one.frame is not other.frame:
+        return False
+    alike = (one.where[0], one.keys, one.together) == (other.where[0], other.keys, other.together)
+    return alike and one.where[1] != other.where[1]
+
+
+def _chosen(schema: Any, name: str, value: bool) -> Any:
+    """Return a condition for the rows in which a boolean column has this value; a null in it is an error."""
+    from pyspark.sql import functions as F
+
+    column = spark_column(schema, name)
+    null = f"column {name!r} of where= holds a null; it must be True or False."
+    return F.when(column.isNull(), F.raise_error(F.lit(null)).cast("boolean")).otherwise(column == F.lit(value))
+
+
+def _numbers(halves: Sequence[str]) -> Any:
+    """Return the id of each row: its source partition, and its position there.
+
+    halves : columns that take a part of the rows of a frame. Their rows are counted on their own, in a branch that
+    Spark evaluates for these rows alone, so that they are dealt as evenly as the other ones.
+    """
+    from pyspark.sql import functions as F
+
+    number = F.monotonically_increasing_id()
+    if not halves:
+        return number
+    is_half = functools.reduce(operator.or_, (F.col(name).isNotNull() for name in halves))
+    return F.when(is_half, F.monotonically_increasing_id() + F.lit(HALF)).otherwise(number)
 
 
 def _named(columns: list[Any], types: Mapping[str, Any]) -> list[Any]:

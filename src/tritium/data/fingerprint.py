@@ -29,6 +29,13 @@ _WORD = 0xFFFFFFFFFFFFFFFF
 _MIX_2 = np.uint64(0x94D049BB133111EB)
 
 
+REDRAWN = (
+    " Where a validation fraction was drawn from rows that Spark orders otherwise each time (after a join, an "
+    "aggregation or a repartition), it is another one now: row_key= keeps it."
+)
+"""What is added to the error for rows that are not those of a checkpoint."""
+
+
 class Fingerprint:
     """The sums over a shard's segments. `parts` : source partition → (rows, sum over (id, row), sum over the row)."""
 
@@ -43,8 +50,8 @@ class Fingerprint:
         rows = np.zeros(len(ids), np.uint64)
         for name, column in columns.items():
             rows += self._ragged(name, column) if isinstance(column, Ragged) else self._fixed(name, column)
-        hashes = _mixed(ids.view(np.uint64) * _GOLDEN + rows)
-        contents = _mixed(rows)
+        hashes = mixed(ids.view(np.uint64) * _GOLDEN + rows)
+        contents = mixed(rows)
         partitions = ids >> PARTITION_BITS
         starts = np.flatnonzero(np.diff(partitions, prepend=partitions[0] - 1))
         sums = (np.add.reduceat(each, starts).tolist() for each in (hashes, contents))
@@ -82,7 +89,7 @@ class Fingerprint:
         found = self._keys.get((name, count))
         if found is None:
             seed = np.uint64(zlib.crc32(name.encode()) << 32)
-            found = _mixed(seed + np.arange(1, count + 1, dtype=np.uint64) * _GOLDEN) | np.uint64(1)
+            found = mixed(seed + np.arange(1, count + 1, dtype=np.uint64) * _GOLDEN) | np.uint64(1)
             self._keys[name, count] = found
         return found
 
@@ -123,7 +130,7 @@ def differences(before: Table, now: Table, most: int = 8) -> str:
     return f"{len(changed)} of {len({*old, *new})} source partitions differ ({'; '.join(words)}{more})"
 
 
-def _mixed(values: Array) -> Array:
+def mixed(values: Array) -> Array:
     """Spread every bit of each of `values` over all 64, in place (splitmix64's finalizer). Returns `values`."""
     shifted = values >> np.uint64(30)
     values ^= shifted

@@ -15,6 +15,8 @@ PARTITION_BITS = 33
 """An id is `source partition << 33 | position` (Spark's `monotonically_increasing_id`)."""
 POSITION = (1 << PARTITION_BITS) - 1
 """The bits of an id that are its position."""
+HALF = 1 << (PARTITION_BITS - 1)
+"""The bit of a position that is set where rows of two names come from one frame, in the rows of the second name."""
 
 
 def rank_of(ids: Array, ranks: int) -> Array:

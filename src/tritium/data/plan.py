@@ -322,6 +322,15 @@ class _Planner:
     def _setting(self, mapping: Mapping[str, Any], batch: str, source: str) -> Any:
         return by_column(mapping, batch, source, self.read)
 
+    def _check_where(self) -> None:
+        if self.data.where is None:
+            return
+        name, _ = self.data.where
+        if name not in self.columns:
+            self.problems.append(f"where names {name!r}, which is not there.{suggest(name, list(self.columns))}")
+        elif self.columns[name].dtype != "bool":
+            self.problems.append(f"where names {name!r} of type {self.columns[name].text}; it must be boolean.")
+
     def check_settings(self, wanted: Mapping[str, tuple[tuple[str, ...], bool]]) -> None:
         """Add problems for settings of missing columns, unknown values, and names that clash."""
         data = self.data
@@ -341,6 +350,7 @@ class _Planner:
         for key in (key for key in data.keys if key not in self.columns):
             self.problems.append(f"row_key names {key!r}, which is not there.{suggest(key, list(self.columns))}")
         self.problems += together.problems(data.together, self.columns, self.read, data.nulls)
+        self._check_where()
         for setting_name in ("nan", "unknown_words"):
             if (value := getattr(data, setting_name)) not in ("error", "keep"):
                 self.problems.append(f"{setting_name}={value!r} is unknown. Use 'error' or 'keep'.")

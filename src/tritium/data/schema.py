@@ -66,6 +66,10 @@ class Data:
     together: str | None = None
     """A column that is read too: rows with equal values of it go to one rank, as the documents of one query must for a
     ranking. Ranks then have as many rows as these groups give them, not equally many. A null in it raises BadRow."""
+    where: tuple[str, bool] | None = None
+    """A boolean column, and the value that it has in the rows to read; a null in it is an error. Two names that read
+    one frame, for True and for False, are read in one evaluation of it, so that each row is in exactly one of them,
+    also where the column is drawn at random or Spark orders the rows otherwise each time."""
 
     def __post_init__(self) -> None:
         wrong = []

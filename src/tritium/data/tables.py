@@ -38,6 +38,8 @@ class Tables:
             name: plan(self._tables[name].schema, value, name) for name, value in given.items()
         }
         for name, value in given.items():
+            if value.where is not None:
+                self._tables[name] = _where(self._tables[name], *value.where, name)
             if value.keys:
                 self._tables[name] = _sorted(self._tables[name], value.keys)
         self._homes = {
@@ -135,6 +137,14 @@ def _vectors(series: Any, name: str) -> pa.Array | None:
     offsets = np.concatenate([[0], np.cumsum(lengths)])
     ends = pa.array(offsets, mask=np.append(~there, False))
     return pa.LargeListArray.from_arrays(ends, pa.array(np.concatenate(values)))
+
+
+def _where(table: pa.Table, column: str, value: bool, name: str) -> pa.Table:
+    """Return the rows in which a boolean column has this value. Raises BadData where it holds a null."""
+    chosen = column_of(table, column)
+    if chosen.null_count:
+        raise BadData(f"data {name!r}: column {column!r} of where= holds a null; it must be True or False.", name=name)
+    return table.filter(chosen if value else pc.invert(chosen))
 
 
 def _sorted(table: pa.Table, keys: Sequence[str]) -> pa.Table:

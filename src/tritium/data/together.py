@@ -19,22 +19,22 @@ def problems(
 
     read, filled : those that are read, and the names for which `nulls` has a value.
     """
-    found = None if name is None else _problem(name, columns, read)
+    found = None if name is None else unfit(name, columns)
+    if found is None and name is not None and name not in read:  # a null in it would not be seen
+        found = f"{name!r}, which is not read. Add it to `columns=`."
     if name in filled:
-        found = f"together names {name!r}, whose nulls are filled: they could not go with the rows of that value. "
+        found = f"{name!r}, whose nulls are filled: they could not go with the rows of that value. "
         found += f"Fill them before: df.fillna({{{name!r}: 0}})."
-    return [found] if found else []
+    return [f"together names {found}"] if found else []
 
 
-def _problem(name: str, columns: Mapping[str, SourceType], read: Collection[str]) -> str | None:
+def unfit(name: str, columns: Mapping[str, SourceType]) -> str | None:
+    """Return why equal values of this column don't tell which rows belong together, after "… names", or None."""
     if name not in columns:
-        return f"together names {name!r}, which is not there.{suggest(name, list(columns))}"
-    if name not in read:  # a null in it would not be seen
-        return f"together names {name!r}, which is not read. Add it to `columns=`."
+        return f"{name!r}, which is not there.{suggest(name, list(columns))}"
     kind = columns[name]
     if kind.item is not None or kind.name in ("struct", "other") or kind.dtype.startswith("float"):
-        takes = "and takes integers, strings, dates and timestamps. Cast the column."
-        return f"together names {name!r} of type {kind.text}, {takes}"
+        return f"{name!r} of type {kind.text}, and takes integers, strings, dates and timestamps. Cast the column."
     return None
 
 

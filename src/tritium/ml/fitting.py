@@ -54,8 +54,10 @@ class Plan:
     def reads(self) -> tuple[Any, ...]:
         """A key that is equal for trainings which read the same rows in the same way, and so can share an exchange."""
         validation = self.settings.validation
-        chosen = (validation, self.settings.seed) if isinstance(validation, float) else (id(validation), None)
-        return (repr(self.columns), self.gang.ranks, repr(self.settings.exchange_order), *chosen)
+        drawn = (validation, self.settings.seed, self.settings.validation_group)
+        chosen = drawn if isinstance(validation, float | str) else (id(validation),)
+        keys = repr(self.settings.row_key)
+        return (repr(self.columns), self.gang.ranks, repr(self.settings.exchange_order), keys, *chosen)
 
 
 def combined(kind: type[S], settings: S | None, gang: Gang | None, fields: Mapping[str, Any]) -> tuple[S, Gang]:
@@ -96,8 +98,8 @@ def prepare(backend: Backend[S], frame: Any, settings: S, gang: Gang) -> Plan:
     if gang.on != "cluster" and is_spark(frame):
         raise BadSetting(f'on="{gang.on}" takes pandas and Arrow tables; give df.toPandas() if the rows fit here.')
     found = find_columns(frame, settings)
-    training, validation = split(frame, settings)
-    if (learnt := with_words(training, settings)) is not settings:
+    rows = split(frame, settings)
+    if (learnt := with_words(rows.words, settings)) is not settings:
         settings, found = learnt, find_columns(frame, learnt)
     fields = {field.name: field for field in found.fields(frame, "train")}
     shapes = {name: row_shape(frame, field) for name, field in fields.items()}
@@ -116,10 +118,10 @@ def prepare(backend: Backend[S], frame: Any, settings: S, gang: Gang) -> Plan:
         known[LABEL] = ()
     labels = {name: fields[name] for name in settings.label_sources()}
     facts = dry_run.train(settings, labels, {name: known.get(name) for name in labels})
-    data = {"train": found.data(training, settings)}
-    if validation is not None:
-        refuse_other_types(found, frame, validation, settings)
-        data["validation"] = found.data(validation, settings)
+    data = rows.data(found.data(rows.frame, settings))
+    if rows.other is not None:
+        refuse_other_types(found, frame, rows.other, settings)
+        data["validation"] = found.data(rows.other, settings)
     return Plan(
         backend,
         settings,

@@ -104,14 +104,20 @@ class Settings:
         "auto",
     )
     validation: Any = setting(
-        "Rows to validate on after each epoch: a fraction (chosen by a hash of the row and the seed), the name of "
-        "a boolean column (True: validate), or a DataFrame.",
+        "Rows to validate on after each epoch: a fraction (each row is drawn on its own, by the seed), the name of a "
+        "boolean column (True: validate), or a DataFrame.",
+        None,
+    )
+    validation_group: str | None = setting(
+        "A column of integers, strings or dates, of a patient or a user, say: for a validation fraction, rows with "
+        "equal values are drawn together, so that all are trained on or all validated on.",
         None,
     )
     seed: int = setting("Decides initial weights, the order of rows and the validation fraction.", 0)
     row_key: Any = setting(
         "Columns that identify a row. Rows are sorted by them within their partitions, so that an epoch which is "
-        "resumed after a loss continues exactly, also when Spark computes a join or an aggregation again.",
+        "resumed after a loss continues exactly, also when Spark computes a join or an aggregation again. A validation "
+        "fraction is drawn by them, so that it is the same then, too.",
         None,
     )
     prediction_col: str = setting("The column of predictions that the model adds.", "prediction")
@@ -287,6 +293,15 @@ def _numbers(settings: Settings) -> Iterator[str]:
     part = settings.validation
     if isinstance(part, bool | int | float) and not (is_number(part) and 0 < part < 1):
         yield f"validation={part!r} must be a fraction between 0 and 1, a boolean column, or a DataFrame."
+    group = settings.validation_group
+    if group is not None and not isinstance(group, str):
+        yield f"validation_group={group!r} must be the name of one column."
+    elif group is not None and not is_number(part):
+        kind = repr(part) if part is None or isinstance(part, str) else "a DataFrame"
+        yield (
+            f"validation_group={group!r} says which rows a validation fraction draws together, and validation is "
+            f"{kind}. Give a fraction, such as validation=0.2, or leave validation_group out."
+        )
 
 
 def _codings(settings: Settings) -> Iterator[str]:

@@ -8,7 +8,7 @@ from typing import Any
 import lightgbm
 import numpy as np
 
-from tritium.data.fingerprint import compare, summary
+from tritium.data.fingerprint import REDRAWN, compare, summary
 from tritium.data.schema import Field
 from tritium.errors import BadSetting, CheckpointFailed, DataChanged
 from tritium.gang.rank.world import World
@@ -170,7 +170,7 @@ class TrainingCheckpoint:
             raise DataChanged(
                 f"The training can't continue: the rows are not those of the checkpoint: {found['rows']} rows, were "
                 f"{before['rows']}. Train on the same rows, start over in another run_dir, or let the trees that are "
-                'added learn from the current rows: if_data_changed="restart".',
+                f'added learn from the current rows: if_data_changed="restart".{REDRAWN}',
                 shard="train",
                 rows=found["rows"],
             )

@@ -46,13 +46,17 @@ class LightGBMClassifierKeywords(GangKeywords, total=False):
     task: Literal["classification"]
     """What predictions are."""
     validation: Any
-    """Rows to validate on after each epoch: a fraction (chosen by a hash of the row and the seed), the name of a
+    """Rows to validate on after each epoch: a fraction (each row is drawn on its own, by the seed), the name of a
     boolean column (True: validate), or a DataFrame."""
+    validation_group: str | None
+    """A column of integers, strings or dates, of a patient or a user, say: for a validation fraction, rows with
+    equal values are drawn together, so that all are trained on or all validated on."""
     seed: int
     """Decides LightGBM's random numbers and the validation fraction."""
     row_key: Any
     """Columns that identify a row. Rows are sorted by them within their partitions, so that an epoch which is
-    resumed after a loss continues exactly, also when Spark computes a join or an aggregation again."""
+    resumed after a loss continues exactly, also when Spark computes a join or an aggregation again. A validation
+    fraction is drawn by them, so that it is the same then, too."""
     prediction_col: str
     """The column of predictions that the model adds."""
     probability_col: str
@@ -150,6 +154,7 @@ class LightGBMClassifierParams:
     weight_col: Param[str | None]
     task: Param[Literal["classification"]]
     validation: Param[Any]
+    validation_group: Param[str | None]
     seed: Param[int]
     row_key: Param[Any]
     prediction_col: Param[str]
@@ -228,6 +233,8 @@ class LightGBMClassifierParams:
     def setTask(self: P, value: Literal["classification"]) -> P: ...
     def getValidation(self) -> Any: ...
     def setValidation(self: P, value: Any) -> P: ...
+    def getValidationGroup(self) -> str | None: ...
+    def setValidationGroup(self: P, value: str | None) -> P: ...
     def getSeed(self) -> int: ...
     def setSeed(self: P, value: int) -> P: ...
     def getRowKey(self) -> Any: ...
@@ -370,13 +377,17 @@ class LightGBMRankerKeywords(GangKeywords, total=False):
     task: Literal["regression"]
     """What predictions are."""
     validation: Any
-    """Rows to validate on after each epoch: a fraction (chosen by a hash of the row and the seed), the name of a
+    """Rows to validate on after each epoch: a fraction (each row is drawn on its own, by the seed), the name of a
     boolean column (True: validate), or a DataFrame."""
+    validation_group: str | None
+    """A column of integers, strings or dates, of a patient or a user, say: for a validation fraction, rows with
+    equal values are drawn together, so that all are trained on or all validated on."""
     seed: int
     """Decides LightGBM's random numbers and the validation fraction."""
     row_key: Any
     """Columns that identify a row. Rows are sorted by them within their partitions, so that an epoch which is
-    resumed after a loss continues exactly, also when Spark computes a join or an aggregation again."""
+    resumed after a loss continues exactly, also when Spark computes a join or an aggregation again. A validation
+    fraction is drawn by them, so that it is the same then, too."""
     prediction_col: str
     """The column of predictions that the model adds."""
     probability_col: str
@@ -476,6 +487,7 @@ class LightGBMRankerParams:
     weight_col: Param[str | None]
     task: Param[Literal["regression"]]
     validation: Param[Any]
+    validation_group: Param[str | None]
     seed: Param[int]
     row_key: Param[Any]
     prediction_col: Param[str]
@@ -555,6 +567,8 @@ class LightGBMRankerParams:
     def setTask(self: Q, value: Literal["regression"]) -> Q: ...
     def getValidation(self) -> Any: ...
     def setValidation(self: Q, value: Any) -> Q: ...
+    def getValidationGroup(self) -> str | None: ...
+    def setValidationGroup(self: Q, value: str | None) -> Q: ...
     def getSeed(self) -> int: ...
     def setSeed(self: Q, value: int) -> Q: ...
     def getRowKey(self) -> Any: ...
@@ -699,13 +713,17 @@ class LightGBMRegressorKeywords(GangKeywords, total=False):
     task: Literal["regression"]
     """What predictions are."""
     validation: Any
-    """Rows to validate on after each epoch: a fraction (chosen by a hash of the row and the seed), the name of a
+    """Rows to validate on after each epoch: a fraction (each row is drawn on its own, by the seed), the name of a
     boolean column (True: validate), or a DataFrame."""
+    validation_group: str | None
+    """A column of integers, strings or dates, of a patient or a user, say: for a validation fraction, rows with
+    equal values are drawn together, so that all are trained on or all validated on."""
     seed: int
     """Decides LightGBM's random numbers and the validation fraction."""
     row_key: Any
     """Columns that identify a row. Rows are sorted by them within their partitions, so that an epoch which is
-    resumed after a loss continues exactly, also when Spark computes a join or an aggregation again."""
+    resumed after a loss continues exactly, also when Spark computes a join or an aggregation again. A validation
+    fraction is drawn by them, so that it is the same then, too."""
     prediction_col: str
     """The column of predictions that the model adds."""
     probability_col: str
@@ -800,6 +818,7 @@ class LightGBMRegressorParams:
     weight_col: Param[str | None]
     task: Param[Literal["regression"]]
     validation: Param[Any]
+    validation_group: Param[str | None]
     seed: Param[int]
     row_key: Param[Any]
     prediction_col: Param[str]
@@ -877,6 +896,8 @@ class LightGBMRegressorParams:
     def setTask(self: R, value: Literal["regression"]) -> R: ...
     def getValidation(self) -> Any: ...
     def setValidation(self: R, value: Any) -> R: ...
+    def getValidationGroup(self) -> str | None: ...
+    def setValidationGroup(self: R, value: str | None) -> R: ...
     def getSeed(self) -> int: ...
     def setSeed(self: R, value: int) -> R: ...
     def getRowKey(self) -> Any: ...

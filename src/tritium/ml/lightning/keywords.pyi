@@ -50,13 +50,17 @@ class LightningKeywords(GangKeywords, total=False):
     """What predictions are: "regression" (a double for one output, else an array), "classification" (a class index,
     with "probability" beside it), or None (arrays). "auto": "regression", as the loss is in the module."""
     validation: Any
-    """Rows to validate on after each epoch: a fraction (chosen by a hash of the row and the seed), the name of a
+    """Rows to validate on after each epoch: a fraction (each row is drawn on its own, by the seed), the name of a
     boolean column (True: validate), or a DataFrame."""
+    validation_group: str | None
+    """A column of integers, strings or dates, of a patient or a user, say: for a validation fraction, rows with
+    equal values are drawn together, so that all are trained on or all validated on."""
     seed: int
     """Decides initial weights, the order of rows and the validation fraction."""
     row_key: Any
     """Columns that identify a row. Rows are sorted by them within their partitions, so that an epoch which is
-    resumed after a loss continues exactly, also when Spark computes a join or an aggregation again."""
+    resumed after a loss continues exactly, also when Spark computes a join or an aggregation again. A validation
+    fraction is drawn by them, so that it is the same then, too."""
     prediction_col: str
     """The column of predictions that the model adds."""
     probability_col: str
@@ -131,6 +135,7 @@ class LightningParams:
     weight_col: Param[str | None]
     task: Param[Literal["auto", "regression", "classification"] | None]
     validation: Param[Any]
+    validation_group: Param[str | None]
     seed: Param[int]
     row_key: Param[Any]
     prediction_col: Param[str]
@@ -197,6 +202,8 @@ class LightningParams:
     def setTask(self: P, value: Literal["auto", "regression", "classification"] | None) -> P: ...
     def getValidation(self) -> Any: ...
     def setValidation(self: P, value: Any) -> P: ...
+    def getValidationGroup(self) -> str | None: ...
+    def setValidationGroup(self: P, value: str | None) -> P: ...
     def getSeed(self) -> int: ...
     def setSeed(self: P, value: int) -> P: ...
     def getRowKey(self) -> Any: ...

@@ -9,10 +9,12 @@ from pyspark.ml.linalg import DenseVector, VectorUDT
 from pyspark.sql import functions as F
 from pyspark.sql.types import ArrayType, BooleanType
 
+from tritium.data.schema import Data
 from tritium.errors import BadData, BadSetting
 from tritium.hints import suggest
+from tritium.ml.validation import drawn
 
-_PARTS = 1 << 32
+_HELD = "_validation"
 Metadata = dict[str, dict[str, Any]]
 
 
@@ -56,23 +58,19 @@ def check_validation(validation: Any, df: Any = None) -> None:
         raise BadSetting(f"Validation split {validation} must be in the range: [0, 1)", setting="validation")
 
 
-def split(df: Any, validation: Any, seed: int | None) -> dict[str, Any]:
-    """Return {"train": df}, and "validation" beside it where there is one.
+def split(df: Any, validation: Any, seed: int | None) -> dict[str, Data]:
+    """Return the rows to train on as "train", and as "validation" those to validate on where there are any.
 
-    A fraction is drawn by a hash of the row and the seed, so that the same rows validate in every run.
+    For a fraction each row is drawn on its own, by the seed. A column's rows that are neither are in neither.
     """
     if not validation:
-        return {"train": df}
+        return {"train": Data(df)}
     if isinstance(validation, str):
         mark = F.col(f"`{validation}`")
-        chosen = mark if isinstance(df.schema[validation].dataType, BooleanType) else mark > 0
-        others = ~mark if isinstance(df.schema[validation].dataType, BooleanType) else mark == 0
-        return {"train": df.where(others).drop(validation), "validation": df.where(chosen).drop(validation)}
-    values = [_plain(df.schema, name) for name in df.columns]
-    drawn = F.pmod(F.xxhash64(F.lit(seed or 0), *values), F.lit(_PARTS)) < int(validation * _PARTS)
-    return {"train": df.where(~drawn), "validation": df.where(drawn)}
-
-
-def _plain(schema: Any, name: str) -> Any:
-    column = F.col(f"`{name}`")
-    return F.unwrap_udt(column) if isinstance(schema[name].dataType, VectorUDT) else column
+        boolean = isinstance(df.schema[validation].dataType, BooleanType)
+        held = mark if boolean else mark > 0
+        df = df.where(mark.isNotNull() if boolean else mark >= 0)
+    else:
+        held = drawn(validation, seed or 0)
+    df = df.withColumn(_HELD, held)
+    return {name: Data(df, where=(_HELD, name != "train")) for name in ("train", "validation")}

@@ -17,6 +17,7 @@ from tritium.compat.horovod.spark.common.reach import marked
 from tritium.compat.horovod.spark.common.serialization import Saved
 from tritium.compat.horovod.spark.common.training import Training
 from tritium.compat.horovod.spark.common.util import prepare_data
+from tritium.data.schema import Data
 from tritium.errors import BadSetting
 
 _ON_THE_DRIVER = ("backend", "store", "model", "optimizer", "num_proc")  # not sent as they are
@@ -37,13 +38,13 @@ class HorovodEstimator(Estimator[Any], EstimatorParams, Saved):
         from pyspark.sql import SparkSession
 
         store, spark = self._checked_store(), SparkSession.builder.getOrCreate()
-        frames = {"train": spark.read.parquet(store.get_train_data_path(dataset_idx))}
+        frames = {"train": Data(spark.read.parquet(store.get_train_data_path(dataset_idx)))}
         if self._get("validation"):
             path = store.get_val_data_path(dataset_idx)
             if not store.exists(path):
                 raise BadSetting(f"validation={self._get('validation')!r}, and there are no rows at {path}.")
-            frames["validation"] = spark.read.parquet(path)
-        self._check(frames["train"].columns)
+            frames["validation"] = Data(spark.read.parquet(path))
+        self._check(frames["train"].frame.columns)
         return self._train_on(frames, self._backend(), dataset_idx=dataset_idx)
 
     def _fit(self, dataset: Any) -> Any:
@@ -60,13 +61,13 @@ class HorovodEstimator(Estimator[Any], EstimatorParams, Saved):
             validation=validation,
             sample_weight_col=self._get("sample_weight_col"),
         ) as number:
-            return self._train_on({"train": read}, backend, dataset_idx=number)
+            return self._train_on({"train": Data(read)}, backend, dataset_idx=number)
 
-    def _train_on(self, frames: Mapping[str, Any], backend: Any, dataset_idx: int | None = None) -> Any:
+    def _train_on(self, frames: Mapping[str, Data], backend: Any, dataset_idx: int | None = None) -> Any:
         """Train by the backend, from the run's checkpoint where there is one, and return the model."""
         store = self._get("store")
         run_id = self._get("run_id") or f"{self.prefix}_{int(time.time())}"
-        metadata = metadata_of(frames["train"].schema, self._columns())
+        metadata = metadata_of(frames["train"].frame.schema, self._columns())
         parquet = None
         if not isinstance(backend, SparkBackend):
             parquet = {"train": store.get_train_data_path(dataset_idx)}
@@ -79,7 +80,7 @@ class HorovodEstimator(Estimator[Any], EstimatorParams, Saved):
 
     def _training(
         self,
-        frames: Mapping[str, Any],
+        frames: Mapping[str, Data],
         store: Any,
         run_id: str,
         mark: str | None,

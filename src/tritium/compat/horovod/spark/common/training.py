@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import SimpleNamespace
@@ -10,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from tritium.compat.horovod.spark.common.reach import check_reached
-from tritium.data.schema import Data
+from tritium.data.schema import Data, as_data
 from tritium.errors import BadSetting
 from tritium.gang.driver.launch import launch
 from tritium.gang.rank.world import world
@@ -25,7 +26,7 @@ class Training:
     train : the function of the framework, which gets a Rank.
     kind : what connects the ranks: "horovod", "keras" or "lightning".
     settings : the estimator's parameters that a rank needs, by name.
-    frames : "train", and "validation" where there is one, by name: DataFrames, which stay on the driver.
+    frames : "train", and "validation" where there is one, by name: the DataFrames stay on the driver.
     parquet : where the rows are instead, for a backend that is not Spark's: paths in the store by the same names.
     """
 
@@ -35,7 +36,7 @@ class Training:
         kind: str,
         settings: Mapping[str, Any],
         columns: Sequence[str],
-        frames: Mapping[str, Any],
+        frames: Mapping[str, Data],
         store: Any,
         run_id: str,
         mark: str | None,
@@ -55,8 +56,9 @@ class Training:
         """Return the rows for `tr.launch`, a batch column for each column."""
         return {name: self._reading(frame) for name, frame in self.frames.items()}
 
-    def _reading(self, frame: Any) -> Data:
-        return Data(frame, columns={name: name for name in self.columns}, default_dtype="float32", nan="keep")
+    def _reading(self, rows: Any) -> Data:
+        columns = {name: name for name in self.columns}
+        return dataclasses.replace(as_data(rows), columns=columns, default_dtype="float32", nan="keep")
 
     def framework(self) -> Any:
         """Return the framework for `tr.launch`."""

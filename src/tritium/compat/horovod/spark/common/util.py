@@ -8,6 +8,8 @@ import threading
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+from pyspark.sql import functions as F
+
 from tritium.compat.horovod.spark.common.columns import Metadata, check_columns, check_validation, metadata_of, split
 from tritium.compat.horovod.spark.common.store import is_databricks
 from tritium.errors import BadSetting
@@ -49,7 +51,10 @@ def prepare_data(
     check_columns(df.columns, label_columns=label_columns, feature_columns=feature_columns)
     names = [*feature_columns, *label_columns, *([sample_weight_col] if sample_weight_col else [])]
     marks = [validation] if isinstance(validation, str) else []
-    frames = split(_as_arrays(df.select(*dict.fromkeys([*names, *marks]))), validation, None)
+    parts = split(_as_arrays(df.select(*dict.fromkeys([*names, *marks]))), validation, None)
+    frame = parts["train"].frame
+    if validation:
+        frame = frame.persist()  # both parts are written from one evaluation: Spark may order another anew
     paths = store.get_train_data_path()
     with _lock:
         number = next(n for n in itertools.count() if (paths, n) not in _in_use)
@@ -60,15 +65,20 @@ def prepare_data(
             ("train", store.get_train_data_path(number)),
             ("validation", store.get_val_data_path(number)),
         ):
-            if name in frames:
-                frames[name].coalesce(num_processes * partitions_per_process).write.mode("overwrite").parquet(path)
+            if name in parts:
+                where = parts[name].where
+                rows = frame if where is None else frame.where(F.col(where[0]) == where[1])
+                rows = rows.select(*(F.col(f"`{column}`") for column in dict.fromkeys(names)))
+                rows.coalesce(num_processes * partitions_per_process).write.mode("overwrite").parquet(path)
                 counts.append(df.sparkSession.read.parquet(path).count())
-        rows, val_rows = [*counts, 0][:2]
-        if "validation" in frames and not val_rows:
+        train_rows, val_rows = [*counts, 0][:2]
+        if "validation" in parts and not val_rows:
             raise BadSetting(f"Validation DataFrame is empty with validation param: {validation}")
-        _prepared[number] = rows, val_rows, metadata_of(df.schema, names), 0.0
+        _prepared[number] = train_rows, val_rows, metadata_of(df.schema, names), 0.0
         yield number
     finally:
+        if validation:
+            frame.unpersist()
         with _lock:
             _in_use.discard((paths, number))
 

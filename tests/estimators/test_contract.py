@@ -153,6 +153,36 @@ def test_a_column_that_the_model_would_add_is_refused_before_the_training(case: 
     assert not (tmp_path / "run").exists()
 
 
+def words() -> pd.DataFrame:
+    """Return rows of three words, of which "white" is the most frequent and "red" the rarest."""
+    frame = rows()
+    frame["wine"] = np.select([frame.y > 3, frame.y > 1], ["red", "rose"], "white")
+    return frame
+
+
+def test_the_words_of_a_label_come_back(case: Any, tmp_path: Path) -> None:
+    """Classes are numbered by frequency, and words again in `transform` and `predict`, also after saving."""
+    frame = words()
+    held = frame.assign(held=frame.id % 5 == 0)
+    settings = {**QUIET, **FEATURES, "label_cols": "wine", "vocabulary": ["wine"], "validation": "held", "on": "here"}
+    model = case.classifier(3, **settings, label_index_col="wine_index").fit(held)
+    assert model.label_words == {"wine": ["white", "rose", "red"]}
+    found = model.transform(frame)
+    right = {"white": 0.0, "rose": 1.0, "red": 2.0}
+    assert list(found.columns)[-5:] == ["prediction", "probability", "rawPrediction", "prediction_label", "wine_index"]
+    assert found.prediction_label.map(right).tolist() == found.prediction.tolist()
+    assert found.wine_index.tolist() == frame.wine.map(right).tolist()
+    assert (found.prediction_label == frame.wine).mean() > 0.6
+    model.model.save(str(tmp_path / "model"))
+    again = tr.load(str(tmp_path / "model"), trusted=True)
+    assert again.label_words == model.label_words
+    unlabelled = frame[["a", "b"]]
+    assert again.predict(unlabelled)["prediction_label"].tolist() == found.prediction_label.tolist()
+    assert "wine_index" not in model.transform(unlabelled)
+    plain = again.transformer(raw_prediction_col="", prediction_label_col="word").transform(unlabelled)
+    assert list(plain.columns) == ["a", "b", "prediction", "probability", "word"]
+
+
 class Pairs:
     """A map-style dataset beside the DataFrame."""
 

@@ -334,7 +334,54 @@ def test_sparks_evaluators_read_it(spark: Any) -> None:
     classes = TorchModel(tr.Model(nn.Linear(3, 2), signature)).transform(df)
     assert 0 <= MulticlassClassificationEvaluator(labelCol="label").evaluate(classes) <= 1
     assert MulticlassClassificationEvaluator(labelCol="label", metricName="logLoss").evaluate(classes) > 0
-    assert 0 <= BinaryClassificationEvaluator(labelCol="label", rawPredictionCol="probability").evaluate(classes) <= 1
+    area = BinaryClassificationEvaluator(labelCol="label", rawPredictionCol="probability").evaluate(classes)
+    assert BinaryClassificationEvaluator().evaluate(classes) == pytest.approx(area, abs=1e-12)
+    assert dict(classes.dtypes)["rawPrediction"] == "vector"
+    with_words = TorchModel(tr.Model(nn.Linear(3, 2), signature, label_words={"word": ["low", "high"]}))
+    named = with_words.setParams(label_index_col="index").transform(
+        df.withColumn("word", F.expr("IF(label = 1, 'high', 'low')"))
+    )
+    wrong = named.where("(word = prediction_label) != (label = prediction) or index != label").count()
+    assert (wrong, named.where("prediction_label is null").count()) == (0, 0)
+    assert 0 <= MulticlassClassificationEvaluator(labelCol="index").evaluate(named) <= 1
+
+
+@pytest.mark.parametrize("classes", [1, 2, 17])
+def test_the_raw_prediction_is_the_logarithm_of_the_probability(spark: Any, classes: int) -> None:
+    """Also of a probability of 0, and null in a row that has no prediction."""
+    df = table(spark, 8).withColumn("b", F.expr("IF(id = 5, NULL, b)"))
+    module = nn.Linear(3, classes)
+    with torch.no_grad():
+        module.weight.copy_(torch.linspace(-300, 300, 3 * classes).reshape(classes, 3))
+    signature = Signature((FEATURES,), (Output("y", shape=(classes,)),), "classification")
+    model = TorchModel(tr.Model(module, signature), handle_invalid="keep")
+    found = model.transform(df).orderBy("id").collect()
+    for row in found:
+        assert (row.rawPrediction is None) == (row.id == 5)
+        if row.rawPrediction is not None:
+            with np.errstate(divide="ignore"):
+                np.testing.assert_allclose(row.rawPrediction.toArray(), np.log(row.probability.toArray()), rtol=1e-12)
+    assert any(np.isinf(row.rawPrediction.toArray()).any() for row in found if row.rawPrediction is not None)
+    here = model.transform(df.toPandas()).sort_values("id")
+    for value, row in zip(here.rawPrediction, found, strict=True):
+        assert (value is None) == (row.rawPrediction is None)
+        assert value is None or np.allclose(value.toArray(), row.rawPrediction.toArray(), rtol=1e-12)
+
+
+def test_a_stream_has_the_words(spark: Any, tmp_path: Path) -> None:
+    table(spark, 6).withColumn("b", F.expr("IF(id = 5, NULL, b)")).write.parquet(str(tmp_path / "in"))
+    signature = Signature((FEATURES,), (Output("y", shape=(2,)),), "classification")
+    model = TorchModel(tr.Model(nn.Linear(3, 2), signature, label_words={"w": ["low", "high"]}), handle_invalid="skip")
+    stream = model.transform(spark.readStream.schema(table(spark).schema).parquet(str(tmp_path / "in")))
+    query = stream.writeStream.format("memory").queryName("words").start()
+    try:
+        query.processAllAvailable()
+        found = spark.table("words").orderBy("id").collect()
+    finally:
+        query.stop()
+        spark.catalog.dropTempView("words")
+    assert [row.id for row in found] == [0, 1, 2, 3, 4]
+    assert [row.prediction_label for row in found] == [("low", "high")[int(row.prediction)] for row in found]
 
 
 # --- pandas

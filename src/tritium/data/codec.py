@@ -282,7 +282,7 @@ def _shaped(
 ) -> tuple[Array, Array | None]:
     """Return values `[k]` as rows `[rows, *shape]`: padded, or checked to be all of one shape."""
     if not field.depth:
-        return values, present
+        return values.reshape(len(values), *field.shape) if field.shape else values, present
     if field.pad is not None:
         return _padded(field, values, present, lengths[0], ids)
     if field.shape is None and not len(lengths[0]):

@@ -217,9 +217,11 @@ class _Planner:
             self.problems.append(f"{here} with hash_buckets={buckets!r}. It must be a whole number of at least 1.")
         dtype = self._dtype(self.data.dtype, batch, floating=False) or "int64"
         pad = self._pad(batch, source, self.columns[source], depth)
+        listed = isinstance(self.data.columns, Mapping) and not isinstance(self.data.columns[batch], str)
+        one = (1,) if listed and dtype in _FLOATS else ()  # as numbers, a list of columns is [batch, n]
         return Field(
             name=batch, sources=(source,), kind="fixed", dtype=dtype, depth=depth,
-            shape=() if depth == 0 else (pad[0],) if pad else None,
+            shape=one if depth == 0 else (pad[0],) if pad else None,
             vocabulary=words, unknown=self.data.unknown_words == "keep", buckets=buckets, pad=pad,
             nulls=(self._null(batch, source, dtype, words),), nan="keep",
         )  # fmt: skip

@@ -79,8 +79,11 @@ def find_columns(frame: Any, settings: Settings) -> Columns:
         raise BadData(f"This frame can't be trained on:{listed}", problems=problems)
     sources: dict[str, str | list[str]] = dict(settings.inputs())
     dtypes = {name: settings.dtype_of_features or _dtype(given, known) for name, given in sources.items()}
+    scored: dict[str, str] = {}
     for name, given in settings.label_sources().items():
         sources[name], dtypes[name] = _label(name, names_in(given), known, settings)
+        if settings.is_of_one_score(name) and names_in(given)[0] in settings.words():
+            scored[name] = "float32"  # a word's index is int64, and such a loss takes numbers [batch, 1]
     if settings.weight_col is not None:
         sources[WEIGHT], dtypes[WEIGHT] = settings.weight_col, "float32"
     for name, (_, given, dtype) in more.items():
@@ -88,6 +91,7 @@ def find_columns(frame: Any, settings: Settings) -> Columns:
     values: dict[str, Any] = {
         **{name: dict(getattr(settings, name) or {}) for name in ("nulls", "pad", "hash_buckets", "decode")},
         "vocabulary": {column: () if isinstance(w, str | int) else w for column, w in settings.words().items()},
+        "dtype": scored or None,
         "unknown_words": settings.unknown_words,
         "decode_threads": settings.decode_threads,
         "nan": settings.nan,
@@ -103,6 +107,8 @@ def _label(
     one = known[names[0]] if len(names) == 1 else None
     if one is not None and names[0] in (settings.decode or {}):
         return names[0], "float32"  # that of the arrays is not known yet
+    if one is not None and names[0] in settings.words() and settings.is_of_one_score(name):
+        return names, "float32"
     if one is None or _floating(one) or (one.scalar and settings.is_of_one_score(name)):
         return names, _dtype(names, known)
     if one.scalar and one.dtype == "bool":
@@ -151,8 +157,13 @@ def task_of(settings: Settings, frame: Any, scores: tuple[int, ...] | None) -> t
     kind = columns_of(schema_of(frame))[labels[0]]
     several = scores is None or (len(scores) == 1 and scores[0] > 1)
     if labels[0] in settings.words():
-        return ("classification" if several and len(labels) == 1 and settings.is_by_class() else None), None
-    if len(labels) == 1 and kind.scalar and not _floating(kind) and settings.is_of_one_score():
+        if len(labels) == 1 and (settings.is_of_one_score() or (several and settings.is_by_class())):
+            return "classification", None
+        return None, (
+            f"predictions will be what the model returns. If that are scores or probabilities of the words of label "
+            f'column {labels[0]!r}, say task="classification"'
+        )
+    if len(labels) == 1 and kind.scalar and settings.is_of_one_score():
         return "classification", None
     if len(labels) > 1 or not kind.scalar or not several or settings.has_own_step():
         return "regression", None
@@ -278,6 +289,8 @@ def _unfit(name: str, kind: SourceType, role: str, settings: Settings) -> str | 
             f"feature_cols={{'x': […], {name!r}: {name!r}}}. A path, say, is decoded: "
             f"decode={{{name!r}: function}}."
         )
+    if role == "label" and leaf.name == "string" and name in settings.words():
+        return _unfit_words(name, settings)
     if leaf.name == "timestamp":
         spark, pandas = "F.hour, F.dayofweek, F.unix_timestamp in Spark", f"df[{name!r}].dt.hour in pandas"
         return f"a {kind.text}. Take numbers from it: {spark}, {pandas}."
@@ -288,4 +301,23 @@ def _unfit(name: str, kind: SourceType, role: str, settings: Settings) -> str | 
         return f"binary. Give a function from its bytes to an array: decode={{{name!r}: function}}."
     if role == "weight" and depth:
         return f"{kind.text}; a weight is one number a row."
+    return None
+
+
+def _unfit_words(name: str, settings: Settings) -> str | None:
+    """Return why the words of this label can't be trained on, with advice, or None."""
+    words = settings.words()[name]
+    if settings.task == "regression" and isinstance(words, str | int):
+        return (
+            "a string, whose words are learnt in the order of their frequency: no numbers to predict. Give the words "
+            f'in their order, vocabulary={{{name!r}: ["low", "high"]}}, or train a classification.'
+        )
+    of_one_score = settings.task != "regression" and any(
+        settings.is_of_one_score(label) for label, given in settings.label_sources().items() if name in names_in(given)
+    )
+    if of_one_score and not isinstance(words, str | int) and len(words) > 2:
+        return (
+            f"a string of {len(words)} words ({', '.join(map(repr, words[:3]))}, …), and the loss compares one score "
+            "with 0 or 1. Take a loss of a score for each class, and let the last layer give one for every word."
+        )
     return None

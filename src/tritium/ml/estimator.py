@@ -17,7 +17,7 @@ from tritium.errors import BadSetting
 from tritium.gang.settings import Gang
 from tritium.ml.extras import needed
 from tritium.ml.params import ParamsReader, ParamsWriter, set_defaults, values
-from tritium.ml.settings import Settings
+from tritium.ml.settings import PREDICTION_COLUMNS, Settings
 
 if TYPE_CHECKING:
     from pyspark.ml.param import Param
@@ -117,8 +117,7 @@ class GangEstimator(Estimator[Any], MLReadable[Any], MLWritable):
         model = run(plan, spark=spark, exchange=exchange, said=said, ranks_given=ranks_given, title=title)
         settings = plan.settings
         return self._model(model).setParams(
-            prediction_col=settings.prediction_col,
-            probability_col=settings.probability_col,
+            **{name: getattr(settings, name) for name in PREDICTION_COLUMNS},
             batch_size=settings.prediction_batch_size,
             device=settings.prediction_device,
             handle_invalid=settings.handle_invalid,

@@ -216,6 +216,11 @@ def signature(plan: Plan, seen: Mapping[str, Any]) -> Signature:
     outputs = [Output(name, dtype, tuple(shape)) for name, (dtype, shape) in seen["outputs"].items()]
     activation: Activation | None = "none" if plan.settings.gives_probabilities() else None
     task = None if plan.settings.task == "auto" else plan.settings.task
+    words = plan.settings.words()
     return Signature(
-        tuple(inputs), tuple(outputs), task=task, activation=activation if task == "classification" else None
+        tuple(inputs),
+        tuple(outputs),
+        task=task,
+        activation=activation if task == "classification" else None,
+        label_words={column: words[column] for column in plan.settings.labels() if column in words},
     )

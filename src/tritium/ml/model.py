@@ -19,7 +19,7 @@ from tritium.errors import BadSetting, ModelError
 from tritium.model.model import Model, load
 from tritium.model.signature import Signature
 from tritium.predict.local import score_pandas
-from tritium.predict.spark import output_names, score
+from tritium.predict.spark import ClassColumns, output_names, score
 from tritium.predict.weights import is_connect
 
 M = TypeVar("M", bound="TrainedModel")
@@ -29,8 +29,10 @@ _FOLDER = "model"
 class TrainedModel(SparkModel, HasOutputCols, MLReadable[Any], MLWritable):
     """A model that adds its predictions to a DataFrame: Spark's, batch or streaming, or one of pandas.
 
-    One number per row is a column `prediction` (double). A classification is `prediction` (the class index, double) and
-    `probability` (an ml vector). Anything else is an array, several outputs a struct, in `prediction`.
+    One number per row is a column `prediction` (double). A classification is `prediction` (the class index, double),
+    `probability` (an ml vector), `rawPrediction` (their logarithms, computed where the column is read) and, where the
+    label was a column of strings, `prediction_label` (the class as a word). Anything else is an array, several outputs
+    a struct, in `prediction`.
     """
 
     batch_size: Param[int] = Param(
@@ -47,6 +49,24 @@ class TrainedModel(SparkModel, HasOutputCols, MLReadable[Any], MLWritable):
     )
     probability_col: Param[str] = Param(
         Params._dummy(), "probability_col", "the column of a classification's probabilities", TypeConverters.toString
+    )
+    raw_prediction_col: Param[str] = Param(
+        Params._dummy(),
+        "raw_prediction_col",
+        "the column of the logarithms of a classification's probabilities, as Spark's evaluators take them; \"\": none",
+        TypeConverters.toString,
+    )
+    prediction_label_col: Param[str] = Param(
+        Params._dummy(),
+        "prediction_label_col",
+        'the column of the class as a word, where the label was a column of strings; "": none',
+        TypeConverters.toString,
+    )
+    label_index_col: Param[str] = Param(
+        Params._dummy(),
+        "label_index_col",
+        'where the data has the label, a column of strings: the column of its index, for Spark\'s evaluators; "": none',
+        TypeConverters.toString,
     )
     handle_invalid: Param[str] = Param(
         Params._dummy(),
@@ -65,6 +85,9 @@ class TrainedModel(SparkModel, HasOutputCols, MLReadable[Any], MLWritable):
             device="cpu",
             prediction_col="prediction",
             probability_col="probability",
+            raw_prediction_col="rawPrediction",
+            prediction_label_col="prediction_label",
+            label_index_col="",
             handle_invalid="error",
         )
         self.setParams(**params)
@@ -83,7 +106,10 @@ class TrainedModel(SparkModel, HasOutputCols, MLReadable[Any], MLWritable):
         return self
 
     def setOutputCols(self: M, value: Sequence[str]) -> M:
-        """Set the names of the columns that `transform` adds: one for each output, or one for them all."""
+        """Set the names of the columns that `transform` adds: one for each output, or one for them all.
+
+        A classification then adds `prediction` and `probability`, or the first alone, and no other columns.
+        """
         self._set(outputCols=output_names(self.signature, value))
         return self
 
@@ -91,6 +117,11 @@ class TrainedModel(SparkModel, HasOutputCols, MLReadable[Any], MLWritable):
     def signature(self) -> Signature:
         """The columns, dtypes and shapes of the model's inputs and outputs."""
         return self.model.signature
+
+    @property
+    def label_words(self) -> dict[str, list[str]]:
+        """Label column of strings → its words, at the index that stands for each; empty where there is none."""
+        return self.model.label_words
 
     @property
     def history(self) -> list[dict[str, Any]]:
@@ -104,6 +135,7 @@ class TrainedModel(SparkModel, HasOutputCols, MLReadable[Any], MLWritable):
             self.model,
             dataset,
             output_cols=self._names(),
+            class_cols=self._class_columns(),
             batch_size=self.getOrDefault(self.batch_size),
             device=self.getOrDefault(self.device),
             handle_invalid=self.getOrDefault(self.handle_invalid),
@@ -115,6 +147,13 @@ class TrainedModel(SparkModel, HasOutputCols, MLReadable[Any], MLWritable):
             return list(self.getOutputCols())
         names = [self.getOrDefault(self.prediction_col)]
         return [*names, self.getOrDefault(self.probability_col)][: len(self.signature.output_columns)]
+
+    def _class_columns(self) -> ClassColumns:
+        """Return the names of what a classification adds beside those; nothing where the user has named them all."""
+        if self.isDefined(self.outputCols):
+            return ClassColumns()
+        names = (self.raw_prediction_col, self.prediction_label_col, self.label_index_col)
+        return ClassColumns(*map(self.getOrDefault, names))
 
     def predict(self, data: Any) -> Any:
         """Return what `tr.Model.predict` returns for a pandas DataFrame, an Arrow table, an array or a tensor.

@@ -15,6 +15,12 @@ from tritium.ml.fields import is_names, is_number, is_whole, setting
 
 S = TypeVar("S", bound="Settings")
 FEATURES, LABEL, WEIGHT = "features", "label", "weight"
+PREDICTION_COLUMNS = (
+    *("prediction_col", "probability_col", "raw_prediction_col", "prediction_label_col", "label_index_col"),
+)
+"""The settings that name columns which the trained model adds; it has Params of the same names."""
+OF_PREDICTIONS = (*PREDICTION_COLUMNS, "prediction_batch_size", "prediction_device", "handle_invalid")
+"""The settings that do not change what is trained."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -122,6 +128,21 @@ class Settings:
     )
     prediction_col: str = setting("The column of predictions that the model adds.", "prediction")
     probability_col: str = setting("The column of probabilities that a classification adds.", "probability")
+    raw_prediction_col: str = setting(
+        "The column of the logarithms of the probabilities that a classification adds, as Spark's evaluators take "
+        'them; "": none.',
+        "rawPrediction",
+    )
+    prediction_label_col: str = setting(
+        "The column of the class as a word that a classification adds where the label is a column of strings "
+        '(vocabulary=); "": none.',
+        "prediction_label",
+    )
+    label_index_col: str = setting(
+        "A column of the index of the label's word, which the model adds where the data has the label, a column of "
+        'strings: Spark\'s evaluators compare it with the predictions; "": none.',
+        "",
+    )
     prediction_batch_size: int = setting("Rows that the trained model is called with at once, to predict.", 1024)
     prediction_device: str = setting(
         'Where the trained model predicts: "cpu", or "cuda" for the GPU of the Spark task.', "cpu"
@@ -275,13 +296,13 @@ def _columns(settings: Settings) -> Iterator[str]:
 
 
 def _predictions(settings: Settings) -> Iterator[str]:
-    names = ("prediction_col", "probability_col", "prediction_device")
-    for name in names:
+    columns: dict[str, str] = {}
+    for name in (*PREDICTION_COLUMNS, "prediction_device"):
         value = getattr(settings, name)
-        if not isinstance(value, str) or not value:
-            yield f"{name}={value!r} must be a {'device' if name == names[2] else 'column'}, as a string."
-    if settings.prediction_col == settings.probability_col:
-        yield f"prediction_col and probability_col are both {settings.prediction_col!r}; they are two columns."
+        if not isinstance(value, str) or not (value or name in PREDICTION_COLUMNS[2:]):
+            yield f"{name}={value!r} must be a {'device' if name == 'prediction_device' else 'column'}, as a string."
+        elif name in PREDICTION_COLUMNS and value and (other := columns.setdefault(value, name)) != name:
+            yield f"{other} and {name} are both {value!r}; they are two columns."
 
 
 def _numbers(settings: Settings) -> Iterator[str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import importlib
 import json
 from collections.abc import Callable, Mapping, Sequence
@@ -38,7 +39,8 @@ class Model:
     beside its weights. Estimators set it. `decode` has the function from bytes to an array for binary inputs.
     With an example its columns are decoded by it, given as values or as arrays. `transform` is a function (inputs) ->
     inputs of a batch's tensors by name, applied before the module is called (`input_transform`): the signature's inputs
-    are those before it.
+    are those before it. `label_words` has the words of the label column that the classes are of,
+    `{"churn": ["no", "yes"]}`: predictions then have the word beside the index.
     """
 
     def __init__(
@@ -56,6 +58,7 @@ class Model:
         engine: str | None = None,
         decode: Mapping[str, Callable[[bytes], Any]] | None = None,
         transform: Callable[..., Any] | None = None,
+        label_words: Mapping[str, Sequence[str]] | None = None,
     ) -> None:
         self.engine = registry.find(registry.name_of(module) if engine is None else engine)(module)
         self.input_transform = transform
@@ -63,6 +66,8 @@ class Model:
         if signature is None:
             signature, self.decode = signature_of(self.engine, example, inputs, task, activation, self.decode)
         self.signature = signature
+        if label_words is not None:
+            self.signature = dataclasses.replace(self.signature, label_words=label_words)
         self.history = [dict(epoch) for epoch in history]
         self.origin = importable(origin)
         self.seed = seed
@@ -75,6 +80,11 @@ class Model:
     @module.setter
     def module(self, module: Any) -> None:
         self.engine.module = module
+
+    @property
+    def label_words(self) -> dict[str, list[str]]:
+        """Label column of strings → its words, at the index that stands for each; empty where there is none."""
+        return {column: list(words) for column, words in self.signature.label_words.items()}
 
     @property
     def input_transform(self) -> Callable[..., Any] | None:
@@ -105,13 +115,18 @@ class Model:
 
         `data` may be an array or a tensor `[rows, *shape]`, or a mapping of those by the names of the inputs. One
         output gives an array: float64 `[rows]` for one number a row, else `[rows, *shape]`. Classification gives a dict
-        of `prediction` (the class index, float64 `[rows]`) and `probability` (float64 `[rows, classes]`), several
+        of `prediction` (the class index, float64 `[rows]`) and `probability` (float64 `[rows, classes]`), and of
+        `prediction_label` (the class as a word, an object `[rows]`) where the label was a column of strings; several
         outputs a dict by their names. `device=None` is where the module is. For another device one copy of the module
         is kept there, as long as this model; each call uses the current weights of the module.
 
         Raises SignatureMismatch with every difference, and BadRow for a null or a NaN.
         """
         found, _ = self.predict_valid(data, batch_size=batch_size, device=device)
+        if self.signature.class_words:
+            from tritium.model.score import words_of
+
+            found["prediction_label"] = words_of(self.signature, found["prediction"])
         return found["prediction"] if len(found) == 1 else found
 
     def predict_valid(

@@ -97,6 +97,13 @@ def _classes(signature: Signature, scores: np.ndarray) -> dict[str, np.ndarray]:
     return {"prediction": probability.argmax(axis=1).astype(np.float64), "probability": probability}
 
 
+def words_of(signature: Signature, classes: np.ndarray) -> np.ndarray:
+    """Return the word of each class index, an object `[rows]`; None for a class that has none."""
+    words = np.array([*signature.class_words, None], np.object_)
+    found: np.ndarray = words[np.minimum(classes.astype(np.int64), len(words) - 1)]
+    return found
+
+
 def _sigmoid(scores: np.ndarray) -> np.ndarray:
     """Return the sigmoid of each score, computed in place."""
     with np.errstate(over="ignore"):  # exp of a large number is infinite, and 1 / (1 + inf) the 0 that it should be

@@ -83,16 +83,21 @@ class Signature:
     for two). `activation` makes probabilities of them: "softmax" (the default for k > 1; right after
     `CrossEntropyLoss` and `NLLLoss`), "sigmoid" (the default for one score; right after `BCEWithLogitsLoss`), or "none"
     when the module returns probabilities.
+
+    `label_words` are the words of each label column that held strings, at the index that the module was trained with:
+    `{"churn": ("no", "yes")}`.
     """
 
     inputs: tuple[Input, ...]
     outputs: tuple[Output, ...]
     task: Task | None = None
     activation: Activation | None = None
+    label_words: Mapping[str, Sequence[str]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "inputs", tuple(self.inputs))
         object.__setattr__(self, "outputs", tuple(self.outputs))
+        object.__setattr__(self, "label_words", {name: tuple(words) for name, words in self.label_words.items()})
         if not self.inputs or not self.outputs:
             raise BadSetting("A signature needs at least one input and one output.")
         for kind, names in (
@@ -108,11 +113,21 @@ class Signature:
             if self.activation is None:
                 chosen = "sigmoid" if self.outputs[0].scalar else "softmax"
                 object.__setattr__(self, "activation", chosen)
+            classes = 2 if self.outputs[0].scalar else self.outputs[0].shape[0]
+            if classes is not None and len(self.class_words) > classes:
+                raise BadSetting(
+                    f"label_words has {len(self.class_words)} words, and the model gives scores of {classes} classes."
+                )
 
     @property
     def columns(self) -> tuple[str, ...]:
         """Every source column, each once, in order."""
         return tuple(dict.fromkeys(c for i in self.inputs for c in i.columns))
+
+    @property
+    def class_words(self) -> tuple[str, ...]:
+        """The words of a classification's classes, by their indices; () where the label was no column of strings."""
+        return tuple(next(iter(self.label_words.values()), ())) if self.task == "classification" else ()
 
     @property
     def output_columns(self) -> tuple[str, ...]:

@@ -9,7 +9,8 @@ import numpy as np
 
 from tritium.errors import BadData
 from tritium.model.model import Model
-from tritium.predict.spark import output_names, refuse_taken
+from tritium.model.score import words_of
+from tritium.predict.spark import ClassColumns, output_names, refuse_taken
 
 
 def score_pandas(
@@ -17,6 +18,7 @@ def score_pandas(
     frame: Any,
     *,
     output_cols: Sequence[str] | None = None,
+    class_cols: ClassColumns | None = None,
     batch_size: int = 1024,
     device: str = "cpu",
     handle_invalid: str = "error",
@@ -34,12 +36,21 @@ def score_pandas(
             "Arrow tables, NumPy arrays and tensors there is model.model.predict(data); a pandas-on-Spark frame gives "
             "its Spark DataFrame by to_spark()."
         )
-    refuse_taken(names, [str(name) for name in frame.columns])
+    there = [str(name) for name in frame.columns]
+    more = (class_cols or ClassColumns()).of(model.signature, there)
+    refuse_taken([*names, *more.values()], there)
     found, valid = model.predict_valid(frame, batch_size=batch_size, device=device, handle_invalid=handle_invalid)
     skips = valid is not None and handle_invalid == "skip"
     added = frame[valid].copy() if skips else frame.copy(deep=False)
-    for name, values in zip(names, _columns(model, found, len(names)), strict=True):
+    columns = dict(zip(names, _columns(model, found, len(names)), strict=True))
+    label_index = more.pop("label_index", None)
+    columns |= {name: _of_classes(model, found, field) for field, name in more.items()}
+    for name, values in columns.items():
         added[name] = values if valid is None or skips else _with_nulls(values, valid)
+    if label_index is not None:
+        column, words = next(iter(model.signature.label_words.items()))
+        index = {word: float(number) for number, word in enumerate(words)}
+        added[label_index] = [None if word is None else index.get(word, float(len(words))) for word in added[column]]
     return added
 
 
@@ -66,6 +77,16 @@ def _columns(model: Model, found: Any, count: int) -> list[Any]:
         return parts
     names = [output.name for output in model.signature.outputs]
     return [[dict(zip(names, row, strict=True)) for row in zip(*parts, strict=True)]]
+
+
+def _of_classes(model: Model, found: Any, field: str) -> Any:
+    """Return the values of a field of `ClassColumns`."""
+    if field == "word":
+        return words_of(model.signature, found["prediction"])
+    from pyspark.ml.linalg import Vectors
+
+    with np.errstate(divide="ignore"):  # the logarithm of 0 is the -Infinity that it should be
+        return [Vectors.dense(row) for row in np.log(found["probability"])]
 
 
 def _rows(values: np.ndarray[Any, Any]) -> Any:

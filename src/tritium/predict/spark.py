@@ -7,7 +7,9 @@ import json
 import os
 import pickle
 import uuid
-from collections.abc import Callable, Iterator, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, cast
 from weakref import WeakKeyDictionary
 
@@ -30,6 +32,7 @@ from tritium.predict.worker import result_type
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
 
+_FEW = 16  # classes up to which Spark compiles an expression for each; it interprets a lambda
 _sent: WeakKeyDictionary[Model, tuple[Any, str, Any]] = WeakKeyDictionary()
 
 
@@ -38,6 +41,7 @@ def score(
     df: DataFrame,
     *,
     output_cols: Sequence[str] | None = None,
+    class_cols: ClassColumns | None = None,
     batch_size: int = 1024,
     device: str = "cpu",
     handle_invalid: str = "error",
@@ -46,6 +50,7 @@ def score(
 
     output_cols : names of the new columns: one for each output ("prediction" and "probability" for a classification),
                   or a single one: a struct of several outputs, the class alone for a classification.
+    class_cols : what else a classification adds; None: nothing.
     handle_invalid : what becomes of a row that the model can't take: "error" fails the job, "skip" leaves it out,
                   "keep" gives it nulls as predictions.
 
@@ -55,7 +60,8 @@ def score(
     check_handle_invalid(handle_invalid)
     model.engine.check_device(device)
     names = output_names(model.signature, output_cols)
-    refuse_taken(names, df.columns)
+    more = (class_cols or ClassColumns()).of(model.signature, df.columns)
+    refuse_taken([*names, *more.values()], df.columns)
     refuse_hanging(df)
     schema = df.schema
     planned = fields(model.signature, schema)
@@ -74,7 +80,7 @@ def score(
     with drivers_python(df.sparkSession):
         predicted = _udf(model.signature, len(columns), pickle.dumps(plan), sent)(*columns)
     first = spark_column(schema, next((one for one in inputs if one.depth), inputs[0]).sources[0])
-    return _with_columns(as_rows(df, first), model.signature, predicted, names, handle_invalid)
+    return _with_columns(as_rows(df, first), model.signature, predicted, names, more, handle_invalid)
 
 
 def output_names(signature: Signature, asked: Sequence[str] | None) -> list[str]:
@@ -91,13 +97,39 @@ def output_names(signature: Signature, asked: Sequence[str] | None) -> list[str]
     return names
 
 
+@dataclass(frozen=True)
+class ClassColumns:
+    """The names of the columns that a classification adds beside `prediction` and `probability`; "": it adds none."""
+
+    raw: str = ""
+    """The logarithms of the probabilities, an ml vector, which Spark's evaluators read as `rawPrediction`."""
+    word: str = ""
+    """The class as a word, where the label was a column of strings."""
+    label_index: str = ""
+    """The index of the label's word, where the data has the label."""
+
+    def of(self, signature: Signature, there: Sequence[str]) -> dict[str, str]:
+        """Return what to add to data with the columns `there`: name of the field → column."""
+        if signature.task != "classification":
+            return {}
+        found = {"raw": self.raw}
+        if signature.class_words:
+            found["word"] = self.word
+            if next(iter(signature.label_words)) in there:
+                found["label_index"] = self.label_index
+        return {field: name for field, name in found.items() if name}
+
+
 def refuse_taken(names: Sequence[str], there: Sequence[str]) -> None:
-    """Raise BadSetting where the data already has a column of one of these names."""
+    """Raise BadSetting where two of these names are equal, or the data already has a column of one of them."""
+    if twice := [name for name, count in Counter(name.lower() for name in names).items() if count > 1]:
+        raise BadSetting(f"The model would add two columns {twice[0]!r}. Choose other names with setParams(…).")
     taken = sorted({n.lower() for n in names} & {n.lower() for n in there})
     if taken:
         raise BadSetting(
             f"The DataFrame has a column {', '.join(map(repr, taken))} already, and the model would add one. Rename "
-            "it, or choose other names with setOutputCols([...])."
+            "it, or choose another name with setParams(prediction_col=…, probability_col=…, raw_prediction_col=…, "
+            "prediction_label_col=…)."
         )
 
 
@@ -160,11 +192,18 @@ _SPARK = {
 
 
 def _with_columns(
-    df: DataFrame, signature: Signature, predicted: Column, names: Sequence[str], handle_invalid: str
+    df: DataFrame,
+    signature: Signature,
+    predicted: Column,
+    names: Sequence[str],
+    more: Mapping[str, str],
+    handle_invalid: str,
 ) -> DataFrame:
-    """Return `df` with the UDF's result under the requested names; the JVM takes its struct apart."""
-    from pyspark.ml.functions import array_to_vector
-    from pyspark.sql.functions import col, when
+    """Return `df` with the UDF's result under the requested names; the JVM takes its struct apart.
+
+    more : the fields of `ClassColumns` → names. The JVM computes them of the result, where they are read.
+    """
+    from pyspark.sql.functions import col
 
     classes = signature.task == "classification"
     if len(names) == 1 and not classes:
@@ -175,10 +214,56 @@ def _with_columns(
     columns = {}
     for name, output in zip(names, outputs, strict=False):
         value = col(whole).getField(output)
-        if output == "probability" and classes:  # array_to_vector fails for a null
-            vector = array_to_vector(value)
-            value = vector if handle_invalid == "error" else when(value.isNotNull(), vector)
-        columns[name] = value
+        columns[name] = _vector(value, handle_invalid) if output == "probability" and classes else value
+    if "raw" in more:
+        probability = col(whole).getField("probability")
+        columns[more["raw"]] = _vector(_logarithms(signature, probability), handle_invalid)
+    if "word" in more:
+        columns[more["word"]] = _word(signature, col(whole).getField("prediction"))
+    if "label_index" in more:
+        columns[more["label_index"]] = _index(signature, df)
     there = df.withColumn(whole, predicted)
     there = there.where(col(whole).isNotNull()) if handle_invalid == "skip" else there
     return there.withColumns(columns).drop(whole)
+
+
+def _vector(values: Column, handle_invalid: str) -> Column:
+    """Return an array as an ml vector; `array_to_vector` fails for a null, which there may be only with "keep"."""
+    from pyspark.ml.functions import array_to_vector
+    from pyspark.sql.functions import when
+
+    vector = array_to_vector(values)
+    return vector if handle_invalid == "error" else when(values.isNotNull(), vector)
+
+
+def _logarithms(signature: Signature, probability: Column) -> Column:
+    """Return the logarithm of each probability. Where it is 0, Spark's is null, and this one -Infinity."""
+    from pyspark.sql import functions as F
+
+    output = signature.outputs[0]
+    classes = 2 if output.scalar else output.shape[0]
+
+    def logarithm(value: Column) -> Column:
+        return F.coalesce(F.log(value), F.lit(float("-inf")))
+
+    if classes is None or classes > _FEW:
+        return F.transform(probability, logarithm)
+    logarithms = F.array(*(logarithm(probability[i]) for i in range(classes)))
+    return F.when(probability.isNotNull(), logarithms)
+
+
+def _word(signature: Signature, prediction: Column) -> Column:
+    """Return the word of a class index; null for a class that has none."""
+    from pyspark.sql import functions as F
+
+    return F.get(F.lit(list(signature.class_words)), prediction.cast("int"))
+
+
+def _index(signature: Signature, df: DataFrame) -> Column:
+    """Return the index of the label's word, as a double; of any other word the one after the last word's."""
+    from pyspark.sql import functions as F
+
+    words = list(signature.class_words)
+    label = spark_column(df.schema, next(iter(signature.label_words)))
+    place = F.array_position(F.lit(words), label).cast("double") - 1
+    return F.when(place < 0, F.lit(float(len(words)))).otherwise(place)

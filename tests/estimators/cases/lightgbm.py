@@ -14,3 +14,10 @@ def estimator(**settings: Any) -> Any:
 
     own = {"label_cols": "y", "num_iterations": 40, "num_leaves": 7, "min_data_in_leaf": 5, "checkpoint_every": 1}
     return LightGBMRegressor(**{**own, "native_params": {"num_threads": 1}, **settings})
+
+
+def classifier(classes: int, **settings: Any) -> Any:
+    from tritium.ml import LightGBMClassifier
+
+    own = {"num_iterations": 20, "num_leaves": 7, "min_data_in_leaf": 5, "native_params": {"num_threads": 1}}
+    return LightGBMClassifier(**{**own, **settings})

@@ -18,3 +18,9 @@ def estimator(**settings: Any) -> Any:
     own = {"model": lambda: nn.Linear(2, 1), "loss": nn.MSELoss(), "optimizer": lambda p: torch.optim.Adam(p, 0.2)}
     common = {"label_cols": ["y"], "epochs": 8, "global_batch_size": 40, "shuffle": False, "checkpoint_every": 1}
     return TorchEstimator(**{**own, **common, **settings})
+
+
+def classifier(classes: int, **settings: Any) -> Any:
+    from torch import nn
+
+    return estimator(**{"model": lambda: nn.Linear(2, classes), "loss": nn.CrossEntropyLoss(), **settings})

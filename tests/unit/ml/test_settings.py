@@ -263,7 +263,10 @@ def test_a_loss_of_classes_makes_a_classification() -> None:
     for label in ("held", "count"):
         for loss in (nn.BCEWithLogitsLoss(), weighted):
             assert task_of(loss=loss, label_cols=label) == ("classification", ())
-    assert task_of(loss=nn.BCEWithLogitsLoss(), label_cols=["y"]) == ("regression", ())
+    for label in (["index"], "y"):  # floating labels, as StringIndexer makes them, are classes, too
+        assert task_of(loss=nn.BCEWithLogitsLoss(), label_cols=label) == ("classification", ())
+    pairs: dict[str, Any] = {"model": lambda: nn.Linear(3, 2), "label_cols": ["y", "index"]}
+    assert task_of(**pairs, loss=nn.BCEWithLogitsLoss()) == ("regression", ())
     task, notes = task_of(**scores, loss=lambda output, label: nn.functional.cross_entropy(output, label))
     assert task == "regression"
     assert "label column 'cls' suggest, say task=\"classification\"" in notes[0]

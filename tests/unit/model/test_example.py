@@ -64,7 +64,7 @@ def test_a_batch_of_a_shard_brings_its_decoding(tmp_path: Path) -> None:
     ]
     again = rows.assign(word=["blue", None, "red"])
     found = model.transformer(prediction_col="p").transform(again)
-    assert list(found.columns) == [*rows.columns, "p", "probability"]
+    assert list(found.columns) == [*rows.columns, "p", "probability", "rawPrediction"]
     index = torch.tensor([1, 2, 0])
     with torch.no_grad():
         scores = model.module(torch.tensor(rows[["a", "b"]].to_numpy(np.float32)), index)

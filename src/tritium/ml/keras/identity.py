@@ -17,6 +17,7 @@ from tritium.ml.checkpoint import GROUP, HELD, plain
 from tritium.ml.digest import is_own, words_of
 from tritium.ml.keras.digest import KerasDigest
 from tritium.ml.keras.settings import KerasSettings
+from tritium.ml.settings import OF_PREDICTIONS
 from tritium.model.engines.keras_form import form_of
 
 _ANY = (
@@ -33,11 +34,7 @@ _ANY = (
     "jit_compile",
     "run_eagerly",
     "backend",
-    "prediction_col",
-    "probability_col",
-    "prediction_batch_size",
-    "prediction_device",
-    "handle_invalid",
+    *OF_PREDICTIONS,
     "decode_threads",
 )
 _CODE = ("model", "optimizer", "loss", "custom_objects", "decode", "vocabulary")  # compared by digests or names

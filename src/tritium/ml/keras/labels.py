@@ -11,8 +11,10 @@ from tritium.ml.arguments import name_of
 from tritium.ml.keras.settings import KerasSettings, loss_name, loss_option, loss_problems, losses_in
 from tritium.model.signature import Output, shown
 
-Classes = Mapping[str, tuple[int, int | None]]
-"""Label of class indices → the number of scores, and an index that is no class (None: there is none)."""
+Classes = Mapping[str, tuple[int | None, int | None]]
+"""Label of classes → the number of scores, and an index that is no class (None: there is none).
+
+Without a number, one score is compared with 0 or 1, or a number between."""
 
 
 def check_labels(
@@ -28,13 +30,16 @@ def check_labels(
 
     Raises BadData and BadSetting where numbers, names or shapes don't fit.
     """
-    classes: dict[str, tuple[int, int | None]] = {}
+    classes: dict[str, tuple[int | None, int | None]] = {}
     for name, (loss, output) in _by_label(settings, list(labels), outputs).items():
         if output is None:
             continue
         if loss_name(loss) == "sparsecategoricalcrossentropy" and len(output.shape):
             classes[name] = int(output.shape[-1] or 0), loss_option(loss, "ignore_class")
-        elif (shape := shapes[name]) is not None:
+            continue
+        if loss_name(loss) == "binarycrossentropy" and output.scalar:
+            classes[name] = None, None
+        if (shape := shapes[name]) is not None:
             _refuse_shapes(loss, labels[name], shape, output)
     return classes
 

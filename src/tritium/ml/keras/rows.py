@@ -91,7 +91,7 @@ class EpochRows(keras.utils.PyDataset):  # type: ignore[misc]
         """Raise BadRow for a class index that the model has no score for: Keras would compute NaN or take another."""
         for name, (scores, ignored) in self._classes.items():
             label = np.asarray(batch[name])
-            wrong = (label < 0) | (label >= scores)
+            wrong = (label < 0) | (label > 1 if scores is None else label >= scores)
             if ignored is not None:
                 wrong &= label != ignored
             if not wrong.any():
@@ -99,6 +99,15 @@ class EpochRows(keras.utils.PyDataset):  # type: ignore[misc]
             value = label[wrong].reshape(-1)[0].item()
             given = self._settings.label_sources()[name]
             source = given if isinstance(given, str) else given[0]
+            if scores is None:
+                raise BadRow(
+                    f"label column {source!r} holds {value:g}, and binary_crossentropy compares one score a row with 0 "
+                    "or 1. Number the two classes 0 and 1; for more of them take sparse_categorical_crossentropy and "
+                    "let the last layer give a score for every class.",
+                    column=source,
+                    row_id=None,
+                    value=value,
+                )
             raise BadRow(
                 f"label column {source!r} holds the class {value:g}, and the model gives {scores} scores a row, for "
                 f"the classes 0 to {scores - 1}. Let its last layer give a score for every class, or number the "

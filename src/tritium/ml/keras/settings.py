@@ -97,7 +97,7 @@ class KerasSettings(EpochSettings):
     task: Literal["auto", "regression", "classification"] | None = setting(
         'What predictions are: "regression" (a double for one output, else an array), "classification" (a class '
         'index, with "probability" beside it), or None (arrays). "auto": "classification" for one label column with '
-        'sparse_categorical_crossentropy, for one of integers or booleans with binary_crossentropy; else "regression".',
+        'sparse_categorical_crossentropy or binary_crossentropy; else "regression".',
         "auto",
     )
 

@@ -16,6 +16,7 @@ from tritium.ml.checkpoint import plain, refuse_another
 from tritium.ml.early_stopping import EarlyStopping, EarlyStoppingState, stays_stopped
 from tritium.ml.lightgbm.average import Added
 from tritium.ml.lightgbm.settings import LightGBMSettings
+from tritium.ml.settings import OF_PREDICTIONS
 from tritium.model.checkpoint import Store
 from tritium.model.checkpoint_format import Damaged
 
@@ -24,7 +25,7 @@ _ANY = (
     *("checkpoint_every", "checkpoint_keep", "if_data_changed", "if_code_changed", "eval_at"),
     "decode_threads",
     "callbacks",
-    *("prediction_col", "probability_col", "prediction_batch_size", "prediction_device", "handle_invalid"),
+    *OF_PREDICTIONS,
     *("feature_cols", "label_cols", "group_col", "weight_col", "init_score_col", "row_key", "tree_learner"),
 )
 _OF_MACHINE = ("num_threads", "num_thread", "nthread", "nthreads", "n_jobs", "verbosity", "verbose")

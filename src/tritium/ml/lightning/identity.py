@@ -15,17 +15,14 @@ from tritium.ml.arguments import name_of
 from tritium.ml.checkpoint import HELD, plain
 from tritium.ml.digest import is_own, words_of
 from tritium.ml.lightning.settings import LightningSettings
+from tritium.ml.settings import OF_PREDICTIONS
 from tritium.ml.torch.digest import TorchDigest
 
 _ANY = (
     "epochs",
     "callbacks",
     "check",
-    "prediction_col",
-    "probability_col",
-    "prediction_batch_size",
-    "prediction_device",
-    "handle_invalid",
+    *OF_PREDICTIONS,
     "decode_threads",
     "early_stopping",
     "verbose",

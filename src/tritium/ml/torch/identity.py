@@ -13,6 +13,7 @@ from tritium.data.schema import Field
 from tritium.ml.arguments import name_of
 from tritium.ml.checkpoint import GROUP, HELD, plain
 from tritium.ml.digest import is_own, words_of
+from tritium.ml.settings import OF_PREDICTIONS
 from tritium.ml.torch.ddp_options import ddp_identity
 from tritium.ml.torch.digest import TorchDigest
 from tritium.ml.torch.optimizers import Optimizers
@@ -26,11 +27,7 @@ _ANY = (
     "check",
     "compile",
     "strategy",
-    "prediction_col",
-    "probability_col",
-    "prediction_batch_size",
-    "prediction_device",
-    "handle_invalid",
+    *OF_PREDICTIONS,
     "decode_threads",
     "early_stopping",
     "verbose",

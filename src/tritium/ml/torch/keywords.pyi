@@ -50,8 +50,7 @@ class TorchKeywords(GangKeywords, total=False):
     task: Literal["auto", "regression", "classification"] | None
     """What predictions are: "regression" (a double for one output, else an array), "classification" (a class index,
     with "probability" beside it), or None (arrays). "auto": "classification" for one label column with torch's
-    CrossEntropyLoss or NLLLoss, for one of integers or booleans with BCEWithLogitsLoss or BCELoss, and for their
-    functions; else "regression"."""
+    CrossEntropyLoss, NLLLoss, BCEWithLogitsLoss or BCELoss, and with their functions; else "regression"."""
     validation: Any
     """Rows to validate on after each epoch: a fraction (each row is drawn on its own, by the seed), the name of a
     boolean column (True: validate), or a DataFrame."""
@@ -68,6 +67,15 @@ class TorchKeywords(GangKeywords, total=False):
     """The column of predictions that the model adds."""
     probability_col: str
     """The column of probabilities that a classification adds."""
+    raw_prediction_col: str
+    """The column of the logarithms of the probabilities that a classification adds, as Spark's evaluators take them;
+    "": none."""
+    prediction_label_col: str
+    """The column of the class as a word that a classification adds where the label is a column of strings
+    (vocabulary=); "": none."""
+    label_index_col: str
+    """A column of the index of the label's word, which the model adds where the data has the label, a column of
+    strings: Spark's evaluators compare it with the predictions; "": none."""
     prediction_batch_size: int
     """Rows that the trained model is called with at once, to predict."""
     prediction_device: str
@@ -191,6 +199,9 @@ class TorchParams:
     row_key: Param[Any]
     prediction_col: Param[str]
     probability_col: Param[str]
+    raw_prediction_col: Param[str]
+    prediction_label_col: Param[str]
+    label_index_col: Param[str]
     prediction_batch_size: Param[int]
     prediction_device: Param[str]
     handle_invalid: Param[Literal["error", "skip", "keep"]]
@@ -275,6 +286,12 @@ class TorchParams:
     def setPredictionCol(self: P, value: str) -> P: ...
     def getProbabilityCol(self) -> str: ...
     def setProbabilityCol(self: P, value: str) -> P: ...
+    def getRawPredictionCol(self) -> str: ...
+    def setRawPredictionCol(self: P, value: str) -> P: ...
+    def getPredictionLabelCol(self) -> str: ...
+    def setPredictionLabelCol(self: P, value: str) -> P: ...
+    def getLabelIndexCol(self) -> str: ...
+    def setLabelIndexCol(self: P, value: str) -> P: ...
     def getPredictionBatchSize(self) -> int: ...
     def setPredictionBatchSize(self: P, value: int) -> P: ...
     def getPredictionDevice(self) -> str: ...

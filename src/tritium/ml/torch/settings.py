@@ -148,8 +148,8 @@ class TorchSettings(EpochSettings):
     task: Literal["auto", "regression", "classification"] | None = setting(
         'What predictions are: "regression" (a double for one output, else an array), "classification" (a class '
         'index, with "probability" beside it), or None (arrays). "auto": "classification" for one label column with '
-        "torch's CrossEntropyLoss or NLLLoss, for one of integers or booleans with BCEWithLogitsLoss or BCELoss, and "
-        'for their functions; else "regression".',
+        "torch's CrossEntropyLoss, NLLLoss, BCEWithLogitsLoss or BCELoss, and with their functions; else "
+        '"regression".',
         "auto",
     )
 

@@ -17,7 +17,7 @@ import pytest
 import torch
 
 import tritium as tr
-from tritium.errors import BadData, BadSetting, ModelError, UntrustedModel
+from tritium.errors import BadData, BadRow, BadSetting, ModelError, UntrustedModel
 from tritium.ml import EarlyStopping, KerasEstimator, KerasSettings
 from tritium.model.engines import keras_form
 from tritium.model.engines.keras import KerasEngine
@@ -341,3 +341,23 @@ def test_words_that_are_learnt_decide_the_size_of_an_embedding(tmp_path: Path) -
     model.model.save(str(tmp_path / "model"))
     again = tr.load(str(tmp_path / "model"), trusted=True)
     np.testing.assert_allclose(again.predict(frame), model.predict(frame), rtol=1e-6)
+
+
+def test_a_floating_label_of_one_score_is_a_class(rows: pd.DataFrame) -> None:
+    def made() -> Any:
+        return keras.Sequential([keras.layers.Input((3,)), keras.layers.Dense(1, activation="sigmoid")])
+
+    one: dict[str, Any] = {"model": made, "optimizer": "adam", "loss": "binary_crossentropy", "feature_cols": COLUMNS}
+    one |= {**QUIET, "label_cols": "c", "epochs": 3}
+    expected = KerasEstimator(**one).fit(rows).predict(rows)
+    found = KerasEstimator(**one).fit(rows.assign(c=rows.c.astype(float))).predict(rows)
+    np.testing.assert_array_equal(found["probability"], expected["probability"])
+    words = rows.assign(c=np.where(rows.c == 1, "up", "down"))
+    named = KerasEstimator(**one, vocabulary={"c": ["down", "up"]}).fit(words).predict(rows)
+    np.testing.assert_array_equal(named["probability"], expected["probability"])
+    assert [{"down": 0, "up": 1}[word] for word in named["prediction_label"]] == named["prediction"].tolist()
+    soft = KerasEstimator(**one).fit(rows.assign(c=0.3)).predict(rows)
+    assert soft["probability"][:, 1].mean() == pytest.approx(0.5, abs=0.2)
+    for label in (rows.c * 2, rows.c * 2.0, rows.c * 1.5):  # integers, too: Keras computes a loss of any number
+        with pytest.raises(BadRow, match=r"'c' holds (2|1\.5), and binary_crossentropy compares one score a row"):
+            KerasEstimator(**one).fit(rows.assign(c=label))

@@ -24,7 +24,7 @@ from tritium.ml.columns import (
     task_of,
     whole_numbers,
 )
-from tritium.ml.settings import LABEL, Settings
+from tritium.ml.settings import LABEL, PREDICTION_COLUMNS, Settings
 from tritium.ml.validation import split
 from tritium.ml.vocabulary import with_words
 from tritium.model.model import Model
@@ -140,9 +140,9 @@ def refuse_taken(settings: Settings, frame: Any) -> None:
 
     settings : with the task of the predictions.
     """
-    added = {"prediction_col": settings.prediction_col}
-    if settings.task == "classification":
-        added["probability_col"] = settings.probability_col
+    of_words = any(label in settings.words() for label in settings.labels())
+    count = 1 if settings.task != "classification" else len(PREDICTION_COLUMNS) if of_words else 3
+    added = {name: getattr(settings, name) for name in PREDICTION_COLUMNS[:count]}
     there = {name.lower() for name in frame.schema.names}  # as Spark compares names
     taken = {setting: name for setting, name in added.items() if name.lower() in there}
     if taken:

@@ -15,10 +15,12 @@ from tritium.ml.fields import is_names, is_number, is_whole, setting
 
 S = TypeVar("S", bound="Settings")
 FEATURES, LABEL, WEIGHT = "features", "label", "weight"
-PREDICTION_COLUMNS = (
+PREDICTION_COLUMNS: tuple[str, ...] = (
     *("prediction_col", "probability_col", "raw_prediction_col", "prediction_label_col", "label_index_col"),
 )
-"""The settings that name columns which the trained model adds; it has Params of the same names."""
+"""The settings that name columns which the trained model adds: one, three for a classification, all for one of words.
+
+It has Params of the same names."""
 OF_PREDICTIONS = (*PREDICTION_COLUMNS, "prediction_batch_size", "prediction_device", "handle_invalid")
 """The settings that do not change what is trained."""
 

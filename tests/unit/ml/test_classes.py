@@ -84,6 +84,8 @@ def test_columns_of_a_model_are_named_each_once() -> None:
         model.setParams(raw_prediction_col="Prediction").transform(frame)
     with pytest.raises(BadSetting, match=r"has a column 'raw' already.*raw_prediction_col=…"):
         model.setParams(raw_prediction_col="raw").transform(frame.assign(raw=1))
+    with pytest.raises(BadSetting, match=r"a column 'rawPrediction' already.*raw_prediction_col='another_raw"):
+        TorchEstimator(**ONE, label_cols="flag").fit(frame.assign(rawPrediction=1.0))
     assert list(model.setOutputCols(["p"]).transform(frame[["x"]])) == ["x", "p"]
     with pytest.raises(BadSetting, match=r"probability_col and prediction_label_col are both 'p'"):
         TorchEstimator(**ONE, label_cols="churn", probability_col="p", prediction_label_col="p")

@@ -44,13 +44,24 @@ class Receiver:
     """
 
     def __init__(self, plan: Mapping[str, Sequence[Field]], spools: Mapping[str, Spool], *, sorted: bool) -> None:
-        self.rows = dict.fromkeys(plan, 0)
-        self._fields = {name: list(fields) for name, fields in plan.items()}
+        self._plan = plan
         self._spools = spools
         self._sorted = sorted
-        self._fingerprints = {name: Fingerprint() for name in plan}
+        self.rows: dict[str, int] = {}
+        self._begin()
+
+    def _begin(self) -> None:
+        self.rows.update(dict.fromkeys(self._plan, 0))
+        self._fields = {name: list(fields) for name, fields in self._plan.items()}
+        self._fingerprints = {name: Fingerprint() for name in self._plan}
         self._last_id = -1
         self._anchors = 0
+
+    def restart(self) -> None:
+        """Drop the rows taken so far: others take their place."""
+        for spool in self._spools.values():
+            spool.clear()
+        self._begin()
 
     def take(self, batch: pa.RecordBatch) -> None:
         """Decode and check a batch, and append its rows to the spools as one committed segment for each name.

@@ -106,6 +106,14 @@ class Spool:
         self.rows = self._appended
         return self.rows
 
+    def clear(self) -> None:
+        """Drop all rows. No reader may have mapped them."""
+        self.rows = self._appended = 0
+        for file in self._files:
+            file.clear()
+        for column in self._columns:
+            column.clear()
+
     def describe(self) -> list[dict[str, Any]]:
         """Return what a SpoolReader needs, as JSON, ids first. A shape is None until the first row."""
         return [column.describe() for column in self._columns]
@@ -257,6 +265,11 @@ class _File:
         self.fd = fd
         self.written = 0
 
+    def clear(self) -> None:
+        os.ftruncate(self.fd, 0)
+        os.lseek(self.fd, 0, os.SEEK_SET)
+        self.written = 0
+
 
 class _Column:
     """One column of a spool that is being written."""
@@ -265,9 +278,12 @@ class _Column:
         self.name = name
         self.kind = kind
         self.dtype = np.dtype(dtype)
-        self.shape = shape
+        self.shape = self._planned = shape
         self.files = files
         self._end = 0
+
+    def clear(self) -> None:
+        self.shape, self._end = self._planned, 0
 
     def pieces(self, value: Array | Ragged, rows: int) -> list[tuple[_File, Array]]:
         """Return (file, array to append to it) pairs. Raises DataError where dtype, rows or shape do not fit."""

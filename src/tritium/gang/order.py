@@ -30,6 +30,8 @@ class Order:
     plan: Mapping[str, tuple[Field, ...]] = field(default_factory=dict)
     sorted: bool = True
     streams: bool = False
+    deals_few: bool = False
+    """Whether few rows are dealt again, evenly, when all ranks have theirs: see `tritium.data.few`."""
     prepared: Mapping[str, str | bool] = field(default_factory=dict)
     user_code: bytes = b""
     elastic: bool = False

@@ -28,7 +28,7 @@ from tritium.gang.failure import Failure
 from tritium.gang.stall_limit import StallLimit
 from tritium.wire import Message
 
-_BEFORE_FORMED = ("rows", "receipt")  # deferred until ranks are assigned
+_BEFORE_FORMED = ("rows", "few", "receipt")  # deferred until ranks are assigned
 REFUSALS = 200  # so many refused connections are recorded one by one, then every 200th
 LOST = (
     "its supervisor is gone ({why}). Its host, its network or its executor died, or Spark ended its task because it "
@@ -86,6 +86,7 @@ class Coordinator:
         self._handlers: dict[str, Callable[[Member, Message], None]] = {
             "ready": self._on_ready,
             "rows": self.rows.on_rows,
+            "few": self.rows.on_few,
             "receipt": self.rows.on_receipt,
             "gather": self.all_gathers.on_gather,
             "log": reports.on_log,

@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from tritium.data.few import deal, is_many
 from tritium.data.fingerprint import Part, added, table
 from tritium.data.schema import Shapes
 from tritium.data.watermark import WatermarkTracker
@@ -34,6 +35,8 @@ class Rows:
         self._trackers = {name: WatermarkTracker(gang.size) for name in names}
         self._marked: dict[str, float] = {}  # name → time of the last mark that was sent
         self._marking: set[str] = set()  # names whose next mark is scheduled
+        self._few: dict[int, tuple[Member, Message]] = {}  # rank → its rows, where they are few
+        self._many = False  # all together are many
 
     def on_rows(self, member: Member, message: Message) -> None:
         """Take the number of a rank's rows so far."""
@@ -41,6 +44,21 @@ class Rows:
             self._gang.observer.event("rows", name=name, rank=member.number, rows=rows, ended=False)
             if self._stream:
                 self.mark(name, member.number, int(rows), ended=False)
+
+    def on_few(self, member: Member, message: Message) -> None:
+        """Take a rank's rows, or that they are many. Deal those of all ranks again when all together are few."""
+        self._few[member.number] = member, message
+        messages = [one for _, (_, one) in sorted(self._few.items())]
+        many = any(one["many"] for one in messages)
+        self._many = (
+            self._many or many or is_many(sum(one["rows"] for one in messages), sum(len(one.blob) for one in messages))
+        )
+        if self._many or len(messages) == self._gang.size:
+            # Where they are many, those that wait keep their own.
+            answers = [b""] * len(messages) if self._many else deal([one.blob for one in messages])
+            for (_, (waiting, _)), answer in zip(sorted(self._few.items()), answers, strict=True):
+                waiting.session.send("dealt", answer)
+            self._few.clear()
 
     def on_receipt(self, member: Member, message: Message) -> None:
         """Take the receipt of a rank that has all its rows. With the last one, check shapes and fingerprint."""

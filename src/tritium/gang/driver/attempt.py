@@ -132,12 +132,14 @@ def order_of(
     user_code: bytes,
     *,
     sorted: bool,
+    deals_few: bool = False,
     result_limit: int = 0,
 ) -> Order:
     """Build the order that every supervisor of this attempt gets.
 
     Args:
         sorted: whether rows arrive in the order of their ids.
+        deals_few: whether few rows are dealt again: where they come from several source partitions.
         result_limit: bytes that Spark accepts for all results together (0: any number). Needed on Spark Connect, where
             the log of a coordinator on an executor is returned with the results.
     """
@@ -156,6 +158,7 @@ def order_of(
         plan=plan,
         sorted=sorted,
         streams=attempt.streams,
+        deals_few=deals_few and not attempt.streams and all(d.together is None for d in attempt.data.values()),
         prepared={name: prepared(data.shuffle) for name, data in attempt.data.items()},
         user_code=user_code,
         elastic=attempt.ranks < gang.most,

@@ -92,7 +92,9 @@ class OnCluster:
         self._open.callback(self._coordinator.close)
         in_order = exchange is None or exchange.sorted
         limit = result_limit(self._spark) if cluster.is_connect else 0
-        order = order_of(attempt, self._coordinator, plan, job, user_code, sorted=in_order, result_limit=limit)
+        order = order_of(
+            attempt, self._coordinator, plan, job, user_code, sorted=in_order, deals_few=bool(plan), result_limit=limit
+        )
         row_bytes = exchange.row_bytes if exchange else None
         self._job = SparkJob(self._spark, cluster, attempt, self._coordinator, order, frame, row_bytes)
         self._exchange = exchange

@@ -110,6 +110,9 @@ class Relay:
             assert self._rows is not None
             for name, shapes in json.loads(message.blob).items():
                 self._rows.announce(name, shapes)
+        elif message.kind == "dealt":
+            assert self._rows is not None
+            self._rows.on_dealt(message.blob)
         else:
             if message.kind == "assign":
                 self._supervisor.on_assigned(message["rank"])

@@ -45,6 +45,8 @@ class Spooler:
         self._receiver: Receiver = Receiver(order.plan, spools, sorted=order.sorted)
         self._announced: set[str] = set()
         self._reported = 0.0
+        self._answer = b""
+        self._answered = threading.Event()
 
     @property
     def rows(self) -> Mapping[str, int]:
@@ -57,15 +59,38 @@ class Spooler:
         `confirm` tells, after the last row, whether an unsorted stream was complete. Raises BadRow, SpoolFull,
         IncompleteShard, and what `check` raises.
         """
+        from tritium.data.few import Few
+
+        few = Few() if self._order.deals_few else None
         for batch in self._unbroken(batches):
             self._check()
             self._receiver.take(batch)
+            if few is not None:
+                few.add(batch)
             self._report()
             self._give_way()
         self._check()
-        receipt = self._receiver.finish(confirmed=self._order.sorted or confirm())
+        confirmed = self._order.sorted or confirm()
+        receipt = self._receiver.finish(confirmed=confirmed)
+        if few is not None and (dealt := self._dealt(few.packed())):
+            self._receiver.restart()
+            for batch in few.dealt(dealt):
+                self._receiver.take(batch)
+            receipt = self._receiver.finish(confirmed=confirmed)
         body = {"columns": receipt.columns, "fingerprint": plain_fingerprint(receipt.fingerprint)}
         self._coordinator.send("receipt", json.dumps(body).encode(), rows=receipt.rows)
+
+    def _dealt(self, rows: bytes | None) -> bytes:
+        """Send this rank's rows if they are few; return those that it takes instead, empty where it keeps its own."""
+        self._coordinator.send("few", rows or b"", many=rows is None, rows=sum(self.rows.values()))
+        while rows is not None and not self._answered.wait(LOOK_SECONDS):
+            self._check()
+        return self._answer
+
+    def on_dealt(self, rows: bytes) -> None:
+        """Take the coordinator's answer to `few`."""
+        self._answer = rows
+        self._answered.set()
 
     def announce(self, name: str, shapes: Mapping[str, Sequence[int]]) -> None:
         """Tell the rank where the rows of `name` are; `shapes` are those of columns that no row here has shown."""

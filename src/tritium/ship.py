@@ -16,6 +16,7 @@ import sys
 import sysconfig
 import tempfile
 import threading
+import warnings
 import zipfile
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -135,8 +136,45 @@ def pickle(obj: Any, by_reference: Sequence[str] = (), buffers: Callable[[Any], 
 
     Unpickling needs cloudpickle, which is in the same zip as this package.
     """
+    out = io.BytesIO()
     with by_value(by_reference):
-        return bytes(cloudpickle.dumps(obj, protocol=5, buffer_callback=buffers))
+        Pickler(out, protocol=5, buffer_callback=buffers).dump(obj)
+    return out.getvalue()
+
+
+class Pickler(cloudpickle.Pickler):  # type: ignore[misc]
+    """A pickler of cloudpickle's that also takes TorchScript, of which torch itself refuses to make a pickle."""
+
+    def reducer_override(self, obj: Any) -> Any:
+        """Return how to make `obj` again, NotImplemented where that is as usual."""
+        jit = getattr(sys.modules.get("torch"), "jit", None)
+        if jit is not None and isinstance(obj, jit.ScriptModule | jit.ScriptFunction):
+            return self.script(obj)
+        return super().reducer_override(obj)
+
+    def script(self, script: Any) -> Any:
+        """Return how to make a TorchScript module or function again."""
+        return loaded_script, (saved_script(script),)
+
+
+def saved_script(script: Any) -> bytes:
+    """Return TorchScript as the bytes of a file of torch's own."""
+    import torch
+
+    out = io.BytesIO()
+    with warnings.catch_warnings():  # torch 2.13 advises torch.export, by which a module would have to be traced again
+        warnings.simplefilter("ignore", DeprecationWarning)
+        torch.jit.save(script, out)
+    return out.getvalue()
+
+
+def loaded_script(saved: bytes) -> Any:
+    """Return the TorchScript module of `saved_script`; that of a function is called as the function was."""
+    import torch
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)
+        return torch.jit.load(io.BytesIO(saved))  # type: ignore[no-untyped-call]
 
 
 @contextmanager

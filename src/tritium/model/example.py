@@ -251,6 +251,8 @@ def _arguments(module: Any) -> list[str]:
     forward = getattr(module, "forward", None)
     if forward is None:
         return []
+    if (schema := getattr(forward, "schema", None)) is not None:  # of TorchScript
+        return [argument.name for argument in schema.arguments[1:] if not argument.has_default_value()]
     kinds = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
     parameters = inspect.signature(forward).parameters.values()
     return [p.name for p in parameters if p.kind in kinds and p.default is p.empty]

@@ -125,6 +125,7 @@ def try_forward(settings: ModuleSettings, fields: Mapping[str, Field], shapes: S
         lazy = [n for n, p in module.named_parameters() if isinstance(p, torch.nn.UninitializedParameter)]
         if lazy:
             raise BadSetting(f"the model has lazy layers ({lazy[0]}, …): an optimizer needs their sizes; give them.")
+        _refuse_script(module)
         inputs = {name: zeros(fields[name], shapes[name]) for name in settings.inputs()}
         # With a step of one's own, what it gets need not be what forward takes.
         taken = try_transform(settings, fields, inputs, module, training=not settings.has_own_step())
@@ -152,6 +153,17 @@ def try_forward(settings: ModuleSettings, fields: Mapping[str, Field], shapes: S
         module.train()
     notes = () if settings.initial_weights is None else told(module, settings.initial_weights)
     return Forward(module, inputs, output, outputs, fields, notes)
+
+
+def _refuse_script(module: torch.nn.Module) -> None:
+    """Raise BadSetting where weights of TorchScript would be trained: a copy of it has none that an optimizer takes."""
+    scripts = (one for one in module.modules() if isinstance(one, torch.jit.ScriptModule))
+    if any(weight.requires_grad for script in scripts for weight in script.parameters()):
+        raise BadSetting(
+            "the model is a torch.jit.ScriptModule, or holds one with weights to train. Give the module itself, "
+            "and script the trained one: tr.Model(torch.jit.script(model.model.module), model.signature).",
+            setting="model",
+        )
 
 
 def try_transform(

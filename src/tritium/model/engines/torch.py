@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from tritium.errors import BadSetting, ModelError
 from tritium.model.engine import Buffer, Engine, Maker, Parts
 from tritium.model.engines.torch_copies import Copies
-from tritium.model.engines.torch_module import pickled, rebuild, trainable, unpickled
+from tritium.model.engines.torch_module import frozen, pickled, rebuild, trainable, unpickled
 from tritium.model.engines.torch_transform import InputTransform
 from tritium.model.engines.torch_weights import Tensors, read
 from tritium.model.signature import Output
@@ -59,7 +59,7 @@ class TorchEngine(Engine):
         module.eval()
         if device is None:
             return cls(module)
-        return cls(module.requires_grad_(False).to(device), torch.device(device))
+        return cls(frozen(module).to(device), torch.device(device))
 
     @contextmanager
     def on(self, device: str | None) -> Iterator[TorchEngine]:
@@ -156,7 +156,7 @@ def _evaluating(module: torch.nn.Module) -> Iterator[None]:
     Several threads may be inside with modules that share layers: the last one to leave restores a layer's mode, as the
     others still compute with it.
     """
-    layers = list(module.modules())
+    layers = [layer for layer in module.modules() if hasattr(layer, "training")]  # a frozen TorchScript has no mode
     with _lock:
         for layer in layers:
             users, training = _evaluated.get(id(layer), (0, layer.training))

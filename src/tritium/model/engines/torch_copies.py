@@ -6,7 +6,7 @@ import copy
 import threading
 from typing import TYPE_CHECKING, Any
 
-from tritium.model.engines.torch_module import pickled
+from tritium.model.engines.torch_module import frozen, pickled
 
 if TYPE_CHECKING:
     import torch
@@ -39,7 +39,8 @@ class Copies:
         with self._lock:
             known, made = self._held.get(str(device), (None, None))
             if made is None or form is None or known != form:
-                made = copy.deepcopy(module).eval().requires_grad_(False)
+                with torch.no_grad():  # else weights of TorchScript become results, with a gradient of their own
+                    made = frozen(copy.deepcopy(module).eval())
                 made.zero_grad(set_to_none=True)  # so that the GPU does not hold the gradients
                 made = made.to(device)
                 if form is not None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import io
 import pickle
 import random
@@ -10,8 +11,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from typing import TYPE_CHECKING, Any
 
-import cloudpickle
-
+from tritium import ship
 from tritium.errors import ModelError
 from tritium.model.engine import Maker
 
@@ -21,8 +21,6 @@ if TYPE_CHECKING:
 
 def pickled(module: torch.nn.Module, tensors: Mapping[str, torch.Tensor]) -> bytes:
     """Return the module as a pickle in which every tensor of `tensors` is a name, and the user's code is by value."""
-    from tritium import ship
-
     out = io.BytesIO()
     pickler = _ModulePickler(out, protocol=5)
     pickler.names = {id(tensor): name for name, tensor in tensors.items()}
@@ -31,11 +29,43 @@ def pickled(module: torch.nn.Module, tensors: Mapping[str, torch.Tensor]) -> byt
     return out.getvalue()
 
 
-class _ModulePickler(cloudpickle.Pickler):  # type: ignore[misc]
+class _ModulePickler(ship.Pickler):
     names: Mapping[int, str]
 
     def persistent_id(self, obj: Any) -> str | None:
         return self.names.get(id(obj))
+
+    def script(self, script: Any) -> Any:
+        """Return how to make TorchScript again, without those of its weights that have a name."""
+        import torch
+
+        if not isinstance(script, torch.jit.ScriptModule):
+            return super().script(script)
+        state = script.state_dict(keep_vars=True)
+        named = {key: tensor for key, tensor in state.items() if id(tensor) in self.names}
+        with torch.no_grad():
+            bare = copy.deepcopy(script)
+        for key, tensor in bare.state_dict(keep_vars=True).items():
+            if key in named:  # one number in place of all
+                tensor.data = torch.zeros([1] * tensor.ndim, dtype=tensor.dtype).expand(tensor.shape)
+                tensor.requires_grad_(named[key].requires_grad)  # which no copy of TorchScript has kept
+        return _with_weights, (ship.saved_script(bare), named)
+
+
+def _with_weights(saved: bytes, named: Mapping[str, torch.Tensor]) -> torch.nn.Module:
+    """Return the TorchScript module of `saved_script` with these tensors as its weights."""
+    script: torch.nn.Module = ship.loaded_script(saved)
+    for key, tensor in script.state_dict(keep_vars=True).items():
+        if key in named:
+            tensor.data = named[key].data
+    return script
+
+
+def frozen(module: torch.nn.Module) -> torch.nn.Module:
+    """Let no parameter require a gradient, and return the module. Its own method fails for TorchScript."""
+    for parameter in module.parameters():
+        parameter.requires_grad_(False)
+    return module
 
 
 class _ModuleUnpickler(pickle.Unpickler):

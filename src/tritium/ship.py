@@ -16,16 +16,16 @@ import sys
 import sysconfig
 import tempfile
 import threading
-import warnings
 import zipfile
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from types import ModuleType
+from types import MappingProxyType, ModuleType
 from typing import Any
 
 import cloudpickle
 
 from tritium import package
+from tritium.definitions import ByValue, ForRanks, FromRank, ShippedModule, files_of
 from tritium.errors import BadSetting
 
 
@@ -136,45 +136,33 @@ def pickle(obj: Any, by_reference: Sequence[str] = (), buffers: Callable[[Any], 
 
     Unpickling needs cloudpickle, which is in the same zip as this package.
     """
-    out = io.BytesIO()
-    with by_value(by_reference):
-        Pickler(out, protocol=5, buffer_callback=buffers).dump(obj)
-    return out.getvalue()
+    with by_value(by_reference), io.BytesIO() as file:
+        ByValue(file, buffers).dump(obj)
+        return file.getvalue()
 
 
-class Pickler(cloudpickle.Pickler):  # type: ignore[misc]
-    """A pickler of cloudpickle's that also takes TorchScript, of which torch itself refuses to make a pickle."""
+def pickle_for_ranks(job: Any, by_reference: Sequence[str] = ()) -> tuple[bytes, list[Any]]:
+    """Return `job` as bytes for `definitions.load`, and the user's modules, functions and classes that it defines.
 
-    def reducer_override(self, obj: Any) -> Any:
-        """Return how to make `obj` again, NotImplemented where that is as usual."""
-        jit = getattr(sys.modules.get("torch"), "jit", None)
-        if jit is not None and isinstance(obj, jit.ScriptModule | jit.ScriptFunction):
-            return self.script(obj)
-        return super().reducer_override(obj)
-
-    def script(self, script: Any) -> Any:
-        """Return how to make a TorchScript module or function again."""
-        return loaded_script, (saved_script(script),)
+    by_reference : as of `pickle`.
+    """
+    with by_value(by_reference), io.BytesIO() as file:
+        pickler = ForRanks(file)
+        pickler.dump(job)
+        return file.getvalue(), list(pickler.packed.values())
 
 
-def saved_script(script: Any) -> bytes:
-    """Return TorchScript as the bytes of a file of torch's own."""
-    import torch
-
-    out = io.BytesIO()
-    with warnings.catch_warnings():  # torch 2.13 advises torch.export, by which a module would have to be traced again
-        warnings.simplefilter("ignore", DeprecationWarning)
-        torch.jit.save(script, out)
-    return out.getvalue()
+def files_of_spawned(defined: Sequence[Any], by_reference: Sequence[str] = ()) -> dict[str, bytes]:
+    """Return the files by which processes that a rank spawns define the same; none over LARGEST_DEFINITIONS."""
+    packed, _ = pickle_for_ranks(list(defined), by_reference)
+    return files_of(packed) if defined and len(packed) <= LARGEST_DEFINITIONS else {}
 
 
-def loaded_script(saved: bytes) -> Any:
-    """Return the TorchScript module of `saved_script`; that of a function is called as the function was."""
-    import torch
-
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", DeprecationWarning)
-        return torch.jit.load(io.BytesIO(saved))  # type: ignore[no-untyped-call]
+def pickle_from_rank(obj: Any) -> bytes:
+    """Return `obj` as bytes for the driver or another rank, which use their own of the user's functions and classes."""
+    with by_value(), io.BytesIO() as file:
+        FromRank(file).dump(obj)
+        return file.getvalue()
 
 
 @contextmanager
@@ -183,7 +171,8 @@ def by_value(by_reference: Sequence[str] = ()) -> Iterator[None]:
     roots = tuple(os.path.abspath(p) for p in by_reference)
     with _registry:  # cloudpickle's list is global: one launch must not remove what another relies on
         already = set(cloudpickle.list_registry_pickle_by_value())
-        modules = [m for m in _not_installed() if is_users_own(m, roots) and m.__name__ not in already]
+        own = {m.__name__: m for m in _not_installed() if is_users_own(m, roots)}  # the main one has two names
+        modules = [module for name, module in own.items() if name not in already]
         for module in modules:
             cloudpickle.register_pickle_by_value(module)
         try:
@@ -193,6 +182,7 @@ def by_value(by_reference: Sequence[str] = ()) -> Iterator[None]:
                 cloudpickle.unregister_pickle_by_value(module)
 
 
+LARGEST_DEFINITIONS = 64 << 20  # bytes: they travel once more than the job, for processes that few ranks spawn
 _registry = threading.RLock()
 _installed: dict[str, ModuleType] = {}  # modules found to be installed: some 2,000 with torch, looked at once
 
@@ -232,11 +222,13 @@ def _installed_roots() -> tuple[str, ...]:
 
 def is_users_own(module: ModuleType, by_reference: tuple[str, ...]) -> bool:
     """Return whether to pickle the module by value: it is neither installed nor below a path of `by_reference`."""
+    if isinstance(module, ShippedModule):
+        return module.__name__ != "__main__"
     file = getattr(module, "__file__", None)
     if not isinstance(file, str) or is_installed(file):  # most of some 2,000: what it costs to leave them out counts
         return False
     name = getattr(module, "__name__", None)
-    if not isinstance(name, str) or name in ("__main__", "__mp_main__"):
+    if not isinstance(name, str) or name == "__main__":  # which cloudpickle always takes by value
         return False
     if name.partition(".")[0] in ("tritium", "pyspark") or sys.modules.get(name) is not module:
         return False
@@ -266,13 +258,17 @@ def _targets(root: str) -> frozenset[str]:
     return frozenset(line.partition("/")[0].partition(",")[0] for line in lines)
 
 
-def archive(paths: Sequence[str]) -> bytes:
+def archive(paths: Sequence[str], more: Mapping[str, bytes] = MappingProxyType({})) -> bytes:
     """Return the user's `py_files` as one zip: files and packages at its top, the content of zips unchanged.
+
+    more : name → content of further files at its top.
 
     Raises BadSetting for a path that is none of these.
     """
     out = io.BytesIO()
     with zipfile.ZipFile(out, "w") as target:
+        for name, content in more.items():
+            target.writestr(name, content)
         for path in map(pathlib.Path, paths):
             if path.is_dir():
                 for file in sorted(path.rglob("*.py")):

@@ -157,3 +157,47 @@ def test_workers_of_a_dataloader_end_with_their_rank(ends: str, tmp_path: Path) 
     # a worker looks every 5 s whether its rank is there, and a killed rank can't tell it
     _, alive = psutil.wait_procs([psutil.Process(pid) for pid in workers if psutil.pid_exists(pid)], timeout=20)
     assert not alive
+
+
+class Metric:
+    """A class of the user's, of a module that no rank has on its path."""
+
+    def __init__(self, rank: int) -> None:
+        self.rank = rank
+
+
+class Scaled:
+    """A dataset of the user's."""
+
+    def __len__(self) -> int:
+        return 4
+
+    def __getitem__(self, index: int) -> int:
+        return 10 * index
+
+
+def test_own_classes_are_pickled_by_name(tmp_path: Path) -> None:
+    def train() -> tuple[Any, Any, list[list[int]]]:
+        import torch
+        import torch.distributed as dist
+
+        dist.init_process_group("gloo")
+        rank = dist.get_rank()
+        gathered: list[Any] = [None, None]
+        dist.all_gather_object(gathered, Metric(rank))
+        assert all(type(metric) is Metric for metric in gathered)
+        torch.save(Metric(rank), tmp_path / f"{rank}.pt")
+        saved = torch.load(tmp_path / f"{rank}.pt", weights_only=False)
+        assert type(saved) is Metric
+        data: Any = Scaled()
+        rows = []
+        for context in ("spawn", "forkserver") if rank == 0 else ():
+            loader = torch.utils.data.DataLoader(data, batch_size=4, num_workers=1, multiprocessing_context=context)
+            rows += [batch.tolist() for batch in loader]
+        dist.destroy_process_group()
+        return saved, gathered, rows
+
+    for rank, (saved, gathered, rows) in enumerate(run(train)):
+        assert type(saved) is Metric
+        assert [saved.rank, *(metric.rank for metric in gathered)] == [rank, 0, 1]
+        assert rows == ([[0, 10, 20, 30]] * 2 if rank == 0 else [])

@@ -95,7 +95,7 @@ class Failure:
         `facts` are further fields. Raises nothing, whatever the exception's own methods do.
         """
         try:
-            pickled = ship.pickle(error)
+            pickled = ship.pickle_from_rank(error)
             pickle.loads(pickled)  # what can't be rebuilt here can't be rebuilt on the driver either
             if len(pickled) > PICKLED_BYTES:
                 size = f"{len(pickled):,} bytes, over the limit of {PICKLED_BYTES:,}"

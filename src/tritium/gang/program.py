@@ -12,9 +12,11 @@ import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from importlib.machinery import ModuleSpec
 from types import ModuleType
 from typing import Literal
 
+from tritium.definitions import SPAWNED
 from tritium.frameworks.mpi import DESCRIPTOR
 
 ENDING = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)  # signals that a program is to hear of
@@ -49,12 +51,24 @@ class Program:
             if end.code not in (None, 0):
                 raise
 
+    @property
+    def files(self) -> dict[str, bytes]:
+        """The files of the module SPAWNED, which processes that a script spawns run where it is not on the executor."""
+        if self.kind != "script":
+            return {}
+        place = "__file__.removesuffix('.py') + '.script'"
+        source = f"content = __loader__.get_data({place})\n__file__ = {self.path!r}\n"
+        source += "exec(compile(content, __file__, 'exec', dont_inherit=True))\n"
+        return {f"{SPAWNED}.py": source.encode(), f"{SPAWNED}.script": self.content}
+
     def _interpret(self) -> None:
         """Run a script as `python script.py` would; its directory is first in `sys.path`, where it exists."""
         sys.argv = [self.path, *self.args]
         sys.path.insert(0, os.path.dirname(self.path))
         main = ModuleType("__main__")
         main.__dict__.update(__file__=self.path, __builtins__=__builtins__)
+        if not self._is_here():
+            main.__spec__ = ModuleSpec(SPAWNED, None)
         sys.modules["__main__"] = main
         text = self.content.decode("utf-8", "replace")
         linecache.cache[self.path] = (len(text), None, text.splitlines(keepends=True), self.path)  # for tracebacks
@@ -103,6 +117,6 @@ class Program:
     def _is_here(self) -> bool:
         try:
             with open(self.path, "rb") as file:
-                return file.read() == self.content and os.access(self.path, os.X_OK)
+                return file.read() == self.content and (self.kind == "script" or os.access(self.path, os.X_OK))
         except OSError:
             return False

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from importlib.machinery import PathFinder
 from typing import TYPE_CHECKING, Any
 
+from tritium.definitions import ShippedModule
 from tritium.errors import BadSetting, ModelError, UntrustedModel
 
 if TYPE_CHECKING:
@@ -65,7 +66,7 @@ def importable(origin: Any) -> str | None:
     home, name = getattr(origin, "__module__", None), getattr(origin, "__qualname__", None)
     if not (inspect.isfunction(origin) or inspect.isclass(origin)) or not home or not name:
         return None
-    if home in ("__main__", "__mp_main__") or "<" in name:
+    if home in ("__main__", "__mp_main__") or "<" in name or isinstance(sys.modules.get(home), ShippedModule):
         return None
     try:
         found: Any = importlib.import_module(home)

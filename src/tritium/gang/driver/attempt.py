@@ -13,6 +13,7 @@ from tritium.gang.coordinator.coordinator import Coordinator
 from tritium.gang.driver.recorder import Recorder
 from tritium.gang.driver.slots import RunSlots
 from tritium.gang.order import Order
+from tritium.gang.program import Program
 from tritium.gang.settings import Gang
 from tritium.gang.stall_limit import StallLimit
 
@@ -84,11 +85,17 @@ class Attempt:
         while self.kept:
             self.kept.popitem()[1].unpersist()
 
-    def job(self) -> bytes:
-        """Pickle what every rank needs: function, arguments, decoders by name, and whether batches are tensors."""
+    def job(self) -> tuple[bytes, dict[str, bytes]]:
+        """Pickle what every rank needs: function, arguments, decoders by name, and whether batches are tensors.
+
+        Also return the files that processes which a rank spawns need for their main module.
+        """
         decode = {name: decoders(data) for name, data in self.data.items()}
         job = (self.function, tuple(self.args), dict(self.kwargs), decode, self.tensors)
-        return ship.pickle(job, self.gang.py_files)
+        pickled, defined = ship.pickle_for_ranks(job, self.gang.py_files)
+        if isinstance(self.function, Program):
+            return pickled, self.function.files
+        return pickled, ship.files_of_spawned(defined, self.gang.py_files)
 
 
 def prepared(shuffle: Any) -> Literal["full", "stream"] | bool:
@@ -96,9 +103,10 @@ def prepared(shuffle: Any) -> Literal["full", "stream"] | bool:
     return "stream" if shuffle == "stream" else "full" if shuffle else False
 
 
-def ship_user_code(attempt: Attempt) -> bytes:
-    """Return the user's `py_files` as one zip; empty bytes without any."""
-    return ship.archive(attempt.gang.py_files) if attempt.gang.py_files else b""
+def ship_user_code(attempt: Attempt, files: Mapping[str, bytes]) -> bytes:
+    """Return the user's `py_files` and the files of `Attempt.job` as one zip; empty bytes without any."""
+    paths = attempt.gang.py_files
+    return ship.archive(paths, files) if paths or files else b""
 
 
 def start_coordinator(

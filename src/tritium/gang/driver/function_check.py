@@ -66,7 +66,7 @@ def _pickle(
     fn: Any, args: Sequence[Any], kwargs: Mapping[str, Any], captures: list[Capture], by_reference: Sequence[str]
 ) -> bytes:
     try:
-        return ship.pickle((fn, tuple(args), dict(kwargs)), by_reference)
+        return ship.pickle_for_ranks((fn, tuple(args), dict(kwargs)), by_reference)[0]
     except Exception as error:
         found = next((c for c in captures if _refusal(c.value, by_reference) is not None), None)
         if found is None:

@@ -38,8 +38,8 @@ class LocalProcesses:
         """Deal the tables, start the coordinator, and start a supervisor thread for every rank."""
         attempt = self._attempt
         plan, shards = deal_tables(attempt)
-        job = attempt.job()
-        user_code = ship_user_code(attempt)
+        job, files = attempt.job()
+        user_code = ship_user_code(attempt, files)
         attempt.recorder.open()
         coordinator = self._coordinator = start_coordinator(attempt, plan)
         order = order_of(attempt, coordinator, plan, job, user_code, sorted=not attempt.streams)

@@ -77,8 +77,8 @@ class OnCluster:
         attempt, cluster = self._attempt, self._cluster
         gang, exchange = attempt.gang, attempt.dealt()
         frame = exchange.frame if exchange else self._spark.range(0, attempt.ranks, 1, attempt.ranks)
-        job = attempt.job()
-        user_code = ship_user_code(attempt)
+        job, files = attempt.job()
+        user_code = ship_user_code(attempt, files)
         self._began = time.monotonic()
         place = driver_place(self._spark, cluster)
         if exchange:

@@ -13,7 +13,6 @@ import functools
 import importlib
 import json
 import os
-import pickle
 import signal
 import socket
 import sys
@@ -24,7 +23,7 @@ from dataclasses import replace
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal
 
-from tritium import aliases, frameworks, ship
+from tritium import aliases, definitions, frameworks, ship
 from tritium.errors import ResultError, WireError
 from tritium.frameworks import huggingface, mpi
 from tritium.frameworks import torch as pytorch
@@ -122,7 +121,7 @@ def _run(control: RankControl, world: World, settings: Mapping[str, Any], framew
     def call() -> Any:
         control.progress.enter("loading the function")  # only now: to unpickle it may import the framework
         with without_collections():
-            function, args, kwargs, control.decoders, control.tensors = pickle.loads(control.take_job())
+            function, args, kwargs, control.decoders, control.tensors = definitions.load(control.take_job())
         control.progress.enter("no step reported")
         result = function(*args, **kwargs)
         finish_checkpoints(world)
@@ -143,7 +142,7 @@ def _return(result: Any, world: World, settings: Mapping[str, Any]) -> int:
     """Write the pickled result to the supervisor's file, and return its bytes. Raises ResultError."""
     what = f"The result of rank {world.rank}, a {type(result).__qualname__},"
     try:
-        body = ship.pickle(result)
+        body = ship.pickle_from_rank(result)
     except Exception as error:
         raise ResultError(
             f"{what} can't be pickled: {error}. Return plain data, or store large things with world.store().",
@@ -191,6 +190,10 @@ def _report(channel: Channel, control: RankControl, error: BaseException) -> Non
         channel.send("regroup")
         control.await_all()
     failure = Failure.of(error, rank, pid=os.getpid())
+    if isinstance(error, ImportError) and isinstance(sys.modules.get(error.name or ""), definitions.ShippedModule):
+        advice = "import it outside of the function that is launched, or give the file in py_files=[…]"
+        text = f"{failure.text}. Only what that function uses of {error.name!r} has come from the driver: {advice}"
+        failure = replace(failure, text=text)
     if isinstance(error, SystemExit):
         code = error.code if isinstance(error.code, int) else 1  # Python's own exit code for a text
         failure = replace(

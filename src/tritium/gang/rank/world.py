@@ -145,7 +145,7 @@ def _pickled(value: Any) -> bytes:
     try:
         return pickle.dumps(value, protocol=5)
     except (pickle.PicklingError, AttributeError, TypeError):  # a function, or a class pickled by value
-        return ship.pickle(value)
+        return ship.pickle_from_rank(value)
 
 
 _lock = threading.Lock()

@@ -12,6 +12,7 @@ from contextlib import contextmanager, nullcontext
 from typing import TYPE_CHECKING, Any
 
 from tritium import ship
+from tritium.definitions import ByValue, loaded_script, saved_script
 from tritium.errors import ModelError
 from tritium.model.engine import Maker
 
@@ -22,14 +23,14 @@ if TYPE_CHECKING:
 def pickled(module: torch.nn.Module, tensors: Mapping[str, torch.Tensor]) -> bytes:
     """Return the module as a pickle in which every tensor of `tensors` is a name, and the user's code is by value."""
     out = io.BytesIO()
-    pickler = _ModulePickler(out, protocol=5)
-    pickler.names = {id(tensor): name for name, tensor in tensors.items()}
     with ship.by_value():
+        pickler = _ModulePickler(out)
+        pickler.names = {id(tensor): name for name, tensor in tensors.items()}
         pickler.dump(module)
     return out.getvalue()
 
 
-class _ModulePickler(ship.Pickler):
+class _ModulePickler(ByValue):
     names: Mapping[int, str]
 
     def persistent_id(self, obj: Any) -> str | None:
@@ -49,12 +50,12 @@ class _ModulePickler(ship.Pickler):
             if key in named:  # one number in place of all
                 tensor.data = torch.zeros([1] * tensor.ndim, dtype=tensor.dtype).expand(tensor.shape)
                 tensor.requires_grad_(named[key].requires_grad)  # which no copy of TorchScript has kept
-        return _with_weights, (ship.saved_script(bare), named)
+        return _with_weights, (saved_script(bare), named)
 
 
 def _with_weights(saved: bytes, named: Mapping[str, torch.Tensor]) -> torch.nn.Module:
     """Return the TorchScript module of `saved_script` with these tensors as its weights."""
-    script: torch.nn.Module = ship.loaded_script(saved)
+    script: torch.nn.Module = loaded_script(saved)
     for key, tensor in script.state_dict(keep_vars=True).items():
         if key in named:
             tensor.data = named[key].data

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import io
+import pickle
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-import cloudpickle
 import torch
 
+from tritium import ship
 from tritium.compat.horovod import context
 from tritium.compat.horovod.basics import ProcessSet, global_process_set
 from tritium.compat.horovod.torch import moves, ops
@@ -58,7 +59,7 @@ def broadcast_object(
 ) -> Any:
     """Return the object of `root_rank`, which cloudpickle can copy."""
     mine = context.current().rank == root_rank
-    payload = cloudpickle.dumps(obj) if mine else b""
+    payload = ship.pickle_from_rank(obj) if mine else b""
     size = torch.tensor([len(payload)])
     name = name or "object"
     moves.broadcast_(size, root_rank, f"{name}.size", process_set)
@@ -66,17 +67,17 @@ def broadcast_object(
     if mine:
         content = torch.frombuffer(bytearray(payload), dtype=torch.uint8)
     moves.broadcast_(content, root_rank, f"{name}.bytes", process_set)
-    return obj if mine else cloudpickle.loads(content.numpy().tobytes())
+    return obj if mine else pickle.loads(content.numpy().tobytes())
 
 
 def allgather_object(obj: Any, name: str | None = None, process_set: ProcessSet = global_process_set) -> list[Any]:
     """Return the objects of all ranks, which cloudpickle can copy."""
     name = name or "object"
-    payload = torch.frombuffer(bytearray(cloudpickle.dumps(obj)), dtype=torch.uint8)
+    payload = torch.frombuffer(bytearray(ship.pickle_from_rank(obj)), dtype=torch.uint8)
     sizes = ops.synchronize(moves.allgather_async(torch.tensor([len(payload)]), f"{name}.sizes", process_set)).tolist()
     content = ops.synchronize(moves.allgather_async(payload, f"{name}.bytes", process_set)).numpy().tobytes()
     found, start = [], 0
     for size in sizes:
-        found.append(cloudpickle.loads(content[start : start + size]))
+        found.append(pickle.loads(content[start : start + size]))
         start += size
     return found

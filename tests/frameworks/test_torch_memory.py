@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import resource
 import threading
 from pathlib import Path
 from typing import Any
@@ -190,6 +191,21 @@ def test_a_hook_of_the_users_takes_the_place_of_memory_and_there_can_be_one() ->
         return averaged[0], called[0], half.module.weight.grad.item()
 
     assert tr.launch(train, ranks=2, **TORCH) == [(0, 1, 1.0)] * 2
+
+
+def test_ranks_go_on_without_memory_where_rank_0_may_not_make_it() -> None:
+    """As with `ulimit -f`, which also goes for files in memory."""
+
+    def train() -> tuple[int, float]:
+        if tr.world().rank == 0:
+            resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 30, resource.RLIM_INFINITY))
+        dist.init_process_group("gloo")
+        averaged, net = counted(), DistributedDataParallel(nn.Linear(1, 1))
+        net(torch.ones(1, 1) + dist.get_rank()).sum().backward()
+        dist.destroy_process_group()
+        return averaged[0], net.module.weight.grad.item()
+
+    assert tr.launch(train, ranks=2, **TORCH) == [(0, 1.5)] * 2
 
 
 def test_ranks_of_a_group_of_their_own_do_not_share() -> None:

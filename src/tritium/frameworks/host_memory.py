@@ -6,7 +6,7 @@ import mmap
 import os
 import socket
 import struct
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from typing import Any
 
@@ -31,11 +31,13 @@ class HostMemory:
     to rank 0, which end with their processes, so that a dead one is noticed at once.
     """
 
-    def __init__(self, rank: int, size: int, file: int, others: Sequence[socket.socket]) -> None:
+    def __init__(self, rank: int, size: int) -> None:
         self._rank = rank
         self._size = size
-        self._file = file
-        self._others = others  # rank 0: one to each other rank; every other rank: one to rank 0
+        self._file = -1
+        self._door: socket.socket | None = None  # rank 0: where it listens; every other rank: its connection to it
+        self._address = b""
+        self._others: list[socket.socket] = []  # rank 0: one to each other rank; every other rank: one to rank 0
         self._calls = 0
         self._values, self._means = np.empty(0, np.uint8), np.empty(0, np.uint8)
         self.failure: Exception | None = None  # why the memory is closed, where a call has failed
@@ -44,59 +46,79 @@ class HostMemory:
     def shared(cls, place: Place) -> HostMemory | None:
         """Return the memory of all ranks; None on every rank where they can't share any. All ranks call it.
 
-        They can't on several hosts, in containers with a network each, or on a system other than Linux.
+        They can't on several hosts, in containers with a network each, or on a system other than Linux; nor where a
+        rank is not given the memory or a descriptor for it, which is noted for the user.
         """
         if place.size == 1 or len({each.host for each in place.peers}) > 1 or not _ABLE:
             return None
-        own = socket.socket(socket.AF_UNIX)
-        own.settimeout(_PATIENCE)
+        memory = cls(place.rank, place.size)
         try:
-            if place.rank == 0:
-                own.bind("")  # the kernel gives a name, and takes it back with the socket
-                own.listen(place.size)
-            address = place.gather(own.getsockname() if place.rank == 0 else None)[0]
-            if not all(place.gather(place.rank == 0 or _reaches(own, address))):
-                return None
-            memory = None
-            with suppress(OSError):
-                memory = cls._given(own, place.size) if place.rank == 0 else cls._taken(own, place)
-            if all(place.gather(memory is not None)):
+            opened = place.gather((memory._problem(memory._open), memory._address))
+            if (
+                _is_well(place, [problem for problem, _ in opened])
+                and all(place.gather(memory._reaches(opened[0][1])))
+                and _is_well(place, place.gather(memory._problem(memory._exchange)))
+            ):
                 return memory
-            if memory is not None:
-                memory.close()
-            return None
-        finally:
-            own.close()
-
-    @classmethod
-    def _given(cls, listener: socket.socket, size: int) -> HostMemory:
-        """Make the memory, and give it to all other ranks."""
-        others: list[socket.socket] = []
-        memory = cls(0, size, os.memfd_create("tritium-means"), others)
-        try:
-            os.ftruncate(memory._file, 2 * _MEANS)
-            while len(others) < size - 1:
-                other, _ = listener.accept()
-                others.append(other)
-                if peer(other)[1] == os.getuid():  # the name of a socket keeps nobody out
-                    socket.send_fds(other, [b"\0"], [memory._file])
-                else:
-                    others.pop().close()
         except BaseException:
             memory.close()
             raise
-        return memory
+        memory.close()
+        return None
 
-    @classmethod
-    def _taken(cls, first: socket.socket, place: Place) -> HostMemory:
-        """Take the memory that rank 0 gives, over a connection to it."""
-        _, files, _, _ = socket.recv_fds(first, 1, 1)
-        if not files:
-            raise ConnectionError("rank 0 gives no memory")
-        os.set_inheritable(files[0], False)
-        other = first.dup()
-        other.settimeout(None)
-        return cls(place.rank, place.size, files[0], [other])
+    def _problem(self, step: Callable[[], None]) -> str | None:
+        """Return why the step has failed; None where it has not. All ranks are to know before one waits for another."""
+        try:
+            step()
+        except OSError as error:
+            self.close()  # at once, as other ranks may be waiting for this one
+            return str(error)
+        return None
+
+    def _open(self) -> None:
+        """Rank 0 makes the memory, and listens for the others."""
+        self._door = socket.socket(socket.AF_UNIX)
+        self._door.settimeout(_PATIENCE)
+        if self._rank == 0:
+            self._file = os.memfd_create("tritium-means")
+            os.ftruncate(self._file, 2 * _MEANS)
+            self._door.bind("")  # the kernel gives a name, and takes it back with the socket
+            self._door.listen(self._size)
+            self._address = self._door.getsockname()
+
+    def _reaches(self, address: bytes) -> bool:
+        """Connect to rank 0, and return whether it is there: another container has other names."""
+        assert self._door is not None
+        if self._rank == 0:
+            return True
+        try:
+            self._door.connect(address)
+            return peer(self._door)[1] == os.getuid()
+        except OSError:
+            return False
+
+    def _exchange(self) -> None:
+        """Rank 0 gives the memory to the others, which are connected to it."""
+        door, self._door = self._door, None
+        assert door is not None
+        if self._rank:
+            self._others.append(door)
+            _, files, _, _ = socket.recv_fds(door, 1, 1)
+            if not files:
+                raise ConnectionError("it got no descriptor of the memory from rank 0")
+            self._file = files[0]
+            os.set_inheritable(self._file, False)
+        else:
+            with door:
+                while len(self._others) < self._size - 1:
+                    other, _ = door.accept()
+                    self._others.append(other)
+                    if peer(other)[1] == os.getuid():  # the name of a socket keeps nobody out
+                        socket.send_fds(other, [b"\0"], [self._file])
+                    else:
+                        self._others.pop().close()
+        for other in self._others:
+            other.settimeout(None)  # the default timeout is for the program's own sockets
 
     @staticmethod
     def averages(dtype: Any) -> bool:
@@ -133,7 +155,7 @@ class HostMemory:
 
     def close(self) -> None:
         """Leave the other ranks: those that wait for this one raise."""
-        for other in self._others:
+        for other in (*self._others, *filter(None, [self._door])):
             with suppress(OSError):  # it has gone
                 other.shutdown(socket.SHUT_RDWR)  # wakes a thread of this process that waits for it
             other.close()
@@ -148,8 +170,12 @@ class HostMemory:
         They lie apart, whatever the size: a rank may give its next arrays while others read the means.
         """
         if len(self._means) < size:
-            self._values = np.frombuffer(mmap.mmap(self._file, self._size * size), np.uint8)
-            self._means = np.frombuffer(mmap.mmap(self._file, size, offset=_MEANS), np.uint8)
+            try:
+                self._values = np.frombuffer(mmap.mmap(self._file, self._size * size), np.uint8)
+                self._means = np.frombuffer(mmap.mmap(self._file, size, offset=_MEANS), np.uint8)
+            except OSError as error:
+                more = f"{self._size * size:,} bytes of memory that it shares with the others, to average gradients"
+                raise self._failed(MemoryError(f"Rank {self._rank} can't map {more}: {error}")) from error
         return self._values[: self._size * size].reshape(self._size, size), self._means[:size]
 
     def _wait(self, size: int) -> None:
@@ -200,10 +226,12 @@ def _receive(other: socket.socket) -> bytes:
     return data
 
 
-def _reaches(own: socket.socket, address: bytes) -> bool:
-    """Connect to rank 0, and return whether it is there: another container has other names."""
-    try:
-        own.connect(address)
-        return peer(own)[1] == os.getuid()
-    except OSError:
-        return False
+def _is_well(place: Place, problems: Sequence[str | None]) -> bool:
+    """Return whether no rank has a problem, the same on every rank. Notes the first one."""
+    rank = next((rank for rank, problem in enumerate(problems) if problem is not None), None)
+    if rank is not None and place.rank == 0:
+        place.note(
+            "ranks average gradients over TCP, which takes longer, and not in memory that they share: "
+            f"rank {rank} on {place.peers[rank].host} could not open it ({problems[rank]})"
+        )
+    return rank is None

@@ -3,17 +3,23 @@
 from __future__ import annotations
 
 import gc
+import json
 import os
+import resource
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 from numpy.typing import NDArray
 
+import tritium as tr
+from program_state import TIMEOUT, default_timeout
 from tritium.errors import RanksDiffer
 from tritium.frameworks.host_memory import HostMemory
 
@@ -36,7 +42,7 @@ class Gang:
     hosts: Sequence[str] = ("one",)
     given: dict[int, Any] = field(default_factory=dict)
     replaced: dict[int, Any] = field(default_factory=dict)
-    """What a rank gets in place of the first thing that ranks give each other, where rank 0 listens."""
+    """What a rank gets in place of the first thing that ranks give each other: where rank 0 listens."""
 
     def __post_init__(self) -> None:
         self._barrier = threading.Barrier(self.size)
@@ -46,7 +52,7 @@ class Gang:
         self._barrier.wait(30)
         values = [self.given[each] for each in range(self.size)]
         self._barrier.wait(30)
-        return [self.replaced[rank]] * self.size if first and rank in self.replaced else values
+        return [(None, self.replaced[rank])] * self.size if first and rank in self.replaced else values
 
     def run(self, work: Callable[[int, HostMemory | None], Any]) -> list[Any]:
         """Return what work returns, or raises, on each rank; their memory is closed when it ends."""
@@ -162,3 +168,92 @@ def test_nothing_stays_open() -> None:
     gc.collect()  # what other tests have caught still holds what was mapped
     with open("/proc/self/maps") as maps:
         assert "tritium-means" not in maps.read()
+
+
+def test_a_default_timeout_of_the_program_does_not_end_the_wait_for_a_slower_rank() -> None:
+    def work(rank: int, memory: HostMemory | None) -> None:
+        assert memory is not None
+        for late in range(2):
+            if rank == late:
+                threading.Event().wait(2 * TIMEOUT)
+            memory.mean(arrays(rank, 1, "float32"))
+
+    with default_timeout():
+        assert Gang(2).run(work) == [None] * 2
+
+
+@contextmanager
+def descriptors(number: int) -> Iterator[None]:
+    """Leave this process so many file descriptors that it can still open."""
+    before, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    held = [os.dup(0) for _ in range(number + 1)]
+    for each in held:
+        os.close(each)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (held[-1], hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (before, hard))
+
+
+@contextmanager
+def limited(kind: int, limit: int) -> Iterator[None]:
+    before, hard = resource.getrlimit(kind)
+    resource.setrlimit(kind, (limit, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(kind, (before, hard))
+
+
+REFUSED: list[tuple[int, str, Callable[[], AbstractContextManager[None]]]] = [
+    (0, "File too large", lambda: limited(resource.RLIMIT_FSIZE, 1 << 20)),
+    *((0, "Too many open files", lambda number=number: descriptors(number)) for number in range(3)),
+    (1, "Too many open files", lambda: descriptors(0)),
+    (1, "it got no descriptor of the memory from rank 0", lambda: descriptors(1)),
+]
+
+
+@pytest.mark.processes
+def test_where_a_rank_can_not_open_the_memory_no_rank_has_it_and_that_is_said(tmp_path: Path) -> None:
+    def work() -> list[tuple[bool, int]]:
+        world, found = tr.world(), []
+        for rank, _, refused in (*REFUSED, (0, "", nullcontext)):
+            before = len(os.listdir("/proc/self/fd"))
+            with refused() if rank == world.rank else nullcontext():
+                memory = HostMemory.shared(world)
+            values = np.full(3, world.rank, np.float32)
+            if memory is not None:
+                memory.mean([values])
+                memory.close()
+            found.append((memory is not None, len(os.listdir("/proc/self/fd")) - before))
+            assert values.tolist() == [1.0 if memory else world.rank] * 3
+        return found
+
+    results = tr.launch(work, ranks=3, on="driver", progress=False, output="none", run_dir=str(tmp_path / "run"))
+    assert results == [[*[(False, 0)] * len(REFUSED), (True, 0)]] * 3
+    events = [json.loads(line) for line in (tmp_path / "run" / "events.jsonl").read_text().splitlines()]
+    notes = [event["text"] for event in events if event["kind"] == "note"]
+    assert len(notes) == len(REFUSED)
+    for note, (rank, reason, _) in zip(notes, REFUSED, strict=True):
+        assert note.startswith("ranks average gradients over TCP")
+        assert f"rank {rank} on " in note
+        assert reason in note
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize("full", [0, 1])
+def test_a_rank_that_can_not_map_the_memory_says_so_and_no_other_waits_for_it(full: int) -> None:
+    def work() -> str:
+        world = tr.world()
+        memory, values = HostMemory.shared(world), np.ones(1 << 24, np.float32)
+        assert memory is not None
+        used = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+        with limited(resource.RLIMIT_AS, used + (1 << 26)) if world.rank == full else nullcontext():
+            with pytest.raises((MemoryError, OSError)) as caught:
+                memory.mean([values])
+            return str(caught.value)
+
+    results = tr.launch(work, ranks=2, on="driver", progress=False, output="none")
+    assert f"Rank {full} can't map 134,217,728 bytes of memory" in results.pop(full)
+    assert "to another rank ended while they averaged gradients" in results[0]

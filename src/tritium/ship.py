@@ -239,7 +239,10 @@ def is_users_own(module: ModuleType, by_reference: tuple[str, ...]) -> bool:
 def is_installed(file: str) -> bool:
     """Return whether the file, or what it is a link to, is among Python's own or installed packages, or no source."""
     # Links are resolved only where it matters: for some 2,000 modules that took each rank 0.1 s at its end.
-    return not file.endswith(".py") or _among_installed(file) or _among_installed(os.path.realpath(file))
+    # A relative name is no file's, as Python makes them absolute: torch gives its modules without a file some.
+    if not file.endswith(".py") or not os.path.isabs(file):
+        return True
+    return _among_installed(file) or _among_installed(os.path.realpath(file))
 
 
 def _among_installed(file: str) -> bool:

@@ -215,6 +215,7 @@ class Channel:
     """
 
     def __init__(self, sock: socket.socket, key: bytes | None = None, *, side: bytes = b"c") -> None:
+        sock.settimeout(None)  # not the default timeout, which a program may set for its own sockets
         self._socket = sock
         self._lock = threading.Lock()
         self._out = Codec(key, side)

@@ -102,8 +102,10 @@ class _Turns:
 
 def listens(port: int) -> bool:
     """Return whether this process listens at a TCP port."""
+    # With this type Python leaves the descriptor as it is, where a default timeout would make it non-blocking.
+    kind = socket.SOCK_STREAM | getattr(socket, "SOCK_NONBLOCK", 0)
     for name in os.listdir("/dev/fd"):
-        with suppress(OSError), socket.socket(fileno=os.dup(int(name))) as found:
+        with suppress(OSError), socket.socket(type=kind, fileno=os.dup(int(name))) as found:
             known: Any = found.getsockname() if found.family == socket.AF_INET else ("", 0)
             if known[1] == port and found.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN):
                 return True

@@ -27,6 +27,7 @@ from tritium.ml.columns import (
 from tritium.ml.settings import LABEL, PREDICTION_COLUMNS, Settings
 from tritium.ml.validation import split
 from tritium.ml.vocabulary import with_words
+from tritium.model.engines.torch_defaults import torch_defaults
 from tritium.model.model import Model
 from tritium.model.signature import Activation, Input, Output, Signature, check_classes
 
@@ -86,6 +87,7 @@ def combined(kind: type[S], settings: S | None, gang: Gang | None, fields: Mappi
     return settings, dataclasses.replace(gang, framework=settings.gang_framework(gang.framework))
 
 
+@torch_defaults()
 def prepare(backend: Backend[S], frame: Any, settings: S, gang: Gang) -> Plan:
     """Check everything that can be checked without data. Raises BadData and BadSetting."""
     settings.check_gang(gang)
@@ -154,6 +156,7 @@ def refuse_taken(settings: Settings, frame: Any) -> None:
         )
 
 
+@torch_defaults()
 def run(
     plan: Plan,
     *,
@@ -185,18 +188,10 @@ def run(
         title=title,
     )
     seen = ended.results[0]
-    history = seen["history"]
-    if settings.handle_invalid == "skip":
-        history = [{**entry, "rows_skipped": rows_skipped(ended.report)} for entry in history]
-    model = backend.restore(settings, ended.run_dir, signature(plan, seen), history)
+    model = backend.restore(settings, ended.run_dir, signature(plan, seen), seen["history"])
     functions = settings.decode or {}
     model.decode = {i.name: functions[i.columns[0]] for i in model.signature.inputs if i.columns[0] in functions}
     return model
-
-
-def rows_skipped(report: Mapping[str, Any]) -> int:
-    """Return how many of the rows to train on were left out, by the report of the run."""
-    return sum(int(rank.get("shards", {}).get("train", {}).get("skipped", 0)) for rank in report.get("ranks", ()))
 
 
 def free_slots(gang: Gang, frame: Any) -> list[str]:

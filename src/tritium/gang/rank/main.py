@@ -46,6 +46,7 @@ if TYPE_CHECKING:
     from tritium.observe.trace import Trace
 
 _PR_SET_PDEATHSIG = 1
+_DEPTH = 1000  # Python's own limit of recursion
 # Packages whose frames around the user's function no traceback shows.
 _OWN = (__package__, frameworks.__package__, "tritium.gang")
 
@@ -54,6 +55,7 @@ def main(argument: str) -> None:
     """Run a rank in a process of its own. `argument` is JSON: `run`'s settings, and the `parent`'s pid."""
     settings = json.loads(argument)
     die_with(settings["parent"])
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # ignored where the program that has called launch ignores it
     run(settings, None)
 
 
@@ -69,10 +71,7 @@ def run(settings: Mapping[str, Any], imported: BaseException | Literal[True] | N
     progress = ProgressWriter.on(settings["progress"])
     framework = frameworks.from_json(settings["framework"])
     trace = tracing(framework) if settings["trace"] else None
-    options: dict[str, Any] = {"elastic": settings["elastic"], "progress": progress, "trace": trace}
-    if framework is not None:
-        options["on_returned"] = framework.on_returned
-    control = RankControl(channel, **options)
+    control = RankControl(channel, elastic=settings["elastic"], progress=progress, trace=trace)
     try:
         if isinstance(imported, BaseException):
             raise imported
@@ -184,6 +183,7 @@ def _report(channel: Channel, control: RankControl, error: BaseException) -> Non
     rank = control.assignment.get("rank", -1)
     if isinstance(error, WireError):  # the supervisor is gone: nothing can be reported
         os._exit(1)
+    sys.setrecursionlimit(max(_DEPTH, sys.getrecursionlimit()))  # a low limit must not keep the error from the user
     trimmed = error.__traceback__
     while trimmed is not None and trimmed.tb_frame.f_globals.get("__package__") in _OWN:
         trimmed = trimmed.tb_next
@@ -269,4 +269,4 @@ def answer_with_stacks(settings: Mapping[str, Any]) -> None:
     for name in ("stacks", "progress"):
         os.set_inheritable(settings[name], False)
     faulthandler.register(settings["signal"], file=settings["stacks"], all_threads=True)
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, {settings["signal"]})
+    signal.pthread_sigmask(signal.SIG_SETMASK, ())  # inherited from the thread that called tritium.launch

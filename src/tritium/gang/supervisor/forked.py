@@ -221,6 +221,7 @@ def _reach(name: str) -> tuple[socket.socket, socket.socket | None]:
     deadline = time.monotonic() + _CLAIM_SECONDS
     while True:
         connection = socket.socket(socket.AF_UNIX)
+        connection.settimeout(None)  # not a default timeout of the program's
         listener = None
         try:
             connection.connect(name)

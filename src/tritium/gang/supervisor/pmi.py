@@ -44,6 +44,8 @@ class Pmi:
         self._supervisor = supervisor
         self._name = name
         self._ours, self._theirs = socket.socketpair()
+        for end in (self._ours, self._theirs):
+            end.settimeout(None)  # a default timeout would make them non-blocking, also for the rank
         self._values: dict[str, str] = {}
         self._put: dict[str, str] = {}
         self._barriers = 0

@@ -85,7 +85,14 @@ class SpawnedRank(RankProcess):
     def wait(self) -> int:
         """Do as `RankProcess.wait`."""
         # It is not reaped before its group is killed, so that its pid can't belong to another process by then.
-        await_exit(self.pid)
+        try:
+            await_exit(self.pid)
+        except ChildProcessError:  # the kernel has reaped it, as this program ignores SIGCHLD
+            self.kill_group()
+            with self._lock:
+                self._ended = True
+                self._process.returncode = 0  # as Popen does where the exit code is lost
+                return 0
         self.kill_group()
         with self._lock:
             self._ended = True

@@ -153,10 +153,14 @@ class Supervisor:
             "aliases": dict(self.order.aliases),
         }
         keep = (theirs.fileno(), result.fileno(), *self._monitor.fds, *fds)
-        self._process = start_rank(settings, order=self.order, daemon=self._daemon, keep=keep, cpus=self.cpus)
+        with theirs:
+            try:
+                self._process = start_rank(settings, order=self.order, daemon=self._daemon, keep=keep, cpus=self.cpus)
+            except BaseException:
+                ours.close()
+                raise
         self._to_rank = Channel(ours)
         self._started = True  # from here on `_stop` must end the process
-        theirs.close()
         if self._pmi is not None:
             self._spawn(self._pmi.serve, "pmi")
         self._monitor.watch(self._process)

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from tritium.errors import BadSetting, ModelError
 from tritium.model.engine import Buffer, Engine, Maker, Parts
 from tritium.model.engines.torch_copies import Copies
+from tritium.model.engines.torch_defaults import torch_defaults
 from tritium.model.engines.torch_module import frozen, pickled, rebuild, trainable, unpickled
 from tritium.model.engines.torch_transform import InputTransform
 from tritium.model.engines.torch_weights import Tensors, read
@@ -49,6 +50,7 @@ class TorchEngine(Engine):
         return Parts(tensors, code, {"trainable": trainable(tensors.named)})
 
     @classmethod
+    @torch_defaults()
     def restore(
         cls, weights: Buffer, facts: Mapping[str, Any], by: Maker | bytes, *, device: str | None = None
     ) -> TorchEngine:

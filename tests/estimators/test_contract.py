@@ -6,6 +6,7 @@ good value; and `RTOL`, how close N ranks come to one. `PACKAGES` are what it ne
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 from pathlib import Path
@@ -18,7 +19,7 @@ import pytest
 import tritium as tr
 from cases import case_of
 from program_state import OF_TORCH, STATES, all_of
-from tritium.errors import BadData, BadSetting
+from tritium.errors import BadData, BadRow, BadSetting
 from tritium.ml import EarlyStopping
 
 ROWS = 160
@@ -76,6 +77,25 @@ def test_n_ranks_are_one_also_when_one_is_killed(case: Any, tmp_path: Path) -> N
     assert len(two.history) == len(one.history)
     assert two.history[-1].keys() == one.history[-1].keys()
     assert np.mean((one.predict(frame) - frame.y) ** 2) < 0.2 * frame.y.var()
+
+
+def test_rows_that_cant_be_used_are_left_out_and_counted(case: Any, tmp_path: Path) -> None:
+    frame = rows()
+    dirty = frame.astype({"y": "Float64"})  # which has nulls
+    dirty.loc[[3, 70], "y"] = None
+    dirty.loc[10, "b"] = 1e300  # beyond float32
+    bad = [3, 10, 70]
+    given: dict[str, Any] = {**QUIET, **FEATURES, "on": "here"}
+    with pytest.raises(BadRow):
+        case.estimator(**given, handle_invalid="keep").fit(dirty)
+    clean = case.estimator(**given).fit(frame.drop(index=bad))
+    found = case.estimator(**given, handle_invalid="skip", run_dir=str(tmp_path)).fit(dirty)
+    np.testing.assert_array_equal(found.predict(frame), clean.predict(frame))
+    assert {entry["rows_skipped"] for entry in found.history} == {len(bad)}
+    assert "rows_skipped" not in clean.history[-1]
+    (report,) = (json.loads(path.read_text()) for path in tmp_path.rglob("report.json"))
+    assert report["ranks"][0]["shards"]["train"]["skipped"] == len(bad)
+    assert any("3 of 160 rows are left out, as handle_invalid='skip' says" in note for note in report["notes"])
 
 
 @pytest.mark.processes

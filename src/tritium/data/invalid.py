@@ -1,7 +1,8 @@
-"""Which rows of a column hold a null, a NaN or an infinity that the codec refuses (any process)."""
+"""Which rows hold a null, a NaN or an infinity, or something else that the codec refuses (any process)."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -11,6 +12,26 @@ import pyarrow.compute as pc
 from tritium.data import unsafe
 from tritium.data.schema import Field
 from tritium.data.spool import Array
+from tritium.errors import BadRow
+
+
+def mark_unreadable(read: Callable[[Array], Any], valid: Array) -> None:
+    """Set to False in `valid`, bool `[rows]`, the rows for which `read(rows)` raises BadRow.
+
+    The rows are halved until it is known which they are: nulls and NaN, of which there may be many, are known before.
+    """
+
+    def find(rows: Array) -> None:
+        try:
+            read(rows)
+        except BadRow:
+            if len(rows) == 1:
+                valid[rows] = False
+            else:
+                for half in np.array_split(rows, 2):
+                    find(half)
+
+    find(np.flatnonzero(valid))
 
 
 def invalid(field: Field, column: pa.Array) -> Array:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
@@ -45,7 +46,8 @@ def plan(schema: Any, data: Data, name: str) -> tuple[Field, ...]:
             name=name,
             problems=list(planner.problems),
         )
-    return tuple(field for field in fields if field is not None)
+    skip = data.handle_invalid == "skip"
+    return tuple(dataclasses.replace(field, skip=skip) for field in fields if field is not None)
 
 
 def _must_be_exact(kind: SourceType, dtype: str) -> bool:
@@ -144,7 +146,7 @@ class _Planner:
         exact = tuple(_must_be_exact(kind, dtype) for kind in kinds) if default else ()
         if dtype in _FLOATS:
             travel = "float32" if dtype == "float16" else dtype
-            if self._keeps_infinity(kinds, dtype):
+            if self._keeps_infinity(batch, kinds, dtype):
                 travel = "float64"
         else:
             travel = "int64" if wide and common != "uint64" else common
@@ -154,7 +156,7 @@ class _Planner:
         nulls = tuple(self._null(batch, source, dtype) for source in sources)
         return Field(
             name=batch, sources=sources, kind="fixed", dtype=dtype, shape=(len(sources),), depth=1,
-            packed=True, travel=travel, nulls=nulls, nan=self.data.nan, exact=exact if any(exact) else (),
+            packed=True, travel=travel, nulls=nulls, nan=self._nan(batch), exact=exact if any(exact) else (),
             asked=asked is not None,
             marked=travel == "int64" and any(may_exceed_int64(kind) for kind in kinds),
         )  # fmt: skip
@@ -182,14 +184,14 @@ class _Planner:
             travel = {"float64": "float64", "float32": "float32", "float16": "float32"}.get(dtype, "float64")
             if leaf.name == "decimal" and dtype.startswith(("int", "uint")):
                 travel = "int64"
-            elif self._keeps_infinity([leaf], dtype):
+            elif self._keeps_infinity(batch, [leaf], dtype):
                 travel = "float64"
         self._check_cast(batch, travel, dtype)
         pad = self._pad(batch, source, kind, depth)
         shape = () if depth == 0 else (pad[0],) if pad else (kind.width,) if depth == 1 and kind.width else None
         return Field(
             name=batch, sources=(source,), kind="fixed", dtype=dtype, shape=shape, depth=depth, travel=travel,
-            pad=pad, nulls=(self._null(batch, source, dtype),), nan=self.data.nan,
+            pad=pad, nulls=(self._null(batch, source, dtype),), nan=self._nan(batch),
             exact=(True,) if default and _must_be_exact(leaf, dtype) else (), marked=kind.name == "vector",
             asked=asked is not None,
         )  # fmt: skip
@@ -274,10 +276,14 @@ class _Planner:
                 f"floating numbers: dtype={{{batch!r}: 'float64'}}."
             )
 
-    def _keeps_infinity(self, kinds: Sequence[SourceType], dtype: str) -> bool:
+    def _nan(self, batch: str) -> Literal["error", "keep"]:
+        nan = self.data.nan
+        return nan if isinstance(nan, str) else nan.get(batch, "error")
+
+    def _keeps_infinity(self, batch: str, kinds: Sequence[SourceType], dtype: str) -> bool:
         """Return whether infinity is an ordinary value, with which Spark's cast of 1e300 would be confused."""
         narrowed = any(kind.name == "number" and kind.dtype == "float64" for kind in kinds)
-        return self.data.nan == "keep" and narrowed and dtype in ("float16", "float32")
+        return self._nan(batch) == "keep" and narrowed and dtype in ("float16", "float32")
 
     def _check_times(self, batch: str, sources: Sequence[str], kinds: Sequence[SourceType], dtype: str) -> None:
         self.problems += [
@@ -337,7 +343,7 @@ class _Planner:
         """Add problems for settings of missing columns, unknown values, and names that clash."""
         data = self.data
         names = list(dict.fromkeys([*wanted, *(source for sources, _ in wanted.values() for source in sources)]))
-        for setting_name in ("vocabulary", "hash_buckets", "pad", "decode", "nulls", "dtype", "default_dtype"):
+        for setting_name in ("vocabulary", "hash_buckets", "pad", "decode", "nulls", "dtype", "default_dtype", "nan"):
             mapping = getattr(data, setting_name)
             for name in mapping if isinstance(mapping, Mapping) else ():
                 if name not in names:
@@ -353,8 +359,14 @@ class _Planner:
             self.problems.append(f"row_key names {key!r}, which is not there.{suggest(key, list(self.columns))}")
         self.problems += together.problems(data.together, self.columns, self.read, data.nulls)
         self._check_where()
-        for setting_name in ("nan", "unknown_words"):
-            if (value := getattr(data, setting_name)) not in ("error", "keep"):
-                self.problems.append(f"{setting_name}={value!r} is unknown. Use 'error' or 'keep'.")
+        nan = list(data.nan.values()) if isinstance(data.nan, Mapping) else [data.nan]
+        for setting_name, values in (("nan", nan), ("unknown_words", [data.unknown_words])):
+            self.problems += [
+                f"{setting_name}={value!r} is unknown. Use 'error' or 'keep'."
+                for value in values
+                if value not in ("error", "keep")
+            ]
+        if data.handle_invalid not in ("error", "skip"):
+            self.problems.append(f"handle_invalid={data.handle_invalid!r} is unknown. Use 'error' or 'skip'.")
         if data.shuffle not in ("full", "stream", True, False):
             self.problems.append(f"shuffle={data.shuffle!r} is unknown. Use 'full', 'stream' or False.")

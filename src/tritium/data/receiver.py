@@ -15,11 +15,13 @@ import pyarrow as pa
 
 from tritium.data.codec import read
 from tritium.data.fingerprint import Fingerprint, Part
+from tritium.data.invalid import invalid, mark_unreadable
 from tritium.data.schema import Field
 from tritium.data.spool import Ragged, Spool
 from tritium.errors import BadRow, DataError, IncompleteShard
 
 Array = np.ndarray[Any, Any]
+Columns = dict[str, Array | Ragged]
 
 TRIED = ("4.2.",)  # versions of Spark with whose workers `stream_is_complete` was verified
 
@@ -33,6 +35,10 @@ class Receipt:
     """Name → source partition → (rows, sum of hashes)."""
     columns: dict[str, list[dict[str, Any]]]
     """Name → `Spool.describe()`, with every shape known unless there are no rows."""
+    skipped: dict[str, int]
+    """Name → rows that were left out, as they can't be read; only names with such rows."""
+    first: dict[str, str]
+    """Name → what was wrong with the first of them."""
 
 
 class Receiver:
@@ -54,6 +60,8 @@ class Receiver:
         self.rows.update(dict.fromkeys(self._plan, 0))
         self._fields = {name: list(fields) for name, fields in self._plan.items()}
         self._fingerprints = {name: Fingerprint() for name in self._plan}
+        self._skipped: dict[str, int] = {}
+        self._first: dict[str, str] = {}
         self._last_id = -1
         self._anchors = 0
 
@@ -87,20 +95,23 @@ class Receiver:
         if struct.null_count:  # the children of a null struct may hold anything
             there = struct.is_valid()
             ids = ids[there.to_numpy(zero_copy_only=False)]
-        columns: dict[str, Array | Ragged] = {}
-        for index, field in enumerate(self._fields[name]):
-            column = struct.field(index)
-            if there is not None:
-                column = column.filter(there)
-            try:
-                values, mask = read(field, column, ids)
-            except BadRow as error:
+        arrays = [struct.field(index) for index in range(len(self._fields[name]))]
+        if there is not None:
+            arrays = [column.filter(there) for column in arrays]
+        fields = self._fields[name]
+        try:
+            columns, fields = _read(fields, arrays, ids)
+        except BadRow as error:
+            if not fields[0].skip:
                 raise BadRow(f"data {name!r}: {error}", **error.__dict__, name=name) from None
-            columns[field.name] = values
-            if mask is not None:
-                columns[f"{field.name}_mask"] = mask
-            if field.shape is None and not isinstance(values, Ragged):
-                self._fields[name][index] = dataclasses.replace(field, shape=values.shape[1:])
+            self._first.setdefault(name, str(error))
+            rows, fields = _readable(fields, arrays, ids)
+            self._skipped[name] = self._skipped.get(name, 0) + len(ids) - len(rows)
+            if not len(rows):
+                return
+            ids, arrays = ids[rows], [column.take(pa.array(rows)) for column in arrays]
+            columns, fields = _read(fields, arrays, ids)
+        self._fields[name] = fields
         self._spools[name].append(ids, columns)
         self._fingerprints[name].add(ids, columns)
         self.rows[name] = self._spools[name].commit()
@@ -147,7 +158,44 @@ class Receiver:
             rows=dict(self.rows),
             fingerprint={name: dict(found.parts) for name, found in self._fingerprints.items()},
             columns={name: spool.describe() for name, spool in self._spools.items()},
+            skipped=dict(self._skipped),
+            first=dict(self._first),
         )
+
+
+def _read(fields: Sequence[Field], arrays: Sequence[pa.Array], ids: Array) -> tuple[Columns, list[Field]]:
+    """Return the batch columns of these rows, and the fields with every shape known. Raises BadRow."""
+    columns: Columns = {}
+    known = []
+    for field, column in zip(fields, arrays, strict=True):
+        values, mask = read(field, column, ids)
+        columns[field.name] = values
+        if mask is not None:
+            columns[f"{field.name}_mask"] = mask
+        if field.shape is None and not isinstance(values, Ragged):
+            field = dataclasses.replace(field, shape=values.shape[1:])
+        known.append(field)
+    return columns, known
+
+
+def _readable(fields: Sequence[Field], arrays: Sequence[pa.Array], ids: Array) -> tuple[Array, list[Field]]:
+    """Return the rows `[k]` that can be read, and the fields with the shapes of the first of them."""
+    valid = np.ones(len(ids), np.bool_)
+    for field, column in zip(fields, arrays, strict=True):
+        valid &= ~invalid(field, column)
+    known = list(fields)
+
+    def of(rows: Array) -> tuple[Columns, list[Field]]:
+        return _read(known, [column.take(pa.array(rows)) for column in arrays], ids[rows])
+
+    for row in np.flatnonzero(valid):
+        try:
+            _, known = of(np.array([row]))
+            break
+        except BadRow:
+            valid[row] = False
+    mark_unreadable(of, valid)
+    return np.flatnonzero(valid), known
 
 
 def end_is_seen(version: str) -> bool:

@@ -56,8 +56,12 @@ class Data:
     lock, as those of Pillow and OpenCV do. Ranks have their own."""
     nulls: Mapping[str, float | int | str] = setting(default_factory=dict)
     """Column → the value in place of null, or "mask" (0, and a bool column `<name>_mask`: True = present)."""
-    nan: Literal["error", "keep"] = "error"
-    """Whether NaN and infinity in a floating column raise BadRow or are ordinary values."""
+    nan: Literal["error", "keep"] | Mapping[str, Literal["error", "keep"]] = "error"
+    """Whether NaN and infinity in a floating column raise BadRow or are ordinary values; a mapping says so per batch
+    column, and "error" holds for those that it does not name."""
+    handle_invalid: Literal["error", "skip"] = "error"
+    """Whether a row that can't be read (for a null, a NaN, an unknown word, an array of another length) raises BadRow,
+    or is left out and counted in the report ("skip")."""
     shuffle: Literal["full", "stream"] | bool = "full"
     """What the exchange prepares: "full" and False sort the rows by id, "stream" does not."""
     row_key: Sequence[str] | str = ()
@@ -124,6 +128,8 @@ class Field:
     """Whether the user asked for `dtype`, so that what it does not hold exactly is rounded."""
     content: Content = "bytes"
     """What a value of kind "bytes" is: bytes, the UTF-8 of a string, or the digits of an integer."""
+    skip: bool = False
+    """Whether a row that can't be read is left out, instead of raising BadRow."""
     marked: bool = False
     """Whether a row may be a mark in place of values that can't be packed: see `exchange.pack`."""
 

@@ -189,15 +189,35 @@ def _packed(field: Field, rows: pa.Table, name: str, ids: Array) -> pa.Array:
     count, width = rows.num_rows, len(field.sources)
     values = np.zeros((count, width), field.travel)
     absent = np.zeros((count, width), np.bool_)
+    marks = np.full(count, -1)
     kinds = columns_of(rows.schema)
     for i, source in enumerate(field.sources):
         column = _scalar(column_of(rows, source), kinds[source], source, name)
         if column.null_count:
             absent[:, i] = column.is_null().to_numpy(zero_copy_only=False)
             column = column.fill_null(False if pa.types.is_boolean(column.type) else 0)
-        values[:, i] = _narrowed(field, i, column.to_numpy(zero_copy_only=False), name, ids)
+        raw = column.to_numpy(zero_copy_only=False)
+        if field.skip:
+            raw = _with_marks(field, i, raw, marks)
+        values[:, i] = _narrowed(field, i, raw, name, ids)
     flat = pa.array(values.reshape(-1), mask=absent.reshape(-1) if absent.any() else None)
-    return pa.ListArray.from_arrays(pa.array(np.arange(count + 1, dtype=np.int32) * np.int32(width)), flat)
+    lists = pa.ListArray.from_arrays(pa.array(np.arange(count + 1, dtype=np.int32) * np.int32(width)), flat)
+    if (marks < 0).all():
+        return lists
+    marked = pa.array([None if mark < 0 else [mark] * (width + 1) for mark in marks.tolist()], lists.type)
+    return pc.coalesce(marked, lists)
+
+
+def _with_marks(field: Field, source: int, raw: Array, marks: Array) -> Array:
+    """Return values without those that an integer can't hold, in whose rows `marks` gets the index of the source.
+
+    The receiver leaves such rows out: see `exchange.pack`. In a floating dtype it finds those to leave out by itself.
+    """
+    if raw.dtype.kind != "f" or np.dtype(field.travel).kind == "f":
+        return raw
+    beyond = ~((raw >= -(2.0**63)) & (raw < 2.0**63))
+    marks[beyond & (marks < 0)] = source
+    return np.where(beyond, 0, raw)
 
 
 def _as_bytes(field: Field, column: pa.Array) -> pa.Array:
@@ -215,6 +235,8 @@ def _narrowed(field: Field, source: int, raw: Array, name: str, ids: Array) -> A
         return BadRow(f"data {name!r}: {error}", **error.__dict__, name=name)
 
     values = narrow.cast(raw, np.dtype(field.travel), at)
+    if field.skip:
+        return values
     narrow.check(values, raw, at, keep=field.nan == "keep", exact=field.exact[source : source + 1])
     return values
 

@@ -105,6 +105,13 @@ class Framework:
         """
         return function()
 
+    def on_returned(self) -> None:
+        """End the collectives in which this rank waits, for a rank that has returned.
+
+        Called in a thread of its own while the function runs, when all processes of the gang have been idle for some
+        seconds. To be overridden where such a wait does not end by itself when the connection to that rank is reset.
+        """
+
     def predicting(self, facts: Mapping[str, Any]) -> Framework:
         """Return the framework as it is imported to predict with a model of these facts (`tritium.model.engine`)."""
         return self

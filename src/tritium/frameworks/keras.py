@@ -112,6 +112,12 @@ class Keras(Framework):
 
         return importlib.import_module(BACKENDS[chosen]).run(place, call)
 
+    def on_returned(self) -> None:
+        """Do as the framework of the back end does."""
+        backend = sys.modules["keras"].backend.backend()
+        if backend in _ALONE:
+            _ALONE[backend].on_returned()
+
     def predicting(self, facts: Mapping[str, Any]) -> Keras:
         """Return Keras on the back end of the training, unless this process has imported or chosen one."""
         chosen = "keras" in sys.modules or VARIABLE in os.environ

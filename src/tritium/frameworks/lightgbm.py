@@ -41,9 +41,9 @@ class LightGBM(Framework):
             return function()
         library: Any = sys.modules["lightgbm"]
         _hook(library, place)
-        result = function()
-        _free(library)
-        return result
+        # The network stays, until the process ends: a rank whose connection is merely closed would wait in an endless
+        # loop. One that waits when this function has returned is told otherwise, see `Framework.on_returned`.
+        return function()
 
     @contextmanager
     def threads(self, cpus: int | None) -> Iterator[None]:

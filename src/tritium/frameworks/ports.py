@@ -9,6 +9,9 @@ from contextlib import contextmanager, suppress
 
 from tritium.frameworks.framework import Place
 
+held: set[int] = set()
+"""Ports of all ranks that were held for a framework. A rank serves the others there also when it has returned."""
+
 
 def reserved_port() -> socket.socket:
     """Return a socket that is bound to a port that is free on all addresses of this host. The caller closes it.
@@ -40,7 +43,9 @@ def held_ports(place: Place) -> Iterator[list[str]]:
     address = place.peers[place.rank].address
     with reserved_port() as holder:
         host = f"[{address}]" if ":" in address else address
-        yield place.gather(f"{host}:{holder.getsockname()[1]}")
+        addresses = place.gather(f"{host}:{holder.getsockname()[1]}")
+        held.update(int(each.rpartition(":")[2]) for each in addresses)
+        yield addresses
 
 
 def without_proxy(place: Place) -> None:

@@ -93,6 +93,13 @@ class TensorFlow(Framework):
             _servers.append(_serve(cluster, job, index))
             return None
 
+    def on_returned(self) -> None:
+        """Abort TensorFlow's collectives, all of which need every rank. What this rank computes alone goes on."""
+        module: Any = sys.modules.get("tensorflow.python.eager.context")
+        errors: Any = sys.modules.get("tensorflow.python.framework.errors_impl")
+        if module is not None and errors is not None and not self.ps:
+            module.context().abort_collective_ops(errors.UNAVAILABLE, "a rank that this collective needs has returned")
+
     def _roles(self, rank: int, addresses: list[str]) -> tuple[dict[str, list[str]], str, int]:
         """Return the cluster, as in TF_CONFIG, and the job and its index of this rank."""
         if not self.ps:

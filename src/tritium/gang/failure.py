@@ -20,7 +20,7 @@ from tritium.frameworks import patterns
 from tritium.gang.killed import killed_for
 from tritium.wire import clip
 
-How = Literal["exception", "signal", "exit", "lost", "orphaned", "error", "stalled", "regroup"]
+How = Literal["exception", "signal", "exit", "lost", "orphaned", "error", "stalled", "returned", "regroup"]
 
 # Limits of a failure's parts. Together they are below the limit of a message's header, so it can always be sent.
 STACKS_BYTES = 1 << 16  # of all ranks' stacks within an exception's text
@@ -34,6 +34,13 @@ PICKLED_BYTES = 1 << 22  # a larger exception is sent as text
 # of _SPEAKERS raised them: a refused connection may as well be that of the user's database.
 _PERHAPS = re.compile(r"connection (was )?(closed|reset|refused|aborted)|broken pipe|socket (timeout|closed)", re.I)
 _SPEAKERS = ("torch", "jax", "jaxlib", "tensorflow", "keras", "horovod", "mpi4py", "lightgbm", "xgboost")
+
+_ADVICE = {
+    "stalled": "If this is how long the work takes: raise stall_timeout, call tritium.world().log() now and then, or "
+    'say on_stall="report".',
+    "returned": "Every rank must make the same collective calls: let all take as many steps (an epoch of "
+    "world.shard(…) has as many on each), and decide together when to stop (world.gather(…)).",
+}
 
 
 class Regroup(BaseException):
@@ -49,6 +56,7 @@ class Failure:
         "signal": the process was killed. "exit": it left before the function returned.
         "lost": its supervisor is gone. "orphaned": its supervisor's parent is gone, as `text` says.
         "stalled": it makes no progress; `text` is the report.
+        "returned": its function has returned, and another rank waited for it in vain; `text` is the report.
         "regroup": no failure; the gang has saved its state, to be started again with more ranks.
 
     `secondary`: it may be the consequence of another rank's death. `memory`: figures of a rank that was killed (bytes).
@@ -145,7 +153,7 @@ class Failure:
         if self.how == "signal":
             more = f": {killed_for(self.memory or {})}" if self.signal == "SIGKILL" else ""
             return f"{who} (pid {self.pid}) was killed by {self.signal}{self._place()}{more}"
-        if self.how == "stalled":
+        if self.how in ("stalled", "returned"):
             return clip(self.text.partition("\n")[0], HEADLINE_BYTES).rstrip(".")
         if self.how == "exit":
             how = (
@@ -180,7 +188,7 @@ class Failure:
             cause.__dict__.update(here | cause.__dict__)  # a rank that the error names is the one at fault
             cause.__dict__["rank_traceback"] = self.traceback
             return cause
-        if self.how == "stalled":
+        if self.how in ("stalled", "returned"):
             return self._stalled(run_dir)
         lines = [self.headline()[0].upper() + self.headline()[1:] + "."]
         if self.traceback:
@@ -210,15 +218,11 @@ class Failure:
 
     def _stalled(self, run_dir: str | None) -> Stalled:
         lines = [self.text[0].upper() + self.text[1:]]
-        if run_dir:
+        if run_dir and self.how == "stalled":
             lines += ["", f"The whole stacks of every rank: {run_dir}/stacks"]
-        lines += [
-            "",
-            "If this is how long the work takes: raise stall_timeout, call tritium.world().log() now and then, or say "
-            'on_stall="report".',
-        ]
+        lines += ["", _ADVICE[self.how]]
         facts: dict[str, Any] = {
-            "traceback": "",
+            "traceback": self.traceback,
             "log": list(self.log),
             "signal": None,
             "exit_code": None,

@@ -94,8 +94,9 @@ def find_columns(frame: Any, settings: Settings) -> Columns:
         "dtype": scored or None,
         "unknown_words": settings.unknown_words,
         "decode_threads": settings.decode_threads,
-        "nan": settings.nan,
+        "nan": settings.nan_by_column(),
         "together": settings.together,
+        "handle_invalid": "skip" if settings.handle_invalid == "skip" else "error",
     }
     return Columns(sources, dtypes, values=values)
 
@@ -198,7 +199,9 @@ def whole_numbers(frame: Any, column: str, settings: Settings) -> Any:
     """Return the frame with this floating column as int64; a fraction or a NaN in it is an error, not rounded.
 
     Raises BadData for a table. On Spark the JVM checks the column as it is read, and the job fails with the same text.
+    With handle_invalid="skip" it becomes a null, for which its row is left out.
     """
+    skip = settings.handle_invalid == "skip"
     what = f"label column {column!r} must hold class indices, and holds "
     advice = (
         f". Drop rows without a label (df.dropna(subset=[{column!r}])), number the classes 0, 1, 2, …; for a number to "
@@ -208,7 +211,9 @@ def whole_numbers(frame: Any, column: str, settings: Settings) -> Any:
         value = frame[column]
         whole = pc.and_(pc.equal(value, pc.floor(value)), pc.less(pc.abs(value), 2.0**63))  # null where it is null
         wrong = value.filter(pc.invert(whole))
-        if len(wrong):
+        if len(wrong) and skip:
+            value = pc.if_else(whole, value, None)
+        elif len(wrong):
             raise BadData(f"{what}{wrong[0].as_py()!r}{advice}", column=column, value=wrong[0].as_py())
         position = frame.schema.get_field_index(column)
         return frame.set_column(position, column, value.cast(pa.int64()))
@@ -217,7 +222,8 @@ def whole_numbers(frame: Any, column: str, settings: Settings) -> Any:
     value = spark_column(frame.schema, column)
     message = F.concat(F.lit(what), value.cast("string"), F.lit(advice))
     whole = value.isNull() | (value == F.floor(value))
-    return frame.withColumn(column, F.when(whole, value.cast("long")).otherwise(F.raise_error(message).cast("long")))
+    other = F.lit(None).cast("long") if skip else F.raise_error(message).cast("long")
+    return frame.withColumn(column, F.when(whole, value.cast("long")).otherwise(other))
 
 
 def table_column(table: pa.Table, name: str) -> Any:

@@ -188,10 +188,18 @@ def run(
         title=title,
     )
     seen = ended.results[0]
-    model = backend.restore(settings, ended.run_dir, signature(plan, seen), seen["history"])
+    history = seen["history"]
+    if settings.handle_invalid == "skip":
+        history = [{**entry, "rows_skipped": rows_skipped(ended.report)} for entry in history]
+    model = backend.restore(settings, ended.run_dir, signature(plan, seen), history)
     functions = settings.decode or {}
     model.decode = {i.name: functions[i.columns[0]] for i in model.signature.inputs if i.columns[0] in functions}
     return model
+
+
+def rows_skipped(report: Mapping[str, Any]) -> int:
+    """Return how many of the rows to train on were left out, by the report of the run."""
+    return sum(int(rank.get("shards", {}).get("train", {}).get("skipped", 0)) for rank in report.get("ranks", ()))
 
 
 def free_slots(gang: Gang, frame: Any) -> list[str]:

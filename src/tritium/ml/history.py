@@ -9,7 +9,17 @@ from typing import Any
 
 from tritium.errors import BadSetting
 
-NAMES = ("epoch", "loss", "seconds", "rows", "rows_per_second", "rows_padded", "learning_rate", "steps_skipped")
+NAMES = (
+    "epoch",
+    "loss",
+    "seconds",
+    "rows",
+    "rows_per_second",
+    "rows_padded",
+    "rows_skipped",
+    "learning_rate",
+    "steps_skipped",
+)
 """Names in an entry beside metrics and the `validation_` values; no metric may have one of them."""
 
 

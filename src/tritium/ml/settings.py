@@ -150,8 +150,10 @@ class Settings:
         'Where the trained model predicts: "cpu", or "cuda" for the GPU of the Spark task.', "cpu"
     )
     handle_invalid: Literal["error", "skip", "keep"] = setting(
-        'What becomes of a row that the trained model can\'t take, for a null or an unknown word, say: "error" fails '
-        'the job, "skip" leaves it out, "keep" gives it nulls as predictions. In training such a row is an error.',
+        "What becomes of a row that can't be used, for a null, a NaN or an unknown word, say, in training and "
+        'prediction: "error" fails the job, "skip" leaves it out (a training counts such rows in its history and '
+        'report), "keep" '
+        'gives it nulls as predictions. With "keep" such a row is an error in training.',
         "error",
     )
     verbose: bool = setting("Whether steps and losses are shown while training.", True)
@@ -241,6 +243,10 @@ class Settings:
     def together(self) -> str | None:
         """A column: rows with equal values of it go to one rank, and are all trained on or all validated on."""
         return None
+
+    def nan_by_column(self) -> Any:
+        """Return what becomes of a NaN: the `nan` of `tr.Data`."""
+        return self.nan
 
     @property
     def dtype_of_features(self) -> str | None:

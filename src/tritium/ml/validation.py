@@ -118,7 +118,10 @@ def _drawn(frame: Any, fraction: float, settings: Settings) -> Any:
         raise BadData(f"row_key names {missing[0]!r}, which is not there.{suggest(missing[0], schema_of(frame).names)}")
     null = f"column {group!r} holds a null, and rows are drawn by its values. Drop such rows, or give them a value."
     columns = [column_of(frame, key) if not is_spark(frame) else spark_column(frame.schema, key) for key in keys]
-    columns = columns if group is None else [_whole(frame, group, null)]
+    if settings.validation_group is not None:
+        columns = [_whole(frame, settings.validation_group, null)]
+    elif group is not None:  # it is read, and a null in it is an error then
+        columns = [spark_column(frame.schema, group) if is_spark(frame) else column_of(frame, group)]
     if is_spark(frame):
         return drawn(fraction, settings.seed, columns)
     numbers = _digests(columns) if columns else np.arange(frame.num_rows, dtype=np.uint64)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -12,7 +12,7 @@ import pyarrow as pa
 
 from tritium.data.codec import read
 from tritium.data.decode import Decode, contents_of, decoded, raw_values
-from tritium.data.invalid import invalid
+from tritium.data.invalid import invalid, mark_unreadable
 from tritium.data.schema import Field
 from tritium.data.spool import Array, Ragged
 from tritium.data.types import columns_of
@@ -49,7 +49,8 @@ class RowReader:
             index = pa.array(rows)
             return self._all([column.take(index) for column in columns], ids[rows])
 
-        return _usable(all_of, valid), valid
+        mark_unreadable(all_of, valid)
+        return all_of(np.flatnonzero(valid)), valid
 
     def _all(self, columns: Sequence[pa.Array], ids: Array) -> dict[str, Array]:
         with advising():
@@ -78,26 +79,6 @@ class RowReader:
             )
 
         return decoded(self.decode[one.name], contents_of(values, one.content), bad, shape=one.shape)
-
-
-def _usable(read: Callable[[Array], dict[str, Array]], valid: Array) -> dict[str, Array]:
-    """Return what `read` returns for the rows that are `valid`, of which those where it raises BadRow are set to False.
-
-    The rows are halved until it is known which they are: nulls and NaN, of which there may be many, are known before.
-    """
-
-    def find(rows: Array) -> None:
-        try:
-            read(rows)
-        except BadRow:
-            if len(rows) == 1:
-                valid[rows] = False
-            else:
-                for half in np.array_split(rows, 2):
-                    find(half)
-
-    find(np.flatnonzero(valid))
-    return read(np.flatnonzero(valid))
 
 
 def arrays(
@@ -170,8 +151,12 @@ def _from_table(
     for one in reader.fields:
         for source in one.sources:
             valid &= ~invalid(_alone(one, source), column_of(table, source))
-    whole = _usable(lambda rows: rows_of(table.take(pa.array(rows))), valid)
-    return whole, None if valid.all() else valid
+
+    def all_of(rows: Array) -> dict[str, Array]:
+        return rows_of(table.take(pa.array(rows)))
+
+    mark_unreadable(all_of, valid)
+    return all_of(np.flatnonzero(valid)), None if valid.all() else valid
 
 
 def _alone(one: Field, source: str) -> Field:

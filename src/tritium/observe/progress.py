@@ -165,7 +165,7 @@ class Progress:
         exit_code: int | None = None,
         **_: Any,
     ) -> list[str]:
-        if how == "stalled":
+        if how in ("stalled", "returned"):
             self._phase = text.split("\n")[0]
             return self._unless_live(self._phase)
         if how == "exit":

@@ -53,7 +53,8 @@ class Report:
         seconds_until : from the start of the run until the last attempt's gang was formed, its rows were spooled, and
                         its first numbers were logged.
         ranks         : host and pid of each, its rows by name (read, and in all epochs together used, padded, dropped
-                        and repeated), and the numbers it logged last; with trace=True its `Trace.report()`.
+                        and repeated; "skipped" where rows were left out), and the numbers it logged last; with
+                        trace=True its `Trace.report()`.
         fingerprint   : by source partition the rows and the sum of their hashes, in hexadecimal.
         checkpoint    : the newest that was saved.
         verdict       : with trace=True, a sentence on what the steps wait for.
@@ -96,7 +97,16 @@ class Report:
             if all((name, rank) in self._ended for name in names for rank in self._ranks):
                 self._since["spooled"] = self._elapsed()
 
-    def _on_received(self, rows: Mapping[str, Any], fingerprint: Mapping[str, Any], **_: Any) -> None:
+    def _on_received(
+        self,
+        rows: Mapping[str, Any],
+        fingerprint: Mapping[str, Any],
+        skipped: Mapping[str, Any] | None = None,
+        **_: Any,
+    ) -> None:
+        for name, counts in (skipped or {}).items():
+            for rank, count in enumerate(counts):
+                self._shard(rank, name)["skipped"] = int(count)
         for name, counts in rows.items():
             for rank, count in enumerate(counts):
                 self._shard(rank, name)["rows"] = int(count)

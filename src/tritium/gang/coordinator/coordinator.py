@@ -22,6 +22,7 @@ from tritium.gang.coordinator.first_failure import FirstFailure
 from tritium.gang.coordinator.members import Member, Observer, meanwhile
 from tritium.gang.coordinator.ranks import assign_ranks, assignments, shared
 from tritium.gang.coordinator.reports import Reports
+from tritium.gang.coordinator.returned import Returned
 from tritium.gang.coordinator.rows import Rows, Verify
 from tritium.gang.coordinator.stall_alarm import StallAlarm, keep_stacks, on_status
 from tritium.gang.failure import Failure
@@ -74,6 +75,7 @@ class Coordinator:
         self.members: dict[int, Member] = {}
         self.result_bytes = 0  # of all ranks that have returned
         self.observer = observer
+        self._ends_stalls = stall_limit is not None and stall_limit.end
         self._store_limit = store_limit  # bytes of all files that ranks can store; None: no limit
         self._names = tuple(names)
         self._refused = 0
@@ -81,7 +83,8 @@ class Coordinator:
         self.rows = Rows(self, names, stream=stream, verify=verify)
         self.all_gathers = AllGathers(self)
         self._reports = reports = Reports(self)
-        first = FirstFailure(self)
+        self._returned = returned = Returned(self)
+        first = FirstFailure(self, returned)
         self._alarm = None if stall_limit is None else StallAlarm(self, stall_limit, reports)
         self._handlers: dict[str, Callable[[Member, Message], None]] = {
             "ready": self._on_ready,
@@ -100,6 +103,7 @@ class Coordinator:
             "store": reports.on_store,
             "status": on_status,
             "stacks": self._alarm.on_stacks if self._alarm else lambda *_: None,
+            "connections": returned.on_connections,
             "regroup": first.on_regroup,
             "finished": self._on_finished,
             "failed": first.on_failed,
@@ -122,6 +126,8 @@ class Coordinator:
         """Start serving, in a thread."""
         if self._alarm is not None:
             self._alarm.start()
+        if self._ends_stalls:
+            self._returned.start()
         self._thread.start()
         return self
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from tritium.gang.coordinator.members import Gang, Member
+from tritium.gang.coordinator.returned import Returned
 from tritium.gang.failure import Failure
 from tritium.wire import Message
 
@@ -13,8 +14,9 @@ AWAY_SECONDS = 0.1  # how often to check whether a disconnected supervisor is lo
 class FirstFailure:
     """Holds back failures that may be consequences of another rank's death, such as a broken collective."""
 
-    def __init__(self, gang: Gang) -> None:
+    def __init__(self, gang: Gang, returned: Returned) -> None:
         self._gang = gang
+        self._returned = returned
         self._doubtful: list[Failure] = []
 
     def on_failed(self, member: Member, message: Message) -> None:
@@ -44,4 +46,5 @@ class FirstFailure:
         ):
             self._gang.after(AWAY_SECONDS, self._decide)
             return
-        self._gang.end(min(self._doubtful, key=lambda failure: failure.doubt))
+        first = min(self._doubtful, key=lambda failure: failure.doubt)
+        self._gang.end(self._returned.explain(first, self._doubtful))

@@ -74,6 +74,8 @@ class Rows:
                 gang.fail_member(member, problem)
                 return
             gang.observer.event("received", **whole)
+            for text in skipped_notes(self.receipts):
+                gang.observer.event("note", text=text)
             gang.broadcast("spooled", json.dumps(shapes).encode())
             gang.broadcast("fingerprint", json.dumps(whole["fingerprint"]).encode())  # before the last mark
         for name, rows in message["rows"].items():
@@ -100,8 +102,16 @@ class Rows:
 
 
 def received(receipts: Mapping[int, Mapping[str, Any]]) -> dict[str, Any]:
-    """Return, for every name, the rows per rank and the fingerprint of the whole exchange (the sum of the ranks')."""
+    """Return, for every name, the rows per rank and the fingerprint of the whole exchange (the sum of the ranks').
+
+    With the rows per rank that were left out of those names where some were.
+    """
     rows: dict[str, list[int]] = {}
+    left_out = {name for receipt in receipts.values() for name in receipt.get("skipped", ())}
+    skipped = {
+        name: [receipt.get("skipped", {}).get(name, 0) for _, receipt in sorted(receipts.items())]
+        for name in sorted(left_out)
+    }
     prints: dict[str, dict[int, Part]] = {}
     for _, receipt in sorted(receipts.items()):
         for name, count in receipt["rows"].items():
@@ -110,7 +120,22 @@ def received(receipts: Mapping[int, Mapping[str, Any]]) -> dict[str, Any]:
             for partition, *part in parts:
                 whole = prints.setdefault(name, {})
                 whole[partition] = added(whole.get(partition, (0, 0, 0)), part)
-    return {"rows": rows, "fingerprint": {name: table(parts) for name, parts in prints.items()}}
+    fingerprint = {name: table(parts) for name, parts in prints.items()}
+    return {"rows": rows, "fingerprint": fingerprint} | ({"skipped": skipped} if skipped else {})
+
+
+def skipped_notes(receipts: Mapping[int, Mapping[str, Any]]) -> list[str]:
+    """Return a line for the user for each name of which rows were left out."""
+    notes = []
+    for name, counts in received(receipts).get("skipped", {}).items():
+        left = sum(counts)
+        rows = left + sum(receipt["rows"][name] for receipt in receipts.values())
+        first = next(r["first"][name] for _, r in sorted(receipts.items()) if name in r.get("first", {}))
+        notes.append(
+            f"data {name!r}: {left:,} of {rows:,} rows {'is' if left == 1 else 'are'} left out, as "
+            f"handle_invalid='skip' says. The first: {first}"
+        )
+    return notes
 
 
 Columns = Mapping[str, Sequence[Mapping[str, Any]]]

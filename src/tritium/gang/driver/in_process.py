@@ -70,7 +70,7 @@ def _shards(attempt: Attempt, stack: ExitStack) -> dict[str, Shard]:
     from tritium.data.spool import Spool
     from tritium.data.tables import Tables
     from tritium.data.watermark import Feed, Watermark
-    from tritium.gang.coordinator.rows import received
+    from tritium.gang.coordinator.rows import received, skipped_notes
     from tritium.gang.supervisor.spooler import plain_fingerprint
 
     tables = Tables(attempt.data, 1)
@@ -81,8 +81,11 @@ def _shards(attempt: Attempt, stack: ExitStack) -> dict[str, Shard]:
         receiver.take(batch)
     receipt = receiver.finish(confirmed=True)
     prints = plain_fingerprint(receipt.fingerprint)
-    whole = received({0: {"rows": receipt.rows, "fingerprint": prints}})
+    told = {0: {"rows": receipt.rows, "fingerprint": prints, "skipped": receipt.skipped, "first": receipt.first}}
+    whole = received(told)
     attempt.recorder.event("received", **whole)
+    for text in skipped_notes(told):
+        attempt.recorder.note(text)
     shards = {}
     for name, fields in plan.items():
         feed = Feed(fingerprint=whole["fingerprint"].get(name))

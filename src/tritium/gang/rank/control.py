@@ -11,8 +11,10 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext, supp
 from typing import TYPE_CHECKING, Any
 
 from tritium.errors import BadSetting, TooLarge, TritiumError, WireError
+from tritium.frameworks.ports import held
 from tritium.gang.failure import Failure
 from tritium.gang.limits import check_value, short, too_much_to_log
+from tritium.gang.rank.connections import connections, reset
 from tritium.gang.rank.peers import peers_of
 from tritium.gang.rank.progress_page import ProgressWriter
 from tritium.gang.rank.world import World
@@ -35,6 +37,7 @@ class RankControl:
         elastic: bool = False,
         progress: ProgressWriter | None = None,
         trace: Trace | None = None,
+        on_returned: Callable[[], None] = lambda: None,
     ) -> None:
         self.run_dir = ""  # sent with the job, as `ps` would show keys in a URL on the command line
         self.elastic = elastic
@@ -43,6 +46,7 @@ class RankControl:
         self._channel = channel
         self.progress = progress or ProgressWriter()
         self.trace = trace
+        self._on_returned = on_returned
         self._changed = threading.Condition()
         self._thread: threading.Thread | None = None
         self._gathered: dict[tuple[str, int], Message] = {}
@@ -69,6 +73,10 @@ class RankControl:
 
     def _listen(self) -> None:
         while (message := self._channel.receive()) is not None:
+            if message.kind in ("returned", "reset"):
+                # In a thread of its own: what a framework does there may take long, and may fail.
+                work = functools.partial(self._reset, message) if message.kind == "reset" else self._forsake
+                threading.Thread(target=work, name=f"tritium-{message.kind}", daemon=True).start()
             with self._changed:
                 self._take(message)
                 self._changed.notify_all()
@@ -96,6 +104,15 @@ class RankControl:
                 self._feed(name).fingerprint = table
         elif message.kind == "finished":
             self._all_finished = True
+
+    def _forsake(self) -> None:
+        """End waits for ranks whose functions have returned, and list the connections for them to reset."""
+        self._on_returned()
+        self.send("connections", json.dumps([ends for ends, _ in connections()]).encode())
+
+    def _reset(self, message: Message) -> None:
+        """Reset connections to a rank that waits, but for those to what this process still serves or is served by."""
+        reset(map(tuple, json.loads(message.blob)), but={self.assignment["master_port"], *held})
 
     def _feed(self, name: str) -> Feed:
         from tritium.data.watermark import Feed

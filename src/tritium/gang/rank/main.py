@@ -71,7 +71,10 @@ def run(settings: Mapping[str, Any], imported: BaseException | Literal[True] | N
     progress = ProgressWriter.on(settings["progress"])
     framework = frameworks.from_json(settings["framework"])
     trace = tracing(framework) if settings["trace"] else None
-    control = RankControl(channel, elastic=settings["elastic"], progress=progress, trace=trace)
+    options: dict[str, Any] = {"elastic": settings["elastic"], "progress": progress, "trace": trace}
+    if framework is not None:
+        options["on_returned"] = framework.on_returned
+    control = RankControl(channel, **options)
     try:
         if isinstance(imported, BaseException):
             raise imported

@@ -78,6 +78,8 @@ class Spooler:
                 self._receiver.take(batch)
             receipt = self._receiver.finish(confirmed=confirmed)
         body = {"columns": receipt.columns, "fingerprint": plain_fingerprint(receipt.fingerprint)}
+        if receipt.skipped:
+            body |= {"skipped": receipt.skipped, "first": receipt.first}
         self._coordinator.send("receipt", json.dumps(body).encode(), rows=receipt.rows)
 
     def _dealt(self, rows: bytes | None) -> bytes:

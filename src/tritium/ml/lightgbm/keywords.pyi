@@ -75,8 +75,9 @@ class LightGBMClassifierKeywords(GangKeywords, total=False):
     prediction_device: str
     """Where the trained model predicts: "cpu", or "cuda" for the GPU of the Spark task."""
     handle_invalid: Literal["error", "skip", "keep"]
-    """What becomes of a row that the trained model can't take, for a null or an unknown word, say: "error" fails the
-    job, "skip" leaves it out, "keep" gives it nulls as predictions. In training such a row is an error."""
+    """What becomes of a row that can't be used, for a null, a NaN or an unknown word, say, in training and
+    prediction: "error" fails the job, "skip" leaves it out (a training counts such rows in its history and report),
+    "keep" gives it nulls as predictions. With "keep" such a row is an error in training."""
     verbose: bool
     """Whether steps and losses are shown while training."""
     early_stopping: Any
@@ -424,8 +425,9 @@ class LightGBMRankerKeywords(GangKeywords, total=False):
     prediction_device: str
     """Where the trained model predicts: "cpu", or "cuda" for the GPU of the Spark task."""
     handle_invalid: Literal["error", "skip", "keep"]
-    """What becomes of a row that the trained model can't take, for a null or an unknown word, say: "error" fails the
-    job, "skip" leaves it out, "keep" gives it nulls as predictions. In training such a row is an error."""
+    """What becomes of a row that can't be used, for a null, a NaN or an unknown word, say, in training and
+    prediction: "error" fails the job, "skip" leaves it out (a training counts such rows in its history and report),
+    "keep" gives it nulls as predictions. With "keep" such a row is an error in training."""
     verbose: bool
     """Whether steps and losses are shown while training."""
     early_stopping: Any
@@ -778,8 +780,9 @@ class LightGBMRegressorKeywords(GangKeywords, total=False):
     prediction_device: str
     """Where the trained model predicts: "cpu", or "cuda" for the GPU of the Spark task."""
     handle_invalid: Literal["error", "skip", "keep"]
-    """What becomes of a row that the trained model can't take, for a null or an unknown word, say: "error" fails the
-    job, "skip" leaves it out, "keep" gives it nulls as predictions. In training such a row is an error."""
+    """What becomes of a row that can't be used, for a null, a NaN or an unknown word, say, in training and
+    prediction: "error" fails the job, "skip" leaves it out (a training counts such rows in its history and report),
+    "keep" gives it nulls as predictions. With "keep" such a row is an error in training."""
     verbose: bool
     """Whether steps and losses are shown while training."""
     early_stopping: Any

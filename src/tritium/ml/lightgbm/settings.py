@@ -128,6 +128,10 @@ class LightGBMSettings(IterativeSettings):
             object.__setattr__(self, "nulls", missing | dict(self.nulls or {}))
         super().__post_init__()
 
+    def nan_by_column(self) -> Any:
+        """Return what becomes of a NaN: only features may miss values, so any other column's row is left out."""
+        return dict.fromkeys(self.inputs(), self.nan) if self.handle_invalid == "skip" else self.nan
+
     def problems(self) -> Iterator[str]:
         """Yield one sentence for each thing that is wrong."""
         yield from super().problems()

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pandas as pd
 import pytest
 
-from tritium.ml import LightGBMClassifier, LightGBMRanker
+from tritium.errors import BadRow, DataChanged
+from tritium.ml import LightGBMClassifier, LightGBMRanker, LightGBMRegressor
 from tritium.ml.columns import as_frame
 from tritium.ml.validation import split
 
@@ -42,3 +44,28 @@ def test_a_ranker_draws_by_its_groups_unless_another_column_is_named() -> None:
         ranker = LightGBMRanker(**common, **more, num_iterations=1, verbose=False, **HERE)
         rows = split(as_frame(frame, "train"), ranker.settings()[0])
         assert (pd.Series(rows.frame[rows.held].to_pylist()).groupby(frame[column]).nunique() == 1).all()
+
+
+def test_a_row_without_a_label_is_left_out_and_features_may_still_miss_values() -> None:
+    frame = pd.DataFrame({"x": np.arange(60.0), "y": np.arange(60.0) % 7})
+    frame.loc[[2, 5], "x"], frame.loc[[7, 8], "y"] = np.nan, np.nan
+    settings: dict[str, Any] = {"feature_cols": ["x"], "label_cols": "y", "num_iterations": 2, "verbose": False, **HERE}
+    with pytest.raises(BadRow):
+        LightGBMRegressor(**settings).fit(frame)
+    model = LightGBMRegressor(**settings, handle_invalid="skip").fit(frame)
+    assert model.history[-1]["rows_skipped"] == 2
+    clean = LightGBMRegressor(**settings).fit(frame.drop(index=[7, 8]))
+    assert (model.predict(frame) == clean.predict(frame)).all()
+
+
+def test_a_fit_that_continues_over_a_frame_in_another_order_needs_a_row_key(tmp_path: Path) -> None:
+    """Drawn by their places, rows that were trained on would be validated on."""
+    frame = pd.DataFrame({"x": np.arange(200.0), "y": np.arange(200.0) % 7, "id": np.arange(200)})
+    settings: dict[str, Any] = {"feature_cols": ["x"], "label_cols": "y", "validation": 0.3, "verbose": False, **HERE}
+    settings["run_dir"] = str(tmp_path / "places")
+    LightGBMRegressor(**settings, num_iterations=2).fit(frame)
+    with pytest.raises(DataChanged, match="row_key= keeps it"):
+        LightGBMRegressor(**settings, num_iterations=4).fit(frame[::-1])
+    settings |= {"run_dir": str(tmp_path / "keys"), "row_key": "id"}
+    LightGBMRegressor(**settings, num_iterations=2).fit(frame)
+    assert len(LightGBMRegressor(**settings, num_iterations=4).fit(frame[::-1]).history) == 4

@@ -1,0 +1,120 @@
+"""Ranks that wait in a collective for one whose function has returned (driver, or the first supervisor).
+
+Such a wait never ends. What a rank waits for can't be seen from here: it may as well wait for a download. So where a
+rank has returned, and no process of the gang does anything, connections to it are reset. Who waits for that rank gets
+an error from its framework, of which `explain` makes the report; who does not goes on, as that rank sends no more.
+"""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Sequence
+from dataclasses import replace
+
+from tritium.gang.coordinator.members import Gang, Member, numbers
+from tritium.gang.coordinator.stalls import RankStatus
+from tritium.gang.failure import Failure
+from tritium.gang.supervisor.stacks import Frame, in_collective, where
+from tritium.wire import Message
+
+IDLE_SECONDS = 3.0  # without progress and without CPU, in every rank, after which none can be at work for another
+LOOK_SECONDS = 0.5
+
+_FRAME = re.compile(r'^  File "(.*)", line (\d+), in (.*)$', re.M)
+
+
+class Returned:
+    """Watches for such waits. Call `start`, and `explain` for a failure that another rank's end may have caused."""
+
+    def __init__(self, gang: Gang) -> None:
+        self._gang = gang
+        self._told = False  # the ranks, of this time in which they are idle
+
+    def start(self) -> None:
+        """Schedule the first look."""
+        self._gang.after(LOOK_SECONDS, self._look)
+
+    def _look(self) -> None:
+        gang = self._gang
+        if gang.finished or gang.failure is not None:
+            return
+        gang.after(LOOK_SECONDS, self._look)
+        members = list(gang.members.values())
+        idle = gang.formed and any(m.finished for m in members) and all(map(_is_idle, members))
+        if idle and not self._told:
+            for member in members:
+                if not member.finished:
+                    member.session.send("returned")
+        self._told = idle
+
+    def on_connections(self, member: Member, message: Message) -> None:
+        """Have the connections of a rank that may wait reset by those that have returned."""
+        for other in self._gang.members.values():
+            if other.finished:
+                other.session.send("reset", message.blob)
+
+    def explain(self, failure: Failure, all_failed: Sequence[Failure]) -> Failure:
+        """Return the report, where `failure` says that another rank is gone, and ranks have returned; else `failure`.
+
+        all_failed : the failures of all ranks so far, this one among them.
+        """
+        if not failure.secondary or not any(member.finished for member in self._gang.members.values()):
+            return failure
+        members = sorted(self._gang.members.values(), key=lambda member: member.number)
+        gone = [member for member in members if member.finished]
+        failed = {each.rank: each for each in all_failed}
+        waiting = [member.number for member in members if member.number in failed and not member.finished]
+        several = len(gone) > 1
+        hosts = ", ".join(dict.fromkeys(member.host for member in gone))
+        is_ = "are" if several else "is"
+        their = "their functions have" if several else "its function has"
+        call = in_collective(_frames(failure)) or "call"
+        wait = f"{numbers(waiting)} wait{'s' if len(waiting) == 1 else ''} ({_place(failure)})"
+        text = (
+            f"{numbers(member.number for member in gone)} on {hosts} {is_} not where the others wait: {their} returned."
+            f" {'They' if several else 'It'} never reached the {call} in which {wait}."
+        )
+        order = sorted(members, key=lambda member: not member.finished)
+        lines = [f"  {_line(member, failed.get(member.number))}" for member in order]
+        noticed = f"How rank {failure.rank} noticed it:\n{failure.traceback}".rstrip()
+        return replace(
+            failure,
+            how="returned",
+            rank=gone[0].number,
+            host=gone[0].host,
+            pid=gone[0].pid,
+            secondary=False,
+            pickled=b"",
+            text="\n".join([text, "", "Where the ranks are:", *lines, "", noticed]),
+            at={},
+            stacks={each.rank: each.traceback for each in all_failed},
+        )
+
+
+def _is_idle(member: Member) -> bool:
+    status: RankStatus | None = member.status
+    if status is None:
+        return False
+    if time.monotonic() - status.heard > IDLE_SECONDS:  # nothing is known of the time since: perhaps all was suspended
+        return False
+    quiet = status.idle if member.finished else min(status.quiet, status.idle)
+    return quiet > IDLE_SECONDS and status.state != "T"
+
+
+def _line(member: Member, failure: Failure | None) -> str:
+    """Describe where a rank is, or was when it failed."""
+    place = "its function has returned" if member.finished else member.status.place() if member.status else ""
+    if failure is not None:
+        place = ", ".join(filter(None, [_place(failure), where(_frames(failure))]))
+    return f"rank {member.number} (host {member.host}): {place}"
+
+
+def _place(failure: Failure) -> str:
+    return RankStatus(heard=0.0, step=failure.at.get("step"), phase=failure.at.get("phase", "")).place()
+
+
+def _frames(failure: Failure) -> list[Frame]:
+    """Return the frames of the last exception in a failure's traceback, innermost first."""
+    last = failure.traceback.rpartition("Traceback (most recent call last):")[2]
+    return [Frame(*found) for found in reversed(_FRAME.findall(last))]

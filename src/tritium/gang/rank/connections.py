@@ -1,0 +1,57 @@
+"""The TCP connections of a rank's process to other ranks: list them, and reset those of who has returned (rank)."""
+
+from __future__ import annotations
+
+import ctypes
+import gc
+import os
+import socket
+import sys
+from collections.abc import Iterable, Iterator
+from contextlib import suppress
+
+Ends = tuple[str, str]
+"""Both ends of a connection, this process's first, each as "address port"."""
+
+_UNSPECIFIED = bytes(128)  # a socket address of the family AF_UNSPEC, which is 0
+
+
+def connections() -> Iterator[tuple[Ends, int]]:
+    """Yield this process's TCP connections, and their descriptors, without those that Python's `socket` has made.
+
+    Libraries make theirs in C; a connection in Python is the user's own, or of Tritium.
+    """
+    pythons = {each.fileno() for each in gc.get_objects() if issubclass(type(each), socket.socket)}
+    for name in os.listdir("/dev/fd"):
+        if int(name) in pythons:
+            continue
+        with suppress(OSError), socket.socket(fileno=os.dup(int(name))) as found:  # else it is no socket
+            if found.family in (socket.AF_INET, socket.AF_INET6) and found.type == socket.SOCK_STREAM:
+                yield (_end(found.getsockname()), _end(found.getpeername())), int(name)
+
+
+def reset(theirs: Iterable[Ends], but: Iterable[int]) -> None:
+    """Reset the connections of this process whose other ends are among `theirs`, unless a port of `but` is an end's.
+
+    Who waits at the other end for a message is told at once that none will come, also by libraries that take the mere
+    end of a connection for a pause, as LightGBM does.
+    """
+    known = {(second, first) for first, second in theirs}
+    kept = {str(port) for port in but}
+    for ends, descriptor in connections():
+        if ends in known and kept.isdisjoint(end.rpartition(" ")[2] for end in ends):
+            _reset(descriptor)
+
+
+def _reset(descriptor: int) -> None:
+    if (
+        sys.platform == "linux"
+    ):  # to connect with nobody ends a connection by a reset, and leaves the library its socket
+        ctypes.CDLL(None).connect(descriptor, _UNSPECIFIED, len(_UNSPECIFIED))
+        return
+    with suppress(OSError), socket.socket(fileno=os.dup(descriptor)) as found:
+        found.shutdown(socket.SHUT_RDWR)
+
+
+def _end(address: tuple[str, int]) -> str:
+    return f"{address[0].removeprefix('::ffff:')} {address[1]}"

@@ -78,14 +78,17 @@ class ByValue(cloudpickle.Pickler):  # type: ignore[misc]
 class ForRanks(ByValue):
     """Packs for ranks, in which unpickling puts every function and class into its module."""
 
-    def __init__(self, file: io.BytesIO) -> None:
+    def __init__(self, file: io.BytesIO, check: Callable[[Any], object] | None = None) -> None:
         super().__init__(file)
+        self._check = check
         self.packed: dict[int, Any] = {}
         """By id, the modules by value, and the functions and classes that are in one."""
         self._homes: dict[str, _Home] = {}
 
     def reducer_override(self, obj: Any) -> Any:
         """Return how `obj` is pickled, as in `pickle.Pickler`."""
+        if self._check is not None:
+            self._check(obj)
         if isinstance(obj, ModuleType) and self.takes(obj.__name__):
             self.packed[id(obj)] = obj
             content = {name: value for name, value in vars(obj).items() if name not in _OF_THE_FILE}

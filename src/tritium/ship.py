@@ -141,13 +141,16 @@ def pickle(obj: Any, by_reference: Sequence[str] = (), buffers: Callable[[Any], 
         return file.getvalue()
 
 
-def pickle_for_ranks(job: Any, by_reference: Sequence[str] = ()) -> tuple[bytes, list[Any]]:
+def pickle_for_ranks(
+    job: Any, by_reference: Sequence[str] = (), check: Callable[[Any], object] | None = None
+) -> tuple[bytes, list[Any]]:
     """Return `job` as bytes for `definitions.load`, and the user's modules, functions and classes that it defines.
 
     by_reference : as of `pickle`.
+    check : is called with everything in `job` that is no plain value or container, and may raise.
     """
     with by_value(by_reference), io.BytesIO() as file:
-        pickler = ForRanks(file)
+        pickler = ForRanks(file, check)
         pickler.dump(job)
         return file.getvalue(), list(pickler.packed.values())
 

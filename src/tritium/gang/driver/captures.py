@@ -24,7 +24,11 @@ SPARK = {
     "DataFrame": 'Pass it as data={"train": df}; a rank reads its rows with tritium.world().shard("train").',
     "RDD": 'Make a DataFrame of it and pass that as data={"train": df}; ranks read tritium.world().shard("train").',
     "Broadcast": "Pass its value itself: args=(broadcast.value,).",
+    "Accumulator": "What a rank adds to it would never reach the driver: return the number from the function.",
+    "UDF": "Only Spark can call it: pass the function that it is made of.",
+    "JVM": "It is in Spark's JVM, which the driver alone has: use it before the launch, and pass what it gives.",
 }
+"""Class of Spark's → what to do instead. "UDF": a function that `udf` has made. "JVM": what holds an object of Java."""
 _ITEMS = 1000  # items of a container that are searched
 _LEAVES = (str, bytes, bytearray, int, float, complex, bool, type(None), type, range, slice)
 
@@ -136,7 +140,7 @@ def is_code(value: Any) -> bool:
 
 def _is_helper(value: Any) -> bool:
     """Tell whether a capture is searched as part of the function; a method is reported as the object it is bound to."""
-    return is_code(value) and not isinstance(value, MethodType)
+    return is_code(value) and not isinstance(value, MethodType) and not spark_type(value)
 
 
 def functions_of(fn: Any, by_reference: Sequence[str]) -> Iterator[FunctionType]:
@@ -203,12 +207,19 @@ def first(items: Any) -> list[Any]:
 
 
 def spark_type(value: Any) -> str | None:
+    """Return the key in SPARK of an object that ranks can't use; None for any other, such as a Row."""
     if "pyspark" not in sys.modules:
         return None
-    for kind in type(value).__mro__:
+    attributes = getattr(value, "__dict__", None) or {}
+    if isinstance(value, FunctionType):
+        return "UDF" if "evalType" in attributes and "returnType" in attributes else None
+    packages = {kind.__module__.partition(".")[0] for kind in type(value).__mro__}
+    for kind in type(value).__mro__ if "pyspark" in packages else ():
         if kind.__name__ in SPARK and kind.__module__.partition(".")[0] == "pyspark":
             return kind.__name__
-    return None
+    if "pyspark" in packages and any(type(held).__module__.startswith("py4j.") for held in attributes.values()):
+        return "JVM"
+    return "JVM" if "py4j" in packages else None
 
 
 # ---- words
@@ -230,4 +241,4 @@ def described(value: Any) -> str:
     kind = type(value)
     home = kind.__module__
     short = kind.__qualname__ if home == "builtins" or home.startswith("pyspark.") else f"{home}.{kind.__qualname__}"
-    return f"a {short}"
+    return f"{'an' if short[0] in 'AEIO' else 'a'} {short}"

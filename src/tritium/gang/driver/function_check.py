@@ -16,6 +16,7 @@ from tritium.gang.driver.captures import (
     Capture,
     bare,
     captures_of,
+    described,
     functions_of,
     inside,
     is_code,
@@ -38,9 +39,9 @@ def inspect(
 ) -> list[str]:
     """Return warnings about `fn`: "cuda:0" in its code, a captured model or tensor on a GPU, a capture over 10 MB.
 
-    `by_reference` are the user's `py_files`, whose modules the ranks import. Raises BadFunction for a SparkSession,
-    SparkContext, DataFrame or RDD, also one level inside a container or an object, and for anything that can't be
-    pickled. Every warning and error names the variable.
+    `by_reference` are the user's `py_files`, whose modules the ranks import. Raises BadFunction for what lives in Spark
+    (see `captures.SPARK`), however deep in containers and objects, and for anything that can't be pickled. Every
+    warning and error names the variable.
     """
     captures = list(captures_of(fn, by_reference))
     captures += [Capture(f"args[{i}]", value, "") for i, value in enumerate(args)]
@@ -66,12 +67,17 @@ def _pickle(
     fn: Any, args: Sequence[Any], kwargs: Mapping[str, Any], captures: list[Capture], by_reference: Sequence[str]
 ) -> bytes:
     try:
-        return ship.pickle_for_ranks((fn, tuple(args), dict(kwargs)), by_reference)[0]
+        return ship.pickle_for_ranks((fn, tuple(args), dict(kwargs)), by_reference, _refuse)[0]
     except Exception as error:
         found = next((c for c in captures if _refusal(c.value, by_reference) is not None), None)
+        if found is None and isinstance(error, _InSpark):
+            raise BadFunction(f"{title(fn)} can't go to the ranks: {error}", variable=bare(fn)) from None
         if found is None:
             raise BadFunction(f"{title(fn)} can't be pickled: {error}", variable=bare(fn)) from error
         culprit, reason = _deepest(found, by_reference)
+        _refuse_spark(culprit)
+        if isinstance(reason, _InSpark):
+            raise BadFunction(f"{culprit} can't go to the ranks: {reason}", variable=culprit.name) from None
         raise BadFunction(
             f"{culprit} can't be pickled, so it can't go to the ranks: {reason}. Make it inside the function, or leave "
             "it out of what the function uses.",
@@ -79,9 +85,21 @@ def _pickle(
         ) from error
 
 
+class _InSpark(Exception):
+    """An object of Spark's is among what is pickled."""
+
+    def __init__(self, value: Any, kind: str) -> None:
+        super().__init__(f"it holds {described(value)}. {SPARK[kind]}")
+
+
+def _refuse(value: Any) -> None:
+    if (kind := spark_type(value)) is not None:
+        raise _InSpark(value, kind)
+
+
 def _refusal(value: Any, by_reference: Sequence[str]) -> Exception | None:
     try:
-        ship.pickle(value, by_reference)
+        ship.pickle_for_ranks(value, by_reference, _refuse)
     except Exception as error:  # noqa: BLE001 - a class may refuse to be pickled in any way
         return error
     return None

@@ -8,7 +8,7 @@ import subprocess
 import sys
 import textwrap
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -161,6 +161,57 @@ class TestSpark:
             return inner()
 
         assert reason(lambda: outer()).startswith("'spark' (a SparkSession), which inner() captures")
+
+    @pytest.fixture
+    def accumulator(self) -> Iterator[Any]:
+        from pyspark import accumulators
+
+        yield accumulators.Accumulator(0, 0, accumulators.AddingAccumulatorParam(0))
+        del accumulators._accumulatorRegistry[0]
+
+    def test_an_accumulator_however_deep(self, accumulator: Any) -> None:
+        """It can be pickled, and what a rank adds is lost: on the driver it stays 0."""
+
+        def loss(x: int) -> None:
+            accumulator.add(x)
+
+        said = "'accumulator' (an Accumulator), which loss() captures can't go to the ranks. What a rank adds"
+        assert reason(loss).startswith(said)
+        assert reason(lambda: loss(1)).startswith(said)
+        settings = Trainer(metrics={"count": [Trainer(loss=loss)]})  # as an estimator's
+        assert reason(print, settings).startswith(said)
+        assert reason(print, [[[{1: accumulator}]]]).startswith("'args[0][0][0][0][1]' (an Accumulator)")
+        assert ": it holds an Accumulator. What a rank adds" in reason(print, [[[[[[[[[accumulator]]]]]]]]])
+
+    def test_a_function_that_only_spark_can_call(self) -> None:
+        def wrapper(x: int) -> int:
+            return x
+
+        vars(wrapper).update(evalType=100, returnType="int", func=wrapper)  # as `udf` makes it, with a session
+        text = reason(lambda: wrapper(1))
+        assert text.startswith(
+            "'wrapper' (a function), which the lambda captures can't go to the ranks. Only Spark can"
+        )
+
+    def test_what_holds_an_object_of_the_jvm(self) -> None:
+        from py4j.java_gateway import JavaObject
+        from pyspark.sql.classic.column import Column
+
+        column: Any = Column.__new__(Column)
+        java = JavaObject.__new__(JavaObject)
+        vars(column)["_jc"] = java
+        text = "(a Column), which the lambda captures can't go to the ranks. It is in Spark's JVM, which the driver"
+        assert text in reason(lambda: column)
+        assert "'java' (a py4j.java_gateway.JavaObject)" in reason(lambda: java)
+
+    def test_plain_values_of_sparks(self) -> None:
+        from pyspark import StorageLevel
+        from pyspark.ml.linalg import Vectors
+        from pyspark.sql import Row
+        from pyspark.sql.types import LongType, StructType
+
+        values = (Row(a=1), Vectors.dense([1.0]), StructType().add("a", LongType()), StorageLevel.MEMORY_ONLY)
+        assert inspect(print, values) == []
 
 
 def _with_default(frame: Any) -> Callable[..., Any]:

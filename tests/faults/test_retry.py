@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import json
 import os
 import re
@@ -114,6 +115,59 @@ def test_an_exception_of_the_function_is_raised_at_once(tmp_path: Path) -> None:
         launch(train, tmp_path)
     assert not caught.value.lost
     assert len(list(tmp_path.glob("*.tried"))) == 2
+
+
+def parse() -> None:
+    parser = argparse.ArgumentParser(prog="train.py")
+    parser.add_argument("--lr", required=True)
+    parser.parse_args([])
+
+
+OWN_EXITS = {
+    "argparse": (parse, 2, "usage: train.py [-h] --lr LR\ntrain.py: error: the following arguments are required: --lr"),
+    "text": (lambda: sys.exit("there is no data"), 1, "there is no data"),
+    "code": (lambda: (print("done for"), sys.exit(3)), 3, "done for"),
+}
+
+
+@pytest.mark.parametrize("kind", OWN_EXITS)
+def test_an_exit_of_its_own_is_raised_at_once_with_what_it_has_written(kind: str, tmp_path: Path) -> None:
+    leave, code, words = OWN_EXITS[kind]
+
+    def train() -> None:
+        (tmp_path / f"{tr.world().rank}-{time.monotonic_ns()}.tried").touch()
+        if tr.world().rank == 1:
+            leave()
+        tr.world().barrier()
+
+    with pytest.raises(RankFailed, match=r"^Rank 1 on \S+ \(pid \d+\) left: it called sys\.exit\(") as caught:
+        launch(train, tmp_path)
+    assert (caught.value.exit_code, caught.value.lost) == (code, False)
+    assert str(caught.value).partition("lines of output:\n")[2].startswith(words)
+    assert str(caught.value).index(words) < str(caught.value).index("Traceback")
+    assert len(list(tmp_path.glob("*.tried"))) == 2
+
+
+@pytest.mark.parametrize("kind", ["script", "program"])
+def test_a_script_that_exits_by_itself_is_not_run_again(kind: str, tmp_path: Path) -> None:
+    program = tmp_path / ("train.py" if kind == "script" else "train.sh")
+    line = "import sys; sys.exit('no data')" if kind == "script" else "#!/bin/sh\necho no data >&2; exit 4"
+    program.write_text(line)
+    program.chmod(0o755)
+    with pytest.raises(RankFailed, match=r"left: it called sys\.exit\(") as caught:
+        launch(program, tmp_path)
+    assert (caught.value.exit_code, caught.value.lost) == ({"script": 1, "program": 4}[kind], False)
+    assert "lines of output:\nno data\n" in str(caught.value)
+
+
+def test_an_exit_for_a_signal_is_a_loss(tmp_path: Path) -> None:
+    def train() -> list[int]:
+        signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
+        if tr.world().rank == 1 and first_time(tmp_path):
+            os.kill(os.getpid(), signal.SIGTERM)  # as a cluster manager does
+        return list(tr.world().gather(tr.world().rank))
+
+    assert launch(train, tmp_path) == [[0, 1], [0, 1]]
 
 
 def test_after_the_last_retry_the_error_tells_every_attempt(tmp_path: Path) -> None:

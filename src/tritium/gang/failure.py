@@ -176,7 +176,17 @@ class Failure:
     @property
     def is_loss(self) -> bool:
         """Whether the rank was killed or lost, or failed as a consequence of that; then a retry may help."""
-        return self.how in ("signal", "exit", "lost", "orphaned") or self.secondary
+        if self.how == "exit":
+            return not self._is_exit_of_its_own or self.secondary
+        return self.how in ("signal", "lost", "orphaned") or self.secondary
+
+    @property
+    def _is_exit_of_its_own(self) -> bool:
+        """Whether the program chose to fail, by sys.exit: argparse does for a wrong option.
+
+        Not with 0 or a code over 128, by which a program ends for a signal that it handles.
+        """
+        return self.type == SystemExit.__name__ and self.exit_code != 0 and not 128 < (self.exit_code or 0) < 256
 
     def error(self, run_dir: str | None = None) -> TritiumError | Regroup:
         """Return the exception for the driver: Tritium's own as it was, any other as the cause of RankFailed."""
@@ -190,11 +200,10 @@ class Failure:
             return cause
         if self.how in ("stalled", "returned"):
             return self._stalled(run_dir)
-        lines = [self.headline()[0].upper() + self.headline()[1:] + "."]
-        if self.traceback:
-            lines += ["", f"Its traceback (rank {self.rank}):", self.traceback.rstrip()]
-        if self.log:
-            lines += ["", f"Its last {len(self.log)} lines of output:", *self.log]
+        trace = ["", f"Its traceback (rank {self.rank}):", self.traceback.rstrip()] if self.traceback else []
+        said = ["", f"Its last {len(self.log)} lines of output:", *self.log] if self.log else []
+        first = [said, trace] if self.type == SystemExit.__name__ else [trace, said]  # why is in what it has written
+        lines = [self.headline()[0].upper() + self.headline()[1:] + ".", *first[0], *first[1]]
         if self.others:
             lines += ["", "Meanwhile the others:", *(f"  {line}" for line in self.others)]
         error = RankFailed(

@@ -201,7 +201,10 @@ def _report(channel: Channel, control: RankControl, error: BaseException) -> Non
         text = f"{failure.text}. Only what that function uses of {error.name!r} has come from the driver: {advice}"
         failure = replace(failure, text=text)
     if isinstance(error, SystemExit):
-        code = error.code if isinstance(error.code, int) else 1  # Python's own exit code for a text
+        code = error.code
+        if code is not None and not isinstance(code, int):
+            print(code, file=sys.stderr)  # noqa: T201 - as Python does with a text, for which its exit code is 1
+        code = 0 if code is None else code if isinstance(code, int) else 1
         failure = replace(
             failure, how="exit", exit_code=code, text=f"it called sys.exit({error.code!r:.200}) instead of returning"
         )

@@ -271,6 +271,32 @@ def test_xla_is_refused_on_tensorflow() -> None:
         run(train, "tensorflow")
 
 
+def test_steps_that_are_not_to_be_compiled_are_compiled_on_jax_or_refused() -> None:
+    """Outside jit, JAX traces and compiles the step of several ranks at each step."""
+
+    def train() -> int:
+        import keras
+
+        traced = []
+
+        class Traced(keras.layers.Dense):
+            def call(self, inputs: Any) -> Any:
+                traced.append(1)
+                return super().call(inputs)
+
+        model = keras.Sequential([keras.layers.Input((4,)), Traced(1)])
+        model.compile("sgd", "mse", jit_compile=False)
+        model.fit(X, Y, batch_size=4, epochs=1, verbose=0)
+        first = len(traced)
+        model.fit(X, Y, batch_size=4, epochs=3, verbose=0)
+        model.compile("sgd", "mse", run_eagerly=True)
+        with pytest.raises(BadSetting, match=r"run_eagerly=True can't train on several ranks .*ranks=1"):
+            model.fit(X, Y, batch_size=4, verbose=0)
+        return len(traced) - first
+
+    assert max(run(train, "jax")) < 3, "of 192 steps none is traced"
+
+
 def test_a_back_end_that_is_missing_is_said_before_the_function_is_called(tmp_path: Path) -> None:
     def train() -> None:
         (tmp_path / "called").touch()

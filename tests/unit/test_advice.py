@@ -228,6 +228,7 @@ REASONS: dict[str, str] = {
     "gradient_accumulation_steps": "a setting of Keras's optimizers",
     "experimental_run_tf_function": "a setting of Keras 2's compile, to compare with",
     "save_best_only": "a setting of Keras's ModelCheckpoint",
+    "Reshape": "of keras.layers",
     "SGD": "of keras.optimizers",
     "model.build": "a method of a Keras model",
     "model.getModel": "of Horovod's models",

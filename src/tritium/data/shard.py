@@ -325,6 +325,16 @@ class Shard:
         memory = memory_limit() // 2 if self._memory is None else self._memory
         return max(1, memory // max(1, self.reader.row_bytes))
 
+    def first_row(self) -> dict[str, np.ndarray[Any, Any]] | None:
+        """Return the columns `[1, *shape]` of a row of this shard, decoded; None where it has none. Takes no row.
+
+        Waits until every shard has a row or has ended. Raises BadRow where `decode` fails.
+        """
+        if self.feed.wait(1).ended.get(self.index) == 0:
+            return None
+        self.reader.extend(1)
+        return Gather(self.name, self.reader, self.decode, None, self.schema).take(slice(0, 1))
+
     def record(self, counts: dict[str, Any]) -> None:
         """Keep what an epoch did with the rows for `report()`, and pass it to `on_epoch_end`."""
         self._history.append(counts)

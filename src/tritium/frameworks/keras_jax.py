@@ -20,6 +20,11 @@ if TYPE_CHECKING:
     from tritium.frameworks.packed_batch import PackedBatch
 
 AXIS = "rank"
+NOT_EAGERLY = (
+    "run_eagerly=True can't train on several ranks with Keras's JAX back end: a step of all ranks is one computation, "
+    "which JAX would trace and compile again for seconds at each step. Look at steps with one rank, ranks=1, or on "
+    "another back end."
+)
 
 
 def run(place: Place, function: Callable[[JaxRanks], Any]) -> Any:
@@ -69,7 +74,9 @@ class JaxRanks:
         self._split = NamedSharding(self._mesh, PartitionSpec(AXIS))
 
     def check(self, model: Any) -> None:
-        """Do nothing: every model can be trained."""
+        """Raise BadSetting for a model whose steps are not to be compiled."""
+        if model.run_eagerly:
+            raise BadSetting(NOT_EAGERLY, setting="run_eagerly")
 
     def agree(self) -> None:
         """Raise BadSetting, the same on every rank, where ranks gave batches of different sizes since the last call.
@@ -255,9 +262,11 @@ def _hook(ranks: JaxRanks) -> None:
             return
         own_step, of_class = trainer.train_step, "train_step" not in vars(trainer)
         trainer.train_step = ranks.step(own_step)  # Keras compiles what it finds there
+        compiles, trainer._jit_compile = trainer._jit_compile, True  # without, a shard_map compiles at each step
         try:
             make(trainer, force)
         finally:
+            trainer._jit_compile = compiles
             del trainer.train_step
             if not of_class:
                 trainer.train_step = own_step

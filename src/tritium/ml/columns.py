@@ -234,28 +234,6 @@ def table_column(table: pa.Table, name: str) -> Any:
     return pc.struct_field(table[top], below)
 
 
-def width(frame: Any, name: str, kind: SourceType) -> int | None:
-    """Return the length of a vector or array column by its type, metadata or a table's first row, else None."""
-    if kind.width is not None:
-        return kind.width
-    if is_spark(frame):
-        found = [f.metadata.get("ml_attr", {}).get("num_attrs") for f in frame.schema.fields if f.name == name]
-        return int(found[0]) if found and found[0] else None
-    first = table_column(frame, name).slice(0, 1).to_pylist()
-    return len(first[0]) if first and isinstance(first[0], list) else None
-
-
-def row_shape(frame: Any, field: Field) -> tuple[int, ...] | None:
-    """Return the shape of a row of this batch column, or None where only the first row will tell."""
-    if field.shape is not None:
-        return field.shape
-    if field.depth != 1 or field.kind != "fixed":
-        return None
-    known = columns_of(schema_of(frame))
-    found = width(frame, field.sources[0], known[field.sources[0]])
-    return None if found is None else (found,)
-
-
 def names_in(given: str | Sequence[str]) -> list[str]:
     """Return the names of one or several columns as a list."""
     return [given] if isinstance(given, str) else list(given)

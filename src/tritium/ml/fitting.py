@@ -20,10 +20,11 @@ from tritium.ml.columns import (
     find_columns,
     maybe_classes,
     refuse_other_types,
-    row_shape,
     task_of,
     whole_numbers,
 )
+from tritium.ml.dry_run import same_random_state
+from tritium.ml.row_shapes import with_shapes
 from tritium.ml.settings import LABEL, PREDICTION_COLUMNS, Settings
 from tritium.ml.validation import split
 from tritium.ml.vocabulary import with_words
@@ -104,9 +105,10 @@ def prepare(backend: Backend[S], frame: Any, settings: S, gang: Gang) -> Plan:
     if (learnt := with_words(rows.words, settings)) is not settings:
         settings, found = learnt, find_columns(frame, learnt)
     fields = {field.name: field for field in found.fields(frame, "train")}
-    shapes = {name: row_shape(frame, field) for name, field in fields.items()}
-    known = {name: shape for name, shape in shapes.items() if shape is not None}
-    dry_run = backend.dry_run(settings, fields, known)
+    shaped = with_shapes(frame, fields, settings)
+    known = {name: field.shape for name, field in shaped.items() if field.shape is not None}
+    with same_random_state():
+        dry_run = backend.dry_run(settings, shaped, known)
     task, guess = task_of(settings, frame, dry_run.scores)
     settings = dataclasses.replace(settings, task=task)
     refuse_taken(settings, frame)
@@ -117,9 +119,10 @@ def prepare(backend: Backend[S], frame: Any, settings: S, gang: Gang) -> Plan:
         found = as_classes
         counted = whole_numbers(frame, as_classes.class_label, settings)
         fields = {field.name: field for field in found.fields(counted, "train")}
-        known[LABEL] = ()
-    labels = {name: fields[name] for name in settings.label_sources()}
-    facts = dry_run.train(settings, labels, {name: known.get(name) for name in labels})
+        shaped[LABEL], known[LABEL] = fields[LABEL], ()
+    labels = {name: shaped[name] for name in settings.label_sources()}
+    with same_random_state():
+        facts = dry_run.train(settings, labels, {name: known.get(name) for name in labels})
     data = rows.data(found.data(rows.frame, settings))
     if rows.other is not None:
         refuse_other_types(found, frame, rows.other, settings)

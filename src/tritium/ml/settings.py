@@ -270,6 +270,11 @@ class Settings:
         """Return whether the loss compares a score for each class with a class index."""
         return False
 
+    @property
+    def tries(self) -> bool:
+        """Whether the model is tried on rows of zeros before anything starts."""
+        return True
+
     def gives_probabilities(self) -> bool:
         """Return whether the loss takes probabilities, so that the model's outputs are probabilities, not scores."""
         return False

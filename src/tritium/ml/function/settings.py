@@ -70,6 +70,11 @@ class FunctionSettings(Settings):
         if self.config is not None and not isinstance(self.config, Mapping):
             yield f"config={self.config!r} must be a mapping from names to values."
 
+    @property
+    def tries(self) -> bool:
+        """False: there is no model before the training."""
+        return False
+
     def gives_probabilities(self) -> bool:
         """Return whether `predict` returns probabilities."""
         return not self.scores

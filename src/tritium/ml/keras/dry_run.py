@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -13,16 +14,27 @@ from tritium.data.schema import Field
 from tritium.errors import BadData, BadSetting, ModelError, TritiumError
 from tritium.ml.arguments import name_of, refuse_methods
 from tritium.ml.backend import DryRun
-from tritium.ml.keras.labels import check_labels
+from tritium.ml.keras.labels import Classes, check_labels
 from tritium.ml.keras.settings import KerasSettings
-from tritium.ml.keras.training import Facts, build
 from tritium.model.engines.keras_form import Inputs, built, call, named_outputs, zeros
-from tritium.model.engines.keras_here import imported, set_random_seed
+from tritium.model.engines.keras_here import fresh_names, imported, set_random_seed
 from tritium.model.signature import Output, shown
 
 Shapes = Mapping[str, tuple[int, ...]]
 _ROWS = 2
 _COLORS = re.compile(r"\x1b\[\d*m")
+_VALUES = re.compile(r"tensor\(\[.*?\]\)", re.DOTALL)  # torch shows all of them
+
+
+@dataclass(frozen=True)
+class Facts:
+    """The result of the dry run for the ranks."""
+
+    inputs: Inputs = field(default_factory=dict)
+    """Empty where the length of an array column is unknown."""
+    classes: Classes = field(default_factory=dict)
+    tried: bool = False
+    """Whether losses and metrics have been tried; they are not where the length of a label is unknown."""
 
 
 @contextmanager
@@ -56,7 +68,7 @@ class KerasDryRun(DryRun[KerasSettings]):
         self._inputs: Inputs = {}
         if set(settings.inputs()) <= set(shapes):
             self._inputs = {name: (fields[name].dtype, tuple(shapes[name])) for name in settings.inputs()}
-        with drawing(settings.seed):
+        with drawing(settings.seed), fresh_names():
             self.model = _made(settings)
             self._outputs = None if not self._inputs else _called(self.model, self._inputs, fields)
 
@@ -78,11 +90,17 @@ class KerasDryRun(DryRun[KerasSettings]):
         """Check labels, losses and outputs against each other, and build loss and metrics. Raises the errors above."""
         classes = check_labels(settings, labels, shapes, self._outputs)
         known = {name: shape for name, shape in shapes.items() if shape is not None}
-        if self._inputs and len(known) == len(labels):
-            with drawing(settings.seed):
+        tried = bool(self._inputs) and len(known) == len(labels)
+        if tried:
+            with drawing(settings.seed), fresh_names():
                 _build(settings, self.model, self._inputs, labels, known)
             _refuse_monitor(settings, self.model)
-        return Facts(self._inputs, classes)
+        return Facts(self._inputs, classes, tried)
+
+
+def build(model: Any, batch: Sequence[Any]) -> None:
+    """Make all variables of model, metrics and optimizer, as `fit` does, for a batch like this one."""
+    model._symbolic_build(data_batch=tuple(batch))
 
 
 def _made(settings: KerasSettings) -> Any:
@@ -99,11 +117,13 @@ def _called(model: Any, inputs: Inputs, fields: Mapping[str, Field]) -> tuple[Ou
     try:
         built(model, inputs)
         found = named_outputs(model, call(model, zeros(inputs)))
+        alone = _tried_alone(model, inputs)
     except ModelError as error:
         raise BadData(str(error)) from error
     except Exception as error:
         flat = [fields[name].sources[0] for name, (_, shape) in inputs.items() if not shape]
         hint = f"\nFor [batch, 1] give a list: feature_cols=[{flat[0]!r}]." if len(flat) == len(inputs) == 1 else ""
+        hint = _reshaped(model, inputs) or hint
         names = getattr(model, "input_names", None)
         takes = f"\nIts inputs are {', '.join(map(repr, names))}." if names and len(inputs) > 1 else ""
         raise BadData(
@@ -111,9 +131,41 @@ def _called(model: Any, inputs: Inputs, fields: Mapping[str, Field]) -> tuple[Ou
             shapes={name: shape for name, (_, shape) in inputs.items()},
         ) from error
     keras = imported()
+    for name, value in found.items():
+        shape, one = tuple(value.shape), alone.get(name, ())
+        if shape != (_ROWS, *shape[1:]) or one != (1, *shape[1:]):
+            raise BadData(
+                f"The model's output {name!r} is {list(shape)} for {_ROWS} rows and {list(one)} for one. "
+                "Let it have a row for each row, also where a batch has one: name the dimension that goes, "
+                "squeeze(x, -1) of keras.ops."
+            )
     return tuple(
         Output(name, keras.backend.standardize_dtype(value.dtype), tuple(value.shape[1:]))
         for name, value in found.items()
+    )
+
+
+def _tried_alone(model: Any, inputs: Inputs) -> dict[str, tuple[int, ...]]:
+    """Return the shapes of what the model returns for one row, which a batch may have. Raises BadData if it fails."""
+    try:
+        output = call(model, zeros(inputs, 1))
+    except Exception as error:
+        raise BadData(
+            f"The model takes two rows, and given one row alone it fails: {_text(error)}. A batch may have one row."
+        ) from error
+    if isinstance(output, Mapping | list | tuple):
+        return {name: tuple(value.shape) for name, value in named_outputs(model, output).items()}
+    return {"prediction": tuple(output.shape)}
+
+
+def _reshaped(model: Any, inputs: Inputs) -> str:
+    """Return the layer to write where the model's one input has as many numbers in another shape; else ""."""
+    takes, rows = getattr(model, "input_shape", None), [shape for _, shape in inputs.values()]
+    if not isinstance(takes, tuple) or len(rows) != 1 or None in takes[1:] or np.prod(takes[1:]) != np.prod(rows[0]):
+        return ""
+    return (
+        f"\nIts input is {shown(takes[1:])}, which has as many numbers: begin with the layers Input({rows[0]}) and "
+        f"Reshape({takes[1:]})."
     )
 
 
@@ -150,5 +202,6 @@ def _described(field: Field, shape: Sequence[int]) -> str:
 
 
 def _text(error: Exception) -> str:
-    lines = [line for line in _COLORS.sub("", str(error)).splitlines() if line.strip()]
+    text = _VALUES.sub("tensor", _COLORS.sub("", str(error)))
+    lines = [line for line in text.splitlines() if line.strip()]
     return f"{type(error).__name__}: {' '.join(lines[:3])}"

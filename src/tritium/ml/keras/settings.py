@@ -12,6 +12,7 @@ from typing import Any, ClassVar, Literal
 
 from tritium.errors import BadSetting
 from tritium.frameworks.keras import BACKENDS, Keras
+from tritium.gang.settings import Gang
 from tritium.hints import question
 from tritium.ml.arguments import name_of, needed_arguments, takes_vocabulary
 from tritium.ml.epoch_settings import EpochSettings
@@ -127,6 +128,14 @@ class KerasSettings(EpochSettings):
                     setting="framework",
                 )
         return Keras(backend=chosen or self.backend or imported().backend.backend())
+
+    def check_gang(self, gang: Gang) -> None:
+        """Raise BadSetting when a gang can't train with these settings."""
+        super().check_gang(gang)
+        if gang.most > 1 and self.run_eagerly and getattr(gang.framework, "backend", None) == "jax":
+            from tritium.frameworks.keras_jax import NOT_EAGERLY
+
+            raise BadSetting(NOT_EAGERLY, setting="run_eagerly")
 
     def travelling(self) -> KerasSettings:
         """Return the settings as they are sent to ranks: Keras's objects as configurations, without variables."""

@@ -6,7 +6,6 @@ import dataclasses
 import functools
 import zlib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
 from typing import Any
 
 import keras
@@ -17,10 +16,12 @@ from tritium.errors import BadSetting, EmptyShard
 from tritium.frameworks.keras_fit import begin
 from tritium.gang.rank.world import World
 from tritium.gang.rank.world import world as this_world
+from tritium.ml.dry_run import try_first_row
 from tritium.ml.early_stopping import EarlyStoppingState
 from tritium.ml.history import make_json
 from tritium.ml.keras.callback import Callbacks, Together, of_this_rank
 from tritium.ml.keras.checkpoint import State, TrainingCheckpoint, set_random_state, shift_seeds
+from tritium.ml.keras.dry_run import Facts, KerasDryRun, build
 from tritium.ml.keras.identity import identity
 from tritium.ml.keras.labels import Classes, check_labels
 from tritium.ml.keras.metrics import MetricStates, count_rows
@@ -34,15 +35,6 @@ from tritium.model.signature import Output, check_classes
 
 WEIGHTS = "weights.safetensors"
 _PIECE = 4 << 20
-
-
-@dataclass(frozen=True)
-class Facts:
-    """The result of the dry run for the ranks."""
-
-    inputs: Inputs = field(default_factory=dict)
-    """Empty where the length of an array column is unknown."""
-    classes: Classes = field(default_factory=dict)
 
 
 def train(
@@ -86,6 +78,8 @@ class _Training:
         self.shard = shard = world.shard("train")
         if validate:
             check_some_rows(world.shard("validation").counts, settings)
+        if not facts.tried:
+            try_first_row(KerasDryRun, settings, world)
         set_random_seed(settings.seed)
         self.inputs = facts.inputs or first_inputs(settings, shard)
         self.model = model = built(settings.compiled(settings.make_model()), self.inputs)
@@ -185,11 +179,6 @@ def train_epoch(model: Any, rows: EpochRows, callbacks: Callbacks) -> None:
         model.fit(rows, initial_epoch=number, epochs=number + 1, callbacks=callbacks, verbose=0, shuffle=False)
     finally:
         model.optimizer.finalize_variable_values = finalize
-
-
-def build(model: Any, batch: Sequence[Any]) -> None:
-    """Make all variables of model, metrics and optimizer, as `fit` does, for a batch like this one."""
-    model._symbolic_build(data_batch=tuple(batch))
 
 
 def first_inputs(settings: KerasSettings, shard: Any) -> Inputs:

@@ -14,12 +14,12 @@ from tritium.data.schema import Field
 from tritium.errors import BadSetting
 from tritium.ml.backend import Backend, DryRun
 from tritium.ml.digest import CodeDigest
+from tritium.ml.dry_run import text_of
 from tritium.ml.lightgbm import training
 from tritium.ml.lightgbm.checkpoint import identity, peek
 from tritium.ml.lightgbm.names import METRIC_NAMES
 from tritium.ml.lightgbm.parameters import lightgbm_params, refuse_params
 from tritium.ml.lightgbm.settings import LightGBMClassifierSettings, LightGBMRankerSettings, LightGBMSettings
-from tritium.ml.needs_rank import text_of
 from tritium.ml.settings import FEATURES
 from tritium.model.model import Model
 from tritium.model.signature import Output, Signature

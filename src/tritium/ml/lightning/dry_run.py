@@ -16,9 +16,9 @@ from tritium.errors import BadData, BadSetting
 from tritium.hints import suggest
 from tritium.ml.arguments import argument_names, name_of, refuse_methods
 from tritium.ml.backend import DryRun
+from tritium.ml.dry_run import needs_rank, text_of
 from tritium.ml.lightning.batches import in_form
 from tritium.ml.lightning.settings import LightningSettings, defines
-from tritium.ml.needs_rank import needs_rank, text_of
 from tritium.ml.settings import WEIGHT
 from tritium.ml.torch.dry_run import Shapes, described, try_forward, zeros
 from tritium.model.signature import Output
@@ -37,8 +37,8 @@ _BEFORE_EACH = (
 class Facts:
     """The result of the dry run for the ranks."""
 
-    outputs_known: bool = False
-    """Whether the module's output has been seen; it is not where the length of an array column is unknown."""
+    tried: bool = False
+    """Whether the module has been tried; it is not where the length of an array column is unknown."""
 
 
 class LightningDryRun(DryRun[LightningSettings]):
@@ -77,7 +77,7 @@ class LightningDryRun(DryRun[LightningSettings]):
         if len(zero) == len(labels):
             weight = {} if settings.weight_col is None else {WEIGHT: torch.ones(_ROWS)}
             _try_step(settings, self._forward.module, {**self._forward.inputs, **zero, **weight}, labels)
-        return Facts(outputs_known=True)
+        return Facts(tried=len(zero) == len(labels))
 
 
 def refuse_unknown(settings: LightningSettings) -> None:

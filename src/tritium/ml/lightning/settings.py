@@ -126,6 +126,11 @@ class LightningSettings(EpochSettings):
         """None: the module's own steps change their batches, and its forward its inputs."""
         return None
 
+    @property
+    def tries(self) -> bool:
+        """Whether the model is tried on rows of zeros before anything starts."""
+        return self.check == "full"
+
     def make_module(self) -> Any:
         """Return a new module: the function's, or a copy of the one that was given. Every call draws the same numbers.
 

@@ -14,11 +14,12 @@ import torch
 
 from tritium.gang.rank.world import World
 from tritium.gang.rank.world import world as this_world
+from tritium.ml.dry_run import try_first_row
 from tritium.ml.early_stopping import EarlyStoppingState
 from tritium.ml.lightning.batches import Batches, loader
 from tritium.ml.lightning.callback import Together
 from tritium.ml.lightning.checkpoint import Training, TrainingCheckpoint, taken, weights_in
-from tritium.ml.lightning.dry_run import Facts
+from tritium.ml.lightning.dry_run import Facts, LightningDryRun
 from tritium.ml.lightning.identity import identity
 from tritium.ml.lightning.settings import LightningSettings
 from tritium.ml.torch.ddp import copy_of_weights
@@ -46,6 +47,8 @@ def train(
     device = torch.device(world.device)
     gpus = [device] if device.type == "cuda" else []
     with torch.random.fork_rng(devices=gpus), quieter():
+        if settings.tries and not facts.tried:
+            try_first_row(LightningDryRun, settings, world)
         return _train(settings, validate, user_run_dir, identity_with_code, world, device)
 
 

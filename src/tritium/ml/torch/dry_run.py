@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -14,11 +15,12 @@ from tritium.data.schema import Field
 from tritium.errors import BadData, BadSetting, TritiumError
 from tritium.ml.arguments import name_of
 from tritium.ml.backend import DryRun
-from tritium.ml.needs_rank import needs_rank, text_of
+from tritium.ml.dry_run import needs_rank, text_of
 from tritium.ml.settings import WEIGHT
 from tritium.ml.torch.compiling import try_compile
 from tritium.ml.torch.ddp_options import refuse_unused
 from tritium.ml.torch.initial_weights import told
+from tritium.ml.torch.input_advice import line_to_write
 from tritium.ml.torch.module_settings import ModuleSettings
 from tritium.ml.torch.settings import TorchSettings
 from tritium.ml.torch.step import Step, forward, make_step
@@ -29,6 +31,7 @@ from tritium.model.signature import Output
 
 _ROWS = 2
 _CPU = torch.device("cpu")
+_ALONE = "The model's forward takes two rows in eval mode, in which it predicts, and given one row alone "
 
 Shapes = Mapping[str, tuple[int, ...]]
 
@@ -41,6 +44,8 @@ class Facts:
     """Whether some parameters got no gradient, or may get none in some step, so that DDP must not wait for them."""
     output_known: bool = False
     """Whether the module's output has been seen; it is not where the length of an array column is unknown."""
+    tried: bool = False
+    """Whether the step has been tried, too; it is not where the length of a label is unknown."""
 
 
 class TorchDryRun(DryRun[TorchSettings]):
@@ -77,6 +82,8 @@ class TorchDryRun(DryRun[TorchSettings]):
             from tritium.ml.torch.fsdp import refuse_unshardable  # with DTensor, whose import takes 1 s
 
             refuse_unshardable(self._forward.module)
+        if settings.train_step is None:
+            refuse_frozen(settings, self._forward.module)
         optimizer = try_optimizer(settings, self._forward.module)
         try_scheduler(settings, optimizer)
         zero = {name: zeros(label, shape) for name, label in labels.items() if (shape := shapes[name]) is not None}
@@ -89,10 +96,10 @@ class TorchDryRun(DryRun[TorchSettings]):
                 [settings.for_optimizer(n) for n in optimizer or ()] if settings.steps_by_optimizer() else [settings]
             ):
                 try_own_step(own, self._forward, zero)
-            return Facts(output_known=True)
+            return Facts(output_known=True, tried=True)
         unused = try_step(settings, self._forward, labels, zero)
         refuse_unused(settings.ddp_options, unused)
-        return Facts(find_unused_parameters=bool(unused), output_known=True)
+        return Facts(find_unused_parameters=bool(unused), output_known=True, tried=True)
 
 
 @dataclass(frozen=True)
@@ -136,20 +143,12 @@ def try_forward(settings: ModuleSettings, fields: Mapping[str, Field], shapes: S
             flat = [name for name, value in taken.items() if value.ndim == 1 and settings.transform is None]
             alone = len(flat) == len(inputs) == 1
             hint = f"\nFor [batch, 1] give a list: feature_cols=[{fields[flat[0]].sources[0]!r}]." if alone else ""
+            hint = line_to_write(settings, fields, module, taken) or hint
             raise BadData(
                 f"The model's forward can't take these features: {text_of(error)}\nIt was called with{listed}{hint}",
                 shapes={name: tuple(value.shape[1:]) for name, value in taken.items()},
             ) from error
-        taken = try_transform(settings, fields, inputs, module, training=False)
-        try:
-            with torch.no_grad():
-                outputs = outputs_of(forward(module.eval(), taken, list(taken)))
-        except TritiumError:
-            raise
-        except Exception as error:
-            raise BadData(
-                f"The model's forward fails in eval mode, in which it validates and predicts: {text_of(error)}"
-            ) from error
+        outputs = try_prediction(settings, fields, inputs, module)
         module.train()
     notes = () if settings.initial_weights is None else told(module, settings.initial_weights)
     return Forward(module, inputs, output, outputs, fields, notes)
@@ -164,6 +163,59 @@ def _refuse_script(module: torch.nn.Module) -> None:
             "and script the trained one: tr.Model(torch.jit.script(model.model.module), model.signature).",
             setting="model",
         )
+
+
+def try_prediction(
+    settings: ModuleSettings, fields: Mapping[str, Field], inputs: Mapping[str, torch.Tensor], module: torch.nn.Module
+) -> tuple[Output, ...]:
+    """Return what the module returns in eval mode, in which it validates and predicts, and leave it in this mode.
+
+    Raises BadData where it fails, or gives no row for each row, also for one row alone: a batch of a stream may have
+    one, and the last one of an epoch.
+    """
+    module.eval()
+
+    def predicted(rows: int) -> Any:
+        given = {name: value[:rows] for name, value in inputs.items()}
+        taken = try_transform(settings, fields, given, module, training=False)
+        with torch.no_grad():
+            return forward(module, taken, list(taken))
+
+    try:
+        output = predicted(_ROWS)
+    except TritiumError:
+        raise
+    except Exception as error:
+        raise BadData(
+            f"The model's forward fails in eval mode, in which it validates and predicts: {text_of(error)}"
+        ) from error
+    outputs = outputs_of(output)
+    found = {name: list(value.shape) for name, value in named_outputs(output).items()}
+    if wrong := [name for name, shape in found.items() if shape[0] != _ROWS]:
+        raise BadData(
+            f"The model's forward returns {found[wrong[0]]} for a batch of {_ROWS} rows in eval mode ({wrong[0]}), in "
+            "which it predicts. Let it return a row for each row."
+        )
+    try:
+        alone = {name: list(value.shape) for name, value in _tensors(predicted(1)).items()}
+    except Exception as error:
+        raise BadData(f"{_ALONE}it fails: {text_of(error)}. A batch may have one row.") from error
+    for name, (_, *row) in found.items():
+        if alone.get(name) != [1, *row]:
+            raise BadData(
+                f"{_ALONE}it returns {alone.get(name)}, not {[1, *row]} ({name}). A batch may have one row: name the "
+                "dimension that goes, squeeze(-1), not squeeze()."
+            )
+    return outputs
+
+
+def _tensors(output: Any) -> dict[str, Any]:
+    """Return what a module returned by name, also where it has no row."""
+    if isinstance(output, Mapping):
+        return {str(name): value for name, value in output.items()}
+    if isinstance(output, tuple | list):
+        return {f"output_{i}": value for i, value in enumerate(output)}
+    return {"prediction": output}
 
 
 def try_transform(
@@ -196,6 +248,15 @@ def try_transform(
         ) from error
 
 
+def refuse_frozen(settings: TorchSettings, module: torch.nn.Module) -> None:
+    """Raise BadSetting for a module of which no parameter requires a gradient."""
+    if not any(parameter.requires_grad for parameter in module.parameters()):
+        raise BadSetting(
+            f"model={name_of(settings.model)} has no weights to train: none of its parameters requires a gradient. "
+            "Unfreeze some of them: layer.requires_grad_(True)."
+        )
+
+
 def try_step(
     settings: TorchSettings, tried: Forward, labels: Mapping[str, Field], zero: Mapping[str, torch.Tensor]
 ) -> list[str]:
@@ -203,13 +264,10 @@ def try_step(
 
     Raises BadData when output and label don't fit, BadSetting when the loss can't be used.
     """
-    if not any(parameter.requires_grad for parameter in tried.module.parameters()):
-        raise BadSetting(
-            f"model={name_of(settings.model)} has no weights to train: none of its parameters requires a gradient. "
-            "Unfreeze some of them: layer.requires_grad_(True)."
-        )
     batch = {**tried.inputs, **zero, WEIGHT: torch.ones(_ROWS)}
-    step = make_step(dataclasses.replace(settings, model=tried.module), _CPU)
+    # A loss with buffers, which counts its calls, say, begins in the ranks as it was given.
+    loss = copy.deepcopy(settings.loss)
+    step = make_step(dataclasses.replace(settings, model=tried.module, loss=loss), _CPU)
     try:
         returned = _take_step(step, tried.module, batch)
     except TritiumError:

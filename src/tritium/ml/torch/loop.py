@@ -12,6 +12,7 @@ from tritium.errors import EmptyShard
 from tritium.gang.rank.world import World
 from tritium.gang.rank.world import world as this_world
 from tritium.ml.callbacks import TrainState, at_steps
+from tritium.ml.dry_run import try_first_row
 from tritium.ml.early_stopping import EarlyStoppingState
 from tritium.ml.history import make_json
 from tritium.ml.progress import Progress
@@ -19,7 +20,7 @@ from tritium.ml.torch.checkpoint import TrainingCheckpoint
 from tritium.ml.torch.compiling import compile_in_place
 from tritium.ml.torch.ddp import Ranks, Replica, joined, tell_untrained, with_sync_batch_norm
 from tritium.ml.torch.divergence import DivergenceCheck
-from tritium.ml.torch.dry_run import Facts
+from tritium.ml.torch.dry_run import Facts, TorchDryRun
 from tritium.ml.torch.epoch_metrics import EpochMetrics
 from tritium.ml.torch.equal_weights import refuse_different, take_buffers
 from tritium.ml.torch.identity import identity
@@ -77,6 +78,8 @@ class _Training:
         self.settings, self.validates, self.world, self.ranks = settings, validate, world, ranks
         self.tell = world.note if ranks.rank == 0 else lambda _: None
         self.batch_size = batch_size = settings.rows_per_rank(ranks.size)
+        if settings.tries and not facts.tried:
+            try_first_row(TorchDryRun, settings, world)
         torch.manual_seed(settings.seed)
         self.module = module = made_module(settings, ranks)
         world.expect_file(WEIGHTS, known_bytes(module))

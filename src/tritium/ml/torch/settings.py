@@ -222,6 +222,11 @@ class TorchSettings(EpochSettings):
         if gang.most > 1 and not gang.gpus and (self.ddp_options or {}).get("sync_batch_norm"):
             raise BadSetting(NEEDS_GPUS, setting="ddp_options")
 
+    @property
+    def tries(self) -> bool:
+        """Whether the model is tried on rows of zeros before anything starts."""
+        return self.check == "full"
+
     def make_module(self) -> Any:
         """Return a new module: the function's, or a copy of the one that was given.
 

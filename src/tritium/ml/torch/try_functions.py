@@ -12,7 +12,7 @@ import torch
 from tritium.errors import BadData, BadSetting, TritiumError
 from tritium.frameworks.torch_dynamo import without_compiler
 from tritium.ml.arguments import name_of
-from tritium.ml.needs_rank import needs_rank, text_of
+from tritium.ml.dry_run import needs_rank, text_of
 from tritium.ml.torch.function_checks import OPTIMIZER, takes_module
 from tritium.ml.torch.losses import label_in
 from tritium.ml.torch.settings import TorchSettings

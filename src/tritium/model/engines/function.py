@@ -87,14 +87,14 @@ class FunctionEngine(Engine):
         yield self
 
     def call(self, batch: Arrays, outputs: Sequence[str]) -> Arrays:
-        found = _named(self.module.predict(self.module.state, dict(batch)))
+        found = self._predicted(batch)
         if not set(outputs) <= set(found):
             raise ModelError(f"predict should return the arrays {list(outputs)}, and returned {sorted(found)}.")
         return {name: found[name] for name in outputs}
 
     def describe(self, batch: Arrays) -> tuple[Output, ...]:
         rows = len(next(iter(batch.values())))
-        found = _named(self.module.predict(self.module.state, dict(batch)))
+        found = self._predicted(batch)
         for name, array in found.items():
             if array.ndim == 0 or len(array) != rows or array.dtype.kind not in "fiub":
                 raise BadData(
@@ -102,6 +102,20 @@ class FunctionEngine(Engine):
                     "rows. Let it return numbers with a row for each row of the batch."
                 )
         return tuple(Output(name, array.dtype.name, array.shape[1:]) for name, array in found.items())
+
+    def _predicted(self, batch: Arrays) -> dict[str, np.ndarray[Any, Any]]:
+        """Return the arrays that `predict` returns, by name.
+
+        One that squeezes takes away the row of a batch of one. It is then given that row twice.
+        """
+        import numpy as np
+
+        predict, state = self.module.predict, self.module.state
+        found, rows = _named(predict(state, dict(batch))), len(next(iter(batch.values())))
+        if rows != 1 or all(array.ndim and len(array) == 1 for array in found.values()):
+            return found
+        twice = _named(predict(state, {name: np.repeat(array, 2, axis=0) for name, array in batch.items()}))
+        return {name: array[:1] if array.ndim and len(array) == 2 else array for name, array in twice.items()}
 
     @classmethod
     def check_device(cls, device: str) -> None:

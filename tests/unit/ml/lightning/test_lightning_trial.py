@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any
 
 import lightning
 import numpy as np
 import pandas as pd
+import pyarrow as pa
 import pytest
 import torch
 from torch import nn
 
 import tritium as tr
-from tritium.errors import BadSetting
+from tritium.errors import BadData, BadSetting
 from tritium.ml import LightningSettings
-from tritium.ml.fitting import Plan, prepare
+from tritium.ml.fitting import Plan, prepare, run
 from tritium.ml.lightning.backend import LightningBackend
 
 COLUMNS: dict[str, Any] = {"feature_cols": ["a", "b"], "label_cols": ["y"], "verbose": False}
@@ -78,3 +80,29 @@ def test_what_asks_for_the_trainer_is_left_to_the_ranks() -> None:
     module, before = AsksTrainer(), torch.get_rng_state()
     planned(model=module, callbacks=[lightning.Callback()])
     assert torch.equal(before, torch.get_rng_state())
+
+
+class Conv(Module):
+    """A module of images, which have their channels first."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Sequential(nn.Conv2d(3, 1, 1), nn.AdaptiveAvgPool2d(1), nn.Flatten())
+
+
+def test_images_are_refused_in_the_same_words_on_the_driver_and_in_a_rank() -> None:
+    frame = pa.table({"image": [bytes(48)] * 8, "y": np.zeros(8)})
+    decode = {"image": lambda content: np.frombuffer(content, np.uint8).reshape(4, 4, 3)}
+    settings = LightningSettings(
+        model=Conv(), feature_cols="image", label_cols=["y"], decode=decode, verbose=False, checkpoint_every=None
+    )
+    gang = tr.Gang(on="here", progress=False, output="none", framework="lightning")
+    with pytest.raises(BadData) as known:
+        prepare(LightningBackend(), frame, settings, gang)
+    line = "It takes features as [batch, 3, 4, 4] float32: in forward, features = features.permute(0, 3, 1, 2) / 255."
+    assert line in str(known.value)
+    plan = prepare(LightningBackend(), frame.slice(0, 0), settings, gang)
+    data = {"train": dataclasses.replace(plan.data["train"], frame=frame)}
+    with pytest.raises(BadData) as caught:
+        run(dataclasses.replace(plan, data=data))
+    assert str(caught.value) == str(known.value)

@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
+import collections
+import dataclasses
 from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import pandas as pd
+import pyarrow as pa
 import pytest
 import torch
 import torchmetrics
+from PIL import Image
 from torch import nn
 
 import tritium as tr
 from tritium.errors import BadData, BadSetting
 from tritium.ml import TorchSettings, fit
-from tritium.ml.fitting import Plan, prepare
+from tritium.ml.fitting import Plan, prepare, run
 from tritium.ml.torch.backend import TorchBackend
 
 COLUMNS: dict[str, Any] = {"feature_cols": ["a", "b"], "label_cols": ["y"], "verbose": False}
@@ -152,3 +156,205 @@ def test_a_metric_keeps_its_state() -> None:
 def test_a_decode_that_takes_no_value() -> None:
     with pytest.raises(BadSetting, match=r"decode=\{'a': <lambda>\} takes nothing; it is called with \(value\)."):
         TorchSettings(**TORCH | {"decode": {"a": lambda: 1}})
+
+
+# ---- inputs
+
+
+class Squeezes(nn.Module):
+    """A module that takes away the row of a batch of one."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(4, 1)
+
+    def forward(self, x: Any) -> Any:
+        return self.layer(x).squeeze()
+
+
+class Named(nn.Module):
+    """A module that returns an object with names, as those of Hugging Face do."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(4, 1)
+
+    def forward(self, x: Any) -> Any:
+        return collections.OrderedDict(logits=self.layer(x))
+
+
+class LastState(nn.Module):
+    """A module whose second output has no row for each row."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.GRU(1, 3, batch_first=True)
+
+    def forward(self, x: Any) -> Any:
+        output, state = self.layer(x[:, :, None])
+        return output.mean((1, 2)), state
+
+
+class Together(nn.Module):
+    """A module of an image and of numbers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv, self.layer = conv(), nn.Linear(4, 1)
+
+    def forward(self, image: Any, v: Any) -> Any:
+        return self.conv(image) + self.layer(v)
+
+
+def conv() -> nn.Module:
+    return nn.Sequential(nn.Conv2d(3, 2, 1), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(2, 1))
+
+
+def image(content: bytes) -> Image.Image:
+    return Image.frombytes("RGB", (4, 4), content)
+
+
+IMAGES: dict[str, Any] = {"feature_cols": "image", "decode": {"image": image}}
+INPUTS: dict[str, tuple[dict[str, Any], str]] = {
+    "ids": (
+        {"feature_cols": "ids", "model": lambda: nn.Sequential(nn.Embedding(9, 2), nn.Flatten(), nn.Linear(10, 1))},
+        "It takes features as [batch, 5] int64: df.withColumn('ids', F.col('ids').cast('array<bigint>')) in Spark, "
+        "lists of int in pandas.",
+    ),
+    "packed ids": (
+        {"feature_cols": ["c", "d"], "model": lambda: nn.Sequential(nn.Embedding(9, 2), nn.Flatten(), nn.Linear(4, 1))},
+        "It takes features as [batch, 2] int64: columns that are packed become floats; make one array of integers, "
+        "df.withColumn('ids', F.array('c', 'd').cast('array<bigint>')), and give feature_cols='ids'.",
+    ),
+    "integers": (
+        {"feature_cols": "counts", "model": lambda: nn.Linear(4, 1)},
+        "It takes features as [batch, 4] float32: transform=lambda x: {'features': x['features'].float()}.",
+    ),
+    "image": (
+        {"model": conv, **IMAGES},
+        "It takes features as [batch, 3, 4, 4] float32: transform=lambda x: {'features': "
+        "x['features'].permute(0, 3, 1, 2) / 255}.",
+    ),
+    "bytes": (
+        {"model": lambda: nn.Sequential(nn.Flatten(), nn.Linear(48, 1)), **IMAGES},
+        "It takes features as [batch, 4, 4, 3] float32: transform=lambda x: {'features': x['features'] / 255}.",
+    ),
+    "doubles": (
+        {"model": lambda: nn.Linear(4, 1), "feature_cols": "image", "decode": {"image": lambda content: np.ones(4)}},
+        "It takes features as [batch, 4] float32: transform=lambda x: {'features': x['features'].float()}.",
+    ),
+    "transformed": (
+        {"model": lambda: nn.Linear(4, 1), "feature_cols": "v", "transform": lambda x: {"z": x["features"].double()}},
+        "It takes z as [batch, 4] float32: let transform return z.float().",
+    ),
+    "flat": (
+        {"model": conv, "feature_cols": "flat"},
+        "It takes features as [batch, 3, 4, 4] float32: transform=lambda x: {'features': "
+        "x['features'].unflatten(1, (3, 4, 4))}.",
+    ),
+    "of several": (
+        {"model": Together, "feature_cols": {"image": "image", "v": "v"}, "decode": {"image": image}},
+        "transform=lambda x: {**x, 'image': x['image'].permute(0, 3, 1, 2) / 255}.",
+    ),
+    "other length": (
+        {"model": lambda: nn.Linear(5, 1), "feature_cols": "v"},
+        "It was called with\n  - features [batch, 4] float32 of column 'v'",
+    ),
+    "output object": (
+        {"model": Named, "feature_cols": "v"},
+        "The module returns a OrderedDict of 1, and loss=MSELoss can't take it",
+    ),
+    "squeezes": (
+        {"model": Squeezes, "feature_cols": "v", "label_cols": "c", "loss": lambda o, y: (o - y).square().mean()},
+        "given one row alone it returns [], not [1] (prediction). A batch may have one row: name the dimension that",
+    ),
+    "state": (
+        {"model": LastState, "feature_cols": "v", "loss": lambda o, y: o[0].square().mean()},
+        "The model's forward returns [1, 2, 3] for a batch of 2 rows in eval mode (output_1)",
+    ),
+}
+
+
+def inputs(count: int = 8) -> pa.Table:
+    draw = np.random.default_rng(0)
+    columns: dict[str, Any] = {
+        "ids": draw.integers(0, 9, (count, 5)).astype(np.float64).tolist(),
+        "counts": draw.integers(0, 9, (count, 4)).tolist(),
+        "flat": draw.random((count, 48)).tolist(),
+        "v": draw.random((count, 4)).tolist(),
+        "image": [draw.bytes(48) for _ in range(count)],
+    }
+    columns |= {"c": np.arange(count) % 3, "d": np.arange(count) % 2, "y": draw.random(count)}
+    return pa.table(columns)
+
+
+@pytest.mark.parametrize("case", INPUTS)
+def test_inputs_that_a_module_does_not_take_are_refused_with_the_line_to_write(case: str) -> None:
+    changes, says = INPUTS[case]
+    with pytest.raises(BadData) as caught:
+        planned(inputs(), **changes)
+    assert says in str(caught.value)
+
+
+@pytest.mark.parametrize("case", [case for case in INPUTS if case != "packed ids"])  # whose number is known
+def test_where_only_the_ranks_see_the_rows_they_are_refused_in_the_same_words(case: str) -> None:
+    changes, _ = INPUTS[case]
+    with pytest.raises(BadData) as known:
+        planned(inputs(), **changes)
+    plan = (
+        planned(inputs().slice(0, 0), **changes)
+        if case != "packed ids"
+        else pytest.skip("the number of columns is known")
+    )
+    data = {"train": dataclasses.replace(plan.data["train"], frame=inputs())}
+    with pytest.raises(BadData) as caught:
+        run(dataclasses.replace(plan, gang=tr.Gang(**HERE), data=data))
+    assert str(caught.value) == str(known.value)
+
+
+@pytest.mark.parametrize("case", ["integers", "image", "bytes", "doubles", "flat", "of several"])
+def test_the_line_to_write_works(case: str) -> None:
+    changes, says = INPUTS[case]
+    transform = eval(says[says.index("lambda") : -1])
+    model = fit(inputs(), **TORCH | changes, transform=transform, **HERE)
+    assert np.isfinite(model.history[-1]["loss"])
+    assert model.predict(inputs()).shape == (8,)
+
+
+@pytest.mark.processes
+def test_the_first_rank_tries_and_no_other_fails_before_it() -> None:
+    changes, says = INPUTS["flat"]
+    plan = planned(inputs().slice(0, 0), **changes)
+    data = {"train": dataclasses.replace(plan.data["train"], frame=inputs())}
+    gang = tr.Gang(ranks=2, on="driver", progress=False, output="none", framework="torch", retries=0)
+    with pytest.raises(BadData) as caught:
+        run(dataclasses.replace(plan, gang=gang, data=data))
+    assert says in str(caught.value)
+
+
+def test_a_trial_in_a_rank_changes_nothing_of_the_training() -> None:
+    """Neither random numbers nor the buffers of a loss."""
+
+    def noisy(x: Any) -> Any:
+        return {"features": x["features"] + float(np.random.random()) + torch.rand(())}
+
+    given: dict[str, Any] = {"model": lambda: nn.Linear(4, 1), "feature_cols": "v", "transform": noisy}
+    plan = planned(inputs(), loss=Counts(), **given)
+    unknown = planned(inputs().slice(0, 0), loss=Counts(), **given)
+    histories = [
+        run(dataclasses.replace(one, gang=tr.Gang(**HERE), data=plan.data)).history[0]["loss"]
+        for one in (plan, unknown)
+    ]
+    assert histories[0] == histories[1]
+
+
+class Counts(nn.Module):
+    """A loss that weighs by the number of its calls."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("calls", torch.zeros(()))
+
+    def forward(self, output: Any, label: Any) -> Any:
+        self.calls += 1
+        return self.calls * (output - label).square().mean()

@@ -230,11 +230,11 @@ def test_what_it_may_not_be_or_return(transform: Any, error: Any, message: str) 
         fit(frame(), **SETTINGS, transform=transform)
 
 
-def test_what_it_returns_is_checked_in_the_first_batch_where_no_shape_was_known() -> None:
+def test_what_it_returns_is_checked_where_only_the_first_row_shows_the_shape() -> None:
     def to_floats(content: bytes) -> Any:
         return np.frombuffer(content, np.uint8)[:3].astype(np.float32)
 
-    with pytest.raises(BadSetting, match=r"with the shape \[3\] for a batch of 16 rows"):
+    with pytest.raises(BadSetting, match=r"with the shape \[3\] for a batch of 2 rows"):
         fit(
             frame(),
             **SETTINGS | {"feature_cols": "image", "decode": {"image": to_floats}},

@@ -1,0 +1,180 @@
+"""The shapes of the rows of batch columns, from types, plans and, where that costs little, the first row (driver)."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import numpy as np
+
+from tritium.data.decode import by_batch_column
+from tritium.data.schema import Field
+from tritium.data.tables import column_of
+from tritium.data.types import is_spark, spark_column
+from tritium.errors import BadSetting
+from tritium.ml.arguments import name_of
+from tritium.ml.dry_run import needs_rank, text_of
+from tritium.ml.settings import Settings
+
+_CHEAP = ("Project", "Range", "LocalRelation", "LocalLimit", "GlobalLimit", "Union")
+_PRESENT = ("And", "IsNotNull", "AtLeastNNonNulls", "Literal", "AttributeReference")
+"""What the condition of a filter that leaves out nulls is made of; another may leave out millions of rows."""
+
+
+def with_shapes(frame: Any, fields: Mapping[str, Field], settings: Settings) -> dict[str, Field]:
+    """Return the batch columns with the shapes of their rows, those of decoded values with their dtype.
+
+    The shape of an array, a vector or a decoded value is that of the first row, which is read where Spark has it at
+    hand: of files, small local data, or what is cached, through projections alone. It stays None elsewhere.
+
+    Raises BadSetting for a function of `decode` with an error that no value explains.
+    """
+    known = {name: field if field.shape is not None else _of_type(frame, field) for name, field in fields.items()}
+    unknown = {name: field for name, field in known.items() if field.shape is None}
+    if settings.tries and unknown and (row := _first_row(frame, [field.sources[0] for field in unknown.values()])):
+        decoders = by_batch_column(settings.decode or {}, list(fields.values()))
+        for name, field in unknown.items():
+            value = row[field.sources[0]]
+            if value is not None and field.kind == "bytes":
+                known[name] = _decoded(field, value, decoders[name].function)
+            elif value is not None:
+                known[name] = dataclasses.replace(field, shape=_shape(value))
+    return known
+
+
+def _of_type(frame: Any, field: Field) -> Field:
+    """Return the field with the length that a vector's metadata or the plan of an array has, where they do."""
+    if not is_spark(frame) or field.depth != 1 or field.kind != "fixed":
+        return field
+    source = field.sources[0]
+    found = [f.metadata.get("ml_attr", {}).get("num_attrs") for f in frame.schema.fields if f.name == source]
+    length = found[0] if found and found[0] else _length_in_plan(frame, source)
+    return field if length is None else dataclasses.replace(field, shape=(int(length),))
+
+
+def _shape(value: Any) -> tuple[int, ...] | None:
+    """Return the shape of a vector or of nested lists; None where its rows differ in length, or hold nothing."""
+    if hasattr(value, "toArray"):
+        return (int(value.size),)
+    shape: list[int] = []
+    while isinstance(value, list | tuple):
+        shape.append(len(value))
+        if not value or any(isinstance(one, list | tuple) and len(one) != len(value[0]) for one in value):
+            return tuple(shape) if shape[-1] and not isinstance(value[0], list | tuple) else None
+        value = value[0]
+    return tuple(shape)
+
+
+def _decoded(field: Field, value: Any, decode: Any) -> Field:
+    """Return the field with shape and dtype of the array that `decode` makes of a value; as it is if unknown."""
+    raw = bytes(value) if field.content == "bytes" else value
+    try:
+        array = np.asarray(decode(raw) if callable(decode) else decode[raw])
+    except Exception as error:
+        if needs_rank(error) or not isinstance(error, TypeError | AttributeError | NameError):
+            return field  # the rank says it of the row, if it is to be said
+        raise BadSetting(
+            f"decode={{{field.sources[0]!r}: {name_of(decode)}}} fails for the first value: {text_of(error)}",
+            setting="decode",
+        ) from error
+    if array.dtype.kind not in "fiub":
+        return field
+    return dataclasses.replace(field, shape=array.shape, dtype=array.dtype.name)
+
+
+def _first_row(frame: Any, columns: list[str]) -> dict[str, Any] | None:
+    """Return the first row's values of these columns; None where there is none, or it is not at hand."""
+    if not is_spark(frame):
+        if not frame.num_rows:
+            return None
+        first = frame.slice(0, 1)
+        return {name: column_of(first, name).to_pylist()[0] for name in columns}
+    chosen = frame.select(*(spark_column(frame.schema, name).alias(f"c{i}") for i, name in enumerate(columns)))
+    if not is_at_hand(chosen):
+        return None
+    rows = chosen.limit(1).collect()
+    return dict(zip(columns, rows[0], strict=True)) if rows else None
+
+
+def is_at_hand(frame: Any) -> bool:
+    """Return whether Spark has the first row of a DataFrame without reading much, or computing anything but columns.
+
+    False with Spark Connect, which does not show its plans.
+    """
+    if not hasattr(frame, "_jdf") or frame.isStreaming:
+        return False
+    from py4j.protocol import Py4JError
+
+    try:
+        return _is_cheap(frame._jdf.queryExecution().optimizedPlan())
+    except Py4JError:  # a vendor's Spark may have other plans: the ranks then see the first row
+        return False
+
+
+def _is_cheap(node: Any) -> bool:
+    kind = node.getClass().getSimpleName()
+    if kind == "InMemoryRelation":
+        return bool(node.cacheBuilder().isCachedColumnBuffersLoaded())
+    if kind == "LogicalRelation":
+        return str(node.relation().getClass().getSimpleName()) == "HadoopFsRelation"
+    if kind == "DataSourceV2ScanRelation":
+        return str(node.scan().getClass().getName()).startswith("org.apache.spark.sql.execution.datasources.v2.")
+    if kind == "Filter" and not _leaves_out_nulls(node.condition()):
+        return False
+    if kind == "Project" and any(_calls_python(one) for one in _items(node.projectList())):
+        return False
+    return kind in (*_CHEAP, "Filter") and all(map(_is_cheap, _items(node.children())))
+
+
+def _leaves_out_nulls(condition: Any) -> bool:
+    kind = condition.getClass().getSimpleName()
+    return kind in _PRESENT and all(map(_leaves_out_nulls, _items(condition.children())))
+
+
+def _calls_python(expression: Any) -> bool:
+    """Return whether an expression is computed by code of the user's."""
+    kind = str(expression.getClass().getSimpleName())
+    return "UDF" in kind or any(map(_calls_python, _items(expression.children())))
+
+
+def _length_in_plan(frame: Any, name: str) -> int | None:
+    """Return the number of values of a column that is made by `F.array(…)`, whatever the rows come from."""
+    if not hasattr(frame, "_jdf") or name not in frame.columns:
+        return None
+    from py4j.protocol import Py4JError
+
+    try:
+        plan = frame.select(spark_column(frame.schema, name))._jdf.queryExecution().analyzed()
+        (attribute,) = _items(plan.output())
+        made = {alias.exprId().id(): alias.child() for alias in _aliases(plan)}
+        return _length(attribute.exprId().id(), made)
+    except Py4JError:
+        return None
+
+
+def _length(identifier: int, made: Mapping[int, Any]) -> int | None:
+    while (expression := made.get(identifier)) is not None:
+        kind = expression.getClass().getSimpleName()
+        while kind == "Cast":
+            expression = expression.child()
+            kind = expression.getClass().getSimpleName()
+        if kind == "CreateArray":
+            return int(expression.children().size())
+        if kind != "AttributeReference":
+            return None
+        identifier = expression.exprId().id()
+    return None
+
+
+def _aliases(node: Any) -> Iterator[Any]:
+    if node.getClass().getSimpleName() == "Project":
+        for expression in _items(node.projectList()):
+            if expression.getClass().getSimpleName() == "Alias":
+                yield expression
+    for child in _items(node.children()):
+        yield from _aliases(child)
+
+
+def _items(sequence: Any) -> list[Any]:
+    return [sequence.apply(index) for index in range(sequence.size())]

@@ -83,8 +83,8 @@ def run(example: Example, checkout: Path, shared: Path, rossmann: str) -> Ran:
             (work / "examples").symlink_to(checkout / "examples")  # without the package beside it
         arguments = example.arguments.format(**places).split()
         if example.ranks:
-            begin = [sys.executable, "-c", "from tritium.cli import main; main()", "run", "--compat", str(script)]
-            command = [*begin, "--ranks", str(RANKS), *example.options.split(), "--", *arguments]
+            begin = [sys.executable, "-c", "from tritium.cli import main; main()", "run", "--compat"]
+            command = [*begin, "--ranks", str(RANKS), *example.options.split(), str(script), *arguments]
         else:
             command = [sys.executable, str(script), *arguments]
         return _finish(example, command, work)

@@ -109,7 +109,7 @@ def test_a_script_for_horovodrun_as_it_is(tmp_path: Path) -> None:
     path.write_text(SCRIPT)
     assert run(path, args=["--out", str(tmp_path)]) == [None, None]
     assert [json.loads(tmp_path.joinpath(str(rank)).read_text()) for rank in range(2)] == [[2, 0, 1.0], [2, 1, 1.0]]
-    words = ["run", str(path), "--framework", "horovod", "--ranks", "3", "--", "--out", str(tmp_path)]
+    words = ["run", "--framework", "horovod", "--ranks", "3", str(path), "--out", str(tmp_path)]
     command = [sys.executable, "-c", "import tritium.cli; tritium.cli.main()", *words]
     shell = subprocess.run(command, capture_output=True, text=True, check=False, timeout=120)
     assert shell.returncode == 0, shell.stdout + shell.stderr

@@ -43,13 +43,14 @@ def run(program: Any, *args: str, **settings: Any) -> list[Any]:
     return tr.launch(program, args=list(args), **{**quiet, **settings})
 
 
-def command(*words: str, **environment: str) -> subprocess.Popen[str]:
+def command(*words: str, cwd: Path | None = None, **environment: str) -> subprocess.Popen[str]:
     """Start `tritium run`."""
     return subprocess.Popen(
         [str(Path(sys.executable).with_name("tritium")), "run", *words],
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
+        cwd=cwd,
         env={**os.environ, **environment},
     )
 
@@ -72,7 +73,7 @@ def test_a_script_for_torchrun_as_it_is(tmp_path: Path) -> None:
 
 def test_from_a_shell(tmp_path: Path) -> None:
     path = script(tmp_path, TORCHRUN)
-    with command(str(path), "--ranks", "2", "--", "--lr", "0.1", "--out", str(tmp_path)) as process:
+    with command("--ranks", "2", str(path), "--lr", "0.1", "--out", str(tmp_path)) as process:
         text = process.communicate(timeout=60)[0]
     assert process.returncode == 0, text
     assert [each["sum"] for each in found(tmp_path)] == [1.0, 1.0]
@@ -88,7 +89,7 @@ def test_a_module_with_its_package_and_what_a_script_imports_beside_it(tmp_path:
     (package / "train.py").write_text(f"{text}assert __package__ == 'pkg'\n")
     out = tmp_path / "out"
     out.mkdir()
-    with command("-m", "pkg.train", "--ranks", "2", "--", str(out), PYTHONPATH=str(tmp_path)) as process:
+    with command("--ranks", "2", "-m", "pkg.train", str(out), PYTHONPATH=str(tmp_path)) as process:
         assert process.wait(60) == 0
     assert found(out) == [3, 3]
     script(tmp_path, text)
@@ -120,9 +121,9 @@ total = sum(int(batch["x"][: batch.rows].sum()) for batch in epoch)
 pathlib.Path(sys.argv[1], str(world.rank)).write_text(str(sum(world.gather(total))))
 """
     path = script(tmp_path, text)
-    words = (str(path), "--ranks", "2", "--data", f"train={tmp_path}/rows.parquet")
+    words = ("--ranks", "2", "--data", f"train={tmp_path}/rows.parquet")
     for more in ((), ("--master", "local[2]", "--conf", "spark.ui.enabled=false")):
-        with command(*words, *more, "--", str(tmp_path)) as process:
+        with command(*words, *more, str(path), str(tmp_path)) as process:
             text = process.communicate(timeout=120)[0]
         assert process.returncode == 0, text
         assert found(tmp_path) == [45, 45]
@@ -151,7 +152,7 @@ def test_the_end_of_a_script_is_that_of_its_rank(tmp_path: Path, line: str, mess
 def test_a_failure_is_exit_code_1_and_sys_exit_0_is_none(tmp_path: Path) -> None:
     path = script(tmp_path, "import sys; sys.exit(int(sys.argv[1]))")
     assert run(path, "0") == [None, None]
-    with command(str(path), "--ranks", "2", "--retries", "0", "--", "3") as process:
+    with command("--ranks", "2", "--retries", "0", str(path), "3") as process:
         text = process.communicate(timeout=60)[0]
     assert process.returncode == 1
     assert "it called sys.exit(3)" in text
@@ -170,7 +171,7 @@ while True:
 
 
 def test_a_signal_reaches_every_rank_which_has_time_to_end(tmp_path: Path) -> None:
-    with command(str(script(tmp_path, WAITS)), "--ranks", "2", "--no-progress") as process:
+    with command("--ranks", "2", "--no-progress", str(script(tmp_path, WAITS))) as process:
         assert process.stdout is not None
         while sum(line.rstrip().endswith("ready") for line in iter_lines(process, 2)) < 2:
             pass
@@ -195,7 +196,7 @@ def iter_lines(process: subprocess.Popen[str], count: int) -> list[str]:
 
 def test_a_second_signal_ends_ranks_that_take_no_notice(tmp_path: Path) -> None:
     deaf = "import signal\nsignal.signal(signal.SIGINT, signal.SIG_IGN)\nprint('ready', flush=True)\nsignal.pause()\n"
-    with command(str(script(tmp_path, deaf)), "--ranks", "2", "--no-progress") as process:
+    with command("--ranks", "2", "--no-progress", str(script(tmp_path, deaf))) as process:
         iter_lines(process, 2)
         process.send_signal(signal.SIGINT)
         process.send_signal(signal.SIGTERM)
@@ -227,16 +228,40 @@ def test_from_a_shell_bad_input_is_one_line(tmp_path: Path) -> None:
     path = script(tmp_path, "x = 1\n")
     for words, message in (
         (("--ranks", "two"), "neither a number of ranks"),
-        (("--lr", "0.1"), "The program's own arguments come after --"),
+        (("--lr", "0.1"), "The program's own options come after it: tritium run --ranks 2 train.py --lr 0.1"),
         (("--data", "train"), "no NAME=VALUE"),
         (("--data", "train=nothing.parquet"), "there is no nothing.parquet"),
         (("--conf", "spark.x=1"), "--master local[2]"),
     ):
-        with command(str(path), *words) as process:
+        with command(*words, str(path)) as process:
             text = process.communicate(timeout=60)[0]
         assert process.returncode in (1, 2)
         assert message in " ".join(text.split())
         assert "Traceback" not in text
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (
+            ["SCRIPT", "--ranks", "2"],
+            "--ranks after SCRIPT would be an argument of the program, which does not name it",
+        ),
+        (["SCRIPT", "--run-dir=x"], "come before the program: tritium run --run-dir … SCRIPT …"),
+        (["--ranks", "1", "SCRIPT", "--data", "x"], "['--data', 'x']"),
+        (["--ranks", "1", "SCRIPT", "x", "--", "--lr", "1", "-h"], "['x', '--', '--lr', '1', '-h']"),
+        (["--ranks", "1", "SCRIPT", "--", "--ranks", "3"], "['--ranks', '3']"),
+        (
+            ["-m", "json.tool", "--retries", "3"],
+            "tritium: --retries is passed to json.tool. If it is meant for tritium",
+        ),
+    ],
+)
+def test_what_follows_the_program_is_the_programs(words: list[str], said: str, tmp_path: Path) -> None:
+    path = str(script(tmp_path, "import sys\ndata = print(sys.argv[1:])\n"))
+    with command(*[path if word == "SCRIPT" else word for word in words], cwd=tmp_path) as process:
+        text = " ".join(process.communicate(timeout=60)[0].split())
+    assert said.replace("SCRIPT", path) in text
 
 
 def test_a_script_that_imports_an_unnamed_framework_is_warned_about(tmp_path: Path) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import importlib
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from types import NoneType
 from typing import Any, Literal, get_args, get_origin, get_type_hints
@@ -68,11 +68,32 @@ class _Command(click.Command):
         try:
             return super().parse_args(ctx, args)
         except click.NoSuchOption as error:
-            own = "The program's own arguments come after --: tritium run train.py --ranks 2 -- --lr 0.1"
+            own = "The program's own options come after it: tritium run --ranks 2 train.py --lr 0.1"
             raise click.UsageError(f"{error.format_message()} {own}", ctx) from error
 
 
-@click.command(cls=_Command)
+def _refuse_misplaced(program: str, arguments: Sequence[str], options: Collection[str], module: bool) -> None:
+    """Raise UsageError for options of `tritium run` after a script that doesn't name them; else say whose they are."""
+    ours = [word for word in (argument.partition("=")[0] for argument in arguments) if word in options]
+    readable = not module and program.endswith(".py") and Path(program).is_file()
+    if readable:
+        text = Path(program).read_text(encoding="utf-8", errors="replace")
+        ours = [
+            name for name in ours if name.lstrip("-") not in text and name.lstrip("-").replace("-", "_") not in text
+        ]
+    if not ours:
+        return
+    names = ", ".join(ours)
+    order = f"tritium run {ours[0]} … {program} …"
+    if readable:
+        raise click.UsageError(
+            f"{names} after {program} would be an argument of the program, which does not name it. Options of tritium "
+            f"run come before the program: {order}. If the program takes it, say so by --: {program} -- {ours[0]} …"
+        )
+    click.echo(f"tritium: {names} is passed to {program}. If it is meant for tritium run: {order}", err=True)
+
+
+@click.command(cls=_Command, context_settings={"allow_interspersed_args": False})  # as torchrun
 @click.argument("program")
 @click.argument("arguments", nargs=-1)
 @click.option("-m", "--module", is_flag=True, help="PROGRAM is a module, as for python -m.")
@@ -101,9 +122,14 @@ def run(
 ) -> None:
     """Run PROGRAM, a script as for torchrun or an MPI program, in the ranks of a gang.
 
-    Its arguments come after --. The exit code is 0 when every rank has ended with 0, else 1. A signal is sent to every
-    rank, which has 30 s to end.
+    What follows PROGRAM is passed to it, as by torchrun. The exit code is 0 when every rank has ended with 0, else 1. A
+    signal is sent to every rank, which has 30 s to end.
     """
+    if arguments[:1] == ("--",):
+        arguments = arguments[1:]
+    else:
+        options = {name for parameter in run.params for name in (*parameter.opts, *parameter.secondary_opts)}
+        _refuse_misplaced(program, arguments, {name for name in options if name.startswith("--")}, module)
     if compat:
         importlib.import_module("tritium.compat")
     given = {name: dict(value) if name == "env" else value for name, value in fields.items() if value not in (None, ())}

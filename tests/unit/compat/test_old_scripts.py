@@ -71,9 +71,9 @@ if hvd.rank() == 0:
 def test_a_script_like_pytorch_mnist(tmp_path: Path, options: list[str]) -> None:
     script = tmp_path / "mnist.py"
     script.write_text(MNIST)
-    command = [sys.executable, "-c", "from tritium.cli import main; main()", "run", "--compat", str(script)]
+    command = [sys.executable, "-c", "from tritium.cli import main; main()", "run", "--compat"]
     run = subprocess.run(
-        [*command, "--ranks", "2", "--", "--lr", "0.05", *options],
+        [*command, "--ranks", "2", str(script), "--lr", "0.05", *options],
         **{"cwd": tmp_path, "capture_output": True, "text": True, "timeout": 200},
         check=False,
     )

@@ -111,6 +111,13 @@ def test_what_the_program_has_set_for_itself_changes_nothing(case: Any, tmp_path
     np.testing.assert_array_equal(loaded.predict(frame), plain)
 
 
+def test_a_list_of_one_array_column_is_that_column(case: Any) -> None:
+    frame = rows()
+    frame["v"] = list(frame[["a", "b"]].to_numpy("float32"))
+    one, listed = (case.estimator(**QUIET, feature_cols=given, on="here").fit(frame) for given in ("v", ["v"]))
+    np.testing.assert_array_equal(listed.predict(frame), one.predict(frame))
+
+
 @POOL_OF_SPARK
 def test_among_spark_mls_own_stages(spark: Any, case: Any, tmp_path: Path) -> None:
     """In a Pipeline and a CrossValidator, saved and loaded, over a batch, a stream and without Spark."""

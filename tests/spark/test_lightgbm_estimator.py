@@ -17,7 +17,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
 import tritium as tr
-from tritium.errors import BadRow
+from tritium.errors import BadRow, BadSetting
 from tritium.ml import EarlyStopping, LightGBMClassifier, LightGBMModel, LightGBMRanker, LightGBMRegressor
 
 pytestmark = pytest.mark.timeout(400)
@@ -97,7 +97,7 @@ def test_a_pipeline_of_assembler_indexer_and_classifier(spark: SparkSession, row
     model = again.stages[-1]
     assert isinstance(model, LightGBMModel)
     assert model.setOutputCols(["kind_index", "chances"]).transform(scored).columns[-2:] == ["kind_index", "chances"]
-    assert list(model.feature_importances()) == ["features_0", "features_1"]
+    assert list(model.feature_importances()) == ["a", "b"], "as VectorAssembler names them"
     model.write().overwrite().save(str(tmp_path / "model"))
     table = fitted.stages[0].transform(whole.orderBy("id")).limit(5).toPandas()
     alone = tr.load(str(tmp_path / "model/model")).predict(np.stack([row.toArray() for row in table.features]))
@@ -117,6 +117,39 @@ def test_a_ranker_keeps_groups_whole_and_refuses_one_that_is_null(rows: DataFram
     assert ranks.mean() > 0.8
     with pytest.raises(BadRow, match=r"column 'q' \(in batch column 'group'\) is null in row \d+"):
         ranker.fit(rows.withColumn("q", F.when(F.col("id") != 77, F.col("q"))))
+
+
+def test_one_vector_or_array_in_a_list_and_the_names_that_the_assembler_gives(rows: DataFrame) -> None:
+    kinds = rows.withColumn("kind", F.col("id") % 3)
+    vectors = VectorAssembler(inputCols=["a", "kind"], outputCol="features").transform(kinds)
+    settings: dict[str, Any] = {"monotone_constraints": {"a": 1}, "categorical_features": ["kind"]}
+    named = regressor(feature_cols=["features"], **settings).fit(vectors)
+    scalars = regressor(feature_cols=["a", "kind"], **settings).fit(kinds)
+    assert named.feature_importances("gain") == scalars.feature_importances("gain")
+    with pytest.raises(BadSetting, match=r"names 'kin'; of the column 'features' .*Did you mean 'kind'\?"):
+        regressor(feature_cols=["features"], categorical_features=["kin"]).fit(vectors)
+
+    arrays = kinds.withColumn("v", F.array("a", "kind"))  # whose length only the rows tell
+    for given in ("v", ["v"]):
+        model = regressor(feature_cols=given, monotone_constraints={0: 1}, categorical_features=[1]).fit(arrays)
+        assert list(model.feature_importances("gain").values()) == list(scalars.feature_importances("gain").values())
+    with pytest.raises(BadSetting, match="categorical_features names position 2, and 'v' has 2 numbers a row"):
+        regressor(feature_cols=["v"], categorical_features=[2]).fit(arrays)
+
+
+def test_words_as_groups_and_as_categories(rows: DataFrame) -> None:
+    words = rows.withColumn("query", F.concat(F.lit("query "), "q"))
+    settings: dict[str, Any] = {"feature_cols": ["a", "kind"], "label_cols": "grade", "eval_at": [3], **QUIET}
+    settings |= {"vocabulary": ["kind"], "ranks": 2, "row_key": "id"}
+    named, numbered = (LightGBMRanker(**settings, group_col=name).fit(words) for name in ("query", "q"))
+    assert named.history[-1]["ndcg@3"] == pytest.approx(numbered.history[-1]["ndcg@3"], abs=0.1)
+    assert named.feature_importances()["kind"] > 0
+    scored = named.transform(words).toPandas()
+    assert scored.groupby("kind").prediction.mean().idxmax() == "high"
+    with pytest.raises(BadRow, match=r"column 'query' \(in batch column 'group'\) is null in row \d+"):
+        LightGBMRanker(**settings, group_col="query").fit(
+            words.withColumn("query", F.when(F.col("id") != 7, F.col("query")))
+        )
 
 
 def test_xgboosts_own_estimator_and_ours_live_in_one_session(rows: DataFrame) -> None:

@@ -33,7 +33,8 @@ _BEYOND = (
 )
 _ROUNDED = (
     "If rounding is meant, say so in Spark: F.col({0!r}).cast('float'), or .astype('float32') in pandas. Of a time or "
-    "a counter, take the difference from a start; an index stays an integer in a batch column of its own"
+    "a counter, take the difference from a start; an index stays an integer in a batch column of its own. "
+    "LightGBM reads features with feature_dtype='float64', and its categories are numbered from 0 (StringIndexer)"
 )
 
 

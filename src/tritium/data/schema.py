@@ -130,6 +130,8 @@ class Field:
     """What a value of kind "bytes" is: bytes, the UTF-8 of a string, or the digits of an integer."""
     skip: bool = False
     """Whether a row that can't be read is left out, instead of raising BadRow."""
+    slots: tuple[str, ...] = ()
+    """The names that a vector column's metadata gives its numbers, as VectorAssembler makes it; () for none."""
     marked: bool = False
     """Whether a row may be a mark in place of values that can't be packed: see `exchange.pack`."""
 

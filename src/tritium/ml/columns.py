@@ -34,13 +34,17 @@ class Columns:
         """Return the Data that reads `frame`."""
         if self.class_label is not None:
             frame = whole_numbers(frame, self.class_label, settings)
+        frame = with_numbered_groups(frame, settings.together)
         keys = settings.row_key or ()
         order: dict[str, Any] = {"shuffle": settings.exchange_order, "row_key": keys}
         return Data(frame, columns=self.sources, default_dtype=self.dtypes, **order, **self.values)
 
     def fields(self, frame: Any, name: str) -> tuple[Field, ...]:
         """Return the planned batch columns. Raises BadData for what can't be read."""
-        return plan(schema_of(frame), Data(frame, columns=self.sources, default_dtype=self.dtypes, **self.values), name)
+        frame = with_numbered_groups(frame, self.values.get("together"))
+        data = Data(frame, columns=self.sources, default_dtype=self.dtypes, **self.values)
+        planned = plan(schema_of(frame), data, name)
+        return tuple(dataclasses.replace(one, slots=slots(frame, one)) if one.marked else one for one in planned)
 
 
 def as_frame(frame: Any, name: str) -> Any:
@@ -226,12 +230,43 @@ def whole_numbers(frame: Any, column: str, settings: Settings) -> Any:
     return frame.withColumn(column, F.when(whole, value.cast("long")).otherwise(other))
 
 
+def with_numbered_groups(frame: Any, column: str | None) -> Any:
+    """Return the frame with numbers in place of the words in this column of groups; otherwise as it is.
+
+    On Spark a number is a hash of 64 bits, which two of a million words share once in 37 million frames.
+    """
+    if column is None or columns_of(schema_of(frame))[column].name != "string":
+        return frame
+    if is_spark(frame):
+        from pyspark.sql import functions as F
+
+        word = spark_column(frame.schema, column)
+        return frame.withColumn(column, F.when(word.isNotNull(), F.xxhash64(word)))  # the hash of a null is a number
+    words = pa.chunked_array([table_column(frame, column).combine_chunks()])
+    words = words if pa.types.is_dictionary(words.type) else words.dictionary_encode()
+    numbers = pa.chunked_array([chunk.indices.cast(pa.int64()) for chunk in words.chunks], pa.int64())
+    position = frame.schema.get_field_index(column)
+    return frame.append_column(column, numbers) if position < 0 else frame.set_column(position, column, numbers)
+
+
 def table_column(table: pa.Table, name: str) -> Any:
     """Return the values of a column of an Arrow table, also of a nested one: `address.zip`."""
     if name in table.schema.names:
         return table[name]
     top, *below = path_of(table.schema, name)
     return pc.struct_field(table[top], below)
+
+
+def slots(frame: Any, field: Field) -> tuple[str, ...]:
+    """Return the names of the numbers of a vector column by its metadata; () where not each has one."""
+    if not is_spark(frame):
+        return ()
+    found: list[dict[str, Any]] = [f.metadata for f in frame.schema.fields if f.name == field.sources[0]]
+    metadata = found[0].get("ml_attr", {}) if found else {}
+    every = [one for kind in metadata.get("attrs", {}).values() for one in kind]
+    names = {int(one["idx"]): str(one["name"]) for one in every if "idx" in one and "name" in one}
+    count = metadata.get("num_attrs", len(names))
+    return tuple(names[i] for i in range(count)) if names.keys() == set(range(count)) else ()
 
 
 def names_in(given: str | Sequence[str]) -> list[str]:
@@ -256,7 +291,7 @@ def _unfit(name: str, kind: SourceType, role: str, settings: Settings) -> str | 
     leaf, depth = kind.leaf()
     decoded = name in (settings.decode or {})
     coded = decoded or name in settings.words() or name in (settings.hash_buckets or {})
-    if leaf.name == "string" and not coded:
+    if leaf.name == "string" and not coded and not (role == "group" and not depth):
         if role == "label":
             return (
                 f"a string. Learn its words as classes, vocabulary=[{name!r}], or number them: StringIndexer in Spark, "
@@ -264,8 +299,9 @@ def _unfit(name: str, kind: SourceType, role: str, settings: Settings) -> str | 
             )
         if settings.one_input:
             return (
-                f"a string. Number its words: StringIndexer in Spark, df[{name!r}].astype('category').cat.codes in "
-                f"pandas, and name the column of numbers in categorical_features."
+                f"a string. Its words become categories: learn them, vocabulary=[{name!r}], or hash them, "
+                f"hash_buckets={{{name!r}: 1000}}. Or number them yourself, as StringIndexer does, and name the column "
+                f"of numbers in categorical_features."
             )
         return (
             f"a string. The model gets the index of a word: learn the words, vocabulary=[{name!r}], or hash them, "
@@ -278,13 +314,14 @@ def _unfit(name: str, kind: SourceType, role: str, settings: Settings) -> str | 
     if leaf.name == "timestamp":
         spark, pandas = "F.hour, F.dayofweek, F.unix_timestamp in Spark", f"df[{name!r}].dt.hour in pandas"
         return f"a {kind.text}. Take numbers from it: {spark}, {pandas}."
-    if role == "group" and (depth or leaf.dtype.lstrip("u")[:3] != "int" or leaf.name != "number"):
+    is_told = leaf.name == "string" or (leaf.name == "number" and leaf.dtype.lstrip("u").startswith("int"))
+    if role == "group" and (depth or not is_told):
         cast = "cast it to long in Spark, to int64 in pandas"
-        return f"{kind.text}; a group is told by one integer a row: {cast}, or hash it (F.xxhash64)."
+        return f"{kind.text}; a group is told by one integer or word a row: {cast}, or hash it (F.xxhash64)."
     if leaf.name == "binary" and not decoded:
         return f"binary. Give a function from its bytes to an array: decode={{{name!r}: function}}."
-    if role == "weight" and depth:
-        return f"{kind.text}; a weight is one number a row."
+    if depth and (role in ("weight", "init_score") or (role == "label" and settings.one_input)):
+        return f"{kind.text}; {'an' if role == 'init_score' else 'a'} {role} is one number a row."
     return None
 
 

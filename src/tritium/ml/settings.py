@@ -52,7 +52,7 @@ class Settings:
     whole: ClassVar[tuple[str, ...]] = ("seed", "prediction_batch_size", "decode_threads")
     """The settings that are whole numbers, also where NumPy's or a float such as 3.0 are given."""
     one_input: ClassVar[bool] = False
-    """Whether the model takes one array of numbers, in which a column of strings has no place."""
+    """Whether the model takes one array of numbers, in which words are categories, and its label is one number."""
     loss_of_numbers: ClassVar[str] = "the mean squared error"
     """How the framework writes a loss for a number to predict, for the advice in an error."""
 

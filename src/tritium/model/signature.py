@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields
 from typing import TYPE_CHECKING, Any, Literal
@@ -53,6 +54,11 @@ class Input:
             types=tuple(known[source].leaf()[0].name for source in planned.sources),
             codec=planned.to_json(),
         )
+
+    @property
+    def names(self) -> list[str]:
+        """The names of the numbers in a row, of which none has a length that varies."""
+        return names_of_numbers(self.columns, math.prod(n or 0 for n in self.shape), self.codec.get("slots", ()))
 
 
 @dataclass(frozen=True)
@@ -147,6 +153,16 @@ class Signature:
             outputs=tuple(Output(**o) for o in value["outputs"]),
             **rest,
         )
+
+
+def names_of_numbers(columns: Sequence[str], width: int, slots: Sequence[str] = ()) -> list[str]:
+    """Return the names of the `width` numbers in a row: those of the columns, or `v_0`, `v_1`, … in one column `v`.
+
+    slots : the names that the metadata of a vector column gives its numbers.
+    """
+    if len(slots) == width:
+        return list(slots)
+    return list(columns) if len(columns) == width else [f"{columns[0]}_{i}" for i in range(width)]
 
 
 def check_classes(outputs: Sequence[Output]) -> None:

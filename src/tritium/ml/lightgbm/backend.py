@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
@@ -17,10 +18,10 @@ from tritium.ml.digest import CodeDigest
 from tritium.ml.dry_run import text_of
 from tritium.ml.lightgbm import training
 from tritium.ml.lightgbm.checkpoint import identity, peek
+from tritium.ml.lightgbm.features import Features
 from tritium.ml.lightgbm.names import METRIC_NAMES
 from tritium.ml.lightgbm.parameters import lightgbm_params, refuse_params
 from tritium.ml.lightgbm.settings import LightGBMClassifierSettings, LightGBMRankerSettings, LightGBMSettings
-from tritium.ml.settings import FEATURES
 from tritium.model.model import Model
 from tritium.model.signature import Output, Signature
 
@@ -30,8 +31,13 @@ _ROWS = 60
 class LightGBMDryRun(DryRun[LightGBMSettings]):
     """A training of one tree on a few made-up rows, which LightGBM refuses where it would refuse the settings."""
 
-    def __init__(self, width: int | None) -> None:
-        self._width = width
+    def __init__(self, fields: Sequence[Field], shapes: Mapping[str, tuple[int, ...]]) -> None:
+        """Try the features of these batch columns, of which `shapes` has those of a row that are known."""
+        self._slots = {field.name: field.slots for field in fields}
+        widths = {name: math.prod(shape) for name, shape in shapes.items()}
+        known = all(field.name in widths for field in fields)
+        self._features = Features.of(fields, widths) if known else None
+        self._vector = None if known else fields[0].sources[0]
 
     @property
     def scores(self) -> None:
@@ -44,21 +50,21 @@ class LightGBMDryRun(DryRun[LightGBMSettings]):
 
     def train(
         self, settings: LightGBMSettings, labels: Mapping[str, Field], shapes: Mapping[str, tuple[int, ...] | None]
-    ) -> None:
-        """Train one tree. Raises BadSetting with what LightGBM says."""
-        if self._width is None:
-            return
-        _refuse_positions(settings, self._width)
+    ) -> dict[str, tuple[str, ...]]:
+        """Train one tree, and return the slots of each batch column. Raises BadSetting with what LightGBM says."""
+        if self._features is None:  # the ranks know how long the arrays are, and check positions in them
+            _refuse_names(settings, Features((), (), (), self._vector))
+            return self._slots
         classes = None
         if isinstance(settings, LightGBMClassifierSettings):
             several = any(name.startswith(("multi_", "auc_mu")) for name in settings.given_metrics())
             several = several or settings.objective not in (None, "binary")
             classes = settings.num_class or (3 if several else 2)
         random = np.random.default_rng(0)
-        x = random.integers(0, 5, (_ROWS, self._width)).astype(settings.feature_dtype)
+        x = random.integers(0, 5, (_ROWS, len(self._features.names))).astype(settings.feature_dtype)
         y = np.arange(_ROWS) % (classes or 2) if classes or settings.together else random.uniform(0.1, 0.9, _ROWS)
         group = [_ROWS] if isinstance(settings, LightGBMRankerSettings) else None
-        params = lightgbm_params(settings, self._width, classes, 1) | {"num_threads": 1}
+        params = lightgbm_params(settings, self._features, classes, 1) | {"num_threads": 1}
         try:
             booster = lightgbm.Booster(params, lightgbm.Dataset(x, y, group=group, params=params))
             booster.update()
@@ -73,6 +79,7 @@ class LightGBMDryRun(DryRun[LightGBMSettings]):
                 f"metrics names {unknown[0]!r}, which LightGBM does not compute for objective={params['objective']!r}.",
                 setting="metrics",
             )
+        return self._slots
 
 
 class LightGBMBackend(Backend[LightGBMSettings]):
@@ -86,8 +93,7 @@ class LightGBMBackend(Backend[LightGBMSettings]):
     ) -> LightGBMDryRun:
         """Check the parameters, and return a dry run for as many features as the columns have."""
         refuse_params(settings)
-        shape = shapes.get(FEATURES)
-        return LightGBMDryRun(None if shape is None else int(np.prod(shape)))
+        return LightGBMDryRun([fields[name] for name in settings.inputs()], shapes)
 
     def identity(self, settings: LightGBMSettings, fields: Sequence[Field]) -> dict[str, Any]:
         """Return the identity: settings and columns, as no code of the user's is trained."""
@@ -121,11 +127,9 @@ def _try_callbacks(settings: LightGBMSettings, booster: lightgbm.Booster) -> Non
                 ) from error
 
 
-def _refuse_positions(settings: LightGBMSettings, width: int) -> None:
-    """Raise BadSetting for positions beyond the length of a vector column."""
-    given = [*(settings.categorical_features or ()), *(settings.monotone_constraints or ())]
-    if wrong := [key for key in given if isinstance(key, int) and key >= width]:
-        raise BadSetting(
-            f"categorical_features or monotone_constraints name position {wrong[0]}, and {settings.feature_cols!r} has "
-            f"{width} numbers a row."
-        )
+def _refuse_names(settings: LightGBMSettings, features: Features) -> None:
+    """Raise BadSetting for a name where features are told by their positions alone."""
+    for setting in ("categorical_features", "monotone_constraints"):
+        for key in getattr(settings, setting) or ():
+            if isinstance(key, str):
+                features.position(setting, key)

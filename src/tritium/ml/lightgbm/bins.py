@@ -76,7 +76,7 @@ def _sample(rows: Rows, share: float, seed: int, world: World | None) -> Array:
     """
     ids = rows.ids
     chosen: slice | Array = slice(None) if share >= 1 else np.flatnonzero(_hashed(ids, seed) < share)
-    ids, found = ids[chosen], rows.features(chosen)
+    ids, found = ids[chosen], rows.matrix(chosen)
     if world is not None and world.size > 1:
         parts = world.gather((ids, found))
         ids = np.concatenate([part[0] for part in parts])

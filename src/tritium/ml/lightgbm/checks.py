@@ -33,14 +33,6 @@ def column_problems(settings: Any) -> Iterator[str]:
             f"decode={list(settings.decode)!r}: LightGBM takes numbers as the DataFrame has them. Make them of the "
             "column before, as an array or a vector, by a UDF in Spark."
         )
-    for name in ("vocabulary", "hash_buckets"):
-        words = settings.words() if name == "vocabulary" else settings.hash_buckets or {}
-        coded = [] if isinstance(features, str) else [f for f in features if f in words]
-        if coded and len(features) > 1:
-            yield (
-                f"{name} has {coded[0]!r}, which is one of several feature columns, and those must be numbers. Make "
-                "one of it before, such as by StringIndexer, and name it in categorical_features."
-            )
     if isinstance(settings.label_cols, Mapping) or len(settings.labels()) != 1:
         yield f"label_cols={settings.label_cols!r} must be one column."
     for name in ("categorical_features", "monotone_constraints"):
@@ -48,18 +40,23 @@ def column_problems(settings: Any) -> Iterator[str]:
         kinds = list if name == "categorical_features" else Mapping
         if not isinstance(given, (kinds, tuple)):
             yield f"{name}={given!r} must be a {'list of' if kinds is list else 'mapping from'} feature columns."
-        elif isinstance(features, str):
-            if wrong := [key for key in given if not is_whole(key, 0)]:
-                yield f"{name} names {wrong[0]!r}; of the column {features!r} say the position in it, from 0."
-        elif wrong := [key for key in given if key not in features]:
+        elif not is_one(features) and (wrong := [key for key in given if key not in features]):
             yield f"{name} names {wrong[0]!r}, which is not among feature_cols."
     constraints = settings.monotone_constraints or {}
     if isinstance(constraints, Mapping) and not set(constraints.values()) <= {-1, 0, 1}:
         yield f"monotone_constraints={dict(constraints)!r}: each must be -1, 0 or 1."
     if isinstance(constraints, Mapping) and (both := set(constraints) & set(settings.categorical_features or ())):
         yield f"monotone_constraints names {sorted(both, key=str)[0]!r}, which is a category."
-    if settings.init_score_col is not None and not is_names(settings.init_score_col):
-        yield f"init_score_col={settings.init_score_col!r} must be a column, or a list of columns."
+    scores = settings.init_score_col
+    if scores is not None and not is_names(scores):
+        yield f"init_score_col={scores!r} must be a column, or a list of columns."
+    elif scores is not None and not settings.is_by_class() and not is_one(scores):
+        yield f"init_score_col={scores!r} names {len(scores)} columns; several are for several classes."
+
+
+def is_one(columns: Any) -> bool:
+    """Return whether these are the name of one column, or a list of one."""
+    return isinstance(columns, str) or len(columns) == 1
 
 
 def callback_problems(given: Any) -> Iterator[str]:

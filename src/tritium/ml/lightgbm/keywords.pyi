@@ -129,8 +129,9 @@ class LightGBMClassifierKeywords(GangKeywords, total=False):
     """How several ranks train one tree: "data" (histograms of all features are summed), or "voting" (only those of
     the features that ranks vote for). "serial" is for one rank."""
     categorical_features: Sequence[str | int]
-    """Feature columns whose numbers (whole, from 0) are categories; of a vector or array column the positions in it.
-    Negative ones are missing."""
+    """Feature columns whose numbers (whole, from 0) are categories; of a vector or array column the positions in it,
+    or the names that VectorAssembler gave. Negative ones are missing. Words (`vocabulary`, `hash_buckets`) are
+    categories anyway."""
     monotone_constraints: Mapping[Any, int] | None
     """Feature column (of a vector or array column the position in it) -> 1 where the prediction may only rise with
     it, -1 where it may only fall."""
@@ -478,8 +479,9 @@ class LightGBMRankerKeywords(GangKeywords, total=False):
     """How several ranks train one tree: "data" (histograms of all features are summed), or "voting" (only those of
     the features that ranks vote for). "serial" is for one rank."""
     categorical_features: Sequence[str | int]
-    """Feature columns whose numbers (whole, from 0) are categories; of a vector or array column the positions in it.
-    Negative ones are missing."""
+    """Feature columns whose numbers (whole, from 0) are categories; of a vector or array column the positions in it,
+    or the names that VectorAssembler gave. Negative ones are missing. Words (`vocabulary`, `hash_buckets`) are
+    categories anyway."""
     monotone_constraints: Mapping[Any, int] | None
     """Feature column (of a vector or array column the position in it) -> 1 where the prediction may only rise with
     it, -1 where it may only fall."""
@@ -493,8 +495,8 @@ class LightGBMRankerKeywords(GangKeywords, total=False):
     feature_dtype: Literal["float32", "float64"]
     """The numbers in which features are read, in training and prediction."""
     group_col: str
-    """The column of the group of a row, such as its query: an integer. All rows of a group are on one rank, and all
-    are trained on, or all validated on where `validation` is a fraction."""
+    """The column of the group of a row, such as its query: an integer or a word. All rows of a group are on one
+    rank, and all are trained on, or all validated on where `validation` is a fraction."""
     eval_at: Sequence[int]
     """Positions at which "ndcg" and "map" are computed."""
 
@@ -833,8 +835,9 @@ class LightGBMRegressorKeywords(GangKeywords, total=False):
     """How several ranks train one tree: "data" (histograms of all features are summed), or "voting" (only those of
     the features that ranks vote for). "serial" is for one rank."""
     categorical_features: Sequence[str | int]
-    """Feature columns whose numbers (whole, from 0) are categories; of a vector or array column the positions in it.
-    Negative ones are missing."""
+    """Feature columns whose numbers (whole, from 0) are categories; of a vector or array column the positions in it,
+    or the names that VectorAssembler gave. Negative ones are missing. Words (`vocabulary`, `hash_buckets`) are
+    categories anyway."""
     monotone_constraints: Mapping[Any, int] | None
     """Feature column (of a vector or array column the position in it) -> 1 where the prediction may only rise with
     it, -1 where it may only fall."""

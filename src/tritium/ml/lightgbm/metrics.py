@@ -59,7 +59,8 @@ def _values(results: Sequence[Any]) -> Values:
 
 
 def _merged(parts: Sequence[Values], weights: Sequence[tuple[float, float]]) -> Values:
-    there = [(values, weight) for values, weight in zip(parts, weights, strict=True) if values]
+    # A rank whose weights are all 0 has NaN as metrics, and no part in the mean.
+    there = [(values, weight) for values, weight in zip(parts, weights, strict=True) if values and any(weight)]
     return {} if not there else {name: _mean(name, there) for name in there[0][0]}
 
 

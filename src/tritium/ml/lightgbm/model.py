@@ -33,11 +33,11 @@ class LightGBMModel(TrainedModel):
     def feature_importances(self, importance_type: Literal["split", "gain"] = "split") -> dict[str, float]:
         """Return feature → how often trees split by it ("split"), or by how much that improved them ("gain").
 
-        Of one vector or array column `features`, the features are `features_0`, `features_1`, …
+        Of one vector or array column `features`, the features are `features_0`, `features_1`, …, or have the names
+        that VectorAssembler gave them.
         """
-        columns = self.signature.inputs[0].columns
+        names = [name for taken in self.signature.inputs for name in taken.names]
         found = self.booster().feature_importance(importance_type)
-        names = columns if len(columns) == len(found) else [f"{columns[0]}_{i}" for i in range(len(found))]
         return dict(zip(names, map(float, found), strict=True))
 
     def save_native(self, path: str) -> None:

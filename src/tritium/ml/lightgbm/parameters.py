@@ -9,6 +9,7 @@ from lightgbm import basic
 
 from tritium.errors import BadSetting
 from tritium.hints import suggest
+from tritium.ml.lightgbm.features import Features
 from tritium.ml.lightgbm.settings import LightGBMRankerSettings, LightGBMSettings
 
 # LightGBM's parameter → the setting that it is here.
@@ -53,6 +54,8 @@ def _problems(settings: LightGBMSettings) -> Iterator[str]:
     for given, value in (settings.native_params or {}).items():
         name = known.get(given)
         plain = value if isinstance(value, list | tuple) else [value]
+        if name == "interaction_constraints":  # a list of lists of positions
+            plain = [item for part in plain for item in (part if isinstance(part, list | tuple) else [part])]
         if name is None:
             yield f"LightGBM has no parameter {given!r} (of native_params=).{suggest(str(given), known)}"
         elif name in _SETTINGS:
@@ -70,25 +73,23 @@ def _problems(settings: LightGBMSettings) -> Iterator[str]:
             yield f"native_params={{{given!r}: {value!r}}} must be a number, a string, a bool, or a list of these."
 
 
-def lightgbm_params(settings: LightGBMSettings, width: int, classes: int | None, ranks: int) -> dict[str, Any]:
-    """Return the parameters for `width` features and a number of classes (None: no classes) on this many ranks."""
+def lightgbm_params(settings: LightGBMSettings, features: Features, classes: int | None, ranks: int) -> dict[str, Any]:
+    """Return the parameters for these features and a number of classes (None: no classes) on this many ranks.
+
+    Raises BadSetting for a category or a constraint that names no feature.
+    """
     objective = settings.objective or settings.objectives[0]
     if classes is not None and classes > 2 and settings.objective is None:
         objective = "multiclass"
-    names = settings.names_of_features()
-    position = {name: i for i, name in enumerate(names or ())}
     made: dict[str, Any] = {name: getattr(settings, name) for name in _SAME}
     made |= {"objective": objective, "verbosity": -1, "tree_learner": settings.tree_learner if ranks > 1 else "serial"}
     if metrics := settings.given_metrics():
         made["metric"] = metrics
     if classes is not None and objective != "binary":
         made["num_class"] = classes
-    if settings.categorical_features:
-        made["categorical_column"] = sorted(position.get(str(key), key) for key in settings.categorical_features)
-    if settings.monotone_constraints:
-        constraints = [0] * width
-        for key, value in settings.monotone_constraints.items():
-            constraints[position.get(str(key), key)] = value
+    if categories := features.categories(settings):
+        made["categorical_column"] = categories
+    if constraints := features.constraints(settings):
         made["monotone_constraints"] = constraints
     if isinstance(settings, LightGBMRankerSettings):
         made["eval_at"] = list(settings.eval_at)

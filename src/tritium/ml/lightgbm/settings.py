@@ -12,9 +12,16 @@ from tritium.hints import question
 from tritium.ml.early_stopping import EarlyStopping
 from tritium.ml.epoch_settings import IterativeSettings
 from tritium.ml.fields import is_names, is_whole, setting
-from tritium.ml.lightgbm.checks import LEAST, callback_problems, column_problems, number_problems, objective_problems
+from tritium.ml.lightgbm.checks import (
+    LEAST,
+    callback_problems,
+    column_problems,
+    is_one,
+    number_problems,
+    objective_problems,
+)
 from tritium.ml.lightgbm.names import METRIC_NAMES, OF_LIGHTGBM, OF_OTHERS, OF_SYNAPSEML, is_larger_better
-from tritium.ml.settings import LABEL
+from tritium.ml.settings import FEATURES, LABEL
 
 GROUP, INIT_SCORE = "group", "init_score"
 BATCH_SIZE = 16_384  # rows of a call to predict
@@ -72,7 +79,8 @@ class LightGBMSettings(IterativeSettings):
     )
     categorical_features: Sequence[str | int] = setting(
         "Feature columns whose numbers (whole, from 0) are categories; of a vector or array column the positions in "
-        "it. Negative ones are missing.",
+        "it, or the names that VectorAssembler gave. Negative ones are missing. Words (`vocabulary`, `hash_buckets`) "
+        "are categories anyway.",
         (),
     )
     monotone_constraints: Mapping[Any, int] | None = setting(
@@ -123,8 +131,11 @@ class LightGBMSettings(IterativeSettings):
         columns = list(columns.values()) if isinstance(columns, Mapping) else [columns]
         if self.nan == "keep" and all(map(is_names, columns)) and isinstance(self.nulls or {}, Mapping):
             names = [name for given in columns for name in ([given] if isinstance(given, str) else given)]
-            others = {*(self.vocabulary or ()), *(self.hash_buckets or ())}  # these are no numbers
-            missing = {name: math.nan for name in names if name not in others}
+            words = {
+                *(self.vocabulary or ()),
+                *(self.hash_buckets or ()),
+            }  # of a category LightGBM takes -1 for missing
+            missing = {name: -1 if name in words else math.nan for name in names}
             object.__setattr__(self, "nulls", missing | dict(self.nulls or {}))
         super().__post_init__()
 
@@ -158,9 +169,13 @@ class LightGBMSettings(IterativeSettings):
         """`feature_dtype`, also of integers: a missing value is a NaN."""
         return self.feature_dtype
 
-    def names_of_features(self) -> list[str] | None:
-        """Return the feature columns in the order of the model's features; None for one vector or array column."""
-        return None if isinstance(self.feature_cols, str) else list(self.feature_cols)
+    def inputs(self) -> dict[str, str | list[str]]:
+        """Return batch column → source columns: numbers side by side, and each column of words on its own."""
+        if is_one(self.feature_cols):
+            return super().inputs()
+        words = [name for name in self.feature_cols if name in {*self.words(), *(self.hash_buckets or ())}]
+        numbers = [name for name in self.feature_cols if name not in words]
+        return {**({FEATURES: numbers} if numbers else {}), **{f"{name}_index": name for name in words}}
 
     def given_metrics(self) -> list[str]:
         """Return the names of `metrics` as LightGBM has them in results; none where the objective decides."""
@@ -261,8 +276,8 @@ class LightGBMRankerSettings(LightGBMRegressorSettings):
 
     label_cols: Any = setting("The column of the relevance of a row: a small whole number, 0 for none.")
     group_col: str = setting(
-        "The column of the group of a row, such as its query: an integer. All rows of a group are on one rank, and all "
-        "are trained on, or all validated on where `validation` is a fraction."
+        "The column of the group of a row, such as its query: an integer or a word. All rows of a group are on one "
+        "rank, and all are trained on, or all validated on where `validation` is a fraction."
     )
     eval_at: Sequence[int] = setting('Positions at which "ndcg" and "map" are computed.', (1, 2, 3, 4, 5))
 

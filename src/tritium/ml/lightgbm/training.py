@@ -20,15 +20,16 @@ from tritium.ml.lightgbm.average import add_average, average_score
 from tritium.ml.lightgbm.bins import is_shared, training_set, validation_set
 from tritium.ml.lightgbm.callbacks import Callbacks
 from tritium.ml.lightgbm.checkpoint import Progress, TrainingCheckpoint, is_over
+from tritium.ml.lightgbm.labels import check_labels, check_scores
 from tritium.ml.lightgbm.metrics import Metrics
 from tritium.ml.lightgbm.parameters import lightgbm_params
 from tritium.ml.lightgbm.rows import Rows
 from tritium.ml.lightgbm.settings import LightGBMClassifierSettings, LightGBMSettings
-from tritium.ml.settings import FEATURES
 
 basic: Any = lightgbm.basic
 WEIGHTS = "model.txt"
 _PIECE = 4 << 20
+_LARGE_CATEGORY = 1 << 20  # 128 KiB a split
 _LOG_SECONDS = 0.5
 _MOST_CLASSES = 10_000
 _SPECIAL = re.compile(r'[",:\[\]{}\s]')  # LightGBM takes no such names of features
@@ -37,21 +38,24 @@ _SPECIAL = re.compile(r'[",:\[\]{}\s]')  # LightGBM takes no such names of featu
 def train(
     settings: LightGBMSettings,
     validate: bool,
-    facts: None,
+    facts: Mapping[str, tuple[str, ...]] | None,
     user_run_dir: bool = False,
     identity: dict[str, Any] | None = None,
 ) -> dict[str, Any] | None:
     """Train on this rank's shards. Rank 0 stores the model, and returns history, inputs and outputs; others None.
 
+    facts : the slots of each batch column, as the dry run returns them.
     user_run_dir : whether the user named the run directory; a training that was begun there then continues.
     identity : what must be equal for that, to be kept in the checkpoints.
     """
     world = this_world()
-    rows, validation = _rows(world, "train", settings), None
+    rows, validation = _rows(world, "train", settings, facts or {}), None
     if validate:
-        validation = _rows(world, "validation", settings)
+        validation = _rows(world, "validation", settings, facts or {})
     assert rows is not None
+    check_labels(world, rows, validation, settings)
     classes = _classes(world, rows, validation, settings)
+    check_scores(rows, classes, settings)
     checkpoint = TrainingCheckpoint(settings, world, identity, run_dir_required=user_run_dir)
     progress = Progress(settings, world.note if world.rank == 0 else lambda _: None)
     saved = checkpoint.load()
@@ -67,7 +71,7 @@ def train(
     outputs = [classes] if classes is not None and progress.booster.num_model_per_iteration() > 1 else []
     return {
         "history": progress.history,
-        "inputs": {FEATURES: (settings.feature_dtype, list(rows.shape))},
+        "inputs": {name: (dtype, list(shape)) for name, (dtype, shape) in rows.inputs.items()},
         "outputs": {"prediction": ("float64", outputs)},
     }
 
@@ -84,6 +88,11 @@ def _grow(
     """Add trees until there are enough, or early stopping or a callback ends the training."""
     with ExitStack() as network:
         booster, average = _booster(world, settings, rows, validation, classes, progress, network)
+        if world.rank == 0 and rows.largest_category >= _LARGE_CATEGORY:
+            world.note(
+                f"categories go up to {rows.largest_category:,}, and a split by them keeps a bit for each number up to "
+                "the largest: number them from 0 (StringIndexer) for a small and fast model"
+            )
         metrics = Metrics(world, rows if settings.training_metric else None, validation)
         callbacks = Callbacks(settings.callbacks, world, settings.num_iterations)
         progress.booster, logged = booster, 0.0
@@ -129,13 +138,13 @@ def _booster(
     """
     before, done = progress.booster, progress.iteration
     counts = world.shard("train").counts
-    params = lightgbm_params(settings, rows.width, classes, world.size)
+    params = lightgbm_params(settings, rows.features, classes, world.size)
     connection: dict[str, Any] = {}
     average = None if before is not None or rows.init_score is not None else average_score(world, rows, params)
     shared = is_shared(params, rows.width, counts)
     if not shared:
         connection = network.enter_context(joined(world))
-    data = training_set(rows, params, counts, world, _feature_names(settings, rows.width))
+    data = training_set(rows, params, counts, world, _feature_names(rows.features.names))
     if shared:
         connection = network.enter_context(joined(world))
     valid = None if validation is None else validation_set(validation, data, params)
@@ -161,7 +170,7 @@ def _scores(rows: Rows, before: lightgbm.Booster | None, average: float | None) 
     return raw if own is None else raw + own.reshape(raw.shape)
 
 
-def _rows(world: World, name: str, settings: LightGBMSettings) -> Rows | None:
+def _rows(world: World, name: str, settings: LightGBMSettings, slots: Mapping[str, tuple[str, ...]]) -> Rows | None:
     """Return the rows of this rank; None for a rank without rows to validate on. Raises EmptyShard on every rank."""
     shard = world.shard(name)
     counts = shard.counts
@@ -177,7 +186,7 @@ def _rows(world: World, name: str, settings: LightGBMSettings) -> Rows | None:
             "Ask for fewer ranks.",
             counts=list(counts),
         )
-    return Rows(shard, settings) if shard.rows else None
+    return Rows(shard, settings, slots) if shard.rows else None
 
 
 def _classes(world: World, rows: Rows, validation: Rows | None, settings: LightGBMSettings) -> int | None:
@@ -210,9 +219,8 @@ def _classes(world: World, rows: Rows, validation: Rows | None, settings: LightG
     return count
 
 
-def _feature_names(settings: LightGBMSettings, width: int) -> Sequence[str]:
-    """Return names that LightGBM takes, each once, like those of the columns."""
-    names = settings.names_of_features() or [f"{settings.feature_cols}_{i}" for i in range(width)]
+def _feature_names(names: Sequence[str]) -> Sequence[str]:
+    """Return names that LightGBM takes, each once, like those of the features."""
     plain = [_SPECIAL.sub("_", name) for name in names]
     twice: Mapping[str, int] = Counter(plain)
     return [name if twice[name] == 1 else f"{name}_{i}" for i, name in enumerate(plain)]

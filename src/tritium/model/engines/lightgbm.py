@@ -75,9 +75,9 @@ class LightGBMEngine(Engine):
         yield self
 
     def call(self, batch: Arrays, outputs: Sequence[str]) -> Arrays:
-        """Return the booster's prediction of the one input, `[n]` or `[n, classes]`, as float64."""
-        (features,) = batch.values()
-        rows = features.reshape(len(features), -1)
+        """Return the booster's prediction of the inputs side by side, `[n]` or `[n, classes]`, as float64."""
+        parts = [values.reshape(len(values), -1) for values in batch.values()]
+        rows = parts[0] if len(parts) == 1 else np.concatenate(parts, axis=1)
         if rows.shape[1] != self.module.num_feature():
             raise ModelError(f"The model takes {self.module.num_feature()} features, and was given {rows.shape[1]}.")
         if rows.dtype not in (np.float32, np.float64):

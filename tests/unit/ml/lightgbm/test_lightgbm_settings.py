@@ -91,7 +91,7 @@ def refused(kind: str, **settings: Any) -> str:
         ),
         ("regressor", {"feature_cols": [*X, "word"]}, "feature column 'word' is a string"),
         ("ranker", {"group_col": "nowhere"}, "group column 'nowhere' is missing."),
-        ("ranker", {"group_col": "a"}, "group column 'a' is double; a group is told by one integer a row"),
+        ("ranker", {"group_col": "a"}, "group column 'a' is double; a group is told by one integer or word a row"),
         ("classifier", {"label_cols": "gap"}, "has no rows of class 1 and rows of class 4. Number the classes"),
         ("classifier", {"label_cols": "one"}, "has only class 0."),
         ("classifier", {"label_cols": "half"}, "label column 'half' must hold class indices, and holds 0.5"),
@@ -107,16 +107,17 @@ def test_words_and_what_takes_their_place() -> None:
     rows = pd.DataFrame({"c": ["a", "b"] * 40, "x": np.arange(80.0), "y": [1.0, 2.0] * 40})
     rows["code"] = rows.c.astype("category").cat.codes
     small: dict[str, Any] = {"label_cols": "y", "num_iterations": 5, "min_data_in_leaf": 5, **HERE}
-    with pytest.raises(BadData, match=r"'c' is a string. Number its words: StringIndexer .* categorical_features"):
+    with pytest.raises(BadData, match=r"'c' is a string. Its words become categories: learn them, vocabulary=\['c'\]"):
         LightGBMRegressor(feature_cols=["c", "x"], **small).fit(rows)
     with pytest.raises(BadSetting, match=r"decode=\['c'\]: LightGBM takes numbers as the DataFrame has them"):
         LightGBMRegressor(feature_cols="c", decode={"c": len}, **small).fit(rows)
-    for given in ({"vocabulary": ["c"]}, {"hash_buckets": {"c": 8}}):
-        with pytest.raises(BadSetting, match=r"has 'c', which is one of several .* name it in categorical_features"):
-            LightGBMRegressor(feature_cols=["c", "x"], **small, **given).fit(rows)
     numbered = LightGBMRegressor(feature_cols=["code", "x"], categorical_features=["code"], **small).fit(rows)
     alone = LightGBMRegressor(feature_cols=["c"], vocabulary=["c"], **small).fit(rows)
-    for model in (numbered, alone):
+    beside = [
+        LightGBMRegressor(feature_cols=["c", "x"], **small, **given).fit(rows)
+        for given in ({"vocabulary": ["c"]}, {"hash_buckets": {"c": 8}})
+    ]
+    for model in (numbered, alone, *beside):
         first, second = model.transform(rows)["prediction"][:2]
         assert first < 1.5 < second
 

@@ -329,3 +329,15 @@ def peer(connection: socket.socket) -> tuple[int, int]:
     """Return the pid and the user id of the process at the other end of a Unix socket: the one that listens there."""
     pid, user, _ = struct.unpack("iII", connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
     return pid, user
+
+
+def socket_at(descriptor: int) -> socket.socket:
+    """Return a socket of a copy of this descriptor, which stays as it is. Raises OSError where it is no socket's."""
+    copy = os.dup(descriptor)
+    # With this type Python does not apply a default timeout of the program's, which would make both non-blocking.
+    kind = socket.SOCK_STREAM | getattr(socket, "SOCK_NONBLOCK", 0)
+    try:
+        return socket.socket(type=kind, fileno=copy)
+    except OSError:
+        os.close(copy)
+        raise

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import random
 import socket
 import struct
@@ -14,8 +15,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from program_state import default_timeout
 from tritium.errors import TooLarge, WireError
-from tritium.wire import CODE, MAGIC, MAX_BLOB, MAX_HEADER, NONCE, Challenge, Channel, Codec, Message
+from tritium.wire import CODE, MAGIC, MAX_BLOB, MAX_HEADER, NONCE, Challenge, Channel, Codec, Message, socket_at
 
 KEY = b"k" * 32
 MESSAGES = [
@@ -281,3 +283,14 @@ class TestChannel:
         blob = b"cos\nsystem\n(S'touch /tmp/pwned'\ntR."
         data = struct.pack("!II", len(header), len(blob)) + header + blob
         assert read(data, key=None) == ([Message("x", {}, blob)], None)
+
+
+def test_a_descriptor_that_is_looked_at_stays_as_it_is_and_leaves_none_open() -> None:
+    before = set(os.listdir("/dev/fd"))
+    with socket.create_server(("127.0.0.1", 0)) as server, open(os.devnull) as none:
+        with default_timeout(), socket_at(server.fileno()) as found:
+            assert found.getsockname() == server.getsockname()
+            assert os.get_blocking(server.fileno())
+        with pytest.raises(OSError, match="socket"):
+            socket_at(none.fileno())
+    assert set(os.listdir("/dev/fd")) == before

@@ -12,6 +12,7 @@ from typing import Any
 
 from tritium.errors import BadSetting
 from tritium.frameworks.framework import Place
+from tritium.wire import socket_at
 
 _ATTEMPTS = 5
 _CHECK = 0.002  # seconds between two looks at whether LightGBM listens
@@ -102,10 +103,8 @@ class _Turns:
 
 def listens(port: int) -> bool:
     """Return whether this process listens at a TCP port."""
-    # With this type Python leaves the descriptor as it is, where a default timeout would make it non-blocking.
-    kind = socket.SOCK_STREAM | getattr(socket, "SOCK_NONBLOCK", 0)
     for name in os.listdir("/dev/fd"):
-        with suppress(OSError), socket.socket(type=kind, fileno=os.dup(int(name))) as found:
+        with suppress(OSError), socket_at(int(name)) as found:
             known: Any = found.getsockname() if found.family == socket.AF_INET else ("", 0)
             if known[1] == port and found.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN):
                 return True

@@ -10,6 +10,8 @@ import sys
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
 
+from tritium.wire import socket_at
+
 Ends = tuple[str, str]
 """Both ends of a connection, this process's first, each as "address port"."""
 
@@ -25,8 +27,9 @@ def connections() -> Iterator[tuple[Ends, int]]:
     for name in os.listdir("/dev/fd"):
         if int(name) in pythons:
             continue
-        with suppress(OSError), socket.socket(fileno=os.dup(int(name))) as found:  # else it is no socket
-            if found.family in (socket.AF_INET, socket.AF_INET6) and found.type == socket.SOCK_STREAM:
+        with suppress(OSError), socket_at(int(name)) as found:  # else it is no socket
+            kind = found.getsockopt(socket.SOL_SOCKET, socket.SO_TYPE)
+            if found.family in (socket.AF_INET, socket.AF_INET6) and kind == socket.SOCK_STREAM:
                 yield (_end(found.getsockname()), _end(found.getpeername())), int(name)
 
 
@@ -49,7 +52,7 @@ def _reset(descriptor: int) -> None:
     ):  # to connect with nobody ends a connection by a reset, and leaves the library its socket
         ctypes.CDLL(None).connect(descriptor, _UNSPECIFIED, len(_UNSPECIFIED))
         return
-    with suppress(OSError), socket.socket(fileno=os.dup(descriptor)) as found:
+    with suppress(OSError), socket_at(descriptor) as found:
         found.shutdown(socket.SHUT_RDWR)
 
 

@@ -94,7 +94,10 @@ class DataError(TritiumError, ValueError):
 
 
 class BadRow(DataError):
-    """A value that can't be trained on. Facts: `column`, `row_id`, `value`."""
+    """A value that can't be trained on.
+
+    Facts: `column`, `row_id`, `value`, and the values of `row_key` by column, where a launch has found them.
+    """
 
 
 class EmptyShard(DataError):

@@ -288,7 +288,7 @@ def test_what_only_the_data_shows_names_column_row_and_value(
     message = str(caught.value)
     assert text in message
     assert f"column '{column}'" in message
-    assert "in row 7 (source partition 0, position 7)" in message
+    assert "in row 7 of source partition 0" in message
 
 
 def test_a_wide_sparse_vector_is_refused_and_both_ways_out_work(spark: Any) -> None:
@@ -298,7 +298,7 @@ def test_a_wide_sparse_vector_is_refused_and_both_ways_out_work(spark: Any) -> N
         receive(Exchange({"train": Data(wide, ["v"], dtype="float32")}, 1))
     message = str(caught.value)
     assert "column 'v' is a sparse vector of 262,144 numbers, 0 of them set" in message
-    assert "1,048,576 bytes, more than 262,144, in row 0 (" in message
+    assert "1,048,576 bytes, more than 262,144, in row 0 of" in message
     assert "F.unwrap_udt('v')['indices']" in message
 
     narrow = HashingTF(inputCol="words", outputCol="v", numFeatures=4096).transform(words)

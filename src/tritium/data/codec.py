@@ -11,7 +11,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from tritium.data import narrow, unsafe
-from tritium.data.idset import PARTITION_BITS, POSITION
+from tritium.data.idset import place
 from tritium.data.narrow import ErrorAt
 from tritium.data.schema import DENSE_BYTES, Field
 from tritium.data.spool import Ragged
@@ -75,8 +75,7 @@ def bad_row(field: Field, ids: Array, row: int, value: Any, what: str, advice: s
     column, number = field.sources[source], int(ids[row])
     used = "" if column == field.name else f" (in batch column {field.name!r})"
     return BadRow(
-        f"column {column!r}{used} is {what} in row {number} (source partition {number >> PARTITION_BITS}, position "
-        f"{number & POSITION}). {advice.format(column)}.",
+        f"column {column!r}{used} is {what} in {place(number)}. {advice.format(column)}.",
         column=column,
         row_id=number,
         value=value,

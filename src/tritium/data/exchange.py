@@ -69,9 +69,34 @@ class Exchange:
         """
         from pyspark.sql import functions as F
 
+        rows = {}
+        for name, fields in self.plan.items():
+            schema = self.data[name].frame.schema
+            rows[name] = F.struct(*(pack(field, schema).alias(f"c{i}") for i, field in enumerate(fields)))
+        partition, position = F.shiftright("_id", PARTITION_BITS), F.col("_id").bitwiseAND(F.lit(POSITION))
+        rank = F.pmod(partition + position, F.lit(self.ranks)).cast("int")
+        home = [name for name in ("_home",) if self._goes_together]
+        dealt = self.numbered(rows).repartitionById(self.ranks, F.coalesce(F.col("_anchor"), *home, rank)).drop("_home")
+        dealt = dealt.sortWithinPartitions("_id") if self.sorted else dealt
+        if not self._has_arrays or self.as_arrays is not None:
+            return dealt
+        as_bytes = (rows_as_bytes(self.spark, dealt, name, fields) for name, fields in self.plan.items())
+        return dealt.select("_id", "_anchor", *as_bytes)
+
+    @property
+    def _goes_together(self) -> bool:
+        return any(data.together is not None for data in self.data.values())
+
+    def numbered(self, rows: Mapping[str, Any]) -> Any:
+        """Return the rows of all frames with their ids, before they are dealt.
+
+        rows : name → the struct that a row of its frame becomes.
+        """
+        from pyspark.sql import functions as F
+
         halves = _halves(self.data)
-        packed = {name: self._packed(name, halves.get(name)) for name in self.plan if name not in halves.values()}
-        home = ["_home"] if any(data.together is not None for data in self.data.values()) else []
+        packed = {name: self._packed(name, halves.get(name), rows) for name in self.plan if name not in halves.values()}
+        home = ["_home"] if self._goes_together else []
         kinds = {
             field.name: field.dataType for frame in packed.values() for field in frame.schema if field.name != "_home"
         }
@@ -82,20 +107,12 @@ class Exchange:
         for own, frame in packed.items():
             there = (own, halves.get(own))
             columns = [F.col(name) if name in there else F.lit(None).cast(kind) for name, kind in types.items()]
-            rows = frame.select(F.lit(None).cast("int").alias("_anchor"), *home, *_named(columns, types))
-            united = rows if united is None else united.unionAll(rows)
+            part = frame.select(F.lit(None).cast("int").alias("_anchor"), *home, *_named(columns, types))
+            united = part if united is None else united.unionAll(part)
         nulls = [F.lit(None).cast(kind) for kind in types.values()]
         last = anchors.select(anchor, *(F.lit(None).cast("int").alias(h) for h in home), *_named(nulls, types))
         united = last if united is None else united.unionAll(last)
-        numbered = united.select(_numbers(list(halves.values())).alias("_id"), "*")
-        partition, position = F.shiftright("_id", PARTITION_BITS), F.col("_id").bitwiseAND(F.lit(POSITION))
-        rank = F.pmod(partition + position, F.lit(self.ranks)).cast("int")
-        dealt = numbered.repartitionById(self.ranks, F.coalesce(F.col("_anchor"), *home, rank)).drop("_home")
-        dealt = dealt.sortWithinPartitions("_id") if self.sorted else dealt
-        if not self._has_arrays or self.as_arrays is not None:
-            return dealt
-        rows = (rows_as_bytes(self.spark, dealt, name, fields) for name, fields in self.plan.items())
-        return dealt.select("_id", "_anchor", *rows)
+        return united.select(_numbers(list(halves.values())).alias("_id"), "*")
 
     @cached_property
     def as_arrays(self) -> str | None:
@@ -116,8 +133,8 @@ class Exchange:
     def _has_arrays(self) -> bool:
         return any(takes_bytes(field) for fields in self.plan.values() for field in fields)
 
-    def _packed(self, name: str, half: str | None) -> Any:
-        """Return the frame of `name` as one struct column of that name, with a child `c<i>` for each Field.
+    def _packed(self, name: str, half: str | None, rows: Mapping[str, Any]) -> Any:
+        """Return the frame of `name` as one struct column of that name.
 
         half : the name that takes the rows of this frame which are not those of `name`, in a column of its own.
 
@@ -133,9 +150,9 @@ class Exchange:
             frame = frame.sortWithinPartitions(*(spark_column(schema, key) for key in keys))
         columns = []
         for own in filter(None, (name, half)):
-            row = F.struct(*(pack(field, schema).alias(f"c{i}") for i, field in enumerate(self.plan[own])))
             where = self.data[own].where if half is not None else None
-            columns.append((row if where is None else F.when(_chosen(schema, *where), row)).alias(own))
+            row = rows[own] if where is None else F.when(_chosen(schema, *where), rows[own])
+            columns.append(row.alias(own))
         home = F.lit(None)
         if (key := data.together) is not None:
             home = F.pmod(F.xxhash64(spark_column(schema, key)), F.lit(self.ranks))

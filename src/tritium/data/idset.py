@@ -19,6 +19,11 @@ HALF = 1 << (PARTITION_BITS - 1)
 """The bit of a position that is set where rows of two names come from one frame, in the rows of the second name."""
 
 
+def place(number: int) -> str:
+    """Return where the row with this id is, for messages."""
+    return f"row {number & (HALF - 1)} of source partition {number >> PARTITION_BITS}"
+
+
 def rank_of(ids: Array, ranks: int) -> Array:
     """Return the rank of each id, int64 [k], as the exchange distributes rows to `ranks`."""
     owner: Array = ((ids >> PARTITION_BITS) + (ids & POSITION)) % ranks

@@ -183,7 +183,7 @@ def test_a_refused_row_says_where_it_is_and_how_to_go_on(
 
 def test_the_row_of_a_late_partition() -> None:
     error = refused(pa.array([1, 2, 3, None]))
-    assert "source partition 2, position 1" in str(error)
+    assert "row 1 of source partition 2" in str(error)
 
 
 def test_casts_that_were_asked_for() -> None:

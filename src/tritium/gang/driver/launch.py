@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from tritium import frameworks
 from tritium.data.schema import Data
-from tritium.errors import BadSetting, TritiumError, TritiumWarning, masked
+from tritium.errors import BadRow, BadSetting, TritiumError, TritiumWarning, masked
 from tritium.frameworks import torch as pytorch
 from tritium.gang.driver import launcher, programs
 from tritium.gang.driver.attempt import Attempt
@@ -167,6 +167,11 @@ def attempted(attempt: Attempt) -> list[Any]:
     """Run one attempt. Rows stay persisted after a loss only when their executors live on (a process ended)."""
     try:
         return launcher.run(attempt)
+    except BadRow as error:
+        from tritium.gang.driver.bad_rows import located
+
+        release(attempt, ok=False)
+        raise located(error, attempt) from error.__cause__
     except TritiumError as error:
         if getattr(error, "signal", None) is None and getattr(error, "exit_code", None) is None:
             release(attempt, ok=False)

@@ -1,0 +1,186 @@
+"""Names a row that can't be used in the user's terms, and counts what is missing in all columns (driver).
+
+It reads the data once more, which only a launch that has failed does.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from tritium.data.idset import HALF, place
+from tritium.data.schema import Data, Field
+from tritium.data.tables import column_of, table_of
+from tritium.data.types import SourceType, columns_of, is_spark, spark_column
+from tritium.errors import BadRow
+from tritium.gang.driver.attempt import Attempt
+
+LOOK_SECONDS = 60.0  # for the Spark job; a source that takes longer is left alone
+_FILE = ("file_path", "row_index", "file_block_start")
+
+
+@dataclass(frozen=True)
+class Look:
+    """What was found."""
+
+    key: Mapping[str, Any]
+    """The values of `row_key` in the row."""
+    where: str
+    """Where else the row is: its file, or its number in the user's table; "" where that is not known."""
+    rows: int
+    missing: Mapping[tuple[str, str], int]
+    """(Column, "null" or "NaN") → in how many rows."""
+
+
+def located(error: BadRow, attempt: Attempt) -> BadRow:
+    """Return the error with the row as the user knows it, and with all columns of the data that hold nulls or NaN."""
+    from tritium.data.plan import plan
+
+    name, row_id = str(error.__dict__.get("name")), error.__dict__.get("row_id")
+    given = attempt.data if attempt.exchange is None else attempt.exchange.data
+    if name not in given or row_id is None:
+        return error
+    data = given[name]
+    if is_spark(data.frame):
+        look = _within(LOOK_SECONDS, data.frame.sparkSession, lambda: _in_spark(error, attempt))
+    else:
+        table = table_of(data.frame, name)
+        look = _in_table(row_id & (HALF - 1), table, data, plan(table.schema, data, name))
+    if look is None:
+        return error
+    key = ", ".join(f"{column}={value!r}" for column, value in look.key.items())
+    told = f"the row with {key}{f' ({look.where})' if look.where else ''}" if key else look.where
+    text = str(error).replace(place(row_id), told, 1) if told else str(error)
+    if look.missing:
+        listed = ", ".join(f"{column!r} is {what} in {count:,}" for (column, what), count in look.missing.items())
+        text += f" Of its {look.rows:,} rows {listed}."
+    text += " handle_invalid='skip' (of tr.Data in a launch, of the estimator) leaves rows that can't be used out."
+    return BadRow(text, **{**error.__dict__, "row_key": dict(look.key)})
+
+
+def _checked(fields: tuple[Field, ...], columns: Mapping[str, SourceType]) -> list[tuple[str, str]]:
+    """Return the pairs of a source column and what would be an error in it."""
+    found = []
+    for field in fields:
+        for source, fill in zip(field.sources, field.nulls, strict=True):
+            found += [(source, "null")] if fill is None else []
+            floating = columns[source].name == "number" and columns[source].dtype.startswith("float")
+            found += [(source, "NaN")] if floating and field.nan == "error" else []
+    return list(dict.fromkeys(found))
+
+
+def _in_table(row: int, table: pa.Table, data: Data, fields: tuple[Field, ...]) -> Look:
+    numbers = np.arange(table.num_rows)
+    if data.where is not None:
+        chosen = column_of(table, data.where[0]).to_numpy(zero_copy_only=False) == data.where[1]
+        numbers = numbers[chosen]
+    if data.keys:
+        keys = pa.table({key: column_of(table, key) for key in data.keys}).take(numbers)
+        numbers = numbers[pc.sort_indices(keys, [(key, "ascending") for key in data.keys]).to_numpy()]
+    missing = {}
+    for source, what in _checked(fields, columns_of(table.schema)):
+        column = column_of(table, source).take(pa.array(numbers))
+        count = column.null_count if what == "null" else pc.sum(pc.is_nan(column)).as_py() or 0
+        missing[source, what] = count
+    number = int(numbers[row])
+    key = {name: column_of(table, name)[number].as_py() for name in data.keys}
+    return Look(key, f"row {number}", len(numbers), {k: count for k, count in missing.items() if count})
+
+
+def _in_spark(error: BadRow, attempt: Attempt) -> Look | None:
+    """Read the row with this id, and count, in one job. None where Spark gave it another id this time."""
+    from pyspark.sql import functions as F
+
+    from tritium.data.exchange import Exchange
+
+    name: str = error.__dict__["name"]
+    exchange = attempt.exchange or Exchange(attempt.data, 1)
+    data, schema = exchange.data[name], exchange.data[name].frame.schema
+    checked = _checked(exchange.plan[name], columns_of(schema))
+    columns = {source: spark_column(schema, source) for source, _ in checked}
+    wrong = [columns[s].isNull() if what == "null" else F.isnan(columns[s].cast("double")) for s, what in checked]
+    keys = [spark_column(schema, key) for key in data.keys]
+    files = _file_columns(data.frame)
+    known = [one.alias(f"k{i}") for i, one in enumerate(keys)] + [one.alias(part) for part, one in files.items()]
+    bad = F.coalesce(_same(error, schema), F.lit(False)).alias("bad")
+    counted = [F.coalesce(one, F.lit(False)).alias(f"w{i}") for i, one in enumerate(wrong)]
+    rows = {other: F.struct(F.lit(1)) for other in exchange.plan} | {name: F.struct(bad, *known, *counted)}
+    numbered = exchange.numbered(rows).where(F.col(name).isNotNull())
+    row = F.first(F.when(F.col("_id") == error.row_id, F.col(name)), ignorenulls=True).alias("row")
+    sums = [F.count_if(F.col(f"{name}.w{i}")).alias(f"n{i}") for i in range(len(wrong))]
+    found = numbered.agg(F.count(F.lit(1)).alias("rows"), row, *sums).head()
+    if found.row is None or not found.row["bad"]:
+        return None
+    place_in_file = ", ".join(
+        f"{'file' if part == 'file_path' else 'row' if part == 'row_index' else 'block at byte'} {found.row[part]}"
+        for part in files
+        if found.row[part] is not None
+    )
+    missing = {pair: found[f"n{i}"] for i, pair in enumerate(checked) if found[f"n{i}"]}
+    key = {column: found.row[f"k{i}"] for i, column in enumerate(data.keys)}
+    return Look(key, place_in_file, found["rows"], missing)
+
+
+def _same(error: BadRow, schema: Any) -> Any:
+    """Return a condition that the row of this id still holds what was refused, as far as that can be told."""
+    from pyspark.sql import functions as F
+
+    value, scalar = spark_column(schema, error.column), columns_of(schema)[error.column].item is None
+    if error.value is None and scalar:
+        return value.isNull()
+    if isinstance(error.value, str) and scalar:
+        return value == F.lit(error.value)
+    return F.isnan(value.cast("double")) if error.value != error.value and scalar else F.lit(True)
+
+
+def _file_columns(frame: Any) -> dict[str, Any]:
+    """Return what Spark's hidden column `_metadata` tells of a row's place in a file, where the frame has it."""
+    from pyspark.errors import AnalysisException
+    from pyspark.sql import functions as F
+
+    try:
+        there = frame.select("_metadata").schema[0].dataType.fieldNames()
+    except AnalysisException:  # no file, or rows that came together from several, by a join or an aggregation
+        return {}
+    parts = [part for part in _FILE if part in there]
+    if "row_index" in parts:
+        parts.remove("file_block_start")
+    return {part: F.col(f"_metadata.{part}") for part in parts}
+
+
+def _within(seconds: float, spark: Any, look: Callable[[], Look | None]) -> Look | None:
+    """Return what `look` finds by a Spark job; None where it fails, or takes longer and is cancelled."""
+    from py4j.protocol import Py4JError
+    from pyspark import InheritableThread
+    from pyspark.errors import PySparkException
+
+    found: list[Look | None] = []
+    tag = f"tritium-look-{threading.get_ident()}"
+    classic = getattr(spark, "_jsparkSession", None) is not None
+
+    def run() -> None:
+        try:
+            if classic:
+                spark.sparkContext.addJobTag(tag)
+                spark.sparkContext.setJobDescription("Tritium: which row can't be used")
+            else:
+                spark.addTag(tag)
+            found.append(look())
+        except (PySparkException, Py4JError, OSError):  # the error that is being explained is raised all the same
+            found.append(None)
+
+    thread = InheritableThread(run, session=None if classic else spark, name=tag)
+    thread.daemon = True
+    thread.start()
+    try:
+        thread.join(seconds)
+    finally:
+        if not found:
+            (spark.sparkContext.cancelJobsWithTag if classic else spark.interruptTag)(tag)
+    return found[0] if found else None

@@ -1,7 +1,9 @@
-"""File systems by fsspec (any process)."""
+"""File systems by fsspec, and who may read what is written to a run directory on a local one (any process)."""
 
 from __future__ import annotations
 
+import os
+from dataclasses import dataclass
 from typing import Any
 
 
@@ -28,3 +30,41 @@ def read(url: str) -> bytearray:
     files, path = opened(url)
     with files.open(path, "rb") as file:
         return bytearray(file.read())
+
+
+@dataclass(frozen=True)
+class Permissions:
+    """The modes of directories and files that are made in a run directory, before the process's umask."""
+
+    directory: int
+    file: int
+
+    @classmethod
+    def within(cls, run_dir: str | os.PathLike[str]) -> Permissions:
+        """Return those in a local run directory, which is made where it is missing: its owner's alone, as is all in it.
+
+        In one that others may enter, what is made has the usual modes: where executors run as another user, the user
+        has made it for both.
+        """
+        os.makedirs(os.path.dirname(os.path.abspath(run_dir)), exist_ok=True)
+        try:
+            os.mkdir(run_dir, 0o700)
+        except FileExistsError:
+            if os.stat(run_dir).st_mode & 0o077:
+                return cls(0o777, 0o666)
+        return cls(0o700, 0o600)
+
+    def makedirs(self, path: str | os.PathLike[str]) -> None:
+        """Make a directory, and those above it, in the run directory."""
+        above = os.path.dirname(path)
+        if not os.path.isdir(above):
+            self.makedirs(above)
+        try:
+            os.mkdir(path, self.directory)
+        except FileExistsError:
+            if not os.path.isdir(path):
+                raise
+
+    def opener(self, path: str, flags: int) -> int:
+        """Open a file of the run directory, as the `opener` of `open`."""
+        return os.open(path, flags, self.file)

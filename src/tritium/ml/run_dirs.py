@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from tritium.errors import BadSetting
+from tritium.file_system import Permissions
 from tritium.ml.digest import CodeDigest
 from tritium.model import files
 
@@ -75,10 +76,10 @@ def write_params(run_dir: str, params: Mapping[str, Any], digest: type[CodeDiges
     """Write the param map to `params.json` of its directory, with file and line of functions. Raises BadSetting."""
     texts = {name: _text(value, digest, place=True) for name, value in params.items()}
     try:
-        store, root, _ = files.opened(run_dir)
+        store, root, local = files.opened(run_dir)
+        opener = Permissions.within(root).opener if local else None
         store.makedirs(root, exist_ok=True)
-        with store.open(f"{root}/{PARAMS}", "wb") as file:
-            file.write(json.dumps(texts, indent=1).encode())
+        files.put(store, local, f"{root}/{PARAMS}", [json.dumps(texts, indent=1).encode()], opener)
     except OSError as error:
         raise BadSetting(f"run_dir={run_dir!r} can't be written: {error}", run_dir=run_dir) from error
 

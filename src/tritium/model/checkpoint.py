@@ -23,6 +23,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from tritium.errors import BadSetting, CheckpointFailed, ModelError
+from tritium.file_system import Permissions
 from tritium.model import files
 from tritium.model.checkpoint_format import MANIFEST, REPLICATED, Checkpoint, Damaged, Loaded, is_name, order, own
 from tritium.model.state import Snapshot, outline, unpack
@@ -37,7 +38,7 @@ class Store:
         """Open the run directory. `on_progress` is called for every piece that is read or written, to show progress."""
         self._on_progress = on_progress
         self._files, root, self._local = files.opened(run_dir)
-        self._root = f"{root}/checkpoints"
+        self._run_dir, self._root = root, f"{root}/checkpoints"
         self.path = f"{run_dir.rstrip('/')}/checkpoints"
         self.damaged: dict[str, str] = {}  # names, and why they were skipped; `prune` removes them
 
@@ -214,7 +215,7 @@ class Store:
             for leftover in set(directories) - set(complete):
                 self._remove(leftover)
                 self.damaged.pop(leftover, None)
-            self._files.makedirs(f"{self._root}/{name}", exist_ok=True)
+            self._makedirs(f"{self._root}/{name}")
             self._sync(os.path.dirname(self._root), self._root)
         except Exception as error:
             raise self.failed(name, error, 0) from error
@@ -225,7 +226,7 @@ class Store:
         folder = f"{self._root}/{name}"
         sums = {}
         try:
-            self._files.makedirs(folder, exist_ok=True)
+            self._makedirs(folder)
             for kind, pieces in (("safetensors", snapshot.pieces()), ("json", [snapshot.structure])):
                 sums[f"{part}.{kind}"] = self._put(f"{folder}/{part}.{kind}", pieces)
             self._sync(folder)
@@ -267,10 +268,17 @@ class Store:
         except Exception:  # noqa: BLE001 - the same disk fails again, and its first error is already being raised
             return
 
+    def _makedirs(self, folder: str) -> None:
+        if self._local:
+            Permissions.within(self._run_dir).makedirs(folder)
+        else:
+            self._files.makedirs(folder, exist_ok=True)
+
     def _put(self, path: str, pieces: Iterable[bytes | memoryview]) -> dict[str, Any]:
         if not self._local:
             return files.put(self._files, False, path, self._reported(pieces))
-        facts = files.put(self._files, True, f"{path}.part", self._reported(pieces))
+        opener = Permissions.within(self._run_dir).opener
+        facts = files.put(self._files, True, f"{path}.part", self._reported(pieces), opener)
         os.replace(f"{path}.part", path)
         return facts
 

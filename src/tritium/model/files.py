@@ -24,7 +24,7 @@ import os
 import platform
 import shutil
 import uuid
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from datetime import datetime, timezone
 from typing import Any
 
@@ -120,10 +120,19 @@ def _write(
     put(files, local, f"{root}/{MANIFEST}", [json.dumps(manifest, indent=2).encode()])
 
 
-def put(files: Any, local: bool, path: str, pieces: Iterable[bytes | memoryview]) -> dict[str, Any]:
-    """Write a file, synced to the disk where that is local, and return its size and checksum."""
+def put(
+    files: Any,
+    local: bool,
+    path: str,
+    pieces: Iterable[bytes | memoryview],
+    opener: Callable[[str, int], int] | None = None,
+) -> dict[str, Any]:
+    """Write a file, synced to the disk where that is local, and return its size and checksum.
+
+    opener : opens a local file, as that of `open`.
+    """
     checksum, size = hashlib.sha256(), 0
-    with files.open(path, "wb") as out:
+    with open(path, "wb", opener=opener) if local else files.open(path, "wb") as out:
         for piece in pieces:
             out.write(piece)
             checksum.update(piece)

@@ -30,6 +30,7 @@ from typing import IO, Any
 
 from tritium import file_system
 from tritium.errors import masked
+from tritium.file_system import Permissions
 from tritium.observe.stored import Piece, StoredFiles
 
 _RUN_FILE = "run.json"
@@ -107,8 +108,9 @@ class RunLog:
                 raise
         else:
             self._folder = Path(self.run_dir)
+        self._permissions = Permissions.within(self._folder)
         self._stored = StoredFiles(self.run_dir, self._remote)
-        self._folder.joinpath("logs").mkdir(parents=True, exist_ok=True)
+        self._permissions.makedirs(self._folder / "logs")
         _drop_torn_line(self._folder / "events.jsonl")
         self._write_run_file(str(settings.get("run_id", "")))
         self.event("run", settings=without_secrets(settings), versions=versions())
@@ -118,11 +120,13 @@ class RunLog:
         try:
             if self._remote is not None:
                 files, root = self._remote
+                if self.run_dir.startswith("file:"):
+                    Permissions.within(root)
                 files.makedirs(root, exist_ok=True)
                 files.pipe_file(f"{root}/{_RUN_FILE}", text.encode())
             else:
                 part = self._folder / f"{_RUN_FILE}.part"
-                part.write_text(text)
+                self._write(part, text)
                 part.replace(self._folder / _RUN_FILE)
         except Exception as error:  # noqa: BLE001 - fsspec's file systems raise errors of any type
             self.problem = f"{_RUN_FILE} could not be written: {error}"
@@ -160,7 +164,7 @@ class RunLog:
         with self._lock:
             try:
                 part = self._folder / "report.json.part"
-                part.write_text(text, encoding="utf-8")
+                self._write(part, text)
                 part.replace(self._folder / "report.json")
             except OSError as error:
                 self.problem = self.problem or f"report.json could not be written: {error}"
@@ -180,10 +184,14 @@ class RunLog:
             if self._closed or self.problem is not None:
                 return
             try:
-                with (self._folder / name).open("ab", buffering=0) as file:
+                with open(self._folder / name, "ab", buffering=0, opener=self._permissions.opener) as file:
                     _append_whole(file, text.encode("utf-8", "backslashreplace"))
             except OSError as error:
                 self.problem = f"{name} could not be written any further: {error}"
+
+    def _write(self, path: Path, text: str) -> None:
+        with open(path, "w", encoding="utf-8", opener=self._permissions.opener) as file:
+            file.write(text)
 
     def _fetch(self) -> None:
         """Copy the events and logs of earlier runs here. Without `glob`: a name may hold `[`, `?` and `*`."""

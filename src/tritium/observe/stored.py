@@ -16,6 +16,7 @@ from pathlib import Path, PurePosixPath
 from typing import IO, Any
 
 from tritium.errors import BadSetting, StoreFailed
+from tritium.file_system import Permissions
 
 PIECE = 1 << 22  # bytes of one piece at most
 CLOSE_SECONDS = 30.0  # how long a failed run waits for uploads
@@ -166,8 +167,9 @@ class StoredFiles:
             number, place_here = tempfile.mkstemp(".part", "tritium-stored-")
             return _Partial(os.fdopen(number, "wb"), place_here)
         place = Path(f"{self.path(name)}.part")
-        place.parent.mkdir(parents=True, exist_ok=True)
-        return _Partial(place.open("wb"), str(place))
+        permissions = Permissions.within(self._run_dir)
+        permissions.makedirs(place.parent)
+        return _Partial(open(place, "wb", opener=permissions.opener), str(place))
 
     def _finish(self, name: str, partial: _Partial) -> None:
         partial.file.close()

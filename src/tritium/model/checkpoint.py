@@ -31,6 +31,14 @@ from tritium.model.state import Snapshot, outline, unpack
 _CHUNK = 16 << 20
 
 
+def _makedirs(files: Any, run_dir: str | None, folder: str) -> None:
+    """Make a directory in a run directory; None: that one is not local."""
+    if run_dir is None:
+        files.makedirs(folder, exist_ok=True)
+    else:
+        Permissions.within(run_dir).makedirs(folder)
+
+
 class Store:
     """The checkpoints of a run directory. Nothing is written before `prepare`."""
 
@@ -215,7 +223,7 @@ class Store:
             for leftover in set(directories) - set(complete):
                 self._remove(leftover)
                 self.damaged.pop(leftover, None)
-            self._makedirs(f"{self._root}/{name}")
+            _makedirs(self._files, self._run_dir if self._local else None, f"{self._root}/{name}")
             self._sync(os.path.dirname(self._root), self._root)
         except Exception as error:
             raise self.failed(name, error, 0) from error
@@ -226,7 +234,7 @@ class Store:
         folder = f"{self._root}/{name}"
         sums = {}
         try:
-            self._makedirs(folder)
+            _makedirs(self._files, self._run_dir if self._local else None, folder)
             for kind, pieces in (("safetensors", snapshot.pieces()), ("json", [snapshot.structure])):
                 sums[f"{part}.{kind}"] = self._put(f"{folder}/{part}.{kind}", pieces)
             self._sync(folder)
@@ -267,12 +275,6 @@ class Store:
                 self._remove(name)
         except Exception:  # noqa: BLE001 - the same disk fails again, and its first error is already being raised
             return
-
-    def _makedirs(self, folder: str) -> None:
-        if self._local:
-            Permissions.within(self._run_dir).makedirs(folder)
-        else:
-            self._files.makedirs(folder, exist_ok=True)
 
     def _put(self, path: str, pieces: Iterable[bytes | memoryview]) -> dict[str, Any]:
         if not self._local:

@@ -44,7 +44,7 @@ def load_transform(path: str, manifest: Mapping[str, Any], trust: Trust) -> Call
 
 
 def _load(kind: str, path: str, manifest: Mapping[str, Any], trust: Trust, does: str) -> dict[str, Callable[..., Any]]:
-    paths: Mapping[str, str | None] = manifest.get(kind, {})
+    paths: Mapping[str, str | None] = manifest.get(kind) or {}
     for name, origin in paths.items():
         if trust.everything or origin in trust.names:
             continue

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from tritium.errors import BadSetting
+from tritium.model.forms import Form
 from tritium.model.signature import Output
 
 if TYPE_CHECKING:
@@ -88,6 +89,9 @@ class Engine(ABC):
     """The class of its models, "package.Class", which an origin must be or return."""
     trusted: ClassVar[tuple[str, ...]]
     """The packages whose model classes are made without `trusted=`, as they come with the framework."""
+
+    facts: ClassVar[Mapping[str, Form]] = {}
+    """The forms of `Parts.facts`."""
 
     transformer: ClassVar[str]
     """The Spark ML transformer of its models, "package.module:Class"."""

@@ -30,9 +30,16 @@ from typing import Any
 
 from tritium import file_system
 from tritium.errors import BadSetting, ModelError
+from tritium.model.forms import ORIGIN, TEXT, WHOLE, check, having, mapping_of, optional, parsed
 
 MANIFEST = "manifest.json"
 _FORMAT = 1
+_FORMS = {
+    "files": mapping_of(having(bytes=WHOLE, sha256=TEXT)),
+    "module": having(**{"import": optional(TEXT), "by value": optional(TEXT), "seed": optional(WHOLE)}),
+    "decode": optional(mapping_of(optional(ORIGIN))),
+    "transform": optional(mapping_of(optional(ORIGIN))),
+}
 _EVER = ("model.safetensors", "signature.json", "history.json", "module.pkl", "decode.pkl", "transform.pkl")
 _CHUNK = 16 << 20
 
@@ -181,20 +188,23 @@ def read_manifest(path: str) -> dict[str, Any]:
     """Return the manifest of the model at `path`. Raises ModelError when there is none, or one of another format."""
     files, root, _ = opened(path, shared=True)
     files.invalidate_cache()
+    where = f"{MANIFEST} of the model at {path!r}"
     try:
         with files.open(f"{root}/{MANIFEST}", "rb") as file:
-            manifest: dict[str, Any] = json.loads(file.read())
-    except FileNotFoundError as error:
+            manifest = parsed(file.read(), where)
+    except (FileNotFoundError, NotADirectoryError, IsADirectoryError) as error:
+        if _exists(files, root) and not files.isdir(root):
+            raise ModelError(f"No model at {path!r}: that is a file, and a model is a directory.") from error
         there = "an incomplete model (a save that was cut short?)" if _exists(files, root) else "nothing"
         raise ModelError(f"No model at {path!r}: there is {there}, without {MANIFEST}.") from error
-    except ValueError as error:
-        raise ModelError(f"{MANIFEST} of the model at {path!r} is damaged: {error}.") from error
+    check(manifest, {}, where)
     if manifest.get("format") != _FORMAT:
         raise ModelError(
             f"The model at {path!r} has format {manifest.get('format')!r}, and this Tritium reads format {_FORMAT}. "
             f"It was saved with {manifest.get('versions')}."
         )
-    return manifest
+    check(manifest, _FORMS, where)
+    return dict(manifest)
 
 
 def read(path: str, name: str, manifest: Mapping[str, Any]) -> mmap.mmap | bytearray:
@@ -211,7 +221,7 @@ def read(path: str, name: str, manifest: Mapping[str, Any]) -> mmap.mmap | bytea
             with files.open(f"{root}/{name}", "rb") as file:
                 while piece := file.read(_CHUNK):
                     data += piece
-    except FileNotFoundError as error:
+    except (FileNotFoundError, IsADirectoryError) as error:
         raise ModelError(f"The model at {path!r} is incomplete: {name} is missing.") from error
     checksum = hashlib.sha256(data).hexdigest()
     if len(data) != wanted["bytes"] or checksum != wanted["sha256"]:

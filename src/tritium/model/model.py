@@ -13,6 +13,7 @@ from tritium.model import decoders, files
 from tritium.model.engine import Maker
 from tritium.model.engines import registry
 from tritium.model.example import signature_of
+from tritium.model.forms import ANYTHING, check, list_of, mapping_of, parsed
 from tritium.model.signature import Activation, Signature, Task
 from tritium.model.trust import Trust, factory, importable
 
@@ -195,6 +196,7 @@ def load(path: str, trusted: bool | str | Sequence[str] = False) -> Model:
     path = files.located(str(path))
     manifest = files.read_manifest(path)
     engine = registry.find(manifest.get("engine", registry.DEFAULT))
+    check(manifest, engine.facts, f"{files.MANIFEST} of the model at {path!r}")
     origin, seed = manifest["module"].get("import"), manifest["module"].get("seed")
     by_value = manifest["module"].get("by value") if origin is None else None
     if by_value is not None and not trust.everything:
@@ -208,8 +210,9 @@ def load(path: str, trusted: bool | str | Sequence[str] = False) -> Model:
     by: Maker | bytes = b""
     if origin is not None:
         by = Maker(origin, factory(origin, trust, path, engine), seed)
-    signature = Signature.from_json(json.loads(bytes(files.read(path, _SIGNATURE, manifest))))
-    history = json.loads(bytes(files.read(path, _HISTORY, manifest)))
+    signature = Signature.from_json(_json(path, _SIGNATURE, manifest))
+    history = _json(path, _HISTORY, manifest)
+    check({"epochs": history}, {"epochs": list_of(mapping_of(ANYTHING))}, f"{_HISTORY} of the model at {path!r}")
     weights = files.read(path, engine.weights_file, manifest)
     if by_value is not None and engine.code_file is not None:
         by = bytes(files.read(path, engine.code_file, manifest))
@@ -218,6 +221,10 @@ def load(path: str, trusted: bool | str | Sequence[str] = False) -> Model:
     module = engine.restore(weights, manifest, by).module
     known: dict[str, Any] = {"origin": origin, "seed": seed, "decode": decode, "transform": transform}
     return Model(module, signature, history=history, engine=engine.name, **known)
+
+
+def _json(path: str, name: str, manifest: Mapping[str, Any]) -> Any:
+    return parsed(bytes(files.read(path, name, manifest)), f"{name} of the model at {path!r}")
 
 
 def check_handle_invalid(value: str) -> None:

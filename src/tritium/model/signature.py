@@ -8,13 +8,70 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields
 from typing import TYPE_CHECKING, Any, Literal
 
-from tritium.errors import BadSetting
+import numpy as np
+
+from tritium.errors import BadSetting, ModelError
+from tritium.model.forms import (
+    ANYTHING,
+    BOOL,
+    NUMBER,
+    TEXT,
+    WHOLE,
+    Form,
+    either,
+    list_of,
+    mapping_of,
+    one_of,
+    optional,
+    wrong,
+)
 
 if TYPE_CHECKING:
     from tritium.data.schema import Field
 
 Task = Literal["regression", "classification"]
 Activation = Literal["softmax", "sigmoid", "none"]
+
+
+def _is_dtype(value: Any) -> bool:
+    try:
+        return isinstance(value, str) and (value in _BEYOND_NUMPY or np.dtype(value).kind in "fiub")
+    except TypeError:
+        return False
+
+
+def _is_pad(value: Any) -> bool:
+    return list_of(NUMBER).fits(value) and len(value) == 2 and WHOLE.fits(value[0])
+
+
+_BEYOND_NUMPY = ("bfloat16", "float8_e4m3fn", "float8_e5m2")
+_DTYPE = Form("the name of a dtype", _is_dtype)
+_SHAPE = list_of(Form("a length, or None", optional(WHOLE).fits))
+_OUTPUT = {"name": TEXT, "dtype": _DTYPE, "shape": _SHAPE}
+_INPUT = {**_OUTPUT, "columns": list_of(TEXT), "types": list_of(TEXT), "codec": mapping_of(ANYTHING)}
+_SIGNATURE = {
+    "activation": optional(one_of("softmax", "sigmoid", "none")),
+    "label_words": mapping_of(list_of(TEXT)),
+}
+_CODEC = {
+    **dict.fromkeys(("packed", "unknown", "asked"), optional(BOOL)),
+    "kind": optional(one_of("fixed", "bytes")),
+    "nan": optional(one_of("error", "keep")),
+    "content": optional(one_of("bytes", "string", "integer")),
+    "depth": optional(WHOLE),
+    "buckets": optional(WHOLE),
+    "vocabulary": optional(list_of(TEXT)),
+    "pad": optional(
+        Form("a length and a number", lambda v: list_of(NUMBER).fits(v) and len(v) == 2 and WHOLE.fits(v[0]))
+    ),
+    "nulls": optional(list_of(optional(either(NUMBER, TEXT)))),
+}
+
+
+def _refuse(where: str, value: Mapping[str, Any], forms: Mapping[str, Form]) -> None:
+    """Raise BadSetting where fields do not have these forms."""
+    if problems := wrong(value, forms):
+        raise BadSetting(f"{where}: {'; '.join(problems)}.")
 
 
 @dataclass(frozen=True)
@@ -35,6 +92,8 @@ class Input:
     codec: Mapping[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
+        _refuse(f"Input {self.name!r}", vars(self), _INPUT)
+        _refuse(f"Input {self.name!r}: codec", self.codec, _CODEC)
         for name in ("columns", "shape", "types"):
             object.__setattr__(self, name, tuple(getattr(self, name)))
         if not self.columns:
@@ -70,6 +129,7 @@ class Output:
     shape: tuple[int | None, ...] = ()
 
     def __post_init__(self) -> None:
+        _refuse(f"Output {self.name!r}", vars(self), _OUTPUT)
         object.__setattr__(self, "shape", tuple(self.shape))
 
     @property
@@ -103,6 +163,7 @@ class Signature:
     def __post_init__(self) -> None:
         object.__setattr__(self, "inputs", tuple(self.inputs))
         object.__setattr__(self, "outputs", tuple(self.outputs))
+        _refuse("Signature", vars(self), _SIGNATURE)
         object.__setattr__(self, "label_words", {name: tuple(words) for name, words in self.label_words.items()})
         if not self.inputs or not self.outputs:
             raise BadSetting("A signature needs at least one input and one output.")
@@ -146,13 +207,19 @@ class Signature:
 
     @classmethod
     def from_json(cls, value: Mapping[str, Any]) -> Signature:
+        """Return the signature of `to_json`. Raises ModelError for anything else."""
+        if not isinstance(value, Mapping):
+            raise ModelError(f"The model's signature is damaged: it is {value!r:.100}.")
         known = {f.name for f in fields(cls)}
         rest = {k: v for k, v in value.items() if k in known and k not in ("inputs", "outputs")}
-        return cls(
-            inputs=tuple(Input(**i) for i in value["inputs"]),
-            outputs=tuple(Output(**o) for o in value["outputs"]),
-            **rest,
-        )
+        try:
+            return cls(
+                inputs=tuple(Input(**i) for i in value["inputs"]),
+                outputs=tuple(Output(**o) for o in value["outputs"]),
+                **rest,
+            )
+        except (BadSetting, TypeError, KeyError) as error:
+            raise ModelError(f"The model's signature is damaged: {error}") from error
 
 
 def names_of_numbers(columns: Sequence[str], width: int, slots: Sequence[str] = ()) -> list[str]:

@@ -6,11 +6,12 @@ import pickle
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from tritium import ship
 from tritium.errors import BadData, BadSetting, ModelError
 from tritium.model.engine import Buffer, Engine, Maker, Parts, Weights
+from tritium.model.forms import WHOLE, Form, list_of
 from tritium.model.signature import Output
 
 if TYPE_CHECKING:
@@ -53,6 +54,7 @@ class FunctionEngine(Engine):
     code_file = "state.pkl"
     module_class = "tritium.model.engines.function.Functions"
     trusted = ()
+    facts: ClassVar[Mapping[str, Form]] = {"buffers": list_of(WHOLE)}
     transformer = "tritium.ml.function.model:FunctionModel"
 
     module: Functions
@@ -72,13 +74,18 @@ class FunctionEngine(Engine):
     ) -> FunctionEngine:
         if isinstance(by, Maker):
             raise ModelError(f"A model of {cls.name!r} is saved by value, and this one names {by.origin!r}.")
+        if not by:
+            raise ModelError(f"The manifest names no file with the model's state: {cls.code_file}.")
         start, views, whole = 0, [], memoryview(weights)
         for size in facts["buffers"]:
             views.append(whole[start : start + size])
             start += size + -size % _ALIGNED
         if start != len(whole):
             raise ModelError(f"The state's arrays are cut short or damaged: {len(whole)} bytes, and not {start}.")
-        state, predict = pickle.loads(by, buffers=views)
+        try:
+            state, predict = pickle.loads(by, buffers=views)
+        except pickle.UnpicklingError as error:
+            raise ModelError(f"The state's arrays do not fit its code: {error}.") from error
         return cls(Functions(state, predict))
 
     @contextmanager

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from tritium.errors import BadSetting, ModelError
+from tritium.model import forms
 from tritium.model.engine import Buffer, Engine, Maker, Parts
 from tritium.model.engines.keras_form import Form, built, form_of, named_outputs, remember
 from tritium.model.engines.keras_here import fresh_names, imported, set_random_seed
 from tritium.model.engines.keras_weights import Variables, as_array, put, read
+from tritium.model.forms import TEXT, WHOLE, list_of, mapping_of, optional
 from tritium.model.signature import Output
 
 if TYPE_CHECKING:
@@ -20,6 +23,17 @@ if TYPE_CHECKING:
     from tritium.model.engine import Arrays
 
 _DEVICE = re.compile(r"(cpu|gpu|cuda)(?::(\d+))?$")
+
+
+def _is_row(value: Any) -> bool:
+    return isinstance(value, list) and len(value) == 2 and TEXT.fits(value[0]) and list_of(WHOLE).fits(value[1])
+
+
+def _is_config(value: Any) -> bool:
+    try:
+        return isinstance(json.loads(value), dict)
+    except (TypeError, ValueError, RecursionError):
+        return False
 
 
 class KerasEngine(Engine):
@@ -36,6 +50,11 @@ class KerasEngine(Engine):
     code_file = "objects.pkl"
     module_class = "keras.Model"
     trusted = ("keras",)
+    facts: ClassVar[Mapping[str, forms.Form]] = {
+        "backend": optional(TEXT),
+        "config": optional(forms.Form("a configuration as JSON", _is_config)),
+        "inputs": optional(mapping_of(forms.Form("a dtype and a shape", _is_row))),
+    }
     transformer = "tritium.ml.keras.model:KerasModel"
 
     def __init__(self, module: Any, device: str | None = None) -> None:
@@ -64,8 +83,8 @@ class KerasEngine(Engine):
         if isinstance(by, Maker):
             module = _placed(lambda: _made(by), device)
         else:
-            inputs = {name: (dtype, tuple(shape)) for name, (dtype, shape) in facts["inputs"].items()}
-            form = Form.of_code(facts["config"], by, inputs)
+            inputs = {name: (dtype, tuple(shape)) for name, (dtype, shape) in (facts.get("inputs") or {}).items()}
+            form = Form.of_code(facts.get("config"), by, inputs)
             module = _placed(lambda: form.model(drawn=False), device)
             remember(module, form)
         arrays = read(weights)

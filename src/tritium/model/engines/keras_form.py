@@ -59,7 +59,8 @@ class Form:
 
         with fresh_names(), nullcontext() if drawn or self.config is None else undrawn():
             if self.config is None:
-                assert self.make is not None
+                if self.make is None:
+                    raise ModelError("The model has neither a configuration nor a function that makes it.")
                 return built(self.make(), self.inputs)
             try:
                 with keras.saving.custom_object_scope(dict(self.objects)):

@@ -6,7 +6,7 @@ import itertools
 import threading
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from tritium.errors import BadSetting, ModelError
 from tritium.model.engine import Buffer, Engine, Maker, Parts
@@ -15,6 +15,7 @@ from tritium.model.engines.torch_defaults import torch_defaults
 from tritium.model.engines.torch_module import frozen, pickled, rebuild, trainable, unpickled
 from tritium.model.engines.torch_transform import InputTransform
 from tritium.model.engines.torch_weights import Tensors, read
+from tritium.model.forms import BOOL, Form, mapping_of
 from tritium.model.signature import Output
 
 if TYPE_CHECKING:
@@ -33,6 +34,7 @@ class TorchEngine(Engine):
     code_file = "module.pkl"
     module_class = "torch.nn.Module"
     trusted = ("torch.nn",)
+    facts: ClassVar[Mapping[str, Form]] = {"trainable": mapping_of(BOOL)}
     transformer = "tritium.ml.torch.model:TorchModel"
     takes_transform = True
 

@@ -82,6 +82,8 @@ def unpickled(data: bytes, tensors: Mapping[str, torch.Tensor], trainable: Mappi
     """Return the module of `pickled` over these tensors; `trainable` is what the function of that name returned."""
     import torch
 
+    if not data:
+        raise ModelError("The manifest names neither a function that makes the module nor a file with its code.")
     held = {
         name: torch.nn.Parameter(tensor, requires_grad=trainable[name]) if name in trainable else tensor
         for name, tensor in tensors.items()

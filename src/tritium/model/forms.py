@@ -1,0 +1,96 @@
+"""The forms of values in the JSON of a saved model: what each must be, before it is used (any process)."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from tritium.errors import ModelError
+
+
+@dataclass(frozen=True)
+class Form:
+    """What a value must be: a test, and its name for messages."""
+
+    name: str
+    fits: Callable[[Any], bool]
+
+
+_ORIGIN = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*:[^\W\d]\w*(\.[^\W\d]\w*)*")
+ANYTHING = Form("anything", lambda value: True)
+TEXT = Form("a string", lambda value: isinstance(value, str))
+BOOL = Form("true or false", lambda value: isinstance(value, bool))
+WHOLE = Form(
+    "a whole number of at least 0", lambda value: isinstance(value, int) and not isinstance(value, bool) and value >= 0
+)
+NUMBER = Form("a number", lambda value: isinstance(value, int | float) and not isinstance(value, bool))
+ORIGIN = Form(
+    "a name such as 'package.module:name'",
+    lambda value: isinstance(value, str) and _ORIGIN.fullmatch(value) is not None,
+)
+
+
+def one_of(*values: Any) -> Form:
+    """Return the form of one of these values."""
+    return Form(" or ".join(map(repr, values)), lambda value: isinstance(value, str) and value in values)
+
+
+def either(*forms: Form) -> Form:
+    """Return the form of what has one of these forms."""
+    return Form(" or ".join(form.name for form in forms), lambda value: any(form.fits(value) for form in forms))
+
+
+def optional(form: Form) -> Form:
+    """Return the form of what may be missing, or null."""
+    return Form(f"{form.name}, or null", lambda value: value is None or form.fits(value))
+
+
+def list_of(form: Form) -> Form:
+    """Return the form of a list of these."""
+    return Form(
+        f"a list, of each {form.name}", lambda value: isinstance(value, list | tuple) and all(map(form.fits, value))
+    )
+
+
+def mapping_of(form: Form) -> Form:
+    """Return the form of an object whose values have this form, whatever their names."""
+    return Form(
+        f"an object, of each {form.name}",
+        lambda value: isinstance(value, Mapping) and all(map(TEXT.fits, value)) and all(map(form.fits, value.values())),
+    )
+
+
+def having(**forms: Form) -> Form:
+    """Return the form of an object that has at least these fields."""
+    return Form(
+        f"an object with {', '.join(forms)}",
+        lambda value: isinstance(value, Mapping) and not wrong(value, forms),
+    )
+
+
+def wrong(value: Mapping[str, Any], forms: Mapping[str, Form]) -> list[str]:
+    """Return a text for each field that does not have its form; one that is missing is as if it were null."""
+    return [
+        f"{name!r} is {value.get(name)!r:.100}, and must be {form.name}"
+        for name, form in forms.items()
+        if not form.fits(value.get(name))
+    ]
+
+
+def check(value: Any, forms: Mapping[str, Form], where: str) -> None:
+    """Raise ModelError unless `value` is an object whose fields have these forms. `where` begins the message."""
+    if not isinstance(value, Mapping):
+        raise ModelError(f"{where} is damaged: it holds {value!r:.100}, and must hold an object.")
+    if problems := wrong(value, forms):
+        raise ModelError(f"{where} is damaged: {'; '.join(problems)}.")
+
+
+def parsed(text: bytes, where: str) -> Any:
+    """Return what JSON holds. Raises ModelError."""
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise ModelError(f"{where} is damaged: {error}.") from error

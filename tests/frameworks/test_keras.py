@@ -318,6 +318,10 @@ def test_columns_of_a_dataset_in_a_world_of_one() -> None:
         shard = tr.world().shard("train")
         with pytest.raises(BadSetting, match=r"no column 'z'"):
             shard.keras(batch_size=4, x="z")
+        with pytest.raises(BadSetting, match=r"keras\(\) has no workers=2. Rows are mapped into memory"):
+            shard.keras(batch_size=4, x="x", workers=2)
+        with pytest.raises(BadSetting, match=r"keras\(\) has no shufle=True. Did you mean 'shuffle'"):
+            shard.keras(batch_size=4, x="x", shufle=True)
         rows = shard.keras(batch_size=4, x={"a": "x", "b": "w"}, y=["y"], sample_weight="w", remainder="drop", seed=3)
         x, y, weights = rows[0]
         (alone,) = shard.keras(batch_size=4, x="x")[0]

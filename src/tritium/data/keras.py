@@ -17,7 +17,7 @@ from tritium.data.remainder import share, step_count
 from tritium.data.schema import Field
 from tritium.data.spool import Array
 from tritium.errors import BadSetting
-from tritium.hints import did_you_mean
+from tritium.hints import did_you_mean, suggest
 
 Columns = str | Sequence[str] | Mapping[str, str]
 
@@ -164,6 +164,9 @@ def _arranged(columns: Columns, column: Any) -> Any:
     return tuple(column(name) for name in columns)
 
 
+_SETTINGS = ("x", "y", "batch_size", "sample_weight", "shuffle", "seed", "remainder")
+
+
 def dataset_of(
     shard: PlannedShard,
     *,
@@ -174,8 +177,13 @@ def dataset_of(
     shuffle: Literal["full", "stream"] | bool | None = None,
     seed: int = 0,
     remainder: Literal["pad", "drop", "repeat"] = "pad",
+    **others: Any,
 ) -> KerasDataset:
-    """Return the dataset of a shard; see `Shard.keras`."""
+    """Return the dataset of a shard; see `Shard.keras`. Raises BadSetting for settings that it does not have."""
+    for name, value in others.items():
+        workers = name in ("workers", "use_multiprocessing", "max_queue_size")
+        why = "Rows are mapped into memory, and need no workers: leave it out." if workers else suggest(name, _SETTINGS)
+        raise BadSetting(f"shard {shard.name!r}: keras() has no {name}={value!r:.40}. {why.lstrip()}")
     plan = shard.plan(1, batch_size, shuffle, seed, remainder)
     if plan.shuffle == "stream":  # Keras takes the batches of an epoch in any order
         plan = replace(plan, shuffle="full")

@@ -6,6 +6,7 @@ import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cached_property
 from importlib.util import find_spec
+from inspect import signature
 from typing import TYPE_CHECKING, Any, Literal
 from weakref import WeakSet
 
@@ -195,10 +196,13 @@ class Shard:
     def loader(self, *, batch_size: int, **settings: Any) -> ShardLoader:
         """Return a torch `DataLoader` over the batches of `dataset(batch_size=…)`, whose settings it takes.
 
-        Its length is the number of steps of an epoch, the same on every rank.
+        Its length is the number of steps of an epoch, the same on every rank. Raises BadSetting for a setting that only
+        torch's own `DataLoader` has, such as num_workers=2.
         """
-        from tritium.data.torch_dataset import ShardLoader
+        from tritium.data.torch_dataset import ShardLoader, without_loaders
 
+        known = [name for name in signature(self.dataset).parameters if name != "batch_size"]
+        settings = without_loaders(self.name, settings, known)
         return ShardLoader(self.dataset(batch_size=batch_size, **settings), batch_size=None)
 
     def keras(self, *, batch_size: int, x: Columns, y: Columns | None = None, **settings: Any) -> KerasDataset:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import asdict
+from inspect import signature
 from itertools import cycle, islice
 from typing import Any, Protocol
 
@@ -19,6 +20,7 @@ from tritium.data.remainder import check_counts, step_count
 from tritium.data.schema import Field
 from tritium.data.watermark import Feed
 from tritium.errors import BadSetting
+from tritium.hints import suggest
 
 _ROWS = 256  # that are read together where single rows are asked for
 _EPOCHS = 1 << 62  # nobody says beforehand how many are taken
@@ -167,11 +169,38 @@ class ShardDataset(IterableDataset[Item]):
         yield from islice(cycle(last), left)
 
     def _no_workers(self) -> str:
-        return (
-            f"shard {self._shard.name!r} can't be read by workers of a DataLoader: each would yield all of its rows. "
-            "Take num_workers=0 (of transformers: dataloader_num_workers=0): rows are mapped into memory, and a batch "
-            "is one copy from there."
-        )
+        return _no_workers(self._shard.name)
+
+
+def _no_workers(name: str) -> str:
+    return (
+        f"shard {name!r} can't be read by workers of a DataLoader: each would yield all of its rows. Take "
+        "num_workers=0 (of transformers: dataloader_num_workers=0): rows are mapped into memory, and a batch is one "
+        "copy from there."
+    )
+
+
+def without_loaders(shard: str, settings: Mapping[str, Any], known: Collection[str]) -> dict[str, Any]:
+    """Return the settings without those of a `DataLoader` that have its default values.
+
+    known : the settings of `Shard.dataset`.
+
+    Raises BadSetting for others of a `DataLoader`, with what to write instead, and for unknown ones.
+    """
+    found = {}
+    of_torch = signature(DataLoader).parameters
+    for name, value in settings.items():
+        if name in known:
+            found[name] = value
+        elif name not in of_torch:
+            raise BadSetting(f"shard {shard!r}: there is no setting {name!r} of a loader.{suggest(name, known)}")
+        elif value != of_torch[name].default and value not in (0, False):
+            if name == "num_workers":
+                raise BadSetting(_no_workers(shard))
+            own = f"DataLoader(shard.dataset(batch_size=…), batch_size=None, {name}=…)"
+            fix = 'Take remainder="drop"' if name == "drop_last" else f"Make a loader of your own: {own}"
+            raise BadSetting(f"shard {shard!r}: {name}={value!r:.40} is a setting of torch's DataLoader. {fix}.")
+    return found
 
 
 class ShardLoader(DataLoader[Item]):

@@ -135,6 +135,29 @@ def test_a_setting_that_can_not_be_is_refused_at_once() -> None:
             pickle.dumps(shard.dataset())
 
 
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        ({"num_workers": 2}, r"shard 'train' can't be read by workers of a DataLoader.*Take num_workers=0"),
+        ({"drop_last": True}, r"drop_last=True is a setting of torch's DataLoader. Take remainder=\"drop\"\.$"),
+        ({"pin_memory": True}, r"DataLoader\(shard.dataset\(batch_size=…\), batch_size=None, pin_memory=…\)"),
+        ({"shufle": True}, r"no setting 'shufle' of a loader. Did you mean 'shuffle'"),
+    ],
+)
+def test_a_setting_of_torchs_loader_is_said(settings: dict[str, Any], said: str) -> None:
+    with Gang.filled(deal([13], 1)) as gang, pytest.raises(BadSetting, match=said):
+        gang.shards[0].loader(batch_size=4, **settings)
+
+
+def test_settings_that_torchs_loader_has_anyway_change_nothing() -> None:
+    with Gang.filled(deal([13], 1)) as gang:
+        defaults = {"num_workers": 0, "pin_memory": False, "drop_last": False, "collate_fn": None}
+        loader = gang.shards[0].loader(batch_size=4, seed=1, **defaults)
+        assert sum(len(item["row"]) for item in loader) == 13
+        own = DataLoader(gang.shards[0].dataset(batch_size=4), batch_size=None, collate_fn=lambda item: item["row"])
+        assert sum(len(rows) for rows in own) == 13
+
+
 def test_an_empty_shard_is_the_same_error_as_of_epochs() -> None:
     with Gang.filled([np.arange(3), np.arange(0)]) as gang:
         for shard in gang.shards:

@@ -303,6 +303,13 @@ class Channel:
         poll.register(self._socket, select.POLLOUT)
         return bool(poll.poll(0))
 
+    @property
+    def is_silent(self) -> bool:
+        """Whether no byte is there to receive, nor the other end closed."""
+        poll = select.poll()
+        poll.register(self._socket, select.POLLIN)
+        return not poll.poll(0)
+
     def hang_up(self) -> None:
         """Shut the connection down: threads that wait in `receive`, `take` or `send` wake up."""
         with contextlib.suppress(OSError):  # the other end has already closed it

@@ -17,8 +17,9 @@ import signal
 import socket
 import sys
 import threading
-from collections.abc import Mapping
-from contextlib import suppress
+import traceback
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal
@@ -128,7 +129,8 @@ def _run(control: RankControl, world: World, settings: Mapping[str, Any], framew
         with without_collections():
             function, args, kwargs, control.decoders, control.tensors = definitions.load(control.take_job())
         control.progress.enter("no step reported")
-        result = function(*args, **kwargs)
+        with _only_this_process():
+            result = function(*args, **kwargs)
         finish_checkpoints(world)
         return result
 
@@ -141,6 +143,28 @@ def _run(control: RankControl, world: World, settings: Mapping[str, Any], framew
     size = _return(result, world, settings)
     _flush()
     control.send("finished", bytes=size)
+
+
+@contextmanager
+def _only_this_process() -> Iterator[None]:
+    """End a child that the user's function has forked, where it leaves the block: it is no second rank.
+
+    It ends as Python ends a program, but without exit handlers, which are the rank's: they disconnect it from others.
+    """
+    rank, code = os.getpid(), 0
+    try:
+        yield
+    except BaseException as error:
+        if os.getpid() == rank:
+            raise
+        if isinstance(error, SystemExit):
+            code = _exit_code(error)
+        else:
+            traceback.print_exception(_trimmed(error))
+            code = 1
+    if os.getpid() != rank:
+        _flush()
+        os._exit(code & 255)
 
 
 def _return(result: Any, world: World, settings: Mapping[str, Any]) -> int:
@@ -187,11 +211,7 @@ def _report(channel: Channel, control: RankControl, error: BaseException) -> Non
     if isinstance(error, WireError):  # the supervisor is gone: nothing can be reported
         os._exit(1)
     sys.setrecursionlimit(max(_DEPTH, sys.getrecursionlimit()))  # a low limit must not keep the error from the user
-    trimmed = error.__traceback__
-    while trimmed is not None and trimmed.tb_frame.f_globals.get("__package__") in _OWN:
-        trimmed = trimmed.tb_next
-    if trimmed is not None:
-        error = error.with_traceback(trimmed)
+    error = _trimmed(error)
     if isinstance(error, Regroup):
         channel.send("regroup")
         control.await_all()
@@ -201,18 +221,29 @@ def _report(channel: Channel, control: RankControl, error: BaseException) -> Non
         text = f"{failure.text}. Only what that function uses of {error.name!r} has come from the driver: {advice}"
         failure = replace(failure, text=text)
     if isinstance(error, SystemExit):
-        code = error.code
-        if code is not None and not isinstance(code, int):
-            print(code, file=sys.stderr)  # noqa: T201 - as Python does with a text, for which its exit code is 1
-        code = 0 if code is None else code if isinstance(code, int) else 1
-        failure = replace(
-            failure, how="exit", exit_code=code, text=f"it called sys.exit({error.code!r:.200}) instead of returning"
-        )
+        text = f"it called sys.exit({error.code!r:.200}) instead of returning"
+        failure = replace(failure, how="exit", exit_code=_exit_code(error), text=text)
     try:
         _flush()
         channel.send("failed", failure.pickled, **failure.fields())
     finally:
         os._exit(1)  # not sys.exit: a thread or an exit handler could keep a failed rank alive
+
+
+def _exit_code(end: SystemExit) -> int:
+    """Return the exit code of sys.exit, and write its text to stderr where it was given one, as Python does."""
+    if end.code is None or isinstance(end.code, int):
+        return end.code or 0
+    print(end.code, file=sys.stderr)  # noqa: T201 - see above
+    return 1
+
+
+def _trimmed(error: BaseException) -> BaseException:
+    """Return the error, whose traceback begins with the user's function where it has come that far."""
+    trimmed = error.__traceback__
+    while trimmed is not None and trimmed.tb_frame.f_globals.get("__package__") in _OWN:
+        trimmed = trimmed.tb_next
+    return error if trimmed is None else error.with_traceback(trimmed)
 
 
 def _leave(control: RankControl) -> None:

@@ -20,6 +20,7 @@ from tritium.wire import CHUNK, Channel, Message
 
 SMALL = 1 << 14  # bytes that a socket with room accepts without blocking
 CONNECT_SECONDS = 10.0
+_LOOK_SECONDS = 0.05  # between two looks whether all that an ended rank has sent is read
 
 
 class Supervised(Protocol):
@@ -43,7 +44,6 @@ class Relay:
         self._rank: Channel | None = None
         self._rows: Spooler | None = None
         self._pmi: Pmi | None = None
-        self._passing, self._passed = False, 0  # a rank's message is being sent; number of those sent
 
     def connect(
         self, coordinator: Client, rank: Channel, *, rows: Spooler | None, pmi: Pmi | None, gpus: Listing | None
@@ -154,24 +154,21 @@ class Relay:
             if message.kind == "finished":
                 self._ending.set_finished(everyone=False)
             try:
-                self._passing = True
                 self._coordinator.pass_on(message)
             except TooLarge as error:
                 self._supervisor.on_rank_refused(error)
                 return
             except WireError:  # `follow_coordinator` reports that it is gone
                 return
-            finally:
-                self._passed += 1
-                self._passing = False
 
     def drain(self, is_alive: Callable[[], bool], join: Callable[[float], None]) -> None:
         """Wait until every message that the rank sent before its end is passed on, however slow the network is.
 
         `is_alive` and `join` are those of the thread in `follow_rank`. A child of the rank may hold its end of the
-        socket open, so a second without a message ends the wait.
+        socket open: the wait ends when all is read.
         """
-        passed = -1
-        while is_alive() and (self._passing or self._passed != passed) and not self._ending.stopped.is_set():
-            passed = self._passed
-            join(1.0)
+        assert self._rank is not None
+        while is_alive() and not self._ending.stopped.is_set():
+            if self._rank.is_silent:
+                self._rank.hang_up()  # the thread passes on what it has read, and ends
+            join(_LOOK_SECONDS)

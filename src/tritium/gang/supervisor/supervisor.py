@@ -107,6 +107,7 @@ class Supervisor:
             port.close()
             self._stop()
             result.close()
+            self._output.close()
             self._monitor.close()
 
     def _hello(self, port: int) -> None:
@@ -292,6 +293,7 @@ class Supervisor:
 
     def _follow_process(self) -> None:
         code = self._process.wait()
+        self._output.end()
         follower = self._from_rank[0]
         self._relay.drain(follower.is_alive, follower.join)
         if code != 0 or not self.ending.rank_finished:

@@ -224,6 +224,29 @@ def test_the_words_of_a_label_come_back(case: Any, tmp_path: Path) -> None:
     assert list(plain.columns) == ["a", "b", "prediction", "probability", "word"]
 
 
+@pytest.mark.processes
+def test_features_of_other_scales_are_normalised(case: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A feature in millions is learnt as one of 1 is, and predictions are normalised the same, also when loaded."""
+    if case.__name__.endswith("lightgbm"):
+        pytest.skip("trees need no normalisation, and normalize= is refused")
+    frame = rows()
+    scaled = frame.assign(a=frame.a * 1e6 + 3e6, b=frame.b * 1e-3)
+    hint = "features of different scales: up to 0.001 in 'b', and up to 4e+06 in 'a'"
+    if not case.__name__.endswith("function"):
+        case.estimator(**{**QUIET, "progress": True, "verbose": True}, **FEATURES, on="here").fit(scaled)
+        assert capsys.readouterr().out.count(hint) == 1
+    settings = {**QUIET, **FEATURES, "progress": True, "verbose": True, "normalize": True}
+    model = case.estimator(**settings, on="driver", ranks=2).fit(scaled)
+    assert hint not in capsys.readouterr().out
+    assert np.mean((model.predict(scaled) - frame.y) ** 2) < 0.2 * frame.y.var()
+    model.model.save(str(tmp_path / "model"))
+    again = tr.load(str(tmp_path / "model"), trusted=True)
+    np.testing.assert_array_equal(again.predict(scaled), model.predict(scaled))
+    np.testing.assert_allclose(
+        again.predict(scaled[["a", "b"]].to_numpy()), model.predict(scaled), rtol=1e-5, atol=1e-5
+    )
+
+
 class Pairs:
     """A map-style dataset beside the DataFrame."""
 

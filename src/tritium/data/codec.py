@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 import zlib
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -34,6 +36,11 @@ def read(field: Field, column: pa.Array, ids: Array) -> tuple[Column, Array | No
     """
     if field.kind == "bytes":
         return _bytes(field, column, ids), None
+    if field.mean:
+        plain = dataclasses.replace(field, dtype="float64", mean=(), std=())
+        values, present = read(plain, column, ids)
+        assert isinstance(values, np.ndarray)
+        return _normalized(field, values, present, ids), present
     rows = None
     if unsafe.is_bytes(column):
         rows = unsafe.matrix(column, np.dtype(field.travel), field.depth)
@@ -58,12 +65,36 @@ def read(field: Field, column: pa.Array, ids: Array) -> tuple[Column, Array | No
 
 
 _OTHERWISE = "fill them with nulls={{{0!r}: value}}, or, with tr.Data, mark them: nulls={{{0!r}: 'mask'}}"
+_ONE_LENGTH = "Give all rows one length"
 _FILL = "Drop such rows (`df.dropna(subset=[{0!r}])`), " + _OTHERWISE
 # dropna does not look inside arrays.
 _DROP_ARRAYS = (
     "Drop such rows (with Spark `df.where(F.forall({inside}, lambda v: F.isnotnull(v)))`, with pandas "
     "`df[df[{{0!r}}].map(lambda v: all(x is not None for x in v))]`), "
 )
+
+
+def normalized(rows: Array, mean: Sequence[float], std: Sequence[float]) -> Array:
+    """Return (rows - mean) / std as float64 `[rows, *shape]`; mean and deviation are of each value, or one of all."""
+    flat = rows.reshape(len(rows), math.prod(rows.shape[1:]))
+    found: Array = ((flat - np.asarray(mean)) / np.asarray(std)).reshape(rows.shape)
+    return found
+
+
+def _normalized(field: Field, rows: Array, present: Array | None, ids: Array) -> Array:
+    """Return normalised rows in the batch's dtype, 0 where a mask says that there is none. Raises BadRow."""
+    width = math.prod(rows.shape[1:])
+    if len(rows) and len(field.mean) not in (1, width):
+        raise bad_row(field, ids, 0, width, f"of {width} values, where {len(field.mean)} were normalised,", _ONE_LENGTH)
+    with np.errstate(over="ignore", invalid="ignore"):  # found below; with nan="keep" there may be such values
+        values = normalized(rows, field.mean, field.std).astype(field.dtype)
+    if present is not None:
+        values[~present] = 0
+    if field.nan == "error" and not narrow.finite(values):
+        row = int(np.argmin(np.isfinite(values.reshape(len(values), -1)).all(axis=1)))
+        what = f"normalised to a number beyond {field.dtype}"
+        raise bad_row(field, ids, row, None, what, "Look at its standard deviation, or drop such rows")
+    return values
 
 
 def bad_row(field: Field, ids: Array, row: int, value: Any, what: str, advice: str, source: int = 0) -> BadRow:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal
@@ -11,7 +12,7 @@ import numpy as np
 
 from tritium.data import narrow, together
 from tritium.data.decode import UNDECODED, content_of, decode_problems
-from tritium.data.schema import Content, Data, Field, Fill, by_column
+from tritium.data.schema import BY_COLUMN, Content, Data, Field, Fill, by_column
 from tritium.data.types import SourceType, columns_of, flat, may_exceed_int64
 from tritium.errors import BadData
 from tritium.hints import suggest
@@ -118,6 +119,7 @@ class _Planner:
         """Return one Field, or None where it has problems."""
         before = len(self.problems)
         made = self._packed(batch, sources) if packed else self._single(batch, sources[0])
+        made = None if made is None else self._normalized(made)
         return made if len(self.problems) == before else None
 
     def _packed(self, batch: str, sources: tuple[str, ...]) -> Field | None:
@@ -227,6 +229,40 @@ class _Planner:
             vocabulary=words, unknown=self.data.unknown_words == "keep", buckets=buckets, pad=pad,
             nulls=(self._null(batch, source, dtype, words),), nan="keep",
         )  # fmt: skip
+
+    def _normalized(self, field: Field) -> Field:
+        """Return the field with means and deviations, which its values need as float64: differences of large ones."""
+        given = [self._setting(self.data.normalize, field.name, source) for source in field.sources]
+        if all(one is None for one in given):
+            return field
+        name = next(source for source, one in zip(field.sources, given, strict=True) if one is not None)
+        here = f"normalize for {name!r}"
+        coded = field.kind == "bytes" or field.vocabulary is not None or field.buckets is not None
+        if coded or field.dtype not in _FLOATS or field.pad is not None:
+            what = "is an index or decoded" if coded else "is padded" if field.pad else f"becomes {field.dtype}"
+            self.problems.append(
+                f"{here}: it {what}, and only floating numbers are normalised. Leave it out there; a number among "
+                f"others is floating in a list: {field.name!r}: [{name!r}]."
+            )
+            return field
+        if field.packed:
+            mean, std = (
+                tuple(default if one is None else one[i] for one in given) for i, default in ((0, 0.0), (1, 1.0))
+            )
+        else:
+            mean, std = (tuple(np.ravel(part).tolist()) for part in given[0])
+        shape = (len(mean),) if field.depth == 1 and field.shape is None and len(mean) > 1 else field.shape
+        numbers = all(isinstance(one, int | float) and math.isfinite(one) for one in (*mean, *std))
+        fit = shape is None or len(mean) in (1, math.prod(shape))
+        if not numbers or not fit or len(mean) != len(std) or min(std) <= 0:
+            self.problems.append(
+                f"{here}: it must be (mean, standard deviation), two finite numbers or two sequences of one for each "
+                "value of a row, the deviations above 0."
+            )
+            return field
+        kept = not field.packed and self.columns[field.sources[0]].leaf()[0].name in ("date", "timestamp")
+        travel = field.travel if kept else "float64"
+        return dataclasses.replace(field, mean=mean, std=std, travel=travel, exact=(), shape=shape)
 
     def _decoded(self, batch: str, source: str, content: Content) -> Field:
         names = ("decode", "nulls", "vocabulary", "hash_buckets")
@@ -343,7 +379,7 @@ class _Planner:
         """Add problems for settings of missing columns, unknown values, and names that clash."""
         data = self.data
         names = list(dict.fromkeys([*wanted, *(source for sources, _ in wanted.values() for source in sources)]))
-        for setting_name in ("vocabulary", "hash_buckets", "pad", "decode", "nulls", "dtype", "default_dtype", "nan"):
+        for setting_name in (*BY_COLUMN, "dtype", "default_dtype", "nan"):
             mapping = getattr(data, setting_name)
             for name in mapping if isinstance(mapping, Mapping) else ():
                 if name not in names:

@@ -105,7 +105,7 @@ class Receiver:
             if not fields[0].skip:
                 raise BadRow(f"data {name!r}: {error}", **error.__dict__, name=name) from None
             self._first.setdefault(name, str(error))
-            rows, fields = _readable(fields, arrays, ids)
+            rows, fields = readable(fields, arrays, ids)
             self._skipped[name] = self._skipped.get(name, 0) + len(ids) - len(rows)
             if not len(rows):
                 return
@@ -178,7 +178,7 @@ def _read(fields: Sequence[Field], arrays: Sequence[pa.Array], ids: Array) -> tu
     return columns, known
 
 
-def _readable(fields: Sequence[Field], arrays: Sequence[pa.Array], ids: Array) -> tuple[Array, list[Field]]:
+def readable(fields: Sequence[Field], arrays: Sequence[pa.Array], ids: Array) -> tuple[Array, list[Field]]:
     """Return the rows `[k]` that can be read, and the fields with the shapes of the first of them."""
     valid = np.ones(len(ids), np.bool_)
     for field, column in zip(fields, arrays, strict=True):

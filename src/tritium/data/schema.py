@@ -19,16 +19,16 @@ DENSE_BYTES = 256 << 10  # the most that a sparse vector may take as a dense row
 Shapes = Mapping[str, Mapping[str, Sequence[int]]]
 """Name of the data → batch column → the shape of one row."""
 
-_BY_COLUMN = ("vocabulary", "hash_buckets", "pad", "decode", "nulls")
+BY_COLUMN = ("vocabulary", "hash_buckets", "pad", "decode", "nulls", "normalize")
 
 
 @dataclass(frozen=True)
 class Data:
     """A DataFrame, and how its columns become the columns of a batch.
 
-    The keys of every mapping are names of batch columns; `vocabulary`, `hash_buckets`, `pad`, `decode` and `nulls`
-    also take names of source columns, and a name that is both means the source column. Raises BadSetting where one of
-    these five is not a mapping.
+    The keys of every mapping are names of batch columns; `vocabulary`, `hash_buckets`, `pad`, `decode`, `nulls` and
+    `normalize` also take names of source columns, and a name that is both means the source column. Raises BadSetting
+    where one of these six is not a mapping.
     """
 
     frame: Any
@@ -62,6 +62,9 @@ class Data:
     handle_invalid: Literal["error", "skip"] = "error"
     """Whether a row that can't be read (for a null, a NaN, an unknown word, an array of another length) raises BadRow,
     or is left out and counted in the report ("skip")."""
+    normalize: Mapping[str, tuple[Any, Any]] = setting(default_factory=dict)
+    """Column that becomes floating → (mean, standard deviation), by which the batch has (value - mean) / deviation: two
+    numbers, or for an array two sequences. They are of its values after `nulls`. Estimators learn them."""
     shuffle: Literal["full", "stream"] | bool = "full"
     """What the exchange prepares: "full" and False sort the rows by id, "stream" does not."""
     row_key: Sequence[str] | str = ()
@@ -77,7 +80,7 @@ class Data:
 
     def __post_init__(self) -> None:
         wrong = []
-        for name in _BY_COLUMN:
+        for name in BY_COLUMN:
             value = getattr(self, name)
             if not isinstance(value, Mapping):
                 shown = getattr(value, "__name__", repr(value))
@@ -132,6 +135,10 @@ class Field:
     """Whether a row that can't be read is left out, instead of raising BadRow."""
     slots: tuple[str, ...] = ()
     """The names that a vector column's metadata gives its numbers, as VectorAssembler makes it; () for none."""
+    mean: tuple[float, ...] = ()
+    """What is subtracted from each value of a row, or from all of them; (): nothing."""
+    std: tuple[float, ...] = ()
+    """By what the difference is divided."""
     marked: bool = False
     """Whether a row may be a mark in place of values that can't be packed: see `exchange.pack`."""
 

@@ -96,6 +96,7 @@ def find_columns(frame: Any, settings: Settings) -> Columns:
         **{name: dict(getattr(settings, name) or {}) for name in ("nulls", "pad", "hash_buckets", "decode")},
         "vocabulary": {column: () if isinstance(w, str | int) else w for column, w in settings.words().items()},
         "dtype": scored or None,
+        "normalize": settings.normalize if isinstance(settings.normalize, Mapping) else {},
         "unknown_words": settings.unknown_words,
         "decode_threads": settings.decode_threads,
         "nan": settings.nan_by_column(),

@@ -24,6 +24,7 @@ from tritium.ml.columns import (
     whole_numbers,
 )
 from tritium.ml.dry_run import same_random_state
+from tritium.ml.normalize import with_means
 from tritium.ml.row_shapes import with_shapes
 from tritium.ml.settings import LABEL, PREDICTION_COLUMNS, Settings
 from tritium.ml.validation import split
@@ -104,6 +105,7 @@ def prepare(backend: Backend[S], frame: Any, settings: S, gang: Gang) -> Plan:
     rows = split(frame, settings)
     if (learnt := with_words(rows.words, settings)) is not settings:
         settings, found = learnt, find_columns(frame, learnt)
+    found = with_means(rows.training, settings, found)
     fields = {field.name: field for field in found.fields(frame, "train")}
     shaped = with_shapes(frame, fields, settings)
     known = {name: field.shape for name, field in shaped.items() if field.shape is not None}

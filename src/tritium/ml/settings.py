@@ -97,6 +97,12 @@ class Settings:
         "prediction.",
         "error",
     )
+    normalize: Any = setting(
+        "Whether the model gets features less their mean, divided by their standard deviation, in training, validation "
+        "and prediction: True: all that are floating numbers; a list of columns: those. Both are learnt over the rows "
+        "to train on. A mapping gives them: {'age': (38.5, 12.1)}.",
+        None,
+    )
     pad: Mapping[str, Any] | None = setting(
         'Array column -> the length that its rows are filled up to, with zeros: {"tokens": 128}, or with another '
         'number: {"tokens": (128, -1)}. Without, all rows must have one length.',
@@ -359,6 +365,7 @@ def _codings(settings: Settings) -> Iterator[str]:
                 f"vocabulary={{{column!r}: {given}}} takes the most frequent words, and any other would be an error: "
                 'give unknown_words="keep", by which all others have one more index, or "learn" for all words.'
             )
+    yield from _normalize(settings.normalize)
     for name in ("hash_buckets", "decode"):
         value = getattr(settings, name)
         if value is not None and not isinstance(value, Mapping):
@@ -369,6 +376,14 @@ def _codings(settings: Settings) -> Iterator[str]:
         elif callable(function) and not takes(function, 1):
             arguments = ", ".join(argument_names(function)) or "nothing"
             yield f"decode={{{column!r}: {name_of(function)}}} takes {arguments}; it is called with (value)."
+
+
+def _normalize(given: Any) -> Iterator[str]:
+    pairs = given.values() if isinstance(given, Mapping) else ()
+    if not isinstance(given, bool | Mapping | None) and not is_names(given):
+        yield f"normalize={given!r} must be True, a list of columns, or a mapping from columns to (mean, deviation)."
+    elif not all(isinstance(pair, list | tuple) and len(pair) == 2 for pair in pairs):
+        yield f"normalize={given!r} must have (mean, standard deviation) for each column."
 
 
 def _choices(settings: Settings) -> Iterator[str]:

@@ -44,7 +44,12 @@ class Split:
 
         Otherwise the draw would decide whether a rare word is unknown in the validation, which ends the training.
         """
-        if self.held is None or self.drawn:
+        return self.frame if self.drawn else self.training
+
+    @property
+    def training(self) -> Any:
+        """The rows to train on alone."""
+        if self.held is None:
             return self.frame
         if is_spark(self.frame):
             return self.frame.where(~spark_column(self.frame.schema, self.held))

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from tritium.data import narrow
+from tritium.data.codec import normalized
 from tritium.data.decode import content_of
 from tritium.data.idset import PARTITION_BITS, POSITION
 from tritium.data.plan import plan
@@ -127,7 +128,16 @@ def settings_of(taken: Input, columns: Mapping[str, SourceType]) -> Data:
         decode={n: bytes for n in own if codec.get("kind") == "bytes"},  # only that it is decoded is planned
         nulls={s: v for s, v in zip(taken.columns, nulls, strict=False) if v is not None},
         nan=codec.get("nan", "error"),
+        normalize=_normalize_of(taken),
     )
+
+
+def _normalize_of(taken: Input) -> dict[str, tuple[Any, Any]]:
+    """Return the means and deviations of an input as `Data` takes them."""
+    mean, std = taken.codec.get("mean") or (), taken.codec.get("std") or ()
+    if taken.codec.get("packed"):
+        return {column: (m, s) for column, m, s in zip(taken.columns, mean, std, strict=False)}
+    return {taken.name: (mean, std)} if mean else {}
 
 
 @contextmanager
@@ -226,11 +236,11 @@ def _as_taken(taken: Input, array: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]
             batch_column=taken.name,
         )
 
-    raw = array.reshape(-1)
-    dtype = np.dtype(taken.dtype)
+    raw, mean = array.reshape(-1), taken.codec.get("mean")
+    dtype = np.dtype("float64" if mean else taken.dtype)
     integers = dtype.kind == "f" and not narrow.holds(dtype, raw.dtype)
     with advising():
         values = narrow.cast(raw, dtype, at)
         narrow.check(values, raw, at, keep=taken.codec.get("nan") == "keep", exact=(integers,))
     shaped: np.ndarray[Any, Any] = values.reshape(array.shape)
-    return shaped
+    return normalized(shaped, mean, taken.codec["std"]).astype(taken.dtype) if mean else shaped

@@ -121,8 +121,13 @@ def test_a_floating_label_of_one_score_is_a_class(loss: Any) -> None:
         TorchEstimator(**ONE | {"loss": loss}, label_cols="flag").fit(frame.assign(flag=frame.flag * 2))
 
 
-def test_soft_labels_are_trained_on() -> None:
+def test_soft_labels_are_trained_on_and_told(capsys: pytest.CaptureFixture[str]) -> None:
     frame = rows()
+    told = {**ONE, "progress": True, "verbose": True, "epochs": 1}
+    TorchEstimator(**told, label_cols="flag").fit(frame)
+    assert "predictions are the classes" not in capsys.readouterr().out
+    TorchEstimator(**told, label_cols="rate").fit(frame.assign(rate=0.25))
+    assert "label column 'rate' holds 0.25: predictions are the classes 0 and 1" in capsys.readouterr().out
     frame["rate"] = 1 / (1 + np.exp(-3 * frame.x))
     found = TorchEstimator(**ONE | {"epochs": 60}, label_cols="rate").fit(frame).predict(frame)
     np.testing.assert_allclose(found["probability"][:, 1], frame.rate, atol=0.02)

@@ -39,6 +39,10 @@ class KerasKeywords(GangKeywords, total=False):
     nan: Literal["error", "keep"]
     """Whether a NaN in a floating column is an error, or handed to the model as it is ("keep"), in training and
     prediction."""
+    normalize: Any
+    """Whether the model gets features less their mean, divided by their standard deviation, in training, validation
+    and prediction: True: all that are floating numbers; a list of columns: those. Both are learnt over the rows to
+    train on. A mapping gives them: {'age': (38.5, 12.1)}."""
     pad: Mapping[str, Any] | None
     """Array column -> the length that its rows are filled up to, with zeros: {"tokens": 128}, or with another
     number: {"tokens": (128, -1)}. Without, all rows must have one length."""
@@ -151,6 +155,7 @@ class KerasParams:
     hash_buckets: Param[Mapping[str, int] | None]
     decode: Param[Mapping[str, Any] | None]
     nan: Param[Literal["error", "keep"]]
+    normalize: Param[Any]
     pad: Param[Mapping[str, Any] | None]
     decode_threads: Param[int]
     weight_col: Param[str | None]
@@ -220,6 +225,8 @@ class KerasParams:
     def setDecode(self: P, value: Mapping[str, Any] | None) -> P: ...
     def getNan(self) -> Literal["error", "keep"]: ...
     def setNan(self: P, value: Literal["error", "keep"]) -> P: ...
+    def getNormalize(self) -> Any: ...
+    def setNormalize(self: P, value: Any) -> P: ...
     def getPad(self) -> Mapping[str, Any] | None: ...
     def setPad(self: P, value: Mapping[str, Any] | None) -> P: ...
     def getDecodeThreads(self) -> int: ...

@@ -18,6 +18,7 @@ from tritium.gang.rank.world import World
 from tritium.gang.rank.world import world as this_world
 from tritium.ml.dry_run import try_first_row
 from tritium.ml.early_stopping import EarlyStoppingState
+from tritium.ml.first_batch import notes
 from tritium.ml.history import make_json
 from tritium.ml.keras.callback import Callbacks, Together, of_this_rank
 from tritium.ml.keras.checkpoint import State, TrainingCheckpoint, set_random_state, shift_seeds
@@ -85,7 +86,8 @@ class _Training:
         self.model = model = built(settings.compiled(settings.make_model()), self.inputs)
         self.classes = facts.classes if facts.inputs else checked(settings, model, self.inputs, shard)
         first = next(shard.epochs(1, batch_size=self.batch_size, device=None, **settings.order()))
-        build(model, self._rows(first)[0])
+        batch = self._rows(first)[0]
+        build(model, batch)
         world.expect_file(WEIGHTS, sum(as_array(variable).nbytes for variable in model.weights))
         shift_seeds(model, settings.seed, world.rank)
         count_rows(model)
@@ -99,6 +101,9 @@ class _Training:
         self.history = state.history
         self.checkpoint = TrainingCheckpoint(state, run_dir_required=user_run_dir)
         self.resume = self.checkpoint.load()
+        if self.resume is None and world.rank == 0:
+            for line in notes(settings, by_name(settings, batch), model._flatten_layers()):
+                tell(line)
         self.progress = Progress(settings, world)
         self.together = Together(self.states, self.progress, self._on_step, self._on_epoch_end)
         own = of_this_rank(settings.callbacks, world.rank)
@@ -179,6 +184,14 @@ def train_epoch(model: Any, rows: EpochRows, callbacks: Callbacks) -> None:
         model.fit(rows, initial_epoch=number, epochs=number + 1, callbacks=callbacks, verbose=0, shuffle=False)
     finally:
         model.optimizer.finalize_variable_values = finalize
+
+
+def by_name(settings: KerasSettings, batch: Sequence[Any]) -> dict[str, Any]:
+    """Return inputs and labels of a batch as `fit` takes it by their names."""
+    found: dict[str, Any] = {}
+    for part, names in zip(batch, (settings.inputs(), settings.label_sources()), strict=False):
+        found |= part if isinstance(part, Mapping) else {next(iter(names)): part}
+    return found
 
 
 def first_inputs(settings: KerasSettings, shard: Any) -> Inputs:

@@ -36,6 +36,10 @@ class LightGBMClassifierKeywords(GangKeywords, total=False):
     and dtype."""
     nan: Literal["error", "keep"]
     """Whether a NaN in a feature is an error, or a missing value ("keep"), in training and prediction."""
+    normalize: Any
+    """Whether the model gets features less their mean, divided by their standard deviation, in training, validation
+    and prediction: True: all that are floating numbers; a list of columns: those. Both are learnt over the rows to
+    train on. A mapping gives them: {'age': (38.5, 12.1)}."""
     pad: Mapping[str, Any] | None
     """Array column -> the length that its rows are filled up to, with zeros: {"tokens": 128}, or with another
     number: {"tokens": (128, -1)}. Without, all rows must have one length."""
@@ -160,6 +164,7 @@ class LightGBMClassifierParams:
     hash_buckets: Param[Mapping[str, int] | None]
     decode: Param[Mapping[str, Any] | None]
     nan: Param[Literal["error", "keep"]]
+    normalize: Param[Any]
     pad: Param[Mapping[str, Any] | None]
     decode_threads: Param[int]
     weight_col: Param[str | None]
@@ -237,6 +242,8 @@ class LightGBMClassifierParams:
     def setDecode(self: P, value: Mapping[str, Any] | None) -> P: ...
     def getNan(self) -> Literal["error", "keep"]: ...
     def setNan(self: P, value: Literal["error", "keep"]) -> P: ...
+    def getNormalize(self) -> Any: ...
+    def setNormalize(self: P, value: Any) -> P: ...
     def getPad(self) -> Mapping[str, Any] | None: ...
     def setPad(self: P, value: Mapping[str, Any] | None) -> P: ...
     def getDecodeThreads(self) -> int: ...
@@ -387,6 +394,10 @@ class LightGBMRankerKeywords(GangKeywords, total=False):
     and dtype."""
     nan: Literal["error", "keep"]
     """Whether a NaN in a feature is an error, or a missing value ("keep"), in training and prediction."""
+    normalize: Any
+    """Whether the model gets features less their mean, divided by their standard deviation, in training, validation
+    and prediction: True: all that are floating numbers; a list of columns: those. Both are learnt over the rows to
+    train on. A mapping gives them: {'age': (38.5, 12.1)}."""
     pad: Mapping[str, Any] | None
     """Array column -> the length that its rows are filled up to, with zeros: {"tokens": 128}, or with another
     number: {"tokens": (128, -1)}. Without, all rows must have one length."""
@@ -513,6 +524,7 @@ class LightGBMRankerParams:
     hash_buckets: Param[Mapping[str, int] | None]
     decode: Param[Mapping[str, Any] | None]
     nan: Param[Literal["error", "keep"]]
+    normalize: Param[Any]
     pad: Param[Mapping[str, Any] | None]
     decode_threads: Param[int]
     weight_col: Param[str | None]
@@ -591,6 +603,8 @@ class LightGBMRankerParams:
     def setDecode(self: Q, value: Mapping[str, Any] | None) -> Q: ...
     def getNan(self) -> Literal["error", "keep"]: ...
     def setNan(self: Q, value: Literal["error", "keep"]) -> Q: ...
+    def getNormalize(self) -> Any: ...
+    def setNormalize(self: Q, value: Any) -> Q: ...
     def getPad(self) -> Mapping[str, Any] | None: ...
     def setPad(self: Q, value: Mapping[str, Any] | None) -> Q: ...
     def getDecodeThreads(self) -> int: ...
@@ -743,6 +757,10 @@ class LightGBMRegressorKeywords(GangKeywords, total=False):
     and dtype."""
     nan: Literal["error", "keep"]
     """Whether a NaN in a feature is an error, or a missing value ("keep"), in training and prediction."""
+    normalize: Any
+    """Whether the model gets features less their mean, divided by their standard deviation, in training, validation
+    and prediction: True: all that are floating numbers; a list of columns: those. Both are learnt over the rows to
+    train on. A mapping gives them: {'age': (38.5, 12.1)}."""
     pad: Mapping[str, Any] | None
     """Array column -> the length that its rows are filled up to, with zeros: {"tokens": 128}, or with another
     number: {"tokens": (128, -1)}. Without, all rows must have one length."""
@@ -864,6 +882,7 @@ class LightGBMRegressorParams:
     hash_buckets: Param[Mapping[str, int] | None]
     decode: Param[Mapping[str, Any] | None]
     nan: Param[Literal["error", "keep"]]
+    normalize: Param[Any]
     pad: Param[Mapping[str, Any] | None]
     decode_threads: Param[int]
     weight_col: Param[str | None]
@@ -940,6 +959,8 @@ class LightGBMRegressorParams:
     def setDecode(self: R, value: Mapping[str, Any] | None) -> R: ...
     def getNan(self) -> Literal["error", "keep"]: ...
     def setNan(self: R, value: Literal["error", "keep"]) -> R: ...
+    def getNormalize(self) -> Any: ...
+    def setNormalize(self: R, value: Any) -> R: ...
     def getPad(self) -> Mapping[str, Any] | None: ...
     def setPad(self: R, value: Mapping[str, Any] | None) -> R: ...
     def getDecodeThreads(self) -> int: ...

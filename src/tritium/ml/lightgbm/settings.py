@@ -146,6 +146,8 @@ class LightGBMSettings(IterativeSettings):
     def problems(self) -> Iterator[str]:
         """Yield one sentence for each thing that is wrong."""
         yield from super().problems()
+        if self.normalize:
+            yield "trees compare the numbers of a feature with each other alone, and need no normalize=: leave it out."
         yield from column_problems(self)
         yield from number_problems(self)
         yield from objective_problems(self)

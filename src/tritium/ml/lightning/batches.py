@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 import torch
@@ -36,6 +36,8 @@ class Batches(ShardDataset):
         """The batches that were read and not yet trained with: Lightning may read one ahead."""
         self.inputs: dict[str, tuple[str, tuple[int, ...]]] = {}
         """dtype and shape of a row of each input, once there was a batch."""
+        self.on_first: Callable[[Batch], Any] | None = None
+        """Called with the first batch."""
 
     @property
     def current(self) -> Any:
@@ -53,6 +55,8 @@ class Batches(ShardDataset):
                 name: (str(columns[name].dtype).removeprefix("torch."), tuple(columns[name].shape[1:]))
                 for name in self._settings.inputs()
             }
+            if self.on_first is not None:
+                self.on_first(batch)
         width = len(next(iter(columns.values())))
         self.queue.append(Taken(batch.step, batch.rows, batch.total, batch.scale, width - batch.rows))
         return in_form(self._settings, columns)

@@ -16,6 +16,7 @@ from tritium.gang.rank.world import World
 from tritium.gang.rank.world import world as this_world
 from tritium.ml.dry_run import try_first_row
 from tritium.ml.early_stopping import EarlyStoppingState
+from tritium.ml.first_batch import notes
 from tritium.ml.lightning.batches import Batches, loader
 from tritium.ml.lightning.callback import Together
 from tritium.ml.lightning.checkpoint import Training, TrainingCheckpoint, taken, weights_in
@@ -80,6 +81,8 @@ def _train(
         module.load_state_dict(weights_in(taken(path)))
         next(iter(training))  # for the types and shapes of the inputs
     else:
+        if path is None and world.rank == 0:
+            training.on_first = lambda batch: [*map(tell, notes(settings, batch, module.modules()))]
         together = Together(settings, world, training, validating, early_stopping, checkpoint, this.history)
         trainer = lightning.Trainer(**arguments(settings, together, world))
         with calling(module, together):

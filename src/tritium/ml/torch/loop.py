@@ -14,6 +14,7 @@ from tritium.gang.rank.world import world as this_world
 from tritium.ml.callbacks import TrainState, at_steps
 from tritium.ml.dry_run import try_first_row
 from tritium.ml.early_stopping import EarlyStoppingState
+from tritium.ml.first_batch import notes
 from tritium.ml.history import make_json
 from tritium.ml.progress import Progress
 from tritium.ml.torch.checkpoint import TrainingCheckpoint
@@ -150,6 +151,9 @@ class _Training:
             for callback in each_step:
                 callback.on_step_end(state)
             self.checkpoint.on_step(batches[-1], metrics)
+            if state.step == 1 and state.rank == 0:
+                for line in notes(settings, batches[-1], self.module.modules()):
+                    self.tell(line)
             if not self.output_known:  # an output that can't be a prediction must fail now, not after the last epoch
                 self._described()
                 self.replica.train()

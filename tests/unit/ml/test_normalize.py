@@ -106,6 +106,17 @@ def test_some_columns_given_numbers_and_nulls() -> None:
     np.testing.assert_allclose(model.predict(infinite), [-1.2247449, 0, 1.2247449, np.nan, np.inf], atol=1e-6)
 
 
+def test_rows_that_are_left_out_do_not_count() -> None:
+    frame = rows().astype({"age": float})
+    frame.loc[::5, "age"] = None
+    frame.loc[1, "income"] = np.nan
+    table = pa.Table.from_pandas(frame, preserve_index=False)
+    model = TorchEstimator(**SUM, feature_cols=["income", "age"], normalize=True, handle_invalid="skip").fit(table)
+    used = frame.dropna()
+    expected = standard(used.income, used.income) + standard(used.age, used.age)
+    np.testing.assert_allclose(model.transform(used).prediction, expected, atol=1e-5)
+
+
 def test_what_can_not_be_normalised_is_refused() -> None:
     frame = rows().assign(word="x")
     settings: dict[str, Any] = {**SUM, "feature_cols": {"a": ["income"], "city": "city", "w": "word"}}

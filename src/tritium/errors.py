@@ -35,6 +35,7 @@ import re
 from typing import Any
 
 _USER = re.compile(r"(?<=://)[^\s/:@'\"]+:[^\s/@'\"]+(?=@)")
+_STOPS = re.compile(r"(?<=[^\s./])([.?!])\.(?=\s|$)")
 _KEYS = re.compile(
     r"""([?&](?:[\w.-]*(?:token|secret|passw|signature|credential|key)[\w.-]*|sig)=)[^\s&'"#]+""", re.IGNORECASE
 )
@@ -47,6 +48,15 @@ def masked(text: str) -> str:
     return _KEYS.sub(r"\1***", _USER.sub("***", text))
 
 
+def one_stop(text: str) -> str:
+    """Return `text` with one full stop where a quoted message that ends with one, or with "?", was followed by another.
+
+    What follows an empty line, such as a rank's output, is left as it is.
+    """
+    first, gap, rest = text.partition("\n\n")
+    return _STOPS.sub(r"\1", first) + gap + rest
+
+
 class TritiumError(Exception):
     """The base class of Tritium's errors. Its text shows no passwords of URLs.
 
@@ -54,7 +64,7 @@ class TritiumError(Exception):
     """
 
     def __init__(self, message: str, **facts: Any) -> None:
-        super().__init__(masked(message))
+        super().__init__(masked(one_stop(message)))
         self.__dict__.update(facts)
 
     def __getattr__(self, name: str) -> Any:  # facts are set at run time
@@ -194,3 +204,6 @@ class WireError(TritiumError, ConnectionError):
 
 class TritiumWarning(UserWarning):
     """A warning of something that works, but probably not as meant."""
+
+    def __init__(self, message: str = "", *more: object) -> None:
+        super().__init__(one_stop(message), *more)

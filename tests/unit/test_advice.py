@@ -6,13 +6,17 @@ A fragment that is not found here is a mistake in the message, or goes into one 
 from __future__ import annotations
 
 import ast
+import pickle
 import re
+import warnings
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 
 import advice
+import tritium as tr
+from tritium import errors
 
 # Settings of other libraries' functions: whose they are, which is checked.
 OTHERS: dict[str, str] = {
@@ -49,6 +53,7 @@ REASONS: dict[str, str] = {
     "between": "a method of a column, Spark's and pandas': followed in test_advice_works.py and test_advice_spark.py",
     "try_cast": "a method of a column of Spark's",
     "openjdk": "a package of conda, with its version",
+    "define": "of the program of processes that a rank spawns",
     "Batch": "how a batch prints itself",
     "GlobalBatch": "how a batch of JAX prints itself",
     "jax.devices": "of JAX, which stays in a process that imports it",
@@ -389,3 +394,34 @@ def test_the_collector_sees_code_in_pages() -> None:
     code = "est = TorchEstimator(model=m, rank=2)"
     with pytest.raises(AssertionError, match=r"rank=…"):
         test_a_block_of_python_calls_what_exists_with_what_it_takes(None, 1, code)
+
+
+def test_no_message_ends_twice() -> None:
+    twice = [(place, text) for place, text in advice.messages() if errors.one_stop(text) != text]
+    assert not twice
+
+
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        ("It fails: no file.. Choose another.", "It fails: no file. Choose another."),
+        ("It fails: which one?.", "It fails: which one?"),
+        ("It fails: 'x'..\n\nIts output:\nloading..", "It fails: 'x'.\n\nIts output:\nloading.."),
+        ("Loading... from ../data, a/.. and .. to 1..", "Loading... from ../data, a/.. and .. to 1."),
+    ],
+)
+def test_a_quoted_message_and_the_one_around_it_share_a_full_stop(text: str, shown: str) -> None:
+    assert str(errors.BadSetting(text)) == str(errors.TritiumWarning(text)) == shown
+    assert str(pickle.loads(pickle.dumps(errors.TritiumWarning(text)))) == shown
+    with pytest.warns(errors.TritiumWarning) as caught:
+        warnings.warn(text, errors.TritiumWarning, stacklevel=1)
+    assert str(caught[0].message) == shown
+
+
+@pytest.mark.processes
+def test_the_text_of_a_ranks_exception_ends_once() -> None:
+    def train() -> None:
+        raise ValueError("the loss is too high.")
+
+    with pytest.raises(errors.RankFailed, match=r"raised ValueError: the loss is too high\.\n"):
+        tr.launch(train, ranks=1, on="driver", progress=False, output="none")

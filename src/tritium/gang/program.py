@@ -58,7 +58,7 @@ class Program:
             return {}
         place = "__file__.removesuffix('.py') + '.script'"
         source = f"content = __loader__.get_data({place})\n__file__ = {self.path!r}\n"
-        source += "exec(compile(content, __file__, 'exec', dont_inherit=True))\n"
+        source += "exec(compile(content, __file__, 'exec'))\n"
         return {f"{SPAWNED}.py": source.encode(), f"{SPAWNED}.script": self.content}
 
     def _interpret(self) -> None:

@@ -8,7 +8,7 @@ import warnings
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from tritium.errors import BadSetting, TritiumWarning, masked
+from tritium.errors import BadSetting, TritiumWarning, masked, one_stop
 from tritium.frameworks import find, to_json
 from tritium.gang.failure import Failure, NonFatalError
 from tritium.gang.limits import TEXT_BYTES
@@ -116,7 +116,7 @@ class Recorder:
 
     def note(self, text: str) -> None:
         """Show and record a line of text."""
-        self.event("note", text=text)
+        self.event("note", text=one_stop(text))
 
     def close(self, problem: BaseException | None) -> dict[str, Any]:
         """Record the end of the run, with the error that ended it or None, and return the report."""

@@ -30,6 +30,8 @@ def content_of(kind: SourceType) -> Content | None:
         return "bytes"
     if kind.name == "string":
         return "string"
+    if kind.name == "image":
+        return "image"
     return "integer" if kind.name == "number" and kind.dtype.lstrip("u").startswith("int") else None
 
 
@@ -101,10 +103,37 @@ def by_batch_column(decode: Mapping[str, Decode], fields: Sequence[Field]) -> di
     found = {}
     for field in fields:
         given = by_column(decode, field.name, field.sources[0], read)
+        if field.content == "image":
+            threads = given.threads if isinstance(given, Decoder) else 1
+            given = Decoder(of_images(given.function if isinstance(given, Decoder) else given), threads)
         if given is not None:
             known = given if isinstance(given, Decoder) else Decoder(given)
             found[field.name] = replace(known, column=field.sources[0], content=field.content)
     return found
+
+
+def of_images(decode: Decode | None) -> Callable[[bytes], Any]:
+    """Return the function from an image as it comes through the exchange to its array, by `decode` where it is given.
+
+    `decode` takes the image as an array, to give it another size, say.
+    """
+    return image_of if decode is None else lambda raw: _called(decode, image_of(raw))
+
+
+def raw_image(height: int, width: int, channels: int, mode: int, values: bytes) -> bytes:
+    """Return an image as it comes through the exchange."""
+    return b"%d,%d,%d,%d;%b" % (height, width, channels, mode, values)
+
+
+def image_of(raw: bytes) -> Array:
+    """Return an image as uint8 `[height, width, channels]`. Raises ValueError for one that is not of bytes."""
+    size, _, values = raw.partition(b";")
+    height, width, channels, mode = map(int, size.split(b","))
+    if height < 0:
+        raise ValueError("Spark could not read this image; with its option dropInvalid it leaves such files out")
+    if mode & 7:  # OpenCV's number for the type of a value, 0 for a byte
+        raise ValueError(f"an image of mode {mode} does not hold bytes")
+    return np.frombuffer(values, np.uint8).reshape(height, width, channels)
 
 
 def contents_of(rows: Ragged, content: Content) -> list[Any]:

@@ -23,7 +23,7 @@ from tritium.data.jvm_bytes import rows_as_bytes, takes_bytes, why_not
 from tritium.data.plan import plan
 from tritium.data.receiver import end_is_seen
 from tritium.data.schema import DENSE_BYTES, Data, Field, Shapes, as_data
-from tritium.data.types import SQL_TYPES, SourceType, columns_of, may_exceed_int64, spark_column
+from tritium.data.types import IMAGE_SIZE, SQL_TYPES, SourceType, columns_of, may_exceed_int64, spark_column
 from tritium.errors import BadData, BadSetting, IncompleteShard
 
 
@@ -235,6 +235,9 @@ def pack(field: Field, schema: Any) -> Any:
         return _marked(row, field, schema) if field.marked else row
     source = field.sources[0]
     column, kind = spark_column(schema, source), columns[source]
+    if field.content == "image":
+        size = F.concat_ws(",", *(column.getField(name) for name in IMAGE_SIZE))
+        return F.concat(F.encode(F.concat(size, F.lit(";")), "utf-8"), column.getField("data"))
     if field.kind == "bytes":  # of an integer its digits: with ANSI, Spark casts no integer to bytes
         return column if kind.name == "binary" else column.cast("string").cast("binary")
     if kind.name == "vector":

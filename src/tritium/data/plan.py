@@ -167,7 +167,7 @@ class _Planner:
         kind = self.columns[source]
         leaf, depth = kind.leaf()
         content = content_of(kind)
-        if content == "bytes" or (content and self._setting(self.data.decode, batch, source) is not None):
+        if content in ("bytes", "image") or (content and self._setting(self.data.decode, batch, source) is not None):
             return self._decoded(batch, source, content)
         if leaf.name == "string":
             return self._string(batch, source, depth)

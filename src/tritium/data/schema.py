@@ -11,7 +11,7 @@ from typing import Any, Literal, TypeVar
 from tritium.errors import BadSetting
 
 Kind = Literal["fixed", "bytes"]
-Content = Literal["bytes", "string", "integer"]
+Content = Literal["bytes", "string", "integer", "image"]
 Fill = float | int | str | None
 T = TypeVar("T")
 
@@ -130,7 +130,8 @@ class Field:
     asked: bool = False
     """Whether the user asked for `dtype`, so that what it does not hold exactly is rounded."""
     content: Content = "bytes"
-    """What a value of kind "bytes" is: bytes, the UTF-8 of a string, or the digits of an integer."""
+    """What a value of kind "bytes" is: bytes, the UTF-8 of a string, the digits of an integer, or an image of Spark's
+    behind its size, as `exchange.pack` makes it."""
     skip: bool = False
     """Whether a row that can't be read is left out, instead of raising BadRow."""
     slots: tuple[str, ...] = ()

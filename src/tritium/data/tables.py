@@ -15,7 +15,7 @@ from tritium.data.idset import PARTITION_BITS
 from tritium.data.plan import plan
 from tritium.data.schema import DENSE_BYTES, Data, Field, as_data
 from tritium.data.together import ranks_of
-from tritium.data.types import SourceType, columns_of, path_of
+from tritium.data.types import IMAGE_SIZE, SourceType, columns_of, path_of
 from tritium.errors import BadData, BadRow, BadSetting
 
 Array = np.ndarray[Any, Any]
@@ -221,7 +221,15 @@ def _with_marks(field: Field, source: int, raw: Array, marks: Array) -> Array:
 
 
 def _as_bytes(field: Field, column: pa.Array) -> pa.Array:
-    """Return the values of a column that is decoded as bytes: of strings UTF-8, of integers their digits."""
+    """Return the values of a column that is decoded as bytes: of strings UTF-8, of integers their digits.
+
+    Of an image they are its size and its bytes, as `exchange.pack` makes them.
+    """
+    if field.content == "image":
+        numbers = [pc.struct_field(column, name).cast(pa.large_string()) for name in IMAGE_SIZE]
+        size = pc.binary_join_element_wise(*numbers, pa.scalar(",", pa.large_string())).cast(pa.large_binary())
+        data = pc.struct_field(column, "data").cast(pa.large_binary())
+        return pc.binary_join_element_wise(size, data, pa.scalar(b";", pa.large_binary()))
     if pa.types.is_dictionary(column.type):
         column = column.dictionary_decode()
     return (column.cast(pa.large_string()) if field.content == "integer" else column).cast(pa.large_binary())

@@ -8,7 +8,9 @@ from typing import Any, Literal
 import numpy as np
 import pyarrow as pa
 
-Name = Literal["number", "decimal", "date", "timestamp", "string", "binary", "array", "vector", "struct", "other"]
+Name = Literal[
+    "number", "decimal", "date", "timestamp", "string", "binary", "array", "vector", "image", "struct", "other"
+]
 
 
 @dataclass(frozen=True)
@@ -40,6 +42,26 @@ class SourceType:
         while kind.item is not None:
             kind, depth = kind.item, depth + 1
         return kind, depth
+
+
+_IMAGE = {
+    "origin": "string",
+    "height": "number",
+    "width": "number",
+    "nChannels": "number",
+    "mode": "number",
+    "data": "binary",
+}  # Spark's struct of an image, as spark.read.format("image") makes it
+IMAGE_SIZE = ("height", "width", "nChannels", "mode")
+"""The fields of an image that say what its bytes are."""
+
+
+def _struct(text: str, children: tuple[tuple[str, SourceType], ...]) -> SourceType:
+    """Return the type of a struct, which is an image where its fields are those."""
+    is_image = {name: kind.name for name, kind in children} == _IMAGE
+    return (
+        SourceType("image", "image", children=children) if is_image else SourceType("struct", text, children=children)
+    )
 
 
 SQL_TYPES = {
@@ -84,7 +106,7 @@ def from_spark(spark: Any) -> SourceType:
     if kind == "ArrayType":
         return SourceType("array", text, item=from_spark(spark.elementType))
     if kind == "StructType":
-        return SourceType("struct", text, children=tuple((f.name, from_spark(f.dataType)) for f in spark.fields))
+        return _struct(text, tuple((f.name, from_spark(f.dataType)) for f in spark.fields))
     return SourceType("other", text)
 
 
@@ -111,7 +133,7 @@ def from_arrow(arrow: pa.DataType) -> SourceType:
         return SourceType("array", text, item=from_arrow(arrow.value_type))
     if pa.types.is_struct(arrow):
         fields = [arrow.field(i) for i in range(arrow.num_fields)]
-        return SourceType("struct", text, children=tuple((f.name, from_arrow(f.type)) for f in fields))
+        return _struct(text, tuple((f.name, from_arrow(f.type)) for f in fields))
     return SourceType("other", text)
 
 

@@ -312,6 +312,8 @@ def _unfit(name: str, kind: SourceType, role: str, settings: Settings) -> str | 
         )
     if role == "label" and leaf.name == "string" and name in settings.words():
         return _unfit_words(name, settings)
+    if leaf.name == "image" and settings.one_input:
+        return "an image. Make numbers of it, by a UDF in Spark, say, as an array or a vector."
     if leaf.name == "timestamp":
         spark, pandas = "F.hour, F.dayofweek, F.unix_timestamp in Spark", f"df[{name!r}].dt.hour in pandas"
         return f"a {kind.text}. Take numbers from it: {spark}, {pandas}."

@@ -8,10 +8,10 @@ from typing import Any
 
 import numpy as np
 
-from tritium.data.decode import by_batch_column
+from tritium.data.decode import by_batch_column, raw_image
 from tritium.data.schema import Field
 from tritium.data.tables import column_of
-from tritium.data.types import is_spark, spark_column
+from tritium.data.types import IMAGE_SIZE, is_spark, spark_column
 from tritium.errors import BadSetting
 from tritium.ml.arguments import name_of
 from tritium.ml.dry_run import needs_rank, text_of
@@ -36,6 +36,8 @@ def with_shapes(frame: Any, fields: Mapping[str, Field], settings: Settings) -> 
         decoders = by_batch_column(settings.decode or {}, list(fields.values()))
         for name, field in unknown.items():
             value = row[field.sources[0]]
+            if value is not None and field.content == "image":
+                value = raw_image(*(value[one] for one in (*IMAGE_SIZE, "data")))
             if value is not None and field.kind == "bytes":
                 known[name] = _decoded(field, value, decoders[name].function)
             elif value is not None:
@@ -68,7 +70,7 @@ def _shape(value: Any) -> tuple[int, ...] | None:
 
 def _decoded(field: Field, value: Any, decode: Any) -> Field:
     """Return the field with shape and dtype of the array that `decode` makes of a value; as it is if unknown."""
-    raw = bytes(value) if field.content == "bytes" else value
+    raw = bytes(value) if isinstance(value, bytearray) else value
     try:
         array = np.asarray(decode(raw) if callable(decode) else decode[raw])
     except Exception as error:

@@ -23,7 +23,7 @@ from tritium.model.engine import Engine
 from tritium.model.signature import Activation, Input, Signature, Task, shown
 
 _PACKED = "features"
-_TYPES = {"bytes": ("binary",), "string": ("string",), "integer": ("number",), None: ()}
+_TYPES = {"bytes": ("binary",), "string": ("string",), "integer": ("number",), "image": ("image",), None: ()}
 _ROWS = 32  # of an example that the model is called with
 
 Decoders = Mapping[str, Decode]
@@ -265,7 +265,7 @@ def _input(
     shape, dtype = array.shape[1:], array.dtype.name
     field = column.field
     if field is not None and field.kind == "bytes":
-        if function is None:
+        if function is None and field.content != "image":
             raise BadSetting(
                 f"The example's {name!r} comes from column {field.sources[0]!r}, of bytes that the training has "
                 f"decoded itself. Say how, for predictions: tr.Model(…, decode={{{name!r}: function}}).",

@@ -11,7 +11,7 @@ import numpy as np
 import pyarrow as pa
 
 from tritium.data.codec import read
-from tritium.data.decode import Decode, contents_of, decoded, raw_values
+from tritium.data.decode import Decode, contents_of, decoded, of_images, raw_values
 from tritium.data.invalid import invalid, mark_unreadable
 from tritium.data.schema import Field
 from tritium.data.spool import Array, Ragged
@@ -60,7 +60,10 @@ class RowReader:
         values = read(one, column, ids)[0]
         if not isinstance(values, Ragged):
             return values
-        if one.name not in self.decode:
+        decode = self.decode.get(one.name)
+        if one.content == "image":
+            decode = of_images(decode)
+        if decode is None:
             raise ModelError(
                 f"Input {one.name!r} is of {one.content} values, and the model has no function that decodes them: "
                 f"tr.Model(…, decode={{{one.name!r}: function}})."
@@ -78,7 +81,7 @@ class RowReader:
                 batch_column=one.name,
             )
 
-        return decoded(self.decode[one.name], contents_of(values, one.content), bad, shape=one.shape)
+        return decoded(decode, contents_of(values, one.content), bad, shape=one.shape)
 
 
 def arrays(

@@ -92,7 +92,7 @@ def _leaf_wanted(taken: Input, trained: str | None) -> tuple[str, ...]:
         return ("string", "binary", "number")
     if _coded(taken) or taken.codec.get("content") == "string":
         return ("string",)
-    if trained in ("date", "timestamp", "binary"):
+    if trained in ("date", "timestamp", "binary", "image"):
         return (trained,)
     return ("number",) if trained else ("number", "date", "timestamp")
 

@@ -147,3 +147,9 @@ def test_parameters_that_a_callback_resets_are_tried_on_the_driver() -> None:
     reset = lightgbm.reset_parameter(learning_rate=[0.1, 0.05])
     message = refused("regressor", num_iterations=5, callbacks=[reset])
     assert message.startswith("the callback _ResetParameterCallback fails before iteration 0: ValueError: Length of")
+
+
+def test_images_are_refused() -> None:
+    image = {"origin": "a", "height": 1, "width": 1, "nChannels": 1, "mode": 0, "data": b"0"}
+    with pytest.raises(BadData, match=r"feature column 'image' is an image\. Make numbers of it"):
+        LightGBMRegressor(feature_cols="image", label_cols="y", **HERE).fit(pa.table({"image": [image], "y": [1.0]}))

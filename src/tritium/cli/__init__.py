@@ -1,4 +1,4 @@
-"""The `tritium` command: doctor, run, horovodrun, demo, report (driver)."""
+"""The `tritium` command: doctor, run, horovodrun, demo, report, clean (driver)."""
 
 from __future__ import annotations
 
@@ -19,6 +19,7 @@ from typing import Any
 import click
 import fsspec  # type: ignore[import-untyped]
 
+from tritium.cli.clean import clean
 from tritium.cli.horovodrun import horovodrun
 from tritium.cli.run import run
 from tritium.errors import TritiumError
@@ -56,6 +57,7 @@ def main() -> None:
     """Big data and deep learning as one job on Apache Spark."""
 
 
+main.add_command(clean)
 main.add_command(run)
 main.add_command(horovodrun)
 

@@ -1,6 +1,7 @@
 """The run directory: events, the output of every rank, the report, stored files (driver).
 
-    <run directory>/run.json           the id of the run; written at its start, so that ranks recognize the directory
+    <run directory>/run.json           the id of the run, and the driver's host and pid; written at its start, so that
+                                       ranks recognize the directory
                     events.jsonl       one JSON object a line: time (UTC), kind, and the kind's own fields
                     logs/rank-0.log    everything that rank 0 wrote to stdout and stderr, in its order
                     report.json        written when the run has ended: see report.py
@@ -20,6 +21,7 @@ import os
 import platform
 import secrets
 import shutil
+import socket
 import tempfile
 import threading
 from collections.abc import Callable, Mapping, Sequence
@@ -33,7 +35,7 @@ from tritium.errors import masked
 from tritium.file_system import Permissions
 from tritium.observe.stored import Piece, StoredFiles
 
-_RUN_FILE = "run.json"
+RUN_FILE = "run.json"
 _TAIL_BYTES = 64 << 10
 _LIBRARIES = ("tritium", "pyspark", "pyarrow", "numpy", "torch")
 
@@ -43,8 +45,12 @@ def new_run_dir(run_dir: str | None) -> tuple[str, str]:
     run_id = f"{datetime.now(timezone.utc):%Y%m%d-%H%M%S}-{secrets.token_hex(3)}"
     if run_dir is not None:
         return run_id, _absolute(os.fspath(run_dir))
-    runs = os.environ.get("TRITIUM_RUNS") or "tritium-runs"
-    return run_id, f"{_absolute(runs).rstrip('/')}/{run_id}"
+    return run_id, f"{_absolute(runs_folder()).rstrip('/')}/{run_id}"
+
+
+def runs_folder() -> str:
+    """Return where directories of runs are made."""
+    return os.environ.get("TRITIUM_RUNS") or "tritium-runs"
 
 
 def _absolute(path: str) -> str:
@@ -53,7 +59,7 @@ def _absolute(path: str) -> str:
 
 def run_at(run_dir: str) -> str:
     """Return the id of the run whose directory this is. Raises its file system's error where it can't be read."""
-    return str(json.loads(file_system.read(f"{run_dir.rstrip('/')}/{_RUN_FILE}"))["run"])
+    return str(json.loads(file_system.read(f"{run_dir.rstrip('/')}/{RUN_FILE}"))["run"])
 
 
 def _append_whole(file: IO[bytes], data: bytes) -> None:
@@ -116,20 +122,21 @@ class RunLog:
         self.event("run", settings=without_secrets(settings), versions=versions())
 
     def _write_run_file(self, run_id: str) -> None:
-        text = json.dumps({"run": run_id, "started": datetime.now(timezone.utc).isoformat(timespec="seconds")})
+        facts = {"run": run_id, "started": datetime.now(timezone.utc).isoformat(timespec="seconds")}
+        text = json.dumps({**facts, "host": socket.gethostname(), "pid": os.getpid()})
         try:
             if self._remote is not None:
                 files, root = self._remote
                 if self.run_dir.startswith("file:"):
                     Permissions.within(root)
                 files.makedirs(root, exist_ok=True)
-                files.pipe_file(f"{root}/{_RUN_FILE}", text.encode())
+                files.pipe_file(f"{root}/{RUN_FILE}", text.encode())
             else:
-                part = self._folder / f"{_RUN_FILE}.part"
+                part = self._folder / f"{RUN_FILE}.part"
                 self._write(part, text)
-                part.replace(self._folder / _RUN_FILE)
+                part.replace(self._folder / RUN_FILE)
         except Exception as error:  # noqa: BLE001 - fsspec's file systems raise errors of any type
-            self.problem = f"{_RUN_FILE} could not be written: {error}"
+            self.problem = f"{RUN_FILE} could not be written: {error}"
 
     def event(self, kind: str, **fields: Any) -> None:
         """Append one event to events.jsonl."""

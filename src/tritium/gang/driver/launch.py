@@ -21,6 +21,7 @@ from tritium.gang.driver.recorder import Recorder
 from tritium.gang.driver.retry import run_with_retries
 from tritium.gang.settings import Gang, showing
 from tritium.observe.events import new_run_dir
+from tritium.observe.runs import growth
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack  # type checkers bring it along; it is not a dependency
@@ -124,6 +125,7 @@ def start(
     tensors = (framework is not None and framework.tensors) or imports("torch")
     if (tensors or (framework is not None and framework.float32)) and exchange is None:
         frames = {name: pytorch.reading(frame) for name, frame in frames.items()}
+    said = (*said, *growth(gang.run_dir))
     run_id, run_dir = new_run_dir(gang.run_dir)
     recorder = Recorder(run_id, run_dir, gang, sorted(frames), said, title)
     first = Attempt(fn, args, kwargs or {}, gang, frames, exchange, spark, run_id, recorder, gang.most, tensors=tensors)

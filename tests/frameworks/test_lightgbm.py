@@ -77,6 +77,21 @@ def test_every_training_is_of_all_ranks() -> None:
     assert (found[0]["alone"] != found[1]["alone"]).any()
 
 
+@pytest.mark.parametrize("verbosity", [None, -1, 1])
+def test_of_the_connection_lightgbm_writes_only_if_asked(
+    verbosity: int | None, capfd: pytest.CaptureFixture[str]
+) -> None:
+    def train() -> None:
+        given = {} if verbosity is None else {"verbosity": verbosity}
+        lightgbm.train({"objective": "regression", "num_threads": 1, **given}, lightgbm.Dataset(*own_rows()), 2)
+
+    run(train, output="all")
+    out, err = capfd.readouterr()
+    connecting = ("Listening", "Trying to bind", "Connected to rank", "Finished linking")
+    assert [text in out + err for text in connecting] == [False, verbosity == 1, verbosity == 1, False]
+    assert ("Start training from score" in out + err) == (verbosity != -1), "all else as LightGBM alone"
+
+
 def test_the_exception_of_a_rank_is_raised() -> None:
     def train() -> None:
         def raises(env: Any) -> None:

@@ -20,6 +20,7 @@ from tritium.frameworks.lightgbm_network import connect
 
 _OWN_NETWORK = ("machines", "machine_list_filename", "num_machines")
 _TREES = "tree_learner"
+_WARNINGS, _DEFAULT = 0, 1  # values of LightGBM's parameter verbosity
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -61,8 +62,10 @@ class LightGBM(Framework):
 
 
 @contextmanager
-def joined(place: Place) -> Iterator[dict[str, Any]]:
+def joined(place: Place, verbosity: int) -> Iterator[dict[str, Any]]:
     """Connect the ranks for a block that trains one model, and yield the parameters that its booster needs for it.
+
+    verbosity : what LightGBM writes of the connection, as in its parameter.
 
     A Dataset that is constructed before has the bins that its maker gave it; one that is constructed in the block those
     that LightGBM finds in a part of the rows.
@@ -72,7 +75,7 @@ def joined(place: Place) -> Iterator[dict[str, Any]]:
         return
     library: Any = sys.modules["lightgbm"]
     basic = importlib.import_module("lightgbm.basic")
-    connect(place, functools.partial(_init, basic), functools.partial(_free, library))
+    connect(place, functools.partial(_init, basic, verbosity), functools.partial(_free, library))
     try:
         yield {"num_machines": place.size, "pre_partition": True}
     finally:
@@ -104,7 +107,9 @@ def _hook(library: Any, place: Place) -> None:
                 setting="train_set",
             )
         _agree(place, {name: _chosen(basic, params, name) for name in ("objective", "num_class", _TREES)})
-        connect(place, functools.partial(_init, basic), functools.partial(_free, library))
+        given = basic._choose_param_value("verbosity", dict(params), None)["verbosity"]
+        verbosity = None if given is None else int(given)
+        connect(place, functools.partial(_init, basic, verbosity), functools.partial(_free, library))
         for alias in aliases.get("pre_partition"):
             params.pop(alias, None)
         params.update(num_machines=place.size, pre_partition=True)
@@ -117,9 +122,21 @@ def _hook(library: Any, place: Place) -> None:
         setattr(booster, name, _averaged(getattr(booster, name)))
 
 
-def _init(basic: Any, machines: list[str], port: int) -> None:
+def _init(basic: Any, verbosity: int | None, machines: list[str], port: int) -> None:
+    _write(basic, _WARNINGS if verbosity is None else verbosity)
     minutes = 24 * 60  # between two messages of a rank; Tritium ends ranks whose peer is gone
     basic._safe_call(basic._LIB.LGBM_NetworkInit(",".join(machines).encode(), port, minutes, len(machines)))
+    if verbosity is None:
+        _write(basic, _DEFAULT)
+
+
+def _write(basic: Any, verbosity: int) -> None:
+    """Let LightGBM write in this thread what `verbosity` allows.
+
+    By the shortest of its functions that read parameters; what has none of these leaves the thread's as it is.
+    """
+    text = f"verbosity={verbosity}".encode()
+    basic._safe_call(basic._LIB.LGBM_GetSampleCount(ctypes.c_int32(1), text, ctypes.byref(ctypes.c_int())))
 
 
 def _free(library: Any) -> None:

@@ -14,15 +14,10 @@ from typing import Any
 
 from tritium.errors import BadSetting
 from tritium.frameworks.framework import Framework, Place
+from tritium.frameworks.noise import noise
 from tritium.frameworks.ports import held_ports, without_proxy
 
 _servers: list[Any] = []
-# TensorFlow 2.21 writes these at its import, whatever TF_CPP_MIN_LOG_LEVEL says: that it uses oneDNN, and has no GPU.
-_NOISE = re.compile(
-    rb"WARNING: All log messages before absl::InitializeLog|"
-    rb"[IWE]\d{4} \S+ +\d+ (port|cudart_stub|cpu_feature_guard|cuda_platform)\.cc:|"
-    rb"To enable the following instructions: "
-)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -141,7 +136,10 @@ def _choose_gpus(place: Place) -> None:
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """Hold back what is written to stderr within the block, and write it afterwards without the lines of _NOISE."""
+    """Hold back what is written to stderr within the block, and write it afterwards without TensorFlow's noise.
+
+    The supervisor leaves it out, too, but there is none with on="here".
+    """
     sys.stderr.flush()
     before = os.dup(2)
     with tempfile.TemporaryFile() as held:
@@ -153,4 +151,4 @@ def _quiet() -> Iterator[None]:
             os.dup2(before, 2)
             os.close(before)
             held.seek(0)
-            os.write(2, b"".join(line for line in held if not _NOISE.match(line)))
+            os.write(2, noise({}, gpus=False).sub(b"", held.read()))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import os
+import re
 import select
 import struct
 import termios
@@ -24,12 +25,13 @@ TAIL = 20  # lines of a rank's output that travel with its failure
 class Output:
     """The output of one rank. `follow` runs in a thread for each of the two pipes."""
 
-    def __init__(self, coordinator: Client) -> None:
+    def __init__(self, coordinator: Client, noise: re.Pattern[bytes]) -> None:
+        """Pass it on without the whole lines that `noise` matches."""
         self.tail: deque[str] = deque(maxlen=TAIL)
         """The last lines, up to TAIL."""
         self.pieces = 0
         """Number of pieces passed on: printing counts as progress."""
-        self._coordinator = coordinator
+        self._coordinator, self._noise = coordinator, noise
         self._ended, self._end = os.pipe()  # the first is readable once the second is closed
         self._open = True
 
@@ -75,6 +77,8 @@ class Output:
         if not text:
             return
         self.pieces += 1
+        if not (text := self._noise.sub(b"", text)):
+            return
         self.tail.extend(as_shown(line) for line in text.split(b"\n") if line.strip())
         with contextlib.suppress(WireError):  # keep reading, so that the rank does not block on a full pipe
             self._coordinator.send("output", text)

@@ -15,6 +15,7 @@ import pyarrow as pa
 
 from tritium import frameworks, ship
 from tritium.errors import IncompleteShard, TritiumError, WireError
+from tritium.frameworks.noise import noise
 from tritium.frameworks.ports import reserved_port
 from tritium.gang.failure import STACKS_BYTES, Failure, signal_name
 from tritium.gang.limits import LINE_BYTES
@@ -84,7 +85,7 @@ class Supervisor:
         self.ending.by_driver = address is None and self._daemon is not None
         who = f"task {self.partition} (attempt {self.attempt}, launch {self.order.launch}) on {self.host}"
         self._channel = self._relay.reach(address, who)
-        self._output = Output(self._channel)
+        self._output = Output(self._channel, noise({**os.environ, **self.order.env}, gpus=self.order.gpus > 0))
         port = reserved_port()
         result = tempfile.TemporaryFile()  # noqa: SIM115 - closed below
         self._monitor = Monitor(self._output)

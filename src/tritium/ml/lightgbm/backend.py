@@ -64,7 +64,7 @@ class LightGBMDryRun(DryRun[LightGBMSettings]):
         x = random.integers(0, 5, (_ROWS, len(self._features.names))).astype(settings.feature_dtype)
         y = np.arange(_ROWS) % (classes or 2) if classes or settings.together else random.uniform(0.1, 0.9, _ROWS)
         group = [_ROWS] if isinstance(settings, LightGBMRankerSettings) else None
-        params = lightgbm_params(settings, self._features, classes, 1) | {"num_threads": 1}
+        params = lightgbm_params(settings, self._features, classes, 1) | {"num_threads": 1, "verbosity": -1}
         try:
             booster = lightgbm.Booster(params, lightgbm.Dataset(x, y, group=group, params=params))
             booster.update()

@@ -82,7 +82,9 @@ def lightgbm_params(settings: LightGBMSettings, features: Features, classes: int
     if classes is not None and classes > 2 and settings.objective is None:
         objective = "multiclass"
     made: dict[str, Any] = {name: getattr(settings, name) for name in _SAME}
-    made |= {"objective": objective, "verbosity": -1, "tree_learner": settings.tree_learner if ranks > 1 else "serial"}
+    native = dict(settings.native_params or {})
+    made |= {"objective": objective, "verbosity": parameter(native, "verbosity", -1)}
+    made["tree_learner"] = settings.tree_learner if ranks > 1 else "serial"
     if metrics := settings.given_metrics():
         made["metric"] = metrics
     if classes is not None and objective != "binary":
@@ -93,7 +95,7 @@ def lightgbm_params(settings: LightGBMSettings, features: Features, classes: int
         made["monotone_constraints"] = constraints
     if isinstance(settings, LightGBMRankerSettings):
         made["eval_at"] = list(settings.eval_at)
-    return made | dict(settings.native_params or {})
+    return made | native
 
 
 _SAME = (

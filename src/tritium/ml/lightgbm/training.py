@@ -140,13 +140,14 @@ def _booster(
     counts = world.shard("train").counts
     params = lightgbm_params(settings, rows.features, classes, world.size)
     connection: dict[str, Any] = {}
+    verbosity = int(params["verbosity"])
     average = None if before is not None or rows.init_score is not None else average_score(world, rows, params)
     shared = is_shared(params, rows.width, counts)
     if not shared:
-        connection = network.enter_context(joined(world))
+        connection = network.enter_context(joined(world, verbosity))
     data = training_set(rows, params, counts, world, _feature_names(rows.features.names))
     if shared:
-        connection = network.enter_context(joined(world))
+        connection = network.enter_context(joined(world, verbosity))
     valid = None if validation is None else validation_set(validation, data, params)
     for part, dataset in ((rows, data), (validation, valid)):
         if part is not None and dataset is not None and (scores := _scores(part, before, average)) is not None:

@@ -94,6 +94,17 @@ def test_log_evaluation_writes_in_one_rank(capfd: pytest.CaptureFixture[str]) ->
     assert (out + err).count("[20]\ttraining's l2: ") == 1, out + err
 
 
+def test_lightgbm_writes_nothing_but_with_a_verbosity(capfd: pytest.CaptureFixture[str]) -> None:
+    regressor(output="all", num_iterations=2).fit(rows())
+    out, err = capfd.readouterr()
+    assert "[LightGBM]" not in out + err
+    regressor(output="all", num_iterations=2, native_params={"num_threads": 1, "verbose": 1}).fit(rows())
+    out, err = capfd.readouterr()
+    wrote = [line for line in (out + err).splitlines() if "[LightGBM]" in line]
+    assert any("Connected to rank 1" in line for line in wrote)
+    assert all(line.startswith("[rank ") for line in wrote), "the trial on the driver writes nothing"
+
+
 @pytest.mark.parametrize(
     ("given", "says"),
     [

@@ -1,0 +1,30 @@
+"""Lines that libraries write whatever they are told, and that a rank's output is without (supervisor, rank)."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+
+_LEVEL = "TF_CPP_MIN_LOG_LEVEL"
+# TensorFlow 2.21 writes these at its import, whatever TF_CPP_MIN_LOG_LEVEL says: that it uses oneDNN.
+_TENSORFLOW = (
+    rb"WARNING: All log messages before absl::InitializeLog",
+    rb"[IWE]\d{4} \S+ +\d+ (?:port|cpu_feature_guard)\.cc:",
+    rb"To enable the following instructions: ",
+)
+# That it finds no GPU, which matters only to who has asked for one.
+_NO_GPU = (rb"[IWE]\d{4} \S+ +\d+ (?:cudart_stub|cuda_platform)\.cc:",)
+# LightGBM writes the first in a thread of its own, to which no verbosity applies, the second when ranks part.
+_LIGHTGBM = (rb"\[LightGBM\] \[Info\] (?:Listening\.\.\.|Finished linking network in )",)
+
+
+def noise(env: Mapping[str, str], *, gpus: bool) -> re.Pattern[bytes]:
+    """Return the pattern of whole lines that a rank's output is without.
+
+    env : the rank's. TF_CPP_MIN_LOG_LEVEL of 0 or 1 there asks for TensorFlow's lines.
+    gpus : whether the rank has GPUs of its own.
+    """
+    lines: tuple[bytes, ...] = _LIGHTGBM
+    if env.get(_LEVEL, "2") not in ("0", "1"):
+        lines += _TENSORFLOW + (() if gpus else _NO_GPU)
+    return re.compile(rb"^(?:" + b"|".join(lines) + rb").*\n?", re.MULTILINE)

@@ -81,11 +81,8 @@ estimator = TorchEstimator(
     feature_cols=["temp", "hum", "hr"], label_cols=["cnt"], ranks=1)
 """,
 }
-# Places that a page names, and what stands for them here; code by value needs trust, which that page explains.
-PLACES = {
-    "s3://models/bikes": "models/bikes-here",
-    'tr.load("models/bikes-here")': 'tr.load("models/bikes-here", trusted=True)',
-}
+# Places that a page names, and what stands for them here.
+PLACES = {"s3://models/bikes": "models/bikes-here"}
 ELSEWHERE = ("servers",)  # a block with a Kafka broker: tests/spark/test_kafka.py
 
 

@@ -225,6 +225,7 @@ def test_rows_to_validate_on_are_chosen_in_three_ways(spark: SparkSession, rows:
     assert parts(rows.where("held")) == (400, 100)
 
 
+@pytest.mark.usefixtures("saved_elsewhere")
 def test_the_estimator_is_saved_with_its_code_and_loaded_for_who_trusts_it(spark: SparkSession, tmp_path: Path) -> None:
     place = str(tmp_path / "estimator")
     estimator = regression(epochs=9, ranks=2, task="regression")

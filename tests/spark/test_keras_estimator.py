@@ -141,6 +141,7 @@ def test_an_array_of_unknown_length_is_checked_in_the_ranks(spark: SparkSession,
         regression(model=few, loss="sparse_categorical_crossentropy", feature_cols="x", label_cols="c").fit(arrays)
 
 
+@pytest.mark.usefixtures("saved_elsewhere")
 def test_the_estimator_is_saved_and_loaded_for_who_trusts_it(spark: SparkSession, tmp_path: Path) -> None:
     place = str(tmp_path / "estimator")
     regression(model=line(), epochs=9).save(place)

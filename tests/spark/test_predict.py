@@ -26,7 +26,7 @@ import clusters
 import tritium as tr
 from tritium.data import jvm_bytes
 from tritium.errors import BadData, BadRow, BadSetting, SignatureMismatch, UntrustedModel
-from tritium.ml import TorchModel
+from tritium.ml import TorchEstimator, TorchModel
 from tritium.model.engines.torch_weights import Tensors
 from tritium.model.signature import Input, Output, Signature
 
@@ -451,6 +451,7 @@ def test_parameters_and_copies() -> None:
         model.setParams(batchsize=3)
 
 
+@pytest.mark.usefixtures("saved_elsewhere")
 def test_saved_in_a_pipeline(spark: Any, tmp_path: Path) -> None:
     df = table(spark)
     assembler = VectorAssembler(inputCols=["a", "b", "c"], outputCol="features")
@@ -472,6 +473,19 @@ def test_saved_in_a_pipeline(spark: Any, tmp_path: Path) -> None:
     assert (loaded.transform(df).orderBy("id").toPandas().y == expected).all()
 
 
+def test_what_this_session_has_saved_is_loaded_without_more(spark: Any, tmp_path: Path) -> None:
+    """A PipelineModel, and an estimator with its code."""
+    model = TorchModel(tr.Model(nn.Sequential(nn.Linear(3, 1)), Signature((FEATURES,), NUMBER.outputs, "regression")))
+    PipelineModel([model]).save(str(tmp_path / "pipeline"))
+    frame = table(spark).toPandas()
+    (loaded,) = PipelineModel.load(str(tmp_path / "pipeline")).stages
+    assert (loaded.predict(frame) == model.predict(frame)).all()
+    settings = {"feature_cols": ["a"], "label_cols": ["b"]}
+    estimator = TorchEstimator(model=lambda: nn.Linear(1, 1), loss=nn.MSELoss(), optimizer=torch.optim.Adam, **settings)
+    estimator.save(str(tmp_path / "estimator"))
+    assert TorchEstimator.load(str(tmp_path / "estimator")).getFeatureCols() == ["a"]
+
+
 def test_saving_twice_and_reading_it_without_spark_ml(spark: Any, tmp_path: Path) -> None:
     path = str(tmp_path / "model")
     regression().save(path)
@@ -490,6 +504,7 @@ def test_saving_twice_and_reading_it_without_spark_ml(spark: Any, tmp_path: Path
     assert (again.model.predict(frame) == model.model.predict(frame)).all()
 
 
+@pytest.mark.usefixtures("saved_elsewhere")
 def test_sparks_loaders_take_the_names_that_are_trusted(spark: Any, tmp_path: Path) -> None:
     signature = Signature((FEATURES,), (Output("y", shape=(3,)),))
     known = TorchModel(tr.Model(nn.Identity(), signature, origin=nn.Identity))

@@ -378,6 +378,7 @@ TRUST: dict[str, Callable[[], Any]] = {
 
 
 @pytest.mark.parametrize("how", TRUST)
+@pytest.mark.usefixtures("saved_elsewhere")
 def test_a_model_is_trusted_as_the_error_says(how: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.hub, "nonsense", Weighed, raising=False)
     TRUST[how]().save(str(tmp_path / "m"))

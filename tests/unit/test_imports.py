@@ -26,7 +26,7 @@ LAYERS = (
     "model",
     "data",
     "observe",
-    "wire ship definitions package file_system errors hints aliases triton_first",
+    "wire ship definitions package file_system shown errors hints aliases triton_first",
 )
 # Within gang/, a folder is a process; what is in none of them is data for all.
 PROCESSES = ("driver", "coordinator", "supervisor", "rank", "control", "")

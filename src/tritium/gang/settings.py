@@ -13,6 +13,7 @@ from tritium.errors import BadSetting
 from tritium.frameworks import NAMES, find
 from tritium.frameworks.framework import Framework
 from tritium.hints import nearest, question
+from tritium.shown import call, changed_fields
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -150,6 +151,9 @@ class Gang:
         wrong = list(self._wrong())
         if wrong:
             raise BadSetting("Gang: " + " ".join(wrong), settings=wrong)
+
+    def __repr__(self) -> str:
+        return call("Gang", changed_fields(self))
 
     @property
     def least(self) -> int:

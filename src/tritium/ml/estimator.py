@@ -18,6 +18,7 @@ from tritium.gang.settings import Gang
 from tritium.ml.extras import needed
 from tritium.ml.params import ParamsReader, ParamsWriter, set_defaults, values
 from tritium.ml.settings import PREDICTION_COLUMNS, Settings
+from tritium.shown import call, changed
 
 if TYPE_CHECKING:
     from pyspark.ml.param import Param
@@ -70,6 +71,13 @@ class GangEstimator(Estimator[Any], MLReadable[Any], MLWritable):
         from tritium.ml.fitting import combined
 
         return combined(self.kind, None, None, {**values(self, self.kind), **values(self, Gang)})
+
+    def __repr__(self) -> str:
+        given = {param.name: value for param, value in self._paramMap.items()}
+        defaults = {param.name: value for param, value in self._defaultParamMap.items()}
+        names = [name for name in (*self.kind.fields(), *Gang.fields()) if name in given]
+        names.sort(key=lambda name: name in defaults)  # those first that must be given
+        return call(type(self).__name__, changed({name: given[name] for name in names}, defaults))
 
     def copy(self, extra: dict[Param[Any], Any] | None = None) -> Self:
         """Return a copy with these params, which trains in its own directory below `run_dir`, if that is given."""
@@ -139,7 +147,10 @@ class GangEstimator(Estimator[Any], MLReadable[Any], MLWritable):
 
     @classmethod
     def read(cls) -> MLReader[Any]:
-        """Return a reader of what `write` saved; it needs `spark.tritium.trustModels=true` where code was saved."""
+        """Return a reader of what `write` saved.
+
+        Where another process has saved code, it needs `spark.tritium.trustModels=true`.
+        """
         return ParamsReader(cls)
 
 

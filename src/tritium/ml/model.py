@@ -21,6 +21,7 @@ from tritium.model.signature import Signature
 from tritium.predict.local import score_pandas
 from tritium.predict.spark import ClassColumns, output_names, score
 from tritium.predict.weights import is_connect
+from tritium.shown import call, changed
 
 M = TypeVar("M", bound="TrainedModel")
 _FOLDER = "model"
@@ -112,6 +113,11 @@ class TrainedModel(SparkModel, HasOutputCols, MLReadable[Any], MLWritable):
         """
         self._set(outputCols=output_names(self.signature, value))
         return self
+
+    def __repr__(self) -> str:
+        given = {param.name: value for param, value in self._paramMap.items()}
+        defaults = {param.name: value for param, value in self._defaultParamMap.items()}
+        return call(type(self).__name__, changed(given, defaults), first=self.model.describe())
 
     @property
     def signature(self) -> Signature:
@@ -211,7 +217,7 @@ class ModelReader(MLReader[M]):
     """A reader of what ModelWriter wrote.
 
     `spark.tritium.trustModels` says what loading may run, as `trusted` of `tr.load`: `true`, or the functions and
-    packages by name, separated by commas.
+    packages by name, separated by commas. What this process has saved itself is trusted, by its checksums.
     """
 
     def __init__(self, kind: type[M]) -> None:

@@ -14,6 +14,7 @@ from pyspark.ml.util import DefaultParamsReader, DefaultParamsWriter, MLReader, 
 
 from tritium import ship
 from tritium.errors import BadSetting, UntrustedModel
+from tritium.model.trust import remember_saved, was_saved_here
 
 C = TypeVar("C", bound=type)
 _PICKLED = "pickledParams"
@@ -100,10 +101,11 @@ class ParamsWriter(MLWriter):
         without_defaults._defaultParamMap = {}  # the dataclass has them, and JSON can't hold some
         extra = {_PICKLED: pickled} if pickled else None
         DefaultParamsWriter.saveMetadata(without_defaults, path, self.sparkSession, extra, plain)
+        remember_saved(_whole(pickled))
 
 
 class ParamsReader(MLReader[Any]):
-    """A reader of what ParamsWriter wrote. Pickled values are loaded only if the session trusts them."""
+    """A reader of what ParamsWriter wrote. Pickled values are loaded only if the session trusts them, or saved them."""
 
     def __init__(self, cls: type) -> None:
         super().__init__()
@@ -113,7 +115,7 @@ class ParamsReader(MLReader[Any]):
         """Return the instance that was saved at `path`. Raises UntrustedModel for values that are not trusted."""
         metadata = DefaultParamsReader.loadMetadata(path, self.sparkSession)
         pickled = metadata.get(_PICKLED, {})
-        if pickled and not trusted(self.sparkSession):
+        if pickled and not was_saved_here(_whole(pickled)) and not trusted(self.sparkSession):
             raise UntrustedModel(
                 f"The estimator at {path!r} holds {', '.join(sorted(pickled))} by value: loading it runs code from "
                 "there, with your rights. If you know who made it and that nobody changed it since, say so: "
@@ -130,6 +132,11 @@ class ParamsReader(MLReader[Any]):
 def trusted(spark: Any) -> bool:
     """Return whether this session loads code by value: `spark.tritium.trustModels=true`."""
     return str(spark.conf.get("spark.tritium.trustModels", "false")).lower() == "true"
+
+
+def _whole(pickled: dict[str, str]) -> bytes:
+    """Return the values by name that are pickled as one text."""
+    return json.dumps(pickled, sort_keys=True).encode()
 
 
 def _is_json(value: Any) -> bool:

@@ -31,6 +31,7 @@ from typing import Any
 from tritium import file_system
 from tritium.errors import BadSetting, ModelError
 from tritium.model.forms import ORIGIN, TEXT, WHOLE, check, having, mapping_of, optional, parsed
+from tritium.model.trust import remember_saved, was_saved_here
 
 MANIFEST = "manifest.json"
 _FORMAT = 1
@@ -124,7 +125,9 @@ def _write(
         **facts,
         "files": sums,
     }
-    put(files, local, f"{root}/{MANIFEST}", [json.dumps(manifest, indent=2).encode()])
+    text = json.dumps(manifest, indent=2).encode()
+    put(files, local, f"{root}/{MANIFEST}", [text])
+    remember_saved(text)
 
 
 def put(
@@ -184,14 +187,18 @@ def located(path: str) -> str:
     return f"{path.rstrip('/')}/model" if within else path
 
 
-def read_manifest(path: str) -> dict[str, Any]:
-    """Return the manifest of the model at `path`. Raises ModelError when there is none, or one of another format."""
+def read_manifest(path: str) -> tuple[dict[str, Any], bool]:
+    """Return the manifest of the model at `path`, and whether this process wrote it.
+
+    Raises ModelError when there is none, or one of another format.
+    """
     files, root, _ = opened(path, shared=True)
     files.invalidate_cache()
     where = f"{MANIFEST} of the model at {path!r}"
     try:
         with files.open(f"{root}/{MANIFEST}", "rb") as file:
-            manifest = parsed(file.read(), where)
+            text = file.read()
+            manifest = parsed(text, where)
     except (FileNotFoundError, NotADirectoryError, IsADirectoryError) as error:
         if _exists(files, root) and not files.isdir(root):
             raise ModelError(f"No model at {path!r}: that is a file, and a model is a directory.") from error
@@ -204,7 +211,7 @@ def read_manifest(path: str) -> dict[str, Any]:
             f"It was saved with {manifest.get('versions')}."
         )
     check(manifest, _FORMS, where)
-    return dict(manifest)
+    return dict(manifest), was_saved_here(text)
 
 
 def read(path: str, name: str, manifest: Mapping[str, Any]) -> mmap.mmap | bytearray:

@@ -16,6 +16,7 @@ from tritium.model.example import signature_of
 from tritium.model.forms import ANYTHING, check, list_of, mapping_of, parsed
 from tritium.model.signature import Activation, Signature, Task
 from tritium.model.trust import Trust, factory, importable
+from tritium.shown import shown
 
 if TYPE_CHECKING:
     import numpy as np
@@ -106,8 +107,16 @@ class Model:
         super().__setattr__(name, value)
 
     def __repr__(self) -> str:
-        inputs = ", ".join(i.name for i in self.signature.inputs)
-        return f"Model({type(self.module).__name__}: {inputs} -> {', '.join(o.name for o in self.signature.outputs)})"
+        return f"Model({self.describe()})"
+
+    def describe(self) -> str:
+        """Return the module's class, its inputs and outputs, and what else is known of them, as one line."""
+        inputs, outputs = (
+            ", ".join(one.name for one in several) for several in (self.signature.inputs, self.signature.outputs)
+        )
+        more = {"task": self.signature.task, "decode": self.decode, "transform": self.input_transform}
+        texts = [f"{name}={shown(value)}" for name, value in more.items() if value]
+        return ", ".join([f"{type(self.module).__name__}: {inputs} -> {outputs}", *texts])
 
     def predict(
         self, data: Any, *, batch_size: int = 1024, device: str | None = None
@@ -188,13 +197,15 @@ def load(path: str, trusted: bool | str | Sequence[str] = False) -> Model:
     (or several of those) also allows this function or class to be imported and called, `trusted="package"` every
     module class in the package and every function there whose annotation says that it returns one. Unless your
     program has imported them, they are not imported from the current directory. `trusted=True` runs any code of the
-    files, which a model by value needs.
+    files, which a model by value needs. What this process has saved itself is trusted, by its checksums.
 
     Raises UntrustedModel with what to do, and ModelError for a model that is damaged or does not fit its code.
     """
     trust = Trust.of(trusted)
     path = files.located(str(path))
-    manifest = files.read_manifest(path)
+    manifest, saved_here = files.read_manifest(path)
+    if saved_here:
+        trust = Trust.of(True)
     engine = registry.find(manifest.get("engine", registry.DEFAULT))
     check(manifest, engine.facts, f"{files.MANIFEST} of the model at {path!r}")
     origin, seed = manifest["module"].get("import"), manifest["module"].get("seed")

@@ -190,6 +190,7 @@ class TestImages:
         with pytest.raises(BadRow, match=r"gave shape \(6,\), and the model takes \(12,\)"):
             model.predict(rows[2:3])
 
+    @pytest.mark.usefixtures("saved_elsewhere")
     def test_saved_by_name_and_by_value(self, tmp_path: Path) -> None:
         model = fit(frame(), **self.SETTINGS)
         model.save(str(tmp_path / "named"))

@@ -410,6 +410,7 @@ def test_saved_by_value_and_read_without_spark(tmp_path: Path) -> None:
     assert [float(v) for v in out.split("] ")[1].split()] == list(model.predict(x))
 
 
+@pytest.mark.usefixtures("saved_elsewhere")
 def test_code_by_value_needs_trust(tmp_path: Path) -> None:
     path = str(tmp_path / "model")
     regression().save(path)

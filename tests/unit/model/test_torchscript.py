@@ -52,6 +52,7 @@ def module(request: pytest.FixtureRequest) -> nn.Module:
     return made(request.param)
 
 
+@pytest.mark.usefixtures("saved_elsewhere")
 def test_it_is_saved_and_loaded(module: nn.Module, tmp_path: Path) -> None:
     model = tr.Model(module, example=ROWS)
     found = model.predict(ROWS)

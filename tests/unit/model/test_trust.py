@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -185,6 +187,32 @@ def test_an_origin_that_is_none(origin: Any, made_by: Callable[[Any], str]) -> N
             tr.load(made_by(origin), trusted=trusted)
 
 
+@pytest.mark.processes
+def test_what_this_process_has_saved_is_trusted_by_its_checksums(tmp_path: Path) -> None:
+    """Wherever its files are copied to. Not what another process has saved, nor with any byte changed since."""
+    model = tr.Model(nn.Sequential(nn.Linear(1, 1)), SIGNATURE, transform=lambda inputs: inputs)
+    model.save(str(tmp_path / "model"))
+    shutil.copytree(tmp_path / "model", tmp_path / "copied")
+    for place in ("model", "copied"):
+        assert isinstance(tr.load(str(tmp_path / place)).module, nn.Sequential)
+    manifest = tmp_path / "copied" / "manifest.json"
+    content = json.loads(manifest.read_text())
+    changed = (tmp_path / "copied" / "module.pkl").read_bytes() + b"."
+    (tmp_path / "copied" / "module.pkl").write_bytes(changed)
+    with pytest.raises(ModelError, match=r"module.pkl of the model .* is damaged"):
+        tr.load(str(tmp_path / "copied"))
+    content["files"]["module.pkl"] = {"bytes": len(changed), "sha256": hashlib.sha256(changed).hexdigest()}
+    manifest.write_text(json.dumps(content, indent=2))
+    with pytest.raises(UntrustedModel):
+        tr.load(str(tmp_path / "copied"))
+    code = "import sys, tritium as tr\ntry: tr.load(sys.argv[1])\nexcept tr.errors.UntrustedModel: print('refused')"
+    done = subprocess.run(
+        [sys.executable, "-c", code, str(tmp_path / "model")], capture_output=True, text=True, check=True
+    )
+    assert done.stdout == "refused\n"
+
+
+@pytest.mark.usefixtures("saved_elsewhere")
 def test_names_do_not_open_code_by_value(tmp_path: Path) -> None:
     tr.Model(nn.Identity(), SIGNATURE).save(str(tmp_path / "model"))
     with pytest.raises(UntrustedModel, match=r"trusted=True"):

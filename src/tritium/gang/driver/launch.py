@@ -37,7 +37,7 @@ class Run:
     run_id: str
     run_dir: str
     results: list[Any] = field(default_factory=list)
-    report: dict[str, Any] = field(default_factory=dict)
+    report: dict[str, Any] = field(default_factory=dict, repr=False)
 
 
 @showing(Gang)

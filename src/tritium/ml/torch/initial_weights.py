@@ -41,7 +41,7 @@ def _saved(path: str) -> dict[str, torch.Tensor]:
     from tritium.model.engines.torch_weights import read
 
     path = files.located(path)
-    manifest = files.read_manifest(path)
+    manifest, _ = files.read_manifest(path)
     if manifest.get("engine", TorchEngine.name) != TorchEngine.name:
         raise BadSetting(
             f"initial_weights={path!r} is a model of {manifest['engine']}, and holds no torch weights.",

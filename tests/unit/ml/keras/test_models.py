@@ -131,6 +131,7 @@ def test_a_model_is_restored_on_a_device_as_executors_do() -> None:
 
 
 @pytest.mark.parametrize("kind", ["layers", "lambda", "subclassed"])
+@pytest.mark.usefixtures("saved_elsewhere")
 def test_code_of_the_user_travels_by_value_and_needs_trust(rows: pd.DataFrame, tmp_path: Path, kind: str) -> None:
     models = {
         "layers": dense(keras.layers.Dense(4, activation=double), Scale(2.0)),

@@ -243,6 +243,7 @@ def test_what_it_returns_is_checked_where_only_the_first_row_shows_the_shape() -
 
 
 class TestPrediction:
+    @pytest.mark.usefixtures("saved_elsewhere")
     def test_saved_by_name_and_by_value(self, tmp_path: Path) -> None:
         model = fit(frame(), **SETTINGS | {"model": net}, transform=normalised)
         found = model.predict(frame())

@@ -32,8 +32,8 @@ def test_an_estimator() -> None:
         run_dir="s3://key:secret@bucket/runs",
     )
     assert repr(estimator) == (
-        "TorchEstimator(model=make_net, optimizer=partial, loss=MSELoss, feature_cols=['a', 'b'], label_cols=['y'], "
-        "batch_size=16, ranks=4, env=['TOKEN'], run_dir='s3://***@bucket/runs')"
+        "TorchEstimator(model=make_net, optimizer=partial, feature_cols=['a', 'b'], label_cols=['y'], "
+        "batch_size=16, loss=MSELoss, ranks=4, env=['TOKEN'], run_dir='s3://***@bucket/runs')"
     )
     assert repr(estimator.copy({estimator.getParam("batch_size"): 8})).count("batch_size=8") == 1
     assert repr(LightGBMRegressor(feature_cols=["a"], label_cols="y", num_iterations=7)) == (

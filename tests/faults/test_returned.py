@@ -81,7 +81,7 @@ def gather_arrays(mark: Path, leaves: int) -> None:
         process_allgather(jnp.ones(2))
 
 
-def reduce_in_a_graph(mark: Path, leaves: int) -> None:
+def reduce_in_a_graph(mark: Path) -> None:
     import tensorflow as tf
 
     strategy = tf.distribute.MultiWorkerMirroredStrategy()
@@ -95,7 +95,7 @@ def reduce_in_a_graph(mark: Path, leaves: int) -> None:
 
     together()
     mark.touch()
-    if tr.world().rank != leaves:
+    if tr.world().rank != 1:
         together()
 
 
@@ -139,9 +139,8 @@ def test_jax(leaves: int, tmp_path: Path) -> None:
     told(gather_arrays, tmp_path / "mark", leaves, leaves=leaves, framework="jax")
 
 
-@pytest.mark.parametrize("leaves", [0, 1])
-def test_tensorflow(leaves: int, tmp_path: Path) -> None:
-    told(reduce_in_a_graph, tmp_path / "mark", leaves, leaves=leaves, framework="tensorflow")
+def test_tensorflow(tmp_path: Path) -> None:
+    told(reduce_in_a_graph, tmp_path / "mark", framework="tensorflow")
 
 
 def test_lightgbm(tmp_path: Path) -> None:
@@ -263,13 +262,12 @@ class TestNoFalseAlarm:
 
         assert run(train, framework="jax") == [3.0, 3.0]
 
-    @pytest.mark.parametrize("leaves", [0, 1])
-    def test_tensorflow_computes_on_after_a_wait(self, leaves: int) -> None:
+    def test_tensorflow_computes_on_after_a_wait(self) -> None:
         def train() -> float:
             import tensorflow as tf
 
             strategy = tf.distribute.MultiWorkerMirroredStrategy()
-            if tr.world().rank != leaves:
+            if tr.world().rank != 0:
                 time.sleep(2 * IDLE_SECONDS)
             return float(tf.reduce_sum(tf.ones(3)) + strategy.num_replicas_in_sync)
 

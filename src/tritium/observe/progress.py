@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import os
 import sys
 import threading
 import time
@@ -18,6 +19,8 @@ if TYPE_CHECKING:
 LINE_SECONDS = 5.0  # between two plain lines of rows and steps, at least
 REFRESH_SECONDS = 0.25
 _LONGEST_LINE = 32 << 10
+_BAR_SECONDS = 0.2  # between two times that Spark draws its progress bar
+_WIPE = f"\r{' ' * 80}\r"  # as Spark removes it, which has no terminal's codes either
 
 _terminal = threading.Lock()  # held by the one live display of this process; other runs write plain lines meanwhile
 
@@ -62,6 +65,8 @@ class Progress:
         self._last_line = clock()
         self._pending = False
         self._broken = False
+        self._beside_bar = False  # whether Spark draws its progress bar on stderr
+        self._written = clock()
         self._closed = threading.Event()
         self._live: Live | None = None
         self._ticker: threading.Thread | None = None
@@ -111,8 +116,9 @@ class Progress:
 
     # ---- events: each handler returns the lines to write
 
-    def _on_started(self, ranks: int | None = None, slots: int | None = None, **_: Any) -> list[str]:
+    def _on_started(self, ranks: int | None = None, slots: int | None = None, bar: bool = False, **_: Any) -> list[str]:
         self._forget_attempt()
+        self._beside_bar = bar
         self.ranks = ranks or self.ranks
         self._phase = f"starting {self.ranks} rank{'s' * (self.ranks > 1)}"
         if slots is not None:
@@ -183,6 +189,8 @@ class Progress:
     def _on_note(self, text: str, **_: Any) -> list[str]:
         return [text]
 
+    _on_waiting = _on_note
+
     def _unless_live(self, *lines: str) -> list[str]:
         """Return the lines, or none where a live display shows them anyway."""
         self._pending = False
@@ -238,10 +246,21 @@ class Progress:
                     return
                 stream = self._stream or sys.stdout
                 encoding = getattr(stream, "encoding", None) or "utf-8"
-                stream.write(line.encode(encoding, "backslashreplace").decode(encoding) + "\n")
+                before = _WIPE if self._may_follow_bar(stream) else ""
+                stream.write(before + line.encode(encoding, "backslashreplace").decode(encoding) + "\n")
                 stream.flush()
             except (OSError, ValueError):  # the terminal or the stream was closed: the run continues
                 self._broken = True
+
+    def _may_follow_bar(self, stream: IO[str]) -> bool:
+        """Whether Spark's progress bar, which ends without a new line, may be on the line to be written."""
+        then, self._written = self._written, self._clock()
+        if not self._beside_bar or self._written - then < _BAR_SECONDS:
+            return False
+        try:
+            return os.path.sameopenfile(stream.fileno(), 2)
+        except (AttributeError, OSError, ValueError):  # no file, such as a notebook's, or a closed one
+            return False
 
     # ---- the live display
 

@@ -50,7 +50,33 @@ def lines(stream: io.StringIO) -> list[str]:
     return stream.getvalue().splitlines()
 
 
+BESIDE_A_BAR = """
+import sys, time
+from tritium.observe.progress import Progress
+
+progress = Progress(2, live=False)
+progress.event("started", ranks=2, bar=True)
+time.sleep(0.3)  # Spark draws its bar five times a second
+sys.stderr.write("\\r[Stage 0:>   (0 + 2) / 2]")
+sys.stderr.flush()
+progress.event("note", text="first")
+progress.event("note", text="second")
+"""
+
+
 class TestPlainLines:
+    def test_what_a_gang_waits_for(self, progress: Progress, stream: io.StringIO) -> None:
+        progress.event("waiting", text="no rank has reported yet")
+        assert lines(stream) == ["tritium: no rank has reported yet"]
+
+    @pytest.mark.parametrize("together", [True, False])
+    def test_sparks_progress_bar_is_wiped_where_it_has_the_line(self, together: bool) -> None:
+        stderr = subprocess.STDOUT if together else subprocess.PIPE
+        command = [sys.executable, "-c", BESIDE_A_BAR]
+        shown = subprocess.run(command, stdout=subprocess.PIPE, stderr=stderr, check=True).stdout.decode()
+        bar = "\r[Stage 0:>   (0 + 2) / 2]\r" + " " * 80 + "\r" if together else ""
+        assert shown == f"tritium: starting 2 ranks\n{bar}tritium: first\ntritium: second\n"
+
     def test_a_retry_spools_its_own_rows(self, progress: Progress, stream: io.StringIO) -> None:
         for rank in (0, 1):
             progress.event("rows", name="train", rank=rank, rows=100, ended=True)

@@ -95,6 +95,11 @@ class Cluster:
             raise NotEnoughSlots(self._too_few(gang, available), needed=gang.least, available=available)
         return min(gang.most, available)
 
+    @property
+    def draws_bar(self) -> bool:
+        """Whether Spark draws a progress bar on this process's stderr."""
+        return not self.is_connect and bool(self.spark.sparkContext._jsc.sc().progressBar().isDefined())
+
     def slots(self, gang: Gang) -> int | None:
         """Count the ranks of this gang that the whole cluster can run at once; None on Connect (not reported)."""
         if self.is_connect:

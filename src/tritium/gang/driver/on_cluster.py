@@ -99,7 +99,8 @@ class OnCluster:
         self._job = SparkJob(self._spark, cluster, attempt, self._coordinator, order, frame, row_bytes)
         self._exchange = exchange
         self._job.start()
-        attempt.recorder.event("started", ranks=attempt.ranks, slots=cluster.slots(gang), tag=self._job.tag)
+        facts = {"slots": cluster.slots(gang), "bar": cluster.draws_bar}
+        attempt.recorder.event("started", ranks=attempt.ranks, tag=self._job.tag, **facts)
 
     def _results(self) -> list[Any]:
         attempt, job = self._attempt, self._job

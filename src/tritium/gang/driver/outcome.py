@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from tritium.gang.driver.source_watch import SourceStall
 
 LOOK_SECONDS = 1.0  # how often Spark is asked whether it still computes the sources
+WAITING_SECONDS = 5.0  # after which the display says what a gang that has not formed waits for
 FIRST_WORD_SECONDS = 20.0  # after which a note says which ranks are missing
 GROW_SECONDS = 2.0  # how often slots are counted for a gang that is smaller than `gang.most`
 SIGNAL_SECONDS = 1.0  # how long a signal may go unnoticed that came just before the main thread began to wait
@@ -64,7 +65,7 @@ def await_formed(
     there, newest = 0, 0.0
     gang, now = attempt.gang, time.monotonic()
     deadline, began, next_word = now + gang.start_timeout - waited, now, now + FIRST_WORD_SECONDS
-    over = told = False
+    over = told = shown = False
     while not over and (now := time.monotonic()) < deadline:
         with coordinator.changed:
             over = coordinator.changed.wait_for(
@@ -78,9 +79,12 @@ def await_formed(
         if not over and tasks.computing(attempt.ranks):
             deadline = time.monotonic() + gang.start_timeout
             told = tell_source_stall(attempt, tasks, told)
+        if not over and not shown and now > began + WAITING_SECONDS:  # no note: so long it takes the first time
+            shown = True
+            attempt.recorder.event("waiting", text=waiting_for(coordinator, attempt, tasks))
         if not over and now > next_word:
             next_word = now + (now - began)
-            attempt.recorder.note(missing_note(coordinator, attempt.ranks) if coordinator.members else tasks.silence)
+            attempt.recorder.note(waiting_for(coordinator, attempt, tasks))
     if over:
         return
     missing = coordinator.missing()
@@ -110,6 +114,11 @@ def tell_source_stall(attempt: Attempt, tasks: Tasks, told: bool) -> bool:
         attempt.recorder.event("stalled", text=stall.text, stage=stall.stage, tasks=stall.tasks, seconds=stall.seconds)
         attempt.recorder.note(stall.text)
     return True
+
+
+def waiting_for(coordinator: Coordinator, attempt: Attempt, tasks: Tasks) -> str:
+    """Say what a gang that has not formed waits for."""
+    return missing_note(coordinator, attempt.ranks) if coordinator.members else tasks.silence
 
 
 def missing_note(coordinator: Coordinator, ranks: int) -> str:

@@ -36,8 +36,8 @@ SETTLE_SECONDS = 0.5  # how long executors have to report to Spark that tasks ha
 _POLL_SECONDS = 0.02  # Spark has no notification of that
 DYING_SECONDS = 0.5  # how long the JVM may take to exit after its connection broke
 
-_SILENCE = "no rank has reported yet: Spark still computes the source, or all its slots are taken"
-_STARTING = "Spark starts the ranks' tasks, or all its slots are taken"
+_STARTING = "Spark starts the ranks' tasks (a session's first take seconds: Python starts), or all its slots are taken"
+_SILENCE = f"no rank has reported yet: Spark still computes the source, {_STARTING.replace('Spark ', '')}"
 _CONNECT_SILENCE = (
     "no rank has reported yet: Spark still computes the source, all its slots are taken, or executors can't reach this "
     "client (then output and progress come at the end)"

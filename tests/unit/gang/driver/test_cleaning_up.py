@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from tritium.errors import BadSetting, JobFailed, NotEnoughSlots
+from tritium.errors import BadSetting, JobFailed, NotEnoughSlots, StartTimeout
 from tritium.gang.driver import launcher, on_cluster, outcome
 from tritium.gang.driver.cluster import Cluster
 from tritium.gang.driver.error_text import finish
@@ -25,10 +25,14 @@ class Recorder:
 
     def __init__(self, newest: tuple[int, str] | None = None) -> None:
         self.notes: list[str] = []
+        self.events: list[tuple[str, dict[str, Any]]] = []
         self.newest = newest
 
     def note(self, text: str) -> None:
         self.notes.append(text)
+
+    def event(self, kind: str, **fields: Any) -> None:
+        self.events.append((kind, fields))
 
     def drop_partial(self) -> None: ...
 
@@ -122,6 +126,20 @@ def test_time_in_which_the_source_is_computed_does_not_count_when_slots_are_give
     with pytest.raises(GivenBack, match="1 of 2 slots came") as caught:
         await_formed(coordinator, waits, tasks, waited=29.0, hold=0.2)
     assert caught.value.deadline > outcome.time.monotonic() + 20
+
+
+def test_what_a_gang_waits_for_is_shown_soon_and_noted_later(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, seconds in (("LOOK_SECONDS", 0.01), ("WAITING_SECONDS", 0.05), ("FIRST_WORD_SECONDS", 0.2)):
+        monkeypatch.setattr(outcome, name, seconds)
+    tasks: Any = SimpleNamespace(ended=False, computing=lambda _: False, silence="Spark starts Python")
+    coordinator: Any = SimpleNamespace(
+        changed=threading.Condition(), formed=False, failure=None, members={}, missing=lambda: [0, 1]
+    )
+    waits = attempt(gang=Gang(ranks=2, start_timeout=0.3))
+    with pytest.raises(StartTimeout):
+        await_formed(coordinator, waits, tasks)
+    assert waits.recorder.events == [("waiting", {"text": "Spark starts Python"})]
+    assert waits.recorder.notes == ["Spark starts Python"]
 
 
 @pytest.mark.parametrize(

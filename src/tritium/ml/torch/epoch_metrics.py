@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import time
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -13,6 +13,9 @@ from tritium.ml.history import epoch_entry
 from tritium.ml.settings import LABEL
 from tritium.ml.torch.ddp import Ranks
 from tritium.ml.torch.losses import label_in
+
+if TYPE_CHECKING:
+    from tritium.ml.torch.losses import Losses
 
 States = tuple[dict[str, Any], int]
 """The states of a metric by name, and the number of its updates."""
@@ -22,9 +25,18 @@ class EpochMetrics:
     """Sums of losses and metrics over rows, as a mean of batch means would weigh a short batch like a full one."""
 
     def __init__(
-        self, metrics: Mapping[str, Any], ranks: Ranks, labels: Sequence[str] = (LABEL,), losses: Sequence[str] = ()
+        self,
+        metrics: Mapping[str, Any],
+        ranks: Ranks,
+        labels: Sequence[str] = (LABEL,),
+        losses: Sequence[str] = (),
+        over_weights: Losses | None = None,
     ) -> None:
-        """Begin with sums of zero. `losses`: names of the parts of the loss, where it has several."""
+        """Begin with sums of zero.
+
+        losses : names of the parts of the loss, where it has several.
+        over_weights : the losses, where the mean of all rows is over the weights of their classes.
+        """
         self._losses = list(losses)
         self._ranks, self._labels = ranks, list(labels)
         self._own = {name: m for name, m in metrics.items() if not hasattr(m, "compute")}
@@ -43,7 +55,9 @@ class EpochMetrics:
         self._resumed = False
         self._rows = self._padded = 0
         self._began, self._before = time.monotonic(), 0.0  # seconds of this epoch in earlier attempts or runs
-        self._sums = torch.zeros(1 + len(self._losses) + len(self._own), dtype=torch.float64, device=ranks.device)
+        self._over_weights = over_weights
+        count = 1 + len(self._losses) + len(self._own) + (0 if over_weights is None else 2 * len(over_weights.terms))
+        self._sums = torch.zeros(count, dtype=torch.float64, device=ranks.device)
         self._each = list(self._sums)  # views, as adding by an index takes three operations at every step
 
     def add(self, batch: Any, loss: torch.Tensor, output: Any, parts: Sequence[torch.Tensor] = ()) -> None:
@@ -54,11 +68,16 @@ class EpochMetrics:
         with torch.no_grad():
             label = label_in(batch, self._labels) if self._own or self._kept else None
             means = [loss, *parts, *(metric(output, label) for metric in self._own.values())]
-            for sum_, mean in zip(self._each, means, strict=True):
+            for sum_, mean in zip(self._each, means, strict=False):
                 if isinstance(mean, torch.Tensor):
                     sum_.add_(mean, alpha=batch.rows)
                 else:
                     sum_.add_(mean * batch.rows)
+            if self._over_weights is not None:
+                for sum_, own in zip(
+                    self._each[len(means) :], self._over_weights.sums(output, batch, loss), strict=True
+                ):
+                    sum_.add_(own)
             self._rows += batch.rows
             self._padded += len(next(iter(batch.values()))) - batch.rows
             for metric in self._kept.values():
@@ -119,7 +138,10 @@ class EpochMetrics:
         """Return means, rows, padded rows, and rank 0's seconds, as the history must be the same on every rank."""
         seconds = self._sums.new_tensor([0.0 if self._ranks.rank else self._seconds()])
         rows, padded, *sums, of_first = self._ranks.sum(torch.cat([self._all(), seconds])).tolist()
-        found: dict[str, Any] = dict(zip(["loss", *self._losses, *self._own], (s / rows for s in sums), strict=True))
+        names = ["loss", *self._losses, *self._own]
+        found: dict[str, Any] = dict(zip(names, (s / rows for s in sums), strict=False))
+        if self._over_weights is not None:
+            found["loss"] = self._over_weights.of_sums(sums[len(names) :])
         for path, metric in self._stateful.items():
             if uneven or (self._resumed and is_unreduced(metric)):
                 self._merge(path)

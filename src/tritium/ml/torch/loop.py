@@ -25,6 +25,7 @@ from tritium.ml.torch.dry_run import Facts, TorchDryRun
 from tritium.ml.torch.epoch_metrics import EpochMetrics
 from tritium.ml.torch.equal_weights import refuse_different, take_buffers
 from tritium.ml.torch.identity import identity
+from tritium.ml.torch.losses import Losses
 from tritium.ml.torch.module_settings import ModuleSettings
 from tritium.ml.torch.optimizer_step import OptimizerStep
 from tritium.ml.torch.random_state import seed_generators
@@ -253,7 +254,7 @@ def steps_of(
         if settings.eval_step is None:
             eval_step = validating_step(settings, optimizer, ranks.device)
         return replicas, SeveralSteps(settings, replicas, optimizer, divergence), eval_step
-    step = make_step(settings, ranks.device)
+    step = make_step(settings, ranks.device, ranks=ranks)
     stepping = OptimizerStep(settings, one, optimizer, step, divergence)
     if one.sharded:
         return one, stepping, lambda _, batch: one.call(eval_step, batch, "validation")
@@ -295,7 +296,9 @@ def validation(
     A rank without such rows takes no step. Raises EmptyShard where no rank has any.
     """
     check_some_rows(shard.counts, settings)
-    metrics = EpochMetrics(settings.named_metrics(), ranks, list(settings.label_sources()), losses)
+    own = None if settings.has_own_step() or settings.eval_step is not None else Losses(settings)
+    over_weights = own if own is not None and own.over_weights else None
+    metrics = EpochMetrics(settings.named_metrics(), ranks, list(settings.label_sources()), losses, over_weights)
     uneven = 0 in shard.counts  # then each rank takes its own number of steps, some none
     module.eval()
     with torch.no_grad():

@@ -10,6 +10,7 @@ from tritium.ml.arguments import name_of
 
 _ONE_SCORE = ("BCEWithLogitsLoss", "BCELoss", "binary_cross_entropy", "binary_cross_entropy_with_logits")
 _BY_CLASS = ("CrossEntropyLoss", "NLLLoss", "cross_entropy", "nll_loss", "MultiMarginLoss", "multi_margin_loss")
+_OVER_WEIGHTS = ("CrossEntropyLoss", "NLLLoss", "cross_entropy", "nll_loss")
 _PROBABILITIES = ("BCELoss", "binary_cross_entropy")
 
 
@@ -27,6 +28,16 @@ def is_of_one_score(loss: Any) -> bool:
 def is_by_class(loss: Any) -> bool:
     """Return whether `loss` is torch's own for class indices against a score for each class."""
     return _name_in_torch(loss) in _BY_CLASS
+
+
+def is_over_weights(loss: Any) -> bool:
+    """Return whether `loss` is torch's own whose mean is over the weights of the labels' classes, not over rows."""
+    return _name_in_torch(loss) in _OVER_WEIGHTS and option(loss, "reduction", "mean") == "mean"
+
+
+def option(loss: Any, name: str, default: Any) -> Any:
+    """Return an option of a loss of torch's: an attribute of a module, a keyword of a partial."""
+    return loss.keywords.get(name, default) if isinstance(loss, functools.partial) else getattr(loss, name, default)
 
 
 def _name_in_torch(loss: Any) -> str:

@@ -5,17 +5,23 @@ from __future__ import annotations
 import copy
 import functools
 import inspect
-from collections.abc import Callable, Iterator, Mapping
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from tritium.errors import BadData, BadSetting
 from tritium.ml.arguments import name_of
 from tritium.ml.settings import LABEL, WEIGHT
+from tritium.ml.torch.loss_kinds import is_over_weights, option
 from tritium.ml.torch.settings import TorchSettings
 
+if TYPE_CHECKING:
+    from tritium.ml.torch.ddp import Ranks
+
+_IGNORED = -100  # torch's default
 Tensors = Mapping[str, torch.Tensor]
 
 
@@ -76,14 +82,50 @@ def label_in(batch: Tensors, names: list[str]) -> Any:
     return batch.get(LABEL) if names == [LABEL] else {name: batch[name] for name in names}
 
 
+class WeightedMean:
+    """The mean of torch's cross entropy and NLL: the sum of the losses of rows over that of their classes' weights.
+
+    The mean over ranks of such means is not the mean of all rows, where `weight` is given or a label is ignored.
+    """
+
+    def __init__(self, loss: Any) -> None:
+        self.sum = with_reduction(loss, "sum")
+        self._weight, self._ignored = option(loss, "weight", None), option(loss, "ignore_index", _IGNORED)
+
+    def differs(self, label: torch.Tensor) -> bool:
+        """Return whether it may not be the mean over rows, by the settings and the shape of the label alone.
+
+        An array of labels may be padded with those that are ignored.
+        """
+        if label.is_floating_point():  # probabilities of classes, whose mean is over rows
+            return False
+        return self._weight is not None or self._ignored != _IGNORED or label.ndim > 1
+
+    def weights(self, label: torch.Tensor) -> torch.Tensor:
+        """Return the sum of the weights of a label's classes, a float64 without dimensions."""
+        counted = label[label != self._ignored]
+        if self._weight is None:
+            return torch.tensor(float(counted.numel()), dtype=torch.float64, device=label.device)
+        found: torch.Tensor = self._weight.to(label.device, torch.float64)[counted].sum()
+        return found
+
+
 class Losses:
     """The sum of a training's losses."""
 
-    def __init__(self, settings: TorchSettings) -> None:
+    def __init__(self, settings: TorchSettings, ranks: Ranks | None = None) -> None:
+        """`ranks`: those that each take a part of every batch; None: means are of the rows of one process."""
         self.terms = terms(settings)
         self._labels = list(settings.label_sources())
         weighted = settings.weight_col is not None
         self._per_row = [per_row(term.loss) for term in self.terms] if weighted else None
+        over_weights = [not weighted and is_over_weights(term.loss) for term in self.terms]
+        self._means = [
+            WeightedMean(term.loss) if over else None for term, over in zip(self.terms, over_weights, strict=True)
+        ]
+        self._ranks = ranks if ranks is not None and ranks.size > 1 else None
+        self.over_weights = any(over_weights)
+        """Whether some mean may be over other weights than rows."""
 
     def parts(self, output: Any, batch: Tensors) -> Iterator[tuple[Term, Any, Any]]:
         """Yield each loss with the output and the label that it is called with."""
@@ -91,7 +133,13 @@ class Losses:
             yield (term, *term.of(output, batch, self._labels))
 
     def mean(self, output: Any, batch: Tensors) -> torch.Tensor:
-        """Return the mean over the batch's rows."""
+        """Return the mean over the batch's rows.
+
+        With several ranks a collective call where a mean is over the weights of classes. It is then what makes the mean
+        over ranks, weighted by their rows, that of one process.
+        """
+        if self._ranks is not None and self.over_weights:
+            return self._mean_of_ranks(output, batch, self._ranks)
         if len(self.terms) == 1:
             return self._mean(0, *self.terms[0].of(output, batch, self._labels), batch)
         each = (
@@ -99,6 +147,50 @@ class Losses:
             for at, (term, got, label) in enumerate(self.parts(output, batch))
         )
         return functools.reduce(torch.add, each)
+
+    def sums(self, output: Any, batch: Any, loss: torch.Tensor) -> list[torch.Tensor]:
+        """Return for each loss its sum over a batch, and then for each by what the sum over batches is divided.
+
+        loss : the batch's mean, which `mean` returned.
+        """
+        with torch.no_grad():
+            found, weights = [], []
+            for at, (_, got, label) in enumerate(self.parts(output, batch)):
+                mean = self._means[at]
+                if mean is not None and mean.differs(label):
+                    found.append(mean.sum(got.float(), label))
+                    weights.append(mean.weights(label))
+                else:
+                    own = loss if len(self.terms) == 1 else self._mean(at, got, label, batch)
+                    found.append(own * batch.rows)
+                    weights.append(torch.tensor(float(batch.rows), device=own.device))
+        return [*found, *weights]
+
+    def of_sums(self, sums: Sequence[float]) -> float:
+        """Return the whole loss of what `sums` returned, added over batches and ranks."""
+        pairs = zip(self.terms, sums, sums[len(self.terms) :], strict=False)
+        return math.fsum(term.weight * (total / weight if weight else math.nan) for term, total, weight in pairs)
+
+    def _mean_of_ranks(self, output: Any, batch: Any, ranks: Ranks) -> torch.Tensor:
+        parts = list(self.parts(output, batch))
+        differ = {
+            at: mean
+            for at, (mean, (_, _, label)) in enumerate(zip(self._means, parts, strict=True))
+            if mean is not None and mean.differs(label)
+        }
+        each = [
+            differ[at].sum(got, label) if at in differ else self._mean(at, got, label, batch)
+            for at, (_, got, label) in enumerate(parts)
+        ]
+        if differ:
+            own = torch.stack([mean.weights(parts[at][2]) for at, mean in differ.items()])
+            whole = ranks.sum(own if batch.rows else torch.zeros_like(own))  # a repeated row does not count
+            share = batch.total / max(1, batch.rows)  # by which the mean over ranks multiplies what is returned
+            for place, at in enumerate(differ):
+                each[at] = each[at] * (share / whole[place]).to(each[at].dtype)
+        if len(each) == 1:
+            return each[0]
+        return functools.reduce(torch.add, (term.weight * one for (term, _, _), one in zip(parts, each, strict=True)))
 
     def _mean(self, at: int, output: Any, label: Any, batch: Tensors) -> torch.Tensor:
         if self._per_row is not None:
@@ -112,9 +204,7 @@ class Losses:
 def per_row(loss: Any) -> Callable[..., torch.Tensor]:
     """Return the same loss per row, without its mean. Raises BadSetting for one that can't do that."""
     if hasattr(loss, "reduction"):
-        rows: Callable[..., torch.Tensor] = copy.copy(loss)
-        rows.reduction = "none"  # type: ignore[attr-defined]
-        return rows
+        return with_reduction(loss, "none")
     try:
         offers = "reduction" in inspect.signature(loss).parameters
     except (TypeError, ValueError):
@@ -124,4 +214,13 @@ def per_row(loss: Any) -> Callable[..., torch.Tensor]:
             f"weight_col needs a loss per row, and loss={name_of(loss)} gives only its mean. Let it take "
             f'reduction="none", as those of torch.nn and torch.nn.functional do, or weight the loss in a train_step.'
         )
-    return functools.partial(loss, reduction="none")
+    return with_reduction(loss, "none")
+
+
+def with_reduction(loss: Any, reduction: str) -> Callable[..., torch.Tensor]:
+    """Return the same loss with another reduction: a copy of a module, a partial of a function."""
+    if not hasattr(loss, "reduction"):
+        return functools.partial(loss, reduction=reduction)
+    again: Callable[..., torch.Tensor] = copy.copy(loss)
+    again.reduction = reduction  # type: ignore[attr-defined]
+    return again

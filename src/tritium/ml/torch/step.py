@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from contextlib import nullcontext
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch.nn.parallel import DistributedDataParallel
@@ -27,18 +27,24 @@ from tritium.model.engines.torch_outputs import outputs_of, rows_like
 from tritium.model.engines.torch_transform import InputTransform
 from tritium.model.signature import check_classes
 
+if TYPE_CHECKING:
+    from tritium.ml.torch.ddp import Ranks
+
 Step = Callable[[Any, Tensors], tuple[torch.Tensor, Any]]
 NamedStep = Callable[[Any, Tensors, list[str]], tuple[torch.Tensor, Any]]
 """A step that is also given the names of the module's inputs."""
 
 
-def make_step(settings: TorchSettings, device: torch.device, *, validates: bool = False) -> Step:
+def make_step(
+    settings: TorchSettings, device: torch.device, *, validates: bool = False, ranks: Ranks | None = None
+) -> Step:
     """Return the function (net, batch) -> (mean loss over the batch's rows, output), in the settings' precision.
 
     validates : for the batches of validation, for which `eval_step` takes the place of `train_step`.
+    ranks : those that take a step together, each of its own rows.
     """
     own = (settings.eval_step if validates else None) or settings.train_step
-    step = _loss_step(settings) if own is None else _own_step(own, bool(settings.metrics))
+    step = _loss_step(settings, ranks) if own is None else _own_step(own, bool(settings.metrics))
     transform = None if settings.transform is None else InputTransform(settings.transform)
     inputs = list(settings.inputs())
 
@@ -73,8 +79,8 @@ def _own_step(own: Any, wants_output: bool) -> NamedStep:
     return step
 
 
-def _loss_step(settings: TorchSettings) -> NamedStep:
-    losses = Losses(settings)
+def _loss_step(settings: TorchSettings, ranks: Ranks | None) -> NamedStep:
+    losses = Losses(settings, ranks)
     of_two_classes = [is_of_two_classes(term, settings) for term in losses.terms]
     checked = False
 

@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute
 import pytest
 import torch
 from safetensors.torch import load_file
@@ -54,8 +55,15 @@ def table(rows: int = 101) -> pa.Table:
     y = np.sin(x[:, 0]) + x[:, 1] * x[:, 2] + 0.1 * random.normal(size=rows)
     columns = {f"x{i}": x[:, i] for i in range(5)} | {"y": y, "w": random.uniform(0.1, 3, rows)}
     columns |= {"cls": np.digitize(y, [-0.5, 0.5]), "held": random.uniform(size=rows) < 0.3}
+    tokens = np.where(random.uniform(size=(rows, 2)) < 0.4, -100, random.integers(0, 3, (rows, 2)))
+    columns["tokens"] = pa.FixedSizeListArray.from_arrays(pa.array(tokens.reshape(-1)), 2)
     columns["few"] = np.isin(np.arange(rows), [4, 10])  # both on one rank, of 2 and of 3
     return pa.table(columns)
+
+
+def tagger() -> nn.Module:
+    torch.manual_seed(2)
+    return nn.Sequential(nn.Linear(4, 6), nn.Unflatten(1, (3, 2)))
 
 
 def regression(**changes: Any) -> TorchSettings:
@@ -200,6 +208,22 @@ def cases() -> dict[str, tuple[TorchSettings, pa.Table]]:
         "in_order": (regression(shuffle=False), table(50)),
         "weights": (regression(weight_col="w"), table(101)),
         "class_weights": (classification(weight_col="w", loss=nn.functional.cross_entropy), table(101)),
+        "class_means": (
+            classification(
+                loss=nn.CrossEntropyLoss(weight=torch.tensor([0.2, 1.0, 5.0]), label_smoothing=0.1),
+                validation="held",
+                callbacks=[Recorder()],
+            ),
+            table(101),
+        ),
+        "ignored": (
+            classification(loss=functools.partial(nn.functional.cross_entropy, ignore_index=2)),
+            table(96),  # a step whose labels are all ignored is NaN
+        ),
+        "tokens": (
+            classification(model=tagger, label_cols="tokens", task=None, validation="few", callbacks=[Recorder()]),
+            table(101),
+        ),
         "accumulate": (regression(gradient_accumulation=3, batch_size=4), table(101)),
         "clip": (regression(clip_grad_norm=0.05), table(101)),
         "per_epoch": (regression(lr_scheduler=lambda o: torch.optim.lr_scheduler.StepLR(o, 1, 0.5)), table(101)),
@@ -467,6 +491,20 @@ def plain_losses(case: str, size: int) -> list[float]:
 
 @pytest.mark.imports("torchmetrics")
 @pytest.mark.parametrize("size", SIZES)
+@pytest.mark.parametrize(("case", "model", "held"), [("class_means", classifier, "held"), ("tokens", tagger, "few")])
+def test_a_loss_over_weights_is_validated_as_one_batch(case: str, model: Any, held: str, size: int) -> None:
+    rows = table(101).filter(pa.compute.field(held))
+    x = torch.tensor(rows.select(["x0", "x1", "x2", "x3"]).to_pandas().to_numpy("float32"))
+    label = torch.tensor(rows["cls" if case == "class_means" else "tokens"].to_pylist())
+    module, loss = model(), cases()[case][0].loss
+    for entry in history(case, size):
+        for parameter, weights in zip(module.parameters(), entry["weights"], strict=True):
+            parameter.data = torch.tensor(weights)
+        assert entry["validation_loss"] == pytest.approx(loss(module(x), label).item(), rel=1e-5)
+
+
+@pytest.mark.imports("torchmetrics")
+@pytest.mark.parametrize("size", SIZES)
 @pytest.mark.parametrize(
     "case",
     [
@@ -479,6 +517,9 @@ def plain_losses(case: str, size: int) -> list[float]:
         "in_order",
         "weights",
         "class_weights",
+        "class_means",
+        "ignored",
+        "tokens",
         "accumulate",
         "clip",
         "per_epoch",

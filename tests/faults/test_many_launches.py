@@ -8,10 +8,15 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import gc
+import multiprocessing
 import os
+import signal
 import sys
 import threading
+import uuid
 from collections.abc import Callable
+from multiprocessing import get_context
+from multiprocessing.shared_memory import SharedMemory
 from pathlib import Path
 from typing import Any
 
@@ -23,8 +28,11 @@ import pytest
 
 import tritium as tr
 from clusters import wait
+from tritium.errors import RankFailed
 
 LAUNCHES = int(os.environ.get("TRITIUM_FAULT_LAUNCHES", "12"))
+ENDINGS = ("returns", "raises", "is killed")
+ENDED = int(os.environ.get("TRITIUM_FAULT_LAUNCHES", len(ENDINGS)))  # launches that end in one of these ways
 WARM_UP = 5
 MEMORY = 8 << 20  # bytes that a process's own memory may move by, besides
 CLOSING = 5.0  # seconds
@@ -141,3 +149,60 @@ def test_on_spark(spark: Any, rounds: int) -> None:
     assert len(workers()) <= len(of_workers)
     assert in_the_jvm(spark) == kept
     wait(lambda: len(jvm.net_connections()) <= sockets, "every connection to the JVM is closed")
+
+
+def leave(how: str, name: str) -> None:
+    """Make named shared memory and a semaphore, as DataLoaders with spawned workers do, and end one way or another."""
+    world = tr.world()
+    multiprocessing.current_process()._config["semprefix"] = f"/{name}"  # type: ignore[attr-defined]
+    kept = SharedMemory(f"{name}-{world.rank}", create=True, size=1 << 20), get_context("spawn").Lock()
+    assert len(shared(name)) >= len(kept)
+    world.barrier()
+    if world.rank == 1 and how == "raises":
+        raise LookupError(name)
+    if world.rank == 1 and how == "is killed":
+        os.kill(os.getpid(), signal.SIGKILL)
+    if how != "returns":
+        world.barrier()
+
+
+def shared(name: str) -> list[str]:
+    return [entry for entry in os.listdir("/dev/shm") if name in entry]
+
+
+def ended(how: str, **settings: Any) -> None:
+    """Launch ranks that end so, and wait until nothing of theirs is left in shared memory."""
+    name = f"tritium-{uuid.uuid4().hex}"
+    errors = {"raises": "raised LookupError", "is killed": "was killed by SIGKILL"}
+    outcome = pytest.raises(RankFailed, match=errors[how]) if how in errors else contextlib.nullcontext()
+    with outcome:
+        tr.launch(leave, args=(how, name), ranks=2, progress=False, output="none", retries=0, **settings)
+    wait(lambda: not shared(name), f"nothing is left in /dev/shm by a rank that {how}")
+
+
+def endings(count: int, **settings: Any) -> None:
+    for number in range(count):
+        ended(ENDINGS[number % len(ENDINGS)], **settings)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="shared memory has names in /dev/shm on Linux alone")
+@pytest.mark.timeout(400)
+@pytest.mark.parametrize("rounds", [ENDED])
+def test_that_end_in_any_way_on_the_driver(rounds: int) -> None:
+    endings(len(ENDINGS), on="driver")
+    there, children = files(), set(psutil.Process().children(recursive=True))
+    assert not grows(lambda: endings(rounds, on="driver"), lambda: {"driver": me()}, rounds)
+    assert files() == there
+    assert set(psutil.Process().children(recursive=True)) <= children
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="shared memory has names in /dev/shm on Linux alone")
+@pytest.mark.timeout(800)
+@pytest.mark.parametrize("rounds", [ENDED])
+def test_that_end_in_any_way_on_spark(spark: Any, rounds: int) -> None:
+    settings = {"spark": spark, "start_timeout": 120}
+    endings(len(ENDINGS), **settings)
+    there, of_workers = files(), workers()
+    assert not grows(lambda: endings(rounds, **settings), lambda: {"driver": me(), **workers()}, rounds)
+    wait(lambda: files() == there, "no file is left")
+    assert len(workers()) <= len(of_workers)

@@ -22,6 +22,7 @@ from typing import Any, Literal
 
 from tritium import frameworks
 from tritium.gang.rank.main import answer_with_stacks, die_with, import_all, run
+from tritium.gang.rank.process_group import end_group, kill_group
 from tritium.gang.rank.progress_page import ProgressWriter
 from tritium.wire import peer
 
@@ -99,8 +100,7 @@ class _Rank:
     def kill(self) -> None:
         if self.pid is not None:
             os.kill(self.pid, signal.SIGKILL)  # it may not lead its group yet
-            with suppress(ProcessLookupError):
-                os.killpg(self.pid, signal.SIGKILL)
+            kill_group(self.pid)
 
     def close(self) -> None:
         self.connection.close()
@@ -242,7 +242,7 @@ class _Server:
 
     def _reap(self, rank: _Rank) -> None:
         assert rank.pid is not None
-        rank.kill()  # its own children; its pid is not reused before this process has reaped it
+        end_group(rank.pid)  # its own children; its pid is not reused before this process has reaped it
         _, status, usage = os.wait4(rank.pid, 0)
         rank.tell(status=status, peak=usage.ru_maxrss * 1024)
         if not rank.orphaned:

@@ -17,6 +17,7 @@ from contextlib import suppress
 from typing import IO, TYPE_CHECKING, Any
 
 from tritium.gang.rank.fork_server import REAP, ROOM, WAITING
+from tritium.gang.rank.process_group import end_group, kill_group
 from tritium.gang.supervisor.process import RankProcess, environment, lift_memory_limit, spawn_rank, start_python
 from tritium.gang.supervisor.stacks import SIGNAL
 from tritium.wire import peer
@@ -101,8 +102,9 @@ class ForkedRank(RankProcess):
             if "pid" in report:
                 self._on_fork(report["pid"])
             elif "ended" in report:
-                self._pid = self._pid or report["ended"]
-                self.kill_group()
+                self._pid = self._pid or int(report["ended"])
+                self._killed.set()
+                end_group(self._pid)
                 with self._lock, suppress(OSError):  # the server has been killed just now
                     self._ended = True
                     self._connection.sendall(REAP)
@@ -111,7 +113,9 @@ class ForkedRank(RankProcess):
                 return os.waitstatus_to_exitcode(report["status"])
         if self._pid is None and not self._killed.is_set():
             return self._code_of_server()
-        self.kill_group()  # the rank's children: the kernel has killed the rank itself with its parent
+        self.kill_group()
+        if self._pid is not None:  # its children: the kernel has killed the rank itself with its parent
+            end_group(self._pid)
         with self._lock:
             self._ended = True
         return -signal.SIGKILL
@@ -170,7 +174,7 @@ class ForkedRank(RankProcess):
             if self._pid is None:
                 self._connection.shutdown(socket.SHUT_RDWR)
             elif not self._ended:
-                os.killpg(self._pid, signal.SIGKILL)
+                kill_group(self._pid)
 
     def close(self) -> None:
         """Close the pipes and the connection. The server ends with the last one."""

@@ -8,7 +8,6 @@ import errno
 import json
 import os
 import resource
-import signal
 import subprocess
 import sys
 import threading
@@ -18,6 +17,7 @@ from typing import IO, Any
 
 from tritium import ship
 from tritium.errors import BadSetting
+from tritium.gang.rank.process_group import end_group, kill_group
 
 # Puts the package on the path before its first import: a zip first, an installed package last, as it was.
 _BOOT = """
@@ -50,7 +50,7 @@ class RankProcess(ABC):
 
     @abstractmethod
     def wait(self) -> int:
-        """Wait for the end of the process, kill its group, and return its exit code, or minus the signal's number."""
+        """Wait for the end of the process, end its group, and return its exit code, or minus the signal's number."""
 
     @abstractmethod
     def send_signal(self, number: int) -> None:
@@ -58,7 +58,10 @@ class RankProcess(ABC):
 
     @abstractmethod
     def kill_group(self) -> None:
-        """Send SIGKILL to the rank and its children; does nothing when the rank has ended."""
+        """Send SIGKILL to the rank and its children; does nothing when the rank has ended.
+
+        Not to those children that clean up after it when it has ended, for which `wait` waits.
+        """
 
     def close(self) -> None:
         """Close the pipes."""
@@ -88,12 +91,12 @@ class SpawnedRank(RankProcess):
         try:
             await_exit(self.pid)
         except ChildProcessError:  # the kernel has reaped it, as this program ignores SIGCHLD
-            self.kill_group()
+            end_group(self.pid)
             with self._lock:
                 self._ended = True
                 self._process.returncode = 0  # as Popen does where the exit code is lost
                 return 0
-        self.kill_group()
+        end_group(self.pid)
         with self._lock:
             self._ended = True
             _, status, usage = os.wait4(self.pid, 0)  # as Popen.wait, but returns the resource usage too
@@ -110,9 +113,9 @@ class SpawnedRank(RankProcess):
 
     def kill_group(self) -> None:
         """Do as `RankProcess.kill_group`."""
-        with self._lock, contextlib.suppress(ProcessLookupError, PermissionError):
+        with self._lock:
             if not self._ended:
-                os.killpg(self.pid, signal.SIGKILL)
+                kill_group(self.pid)
 
 
 # idtype P_PID and the options WEXITED | WNOWAIT, from each system's <sys/wait.h>

@@ -1,0 +1,77 @@
+"""End a rank's process group, but let what cleans up after its processes do so first (rank, supervisor)."""
+
+from __future__ import annotations
+
+import os
+import select
+import signal
+import sys
+import time
+from collections.abc import Iterable, Iterator
+from contextlib import ExitStack, suppress
+
+# multiprocessing's process, and joblib's, that removes the shared memory and the semaphores that processes leave when
+# they are killed: when it sees that the last one of them has ended.
+_CLEANER = b"resource_tracker import main"
+CLEANING_SECONDS = 1.0  # for what takes milliseconds, unless a process of another group is one of those
+
+
+def kill_group(leader: int) -> None:
+    """Send SIGKILL to the processes of the group, but not to those that clean up after the others, which then end.
+
+    leader : the process that the group is named by, alive or not reaped yet. Raises nothing where it is gone.
+    """
+    cleaners = set(_cleaners(leader))
+    killed: set[int] = set()
+    while cleaners and (others := {*_members(leader)} - cleaners - killed):  # again: they may have forked just now
+        _kill(others)
+        killed |= others
+    if not cleaners:
+        _kill_all(leader)
+
+
+def end_group(leader: int) -> None:
+    """Do as `kill_group`, wait until the group's other processes have ended, too, and kill those that do not."""
+    kill_group(leader)
+    with ExitStack() as stack:
+        poll, running = select.poll(), 0
+        for pid in _cleaners(leader):
+            with suppress(OSError):  # it has ended, or the kernel is older than 5.3
+                descriptor = os.pidfd_open(pid)
+                stack.callback(os.close, descriptor)
+                poll.register(descriptor, select.POLLIN)
+                running += 1
+        deadline = time.monotonic() + CLEANING_SECONDS
+        while running and (seconds := deadline - time.monotonic()) > 0:
+            for descriptor, _ in poll.poll(seconds * 1000):
+                poll.unregister(descriptor)
+                running -= 1
+    _kill_all(leader)
+
+
+def _members(group: int) -> Iterator[int]:
+    for name in os.listdir("/proc"):
+        if name.isdecimal():
+            with suppress(ProcessLookupError):
+                if os.getpgid(int(name)) == group:
+                    yield int(name)
+
+
+def _cleaners(group: int) -> Iterator[int]:
+    if sys.platform != "linux":
+        return
+    for pid in _members(group):
+        with suppress(OSError), open(f"/proc/{pid}/cmdline", "rb") as command:
+            if _CLEANER in command.read():
+                yield pid
+
+
+def _kill(pids: Iterable[int]) -> None:
+    for pid in pids:
+        with suppress(ProcessLookupError, PermissionError):
+            os.kill(pid, signal.SIGKILL)
+
+
+def _kill_all(group: int) -> None:
+    with suppress(ProcessLookupError, PermissionError):
+        os.killpg(group, signal.SIGKILL)

@@ -38,8 +38,9 @@ faults: setup    ## the faults alone: 20 rounds, with other seeds, where the mom
 	@TRITIUM_FAULT_FIGURES=$(CURDIR)/artifacts/faults.jsonl TRITIUM_FAULT_ROUNDS=20 TRITIUM_FAULT_REPEATS=3 \
 	  TRITIUM_FAULT_LAUNCHES=100 TRITIUM_FAULT_KILLS=50 $(BIN)/python -m pytest -n $(or $(WORKERS),2) tests/faults
 
-oracle: setup    ## ORACLE_ROUNDS=200 random trainings of LightGBM, compared with `lightgbm.train`
-	@TRITIUM_ORACLE_ROUNDS=$(ORACLE_ROUNDS) $(BIN)/python -m pytest -q -n $(or $(WORKERS),2) tests/unit/ml/lightgbm/test_lightgbm_oracle.py
+oracle: setup    ## ORACLE_ROUNDS=200 random trainings of LightGBM and splits of rows, compared with what they should be
+	@TRITIUM_ORACLE_ROUNDS=$(ORACLE_ROUNDS) $(BIN)/python -m pytest -q -n $(or $(WORKERS),2) \
+	  tests/unit/ml/lightgbm/test_lightgbm_oracle.py tests/unit/ml/test_validation.py tests/spark/test_validation_split.py
 
 chaos: setup     ## CHAOS_ROUNDS=20 trainings hit by random faults; CHAOS_SEED=1234 repeats one, and prints what it does
 	@mkdir -p artifacts && rm -f artifacts/chaos.jsonl

@@ -323,6 +323,9 @@ def _unfit(name: str, kind: SourceType, role: str, settings: Settings) -> str | 
         return f"{kind.text}; a group is told by one integer or word a row: {cast}, or hash it (F.xxhash64)."
     if leaf.name == "binary" and not decoded:
         return f"binary. Give a function from its bytes to an array: decode={{{name!r}: function}}."
+    packed = [name for given in settings.inputs().values() if len(names_in(given)) > 1 for name in names_in(given)]
+    if depth and role == "feature" and settings.one_input and name in packed:
+        return f"{kind.text}, which can't stand beside other columns of numbers. Put all into one, by VectorAssembler."
     if depth and (role in ("weight", "init_score") or (role == "label" and settings.one_input)):
         return f"{kind.text}; {'an' if role == 'init_score' else 'a'} {role} is one number a row."
     return None

@@ -12,6 +12,7 @@ from tritium.ml.fields import is_names, is_number, is_whole
 from tritium.ml.lightgbm.names import is_larger_better
 
 _FRACTIONS = ("feature_fraction", "bagging_fraction")
+_EXACT = 1 << 24
 LEAST = {"num_iterations": 1, "num_leaves": 2, "min_data_in_leaf": 0, "bagging_freq": 0, "max_bin": 2}
 """Setting → the least value it may have."""
 _NOT_TAKEN = {
@@ -33,6 +34,10 @@ def column_problems(settings: Any) -> Iterator[str]:
             f"decode={list(settings.decode)!r}: LightGBM takes numbers as the DataFrame has them. Make them of the "
             "column before, as an array or a vector, by a UDF in Spark."
         )
+    buckets = settings.hash_buckets if isinstance(settings.hash_buckets, Mapping) else {}
+    wide = [name for name, count in buckets.items() if is_whole(count, _EXACT + 1)]
+    if wide and settings.feature_dtype == "float32":
+        yield f"hash_buckets={{{wide[0]!r}: {buckets[wide[0]]}}} is more than float32 tells apart. Give at most {_EXACT}."
     if isinstance(settings.label_cols, Mapping) or len(settings.labels()) != 1:
         yield f"label_cols={settings.label_cols!r} must be one column."
     for name in ("categorical_features", "monotone_constraints"):
@@ -45,8 +50,6 @@ def column_problems(settings: Any) -> Iterator[str]:
     constraints = settings.monotone_constraints or {}
     if isinstance(constraints, Mapping) and not set(constraints.values()) <= {-1, 0, 1}:
         yield f"monotone_constraints={dict(constraints)!r}: each must be -1, 0 or 1."
-    if isinstance(constraints, Mapping) and (both := set(constraints) & set(settings.categorical_features or ())):
-        yield f"monotone_constraints names {sorted(both, key=str)[0]!r}, which is a category."
     scores = settings.init_score_col
     if scores is not None and not is_names(scores):
         yield f"init_score_col={scores!r} must be a column, or a list of columns."

@@ -46,11 +46,19 @@ class Features:
         return sorted({*given, *self.words})
 
     def constraints(self, settings: LightGBMSettings) -> list[int]:
-        """Return -1, 0 or 1 for each feature; [] without constraints. Raises BadSetting."""
+        """Return -1, 0 or 1 for each feature; [] without constraints. Raises BadSetting.
+
+        Of a category too, for which LightGBM would end the process.
+        """
         given = settings.monotone_constraints or {}
-        found = [0] * len(self.names) if given else []
+        found, categories = [0] * len(self.names) if given else [], self.categories(settings)
         for key, value in given.items():
-            found[self.position("monotone_constraints", key)] = value
+            position = self.position("monotone_constraints", key)
+            if position in categories:
+                raise BadSetting(
+                    f"monotone_constraints names {key!r}, which is a category.", setting="monotone_constraints"
+                )
+            found[position] = value
         return found
 
     def position(self, setting: str, key: str | int) -> int:

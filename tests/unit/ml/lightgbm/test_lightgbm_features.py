@@ -57,6 +57,19 @@ def test_a_list_of_one_array_column_is_that_column(kind: Any, settings: dict[str
         ({"feature_cols": ["v"], "categorical_features": ["x"]}, "of the column 'v' say the position in it, from 0"),
         ({"feature_cols": ["x"], "categorical_features": [0]}, "names 0, which is not among feature_cols"),
         ({"feature_cols": ["x", "c"], "categorical_features": [1]}, "names 1, which is not among feature_cols"),
+        ({"feature_cols": ["v", "x"]}, "which can't stand beside other columns of numbers. Put all into one, by"),
+        (
+            {"feature_cols": ["v"], "categorical_features": [1], "monotone_constraints": {1: 1}},
+            "1, which is a category",
+        ),
+        (
+            {"feature_cols": ["x", "word"], "vocabulary": ["word"], "monotone_constraints": {"word": 1}},
+            "monotone_constraints names 'word', which is a category",
+        ),
+        (
+            {"feature_cols": "word", "hash_buckets": {"word": 1 << 25}},
+            "is more than float32 tells apart. Give at most 16777216",
+        ),
         ({"feature_cols": "x", "label_cols": "v"}, "label column 'v' is list<item: double>; a label is one number"),
         ({"feature_cols": "x", "init_score_col": "v"}, "an init_score is one number a row"),
         ({"feature_cols": "x", "init_score_col": ["x", "c"]}, "names 2 columns; several are for several classes"),

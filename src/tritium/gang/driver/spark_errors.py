@@ -70,6 +70,9 @@ _DISK = re.compile(
     r"^(?:Caused by: )?(?:java\.[\w.]+Exception|org\.apache\.spark\.memory\.\w+): .*No space left on device"
 )
 _BATCH_TOO_LARGE = "org.apache.arrow.vector.util.OversizedAllocationException"
+_OUT_OF_MEMORY = ("java.lang.OutOfMemoryError", "org.apache.spark.memory.SparkOutOfMemoryError")
+OUT_OF_HEAP = 52  # the exit code of a JVM of Spark's after an OutOfMemoryError (SparkExitCode.OOM)
+_OUT_OF_HEAP = re.compile(rf"(?:exited with|exit) (?:code|status):? {OUT_OF_HEAP}\b", re.I)
 _LACKS = re.compile(r"^ModuleNotFoundError: No module named '([\w.]+)'", re.MULTILINE)
 _OTHER_PYTHON = re.compile(r"^pyspark\.\S+: \[PYTHON_VERSION_MISMATCH\](.*)", re.MULTILINE)
 _NEEDED = ("pyarrow", "numpy", "pandas", "pyspark", "py4j")
@@ -97,6 +100,23 @@ class Ended:
     reason: str
     type: str = ""
     condition: str = ""
+
+
+def more_memory(setting: str, value: str) -> str:
+    """Return the advice to raise a setting of Spark's JVMs, which is read when they start."""
+    return (
+        f"Raise {setting} before the session is made: SparkSession.builder.config({setting!r}, {value!r}), or --conf "
+        f"{setting}={value} of spark-submit"
+    )
+
+
+EXECUTOR_MEMORY = (
+    "An executor ran out of Java's memory. "
+    + more_memory("spark.executor.memory", "4g")
+    + " (with a local master spark.driver.memory), or give each task less, by more partitions: df.repartition(n) "
+    "before what takes the memory, or spark.sql.shuffle.partitions."
+)
+DRIVER_MEMORY = f"Spark's driver ran out of Java's memory. {more_memory('spark.driver.memory', '4g')}."
 
 
 def text_of(error: BaseException) -> str:
@@ -266,6 +286,14 @@ def _of_the_installation(how: Ended, text: str) -> TritiumError | None:
 
 def _of_the_source(how: Ended, type_: str, text: str) -> JobFailed:
     """Return the error of a source: the user's own text first; or a lost task that Spark has retried to its limit."""
+    if type_ in _OUT_OF_MEMORY:
+        advice = DRIVER_MEMORY if how.type else EXECUTOR_MEMORY
+        reason = f"{type_.rpartition('.')[2]}: {first_line(text)}"
+        return JobFailed(f"The source of the data failed in Spark: {reason}. {advice}", lost=False, reason=reason)
+    if how.condition == "" and _EXECUTOR_LOST.match(how.reason) and _OUT_OF_HEAP.search(how.reason):
+        # Spark has tried the task again as often as spark.task.maxFailures says: it fails wherever it runs.
+        reason = f"a task of the source was lost: {reason_of(how, own=False)}"
+        return JobFailed(f"The Spark job of this run failed: {reason}", lost=False, reason=reason)
     if how.condition == "" and (_is_loss(how.reason) or _WORKER.match(text)):
         reason = f"a task of the source was lost: {reason_of(how, own=False)}"
         return JobFailed(f"The Spark job of this run failed: {reason}", lost=True, reason=reason)
@@ -321,7 +349,8 @@ def executor_lost(reason: str) -> str:
     if first.endswith("Reason:") and rest:
         first, rest = f"{first} {rest[0]}", rest[1:]
     more = [line for line in rest if _TELLING.search(line)]
-    return "; ".join([first.rstrip("."), *dict.fromkeys(line.rstrip(".") for line in more)])[:LONGEST_REASON]
+    told = "; ".join([first.rstrip("."), *dict.fromkeys(line.rstrip(".") for line in more)])[:LONGEST_REASON]
+    return f"{told}. {EXECUTOR_MEMORY}" if _OUT_OF_HEAP.search(reason) else told
 
 
 def first_line(text: str) -> str:

@@ -21,7 +21,7 @@ from tritium.gang.coordinator.coordinator import Coordinator
 from tritium.gang.coordinator.on_executor import failure_in
 from tritium.gang.driver.cluster import Cluster
 from tritium.gang.driver.source_watch import SourceStall, SourceWatch
-from tritium.gang.driver.spark_errors import python_error, text_of, translate
+from tritium.gang.driver.spark_errors import OUT_OF_HEAP, more_memory, python_error, text_of, translate
 from tritium.gang.driver.worker_python import drivers_python, on_this_machine, unchosen
 from tritium.gang.failure import signal_name
 from tritium.gang.supervisor.results import SPARK_SCHEMA
@@ -35,6 +35,7 @@ ASK_SECONDS = 5.0  # the timeout of a cancellation over Spark Connect, whose cli
 SETTLE_SECONDS = 0.5  # how long executors have to report to Spark that tasks have ended
 _POLL_SECONDS = 0.02  # Spark has no notification of that
 DYING_SECONDS = 0.5  # how long the JVM may take to exit after its connection broke
+EXIT_SECONDS = 3.0  # and after its session was stopped, if it exits
 
 _STARTING = "Spark starts the ranks' tasks (a session's first take seconds: Python starts), or all its slots are taken"
 _SILENCE = f"no rank has reported yet: Spark still computes the source, {_STARTING.replace('Spark ', '')}"
@@ -146,7 +147,10 @@ class SparkJob:
                 return gone
             if failure is not None:
                 self._coordinator.fail(failure)
-            told = translate(error, stopped=self._is_stopped(), in_gang=self._in_gang)
+            stopped = self._is_stopped()
+            if stopped and (gone := self._exited(error)) is not None:
+                return gone
+            told = translate(error, stopped=stopped, in_gang=self._in_gang)
             return self._which_python(told) if isinstance(told, WrongVersion) else told
         except Exception as problem:  # noqa: BLE001 - the run must end, with what is known
             told = jvm_gone(self._spark, problem) or JobFailed(
@@ -174,6 +178,22 @@ class SparkJob:
         """Tell whether the session was stopped, from Python or in the JVM."""
         context = None if self._connect else self._spark.sparkContext._jsc
         return not self._connect and (context is None or bool(context.sc().isStopped()))
+
+    def _exited(self, error: BaseException) -> JobFailed | None:
+        """Return the error for a JVM that has stopped its session because it exits; None where it lives on.
+
+        Python's own `stop` leaves the JVM alive, and is known by what it clears.
+        """
+        from pyspark import SparkContext
+
+        process = getattr(SparkContext._gateway, "proc", None)
+        if self._spark.sparkContext._jsc is None or process is None:
+            return None
+        try:
+            process.wait(EXIT_SECONDS)
+        except subprocess.TimeoutExpired:
+            return None
+        return jvm_gone(self._spark, error)
 
     def _in_gang(self, stage: int, task: int) -> bool:
         """Tell whether a stage or a task is the gang's; without barrier stages, by the tasks that have reported."""
@@ -260,9 +280,11 @@ def jvm_gone(spark: Any, error: BaseException) -> JobFailed | None:
         how = "does not answer any more"
     else:
         how = f"was killed by {signal_name(-code)}" if code < 0 else f"has ended with exit code {code}"
-    return _gone(
-        f"{who}, {how}", "This Python process can't have another: restart it (or the notebook's kernel)", error
-    )
+    advice = "This Python process can't have another: restart it (or the notebook's kernel)"
+    if code == OUT_OF_HEAP:
+        how += ", as it does when it is out of memory (Java heap space)"
+        advice = f"{more_memory('spark.driver.memory', '4g')}. {advice}"
+    return _gone(f"{who}, {how}", advice, error)
 
 
 def _is_unreachable(error: BaseException) -> bool:

@@ -264,3 +264,32 @@ def test_an_error_whose_text_cant_be_had_is_an_error_all_the_same() -> None:
     error = translate(Gone())
     assert isinstance(error, JobFailed)
     assert "its text can't be had any more" in str(error)
+
+
+TASK_HEAP = "java.lang.OutOfMemoryError: Java heap space\n\tat java.base/java.util.Arrays.copyOf(Arrays.java:3481)"
+ACQUIRE = "org.apache.spark.memory.SparkOutOfMemoryError: [UNABLE_TO_ACQUIRE_MEMORY] Unable to acquire 65536 bytes"
+EXIT_52 = (
+    "ExecutorLostFailure (executor 4 exited caused by one of the running tasks) Reason: Command exited with code 52\n"
+)
+ON_KUBERNETES = (
+    "ExecutorLostFailure (executor 3 exited caused by one of the running tasks) Reason: \nThe executor with id 3 "
+    "exited with exit code 52(JVM OOM).\n"
+)
+
+
+@pytest.mark.parametrize("reason", [TASK_HEAP, ACQUIRE, EXIT_52, ON_KUBERNETES])
+def test_a_source_that_is_out_of_javas_memory_names_the_setting(reason: str) -> None:
+    error = told(SOURCE + reason)
+    assert isinstance(error, JobFailed)
+    assert not error.lost, "Spark has tried the task as often as it does"
+    assert "SparkSession.builder.config('spark.executor.memory', '4g')" in str(error)
+    assert "df.repartition(n)" in str(error)
+    assert ".." not in str(error)
+
+
+def test_so_do_a_gang_whose_executor_is_and_a_driver_that_is() -> None:
+    error = told(GANG + EXIT_52)
+    assert error.lost
+    assert "spark.executor.memory" in str(error)
+    head = "An error occurred while calling o1.collectToPython.\n: java.lang.OutOfMemoryError: Java heap space"
+    assert "SparkSession.builder.config('spark.driver.memory', '4g')" in str(told(head))

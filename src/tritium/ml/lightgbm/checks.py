@@ -37,8 +37,8 @@ def column_problems(settings: Any) -> Iterator[str]:
     buckets = settings.hash_buckets if isinstance(settings.hash_buckets, Mapping) else {}
     wide = [name for name, count in buckets.items() if is_whole(count, _EXACT + 1)]
     if wide and settings.feature_dtype == "float32":
-        given = f"hash_buckets={{{wide[0]!r}: {buckets[wide[0]]}}}"
-        yield f"{given} is more than float32 tells apart. Give at most {_EXACT}."
+        shown = f"hash_buckets={{{wide[0]!r}: {buckets[wide[0]]}}}"
+        yield f"{shown} is more than float32 tells apart. Give at most {_EXACT}."
     if isinstance(settings.label_cols, Mapping) or len(settings.labels()) != 1:
         yield f"label_cols={settings.label_cols!r} must be one column."
     for name in ("categorical_features", "monotone_constraints"):

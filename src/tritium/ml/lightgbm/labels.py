@@ -50,13 +50,11 @@ def check_labels(world: World, rows: Rows, validation: Rows | None, settings: Li
 
 def check_scores(rows: Rows, classes: int | None, settings: LightGBMSettings) -> None:
     """Raise BadSetting unless there are as many columns of scores to begin with as the model has scores."""
-    scores, one_each = (
-        rows.init_score,
-        classes is not None and (classes > 2 or settings.objective not in (None, "binary")),
-    )
-    count = 0 if scores is None else 1 if scores.ndim == 1 else scores.shape[1]
-    needed = classes if one_each else 1
-    if count and count != needed:
+    if (scores := rows.init_score) is None:
+        return
+    one_each = classes is not None and (classes > 2 or settings.objective not in (None, "binary"))
+    count, needed = 1 if scores.ndim == 1 else scores.shape[1], classes if one_each else 1
+    if count != needed:
         raise BadSetting(
             f"init_score_col={settings.init_score_col!r} names {count} column{'s' * (count > 1)}; this model, of "
             f"{classes} classes, takes {needed}.",

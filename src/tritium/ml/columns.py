@@ -308,7 +308,7 @@ def _unfit(name: str, kind: SourceType, role: str, settings: Settings) -> str | 
             f"a string. The model gets the index of a word: learn the words, vocabulary=[{name!r}], or hash them, "
             f"hash_buckets={{{name!r}: 1000}}, and give the column a name of its own beside those of numbers: "
             f"feature_cols={{'x': […], {name!r}: {name!r}}}. A path, say, is decoded: "
-            f"decode={{{name!r}: function}}."
+            f"decode={{{name!r}: function}}.{settings.words_in_model}"
         )
     if role == "label" and leaf.name == "string" and name in settings.words():
         return _unfit_words(name, settings)

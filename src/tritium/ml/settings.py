@@ -53,6 +53,8 @@ class Settings:
     """The settings that are whole numbers, also where NumPy's or a float such as 3.0 are given."""
     one_input: ClassVar[bool] = False
     """Whether the model takes one array of numbers, in which words are categories, and its label is one number."""
+    words_in_model: ClassVar[str] = ""
+    """What becomes of the framework's own layers of words, for the advice in an error about a column of strings."""
     loss_of_numbers: ClassVar[str] = "the mean squared error"
     """How the framework writes a loss for a number to predict, for the advice in an error."""
 

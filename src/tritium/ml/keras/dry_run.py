@@ -22,6 +22,7 @@ from tritium.model.signature import Output, shown
 
 Shapes = Mapping[str, tuple[int, ...]]
 _ROWS = 2
+_OF_WORDS = ("StringLookup", "TextVectorization")
 _COLORS = re.compile(r"\x1b\[\d*m")
 _VALUES = re.compile(r"tensor\(\[.*?\]\)", re.DOTALL)  # torch shows all of them
 
@@ -123,7 +124,7 @@ def _called(model: Any, inputs: Inputs, fields: Mapping[str, Field]) -> tuple[Ou
     except Exception as error:
         flat = [fields[name].sources[0] for name, (_, shape) in inputs.items() if not shape]
         hint = f"\nFor [batch, 1] give a list: feature_cols=[{flat[0]!r}]." if len(flat) == len(inputs) == 1 else ""
-        hint = _reshaped(model, inputs) or hint
+        hint = _lookup(model, fields) or _reshaped(model, inputs) or hint
         names = getattr(model, "input_names", None)
         takes = f"\nIts inputs are {', '.join(map(repr, names))}." if names and len(inputs) > 1 else ""
         raise BadData(
@@ -156,6 +157,18 @@ def _tried_alone(model: Any, inputs: Inputs) -> dict[str, tuple[int, ...]]:
     if isinstance(output, Mapping | list | tuple):
         return {name: tuple(value.shape) for name, value in named_outputs(model, output).items()}
     return {"prediction": tuple(output.shape)}
+
+
+def _lookup(model: Any, fields: Mapping[str, Field]) -> str:
+    """Return what to do with a layer of words that gets indices; else ""."""
+    coded = [field.sources[0] for field in fields.values() if field.vocabulary is not None or field.buckets is not None]
+    layers = [type(layer).__name__ for layer in model._flatten_layers() if type(layer).__name__ in _OF_WORDS]
+    if not coded or not layers:
+        return ""
+    return (
+        f"\nThe model has a {layers[0]}, which takes words, and column {coded[0]!r} comes as their index. Leave the "
+        "layer out: the Embedding after it gets the index."
+    )
 
 
 def _reshaped(model: Any, inputs: Inputs) -> str:

@@ -54,6 +54,9 @@ class KerasSettings(EpochSettings):
         "lr_scheduler": " Give the optimizer a keras.optimizers.schedules object, or callbacks= a ReduceLROnPlateau.",
     }
     loss_of_numbers: ClassVar[str] = '"mse"'
+    words_in_model: ClassVar[str] = (
+        " vocabulary= takes the place of a StringLookup in the model, which is left out: its Embedding gets the index."
+    )
 
     model: Any = setting(
         "A keras.Model, compiled or not, or a function without arguments that makes one. A function is called in every "
@@ -136,6 +139,12 @@ class KerasSettings(EpochSettings):
             from tritium.frameworks.keras_jax import NOT_EAGERLY
 
             raise BadSetting(NOT_EAGERLY, setting="run_eagerly")
+
+    def check_ranks(self, ranks: int) -> None:
+        """Raise BadSetting for a loss whose mean several ranks can't compute."""
+        super().check_ranks(ranks)
+        known = self.loss is not None or isinstance(self.model, PortableModel) or self.model_given is not None
+        refuse_ignored(self.whole_loss() if known else None, ranks)
 
     def travelling(self) -> KerasSettings:
         """Return the settings as they are sent to ranks: Keras's objects as configurations, without variables."""
@@ -270,6 +279,19 @@ def loss_option(loss: Any, name: str) -> Any:
     """Return an option of a loss of Keras's; None where it has none of that name."""
     config = loss.get_config() if hasattr(loss, "get_config") else {}
     return config.get(name)
+
+
+def refuse_ignored(loss: Any, ranks: int) -> None:
+    """Raise BadSetting for a loss that leaves out rows, by whose number on its own each of several ranks divides."""
+    given = {option: each for each in losses_in(loss) if (option := loss_option(each, "ignore_class")) is not None}
+    if ranks > 1 and given:
+        option, each = next(iter(given.items()))
+        raise BadSetting(
+            f"the loss {name_of(each)} has ignore_class={option}, and its mean is over the labels that are left, those "
+            f"of a rank: {ranks} ranks would learn otherwise than one. Train with ranks=1, or leave such rows out: "
+            "df.where(…), or a weight_col that is 0 for them.",
+            setting="loss",
+        )
 
 
 def losses_in(loss: Any) -> list[Any]:

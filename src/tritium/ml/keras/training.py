@@ -26,8 +26,9 @@ from tritium.ml.keras.dry_run import Facts, KerasDryRun, build
 from tritium.ml.keras.identity import identity
 from tritium.ml.keras.labels import Classes, check_labels
 from tritium.ml.keras.metrics import MetricStates, count_rows
+from tritium.ml.keras.portable import compile_arguments
 from tritium.ml.keras.rows import EpochRows, Step
-from tritium.ml.keras.settings import KerasSettings
+from tritium.ml.keras.settings import KerasSettings, refuse_ignored
 from tritium.ml.progress import Progress
 from tritium.model.engines.keras_form import Inputs, built, named_outputs, zeros
 from tritium.model.engines.keras_here import set_random_seed
@@ -84,6 +85,7 @@ class _Training:
         set_random_seed(settings.seed)
         self.inputs = facts.inputs or first_inputs(settings, shard)
         self.model = model = built(settings.compiled(settings.make_model()), self.inputs)
+        refuse_ignored(compile_arguments(model).get("loss"), world.size)
         self.classes = facts.classes if facts.inputs else checked(settings, model, self.inputs, shard)
         first = next(shard.epochs(1, batch_size=self.batch_size, device=None, **settings.order()))
         batch = self._rows(first)[0]

@@ -362,3 +362,44 @@ def test_a_floating_label_of_one_score_is_a_class(rows: pd.DataFrame) -> None:
     for label in (rows.c * 2, rows.c * 2.0, rows.c * 1.5):  # integers, too: Keras computes a loss of any number
         with pytest.raises(BadRow, match=r"'c' holds (2|1\.5), and binary_crossentropy compares one score a row"):
             KerasEstimator(**one).fit(rows.assign(c=label))
+
+
+def test_a_layer_of_words_is_told_to_go(rows: pd.DataFrame) -> None:
+    """Whether the column comes as strings, or as the index that the layer can't take."""
+    frame = rows.assign(city=np.where(rows.c == 1, "Oslo", "Rome"))
+
+    def made() -> Any:
+        words = keras.layers.Input((), dtype="string", name="city")
+        index = keras.layers.StringLookup(vocabulary=["Rome", "Oslo"])(words)
+        return keras.Model(words, keras.layers.Dense(1)(keras.layers.Embedding(3, 2)(index)))
+
+    def without() -> Any:
+        index = keras.layers.Input((), dtype="int64", name="city")
+        return keras.Model(index, keras.layers.Dense(1)(keras.layers.Embedding(2, 2)(index)))
+
+    one: dict[str, Any] = {"optimizer": "adam", "loss": "mse", "feature_cols": "city", "label_cols": ["y"], **QUIET}
+    with pytest.raises(BadData, match=r"vocabulary= takes the place of a StringLookup in the model, which is left out"):
+        KerasEstimator(model=made, **one).fit(frame)
+    with pytest.raises(
+        BadData, match=r"The model has a StringLookup, which takes words, and column .city. comes as their index"
+    ):
+        KerasEstimator(model=made, **one, vocabulary=["city"]).fit(frame)
+    found = KerasEstimator(model=without, **one, vocabulary=["city"]).fit(frame).predict(frame)
+    assert len(set(found)) == 2
+
+
+def test_ignored_classes_are_for_one_rank(rows: pd.DataFrame) -> None:
+    def made() -> Any:
+        return keras.Sequential([keras.layers.Input((3,)), keras.layers.Dense(2, activation="softmax")])
+
+    def compiled() -> Any:
+        model = made()
+        model.compile("adam", ignoring)
+        return model
+
+    ignoring = keras.losses.SparseCategoricalCrossentropy(ignore_class=1)
+    one: dict[str, Any] = {"feature_cols": COLUMNS, "label_cols": "c", **QUIET}
+    KerasEstimator(model=made, optimizer="adam", loss=ignoring, **one).fit(rows)
+    for settings in ({"model": made, "optimizer": "adam", "loss": ignoring}, {"model": compiled()}):
+        with pytest.raises(BadSetting, match=r"has ignore_class=1, and its mean .* 2 ranks would learn otherwise"):
+            KerasEstimator(**settings, **{**one, "on": "driver"}, ranks=2).fit(rows)

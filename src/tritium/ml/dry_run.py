@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import random
+import re
 import sys
 import traceback
 from collections.abc import Iterator
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
     from tritium.gang.rank.world import World
     from tritium.ml.backend import DryRun
 
+_ACCELERATORS = re.compile(r"cuda|nccl|\bgpus?\b", re.IGNORECASE)
 _OF_RANKS = ("torch.distributed", "torch.cuda", "jax.distributed", "tritium.gang.rank", "mpi4py", "horovod")
 
 
@@ -35,7 +37,7 @@ def text_of(error: BaseException) -> str:
 
 
 def _is_of_ranks(error: BaseException) -> bool:
-    if isinstance(error, ImportError | OSError) or "CUDA" in str(error):
+    if isinstance(error, ImportError | OSError) or _ACCELERATORS.search(str(error)):
         return True
     homes = (str(frame.f_globals.get("__name__", "")) for frame, _ in traceback.walk_tb(error.__traceback__))
     return any(home == root or home.startswith(f"{root}.") for home in homes for root in _OF_RANKS)

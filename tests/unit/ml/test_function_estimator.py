@@ -1,4 +1,4 @@
-"""FunctionEstimator: what its `predict` may do with a batch of one row."""
+"""FunctionEstimator: what its functions may do, and what is tried before them."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
+from tritium.errors import BadSetting
 from tritium.ml import FunctionEstimator
 
 HERE: dict[str, Any] = {"on": "here", "progress": False, "output": "none", "verbose": False}
@@ -36,3 +37,10 @@ def test_one_that_squeezes_predicts_a_batch_of_one_row(rows: int) -> None:
     found = several.predict(frame(3), batch_size=2)
     np.testing.assert_allclose(found["both"], 2 * frame(3)[["a", "b"]].to_numpy())
     np.testing.assert_allclose(found["sum"], frame(3).a + frame(3).b)
+
+
+def test_how_values_are_decoded_is_tried_before_the_training() -> None:
+    settings: dict[str, Any] = {"train": lambda world, settings: 0, "predict": squeezes, "feature_cols": "a"}
+    words = frame(3).assign(a=["x", "y", "z"])
+    with pytest.raises(BadSetting, match=r"decode=\{'a': <lambda>\} fails for the first value: AttributeError"):
+        FunctionEstimator(**settings, decode={"a": lambda word: word.tolist()}, **HERE).fit(words)

@@ -72,8 +72,8 @@ class FunctionSettings(Settings):
 
     @property
     def tries(self) -> bool:
-        """False: there is no model before the training."""
-        return False
+        """Whether there is something to try before the training, which makes the model: how values are decoded."""
+        return bool(self.decode)
 
     def gives_probabilities(self) -> bool:
         """Return whether `predict` returns probabilities."""

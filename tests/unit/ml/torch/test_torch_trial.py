@@ -93,7 +93,11 @@ def needs_gang(parameters: Any) -> Any:
     return torch.optim.SGD(parameters, 0.1)
 
 
-@pytest.mark.parametrize("optimizer", [needs_library, needs_gang])
+def needs_gpu(parameters: Any) -> Any:
+    raise RuntimeError("FusedAdam requires cuda extensions")
+
+
+@pytest.mark.parametrize("optimizer", [needs_library, needs_gang, needs_gpu])
 def test_an_optimizer_that_only_ranks_can_make_is_left_to_them(optimizer: Any) -> None:
     planned(optimizer=optimizer)
 

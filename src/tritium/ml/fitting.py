@@ -107,9 +107,9 @@ def prepare(backend: Backend[S], frame: Any, settings: S, gang: Gang) -> Plan:
         settings, found = learnt, find_columns(frame, learnt)
     found = with_means(rows.training, settings, found)
     fields = {field.name: field for field in found.fields(frame, "train")}
-    shaped = with_shapes(frame, fields, settings)
-    known = {name: field.shape for name, field in shaped.items() if field.shape is not None}
     with same_random_state():
+        shaped = with_shapes(frame, fields, settings)
+        known = {name: field.shape for name, field in shaped.items() if field.shape is not None}
         dry_run = backend.dry_run(settings, shaped, known)
     task, guess = task_of(settings, frame, dry_run.scores)
     settings = dataclasses.replace(settings, task=task)

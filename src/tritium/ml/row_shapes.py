@@ -56,16 +56,12 @@ def _of_type(frame: Any, field: Field) -> Field:
 
 
 def _shape(value: Any) -> tuple[int, ...] | None:
-    """Return the shape of a vector or of nested lists; None where its rows differ in length, or hold nothing."""
-    if hasattr(value, "toArray"):
-        return (int(value.size),)
-    shape: list[int] = []
-    while isinstance(value, list | tuple):
-        shape.append(len(value))
-        if not value or any(isinstance(one, list | tuple) and len(one) != len(value[0]) for one in value):
-            return tuple(shape) if shape[-1] and not isinstance(value[0], list | tuple) else None
-        value = value[0]
-    return tuple(shape)
+    """Return the shape of a vector or of nested lists; None where these differ in length, or hold nothing."""
+    try:
+        shape = (int(value.size),) if hasattr(value, "toArray") else np.array(value).shape
+    except ValueError:  # lists of several lengths
+        return None
+    return None if 0 in shape else shape
 
 
 def _decoded(field: Field, value: Any, decode: Any) -> Field:

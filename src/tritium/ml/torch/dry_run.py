@@ -388,10 +388,11 @@ def _given(settings: ModuleSettings, fields: Mapping[str, Field], name: str, val
 def _several(settings: TorchSettings, output: Any, error: Exception) -> str:
     """Return the message for a loss that can't take the several tensors which the module returns."""
     kind = type(output).__name__
+    article = "an" if kind[0] in "AEIOU" else "a"
     listed = "".join(f"\n  - {name} [{_dims(value)}] {_dtype(value)}" for name, value in named_outputs(output).items())
     pick = f"output[{next(iter(output))!r}]" if isinstance(output, Mapping) else "output[0]"
     return (
-        f"The module returns a {kind} of {len(output)}, and loss={name_of(settings.loss)} can't take it: "
+        f"The module returns {article} {kind} of {len(output)}, and loss={name_of(settings.loss)} can't take it: "
         f"{text_of(error)}{listed}\nReturn the one tensor from forward, or give a loss that picks it: "
         f"loss=lambda output, label: your_loss({pick}, label)."
     )

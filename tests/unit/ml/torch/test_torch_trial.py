@@ -266,7 +266,7 @@ INPUTS: dict[str, tuple[dict[str, Any], str]] = {
     ),
     "output object": (
         {"model": Named, "feature_cols": "v"},
-        "The module returns a OrderedDict of 1, and loss=MSELoss can't take it",
+        "The module returns an OrderedDict of 1, and loss=MSELoss can't take it",
     ),
     "squeezes": (
         {"model": Squeezes, "feature_cols": "v", "label_cols": "c", "loss": lambda o, y: (o - y).square().mean()},

@@ -51,6 +51,7 @@ def signature_of(
     task: Task | None,
     activation: Activation | None,
     decode: Decoders,
+    label_words: Mapping[str, Sequence[str]] | str | None = None,
 ) -> tuple[Signature, dict[str, Decode]]:
     """Return the signature of a model that can be called with the columns `inputs` of `example`, and its decoders.
 
@@ -58,6 +59,7 @@ def signature_of(
               numeric columns are packed to one input. In a rank, what a mapping calls as a column of a shard is known
               by that name to be it.
     decode  : column → what makes arrays of its values; those of a shard come along.
+    label_words : label column → its words, or the column of the example whose vocabulary they are.
 
     Raises BadSetting where it can't be told what the inputs are, and where predictions could not have them; BadData
     where the model does not take them.
@@ -94,7 +96,8 @@ def signature_of(
         raise BadData(
             f"The model can't be called with the example: {type(error).__name__}: {error}\nIt was called with{listed}"
         ) from error
-    return Signature(tuple(taken), outputs, task=task, activation=activation), functions
+    words = _vocabulary(columns, label_words) if isinstance(label_words, str) else label_words or {}
+    return Signature(tuple(taken), outputs, task=task, activation=activation, label_words=words), functions
 
 
 def _columns(example: Any, decode: Decoders) -> dict[str, _Column]:
@@ -115,6 +118,19 @@ def _columns(example: Any, decode: Decoders) -> dict[str, _Column]:
             setting="example",
         )
     return {str(name): _named(str(name), value) for name, value in example.items()}
+
+
+def _vocabulary(columns: Mapping[str, _Column], name: str) -> dict[str, Sequence[str]]:
+    """Return the words of a column of a shard by the name of its source. Raises BadSetting where it has none."""
+    field = columns[name].field if name in columns else None
+    if field is None or field.vocabulary is None:
+        known = [other for other, column in columns.items() if column.field is not None and column.field.vocabulary]
+        raise BadSetting(
+            f"label_words={name!r} is no column of the example that has a vocabulary.{suggest(name, known)} Or give "
+            f"the words: label_words={{{name!r}: [...]}}.",
+            setting="label_words",
+        )
+    return {field.sources[0]: field.vocabulary}
 
 
 def _function(decoders: Mapping[str, Any], name: str) -> Decode | None:

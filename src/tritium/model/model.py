@@ -42,7 +42,8 @@ class Model:
     With an example its columns are decoded by it, given as values or as arrays. `transform` is a function (inputs) ->
     inputs of a batch's tensors by name, applied before the module is called (`input_transform`): the signature's inputs
     are those before it. `label_words` has the words of the label column that the classes are of,
-    `{"churn": ["no", "yes"]}`: predictions then have the word beside the index.
+    `{"churn": ["no", "yes"]}`, or is the column of the example whose vocabulary they are: predictions then have the
+    word beside the index.
     """
 
     def __init__(
@@ -60,16 +61,23 @@ class Model:
         engine: str | None = None,
         decode: Mapping[str, Callable[[bytes], Any]] | None = None,
         transform: Callable[..., Any] | None = None,
-        label_words: Mapping[str, Sequence[str]] | None = None,
+        label_words: Mapping[str, Sequence[str]] | str | None = None,
     ) -> None:
         self.engine = registry.find(registry.name_of(module) if engine is None else engine)(module)
         self.input_transform = transform
         self.decode = dict(decode or {})
         if signature is None:
-            signature, self.decode = signature_of(self.engine, example, inputs, task, activation, self.decode)
+            signature, self.decode = signature_of(
+                self.engine, example, inputs, task, activation, self.decode, label_words
+            )
+        elif isinstance(label_words, str):
+            raise BadSetting(
+                f"label_words={label_words!r} names a column of an example. Beside a signature, give the words.",
+                setting="label_words",
+            )
+        elif label_words is not None:
+            signature = dataclasses.replace(signature, label_words=label_words)
         self.signature = signature
-        if label_words is not None:
-            self.signature = dataclasses.replace(self.signature, label_words=label_words)
         self.history = [dict(epoch) for epoch in history]
         self.origin = importable(origin)
         self.seed = seed

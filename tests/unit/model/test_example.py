@@ -355,3 +355,43 @@ def test_a_column_of_arrays_in_a_table() -> None:
 def test_text_that_cannot_be_decoded(error: Any, example: Any, decode: Any, message: str) -> None:
     with pytest.raises(error, match=message):
         tr.Model(OfTokens(), example=example, decode=decode)
+
+
+# --- words of classes
+
+
+def test_the_words_of_a_label_come_along() -> None:
+    rows = ROWS.assign(color=["red", "blue", "red"])
+
+    def train() -> Any:
+        shard = tr.world().shard("train")
+        settings: dict[str, Any] = {"inputs": "x", "task": "classification"}
+        models = [
+            tr.Model(nn.Linear(2, 2), example=example, label_words="y", **settings)
+            for example in (shard, of_batch(shard), next(iter(shard.loader(batch_size=2))))
+        ]
+        with pytest.raises(BadSetting, match=r"label_words='x' is no column.*Or give the words: label_words={'x'"):
+            tr.Model(nn.Linear(2, 2), example=shard, label_words="x", **settings)
+        return models
+
+    data = tr.Data(rows, columns={"x": ["a", "b"], "y": "color"}, vocabulary={"y": ["blue", "red"]})
+    (models,) = tr.launch(train, on="here", data={"train": data}, progress=False, output="none")
+    for model in models:
+        assert model.label_words == {"color": ["blue", "red"]}
+        found = model.transform(rows)
+        assert list(found["prediction_label"]) == [["blue", "red"][int(index)] for index in found["prediction"]]
+
+
+def test_text_in_and_words_out() -> None:
+    class Long(nn.Module):
+        def forward(self, text: torch.Tensor) -> torch.Tensor:
+            return torch.stack([2.0 - text.count_nonzero(1), text.count_nonzero(1) - 2.0], 1)
+
+    model = tr.Model(
+        Long(),
+        example={"text": ["a"]},
+        decode={"text": tokens},
+        task="classification",
+        label_words={"length": ["short", "long"]},
+    )
+    assert list(model.transform(TEXT)["prediction_label"]) == ["long", "short", "long"]

@@ -353,6 +353,39 @@ def test_another_python_version_on_the_executors_is_said(spark: Any, monkeypatch
         launch(spark, lambda: None)
 
 
+def test_a_udf_that_runs_in_another_python_is_noted_once(
+    spark: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    from pyspark.sql import functions as F
+
+    from tritium.gang.driver import worker_python
+
+    def notes(frame: Any, name: str) -> list[str]:
+        run_dir = tmp_path / name
+        launch(spark, lambda: tr.world().rank, ranks=1, data={"train": frame}, run_dir=str(run_dir))
+        found = json.loads((run_dir / "report.json").read_text())["notes"]
+        return [note for note in found if "PYSPARK_PYTHON" in note]
+
+    plus = F.udf(lambda x: x + 1, "long").asNondeterministic()
+    frame = spark.range(4).select(plus("id").alias("x"))  # made for this Python: so it runs
+    frame.schema  # noqa: B018 - by now
+    other = tmp_path / "python3"
+    other.write_text("#!/bin/sh\nexit 1\n")
+    other.chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
+    monkeypatch.delenv("PYSPARK_PYTHON")
+    monkeypatch.setattr(spark._sc, "pythonExec", "python3")
+    monkeypatch.setattr(worker_python, "_noted", False)
+    assert notes(spark.range(4), "none") == []
+    (note,) = notes(frame, "first")
+    assert f"(<lambda>) run in {other}, Spark's default, not in this Python" in note
+    assert f"os.environ['PYSPARK_PYTHON'] = {sys.executable!r} before the session is made" in note
+    assert notes(frame, "second") == []
+    for other_frame in (spark.range(4).mapInPandas(lambda batches: batches, "id long"), frame.where("x > 1")):
+        monkeypatch.setattr(worker_python, "_noted", False)
+        assert worker_python.note_of_functions(spark, [other_frame]) is not None
+
+
 # ---- GPUs, pretended
 
 

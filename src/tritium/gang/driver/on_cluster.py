@@ -19,6 +19,7 @@ from tritium.gang.driver.cluster import Cluster
 from tritium.gang.driver.outcome import LEAVE_SECONDS, GivenBack, await_end, await_formed
 from tritium.gang.driver.spark_errors import text_of
 from tritium.gang.driver.spark_job import SparkJob, jvm_gone
+from tritium.gang.driver.worker_python import note_of_functions
 from tritium.gang.supervisor.results import results_of
 from tritium.observe.stored import Piece
 
@@ -36,6 +37,8 @@ class OnCluster:
             self._cluster = Cluster.of(self._spark)
             for data in attempt.data.values():
                 refuse_hanging(data.frame, self._cluster.version)
+            if note := note_of_functions(self._spark, [data.frame for data in attempt.data.values()]):
+                attempt.recorder.note(note)
             ranks = self._cluster.ranks_for(attempt.gang, attempt.recorder.note, again=attempt.number > 0)
             ranks = attempt.slots.resize(attempt.gang.least, ranks, lambda: self._cluster.slots(attempt.gang) or 0)
         self._attempt = attempt.sized(ranks)

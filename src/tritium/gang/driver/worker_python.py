@@ -5,11 +5,12 @@ from __future__ import annotations
 import functools
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -23,7 +24,9 @@ _LOOK = (
     "print(json.dumps([sys.version_info[:2], [m for m in sys.argv[1:] if importlib.util.find_spec(m) is None]]))"
 )
 _LOOK_SECONDS = 20.0
+_FUNCTION = re.compile(r"\w+EvalPython \[([^(]+)|\b(\w+InPandas\w*|\w+InArrow|\w+InPySpark)\b")
 _lock = threading.Lock()
+_noted = False
 
 
 @contextmanager
@@ -46,6 +49,29 @@ def drivers_python(spark: Any) -> Iterator[None]:
             yield
         finally:
             context.pythonExec = _DEFAULT
+
+
+def note_of_functions(spark: Any, frames: Iterable[Any]) -> str | None:
+    """Return a note, once a process, where Python functions in these DataFrames run in another Python than this.
+
+    Only Tritium's own tasks run in the driver's: a function of the user's keeps the Python that Spark chose for it.
+    """
+    global _noted
+    context = getattr(spark, "_sc", None)
+    if _noted or context is None or not on_this_machine(context.master):
+        return None
+    if not unchosen(context.pythonExec) or is_drivers_own(_DEFAULT):
+        return None
+    plans = (frame._jdf.queryExecution().optimizedPlan().toString() for frame in frames)
+    found = next((match for plan in plans if (match := _FUNCTION.search(plan))), None)
+    if found is None:
+        return None
+    _noted = True
+    other = shutil.which(_DEFAULT) or _DEFAULT
+    return (
+        f"Python functions of this DataFrame ({found[1] or found[2]}) run in {other}, Spark's default, not in this "
+        f"Python. If one fails there: os.environ[{VARIABLE!r}] = {sys.executable!r} before the session is made"
+    )
 
 
 def unchosen(python: str) -> bool:

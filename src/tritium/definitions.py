@@ -229,11 +229,19 @@ def _may_hold(spec: ModuleSpec, name: str) -> bool:
     return code is not None and (name in code.co_names or ("*",) in code.co_consts)
 
 
+class _SpawnedMain(ModuleType):
+    """The current main module under its name in spawned processes, whose objects come back by it."""
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        return getattr(sys.modules["__main__"], name)
+
+
 def load(job: bytes) -> Any:
     """Return what `ForRanks` has packed, after replacing this process's main module by the driver's."""
-    main = _modules["__main__"] = ShippedModule("__main__")
-    for name in _MAIN:
-        sys.modules[name] = main
+    main = sys.modules["__main__"] = _modules["__main__"] = ShippedModule("__main__")
+    sys.modules["__mp_main__"] = _SpawnedMain("__mp_main__")
     result = pickle.loads(job)
     if find_spec(SPAWNED) is not None:
         main.__spec__ = ModuleSpec(SPAWNED, None)  # multiprocessing imports it in the processes that it spawns

@@ -226,6 +226,34 @@ def test_a_rank_imports_what_came_with_the_session(cluster: Any, tmp_path: Path)
     assert not any(where.startswith(str(tmp_path)) for where in found)  # Spark's copy
 
 
+class Metric:
+    """A class of the user's, of a module that executors can't import by this name."""
+
+    def __init__(self, value: int) -> None:
+        self.value = value
+
+
+def squared(metric: Metric) -> Metric:
+    return Metric(metric.value**2)
+
+
+def test_own_classes_have_their_module_in_a_rank_and_in_what_it_spawns(spark: Any) -> None:
+    def train() -> Metric:
+        import multiprocessing
+        import pickle
+
+        metric = pickle.loads(pickle.dumps(Metric(3)))
+        assert type(metric) is Metric
+        with multiprocessing.get_context("spawn").Pool(1) as pool:
+            (found,) = pool.map(squared, [metric])
+        assert type(found) is Metric
+        return found
+
+    (metric,) = launch(spark, train, ranks=1)
+    assert type(metric) is Metric
+    assert metric.value == 9
+
+
 def test_what_a_function_captures_of_spark_is_named(spark: Any) -> None:
     frame = spark.range(3)
     with pytest.raises(BadFunction, match=r"'frame' \(a .*DataFrame\).*data="):

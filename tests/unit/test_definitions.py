@@ -116,6 +116,9 @@ def test_main_is_the_drivers(main: str, tmp_path: Path) -> None:
 
 
 PROGRAM = """
+import sys
+
+early = sys.modules["__mp_main__"]  # as where the framework has imported multiprocessing before the script
 import dataclasses, multiprocessing
 
 @dataclasses.dataclass
@@ -128,6 +131,7 @@ def square(config):
 if __name__ == "__main__":
     for how in ("spawn", "forkserver"):
         with multiprocessing.get_context(how).Pool(1) as pool:
+            sys.modules["__mp_main__"] = early
             found = pool.map(square, [Config(3)])
         assert found == [(Config(9), "__mp_main__", __file__)], found
 """

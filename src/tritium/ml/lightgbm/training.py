@@ -20,6 +20,7 @@ from tritium.ml.lightgbm.average import add_average, average_score
 from tritium.ml.lightgbm.bins import is_shared, training_set, validation_set
 from tritium.ml.lightgbm.callbacks import Callbacks
 from tritium.ml.lightgbm.checkpoint import Progress, TrainingCheckpoint, is_over
+from tritium.ml.lightgbm.dropped import with_dropped
 from tritium.ml.lightgbm.labels import check_labels, check_scores
 from tritium.ml.lightgbm.metrics import Metrics
 from tritium.ml.lightgbm.parameters import lightgbm_params
@@ -30,6 +31,7 @@ basic: Any = lightgbm.basic
 WEIGHTS = "model.txt"
 _PIECE = 4 << 20
 _LARGE_CATEGORY = 1 << 20  # 128 KiB a split
+_DROPPED = 'iteration {} found no split, and ends the training: LightGBM can\'t put back what "dart" has dropped for it'
 _LOG_SECONDS = 0.5
 _MOST_CLASSES = 10_000
 _SPECIAL = re.compile(r'[",:\[\]{}\s]')  # LightGBM takes no such names of features
@@ -99,7 +101,12 @@ def _grow(
         for iteration in range(progress.iteration, settings.num_iterations):
             began = time.monotonic()
             callbacks.before(booster, iteration)
-            booster.update()  # it adds no tree where no split is found; a later iteration may find one
+            fails = booster.update()  # to find a split: it adds no tree, and a later iteration may find one
+            if fails and settings.boosting == "dart" and (whole := with_dropped(booster)) is not None:
+                progress.booster = whole
+                if world.rank == 0:
+                    world.note(_DROPPED.format(iteration + 1))
+                break
             progress.iteration = iteration + 1
             if progress.iteration == 1 and average is not None:
                 progress.added = add_average(booster, average)

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 import torch
+from pyspark.ml.feature import VectorAssembler
 
 import tritium as tr
 from clusters import set_to
@@ -61,6 +62,20 @@ def test_a_file_in_columns_is_read_as_rows_and_loses_none(spark: Any, parquet: A
 def test_a_model_of_the_column_by_which_a_table_is_partitioned(parquet: Any) -> None:
     found = {row.id: row.y for row in scored(parquet, "part").collect()}
     assert found == {n: float(n % 3) for n in range(60)}
+
+
+def test_a_stream_of_files_in_columns_is_read_as_rows(spark: Any, tmp_path: Any) -> None:
+    """Spark 4.2 can't hand a columnar batch with a vector to a function at all."""
+    rows = VectorAssembler(inputCols=["id"], outputCol="v").transform(spark.range(9))
+    rows.write.parquet(str(tmp_path / "rows"))
+    stream = scored(spark.readStream.schema(rows.schema).parquet(str(tmp_path / "rows")), "v")
+    query = stream.writeStream.format("memory").queryName("vectors").start()
+    try:
+        query.processAllAvailable()
+        assert {row.id: row.y for row in spark.table("vectors").collect()} == {n: float(n) for n in range(9)}
+    finally:
+        query.stop()
+        spark.catalog.dropTempView("vectors")
 
 
 def test_what_is_cached_in_columns_is_read_as_rows(parquet: Any) -> None:

@@ -13,6 +13,7 @@ import pytest
 from pyspark.ml import Pipeline, PipelineModel
 from pyspark.ml.evaluation import MulticlassClassificationEvaluator
 from pyspark.ml.feature import StringIndexer, VectorAssembler
+from pyspark.ml.tuning import CrossValidator, ParamGridBuilder
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
@@ -104,6 +105,33 @@ def test_a_pipeline_of_assembler_indexer_and_classifier(spark: SparkSession, row
     np.testing.assert_allclose(alone["probability"], [row.probability.toArray() for row in first[:5]])
     classifier.save(str(tmp_path / "estimator"))
     assert LightGBMClassifier.load(str(tmp_path / "estimator")).settings() == classifier.settings()
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning", "ignore::ResourceWarning")  # of Spark's
+def test_words_in_a_cross_validator(spark: SparkSession, rows: DataFrame, tmp_path: Path) -> None:
+    """The words of each fold are learnt, come back, and are what Spark's evaluators compare."""
+    classifier = LightGBMClassifier(
+        feature_cols=["a", "b"],
+        label_cols="kind",
+        vocabulary=["kind"],
+        label_index_col="kind_index",
+        min_data_in_leaf=5,
+        ranks=2,
+        **QUIET,
+    )
+    evaluator = MulticlassClassificationEvaluator(labelCol="kind_index", metricName="accuracy")
+    grid = ParamGridBuilder().addGrid(classifier.num_iterations, [2, 15]).build()
+    found = CrossValidator(estimator=classifier, estimatorParamMaps=grid, evaluator=evaluator, numFolds=2).fit(rows)
+    assert found.avgMetrics[1] > 0.9
+    scored = found.transform(rows)
+    assert scored.where("(kind = prediction_label) != (kind_index = prediction)").count() == 0
+    assert scored.where("kind = prediction_label").count() / 600 == evaluator.evaluate(scored)
+    words = [row.kind for row in rows.groupBy("kind").count().orderBy(F.desc("count"), "kind").collect()]
+    assert found.bestModel.label_words == {"kind": words}
+    found.bestModel.write().save(str(tmp_path / "model"))
+    again = LightGBMModel.load(str(tmp_path / "model")).transform(rows.drop("kind")).orderBy("id")
+    assert again.columns[-4:] == ["prediction", "probability", "rawPrediction", "prediction_label"]
+    assert again.collect() == scored.drop("kind", "kind_index").orderBy("id").collect()
 
 
 def test_a_ranker_keeps_groups_whole_and_refuses_one_that_is_null(rows: DataFrame) -> None:

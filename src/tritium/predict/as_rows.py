@@ -15,7 +15,7 @@ from tritium.data.catalyst import UNSAFE_ARRAY
 
 COLUMNAR_INPUT = "spark.sql.execution.arrow.pythonUDF.columnarInput.enabled"
 """Spark's setting; unknown to Spark 4.1."""
-_ROWS = ("Range", "LocalRelation", "LogicalRDD", "OneRowRelation")
+_ROWS = ("Range", "LocalRelation", "LogicalRDD", "OneRowRelation", "StreamingRelationV2")
 
 
 def as_rows(df: Any, column: Any) -> Any:
@@ -34,7 +34,8 @@ def as_rows(df: Any, column: Any) -> Any:
         effective, explicit = spark.conf.get(COLUMNAR_INPUT), spark.conf.get(COLUMNAR_INPUT, "false")
         if effective != "true" or explicit == "true":
             return df
-        if not _may_be_columnar(df._jdf.queryExecution().withCachedData()):
+        query = df._jdf.queryExecution()
+        if not _may_be_columnar(query.analyzed() if df.isStreaming else query.withCachedData()):
             return df
         never = catalyst.column(spark._jvm, _never(spark._jvm))
     except Exception:  # noqa: BLE001 - Spark 4.1, or one that makes expressions otherwise: at worst slower

@@ -34,7 +34,7 @@ class FirstFailure:
         self._gang.end(Failure(how="regroup", rank=member.number, host=member.host, pid=member.pid))
 
     def _decide(self) -> None:
-        """End the gang with the least doubtful failure that was held back, as no death has explained it.
+        """End the gang with the least doubtful failure that was held back, or what explains it: no death has.
 
         Waits while another rank's supervisor is disconnected: it may turn out to be lost, which is the cause then.
         """
@@ -46,5 +46,4 @@ class FirstFailure:
         ):
             self._gang.after(AWAY_SECONDS, self._decide)
             return
-        first = min(self._doubtful, key=lambda failure: failure.doubt)
-        self._gang.end(self._returned.explain(first, self._doubtful))
+        self._gang.end(self._returned.explain(self._doubtful))

@@ -7,6 +7,7 @@ an error from its framework, of which `explain` makes the report; who does not g
 
 from __future__ import annotations
 
+import json
 import re
 import time
 from collections.abc import Sequence
@@ -15,6 +16,7 @@ from dataclasses import replace
 from tritium.gang.coordinator.members import Gang, Member, numbers
 from tritium.gang.coordinator.stalls import RankStatus
 from tritium.gang.failure import Failure
+from tritium.gang.rank.connections import Ends
 from tritium.gang.supervisor.stacks import Frame, in_collective, where
 from tritium.wire import Message
 
@@ -49,22 +51,33 @@ class Returned:
         self._told = idle
 
     def on_connections(self, member: Member, message: Message) -> None:
-        """Have the connections of a rank that may wait reset by those that have returned."""
-        for other in self._gang.members.values():
-            if other.finished:
-                other.session.send("reset", message.blob)
+        """Have the connections of a rank that may wait reset by those that have returned.
 
-    def explain(self, failure: Failure, all_failed: Sequence[Failure]) -> Failure:
-        """Return the report, where `failure` says that another rank is gone, and ranks have returned; else `failure`.
-
-        all_failed : the failures of all ranks so far, this one among them.
+        Each is sent those to its own address, as a thousand ranks have a million connections, and those to an address
+        that is none of the gang's.
         """
-        if not failure.secondary or not any(member.finished for member in self._gang.members.values()):
-            return failure
+        members = self._gang.members.values()
+        addresses: dict[str, list[Ends]] = {each.address: [] for each in members}
+        others: list[Ends] = []
+        for ends in json.loads(message.blob):
+            addresses.get(ends[1].rpartition(" ")[0], others).append(ends)
+        for each in members:
+            if each.finished and (theirs := addresses[each.address] + others):
+                each.session.send("reset", json.dumps(theirs).encode())
+
+    def explain(self, failures: Sequence[Failure]) -> Failure:
+        """Return the least doubtful failure; the report, where those ranks that have not returned miss another one."""
+        first = min(failures, key=lambda failure: failure.doubt)
+        if not self._gang.formed:
+            return first
         members = sorted(self._gang.members.values(), key=lambda member: member.number)
         gone = [member for member in members if member.finished]
-        failed = {each.rank: each for each in all_failed}
-        waiting = [member.number for member in members if member.number in failed and not member.finished]
+        # One that has returned may be ended by its library when those that waited for it are.
+        failed = {each.rank: each for each in failures if each.rank not in {member.number for member in gone}}
+        if not gone or not failed or not all(each.secondary for each in failed.values()):
+            return first
+        failure = min(failed.values(), key=lambda each: each.rank)
+        waiting = sorted(failed)
         several = len(gone) > 1
         hosts = ", ".join(dict.fromkeys(member.host for member in gone))
         is_ = "are" if several else "is"
@@ -88,7 +101,7 @@ class Returned:
             pickled=b"",
             text="\n".join([text, "", "Where the ranks are:", *lines, "", noticed]),
             at={},
-            stacks={each.rank: each.traceback for each in all_failed},
+            stacks={each.rank: each.traceback for each in failed.values()},
         )
 
 

@@ -6,6 +6,7 @@ import re
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from pyspark.sql import functions as F
 
@@ -71,3 +72,22 @@ def test_a_source_that_takes_long_is_left_alone(spark: Any, monkeypatch: pytest.
     monkeypatch.setattr(bad_rows, "LOOK_SECONDS", 0.0)
     error = refused(spark, {"train": tr.Data(rows(spark), ["a"], row_key="id")})
     assert "row 7 of source partition 2" in str(error)
+
+
+def test_what_a_rank_finds_later_is_named_too_also_among_few_rows(spark: Any) -> None:
+    def decode(number: int) -> Any:
+        if number == 17:
+            raise ValueError("a broken picture")
+        return np.zeros(2, np.float32)
+
+    def train() -> None:
+        for epoch in tr.world().shard("train").epochs(1, batch_size=8):
+            for _ in epoch:
+                pass
+
+    frame = spark.range(0, 40, 1, 5).withColumn("key", F.concat(F.lit("k"), "id"))
+    data = {"other": frame.select("id"), "train": tr.Data(frame, ["id"], decode={"id": decode}, row_key="key")}
+    with pytest.raises(BadRow) as caught:
+        tr.launch(train, data=data, spark=spark, **QUIET)
+    assert "column 'id' of 'train', the row with key='k17', value 17: decode raised ValueError" in str(caught.value)
+    assert "handle_invalid" not in str(caught.value), "which leaves out what is found before"

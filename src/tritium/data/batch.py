@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from tritium.data.decode import Decoder
+from tritium.data.idset import place
 from tritium.data.schema import Field
 from tritium.data.spool import Array, Ragged, RaggedView, SpoolReader
 from tritium.errors import BadRow, BadSetting
@@ -163,11 +164,13 @@ class Gather:
             row_id = int(self.reader.ids[int(index[row])])
             column = decoder.column or name
             return BadRow(
-                f"column {column!r} of {self._name!r}, row id {row_id}, {what}",
+                f"column {column!r} of {self._name!r}, {place(row_id)}, {what}",
                 column=column,
                 row_id=row_id,
                 value=value,
                 batch_column=name,
+                name=self._name,
+                skippable=False,
             )
 
         decoder = self.decode[name]

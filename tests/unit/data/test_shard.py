@@ -798,7 +798,12 @@ def test_what_decode_gets_wrong_is_named_by_column_id_and_value() -> None:
         raise OSError("no image")
 
     cases = [
-        (broken, r"column 'img' of 't', row id 70, 2 bytes b'ab': decode raised OSError: no image", 70, b"ab"),
+        (
+            broken,
+            r"column 'img' of 't', row 70 of source partition 0, 2 bytes b'ab': decode raised OSError: no image",
+            70,
+            b"ab",
+        ),
         (lambda c: np.frombuffer(c, np.uint8), r"decode gave uint8 of shape \(3,\), and uint8 of shape", 90, b"cde"),
     ]
     for decode, message, row_id, value in cases:

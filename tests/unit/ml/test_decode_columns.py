@@ -130,7 +130,7 @@ class TestWhatCanNotBeDecoded:
         way = WAYS["path" if column == "path" else "dataset"]
         rows = frame.copy()
         rows.loc[7, column] = value
-        with pytest.raises(BadRow, match=rf"column '{column}' of 'train', row id 7, {message}") as caught:
+        with pytest.raises(BadRow, match=rf"column '{column}' of 'train', row 7, {message}") as caught:
             fit(rows, **SETTINGS, **way)
         assert (caught.value.column, caught.value.row_id, caught.value.value) == (column, 7, value)
         model = fit(frame, **SETTINGS, **way)
@@ -144,7 +144,7 @@ class TestWhatCanNotBeDecoded:
         def decode(number: int) -> Any:
             return np.zeros(3 if number == frame["index"][5] else 12, np.float32)
 
-        with pytest.raises(BadRow, match=r"row id 5, value \d+: decode gave float32 of shape \(3,\), and float32"):
+        with pytest.raises(BadRow, match=r"row 5, value \d+: decode gave float32 of shape \(3,\), and float32"):
             fit(frame, **SETTINGS, feature_cols="index", decode={"index": decode}, shuffle=False)
         model = fit(frame.drop(index=5), **SETTINGS, feature_cols="index", decode={"index": decode})
         with pytest.raises(BadRow, match=r"column 'index' in row 5 of partition 0 .*shape \(3,\)"):

@@ -174,7 +174,7 @@ class TestImages:
     def test_one_that_cannot_be_decoded(self) -> None:
         rows = frame()
         rows.loc[7, "image"] = b"short"
-        with pytest.raises(BadRow, match=r"column 'image' .* row id 7, 5 bytes b'short': decode raised ValueError"):
+        with pytest.raises(BadRow, match=r"column 'image' .* row 7, 5 bytes b'short': decode raised ValueError"):
             fit(rows, **self.SETTINGS)
         model = fit(frame(), **self.SETTINGS)
         with pytest.raises(BadRow, match=r"column 'image' in row 7 of partition 0 .*5 bytes b'short': decode raised"):

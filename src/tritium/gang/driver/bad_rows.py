@@ -14,7 +14,8 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from tritium.data.idset import HALF, place
+from tritium.data.fingerprint import Table
+from tritium.data.idset import HALF, PARTITION_BITS, POSITION, place
 from tritium.data.schema import Data, Field
 from tritium.data.tables import column_of, table_of
 from tritium.data.types import SourceType, columns_of, is_spark, spark_column
@@ -60,7 +61,8 @@ def located(error: BadRow, attempt: Attempt) -> BadRow:
     if look.missing:
         listed = ", ".join(f"{column!r} is {what} in {count:,}" for (column, what), count in look.missing.items())
         text += f" Of its {look.rows:,} rows {listed}."
-    text += " handle_invalid='skip' (of tr.Data in a launch, of the estimator) leaves rows that can't be used out."
+    if error.__dict__.get("skippable", True):
+        text += " handle_invalid='skip' (of tr.Data in a launch, of the estimator) leaves rows that can't be used out."
     return BadRow(text, **{**error.__dict__, "row_key": dict(look.key)})
 
 
@@ -112,7 +114,11 @@ def _in_spark(error: BadRow, attempt: Attempt) -> Look | None:
     counted = [F.coalesce(one, F.lit(False)).alias(f"w{i}") for i, one in enumerate(wrong)]
     rows = {other: F.struct(F.lit(1)) for other in exchange.plan} | {name: F.struct(bad, *known, *counted)}
     numbered = exchange.numbered(rows).where(F.col(name).isNotNull())
-    row = F.first(F.when(F.col("_id") == error.row_id, F.col(name)), ignorenulls=True).alias("row")
+    number = _dealt_again(error.row_id, list(exchange.plan).index(name), (attempt.recorder.received or {}).get(name))
+    if number is not None:
+        ids = numbered.select("_id").orderBy("_id").offset(number).limit(1).collect()
+    row_id = error.row_id if number is None else ids[0]._id if ids else -1
+    row = F.first(F.when(F.col("_id") == row_id, F.col(name)), ignorenulls=True).alias("row")
     sums = [F.count_if(F.col(f"{name}.w{i}")).alias(f"n{i}") for i in range(len(wrong))]
     found = numbered.agg(F.count(F.lit(1)).alias("rows"), row, *sums).head()
     if found.row is None or not found.row["bad"]:
@@ -125,6 +131,15 @@ def _in_spark(error: BadRow, attempt: Attempt) -> Look | None:
     missing = {pair: found[f"n{i}"] for i, pair in enumerate(checked) if found[f"n{i}"]}
     key = {column: found.row[f"k{i}"] for i, column in enumerate(data.keys)}
     return Look(key, place_in_file, found["rows"], missing)
+
+
+def _dealt_again(row_id: int, number: int, fingerprint: Table | None) -> int | None:
+    """Return the place of a row in the order of Spark's ids where that is its id, as few rows have; else None.
+
+    See `tritium.data.few`. number : of the row's name. fingerprint : of the rows that ranks have received, if any.
+    """
+    alone = [partition for partition, *_ in fingerprint or ()] == [number]
+    return row_id & POSITION if alone and row_id >> PARTITION_BITS == number else None
 
 
 def _same(error: BadRow, schema: Any) -> Any:

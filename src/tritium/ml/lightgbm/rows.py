@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from tritium.data.idset import place
 from tritium.errors import BadData, BadRow
 from tritium.ml.lightgbm.features import Features
 from tritium.ml.lightgbm.settings import GROUP, INIT_SCORE, LightGBMSettings
@@ -73,11 +74,13 @@ class Rows:
         row, missing = int(self._reader.ids[first]), math.isnan(value)
         shown, how = ("NaN", f" (df.dropna(subset=[{column!r}]))") if missing else (f"{value:g}", "")
         raise BadRow(
-            f"{name} column {column!r} of {self._name!r}, row id {row}, is {shown} (and {int(rows.sum()) - 1} more of "
+            f"{name} column {column!r} of {self._name!r}, {place(row)}, is {shown} (and {int(rows.sum()) - 1} more of "
             f"this rank's rows): {why}. Drop these rows{how}.",
             column=column,
             row_id=row,
             value=value,
+            name=self._name,
+            skippable=False,
         )
 
     @property

@@ -144,9 +144,9 @@ def changed(column: str, value: float) -> pd.DataFrame:
 @pytest.mark.parametrize(
     ("column", "value", "settings", "says"),
     [
-        ("y", np.inf, {}, "label column 'y' of 'train', row id 5, is inf (and 1 more of this rank's rows)"),
-        ("w", -1, {"weight_col": "w"}, "weight column 'w' of 'train', row id 5, is -1 (and 1 more"),
-        ("w", np.inf, {"weight_col": "w"}, "weight column 'w' of 'train', row id 5, is inf"),
+        ("y", np.inf, {}, "label column 'y' of 'train', row 5, is inf (and 1 more of this rank's rows)"),
+        ("w", -1, {"weight_col": "w"}, "weight column 'w' of 'train', row 5, is -1 (and 1 more"),
+        ("w", np.inf, {"weight_col": "w"}, "weight column 'w' of 'train', row 5, is inf"),
         (
             "y",
             -1,
@@ -158,7 +158,7 @@ def changed(column: str, value: float) -> pd.DataFrame:
             "y",
             0,
             {"objective": "gamma"},
-            "label column 'y' of 'train', row id 5, is 0 (and 1 more of this rank's rows)",
+            "label column 'y' of 'train', row 5, is 0 (and 1 more of this rank's rows)",
         ),
         ("y", 2, {"objective": "cross_entropy"}, "objective='cross_entropy' takes numbers from 0 to 1"),
         ("cls", 31, {"label_cols": "cls", "group_col": "q"}, "is 31 (and 1 more of this rank's rows): a relevance is"),
@@ -173,7 +173,7 @@ def test_values_that_lightgbm_does_not_take_are_named(
         kind(**HERE | {"feature_cols": ["x"], "label_cols": "y"} | settings).fit(changed(column, value))
     assert says in str(caught.value)
     assert (caught.value.column, caught.value.row_id, caught.value.value) == (column, 5, value)
-    with pytest.raises(BadRow, match="of 'validation', row id "):
+    with pytest.raises(BadRow, match="of 'validation', row "):
         kind(**HERE | {"feature_cols": ["x"], "label_cols": "y", "validation": changed(column, value)} | settings).fit(
             rows().assign(w=1.0)
         )

@@ -32,7 +32,7 @@ def test_lightgbm_takes_nan_in_features_alone(column: str, role: str) -> None:
     settings = {"weight_col": "w", "init_score_col": "s"}
     assert len(lightgbm(**settings).fit(rows).predict(rows)) == len(rows)
     rows.loc[[5, 9], column] = np.nan
-    with pytest.raises(BadRow, match=rf"{role} column '{column}' of 'train', row id 5, is NaN \(and 1 more") as caught:
+    with pytest.raises(BadRow, match=rf"{role} column '{column}' of 'train', row 5, is NaN \(and 1 more") as caught:
         lightgbm(**settings).fit(rows)
     assert (caught.value.column, caught.value.row_id) == (column, 5)
 

@@ -125,8 +125,20 @@ def _grow(
             if stops:
                 break
             checkpoint.save(progress)
-        if (skipped := progress.iteration - booster.current_iteration()) and world.rank == 0:
-            world.note(f"{skipped} of {progress.iteration} iterations found no split, and added no tree")
+        if world.rank == 0:
+            _note_splits(world, settings, progress, booster)
+
+
+def _note_splits(world: World, settings: LightGBMSettings, progress: Progress, booster: lightgbm.Booster) -> None:
+    """Tell the user of iterations that have found no split."""
+    if skipped := progress.iteration - booster.current_iteration():
+        world.note(f"{skipped} of {progress.iteration} iterations found no split, and added no tree")
+    empty = booster.model_to_string(num_iteration=-1).count("\nnum_leaves=1\n") if settings.boosting == "rf" else 0
+    if empty:
+        world.note(
+            f"{empty} of {booster.num_trees()} trees of this forest found no split. LightGBM averages a 0 for each, so "
+            "predictions are too near to 0: lower min_data_in_leaf or min_gain_to_split, or draw more rows and features"
+        )
 
 
 def _booster(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -216,6 +217,23 @@ def test_a_training_that_added_no_tree_for_a_while_continues(tmp_path: Path) -> 
         assert [entry["iteration"] for entry in model.history] == list(range(1, iterations + 1))
         assert model.history[-1]["trees"] == model.booster().num_trees() < iterations
         assert model.history[-1]["l2"] == pytest.approx(((model.predict(frame) - y) ** 2).mean(), rel=1e-6)
+
+
+def test_trees_of_a_forest_that_find_no_split_are_told(tmp_path: Path) -> None:
+    frame = few_splits()[2]
+    settings: dict[str, Any] = HERE | {
+        "boosting": "rf",
+        "bagging_fraction": 0.5,
+        "bagging_freq": 1,
+        "run_dir": str(tmp_path),
+    }
+    settings |= {"feature_cols": "v", "label_cols": "y", "feature_fraction": 0.2}
+    native = {"num_threads": 1, "min_gain_to_split": 100}
+    model = LightGBMRegressor(**settings | {"native_params": native}).fit(frame)
+    empty = model.booster().model_to_string().count("\nnum_leaves=1\n")
+    (report,) = (json.loads(path.read_text()) for path in tmp_path.rglob("report.json"))
+    assert 0 < empty < 12
+    assert any(note.startswith(f"{empty} of 12 trees of this forest found no split.") for note in report["notes"])
 
 
 def few_splits() -> tuple[np.ndarray, np.ndarray, pd.DataFrame]:

@@ -6,10 +6,11 @@ import json
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, get_args
 
 import numpy as np
 
+from tritium.data.schema import Content, Kind
 from tritium.errors import BadSetting, ModelError
 from tritium.model.forms import (
     ANYTHING,
@@ -55,9 +56,9 @@ _SIGNATURE = {
 }
 _CODEC = {
     **dict.fromkeys(("packed", "unknown", "asked"), optional(BOOL)),
-    "kind": optional(one_of("fixed", "bytes")),
+    "kind": optional(one_of(*get_args(Kind))),
     "nan": optional(one_of("error", "keep")),
-    "content": optional(one_of("bytes", "string", "integer")),
+    "content": optional(one_of(*get_args(Content))),
     "depth": optional(WHOLE),
     "buckets": optional(WHOLE),
     "vocabulary": optional(list_of(TEXT)),

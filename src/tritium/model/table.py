@@ -89,7 +89,7 @@ def _coded(taken: Input) -> bool:
 def _leaf_wanted(taken: Input, trained: str | None) -> tuple[str, ...]:
     """Return the families of types that fit, by the column's type at training."""
     if taken.codec.get("kind") == "bytes" and not taken.types:  # what is decoded was not seen
-        return ("string", "binary", "number")
+        return ("string", "binary", "number", "image")
     if _coded(taken) or taken.codec.get("content") == "string":
         return ("string",)
     if trained in ("date", "timestamp", "binary", "image"):

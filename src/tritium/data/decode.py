@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Executor, ThreadPoolExecutor
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -78,6 +78,8 @@ class Decoder:
     """The source column, for messages."""
     content: Content = "bytes"
     """What the function takes."""
+    users: Decode | None = None
+    """The user's own part of the function: None for images as they are."""
 
     def __call__(self, content: bytes) -> Any:
         """Return the array of one value, as it came through the exchange."""
@@ -103,12 +105,10 @@ def by_batch_column(decode: Mapping[str, Decode], fields: Sequence[Field]) -> di
     found = {}
     for field in fields:
         given = by_column(decode, field.name, field.sources[0], read)
-        if field.content == "image":
-            threads = given.threads if isinstance(given, Decoder) else 1
-            given = Decoder(of_images(given.function if isinstance(given, Decoder) else given), threads)
-        if given is not None:
-            known = given if isinstance(given, Decoder) else Decoder(given)
-            found[field.name] = replace(known, column=field.sources[0], content=field.content)
+        users, threads = (given.function, given.threads) if isinstance(given, Decoder) else (given, 1)
+        function = of_images(users) if field.content == "image" else users
+        if function is not None:
+            found[field.name] = Decoder(function, threads, field.sources[0], field.content, users)
     return found
 
 

@@ -134,7 +134,7 @@ def _vocabulary(columns: Mapping[str, _Column], name: str) -> dict[str, Sequence
 
 
 def _function(decoders: Mapping[str, Any], name: str) -> Decode | None:
-    return decoders[name].function if name in decoders else None
+    return decoders[name].users if name in decoders else None
 
 
 def _mask(name: str, fields: Mapping[str, Field]) -> str:

@@ -125,3 +125,21 @@ def test_a_null_and_another_size() -> None:
     both = pa.array([struct_of(images()[0]), struct_of(images(1, (4, 4, 3))[0])], SCHEMA)
     with pytest.raises(BadRow, match="a batch needs one shape"):
         fit(pa.table({"image": both, "y": [0.0, 1.0]}), **TORCH)
+
+
+@pytest.mark.parametrize("decode", [{}, {"image": lambda image: image[:2]}], ids=["as they are", "decoded"])
+def test_a_model_made_in_a_rank_takes_them(decode: dict[str, Any]) -> None:
+    """Of the shard and of an item of its loader; the user's function is applied once."""
+    pixels = images()
+
+    def train() -> Any:
+        shard = tr.world().shard("train")
+        examples = (shard, next(iter(shard.loader(batch_size=2))))
+        return [tr.Model(Mean(), example=example, inputs="image") for example in examples]
+
+    (models,) = tr.launch(train, data={"train": tr.Data(table(pixels), decode=decode)}, **HERE)
+    for model in models:
+        taken = torch.tensor(pixels[:, :2] if decode else pixels)
+        expected = model.module(taken)[:, 0].detach().numpy()
+        np.testing.assert_allclose(model.predict(table(pixels)), expected, rtol=1e-5)
+        assert model.decode.keys() == decode.keys()

@@ -112,7 +112,8 @@ def _is_idle(member: Member) -> bool:
     if time.monotonic() - status.heard > IDLE_SECONDS:  # nothing is known of the time since: perhaps all was suspended
         return False
     quiet = status.idle if member.finished else min(status.quiet, status.idle)
-    return quiet > IDLE_SECONDS and status.state != "T"
+    # Who waits for a message sleeps. One that is stopped, swapped or starved may not have read yet what was sent to it.
+    return quiet > IDLE_SECONDS and status.state == "S"
 
 
 def _line(member: Member, failure: Failure | None) -> str:

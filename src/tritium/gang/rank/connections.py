@@ -47,9 +47,7 @@ def reset(theirs: Iterable[Ends], but: Iterable[int]) -> None:
 
 
 def _reset(descriptor: int) -> None:
-    if (
-        sys.platform == "linux"
-    ):  # to connect with nobody ends a connection by a reset, and leaves the library its socket
+    if sys.platform == "linux":  # to connect with nobody resets a connection, and leaves the library its descriptor
         ctypes.CDLL(None).connect(descriptor, _UNSPECIFIED, len(_UNSPECIFIED))
         return
     with suppress(OSError), socket_at(descriptor) as found:

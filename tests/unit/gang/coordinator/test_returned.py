@@ -38,7 +38,8 @@ class Gang:
         }
         for member in self.members.values():
             member.session = Session()
-            member.status = RankStatus(heard=time.monotonic(), quiet=2 * IDLE_SECONDS, idle=2 * IDLE_SECONDS)
+            idle: Any = dict.fromkeys(("quiet", "idle"), 2 * IDLE_SECONDS)
+            member.status = RankStatus(heard=time.monotonic(), state="S", **idle)
 
     def after(self, seconds: float, call: Any) -> None:
         """Call nothing: the test does."""
@@ -64,6 +65,8 @@ def test_who_may_wait_is_told_once() -> None:
         (0, {"quiet": 1.0}),  # a batch, a line of output
         (0, {"idle": 1.0}),  # it computes
         (0, {"state": "T"}),  # Ctrl-Z
+        (0, {"state": "D"}),  # a slow disk
+        (0, {"state": "R"}),  # no processor for it
         (1, {"idle": 1.0}),  # its threads are at work
         (2, {"heard": 0.0}),  # of an hour ago: this process was suspended, perhaps with the others
     ],

@@ -31,6 +31,14 @@ def step_count(counts: Sequence[int], batch_size: int, remainder: str) -> int:
     return min(counts) // batch_size if remainder == "drop" else -(-max(counts) // batch_size)
 
 
+def has_batch_of_one(counts: Sequence[int], batch_size: int, remainder: str) -> bool:
+    """Return whether some rank takes a batch of one row in an epoch, also one that only keeps it in step."""
+    if remainder != "pad" or batch_size == 1:
+        return batch_size == 1
+    steps = step_count(counts, batch_size, remainder)
+    return any(count % batch_size == 1 or -(-count // batch_size) < steps for count in counts)
+
+
 def share(step: int, index: int, counts: Sequence[int | None], batch_size: int, remainder: str) -> Share:
     """Return what shard `index` takes in `step`, which must exist.
 

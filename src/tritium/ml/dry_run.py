@@ -65,13 +65,15 @@ def same_random_state() -> Iterator[None]:
             torch.set_rng_state(before[2])
 
 
-def try_first_row(kind: type[DryRun[Any]], settings: Any, world: World) -> None:
-    """Make the dry run for the shapes that the first row of rank 0 shows. A collective call.
+def try_first_row(kind: type[DryRun[Any]], settings: Any, world: World) -> Any:
+    """Make the dry run for the shapes that the first row of rank 0 shows, and return its facts. A collective call.
+
+    None where rank 0 has no row.
 
     For trainings of which the driver did not know the shapes: what can't be trained fails with the errors that it has
     on the driver, on rank 0 alone, before any rank begins.
     """
-    row = world.shard("train").first_row() if world.rank == 0 else None
+    row, facts = world.shard("train").first_row() if world.rank == 0 else None, None
     if row is not None:
         fields = {
             field.name: dataclasses.replace(field, dtype=row[field.name].dtype.name, shape=row[field.name].shape[1:])
@@ -84,5 +86,5 @@ def try_first_row(kind: type[DryRun[Any]], settings: Any, world: World) -> None:
             dry_run = make(settings, fields, shapes)
             if settings.task == "classification" and dry_run.outputs is not None:
                 check_classes(dry_run.outputs)
-            dry_run.train(settings, labels, {name: shapes[name] for name in labels})
-    world.barrier()
+            facts = dry_run.train(settings, labels, {name: shapes[name] for name in labels})
+    return world.gather(facts)[0]

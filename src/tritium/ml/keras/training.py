@@ -24,7 +24,7 @@ from tritium.ml.keras.callback import Callbacks, Together, of_this_rank
 from tritium.ml.keras.checkpoint import State, TrainingCheckpoint, set_random_state, shift_seeds
 from tritium.ml.keras.dry_run import Facts, KerasDryRun, build
 from tritium.ml.keras.identity import identity
-from tritium.ml.keras.labels import Classes, check_labels
+from tritium.ml.keras.labels import Classes
 from tritium.ml.keras.metrics import MetricStates, count_rows
 from tritium.ml.keras.portable import compile_arguments
 from tritium.ml.keras.rows import EpochRows, Step
@@ -80,14 +80,13 @@ class _Training:
         self.shard = shard = world.shard("train")
         if validate:
             check_some_rows(world.shard("validation").counts, settings)
+        first = next(shard.epochs(1, batch_size=self.batch_size, device=None, **settings.order()))
         if not facts.tried:
-            try_first_row(KerasDryRun, settings, world)
+            facts = try_first_row(KerasDryRun, settings, world)
         set_random_seed(settings.seed)
-        self.inputs = facts.inputs or first_inputs(settings, shard)
+        self.inputs, self.classes = facts.inputs, facts.classes
         self.model = model = built(settings.compiled(settings.make_model()), self.inputs)
         refuse_ignored(compile_arguments(model).get("loss"), world.size)
-        self.classes = facts.classes if facts.inputs else checked(settings, model, self.inputs, shard)
-        first = next(shard.epochs(1, batch_size=self.batch_size, device=None, **settings.order()))
         batch = self._rows(first)[0]
         build(model, batch)
         world.expect_file(WEIGHTS, sum(as_array(variable).nbytes for variable in model.weights))
@@ -194,23 +193,6 @@ def by_name(settings: KerasSettings, batch: Sequence[Any]) -> dict[str, Any]:
     for part, names in zip(batch, (settings.inputs(), settings.label_sources()), strict=False):
         found |= part if isinstance(part, Mapping) else {next(iter(names)): part}
     return found
-
-
-def first_inputs(settings: KerasSettings, shard: Any) -> Inputs:
-    """Return dtype and row shape of the inputs, as the first batch shows them."""
-    epoch = next(shard.epochs(1, batch_size=1, device=None, **settings.order()))
-    batch = epoch.batch(0)
-    return {name: (str(batch[name].dtype), tuple(batch[name].shape[1:])) for name in settings.inputs()}
-
-
-def checked(settings: KerasSettings, model: Any, inputs: Inputs, shard: Any) -> Classes:
-    """Return the labels of class indices, after the checks that the dry run could not make. Raises its errors."""
-    fields = {field.name: field for field in shard.schema}
-    batch = next(shard.epochs(1, batch_size=1, device=None, **settings.order())).batch(0)
-    labels = {name: fields[name] for name in settings.label_sources()}
-    shapes = {name: tuple(batch[name].shape[1:]) for name in labels}
-    outputs = [Output(name, *row) for name, row in outputs_of(model, inputs, settings).items()]
-    return check_labels(settings, labels, shapes, outputs)
 
 
 def validation(

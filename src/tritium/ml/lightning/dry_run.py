@@ -20,7 +20,7 @@ from tritium.ml.dry_run import needs_rank, text_of
 from tritium.ml.lightning.batches import in_form
 from tritium.ml.lightning.settings import LightningSettings, defines
 from tritium.ml.settings import WEIGHT
-from tritium.ml.torch.dry_run import Shapes, described, try_forward, zeros
+from tritium.ml.torch.dry_run import Shapes, described, failure_alone, try_forward, zeros
 from tritium.model.signature import Output
 
 _ROWS = 2
@@ -39,6 +39,8 @@ class Facts:
 
     tried: bool = False
     """Whether the module has been tried; it is not where the length of an array column is unknown."""
+    alone: str = ""
+    """The error with which the module's forward fails in training for a batch of one row; "" where it does not."""
 
 
 class LightningDryRun(DryRun[LightningSettings]):
@@ -77,7 +79,8 @@ class LightningDryRun(DryRun[LightningSettings]):
         if len(zero) == len(labels):
             weight = {} if settings.weight_col is None else {WEIGHT: torch.ones(_ROWS)}
             _try_step(settings, self._forward.module, {**self._forward.inputs, **zero, **weight}, labels)
-        return Facts(tried=len(zero) == len(labels))
+        over_ranks = (settings.trainer_args or {}).get("sync_batchnorm")  # then a rank's one row is not alone
+        return Facts(len(zero) == len(labels), "" if over_ranks else failure_alone(settings, self._forward))
 
 
 def refuse_unknown(settings: LightningSettings) -> None:

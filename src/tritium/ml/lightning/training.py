@@ -24,7 +24,7 @@ from tritium.ml.lightning.dry_run import Facts, LightningDryRun
 from tritium.ml.lightning.identity import identity
 from tritium.ml.lightning.settings import LightningSettings
 from tritium.ml.torch.ddp import copy_of_weights
-from tritium.ml.torch.loop import WEIGHTS, check_some_rows, known_bytes, pieces
+from tritium.ml.torch.loop import WEIGHTS, check_some_rows, known_bytes, pieces, refuse_batch_of_one
 from tritium.ml.torch.step import describe
 from tritium.model.engines.torch_weights import Tensors
 
@@ -49,7 +49,10 @@ def train(
     gpus = [device] if device.type == "cuda" else []
     with torch.random.fork_rng(devices=gpus), quieter():
         if settings.tries and not facts.tried:
-            try_first_row(LightningDryRun, settings, world)
+            facts = try_first_row(LightningDryRun, settings, world) or facts
+        if facts.alone:
+            batch_size = settings.rows_per_rank(world.size)
+            refuse_batch_of_one(settings, world.shard("train").counts, batch_size, facts.alone)
         return _train(settings, validate, user_run_dir, identity_with_code, world, device)
 
 

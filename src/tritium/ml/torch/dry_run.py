@@ -46,6 +46,8 @@ class Facts:
     """Whether the module's output has been seen; it is not where the length of an array column is unknown."""
     tried: bool = False
     """Whether the step has been tried, too; it is not where the length of a label is unknown."""
+    alone: str = ""
+    """The error with which the module fails in training for a batch of one row; "" where it does not."""
 
 
 class TorchDryRun(DryRun[TorchSettings]):
@@ -99,7 +101,9 @@ class TorchDryRun(DryRun[TorchSettings]):
             return Facts(output_known=True, tried=True)
         unused = try_step(settings, self._forward, labels, zero)
         refuse_unused(settings.ddp_options, unused)
-        return Facts(find_unused_parameters=bool(unused), output_known=True, tried=True)
+        over_ranks = (settings.ddp_options or {}).get("sync_batch_norm")  # then a rank's one row is not alone
+        alone = "" if over_ranks else failure_alone(settings, self._forward)
+        return Facts(find_unused_parameters=bool(unused), output_known=True, tried=True, alone=alone)
 
 
 @dataclass(frozen=True)
@@ -141,8 +145,8 @@ def try_forward(settings: ModuleSettings, fields: Mapping[str, Field], shapes: S
         except Exception as error:
             listed = "".join(f"\n  - {_given(settings, fields, *one)}" for one in taken.items())
             flat = [name for name, value in taken.items() if value.ndim == 1 and settings.transform is None]
-            alone = len(flat) == len(inputs) == 1
-            hint = f"\nFor [batch, 1] give a list: feature_cols=[{fields[flat[0]].sources[0]!r}]." if alone else ""
+            only = len(flat) == len(inputs) == 1
+            hint = f"\nFor [batch, 1] give a list: feature_cols=[{fields[flat[0]].sources[0]!r}]." if only else ""
             hint = line_to_write(settings, fields, module, taken) or hint
             raise BadData(
                 f"The model's forward can't take these features: {text_of(error)}\nIt was called with{listed}{hint}",
@@ -163,6 +167,18 @@ def _refuse_script(module: torch.nn.Module) -> None:
             "and script the trained one: tr.Model(torch.jit.script(model.model.module), model.signature).",
             setting="model",
         )
+
+
+def failure_alone(settings: ModuleSettings, tried: Forward) -> str:
+    """Return the error with which a module fails in train mode for one row, as BatchNorm does; "" where it does not."""
+    try:
+        row = {name: value[:1] for name, value in tried.inputs.items()}
+        taken = try_transform(settings, tried.fields, row, tried.module, training=True)
+        with torch.no_grad(), torch.random.fork_rng(devices=[]):
+            forward(tried.module.train(), taken, list(taken))
+    except Exception as error:  # noqa: BLE001 - it matters only where there is such a batch
+        return text_of(error)
+    return ""
 
 
 def try_prediction(

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from tritium.data.remainder import step_count
-from tritium.errors import EmptyShard
+from tritium.data.remainder import has_batch_of_one, step_count
+from tritium.errors import BadData, EmptyShard
 from tritium.gang.rank.world import World
 from tritium.gang.rank.world import world as this_world
 from tritium.ml.callbacks import TrainState, at_steps
@@ -81,7 +81,7 @@ class _Training:
         self.tell = world.note if ranks.rank == 0 else lambda _: None
         self.batch_size = batch_size = settings.rows_per_rank(ranks.size)
         if settings.tries and not facts.tried:
-            try_first_row(TorchDryRun, settings, world)
+            facts = try_first_row(TorchDryRun, settings, world) or facts
         torch.manual_seed(settings.seed)
         self.module = module = made_module(settings, ranks)
         world.expect_file(WEIGHTS, known_bytes(module))
@@ -89,6 +89,8 @@ class _Training:
         seed_generators(settings, settings.seed + ranks.rank)  # dropout differs from rank to rank
         self.optimizer = optimizer = settings.make_optimizer(module)
         self.shard = shard = world.shard("train")
+        if facts.alone and settings.shuffle != "stream":
+            refuse_batch_of_one(settings, shard.counts, batch_size, facts.alone)
         if validate and settings.shuffle != "stream":  # rows that still arrive can't be counted yet
             check_some_rows(world.shard("validation").counts, settings)
             if is_sharded(settings, ranks):
@@ -317,6 +319,21 @@ def check_some_rows(counts: Sequence[int], settings: ModuleSettings) -> None:
         raise EmptyShard(
             f"There are no rows to validate on: validation={settings.validation!r} gives none (rows per rank: "
             f"{', '.join(map(str, counts[:64]))}). {fix}, or validation=None.",
+            counts=list(counts),
+        )
+
+
+def refuse_batch_of_one(settings: Any, counts: Sequence[int], batch_size: int, failure: str) -> None:
+    """Raise BadData, the same on every rank, where an epoch has a batch of one row, with which the module fails."""
+    if has_batch_of_one(counts, batch_size, settings.remainder):
+        raise BadData(
+            f"An epoch has a batch of one row (rows per rank: {', '.join(map(str, counts[:64]))}; batch_size="
+            f"{batch_size}), with which the model can't be trained: {failure}. "
+            + (
+                "Give a larger batch_size."
+                if batch_size == 1
+                else "Give another batch_size, or leave that batch out: remainder='drop'."
+            ),
             counts=list(counts),
         )
 

@@ -106,3 +106,16 @@ def test_images_are_refused_in_the_same_words_on_the_driver_and_in_a_rank() -> N
     with pytest.raises(BadData) as caught:
         run(dataclasses.replace(plan, data=data))
     assert str(caught.value) == str(known.value)
+
+
+class Normed(Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Sequential(nn.Linear(2, 3), nn.BatchNorm1d(3), nn.Linear(3, 1))
+
+
+def test_a_batch_of_one_row_that_can_not_be_trained_with_is_refused_before_the_first_step() -> None:
+    plan = planned(model=Normed(), batch_size=19, checkpoint_every=None)
+    gang = tr.Gang(on="here", progress=False, output="none", framework="lightning")
+    with pytest.raises(BadData, match=r"batch of one row \(rows per rank: 20; batch_size=19\).*remainder='drop'"):
+        run(dataclasses.replace(plan, gang=gang))

@@ -362,3 +362,14 @@ class Counts(nn.Module):
     def forward(self, output: Any, label: Any) -> Any:
         self.calls += 1
         return self.calls * (output - label).square().mean()
+
+
+def test_a_batch_of_one_row_with_which_the_model_can_not_be_trained_is_refused_before_the_first_step() -> None:
+    normed = lambda: nn.Sequential(nn.Linear(2, 4), nn.BatchNorm1d(4), nn.Linear(4, 1))  # noqa: E731
+    given: dict[str, Any] = TORCH | {"model": normed, **HERE}
+    for size in (4, 1):
+        with pytest.raises(BadData, match=r"An epoch has a batch of one row \(rows per rank: 21"):
+            fit(rows(21), **given, batch_size=size)
+    for size, remainder in ((4, "drop"), (5, "repeat"), (6, "pad")):
+        assert fit(rows(21), **given, batch_size=size, remainder=remainder).history
+    assert fit(rows(21), **given | {"model": nn.Linear(2, 1)}, batch_size=4).history

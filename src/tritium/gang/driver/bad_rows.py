@@ -159,9 +159,11 @@ def _file_columns(frame: Any) -> dict[str, Any]:
     from pyspark.errors import AnalysisException
     from pyspark.sql import functions as F
 
+    if not frame.inputFiles():  # else pyspark writes a page to its log that there is no such column
+        return {}
     try:
         there = frame.select("_metadata").schema[0].dataType.fieldNames()
-    except AnalysisException:  # no file, or rows that came together from several, by a join or an aggregation
+    except AnalysisException:  # rows came together from several, by a join or an aggregation
         return {}
     parts = [part for part in _FILE if part in there]
     if "row_index" in parts:

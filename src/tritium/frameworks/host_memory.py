@@ -129,8 +129,8 @@ class HostMemory:
         """Replace the arrays, all of one floating dtype and contiguous, by their means over the ranks, in place.
 
         All ranks call it with arrays of the same shapes; they get the same means, bit for bit. Raises ConnectionError
-        where another rank has ended, RanksDiffer where another rank's arrays have another size. After either, every
-        call raises, on every rank.
+        where another rank has ended, RanksDiffer where another rank's arrays have another size, MemoryError where this
+        rank can't map so much memory. After any of them, every call raises, on every rank.
         """
         if self._file < 0:
             raise ConnectionResetError("The ranks share no memory any more: to average gradients has failed before.")

@@ -245,7 +245,8 @@ class _Planner:
                 f"others is floating in a list: {field.name!r}: [{name!r}]."
             )
             return field
-        if field.packed:
+        whole = given[0] is not None and all(one is given[0] for one in given) and np.ndim(given[0][0]) == 1
+        if field.packed and not whole:
             mean, std = (
                 tuple(default if one is None else one[i] for one in given) for i, default in ((0, 0.0), (1, 1.0))
             )

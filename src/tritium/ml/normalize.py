@@ -51,11 +51,11 @@ def with_means(frame: Any, settings: Settings, found: Columns) -> Columns:
     learnt: dict[str, tuple[Any, Any]] = {}
     for name, field in chosen.items():
         mean, std = _rounded(*moments[name])
-        if field.packed:
-            parts = zip(field.sources, mean, std, strict=True)
-            learnt |= {source: (m, s) for source, m, s in parts if names is None or source in names}
-        else:
-            learnt[name] = (mean, std)
+        if field.packed and names is not None:
+            others = [source not in names for source in field.sources]
+            mean = [0.0 if other else one for one, other in zip(mean, others, strict=True)]
+            std = [1.0 if other else one for one, other in zip(std, others, strict=True)]
+        learnt[name] = (mean, std)
     return dataclasses.replace(found, values={**found.values, "normalize": learnt})
 
 
@@ -64,12 +64,18 @@ def _floating(field: Field) -> bool:
 
 
 def _problems(fields: Mapping[str, Field], names: set[str] | None, settings: Settings) -> Iterator[str]:
-    sources = {source: field for field in fields.values() for source in field.sources}
+    sources: dict[str, list[Field]] = {}
+    for field in fields.values():
+        for source in field.sources:
+            sources.setdefault(source, []).append(field)
+    for field in fields.values():
+        if field.name in sources and field.sources != (field.name,):
+            yield f"input {field.name!r} has the name of a column that is another input. Give it another name."
     for name in sorted(names or ()):
         if name not in sources:
             yield f"{name!r} is no feature.{suggest(name, sources)}"
-        elif not _floating(sources[name]):
-            field = sources[name]
+        elif not any(map(_floating, sources[name])):
+            field = sources[name][0]
             what = "is padded" if field.pad else "is an index" if field.vocabulary else f"is {field.dtype}, an index"
             what = "is decoded" if field.kind == "bytes" else what
             yield (

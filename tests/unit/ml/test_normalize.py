@@ -101,9 +101,21 @@ def test_some_columns_given_numbers_and_nulls() -> None:
     settings = TorchSettings(**{k: v for k, v in SUM.items() if k not in HERE}, **kept)
     infinite = pa.table({"age": age, "y": np.zeros(5)})
     learnt = with_means(infinite, settings, find_columns(infinite, settings)).values["normalize"]
-    assert learnt == {"age": (pytest.approx(2, abs=1e-6), pytest.approx((2 / 3) ** 0.5, rel=1e-6))}
+    assert learnt == {"a": (pytest.approx([2], abs=1e-6), pytest.approx([(2 / 3) ** 0.5], rel=1e-6))}
     model = TorchEstimator(**SUM, **kept).fit(infinite.slice(0, 3))
     np.testing.assert_allclose(model.predict(infinite), [-1.2247449, 0, 1.2247449, np.nan, np.inf], atol=1e-6)
+
+
+def test_one_column_as_a_number_and_as_an_index() -> None:
+    frame = rows()
+    both = {"x": ["income", "city"], "city": "city"}
+    for asked in (True, ["income", "city"]):
+        model = TorchEstimator(**SUM, feature_cols=both, normalize=asked).fit(frame)
+        expected = standard(frame.income, frame.income) + standard(frame.city, frame.city) + frame.city
+        np.testing.assert_allclose(model.predict(frame), expected, atol=1e-5)
+    confused = {"income": ["age"], "y2": "income"}
+    with pytest.raises(BadData, match=r"input 'income' has the name of a column that is another input"):
+        TorchEstimator(**SUM, feature_cols=confused, normalize=True).fit(frame)
 
 
 def test_rows_that_are_left_out_do_not_count() -> None:
@@ -169,7 +181,7 @@ def test_the_order_of_the_rows_changes_no_bit() -> None:
         table = pa.table({"x": values, "y": values})
         learnt.append(with_means(table, settings, find_columns(table, settings)).values["normalize"])
     assert learnt[0] == learnt[1] == learnt[2]
-    mean, std = learnt[0]["x"]
+    ((mean,), (std,)) = learnt[0]["features"]
     assert abs(mean - values.mean()) < 1e-5
     assert abs(std - values.std()) < 1e-6
 

@@ -75,7 +75,7 @@ class Exchange:
             rows[name] = F.struct(*(pack(field, schema).alias(f"c{i}") for i, field in enumerate(fields)))
         partition, position = F.shiftright("_id", PARTITION_BITS), F.col("_id").bitwiseAND(F.lit(POSITION))
         rank = F.pmod(partition + position, F.lit(self.ranks)).cast("int")
-        home = [name for name in ("_home",) if self._goes_together]
+        home = ["_home"] if self._goes_together else []
         dealt = self.numbered(rows).repartitionById(self.ranks, F.coalesce(F.col("_anchor"), *home, rank)).drop("_home")
         dealt = dealt.sortWithinPartitions("_id") if self.sorted else dealt
         if not self._has_arrays or self.as_arrays is not None:

@@ -49,6 +49,7 @@ def located(error: BadRow, attempt: Attempt) -> BadRow:
         return error
     data = given[name]
     if is_spark(data.frame):
+        attempt.recorder.note(f"the data is read once more, for up to {LOOK_SECONDS:g} s, to name the row")
         look = _within(LOOK_SECONDS, data.frame.sparkSession, lambda: _in_spark(error, attempt))
     else:
         table = table_of(data.frame, name)
@@ -88,7 +89,7 @@ def _in_table(row: int, table: pa.Table, data: Data, fields: tuple[Field, ...]) 
     missing = {}
     for source, what in _checked(fields, columns_of(table.schema)):
         column = column_of(table, source).take(pa.array(numbers))
-        count = column.null_count if what == "null" else pc.sum(pc.is_nan(column)).as_py() or 0
+        count = column.null_count if what == "null" else pc.sum(pc.is_nan(column.cast(pa.float64()))).as_py() or 0
         missing[source, what] = count
     number = int(numbers[row])
     key = {name: column_of(table, name)[number].as_py() for name in data.keys}

@@ -72,14 +72,15 @@ class Spooler:
         self._check()
         confirmed = self._order.sorted or confirm()
         receipt = self._receiver.finish(confirmed=confirmed)
+        first = receipt.first  # which names rows by Spark's own ids
         if few is not None and (dealt := self._dealt(few.packed())):
             self._receiver.restart()
             for batch in few.dealt(dealt):
                 self._receiver.take(batch)
             receipt = self._receiver.finish(confirmed=confirmed)
         body = {"columns": receipt.columns, "fingerprint": plain_fingerprint(receipt.fingerprint)}
-        if receipt.skipped:
-            body |= {"skipped": receipt.skipped, "first": receipt.first}
+        if receipt.skipped or first:
+            body |= {"skipped": receipt.skipped, "first": first}
         self._coordinator.send("receipt", json.dumps(body).encode(), rows=receipt.rows)
 
     def _dealt(self, rows: bytes | None) -> bytes:

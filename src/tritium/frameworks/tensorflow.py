@@ -89,11 +89,11 @@ class TensorFlow(Framework):
             return None
 
     def on_returned(self) -> None:
-        """Abort TensorFlow's collectives, all of which need every rank. What this rank computes alone goes on."""
-        module: Any = sys.modules.get("tensorflow.python.eager.context")
-        errors: Any = sys.modules.get("tensorflow.python.framework.errors_impl")
-        if module is not None and errors is not None and not self.ps:
-            module.context().abort_collective_ops(errors.UNAVAILABLE, "a rank that this collective needs has returned")
+        """Abort TensorFlow's collectives, where ranks have any: each needs all of them. Anything else goes on."""
+        context: Any = sys.modules["tensorflow.python.eager.context"].context()
+        errors: Any = sys.modules["tensorflow.python.framework.errors_impl"]
+        if context._collective_ops_server_def is not None:  # MultiWorkerMirroredStrategy has connected the ranks
+            context.abort_collective_ops(errors.UNAVAILABLE, "a rank that this collective needs has returned")
 
     def _roles(self, rank: int, addresses: list[str]) -> tuple[dict[str, list[str]], str, int]:
         """Return the cluster, as in TF_CONFIG, and the job and its index of this rank."""

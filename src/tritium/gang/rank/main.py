@@ -233,8 +233,9 @@ def _report(channel: Channel, control: RankControl, error: BaseException) -> Non
 def _exit_code(end: SystemExit) -> int:
     """Return the exit code of sys.exit, and write its text to stderr where it was given one, as Python does."""
     if end.code is None or isinstance(end.code, int):
-        return end.code or 0
-    print(end.code, file=sys.stderr)  # noqa: T201 - see above
+        return int(end.code or 0)
+    with suppress(AttributeError, OSError, ValueError):  # a stream that the user has closed or replaced
+        print(end.code, file=sys.stderr)  # noqa: T201 - see above
     return 1
 
 

@@ -5,14 +5,16 @@ BIN := .venv/bin
 # Python keeps the bytecode of src and tests, which every process of the tests and of the demo would compile again.
 unexport PYTHONDONTWRITEBYTECODE
 QUICK_WORKERS ?= 3
+TEST = tests/unit tests/estimators tests/spark
+REST = tests/frameworks tests/compat tests/pages tests/faults tests/chaos tests/gpu
 CHAOS_SEED ?=
 ORACLE_ROUNDS ?= 200
 CHAOS_ROUNDS ?= $(if $(CHAOS_SEED),1,20)
 
-.PHONY: help setup demo quick test horovod faults oracle chaos lint format types imports docs bench clean constraints keywords
+.PHONY: help setup demo quick test frameworks compat pages rest test-all horovod faults oracle chaos lint format types imports docs bench clean constraints keywords
 
 help:            ## this list
-	@sed -n 's/^\([a-z]*\): .*## /  make \1	/p' Makefile | expand -t 22
+	@sed -n 's/^\([a-z-]*\): .*## /  make \1	/p' Makefile | expand -t 22
 
 setup:           ## .venv with the pinned dependencies (every other target does it first)
 	@scripts/setup.sh
@@ -25,13 +27,28 @@ quick: setup     ## 1 to 2 minutes on 2 cores: lint, types, imports, and the tes
 	@$(BIN)/ruff check -q .
 	@$(BIN)/ruff format -q --check .
 	@$(BIN)/mypy
-	@$(BIN)/python -m pytest -q -n $(QUICK_WORKERS) -m "not processes" tests/unit
+	@$(BIN)/python -m pytest -q -n $(QUICK_WORKERS) --slowest-test=2 -m "not processes" tests/unit
 
-test: setup      ## every test, in WORKERS=3 processes side by side (much of what is tested is waiting)
-	@$(BIN)/python -m pytest -n $(or $(WORKERS),3)
+# Tests run in WORKERS=3 processes side by side, as much of what is tested is waiting.
+test: setup      ## every promise once: data, launch, estimators, prediction, with and without Spark
+	@$(BIN)/python -m pytest -n $(or $(WORKERS),3) $(TEST)
+
+frameworks: setup ## each framework's programs, on its own and under launch
+	@$(BIN)/python -m pytest -n $(or $(WORKERS),3) tests/frameworks
+
+compat: setup    ## old code: Horovod, Petastorm, TensorFlowOnSpark, runners
+	@$(BIN)/python -m pytest -n $(or $(WORKERS),3) tests/compat
+
+pages: setup     ## what is written runs: docs, examples, the demo, each benchmark small
+	@$(BIN)/python -m pytest -n $(or $(WORKERS),3) tests/pages
+
+rest: setup      ## what `make test` leaves out: frameworks, compat, pages, and faults and chaos in short
+	@$(BIN)/python -m pytest -n $(or $(WORKERS),3) $(REST)
+
+test-all: test rest ## every test
 
 horovod: setup   ## the tests of framework="horovod", with the real one: compiled into .envs/ the first time (5 minutes)
-	@python=$$(scripts/horovod.sh) && $$python -m pytest -q -k horovod tests/frameworks tests/unit/frameworks tests/spark/test_docs.py
+	@python=$$(scripts/horovod.sh) && $$python -m pytest -q -k horovod tests/frameworks tests/unit/frameworks tests/pages/test_docs.py
 
 faults: setup    ## the faults alone: 20 rounds, with other seeds, where the moment matters, and 3 of the others
 	@mkdir -p artifacts && rm -f artifacts/faults.jsonl

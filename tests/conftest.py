@@ -193,7 +193,7 @@ def _forget_aliases() -> None:
 
 
 # Tests of what ranks do, not of how they start.
-WARM = ("unit/ml", "unit/compat", "frameworks", "estimators", "spark", "faults")
+WARM = ("unit/ml", "compat", "frameworks", "estimators", "spark", "pages", "faults")
 NOT_WARM = (
     "test_compiling.py",  # torch's compiler forks processes itself
     "faults/test_any_moment.py",

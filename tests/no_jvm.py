@@ -5,6 +5,7 @@ from __future__ import annotations
 # Directories and files below tests/ whose tests start no JVM.
 NO_JVM = (
     "unit/",
+    "compat/test_",
     "faults/test_any_moment.py",
     "faults/test_checkpoint_crash.py",
     "faults/test_connections.py",

@@ -249,11 +249,9 @@ def _mean_by_dtype(gradients: Sequence[Any], size: int) -> list[Any]:
 
 def _hook(ranks: JaxRanks) -> None:
     import jax
-    import keras
     from keras.src.backend.jax.trainer import JAXTrainer
 
-    normalization = keras.layers.BatchNormalization
-    make, sync, moments = JAXTrainer.make_train_function, JAXTrainer.jax_state_sync, normalization._moments
+    make, sync = JAXTrainer.make_train_function, JAXTrainer.jax_state_sync
     make_test = JAXTrainer.make_test_function
 
     @functools.wraps(make)
@@ -300,12 +298,21 @@ def _hook(ranks: JaxRanks) -> None:
             trainer._jax_state = {name: ranks.local(values) for name, values in state.items()}
         sync(trainer)
 
+    JAXTrainer.make_train_function = make_train_function
+    JAXTrainer.make_test_function = make_test_function
+    JAXTrainer.jax_state_sync = jax_state_sync
+    _hook_normalization(ranks)
+
+
+def _hook_normalization(ranks: JaxRanks) -> None:
+    import keras
+
+    normalization = keras.layers.BatchNormalization
+    moments = normalization._moments
+
     @functools.wraps(moments)
     def moments_of_all(layer: Any, inputs: Any, mask: Any) -> Any:
         rows = 1.0 if mask is None else keras.ops.sum(keras.ops.cast(mask, inputs.dtype))
         return ranks.moments(rows, *moments(layer, inputs, mask))
 
-    JAXTrainer.make_train_function = make_train_function
-    JAXTrainer.make_test_function = make_test_function
-    JAXTrainer.jax_state_sync = jax_state_sync
     normalization._moments = moments_of_all

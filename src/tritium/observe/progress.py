@@ -117,7 +117,7 @@ class Progress:
     # ---- events: each handler returns the lines to write
 
     def _on_started(self, ranks: int | None = None, slots: int | None = None, bar: bool = False, **_: Any) -> list[str]:
-        self._forget_attempt()
+        self._on_retry()  # nothing of an attempt before is to be seen
         self._beside_bar = bar
         self.ranks = ranks or self.ranks
         self._phase = f"starting {self.ranks} rank{'s' * (self.ranks > 1)}"
@@ -126,9 +126,6 @@ class Progress:
         return self._unless_live(self._phase)
 
     def _on_retry(self, **_: Any) -> None:
-        self._forget_attempt()
-
-    def _forget_attempt(self) -> None:
         """Forget rows, position and rates of the attempt before: another one reads its rows from the start."""
         self._reported = 0
         self._rows.clear()

@@ -18,7 +18,7 @@ import pytest
 
 import tritium as tr
 
-pytestmark = [pytest.mark.processes, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.timeout(300)]
 TWO: dict[str, Any] = {"ranks": 2, "on": "driver", "progress": False, "output": "none", "retries": 0}
 
 

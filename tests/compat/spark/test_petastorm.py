@@ -22,7 +22,7 @@ from tritium.compat.petastorm.etl import dataset_metadata
 from tritium.compat.petastorm.spark import SparkDatasetConverter, cache, make_spark_converter, spark_dataset_converter
 
 pytestmark = pytest.mark.timeout(300)
-DATA = Path(__file__).parents[1] / "unit/compat/data"
+DATA = Path(__file__).parents[1] / "data"
 
 
 @pytest.fixture

@@ -71,7 +71,6 @@ def test_an_installed_package_comes_first(tmp_path: Path) -> None:
     assert f"tritium.compat leaves installed packages as they are: horovod ({tmp_path}/horovod/__init__.py)" in text
 
 
-@pytest.mark.processes
 @pytest.mark.parametrize("framework", [None, "torch", "horovod"], ids=["none", "torch", "horovod"])
 def test_old_code_runs_in_the_ranks(framework: str | None) -> None:
     after = f"""
@@ -92,7 +91,6 @@ print(found)
     assert python("", after) == "[3.0, 3.0, 3.0]\n"
 
 
-@pytest.mark.processes
 def test_without_it_there_is_no_such_module() -> None:
     code = """
 import tritium as tr
@@ -109,7 +107,6 @@ except tr.errors.TritiumError as error:
     assert "No module named 'horovod'" in run.stdout
 
 
-@pytest.mark.processes
 def test_a_script_for_horovodrun(tmp_path: Path) -> None:
     script = tmp_path / "train.py"
     script.write_text(
@@ -117,10 +114,10 @@ def test_a_script_for_horovodrun(tmp_path: Path) -> None:
         "total = hvd.allreduce(torch.ones(1), op=hvd.Sum)\n"
         "if hvd.rank() == 0:\n    print('total', total.item())\n"
     )
-    command = [sys.executable, "-c", "from tritium.cli import main; main()", "run", str(script), "--ranks", "2"]
-    run = subprocess.run([*command, "--compat"], cwd=tmp_path, capture_output=True, text=True, timeout=120)
+    command = [sys.executable, "-c", "from tritium.cli import main; main()", "run", "--ranks", "2"]
+    run = subprocess.run([*command, "--compat", str(script)], cwd=tmp_path, capture_output=True, text=True, timeout=120)
     assert run.returncode == 0, run.stderr
     assert "total 2.0" in run.stdout + run.stderr
-    run = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=120)
+    run = subprocess.run([*command, str(script)], cwd=tmp_path, capture_output=True, text=True, timeout=120)
     assert run.returncode == 1
     assert "No module named 'horovod'" in run.stdout + run.stderr

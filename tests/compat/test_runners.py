@@ -10,7 +10,7 @@ import pytest
 
 from tritium.errors import BadSetting, NotEnoughSlots
 
-pytestmark = [pytest.mark.processes, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.timeout(300)]
 
 
 @pytest.fixture

@@ -11,7 +11,10 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-keras = pytest.importorskip("keras")
+import settled_keras
+
+settled_keras.settle()
+import keras  # noqa: E402
 
 from tritium.compat.horovod.spark.common.store import Store  # noqa: E402
 from tritium.compat.horovod.spark.keras import KerasEstimator, KerasModel  # noqa: E402

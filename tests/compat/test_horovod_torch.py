@@ -12,7 +12,7 @@ import pytest
 import tritium as tr
 from tritium.errors import RankFailed
 
-pytestmark = [pytest.mark.processes, pytest.mark.timeout(300), pytest.mark.imports("torch")]
+pytestmark = [pytest.mark.timeout(300), pytest.mark.imports("torch")]
 TWO: dict[str, Any] = {"ranks": 2, "on": "driver", "progress": False, "output": "none", "retries": 0}
 
 

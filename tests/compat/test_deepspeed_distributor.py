@@ -37,7 +37,6 @@ def test_where_deepspeed_is_not_installed_it_is_named(distributor: Any) -> None:
         distributor(2, useGpu=False).run(print)
 
 
-@pytest.mark.processes
 @pytest.mark.timeout(300)
 @pytest.mark.skipif(not HAS, reason="DeepSpeed is not installed")
 def test_a_script_gets_deepspeeds_arguments(distributor: Any, tmp_path: Path) -> None:

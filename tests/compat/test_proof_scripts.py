@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-SCRIPTS = Path(__file__).resolve().parents[3] / "scripts"
-pytestmark = [pytest.mark.processes, pytest.mark.timeout(300)]
+SCRIPTS = Path(__file__).resolve().parents[2] / "scripts"
+pytestmark = [pytest.mark.timeout(300)]
 TESTS = """
 import os
 import unittest

@@ -22,7 +22,6 @@ sys.exit(int(sys.argv[2]))
 """
 
 
-@pytest.mark.processes
 @pytest.mark.timeout(300)
 def test_ranks_run_the_program_and_its_exit_code_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "train.py").write_text(SCRIPT)

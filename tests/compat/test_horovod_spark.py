@@ -24,7 +24,7 @@ from tritium.compat.horovod.spark.torch.modules import loaded
 from tritium.errors import BadData, BadSetting, StoreFailed, TritiumWarning
 from tritium.gang.driver.launch import launch
 
-PAGE = Path(__file__).parents[3] / "docs" / "migrate" / "horovod-spark.md"
+PAGE = Path(__file__).parents[2] / "docs" / "migrate" / "horovod-spark.md"
 
 
 @pytest.fixture(autouse=True)
@@ -144,7 +144,6 @@ def test_a_store_that_is_not_reached_is_named(tmp_path: Path) -> None:
         pass
 
 
-@pytest.mark.processes
 def test_torch_trains_with_the_learning_rate_times_the_ranks(tmp_path: Path) -> None:
     store = Store.create(str(tmp_path))
     one = estimator(store, epochs=2, validation=0.5, metrics=[[torch.nn.functional.l1_loss]])

@@ -24,7 +24,7 @@ _LOOK = (
     "print(json.dumps([sys.version_info[:2], [m for m in sys.argv[1:] if importlib.util.find_spec(m) is None]]))"
 )
 _LOOK_SECONDS = 20.0
-_FUNCTION = re.compile(r"\w+EvalPython \[([^(]+)|\b(\w+InPandas\w*|\w+InArrow|\w+InPySpark)\b")
+_FUNCTION = re.compile(r"\w+EvalPython\s\[([^(]+)|\b(\w+InPandas\w*|\w+InArrow|\w+InPySpark)\b")
 _lock = threading.Lock()
 _noted = False
 

@@ -66,6 +66,8 @@ _CODEC = {
         Form("a length and a number", lambda v: list_of(NUMBER).fits(v) and len(v) == 2 and WHOLE.fits(v[0]))
     ),
     "nulls": optional(list_of(optional(either(NUMBER, TEXT)))),
+    "mean": optional(list_of(NUMBER)),
+    "std": optional(list_of(NUMBER)),
 }
 
 

@@ -102,7 +102,7 @@ def _depth(taken: Input, kind: SourceType) -> int:
     if len(taken.columns) > 1 or taken.codec.get("packed"):
         return 0
     if taken.codec:
-        return int(taken.codec["depth"])
+        return int(taken.codec.get("depth") or 0)
     return 0 if taken.shape in ((), (1,)) and kind.scalar else len(taken.shape)
 
 
@@ -127,7 +127,7 @@ def settings_of(taken: Input, columns: Mapping[str, SourceType]) -> Data:
         pad={n: tuple(codec["pad"]) for n in own if codec.get("pad")},
         decode={n: bytes for n in own if codec.get("kind") == "bytes"},  # only that it is decoded is planned
         nulls={s: v for s, v in zip(taken.columns, nulls, strict=False) if v is not None},
-        nan=codec.get("nan", "error"),
+        nan=codec.get("nan") or "error",
         normalize=_normalize_of(taken),
     )
 

@@ -131,6 +131,11 @@ CASES: dict[str, dict[str, Any]] = {
     "padded": {"columns": {"x": "tokens"}, "pad": {"tokens": (4, -1)}},
     "nulls": {"columns": {"x": ["null", "index"]}, "nulls": {"null": -3}},
     "masked_nulls": {"columns": {"x": "null"}, "nulls": {"null": "mask"}},
+    "normalized": {
+        "columns": {"x": ["big", "index"]},
+        "dtype": {"x": "float64"},
+        "normalize": {"big": (3.0, 2.0), "index": (1.0, 0.5)},
+    },
     "bytes": {"columns": {"x": "bytes"}, "decode": {"bytes": lambda value: np.frombuffer(value, np.uint8)}},
     "paths": {"columns": {"x": "path"}, "decode": {"x": lambda path: np.float32([len(path)])}},
     "a_dataset": {"columns": {"x": "index"}, "decode": {"index": np.arange(8.0).reshape(4, 2)}},

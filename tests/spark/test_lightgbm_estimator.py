@@ -174,7 +174,7 @@ def test_words_as_groups_and_as_categories(rows: DataFrame) -> None:
     assert named.feature_importances()["kind"] > 0
     scored = named.transform(words).toPandas()
     assert scored.groupby("kind").prediction.mean().idxmax() == "high"
-    with pytest.raises(BadRow, match=r"column 'query' \(in batch column 'group'\) is null in row \d+"):
+    with pytest.raises(BadRow, match=r"column 'query' \(in batch column 'group'\) is null in the row with id=7"):
         LightGBMRanker(**settings, group_col="query").fit(
             words.withColumn("query", F.when(F.col("id") != 7, F.col("query")))
         )

@@ -403,3 +403,15 @@ def test_ignored_classes_are_for_one_rank(rows: pd.DataFrame) -> None:
     for settings in ({"model": made, "optimizer": "adam", "loss": ignoring}, {"model": compiled()}):
         with pytest.raises(BadSetting, match=r"has ignore_class=1, and its mean .* 2 ranks would learn otherwise"):
             KerasEstimator(**settings, **{**one, "on": "driver"}, ranks=2).fit(rows)
+
+
+def test_a_model_by_example_knows_its_framework() -> None:
+    """`tr.Model(model, example=…)` needs neither a signature nor `engine`."""
+    rows = pd.DataFrame({"a": [1.0, 2.0, -3.0], "b": [0.5, -1.0, 2.0]})
+    layers = keras.Sequential([keras.layers.Dense(2, activation="softmax")])
+    model = tr.Model(layers, example=rows, task="classification", activation="none")
+    assert model.engine.name == "keras"
+    assert [(output.name, output.shape) for output in model.signature.outputs] == [("prediction", (2,))]
+    found = model.transform(rows)
+    scores = layers.predict_on_batch(rows[["a", "b"]].to_numpy(np.float32))
+    np.testing.assert_array_equal(found["prediction"], scores.argmax(axis=1))

@@ -39,7 +39,7 @@ def test_the_package_is_the_same_zip_every_time(again: Callable[[], None], monke
     assert package.zipped() == first
     # From 1,024,000 bytes on, Spark warns at each launch that it broadcasts a large task. Its plan takes 22,000 of them
     # (4.2.1, two DataFrames), and the user's function must find room, too.
-    assert len(first) < 750_000
+    assert len(first) < 780_000
     with zipfile.ZipFile(io.BytesIO(lzma.decompress(first))) as archive:
         names = archive.namelist()
     assert "tritium/__init__.pyc" in names
@@ -60,7 +60,7 @@ def test_names_of_other_libraries_travel_where_they_are_used(monkeypatch: pytest
     monkeypatch.setitem(sys.modules, "tritium.compat.tensorflowonspark", ModuleType("tensorflowonspark"))
     every = package.compat_in_use()
     assert "tensorflowonspark" in every
-    assert len(package.zipped(every)) < 930_000
+    assert len(package.zipped(every)) < 960_000
     with zipfile.ZipFile(io.BytesIO(lzma.decompress(package.zipped(every)))) as archive:
         names = set(archive.namelist())
     assert {"tritium/compat/horovod/torch/__init__.pyc", "tritium/compat/petastorm/reader.pyc"} <= names

@@ -188,8 +188,8 @@ CHANGES: dict[str, tuple[dict[str, Any], dict[str, Any], str]] = {
         r"loss: HuberLoss\(.*delta=0.5\), was HuberLoss\(.*delta=1.0\)",
     ),
     "weights of a loss": (
-        {"loss": nn.BCEWithLogitsLoss(pos_weight=torch.ones(1))},
-        {"loss": nn.BCEWithLogitsLoss(pos_weight=torch.full((1,), 3.0))},
+        {"loss": nn.BCEWithLogitsLoss(pos_weight=torch.ones(1)), "task": "regression"},
+        {"loss": nn.BCEWithLogitsLoss(pos_weight=torch.full((1,), 3.0)), "task": "regression"},
         "loss: BCEWithLogitsLoss.* has changed",
     ),
     "arguments of a partial": (

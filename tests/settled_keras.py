@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import os
 from importlib.util import find_spec
+from typing import Any
 
 
-def settle() -> None:
-    """Import Keras on torch, and train a first model: TensorFlow, where it is there, sets environment variables."""
+def on_torch() -> Any:
+    """Import Keras on torch, and return it."""
     before = os.environ.get("KERAS_BACKEND")
     os.environ["KERAS_BACKEND"] = "torch"
     import keras
@@ -17,6 +18,12 @@ def settle() -> None:
     else:
         os.environ["KERAS_BACKEND"] = before
     assert keras.backend.backend() == "torch"
+    return keras
+
+
+def settle() -> None:
+    """Train a first model: for it TensorFlow is imported where it is there, and sets environment variables."""
+    keras = on_torch()
     import h5py  # noqa: F401 - sets an environment variable
 
     if find_spec("tensorflow") is not None:

@@ -13,8 +13,7 @@ import pytest
 
 import settled_keras
 
-settled_keras.settle()
-import keras  # noqa: E402
+keras = settled_keras.on_torch()
 
 from tritium.compat.horovod.spark.common.store import Store  # noqa: E402
 from tritium.compat.horovod.spark.keras import KerasEstimator, KerasModel  # noqa: E402
@@ -22,6 +21,11 @@ from tritium.compat.horovod.spark.keras.models import model_of  # noqa: E402
 from tritium.errors import BadSetting  # noqa: E402
 
 pytestmark = pytest.mark.filterwarnings("ignore:__array__ implementation doesn")  # Keras on NumPy 2.4
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _keras_settled() -> None:
+    settled_keras.settle()
 
 
 @pytest.fixture(autouse=True)

@@ -2,6 +2,13 @@
 
 from __future__ import annotations
 
+import pytest
+
 import settled_keras
 
-settled_keras.settle()
+settled_keras.on_torch()
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _keras_settled() -> None:
+    settled_keras.settle()

@@ -680,7 +680,9 @@ class TestRunDirectory:
 
     def test_one_that_cant_be_made_is_told_before_anything_starts(self, tmp_path: Path) -> None:
         tmp_path.joinpath("file").touch()
-        with pytest.raises(BadSetting, match=r"The run directory \S+/file/run can't be used: NotADirectoryError"):
+        with pytest.raises(
+            BadSetting, match=r"The run directory \S+/file/run can't be used: FileExistsError.* '\S+/file'"
+        ):
             run(lambda: None, run_dir=str(tmp_path / "file" / "run"))
 
     @pytest.mark.parametrize("name", ["../outside", "/tmp/outside", "a/../../outside"])

@@ -1,4 +1,4 @@
-"""Which rows hold a null, a NaN or an infinity, or something else that the codec refuses (any process)."""
+"""Which rows the codec refuses: for a null, a NaN, an unknown word, or something else (any process)."""
 
 from __future__ import annotations
 
@@ -18,7 +18,8 @@ from tritium.errors import BadRow
 def mark_unreadable(read: Callable[[Array], Any], valid: Array) -> None:
     """Set to False in `valid`, bool `[rows]`, the rows for which `read(rows)` raises BadRow.
 
-    The rows are halved until it is known which they are: nulls and NaN, of which there may be many, are known before.
+    The rows are halved until it is known which they are; those that `invalid` finds, of which there may be many, are
+    known before.
     """
 
     def find(rows: Array) -> None:
@@ -35,7 +36,9 @@ def mark_unreadable(read: Callable[[Array], Any], valid: Array) -> None:
 
 
 def invalid(field: Field, column: pa.Array) -> Array:
-    """Return a bool `[rows]`: True for such a row. Rows may be refused for other reasons, too.
+    """Return a bool `[rows]`: True for a row with such a value, an unknown word, or an array of another length.
+
+    Rows may be refused for other reasons, too.
 
     column : as `codec.read` takes it.
     """
@@ -52,7 +55,12 @@ def invalid(field: Field, column: pa.Array) -> Array:
             rows, column = rows[~nulls], column.drop_null()
         if field.kind == "bytes":
             return wrong
-        rows = np.repeat(rows, pc.list_value_length(column).to_numpy())
+        counts: Array = pc.list_value_length(column).to_numpy()
+        fit = _fit(field, level, counts)
+        if not fit.all():  # also a mark, whose values belong to no source: see `exchange.pack`
+            wrong[rows[~fit]] = True
+            rows, counts, column = rows[fit], counts[fit], column.filter(pa.array(fit))
+        rows = np.repeat(rows, counts)
         column = column.flatten()
     if column.null_count:
         holes = np.flatnonzero(column.is_null().to_numpy(zero_copy_only=False))
@@ -60,4 +68,17 @@ def invalid(field: Field, column: pa.Array) -> Array:
     if field.nan == "error" and pa.types.is_floating(column.type):
         values: Any = column.fill_null(0).to_numpy(zero_copy_only=False)
         wrong[rows[~np.isfinite(values)]] = True
+    if field.vocabulary is not None and not field.unknown:
+        encoded, known = column.dictionary_encode(), {*field.vocabulary, None}
+        unknown = np.array([word not in known for word in encoded.dictionary.to_pylist()], np.bool_)
+        there = encoded.is_valid().to_numpy(zero_copy_only=False)
+        wrong[rows[there][unknown[encoded.indices.drop_null().to_numpy()]]] = True
     return wrong
+
+
+def _fit(field: Field, level: int, counts: Array) -> Array:
+    """Return a bool `[k]`: whether arrays of these lengths, at this depth of a column, have the length of its rows."""
+    if field.pad is not None:
+        return counts <= field.pad[0]
+    length = None if field.shape is None else field.shape[level]
+    return np.ones(len(counts), np.bool_) if length is None else counts == length

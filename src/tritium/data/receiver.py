@@ -194,6 +194,9 @@ def readable(fields: Sequence[Field], arrays: Sequence[pa.Array], ids: Array) ->
             break
         except BadRow:
             valid[row] = False
+    for before, field, column in zip(fields, known, arrays, strict=True):
+        if field is not before:  # the first of them has shown how long the arrays are
+            valid &= ~invalid(field, column)
     mark_unreadable(of, valid)
     return np.flatnonzero(valid), known
 

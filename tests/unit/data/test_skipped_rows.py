@@ -12,8 +12,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import tritium as tr
+from tritium.data.invalid import invalid
+from tritium.data.plan import plan
 from tritium.data.receiver import Receiver
-from tritium.data.schema import Data
+from tritium.data.schema import Data, Field
 from tritium.data.spool import Spool, SpoolReader
 from tritium.data.tables import Tables
 from tritium.errors import BadData, BadRow
@@ -75,6 +77,27 @@ def test_numbers_that_an_integer_cant_hold_are_left_out_with_the_column_that_has
     assert columns == {"x": [[1, 1], [4, 4]]}
     assert skipped == 2
     assert first.startswith("column 'b'")
+
+
+def test_a_null_that_is_filled_stays_beside_a_number_that_an_integer_cant_hold() -> None:
+    table = pa.table({"a": pa.array([1, None, 3]), "b": [float("nan"), 2.0, 3.0]})
+    columns, skipped, _ = received(Data(table, {"x": ["a", "b"]}, dtype="int64", nulls={"a": 7}, handle_invalid="skip"))
+    assert columns == {"x": [[7, 2], [3, 3]]}
+    assert skipped == 1
+
+
+@pytest.mark.parametrize("name", ["an unknown word", "a null word", "longer than its pad", "a null in an array"])
+def test_rows_of_which_there_may_be_many_are_found_at_once(name: str) -> None:
+    """Not by reading them one by one."""
+    column, settings, bad = CASES[name]
+    (field,) = plan(pa.schema([("x", column.type)]), Data(pa.table({"x": column}), **settings), "t")
+    assert np.flatnonzero(invalid(field, column)).tolist() == bad
+
+
+def test_arrays_of_another_length_are_found_at_once() -> None:
+    column = pa.array([[[1.0, 2.0]], [[1.0]], [], [[3.0, 4.0], [5.0, 6.0]], [[7.0, 8.0]]])
+    field = Field(name="x", sources=("x",), kind="fixed", dtype="float64", depth=2, travel="float64", shape=(1, 2))
+    assert np.flatnonzero(invalid(field, column)).tolist() == [1, 2, 3]
 
 
 @given(st.lists(st.sampled_from([0.0, 1.0, None, float("nan")]), min_size=1, max_size=30), st.integers(0, 3))

@@ -137,7 +137,6 @@ class Rows:
         for position in self._categories:
             values = batch[:, position]
             values = values[~np.isnan(values)]
-            self.largest_category = max(self.largest_category, int(values.max(initial=0)))
             for wrong, why in ((values != np.floor(values), "whole numbers"), (values >= _MOST_ID, "below 2**31")):
                 if wrong.any():
                     column, value = self.features.columns[position], values[wrong][0].item()
@@ -147,6 +146,7 @@ class Rows:
                         column=column,
                         value=value,
                     )
+            self.largest_category = max(self.largest_category, int(values.max(initial=0)))
 
     def _column(self, name: str, order: Array | None) -> Array:
         column = self._reader.column(name)

@@ -206,6 +206,8 @@ def test_categories_beyond_what_lightgbm_holds() -> None:
         LightGBMRegressor(**settings).fit(rows().assign(c=lambda f: f.c + 2**24))
     with pytest.raises(BadData, match=r"column 'c' holds .* which are below 2\*\*31. Index it with StringIndexer"):
         LightGBMRegressor(**settings, feature_dtype="float64").fit(rows().assign(c=lambda f: f.c * 2**31))
+    with pytest.raises(BadData, match=r"column 'c' holds inf and is among categorical_features"):
+        LightGBMRegressor(**settings).fit(rows().assign(c=np.inf))
 
 
 def test_interaction_constraints_are_lists_of_positions(tmp_path: Path) -> None:

@@ -810,6 +810,37 @@ def test_variables_that_no_process_can_have_are_refused(env: dict[str, str]) -> 
         run(lambda: 1, 1, env=env)
 
 
+OLD_LIBRARY = """
+import os
+for name in ("memfd_create", "pidfd_open"):
+    vars(os).pop(name, None)
+"""
+PROGRAM = """
+import os
+import tritium as tr
+
+def remember():
+    from multiprocessing.shared_memory import SharedMemory
+    SharedMemory(create=True, size=10)  # starts a process that removes it
+    assert not {"memfd_create", "pidfd_open"} & set(dir(os))
+    return tr.world().rank
+
+if __name__ == "__main__":
+    print(tr.launch(remember, ranks=2, on="driver", progress=False, output="none"))
+"""
+
+
+@pytest.mark.processes
+def test_in_a_python_that_was_built_for_an_old_c_library(tmp_path: Path) -> None:
+    """As Conda's."""
+    tmp_path.joinpath("sitecustomize.py").write_text(OLD_LIBRARY)
+    tmp_path.joinpath("program.py").write_text(PROGRAM)
+    env = {**os.environ, "PYTHONPATH": str(tmp_path)}
+    command = [sys.executable, str(tmp_path / "program.py")]
+    done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=60, check=False)
+    assert (done.stdout, done.returncode) == ("[0, 1]\n", 0), done.stderr
+
+
 @pytest.mark.processes
 def test_an_error_comes_however_slowly_what_was_said_before_it(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """More is on its way to the driver than a supervisor keeps for sending again, and the rank has left long ago."""

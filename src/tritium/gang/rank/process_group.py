@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import os
-import select
 import signal
 import sys
 import time
 from collections.abc import Iterable, Iterator
-from contextlib import ExitStack, suppress
+from contextlib import suppress
 
 # multiprocessing's process, and joblib's, that removes the shared memory and the semaphores that processes leave when
 # they are killed: when it sees that the last one of them has ended.
 _CLEANER = b"resource_tracker import main"
 CLEANING_SECONDS = 1.0  # for what takes milliseconds, unless a process of another group is one of those
+_LOOK_SECONDS = 0.005  # Conda's Python has no os.pidfd_open, by which the end of a process that is no child is an event
 
 
 def kill_group(leader: int) -> None:
@@ -33,19 +33,9 @@ def kill_group(leader: int) -> None:
 def end_group(leader: int) -> None:
     """Do as `kill_group`, wait until the group's other processes have ended, too, and kill those that do not."""
     kill_group(leader)
-    with ExitStack() as stack:
-        poll, running = select.poll(), 0
-        for pid in _cleaners(leader):
-            with suppress(OSError):  # it has ended, or the kernel is older than 5.3
-                descriptor = os.pidfd_open(pid)
-                stack.callback(os.close, descriptor)
-                poll.register(descriptor, select.POLLIN)
-                running += 1
-        deadline = time.monotonic() + CLEANING_SECONDS
-        while running and (seconds := deadline - time.monotonic()) > 0:
-            for descriptor, _ in poll.poll(seconds * 1000):
-                poll.unregister(descriptor)
-                running -= 1
+    deadline = time.monotonic() + CLEANING_SECONDS
+    while any(_cleaners(leader)) and time.monotonic() < deadline:
+        time.sleep(_LOOK_SECONDS)
     _kill_all(leader)
 
 
@@ -61,7 +51,7 @@ def _cleaners(group: int) -> Iterator[int]:
     if sys.platform != "linux":
         return
     for pid in _members(group):
-        with suppress(OSError), open(f"/proc/{pid}/cmdline", "rb") as command:
+        with suppress(OSError), open(f"/proc/{pid}/cmdline", "rb") as command:  # of one that has ended it is empty
             if _CLEANER in command.read():
                 yield pid
 

@@ -10,7 +10,6 @@ from __future__ import annotations
 import mmap
 import os
 import struct
-import sys
 import tempfile
 import threading
 import time
@@ -117,8 +116,11 @@ def place(epoch: int, step: int) -> str:
 
 
 def memory_file(name: str) -> IO[bytes]:
-    """Return a file in memory (Linux), which works with a full or hanging disk; elsewhere a temporary file."""
-    if sys.platform == "linux":
+    """Return a file in memory, which works with a full or hanging disk; a temporary one where Python has none.
+
+    That is so on other systems than Linux, and in Pythons that are built for an old C library: Conda's, and some of uv.
+    """
+    if hasattr(os, "memfd_create"):
         return os.fdopen(os.memfd_create(f"tritium-{name}"), "w+b", buffering=0)
     return tempfile.TemporaryFile(buffering=0)
 

@@ -74,6 +74,11 @@ def test_a_source_that_takes_long_is_left_alone(spark: Any, monkeypatch: pytest.
     assert "row 7 of source partition 2" in str(error)
 
 
+def test_what_fails_in_its_thread_is_raised_in_the_callers(spark: Any) -> None:
+    with pytest.raises(ZeroDivisionError):
+        bad_rows._within(bad_rows.LOOK_SECONDS, spark, lambda: bad_rows.Look({}, "", 1 // 0, {}))
+
+
 def test_what_a_rank_finds_later_is_named_too_also_among_few_rows(spark: Any) -> None:
     def decode(number: int) -> Any:
         if number == 17:

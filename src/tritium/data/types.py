@@ -179,6 +179,11 @@ def _below(found: dict[str, tuple[SourceType, tuple[str, ...]]], kind: SourceTyp
         _below(found, inner, (*path, child))
 
 
+def is_connect(spark: Any) -> bool:
+    """Return whether this session is a client of Spark Connect."""
+    return type(spark).__module__.startswith("pyspark.sql.connect")
+
+
 def is_spark(frame: Any) -> bool:
     """Return whether `frame` is a Spark DataFrame, classic or Connect."""
     return hasattr(frame, "sparkSession")

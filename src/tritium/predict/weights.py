@@ -12,6 +12,7 @@ import tempfile
 from collections.abc import Iterable
 from typing import Any
 
+from tritium.data.types import is_connect
 from tritium.model.engine import Buffer, Weights
 from tritium.model.files import mapped
 
@@ -34,11 +35,6 @@ def send(spark: Any, name: str, weights: Weights) -> Any:
             spark.addArtifacts(path, file=True)
         _artifacts.add((spark.session_id, artifact))
     return artifact
-
-
-def is_connect(spark: Any) -> bool:
-    """Return whether this session is a client of Spark Connect."""
-    return type(spark).__module__.startswith("pyspark.sql.connect")
 
 
 def session_of(spark: Any) -> str:

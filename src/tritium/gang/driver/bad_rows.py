@@ -18,9 +18,10 @@ from tritium.data.fingerprint import Table
 from tritium.data.idset import HALF, PARTITION_BITS, POSITION, place
 from tritium.data.schema import Data, Field
 from tritium.data.tables import column_of, table_of
-from tritium.data.types import SourceType, columns_of, is_spark, spark_column
+from tritium.data.types import SourceType, columns_of, is_connect, is_spark, spark_column
 from tritium.errors import BadRow
 from tritium.gang.driver.attempt import Attempt
+from tritium.gang.driver.spark_job import cancel_tagged
 
 LOOK_SECONDS = 60.0  # for the Spark job; a source that takes longer is left alone
 _FILE = ("file_path", "row_index", "file_block_start")
@@ -48,12 +49,16 @@ def located(error: BadRow, attempt: Attempt) -> BadRow:
     if name not in given or row_id is None:
         return error
     data = given[name]
-    if is_spark(data.frame):
-        attempt.recorder.note(f"the data is read once more, for up to {LOOK_SECONDS:g} s, to name the row")
-        look = _within(LOOK_SECONDS, data.frame.sparkSession, lambda: _in_spark(error, attempt))
-    else:
-        table = table_of(data.frame, name)
-        look = _in_table(row_id & (HALF - 1), table, data, plan(table.schema, data, name))
+    try:
+        if is_spark(data.frame):
+            attempt.recorder.note(f"the data is read once more, for up to {LOOK_SECONDS:g} s, to name the row")
+            look = _within(LOOK_SECONDS, data.frame.sparkSession, lambda: _in_spark(error, attempt))
+        else:
+            table = table_of(data.frame, name)
+            look = _in_table(row_id & (HALF - 1), table, data, plan(table.schema, data, name))
+    except Exception as problem:  # noqa: BLE001 - whatever it is, the row's own error must reach the user
+        attempt.recorder.note(f"the row could not be looked up: {problem!r:.200}")
+        return error
     if look is None:
         return error
     key = ", ".join(f"{column}={value!r}" for column, value in look.key.items())
@@ -173,32 +178,33 @@ def _file_columns(frame: Any) -> dict[str, Any]:
 
 
 def _within(seconds: float, spark: Any, look: Callable[[], Look | None]) -> Look | None:
-    """Return what `look` finds by a Spark job; None where it fails, or takes longer and is cancelled."""
-    from py4j.protocol import Py4JError
+    """Return what `look` finds by Spark jobs, or raise its error; None where it takes longer, and is cancelled."""
     from pyspark import InheritableThread
-    from pyspark.errors import PySparkException
 
-    found: list[Look | None] = []
+    found: list[Look | Exception | None] = []
     tag = f"tritium-look-{threading.get_ident()}"
-    classic = getattr(spark, "_jsparkSession", None) is not None
+    connect = is_connect(spark)
 
     def run() -> None:
         try:
-            if classic:
+            if connect:
+                spark.addTag(tag)
+            else:
                 spark.sparkContext.addJobTag(tag)
                 spark.sparkContext.setJobDescription("Tritium: which row can't be used")
-            else:
-                spark.addTag(tag)
             found.append(look())
-        except (PySparkException, Py4JError, OSError):  # the error that is being explained is raised all the same
-            found.append(None)
+        except Exception as error:  # noqa: BLE001 - raised below
+            found.append(error)
 
-    thread = InheritableThread(run, session=None if classic else spark, name=tag)
+    thread = InheritableThread(run, session=spark if connect else None, name=tag)
     thread.daemon = True
     thread.start()
     try:
         thread.join(seconds)
     finally:
         if not found:
-            (spark.sparkContext.cancelJobsWithTag if classic else spark.interruptTag)(tag)
-    return found[0] if found else None
+            cancel_tagged(spark, tag, "the row that can't be used was not found in time")
+    result = found[0] if found else None
+    if isinstance(result, Exception):
+        raise result
+    return result

@@ -14,6 +14,7 @@ from collections.abc import Callable, Sequence
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
+from tritium.data.types import is_connect
 from tritium.errors import BadSetting, NotEnoughSlots, WrongVersion
 from tritium.gang.driver.slots import RunSlots, reservations
 from tritium.gang.driver.worker_python import check, on_this_machine, unchosen
@@ -46,7 +47,7 @@ class Cluster:
 
     def __init__(self, spark: Any) -> None:
         self.spark = spark
-        self.is_connect = type(spark).__module__.startswith("pyspark.sql.connect")
+        self.is_connect = is_connect(spark)
         self._profiles: dict[tuple[int | None, int], ResourceProfile | None] = {}
         if not self.is_connect and spark.sparkContext._jsc is None:
             raise BadSetting("This SparkSession has been stopped. Make a new one, and launch with it.")

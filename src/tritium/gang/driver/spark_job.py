@@ -16,6 +16,7 @@ import pyarrow as pa
 
 from tritium import ship
 from tritium.data import batch_bytes
+from tritium.data.types import is_connect
 from tritium.errors import JobFailed, TritiumError, WrongVersion
 from tritium.gang.coordinator.coordinator import Coordinator
 from tritium.gang.coordinator.on_executor import failure_in
@@ -209,13 +210,13 @@ class SparkJob:
         """
         if self.ended or (self._connect and self._coordinator.members):
             return False
-        return self._safely(lambda: self._watch.look(ranks), False)
+        return _safely(lambda: self._watch.look(ranks), False)
 
     def source_stall(self, limit: float) -> SourceStall | None:
         """Return the stall when the sources made no progress for `limit` seconds; None once a rank has reported."""
         if self._coordinator.members:
             return None
-        return self._safely(lambda: self._watch.stalled(limit), None)
+        return _safely(lambda: self._watch.stalled(limit), None)
 
     def _on_progress(self, *_: Any, inflight_tasks: int, stages: Any = (), **__: Any) -> None:
         if threading.current_thread() is self._thread:  # a handler is called for every operation of the session
@@ -223,46 +224,52 @@ class SparkJob:
 
     def slots(self) -> int:
         """Count the ranks that the slots of this run and the free ones suffice for; 0 where that is not known."""
-        return self._safely(lambda: self._attempt.slots.room(lambda: self._cluster.slots(self._attempt.gang) or 0), 0)
+        return _safely(lambda: self._attempt.slots.room(lambda: self._cluster.slots(self._attempt.gang) or 0), 0)
 
     def cancel(self, reason: str) -> None:
         """Cancel this job alone. `reason` is shown in Spark's UI and log."""
-        if self._connect:
-            thread = threading.Thread(target=lambda: self._safely(lambda: self._spark.interruptTag(self.tag), []))
-            thread.daemon = True
-            thread.start()
-            thread.join(ASK_SECONDS)
-        else:
-            line = " ".join(reason.split())[:300]
-            try:
+        try:
+            if not self._connect:
                 self._wait_for_tasks()
-            finally:
-                self._safely(lambda: self._spark.sparkContext._jsc.sc().cancelJobsWithTag(self.tag, line), None)
+        finally:
+            cancel_tagged(self._spark, self.tag, reason)
 
     def _wait_for_tasks(self) -> None:
         """Wait until Spark knows that all tasks but one have ended: it logs a line for each that it cancels."""
         deadline = time.monotonic() + SETTLE_SECONDS
-        while not self.ended and time.monotonic() < deadline and self._safely(self._watch.running, 0) > 1:
+        while not self.ended and time.monotonic() < deadline and _safely(self._watch.running, 0) > 1:
             time.sleep(_POLL_SECONDS)
-
-    def _safely(self, ask: Callable[[], T], unknown: T) -> T:
-        """Return Spark's answer, or `unknown` without one; the job's own thread reports that Spark has ended."""
-        try:
-            return ask()
-        except Exception as error:
-            package = type(error).__module__.partition(".")[0]
-            if isinstance(error, (OSError, AttributeError)) or package in ("py4j", "pyspark", "grpc"):
-                return unknown  # AttributeError: a session that was stopped has no context
-            raise
 
     def join(self, seconds: float = 10.0) -> None:
         """Wait for the end of the job, up to `seconds`."""
         self._thread.join(seconds)
 
 
+def cancel_tagged(spark: Any, tag: str, reason: str) -> None:
+    """Cancel the jobs with this tag. Raises nothing when Spark does not answer. `reason` is shown in its UI and log."""
+    if is_connect(spark):
+        thread = threading.Thread(target=lambda: _safely(lambda: spark.interruptTag(tag), []), daemon=True)
+        thread.start()
+        thread.join(ASK_SECONDS)
+    else:
+        line = " ".join(reason.split())[:300]
+        _safely(lambda: spark.sparkContext._jsc.sc().cancelJobsWithTag(tag, line), None)
+
+
+def _safely(ask: Callable[[], T], unknown: T) -> T:
+    """Return Spark's answer, or `unknown` without one; the job's own thread reports that Spark has ended."""
+    try:
+        return ask()
+    except Exception as error:
+        package = type(error).__module__.partition(".")[0]
+        if isinstance(error, (OSError, AttributeError)) or package in ("py4j", "pyspark", "grpc"):
+            return unknown  # AttributeError: a session that was stopped has no context
+        raise
+
+
 def jvm_gone(spark: Any, error: BaseException) -> JobFailed | None:
     """Return the error to raise when `error` follows from the end of Spark's JVM or Connect server; else None."""
-    if type(spark).__module__.startswith("pyspark.sql.connect"):
+    if is_connect(spark):
         if not _is_unreachable(error):
             return None
         return _gone("The Spark Connect server can't be reached any more", "Connect again", error)

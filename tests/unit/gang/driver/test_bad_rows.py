@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -10,6 +12,7 @@ import pytest
 
 import tritium as tr
 from tritium.errors import BadRow
+from tritium.gang.driver import bad_rows
 
 QUIET: dict[str, Any] = {"on": "here", "progress": False, "output": "none"}
 
@@ -48,3 +51,14 @@ def test_what_is_filled_or_kept_is_not_counted() -> None:
     assert "Of its 30 rows 'c' is null in 1." in str(error)
     error = refused(frame(), nulls={"c": 0})
     assert "'c' is" not in str(error)
+
+
+def test_a_look_that_fails_does_not_hide_the_row(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    def fail(*_: Any) -> Any:
+        raise KeyError("gone")
+
+    monkeypatch.setattr(bad_rows, "_in_table", fail)
+    with pytest.raises(BadRow, match=r"column 'c' is null in row \d+ of source partition 0"):
+        tr.launch(lambda: None, data={"train": tr.Data(frame(), ["c"])}, run_dir=str(tmp_path), **QUIET)
+    events = map(json.loads, (tmp_path / "events.jsonl").read_text().splitlines())
+    assert [e["text"] for e in events if e["kind"] == "note"] == ["the row could not be looked up: KeyError('gone')"]

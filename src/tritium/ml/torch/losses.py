@@ -90,7 +90,13 @@ class WeightedMean:
 
     def __init__(self, loss: Any) -> None:
         self.sum = with_reduction(loss, "sum")
-        self._weight, self._ignored = option(loss, "weight", None), option(loss, "ignore_index", _IGNORED)
+        self._loss, self._ignored = loss, option(loss, "ignore_index", _IGNORED)
+
+    @property
+    def _weight(self) -> torch.Tensor | None:
+        """The weights of the classes, which a callback may change."""
+        found: torch.Tensor | None = option(self._loss, "weight", None)
+        return found
 
     def differs(self, label: torch.Tensor) -> bool:
         """Return whether it may not be the mean over rows, by the settings and the shape of the label alone.
@@ -104,10 +110,10 @@ class WeightedMean:
     def weights(self, label: torch.Tensor) -> torch.Tensor:
         """Return the sum of the weights of a label's classes, a float64 without dimensions."""
         counted = label[label != self._ignored]
-        if self._weight is None:
+        weight = self._weight
+        if weight is None:
             return torch.tensor(float(counted.numel()), dtype=torch.float64, device=label.device)
-        found: torch.Tensor = self._weight.to(label.device, torch.float64)[counted].sum()
-        return found
+        return weight.to(label.device, torch.float64)[counted].sum()
 
 
 class Losses:
@@ -158,7 +164,8 @@ class Losses:
             for at, (_, got, label) in enumerate(self.parts(output, batch)):
                 mean = self._means[at]
                 if mean is not None and mean.differs(label):
-                    found.append(mean.sum(got.float(), label))
+                    half = got.dtype in (torch.float16, torch.bfloat16)
+                    found.append(mean.sum(got.float() if half else got, label))
                     weights.append(mean.weights(label))
                 else:
                     own = loss if len(self.terms) == 1 else self._mean(at, got, label, batch)

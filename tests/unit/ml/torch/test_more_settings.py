@@ -17,6 +17,7 @@ from torch import nn
 import tritium as tr
 from tritium.errors import BadData, BadRow, BadSetting
 from tritium.ml import Callback, TorchModel, TrainState, fit
+from tritium.ml.torch.losses import WeightedMean
 
 ROWS = 48
 HERE: dict[str, Any] = {"on": "here", "progress": False, "output": "none", "verbose": False}
@@ -181,6 +182,32 @@ def test_a_step_of_its_own_for_validation() -> None:
         fit(table(), **GOOD | HERE, eval_step=eval_step)
     with pytest.raises(BadSetting, match=r"eval_step=.* takes batch; it is called with \(module, batch\)"):
         fit(table(), **GOOD | HERE, validation=0.25, eval_step=lambda batch: 0)
+
+
+def test_weights_of_classes_in_float64() -> None:
+    """The loss of the validation is computed in the type of the module."""
+    rows, held = table(), np.arange(ROWS) % 4 == 0
+    loss = nn.CrossEntropyLoss(weight=torch.tensor([1.0, 2.0, 5.0], dtype=torch.float64))
+    model = fit(
+        rows.append_column("held", pa.array(held)),
+        **GOOD | HERE | {"label_cols": "kind", "loss": loss, "model": lambda: nn.Linear(3, 3).double()},
+        transform=lambda x: {"features": x["features"].double()},
+        validation="held",
+    )
+    x = torch.tensor(rows.select(["x0", "x1", "x2"]).to_pandas().to_numpy("float32")[held]).double()
+    with torch.no_grad():
+        expected = loss(model.module(x), torch.tensor(rows["kind"].to_numpy()[held]))
+    assert model.history[0]["validation_loss"] == pytest.approx(expected.item(), rel=1e-12)
+
+
+def test_weights_of_classes_that_a_callback_changes() -> None:
+    loss, label = nn.CrossEntropyLoss(weight=torch.ones(3)), torch.tensor([0, 2, 2])
+    mean = WeightedMean(loss)
+    assert mean.weights(label) == 3
+    loss.weight = torch.tensor([1.0, 1.0, 4.0])
+    assert mean.weights(label) == 9
+    output = torch.randn(3, 3)
+    torch.testing.assert_close((mean.sum(output, label) / mean.weights(label)).float(), loss(output, label))
 
 
 def test_groups_of_parameters_by_their_names() -> None:

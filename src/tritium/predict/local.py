@@ -50,7 +50,10 @@ def score_pandas(
     if label_index is not None:
         column, words = next(iter(model.signature.label_words.items()))
         index = {word: float(number) for number, word in enumerate(words)}
-        added[label_index] = [None if word is None else index.get(word, float(len(words))) for word in added[column]]
+        added[label_index] = [
+            None if missing else index.get(word, float(len(words)))
+            for word, missing in zip(added[column], added[column].isna(), strict=True)
+        ]
     return added
 
 

@@ -69,8 +69,8 @@ def test_a_word_that_was_not_trained_on() -> None:
     frame = rows()
     trees: dict[str, Any] = {"feature_cols": ["x"], "label_cols": "churn", "num_iterations": 5, **HERE}
     model = LightGBMClassifier(**trees, vocabulary=["churn"], label_index_col="index").fit(frame)
-    later = frame.head(3).assign(churn=["no", "maybe", None])
-    np.testing.assert_array_equal(model.transform(later)["index"], [0, 2, np.nan])
+    later = frame.head(4).assign(churn=["no", "maybe", None, np.nan])
+    np.testing.assert_array_equal(model.transform(later)["index"], [0, 2, np.nan, np.nan])
     with pytest.raises(BadRow, match=r"'maybe', which is not among the 2 values"):
         LightGBMClassifier(**trees, vocabulary=["churn"], validation=later.head(2)).fit(frame)
 

@@ -362,7 +362,9 @@ class _Planner:
     def _fill(self, batch: str, source: str) -> Fill:
         """Return the value of `nulls`, where that of a packed source goes before that of its row."""
         nulls = self.data.nulls
-        return nulls[source] if source in nulls else by_column(nulls, batch, source, self.read)
+        fill = nulls[source] if source in nulls else by_column(nulls, batch, source, self.read)
+        fill = fill.item() if isinstance(fill, np.generic) else fill
+        return int(fill) if isinstance(fill, bool) else fill  # a model keeps it as a number of JSON
 
     def _setting(self, mapping: Mapping[str, Any], batch: str, source: str) -> Any:
         return by_column(mapping, batch, source, self.read)

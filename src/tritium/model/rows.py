@@ -11,7 +11,7 @@ import numpy as np
 import pyarrow as pa
 
 from tritium.data.codec import read
-from tritium.data.decode import Decode, contents_of, decoded, of_images, raw_values
+from tritium.data.decode import Decode, content_of_values, contents_of, decoded, of_images, raw_values
 from tritium.data.invalid import invalid, mark_unreadable
 from tritium.data.schema import Field
 from tritium.data.spool import Array, Ragged
@@ -106,8 +106,8 @@ def _decoded(signature: Signature, data: Any, decode: Decoders) -> Any:
     found = dict(data)
     for taken in signature.inputs:
         values = raw_values(data.get(taken.name)) if taken.name in decode else None
-        if values is None:
-            continue
+        if values is None or taken.codec.get("content") not in (None, content_of_values(values)):
+            continue  # arrays already
 
         def bad(row: int, what: str, value: Any, name: str = taken.name) -> BadRow:
             return BadRow(f"input {name!r}, row {row}, {what}", column=name, row_id=row, value=value, batch_column=name)

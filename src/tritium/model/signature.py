@@ -62,9 +62,7 @@ _CODEC = {
     "depth": optional(WHOLE),
     "buckets": optional(WHOLE),
     "vocabulary": optional(list_of(TEXT)),
-    "pad": optional(
-        Form("a length and a number", lambda v: list_of(NUMBER).fits(v) and len(v) == 2 and WHOLE.fits(v[0]))
-    ),
+    "pad": optional(Form("a length and a number", _is_pad)),
     "nulls": optional(list_of(optional(either(NUMBER, TEXT)))),
     "mean": optional(list_of(NUMBER)),
     "std": optional(list_of(NUMBER)),

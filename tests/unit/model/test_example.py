@@ -117,6 +117,7 @@ ALL_KINDS = pd.DataFrame(
         "path": ["x", "yy", "zzz", "wwww"],
         "bytes": [b"\x00\x01", b"\x02\x03", b"\x04\x05", b"\x06\x07"],
         "index": [3, 2, 1, 0],
+        "flag": [True, None, False, None],
     }
 )
 CASES: dict[str, dict[str, Any]] = {
@@ -131,6 +132,8 @@ CASES: dict[str, dict[str, Any]] = {
     "padded": {"columns": {"x": "tokens"}, "pad": {"tokens": (4, -1)}},
     "nulls": {"columns": {"x": ["null", "index"]}, "nulls": {"null": -3}},
     "masked_nulls": {"columns": {"x": "null"}, "nulls": {"null": "mask"}},
+    "nulls_by_a_number_of_NumPy": {"columns": {"x": "null"}, "nulls": {"null": np.int64(2)}},
+    "nulls_of_truth_values": {"columns": {"x": "flag"}, "nulls": {"flag": True}},
     "normalized": {
         "columns": {"x": ["big", "index"]},
         "dtype": {"x": "float64"},
@@ -311,6 +314,13 @@ def test_a_module_over_tokens_takes_text(example: Any, inputs: Any) -> None:
     assert list(model.predict({"text": ["abc", "z", "dddd"]})) == expected
     assert list(model.predict(["abc", "z", "dddd"])) == expected
     assert list(model.predict(np.stack([tokens(text) for text in TEXT["text"]]))) == expected
+
+
+def test_arrays_that_are_decoded_already_are_taken_as_they_are() -> None:
+    """Numbers are no texts to decode, also where there is one for each."""
+    model = tr.Model(Seen(), example=TEXT[["text"]], inputs="text", decode={"text": lambda text: np.int64(len(text))})
+    assert list(model.predict(["abc", "z", "dddd"])) == [3.0, 1.0, 4.0]
+    assert list(model.predict(np.array([3, 1, 4]))) == [3.0, 1.0, 4.0]
 
 
 def test_text_beside_numbers() -> None:

@@ -154,18 +154,18 @@ def _in_order(parts: Mapping[int, tuple[Any, Any]]) -> tuple[list[Any], list[Any
 
 def _of_table(table: Any, fields: Mapping[str, Field], found: Columns, settings: Settings) -> Moments:
     parts: dict[str, list[np.ndarray[Any, Any]]] = {name: [] for name in fields}
-    found = dataclasses.replace(found, dtypes={**found.dtypes, **dict.fromkeys(fields, "float64")})
-    tables = Tables({"train": found.data(table, settings)}, 1)
-    planned = {field.name: (place, field) for place, field in enumerate(tables.plan["train"])}
+    # Rows that can't be read do not count: the ranks leave them out, or tell the user which they are.
+    values, dtypes = found.values | {"handle_invalid": "skip"}, {**found.dtypes, **dict.fromkeys(fields, "float64")}
+    tables = Tables({"train": dataclasses.replace(found, dtypes=dtypes, values=values).data(table, settings)}, 1)
+    known = list(tables.plan["train"])
+    places = {field.name: place for place, field in enumerate(known)}
     for batch in tables.batches(0):
-        ids, struct = batch.column(0).to_numpy(), batch.column(2).drop_null()
-        columns = struct.flatten()
-        if len(struct) and tables.plan["train"][0].skip:
-            kept, _ = readable(tables.plan["train"], columns, ids)
-            ids, columns = ids[kept], [column.take(pa.array(kept)) for column in columns]
-        for name in fields if len(struct) else ():
-            place, field = planned[name]
-            rows = read(field, columns[place], ids)[0]
+        struct = batch.column(2).drop_null()
+        ids, columns = batch.column(0).to_numpy()[: len(struct)], struct.flatten()
+        kept, known = readable(known, columns, ids)
+        for name in fields if len(kept) else ():
+            place = places[name]
+            rows = read(known[place], columns[place].take(pa.array(kept)), ids[kept])[0]
             assert isinstance(rows, np.ndarray)
             parts[name].append(rows.reshape(len(rows), -1))
     moments: Moments = {}

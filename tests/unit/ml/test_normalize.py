@@ -129,6 +129,18 @@ def test_rows_that_are_left_out_do_not_count() -> None:
     np.testing.assert_allclose(model.transform(used).prediction, expected, atol=1e-5)
 
 
+def test_arrays_of_another_length_and_nulls_are_told_as_without_normalising() -> None:
+    """Also where the rows of a later batch of the table are concerned, and where all of them are."""
+    good = [[1.0, 2.0], [3.0, 6.0]] * 4096
+    table = pa.table({"x": pa.array([*good, None, [1.0, 2.0, 3.0]]), "y": np.zeros(8194)})
+    settings: dict[str, Any] = SUM | {"feature_cols": "x", "normalize": True}
+    with pytest.raises(BadRow, match=r"column 'x' .* is null in row 8192\. .*leaves rows that can't be used out"):
+        TorchEstimator(**settings).fit(table)
+    model = TorchEstimator(**settings, handle_invalid="skip").fit(table)
+    assert model.history[-1]["rows_skipped"] == 2
+    np.testing.assert_allclose(model.predict(pa.table({"x": [[3.0, 6.0]]})), 2.0, atol=1e-5)
+
+
 def test_what_can_not_be_normalised_is_refused() -> None:
     frame = rows().assign(word="x")
     settings: dict[str, Any] = {**SUM, "feature_cols": {"a": ["income"], "city": "city", "w": "word"}}

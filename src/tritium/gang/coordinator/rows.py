@@ -74,7 +74,7 @@ class Rows:
                 gang.fail_member(member, problem)
                 return
             gang.observer.event("received", **whole)
-            for text in skipped_notes(self.receipts):
+            for text in skipped_notes(whole, self.receipts):
                 gang.observer.event("note", text=text)
             gang.broadcast("spooled", json.dumps(shapes).encode())
             gang.broadcast("fingerprint", json.dumps(whole["fingerprint"]).encode())  # before the last mark
@@ -124,12 +124,12 @@ def received(receipts: Mapping[int, Mapping[str, Any]]) -> dict[str, Any]:
     return {"rows": rows, "fingerprint": fingerprint} | ({"skipped": skipped} if skipped else {})
 
 
-def skipped_notes(receipts: Mapping[int, Mapping[str, Any]]) -> list[str]:
-    """Return a line for the user for each name of which rows were left out."""
+def skipped_notes(whole: Mapping[str, Any], receipts: Mapping[int, Mapping[str, Any]]) -> list[str]:
+    """Return a line for the user for each name of which rows were left out. `whole` : what `received` returns."""
     notes = []
-    for name, counts in received(receipts).get("skipped", {}).items():
+    for name, counts in whole.get("skipped", {}).items():
         left = sum(counts)
-        rows = left + sum(receipt["rows"][name] for receipt in receipts.values())
+        rows = left + sum(whole["rows"][name])
         first = next(r["first"][name] for _, r in sorted(receipts.items()) if name in r.get("first", {}))
         notes.append(
             f"data {name!r}: {left:,} of {rows:,} rows {'is' if left == 1 else 'are'} left out, as "

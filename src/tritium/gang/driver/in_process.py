@@ -84,7 +84,7 @@ def _shards(attempt: Attempt, stack: ExitStack) -> dict[str, Shard]:
     told = {0: {"rows": receipt.rows, "fingerprint": prints, "skipped": receipt.skipped, "first": receipt.first}}
     whole = received(told)
     attempt.recorder.event("received", **whole)
-    for text in skipped_notes(told):
+    for text in skipped_notes(whole, told):
         attempt.recorder.note(text)
     shards = {}
     for name, fields in plan.items():

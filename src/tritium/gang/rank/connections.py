@@ -1,4 +1,4 @@
-"""The TCP connections of a rank's process to other ranks: list them, and reset those of who has returned (rank)."""
+"""The TCP connections of a rank's process: list them, and reset those to other ranks (rank)."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import socket
 import sys
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
+from typing import Any
 
 from tritium.wire import socket_at
 
@@ -19,11 +20,13 @@ _UNSPECIFIED = bytes(128)  # a socket address of the family AF_UNSPEC, which is 
 
 
 def connections() -> Iterator[tuple[Ends, int]]:
-    """Yield this process's TCP connections, and their descriptors, without those that Python's `socket` has made.
+    """Yield this process's TCP connections, and their descriptors, without those of Python's own sockets.
 
     Libraries make theirs in C; a connection in Python is the user's own, or of Tritium.
     """
-    pythons = {each.fileno() for each in gc.get_objects() if issubclass(type(each), socket.socket)}
+    # multiprocessing's connections and managers take the descriptor of a socket over.
+    kinds = socket.socket, getattr(sys.modules.get("multiprocessing.connection"), "Connection", socket.socket)
+    pythons = {_descriptor(each) for each in gc.get_objects() if issubclass(type(each), kinds)}
     for name in os.listdir("/dev/fd"):
         if int(name) in pythons:
             continue
@@ -43,15 +46,15 @@ def reset(theirs: Iterable[Ends], but: Iterable[int]) -> None:
     kept = {str(port) for port in but}
     for ends, descriptor in connections():
         if ends in known and kept.isdisjoint(end.rpartition(" ")[2] for end in ends):
-            _reset(descriptor)
+            # To connect with nobody resets a connection (Linux), and leaves the library its descriptor.
+            ctypes.CDLL(None).connect(descriptor, _UNSPECIFIED, len(_UNSPECIFIED))
 
 
-def _reset(descriptor: int) -> None:
-    if sys.platform == "linux":  # to connect with nobody resets a connection, and leaves the library its descriptor
-        ctypes.CDLL(None).connect(descriptor, _UNSPECIFIED, len(_UNSPECIFIED))
-        return
-    with suppress(OSError), socket_at(descriptor) as found:
-        found.shutdown(socket.SHUT_RDWR)
+def _descriptor(connection: Any) -> int:
+    try:
+        return int(connection.fileno())
+    except OSError:  # it is closed
+        return -1
 
 
 def _end(address: tuple[str, int]) -> str:

@@ -10,14 +10,8 @@ from tritium.errors import TritiumError
 from tritium.gang.failure import Failure
 
 STAY_SECONDS = 5.0  # how long a driver may take to cancel the Spark job
-_REPORTED = (
-    "exception",
-    "error",
-    "exit",
-    "signal",
-    "stalled",
-    "returned",
-)  # failures that Spark does not notice by itself
+# Failures that Spark does not notice by itself.
+_REPORTED = ("exception", "error", "exit", "signal", "stalled", "returned")
 
 
 class GangEnded(TritiumError):

@@ -38,7 +38,7 @@ _Home: TypeAlias = list[tuple[str, bool, dict[str, Any]]]
 _FACTS = ("__package__", "__path__", "__file__", "__doc__")
 _OF_THE_FILE = ("__builtins__", "__cached__", "__loader__", "__path__", "__spec__")
 _CACHED: Any = type(functools.lru_cache(int))
-_TYPES = (typing.NewType, typing.ParamSpec)
+_TYPES = (typing.NewType, typing.ParamSpec, getattr(typing, "TypeVarTuple", typing.ParamSpec))  # the last since 3.11
 
 
 # ---- packing, on the driver and in a rank
@@ -47,7 +47,7 @@ _TYPES = (typing.NewType, typing.ParamSpec)
 class ByValue(cloudpickle.Pickler):  # type: ignore[misc]
     """cloudpickle's pickler, which also takes TorchScript, of which torch itself refuses to make a pickle.
 
-    Cached functions, new types and parameter specifications go by value, as functions and classes do.
+    Cached functions, new types and what else a type is made of go by value, as functions and classes do.
     """
 
     def __init__(self, file: io.BytesIO, buffers: Callable[[Any], object] | None = None) -> None:

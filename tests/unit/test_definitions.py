@@ -270,19 +270,24 @@ def cached(n: int) -> int:
 
 UserId = typing.NewType("UserId", int)
 P = typing.ParamSpec("P")
+TYPES = [UserId, P, *([typing.TypeVarTuple("Ts")] if sys.version_info >= (3, 11) else [])]
 
 
-def typed(user: UserId, call: Callable[P, int]) -> UserId:
-    return user
+def typed(user: UserId) -> UserId:
+    return UserId(user + 1)
 
 
 def test_what_python_pickles_by_name_goes_by_value() -> None:
     again: Any
-    again, function = pickle.loads(ship.pickle((cached, typed)))
+    again, function, types = pickle.loads(ship.pickle((cached, typed, TYPES)))
     assert again is not cached
     assert again.cache_parameters() == {"maxsize": 3, "typed": True}
     assert (again(20), again.__wrapped__.__name__, again.cache_info().currsize) == (6765, "cached", 3)
-    assert function(UserId(3), int) == 3
+    assert function(UserId(3)) == 4
+    for mine, its in zip(TYPES, types, strict=True):
+        assert its is not mine
+        assert (type(its), its.__name__, its.__module__) == (type(mine), mine.__name__, __name__)
+    assert types[0].__supertype__ is int
     assert pickle.loads(ship.pickle(functools.cache)) is functools.cache
 
 

@@ -25,6 +25,7 @@ from tritium.model.signature import Output
 
 _ROWS = 2
 _BEFORE = ("setup", "prepare_data", "configure_model", "on_fit_start", "on_train_start", "on_train_epoch_start")
+_PACKAGES = ("lightning", "pytorch_lightning")  # whose callbacks prepare nothing that a module asks for
 _BEFORE_EACH = (
     "on_train_batch_start",
     "transfer_batch_to_device",
@@ -74,7 +75,7 @@ class LightningDryRun(DryRun[LightningSettings]):
         """Call training_step where that is possible without a Trainer. Raises BadData with the shapes if it fails."""
         if self._forward is None:
             return Facts()
-        _try_optimizers(self._forward.module)
+        _try_optimizers(settings, self._forward.module)
         zero = {name: zeros(label, shape) for name, label in labels.items() if (shape := shapes[name]) is not None}
         if len(zero) == len(labels):
             weight = {} if settings.weight_col is None else {WEIGHT: torch.ones(_ROWS)}
@@ -94,9 +95,10 @@ def refuse_unknown(settings: LightningSettings) -> None:
             )
 
 
-def _try_optimizers(module: Any) -> None:
+def _try_optimizers(settings: LightningSettings, module: Any) -> None:
     """Raise BadSetting where `configure_optimizers` fails without the help of a Trainer, hooks or other ranks."""
-    if any(defines(type(module), hook) for hook in _BEFORE):
+    prepares = any(callback.setup.__module__.partition(".")[0] not in _PACKAGES for callback in settings.callbacks)
+    if prepares or any(defines(type(module), hook) for hook in _BEFORE):
         return
     try:
         with torch.random.fork_rng(devices=[]), warnings.catch_warnings():

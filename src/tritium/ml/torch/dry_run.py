@@ -281,8 +281,10 @@ def try_step(
     Raises BadData when output and label don't fit, BadSetting when the loss can't be used.
     """
     batch = {**tried.inputs, **zero, WEIGHT: torch.ones(_ROWS)}
-    # A loss with buffers, which counts its calls, say, begins in the ranks as it was given.
-    loss = copy.deepcopy(settings.loss)
+    try:  # a loss with buffers, which counts its calls, say, begins in the ranks as it was given
+        loss = copy.deepcopy(settings.loss)
+    except Exception:  # noqa: BLE001 - one that holds a result of autograd, say, can't be copied
+        loss = settings.loss
     step = make_step(dataclasses.replace(settings, model=tried.module, loss=loss), _CPU)
     try:
         returned = _take_step(step, tried.module, batch)

@@ -82,6 +82,22 @@ def test_what_asks_for_the_trainer_is_left_to_the_ranks() -> None:
     assert torch.equal(before, torch.get_rng_state())
 
 
+class OfCallback(Module):
+    def configure_optimizers(self) -> Any:
+        return torch.optim.SGD(self.parameters(), self.rate)
+
+
+class Rates(lightning.Callback):
+    def setup(self, trainer: Any, pl_module: Any, stage: str) -> None:
+        pl_module.rate = 0.1
+
+
+def test_what_a_callback_prepares_is_left_to_the_ranks() -> None:
+    planned(model=OfCallback(), callbacks=[lightning.Callback(), Rates()])
+    with pytest.raises(BadSetting, match="configure_optimizers of OfCallback fails"):
+        planned(model=OfCallback(), callbacks=[lightning.pytorch.callbacks.ModelSummary(), lightning.Callback()])
+
+
 class Conv(Module):
     """A module of images, which have their channels first."""
 

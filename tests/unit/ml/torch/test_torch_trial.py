@@ -364,6 +364,21 @@ class Counts(nn.Module):
         return self.calls * (output - label).square().mean()
 
 
+def test_a_loss_that_cannot_be_copied_is_tried_itself() -> None:
+    class Scaled(nn.Module):
+        def __init__(self, scale: float) -> None:
+            super().__init__()
+            self.scale = torch.ones(1, requires_grad=True) * scale
+
+        def forward(self, output: Any, label: Any) -> Any:
+            assert self.scale > 0, "no scale"
+            return (self.scale.detach() * (output - label)).square().mean()
+
+    assert fit(rows(), **TORCH | HERE | {"loss": Scaled(2.0)}).history
+    with pytest.raises(BadData, match=r"loss=Scaled.* can't take what there is: AssertionError: no scale"):
+        fit(rows(), **TORCH | HERE | {"loss": Scaled(0.0)})
+
+
 def test_a_batch_of_one_row_with_which_the_model_can_not_be_trained_is_refused_before_the_first_step() -> None:
     normed = lambda: nn.Sequential(nn.Linear(2, 4), nn.BatchNorm1d(4), nn.Linear(4, 1))  # noqa: E731
     given: dict[str, Any] = TORCH | {"model": normed, **HERE}

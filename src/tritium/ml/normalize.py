@@ -155,7 +155,7 @@ def _in_order(parts: Mapping[int, tuple[Any, Any]]) -> tuple[list[Any], list[Any
 def _of_table(table: Any, fields: Mapping[str, Field], found: Columns, settings: Settings) -> Moments:
     parts: dict[str, list[np.ndarray[Any, Any]]] = {name: [] for name in fields}
     # Rows that can't be read do not count: the ranks leave them out, or tell the user which they are.
-    values, dtypes = found.values | {"handle_invalid": "skip"}, {**found.dtypes, **dict.fromkeys(fields, "float64")}
+    values, dtypes = {**found.values, "handle_invalid": "skip"}, {**found.dtypes, **dict.fromkeys(fields, "float64")}
     tables = Tables({"train": dataclasses.replace(found, dtypes=dtypes, values=values).data(table, settings)}, 1)
     known = list(tables.plan["train"])
     places = {field.name: place for place, field in enumerate(known)}

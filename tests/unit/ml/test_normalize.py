@@ -134,7 +134,7 @@ def test_arrays_of_another_length_and_nulls_are_told_as_without_normalising() ->
     good = [[1.0, 2.0], [3.0, 6.0]] * 4096
     table = pa.table({"x": pa.array([*good, None, [1.0, 2.0, 3.0]]), "y": np.zeros(8194)})
     settings: dict[str, Any] = SUM | {"feature_cols": "x", "normalize": True}
-    with pytest.raises(BadRow, match=r"column 'x' .* is null in row 8192\. .*leaves rows that can't be used out"):
+    with pytest.raises(BadRow, match=r"column 'x' .* is null in row 8192\. .*leaves out such rows"):
         TorchEstimator(**settings).fit(table)
     model = TorchEstimator(**settings, handle_invalid="skip").fit(table)
     assert model.history[-1]["rows_skipped"] == 2

@@ -21,7 +21,7 @@ def main():
     features = [name for name in cells.columns if name != "target"]
     classifier = LightGBMClassifier(feature_cols=features, label_cols="target", metrics=["auc"], **SETTINGS).fit(train)
     scored = classifier.transform(test)
-    auc = BinaryClassificationEvaluator(rawPredictionCol="probability", labelCol="target").evaluate(scored)
+    auc = BinaryClassificationEvaluator(labelCol="target").evaluate(scored)
     top = max(classifier.feature_importances("gain").items(), key=lambda item: item[1])
     print(f"breast cancer: AUC {auc:.3f} after {classifier.booster().num_trees()} trees; most gained by {top[0]}")
     assert auc > 0.95

@@ -171,7 +171,7 @@ def test_rows_with_a_hole_in_an_array_are_dropped_with_the_code_of_the_error(
 
 def test_another_name_for_a_prediction(spark: Any) -> None:
     df = spark.createDataFrame(FRAME.assign(prediction=1.0))
-    with pytest.raises(errors.BadSetting, match=r"or choose another name with setParams\(prediction_col=…"):
+    with pytest.raises(errors.BadSetting, match=r"or choose another name with setParams\(prediction_col=…\)"):
         MODEL.transform(df)
     assert "other" in MODEL.copy().setParams(prediction_col="other").transform(df).columns
     assert "prediction" in MODEL.transform(df.withColumnRenamed("prediction", "old")).columns

@@ -101,8 +101,8 @@ class Settings:
     )
     normalize: Any = setting(
         "Whether the model gets features less their mean, divided by their standard deviation, in training, validation "
-        "and prediction: True: all that are floating numbers; a list of columns: those. Both are learnt over the rows "
-        "to train on. A mapping gives them: {'age': (38.5, 12.1)}.",
+        "and prediction. True takes all that are floating numbers, a list of columns those; both are learnt over the "
+        "rows to train on. A mapping gives them: {'age': (38.5, 12.1)}.",
         None,
     )
     pad: Mapping[str, Any] | None = setting(

@@ -124,12 +124,14 @@ def refuse_taken(names: Sequence[str], there: Sequence[str]) -> None:
     """Raise BadSetting where two of these names are equal, or the data already has a column of one of them."""
     if twice := [name for name, count in Counter(name.lower() for name in names).items() if count > 1]:
         raise BadSetting(f"The model would add two columns {twice[0]!r}. Choose other names with setParams(…).")
-    taken = sorted({n.lower() for n in names} & {n.lower() for n in there})
-    if taken:
+    lower = {name.lower() for name in there}  # as Spark compares names
+    if taken := [name for name in names if name.lower() in lower]:
+        columns, it = ("a column", "one") if len(taken) == 1 else ("columns", "them")
         raise BadSetting(
-            f"The DataFrame has a column {', '.join(map(repr, taken))} already, and the model would add one. Rename "
-            "it, or choose another name with setParams(prediction_col=…, probability_col=…, raw_prediction_col=…, "
-            "prediction_label_col=…)."
+            f"The DataFrame has {columns} {', '.join(map(repr, taken))} already, and the model would add {it}. Rename "
+            f"{'it' if len(taken) == 1 else 'them'}, or choose another name with "
+            "setParams(prediction_col=…), probability_col=, raw_prediction_col=, prediction_label_col= or "
+            "label_index_col=."
         )
 
 

@@ -215,3 +215,16 @@ def test_a_hint_is_given_for_other_scales_alone() -> None:
     ):
         given: dict[str, Any] = {"settings": settings, "batch": batch, "layers": [nn.Linear(2, 1)], **others}
         assert not list(first_batch.notes(**given))
+
+
+def test_a_row_that_cant_be_read_is_named_as_without_it() -> None:
+    frame = pd.DataFrame({"x": [1.0, 2.0, 3.0, float("nan"), 5.0], "y": [1.0, 2.0, 3.0, 4.0, 5.0]})
+    settings: dict[str, Any] = {"model": lambda: nn.Linear(1, 1), "loss": nn.MSELoss(), "optimizer": torch.optim.SGD}
+    settings |= {"feature_cols": ["x"], "label_cols": ["y"], **HERE}
+    said = []
+    for normalize in (None, True):
+        with pytest.raises(BadRow) as refused:
+            TorchEstimator(**settings, normalize=normalize).fit(frame)
+        said.append(str(refused.value))
+    assert said[0] == said[1]
+    assert "row 3" in said[0]

@@ -41,8 +41,8 @@ class KerasKeywords(GangKeywords, total=False):
     prediction."""
     normalize: Any
     """Whether the model gets features less their mean, divided by their standard deviation, in training, validation
-    and prediction: True: all that are floating numbers; a list of columns: those. Both are learnt over the rows to
-    train on. A mapping gives them: {'age': (38.5, 12.1)}."""
+    and prediction. True takes all that are floating numbers, a list of columns those; both are learnt over the rows
+    to train on. A mapping gives them: {'age': (38.5, 12.1)}."""
     pad: Mapping[str, Any] | None
     """Array column -> the length that its rows are filled up to, with zeros: {"tokens": 128}, or with another
     number: {"tokens": (128, -1)}. Without, all rows must have one length."""

@@ -38,8 +38,8 @@ class LightGBMClassifierKeywords(GangKeywords, total=False):
     """Whether a NaN in a feature is an error, or a missing value ("keep"), in training and prediction."""
     normalize: Any
     """Whether the model gets features less their mean, divided by their standard deviation, in training, validation
-    and prediction: True: all that are floating numbers; a list of columns: those. Both are learnt over the rows to
-    train on. A mapping gives them: {'age': (38.5, 12.1)}."""
+    and prediction. True takes all that are floating numbers, a list of columns those; both are learnt over the rows
+    to train on. A mapping gives them: {'age': (38.5, 12.1)}."""
     pad: Mapping[str, Any] | None
     """Array column -> the length that its rows are filled up to, with zeros: {"tokens": 128}, or with another
     number: {"tokens": (128, -1)}. Without, all rows must have one length."""
@@ -396,8 +396,8 @@ class LightGBMRankerKeywords(GangKeywords, total=False):
     """Whether a NaN in a feature is an error, or a missing value ("keep"), in training and prediction."""
     normalize: Any
     """Whether the model gets features less their mean, divided by their standard deviation, in training, validation
-    and prediction: True: all that are floating numbers; a list of columns: those. Both are learnt over the rows to
-    train on. A mapping gives them: {'age': (38.5, 12.1)}."""
+    and prediction. True takes all that are floating numbers, a list of columns those; both are learnt over the rows
+    to train on. A mapping gives them: {'age': (38.5, 12.1)}."""
     pad: Mapping[str, Any] | None
     """Array column -> the length that its rows are filled up to, with zeros: {"tokens": 128}, or with another
     number: {"tokens": (128, -1)}. Without, all rows must have one length."""
@@ -759,8 +759,8 @@ class LightGBMRegressorKeywords(GangKeywords, total=False):
     """Whether a NaN in a feature is an error, or a missing value ("keep"), in training and prediction."""
     normalize: Any
     """Whether the model gets features less their mean, divided by their standard deviation, in training, validation
-    and prediction: True: all that are floating numbers; a list of columns: those. Both are learnt over the rows to
-    train on. A mapping gives them: {'age': (38.5, 12.1)}."""
+    and prediction. True takes all that are floating numbers, a list of columns those; both are learnt over the rows
+    to train on. A mapping gives them: {'age': (38.5, 12.1)}."""
     pad: Mapping[str, Any] | None
     """Array column -> the length that its rows are filled up to, with zeros: {"tokens": 128}, or with another
     number: {"tokens": (128, -1)}. Without, all rows must have one length."""

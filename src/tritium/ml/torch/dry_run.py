@@ -25,7 +25,7 @@ from tritium.ml.torch.module_settings import ModuleSettings
 from tritium.ml.torch.settings import TorchSettings
 from tritium.ml.torch.step import Step, forward, make_step
 from tritium.ml.torch.try_functions import WITHOUT, try_metrics, try_optimizer, try_scheduler
-from tritium.model.engines.torch_outputs import named_outputs, outputs_of
+from tritium.model.engines.torch_outputs import by_name, named_outputs, outputs_of
 from tritium.model.engines.torch_transform import InputTransform
 from tritium.model.signature import Output
 
@@ -213,7 +213,7 @@ def try_prediction(
             "which it predicts. Let it return a row for each row."
         )
     try:
-        alone = {name: list(value.shape) for name, value in _tensors(predicted(1)).items()}
+        alone = {name: list(value.shape) for name, value in by_name(predicted(1)).items()}
     except Exception as error:
         raise BadData(f"{_ALONE}it fails: {text_of(error)}. A batch may have one row.") from error
     for name, (_, *row) in found.items():
@@ -223,15 +223,6 @@ def try_prediction(
                 "dimension that goes, squeeze(-1), not squeeze()."
             )
     return outputs
-
-
-def _tensors(output: Any) -> dict[str, Any]:
-    """Return what a module returned by name, also where it has no row."""
-    if isinstance(output, Mapping):
-        return {str(name): value for name, value in output.items()}
-    if isinstance(output, tuple | list):
-        return {f"output_{i}": value for i, value in enumerate(output)}
-    return {"prediction": output}
 
 
 def try_transform(

@@ -16,19 +16,23 @@ def outputs_of(output: Any) -> tuple[Output, ...]:
     return tuple(Output(name, *row) for name, row in rows_like(named_outputs(output)).items())
 
 
+def by_name(output: Any) -> dict[str, Any]:
+    """Return what a module returned by name, whatever it is."""
+    if isinstance(output, Mapping):
+        return {str(name): value for name, value in output.items()}
+    if isinstance(output, tuple | list):
+        return {f"output_{i}": value for i, value in enumerate(output)}
+    return {"prediction": output}
+
+
 def named_outputs(output: Any) -> dict[str, torch.Tensor]:
     """Return the tensors that a module returned, by name. Raises BadData where they can't be predictions."""
-    if isinstance(output, torch.Tensor):
-        outputs: dict[str, Any] = {"prediction": output}
-    elif isinstance(output, Mapping):
-        outputs = {str(name): value for name, value in output.items()}
-    elif isinstance(output, tuple | list):
-        outputs = {f"output_{i}": value for i, value in enumerate(output)}
-    else:
+    if not isinstance(output, torch.Tensor | Mapping | tuple | list):
         raise BadData(
             f"In eval mode, as prediction calls it, the module returns a {type(output).__name__}. Let it return a "
             "tensor, or a tuple or a dict of tensors."
         )
+    outputs = by_name(output)
     for name, value in outputs.items():
         if not isinstance(value, torch.Tensor):
             what = "None" if value is None else f"a {type(value).__name__}"

@@ -245,6 +245,13 @@ class _Planner:
                 f"others is floating in a list: {field.name!r}: [{name!r}]."
             )
             return field
+        wrong = (
+            f"{here}: it must be (mean, standard deviation), two finite numbers or two sequences of one for each "
+            "value of a row, the deviations above 0."
+        )
+        if not all(one is None or (isinstance(one, list | tuple) and len(one) == 2) for one in given):
+            self.problems.append(wrong)
+            return field
         whole = given[0] is not None and all(one is given[0] for one in given) and np.ndim(given[0][0]) == 1
         if field.packed and not whole:
             mean, std = (
@@ -255,11 +262,8 @@ class _Planner:
         shape = (len(mean),) if field.depth == 1 and field.shape is None and len(mean) > 1 else field.shape
         numbers = all(isinstance(one, int | float) and math.isfinite(one) for one in (*mean, *std))
         fit = shape is None or len(mean) in (1, math.prod(shape))
-        if not numbers or not fit or len(mean) != len(std) or min(std) <= 0:
-            self.problems.append(
-                f"{here}: it must be (mean, standard deviation), two finite numbers or two sequences of one for each "
-                "value of a row, the deviations above 0."
-            )
+        if not mean or not numbers or not fit or len(mean) != len(std) or min(std) <= 0:
+            self.problems.append(wrong)
             return field
         kept = not field.packed and self.columns[field.sources[0]].leaf()[0].name in ("date", "timestamp")
         travel = field.travel if kept else "float64"

@@ -161,6 +161,10 @@ def test_what_can_not_be_normalised_is_refused() -> None:
     for pair in ((0, 0), (0, -1), (np.nan, 1), ([1, 2], [1, 2])):
         with pytest.raises(BadData, match=r"normalize for 'income': it must be \(mean, standard deviation\)"):
             TorchEstimator(**settings, normalize={"income": pair}).fit(frame)
+    given: Any
+    for given in (5, (1,), (1, 2, 3), ([], [])):
+        with pytest.raises(BadData, match=r"normalize for 'pixels': it must be \(mean, standard deviation\)"):
+            plan(pa.schema({"pixels": pa.list_(pa.float64())}), Data(frame, normalize={"pixels": given}), "train")
     tiny = {"income": (0.0, 1e-40)}
     with pytest.raises(BadRow, match=r"'income'.* is normalised to a number beyond float32 in row 0"):
         TorchEstimator(**settings, normalize=tiny).fit(frame)

@@ -34,9 +34,18 @@ def end_group(leader: int) -> None:
     """Do as `kill_group`, wait until the group's other processes have ended, too, and kill those that do not."""
     kill_group(leader)
     deadline = time.monotonic() + CLEANING_SECONDS
-    while any(_cleaners(leader)) and time.monotonic() < deadline:
+    while _is_running(leader) and time.monotonic() < deadline:
         time.sleep(_LOOK_SECONDS)
     _kill_all(leader)
+
+
+def _is_running(group: int) -> bool:
+    """Tell whether a process of the group but its leader has not ended yet (Linux)."""
+    for pid in _members(group) if sys.platform == "linux" else ():
+        with suppress(OSError), open(f"/proc/{pid}/stat", "rb") as stat:
+            if pid != group and stat.read().rpartition(b")")[2].split()[0] not in (b"Z", b"X"):
+                return True
+    return False
 
 
 def _members(group: int) -> Iterator[int]:
@@ -51,7 +60,7 @@ def _cleaners(group: int) -> Iterator[int]:
     if sys.platform != "linux":
         return
     for pid in _members(group):
-        with suppress(OSError), open(f"/proc/{pid}/cmdline", "rb") as command:  # of one that has ended it is empty
+        with suppress(OSError), open(f"/proc/{pid}/cmdline", "rb") as command:
             if _CLEANER in command.read():
                 yield pid
 

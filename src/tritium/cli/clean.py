@@ -10,7 +10,7 @@ from tritium.observe import runs
 @click.command()
 @click.argument("place", metavar="[RUNS]", required=False)
 @click.option("--keep", type=click.IntRange(min=0), help="Keep the newest N runs.", metavar="N")
-@click.option("--older", type=click.FloatRange(min=0), help="Remove none younger than DAYS days.", metavar="DAYS")
+@click.option("--older", type=click.FloatRange(0, 36_500), help="Remove none younger than DAYS days.", metavar="DAYS")
 @click.option("--yes", is_flag=True, help="Remove without asking.")
 def clean(place: str | None, keep: int | None, older: float | None, yes: bool) -> None:
     """Remove run directories in RUNS: $TRITIUM_RUNS, or tritium-runs here.

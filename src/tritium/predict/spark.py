@@ -129,9 +129,8 @@ def refuse_taken(names: Sequence[str], there: Sequence[str]) -> None:
         columns, it = ("a column", "one") if len(taken) == 1 else ("columns", "them")
         raise BadSetting(
             f"The DataFrame has {columns} {', '.join(map(repr, taken))} already, and the model would add {it}. Rename "
-            f"{'it' if len(taken) == 1 else 'them'}, or choose another name with "
-            "setParams(prediction_col=…), probability_col=, raw_prediction_col=, prediction_label_col= or "
-            "label_index_col=."
+            "what is there, or choose another name with setParams(prediction_col=…), probability_col=, "
+            "raw_prediction_col=, prediction_label_col= or label_index_col=."
         )
 
 

@@ -82,7 +82,7 @@ def test_columns_of_a_model_are_named_each_once() -> None:
     assert list(model.setParams(raw_prediction_col="").transform(frame[["x"]])) == ["x", "prediction", "probability"]
     with pytest.raises(BadSetting, match=r"two columns 'prediction'"):
         model.setParams(raw_prediction_col="Prediction").transform(frame)
-    with pytest.raises(BadSetting, match=r"has a column 'raw' already.*raw_prediction_col=…"):
+    with pytest.raises(BadSetting, match=r"has a column 'raw' already.* raw_prediction_col="):
         model.setParams(raw_prediction_col="raw").transform(frame.assign(raw=1))
     with pytest.raises(BadSetting, match=r"a column 'rawPrediction' already.*raw_prediction_col='another_raw"):
         TorchEstimator(**ONE, label_cols="flag").fit(frame.assign(rawPrediction=1.0))

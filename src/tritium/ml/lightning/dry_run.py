@@ -101,7 +101,7 @@ def _try_optimizers(settings: LightningSettings, module: Any) -> None:
     if prepares or any(defines(type(module), hook) for hook in _BEFORE):
         return
     try:
-        with torch.random.fork_rng(devices=[]), warnings.catch_warnings():
+        with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             module.configure_optimizers()
     except Exception as error:
@@ -128,6 +128,6 @@ def _try_step(settings: LightningSettings, module: Any, columns: dict[str, Any],
         listed = "".join(f"\n  - {described(label, columns[name])}" for name, label in labels.items())
         inputs = "".join(f"\n  - {name} {list(columns[name].shape)}" for name in settings.inputs())
         raise BadData(
-            f"training_step of {name_of(module)} fails: {type(error).__name__}: {error}\nIt was called with "
+            f"training_step of {name_of(module)} fails: {text_of(error)}\nIt was called with "
             f"batch_form={settings.batch_form!r}, of two rows of zeros:{inputs}{listed}"
         ) from error

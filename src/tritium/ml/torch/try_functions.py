@@ -97,7 +97,7 @@ def try_metrics(settings: TorchSettings, output: Any, batch: Mapping[str, torch.
 def _failure(metric: Any, output: Any, label: Any) -> Exception | None:
     """Return the error that a metric, which keeps its state, has with these; None where it takes them."""
     try:
-        with torch.no_grad(), torch.random.fork_rng(devices=[]), warnings.catch_warnings():
+        with torch.no_grad(), warnings.catch_warnings():
             warnings.simplefilter("ignore")
             if hasattr(metric, "compute"):
                 metric = copy.deepcopy(metric).cpu()

@@ -173,13 +173,16 @@ def _is_orphan_of(me: psutil.Process, pid: int) -> bool:
 
 
 def _command(pid: int) -> str:
-    """Return the command line; empty where the process has ended or is a zombie of another parent."""
+    """Return the command line, or the name where there is none yet, as while the process begins a program.
+
+    Empty where the process has ended or is a zombie of another parent.
+    """
     try:
         process = psutil.Process(pid)
         zombie = process.status() == psutil.STATUS_ZOMBIE
         if zombie:
             return "zombie (never waited for)" if process.ppid() == os.getpid() else ""
-        return " ".join(process.cmdline())
+        return " ".join(process.cmdline()) or process.name()
     except psutil.Error:
         return ""
 

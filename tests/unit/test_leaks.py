@@ -14,6 +14,7 @@ import threading
 from collections.abc import Callable
 from dataclasses import replace
 
+import psutil
 import pytest
 
 import leaks
@@ -102,6 +103,16 @@ def test_what_is_left_behind_is_named(
     assert [len(each) for each in found] == [1, 1]
     assert all(each[0].startswith(words) for each in found)
     assert before.left(set()) == []
+
+
+def test_a_process_without_a_command_line_yet_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(leaks, "SECONDS", 0.0)
+    before = leaks.Trace.now(set())
+    child = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE, stderr=subprocess.DEVNULL)
+    monkeypatch.setattr(psutil.Process, "cmdline", lambda process: [])  # what Linux shows while it begins a program
+    found = before.left(set())
+    child.communicate()
+    assert [text.partition(": ")[0] for text in found] == [f"process {child.pid}"]
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="mappings are read from /proc")

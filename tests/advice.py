@@ -125,9 +125,9 @@ def settings() -> frozenset[str]:
 def public() -> tuple[Any, ...]:
     """Return the public API: the names of `tritium`, and the classes of what they return."""
     import tritium as tr
+    from tritium.checkpoint.checkpoints import Checkpoints
+    from tritium.checkpoint.store import Store
     from tritium.data.shard import Shard
-    from tritium.gang.rank.checkpoints import Checkpoints
-    from tritium.model.checkpoint import Store
     from tritium.model.signature import Input, Output, Signature
 
     front = [getattr(tr, name) for name in tr.__all__ if name not in ("errors", "ml")]

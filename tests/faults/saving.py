@@ -19,10 +19,10 @@ import numpy as np
 import pyarrow as pa
 
 import tritium as tr
+from tritium.checkpoint.format import Loaded
+from tritium.checkpoint.store import Store
 from tritium.errors import CheckpointFailed, SpoolFull, StoreFailed
 from tritium.gang.driver.launch import start
-from tritium.model.checkpoint import Store
-from tritium.model.checkpoint_format import Loaded
 
 QUIET = {"progress": False, "output": "none"}
 

@@ -19,10 +19,10 @@ import pytest
 
 import clusters
 import tritium as tr
+from tritium.checkpoint.format import own
+from tritium.checkpoint.state import Snapshot
+from tritium.checkpoint.store import Store
 from tritium.errors import RankFailed
-from tritium.model.checkpoint import Store
-from tritium.model.checkpoint_format import own
-from tritium.model.state import Snapshot
 
 PROGRAM = Path(__file__).with_name("saving.py")
 ROUNDS = int(os.environ.get("TRITIUM_FAULT_KILLS", "10"))  # `make faults` asks for 50

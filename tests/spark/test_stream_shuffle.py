@@ -11,9 +11,9 @@ import pytest
 
 import tritium as tr
 from ranks import supervisor
+from tritium.checkpoint.store import Store
 from tritium.gang.driver.launch import start
 from tritium.gang.settings import Gang
-from tritium.model.checkpoint import Store
 
 BATCH = 1024
 

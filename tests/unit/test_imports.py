@@ -22,11 +22,12 @@ LAYERS = (
     "ml",
     "predict",
     "gang",
+    "checkpoint",
     "frameworks",
     "model",
     "data",
     "observe",
-    "wire ship definitions package file_system shown errors hints aliases triton_first",
+    "wire ship definitions package file_system shown errors hints aliases arguments triton_first",
 )
 # Within gang/, a folder is a process; what is in none of them is data for all.
 PROCESSES = ("driver", "coordinator", "supervisor", "rank", "control", "")
@@ -178,7 +179,8 @@ def test_the_door_has_these_names() -> None:
 NEUTRAL = [
     name
     for name in modules()
-    if name.startswith(("tritium.model", "tritium.predict")) and not name.startswith("tritium.model.engines.")
+    if name.startswith(("tritium.model", "tritium.predict", "tritium.checkpoint"))
+    and not name.startswith("tritium.model.engines.")
 ]
 
 

@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from tritium import errors, ship
+from tritium.checkpoint.control import Regroup
 from tritium.errors import RankFailed, Stalled, TritiumError
 from tritium.frameworks import patterns
 from tritium.gang.killed import killed_for
@@ -41,10 +42,6 @@ _ADVICE = {
     "returned": "Every rank must make the same collective calls: let all take as many steps (an epoch of "
     "world.shard(…) has as many on each), and decide together when to stop (world.gather(…)).",
 }
-
-
-class Regroup(BaseException):
-    """Ends a gang that is started again with more ranks. A BaseException, so that functions don't catch it."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -6,8 +6,8 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ClassVar, Generic, TypeVar
 
+from tritium.checkpoint.code import CodeDigest
 from tritium.data.schema import Field
-from tritium.ml.digest import CodeDigest
 from tritium.ml.settings import Settings
 from tritium.model.model import Model
 from tritium.model.signature import Output, Signature

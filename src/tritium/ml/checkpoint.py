@@ -6,12 +6,12 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from tritium.arguments import name_of
+from tritium.checkpoint.format import Damaged
+from tritium.checkpoint.store import Store
 from tritium.errors import BadSetting, CheckpointFailed
-from tritium.ml.arguments import name_of
 from tritium.ml.early_stopping import stays_stopped
 from tritium.ml.epoch_settings import EpochSettings
-from tritium.model.checkpoint import Store
-from tritium.model.checkpoint_format import Damaged
 
 GROUP = "optimizer group"
 """The prefix of an optimizer's settings in an identity; they may depend on the world size."""

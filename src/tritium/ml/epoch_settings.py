@@ -6,9 +6,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Literal
 
+from tritium.arguments import argument_names, name_of, takes
+from tritium.checkpoint.checkpoints import every_of
 from tritium.errors import BadSetting
-from tritium.gang.rank.checkpoints import every_of
-from tritium.ml.arguments import argument_names, name_of, takes
 from tritium.ml.early_stopping import EarlyStopping
 from tritium.ml.fields import is_whole, setting
 from tritium.ml.settings import Settings

@@ -8,12 +8,12 @@ from typing import Any
 
 import numpy as np
 
+from tritium.arguments import name_of
 from tritium.data.decode import by_batch_column, raw_image
 from tritium.data.schema import Field
 from tritium.data.tables import column_of
 from tritium.data.types import IMAGE_SIZE, is_spark, spark_column
 from tritium.errors import BadSetting
-from tritium.ml.arguments import name_of
 from tritium.ml.dry_run import needs_rank, text_of
 from tritium.ml.settings import Settings
 

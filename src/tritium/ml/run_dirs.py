@@ -11,9 +11,9 @@ import weakref
 from collections.abc import Mapping
 from typing import Any
 
+from tritium.checkpoint.code import CodeDigest
 from tritium.errors import BadSetting
 from tritium.file_system import Permissions
-from tritium.ml.digest import CodeDigest
 from tritium.model import files
 
 PARAMS = "params.json"

@@ -6,11 +6,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import Any, ClassVar, Literal, TypeVar
 
+from tritium.arguments import argument_names, name_of, takes
 from tritium.data.schema import NO_DECODE, is_dataset, shown_decode
 from tritium.errors import BadSetting
 from tritium.gang.settings import ELSEWHERE, Gang, as_int
 from tritium.hints import did_you_mean, question, suggest
-from tritium.ml.arguments import argument_names, name_of, takes
 from tritium.ml.fields import is_names, is_number, is_whole, setting
 
 S = TypeVar("S", bound="Settings")

@@ -1,3 +1,3 @@
-"""Models with their signatures, and checkpoints, saved, loaded and applied without Spark (any process)."""
+"""Models with their signatures, saved, loaded and applied without Spark (any process)."""
 
 from __future__ import annotations

@@ -20,12 +20,12 @@ from torch import nn
 from torch.nn import functional
 
 import tritium as tr
+from tritium.checkpoint.format import order
+from tritium.checkpoint.store import Store
 from tritium.errors import BadSetting
 from tritium.ml import Callback, EarlyStopping, fit
 from tritium.ml.torch import identity
 from tritium.ml.torch.digest import TorchDigest
-from tritium.model.checkpoint import Store
-from tritium.model.checkpoint_format import order
 
 SCALE = 2.0
 
@@ -377,8 +377,8 @@ import numpy as np, torch
 from torch import nn
 from torch.nn import functional
 from tritium.ml.torch.digest import TorchDigest
-from tritium.model.checkpoint import Store
-from tritium.model.checkpoint_format import order
+from tritium.checkpoint.store import Store
+from tritium.checkpoint.format import order
 
 Kind = enum.Enum("Kind", "a b")
 

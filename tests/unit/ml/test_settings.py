@@ -21,12 +21,12 @@ import torch
 from torch import nn
 
 import tritium as tr
+from tritium.checkpoint.store import Store
 from tritium.data.tables import Tables
 from tritium.errors import BadData, BadRow, BadSetting, TrainingDiverged
 from tritium.ml import Callback, EarlyStopping, TorchEstimator, TorchModel, TorchSettings, fit
 from tritium.ml.fitting import prepare, run
 from tritium.ml.torch.backend import TorchBackend
-from tritium.model.checkpoint import Store
 
 X = ["a", "b", "c"]
 

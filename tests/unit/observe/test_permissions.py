@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 import tritium as tr
-from tritium.ml.digest import CodeDigest
+from tritium.checkpoint.code import CodeDigest
 from tritium.ml.run_dirs import write_params
 
 

@@ -133,7 +133,7 @@ def newest_checkpoint(run_dir: str) -> tuple[int, str] | None:
 
     Needed when the log of a coordinator on an executor was lost with a failed attempt.
     """
-    from tritium.model.checkpoint import Store
+    from tritium.checkpoint.store import Store
 
     store = Store(run_dir)
     try:

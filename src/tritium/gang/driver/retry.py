@@ -8,9 +8,9 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+from tritium.checkpoint.control import Regroup
 from tritium.errors import IncompleteShard, RankFailed, TritiumError
 from tritium.gang.driver.error_text import finish
-from tritium.gang.failure import Regroup
 from tritium.gang.killed import from_outside
 
 if TYPE_CHECKING:

@@ -25,12 +25,13 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal
 
 from tritium import aliases, definitions, frameworks, ship
+from tritium.checkpoint.control import Regroup
 from tritium.errors import ResultError, WireError
 from tritium.frameworks import huggingface, mpi
 from tritium.frameworks import torch as pytorch
 from tritium.frameworks.at_import import before_import, without_collections
 from tritium.frameworks.framework import Framework
-from tritium.gang.failure import Failure, Regroup
+from tritium.gang.failure import Failure
 from tritium.gang.rank.control import RankControl
 from tritium.gang.rank.environment import (
     compare_versions,

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
+from tritium.checkpoint import control
 from tritium.gang.rank.progress_page import ProgressWriter
 from tritium.observe.stored import Piece
 
@@ -25,25 +26,16 @@ class Peer:
     pid: int
 
 
-class Control(Protocol):
+class Control(control.Control, Protocol):
     """How a world reaches the rest of its gang: RankControl, HereControl or Elsewhere."""
 
     progress: ProgressWriter
-    run_dir: str
-    elastic: bool
-    """Whether the gang has fewer than `gang.most` ranks."""
-    could_be_more: bool
-    """Whether there are slots for more ranks now."""
     store_limit: int | None
     """Bytes of all files that can be stored in this run; None: no limit."""
 
-    def all_gather(self, operation: str, value: bytes, tag: str = ...) -> list[bytes]: ...
-    def all_gather_async(self, operation: str, value: bytes, tag: str = ...) -> Callable[[], list[bytes]]: ...
-    def tell(self, kind: str, **fields: Any) -> None: ...
     def log(self, fields: Mapping[str, Any]) -> None: ...
     def store(self, piece: Piece) -> None: ...
     def shard(self, name: str) -> Shard: ...
-    def confirm_rows(self) -> None: ...
 
 
 def peers_of(descriptions: Sequence[Mapping[str, Any]]) -> tuple[Peer, ...]:

@@ -20,8 +20,8 @@ from tritium.gang.rank.peers import Control, Peer
 from tritium.observe.stored import cut
 
 if TYPE_CHECKING:
+    from tritium.checkpoint.checkpoints import Checkpoints
     from tritium.data.shard import Shard
-    from tritium.gang.rank.checkpoints import Checkpoints
 
 
 @dataclass(frozen=True)
@@ -50,7 +50,7 @@ class World:
             raise TritiumError(
                 "There is no run to keep checkpoints in: this process was not started by tritium.launch(…, run_dir=…)."
             )
-        from tritium.gang.rank.checkpoints import Checkpoints
+        from tritium.checkpoint.checkpoints import Checkpoints
 
         return Checkpoints(self._control, rank=self.rank, size=self.size, host=self.host, run_id=self.run_id)
 

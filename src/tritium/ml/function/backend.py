@@ -7,9 +7,9 @@ from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
 from tritium import file_system
+from tritium.checkpoint.code import CodeDigest
 from tritium.data.schema import Field
 from tritium.ml.backend import Backend, DryRun
-from tritium.ml.digest import CodeDigest
 from tritium.ml.function import training
 from tritium.ml.function.settings import FunctionSettings
 from tritium.model.engines.function import FunctionEngine

@@ -6,8 +6,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
+from tritium.arguments import argument_names, name_of, takes
 from tritium.hints import question
-from tritium.ml.arguments import argument_names, name_of, takes
 from tritium.ml.fields import setting
 from tritium.ml.settings import Settings
 

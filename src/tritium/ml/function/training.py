@@ -9,9 +9,9 @@ from typing import Any
 
 import numpy as np
 
+from tritium.arguments import name_of
 from tritium.errors import BadSetting
 from tritium.gang.rank.world import world as this_world
-from tritium.ml.arguments import name_of
 from tritium.ml.function.settings import FunctionSettings, Trained
 from tritium.ml.history import make_json
 from tritium.model.engines.function import FunctionEngine, Functions

@@ -6,10 +6,10 @@ from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
 from tritium import file_system
+from tritium.checkpoint.code import CodeDigest
 from tritium.data.schema import Field
 from tritium.ml.backend import Backend
 from tritium.ml.checkpoint import peek
-from tritium.ml.digest import CodeDigest
 from tritium.ml.keras import training
 from tritium.ml.keras.digest import KerasDigest
 from tritium.ml.keras.dry_run import KerasDryRun, drawing

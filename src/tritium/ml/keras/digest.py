@@ -8,8 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from tritium.ml.arguments import name_of
-from tritium.ml.digest import SHORT, CodeDigest, Parts
+from tritium.arguments import name_of
+from tritium.checkpoint.code import SHORT, CodeDigest, Parts
 from tritium.ml.keras.portable import Portable, PortableModel
 from tritium.model.engines.keras_weights import as_array
 

@@ -10,9 +10,9 @@ from typing import Any
 
 import numpy as np
 
+from tritium.arguments import name_of, refuse_methods
 from tritium.data.schema import Field
 from tritium.errors import BadData, BadSetting, ModelError, TritiumError
-from tritium.ml.arguments import name_of, refuse_methods
 from tritium.ml.backend import DryRun
 from tritium.ml.keras.labels import Classes, check_labels
 from tritium.ml.keras.settings import KerasSettings

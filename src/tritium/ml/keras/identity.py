@@ -10,11 +10,11 @@ from typing import Any
 
 import keras
 
+from tritium.arguments import name_of
+from tritium.checkpoint.code import is_own, words_of
 from tritium.data.schema import Field
 from tritium.errors import ModelError
-from tritium.ml.arguments import name_of
 from tritium.ml.checkpoint import GROUP, HELD, plain
-from tritium.ml.digest import is_own, words_of
 from tritium.ml.keras.digest import KerasDigest
 from tritium.ml.keras.settings import KerasSettings
 from tritium.ml.settings import OF_PREDICTIONS

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from tritium.arguments import name_of
 from tritium.data.schema import Field
 from tritium.errors import BadData, BadSetting
-from tritium.ml.arguments import name_of
 from tritium.ml.keras.settings import KerasSettings, loss_name, loss_option, loss_problems, losses_in
 from tritium.model.signature import Output, shown
 

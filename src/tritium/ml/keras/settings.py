@@ -10,11 +10,11 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
+from tritium.arguments import name_of, needed_arguments, takes_vocabulary
 from tritium.errors import BadSetting
 from tritium.frameworks.keras import BACKENDS, Keras
 from tritium.gang.settings import Gang
 from tritium.hints import question
-from tritium.ml.arguments import name_of, needed_arguments, takes_vocabulary
 from tritium.ml.epoch_settings import EpochSettings
 from tritium.ml.fields import setting
 from tritium.ml.keras.metrics import of_rows

@@ -11,10 +11,10 @@ import numpy as np
 from lightgbm.callback import CallbackEnv
 
 from tritium import file_system
+from tritium.checkpoint.code import CodeDigest
 from tritium.data.schema import Field
 from tritium.errors import BadSetting
 from tritium.ml.backend import Backend, DryRun
-from tritium.ml.digest import CodeDigest
 from tritium.ml.dry_run import text_of
 from tritium.ml.lightgbm import training
 from tritium.ml.lightgbm.checkpoint import identity, peek

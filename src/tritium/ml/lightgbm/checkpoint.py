@@ -8,6 +8,8 @@ from typing import Any
 import lightgbm
 import numpy as np
 
+from tritium.checkpoint.format import Damaged
+from tritium.checkpoint.store import Store
 from tritium.data.fingerprint import REDRAWN, compare, summary
 from tritium.data.schema import Field
 from tritium.errors import BadSetting, CheckpointFailed, DataChanged
@@ -17,8 +19,6 @@ from tritium.ml.early_stopping import EarlyStopping, EarlyStoppingState, stays_s
 from tritium.ml.lightgbm.average import Added
 from tritium.ml.lightgbm.settings import LightGBMSettings
 from tritium.ml.settings import OF_PREDICTIONS
-from tritium.model.checkpoint import Store
-from tritium.model.checkpoint_format import Damaged
 
 _ANY = (
     *("num_iterations", "metrics", "training_metric", "early_stopping", "verbose", "validation", "nulls"),

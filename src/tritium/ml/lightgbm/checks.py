@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from tritium.ml.arguments import argument_names, name_of, takes
+from tritium.arguments import argument_names, name_of, takes
 from tritium.ml.early_stopping import EarlyStopping
 from tritium.ml.fields import is_names, is_number, is_whole
 from tritium.ml.lightgbm.names import is_larger_better

@@ -9,11 +9,11 @@ from typing import Any, ClassVar
 import torch
 
 from tritium import file_system
+from tritium.arguments import takes_vocabulary
+from tritium.checkpoint.code import CodeDigest
 from tritium.data.schema import Field
-from tritium.ml.arguments import takes_vocabulary
 from tritium.ml.backend import Backend
 from tritium.ml.checkpoint import peek
-from tritium.ml.digest import CodeDigest
 from tritium.ml.lightning import training
 from tritium.ml.lightning.dry_run import LightningDryRun
 from tritium.ml.lightning.identity import identity_with_code

@@ -11,10 +11,10 @@ from typing import Any
 import lightning
 import torch
 
+from tritium.arguments import argument_names, name_of, refuse_methods
 from tritium.data.schema import Field
 from tritium.errors import BadData, BadSetting
 from tritium.hints import suggest
-from tritium.ml.arguments import argument_names, name_of, refuse_methods
 from tritium.ml.backend import DryRun
 from tritium.ml.dry_run import needs_rank, text_of
 from tritium.ml.lightning.batches import in_form

@@ -10,10 +10,10 @@ from typing import Any
 import lightning
 import torch
 
+from tritium.arguments import name_of
+from tritium.checkpoint.code import is_own, words_of
 from tritium.data.schema import Field
-from tritium.ml.arguments import name_of
 from tritium.ml.checkpoint import HELD, plain
-from tritium.ml.digest import is_own, words_of
 from tritium.ml.lightning.settings import LightningSettings
 from tritium.ml.settings import OF_PREDICTIONS
 from tritium.ml.torch.digest import TorchDigest

@@ -7,9 +7,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Literal
 
+from tritium.arguments import name_of, takes_vocabulary
 from tritium.errors import BadSetting
 from tritium.hints import question
-from tritium.ml.arguments import name_of, takes_vocabulary
 from tritium.ml.early_stopping import EarlyStopping
 from tritium.ml.epoch_settings import EpochSettings
 from tritium.ml.fields import is_whole, setting

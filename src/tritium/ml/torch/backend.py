@@ -9,11 +9,11 @@ from typing import Any, ClassVar
 import torch
 
 from tritium import file_system
+from tritium.arguments import takes_vocabulary
+from tritium.checkpoint.code import CodeDigest
 from tritium.data.schema import Field
-from tritium.ml.arguments import takes_vocabulary
 from tritium.ml.backend import Backend
 from tritium.ml.checkpoint import peek
-from tritium.ml.digest import CodeDigest
 from tritium.ml.torch import loop
 from tritium.ml.torch.digest import TorchDigest
 from tritium.ml.torch.dry_run import TorchDryRun

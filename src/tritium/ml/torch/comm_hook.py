@@ -8,8 +8,8 @@ from typing import Any
 import torch
 from torch.nn.parallel import DistributedDataParallel
 
+from tritium.arguments import name_of
 from tritium.errors import BadSetting
-from tritium.ml.arguments import name_of
 from tritium.ml.torch.ddp_options import parts_of_hook
 
 _MEMORIES = ("error_dict", "p_memory_dict", "q_memory_dict")  # bucket → tensor, of a PowerSGDState

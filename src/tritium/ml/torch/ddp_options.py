@@ -6,9 +6,9 @@ import math
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from tritium.arguments import argument_names, name_of, takes
 from tritium.errors import BadSetting
 from tritium.hints import suggest
-from tritium.ml.arguments import argument_names, name_of, takes
 from tritium.ml.fields import is_number
 
 HOOKS = ("fp16", "bf16", "power_sgd")

@@ -7,8 +7,8 @@ from typing import Any, ClassVar
 
 import torch
 
-from tritium.ml.arguments import name_of
-from tritium.ml.digest import SHORT, CodeDigest, Parts
+from tritium.arguments import name_of
+from tritium.checkpoint.code import SHORT, CodeDigest, Parts
 from tritium.ml.torch.equal_weights import checksum
 
 

@@ -10,10 +10,10 @@ from typing import Any
 
 import torch
 
+from tritium.arguments import name_of
 from tritium.data.batch import Batch
 from tritium.data.schema import Field
 from tritium.errors import BadData, BadSetting, TritiumError
-from tritium.ml.arguments import name_of
 from tritium.ml.backend import DryRun
 from tritium.ml.dry_run import needs_rank, text_of
 from tritium.ml.settings import WEIGHT

@@ -7,8 +7,8 @@ import sys
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+from tritium.arguments import argument_names, name_of, needed_arguments, takes, takes_nothing
 from tritium.hints import suggest
-from tritium.ml.arguments import argument_names, name_of, needed_arguments, takes, takes_nothing
 from tritium.ml.fields import is_number
 from tritium.ml.torch.compiling import COMPILED, is_compiled
 from tritium.ml.torch.loss_kinds import is_of_torch

@@ -10,8 +10,8 @@ from typing import Any
 
 import torch
 
+from tritium.arguments import name_of
 from tritium.errors import BadData, BadRow, BadSetting
-from tritium.ml.arguments import name_of
 from tritium.ml.torch.loss_kinds import is_by_class, is_of_one_score, is_of_torch
 from tritium.ml.torch.losses import Term
 from tritium.ml.torch.settings import TorchSettings

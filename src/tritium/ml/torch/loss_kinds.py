@@ -6,7 +6,7 @@ import functools
 import inspect
 from typing import Any
 
-from tritium.ml.arguments import name_of
+from tritium.arguments import name_of
 
 _ONE_SCORE = ("BCEWithLogitsLoss", "BCELoss", "binary_cross_entropy", "binary_cross_entropy_with_logits")
 _BY_CLASS = ("CrossEntropyLoss", "NLLLoss", "cross_entropy", "nll_loss", "MultiMarginLoss", "multi_margin_loss")

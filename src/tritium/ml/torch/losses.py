@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from tritium.arguments import name_of
 from tritium.errors import BadData, BadSetting
-from tritium.ml.arguments import name_of
 from tritium.ml.settings import LABEL, WEIGHT
 from tritium.ml.torch.loss_kinds import is_over_weights, option
 from tritium.ml.torch.settings import TorchSettings

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+from tritium.arguments import name_of
 from tritium.ml import history
-from tritium.ml.arguments import name_of
 
 
 def are_metrics(given: Any) -> bool:

@@ -6,8 +6,8 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
+from tritium.arguments import name_of
 from tritium.errors import BadSetting
-from tritium.ml.arguments import name_of
 
 if TYPE_CHECKING:
     import torch

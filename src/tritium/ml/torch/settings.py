@@ -9,10 +9,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Literal
 
+from tritium.arguments import argument_names, name_of, needed_arguments, takes_vocabulary
 from tritium.errors import BadSetting
 from tritium.frameworks import find
 from tritium.gang.settings import Gang
-from tritium.ml.arguments import argument_names, name_of, needed_arguments, takes_vocabulary
 from tritium.ml.epoch_settings import EpochSettings, callback_problems
 from tritium.ml.fields import is_number, is_whole, setting
 from tritium.ml.settings import LABEL, labels_are_names

@@ -9,9 +9,9 @@ from typing import Any
 
 import torch
 
+from tritium.arguments import name_of
 from tritium.errors import BadData, BadSetting, TritiumError
 from tritium.frameworks.torch_dynamo import without_compiler
-from tritium.ml.arguments import name_of
 from tritium.ml.dry_run import needs_rank, text_of
 from tritium.ml.torch.function_checks import OPTIMIZER, takes_module
 from tritium.ml.torch.losses import label_in

@@ -13,12 +13,12 @@ from typing import Any
 import pytest
 
 import tritium as tr
+from tritium.checkpoint.control import Regroup
 from tritium.errors import RankFailed, StartTimeout
 from tritium.gang.driver import launcher, on_cluster, slots
 from tritium.gang.driver.attempt import Attempt
 from tritium.gang.driver.slots import Reservations, RunSlots
 from tritium.gang.driver.spark_job import SparkJob
-from tritium.gang.failure import Regroup
 
 WAIT = 20.0
 

@@ -15,9 +15,9 @@ import pytest
 import torch
 
 import tritium as tr
+from tritium.checkpoint.store import Store
 from tritium.errors import BadData, BadSetting, TrainingDiverged
 from tritium.ml import EarlyStopping, LightningEstimator, TorchModel
-from tritium.model.checkpoint import Store
 
 pytestmark = [pytest.mark.processes, pytest.mark.timeout(400)]
 ROWS = 103

@@ -22,13 +22,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import tritium as tr
+from tritium.checkpoint.checkpoints import Clock
+from tritium.checkpoint.format import MANIFEST, own
+from tritium.checkpoint.state import Snapshot, outline, unpack
+from tritium.checkpoint.store import Store
 from tritium.errors import BadSetting, CheckpointFailed, RankFailed, TritiumError
-from tritium.gang.rank.checkpoints import Clock
-from tritium.model.checkpoint import Store
-from tritium.model.checkpoint_format import MANIFEST, own
 from tritium.model.engines import registry
 from tritium.model.engines.torch_leaf import TorchTensor
-from tritium.model.state import Snapshot, outline, unpack
 
 TORCH = [
     *(torch.float64, torch.float32, torch.float16, torch.bfloat16, torch.float8_e4m3fn, torch.float8_e5m2),

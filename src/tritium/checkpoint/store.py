@@ -22,11 +22,11 @@ import shutil
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
+from tritium.checkpoint.format import MANIFEST, REPLICATED, Checkpoint, Damaged, Loaded, is_name, order, own
+from tritium.checkpoint.state import Snapshot, outline, unpack
 from tritium.errors import BadSetting, CheckpointFailed, ModelError
 from tritium.file_system import Permissions
 from tritium.model import files
-from tritium.model.checkpoint_format import MANIFEST, REPLICATED, Checkpoint, Damaged, Loaded, is_name, order, own
-from tritium.model.state import Snapshot, outline, unpack
 
 _CHUNK = 16 << 20
 

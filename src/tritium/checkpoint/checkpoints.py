@@ -17,12 +17,11 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
 
+from tritium.checkpoint.control import Control, Regroup
+from tritium.checkpoint.format import REPLICATED, Checkpoint, Damaged, Loaded, own
+from tritium.checkpoint.state import Snapshot
+from tritium.checkpoint.store import Store
 from tritium.errors import BadSetting, CheckpointFailed, TritiumError
-from tritium.gang.failure import Regroup
-from tritium.gang.rank.peers import Control
-from tritium.model.checkpoint import Store
-from tritium.model.checkpoint_format import REPLICATED, Checkpoint, Damaged, Loaded, own
-from tritium.model.state import Snapshot
 from tritium.observe.events import run_at
 
 TAG = "checkpoint"

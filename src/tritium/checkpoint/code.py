@@ -19,7 +19,7 @@ from typing import Any, ClassVar, NamedTuple
 import numpy as np
 
 from tritium import ship
-from tritium.ml.arguments import name_of
+from tritium.arguments import name_of
 
 _SIMPLE = (type(None), bool, int, float, complex, bytes, type(...), np.dtype)
 _RECORDS = (types.SimpleNamespace,)

@@ -1,0 +1,36 @@
+"""The interface by which checkpoints reach the other ranks and the driver (any process)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from typing import Any, Protocol
+
+
+class Regroup(BaseException):
+    """Ends a gang that is started again with more ranks. A BaseException, so that functions don't catch it."""
+
+
+class Progress(Protocol):
+    """How a rank shows that it is at work."""
+
+    def touch(self) -> None: ...
+    def within(self, operation: str) -> AbstractContextManager[None]: ...
+
+
+class Control(Protocol):
+    """How a rank reaches the rest of its gang to save and load with it."""
+
+    @property
+    def progress(self) -> Progress: ...
+
+    run_dir: str
+    elastic: bool
+    """Whether the gang has fewer than `gang.most` ranks."""
+    could_be_more: bool
+    """Whether there are slots for more ranks now."""
+
+    def all_gather(self, operation: str, value: bytes, tag: str = ...) -> list[bytes]: ...
+    def all_gather_async(self, operation: str, value: bytes, tag: str = ...) -> Callable[[], list[bytes]]: ...
+    def tell(self, kind: str, **fields: Any) -> None: ...
+    def confirm_rows(self) -> None: ...

@@ -6,7 +6,7 @@ random generators return. In the tree a JSON list is a list, and the first key o
     {"dict": {…}}          string keys           {"torch": name, "dtype": …, "shape": […]}   a tensor of the file
     {"items": [[k, v]…]}   any other keys        {"numpy": name, "dtype": …, "shape": […]}   an array of the file
     {"ordered": [[k, v]…]} an OrderedDict        {"scalar": hex, "dtype": …}                 a NumPy scalar
-    {"tuple": […]}                               {"int": hex}, {"float": text}               what JSON can't hold
+    {"tuple": […]}                               {"int": hex}, {"float": text}               a number beyond JSON
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class Snapshot:
 
     def __init__(self) -> None:
         self._memory = np.empty(0, np.uint8)
-        self._owner: Any = None  # of page-locked memory, else None
+        self._lock_owner: Any = None
         self._header = b""
         self.structure = b""
         self.size = 0
@@ -49,7 +49,8 @@ class Snapshot:
         """Copy `state`. Raises BadSetting with the first value that can't be held: `state['optimizer'][3] is a Foo`."""
         packer = _Packer(called)
         tree = packer.node(state, called, "", 0)
-        leaves = sorted(packer.leaves.values(), key=lambda leaf: -(leaf.width & -leaf.width))  # aligns all
+        # Wide elements come first, which aligns all.
+        leaves = sorted(packer.leaves.values(), key=lambda leaf: -(leaf.width & -leaf.width))
         self.structure = json.dumps({"format": 1, "state": tree}, separators=(",", ":")).encode()
         self._header = safetensors.header((leaf.entry for leaf in leaves), {"format": "tritium"})
         self.size = sum(leaf.size for leaf in leaves)
@@ -64,13 +65,14 @@ class Snapshot:
         return self
 
     def _reserve(self, locking: Kind | None) -> None:
-        if len(self._memory) >= self.size and (locking is None or self._owner is not None):
+        if len(self._memory) >= self.size and (locking is None or self._lock_owner is not None):
             return
-        self._memory, self._owner = np.empty(0, np.uint8), None  # free the old memory first
+        # The old memory is freed before the new is allocated.
+        self._memory, self._lock_owner = np.empty(0, np.uint8), None
         if locking is None:
             self._memory = np.empty(self.size, np.uint8)
         else:
-            self._owner, self._memory = locking.locked(self.size)
+            self._lock_owner, self._memory = locking.locked(self.size)
 
     @property
     def total(self) -> int:
@@ -136,7 +138,7 @@ class _Packer:
                 f"{self._called!r}. Save it with own=, which every rank writes; or the whole: its full_tensor().",
                 path=path,
             )
-        same = kind.same(value, path)  # the same memory under two names (tied weights) is written once
+        same = kind.same(value, path)  # The same memory under two names (tied weights) is written once.
         key: Any = len(self.leaves) if same is None else (kind.name, same)
         if key not in self.leaves:
             self.leaves[key] = kind.leaf(value, self._free(name))
@@ -145,17 +147,17 @@ class _Packer:
 
     def _free(self, name: str) -> str:
         wanted = name.removeprefix(".") or "state"
-        found, number = wanted, 2
-        while found in self._names:
-            found, number = f"{wanted}#{number}", number + 1
-        self._names.add(found)
-        return found
+        unused, number = wanted, 2
+        while unused in self._names:
+            unused, number = f"{wanted}#{number}", number + 1
+        self._names.add(unused)
+        return unused
 
 
 def unpack(structure: bytes | bytearray, tensors: bytearray) -> Any:
     """Return the state. Its tensors and arrays are writable views of `tensors`, on the CPU. Raises ModelError."""
-    found, _ = safetensors.entries(tensors)
-    return _Unpacker(tensors, found).value(_tree(structure))
+    entries, _ = safetensors.entries(tensors)
+    return _Unpacker(tensors, entries).value(_tree(structure))
 
 
 def outline(structure: bytes | bytearray) -> Any:
@@ -171,9 +173,9 @@ def _tree(structure: bytes | bytearray) -> Any:
 
 
 class _Unpacker:
-    def __init__(self, buffer: bytearray, found: Mapping[str, safetensors.Entry]) -> None:
+    def __init__(self, buffer: bytearray, entries: Mapping[str, safetensors.Entry]) -> None:
         self._buffer = buffer
-        self._found = found
+        self._entries = entries
         self._made: dict[Any, Any] = {}
 
     def value(self, node: Any) -> Any:
@@ -202,11 +204,11 @@ class _Unpacker:
     def leaf(self, kind: str, inner: Any, node: Mapping[str, Any]) -> Any:
         """Return a tensor or an array; the same object for each reference to it."""
         known = NumpyArray() if kind == "numpy" else registry.kind(kind)
-        if known is None or inner not in self._found:
+        if known is None or inner not in self._entries:
             raise ModelError(f"The state holds {kind!r} {str(inner)[:80]!r}, which is not known here.")
         key = (inner, node.get("parameter"))
         if key not in self._made:
-            self._made[key] = known.restored(self._buffer, inner, self._found[inner], node)
+            self._made[key] = known.restored(self._buffer, inner, self._entries[inner], node)
         return self._made[key]
 
 

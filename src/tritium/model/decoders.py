@@ -56,13 +56,13 @@ def _load(kind: str, path: str, manifest: Mapping[str, Any], trust: Trust, does:
             "spark.tritium.trustModels=true for Spark ML's loaders.",
             path=path,
         )
-    found: dict[str, Callable[..., Any]] = {}
+    functions: dict[str, Callable[..., Any]] = {}
     if None in paths.values():
-        found.update(pickle.loads(bytes(files.read(path, FILES[kind], manifest))))
+        functions.update(pickle.loads(bytes(files.read(path, FILES[kind], manifest))))
     for name, origin in paths.items():
         if origin is not None:
-            found[name] = _imported(f"The model {does.format(name)} {origin!r}", origin, path, trust)
-    return found
+            functions[name] = _imported(f"The model {does.format(name)} {origin!r}", origin, path, trust)
+    return functions
 
 
 def _imported(use: str, origin: str, path: str, trust: Trust) -> Any:

@@ -45,8 +45,8 @@ class Weights(ABC):
         """Return a CRC-32 of each piece of the file, to detect changed weights in a third of a digest's time.
 
         It reads all weights, because a framework's own counter misses writes that bypass it (through torch's `.data`,
-        or NumPy). One number that changed always gives another CRC; several do but for one case in 2³² for each
-        piece.
+        or NumPy). One changed number always gives another CRC; several changed ones in a piece go unseen in one case
+        of 2³².
         """
         return tuple(zlib.crc32(piece) for piece in self.stream())
 
@@ -60,7 +60,7 @@ class Parts:
     code: bytes | None
     """The model without its weights, by value; None where `save` was not asked for it, b"" where there is none."""
     facts: Mapping[str, Any]
-    """What `restore` needs beside the two, small and as JSON. A saved model has it in its manifest."""
+    """All else that `restore` needs, small and as JSON. A saved model has it in its manifest."""
 
 
 @dataclass(frozen=True)
@@ -80,7 +80,7 @@ class Engine(ABC):
     name: ClassVar[str]
     """The name in manifests: a key of `tritium.model.engines.registry`."""
     framework: ClassVar[str | None]
-    """The name in `tritium.frameworks` of what imports the framework and sets its threads; None: nothing to import."""
+    """The framework in `tritium.frameworks` that is imported, and whose threads are set; None: nothing to import."""
     weights_file: ClassVar[str]
     """The file of `Parts.weights` in the directory of a saved model."""
     code_file: ClassVar[str | None]
@@ -124,7 +124,7 @@ class Engine(ABC):
         """Return an engine with the model of these parts, made by a Maker or by `Parts.code`.
 
         Its weights are views of `weights` where the framework can do that. With `device` the model is on that device,
-        for calls alone, and needs no `on`. Raises ModelError when the weights do not fit what was made.
+        for calls alone, and needs no `on`. Raises ModelError when the weights do not fit the model.
         """
 
     # ---- calls
@@ -147,7 +147,7 @@ class Engine(ABC):
         """
 
     def describe(self, batch: Arrays) -> tuple[Output, ...]:
-        """Return what the model returns for a batch of inputs `[n, …]` by name. Raises BadData, BadSetting."""
+        """Return the outputs that the model has for a batch of inputs `[n, …]` by name. Raises BadData, BadSetting."""
         raise BadSetting(f"A model of {self.name} needs a signature: tr.Model(module, signature).", setting="signature")
 
     # ---- devices

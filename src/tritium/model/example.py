@@ -24,7 +24,7 @@ from tritium.model.signature import Activation, Input, Signature, Task, shown
 
 _PACKED = "features"
 _TYPES = {"bytes": ("binary",), "string": ("string",), "integer": ("number",), "image": ("image",), None: ()}
-_ROWS = 32  # of an example that the model is called with
+_EXAMPLE_ROWS = 32
 
 Decoders = Mapping[str, Decode]
 
@@ -39,7 +39,7 @@ class _Column:
     sources: tuple[str, ...] = ()
     """The columns of a table that it comes from; () with a field, and where it is only known by its name."""
     decode: Decode | None = None
-    """What has decoded it."""
+    """The function or dataset that decoded it."""
     problem: str = ""
     """Why the model can't take it."""
 
@@ -56,13 +56,13 @@ def signature_of(
     """Return the signature of a model that can be called with the columns `inputs` of `example`, and its decoders.
 
     example : a shard, a batch of one, a mapping of arrays `[rows, …]`, or a pandas DataFrame or Arrow table, whose
-              numeric columns are packed to one input. In a rank, what a mapping calls as a column of a shard is known
-              by that name to be it.
-    decode  : column → what makes arrays of its values; those of a shard come along.
+              numeric columns are packed to one input. In a rank, an array of a mapping is taken to be the column of
+              a shard that has its name.
+    decode  : column → the function that makes arrays of its values; a shard's own functions are added.
     label_words : label column → its words, or the column of the example whose vocabulary they are.
 
-    Raises BadSetting where it can't be told what the inputs are, and where predictions could not have them; BadData
-    where the model does not take them.
+    Raises BadSetting where the inputs are not clear, or could not be had at prediction; BadData where the model does
+    not take them.
     """
     if example is None:
         raise BadSetting(
@@ -102,7 +102,7 @@ def signature_of(
 
 def _columns(example: Any, decode: Decoders) -> dict[str, _Column]:
     if isinstance(example, Shard):
-        example = example.peek(_ROWS)
+        example = example.peek(_EXAMPLE_ROWS)
     if isinstance(example, Batch):
         known = {field.name: field for field in example.schema}
         return {
@@ -110,7 +110,7 @@ def _columns(example: Any, decode: Decoders) -> dict[str, _Column]:
             for name, value in example.items()
         }
     if isinstance(example, pa.Table | pa.RecordBatch) or hasattr(example, "iloc"):
-        return _of_table(table_of(example, "example").slice(0, _ROWS), decode)
+        return _of_table(table_of(example, "example").slice(0, _EXAMPLE_ROWS), decode)
     if not isinstance(example, Mapping):
         raise BadSetting(
             f"example is a {type(example).__name__}, and must be a shard, a batch, a mapping of arrays by name, or a "
@@ -149,41 +149,41 @@ def _mask(name: str, fields: Mapping[str, Field]) -> str:
 
 
 def _named(name: str, value: Any) -> _Column:
-    """Return a column of a mapping, with how a shard of this rank makes the column of that name, if one does."""
+    """Return a column of a mapping, with the Field of a shard's column of that name, if a shard of this rank has it."""
     shards = [shard for shard in in_use if any(name in (f.name, f"{f.name}_mask") for f in shard.schema)]
     if not shards:
         return _Column(value)
     fields = [{field.name: field for field in shard.schema} for shard in shards]
     if problem := next(filter(None, (_mask(name, known) for known in fields)), ""):
         return _Column(value, problem=problem)
-    made = {known[name] for known in fields if name in known}
-    if len(made) > 1:
+    fields_of_name = {known[name] for known in fields if name in known}
+    if len(fields_of_name) > 1:
         listed = ", ".join(sorted(repr(shard.name) for shard in shards))
         return _Column(
             value, problem=f"the shards {listed} have different columns {name!r}. Give one of them: example=shard."
         )
-    if not made:
+    if not fields_of_name:
         return _Column(value)
     functions = [function for shard in shards if (function := _function(shard.decode, name)) is not None]
-    return _Column(value, made.pop(), decode=functions[0] if functions else None)
+    return _Column(value, fields_of_name.pop(), decode=functions[0] if functions else None)
 
 
 def _of_table(table: pa.Table, decode: Decoders) -> dict[str, _Column]:
-    """Return the columns of a table: numbers packed to one, arrays and what is decoded each on its own."""
-    found: dict[str, _Column] = {}
+    """Return the columns of a table: numbers packed to one, arrays and decoded columns each on its own."""
+    columns: dict[str, _Column] = {}
     numbers = []
     known = columns_of(table.schema)
     for name in table.schema.names:
         leaf, depth = known[name].leaf()
         if name in decode:
-            found[name] = _Column(column_of(table, name).to_pylist(), sources=(name,))
+            columns[name] = _Column(column_of(table, name).to_pylist(), sources=(name,))
         elif known[name].name == "number":
             numbers.append(name)
         elif leaf.name == "number" and depth:
-            found[name] = _Column(column_of(table, name).to_pylist(), sources=(name,))
+            columns[name] = _Column(column_of(table, name).to_pylist(), sources=(name,))
         else:
             advice = f", decode={{{name!r}: function}}" if content_of(known[name]) is not None else ""
-            found[name] = _Column(
+            columns[name] = _Column(
                 None,
                 sources=(name,),
                 problem=f"{name!r} can't be packed to numbers. Give the numeric columns alone, or a mapping of arrays "
@@ -192,19 +192,19 @@ def _of_table(table: pa.Table, decode: Decoders) -> dict[str, _Column]:
     if not table.schema.names:
         raise BadSetting("example: a table without columns.", setting="example")
     if not numbers:
-        return found
-    if _PACKED in found:
+        return columns
+    if _PACKED in columns:
         raise BadSetting(
             f"example: the numbers of {', '.join(map(repr, numbers))} would be packed to an input {_PACKED!r}, as "
             "another column is called. Give the columns that the model takes alone, or a mapping of arrays by name.",
             setting="example",
         )
     rows = [column_of(table, name).to_numpy(zero_copy_only=False) for name in numbers]
-    return {_PACKED: _Column(np.stack(rows, axis=1).astype(np.float32), sources=tuple(numbers)), **found}
+    return {_PACKED: _Column(np.stack(rows, axis=1).astype(np.float32), sources=tuple(numbers)), **columns}
 
 
 def _array(name: str, column: _Column, function: Decode | None) -> tuple[np.ndarray[Any, Any], Content | None]:
-    """Return an input's first rows, and what was decoded for them; None where they were no values to decode."""
+    """Return an input's first rows, and the content of the values decoded for them; None where none were decoded."""
     values = column.values
     raw = None if function is None else raw_values(values)
     if raw is not None:
@@ -214,11 +214,11 @@ def _array(name: str, column: _Column, function: Decode | None) -> tuple[np.ndar
                 f"the example's {name!r}, row {row}, {what}", column=name, row_id=row, value=value, batch_column=name
             )
 
-        return decoded(function, raw[:_ROWS], bad), content_of_values(raw)
+        return decoded(function, raw[:_EXAMPLE_ROWS], bad), content_of_values(raw)
     try:
-        if hasattr(values, "detach"):  # a torch tensor, without importing torch
+        if hasattr(values, "detach"):  # By its method: to ask for the class would import torch.
             values = values.detach().cpu().numpy()
-        array = np.asarray(values)[:_ROWS]
+        array = np.asarray(values)[:_EXAMPLE_ROWS]
     except Exception as error:
         raise BadSetting(
             f"The example's {name!r} is no array of numbers: {type(error).__name__}: {error}. In a rank, take the "
@@ -233,31 +233,31 @@ def _array(name: str, column: _Column, function: Decode | None) -> tuple[np.ndar
             setting="decode",
         )
     if column.sources and array.dtype.kind == "f":
-        array = array.astype(np.float32)  # a table's, as in an estimator
+        array = array.astype(np.float32)  # An estimator reads a table's numbers as float32, too.
     return array, None
 
 
 def _inputs(engine: Engine, columns: Mapping[str, _Column], asked: Sequence[str] | str | None) -> list[str]:
     """Return the columns that the module is called with. Raises BadSetting."""
-    there = list(columns)
+    names_in_example = list(columns)
     if asked is not None:
         names = [asked] if isinstance(asked, str) else list(asked)
-        missing = [name for name in names if name not in there]
+        missing = [name for name in names if name not in names_in_example]
         if missing or not names:
-            hint = suggest(missing[0], there) if missing else ""
+            hint = suggest(missing[0], names_in_example) if missing else ""
             raise BadSetting(f"inputs={asked!r}: the example has no {', '.join(map(repr, missing))}.{hint}")
         return names
-    if len(there) == 1:
-        return there
-    taken = _arguments(engine.module) if engine.transform is None else []  # a transform may give other ones
-    if taken and all(name in there for name in taken):
+    if len(names_in_example) == 1:
+        return names_in_example
+    taken = _arguments(engine.module) if engine.transform is None else []  # A transform may rename them.
+    if taken and all(name in names_in_example for name in taken):
         return taken
     if wrong := [column.problem for column in columns.values() if column.problem and column.sources]:
         raise BadSetting(f"example: {' '.join(wrong)}", setting="example")
-    listed = ", ".join(map(repr, there))
+    listed = ", ".join(map(repr, names_in_example))
     raise BadSetting(
         f"The example has the columns {listed}, and the model's arguments are {', '.join(taken) or 'not known'}. Name "
-        f"those that it is called with: inputs=[{there[0]!r}].",
+        f"those that it is called with: inputs=[{names_in_example[0]!r}].",
         setting="inputs",
     )
 
@@ -267,7 +267,9 @@ def _arguments(module: Any) -> list[str]:
     forward = getattr(module, "forward", None)
     if forward is None:
         return []
-    if (schema := getattr(forward, "schema", None)) is not None:  # of TorchScript
+    if (
+        schema := getattr(forward, "schema", None)
+    ) is not None:  # TorchScript has a schema in place of a Python signature.
         return [argument.name for argument in schema.arguments[1:] if not argument.has_default_value()]
     kinds = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
     parameters = inspect.signature(forward).parameters.values()
@@ -294,7 +296,7 @@ def _input(
     if field is None:
         return Input(name, column.sources or (name,), dtype, shape)
     of_words = field.vocabulary is not None or field.buckets is not None
-    if shape == (1,) and field.shape == () and not of_words:  # the training has made it [rows, 1]
+    if shape == (1,) and field.shape == () and not of_words:  # The training reshaped it to [rows, 1].
         field = dataclasses.replace(field, packed=True, depth=1, shape=(1,))
     elif len(shape) != field.depth or (field.shape is not None and shape != field.shape):
         was = "[" + ", ".join(["batch", *(["?"] * field.depth if field.shape is None else map(str, field.shape))]) + "]"

@@ -54,9 +54,9 @@ def save(
 ) -> None:
     """Write every file of `contents` and a manifest with `facts`.
 
-    After a crash there is what was there before, or the new model. Two exceptions: on an object store an overwritten
-    model is removed first, and what a crash leaves has no manifest, so that `load` refuses it; where the system can't
-    exchange two directories (`renameat2` of Linux), a crash between two renames leaves both models beside `path`.
+    A crash leaves either the old model or the new one, with two exceptions. On an object store an overwritten model is
+    removed first, and a crash leaves files without a manifest, which `load` refuses. Where the system can't exchange
+    two directories (`renameat2` of Linux), a crash between two renames leaves both models beside `path`.
     Raises BadSetting if `path` exists, without `overwrite` or with other files than a model's.
     """
     files, root, local = opened(path)
@@ -97,16 +97,16 @@ def remove(files: Any, local: bool, path: str, *, recursive: bool = True) -> Non
         return
     # Not by fsspec's `rm`, for which these signs make a pattern: it removes what else matches, and not `path` itself.
     files.invalidate_cache()
-    for found in files.find(path):
-        files.rm_file(found)
-    with contextlib.suppress(OSError):  # an object store has no directories
+    for file in files.find(path):
+        files.rm_file(file)
+    with contextlib.suppress(OSError):  # An object store has no directories.
         files.rmdir(path)
 
 
 def _refuse_other_files(files: Any, root: str, path: str, ours: set[str]) -> None:
     """Raise BadSetting if `root` holds anything but a model, since overwriting removes it."""
-    there = [entry.rstrip("/").rpartition("/")[2] for entry in files.ls(root, detail=False)]
-    other = sorted(name for name in there if name not in ours and not name.endswith(".crc"))
+    entries = [entry.rstrip("/").rpartition("/")[2] for entry in files.ls(root, detail=False)]
+    other = sorted(name for name in entries if name not in ours and not name.endswith(".crc"))
     if other or not files.isdir(root):
         raise BadSetting(
             f"{path!r} holds {', '.join(map(repr, other[:5]))}, which is no part of a model, so it is not overwritten. "
@@ -202,8 +202,8 @@ def read_manifest(path: str) -> tuple[dict[str, Any], bool]:
     except (FileNotFoundError, NotADirectoryError, IsADirectoryError) as error:
         if _exists(files, root) and not files.isdir(root):
             raise ModelError(f"No model at {path!r}: that is a file, and a model is a directory.") from error
-        there = "an incomplete model (a save that was cut short?)" if _exists(files, root) else "nothing"
-        raise ModelError(f"No model at {path!r}: there is {there}, without {MANIFEST}.") from error
+        remains = "an incomplete model (a save that was cut short?)" if _exists(files, root) else "nothing"
+        raise ModelError(f"No model at {path!r}: there is {remains}, without {MANIFEST}.") from error
     check(manifest, {}, where)
     if manifest.get("format") != _FORMAT:
         raise ModelError(
@@ -250,6 +250,6 @@ def mapped(path: str) -> mmap.mmap | bytearray:
 
 def versions() -> dict[str, str]:
     """Return the versions of Python and of the packages that decide whether a model can be read."""
-    from tritium.observe.events import installed  # not by a worker that only reads a model: it takes 30 ms
+    from tritium.observe.events import installed  # Costs 30 ms, which a worker that only reads models saves.
 
     return dict(installed("tritium", "torch", "numpy", "cloudpickle"))

@@ -1,4 +1,4 @@
-"""The forms of values in the JSON of a saved model: what each must be, before it is used (any process)."""
+"""The forms of values in the JSON of a saved model, checked before they are used (any process)."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tritium.errors import ModelError
 
 @dataclass(frozen=True)
 class Form:
-    """What a value must be: a test, and its name for messages."""
+    """A requirement on a value: a test, and its name for messages."""
 
     name: str
     fits: Callable[[Any], bool]
@@ -39,12 +39,12 @@ def one_of(*values: Any) -> Form:
 
 
 def either(*forms: Form) -> Form:
-    """Return the form of what has one of these forms."""
+    """Return the form of a value that has one of these forms."""
     return Form(" or ".join(form.name for form in forms), lambda value: any(form.fits(value) for form in forms))
 
 
 def optional(form: Form) -> Form:
-    """Return the form of what may be missing, or null."""
+    """Return the form of a value that may be missing, or null."""
     return Form(f"{form.name}, or null", lambda value: value is None or form.fits(value))
 
 
@@ -89,7 +89,7 @@ def check(value: Any, forms: Mapping[str, Form], where: str) -> None:
 
 
 def parsed(text: bytes, where: str) -> Any:
-    """Return what JSON holds. Raises ModelError."""
+    """Return the value of a JSON text. Raises ModelError, whose message begins with `where`."""
     try:
         return json.loads(text)
     except (ValueError, RecursionError) as error:

@@ -60,7 +60,7 @@ class Kind(ABC):
         """Return the leaf that is written for this value, under this name."""
 
     def facts(self, value: Any) -> dict[str, Any]:
-        """Return what the tree holds of the value beside its name, dtype and shape."""
+        """Return the facts of the value that the tree holds beside its name, dtype and shape."""
         return {}
 
     @abstractmethod

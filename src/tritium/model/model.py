@@ -27,23 +27,25 @@ _SIGNATURE, _HISTORY = "signature.json", "history.json"
 class Model:
     """A trained module, its signature, and the history of its training.
 
-    Without a `signature` it is inferred: the module is called with `example`, which is a shard, a batch of one, a
-    mapping of arrays `[rows, …]`, or a table whose numeric columns are packed to one input. A shard's columns bring
-    along how they were made of source columns. `inputs` names the columns that the module takes; None: those that its
-    `forward` names. `task` and `activation` are as in `Signature`.
-
-    `engine` names the framework by which the module is saved and called: "torch", "keras", "lightgbm". None: that of
-    the module's class.
-    `history` is one dict per epoch. `origin` is the function or class without arguments that makes such a module, or
-    its "package.module:name": a saved model then names it, and whoever loads the model must trust it (`load`). Without
-    one that can be imported, the module is saved by value, and loading it runs code from the file. `seed` is what
-    torch, NumPy and `random` were seeded with when `origin` made the module; `load` seeds them again, for what it draws
-    beside its weights. Estimators set it. `decode` has the function from bytes to an array for binary inputs.
-    With an example its columns are decoded by it, given as values or as arrays. `transform` is a function (inputs) ->
-    inputs of a batch's tensors by name, applied before the module is called (`input_transform`): the signature's inputs
-    are those before it. `label_words` has the words of the label column that the classes are of,
-    `{"churn": ["no", "yes"]}`, or is the column of the example whose vocabulary they are: predictions then have the
-    word beside the index.
+    module      : the framework's own object: a torch.nn.Module, a keras.Model, a lightgbm.Booster.
+    signature   : its inputs and outputs. None: inferred, by calling the module with `example`.
+    example     : a shard, a batch of one, a mapping of arrays `[rows, …]`, or a table, whose numeric columns are packed
+                  to one input. The columns of a shard keep how they were made of source columns.
+    inputs      : the columns of the example that the module takes. None: those that its `forward` names.
+    task        : as in `Signature`, as is `activation`.
+    history     : one dict per epoch.
+    origin      : the function or class without arguments that makes such a module, or its "package.module:name". A
+                  saved model names it, and whoever loads the model must trust it (`load`). Without one that can be
+                  imported, the module is saved by value, and loading it runs code from the file.
+    seed        : the seed of torch, NumPy and `random` when `origin` made the module. `load` seeds them again, for
+                  random numbers that the module draws beside its weights. Estimators set it.
+    engine      : the framework that saves and calls the module: "torch", "keras", "lightgbm". None: that of its class.
+    decode      : binary input → the function from bytes to an array. With an example, its columns are decoded by them;
+                  they may be given as bytes or as arrays.
+    transform   : a function (inputs) -> inputs of a batch's tensors by name, applied before the module is called
+                  (`input_transform`). The inputs of the signature are those before it.
+    label_words : the label column with the words of its classes, `{"churn": ["no", "yes"]}`, or the column of the
+                  example whose vocabulary they are. Predictions then have the word beside the index.
     """
 
     def __init__(
@@ -110,7 +112,7 @@ class Model:
         self.engine.transform = transform
 
     def __setattr__(self, name: str, value: Any) -> None:
-        if name == "transform":  # it would hide the method, and change no prediction
+        if name == "transform":  # It would hide the method, and change no prediction.
             raise BadSetting("The function of a model's inputs is set by model.input_transform = function.")
         super().__setattr__(name, value)
 
@@ -118,7 +120,7 @@ class Model:
         return f"Model({self.describe()})"
 
     def describe(self) -> str:
-        """Return the module's class, its inputs and outputs, and what else is known of them, as one line."""
+        """Return the module's class, inputs, outputs, task, decoders and transform as one line."""
         inputs, outputs = (
             ", ".join(one.name for one in several) for several in (self.signature.inputs, self.signature.outputs)
         )
@@ -140,12 +142,12 @@ class Model:
 
         Raises SignatureMismatch with every difference, and BadRow for a null or a NaN.
         """
-        found, _ = self.predict_valid(data, batch_size=batch_size, device=device)
+        predictions, _ = self.predict_valid(data, batch_size=batch_size, device=device)
         if self.signature.class_words:
             from tritium.model.score import words_of
 
-            found["prediction_label"] = words_of(self.signature, found["prediction"])
-        return found["prediction"] if len(found) == 1 else found
+            predictions["prediction_label"] = words_of(self.signature, predictions["prediction"])
+        return predictions["prediction"] if len(predictions) == 1 else predictions
 
     def predict_valid(
         self, data: Any, *, batch_size: int = 1024, device: str | None = None, handle_invalid: str = "error"
@@ -182,13 +184,13 @@ class Model:
             _SIGNATURE: [json.dumps(self.signature.to_json(), indent=2).encode()],
             _HISTORY: [json.dumps(self.history, indent=2).encode()],
         }
-        made: dict[str, Any] = {}
+        maker: dict[str, Any] = {}
         if self.origin is not None:
-            made = {"import": self.origin} | ({} if self.seed is None else {"seed": self.seed})
+            maker = {"import": self.origin} | ({} if self.seed is None else {"seed": self.seed})
         elif self.engine.code_file is not None and parts.code:
             contents[self.engine.code_file] = [parts.code]
-            made = {"by value": self.engine.code_file}
-        facts = {"engine": self.engine.name, "versions": files.versions(), "module": made, **parts.facts}
+            maker = {"by value": self.engine.code_file}
+        facts = {"engine": self.engine.name, "versions": files.versions(), "module": maker, **parts.facts}
         for kind, functions in decoders.of_model(self.decode, self.input_transform).items():
             paths, by_value = decoders.saved(functions)
             facts |= {kind: paths} if paths else {}
@@ -205,9 +207,10 @@ def load(path: str, trusted: bool | str | Sequence[str] = False) -> Model:
     (or several of those) also allows this function or class to be imported and called, `trusted="package"` every
     module class in the package and every function there whose annotation says that it returns one. Unless your
     program has imported them, they are not imported from the current directory. `trusted=True` runs any code of the
-    files, which a model by value needs. What this process has saved itself is trusted, by its checksums.
+    files, which a model by value needs. A model that this process has saved itself is trusted, by its checksums.
 
-    Raises UntrustedModel with what to do, and ModelError for a model that is damaged or does not fit its code.
+    Raises UntrustedModel, whose text says how to trust the model, and ModelError for a model that is damaged or does
+    not fit its code.
     """
     trust = Trust.of(trusted)
     path = files.located(str(path))

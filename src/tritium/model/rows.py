@@ -87,7 +87,7 @@ class RowReader:
 def arrays(
     signature: Signature, data: Any, decode: Decoders, handle_invalid: str = "error"
 ) -> tuple[dict[str, Array], Array | None]:
-    """Return what `RowReader.read` does for any table or array that `Model.predict` takes.
+    """Return the result of `RowReader.read` for any table or array that `Model.predict` takes.
 
     Raises SignatureMismatch with every difference, and BadRow for a value that can't be used.
     """
@@ -97,23 +97,23 @@ def arrays(
 
 
 def _decoded(signature: Signature, data: Any, decode: Decoders) -> Any:
-    """Return what was given for `from_arrays` with arrays in place of lists of values that the model decodes."""
+    """Return `data` for `from_arrays`, with arrays in place of the lists of values that the model decodes."""
     if not decode:
         return data
     if not isinstance(data, Mapping):
         name = signature.inputs[0].name
         return _decoded(signature, {name: data}, decode)[name] if len(signature.inputs) == 1 else data
-    found = dict(data)
+    arrays_by_name = dict(data)
     for taken in signature.inputs:
         values = raw_values(data.get(taken.name)) if taken.name in decode else None
         if values is None or taken.codec.get("content") not in (None, content_of_values(values)):
-            continue  # arrays already
+            continue
 
         def bad(row: int, what: str, value: Any, name: str = taken.name) -> BadRow:
             return BadRow(f"input {name!r}, row {row}, {what}", column=name, row_id=row, value=value, batch_column=name)
 
-        found[taken.name] = decoded(decode[taken.name], values, bad, shape=taken.shape)
-    return found
+        arrays_by_name[taken.name] = decoded(decode[taken.name], values, bad, shape=taken.shape)
+    return arrays_by_name
 
 
 def _is_table(data: Any) -> bool:
@@ -128,7 +128,7 @@ def _from_table(
     table = table_of(data, "predict")
     known = columns_of(table.schema)
     untyped = {f.name for f in table.schema if pa.types.is_null(f.type)} & set(signature.columns)
-    if untyped and not len(table):  # a pandas column of objects (words, arrays) has no type without rows
+    if untyped and not len(table):  # Without rows, a pandas column of objects (words, arrays) has no type.
         if differences := [d for i in signature.inputs for d in differences_of(i, known, untyped)]:
             raise mismatch(differences)
         return {i.name: np.empty((0, *(n or 0 for n in i.shape)), i.dtype) for i in signature.inputs}, None
@@ -136,17 +136,18 @@ def _from_table(
     reader = RowReader([planned[taken.name] for taken in signature.inputs], decode)
     settings = {i.name: settings_of(i, known) for i in signature.inputs}
 
-    def rows_of(part: pa.Table) -> dict[str, Array]:
-        inputs = {name: dataclasses.replace(one, frame=part) for name, one in settings.items()}
+    def rows_of(rows: pa.Table) -> dict[str, Array]:
+        inputs = {name: dataclasses.replace(one, frame=rows) for name, one in settings.items()}
         batches = [Tables({name: one}, 1).batches(0) for name, one in inputs.items()]
-        found: list[dict[str, Array]] = []
-        while not found or len(found[-1][signature.inputs[0].name]):  # the last one is the anchor's, without rows
+        parts_read: list[dict[str, Array]] = []
+        # The last batch is the anchor's, which has no rows.
+        while not parts_read or len(parts_read[-1][signature.inputs[0].name]):
             with advising():
-                parts = [next(each) for each in batches]
+                parts = [next(iterator) for iterator in batches]
             ids = parts[0].column(0).to_numpy()
-            columns = [each.column(2).drop_null().field(0) for each in parts]
-            found.append(reader.read(columns, ids[: len(columns[0])])[0])
-        return {name: np.concatenate([rows[name] for rows in found[:-1] or found]) for name in inputs}
+            columns = [part.column(2).drop_null().field(0) for part in parts]
+            parts_read.append(reader.read(columns, ids[: len(columns[0])])[0])
+        return {name: np.concatenate([rows[name] for rows in parts_read[:-1] or parts_read]) for name in inputs}
 
     if handle_invalid == "error":
         return rows_of(table), None

@@ -34,7 +34,7 @@ NAMES = {
     "BOOL": "bool",
 }
 CODES = {name: code for code, name in NAMES.items()}
-_LONGEST_HEADER = 100_000_000  # the format's own limit
+_LONGEST_HEADER = 100_000_000  # The format sets this limit.
 
 
 def header(tensors: Iterable[tuple[str, str, Sequence[int], int]], metadata: Mapping[str, str]) -> bytes:
@@ -67,12 +67,12 @@ def entries(buffer: mmap.mmap | bytearray) -> tuple[dict[str, Entry], dict[str, 
         raise ModelError(f"The weights are no safetensors file: {size} bytes with a header of {length}.")
     fields: dict[str, Any] = json.loads(bytes(buffer[8 : 8 + length]))
     metadata = fields.pop("__metadata__", {})
-    found: dict[str, Entry] = {}
+    by_name: dict[str, Entry] = {}
     for name, entry in fields.items():
         if entry["dtype"] not in NAMES:
             raise ModelError(f"The weights hold {name!r} as {entry['dtype']!r}, a dtype that is not known here.")
         start, end = entry["data_offsets"]
         if not 0 <= start <= end <= size - 8 - length:
             raise ModelError(f"The weights are cut short or damaged at {name!r}: bytes {start} to {end} of {size}.")
-        found[name] = Entry(entry["dtype"], entry["shape"], 8 + length + start, 8 + length + end)
-    return found, metadata
+        by_name[name] = Entry(entry["dtype"], entry["shape"], 8 + length + start, 8 + length + end)
+    return by_name, metadata

@@ -100,13 +100,13 @@ def _classes(signature: Signature, scores: np.ndarray) -> dict[str, np.ndarray]:
 def words_of(signature: Signature, classes: np.ndarray) -> np.ndarray:
     """Return the word of each class index, an object `[rows]`; None for a class that has none."""
     words = np.array([*signature.class_words, None], np.object_)
-    found: np.ndarray = words[np.minimum(classes.astype(np.int64), len(words) - 1)]
-    return found
+    labels: np.ndarray = words[np.minimum(classes.astype(np.int64), len(words) - 1)]
+    return labels
 
 
 def _sigmoid(scores: np.ndarray) -> np.ndarray:
     """Return the sigmoid of each score, computed in place."""
-    with np.errstate(over="ignore"):  # exp of a large number is infinite, and 1 / (1 + inf) the 0 that it should be
+    with np.errstate(over="ignore"):  # The exp of a large number is infinite, and 1 / (1 + inf) is 0, as it should be.
         np.exp(np.negative(scores, out=scores), out=scores)
     scores += 1
     np.reciprocal(scores, out=scores)
@@ -115,7 +115,7 @@ def _sigmoid(scores: np.ndarray) -> np.ndarray:
 
 def _softmax(scores: np.ndarray) -> np.ndarray:
     """Return the softmax of each row, computed in place."""
-    with np.errstate(invalid="ignore"):  # a row with an infinite score is NaN
+    with np.errstate(invalid="ignore"):  # A row with an infinite score becomes NaN, without a warning.
         scores -= scores.max(axis=1, keepdims=True)
     np.exp(scores, out=scores)
     scores /= scores.sum(axis=1, keepdims=True)

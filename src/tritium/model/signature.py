@@ -79,10 +79,10 @@ def _refuse(where: str, value: Mapping[str, Any], forms: Mapping[str, Form]) -> 
 class Input:
     """One tensor that the module is called with.
 
-    `columns` are the source columns: one column, or several scalars that together make one row of the tensor.
-    `shape` is a row's, without the batch: () for one number, (n,) for n columns, None for a length that varies.
-    `types` are those of the columns at training, as `tritium.data.types` names them ("number", "date", "string", ...).
-    `codec` is how the values became numbers (`tritium.data.schema.Field.to_json()`): vocabulary, buckets, padding.
+    columns : the source columns: one column, or several scalars that together make one row of the tensor.
+    shape   : a row's, without the batch: () for one number, (n,) for n columns, None for a length that varies.
+    types   : the types of the columns at training, as `tritium.data.types` names them ("number", "date", "string", …).
+    codec   : how the values became numbers (`tritium.data.schema.Field.to_json()`): vocabulary, buckets, padding.
     """
 
     name: str
@@ -146,13 +146,13 @@ class Signature:
     One input is passed to the module by position, several by keyword under their names. The module returns one
     tensor, or a tuple in the order of `outputs`, or a dict under their names.
 
-    `task="classification"` takes the only output as scores of k classes (`[batch, k]`, or `[batch]` and `[batch, 1]`
-    for two). `activation` makes probabilities of them: "softmax" (the default for k > 1; right after
-    `CrossEntropyLoss` and `NLLLoss`), "sigmoid" (the default for one score; right after `BCEWithLogitsLoss`), or "none"
-    when the module returns probabilities.
-
-    `label_words` are the words of each label column that held strings, at the index that the module was trained with:
-    `{"churn": ("no", "yes")}`.
+    task        : "classification" takes the only output as scores of k classes (`[batch, k]`, or `[batch]` and
+                  `[batch, 1]` for two).
+    activation  : makes probabilities of the scores: "softmax" (the default for k > 1; right after `CrossEntropyLoss`
+                  and `NLLLoss`), "sigmoid" (the default for one score; right after `BCEWithLogitsLoss`), or "none"
+                  when the module returns probabilities.
+    label_words : the words of each label column that held strings, at the index that the module was trained with:
+                  `{"churn": ("no", "yes")}`.
     """
 
     inputs: tuple[Input, ...]

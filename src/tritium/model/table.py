@@ -31,17 +31,17 @@ def fields(signature: Signature, schema: Any) -> dict[str, Field]:
     """
     columns = columns_of(schema)
     differences = [d for i in signature.inputs for d in differences_of(i, columns)]
-    found: dict[str, Field] = {}
+    planned_fields: dict[str, Field] = {}
     if not differences:
         for taken in signature.inputs:
             try:
                 (planned,) = plan(schema, settings_of(taken, columns), taken.name)
-                found[taken.name] = dataclasses.replace(planned, shape=_known(taken.shape))
+                planned_fields[taken.name] = dataclasses.replace(planned, shape=_known(taken.shape))
             except BadData as error:
                 differences += [f"input {taken.name!r}: {p}" for p in error.problems]
     if differences:
         raise mismatch(differences)
-    return found
+    return planned_fields
 
 
 def _known(shape: tuple[int | None, ...]) -> tuple[int, ...] | None:
@@ -56,10 +56,10 @@ def mismatch(differences: list[str]) -> SignatureMismatch:
 
 
 def differences_of(taken: Input, columns: Mapping[str, SourceType], untyped: Container[str] = ()) -> list[str]:
-    found = []
+    differences = []
     for position, name in enumerate(taken.columns):
         if name not in columns:
-            found.append(f"missing column {name!r} (input {taken.name!r}).{suggest(name, columns)}")
+            differences.append(f"missing column {name!r} (input {taken.name!r}).{suggest(name, columns)}")
             continue
         if name in untyped:
             continue
@@ -69,17 +69,17 @@ def differences_of(taken: Input, columns: Mapping[str, SourceType], untyped: Con
         wanted = _leaf_wanted(taken, trained)
         here = f"column {name!r} is {kind.text}, and the model takes"
         if _FAMILY.get(leaf.name, leaf.name) not in wanted:
-            found.append(f"{here} a {wanted[0]} ({taken.dtype}).")
+            differences.append(f"{here} a {wanted[0]} ({taken.dtype}).")
         elif depth != (expected := _depth(taken, kind)):
             what = {0: "one value", 1: "an array"}.get(expected, "an array of arrays")
-            found.append(f"{here} {what} a row (input {taken.name!r} {shown(taken.shape)}).")
+            differences.append(f"{here} {what} a row (input {taken.name!r} {shown(taken.shape)}).")
         elif taken.codec.get("kind") == "bytes" and content_of(kind) is None:
-            found.append(f"{here} an integer, which is decoded.")
+            differences.append(f"{here} an integer, which is decoded.")
         elif leaf.dtype.startswith("float") and np.dtype(taken.dtype).kind in "iu" and not _coded(taken):
-            found.append(f"{here} {taken.dtype}: fractions would be lost. Cast it if that is meant.")
+            differences.append(f"{here} {taken.dtype}: fractions would be lost. Cast it if that is meant.")
         elif kind.width is not None and taken.shape and kind.width != (taken.shape[0] or kind.width):
-            found.append(f"{here} {taken.shape[0]} values a row.")
-    return found
+            differences.append(f"{here} {taken.shape[0]} values a row.")
+    return differences
 
 
 def _coded(taken: Input) -> bool:
@@ -88,7 +88,9 @@ def _coded(taken: Input) -> bool:
 
 def _leaf_wanted(taken: Input, trained: str | None) -> tuple[str, ...]:
     """Return the families of types that fit, by the column's type at training."""
-    if taken.codec.get("kind") == "bytes" and not taken.types:  # what is decoded was not seen
+    if (
+        taken.codec.get("kind") == "bytes" and not taken.types
+    ):  # A function decodes it, and no example showed of which type the values are.
         return ("string", "binary", "number", "image")
     if _coded(taken) or taken.codec.get("content") == "string":
         return ("string",)
@@ -111,21 +113,21 @@ def settings_of(taken: Input, columns: Mapping[str, SourceType]) -> Data:
     codec = taken.codec
     packs = len(taken.columns) > 1 or codec.get("packed") or (taken.shape == (1,) and not codec)
     packs = packs and columns[taken.columns[0]].scalar
-    own = {taken.name: taken}
+    names = {taken.name: taken}
     nulls = codec.get("nulls") or ()
-    # Where the training did not ask for the rounding of integers, they must be exact. A timestamp is only ever packed
-    # with others where it did.
+    # Unless the training asked for the rounding of integers, they must be exact. A timestamp is packed with others only
+    # where it asked.
     asked = codec.get("asked") or "timestamp" in taken.types
     return Data(
         None,
         columns={taken.name: list(taken.columns) if packs else taken.columns[0]},
         dtype={taken.name: taken.dtype} if asked else None,
         default_dtype=None if asked else {taken.name: taken.dtype},
-        vocabulary={n: codec["vocabulary"] for n in own if codec.get("vocabulary")},
+        vocabulary={n: codec["vocabulary"] for n in names if codec.get("vocabulary")},
         unknown_words="keep" if codec.get("unknown") else "error",
-        hash_buckets={n: codec["buckets"] for n in own if codec.get("buckets")},
-        pad={n: tuple(codec["pad"]) for n in own if codec.get("pad")},
-        decode={n: bytes for n in own if codec.get("kind") == "bytes"},  # only that it is decoded is planned
+        hash_buckets={n: codec["buckets"] for n in names if codec.get("buckets")},
+        pad={n: tuple(codec["pad"]) for n in names if codec.get("pad")},
+        decode={n: bytes for n in names if codec.get("kind") == "bytes"},  # The plan asks only whether it is decoded.
         nulls={s: v for s, v in zip(taken.columns, nulls, strict=False) if v is not None},
         nan=codec.get("nan") or "error",
         normalize=_normalize_of(taken),
@@ -184,16 +186,16 @@ def from_arrays(signature: Signature, data: Any) -> dict[str, np.ndarray[Any, An
             names = ", ".join(repr(i.name) for i in signature.inputs)
             raise mismatch([f"the model takes {len(signature.inputs)} inputs, {names}: give a mapping of them."])
         data = {signature.inputs[0].name: data}
-    given: Mapping[str, Any] = data
-    found: dict[str, np.ndarray[Any, Any]] = {}
+    arrays: Mapping[str, Any] = data
+    fitting: dict[str, np.ndarray[Any, Any]] = {}
     differences = []
     known = [i.name for i in signature.inputs]
-    differences += [f"there is no input {n!r}.{suggest(n, known)}" for n in given if n not in known]
+    differences += [f"there is no input {n!r}.{suggest(n, known)}" for n in arrays if n not in known]
     for taken in signature.inputs:
-        if taken.name not in given:
+        if taken.name not in arrays:
             differences.append(f"input {taken.name!r} is missing.")
             continue
-        array = _numpy(given[taken.name])
+        array = _numpy(arrays[taken.name])
         if array.shape[1:] == () and taken.shape == (1,):
             array = array.reshape(-1, 1)
         same = len(array.shape) == len(taken.shape) + 1 and all(
@@ -206,16 +208,16 @@ def from_arrays(signature: Signature, data: Any) -> dict[str, np.ndarray[Any, An
         elif array.dtype.kind not in "fiub" or (array.dtype.kind == "f" and np.dtype(taken.dtype).kind != "f"):
             differences.append(f"input {taken.name!r} should be {taken.dtype}, and is {array.dtype}.")
         else:
-            found[taken.name] = array
-    if not differences and len({len(a) for a in found.values()}) > 1:
-        differences.append(f"the inputs differ in rows: { {n: len(a) for n, a in found.items()} }.")
+            fitting[taken.name] = array
+    if not differences and len({len(a) for a in fitting.values()}) > 1:
+        differences.append(f"the inputs differ in rows: { {n: len(a) for n, a in fitting.items()} }.")
     if differences:
         raise mismatch(differences)
-    return {taken.name: _as_taken(taken, found[taken.name]) for taken in signature.inputs}
+    return {taken.name: _as_taken(taken, fitting[taken.name]) for taken in signature.inputs}
 
 
 def _numpy(value: Any) -> np.ndarray[Any, Any]:
-    if hasattr(value, "detach"):  # a torch tensor, without importing torch
+    if hasattr(value, "detach"):  # By its method: to ask for the class would import torch.
         value = value.detach().cpu()
         value = value.float().numpy() if str(value.dtype) == "torch.bfloat16" else value.numpy()
     return np.asarray(value)

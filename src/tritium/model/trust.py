@@ -20,22 +20,22 @@ if TYPE_CHECKING:
     from tritium.model.engine import Engine
 
 
-_saved: set[str] = set()  # of what this process has saved
+_saved_checksums: set[str] = set()
 
 
 def remember_saved(content: bytes) -> None:
-    """Let `was_saved_here` know something that this process saves, with the checksums of all that belongs to it."""
-    _saved.add(hashlib.sha256(content).hexdigest())
+    """Let `was_saved_here` know the manifest of a model that this process saves, with the checksums of its files."""
+    _saved_checksums.add(hashlib.sha256(content).hexdigest())
 
 
 def was_saved_here(content: bytes) -> bool:
-    """Return whether this process has saved exactly this: to load it runs no code but what came from here."""
-    return hashlib.sha256(content).hexdigest() in _saved
+    """Return whether this process has saved exactly this manifest: then loading runs only code that came from here."""
+    return hashlib.sha256(content).hexdigest() in _saved_checksums
 
 
 @dataclass(frozen=True)
 class Trust:
-    """What loading may run: everything, or what is named."""
+    """The code that loading a model may run: everything, or the functions, classes and modules named."""
 
     everything: bool
     names: tuple[str, ...]
@@ -83,18 +83,19 @@ def importable(origin: Any) -> str | None:
     if home in ("__main__", "__mp_main__") or "<" in name or isinstance(sys.modules.get(home), ShippedModule):
         return None
     try:
-        found: Any = importlib.import_module(home)
+        resolved: Any = importlib.import_module(home)
         for part in name.split("."):
-            found = getattr(found, part)
+            resolved = getattr(resolved, part)
     except (ImportError, AttributeError):
         return None
-    return f"{home}:{name}" if found is origin else None
+    return f"{home}:{name}" if resolved is origin else None
 
 
 def factory(origin: Any, trust: Trust, path: str, engine: type[Engine]) -> Any:
     """Return the function or class that the model of `engine` at `path` names as its origin, imported, not called.
 
-    Raises UntrustedModel, usually before anything is imported, for what `trust` does not cover, and ModelError.
+    Raises UntrustedModel, usually before anything is imported, for an origin that `trust` does not cover, and
+    ModelError for one that can't be imported or makes no models.
     """
     if not isinstance(origin, str) or ":" not in origin or not _is_name(origin):
         raise ModelError(f"manifest.json of the model at {path!r} names {origin!r}, which is no 'package.module:name'.")
@@ -103,19 +104,19 @@ def factory(origin: Any, trust: Trust, path: str, engine: type[Engine]) -> Any:
     if not exact and not trust.of_module(home, engine):
         raise _untrusted(origin, path, "which nobody has named as trusted")
     try:
-        made = _found(origin, name, imported(origin, home, path, anywhere=trust.everything), path, exact)
+        maker = _found(origin, name, imported(origin, home, path, anywhere=trust.everything), path, exact)
     except (ImportError, AttributeError) as error:
         raise ModelError(
             f"The model is made by {origin!r}, which can't be imported here: {error}. Put its package on the path "
             "(PYTHONPATH, or install it), or save the model by value: tr.Model(module, signature, origin=None)."
         ) from error
-    if not exact and not (_makes_models(made, engine) and trust.of_module(made.__module__, engine)):
+    if not exact and not (_makes_models(maker, engine) and trust.of_module(maker.__module__, engine)):
         raise _untrusted(origin, path, f"which is no {engine.module_class} and no function declared to return one")
-    if not (inspect.isfunction(made) or _is_model_class(made, engine)):
+    if not (inspect.isfunction(maker) or _is_model_class(maker, engine)):
         raise ModelError(
             f"The model names {origin!r} as its origin, which is no Python function and no {engine.module_class}."
         )
-    return made
+    return maker
 
 
 def _found(origin: str, name: str, place: Any, path: str, exact: bool) -> Any:
@@ -150,22 +151,22 @@ def _lies_here(name: str, above: Sequence[str]) -> bool:
     """Return whether the current directory holds something that `import name` may take."""
     parent = sys.modules[".".join(above)] if above else None
     if parent is not None and getattr(parent, "__file__", None) is not None:
-        return False  # what is in the folder of an imported package belongs to it
+        return False  # A module in the folder of an imported package belongs to that package.
     try:
         here = os.path.realpath(os.path.join(os.getcwd(), *above))
-    except FileNotFoundError:  # the directory has been removed
+    except FileNotFoundError:  # The current directory has been removed.
         return False
     entries = sys.path if parent is None else parent.__path__
     searched = any(os.path.realpath(entry or os.curdir) == here for entry in entries)
     return searched and PathFinder.find_spec(name, [here]) is not None
 
 
-def _makes_models(made: Any, engine: type[Engine]) -> bool:
-    """Return whether `made` is a class of models, or a function whose annotation says that it returns one."""
-    if not inspect.isfunction(made):
-        return _is_model_class(made, engine)
+def _makes_models(maker: Any, engine: type[Engine]) -> bool:
+    """Return whether `maker` is a class of models, or a function whose annotation says that it returns one."""
+    if not inspect.isfunction(maker):
+        return _is_model_class(maker, engine)
     try:
-        return _is_model_class(typing.get_type_hints(made).get("return"), engine)
+        return _is_model_class(typing.get_type_hints(maker).get("return"), engine)
     except Exception:  # noqa: BLE001 - an annotation that can't be evaluated declares nothing
         return False
 

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
     from tritium.model.engine import Arrays
 
-_ALIGNED = 64  # bytes
+_ALIGNED_BYTES = 64
 
 
 @dataclass
@@ -41,7 +41,7 @@ class Buffers(Weights):
         for buffer in self.buffers:
             if buffer.nbytes:
                 yield buffer
-            if rest := -buffer.nbytes % _ALIGNED:
+            if rest := -buffer.nbytes % _ALIGNED_BYTES:
                 yield memoryview(bytes(rest))
 
 
@@ -63,9 +63,9 @@ class FunctionEngine(Engine):
         self.module = module
 
     def save(self, *, by_value: bool) -> Parts:
-        found: list[pickle.PickleBuffer] = []
-        code = ship.pickle((self.module.state, self.module.predict), buffers=found.append)
-        views = [buffer.raw() for buffer in found]
+        buffers: list[pickle.PickleBuffer] = []
+        code = ship.pickle((self.module.state, self.module.predict), buffers=buffers.append)
+        views = [buffer.raw() for buffer in buffers]
         return Parts(Buffers(views), code, {"buffers": [view.nbytes for view in views]})
 
     @classmethod
@@ -79,7 +79,7 @@ class FunctionEngine(Engine):
         start, views, whole = 0, [], memoryview(weights)
         for size in facts["buffers"]:
             views.append(whole[start : start + size])
-            start += size + -size % _ALIGNED
+            start += size + -size % _ALIGNED_BYTES
         if start != len(whole):
             raise ModelError(f"The state's arrays are cut short or damaged: {len(whole)} bytes, and not {start}.")
         try:
@@ -94,33 +94,33 @@ class FunctionEngine(Engine):
         yield self
 
     def call(self, batch: Arrays, outputs: Sequence[str]) -> Arrays:
-        found = self._predicted(batch)
-        if not set(outputs) <= set(found):
-            raise ModelError(f"predict should return the arrays {list(outputs)}, and returned {sorted(found)}.")
-        return {name: found[name] for name in outputs}
+        arrays = self._predicted(batch)
+        if not set(outputs) <= set(arrays):
+            raise ModelError(f"predict should return the arrays {list(outputs)}, and returned {sorted(arrays)}.")
+        return {name: arrays[name] for name in outputs}
 
     def describe(self, batch: Arrays) -> tuple[Output, ...]:
         rows = len(next(iter(batch.values())))
-        found = self._predicted(batch)
-        for name, array in found.items():
+        arrays = self._predicted(batch)
+        for name, array in arrays.items():
             if array.ndim == 0 or len(array) != rows or array.dtype.kind not in "fiub":
                 raise BadData(
                     f"predict returned {name!r} as {array.dtype} of shape {list(array.shape)} for a batch of {rows} "
                     "rows. Let it return numbers with a row for each row of the batch."
                 )
-        return tuple(Output(name, array.dtype.name, array.shape[1:]) for name, array in found.items())
+        return tuple(Output(name, array.dtype.name, array.shape[1:]) for name, array in arrays.items())
 
     def _predicted(self, batch: Arrays) -> dict[str, np.ndarray[Any, Any]]:
         """Return the arrays that `predict` returns, by name.
 
-        One that squeezes takes away the row of a batch of one. It is then given that row twice.
+        A function that squeezes would lose the row of a batch of one, and is given that row twice.
         """
         import numpy as np
 
         predict, state = self.module.predict, self.module.state
-        found, rows = _named(predict(state, dict(batch))), len(next(iter(batch.values())))
-        if rows != 1 or all(array.ndim and len(array) == 1 for array in found.values()):
-            return found
+        arrays, rows = _named(predict(state, dict(batch))), len(next(iter(batch.values())))
+        if rows != 1 or all(array.ndim and len(array) == 1 for array in arrays.values()):
+            return arrays
         twice = _named(predict(state, {name: np.repeat(array, 2, axis=0) for name, array in batch.items()}))
         return {name: array[:1] if array.ndim and len(array) == 2 else array for name, array in twice.items()}
 

@@ -64,7 +64,7 @@ class KerasEngine(Engine):
         self._copies: dict[str, Any] = {}
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**vars(self), "_copies": {}}  # a pickled model has no copies
+        return {**vars(self), "_copies": {}}  # They may be on devices that the reader lacks.
 
     def save(self, *, by_value: bool) -> Parts:
         keras = imported()
@@ -115,22 +115,22 @@ class KerasEngine(Engine):
         keras = imported()
         rows = len(next(iter(batch.values())))
         full = 1 << (rows - 1).bit_length() if keras.backend.backend() == "jax" else rows
-        given = {name: _filled(array, full) for name, array in batch.items()}
+        inputs = {name: _filled(array, full) for name, array in batch.items()}
         with _on(self._device):
-            result = self.module.predict_on_batch(next(iter(given.values())) if len(given) == 1 else given)
-        found = named_outputs(self.module, result)
-        if not isinstance(result, Mapping) and len(found) == len(outputs):
-            found = dict(zip(outputs, found.values(), strict=True))
-        if missing := [name for name in outputs if name not in found]:
+            result = self.module.predict_on_batch(next(iter(inputs.values())) if len(inputs) == 1 else inputs)
+        arrays = named_outputs(self.module, result)
+        if not isinstance(result, Mapping) and len(arrays) == len(outputs):
+            arrays = dict(zip(outputs, arrays.values(), strict=True))
+        if missing := [name for name in outputs if name not in arrays]:
             raise ModelError(
-                f"The model should return {list(outputs)}, and returned {list(found)}: {missing[0]!r} is missing."
+                f"The model should return {list(outputs)}, and returned {list(arrays)}: {missing[0]!r} is missing."
             )
-        return {name: _plain(found[name])[:rows] for name in outputs}
+        return {name: _plain(arrays[name])[:rows] for name in outputs}
 
     def describe(self, batch: Arrays) -> tuple[Output, ...]:
-        given = {name: _filled(array, len(array)) for name, array in batch.items()}
+        inputs = {name: _filled(array, len(array)) for name, array in batch.items()}
         with _on(self._device):
-            result = self.module.predict_on_batch(next(iter(given.values())) if len(given) == 1 else given)
+            result = self.module.predict_on_batch(next(iter(inputs.values())) if len(inputs) == 1 else inputs)
         arrays = {name: _plain(value) for name, value in named_outputs(self.module, result).items()}
         return tuple(Output(name, array.dtype.name, array.shape[1:]) for name, array in arrays.items())
 
@@ -144,7 +144,7 @@ class KerasEngine(Engine):
         if name == "cpu:0":
             return "cpu"
         count, index = _gpus(), int(name.partition(":")[2])
-        if ":" not in device and gpus:  # where only the task's own GPUs are visible, they are numbered from 0
+        if ":" not in device and gpus:  # Where only the task's own GPUs are visible, they are numbered from 0.
             index = int(gpus[0]) if int(gpus[0]) < count else 0
         if index >= count:
             raise BadSetting(
@@ -189,10 +189,10 @@ def _plain(value: Any) -> np.ndarray[Any, Any]:
 
 def _named(device: str) -> str:
     """Return a device as Keras names it: "cpu:0", "gpu:1". Raises BadSetting for any other name."""
-    found = _DEVICE.match(str(device))
-    if found is None:
+    match = _DEVICE.match(str(device))
+    if match is None:
         raise BadSetting(f"device={device!r} is none of Keras's devices: 'cpu', 'cuda', 'cuda:1'.")
-    return "cpu:0" if found[1] == "cpu" else f"gpu:{found[2] or 0}"
+    return "cpu:0" if match[1] == "cpu" else f"gpu:{match[2] or 0}"
 
 
 def _placed(make: Callable[[], Any], device: str | None) -> Any:
@@ -209,8 +209,8 @@ def _placed(make: Callable[[], Any], device: str | None) -> Any:
 
 def _on(device: str | None) -> AbstractContextManager[Any]:
     keras = imported()
-    found: AbstractContextManager[Any] = nullcontext() if device is None else keras.device(_named(device))
-    return found
+    scope: AbstractContextManager[Any] = nullcontext() if device is None else keras.device(_named(device))
+    return scope
 
 
 def _default() -> str:

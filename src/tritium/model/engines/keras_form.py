@@ -24,7 +24,7 @@ _BUILTIN = ("activations", "losses", "metrics", "initializers", "regularizers", 
 
 @dataclass(frozen=True)
 class Form:
-    """What makes a Keras model again, but for its weights: a configuration, or a function."""
+    """The recipe for a Keras model without its weights: a configuration, or a function."""
 
     config: str | None
     """JSON of Keras's own serialization; None where the model's class has none, and `make` is called."""
@@ -34,7 +34,7 @@ class Form:
     """Whether the configuration holds bytecode, that of a Lambda layer."""
     make: Callable[[], Any] | None = None
     inputs: Inputs = field(default_factory=dict)
-    """With which a model that is not built is called once."""
+    """The inputs with which a model that is not built is called once."""
 
     def code(self) -> bytes:
         """Return the part that runs code when it is loaded, pickled by value; b"" where there is none."""
@@ -64,7 +64,7 @@ class Form:
                 return built(self.make(), self.inputs)
             try:
                 with keras.saving.custom_object_scope(dict(self.objects)):
-                    made = keras.saving.deserialize_keras_object(
+                    model = keras.saving.deserialize_keras_object(
                         json.loads(self.config), custom_objects=dict(self.objects), safe_mode=not self.has_lambda
                     )
             except (TypeError, ValueError, AttributeError, ImportError) as error:
@@ -78,7 +78,7 @@ class Form:
                     f"Give it with the model: custom_objects={{{missing!r}: …}}, or register it before the model is "
                     "loaded (keras.saving.register_keras_serializable)."
                 ) from error
-            return built(made, self.inputs)
+            return built(model, self.inputs)
 
     def _missing(self) -> str | None:
         import keras
@@ -96,7 +96,9 @@ def remember(model: Any, form: Form) -> None:
 
 
 def form_of(model: Any, given: Mapping[str, Any] | None = None) -> Form:
-    """Return the form of a model. `given` are custom objects by name, beside those that its layers hold.
+    """Return the form of a model.
+
+    given : custom objects by name, beside those that its layers hold.
 
     Raises ModelError for one that has neither a configuration nor, by `remember`, a function that makes it, and for
     functions and classes in it that can't be found.
@@ -119,7 +121,7 @@ def form_of(model: Any, given: Mapping[str, Any] | None = None) -> Form:
 
 
 def _uncompiled(node: Any) -> Any:
-    """Return a configuration without what the model, and models in it, were compiled with: it predicts without."""
+    """Return a configuration without the compile settings of the model and of models in it: it predicts without."""
     if isinstance(node, dict):
         return {name: _uncompiled(value) for name, value in node.items() if name != "compile_config"}
     return [_uncompiled(item) for item in node] if isinstance(node, list) else node
@@ -128,20 +130,22 @@ def _uncompiled(node: Any) -> Any:
 def own_objects(config: Any, holders: Iterable[Any], given: Mapping[str, Any]) -> tuple[dict[str, Any], bool]:
     """Return the classes and functions of a configuration that are not Keras's, and whether it holds bytecode.
 
-    holders : objects whose class or attributes may be those; `given` has others by name. Raises ModelError for one that
-    is in neither.
+    holders : objects whose class or attributes may be those.
+    given   : other classes and functions, by name.
+
+    Raises ModelError for one that is in neither.
     """
     import keras
 
     names, has_lambda = list(foreign(config)), _holds_lambda(config)
     if not names:
         return {}, has_lambda
-    found = _candidates(holders)
+    candidates = _candidates(holders)
     objects = {}
     for name, kind in names:
         value = given.get(name, given.get(name.rpartition(">")[2]))
         value = keras.saving.get_registered_object(name) if value is None else value
-        objects[name] = found.get(name) if value is None else value
+        objects[name] = candidates.get(name) if value is None else value
         if objects[name] is None:
             raise ModelError(
                 f"The model holds the {kind} {name!r}, which is none of Keras's and can't be found by that name. Give "
@@ -151,7 +155,7 @@ def own_objects(config: Any, holders: Iterable[Any], given: Mapping[str, Any]) -
 
 
 def foreign(node: Any) -> Iterator[tuple[str, str]]:
-    """Yield the name and kind ("class", "function") of what a configuration refers to and is not Keras's own."""
+    """Yield name and kind ("class", "function") of all that a configuration refers to and that is not Keras's own."""
     if isinstance(node, list | tuple):
         for item in node:
             yield from foreign(item)
@@ -185,15 +189,15 @@ def _candidates(holders: Iterable[Any]) -> dict[str, Any]:
     """Return the classes of these objects and of their attributes, and functions among these, by Keras's names."""
     import keras
 
-    found: dict[str, Any] = {}
+    candidates: dict[str, Any] = {}
     for holder in holders:
         for value in (holder, *vars(holder).values()):
             if isinstance(value, types.FunctionType):
-                found.setdefault(keras.saving.get_registered_name(value), value)
-                found.setdefault(value.__name__, value)
+                candidates.setdefault(keras.saving.get_registered_name(value), value)
+                candidates.setdefault(value.__name__, value)
             elif hasattr(type(value), "get_config"):
-                found.setdefault(keras.saving.get_registered_name(type(value)), type(value))
-    return found
+                candidates.setdefault(keras.saving.get_registered_name(type(value)), type(value))
+    return candidates
 
 
 def built(model: Any, inputs: Inputs) -> Any:
@@ -216,7 +220,7 @@ def call(model: Any, batch: Mapping[str, Any]) -> Any:
 
 
 def named_outputs(model: Any, output: Any) -> dict[str, Any]:
-    """Return what a model returned by name. Raises ModelError for anything but arrays, or lists and dicts of these."""
+    """Return the outputs of a model by name. Raises ModelError for anything but arrays, or lists and dicts of these."""
     if isinstance(output, Mapping):
         outputs: dict[str, Any] = {str(name): value for name, value in output.items()}
     elif isinstance(output, tuple | list):

@@ -27,7 +27,7 @@ def imported(backend: str | None = None) -> Any:
     Raises WrongVersion where Keras or the back end is missing.
     """
     if not {"keras", "tensorflow"} & sys.modules.keys() and find_spec("tensorflow") is not None:
-        import_triton()  # Keras imports TensorFlow, whatever its back end
+        import_triton()  # It must come before TensorFlow, which Keras imports whatever its back end is.
     if "keras" in sys.modules or backend is None or VARIABLE in os.environ:
         return _import()
     os.environ[VARIABLE] = backend
@@ -88,16 +88,16 @@ _undrawn = threading.local()
 
 @contextmanager
 def undrawn() -> Iterator[None]:
-    """Let variables that this thread makes in the block be zeros where their initializer would draw numbers.
+    """Let variables that this thread makes in the block be zeros where their initializer would draw random numbers.
 
-    For a model whose weights are put right afterwards: on JAX each shape has a program compiled that draws it, 0.1 to
-    0.4 s.
+    For a model whose weights are assigned right afterwards. On JAX, to draw them compiles a program for each shape,
+    which takes 0.1 to 0.4 s.
     """
     import keras
 
-    own = getattr(keras.Variable, "_initialize_with_initializer", None)
-    if own is not None and not hasattr(own, "draws"):
-        keras.Variable._initialize_with_initializer = _unless_undrawn(own)
+    initialize_variable = getattr(keras.Variable, "_initialize_with_initializer", None)
+    if initialize_variable is not None and not hasattr(initialize_variable, "draws"):
+        keras.Variable._initialize_with_initializer = _unless_undrawn(initialize_variable)
     _undrawn.here = getattr(_undrawn, "here", 0) + 1
     try:
         yield
@@ -105,17 +105,17 @@ def undrawn() -> Iterator[None]:
         _undrawn.here -= 1
 
 
-def _unless_undrawn(own: Any) -> Any:
+def _unless_undrawn(initialize_variable: Any) -> Any:
     import keras
 
-    drawing = keras.initializers.RandomUniform.__mro__[1]  # the base of all that draw, which has no public name
+    drawing = keras.initializers.RandomUniform.__mro__[1]  # The base of all initializers that draw has no public name.
 
-    @functools.wraps(own)
+    @functools.wraps(initialize_variable)
     def initialize(variable: Any, initializer: Any) -> None:
         undrawn = getattr(_undrawn, "here", 0) and isinstance(initializer, drawing)
-        own(variable, _zeros if undrawn else initializer)
+        initialize_variable(variable, _zeros if undrawn else initializer)
 
-    initialize.draws = own  # type: ignore[attr-defined]
+    initialize.draws = initialize_variable  # type: ignore[attr-defined]
     return initialize
 
 

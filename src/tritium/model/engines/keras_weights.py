@@ -49,7 +49,7 @@ class Variables(Weights):
 
         facts = {name: (keras.backend.standardize_dtype(v.dtype), tuple(v.shape)) for name, v in self.named.items()}
         width = {name: dtype_of(dtype).itemsize for name, (dtype, _) in facts.items()}
-        order = sorted(facts, key=lambda name: (-width[name], name))  # wide first, to align all
+        order = sorted(facts, key=lambda name: (-width[name], name))  # Wide first, to align all.
         sizes = ((n, CODES[facts[n][0]], facts[n][1], math.prod(facts[n][1]) * width[n]) for n in order)
         yield memoryview(header(sizes, {"format": "keras", "order": json.dumps(list(self.named))}))
         for name in order:
@@ -68,26 +68,26 @@ def dtype_of(name: str) -> np.dtype[Any]:
     except TypeError:
         import ml_dtypes  # type: ignore[import-untyped, unused-ignore]
 
-        found: np.dtype[Any] = np.dtype(getattr(ml_dtypes, name))
-        return found
+        dtype: np.dtype[Any] = np.dtype(getattr(ml_dtypes, name))
+        return dtype
 
 
 def as_array(variable: Any) -> Array:
     """Return a copy of a variable's value, or a view of it where it lies in host memory."""
     import keras
 
-    found: Array = keras.ops.convert_to_numpy(variable)
-    return found
+    array: Array = keras.ops.convert_to_numpy(variable)
+    return array
 
 
 def read(buffer: Buffer) -> dict[str, Array]:
     """Return the arrays by name, in the model's order, as views of `buffer`. Raises ModelError for any other file."""
     import numpy as np
 
-    found, metadata = entries(buffer)
+    by_name, metadata = entries(buffer)
     arrays = {}
-    for name in json.loads(metadata.get("order", "null")) or sorted(found):
-        entry, dtype = found[name], dtype_of(NAMES[found[name].code])
+    for name in json.loads(metadata.get("order", "null")) or sorted(by_name):
+        entry, dtype = by_name[name], dtype_of(NAMES[by_name[name].code])
         count = math.prod(entry.shape)
         if count * dtype.itemsize != entry.end - entry.start:
             raise ModelError(f"The weights are cut short or damaged at {name!r}: not {count} numbers of {dtype}.")

@@ -82,8 +82,8 @@ class LightGBMEngine(Engine):
             raise ModelError(f"The model takes {self.module.num_feature()} features, and was given {rows.shape[1]}.")
         if rows.dtype not in (np.float32, np.float64):
             rows = rows.astype(np.float64)
-        found = np.asarray(self.module.predict(rows, validate_features=False), np.float64)
-        return dict.fromkeys(outputs, found)
+        predictions = np.asarray(self.module.predict(rows, validate_features=False), np.float64)
+        return dict.fromkeys(outputs, predictions)
 
     @classmethod
     def check_device(cls, device: str) -> None:

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from tritium.model.engine import Engine
     from tritium.model.leaf import Kind
 
-DEFAULT = "torch"  # also for old manifests, which name no engine
+DEFAULT = "torch"  # Old manifests, which name no engine, are of torch.
 
 _ENGINES = {
     "function": ("tritium.model.engines.function", "FunctionEngine"),
@@ -20,11 +20,9 @@ _ENGINES = {
     "lightgbm": ("tritium.model.engines.lightgbm", "LightGBMEngine"),
     "keras": ("tritium.model.engines.keras", "KerasEngine"),
 }
-_CLASSES = {
-    "keras": ("keras", "Model"),
-    "lightgbm": ("lightgbm", "Booster"),
-}  # a keras.Model may be a torch module, too
-# Of tensors in a state: the module whose import makes such tensors possible, and the Kind.
+# Looked through before torch, as a keras.Model may be a torch module, too.
+_CLASSES = {"keras": ("keras", "Model"), "lightgbm": ("lightgbm", "Booster")}
+# The first module of each is the one that must have been imported before a state can hold such tensors.
 _KINDS = {
     "torch": ("torch", "tritium.model.engines.torch_leaf", "TorchTensor"),
     "dtensor": ("torch.distributed.tensor", "tritium.model.engines.torch_sharded", "TorchShard"),
@@ -39,15 +37,15 @@ def find(name: Any) -> type[Engine]:
             "a later version?"
         )
     module, attribute = _ENGINES[name]
-    found: type[Engine] = getattr(importlib.import_module(module), attribute)
-    return found
+    engine: type[Engine] = getattr(importlib.import_module(module), attribute)
+    return engine
 
 
 def name_of(module: Any) -> str:
     """Return the name of the engine for a framework's own object: torch's for one of no other framework."""
     for name, (package, attribute) in _CLASSES.items():
-        found = getattr(sys.modules.get(package), attribute, None)
-        if found is not None and isinstance(module, found):
+        model_class = getattr(sys.modules.get(package), attribute, None)
+        if model_class is not None and isinstance(module, model_class):
             return name
     return DEFAULT
 
@@ -57,11 +55,11 @@ def kind(name: str) -> Kind | None:
     if name not in _KINDS:
         return None
     _, module, attribute = _KINDS[name]
-    found: Kind = getattr(importlib.import_module(module), attribute)()
-    return found
+    tensors: Kind = getattr(importlib.import_module(module), attribute)()
+    return tensors
 
 
 def kinds() -> list[Kind]:
     """Return the Kinds of the frameworks that this process has imported: there are no tensors of others."""
     names = [name for name, (module, *_) in _KINDS.items() if module in sys.modules]
-    return [found for name in names if (found := kind(name)) is not None]
+    return [of_framework for name in names if (of_framework := kind(name)) is not None]

@@ -87,12 +87,12 @@ class TorchEngine(Engine):
             result = self._result(batch)
             if isinstance(result, torch.Tensor):
                 result = (result,)
-            found = dict(result) if isinstance(result, Mapping) else dict(zip(outputs, result, strict=False))
-            missing = [name for name in outputs if not isinstance(found.get(name), torch.Tensor)]
+            tensors = dict(result) if isinstance(result, Mapping) else dict(zip(outputs, result, strict=False))
+            missing = [name for name in outputs if not isinstance(tensors.get(name), torch.Tensor)]
             if missing or (not isinstance(result, Mapping) and len(result) != len(outputs)):
                 returned = sorted(map(str, result)) if isinstance(result, Mapping) else f"{len(result)} value(s)"
                 raise ModelError(f"The module should return the tensors {list(outputs)}, and returned {returned}.")
-            return {name: _array(found[name]) for name in outputs}
+            return {name: _array(tensors[name]) for name in outputs}
 
     def describe(self, batch: Arrays) -> tuple[Output, ...]:
         import torch
@@ -103,15 +103,15 @@ class TorchEngine(Engine):
             return outputs_of(ready._result(batch))
 
     def _result(self, batch: Arrays) -> Any:
-        """Return what the module returns for these inputs, after the transform."""
+        """Apply the transform to these inputs, and call the module."""
         import torch
 
         device = self._home()
-        # Copied also on the CPU: a module may write over its input, and Arrow's memory is read-only.
-        given = {name: torch.tensor(array, device=device) for name, array in batch.items()}
+        # They are copied on the CPU, too: a module may write over its input, and Arrow's memory is read-only.
+        inputs = {name: torch.tensor(array, device=device) for name, array in batch.items()}
         if self.transform is not None:
-            given = InputTransform(self.transform)(given, training=False, module=self.module)
-        return self.module(*given.values()) if len(given) == 1 else self.module(**given)
+            inputs = InputTransform(self.transform)(inputs, training=False, module=self.module)
+        return self.module(*inputs.values()) if len(inputs) == 1 else self.module(**inputs)
 
     def _home(self) -> torch.device:
         """Return the device that was given, else that of the module's first weight."""
@@ -135,7 +135,7 @@ class TorchEngine(Engine):
             return device
         count = torch.cuda.device_count()
         index = asked.index
-        if index is None and gpus:  # where only the task's own GPUs are visible, they are numbered from 0
+        if index is None and gpus:  # Where only the task's own GPUs are visible, they are numbered from 0.
             index = int(gpus[0]) if int(gpus[0]) < count else 0
         if (index or 0) >= count:
             raise BadSetting(
@@ -160,7 +160,7 @@ def _evaluating(module: torch.nn.Module) -> Iterator[None]:
     Several threads may be inside with modules that share layers: the last one to leave restores a layer's mode, as the
     others still compute with it.
     """
-    layers = [layer for layer in module.modules() if hasattr(layer, "training")]  # a frozen TorchScript has no mode
+    layers = [layer for layer in module.modules() if hasattr(layer, "training")]  # A frozen TorchScript has none.
     with _lock:
         for layer in layers:
             users, training = _evaluated.get(id(layer), (0, layer.training))
@@ -179,7 +179,8 @@ def _evaluating(module: torch.nn.Module) -> Iterator[None]:
 
 
 _lock = threading.Lock()
-_evaluated: dict[int, tuple[int, bool]] = {}  # by id of a layer that is in use: its users, and its mode before them
+_evaluated: dict[int, tuple[int, bool]] = {}
+"""The id of a layer that is in use → its number of users, and its mode before them."""
 
 
 def _present(device: str) -> torch.device:

@@ -15,9 +15,9 @@ if TYPE_CHECKING:
 class Copies:
     """One copy of a module for each device that it was called on, with its weights updated at each call.
 
-    Weights are overwritten without a comparison: to read 500 MB for one takes longer than to send them to a GPU. A copy
-    is made again when anything else of the module has changed: a layer, an attribute, a hook; and for each call where
-    that can't be known, because the module can't be pickled (one with parametrizations).
+    Weights are overwritten without a comparison: to read 500 MB for it takes longer than to send them to a GPU. A copy
+    is made again when anything else of the module has changed (a layer, an attribute, a hook). A module that can't be
+    pickled (one with parametrizations) is copied at each call, as its changes can't be seen.
     """
 
     def __init__(self) -> None:
@@ -28,7 +28,7 @@ class Copies:
         return Copies()
 
     def __reduce__(self) -> tuple[type[Copies], tuple[()]]:
-        return Copies, ()  # a pickled model has no copies
+        return Copies, ()  # The copies may be on devices that the reader lacks.
 
     def on(self, device: torch.device, module: torch.nn.Module) -> torch.nn.Module:
         """Return the copy of `module` on `device`, in eval mode, with the current weights of `module`."""
@@ -37,19 +37,19 @@ class Copies:
         tensors = _tensors(module)
         form = _form(module, tensors)
         with self._lock:
-            known, made = self._held.get(str(device), (None, None))
-            if made is None or form is None or known != form:
-                with torch.no_grad():  # else weights of TorchScript become results, with a gradient of their own
-                    made = frozen(copy.deepcopy(module).eval())
-                made.zero_grad(set_to_none=True)  # so that the GPU does not hold the gradients
-                made = made.to(device)
+            known, copied = self._held.get(str(device), (None, None))
+            if copied is None or form is None or known != form:
+                with torch.no_grad():  # Else weights of TorchScript become results, with a gradient of their own.
+                    copied = frozen(copy.deepcopy(module).eval())
+                copied.zero_grad(set_to_none=True)  # The GPU needs not hold them.
+                copied = copied.to(device)
                 if form is not None:
-                    self._held[str(device)] = (form, made)
-                return made
+                    self._held[str(device)] = (form, copied)
+                return copied
             with torch.no_grad():
-                for there, here in zip(_tensors(made).values(), tensors.values(), strict=True):
-                    there.copy_(here)
-            return made
+                for target, source in zip(_tensors(copied).values(), tensors.values(), strict=True):
+                    target.copy_(source)
+            return copied
 
 
 def _form(module: torch.nn.Module, tensors: dict[str, torch.Tensor]) -> Any:

@@ -1,4 +1,4 @@
-"""The defaults of torch that a program may change, and a rank has as they were (driver)."""
+"""The defaults of torch, which a program may change and a rank has as in a new process (driver)."""
 
 from __future__ import annotations
 

@@ -47,9 +47,9 @@ class _ModulePickler(ByValue):
         with torch.no_grad():
             bare = copy.deepcopy(script)
         for key, tensor in bare.state_dict(keep_vars=True).items():
-            if key in named:  # one number in place of all
+            if key in named:  # One number stands for all, as the weights are saved elsewhere.
                 tensor.data = torch.zeros([1] * tensor.ndim, dtype=tensor.dtype).expand(tensor.shape)
-                tensor.requires_grad_(named[key].requires_grad)  # which no copy of TorchScript has kept
+                tensor.requires_grad_(named[key].requires_grad)  # No copy of TorchScript keeps it.
         return _with_weights, (saved_script(bare), named)
 
 
@@ -79,7 +79,7 @@ class _ModuleUnpickler(pickle.Unpickler):
 
 
 def unpickled(data: bytes, tensors: Mapping[str, torch.Tensor], trainable: Mapping[str, bool]) -> torch.nn.Module:
-    """Return the module of `pickled` over these tensors; `trainable` is what the function of that name returned."""
+    """Return the module of `pickled` over these tensors; `trainable` is the result of the function of that name."""
     import torch
 
     if not data:
@@ -111,7 +111,7 @@ def seeded(seed: int) -> Iterator[None]:
     import torch
 
     with _drawing:
-        # Unless CUDA is initialized it has no state to restore, and asking for one would initialize it.
+        # Until CUDA is initialized it has no state to restore, and to ask for one would initialize it.
         gpus = range(torch.cuda.device_count()) if torch.cuda.is_initialized() else ()  # type: ignore[no-untyped-call]
         before = np.random.get_state(), random.getstate()
         with torch.random.fork_rng(devices=gpus):
@@ -125,7 +125,7 @@ def seeded(seed: int) -> Iterator[None]:
                 random.setstate(before[1])
 
 
-_drawing = threading.RLock()  # reentrant, as a function that makes a module may load another one
+_drawing = threading.RLock()  # A function that makes a module may load another one, so it is reentrant.
 
 
 def rebuild(maker: Maker, tensors: Mapping[str, torch.Tensor]) -> torch.nn.Module:
@@ -145,12 +145,13 @@ def rebuild(maker: Maker, tensors: Mapping[str, torch.Tensor]) -> torch.nn.Modul
         raise ModelError(f"The model is made by {origin!r}, which {what}: {type(error).__name__}: {error}.") from error
     if not isinstance(module, torch.nn.Module):
         raise ModelError(f"{origin!r} gave a {type(module).__name__}, no torch.nn.Module.")
-    made = module.state_dict(keep_vars=True)
+    new_weights = module.state_dict(keep_vars=True)
     try:
-        parameters = {  # one for all names of a tensor, so that tied weights stay tied: torch would make one for each
-            id(tensor): torch.nn.Parameter(tensor, requires_grad=made[name].requires_grad)
+        # One parameter for all names of a tensor, so that tied weights stay tied: torch would make one for each name.
+        parameters = {
+            id(tensor): torch.nn.Parameter(tensor, requires_grad=new_weights[name].requires_grad)
             for name, tensor in tensors.items()
-            if isinstance(made.get(name), torch.nn.Parameter)
+            if isinstance(new_weights.get(name), torch.nn.Parameter)
         }
         held = {name: parameters.get(id(tensor), tensor) for name, tensor in tensors.items()}
         module.load_state_dict(held, assign=True)

@@ -1,4 +1,4 @@
-"""What a torch module returns, as outputs of a signature (any process)."""
+"""The results of a torch module as outputs of a signature (any process)."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from tritium.model.signature import Output
 
 
 def outputs_of(output: Any) -> tuple[Output, ...]:
-    """Return what a module returned as a signature has it. Raises BadData as `named_outputs` does."""
+    """Return the result of a module as outputs of a signature. Raises BadData as `named_outputs` does."""
     return tuple(Output(name, *row) for name, row in rows_like(named_outputs(output)).items())
 
 
 def by_name(output: Any) -> dict[str, Any]:
-    """Return what a module returned by name, whatever it is."""
+    """Return the result of a module by name, whatever it is."""
     if isinstance(output, Mapping):
         return {str(name): value for name, value in output.items()}
     if isinstance(output, tuple | list):

@@ -21,8 +21,8 @@ from tritium.model.safetensors import Entry
 class TorchShard(TorchTensor):
     """DTensors over a mesh of all ranks, in rank order, of which each rank keeps what it holds.
 
-    Restored as DTensors where the process group has as many ranks as then, on the mesh's device; elsewhere as plain
-    tensors: the local part.
+    They are restored as DTensors on the mesh's device where the process group has as many ranks as at the save, and
+    elsewhere as plain tensors: the local part.
     """
 
     name = "dtensor"

@@ -18,12 +18,12 @@ def takes_training(function: Callable[..., Any]) -> bool:
     """Return whether a transform has an argument called `training` after the inputs."""
     try:
         return TRAINING in list(inspect.signature(function).parameters)[1:]
-    except (TypeError, ValueError):  # some builtins have no signature
+    except (TypeError, ValueError):  # Some builtins have no signature.
         return False
 
 
 class InputTransform:
-    """A transform, which checks what the function returns.
+    """A transform, which checks the tensors that the function returns.
 
     The function runs without gradients, in training as in prediction: no tensor that it uses is trained.
     """
@@ -49,15 +49,15 @@ class InputTransform:
         """
         import torch
 
-        rows, given = len(next(iter(inputs.values()))), list(inputs)
+        rows, names = len(next(iter(inputs.values()))), list(inputs)
         with torch.no_grad():
-            made = self._function(dict(inputs), **({TRAINING: training} if self._takes_training else {}))
-        if isinstance(made, torch.Tensor) and len(given) == 1:
-            made = {given[0]: made}
-        if not isinstance(made, Mapping) or not made or not all(isinstance(name, str) for name in made):
-            one = ", or one tensor" if len(given) == 1 else ""
-            raise self._error(f"returned {_shown(made)}; it must return a mapping from names to tensors{one}")
-        for name, value in made.items():
+            tensors = self._function(dict(inputs), **({TRAINING: training} if self._takes_training else {}))
+        if isinstance(tensors, torch.Tensor) and len(names) == 1:
+            tensors = {names[0]: tensors}
+        if not isinstance(tensors, Mapping) or not tensors or not all(isinstance(name, str) for name in tensors):
+            one = ", or one tensor" if len(names) == 1 else ""
+            raise self._error(f"returned {_shown(tensors)}; it must return a mapping from names to tensors{one}")
+        for name, value in tensors.items():
             if not isinstance(value, torch.Tensor):
                 raise self._error(f"returned {_shown(value)} for {name!r}; it must return tensors")
             if value.ndim == 0 or len(value) != rows:
@@ -67,9 +67,9 @@ class InputTransform:
                 )
             if name in taken:
                 raise self._error(f"returned {name!r}, as a batch calls another column; choose another name")
-        if module is not None and len(made) > 1:
-            self._check_names(list(made), module)
-        return dict(made)
+        if module is not None and len(tensors) > 1:
+            self._check_names(list(tensors), module)
+        return dict(tensors)
 
     def _check_names(self, names: list[str], module: torch.nn.Module) -> None:
         try:
@@ -79,7 +79,7 @@ class InputTransform:
                 f"returned {', '.join(map(repr, names))}, and the module's forward, which gets them by keyword, can't "
                 f"take these: {error}"
             ) from error
-        except ValueError:  # that of a compiled module may be unknown
+        except ValueError:  # The signature of a compiled module may be unknown.
             return
 
     def _error(self, what: str) -> BadSetting:

@@ -60,7 +60,7 @@ class Tensors(Weights):
         """Yield the file in pieces; at most one tensor is copied at a time, and none that is contiguous on the CPU."""
         import torch
 
-        order = sorted(self.named, key=lambda n: (-self.named[n].element_size(), n))  # wide first, to align all
+        order = sorted(self.named, key=lambda n: (-self.named[n].element_size(), n))  # Wide first, to align all.
         tensors = ((name, self.named[name]) for name in order)
         sizes = ((name, str(_code(t)), t.shape, t.numel() * t.element_size()) for name, t in tensors)
         yield memoryview(header(sizes, {"format": "pt", "tied": json.dumps(self.tied)}))
@@ -78,8 +78,8 @@ def _code(tensor: torch.Tensor) -> str | None:
 
 def read(buffer: Buffer) -> dict[str, torch.Tensor]:
     """Return tensors by name as views of `buffer` (writable; a private map copies only the pages that are written)."""
-    found, metadata = entries(buffer)
-    tensors = {name: tensor(buffer, name, entry, NAMES[entry.code], entry.shape) for name, entry in found.items()}
+    by_name, metadata = entries(buffer)
+    tensors = {name: tensor(buffer, name, entry, NAMES[entry.code], entry.shape) for name, entry in by_name.items()}
     for name, other in json.loads(metadata.get("tied", "{}")).items():
         tensors[name] = tensors[other]
     return tensors

@@ -97,22 +97,24 @@ def await_formed(
 
 
 def tell_source_stall(attempt: Attempt, tasks: Tasks, told: bool) -> bool:
-    """Raise Stalled, or with `on_stall="report"` note once, that the sources make no progress.
+    """Note once that the sources make no progress. Raises Stalled after the stall's limit, if `on_stall="end"`.
 
     `told` says whether it was noted before. Returns whether the sources are stalled now.
     """
     stall = tasks.source_stall(attempt.gang.stall_timeout)
     if stall is None:
         return False
-    facts: dict[str, Any] = {"rank": None, "host": None, "pid": None, "step": None, "phase": "source", "stacks": {}}
-    facts |= {"seconds": stall.seconds, "stage": stall.stage, "tasks": stall.tasks, "run_dir": attempt.recorder.run_dir}
-    if attempt.gang.on_stall == "end":
+    if attempt.gang.on_stall == "end" and stall.seconds > stall.limit:
+        facts: dict[str, Any] = {"rank": None, "host": None, "pid": None, "step": None, "phase": "source", "stacks": {}}
+        facts |= {"seconds": stall.seconds, "stage": stall.stage, "tasks": stall.tasks}
         facts |= {"traceback": "", "log": [], "signal": None, "exit_code": None, "memory": None, "lost": False}
         text = stall.text[0].upper() + stall.text[1:]
-        raise Stalled(text, headline=stall.text.partition("\n")[0].rstrip("."), **facts)
+        headline = stall.text.partition("\n")[0].rstrip(".")
+        raise Stalled(text, headline=headline, run_dir=attempt.recorder.run_dir, **facts)
     if not told:
+        end = f" The run ends after {stall.limit:g} s without progress." if attempt.gang.on_stall == "end" else ""
         attempt.recorder.event("stalled", text=stall.text, stage=stall.stage, tasks=stall.tasks, seconds=stall.seconds)
-        attempt.recorder.note(stall.text)
+        attempt.recorder.note(stall.text + end)
     return True
 
 

@@ -1,26 +1,17 @@
-"""Tell whether Spark computes the sources of a gang, and whether they make progress (driver).
-
-Progress is: a task of the sources has ended, has read or written a byte or a record (executors report that every ten
-seconds), or computes in its executor; or a Python worker of Spark's on this machine uses CPU, or wakes up repeatedly,
-as one does that sends a request to a server for every row.
-"""
+"""Tell whether Spark computes the sources of a gang, and whether its counts of them move (driver)."""
 
 from __future__ import annotations
 
-import os
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
-from tritium.gang.supervisor.process_stats import STATES, Busy, state
-
-HEARTBEATS = 2.5  # a stall is at least so many intervals of the executors' heartbeats, which bring the counts
-CONNECT_TIMES = 10  # the limit is multiplied over Connect, which reports a task's bytes only when it has ended
-_SWITCHES = 0.5  # voluntary context switches a second; a worker with more makes progress
-_LOOKS = 8  # checks of the tasks within the limit
-_NUMBERS = (
+HEARTBEATS = 2.5  # A limit is at least so many intervals of the executors' heartbeats, which bring the counts.
+# A calculation that shows no count (a large batch of a UDF) looks like a source that hangs: only after so many times
+# the limit is it worse to wait on than to end a run whose source may yet compute.
+END_TIMES = 10
+_COUNTS = (
     "numCompleteTasks",
     "numFailedTasks",
     "inputBytes",
@@ -34,20 +25,22 @@ _NUMBERS = (
     "memoryBytesSpilled",
     "diskBytesSpilled",
 )
-# Innermost frames of a Java thread that waits for another process, a disk or a lock.
-_WAITS = ("EPoll", "Net.poll", "Dispatcher", "socketRead", "readBytes", "pread", "park", "Object.wait", "Thread.sleep")
-_TASK_THREAD = "Executor task launch worker for task "
-_PROC = Path("/proc")
+_ADVICE = (
+    "See its tasks and their thread dumps in the Spark UI; with spark.python.worker.tracebackDumpIntervalSeconds=60 "
+    "every Python worker writes its stack to its executor's stderr once a minute. If this is how long the work takes: "
+    'raise stall_timeout, or say on_stall="report".'
+)
 
 
 @dataclass(frozen=True)
 class SourceStall:
-    """A stall of the sources: the report, the stage, its running tasks, the seconds without progress."""
+    """Sources without progress: the report, a stage, its running tasks, the seconds, and those that end the gang."""
 
     text: str
     stage: int
     tasks: int
     seconds: float
+    limit: float
 
 
 class SourceWatch:
@@ -60,13 +53,11 @@ class SourceWatch:
         self._spark, self._tag, self._connect = spark, tag, connect
         self._gang: dict[int, bool] = {}
         self._active: list[int] = []
-        self._seen: object = None
-        self._moved = self._looked = now
-        self._workers: dict[int, _Worker] = {}
+        self._counts: object = None
+        self._moved = now
         self._in_flight = 0
         self._stages: tuple[tuple[int, int, int, int], ...] = ()
         self._ranks = 0
-        self._jvm: int | None = None
 
     @property
     def busy(self) -> bool:
@@ -139,202 +130,38 @@ class SourceWatch:
     # ---- does it make progress?
 
     def stalled(self, limit: float) -> SourceStall | None:
-        """Return a stall when no source task made progress for `limit` seconds (at least HEARTBEATS intervals)."""
+        """Return a stall when no count of the sources has moved for `limit` seconds (at least HEARTBEATS intervals)."""
         now = time.monotonic()
-        if self._connect:
-            return self._stalled_on_connect(limit * CONNECT_TIMES, now)
-        if not self._active:
-            self._moved = now
+        stages = self._open_on_connect() if self._connect else [self._counts_of(stage) for stage in self._active]
+        if not stages or stages != self._counts:
+            self._counts, self._moved = stages, now
             return None
-        if now - self._looked < min(1.0, limit / _LOOKS):
-            return None
-        self._looked = now
-        heartbeat = float(self._context().conf().getTimeAsSeconds("spark.executor.heartbeatInterval", "10s"))
-        limit = max(limit, HEARTBEATS * heartbeat)
-        seen = tuple(self._numbers(stage) for stage in self._active)
-        idle = self._idle_workers(now)
-        if seen != self._seen or idle is None:
-            self._seen, self._moved = seen, now
-            return None
-        if now - self._moved <= limit:
-            return None
-        threads = self._threads()
-        if any(thread.computes for thread in threads):
-            self._moved = now
-            return None
-        return self._describe(threads, now)
-
-    def _numbers(self, stage: int) -> tuple[Any, ...]:
-        data = self._context().statusStore().lastStageAttempt(stage)
-        return stage, data.attemptId(), *(getattr(data, name)() for name in _NUMBERS)
-
-    def _idle_workers(self, now: float) -> list[int] | None:
-        """List Spark's Python workers on this machine; None when one made progress since the last call."""
-        pids = list(self._python_workers())
-        busy = False
-        for pid in pids:
-            worker = self._workers.get(pid)
-            if worker is None:
-                worker = self._workers[pid] = _Worker(pid, now)
-            busy = worker.moves(now) or busy
-        self._workers = {pid: self._workers[pid] for pid in pids}
-        return None if busy else pids
-
-    def _python_workers(self) -> Iterator[int]:
-        """Yield the pids of the Python workers that daemons of this application have forked on this machine."""
-        if self._jvm is None:  # a child of this process, or its parent with spark-submit
-            self._jvm = int(self._spark.sparkContext._jvm.java.lang.ProcessHandle.current().pid())
-        roots = {os.getpid(), self._jvm}
-        application = f"--app-id\0{self._spark.sparkContext.applicationId}\0"
-        parents: dict[int, int] = {}
-        words: dict[int, str] = {}
-        for folder in _PROC.glob("[0-9]*"):
-            try:
-                stat = (folder / "stat").read_text(errors="replace").rpartition(")")[2].split()
-                parents[int(folder.name)] = int(stat[1])
-                words[int(folder.name)] = (folder / "cmdline").read_text(errors="replace")
-            except (OSError, IndexError):  # it has ended meanwhile
-                continue
-        roots |= {pid for pid, line in words.items() if application in line}
-        for pid, line in words.items():
-            parent = parents.get(pid, 0)
-            if (
-                "\0pyspark.daemon\0" in line
-                and "\0pyspark.daemon\0" in words.get(parent, "")
-                and _below(pid, roots, parents)
-            ):
-                yield pid
-
-    def _threads(self) -> list[_Thread]:
-        """List the task threads of the active stages, from thread dumps of their executors."""
-        context = self._context()
-        store = context.statusStore()
-        executors: dict[str, set[int]] = {}
-        for stage in self._active:
-            attempt = store.lastStageAttempt(stage).attemptId()
-            tasks = store.taskList(stage, attempt, 1 << 16)
-            for task in (tasks.apply(i) for i in range(tasks.size())):
-                if task.status() == "RUNNING":
-                    executors.setdefault(task.executorId(), set()).add(int(task.taskId()))
-        found = []
-        for executor, ids in sorted(executors.items()):
-            dump = context.getExecutorThreadDump(executor)
-            for thread in dump.get() if dump.isDefined() else ():
-                name = thread.threadName()
-                if name.startswith(_TASK_THREAD) and any(name.endswith(f"(TID {task})") for task in ids):
-                    frames = thread.stackTrace().elems()
-                    top = [frames.apply(i).strip() for i in range(min(frames.size(), 1))]
-                    runs = thread.threadState().toString() == "RUNNABLE"
-                    found.append(_Thread(executor, name.removeprefix(_TASK_THREAD), runs, top[0] if top else ""))
-        return found
-
-    def _describe(self, threads: list[_Thread], now: float) -> SourceStall:
-        stage, seconds = self._active[0], now - self._moved
-        data: Any = self._context().statusStore().lastStageAttempt(stage)
-        running = int(data.numActiveTasks())
-        lines = [
-            f"the source makes no progress: in stage {stage} of Spark's, {running} of {data.numTasks()} tasks run "
-            f"({data.numCompleteTasks()} have ended), and for {seconds:.1f} s none of them has ended, read or written "
-            "a byte, or used CPU as far as can be seen from here. No rank has started.",
-            "",
-            "Where its tasks are:",
-            *(f"  task {thread.name} on executor {thread.executor}: {thread.top}" for thread in threads[:8]),
-        ]
-        if workers := sorted(self._workers):
-            lines += [
-                "",
-                "Where Spark's Python workers on this machine are:",
-                *(f"  {where(pid)}" for pid in workers[:8]),
-            ]
-        lines += ["", advice(workers)]
-        return SourceStall("\n".join(lines), stage, running, round(seconds, 1))
-
-    def _stalled_on_connect(self, limit: float, now: float) -> SourceStall | None:
-        """Do as `stalled` over Connect, only for stages that can't be the gang's own, whose counts never change."""
-        open_ = [stage for stage in self._stages if stage[2] < stage[1] and stage[1] != self._ranks]
-        seen = (self._in_flight, self._stages)
-        if seen != self._seen or not open_ or not self._in_flight:
-            self._seen, self._moved = seen, now
-            return None
-        if now - self._moved <= limit:
-            return None
-        stage, tasks, completed, _ = open_[0]
+        if not self._connect:
+            heartbeat = float(self._context().conf().getTimeAsSeconds("spark.executor.heartbeatInterval", "10s"))
+            limit = max(limit, HEARTBEATS * heartbeat)
         seconds = now - self._moved
+        if seconds <= limit:
+            return None
+        stage, tasks, completed, running, *_ = stages[0]
         text = (
             f"the source makes no progress: in stage {stage} of Spark's, {completed} of {tasks} tasks have ended, and "
-            f"none in the last {seconds:.1f} s, as far as Spark Connect tells. No rank has started.\n\n{advice([])}"
+            f"for {seconds:.1f} s no task has ended, read or written a byte or a record, as far as Spark reports. No "
+            f"rank has started.\n\n{_ADVICE}"
         )
-        return SourceStall(text, int(stage), self._in_flight, round(seconds, 1))
+        return SourceStall(text, stage, running, round(seconds, 1), END_TIMES * limit)
+
+    def _counts_of(self, stage: int) -> tuple[int, ...]:
+        """Return the stage's number, its tasks, those that have ended and that run, and what they have counted."""
+        data: Any = self._context().statusStore().lastStageAttempt(stage)
+        tasks = (data.numTasks(), data.numCompleteTasks(), data.numActiveTasks(), data.attemptId())
+        return (stage, *map(int, tasks), *(int(getattr(data, name)()) for name in _COUNTS))
+
+    def _open_on_connect(self) -> list[tuple[int, ...]]:
+        """Do as `_counts_of` over Connect, for stages that can't be the gang's own, whose counts never change."""
+        if not self._in_flight:
+            return []
+        unfinished = [stage for stage in self._stages if stage[2] < stage[1] and stage[1] != self._ranks]
+        return [(stage, tasks, ended, self._in_flight, read) for stage, tasks, ended, read in unfinished]
 
     def _context(self) -> Any:
         return self._spark.sparkContext._jsc.sc()
-
-
-@dataclass(frozen=True)
-class _Thread:
-    """A task's thread in an executor: whether it is RUNNABLE (`runs`), and its innermost frame (`top`)."""
-
-    executor: str
-    name: str
-    runs: bool
-    top: str
-
-    @property
-    def computes(self) -> bool:
-        return self.runs and bool(self.top) and not any(word in self.top for word in _WAITS)
-
-
-class _Worker:
-    """Checks whether a Python worker of Spark's uses CPU or wakes up repeatedly."""
-
-    def __init__(self, pid: int, now: float) -> None:
-        self._pid, self._busy, self._then, self._woke = pid, Busy(pid, now), now, -1
-
-    def moves(self, now: float) -> bool:
-        """Tell whether it made progress since the last call; True at the first one."""
-        before, self._woke = self._woke, switches(self._pid)
-        seconds, self._then = now - self._then, now
-        return self._busy.look(now) == 0.0 or before < 0 or self._woke - before > max(1.0, _SWITCHES * seconds)
-
-
-def switches(pid: int) -> int:
-    """Count the voluntary context switches of all threads of a process."""
-    found = 0
-    for file in (_PROC / str(pid) / "task").glob("*/status"):
-        try:
-            lines = file.read_text(errors="replace").splitlines()
-        except OSError:  # the thread has ended meanwhile
-            continue
-        found += sum(int(line.split()[1]) for line in lines if line.startswith("voluntary_ctxt_switches"))
-    return found
-
-
-def _below(pid: int, roots: set[int], parents: dict[int, int]) -> bool:
-    while pid > 1:
-        if pid in roots:
-            return True
-        pid = parents.get(pid, 0)
-    return False
-
-
-def where(pid: int) -> str:
-    """Describe the state of a process: `pid 4711: sleeps in futex_wait_queue`."""
-    letter = state(pid)
-    doing = STATES.get(letter, {"S": "sleeps", "R": "runs", "I": "idle"}.get(letter, "unknown"))
-    try:
-        place = (_PROC / str(pid) / "wchan").read_text().strip()
-    except OSError:
-        place = ""
-    return f"pid {pid}: {doing}" + (f" in {place}" if place not in ("", "0") else "")
-
-
-def advice(workers: list[int]) -> str:
-    """Return the advice at the end of the report: how to see stacks, and how to raise the limit."""
-    look = "look at the tasks in the Spark UI"
-    if workers:
-        look = f"py-spy dump --pid {workers[0]} shows where a worker is"
-    return (
-        f"To see where Python stands: {look}; or start Spark with spark.python.worker.tracebackDumpIntervalSeconds=60, "
-        "and every worker writes its stack to its executor's stderr once a minute. If this is how long the work takes: "
-        'raise stall_timeout, or say on_stall="report".'
-    )

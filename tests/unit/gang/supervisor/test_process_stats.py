@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import os
 import subprocess
 import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 
-from tritium.gang.driver.source_watch import SourceWatch, switches
 from tritium.gang.supervisor import process_stats
 from tritium.gang.supervisor.memory import Memory
 
@@ -63,13 +60,3 @@ def test_its_memory_is_measured_whatever_its_name_is(named: tuple[int, str]) -> 
     memory = Memory(named[0])
     memory.look()
     assert memory.figures(None)["peak"] > 1 << 20
-
-
-def test_its_context_switches_are_counted_whatever_its_name_is(named: tuple[int, str]) -> None:
-    assert switches(named[0]) > 0
-
-
-def test_sparks_workers_are_looked_for_among_processes_of_any_name(named: tuple[int, str]) -> None:
-    watch = SourceWatch(SimpleNamespace(sparkContext=SimpleNamespace(applicationId="app")), "tag", connect=False)
-    watch._jvm = os.getpid()
-    assert named[0] not in list(watch._python_workers())  # this process may have a session, with workers of its own

@@ -22,7 +22,7 @@ from tritium.checkpoint.format import REPLICATED, Checkpoint, Damaged, Loaded, o
 from tritium.checkpoint.state import Snapshot
 from tritium.checkpoint.store import Store
 from tritium.errors import BadSetting, CheckpointFailed, TritiumError
-from tritium.observe.events import run_at
+from tritium.observe.run_directory import run_at
 
 TAG = "checkpoint"
 _UNITS = {"s": 1.0, "min": 60.0, "h": 3600.0}

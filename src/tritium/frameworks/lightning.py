@@ -15,7 +15,7 @@ from tritium.errors import BadSetting
 from tritium.frameworks.at_import import at_import
 from tritium.frameworks.framework import Place
 from tritium.frameworks.torch import Torch
-from tritium.observe.events import run_at
+from tritium.observe.run_directory import run_at
 
 # One library under two names: (the package with Trainer, the package with Fabric).
 _PACKAGES = (("lightning.pytorch", "lightning.fabric"), ("pytorch_lightning", "lightning_fabric"))

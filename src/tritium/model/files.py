@@ -250,6 +250,6 @@ def mapped(path: str) -> mmap.mmap | bytearray:
 
 def versions() -> dict[str, str]:
     """Return the versions of Python and of the packages that decide whether a model can be read."""
-    from tritium.observe.events import installed  # Costs 30 ms, which a worker that only reads models saves.
+    from tritium.observe.run_directory import installed  # Costs 30 ms, which a worker that only reads models saves.
 
     return dict(installed("tritium", "torch", "numpy", "cloudpickle"))

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from datetime import datetime, timezone
 from typing import Any
 
-from tritium.observe.events import versions, without_secrets
+from tritium.observe.run_directory import versions, without_secrets
 from tritium.observe.verdict import verdict
 
 _COUNTS = ("used", "padded", "dropped", "repeated")

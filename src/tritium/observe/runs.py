@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from tritium.errors import BadSetting
-from tritium.observe.events import RUN_FILE, runs_folder
+from tritium.observe.run_directory import RUN_FILE, runs_folder
 
 MANY = 20
 _NAME = re.compile(r"\d{8}-\d{6}-[0-9a-f]{6}")  # a run's id, as `new_run_dir` makes it

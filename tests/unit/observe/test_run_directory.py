@@ -17,8 +17,8 @@ import numpy as np
 import pytest
 
 from tritium.errors import BadSetting, StoreFailed
-from tritium.observe.events import RunLog, new_run_dir
 from tritium.observe.report import Report
+from tritium.observe.run_directory import RunLog, new_run_dir
 from tritium.observe.stored import PIECE, cut
 
 

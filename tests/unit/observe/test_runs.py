@@ -17,7 +17,7 @@ from click.testing import CliRunner, Result
 import tritium as tr
 from tritium import cli
 from tritium.observe import runs
-from tritium.observe.events import new_run_dir
+from tritium.observe.run_directory import new_run_dir
 
 NOW = datetime.now(timezone.utc)
 

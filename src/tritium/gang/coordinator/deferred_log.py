@@ -12,7 +12,7 @@ from typing import IO, Any
 
 from tritium import file_system
 from tritium.errors import StoreFailed
-from tritium.observe.events import run_at
+from tritium.observe.run_directory import run_at
 from tritium.observe.stored import Piece, StoredFiles
 from tritium.wire import CHUNK, Codec, Message
 

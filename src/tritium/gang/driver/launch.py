@@ -20,7 +20,7 @@ from tritium.gang.driver.function_check import inspect
 from tritium.gang.driver.recorder import Recorder
 from tritium.gang.driver.retry import run_with_retries
 from tritium.gang.settings import Gang, showing
-from tritium.observe.events import new_run_dir
+from tritium.observe.run_directory import new_run_dir
 from tritium.observe.runs import growth
 
 if TYPE_CHECKING:

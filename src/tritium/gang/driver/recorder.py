@@ -13,9 +13,9 @@ from tritium.frameworks import find, to_json
 from tritium.gang.failure import Failure, NonFatalError
 from tritium.gang.limits import TEXT_BYTES
 from tritium.gang.settings import Gang
-from tritium.observe.events import RunLog
 from tritium.observe.progress import Progress
 from tritium.observe.report import Report
+from tritium.observe.run_directory import RunLog
 from tritium.observe.stored import Piece
 from tritium.wire import clip
 

@@ -17,8 +17,9 @@ def receive(exchange: Exchange, *, confirmed: bool = False) -> list[dict[str, An
     def rank(batches: Any) -> Any:
         import pyarrow as pa
 
-        from tritium.data.receiver import Receiver, stream_is_complete
+        from tritium.data.receiver import Receiver
         from tritium.data.spool import Spool, SpoolReader
+        from tritium.spark.inside.end_of_stream import stream_is_complete
 
         spools = {name: Spool(fields) for name, fields in plan.items()}
         receiver = Receiver(plan, spools, sorted=in_order)

@@ -298,8 +298,8 @@ def drive(kind: str, master: str, answers: int) -> None:
     """Serve a session on this cluster, with every coordinator behind a proxy."""
     import clusters
     from proxy import Proxy
-    from tritium.gang.driver import cluster as cluster_module
     from tritium.gang.driver import on_cluster as cluster_run
+    from tritium.spark.cluster import base as cluster_module
 
     proxies: list[Proxy] = []
 

@@ -19,9 +19,9 @@ import clusters
 import tritium as tr
 from bounds import timed
 from clusters import Workers
-from tritium.gang.driver import cluster as cluster_module
 from tritium.ml import TorchEstimator
 from tritium.ml.callbacks import Callback, TrainState
+from tritium.spark.cluster import base as cluster_module
 
 pytestmark = [pytest.mark.timeout(400), pytest.mark.parametrize("cluster", ["breakable"], indirect=True)]
 

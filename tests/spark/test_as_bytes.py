@@ -14,12 +14,12 @@ from pyspark.sql import functions as F
 import tritium as tr
 from clusters import set_to
 from received import receive
-from tritium.data import jvm_bytes
 from tritium.data.exchange import Exchange
 from tritium.data.schema import Data
 from tritium.errors import BadRow
 from tritium.model.signature import Input, Output, Signature
 from tritium.predict.spark import score
+from tritium.spark.inside import jvm_bytes
 
 SETTINGS = {
     "as it is": {},

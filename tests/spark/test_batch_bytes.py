@@ -12,10 +12,10 @@ from pyspark.sql import functions as F
 
 import tritium as tr
 from clusters import set_to
-from tritium.data import batch_bytes
-from tritium.data.batch_bytes import SETTING, UNCHECKED, out_of_reach
 from tritium.data.exchange import Exchange
 from tritium.gang.supervisor.results import SPARK_SCHEMA
+from tritium.spark.inside import batch_bytes
+from tritium.spark.inside.batch_bytes import SETTING, UNCHECKED, out_of_reach
 
 
 def limits() -> Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]:

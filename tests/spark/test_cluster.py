@@ -12,9 +12,9 @@ import pytest
 
 from clusters import wait
 from tritium.errors import BadSetting, NotEnoughSlots, StartTimeout, WrongVersion
-from tritium.gang.driver.cluster import Cluster, check_versions
-from tritium.gang.driver.slots import RunSlots
 from tritium.gang.settings import Gang
+from tritium.spark.cluster.base import Cluster, check_versions
+from tritium.spark.cluster.slots import RunSlots
 
 
 def test_a_gang_that_fits_is_let_pass_on_every_kind(cluster: Any) -> None:

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from tritium.data.hangs import _in_text, hanging, refuse_hanging
 from tritium.errors import WrongVersion
+from tritium.spark.inside.hangs import _in_text, hanging, refuse_hanging
 
 
 @pytest.fixture

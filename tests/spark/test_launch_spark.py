@@ -386,7 +386,7 @@ def test_a_udf_that_runs_in_another_python_is_noted_once(
 ) -> None:
     from pyspark.sql import functions as F
 
-    from tritium.gang.driver import worker_python
+    from tritium.spark import python as worker_python
 
     def notes(frame: Any, name: str) -> list[str]:
         run_dir = tmp_path / name

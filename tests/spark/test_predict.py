@@ -24,11 +24,11 @@ from torch import nn
 
 import clusters
 import tritium as tr
-from tritium.data import jvm_bytes
 from tritium.errors import BadData, BadRow, BadSetting, SignatureMismatch, UntrustedModel
 from tritium.ml import TorchEstimator, TorchModel
 from tritium.model.engines.torch_weights import Tensors
 from tritium.model.signature import Input, Output, Signature
+from tritium.spark.inside import jvm_bytes
 
 FEATURES = Input("features", ("a", "b", "c"), "float32", (3,))
 NUMBER = Signature((FEATURES,), (Output("y", shape=(1,)),), "regression")

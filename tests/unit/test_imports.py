@@ -26,6 +26,7 @@ LAYERS = (
     "frameworks",
     "model",
     "data",
+    "spark",
     "observe",
     "wire ship definitions package file_system shown errors hints aliases arguments triton_first",
 )

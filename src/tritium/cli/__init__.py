@@ -23,7 +23,7 @@ from tritium.cli.clean import clean
 from tritium.cli.horovodrun import horovodrun
 from tritium.cli.run import run
 from tritium.errors import TritiumError
-from tritium.gang.driver import worker_python
+from tritium.spark import python as worker_python
 
 _JAVA = (
     "Debian: sudo apt-get install openjdk-17-jre-headless; macOS: brew install --cask temurin@17; "

@@ -12,13 +12,14 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from tritium.data import narrow, unsafe
+from tritium.data import narrow
 from tritium.data.idset import place
 from tritium.data.narrow import ErrorAt
 from tritium.data.schema import DENSE_BYTES, Field
 from tritium.data.spool import Ragged
 from tritium.errors import BadData, BadRow
 from tritium.hints import nearest
+from tritium.spark.inside import unsafe
 
 Array = np.ndarray[Any, Any]
 Column = Array | Ragged
@@ -46,7 +47,7 @@ def read(field: Field, column: pa.Array, ids: Array) -> tuple[Column, Array | No
         rows = unsafe.matrix(column, np.dtype(field.travel), field.depth)
         if rows is None:
             column = unsafe.lists(column, np.dtype(field.travel), field.depth)
-        elif unsafe.fits(field, rows):
+        elif _fits(field, rows):
             return rows, np.ones(rows.shape, np.bool_) if field.mask else None
     whole = None if column.null_count == 0 else column.is_valid().to_numpy(zero_copy_only=False)
     if whole is not None and field.nulls[0] is None:
@@ -372,3 +373,13 @@ def _with_null_rows(
     mask = np.zeros(rows.shape, np.bool_)
     mask[whole] = True if present is None else present
     return rows, mask
+
+
+def _fits(field: Field, rows: Array) -> bool:
+    """Return whether a batch holds rows without a null as they are: there is nothing to cast, pad or refuse."""
+    shape = field.shape if field.pad is None else (field.pad[0],)
+    if field.dtype != field.travel or any(field.exact) or shape not in (None, rows.shape[1:]):
+        return False
+    if field.packed and rows.shape[1] != len(field.sources):  # a mark: see `exchange.pack`
+        return False
+    return field.nan == "keep" or narrow.finite(rows)

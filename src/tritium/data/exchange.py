@@ -7,9 +7,10 @@ shuffle. It uses the DataFrame API only, so that it is the same on Spark Connect
 from __future__ import annotations
 
 import functools
+import math
 import operator
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import cached_property
 from types import TracebackType
@@ -17,14 +18,14 @@ from typing import Any
 
 import numpy as np
 
-from tritium.data.batch_bytes import most_bytes
 from tritium.data.idset import HALF, PARTITION_BITS, POSITION
-from tritium.data.jvm_bytes import rows_as_bytes, takes_bytes, why_not
 from tritium.data.plan import plan
-from tritium.data.receiver import end_is_seen
 from tritium.data.schema import DENSE_BYTES, Data, Field, Shapes, as_data
-from tritium.data.types import IMAGE_SIZE, SQL_TYPES, SourceType, columns_of, may_exceed_int64, spark_column
+from tritium.data.types import IMAGE_SIZE, SourceType, columns_of, may_exceed_int64, spark_column
 from tritium.errors import BadData, BadSetting, IncompleteShard
+from tritium.spark.inside.end_of_stream import end_is_seen
+from tritium.spark.inside.jvm_bytes import as_bytes, why_not
+from tritium.spark.inside.unsafe import SQL_TYPES
 
 
 class Exchange:
@@ -80,8 +81,8 @@ class Exchange:
         dealt = dealt.sortWithinPartitions("_id") if self.sorted else dealt
         if not self._has_arrays or self.as_arrays is not None:
             return dealt
-        as_bytes = (rows_as_bytes(self.spark, dealt, name, fields) for name, fields in self.plan.items())
-        return dealt.select("_id", "_anchor", *as_bytes)
+        rows_of = (_rows_as_bytes(self.spark, name, fields) for name, fields in self.plan.items())
+        return dealt.select("_id", "_anchor", *rows_of)
 
     @property
     def _goes_together(self) -> bool:
@@ -251,6 +252,38 @@ def pack(field: Field, schema: Any) -> Any:
     if leaf.name == "decimal" or (leaf.name == "number" and leaf.dtype != field.travel):
         return column.cast("array<" * depth + SQL_TYPES[field.travel] + ">" * depth)
     return column
+
+
+def takes_bytes(one: Field) -> bool:
+    """Return whether this Field leaves the JVM as arrays of numbers, which may be sent as bytes."""
+    return one.kind == "fixed" and one.depth > 0 and one.vocabulary is None and one.buckets is None
+
+
+def most_bytes(fields: Iterable[Field], shapes: Mapping[str, Sequence[int]]) -> int | None:
+    """Return what a row of these Fields takes at most in Arrow; None where an array or a string may have any length.
+
+    shapes : column → the shape of one row, of arrays whose rows have been seen and are all alike.
+    """
+    total = 64  # ids, offsets, and bits that say what is null
+    for field in fields:
+        known = (len(field.sources),) if field.packed or not field.depth else shapes.get(field.name)
+        words = field.vocabulary is not None or field.buckets is not None
+        if known is None or words or field.kind != "fixed" or field.pad is not None:
+            return None
+        total += 64 + 9 * math.prod(known) + 24 * math.prod(known[:-1])
+    return total
+
+
+def _rows_as_bytes(spark: Any, name: str, fields: Sequence[Field]) -> Any:
+    """Return the struct column `name` of a shuffled frame, of the columns of `fields`, with its arrays as bytes."""
+    from pyspark.sql import functions as F
+
+    whole = F.col(name)
+    children = []
+    for index, one in enumerate(fields):
+        child = whole.getField(f"c{index}")
+        children.append((as_bytes(spark, child) if takes_bytes(one) else child).alias(f"c{index}"))
+    return F.when(whole.isNotNull(), F.struct(*children)).alias(name)
 
 
 def _marked(row: Any, field: Field, schema: Any) -> Any:

@@ -9,10 +9,10 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from tritium.data import unsafe
 from tritium.data.schema import Field
 from tritium.data.spool import Array
 from tritium.errors import BadRow
+from tritium.spark.inside import unsafe
 
 
 def mark_unreadable(read: Callable[[Array], Any], valid: Array) -> None:

@@ -64,16 +64,6 @@ def _struct(text: str, children: tuple[tuple[str, SourceType], ...]) -> SourceTy
     )
 
 
-SQL_TYPES = {
-    "bool": "boolean",
-    "int8": "tinyint",
-    "int16": "smallint",
-    "int32": "int",
-    "int64": "bigint",
-    "float32": "float",
-    "float64": "double",
-}
-"""Of numbers, by numpy dtype."""
 _INT64_DIGITS = 18  # an integer of so many digits fits into int64
 _SPARK_NUMBERS = {
     "ByteType": "int8",
@@ -177,11 +167,6 @@ def _below(found: dict[str, tuple[SourceType, tuple[str, ...]]], kind: SourceTyp
     for child, inner in kind.children:
         found.setdefault(".".join((*path, child)), (inner, (*path, child)))
         _below(found, inner, (*path, child))
-
-
-def is_connect(spark: Any) -> bool:
-    """Return whether this session is a client of Spark Connect."""
-    return type(spark).__module__.startswith("pyspark.sql.connect")
 
 
 def is_spark(frame: Any) -> bool:

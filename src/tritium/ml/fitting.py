@@ -211,7 +211,7 @@ def free_slots(gang: Gang, frame: Any) -> list[str]:
     """Return a line for the user where the default of one rank leaves slots of the cluster unused, else nothing."""
     if gang.on != "cluster" or gang.ranks != 1 or not is_spark(frame):
         return []
-    from tritium.gang.driver.cluster import Cluster
+    from tritium.spark.cluster.base import Cluster
 
     cluster = Cluster.of(frame.sparkSession)
     slots = None if cluster.is_dynamic else cluster.slots(gang)

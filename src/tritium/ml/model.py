@@ -14,13 +14,14 @@ from pyspark.ml.param import Param, Params, TypeConverters
 from pyspark.ml.param.shared import HasOutputCols
 from pyspark.ml.util import DefaultParamsReader, DefaultParamsWriter, MLReadable, MLReader, MLWritable, MLWriter
 
-from tritium.data.types import is_connect, is_spark
+from tritium.data.types import is_spark
 from tritium.errors import BadSetting, ModelError
 from tritium.model.model import Model, load
 from tritium.model.signature import Signature
 from tritium.predict.local import score_pandas
 from tritium.predict.spark import ClassColumns, output_names, score
 from tritium.shown import call, changed
+from tritium.spark.session import is_connect
 
 M = TypeVar("M", bound="TrainedModel")
 _FOLDER = "model"

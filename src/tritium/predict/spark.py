@@ -16,18 +16,18 @@ from weakref import WeakKeyDictionary
 import pyarrow as pa
 
 from tritium import ship
-from tritium.data.exchange import pack
-from tritium.data.hangs import refuse_hanging
-from tritium.data.jvm_bytes import as_bytes_or_array, takes_bytes, why_not
+from tritium.data.exchange import pack, takes_bytes
 from tritium.data.types import spark_column
 from tritium.errors import BadSetting
-from tritium.gang.driver.worker_python import drivers_python
 from tritium.model.model import Model, check_batch_size, check_handle_invalid
 from tritium.model.signature import Signature
 from tritium.model.table import fields
 from tritium.predict import weights
-from tritium.predict.as_rows import as_rows
 from tritium.predict.worker import result_type
+from tritium.spark.inside.as_rows import as_rows
+from tritium.spark.inside.hangs import refuse_hanging
+from tritium.spark.inside.jvm_bytes import as_bytes_or_array, why_not
+from tritium.spark.python import drivers_python
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame

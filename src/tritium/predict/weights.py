@@ -12,9 +12,9 @@ import tempfile
 from collections.abc import Iterable
 from typing import Any
 
-from tritium.data.types import is_connect
 from tritium.model.engine import Buffer, Weights
 from tritium.model.files import mapped
+from tritium.spark.session import is_connect
 
 _artifacts: set[tuple[str, str]] = set()
 

@@ -18,7 +18,6 @@ import numpy as np
 import pyarrow as pa
 
 from tritium import frameworks
-from tritium.data import unsafe
 from tritium.data.idset import PARTITION_BITS
 from tritium.data.schema import Field
 from tritium.errors import TritiumError, WrongVersion
@@ -28,6 +27,7 @@ from tritium.model.engine import Engine
 from tritium.model.engines import registry
 from tritium.model.signature import Output, Signature
 from tritium.predict.weights import receive
+from tritium.spark.inside import unsafe
 from tritium.triton_first import import_triton
 
 _KEPT = 4  # models a process keeps: a stream uses the same one in each micro-batch

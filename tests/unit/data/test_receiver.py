@@ -11,11 +11,12 @@ import pandas as pd
 import pyarrow as pa
 import pytest
 
-from tritium.data.receiver import Receiver, end_is_seen, stream_is_complete
+from tritium.data.receiver import Receiver
 from tritium.data.schema import Data
 from tritium.data.spool import Spool, SpoolReader
 from tritium.data.tables import Tables
 from tritium.errors import BadRow, DataError, IncompleteShard
+from tritium.spark.inside.end_of_stream import end_is_seen, stream_is_complete
 
 
 @contextmanager

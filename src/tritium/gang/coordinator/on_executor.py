@@ -18,7 +18,6 @@ from typing import Any
 
 import pyarrow as pa
 
-from tritium.data.receiver import stream_is_complete
 from tritium.errors import CheckpointFailed, TritiumError, WireError
 from tritium.gang.coordinator.coordinator import Coordinator
 from tritium.gang.coordinator.deferred_log import DeferredLog, tell
@@ -26,6 +25,7 @@ from tritium.gang.failure import Failure
 from tritium.gang.supervisor.results import chunks
 from tritium.gang.supervisor.supervisor import Supervisor
 from tritium.gang.supervisor.task import in_task
+from tritium.spark.inside.end_of_stream import stream_is_complete
 from tritium.wire import Channel
 
 REACH_SECONDS = 3.0

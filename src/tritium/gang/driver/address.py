@@ -11,7 +11,7 @@ from urllib.parse import urlsplit
 
 from tritium.errors import BadSetting
 from tritium.gang.control.address import HOST, PORT, family_of, listener
-from tritium.gang.driver.cluster import Cluster
+from tritium.spark.cluster.base import Cluster
 
 BIND = "spark.tritium.driver.bindAddress"
 _PORTS = "spark.port.maxRetries"  # how many further ports are tried, as Spark does for its own

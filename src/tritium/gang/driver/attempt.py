@@ -11,11 +11,11 @@ from tritium.data.decode import decoders
 from tritium.data.schema import Data, Field
 from tritium.gang.coordinator.coordinator import Coordinator
 from tritium.gang.driver.recorder import Recorder
-from tritium.gang.driver.slots import RunSlots
 from tritium.gang.order import Order
 from tritium.gang.program import Program
 from tritium.gang.settings import Gang
 from tritium.gang.stall_limit import StallLimit
+from tritium.spark.cluster.slots import RunSlots
 
 if TYPE_CHECKING:
     from tritium.data.exchange import Exchange

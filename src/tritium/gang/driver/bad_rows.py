@@ -18,10 +18,11 @@ from tritium.data.fingerprint import Table
 from tritium.data.idset import HALF, PARTITION_BITS, POSITION, place
 from tritium.data.schema import Data, Field
 from tritium.data.tables import column_of, table_of
-from tritium.data.types import SourceType, columns_of, is_connect, is_spark, spark_column
+from tritium.data.types import SourceType, columns_of, is_spark, spark_column
 from tritium.errors import BadRow
 from tritium.gang.driver.attempt import Attempt
 from tritium.gang.driver.spark_job import cancel_tagged
+from tritium.spark.session import is_connect
 
 LOOK_SECONDS = 60.0  # for the Spark job; a source that takes longer is left alone
 _FILE = ("file_path", "row_index", "file_block_start")

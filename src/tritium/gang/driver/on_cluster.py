@@ -9,19 +9,19 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from typing import Any
 
-from tritium.data.hangs import refuse_hanging
 from tritium.errors import BadSetting, StartTimeout, TritiumError, WrongVersion
 from tritium.gang.coordinator.coordinator import Coordinator
 from tritium.gang.coordinator.on_executor import newest_checkpoint, replay, result_limit
 from tritium.gang.driver.address import driver_place
 from tritium.gang.driver.attempt import Attempt, order_of, ship_user_code, signalled, start_coordinator
-from tritium.gang.driver.cluster import Cluster
 from tritium.gang.driver.outcome import LEAVE_SECONDS, GivenBack, await_end, await_formed
-from tritium.gang.driver.spark_errors import text_of
 from tritium.gang.driver.spark_job import SparkJob, jvm_gone
-from tritium.gang.driver.worker_python import note_of_functions
 from tritium.gang.supervisor.results import results_of
 from tritium.observe.stored import Piece
+from tritium.spark.cluster.base import Cluster
+from tritium.spark.errors import text_of
+from tritium.spark.inside.hangs import refuse_hanging
+from tritium.spark.python import note_of_functions
 
 HOLD_SECONDS = 30.0  # how long slots are held while the rest of a gang does not come (dynamic allocation)
 

@@ -15,17 +15,18 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import pyarrow as pa
 
 from tritium import ship
-from tritium.data import batch_bytes
-from tritium.data.types import is_connect
 from tritium.errors import JobFailed, TritiumError, WrongVersion
+from tritium.gang.control.address import unreachable_in
 from tritium.gang.coordinator.coordinator import Coordinator
 from tritium.gang.coordinator.on_executor import failure_in
-from tritium.gang.driver.cluster import Cluster
 from tritium.gang.driver.source_watch import SourceStall, SourceWatch
-from tritium.gang.driver.spark_errors import OUT_OF_HEAP, more_memory, python_error, text_of, translate
-from tritium.gang.driver.worker_python import drivers_python, on_this_machine, unchosen
 from tritium.gang.failure import signal_name
 from tritium.gang.supervisor.results import SPARK_SCHEMA
+from tritium.spark.cluster.base import Cluster
+from tritium.spark.errors import OUT_OF_HEAP, more_memory, python_error, text_of, translate
+from tritium.spark.inside import batch_bytes
+from tritium.spark.python import drivers_python, on_this_machine, unchosen
+from tritium.spark.session import is_connect
 
 if TYPE_CHECKING:
     from tritium.gang.driver.attempt import Attempt
@@ -151,7 +152,7 @@ class SparkJob:
             stopped = self._is_stopped()
             if stopped and (gone := self._exited(error)) is not None:
                 return gone
-            told = translate(error, stopped=stopped, in_gang=self._in_gang)
+            told = translate(error, stopped=stopped, in_gang=self._in_gang, of_task=unreachable_in)
             return self._which_python(told) if isinstance(told, WrongVersion) else told
         except Exception as problem:  # noqa: BLE001 - the run must end, with what is known
             told = jvm_gone(self._spark, problem) or JobFailed(

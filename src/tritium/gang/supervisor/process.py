@@ -28,7 +28,6 @@ from tritium.gang.rank.main import main
 main(sys.argv[2])
 """
 _PYSPARK_MEMORY = "PYSPARK_EXECUTOR_MEMORY_MB"  # set by Spark in its Python workers
-_CAP_SYS_RESOURCE = 24
 THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NUMEXPR_NUM_THREADS")
 
 
@@ -137,16 +136,6 @@ def await_exit(pid: int) -> None:
     while waitid(kind, pid, told, options) != 0:
         if (number := ctypes.get_errno()) != errno.EINTR:
             raise OSError(number, os.strerror(number))
-
-
-def may_raise_limits() -> bool:
-    """Tell whether this process may raise a hard limit; also True on systems without capabilities."""
-    try:
-        with open("/proc/self/status", errors="replace") as status:
-            held = next(line for line in status if line.startswith("CapEff:"))
-    except (OSError, StopIteration):
-        return True
-    return bool(int(held.split()[1], 16) >> _CAP_SYS_RESOURCE & 1)
 
 
 def lift_memory_limit(pid: int) -> None:

@@ -9,10 +9,10 @@ from typing import Any
 
 import pyarrow as pa
 
-from tritium.data.receiver import stream_is_complete
 from tritium.gang.order import Order
 from tritium.gang.supervisor.ending import GangEnded
 from tritium.gang.supervisor.supervisor import Supervisor
+from tritium.spark.inside.end_of_stream import stream_is_complete
 
 Run = Callable[[Supervisor, Any], Iterator[pa.RecordBatch]]
 

@@ -11,11 +11,11 @@ import pytest
 
 from tritium.errors import BadSetting, JobFailed, NotEnoughSlots, StartTimeout
 from tritium.gang.driver import launcher, on_cluster, outcome
-from tritium.gang.driver.cluster import Cluster
 from tritium.gang.driver.error_text import finish
 from tritium.gang.driver.launch import attempted
 from tritium.gang.driver.outcome import GivenBack, await_formed
 from tritium.gang.settings import Gang
+from tritium.spark.cluster.base import Cluster
 
 
 class Recorder:

@@ -14,7 +14,6 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from tritium.errors import IncompleteShard, JobFailed, ResultError, TritiumError, WrongVersion
-from tritium.gang.control.address import unreachable_in
 
 LONGEST_REASON = 800  # characters
 
@@ -182,16 +181,30 @@ def _without_driver_stack(reason: str) -> str:
 
 
 def translate(
-    error: BaseException, *, stopped: bool = False, in_gang: Callable[[int, int], bool] = lambda stage, task: False
+    error: BaseException,
+    *,
+    stopped: bool = False,
+    in_gang: Callable[[int, int], bool] = lambda stage, task: False,
+    of_task: Callable[[str], TritiumError | None] = lambda line: None,
 ) -> TritiumError:
-    """Return the Tritium error for Spark's exception, which becomes its attribute `spark_error`."""
+    """Return the Tritium error for Spark's exception, which becomes its attribute `spark_error`.
+
+    stopped : whether the session was stopped.
+    in_gang : tells whether a stage or a task id is the gang's.
+    of_task : returns the error for the last line of a traceback from the gang's own task, where it knows one.
+    """
     links = chain(error)
-    problem = _translated(links, stopped, in_gang)
+    problem = _translated(links, stopped, in_gang, of_task)
     problem.__dict__["spark_error"] = error
     return problem
 
 
-def _translated(links: list[Link], stopped: bool, in_gang: Callable[[int, int], bool]) -> TritiumError:
+def _translated(
+    links: list[Link],
+    stopped: bool,
+    in_gang: Callable[[int, int], bool],
+    of_task: Callable[[str], TritiumError | None],
+) -> TritiumError:
     head = links[0]
     if stopped or _STOPPED.match(head.message):
         return JobFailed(
@@ -219,8 +232,8 @@ def _translated(links: list[Link], stopped: bool, in_gang: Callable[[int, int], 
     if (found := _of_the_machines(how, type_, text, links)) is not None:
         return found
     if how.where == "gang":
-        if type_ == _PYTHON and (unreached := unreachable_in(python_error(text))) is not None:
-            return unreached
+        if type_ == _PYTHON and (known := of_task(python_error(text))) is not None:
+            return known
         return JobFailed(f"The Spark job of this run failed: {reason_of(how)}", lost=True, reason=reason_of(how))
     if how.where == "source":
         return _of_the_source(how, type_, text)

@@ -1,24 +1,22 @@
 """Arrays leave the JVM as bytes: the expressions that make them, and the probe that it holds in this Spark (driver).
 
 Spark writes an array to Arrow number by number, and bytes by one copy of memory. What it takes for an array after a
-shuffle is an `UnsafeArrayData`, whose elements lie side by side (`data/unsafe.py`). Decision 020.
+shuffle is an `UnsafeArrayData`, whose elements lie side by side (`unsafe.py`). Decision 020.
 """
 
 from __future__ import annotations
 
 import sys
 import threading
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 
-from tritium.data import catalyst, unsafe
-from tritium.data.catalyst import EXPRESSIONS, UNSAFE_ARRAY
-from tritium.data.schema import Field
-from tritium.data.types import SQL_TYPES
+from tritium.spark.inside import catalyst, unsafe
+from tritium.spark.inside.catalyst import EXPRESSIONS, UNSAFE_ARRAY
+from tritium.spark.inside.unsafe import SQL_TYPES
 
 SETTING = "spark.tritium.arraysAsBytes"
 _VALUES = (1, None, 0, 1)
@@ -34,11 +32,6 @@ class _Known:
 
 
 _applications: dict[str, _Known] = {}
-
-
-def takes_bytes(one: Field) -> bool:
-    """Return whether this Field leaves the JVM as arrays of numbers, which may be sent as bytes."""
-    return one.kind == "fixed" and one.depth > 0 and one.vocabulary is None and one.buckets is None
 
 
 def why_not(spark: Any) -> str | None:
@@ -85,18 +78,6 @@ def as_bytes_or_array(spark: Any, column: Any) -> tuple[Any, Any]:
     is_unsafe = catalyst.column(jvm, _is_unsafe(jvm, catalyst.expression_of(jvm, column)))
     given = F.when(is_unsafe, as_bytes(spark, column)).when(~is_unsafe, F.lit(b""))
     return given, F.when(is_unsafe, F.slice(column, 1, 0)).when(~is_unsafe, column)
-
-
-def rows_as_bytes(spark: Any, frame: Any, name: str, fields: Sequence[Field]) -> Any:
-    """Return the struct column `name` of a shuffled `frame`, of the columns of `fields`, with its arrays as bytes."""
-    from pyspark.sql import functions as F
-
-    whole = F.col(name)
-    children = []
-    for index, one in enumerate(fields):
-        child = whole.getField(f"c{index}")
-        children.append((as_bytes(spark, child) if takes_bytes(one) else child).alias(f"c{index}"))
-    return F.when(whole.isNotNull(), F.struct(*children)).alias(name)
 
 
 def _expression(jvm: Any, array: Any) -> Any:

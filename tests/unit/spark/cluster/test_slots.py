@@ -15,10 +15,11 @@ import pytest
 import tritium as tr
 from tritium.checkpoint.control import Regroup
 from tritium.errors import RankFailed, StartTimeout
-from tritium.gang.driver import launcher, on_cluster, slots
+from tritium.gang.driver import launcher, on_cluster
 from tritium.gang.driver.attempt import Attempt
-from tritium.gang.driver.slots import Reservations, RunSlots
 from tritium.gang.driver.spark_job import SparkJob
+from tritium.spark.cluster import slots
+from tritium.spark.cluster.slots import Reservations, RunSlots
 
 WAIT = 20.0
 

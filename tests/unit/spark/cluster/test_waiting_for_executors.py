@@ -7,11 +7,11 @@ from types import SimpleNamespace
 
 import pytest
 
-from tritium.gang.driver import cluster
 from tritium.gang.settings import Gang
+from tritium.spark.cluster import base
 
 
-class Young(cluster.Cluster):
+class Young(base.Cluster):
     """Two executors, of which the second registers right after the given number of questions to the scheduler."""
 
     def __init__(self, questions: int) -> None:
@@ -38,6 +38,6 @@ class Young(cluster.Cluster):
 def test_an_executor_that_registers_between_two_questions_counts(
     questions: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(cluster, "_POLL_SECONDS", 0.0)
+    monkeypatch.setattr(base, "_POLL_SECONDS", 0.0)
     notes: list[str] = []
     assert Young(questions)._slots_once_there(Gang(ranks=2), notes.append, again=False) == 2

@@ -10,8 +10,8 @@ from __future__ import annotations
 import functools
 from typing import Any
 
-from tritium.data import catalyst
-from tritium.data.catalyst import UNSAFE_ARRAY
+from tritium.spark.inside import catalyst
+from tritium.spark.inside.catalyst import UNSAFE_ARRAY
 
 COLUMNAR_INPUT = "spark.sql.execution.arrow.pythonUDF.columnarInput.enabled"
 """Spark's setting; unknown to Spark 4.1."""

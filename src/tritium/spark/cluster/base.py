@@ -12,14 +12,12 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
-from tritium.data.types import is_connect
 from tritium.errors import BadSetting, NotEnoughSlots, WrongVersion
-from tritium.gang.driver.slots import RunSlots, reservations
-from tritium.gang.driver.worker_python import check, on_this_machine, unchosen
-from tritium.gang.settings import Gang
-from tritium.gang.supervisor.process import may_raise_limits
+from tritium.spark.cluster.slots import RunSlots, reservations
+from tritium.spark.python import check, may_raise_limits, on_this_machine, unchosen
+from tritium.spark.session import is_connect
 
 if TYPE_CHECKING:
     from pyspark.resource import ResourceProfile
@@ -40,6 +38,21 @@ Note = Callable[[str], object]
 
 def _unheard(text: str) -> None:
     """Discard a note."""
+
+
+class Needs(Protocol):
+    """What a gang needs of a cluster: a `Gang` has these."""
+
+    @property
+    def least(self) -> int: ...
+    @property
+    def most(self) -> int: ...
+    @property
+    def cpus(self) -> int | None: ...
+    @property
+    def gpus(self) -> int: ...
+    @property
+    def start_timeout(self) -> float: ...
 
 
 class Cluster:
@@ -73,7 +86,7 @@ class Cluster:
 
     # ---- before anything is submitted
 
-    def ranks_for(self, gang: Gang, note: Note = _unheard, *, again: bool = False) -> int:
+    def ranks_for(self, gang: Needs, note: Note = _unheard, *, again: bool = False) -> int:
         """Check the cluster, and return the world size that this gang can start with.
 
         Waits for executors of a young application as long as Spark itself would
@@ -101,7 +114,7 @@ class Cluster:
         """Whether Spark draws a progress bar on this process's stderr."""
         return not self.is_connect and bool(self.spark.sparkContext._jsc.sc().progressBar().isDefined())
 
-    def slots(self, gang: Gang) -> int | None:
+    def slots(self, gang: Needs) -> int | None:
         """Count the ranks of this gang that the whole cluster can run at once; None on Connect (not reported)."""
         if self.is_connect:
             return None
@@ -115,7 +128,7 @@ class Cluster:
         manager.addResourceProfile(profile._java_resource_profile)  # Spark throws for an unregistered profile
         return int(context.maxNumConcurrentTasks(profile._java_resource_profile))
 
-    def profile(self, gang: Gang) -> ResourceProfile | None:
+    def profile(self, gang: Needs) -> ResourceProfile | None:
         """Return the resource profile for `mapInArrow(…, profile=)`; None where the session's default already fits.
 
         On `local`, which refuses profiles, it is None, and `cpus` is only the number of threads of a rank.
@@ -125,7 +138,7 @@ class Cluster:
             self._profiles[key] = self._make_profile(gang)
         return self._profiles[key]
 
-    def take_slots(self, run: RunSlots, gang: Gang, ranks: int, timeout: float, note: Note = _unheard) -> None:
+    def take_slots(self, run: RunSlots, gang: Needs, ranks: int, timeout: float, note: Note = _unheard) -> None:
         """Have `run` hold the slots of `ranks` ranks against other launches of this process; see `RunSlots.take`.
 
         On Connect, where slots can't be counted, and under dynamic allocation, where executors have not started yet,
@@ -173,7 +186,7 @@ class Cluster:
             if not unchosen(python):
                 check(python)
 
-    def _check_gpus(self, gang: Gang) -> None:
+    def _check_gpus(self, gang: Needs) -> None:
         if not gang.gpus:
             return
         configured = int(self._setting(_EXECUTOR_GPUS, "0"))
@@ -194,7 +207,7 @@ class Cluster:
             setting=_EXECUTOR_GPUS,
         )
 
-    def _check_cores(self, gang: Gang) -> None:
+    def _check_cores(self, gang: Needs) -> None:
         cores = self._cores_of_an_executor()
         if not self.is_local and gang.cpus and 0 < cores < gang.cpus:
             raise NotEnoughSlots(
@@ -211,7 +224,7 @@ class Cluster:
         default = "1" if self.master.startswith(("yarn", "k8s")) else "0"
         return int(self._setting("spark.executor.cores", default))
 
-    def _make_profile(self, gang: Gang) -> ResourceProfile | None:
+    def _make_profile(self, gang: Needs) -> ResourceProfile | None:
         if self.is_local:
             return None
         cpus = int(self._setting("spark.task.cpus", "1"))
@@ -225,7 +238,7 @@ class Cluster:
             requests = requests.resource("gpu", gang.gpus)
         return ResourceProfileBuilder().require(requests).build
 
-    def _slots_once_there(self, gang: Gang, note: Note, again: bool) -> int:
+    def _slots_once_there(self, gang: Needs, note: Note, again: bool) -> int:
         """Wait until there are `gang.most` slots, or no more are expected, and return their number.
 
         Expected are executors of a young application and replacements of lost ones. A gang that is started `again`
@@ -251,7 +264,7 @@ class Cluster:
         reservations(self.spark.sparkContext.applicationId).executors = self._executors()
         return available
 
-    def _ranks_to_come(self, gang: Gang, note: Note) -> int:
+    def _ranks_to_come(self, gang: Needs, note: Note) -> int:
         """Return the world size under dynamic allocation: as many ranks as the maximum of executors can run."""
         executors = int(self._setting("spark.dynamicAllocation.maxExecutors", "0")) or gang.most
         cores = self._cores_of_an_executor()  # 0: all of its worker, a number that is not known here
@@ -303,7 +316,7 @@ class Cluster:
         hosts.pop(self._setting("spark.driver.host", ""), None)  # the driver is among them
         return list(hosts)
 
-    def _too_few(self, gang: Gang, available: int) -> str:
+    def _too_few(self, gang: Needs, available: int) -> str:
         each = "1 task" if self.is_local else f"{gang.cpus or self._setting('spark.task.cpus', '1')} CPU core(s)"
         each += f" and {gang.gpus} GPU(s)" if gang.gpus else ""
         more = {

@@ -11,7 +11,7 @@ import pytest
 
 from tritium import cli
 from tritium.errors import WrongVersion
-from tritium.gang.driver.worker_python import check, drivers_python, on_this_machine
+from tritium.spark.python import check, drivers_python, on_this_machine
 
 
 class Session:

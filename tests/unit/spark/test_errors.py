@@ -8,8 +8,8 @@ from __future__ import annotations
 import pytest
 
 from tritium.errors import BadSetting, IncompleteShard, JobFailed, ResultError, TritiumError, WrongVersion
-from tritium.gang.control.address import unreachable
-from tritium.gang.driver.spark_errors import translate
+from tritium.gang.control.address import unreachable, unreachable_in
+from tritium.spark.errors import translate
 
 ABORTED = "(org.apache.spark.SparkException) Job aborted due to stage failure: "
 GANG = (
@@ -82,7 +82,7 @@ def python(error: str, line: str = "raise Trouble(text)") -> str:
 
 
 def told(text: str) -> TritiumError:
-    return translate(RuntimeError(text + STACK))
+    return translate(RuntimeError(text + STACK), of_task=unreachable_in)
 
 
 @pytest.mark.parametrize(

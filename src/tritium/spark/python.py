@@ -25,6 +25,7 @@ _LOOK = (
 )
 _LOOK_SECONDS = 20.0
 _FUNCTION = re.compile(r"\w+EvalPython\s\[([^(]+)|\b(\w+InPandas\w*|\w+InArrow|\w+InPySpark)\b")
+_CAP_SYS_RESOURCE = 24
 _lock = threading.Lock()
 _noted = False
 
@@ -82,6 +83,16 @@ def unchosen(python: str) -> bool:
 def on_this_machine(master: str) -> bool:
     """Tell whether every worker of this master runs on this machine."""
     return master == "local" or master.startswith(("local[", "local-cluster["))
+
+
+def may_raise_limits() -> bool:
+    """Tell whether this process may raise a hard limit; also True on systems without capabilities."""
+    try:
+        with open("/proc/self/status", errors="replace") as status:
+            held = next(line for line in status if line.startswith("CapEff:"))
+    except (OSError, StopIteration):
+        return True
+    return bool(int(held.split()[1], 16) >> _CAP_SYS_RESOURCE & 1)
 
 
 def check(python: str) -> None:

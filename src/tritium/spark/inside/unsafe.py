@@ -15,11 +15,19 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from tritium.data import narrow
-from tritium.data.schema import Field
 from tritium.errors import BadData
 
 Array = np.ndarray[Any, Any]
+SQL_TYPES = {
+    "bool": "boolean",
+    "int8": "tinyint",
+    "int16": "smallint",
+    "int32": "int",
+    "int64": "bigint",
+    "float32": "float",
+    "float64": "double",
+}
+"""The types of elements, by numpy dtype, as SQL names them."""
 _WORD = 8
 _SIZE = 0xFFFFFFFF
 
@@ -62,16 +70,6 @@ def lists(column: pa.Array, dtype: np.dtype[Any], depth: int) -> pa.Array:
         words = _words(there, offsets)
         starts, sizes = (offsets[:-1] - offsets[0]) // _WORD, np.diff(offsets) // _WORD
     return _lists(words, starts, sizes, absent, dtype, depth)
-
-
-def fits(field: Field, rows: Array) -> bool:
-    """Return whether a batch holds rows without a null as they are: there is nothing to cast, pad or refuse."""
-    shape = field.shape if field.pad is None else (field.pad[0],)
-    if field.dtype != field.travel or any(field.exact) or shape not in (None, rows.shape[1:]):
-        return False
-    if field.packed and rows.shape[1] != len(field.sources):  # a mark: see `exchange.pack`
-        return False
-    return field.nan == "keep" or narrow.finite(rows)
 
 
 def flat(rows: Array) -> tuple[pa.Array, list[Array]]:

@@ -11,10 +11,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tritium.data import unsafe
 from tritium.data.codec import read
 from tritium.data.schema import Field
 from tritium.errors import BadData, BadRow
+from tritium.spark.inside import unsafe
 
 FORMATS = {"bool": "?", "int8": "b", "int16": "h", "int32": "i", "int64": "q", "float32": "f", "float64": "d"}
 

@@ -1,0 +1,1 @@
+"""The kinds of clusters: their slots, resource profiles and addresses (driver)."""

@@ -117,7 +117,7 @@ class _Forgetful(set[str]):
 @pytest.fixture
 def saved_elsewhere(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let what the test saves be as another process's, which is not trusted by its checksums."""
-    monkeypatch.setattr("tritium.model.trust._saved", _Forgetful())
+    monkeypatch.setattr("tritium.model.trust._saved_checksums", _Forgetful())
 
 
 @pytest.fixture(autouse=True)

@@ -47,7 +47,7 @@ def test_doctor_names_what_mends_a_wrong_java(
 
 def test_java_home_comes_before_the_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("JAVA_HOME", str(tmp_path))
-    assert cli.java().found == f"no {tmp_path}/bin/java"
+    assert cli.java().result == f"no {tmp_path}/bin/java"
     monkeypatch.setenv("JAVA_HOME", java(tmp_path, 'openjdk version "21.0.2" 2024-01-16'))
     assert cli.java() == cli.Finding("Java", f"21.0.2, {tmp_path}/bin/java")
 

@@ -29,16 +29,18 @@ _JAVA = (
     "Debian: sudo apt-get install openjdk-17-jre-headless; macOS: brew install --cask temurin@17; "
     "conda: conda install -c conda-forge openjdk=17"
 )
-_RULE = re.compile(r"([\w-]+)[^>]*>=([\d.]+)(?:.*extra == .(\w+))?")  # pandas<3,>=2.2; extra == "spark"
+# Matches metadata such as `pandas<3,>=2.2; extra == "spark"`.
+_RULE = re.compile(r"([\w-]+)[^>]*>=([\d.]+)(?:.*extra == .(\w+))?")
 
 
 @dataclass(frozen=True)
 class Finding:
-    """The result of one check: its subject, what was found, and how to fix it (`fix`; empty if it is fine)."""
+    """The result of one check."""
 
     subject: str
-    found: str
+    result: str
     fix: str = ""
+    """The remedy; "" if nothing is wrong."""
 
 
 class _Commands(click.Group):
@@ -93,9 +95,9 @@ def demo(data: str | None) -> None:
     if wrong:
         _show(wrong)
         raise click.ClickException("The demo can't start without these.")
-    os.environ.setdefault("PYSPARK_PYTHON", sys.executable)  # else Spark starts the python3 of the PATH
+    os.environ.setdefault("PYSPARK_PYTHON", sys.executable)  # Else Spark starts the python3 of the PATH.
     os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
-    os.environ.setdefault("SPARK_SUBMIT_OPTS", "-XX:TieredStopAtLevel=1")  # a short-lived JVM: halves its compilation
+    os.environ.setdefault("SPARK_SUBMIT_OPTS", "-XX:TieredStopAtLevel=1")  # Halves the start of a short JVM.
     sys.argv = [str(example), *([data] if data else [])]
     runpy.run_path(str(example), run_name="__main__")
 
@@ -107,14 +109,14 @@ def report(run_dir: str) -> None:
     place = f"{run_dir.rstrip('/')}/report.json"
     try:
         with fsspec.open(place, encoding="utf-8", mode="r") as file:
-            found = json.load(file)
+            content = json.load(file)
     except FileNotFoundError:
         raise click.ClickException(f"There is no {place}: it is written when a run has ended.") from None
-    how = "ended well" if found["ok"] else "failed"
-    click.echo(f"run {found['run']} {how} after {found['seconds']} s, started {found['started']}")
-    until = ", ".join(f"{what} after {seconds} s" for what, seconds in found["seconds_until"].items())
+    how = "ended well" if content["ok"] else "failed"
+    click.echo(f"run {content['run']} {how} after {content['seconds']} s, started {content['started']}")
+    until = ", ".join(f"{what} after {seconds} s" for what, seconds in content["seconds_until"].items())
     click.echo(f"  {until}" if until else "  no rank was ever there")
-    for rank in found["ranks"]:
+    for rank in content["ranks"]:
         click.echo(f"rank {rank['rank']} on {rank.get('host', '?')}, {rank.get('device', '?')}, pid {rank.get('pid')}")
         for name, counts in rank.get("shards", {}).items():
             click.echo(f"  {name}: " + ", ".join(f"{what} {count:,}" for what, count in counts.items()))
@@ -122,12 +124,12 @@ def report(run_dir: str) -> None:
             click.echo(f"  {_sections(traced)}")
         if logged := rank.get("logged"):
             click.echo("  last logged: " + ", ".join(f"{name} {_short(value)}" for name, value in logged.items()))
-    for title, lines in (("note", found["notes"]), ("stored", found["stored"])):
+    for title, lines in (("note", content["notes"]), ("stored", content["stored"])):
         for line in lines:
             click.echo(f"{title}: {line}")
-    if saved := found.get("checkpoint"):
+    if saved := content.get("checkpoint"):
         click.echo(f"checkpoint: step {saved['step']}, {saved['bytes']:,} bytes, {saved['path']}")
-    if failure := found["failure"]:
+    if failure := content["failure"]:
         who = "it" if failure["rank"] is None else f"rank {failure['rank']}"
         click.echo(f"{who} failed ({failure['how']}): {failure['type']} {failure['text']}".rstrip())
         click.echo(failure["traceback"].rstrip())
@@ -155,8 +157,8 @@ def workers() -> Finding:
     chosen = os.environ.get(worker_python.VARIABLE)
     if chosen is None:
         other = shutil.which("python3") or "no python3"
-        own = worker_python.is_drivers_own("python3")
-        note = "" if own else f"; UDFs of your own run {other}, unless PYSPARK_PYTHON={sys.executable}"
+        same = worker_python.is_drivers_own("python3")
+        note = "" if same else f"; UDFs of your own run {other}, unless PYSPARK_PYTHON={sys.executable}"
         return Finding("Spark's Python", f"this one, on a local master{note}")
     try:
         worker_python.check(chosen)
@@ -172,8 +174,8 @@ def java() -> Finding:
     place = shutil.which(program)
     if place is None:
         return Finding("Java", f"no {program}", _JAVA)
-    said = subprocess.run([place, "-version"], capture_output=True, text=True, check=False, stdin=subprocess.DEVNULL)
-    version = re.search(r'version "(?:1\.)?(\d+)[^"]*"', said.stderr + said.stdout)
+    answer = subprocess.run([place, "-version"], capture_output=True, text=True, check=False, stdin=subprocess.DEVNULL)
+    version = re.search(r'version "(?:1\.)?(\d+)[^"]*"', answer.stderr + answer.stdout)
     if version is None:
         return Finding("Java", f"{place} says no version", _JAVA)
     return Finding("Java", f"{version[0][9:-1]}, {place}", "" if int(version[1]) >= 17 else f"Spark needs 17. {_JAVA}")
@@ -222,11 +224,11 @@ def gang() -> Finding:
     with tempfile.TemporaryDirectory(prefix="tritium-doctor-") as run_dir:
         before = time.monotonic()
         try:
-            found = launch(_ranks_of_all, ranks=2, on="driver", run_dir=run_dir, progress=False, output="none")
+            gathered = launch(_ranks_of_all, ranks=2, on="driver", run_dir=run_dir, progress=False, output="none")
         except TritiumError as error:
             return Finding("two ranks", f"{type(error).__name__}: {error}", "see the error beside this")
         seconds = time.monotonic() - before
-    wrong = "" if found == [[0, 1]] * 2 else f"they returned {found}"
+    wrong = "" if gathered == [[0, 1]] * 2 else f"they returned {gathered}"
     return Finding("two ranks", f"formed a gang in {seconds:.1f} s", wrong)
 
 
@@ -242,5 +244,5 @@ def _show(findings: list[Finding]) -> None:
 
     table = Table(box=None, show_header=False, pad_edge=False)
     for finding in findings:
-        table.add_row("[red]✗" if finding.fix else "[green]✓", finding.subject, finding.found, finding.fix)
+        table.add_row("[red]✗" if finding.fix else "[green]✓", finding.subject, finding.result, finding.fix)
     Console().print(table)

@@ -23,7 +23,7 @@ from tritium.errors import BadSetting, TritiumError
 _COMMAND = 'import sys\nfrom tritium.cli import main\n\nmain(["horovodrun", *sys.argv[1:]], prog_name="tritium")\n'
 _HERE = {"localhost", "127.0.0.1", "::1"}
 _HOSTS = "ranks on other hosts are tasks of Spark: name its master, such as --master spark://host:7077."
-_REFUSED = {  # option → why it is refused
+_REASON_OF_REFUSED_OPTION = {
     "--mpi": "ranks find each other without MPI.",
     "--jsrun": "ranks are started without LSF.",
     "--mpi-args": "ranks find each other without MPI.",
@@ -37,7 +37,7 @@ _REFUSED = {  # option → why it is refused
     "--output-filename": "the output of each rank is kept in the run directory, which TRITIUM_RUNS places.",
     "--timeline-filename": "there is no timeline of Horovod. `tritium run --compat --trace` measures where time goes.",
 }
-_NEEDLESS = {  # option → how many values it takes
+_VALUES_OF_NEEDLESS_OPTION = {
     **dict.fromkeys(("--gloo", "--disable-cache", "--autotune", "--no-autotune", "--mpi-threads-disable"), 0),
     **dict.fromkeys(("--hierarchical-allreduce", "--hierarchical-allgather", "--torus-allreduce"), 0),
     **dict.fromkeys(("--timeline-mark-cycles", "--log-with-timestamp", "--log-without-timestamp"), 0),
@@ -47,7 +47,8 @@ _NEEDLESS = {  # option → how many values it takes
     **dict.fromkeys(("--autotune-log-file", "--stall-check-warning-time-seconds"), 1),
     "--blacklist-cooldown-range": 2,
 }
-_SILENT = ("--gloo", "--prefix-output-with-timestamp")  # what is so in any case: Gloo, and lines that say their rank
+# They ask for what Tritium does in any case, so that no note is due.
+_SILENT = ("--gloo", "--prefix-output-with-timestamp")
 _FLAGS = ("--mpi", "--jsrun", "--tcp")
 
 
@@ -57,18 +58,18 @@ def _name(option: str) -> str:
 
 def _others(function: Callable[..., Any]) -> Callable[..., Any]:
     """Let a command take the options that are refused, or that do nothing here."""
-    for option in reversed(_REFUSED):
+    for option in reversed(_REASON_OF_REFUSED_OPTION):
         kind: dict[str, Any] = {"is_flag": True} if option in _FLAGS else {"default": None}
         function = click.option(*option.split("/"), _name(option), hidden=True, **kind)(function)
-    for option, values in _NEEDLESS.items():
+    for option, values in _VALUES_OF_NEEDLESS_OPTION.items():
         kind = {"is_flag": True} if not values else {"default": None, "nargs": values}
         function = click.option(option, _name(option), hidden=True, **kind)(function)
     return function
 
 
-def _check_build(ctx: click.Context, _: click.Parameter, given: bool) -> None:
-    """Print what there is, as `horovodrun --check-build` does, and end."""
-    if not given or ctx.resilient_parsing:
+def _check_build(ctx: click.Context, _: click.Parameter, asked: bool) -> None:
+    """Print the available frameworks and transports, as `horovodrun --check-build` does, and end."""
+    if not asked or ctx.resilient_parsing:
         return
 
     def box(has: bool) -> str:
@@ -76,7 +77,7 @@ def _check_build(ctx: click.Context, _: click.Parameter, given: bool) -> None:
 
     has_torch = importlib.util.find_spec("torch") is not None
     nccl = has_torch and importlib.import_module("torch.distributed").is_nccl_available()
-    found = {
+    tables = {
         "Available Frameworks": {
             "TensorFlow": importlib.util.find_spec("tensorflow") is not None,
             "PyTorch": has_torch,
@@ -86,24 +87,24 @@ def _check_build(ctx: click.Context, _: click.Parameter, given: bool) -> None:
         "Available Tensor Operations": {"NCCL": nccl, "DDL": False, "CCL": False, "MPI": False, "Gloo": has_torch},
     }
     click.echo(f"Tritium {version('tritium')}, with Horovod's API:")
-    for title, rows in found.items():
+    for title, rows in tables.items():
         click.echo(f"\n{title}:")
         for name, has in rows.items():
             click.echo(f"    {box(has)} {name}")
     ctx.exit()
 
 
-def _install(ctx: click.Context, _: click.Parameter, given: bool) -> None:
+def _install(ctx: click.Context, _: click.Parameter, asked: bool) -> None:
     """Write a command `horovodrun` beside this Python, unless there is one, and end."""
-    if not given or ctx.resilient_parsing:
+    if not asked or ctx.resilient_parsing:
         return
     real = aliases.installed("horovod")
     if real is not None:
         raise BadSetting(f"Horovod is installed ({real}), and horovodrun is its command.")
     place = Path(sys.executable).parent / "horovodrun"
-    there = place if place.exists() else shutil.which("horovodrun")
-    if there is not None:
-        raise BadSetting(f"There is a command horovodrun: {there}. Nothing was written.")
+    existing = place if place.exists() else shutil.which("horovodrun")
+    if existing is not None:
+        raise BadSetting(f"There is a command horovodrun: {existing}. Nothing was written.")
     try:
         place.write_text(f"#!{sys.executable}\n{_COMMAND}")
         place.chmod(0o755)
@@ -162,10 +163,10 @@ def horovodrun(
 
     Exit codes and signals are those of `tritium run`.
     """
-    for option, why in _REFUSED.items():
+    for option, why in _REASON_OF_REFUSED_OPTION.items():
         if others[_name(option)]:
             raise BadSetting(f"horovodrun {option}: {why}", setting=option)
-    needless = [option for option in _NEEDLESS if others[_name(option)] and option not in _SILENT]
+    needless = [option for option in _VALUES_OF_NEEDLESS_OPTION if others[_name(option)] and option not in _SILENT]
     if needless:
         click.echo(f"tritium horovodrun: nothing here needs {', '.join(needless)}.", err=True)
     if not command:
@@ -191,19 +192,19 @@ def horovodrun(
 
 
 def _slots(hosts: str | None, hostfile: str | None, *, on_cluster: bool) -> int | None:
-    """Return the slots that were given of this machine; None: none were given. Raises BadSetting for other hosts."""
-    given = [] if hosts is None else [part.strip() for part in hosts.split(",")]
+    """Return the number of slots named for this machine; None: none are. Raises BadSetting for other hosts."""
+    entries = [] if hosts is None else [part.strip() for part in hosts.split(",")]
     if hostfile is not None:
         if not Path(hostfile).is_file():
             raise BadSetting(f"horovodrun --hostfile: there is no file {hostfile}.", setting="hostfile")
         lines = [line.partition("#")[0].split() for line in Path(hostfile).read_text().splitlines()]
-        given += [f"{line[0]}:{line[1].partition('=')[2] if len(line) > 1 else 1}" for line in lines if line]
-    if not given:
+        entries += [f"{line[0]}:{line[1].partition('=')[2] if len(line) > 1 else 1}" for line in lines if line]
+    if not entries:
         return None
     if on_cluster:
         raise BadSetting("horovodrun --hosts with --master: Spark knows its hosts. Leave --hosts out.", setting="hosts")
     total = 0
-    for one in given:
+    for one in entries:
         name, _, slots = one.partition(":")
         if name not in _HERE | {socket.gethostname(), socket.getfqdn()}:
             raise BadSetting(f"horovodrun: {name} is another host, and {_HOSTS}", setting="hosts")
@@ -225,14 +226,14 @@ def _ranks(np: int | None, least: int | None, most: int | None, slots: int | Non
 
 
 def _program(command: Sequence[str]) -> tuple[str, Sequence[str]]:
-    """Return what `launch` runs for a command, and its arguments. Raises BadSetting for options of Python's."""
+    """Return the program and arguments of a command, for `launch`. Raises BadSetting for options of Python's."""
     first, rest = command[0], list(command[1:])
     if not Path(first).name.startswith("python"):
         return first, rest
     other = os.sep in first and os.path.abspath(first) not in _pythons()
     if other:
         raise BadSetting(f"horovodrun: ranks run this Python, {sys.executable}, not {first}. Install Tritium there.")
-    while rest and rest[0] == "-u":  # output is shown as it comes in any case
+    while rest and rest[0] == "-u":  # Output is shown as it comes in any case.
         rest.pop(0)
     if not rest or rest[0] in ("-c", "-"):
         raise BadSetting(f"horovodrun: {shlex.join(command)} names no script or module. Write the program to a file.")
@@ -248,5 +249,5 @@ def _program(command: Sequence[str]) -> tuple[str, Sequence[str]]:
 
 def _pythons() -> set[str]:
     """Return the paths of this Python."""
-    own = Path(sys.executable).parent
-    return {sys.executable, *(str(own / name) for name in ("python", "python3", f"python3.{sys.version_info[1]}"))}
+    folder = Path(sys.executable).parent
+    return {sys.executable, *(str(folder / name) for name in ("python", "python3", f"python3.{sys.version_info[1]}"))}

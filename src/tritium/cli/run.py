@@ -18,7 +18,7 @@ from tritium.gang.settings import Gang
 _SUFFIXES = {".parquet": "parquet", ".csv": "csv", ".json": "json", ".jsonl": "json", ".orc": "orc", ".avro": "avro"}
 
 
-class _Ranks(click.ParamType):  # type: ignore[type-arg]  # older versions of click have none
+class _Ranks(click.ParamType):  # type: ignore[type-arg]  # Older versions of click have none.
     name = "N or LEAST:MOST"
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
@@ -68,8 +68,8 @@ class _Command(click.Command):
         try:
             return super().parse_args(ctx, args)
         except click.NoSuchOption as error:
-            own = "The program's own options come after it: tritium run --ranks 2 train.py --lr 0.1"
-            raise click.UsageError(f"{error.format_message()} {own}", ctx) from error
+            order = "The program's own options come after it: tritium run --ranks 2 train.py --lr 0.1"
+            raise click.UsageError(f"{error.format_message()} {order}", ctx) from error
 
 
 def _refuse_misplaced(program: str, arguments: Sequence[str], options: Collection[str], module: bool) -> None:
@@ -93,7 +93,7 @@ def _refuse_misplaced(program: str, arguments: Sequence[str], options: Collectio
     click.echo(f"tritium: {names} is passed to {program}. If it is meant for tritium run: {order}", err=True)
 
 
-@click.command(cls=_Command, context_settings={"allow_interspersed_args": False})  # as torchrun
+@click.command(cls=_Command, context_settings={"allow_interspersed_args": False})  # As torchrun does.
 @click.argument("program")
 @click.argument("arguments", nargs=-1)
 @click.option("-m", "--module", is_flag=True, help="PROGRAM is a module, as for python -m.")
@@ -122,8 +122,8 @@ def run(
 ) -> None:
     """Run PROGRAM, a script as for torchrun or an MPI program, in the ranks of a gang.
 
-    What follows PROGRAM is passed to it, as by torchrun. The exit code is 0 when every rank has ended with 0, else 1. A
-    signal is sent to every rank, which has 30 s to end.
+    All that follows PROGRAM is passed to it, as by torchrun. The exit code is 0 when every rank has ended with 0, else
+    1. A signal is sent to every rank, which has 30 s to end.
     """
     if arguments[:1] == ("--",):
         arguments = arguments[1:]
@@ -132,8 +132,10 @@ def run(
         _refuse_misplaced(program, arguments, {name for name in options if name.startswith("--")}, module)
     if compat:
         importlib.import_module("tritium.compat")
-    given = {name: dict(value) if name == "env" else value for name, value in fields.items() if value not in (None, ())}
-    start(f"-m {program}" if module else program, arguments, given, master=master, conf=conf, data=data)
+    settings = {
+        name: dict(value) if name == "env" else value for name, value in fields.items() if value not in (None, ())
+    }
+    start(f"-m {program}" if module else program, arguments, settings, master=master, conf=conf, data=data)
 
 
 def start(

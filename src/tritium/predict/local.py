@@ -36,15 +36,15 @@ def score_pandas(
             "Arrow tables, NumPy arrays and tensors there is model.model.predict(data); a pandas-on-Spark frame gives "
             "its Spark DataFrame by to_spark()."
         )
-    there = [str(name) for name in frame.columns]
-    more = (class_cols or ClassColumns()).of(model.signature, there)
-    refuse_taken([*names, *more.values()], there)
-    found, valid = model.predict_valid(frame, batch_size=batch_size, device=device, handle_invalid=handle_invalid)
+    columns_before = [str(name) for name in frame.columns]
+    more = (class_cols or ClassColumns()).of(model.signature, columns_before)
+    refuse_taken([*names, *more.values()], columns_before)
+    predictions, valid = model.predict_valid(frame, batch_size=batch_size, device=device, handle_invalid=handle_invalid)
     skips = valid is not None and handle_invalid == "skip"
     added = frame[valid].copy() if skips else frame.copy(deep=False)
-    columns = dict(zip(names, _columns(model, found, len(names)), strict=True))
+    columns = dict(zip(names, _columns(model, predictions, len(names)), strict=True))
     label_index = more.pop("label_index", None)
-    columns |= {name: _of_classes(model, found, field) for field, name in more.items()}
+    columns |= {name: _of_classes(model, predictions, field) for field, name in more.items()}
     for name, values in columns.items():
         added[name] = values if valid is None or skips else _with_nulls(values, valid)
     if label_index is not None:
@@ -63,33 +63,33 @@ def _with_nulls(values: Any, valid: np.ndarray[Any, Any]) -> Any:
         numbers = np.full(len(valid), np.nan)
         numbers[valid] = values
         return numbers
-    each = iter(values)
-    return [next(each) if is_valid else None for is_valid in valid]
+    values_left = iter(values)
+    return [next(values_left) if is_valid else None for is_valid in valid]
 
 
-def _columns(model: Model, found: Any, count: int) -> list[Any]:
+def _columns(model: Model, predictions: Any, count: int) -> list[Any]:
     """Return the values of the new columns, in the order of their names."""
     if model.signature.task == "classification":
         from pyspark.ml.linalg import Vectors
 
-        return [found["prediction"], [Vectors.dense(row) for row in found["probability"]]][:count]
+        return [predictions["prediction"], [Vectors.dense(row) for row in predictions["probability"]]][:count]
     if len(model.signature.outputs) == 1:
-        return [_rows(found["prediction"])]
-    parts = [_rows(found[output.name]) for output in model.signature.outputs]
+        return [_rows(predictions["prediction"])]
+    parts = [_rows(predictions[output.name]) for output in model.signature.outputs]
     if count == len(parts):
         return parts
     names = [output.name for output in model.signature.outputs]
     return [[dict(zip(names, row, strict=True)) for row in zip(*parts, strict=True)]]
 
 
-def _of_classes(model: Model, found: Any, field: str) -> Any:
+def _of_classes(model: Model, predictions: Any, field: str) -> Any:
     """Return the values of a field of `ClassColumns`."""
     if field == "word":
-        return words_of(model.signature, found["prediction"])
+        return words_of(model.signature, predictions["prediction"])
     from pyspark.ml.linalg import Vectors
 
-    with np.errstate(divide="ignore"):  # the logarithm of 0 is the -Infinity that it should be
-        return [Vectors.dense(row) for row in np.log(found["probability"])]
+    with np.errstate(divide="ignore"):  # The logarithm of 0 is -Infinity, as it should be.
+        return [Vectors.dense(row) for row in np.log(predictions["probability"])]
 
 
 def _rows(values: np.ndarray[Any, Any]) -> Any:

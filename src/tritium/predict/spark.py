@@ -32,7 +32,7 @@ from tritium.spark.python import drivers_python
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
 
-_FEW = 16  # classes up to which Spark compiles an expression for each; it interprets a lambda
+_UNROLLED_CLASSES = 16  # Up to here each class has its own expression, which Spark compiles; it interprets a lambda.
 _sent: WeakKeyDictionary[Model, tuple[Any, str, Any]] = WeakKeyDictionary()
 
 
@@ -48,13 +48,14 @@ def score(
 ) -> DataFrame:
     """Return `df` with the model's predictions. Only the packed inputs leave the JVM; nothing runs yet.
 
-    output_cols : names of the new columns: one for each output ("prediction" and "probability" for a classification),
-                  or a single one: a struct of several outputs, the class alone for a classification.
-    class_cols : what else a classification adds; None: nothing.
-    handle_invalid : what becomes of a row that the model can't take: "error" fails the job, "skip" leaves it out,
-                  "keep" gives it nulls as predictions.
+    output_cols    : names of the new columns: one for each output ("prediction" and "probability" for a
+                     classification), or a single one: a struct of several outputs, the class alone for a
+                     classification.
+    class_cols     : the further columns of a classification; None: there are none.
+    handle_invalid : for a row that the model can't take: "error" fails the job, "skip" leaves it out, "keep" gives it
+                     nulls as predictions.
 
-    Raises SignatureMismatch with every difference between the columns and what the model takes.
+    Raises SignatureMismatch with every difference between the columns and the inputs of the model.
     """
     check_batch_size(batch_size)
     check_handle_invalid(handle_invalid)
@@ -89,9 +90,9 @@ def output_names(signature: Signature, asked: Sequence[str] | None) -> list[str]
         return list(signature.output_columns)
     names = [asked] if isinstance(asked, str) else list(asked)
     classes = signature.task == "classification"
-    given = ["prediction", "probability"] if classes else [output.name for output in signature.outputs]
-    if len(names) not in (1, len(given)) or len(set(names)) != len(names):
-        count, listed = len(given), ", ".join(given)
+    outputs = ["prediction", "probability"] if classes else [output.name for output in signature.outputs]
+    if len(names) not in (1, len(outputs)) or len(set(names)) != len(names):
+        count, listed = len(outputs), ", ".join(outputs)
         choice = f"1 or {count} of them, each differently" if count > 1 else "it once"
         raise BadSetting(f"output columns {asked!r}: the model gives {count} ({listed}); name {choice}.")
     return names
@@ -108,23 +109,23 @@ class ClassColumns:
     label_index: str = ""
     """The index of the label's word, where the data has the label."""
 
-    def of(self, signature: Signature, there: Sequence[str]) -> dict[str, str]:
-        """Return what to add to data with the columns `there`: name of the field → column."""
+    def of(self, signature: Signature, columns_before: Sequence[str]) -> dict[str, str]:
+        """Return the columns to add to data with `columns_before`: name of the field → column."""
         if signature.task != "classification":
             return {}
-        found = {"raw": self.raw}
+        column_of_field = {"raw": self.raw}
         if signature.class_words:
-            found["word"] = self.word
-            if next(iter(signature.label_words)) in there:
-                found["label_index"] = self.label_index
-        return {field: name for field, name in found.items() if name}
+            column_of_field["word"] = self.word
+            if next(iter(signature.label_words)) in columns_before:
+                column_of_field["label_index"] = self.label_index
+        return {field: name for field, name in column_of_field.items() if name}
 
 
-def refuse_taken(names: Sequence[str], there: Sequence[str]) -> None:
+def refuse_taken(names: Sequence[str], columns_before: Sequence[str]) -> None:
     """Raise BadSetting where two of these names are equal, or the data already has a column of one of them."""
     if twice := [name for name, count in Counter(name.lower() for name in names).items() if count > 1]:
         raise BadSetting(f"The model would add two columns {twice[0]!r}. Choose other names with setParams(…).")
-    lower = {name.lower() for name in there}  # as Spark compares names
+    lower = {name.lower() for name in columns_before}  # Spark compares names without their case.
     if taken := [name for name in names if name.lower() in lower]:
         columns, it = ("a column", "one") if len(taken) == 1 else ("columns", "them")
         raise BadSetting(
@@ -135,7 +136,7 @@ def refuse_taken(names: Sequence[str], there: Sequence[str]) -> None:
 
 
 def _parts(model: Model, spark: Any) -> tuple[dict[str, Any], Any]:
-    """Return what workers restore the model from, and how its weights travel; sends them when they have changed."""
+    """Return the parts that workers restore the model from, and the sent weights, anew if they have changed."""
     parts = model.engine.save(by_value=True)
     now = (weights.session_of(spark), parts.weights.checksums())
     known, name, sent = _sent.get(model, (None, "", None))
@@ -160,13 +161,14 @@ def _udf(signature: Signature, columns: int, payload: bytes, sent: Any) -> Calla
 
     run = ship.entry("tritium.predict.worker:score", payload)
 
-    def predict(batches: Any) -> Any:  # not `run` itself, so that Spark finds the broadcast in the closure
+    def predict(batches: Any) -> Any:  # Not `run` itself, so that Spark finds the broadcast in the closure.
         return run(sent, batches)
 
-    given: Any = pa.Array if columns == 1 else tuple[pa.Array, ...]
-    predict.__annotations__ = {"batches": Iterator[given], "return": Iterator[pa.Array]}  # Spark infers the UDF's type
-    predict.__module__ = "__main__"  # pickled by value: executors may lack Tritium
-    make = cast("Callable[..., Any]", arrow_udf)  # its stubs require the deprecated functionType
+    array_type: Any = pa.Array if columns == 1 else tuple[pa.Array, ...]
+    # Spark infers the type of the UDF from these.
+    predict.__annotations__ = {"batches": Iterator[array_type], "return": Iterator[pa.Array]}
+    predict.__module__ = "__main__"  # Hence it is pickled by value: executors may lack Tritium.
+    make = cast("Callable[..., Any]", arrow_udf)  # Its stubs require the deprecated functionType.
     return cast("Callable[..., Column]", make(predict, _sql_type(result_type(signature))).asNondeterministic())
 
 
@@ -208,8 +210,8 @@ def _with_columns(
 
     classes = signature.task == "classification"
     if len(names) == 1 and not classes:
-        there = df.withColumn(names[0], predicted)
-        return there.where(col(f"`{names[0].replace('`', '``')}`").isNotNull()) if handle_invalid == "skip" else there
+        scored = df.withColumn(names[0], predicted)
+        return scored.where(col(f"`{names[0].replace('`', '``')}`").isNotNull()) if handle_invalid == "skip" else scored
     whole = f"_tritium_{uuid.uuid4().hex}"
     outputs = ["prediction", "probability"] if classes else [o.name for o in signature.outputs]
     columns = {}
@@ -223,9 +225,9 @@ def _with_columns(
         columns[more["word"]] = _word(signature, col(whole).getField("prediction"))
     if "label_index" in more:
         columns[more["label_index"]] = _index(signature, df)
-    there = df.withColumn(whole, predicted)
-    there = there.where(col(whole).isNotNull()) if handle_invalid == "skip" else there
-    return there.withColumns(columns).drop(whole)
+    scored = df.withColumn(whole, predicted)
+    scored = scored.where(col(whole).isNotNull()) if handle_invalid == "skip" else scored
+    return scored.withColumns(columns).drop(whole)
 
 
 def _vector(values: Column, handle_invalid: str) -> Column:
@@ -247,7 +249,7 @@ def _logarithms(signature: Signature, probability: Column) -> Column:
     def logarithm(value: Column) -> Column:
         return F.coalesce(F.log(value), F.lit(float("-inf")))
 
-    if classes is None or classes > _FEW:
+    if classes is None or classes > _UNROLLED_CLASSES:
         return F.transform(probability, logarithm)
     logarithms = F.array(*(logarithm(probability[i]) for i in range(classes)))
     return F.when(probability.isNotNull(), logarithms)

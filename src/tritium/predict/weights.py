@@ -20,14 +20,14 @@ _artifacts: set[tuple[str, str]] = set()
 
 
 def send(spark: Any, name: str, weights: Weights) -> Any:
-    """Send the weights, and return what a closure passes to `receive`: a broadcast, or a Connect artifact's name.
+    """Send the weights, and return a handle for `receive`: a broadcast, or the name of a Connect artifact.
 
     name : the file's name, which contains the digest of the weights.
     """
     if not is_connect(spark):
         return spark.sparkContext.broadcast([bytes(piece) for piece in weights.stream()])
     artifact = f"tritium-{name}"
-    if (spark.session_id, artifact) not in _artifacts:  # Connect refuses an artifact it already has
+    if (spark.session_id, artifact) not in _artifacts:  # Connect refuses an artifact that it has already.
         with tempfile.TemporaryDirectory(prefix="tritium-") as folder:
             path = os.path.join(folder, artifact)
             with open(path, "wb") as file:
@@ -38,7 +38,7 @@ def send(spark: Any, name: str, weights: Weights) -> Any:
 
 
 def session_of(spark: Any) -> str:
-    """Return the id of what the sent weights live as long as: the Connect session, or the classic application."""
+    """Return the id of the Connect session or classic application, as long as which sent weights live."""
     return str(spark.session_id if is_connect(spark) else spark.sparkContext.applicationId)
 
 
@@ -71,7 +71,7 @@ def _shared(path: str, sent: Any) -> str:
     if os.path.exists(path):
         return path
     with open(f"{path}.lock", "wb") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)  # others wait, instead of unpacking the weights into their own memory
+        fcntl.flock(lock, fcntl.LOCK_EX)  # Others wait, or each would unpack the weights into its own memory.
         if not os.path.exists(path):
             handle, beside = tempfile.mkstemp(dir=os.path.dirname(path), prefix="tritium-", suffix=".part")
             try:
@@ -86,5 +86,5 @@ def _shared(path: str, sent: Any) -> str:
 
 def _pieces(sent: Any) -> Iterable[bytes]:
     pieces: list[bytes] = sent.value
-    vars(sent).pop("_value", None)  # else Broadcast keeps a second copy in every reused worker
+    vars(sent).pop("_value", None)  # Else Broadcast keeps a second copy in every reused worker.
     return pieces

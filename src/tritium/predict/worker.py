@@ -30,9 +30,10 @@ from tritium.predict.weights import receive
 from tritium.spark.inside import unsafe
 from tritium.triton_first import import_triton
 
-_KEPT = 4  # models a process keeps: a stream uses the same one in each micro-batch
+_MODELS_KEPT = 4  # A stream uses the same model in each micro-batch, and to restore one takes long.
 _models: OrderedDict[tuple[str, str], Engine] = OrderedDict()
 
+# Floating dtypes that are missing here become float32.
 _ARROW = {
     "float64": pa.float64(),
     "int64": pa.int64(),
@@ -41,15 +42,16 @@ _ARROW = {
     "int8": pa.int8(),
     "uint8": pa.int16(),
     "bool": pa.bool_(),
-}  # the floating dtypes that are not here are float32
+}
 
 
 def score(payload: bytes, sent: Any, batches: Iterator[Any]) -> Iterator[pa.Array]:
     """Yield one Arrow array of predictions for each batch of packed columns, as the function of the UDF.
 
-    payload : what `tritium.predict.spark` pickled. sent : what `weights.send` returned.
-    batches : each an array, or a tuple of them in the order of the signature's inputs: two of an input that comes as
-              bytes, as `as_bytes_or_array` makes them.
+    payload : the plan that `tritium.predict.spark` pickled.
+    sent    : the handle that `weights.send` returned.
+    batches : each an array, or a tuple of arrays in the order of the signature's inputs. An input that comes as bytes
+              has two, which `as_bytes_or_array` makes.
     """
     from tritium.model.rows import RowReader
     from tritium.model.score import score as apply
@@ -65,7 +67,7 @@ def score(payload: bytes, sent: Any, batches: Iterator[Any]) -> Iterator[pa.Arra
     with nullcontext() if framework is None else framework.threads(cpus):
         engine = _restored(plan, sent, gpus)
         if plan["transform"] is not None:
-            engine = copy.copy(engine)  # the engine that is kept is of any model with these weights and this code
+            engine = copy.copy(engine)  # The kept one serves every model of these weights and this code.
             engine.transform = _unpickled(plan["transform"], "transforms the inputs")
         seen = 0
         for batch in batches:
@@ -73,15 +75,15 @@ def score(payload: bytes, sent: Any, batches: Iterator[Any]) -> Iterator[pa.Arra
             ids = np.arange(seen, seen + len(columns[0]), dtype=np.int64) + (partition << PARTITION_BITS)
             seen += len(ids)
             inputs, valid = reader.read(_joined(columns, fields, plan["as_bytes"]), ids)
-            found = to_arrow(signature, apply(engine, signature, inputs, batch_size=plan["batch_size"]))
-            yield found if valid is None else _with_nulls(found, valid)
+            predictions = to_arrow(signature, apply(engine, signature, inputs, batch_size=plan["batch_size"]))
+            yield predictions if valid is None else _with_nulls(predictions, valid)
 
 
 def _joined(columns: Sequence[pa.Array], fields: Sequence[Field], as_bytes: Sequence[bool]) -> list[pa.Array]:
     """Return one array for each input."""
-    given = iter(columns)
+    arrays = iter(columns)
     return [
-        unsafe.merged(next(given), next(given), np.dtype(field.travel), field.depth) if pair else next(given)
+        unsafe.merged(next(arrays), next(arrays), np.dtype(field.travel), field.depth) if pair else next(arrays)
         for field, pair in zip(fields, as_bytes, strict=True)
     ]
 
@@ -97,9 +99,9 @@ def _unpickled(code: bytes, does: str) -> Any:
         ) from error
 
 
-def _with_nulls(found: pa.Array, valid: np.ndarray[Any, Any]) -> pa.Array:
+def _with_nulls(predictions: pa.Array, valid: np.ndarray[Any, Any]) -> pa.Array:
     """Return the predictions of the valid rows at their places among all rows, with nulls between them."""
-    return found.take(pa.array(np.cumsum(valid) - 1, mask=~valid))
+    return predictions.take(pa.array(np.cumsum(valid) - 1, mask=~valid))
 
 
 @functools.cache
@@ -152,7 +154,7 @@ def _restored(plan: dict[str, Any], sent: Any, gpus: list[str]) -> Engine:
             f"The model's code can't run on this executor: {error}. Install the missing package there; your own "
             "modules go along by value, what is in site-packages does not."
         ) from error
-    while len(_models) >= _KEPT:
+    while len(_models) >= _MODELS_KEPT:
         _models.popitem(last=False)
     _models[key] = engine
     return engine
@@ -177,12 +179,12 @@ def result_type(signature: Signature) -> pa.DataType:
     return pa.struct([(o.name, arrow_type(o)) for o in signature.outputs])
 
 
-def to_arrow(signature: Signature, found: dict[str, np.ndarray[Any, Any]]) -> pa.Array:
+def to_arrow(signature: Signature, predictions: dict[str, np.ndarray[Any, Any]]) -> pa.Array:
     """Return the predictions of one batch as an Arrow array of `result_type`."""
     kind = result_type(signature)
     if not pa.types.is_struct(kind):
-        return _nested(found["prediction"], kind)
-    parts = [_nested(found[kind.field(i).name], kind.field(i).type) for i in range(kind.num_fields)]
+        return _nested(predictions["prediction"], kind)
+    parts = [_nested(predictions[kind.field(i).name], kind.field(i).type) for i in range(kind.num_fields)]
     return pa.StructArray.from_arrays(parts, fields=list(kind))
 
 
@@ -191,6 +193,6 @@ def _nested(rows: np.ndarray[Any, Any], kind: pa.DataType) -> pa.Array:
     if not pa.types.is_list(kind):
         return pa.array(rows.reshape(-1), type=kind)
     width = rows.shape[1] if rows.ndim > 1 else 1
-    flat = rows.reshape(len(rows) * width, *rows.shape[2:])  # without -1, which NumPy can't tell where a length is 0
+    flat = rows.reshape(len(rows) * width, *rows.shape[2:])  # With -1, NumPy fails where a length is 0.
     offsets = pa.array(np.arange(len(rows) + 1, dtype=np.int32) * width)
     return pa.ListArray.from_arrays(offsets, _nested(flat, kind.value_type), type=kind)

@@ -38,15 +38,15 @@ def as_rows(df: Any, column: Any) -> Any:
         if not _may_be_columnar(query.analyzed() if df.isStreaming else query.withCachedData()):
             return df
         never = catalyst.column(spark._jvm, _never(spark._jvm))
-    except Exception:  # noqa: BLE001 - Spark 4.1, or one that makes expressions otherwise: at worst slower
+    except Exception:  # noqa: BLE001 - without the filter (Spark 4.1, another API of expressions) it is only slower
         return df
     return df.where(~never | column.isNull())
 
 
 def _may_be_columnar(plan: Any) -> bool:
-    """Return whether something that a logical plan reads may come as columnar batches: not what is cached with arrays.
+    """Return whether a source of a logical plan may give columnar batches: a cache of arrays does not.
 
-    To put a filter there takes some 20 ms, and it copies each row.
+    A filter costs some 20 ms, and it copies each row.
     """
     leaves = plan.collectLeaves()
     return any(not _gives_rows(leaves.apply(index)) for index in range(leaves.length()))
@@ -61,7 +61,7 @@ def _gives_rows(leaf: Any) -> bool:
 
 @functools.lru_cache(8)
 def _never(jvm: Any) -> Any:
-    """Return an expression that is false: whether a class is an array's. What gives a class is no constant to Spark."""
+    """Return an expression that is false (whether a class is an array's) and that Spark can't fold to a constant."""
     array = catalyst.literal_class(jvm, UNSAFE_ARRAY)
     above = catalyst.invoke(jvm, array, "getSuperclass", catalyst.type_of_class(jvm, "java.lang.Class"))
     return catalyst.invoke(jvm, above, "isArray", catalyst.type_of(jvm, "Boolean"))

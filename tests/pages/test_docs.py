@@ -23,6 +23,7 @@ PAGES = (
     "docs/estimator.md",
     "docs/function-estimator.md",
     "docs/lightning-estimator.md",  # first: Lightning cannot be imported after TensorFlow, see its Limits
+    "docs/several-optimizers.md",
     "docs/keras-estimator.md",
     "docs/lightgbm-estimator.md",
     "docs/prediction.md",

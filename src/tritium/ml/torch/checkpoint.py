@@ -19,7 +19,6 @@ from tritium.ml.torch.optimizer_step import OptimizerStep
 from tritium.ml.torch.random_state import random_state, seed_generators, set_random_state
 from tritium.ml.torch.schedule import Schedule
 from tritium.ml.torch.settings import TorchSettings
-from tritium.ml.torch.several_steps import Replicas, SeveralSteps
 
 if TYPE_CHECKING:
     from tritium.ml.torch.fsdp import ShardedModule
@@ -39,8 +38,8 @@ class TrainingCheckpoint:
         shard: Any,
         ranks: Ranks,
         state: TrainState,
-        replica: Replica | Replicas | ShardedModule,
-        stepping: OptimizerStep | SeveralSteps,
+        replica: Replica | ShardedModule,
+        stepping: OptimizerStep,
         divergence: DivergenceCheck,
         schedule: Schedule,
         early_stopping: EarlyStoppingState,
@@ -159,11 +158,8 @@ class TrainingCheckpoint:
     def epoch_metrics(self, epoch: Any, ranks: Any) -> EpochMetrics:
         """Return the sums of an epoch: restored for one that continues, else zero."""
         labels = list(self._settings.label_sources())
-        metrics, before = (
-            EpochMetrics(self._settings.named_metrics(), ranks, labels, self._stepping.losses),
-            self._metrics,
-        )
-        self._metrics = None
+        metrics = EpochMetrics(self._settings.named_metrics(), ranks, labels)
+        before, self._metrics = self._metrics, None
         if before is not None and epoch.first > 0:
             metrics.load_state(before)
         return metrics

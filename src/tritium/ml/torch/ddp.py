@@ -38,13 +38,11 @@ class Ranks:
         module: torch.nn.Module,
         find_unused_parameters: bool,
         options: Mapping[str, Any] | None = None,
-        stepping: Stepping | None = None,
     ) -> torch.nn.Module:
         """Return the module with rank 0's weights, whose gradients are averaged over ranks in `backward`.
 
         find_unused_parameters : some parameters get no gradient, and DDP must not wait for them.
         options : the `ddp_options` of the settings.
-        stepping : in place of the attribute of this name.
         """
         if self.size == 1 or not any(p.requires_grad for p in module.parameters()):
             return module
@@ -53,7 +51,7 @@ class Ranks:
             keywords[_SYNC_BUFFERS] = keywords.pop("broadcast_buffers")
         if keywords["find_unused_parameters"]:
             spend_warning()
-        return DistributedDataParallel((stepping or self.stepping)(module), **keywords)
+        return DistributedDataParallel(self.stepping(module), **keywords)
 
     def sum(self, values: torch.Tensor) -> torch.Tensor:
         """Return the element-wise sum over ranks, computed in place."""
@@ -131,16 +129,12 @@ class Replica:
         ranks: Ranks,
         find_unused_parameters: bool,
         options: Mapping[str, Any] | None = None,
-        *,
-        stepping: Stepping | None = None,
     ) -> None:
         """Wrap the module.
 
         find_unused_parameters : some of the parameters that are trainable now get no gradient.
         options : the `ddp_options` of the settings.
-        stepping : what DDP wraps, in place of that of `ranks`.
         """
-        self._stepping = stepping
         self.module, self._ranks, self._find_unused = module, ranks, find_unused_parameters
         self._options = options or {}
         self.comm_hook = CommHook(self._options.get("comm_hook"))
@@ -226,7 +220,7 @@ class Replica:
         self._wrapped = self._trained()
         # The dry run has not tried whether what was frozen when the training began gets a gradient at all.
         find_unused = self._find_unused or not self._known.issuperset(self.trainable)
-        self.net = self._ranks.replicate(self.module, find_unused, self._options, self._stepping)
+        self.net = self._ranks.replicate(self.module, find_unused, self._options)
         if isinstance(self.net, DistributedDataParallel):
             self.comm_hook.register(self.net)
         self.gradients = Gradients(self.net, self.module, self._options)

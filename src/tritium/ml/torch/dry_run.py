@@ -94,10 +94,7 @@ class TorchDryRun(DryRun[TorchSettings]):
         if settings.eval_step is not None:
             try_own_step(settings, self._forward, zero, "eval_step")
         if settings.train_step is not None:  # one step shows nothing of the next: it may leave out other layers
-            for own in (
-                [settings.for_optimizer(n) for n in optimizer or ()] if settings.steps_by_optimizer() else [settings]
-            ):
-                try_own_step(own, self._forward, zero)
+            try_own_step(settings, self._forward, zero)
             return Facts(output_known=True, tried=True)
         unused = try_step(settings, self._forward, labels, zero)
         refuse_unused(settings.ddp_options, unused)

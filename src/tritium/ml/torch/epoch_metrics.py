@@ -29,15 +29,12 @@ class EpochMetrics:
         metrics: Mapping[str, Any],
         ranks: Ranks,
         labels: Sequence[str] = (LABEL,),
-        losses: Sequence[str] = (),
         over_weights: Losses | None = None,
     ) -> None:
         """Begin with sums of zero.
 
-        losses : names of the parts of the loss, where it has several.
         over_weights : the losses, where the mean of all rows is over the weights of their classes.
         """
-        self._losses = list(losses)
         self._ranks, self._labels = ranks, list(labels)
         self._own = {name: m for name, m in metrics.items() if not hasattr(m, "compute")}
         self._kept = {name: copy.deepcopy(m) for name, m in metrics.items() if hasattr(m, "compute")}
@@ -56,18 +53,18 @@ class EpochMetrics:
         self._rows = self._padded = 0
         self._began, self._before = time.monotonic(), 0.0  # seconds of this epoch in earlier attempts or runs
         self._over_weights = over_weights
-        count = 1 + len(self._losses) + len(self._own) + (0 if over_weights is None else 2 * len(over_weights.terms))
+        count = 1 + len(self._own) + (0 if over_weights is None else 2 * len(over_weights.terms))
         self._sums = torch.zeros(count, dtype=torch.float64, device=ranks.device)
         self._each = list(self._sums)  # views, as adding by an index takes three operations at every step
 
-    def add(self, batch: Any, loss: torch.Tensor, output: Any, parts: Sequence[torch.Tensor] = ()) -> None:
-        """Add a batch by its mean loss, output, and parts of the loss; rows that only pad it do not count."""
+    def add(self, batch: Any, loss: torch.Tensor, output: Any) -> None:
+        """Add a batch by its mean loss and output; rows that only pad it do not count."""
         if not batch.rows:  # its loss or a metric may be NaN, and NaN * 0 is NaN
             self._padded += len(next(iter(batch.values())))
             return
         with torch.no_grad():
             label = label_in(batch, self._labels) if self._own or self._kept else None
-            means = [loss, *parts, *(metric(output, label) for metric in self._own.values())]
+            means = [loss, *(metric(output, label) for metric in self._own.values())]
             for sum_, mean in zip(self._each, means, strict=False):
                 if isinstance(mean, torch.Tensor):
                     sum_.add_(mean, alpha=batch.rows)
@@ -138,7 +135,7 @@ class EpochMetrics:
         """Return means, rows, padded rows, and rank 0's seconds, as the history must be the same on every rank."""
         seconds = self._sums.new_tensor([0.0 if self._ranks.rank else self._seconds()])
         rows, padded, *sums, of_first = self._ranks.sum(torch.cat([self._all(), seconds])).tolist()
-        names = ["loss", *self._losses, *self._own]
+        names = ["loss", *self._own]
         found: dict[str, Any] = dict(zip(names, (s / rows for s in sums), strict=False))
         if self._over_weights is not None:
             found["loss"] = self._over_weights.of_sums(sums[len(names) :])

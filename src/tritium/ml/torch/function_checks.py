@@ -15,6 +15,10 @@ from tritium.ml.torch.loss_kinds import is_of_torch
 from tritium.model.engines.torch_transform import TRAINING, takes_training
 
 OPTIMIZER = " Give a function of the parameters: lambda p: torch.optim.Adam(p)."
+ONE_OPTIMIZER = (
+    "TorchEstimator trains with one optimizer, which may have several groups of parameters. A GAN, whose parts have an "
+    "optimizer and a loss each, is LightningEstimator's: docs/several-optimizers.md has one in 40 lines."
+)
 _LOSS = " Give an instance or a function: torch.nn.MSELoss()."
 
 _KERAS = ("keras", "tf_keras")
@@ -52,7 +56,9 @@ def of_another_framework(model: Any) -> str | None:
 
 def optimizer_problems(optimizer: Any) -> Iterator[str]:
     """Yield what is wrong with `optimizer`."""
-    if not callable(optimizer):
+    if isinstance(optimizer, Mapping | Sequence) and not isinstance(optimizer, str):
+        yield f"optimizer is a {type(optimizer).__name__}. {ONE_OPTIMIZER}"
+    elif not callable(optimizer):
         shown = f"{type(optimizer).__name__}(…)" if hasattr(optimizer, "param_groups") else repr(optimizer)
         yield f"optimizer={shown} is not a function.{OPTIMIZER}"
     elif takes_nothing(optimizer):
@@ -91,9 +97,10 @@ def step_problems(step: Any, name: str, weight_col: str | None) -> Iterator[str]
         return
     if not callable(step):
         yield f"{name}={step!r} is not a function."
-    elif not takes(step, 2) and not (name == "train_step" and needed_arguments(step)[2:] == ["optimizer"]):
+    elif not takes(step, 2):
         arguments = ", ".join(argument_names(step)) or "nothing"
-        yield f"{name}={name_of(step)} takes {arguments}; it is called with (module, batch)."
+        more = f" {ONE_OPTIMIZER}" if needed_arguments(step)[2:] == ["optimizer"] else ""
+        yield f"{name}={name_of(step)} takes {arguments}; it is called with (module, batch).{more}"
     if weight_col is not None:
         yield (
             f"weight_col can't weight the loss of a {name}. Take the weights there, as an input under a name of its "

@@ -16,7 +16,6 @@ from tritium.ml.checkpoint import GROUP, HELD, plain
 from tritium.ml.settings import OF_PREDICTIONS
 from tritium.ml.torch.ddp_options import ddp_identity
 from tritium.ml.torch.digest import TorchDigest
-from tritium.ml.torch.optimizers import Optimizers
 from tritium.ml.torch.settings import TorchSettings
 
 _ANY = (
@@ -67,7 +66,7 @@ def identity(
     }
     found |= {f"vocabulary of {column!r}": words_of(words) for column, words in settings.words().items()}
     found |= ddp_identity(settings.ddp_options)
-    found["optimizer"] = optimizer.described if isinstance(optimizer, Optimizers) else name_of(optimizer)
+    found["optimizer"] = name_of(optimizer)
     for number, group in enumerate(getattr(optimizer, "param_groups", ())):
         options = {name: _plain(value) for name, value in group.items() if name != "params"}
         found |= {f"{GROUP} {number} {name}": value for name, value in options.items()}
@@ -85,13 +84,10 @@ def identity_with_code(
     """
     found = identity(settings, module, optimizer, fields)
     found["validation"] = settings.validation if isinstance(settings.validation, str | float) else None
-    kinds: Any = None if optimizer is None else type(optimizer)
-    if isinstance(optimizer, Optimizers):
-        kinds = {name: type(one) for name, one in optimizer.items()}
     hook = (settings.ddp_options or {}).get("comm_hook")
     code = {
         "model": [kind for kind in dict.fromkeys(map(type, module.modules())) if is_own(kind)],
-        "optimizer": kinds,
+        "optimizer": None if optimizer is None else type(optimizer),
         **{
             name: getattr(settings, name)
             for name in ("initial_weights", "loss", "train_step", "lr_scheduler", "decode", "transform")

@@ -124,9 +124,8 @@ class TorchKeywords(GangKeywords, total=False):
     tr.load), the path of a saved one, a module, or a state_dict. Weights that are not among them stay as made."""
     optimizer: Any
     """A function of the module's parameters: lambda p: torch.optim.Adam(p, lr=1e-3). Or of the module itself, where
-    its argument is called module or model, or where only that works: for groups of parameters by name. Several, as a
-    mapping from names to optimizers, need a train_step(module, batch, optimizer). The learning rate is never scaled
-    with the number of ranks."""
+    its argument is called module or model, or where only that works: for groups of parameters by name. The learning
+    rate is never scaled with the number of ranks."""
     loss: Any
     """A function (output, label) -> mean over the rows of the batch: torch.nn.MSELoss(),
     torch.nn.functional.cross_entropy, your own. Where label_cols is a mapping: a mapping from the names of the
@@ -137,9 +136,7 @@ class TorchKeywords(GangKeywords, total=False):
     train_step: Any
     """Your own step: a function (module, batch) -> loss, or (loss, output) if there are metrics. The module is your
     own, so its methods can be called, and any of its parameters may be left out. The loss is the mean over the
-    batch's rows; the batch is a mapping of tensors. It runs for validation too, in eval mode and without gradients.
-    With several optimizers it takes the name of one as its third argument, optimizer, and is called for each of them
-    in turn: only that one's parameters then get gradients."""
+    batch's rows; the batch is a mapping of tensors. It runs for validation too, in eval mode and without gradients."""
     transform: Any
     """A function (inputs) -> inputs of a batch's tensors by name, on the rank's device, before the module is called:
     to normalise, crop, or combine. It may add inputs and leave some out. It is applied in training, validation and

@@ -31,7 +31,6 @@ from tritium.ml.torch.optimizer_step import OptimizerStep
 from tritium.ml.torch.random_state import seed_generators
 from tritium.ml.torch.schedule import Schedule
 from tritium.ml.torch.settings import TorchSettings
-from tritium.ml.torch.several_steps import Replicas, SeveralSteps, validating_step
 from tritium.ml.torch.step import OwnStep, Step, describe, make_step
 from tritium.model.engines.torch_weights import Tensors
 
@@ -57,7 +56,7 @@ def train(
     """
     world = this_world()
     with joined(world) as ranks:
-        if settings.train_step is not None and not settings.steps_by_optimizer() and not is_sharded(settings, ranks):
+        if settings.train_step is not None and not is_sharded(settings, ranks):
             ranks.stepping = lambda module: OwnStep(module, settings)
         training = _Training(settings, validate, facts, user_run_dir, identity_with_code, world, ranks)
         return training.run()
@@ -85,7 +84,7 @@ class _Training:
         torch.manual_seed(settings.seed)
         self.module = module = made_module(settings, ranks)
         world.expect_file(WEIGHTS, known_bytes(module))
-        whole = replicated(settings, module, ranks, facts.find_unused_parameters)
+        self.replica = replicated(settings, module, ranks, facts.find_unused_parameters)
         seed_generators(settings, settings.seed + ranks.rank)  # dropout differs from rank to rank
         self.optimizer = optimizer = settings.make_optimizer(module)
         self.shard = shard = world.shard("train")
@@ -101,9 +100,9 @@ class _Training:
         )
         steps = lambda: step_count(shard.counts, batch_size, settings.remainder)  # noqa: E731
         self.schedule = Schedule(settings, optimizer, steps, self.tell)
-        self.replica, self.stepping, self.eval_step = steps_of(
-            settings, ranks, whole, module, optimizer, self.divergence
-        )
+        step = make_step(settings, ranks.device, ranks=ranks)
+        self.stepping = OptimizerStep(settings, self.replica, optimizer, step, self.divergence)
+        self.eval_step = validating_step(settings, self.replica)
         best = (self.replica.copy_of_weights, module.load_state_dict)
         self.early_stopping = EarlyStoppingState(settings.stopping_rule(), settings.epochs, *best, self.tell)
         self.progress = Progress(settings, world)
@@ -172,11 +171,10 @@ class _Training:
         entry = metrics.entry(epoch.number + 1)
         take_buffers(self.module, ranks)  # the returned model has rank 0's, so all ranks validate with those
         if self.validates:
-            losses = self.stepping.losses if settings.eval_step is None else []
             shard = self.world.shard("validation")
             if self.replica.sharded:
                 refuse_no_rows(shard.counts)
-            entry |= validation(shard, self.batch_size, self.module, self.eval_step, settings, ranks, losses)
+            entry |= validation(shard, self.batch_size, self.module, self.eval_step, settings, ranks)
             take_buffers(self.module, ranks)  # those of observers and counters change in eval mode, too
         entry |= {"learning_rate": self.schedule.learning_rate(), **self.stepping.entry(epoch, self.tell)}
         state.epoch = entry["epoch"]
@@ -227,10 +225,8 @@ def is_sharded(settings: TorchSettings, ranks: Ranks) -> bool:
 
 def replicated(
     settings: TorchSettings, module: torch.nn.Module, ranks: Ranks, find_unused_parameters: bool
-) -> Replica | ShardedModule | None:
-    """Return the module on all ranks, by DDP or FSDP; None where it has several optimizers."""
-    if settings.steps_by_optimizer():
-        return None
+) -> Replica | ShardedModule:
+    """Return the module on all ranks, by DDP or FSDP."""
     if is_sharded(settings, ranks):
         from tritium.ml.torch.fsdp import ShardedModule  # with DTensor, whose import takes 1 s
 
@@ -238,29 +234,10 @@ def replicated(
     return Replica(module, ranks, find_unused_parameters, settings.ddp_options)
 
 
-def steps_of(
-    settings: TorchSettings,
-    ranks: Ranks,
-    one: Replica | ShardedModule | None,
-    module: Any,
-    optimizer: Any,
-    divergence: DivergenceCheck,
-) -> tuple[Replica | ShardedModule | Replicas, OptimizerStep | SeveralSteps, Step]:
-    """Return the module on all ranks, the steps of its optimizer, or of several, and the step for validation.
-
-    `one`: the module on all ranks, where it has one optimizer.
-    """
-    eval_step = make_step(settings, ranks.device, validates=True)
-    if one is None:
-        replicas = Replicas(settings, ranks, module, optimizer)
-        if settings.eval_step is None:
-            eval_step = validating_step(settings, optimizer, ranks.device)
-        return replicas, SeveralSteps(settings, replicas, optimizer, divergence), eval_step
-    step = make_step(settings, ranks.device, ranks=ranks)
-    stepping = OptimizerStep(settings, one, optimizer, step, divergence)
-    if one.sharded:
-        return one, stepping, lambda _, batch: one.call(eval_step, batch, "validation")
-    return one, stepping, eval_step
+def validating_step(settings: TorchSettings, replica: Replica | ShardedModule) -> Step:
+    """Return the function (module, batch) -> (mean loss over the batch's rows, output) for validation."""
+    step = make_step(settings, replica.device, validates=True)
+    return (lambda _, batch: replica.call(step, batch, "validation")) if replica.sharded else step
 
 
 def tell_one_step(epoch: Any, counts: Sequence[int], batch_size: int, tell: Callable[[str], Any]) -> None:
@@ -291,7 +268,6 @@ def validation(
     step: Step,
     settings: TorchSettings,
     ranks: Ranks,
-    losses: Sequence[str] = (),
 ) -> dict[str, Any]:
     """Return loss and metrics over the validation rows of all ranks, under names that begin with `validation_`.
 
@@ -300,7 +276,7 @@ def validation(
     check_some_rows(shard.counts, settings)
     own = None if settings.has_own_step() or settings.eval_step is not None else Losses(settings)
     over_weights = own if own is not None and own.over_weights else None
-    metrics = EpochMetrics(settings.named_metrics(), ranks, list(settings.label_sources()), losses, over_weights)
+    metrics = EpochMetrics(settings.named_metrics(), ranks, list(settings.label_sources()), over_weights)
     uneven = 0 in shard.counts  # then each rank takes its own number of steps, some none
     module.eval()
     with torch.no_grad():

@@ -32,8 +32,6 @@ class OptimizerStep:
     ) -> None:
         self._settings, self._replica, self._optimizer = settings, replica, optimizer
         self._step, self._divergence = step, divergence
-        self.losses: list[str] = []
-        """Names of the losses in the history, beside their sum: none, as there is one loss."""
         self._ungrouped: list[torch.nn.Parameter] = []
         self.scaler = LossScale(replica.device) if settings.precision == "fp16" else None
         """What scales the loss in float16; None in other precisions."""
@@ -47,14 +45,14 @@ class OptimizerStep:
         """Take the step of these batches on every rank, add them to `metrics`, and return the loss of the last one."""
         losses = []
         for batch in group:
-            loss, output = self.backward(batch, group)
+            loss, output = self._backward(batch, group)
             metrics.add(batch, loss, output)
             losses.append(loss)
             del loss, output  # a batch's graph is released before the next one is computed
-        self.finish(group.taken, losses)
+        self._finish(group.taken, losses)
         return losses[-1]
 
-    def backward(self, batch: Any, group: Group) -> tuple[torch.Tensor, Any]:
+    def _backward(self, batch: Any, group: Group) -> tuple[torch.Tensor, Any]:
         """Compute the gradients of a batch, over all ranks if it is the last one. Return its loss and its output."""
         with self._replica.gradients.exchanged(now=group.at_last):
             loss, output = self._replica.call(self._step, batch)
@@ -65,7 +63,7 @@ class OptimizerStep:
         # A repeated row, of scale 0, must not count: its loss may be NaN, and NaN * 0 is NaN.
         return (loss.detach() if batch.rows else torch.zeros_like(loss.detach())), output
 
-    def finish(self, batches: Sequence[Any], losses: list[torch.Tensor]) -> None:
+    def _finish(self, batches: Sequence[Any], losses: list[torch.Tensor]) -> None:
         """Watch, clip and take the gradients of these batches, and clear them."""
         if self.scaler is None:
             self._divergence.watch(list(batches), losses, self._replica.gradients.norms())

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import copy
-import functools
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Literal
 
-from tritium.arguments import argument_names, name_of, needed_arguments, takes_vocabulary
+from tritium.arguments import name_of, needed_arguments, takes_vocabulary
 from tritium.errors import BadSetting
 from tritium.frameworks import find
 from tritium.gang.settings import Gang
@@ -20,6 +19,7 @@ from tritium.ml.torch import loss_kinds
 from tritium.ml.torch.compiling import COMPILED, compile_problems, is_compiled
 from tritium.ml.torch.ddp_options import NAMES, NEEDS_GPUS, ddp_problems
 from tritium.ml.torch.function_checks import (
+    ONE_OPTIMIZER,
     call_optimizer,
     loss_problems,
     model_problems,
@@ -31,7 +31,6 @@ from tritium.ml.torch.function_checks import (
 )
 from tritium.ml.torch.initial_weights import take_weights
 from tritium.ml.torch.metric_names import are_metrics, metric_pairs, metric_problems
-from tritium.ml.torch.optimizers import Optimizers
 
 _RATE = " The learning rate is the optimizer's: optimizer=lambda p: torch.optim.Adam(p, lr=1e-3)."
 
@@ -64,7 +63,6 @@ class TorchSettings(EpochSettings):
     optimizer: Any = setting(
         "A function of the module's parameters: lambda p: torch.optim.Adam(p, lr=1e-3). Or of the module itself, where "
         "its argument is called module or model, or where only that works: for groups of parameters by name. "
-        "Several, as a mapping from names to optimizers, need a train_step(module, batch, optimizer). "
         "The learning rate is never scaled with the number of ranks."
     )
     loss: Any = setting(
@@ -81,8 +79,7 @@ class TorchSettings(EpochSettings):
         "Your own step: a function (module, batch) -> loss, or (loss, output) if there are metrics. The module is your "
         "own, so its methods can be called, and any of its parameters may be left out. The loss is "
         "the mean over the batch's rows; the batch is a mapping of tensors. It runs for validation too, in eval "
-        "mode and without gradients. With several optimizers it takes the name of one as its third argument, "
-        "optimizer, and is called for each of them in turn: only that one's parameters then get gradients.",
+        "mode and without gradients.",
         None,
     )
     transform: Any = setting(
@@ -172,8 +169,6 @@ class TorchSettings(EpochSettings):
         yield from scheduler_problems(self.lr_scheduler)
         yield from metric_problems(self.metrics)
         yield from ddp_problems(self.ddp_options)
-        if self.steps_by_optimizer():
-            yield from self._of_one_optimizer()
         if self.strategy == "fsdp":
             yield from self._of_ddp()
         yield from compile_problems(self.compile)
@@ -182,21 +177,6 @@ class TorchSettings(EpochSettings):
         if (clip := self.clip_grad_norm) is not None and not (is_number(clip) and 0 < clip < math.inf):
             yield f"clip_grad_norm={clip!r} must be a number above 0."
 
-    def _of_one_optimizer(self) -> Iterator[str]:
-        """Yield the settings that do not go with several optimizers."""
-        hook = self.ddp_options.get("comm_hook") if isinstance(self.ddp_options, Mapping) else None
-        advice = {
-            "gradient_accumulation": (self.gradient_accumulation != 1, "Take a larger batch_size."),
-            "lr_scheduler": (self.lr_scheduler is not None, "Step schedulers in a callback."),
-            "precision": (self.precision == "fp16", 'Take "bf16".'),
-            "compile": (self.compile is not False, "Leave it out."),
-            "metrics": (are_metrics(self.metrics) and bool(metric_pairs(self.metrics)), "Leave them out."),
-            "ddp_options": (hook is not None, "Leave out comm_hook."),
-        }
-        for name, (given, fix) in advice.items():
-            if given:
-                yield f"{name}={getattr(self, name)!r} does not go with several optimizers. {fix}"
-
     def _of_ddp(self) -> Iterator[str]:
         """Yield the settings that do not go with strategy="fsdp"."""
         options = self.ddp_options if isinstance(self.ddp_options, Mapping) else {}
@@ -204,8 +184,6 @@ class TorchSettings(EpochSettings):
             yield f"ddp_options[{of_ddp[0]!r}] is DDP's, and does not go with strategy='fsdp'. Leave it out."
         if self.compile is not False:
             yield f"compile={self.compile!r} does not go with strategy='fsdp'. Leave it out."
-        if self.steps_by_optimizer():
-            yield "strategy='fsdp' does not go with several optimizers. Take \"ddp\"."
 
     def batches_per_step(self) -> int:
         """Return `gradient_accumulation`."""
@@ -253,47 +231,26 @@ class TorchSettings(EpochSettings):
 
     def make_optimizer(self, module: Any) -> Any:
         """Return the optimizer of a module. Raises BadSetting when `optimizer` fails or returns something else."""
-        made = call_optimizer(self.optimizer, module)
-        if isinstance(made, Mapping) != self.steps_by_optimizer():
+        optimizer = call_optimizer(self.optimizer, module)
+        if isinstance(optimizer, Mapping | Sequence):
             raise BadSetting(
-                "Several optimizers, as a mapping from names, and a train_step with a third argument, optimizer, go "
-                "together: train_step=lambda module, batch, optimizer: …, which is called once for each of them and "
-                f"returns its loss. Here optimizer={name_of(self.optimizer)} returned a {type(made).__name__}, and "
-                f"train_step takes {', '.join(argument_names(self.train_step)) if self.train_step else 'nothing'}.",
+                f"optimizer={name_of(self.optimizer)} returned a {type(optimizer).__name__}. {ONE_OPTIMIZER}",
                 setting="optimizer",
             )
-        if isinstance(made, Mapping):
-            return Optimizers({name: self._checked(one) for name, one in made.items()}, module)
-        return self._checked(made)
-
-    def _checked(self, made: Any) -> Any:
-        """Return an optimizer that can be stepped. Raises BadSetting for anything else."""
-        if not hasattr(made, "param_groups") or not hasattr(made, "step"):
+        if not hasattr(optimizer, "param_groups") or not hasattr(optimizer, "step"):
             raise BadSetting(
-                f"optimizer={name_of(self.optimizer)} returned a {type(made).__name__}, and must return one "
+                f"optimizer={name_of(self.optimizer)} returned a {type(optimizer).__name__}, and must return one "
                 "torch.optim.Optimizer. A scheduler goes into lr_scheduler=.",
                 setting="optimizer",
             )
-        if needed := needed_arguments(made.step):
+        if needed := needed_arguments(optimizer.step):
             raise BadSetting(
-                f"optimizer={name_of(self.optimizer)} makes a {type(made).__name__}, whose step can't be taken: its "
-                f"step needs {', '.join(needed)}, and is called without after each batch. Take one that steps by the "
-                "gradients alone, such as torch.optim.Adam.",
+                f"optimizer={name_of(self.optimizer)} makes a {type(optimizer).__name__}, whose step can't be taken: "
+                f"its step needs {', '.join(needed)}, and is called without after each batch. Take one that steps by "
+                "the gradients alone, such as torch.optim.Adam.",
                 setting="optimizer",
             )
-        return made
-
-    def steps_by_optimizer(self) -> bool:
-        """Return whether `train_step` is called once for each of several optimizers: its third argument says which."""
-        return self.train_step is not None and needed_arguments(self.train_step)[2:] == ["optimizer"]
-
-    def for_optimizer(self, name: str) -> TorchSettings:
-        """Return the settings for the steps of one of several optimizers."""
-        return replace(self, train_step=functools.partial(self.train_step, optimizer=name), early_stopping=None)
-
-    def history_names(self) -> Sequence[str] | None:
-        """Return the names of loss and metrics; None with several optimizers, whose names are not known yet."""
-        return None if self.steps_by_optimizer() else super().history_names()
+        return optimizer
 
     def make_scheduler(self, optimizer: Any, *steps: int) -> Any:
         """Return the scheduler of an optimizer. Raises BadSetting when `lr_scheduler` returns something else."""

@@ -195,10 +195,6 @@ class Scaled(nn.Module):
         ({"strategy": "fsdp2"}, "strategy='fsdp2' is unknown; choose one of 'ddp', 'fsdp'"),
         ({"ddp_options": {"bucket_cap_mb": 5}}, r"ddp_options\['bucket_cap_mb'\] is DDP's, and does not go with"),
         ({"compile": True}, "compile=True does not go with strategy='fsdp'"),
-        (
-            {"train_step": lambda module, batch, optimizer: 0, "optimizer": lambda p: {"a": torch.optim.SGD(p, 0.1)}},
-            "does not go with several optimizers",
-        ),
         ({"model": Scaled}, r"'factor' is a parameter without dimensions, which strategy='fsdp' can't shard"),
         ({"model": sparse, "feature_cols": "k"}, "The embedding '0' has sparse gradients, which strategy='fsdp' can't"),
     ],

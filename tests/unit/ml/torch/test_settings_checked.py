@@ -51,12 +51,32 @@ def test_settings_of_predictions_are_checked_before_the_training(settings: dict[
     assert says in str(caught.value)
 
 
-def test_a_monitor_that_is_not_in_the_history() -> None:
-    def train_step(module: Any, batch: Any, optimizer: Any) -> Any:
-        loss = ((module(batch["features"]) - batch["label"]) ** 2).mean()
-        return loss
+SEVERAL = {"all": torch.optim.SGD([torch.zeros(1)], lr=0.1)}
 
-    optimizers = lambda module: {"all": torch.optim.SGD(module.parameters(), lr=0.1)}  # noqa: E731
+
+@pytest.mark.parametrize(
+    ("settings", "says"),
+    [
+        ({"optimizer": SEVERAL}, "optimizer is a dict."),
+        ({"optimizer": list(SEVERAL.values())}, "optimizer is a list."),
+        ({"optimizer": lambda module: SEVERAL}, "optimizer=<lambda> returned a dict."),
+        ({"optimizer": lambda module: tuple(SEVERAL.values())}, "optimizer=<lambda> returned a tuple."),
+        (
+            {"loss": None, "train_step": lambda module, batch, optimizer: 0},
+            "train_step=<lambda> takes module, batch, optimizer; it is called with (module, batch).",
+        ),
+    ],
+    ids=["dict", "list", "function-of-dict", "function-of-tuple", "train_step"],
+)
+def test_several_optimizers_are_refused_with_the_page_that_helps(settings: dict[str, Any], says: str) -> None:
+    with pytest.raises(BadSetting) as caught:
+        net(**settings).fit(frame())
+    assert f"{says} TorchEstimator trains with one optimizer" in str(caught.value)
+    page = str(caught.value).partition("LightningEstimator's: ")[2].partition(" ")[0]
+    assert "automatic_optimization = False" in (Path(__file__).parents[4] / page).read_text()
+
+
+def test_a_monitor_that_is_not_in_the_history() -> None:
     rule = EarlyStopping(monitor="zz", patience=1)
-    with pytest.raises(BadSetting, match="early_stopping monitors 'zz'; the history has"):
-        net(optimizer=optimizers, loss=None, train_step=train_step, early_stopping=rule, epochs=3).fit(frame())
+    with pytest.raises(BadSetting, match="early_stopping monitors 'zz'; the history will have"):
+        net(early_stopping=rule, epochs=3).fit(frame())

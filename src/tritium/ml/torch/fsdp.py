@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -15,7 +16,6 @@ from torch.distributed.tensor import DTensor
 from tritium.errors import BadSetting, RanksDiffer
 from tritium.ml.torch.comm_hook import CommHook
 from tritium.ml.torch.ddp import Ranks, held_by
-from tritium.ml.torch.unit_order import UnitOrder
 
 T = TypeVar("T")
 _LISTS = (torch.nn.ModuleList, torch.nn.ModuleDict)
@@ -40,17 +40,14 @@ class ShardedModule:
         for tensor in (*module.parameters(), *module.buffers()):
             ranks.from_first([tensor])  # one by one, so that a GPU holds one at a time
         mesh = init_device_mesh(ranks.device.type, (ranks.size,))
-        units = units_of(module)
-        for unit in units:
+        for number, unit in enumerate(units_of(module)):
             fully_shard(unit, mesh=mesh)
-        names = {part: name for name, part in module.named_modules()}
-        self._calls = UnitOrder([f"layer {names[unit]!r}" for unit in units], ranks, self._without_gradient)
-        for number, unit in enumerate(units):
-            self._calls.watch(unit, number)
-        self._root = _Root(module, self._calls)
+            unit.register_forward_pre_hook(functools.partial(self._on_call, number))
+        self._root = _Root(module)
         fully_shard(self._root, mesh=mesh)
         self.gradients = ShardedGradients(module, ranks)
-        self._wrapped = self.trainable
+        self._wrapped, self._has_trained = self.trainable, False
+        self._call_order = 0  # a hash of the numbers of the units that were called so far
 
     @property
     def device(self) -> torch.device:
@@ -62,36 +59,42 @@ class ShardedModule:
         """The names of the parameters that require a gradient."""
         return [name for name, parameter in self.module.named_parameters() if parameter.requires_grad]
 
-    def _without_gradient(self) -> list[str]:
-        return [name for name, p in self.module.named_parameters() if p.requires_grad and p.grad is None]
+    def _on_call(self, number: int, *_: Any) -> None:
+        self._call_order = hash((self._call_order, number))
 
-    def call(self, step: Callable[[Any, Any], T], batch: Any, kind: str = "training") -> T:
-        """Return `step(module, batch)`, in which the module can be called. A collective call.
-
-        kind : what it is for. All calls of one kind must use the same units in the same order.
-        """
-        self._calls.begin(kind)
+    def call(self, step: Callable[[Any, Any], T], batch: Any) -> T:
+        """Return `step(module, batch)`, in which the module can be called. A collective call."""
         if torch.is_grad_enabled():
+            self._has_trained = True
             return self._root(step, batch)  # type: ignore[no-any-return]
         try:
-            result = self._root(step, batch)
-            self._calls.end()
-            return result  # type: ignore[no-any-return]
+            return self._root(step, batch)  # type: ignore[no-any-return]
         finally:  # no backward releases what this forward has gathered
             for part in self._root.modules():
                 if isinstance(part, FSDPModule):
                     part.reshard()
 
     def refresh(self, optimizer: torch.optim.Optimizer) -> None:
-        """Accept layers that a callback froze before the first step. A collective call.
+        """Accept layers that a callback froze before the first step. A collective call, after each epoch.
 
-        Raises BadSetting, the same on every rank, for a change after it: the gathered parameters keep what they were.
+        Raises BadSetting, the same on every rank, for a change after it, as the gathered parameters keep what they
+        were; and where ranks have called other units, or in another order. Units of equal shapes would then have been
+        gathered of the parts of several, and nothing else shows that; with other shapes a rank fails, or hangs.
         """
         del optimizer
+        if not self._ranks.same(str(self._call_order)):
+            order = self._ranks.gather(self._call_order)
+            other = next(rank for rank, calls in enumerate(order) if calls != order[0])
+            raise BadSetting(
+                f"Rank {other} has not called the same layers in the same order as rank 0. strategy='fsdp' gathers the "
+                "weights of a layer from all ranks when it is called, so that every rank must call the same layers in "
+                "every step; take strategy='ddp' with a train_step, which may leave out layers.",
+                setting="strategy",
+            )
         before, now = self._wrapped, self.trainable
         if not self._ranks.any(before != now):
             return
-        if self._calls.began("training"):
+        if self._has_trained:
             changed = sorted(set(before) ^ set(now))
             raise BadSetting(
                 f"A callback has frozen or unfrozen layers after the first step ({len(changed)} tensors on this rank: "
@@ -145,15 +148,13 @@ class ShardedModule:
 class _Root(torch.nn.Module):
     """What FSDP takes for the outermost module: a step, in which the module's methods may be called too."""
 
-    def __init__(self, module: torch.nn.Module, calls: UnitOrder) -> None:
+    def __init__(self, module: torch.nn.Module) -> None:
         super().__init__()
-        self.module, self._calls = module, calls
+        self.module = module
 
     def forward(self, step: Callable[[Any, Any], Any], batch: Any) -> Any:
         """Return what the step returns."""
-        result = step(self.module, batch)
-        self._calls.after_forward(result)
-        return result
+        return step(self.module, batch)
 
 
 class ShardedGradients:

@@ -194,7 +194,7 @@ class _Training:
         if not self.replica.sharded:
             return describe(self.module, self.settings, batch)
         with torch.no_grad():
-            return self.replica.call(lambda module, batch: describe(module, self.settings, batch), batch, "description")
+            return self.replica.call(lambda module, batch: describe(module, self.settings, batch), batch)
 
     def _stored(self) -> dict[str, Any] | None:
         """Store the weights and return what `train` does."""
@@ -237,7 +237,7 @@ def replicated(
 def validating_step(settings: TorchSettings, replica: Replica | ShardedModule) -> Step:
     """Return the function (module, batch) -> (mean loss over the batch's rows, output) for validation."""
     step = make_step(settings, replica.device, validates=True)
-    return (lambda _, batch: replica.call(step, batch, "validation")) if replica.sharded else step
+    return (lambda _, batch: replica.call(step, batch)) if replica.sharded else step
 
 
 def tell_one_step(epoch: Any, counts: Sequence[int], batch_size: int, tell: Callable[[str], Any]) -> None:

@@ -72,7 +72,7 @@ format: setup    ## ruff: mend what it can
 	@$(BIN)/ruff check --fix .
 	@$(BIN)/ruff format .
 
-types: setup     ## mypy --strict over src
+types: setup     ## mypy --strict over src and packages
 	@$(BIN)/mypy
 
 imports: setup   ## imports point down, and `import tritium` is light
@@ -94,6 +94,6 @@ constraints: setup ## write constraints.txt again for every Python and platform,
 
 clean:           ## what builds and runs left behind; .venv stays
 	@rm -rf build dist site artifacts spark-warehouse metastore_db derby.log tritium-runs
-	@rm -rf .mypy_cache .ruff_cache .pytest_cache .hypothesis src/tritium.egg-info
+	@rm -rf .mypy_cache .ruff_cache .pytest_cache .hypothesis src/tritium.egg-info packages/*/build packages/*/src/*.egg-info
 	@rm -f .venv/tests-classes*
-	@find src tests benchmarks examples -name __pycache__ -type d -prune -exec rm -rf {} +
+	@find src packages tests benchmarks examples -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -17,6 +17,8 @@ from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
 SOURCE = ROOT / "src" / "tritium"
+COMPAT = ROOT / "packages" / "tritium-compat"
+SOURCES = (*sorted(SOURCE.rglob("*.py")), *sorted(COMPAT.rglob("src/**/*.py")))
 PAGES = (
     ROOT / "README.md",
     ROOT / "CONTRIBUTING.md",
@@ -34,8 +36,8 @@ HOLE = "…"  # placeholder for a value that is known only when the message is m
 def messages() -> tuple[tuple[str, str], ...]:
     """Return (file:line, text) of the package's texts with a space but docstrings: messages, settings' meanings."""
     return tuple(
-        (f"{file.relative_to(SOURCE)}:{line}", text)
-        for file in sorted(SOURCE.rglob("*.py"))
+        (f"{file.relative_to(SOURCE if file.is_relative_to(SOURCE) else COMPAT / 'src')}:{line}", text)
+        for file in SOURCES
         if file not in PROTOCOLS
         for line, text in _texts(ast.parse(file.read_text()))
         if " " in text
@@ -252,7 +254,7 @@ def is_class(name: str) -> bool:
 def shims() -> frozenset[str]:
     """Return the names of functions, classes, arguments and attributes that `tritium.compat` defines."""
     found: set[str] = set()
-    for path in (SOURCE / "compat").rglob("*.py"):
+    for path in COMPAT.rglob("src/**/*.py"):
         for node in ast.walk(ast.parse(path.read_text())):
             if isinstance(node, ast.FunctionDef | ast.ClassDef):
                 found.add(node.name)
@@ -265,7 +267,7 @@ def shims() -> frozenset[str]:
 
 def is_shims(fragment: str, places: list[str]) -> bool:
     """Return whether messages of `tritium.compat` and pages about migration alone have a name that it defines."""
-    where = all(place.startswith(("compat/", "docs/migrate/")) for place in places)
+    where = all(place.startswith(("tritium_compat/", "docs/migrate/")) for place in places)
     return where and fragment.rpartition(".")[2] in shims()
 
 
@@ -284,13 +286,14 @@ def targets() -> frozenset[str]:
 def commands() -> frozenset[str]:
     from tritium.cli import main
 
-    return frozenset(main.commands)
+    of_others = (COMPAT / "pyproject.toml").read_text().partition('"tritium.commands"]')[2].partition("[")[0]
+    return frozenset((*main.commands, *re.findall(r"^([\w-]+) = ", of_others, re.M)))
 
 
 @cache
 def code() -> str:
     """Return all code of the package and its scripts, in which our environment variables are read."""
-    files = [*SOURCE.rglob("*.py"), *ROOT.glob("scripts/*.*"), ROOT / "Makefile", *ROOT.glob("tests/*.py")]
+    files = [*SOURCES, *ROOT.glob("scripts/*.*"), ROOT / "Makefile", *ROOT.glob("tests/*.py")]
     return "\n".join(file.read_text() for file in files)
 
 

@@ -1,6 +1,7 @@
-"""Packages whose names stand for modules of Tritium where they are not installed (any process).
+"""Packages whose names stand for modules of `tritium_compat` where they are not installed (any process).
 
-`tritium.compat` adds them on the driver. Every rank adds the same ones before it imports anything of the user's.
+`tritium.compat` adds them on the driver, itself among them. Every rank adds the same ones before it imports anything of
+the user's.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ _active: dict[str, str] = {}
 
 
 def active() -> dict[str, str]:
-    """Return package -> the module of Tritium that it stands for."""
+    """Return package -> the module that it stands for."""
     return dict(_active)
 
 
@@ -28,8 +29,11 @@ def installed(package: str) -> str | None:
 
 
 def add(aliases: Mapping[str, str]) -> None:
-    """Let `import package` import the module that it stands for, unless the package is installed."""
-    _active.update({package: module for package, module in aliases.items() if installed(package) is None})
+    """Let `import package` import the module that it stands for, unless the package is installed.
+
+    aliases : package, or module of Tritium's (`tritium.compat`) -> the module that it stands for.
+    """
+    _active.update({name: module for name, module in aliases.items() if "." in name or installed(name) is None})
     if not any(isinstance(finder, _Finder) for finder in sys.meta_path):
         sys.meta_path.insert(0, _Finder())  # else the path of the parent would be searched, and load a second copy
 
@@ -38,15 +42,10 @@ class _Finder(MetaPathFinder):
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
-        package, dot, rest = fullname.partition(".")
-        if package not in _active:
+        package = next((name for name in _active if f"{fullname}.".startswith(f"{name}.")), None)
+        if package is None:
             return None
-        own = importlib.util.find_spec(f"{_active[package]}{dot}{rest}")
-        if own is None and not dot:  # what is large travels where it is imported on the driver or named by the function
-            raise ImportError(
-                f"{package} did not travel to this rank. Import it on the driver before the launch, or in the function "
-                "that is launched."
-            )
+        own = importlib.util.find_spec(_active[package] + fullname.removeprefix(package))
         if own is None:
             return None
         return ModuleSpec(fullname, _Alias(own), is_package=own.submodule_search_locations is not None)

@@ -32,8 +32,7 @@ _STAMP = (2020, 1, 1, 0, 0, 0)  # the same sources always make the same zip
 # By the byte before (lc) and not by the place in a word (pb): 0.4 % smaller, for nothing.
 _LZMA = {"id": lzma.FILTER_LZMA2, "preset": 2, "lc": 4, "lp": 0, "pb": 0}
 
-_COMPAT = "compat"
-_LARGE = {"petastorm", "tensorflowonspark"}  # of `tritium.compat`; with all of it, Spark would warn
+_COMPAT = "tritium_compat"
 _in_use: set[str] = set()  # what has travelled once goes along from then on, so that Python workers can be reused
 
 # Python 3.11 counts the depth of syntax trees for all threads together, and two that make one at the same time fail:
@@ -41,32 +40,20 @@ _in_use: set[str] = set()  # what has travelled once goes along from then on, so
 SYNTAX_TREES = threading.Lock()
 
 
-def compat_in_use(code: Collection[bytes] = ()) -> frozenset[str]:
-    """Return the names in `tritium.compat` that go along to the ranks; empty where nobody has imported it.
+def compat_in_use(code: Collection[bytes] = ()) -> bool:
+    """Return whether `tritium_compat` goes along to the ranks: it does where somebody has imported it.
 
     code : what the user's code is pickled or packed in. It contains the names of what it imports.
     """
-
-    def named(name: str) -> bool:
-        return any(name.encode() in part for part in code)
-
-    whole = f"tritium.{_COMPAT}"
-    if whole in sys.modules or named(whole):
-        there = {name for name in _LARGE if f"{whole}.{name}" in sys.modules or named(name) or named(whole)}
-        _in_use.update(_compat() - (_LARGE - there))
-    return frozenset(_in_use)
+    if _COMPAT in sys.modules or any(name in part for part in code for name in (b"tritium.compat", _COMPAT.encode())):
+        _in_use.add(_COMPAT)
+    return bool(_in_use) and importlib.util.find_spec(_COMPAT) is not None
 
 
-@functools.cache
-def _compat() -> frozenset[str]:
-    there = importlib.resources.files("tritium").joinpath(_COMPAT)
-    return frozenset(i.name for i in there.iterdir() if i.name != "__pycache__") if there.is_dir() else frozenset()
-
-
-def zipped(compat: frozenset[str] = frozenset()) -> bytes:
+def zipped(compat: bool = False) -> bytes:
     """Return this package and cloudpickle as a compressed zip of bytecode, without sources, docstrings and annotations.
 
-    compat : the names in `tritium.compat` that go along, see `compat_in_use`.
+    compat : whether `tritium_compat` goes along, see `compat_in_use`.
 
     It is compressed as a whole, by LZMA: four fifths of what zlib takes, in the same time, and unpacked in 35 ms, once
     in a worker of Spark's.
@@ -74,7 +61,7 @@ def zipped(compat: frozenset[str] = frozenset()) -> bytes:
     Driver and executors run the same version of Python, or Spark refuses the job. From 1000 KiB on, Spark would warn at
     each launch that it broadcasts a large task: so docstrings, the annotations of functions and the columns of
     instructions (a third of it all), which nothing reads there, asserts, what only the driver's shell needs
-    (`tritium.cli`), and other libraries' names that nobody uses (`tritium.compat`) are left out. cloudpickle is
+    (`tritium.cli`), and other libraries' names that nobody uses (`tritium_compat`) are left out. cloudpickle is
     included because executors may lack it, or have another version than the one that pickled here.
 
     To make it takes 1 to 3 s. It is kept for other processes of this user with the same sources, in the directory
@@ -85,10 +72,10 @@ def zipped(compat: frozenset[str] = frozenset()) -> bytes:
 
 
 @functools.cache
-def _zipped(compat: frozenset[str]) -> bytes:
+def _zipped(compat: bool) -> bytes:
     if (mounted := getattr(sys.modules["tritium"], "__archive__", None)) is not None:
         return bytes(mounted)
-    sources = dict(_sources(compat, "tritium", "cloudpickle"))
+    sources = dict(_sources("tritium", "cloudpickle", *([_COMPAT] if compat else [])))
     key = _key(sources)
     if (kept := _kept(key)) is not None:
         return kept
@@ -122,11 +109,9 @@ def _without_texts(tree: ast.Module) -> ast.Module:
     return tree
 
 
-def _sources(compat: frozenset[str], *packages: str) -> Iterator[tuple[str, bytes]]:
+def _sources(*packages: str) -> Iterator[tuple[str, bytes]]:
     def walk(folder: Traversable, prefix: str) -> Iterator[tuple[str, bytes]]:
         for item in sorted(folder.iterdir(), key=lambda i: i.name):
-            if prefix == f"tritium/{_COMPAT}" and item.name not in compat:
-                continue
             if item.is_dir() and item.name not in ("__pycache__", "cli"):
                 yield from walk(item, f"{prefix}/{item.name}")
             elif item.name.endswith(".py"):

@@ -93,7 +93,7 @@ def entry(
         import tempfile
 
         if getattr(sys.modules.get("tritium"), "__digest__", None) != name:
-            for module in [m for m in sys.modules if m.partition(".")[0] == "tritium"]:
+            for module in [m for m in sys.modules if m.partition(".")[0] in ("tritium", "tritium_compat")]:
                 del sys.modules[module]
             try:
                 import lzma
@@ -233,7 +233,7 @@ def is_users_own(module: ModuleType, by_reference: tuple[str, ...]) -> bool:
     name = getattr(module, "__name__", None)
     if not isinstance(name, str) or name == "__main__":  # which cloudpickle always takes by value
         return False
-    if name.partition(".")[0] in ("tritium", "pyspark") or sys.modules.get(name) is not module:
+    if name.partition(".")[0] in ("tritium", "tritium_compat", "pyspark") or sys.modules.get(name) is not module:
         return False
     return not any(os.path.abspath(file).startswith(root) for root in by_reference)
 

@@ -26,7 +26,7 @@ def python(before: str, after: str) -> str:
 def test_importing_it_imports_nothing_else() -> None:
     found = python("", "print({'torch', 'pyspark', 'horovod'} & set(sys.modules), tritium.compat.status())")
     names = ("horovod", "petastorm", "sparkdl", "spark_tensorflow_distributor", "tensorflowonspark")
-    assert found == f"set() { ({name: f'tritium.compat.{name}' for name in names}) }\n"
+    assert found == f"set() { ({name: f'tritium_compat.{name}' for name in names}) }\n"
 
 
 def test_the_module_has_two_names_and_is_one() -> None:
@@ -46,17 +46,31 @@ except ModuleNotFoundError as error:
     print(error)
 """
     assert python("", after).splitlines() == [
-        "True True tritium.compat.horovod.torch tritium.compat.horovod.torch.autograd",
+        "True True tritium_compat.horovod.torch tritium_compat.horovod.torch.autograd",
         "True True",
         "None",
         "No module named 'horovod.mxnet'",
     ]
 
 
+def test_where_it_is_not_installed_it_says_how_to_get_it() -> None:
+    with pytest.raises(subprocess.CalledProcessError) as caught:
+        python("sys.modules['tritium_compat'] = None", "")
+    last = caught.value.stderr.splitlines()[-1]
+    assert last.startswith("ModuleNotFoundError: tritium.compat is in a distribution of its own")
+    assert last.endswith('pip install "tritium[compat]".')
+    command = "import sys; sys.modules['tritium_compat'] = None; from tritium.cli import main; main()"
+    run = subprocess.run(
+        [sys.executable, "-c", command, "run", "--compat", "--ranks", "1", "x.py"], capture_output=True, text=True
+    )
+    assert run.returncode == 1
+    assert "Error: TritiumError: --compat: tritium.compat is in a distribution of its own" in run.stderr
+
+
 def test_a_folder_of_that_name_is_no_package(tmp_path: Path) -> None:
     (tmp_path / "petastorm").mkdir()
     before = f"sys.path.insert(0, {str(tmp_path)!r})\nimport warnings\nwarnings.simplefilter('error')"
-    assert python(before, "import petastorm; print(petastorm.__name__)") == "tritium.compat.petastorm\n"
+    assert python(before, "import petastorm; print(petastorm.__name__)") == "tritium_compat.petastorm\n"
 
 
 def test_an_installed_package_comes_first(tmp_path: Path) -> None:

@@ -12,11 +12,14 @@ from pathlib import Path
 import pytest
 
 import tritium
+import tritium_compat
 
 PACKAGE = Path(tritium.__file__).parent
+COMPAT = Path(tritium_compat.__file__).parent
 # From the front door down: a module imports from its own layer and from those below it.
 LAYERS = (
     "",
+    "tritium_compat",
     "cli",
     "compat",
     "ml",
@@ -30,6 +33,8 @@ LAYERS = (
     "observe",
     "wire ship definitions package file_system shown errors hints aliases arguments triton_first",
 )
+# They import what is above them, as is their purpose. As texts, their names say what is shipped, not what is imported.
+DOORS = ("tritium", "tritium.compat", "tritium_compat")
 # Within gang/, a folder is a process; what is in none of them is data for all.
 PROCESSES = ("driver", "coordinator", "supervisor", "rank", "control", "")
 LINES, METHODS = 60, 25  # of a function without its docstring, of a class
@@ -51,15 +56,19 @@ PUBLIC = {
 
 def depth(module: str) -> int:
     """Return the index in LAYERS of a module such as `tritium.data.spool`."""
-    name = [*module.split("."), ""][1]
+    first, name = [*module.split("."), ""][:2]
+    name = name if first == "tritium" else first
     return next(number for number, layer in enumerate(LAYERS) if name == layer or name in layer.split())
 
 
 @functools.cache
 def modules() -> dict[str, Path]:
-    paths = sorted(PACKAGE.rglob("*.py"))
-    names = [path.relative_to(PACKAGE.parent).with_suffix("").parts for path in paths]
-    return {".".join(n[:-1] if n[-1] == "__init__" else n): p for n, p in zip(names, paths, strict=True)}
+    names = {
+        path.relative_to(package.parent).with_suffix("").parts: path
+        for package in (PACKAGE, COMPAT)
+        for path in sorted(package.rglob("*.py"))
+    }
+    return {".".join(n[:-1] if n[-1] == "__init__" else n): path for n, path in names.items()}
 
 
 @functools.cache
@@ -91,10 +100,10 @@ def _imported(path: Path) -> Iterator[tuple[int, str]]:
             found = [f"{node.module}.{name.name}" for name in node.names]
             found = [name if name in known else str(node.module) for name in found]
         elif isinstance(node, ast.Constant) and isinstance(node.value, str) and node.value in known:
-            found = [node.value] if node.value != "tritium" else []
+            found = [node.value] if node.value not in DOORS else []
         else:
             continue
-        yield from ((node.lineno, name) for name in found if name.split(".")[0] == "tritium")
+        yield from ((node.lineno, name) for name in found if name.split(".")[0] in ("tritium", "tritium_compat"))
 
 
 def test_imports_point_down() -> None:
@@ -102,7 +111,7 @@ def test_imports_point_down() -> None:
         f"{module}, line {line}: {name}"
         for module, path in modules().items()
         for line, name in imported(path)
-        if module != "tritium" and depth(name) < depth(module)
+        if module not in DOORS[:2] and depth(name) < depth(module)
     ]
     assert not upward, f"from a layer above their own import: {upward}"
 

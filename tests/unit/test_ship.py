@@ -128,18 +128,6 @@ class TestEntry:
         assert entry.__module__ == "__main__"  # so that pyspark, too, takes it by value
 
 
-def test_a_name_that_did_not_travel_is_said(tmp_path: Path) -> None:
-    program = """
-        from tritium import aliases
-        aliases.add({"petastorm": "tritium.compat.not_there"})
-        import petastorm
-    """
-    found = subprocess.run(
-        [sys.executable, "-c", textwrap.dedent(program)], capture_output=True, text=True, check=False
-    )
-    assert "ImportError: petastorm did not travel to this rank. Import it on the driver" in found.stderr
-
-
 MODULE = """
 import helper_module
 class Box:

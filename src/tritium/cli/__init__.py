@@ -1,4 +1,4 @@
-"""The `tritium` command: doctor, run, horovodrun, demo, report, clean (driver)."""
+"""The `tritium` command: doctor, run, demo, report, clean (driver)."""
 
 from __future__ import annotations
 
@@ -20,7 +20,6 @@ import click
 import fsspec  # type: ignore[import-untyped]
 
 from tritium.cli.clean import clean
-from tritium.cli.horovodrun import horovodrun
 from tritium.cli.run import run
 from tritium.errors import TritiumError
 from tritium.spark import python as worker_python
@@ -29,6 +28,8 @@ _JAVA = (
     "Debian: sudo apt-get install openjdk-17-jre-headless; macOS: brew install --cask temurin@17; "
     "conda: conda install -c conda-forge openjdk=17"
 )
+# The group of entry points by which other packages add commands.
+_COMMANDS = "tritium.commands"
 # Matches metadata such as `pandas<3,>=2.2; extra == "spark"`.
 _RULE = re.compile(r"([\w-]+)[^>]*>=([\d.]+)(?:.*extra == .(\w+))?")
 
@@ -44,7 +45,23 @@ class Finding:
 
 
 class _Commands(click.Group):
-    """A command group that shows Tritium's errors without a traceback."""
+    """A command group with the commands of other packages, which shows Tritium's errors without a traceback.
+
+    The other packages name their commands as entry points of the group `tritium.commands`.
+    """
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return sorted({*super().list_commands(ctx), *importlib.metadata.entry_points(group=_COMMANDS).names})
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        if (own := super().get_command(ctx, cmd_name)) is not None:
+            return own
+        for entry in importlib.metadata.entry_points(group=_COMMANDS, name=cmd_name):
+            command: click.Command = entry.load()
+            return command
+        if cmd_name == "horovodrun":
+            raise click.UsageError('The command horovodrun is in tritium-compat: pip install "tritium[compat]".')
+        return None
 
     def invoke(self, ctx: click.Context) -> Any:
         try:
@@ -61,7 +78,6 @@ def main() -> None:
 
 main.add_command(clean)
 main.add_command(run)
-main.add_command(horovodrun)
 
 
 @main.command()

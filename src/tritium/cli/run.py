@@ -131,7 +131,7 @@ def run(
         options = {name for parameter in run.params for name in (*parameter.opts, *parameter.secondary_opts)}
         _refuse_misplaced(program, arguments, {name for name in options if name.startswith("--")}, module)
     if compat:
-        importlib.import_module("tritium.compat")
+        _import_compat()
     settings = {
         name: dict(value) if name == "env" else value for name, value in fields.items() if value not in (None, ())
     }
@@ -165,6 +165,13 @@ def start(
     finally:
         if spark is not None:
             spark.stop()
+
+
+def _import_compat() -> None:
+    try:
+        importlib.import_module("tritium.compat")
+    except ModuleNotFoundError as error:
+        raise TritiumError(f"--compat: {error}") from error
 
 
 def _session(master: str, conf: Sequence[tuple[str, str]]) -> Any:

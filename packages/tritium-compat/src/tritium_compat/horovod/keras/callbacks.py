@@ -1,0 +1,36 @@
+"""`horovod.keras.callbacks`: for Keras 3 (rank)."""
+
+from __future__ import annotations
+
+import keras
+
+from tritium_compat.horovod._keras import callbacks as parts
+
+
+class BroadcastGlobalVariablesCallback(parts.Broadcast, keras.callbacks.Callback):  # type: ignore[misc]
+    """Gives all ranks the weights and optimizer state of `root_rank`, before the first step where that is possible."""
+
+
+class MetricAverageCallback(parts.MetricAverage, keras.callbacks.Callback):  # type: ignore[misc]
+    """Averages the metrics of an epoch over all ranks, for the callbacks after this one too."""
+
+
+class LearningRateScheduleCallback(parts.LearningRateSchedule, keras.callbacks.Callback):  # type: ignore[misc]
+    """Multiplies the learning rate, from one epoch until another."""
+
+
+class LearningRateWarmupCallback(parts.LearningRateWarmup, keras.callbacks.Callback):  # type: ignore[misc]
+    """Raises the learning rate from `initial_lr / hvd.size()` to `initial_lr`, batch by batch."""
+
+
+class BestModelCheckpoint(parts.BestModel, keras.callbacks.ModelCheckpoint):  # type: ignore[misc]
+    """Saves the best model, under the name that its attribute `filepath` is given before training."""
+
+
+__all__ = [
+    "BestModelCheckpoint",
+    "BroadcastGlobalVariablesCallback",
+    "LearningRateScheduleCallback",
+    "LearningRateWarmupCallback",
+    "MetricAverageCallback",
+]

@@ -1,3 +1,0 @@
-"""What `horovod.keras` and `horovod.tensorflow.keras` share (rank)."""
-
-from tritium.compat.horovod import basics as basics  # first: it says what to do where PyTorch is missing

@@ -1,5 +1,0 @@
-"""`horovod.spark.keras`: an estimator for Keras models (driver)."""
-
-from tritium.compat.horovod.spark.keras.estimator import KerasEstimator, KerasModel
-
-__all__ = ["KerasEstimator", "KerasModel"]

@@ -1,5 +1,0 @@
-"""`horovod.spark.lightning`: an estimator for LightningModules (driver)."""
-
-from tritium.compat.horovod.spark.lightning.estimator import TorchEstimator, TorchModel
-
-__all__ = ["TorchEstimator", "TorchModel"]

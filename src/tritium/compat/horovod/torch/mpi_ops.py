@@ -1,3 +1,0 @@
-"""`horovod.torch.mpi_ops`, from which old code imports collectives: the names of `horovod.torch` (rank)."""
-
-from tritium.compat.horovod.torch import *  # noqa: F403

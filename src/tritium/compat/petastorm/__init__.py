@@ -1,9 +1,0 @@
-"""Petastorm's API on pyarrow: readers of Parquet, with its codecs and its converter of DataFrames (driver and rank)."""
-
-from tritium.compat.petastorm.errors import NoDataAvailableError
-from tritium.compat.petastorm.reader import make_batch_reader, make_reader
-from tritium.compat.petastorm.transform import TransformSpec
-
-__version__ = "0.13.1"  # whose API this is
-
-__all__ = ["NoDataAvailableError", "TransformSpec", "make_batch_reader", "make_reader"]

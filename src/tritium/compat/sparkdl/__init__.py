@@ -1,5 +1,0 @@
-"""`sparkdl`: `HorovodRunner` (driver)."""
-
-from tritium.compat.sparkdl.runner import HorovodRunner
-
-__all__ = ["HorovodRunner"]

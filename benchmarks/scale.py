@@ -26,6 +26,8 @@ from typing import Any
 import _suite
 import psutil
 
+from tritium.events import Event
+
 SIMULATORS = 4
 
 
@@ -60,7 +62,7 @@ def launches(ranks: int, times: int) -> dict[str, float]:
 class Silent:
     """Hears what a coordinator tells."""
 
-    def event(self, kind: str, **fields: Any) -> None: ...
+    def event(self, event: Event) -> None: ...
     def output(self, rank: int, text: str) -> None: ...
     def store(self, piece: Any) -> None: ...
 

@@ -16,6 +16,7 @@ from typing import Any
 import psutil
 
 from tritium import ship
+from tritium.events import Event
 from tritium.frameworks.framework import Framework
 from tritium.gang.coordinator.coordinator import Coordinator
 from tritium.gang.order import Order
@@ -53,8 +54,8 @@ class Observer:
         self.events: list[tuple[str, dict[str, Any]]] = []
         self.text: dict[int, str] = {}
 
-    def event(self, kind: str, **fields: Any) -> None:
-        self.events.append((kind, fields))
+    def event(self, event: Event) -> None:
+        self.events.append((event.kind, event.fields()))
 
     def output(self, rank: int, text: str) -> None:
         self.text[rank] = self.text.get(rank, "") + text

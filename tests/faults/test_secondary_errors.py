@@ -21,6 +21,7 @@ from clusters import wait
 from machines import Machine, order_for
 from ranks import reduce_for_ever
 from tritium.errors import RankFailed
+from tritium.events import Event
 from tritium.gang.coordinator.coordinator import Coordinator
 
 SEEDS = [30_000 + number for number in range(int(os.environ.get("TRITIUM_FAULT_ROUNDS", "1")))]
@@ -157,7 +158,7 @@ def test_a_service_of_the_users_that_refuses_a_connection_is_the_users_own_error
 class Silent:
     """An observer that ignores the coordinator's events."""
 
-    def event(self, kind: str, **fields: Any) -> None: ...
+    def event(self, event: Event) -> None: ...
     def output(self, rank: int, text: str) -> None: ...
     def store(self, piece: Any) -> None: ...
 

@@ -22,6 +22,7 @@ from tritium.checkpoint.format import REPLICATED, Checkpoint, Damaged, Loaded, o
 from tritium.checkpoint.state import Snapshot
 from tritium.checkpoint.store import Store
 from tritium.errors import BadSetting, CheckpointFailed, TritiumError
+from tritium.events import CheckpointLoaded, CheckpointSaved, Note
 from tritium.observe.run_directory import run_at
 
 TAG = "checkpoint"
@@ -193,16 +194,12 @@ class Checkpoints:
                 self._exchange("checkpoint.save", None)
             raise
         if first:
-            facts = {
-                "bytes": done.total,
-                "seconds": round(time.monotonic() - began, 3),
-                "path": self._store.where(name),
-            }
-            self._control.tell("checkpoint", step=step, **facts)
+            seconds, path = round(time.monotonic() - began, 3), self._store.where(name)
+            self._control.tell(CheckpointSaved(rank=0, step=step, bytes=done.total, seconds=seconds, path=path))
             try:
                 self._store.prune(keep)
             except CheckpointFailed as error:  # the save has succeeded, and the next one removes what is too much now
-                self._control.tell("note", text=str(error))
+                self._control.tell(Note(text=str(error)))
 
     def _fill(self, name: str, steps: list[int], owns: bool) -> Checkpoint:
         """Write the files of a checkpoint, the manifest last. `steps` are those of all ranks, which must agree."""
@@ -269,13 +266,13 @@ class Checkpoints:
         if self._rank != 0:
             return
         for reason in self._store.damaged.values():
-            self._control.tell("note", text=f"checkpoint passed over: {reason}")
+            self._control.tell(Note(text=f"checkpoint passed over: {reason}"))
         if loaded is not None:
             text = f"continues from the checkpoint of step {loaded.step} in {loaded.path}"
-            self._control.tell("note", text=text)
-            self._control.tell("resumed", step=loaded.step, path=loaded.path)
+            self._control.tell(Note(text=text))
+            self._control.tell(CheckpointLoaded(step=loaded.step, path=loaded.path))
         elif self._store.damaged:
-            self._control.tell("note", text=f"no checkpoint in {self._store.path} can be loaded: starts over")
+            self._control.tell(Note(text=f"no checkpoint in {self._store.path} can be loaded: starts over"))
 
 
 class Clock:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager
-from typing import Any, Protocol
+from typing import Protocol
+
+from tritium.events import Event
 
 
 class Regroup(BaseException):
@@ -32,5 +34,5 @@ class Control(Protocol):
 
     def all_gather(self, operation: str, value: bytes, tag: str = ...) -> list[bytes]: ...
     def all_gather_async(self, operation: str, value: bytes, tag: str = ...) -> Callable[[], list[bytes]]: ...
-    def tell(self, kind: str, **fields: Any) -> None: ...
+    def tell(self, event: Event) -> None: ...
     def confirm_rows(self) -> None: ...

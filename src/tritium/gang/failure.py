@@ -17,6 +17,7 @@ from typing import Any, Literal
 from tritium import errors, ship
 from tritium.checkpoint.control import Regroup
 from tritium.errors import RankFailed, Stalled, TritiumError
+from tritium.events import FailureFacts
 from tritium.frameworks import patterns
 from tritium.gang.killed import killed_for
 from tritium.wire import clip
@@ -45,7 +46,7 @@ _ADVICE = {
 
 
 @dataclass(frozen=True, kw_only=True)
-class Failure:
+class Failure(FailureFacts):
     """The failure of one rank.
 
     `how` is one of:
@@ -61,19 +62,6 @@ class Failure:
     """
 
     how: How
-    rank: int
-    host: str = "?"
-    pid: int = 0
-    type: str = ""
-    text: str = ""
-    traceback: str = ""
-    signal: str | None = None
-    exit_code: int | None = None
-    secondary: bool = False
-    log: tuple[str, ...] = ()
-    others: tuple[str, ...] = ()
-    memory: Mapping[str, Any] | None = None
-    at: Mapping[str, Any] = field(default_factory=dict)
     stacks: Mapping[int, str] = field(default_factory=dict)
     pickled: bytes = b""
 
@@ -270,35 +258,6 @@ class Failure:
         lists = {name: tuple(fields.get(name, ())) for name in ("log", "others")}
         stacks = {int(rank): text for rank, text in fields.get("stacks", {}).items()}
         return cls(**{**fields, **lists, "stacks": stacks, "pickled": pickled})
-
-
-@dataclass(frozen=True)
-class NonFatalError:
-    """An exception, or an exit, in a rank that did not end the run: of a user's thread or an exit handler.
-
-    `late`: it happened after every function had returned.
-    """
-
-    rank: int
-    host: str
-    pid: int
-    where: str
-    type: str
-    text: str
-    traceback: str
-    late: bool
-
-    def headline(self) -> str:
-        """Return one line: rank, host, what was raised where."""
-        what = f"{self.where} raised {self.type}: {self.text}" if self.type else self.text
-        when = ", after every function had returned" if self.late else ""
-        return f"rank {self.rank} on {self.host} (pid {self.pid}){':' if self.type else ''} {what}{when}"
-
-    def as_warning(self, run_dir: str) -> str:
-        """Return the headline, the traceback, and where the rank's output is."""
-        first = self.headline()
-        log = f"Every result is there. The rank's output: {run_dir}/logs/rank-{self.rank}.log"
-        return "\n".join(filter(None, [f"{first[0].upper()}{first[1:]}.", self.traceback.rstrip(), log]))
 
 
 def _is_secondary(error: BaseException) -> bool:

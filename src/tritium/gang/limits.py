@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from tritium.errors import BadSetting, TooLarge
+from tritium.events import Logged
 from tritium.wire import MAX_BLOB, clip
 
 TEXT_BYTES = 1 << 16  # of a text that a rank sends to the driver
@@ -25,10 +26,10 @@ def check_value(operation: str, rank: int, value: bytes) -> None:
         )
 
 
-def too_much_to_log(fields: Mapping[str, Any], error: TooLarge) -> BadSetting:
+def too_much_to_log(event: Logged, error: TooLarge) -> BadSetting:
     """Return the error that `world.log` raises for values over the limit of a message."""
     return BadSetting(
-        f"world.log(): {len(fields.get('values', ())):,} values with their names are {error.size:,} bytes; one call "
+        f"world.log(): {len(event.values or ()):,} values with their names are {error.size:,} bytes; one call "
         f"takes {error.limit:,}. Log fewer at once, or write a file with world.store().",
         size=error.size,
         limit=error.limit,

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable
-from typing import Any
+
+from tritium.events import Logged
 
 RATE_SECONDS = 15.0  # rows/s is a mean over this window
 
@@ -26,21 +27,21 @@ class TrainingPosition:
         self.position: dict[str, int] = {}
         self.values: dict[str, float | str] = {}
 
-    def log(self, rank: int, fields: dict[str, Any]) -> None:
-        """Record what a rank logged: `epoch`, `step`, `rows` (all taken so far), `values`; each may be missing."""
+    def log(self, event: Logged) -> None:
+        """Record what a rank logged."""
         now = self._clock()
-        if fields.get("rows") is not None:
-            window = self._windows.setdefault(rank, deque())
-            window.append((now, int(fields["rows"])))
+        if event.rows is not None:
+            window = self._windows.setdefault(event.rank, deque())
+            window.append((now, event.rows))
             while window[0][0] < now - RATE_SECONDS and len(window) > 2:
                 window.popleft()
-        if self._leader is None or rank <= self._leader:
-            self._leader = rank
-            self.values.update(fields.get("values") or {})
+        if self._leader is None or event.rank <= self._leader:
+            self._leader = event.rank
+            self.values.update(event.values or {})
+            if event.epoch not in (None, self.position.get("epoch")) and event.step is None:
+                self.position.pop("step", None)  # That step is of another epoch.
             keys = ("step", "steps", "epoch", "epochs")
-            if fields.get("epoch") not in (None, self.position.get("epoch")) and fields.get("step") is None:
-                self.position.pop("step", None)  # that step is of another epoch
-            self.position.update({key: int(fields[key]) for key in keys if fields.get(key) is not None})
+            self.position.update({key: getattr(event, key) for key in keys if getattr(event, key) is not None})
             fraction = self.fraction
             if fraction != self._fraction:
                 self._fraction, self._latest = fraction, now

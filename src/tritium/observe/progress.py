@@ -8,8 +8,21 @@ import sys
 import threading
 import time
 from collections.abc import Callable
-from typing import IO, TYPE_CHECKING, Any, Literal
+from typing import IO, TYPE_CHECKING, Literal
 
+from tritium.events import (
+    Event,
+    GangFailed,
+    GangFormed,
+    GangRetried,
+    GangStarted,
+    Logged,
+    Note,
+    RankReported,
+    RowsCounted,
+    RunEnded,
+    Waiting,
+)
 from tritium.observe.position import TrainingPosition, clock_time
 
 if TYPE_CHECKING:
@@ -73,13 +86,13 @@ class Progress:
         if show and live is not False:
             self._go_live(live)
 
-    def event(self, kind: str, **fields: Any) -> None:
-        """Show one event of the run; unknown kinds are ignored."""
-        handler = getattr(self, f"_on_{kind}", None) if self._show else None
+    def event(self, event: Event) -> None:
+        """Show one event of the run; kinds that the display does not use are ignored."""
+        handler = getattr(self, f"_on_{event.kind}", None) if self._show else None
         with self._lock:
-            lines = self._unfinished() if kind in ("started", "retry") else []  # of ranks that have ended
+            lines = self._forget_attempt() if isinstance(event, GangStarted | GangRetried) else []
             if handler is not None:
-                lines += [f"{self._name}: {line}" for line in handler(**fields) or ()]
+                lines += [f"{self._name}: {line}" for line in handler(event) or ()]
         for line in lines:
             self._write(line)
 
@@ -116,75 +129,70 @@ class Progress:
 
     # ---- events: each handler returns the lines to write
 
-    def _on_started(self, ranks: int | None = None, slots: int | None = None, bar: bool = False, **_: Any) -> list[str]:
-        self._on_retry()  # nothing of an attempt before is to be seen
-        self._beside_bar = bar
-        self.ranks = ranks or self.ranks
+    def _on_started(self, event: GangStarted) -> list[str]:
+        self._beside_bar = event.bar
+        self.ranks = event.ranks
         self._phase = f"starting {self.ranks} rank{'s' * (self.ranks > 1)}"
-        if slots is not None:
-            self._phase += f" on {slots} slot{'s' * (slots != 1)}"
+        if event.slots is not None:
+            self._phase += f" on {event.slots} slot{'s' * (event.slots != 1)}"
         return self._unless_live(self._phase)
 
-    def _on_retry(self, **_: Any) -> None:
-        """Forget rows, position and rates of the attempt before: another one reads its rows from the start."""
+    def _forget_attempt(self) -> list[str]:
+        """Forget rows, position and rates of the attempt before, and return the lines that its ranks left unfinished.
+
+        Another attempt reads its rows from the start.
+        """
         self._reported = 0
         self._rows.clear()
         self._ended.clear()
         self._position = TrainingPosition(self._clock)
         self._pending = False
+        return self._unfinished()
 
-    def _on_reported(self, **_: Any) -> None:
+    def _on_reported(self, event: RankReported) -> None:
         self._reported += 1
 
-    def _on_formed(self, peers: Any = (), **_: Any) -> list[str]:
-        self.ranks = len(peers) or self.ranks
-        hosts = list(dict.fromkeys(str(peer["host"]) for peer in peers))
+    def _on_formed(self, event: GangFormed) -> list[str]:
+        self.ranks = len(event.peers)
+        hosts = list(dict.fromkeys(str(peer["host"]) for peer in event.peers))
         names = ", ".join(hosts[:4]) + (", …" if len(hosts) > 4 else "")
-        self._phase = f"{self.ranks} rank{'s' * (self.ranks > 1)} on {names or 'this machine'}"
+        self._phase = f"{self.ranks} rank{'s' * (self.ranks > 1)} on {names}"
         return self._unless_live(f"{self._phase} after {self._elapsed():.1f} s")
 
-    def _on_rows(self, name: str, rank: int, rows: int, ended: bool = False, **_: Any) -> list[str]:
-        self._rows.setdefault(name, {})[rank] = int(rows)
-        if ended:
-            self._ended.add((name, rank))
+    def _on_rows(self, event: RowsCounted) -> list[str]:
+        self._rows.setdefault(event.name, {})[event.rank] = event.rows
+        if event.ended:
+            self._ended.add((event.name, event.rank))
             if all((known, k) in self._ended for known in self._rows for k in range(self.ranks)):
                 return self._unless_live(f"{self._spooled()} after {self._elapsed():.1f} s")
         return [] if self._position.begun else self._summary_when_due()
 
-    def _on_log(self, rank: int, **fields: Any) -> list[str]:
+    def _on_log(self, event: Logged) -> list[str]:
         if not self._position.begun:
             self._last_line = -LINE_SECONDS  # the first numbers are shown at once
-        self._position.log(rank, fields)
+        self._position.log(event)
         return self._summary_when_due()
 
-    def _on_failed(
-        self,
-        rank: int,
-        how: str = "",
-        host: str = "",
-        type: str = "",
-        text: str = "",
-        signal: str | None = None,
-        exit_code: int | None = None,
-        **_: Any,
-    ) -> list[str]:
-        if how in ("stalled", "returned"):
-            self._phase = text.split("\n")[0]
+    def _on_failed(self, event: GangFailed) -> list[str]:
+        if event.how in ("stalled", "returned"):
+            self._phase = event.text.split("\n")[0]
             return self._unless_live(self._phase)
-        if how == "exit":
-            how = f"left: {text}" if text else f"left with exit code {exit_code}"
+        if event.how == "exit":
+            fault = f"left: {event.text}" if event.text else f"left with exit code {event.exit_code}"
+        elif event.signal:
+            fault = f"was killed by {event.signal}"
         else:
-            how = f"was killed by {signal}" if signal else f"failed: {type}: {text}" if type else f"failed: {text}"
-        self._phase = f"rank {rank}{f' on {host}' if host else ''} {how}".split("\n")[0]
+            fault = f"failed: {event.type}: {event.text}" if event.type else f"failed: {event.text}"
+        self._phase = f"rank {event.rank} on {event.host} {fault}".split("\n")[0]
         return self._unless_live(self._phase)
 
-    def _on_ended(self, ok: bool, seconds: float, **_: Any) -> list[str]:
+    def _on_ended(self, event: RunEnded) -> list[str]:
         lines = [self._summary()] if self._pending else []
-        self._phase = f"{'done' if ok else 'ended without a result'} after {seconds:.1f} s"
+        self._phase = f"{'done' if event.ok else 'ended without a result'} after {event.seconds:.1f} s"
         return self._unless_live(*lines, self._phase)
 
-    def _on_note(self, text: str, **_: Any) -> list[str]:
-        return [text]
+    def _on_note(self, event: Note | Waiting) -> list[str]:
+        return [event.text]
 
     _on_waiting = _on_note
 

@@ -8,6 +8,22 @@ from collections.abc import Mapping
 from datetime import datetime, timezone
 from typing import Any
 
+from tritium.events import (
+    CheckpointSaved,
+    EpochCounted,
+    Event,
+    FileStored,
+    GangFailed,
+    GangFormed,
+    GangRetried,
+    GangStarted,
+    Logged,
+    Note,
+    RowsCounted,
+    RowsReceived,
+    RunEnded,
+    StepsTraced,
+)
 from tritium.observe.run_directory import versions, without_secrets
 from tritium.observe.verdict import verdict
 
@@ -40,12 +56,12 @@ class Report:
             "failure": None,
         }
 
-    def event(self, kind: str, **fields: Any) -> None:
+    def event(self, event: Event) -> None:
         """Record one event of the run; kinds that the report does not use are ignored."""
-        handler = getattr(self, f"_on_{kind}", None)
+        handler = getattr(self, f"_on_{event.kind}", None)
         if handler is not None:
             with self._lock:
-                handler(**fields)
+                handler(event)
 
     def build(self) -> dict[str, Any]:
         """Return the report so far, as JSON.
@@ -69,8 +85,8 @@ class Report:
 
     # ---- events, under the lock
 
-    def _on_started(self, **_: Any) -> None:
-        self._forget_attempt()  # also of one that was ended to grow, which is no retry
+    def _on_started(self, event: GangStarted) -> None:
+        self._forget_attempt()  # Also of one that was ended to grow, which is no retry.
 
     def _forget_attempt(self) -> None:
         """Forget times, rows and numbers of the attempt before. Hosts stay until the next gang has formed."""
@@ -81,67 +97,60 @@ class Report:
         self._ended.clear()
         self._since.clear()
 
-    def _on_formed(self, peers: Any, **_: Any) -> None:
+    def _on_formed(self, event: GangFormed) -> None:
         self._reached("formed")
-        for rank in [rank for rank in self._ranks if rank >= len(peers)]:  # an attempt before had more
+        for rank in [rank for rank in self._ranks if rank >= len(event.peers)]:  # An attempt before had more.
             del self._ranks[rank]
-        for number, peer in enumerate(peers):
-            facts = {key: value for key, value in dict(peer).items() if key != "rank"}
-            self._rank(int(dict(peer).get("rank", number))).update(facts)
+        for peer in event.peers:
+            self._rank(peer["rank"]).update({key: value for key, value in peer.items() if key != "rank"})
 
-    def _on_rows(self, name: str, rank: int, rows: int, ended: bool = False, **_: Any) -> None:
-        self._shard(rank, name)["rows"] = int(rows)
-        if ended:
-            self._ended.add((name, rank))
+    def _on_rows(self, event: RowsCounted) -> None:
+        self._shard(event.rank, event.name)["rows"] = event.rows
+        if event.ended:
+            self._ended.add((event.name, event.rank))
             names = {name for facts in self._ranks.values() for name in facts.get("shards", ())}
             if all((name, rank) in self._ended for name in names for rank in self._ranks):
                 self._since["spooled"] = self._elapsed()
 
-    def _on_received(
-        self,
-        rows: Mapping[str, Any],
-        fingerprint: Mapping[str, Any],
-        skipped: Mapping[str, Any] | None = None,
-        **_: Any,
-    ) -> None:
-        for name, counts in (skipped or {}).items():
-            for rank, count in enumerate(counts):
-                self._shard(rank, name)["skipped"] = int(count)
-        for name, counts in rows.items():
-            for rank, count in enumerate(counts):
-                self._shard(rank, name)["rows"] = int(count)
+    def _on_received(self, event: RowsReceived) -> None:
+        for key, by_name in (("skipped", event.skipped or {}), ("rows", event.rows)):
+            for name, counts in by_name.items():
+                for rank, count in enumerate(counts):
+                    self._shard(rank, name)[key] = int(count)
         self._report["fingerprint"] = {
             name: {str(partition): [count, digest] for partition, count, digest, *_ in parts}
-            for name, parts in fingerprint.items()
+            for name, parts in event.fingerprint.items()
         }
 
-    def _on_log(self, rank: int, values: Mapping[str, Any] | None = None, **position: Any) -> None:
+    def _on_log(self, event: Logged) -> None:
         self._reached("first_log")
-        self._rank(rank).setdefault("logged", {}).update({**position, **(values or {})})
+        position = {name: value for name, value in event.fields().items() if name not in ("rank", "values")}
+        self._rank(event.rank).setdefault("logged", {}).update({**position, **(event.values or {})})
 
-    def _on_counts(self, rank: int, name: str, **counts: Any) -> None:
-        shard = self._shard(rank, name)
+    def _on_counts(self, event: EpochCounted) -> None:
+        shard = self._shard(event.rank, event.name)
         for key in _COUNTS:
-            shard[key] = shard.get(key, 0) + int(counts.get(key, 0))
-        if counts.get("shuffle_score") is not None:
-            shard["shuffle_score"] = min(counts["shuffle_score"], shard.get("shuffle_score", 1.0))
+            shard[key] = shard.get(key, 0) + getattr(event, key)
+        if event.shuffle_score is not None:
+            shard["shuffle_score"] = min(event.shuffle_score, shard.get("shuffle_score", 1.0))
 
-    def _on_stored(self, name: str, **_: Any) -> None:
-        if name not in self._report["stored"]:
-            self._report["stored"].append(name)
+    def _on_stored(self, event: FileStored) -> None:
+        if event.name not in self._report["stored"]:
+            self._report["stored"].append(event.name)
 
-    def _on_checkpoint(self, **facts: Any) -> None:
-        self._report["checkpoint"] = {key: value for key, value in facts.items() if key != "rank"}
+    def _on_checkpoint(self, event: CheckpointSaved) -> None:
+        self._report["checkpoint"] = {key: value for key, value in event.fields().items() if key != "rank"}
 
-    def _on_trace(self, rank: int, **trace: Any) -> None:
-        self._traces[rank] = trace
-        self._rank(rank)["trace"] = trace
+    def _on_trace(self, event: StepsTraced) -> None:
+        trace = {key: value for key, value in event.fields().items() if key != "rank"}
+        self._traces[event.rank] = trace
+        self._rank(event.rank)["trace"] = trace
 
-    def _on_note(self, text: str, **_: Any) -> None:
-        self._report["notes"].append(text)
+    def _on_note(self, event: Note) -> None:
+        self._report["notes"].append(event.text)
 
-    def _on_retry(self, **retry: Any) -> None:
-        self._report["retries"].append({**retry, "failure": self._report["failure"]})
+    def _on_retry(self, event: GangRetried) -> None:
+        self._report["retries"].append({**event.fields(), "failure": self._report["failure"]})
         self._report["failure"] = None
         self._forget_attempt()
 
@@ -150,12 +159,12 @@ class Report:
         with self._lock:
             self._report["failure"] = self._report["failure"] or failure
 
-    def _on_failed(self, **failure: Any) -> None:
-        self._report["failure"] = self._report["failure"] or failure
+    def _on_failed(self, event: GangFailed) -> None:
+        self._report["failure"] = self._report["failure"] or event.fields()
 
-    def _on_ended(self, ok: bool, seconds: float | None = None, **_: Any) -> None:
-        self._report["ok"] = ok
-        self._report["seconds"] = self._elapsed() if seconds is None else seconds
+    def _on_ended(self, event: RunEnded) -> None:
+        self._report["ok"] = event.ok
+        self._report["seconds"] = event.seconds
 
     def _rank(self, rank: int) -> dict[str, Any]:
         return self._ranks.setdefault(rank, {})

@@ -2,7 +2,7 @@
 
     <run directory>/run.json           the id of the run, and the driver's host and pid; written at its start, so that
                                        ranks recognize the directory
-                    events.jsonl       one JSON object a line: time (UTC), kind, and the kind's own fields
+                    events.jsonl       one event a line, in the JSON form of tritium.events
                     logs/rank-0.log    everything that rank 0 wrote to stdout and stderr, in its order
                     report.json        written when the run has ended: see report.py
                     …                  files that ranks stored
@@ -16,7 +16,6 @@ import contextlib
 import functools
 import importlib.metadata
 import json
-import math
 import os
 import platform
 import secrets
@@ -24,7 +23,7 @@ import shutil
 import socket
 import tempfile
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from datetime import datetime, timezone
 from pathlib import Path
 from types import MappingProxyType
@@ -32,6 +31,7 @@ from typing import IO, Any
 
 from tritium import file_system
 from tritium.errors import masked
+from tritium.events import Event, RunOpened, plain, stamped
 from tritium.file_system import Permissions
 from tritium.observe.stored import Piece, StoredFiles
 
@@ -118,8 +118,10 @@ class RunLog:
         self._stored = StoredFiles(self.run_dir, self._remote)
         self._permissions.makedirs(self._folder / "logs")
         _drop_torn_line(self._folder / "events.jsonl")
-        self._write_run_file(str(settings.get("run_id", "")))
-        self.event("run", settings=without_secrets(settings), versions=versions())
+        run_id = str(settings.get("run_id", ""))
+        self._write_run_file(run_id)
+        self.opened = self.event(RunOpened(run=run_id, settings=without_secrets(settings), versions=versions()))
+        """The line of the first event."""
 
     def _write_run_file(self, run_id: str) -> None:
         facts = {"run": run_id, "started": datetime.now(timezone.utc).isoformat(timespec="seconds")}
@@ -138,11 +140,11 @@ class RunLog:
         except Exception as error:  # noqa: BLE001 - fsspec's file systems raise errors of any type
             self.problem = f"{RUN_FILE} could not be written: {error}"
 
-    def event(self, kind: str, **fields: Any) -> None:
-        """Append one event to events.jsonl."""
-        now = datetime.now(timezone.utc).isoformat(timespec="milliseconds")
-        line = json.dumps(plain({"time": now, "kind": kind, **fields}), ensure_ascii=False)
-        self._append("events.jsonl", masked(line) + "\n")
+    def event(self, event: Event) -> str:
+        """Append one event to events.jsonl, and return its line."""
+        line = stamped(event).to_json()
+        self._append("events.jsonl", f"{line}\n")
+        return line
 
     def output(self, rank: int, text: str) -> None:
         """Append what a rank wrote to its log, unchanged."""
@@ -231,21 +233,6 @@ def _names_in(files: Any, folder: str) -> list[str]:
         return [entry.rstrip("/").rpartition("/")[2] for entry in files.ls(folder, detail=False)]
     except FileNotFoundError:
         return []
-
-
-def plain(value: Any) -> Any:
-    """Return `value` as JSON holds it: NumPy values as Python's, non-finite numbers and unknown objects as strings."""
-    if value is None or isinstance(value, (str, bool, int)):
-        return value
-    if isinstance(value, float):
-        return value if math.isfinite(value) else {"nan": "NaN", "inf": "Infinity"}.get(str(value), "-Infinity")
-    if isinstance(value, Mapping):
-        return {str(key): plain(item) for key, item in value.items()}
-    if isinstance(value, (Sequence, set, frozenset)) and not isinstance(value, (bytes, bytearray)):
-        return [plain(item) for item in value]
-    if hasattr(value, "tolist"):  # NumPy's arrays and scalars, tensors
-        return plain(value.tolist())
-    return str(value)
 
 
 def without_secrets(settings: Mapping[str, Any]) -> dict[str, Any]:

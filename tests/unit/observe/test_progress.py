@@ -14,10 +14,29 @@ from typing import Any
 
 import pytest
 
+from tritium.events import (
+    GangFailed,
+    GangFormed,
+    GangRetried,
+    GangStarted,
+    Logged,
+    Note,
+    RankEnded,
+    RankReported,
+    RowsCounted,
+    RunEnded,
+    Waiting,
+)
 from tritium.observe.position import TrainingPosition, clock_time, number
 from tritium.observe.progress import LINE_SECONDS, Progress
 
 PEERS = [{"rank": 0, "host": "b7"}, {"rank": 1, "host": "b9"}]
+
+
+ANOTHER_ATTEMPT = {
+    "retry": GangRetried(number=1, of=2, start=None, reason="rank 1 was lost"),
+    "started": GangStarted(ranks=2),
+}
 
 
 class Clock:
@@ -52,21 +71,23 @@ def lines(stream: io.StringIO) -> list[str]:
 
 BESIDE_A_BAR = """
 import sys, time
+
+from tritium.events import GangStarted, Note
 from tritium.observe.progress import Progress
 
 progress = Progress(2, live=False)
-progress.event("started", ranks=2, bar=True)
+progress.event(GangStarted(ranks=2, bar=True))
 time.sleep(0.3)  # Spark draws its bar five times a second
 sys.stderr.write("\\r[Stage 0:>   (0 + 2) / 2]")
 sys.stderr.flush()
-progress.event("note", text="first")
-progress.event("note", text="second")
+progress.event(Note(text="first"))
+progress.event(Note(text="second"))
 """
 
 
 class TestPlainLines:
     def test_what_a_gang_waits_for(self, progress: Progress, stream: io.StringIO) -> None:
-        progress.event("waiting", text="no rank has reported yet")
+        progress.event(Waiting(text="no rank has reported yet"))
         assert lines(stream) == ["tritium: no rank has reported yet"]
 
     @pytest.mark.parametrize("together", [True, False])
@@ -79,11 +100,11 @@ class TestPlainLines:
 
     def test_a_retry_spools_its_own_rows(self, progress: Progress, stream: io.StringIO) -> None:
         for rank in (0, 1):
-            progress.event("rows", name="train", rank=rank, rows=100, ended=True)
-        progress.event("retry", number=1, of=2, start=None, reason="rank 1 was killed")
-        progress.event("rows", name="train", rank=0, rows=100, ended=True)
+            progress.event(RowsCounted(name="train", rank=rank, rows=100, ended=True))
+        progress.event(GangRetried(number=1, of=2, start=None, reason="rank 1 was killed"))
+        progress.event(RowsCounted(name="train", rank=0, rows=100, ended=True))
         assert lines(stream) == ["tritium: spooled 200 rows of 'train' after 0.0 s"]
-        progress.event("rows", name="train", rank=1, rows=100, ended=True)
+        progress.event(RowsCounted(name="train", rank=1, rows=100, ended=True))
         assert lines(stream) == 2 * ["tritium: spooled 200 rows of 'train' after 0.0 s"]
 
     def test_a_retry_has_a_position_and_a_speed_of_its_own(
@@ -91,13 +112,13 @@ class TestPlainLines:
     ) -> None:
         for step in (0, 1):
             for rank in (0, 1):
-                progress.event("log", rank=rank, step=step, steps=9, rows=1000 * (step + 1), values={"loss": 1.0})
+                progress.event(Logged(rank=rank, step=step, steps=9, rows=1000 * (step + 1), values={"loss": 1.0}))
             clock.now += 1
-        progress.event("retry", number=1, of=2, start=None, reason="rank 0 was killed")
+        progress.event(GangRetried(number=1, of=2, start=None, reason="rank 0 was killed"))
         clock.now += LINE_SECONDS
-        progress.event("log", rank=1, step=0, rows=10, values={"accuracy": 0.5})  # one rank is left
+        progress.event(Logged(rank=1, step=0, rows=10, values={"accuracy": 0.5}))  # one rank is left
         clock.now += LINE_SECONDS
-        progress.event("log", rank=1, step=1, rows=60, values={"accuracy": 0.5})
+        progress.event(Logged(rank=1, step=1, rows=60, values={"accuracy": 0.5}))
         assert lines(stream) == [
             "tritium: step 1/9, loss 1",
             "tritium: step 1, accuracy 0.5",
@@ -111,16 +132,16 @@ class TestPlainLines:
     ) -> None:
         progress = Progress(2, show=show, stream=stream)
         progress.output(1, "half a li")
-        progress.event(kind)
+        progress.event(ANOTHER_ATTEMPT[kind])
         progress.output(1, "the next attempt\n")
         progress.close()
         told = [line for line in lines(stream) if line.startswith("[")]
         assert told == ["[rank 1] half a li", "[rank 1] the next attempt"]
 
     def test_an_attempt_with_fewer_ranks_says_so(self, progress: Progress, stream: io.StringIO) -> None:
-        progress.event("started", ranks=1, slots=1)
-        progress.event("formed", peers=PEERS[:1])
-        progress.event("rows", name="train", rank=0, rows=100, ended=True)
+        progress.event(GangStarted(ranks=1, slots=1))
+        progress.event(GangFormed(peers=PEERS[:1]))
+        progress.event(RowsCounted(name="train", rank=0, rows=100, ended=True))
         assert lines(stream) == [
             "tritium: starting 1 rank on 1 slot",
             "tritium: 1 rank on b7 after 0.0 s",
@@ -128,19 +149,19 @@ class TestPlainLines:
         ]
 
     def test_a_run_from_start_to_end(self, progress: Progress, stream: io.StringIO, clock: Clock) -> None:
-        progress.event("started", ranks=2, slots=4)
-        progress.event("reported", partition=0, host="b7", pid=1)
+        progress.event(GangStarted(ranks=2, slots=4))
+        progress.event(RankReported(partition=0, host="b7", pid=1))
         clock.now += 3
-        progress.event("formed", peers=PEERS)
+        progress.event(GangFormed(peers=PEERS))
         for rank in (0, 1):
-            progress.event("rows", name="train", rank=rank, rows=6_150, ended=True)
+            progress.event(RowsCounted(name="train", rank=rank, rows=6_150, ended=True))
         for step in range(10):
             clock.now += 1
             for rank in (0, 1):
                 position = {"step": step, "steps": 10, "epoch": 0, "epochs": 2, "rows": 100 * (step + 1)}
-                progress.event("log", rank=rank, **position, values={"loss": 1 / (step + 1)})
-        progress.event("rank_ended", rank=0)
-        progress.event("ended", ok=True, seconds=13.2)
+                progress.event(Logged(rank=rank, **position, values={"loss": 1 / (step + 1)}))
+        progress.event(RankEnded(rank=0))
+        progress.event(RunEnded(ok=True, seconds=13.2))
         assert lines(stream) == [
             "tritium: starting 2 ranks on 4 slots",
             "tritium: 2 ranks on b7, b9 after 3.0 s",
@@ -156,7 +177,7 @@ class TestPlainLines:
     ) -> None:
         for second in range(11):
             for name in ("train", "validation"):
-                progress.event("rows", name=name, rank=0, rows=second * 100, ended=False)
+                progress.event(RowsCounted(name=name, rank=0, rows=second * 100, ended=False))
             clock.now += 1
         assert lines(stream) == [
             "tritium: spooled 500 rows of 'train', 400 rows of 'validation'",
@@ -164,19 +185,18 @@ class TestPlainLines:
         ]
 
     def test_what_was_held_back_is_said_at_the_end(self, progress: Progress, stream: io.StringIO) -> None:
-        progress.event("log", rank=0, step=0, values={"loss": 2.0})
-        progress.event("log", rank=0, step=1, values={"loss": 1.0})
+        progress.event(Logged(rank=0, step=0, values={"loss": 2.0}))
+        progress.event(Logged(rank=0, step=1, values={"loss": 1.0}))
         progress.close()
         progress.close()
         assert lines(stream) == ["tritium: step 1, loss 2", "tritium: step 2, loss 1"]
 
     def test_failures_and_notes(self, progress: Progress, stream: io.StringIO) -> None:
-        progress.event("note", text="waiting for slots: 2 needed")
-        progress.event("failed", rank=1, host="b9", type="ValueError", text="a\nb", how="exception", pid=3)
-        progress.event("failed", rank=1, host="b9", type="", text="", signal="SIGKILL")
-        progress.event("failed", rank=1, host="b9", type="", text="", how="exit", exit_code=3)
-        progress.event("ended", ok=False, seconds=2.0)
-        progress.event("something new", x=1)
+        progress.event(Note(text="waiting for slots: 2 needed"))
+        progress.event(GangFailed(rank=1, host="b9", type="ValueError", text="a\nb", how="exception", pid=3))
+        progress.event(GangFailed(rank=1, host="b9", how="signal", type="", text="", signal="SIGKILL"))
+        progress.event(GangFailed(rank=1, host="b9", type="", text="", how="exit", exit_code=3))
+        progress.event(RunEnded(ok=False, seconds=2.0))
         assert lines(stream) == [
             "tritium: waiting for slots: 2 needed",
             "tritium: rank 1 on b9 failed: ValueError: a",
@@ -217,7 +237,7 @@ class TestOutput:
 
     def test_without_progress_only_the_output_is_shown(self, stream: io.StringIO) -> None:
         progress = Progress(1, show=False, stream=stream)
-        progress.event("ended", ok=True, seconds=1.0)
+        progress.event(RunEnded(ok=True, seconds=1.0))
         progress.output(0, "hello\n")
         progress.close()
         assert lines(stream) == ["[rank 0] hello"]
@@ -233,14 +253,14 @@ class TestOutput:
         progress = Progress(1, stream=stream)
         stream.close()
         progress.output(0, "hello\n")
-        progress.event("ended", ok=True, seconds=1.0)
+        progress.event(RunEnded(ok=True, seconds=1.0))
         progress.close()
 
     def test_from_many_threads_lines_stay_whole(self, progress: Progress, stream: io.StringIO) -> None:
         def print_lines(rank: int) -> None:
             for i in range(200):
                 progress.output(rank, f"line {i}\n")
-                progress.event("log", rank=rank, rows=i)
+                progress.event(Logged(rank=rank, rows=i))
 
         threads = [threading.Thread(target=print_lines, args=(rank,)) for rank in range(8)]
         for thread in threads:
@@ -260,32 +280,32 @@ class TestTrainingPosition:
         for second in range(60):
             clock.now = second
             for rank in range(3):
-                position.log(rank, {"rows": 50 * (second + 1) if second >= 30 else 0})
+                position.log(Logged(rank=rank, rows=50 * (second + 1) if second >= 30 else 0))
         assert position.rows_per_second == pytest.approx(150, rel=0.05)
 
     def test_time_left_by_steps_alone(self, clock: Clock) -> None:
         position = TrainingPosition(clock)
-        position.log(0, {"step": 0, "steps": 100})
+        position.log(Logged(rank=0, step=0, steps=100))
         assert position.seconds_left is None
         clock.now += 9
-        position.log(0, {"step": 9, "steps": 100})
+        position.log(Logged(rank=0, step=9, steps=100))
         assert position.fraction == pytest.approx(0.1)
         assert position.seconds_left == pytest.approx(90)
         clock.now += 10
         assert position.seconds_left == pytest.approx(80)  # it runs down between two logs
-        position.log(0, {"step": 9, "steps": 100, "values": {"loss": 0.5}})
+        position.log(Logged(rank=0, step=9, steps=100, values={"loss": 0.5}))
         assert position.seconds_left == pytest.approx(80)  # and on, when a step logs twice
 
     def test_values_of_the_lowest_rank_that_logs(self, clock: Clock) -> None:
         position = TrainingPosition(clock)
-        position.log(2, {"values": {"loss": 3.0, "accuracy": 0.5}})
-        position.log(1, {"values": {"loss": 2.0}})
-        position.log(2, {"values": {"loss": 9.0}})
+        position.log(Logged(rank=2, values={"loss": 3.0, "accuracy": 0.5}))
+        position.log(Logged(rank=1, values={"loss": 2.0}))
+        position.log(Logged(rank=2, values={"loss": 9.0}))
         assert position.text() == "loss 2, accuracy 0.5"
 
     def test_an_unknown_number_of_steps(self, clock: Clock) -> None:
         position = TrainingPosition(clock)
-        position.log(0, {"epoch": 1, "epochs": 4, "step": 7})
+        position.log(Logged(rank=0, epoch=1, epochs=4, step=7))
         assert position.text() == "epoch 2/4, step 8"
         assert position.fraction == pytest.approx(0.25)
 
@@ -305,10 +325,10 @@ class TestLive:
         threads = threading.active_count()
         progress = Progress(2, live=True, stream=stream)
         assert threading.active_count() == threads + 1
-        progress.event("formed", peers=PEERS)
+        progress.event(GangFormed(peers=PEERS))
         progress.output(0, "hello [red]\n")
-        progress.event("log", rank=0, step=4, steps=10, epoch=0, epochs=2, values={"loss": 0.5})
-        progress.event("ended", ok=True, seconds=1.0)
+        progress.event(Logged(rank=0, step=4, steps=10, epoch=0, epochs=2, values={"loss": 0.5}))
+        progress.event(RunEnded(ok=True, seconds=1.0))
         progress.close()
         assert threading.active_count() == threads
         text = stream.getvalue()
@@ -322,7 +342,7 @@ class TestLive:
         other = io.StringIO()
         first = Progress(1, live=True, stream=stream)
         second = Progress(1, live=True, stream=other)
-        second.event("formed", peers=PEERS[:1])
+        second.event(GangFormed(peers=PEERS[:1]))
         second.close()
         first.close()
         assert other.getvalue().startswith("tritium: 1 rank on b7 after 0.")
@@ -333,9 +353,10 @@ class TestLive:
     def test_on_a_real_terminal(self) -> None:
         """A terminal is found by itself; prints of the driver's own stay above the display."""
         program = """
+            from tritium.events import Logged
             from tritium.observe.progress import Progress
             progress = Progress(1)
-            progress.event("log", rank=0, step=1, steps=4, values={"loss": 0.25})
+            progress.event(Logged(rank=0, step=1, steps=4, values={"loss": 0.25}))
             print("from the driver")
             progress.output(0, "from the rank\\n")
             progress.close()
@@ -369,7 +390,7 @@ class TestLive:
         if when == "meanwhile":
             os.close(ours)
         progress.output(0, "hello\n")
-        progress.event("ended", ok=True, seconds=1.0)
+        progress.event(RunEnded(ok=True, seconds=1.0))
         progress.close()
         with contextlib.suppress(OSError):  # what it could not write
             terminal.close()
@@ -383,7 +404,7 @@ class TestLive:
         monkeypatch.setattr(rich.console, "_is_jupyter", lambda: True)
         stream = io.StringIO()
         progress = Progress(1, stream=stream)
-        progress.event("formed", peers=PEERS[:1])
+        progress.event(GangFormed(peers=PEERS[:1]))
         progress.close()
         assert lines(stream)[0].startswith("tritium: 1 rank on b7")
 

@@ -15,6 +15,16 @@ from dataclasses import replace
 from typing import Any
 
 from tritium.errors import WireError
+from tritium.events import (
+    ConnectionRefused,
+    Disconnected,
+    GangFailed,
+    GangFormed,
+    GangRegrouped,
+    RankEnded,
+    RankReported,
+    Reconnected,
+)
 from tritium.gang.control.connection import Session
 from tritium.gang.control.server import Server
 from tritium.gang.coordinator.all_gather import AllGathers
@@ -92,14 +102,9 @@ class Coordinator:
             "few": self.rows.on_few,
             "receipt": self.rows.on_receipt,
             "gather": self.all_gathers.on_gather,
-            "log": reports.on_log,
-            "trace": reports.on_trace,
-            "counts": reports.on_counts,
+            **dict.fromkeys(("log", "trace", "counts", "note", "checkpoint", "resumed"), reports.on_event),
             "output": reports.on_output,
-            "note": reports.on_note,
             "non_fatal_error": reports.on_non_fatal_error,
-            "checkpoint": reports.on_checkpoint,
-            "resumed": reports.on_resumed,
             "store": reports.on_store,
             "status": on_status,
             "stacks": self._alarm.on_stacks if self._alarm else lambda *_: None,
@@ -198,13 +203,13 @@ class Coordinator:
     def _refuse(self, reason: str) -> None:
         self._refused += 1
         if self._refused <= REFUSALS or self._refused % REFUSALS == 0:  # an unauthenticated peer must not fill the disk
-            self.observer.event("refused", reason=reason, number=self._refused)
+            self.observer.event(ConnectionRefused(reason=reason, number=self._refused))
 
     def _connection(self, session: SupervisorSession) -> None:
         self._notify()
         if session.owner is not None:
-            kind = "disconnected" if session.connection is None else "reconnected"
-            self.observer.event(kind, rank=session.owner.best_number, host=session.owner.host)
+            changed = Disconnected if session.connection is None else Reconnected
+            self.observer.event(changed(rank=session.owner.best_number, host=session.owner.host))
 
     def _gone(self, session: SupervisorSession) -> None:
         self._notify()
@@ -263,7 +268,7 @@ class Coordinator:
         else:
             session.owner = self.members[member.partition] = member
             member.session = session
-            self.observer.event("reported", partition=member.partition, host=member.host, pid=member.pid)
+            self.observer.event(RankReported(partition=member.partition, host=member.host, pid=member.pid))
             return
         self._refuse(f"A late supervisor on {member.host}: {refusal}.")
         session.send("end", reason=refusal, refused=self.failure is None and self._aborted is None)
@@ -289,7 +294,7 @@ class Coordinator:
             facts = {"names": self._names, "run_id": self.run_id, "store_limit": self._store_limit, **place}
             m.session.send("assign", everyone, **facts)
         self.formed = True
-        self.observer.event("formed", peers=peers)
+        self.observer.event(GangFormed(peers=peers))
         self._reports.show_early_output()
         for m in gang:
             for early in m.early:
@@ -299,7 +304,7 @@ class Coordinator:
     def _on_finished(self, member: Member, message: Message) -> None:
         member.finished = True
         self.result_bytes += int(message.fields.get("bytes", 0))
-        self.observer.event("rank_ended", rank=member.number)
+        self.observer.event(RankEnded(rank=member.number))
         self.all_gathers.leave(member)
         if all(m.finished for m in self.members.values()) and self.formed:
             self.finished = True
@@ -312,7 +317,7 @@ class Coordinator:
             return
         others = failure.others or meanwhile(self.members.values(), failure.rank)
         failure = self.failure = replace(failure, others=others)
-        self.observer.event("failed" if failure.how != "regroup" else "regroup", **failure.fields())
+        self.observer.event((GangFailed if failure.how != "regroup" else GangRegrouped)(**failure.fields()))
         self.broadcast("end", failure.pickled, reason=failure.headline(), failure=failure.with_stacks())
         self._reports.show_early_output()
         self._notify()

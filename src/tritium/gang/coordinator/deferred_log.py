@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import heapq
-import json
 import os
 import tempfile
 from collections.abc import Iterable, Iterator
@@ -12,6 +11,21 @@ from typing import IO, Any
 
 from tritium import file_system
 from tritium.errors import StoreFailed
+from tritium.events import (
+    CheckpointLoaded,
+    CheckpointSaved,
+    EpochCounted,
+    Event,
+    FileStored,
+    GangFormed,
+    NonFatalError,
+    Note,
+    RankEnded,
+    RowsReceived,
+    StepsTraced,
+    read,
+    stamped,
+)
 from tritium.observe.run_directory import run_at
 from tritium.observe.stored import Piece, StoredFiles
 from tritium.wire import CHUNK, Codec, Message
@@ -20,8 +34,16 @@ LOG_BYTES = 8 << 20  # kept of the first events and output, and at least as many
 SHARE = 0.9  # of Spark's limit that is used: Arrow rows are somewhat larger than their content
 _READ = 1 << 20
 # Events that are always kept. Of all others, and of output, those in the middle may be left out.
-_EVER = frozenset(
-    {"formed", "received", "counts", "checkpoint", "resumed", "stored", "trace", "non_fatal_error", "rank_ended"}
+_EVER = (
+    GangFormed,
+    RowsReceived,
+    EpochCounted,
+    CheckpointSaved,
+    CheckpointLoaded,
+    FileStored,
+    StepsTraced,
+    NonFatalError,
+    RankEnded,
 )
 
 
@@ -48,10 +70,9 @@ class DeferredLog:
         """Bytes of all files that can be stored; None: no limit."""
         return self._limit if self._limit and self._stored is None else None
 
-    def event(self, kind: str, **fields: Any) -> None:
+    def event(self, event: Event) -> None:
         """Keep an event."""
-        body = json.dumps(fields, default=str).encode()
-        self._write("event", body, ever=kind in _EVER, what=kind)
+        self._write("event", stamped(event).to_json().encode(), ever=isinstance(event, _EVER))
 
     def output(self, rank: int, text: str) -> None:
         """Keep what a rank has printed."""
@@ -61,7 +82,7 @@ class DeferredLog:
         """Store or keep a piece of a file. Raises StoreFailed when it would exceed Spark's limit."""
         if self._stored is not None:
             if self._stored.add(piece):
-                self.event("stored", name=piece.name)
+                self.event(FileStored(name=piece.name))
             return
         needed = self._kept.tell() + len(piece.body)
         if self._limit and needed > self._limit:
@@ -80,7 +101,7 @@ class DeferredLog:
     def wait_for_uploads(self) -> None:
         """Wait until every stored file is in the run directory. Raises StoreFailed."""
         for name in self._stored.wait_for_uploads() if self._stored is not None else ():
-            self.event("stored", name=name)
+            self.event(FileStored(name=name))
 
     def written(self, results: int) -> IO[bytes]:
         """Return everything in order as one file, without the logs where `results` bytes of results need their room."""
@@ -95,7 +116,7 @@ class DeferredLog:
                 f"{self._left_out:,} events and pieces of output of this run were left out: executors could not reach "
                 "this client, and what travels with the results is limited (spark.driver.maxResultSize)."
             )
-            self._write("event", json.dumps({"text": text}).encode(), ever=True, what="note")
+            self._write("event", stamped(Note(text=text)).to_json().encode(), ever=True)
         whole = _file()
         for message in heapq.merge(_read(self._kept), chain.from_iterable(map(_read, self._logs)), key=_number):
             for part in self._codec.encode(message):
@@ -158,7 +179,7 @@ def tell(pieces: Iterable[bytes], observer: Any) -> None:
         for start in range(0, len(data), CHUNK):
             for message in codec.feed(data[start : start + CHUNK]):
                 if message.kind == "event":
-                    observer.event(str(message["what"]), **json.loads(message.blob))
+                    observer.event(read(message.blob))
                 elif message.kind == "output":
                     observer.output(int(message["rank"]), message.blob.decode("utf-8", "replace"))
                 elif message.kind == "store":

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
+from tritium.events import Event
 from tritium.gang.coordinator.stalls import RankStatus
 from tritium.gang.failure import Failure
 from tritium.observe.stored import Piece
@@ -106,7 +107,7 @@ def numbers(ranks: Iterable[int]) -> str:
 class Observer(Protocol):
     """Receives the events of a run. Called from the coordinator's thread."""
 
-    def event(self, kind: str, **fields: Any) -> None: ...
+    def event(self, event: Event) -> None: ...
     def output(self, rank: int, text: str) -> None: ...
     def store(self, piece: Piece) -> None: ...
 

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from tritium.errors import TritiumError
+from tritium.events import NonFatalError, Note, made
 from tritium.gang.coordinator.members import Gang, Member
-from tritium.gang.failure import NonFatalError
 from tritium.observe.stored import Piece
 from tritium.wire import Message
 
@@ -17,17 +17,9 @@ class Reports:
         self._gang = gang
         self._storing: dict[str, int] = {}  # file name → rank that is storing it
 
-    def on_log(self, member: Member, message: Message) -> None:
-        """Record numbers of a step or an epoch."""
-        self._gang.observer.event("log", rank=member.number, **message.fields)
-
-    def on_trace(self, member: Member, message: Message) -> None:
-        """Record the trace of a rank's steps."""
-        self._gang.observer.event("trace", rank=member.number, **message.fields)
-
-    def on_counts(self, member: Member, message: Message) -> None:
-        """Record the row counts of an epoch."""
-        self._gang.observer.event("counts", rank=member.number, name=message["name"], **message["counts"])
+    def on_event(self, member: Member, message: Message) -> None:
+        """Record an event that a rank tells of itself."""
+        self._gang.observer.event(made(message.kind, {**message.fields, "rank": member.number}))
 
     def on_output(self, member: Member, message: Message) -> None:
         """Record what a rank has printed; kept with the member until ranks are assigned."""
@@ -44,26 +36,12 @@ class Reports:
             for text in texts:
                 self._gang.observer.output(member.best_number, text)
 
-    def on_note(self, member: Member, message: Message) -> None:
-        """Record a line of text for the user."""
-        self._gang.observer.event("note", text=str(message["text"]))
-
-    def on_checkpoint(self, member: Member, message: Message) -> None:
-        """Record that a checkpoint is complete."""
-        facts = {name: message[name] for name in ("step", "bytes", "seconds", "path")}
-        self._gang.observer.event("checkpoint", rank=member.number, **facts)
-
-    def on_resumed(self, member: Member, message: Message) -> None:
-        """Record that the gang has resumed from a checkpoint."""
-        self._gang.observer.event("resumed", step=message["step"], path=message["path"])
-
     def on_non_fatal_error(self, member: Member, message: Message) -> None:
         """Record an exception or exit that neither ends a rank nor changes its result."""
-        facts = {name: str(message[name]) for name in ("where", "type", "text", "traceback")}
-        told = NonFatalError(member.number, member.host, int(message["pid"]), late=self._gang.finished, **facts)
-        self.non_fatal_errors.append(told)
-        self._gang.observer.event("non_fatal_error", **vars(told))
-        self._gang.observer.event("note", text=told.headline())
+        error = NonFatalError(rank=member.number, host=member.host, late=self._gang.finished, **message.fields)
+        self.non_fatal_errors.append(error)
+        self._gang.observer.event(error)
+        self._gang.observer.event(Note(text=error.headline()))
 
     def on_store(self, member: Member, message: Message) -> None:
         """Store a piece of a file in the run directory. Two ranks storing the same file at once fail the gang."""

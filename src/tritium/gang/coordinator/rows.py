@@ -12,6 +12,7 @@ from tritium.data.fingerprint import Part, added, table
 from tritium.data.schema import Shapes
 from tritium.data.watermark import WatermarkTracker
 from tritium.errors import BadRow
+from tritium.events import Note, RowsCounted, RowsReceived
 from tritium.gang.coordinator.members import Gang, Member
 from tritium.wire import Message
 
@@ -41,7 +42,7 @@ class Rows:
     def on_rows(self, member: Member, message: Message) -> None:
         """Take the number of a rank's rows so far."""
         for name, rows in message["rows"].items():
-            self._gang.observer.event("rows", name=name, rank=member.number, rows=rows, ended=False)
+            self._gang.observer.event(RowsCounted(name=name, rank=member.number, rows=int(rows)))
             if self._stream:
                 self.mark(name, member.number, int(rows), ended=False)
 
@@ -65,19 +66,19 @@ class Rows:
         gang = self._gang
         self.receipts[member.number] = {"rows": message["rows"], **json.loads(message.blob)}
         for name, rows in message["rows"].items():
-            gang.observer.event("rows", name=name, rank=member.number, rows=rows, ended=True)
+            gang.observer.event(RowsCounted(name=name, rank=member.number, rows=int(rows), ended=True))
         if len(self.receipts) == gang.size:
             shapes, ragged = agree({r: receipt["columns"] for r, receipt in self.receipts.items()})
             whole = received(self.receipts)
-            problem = ragged or (self._verify(whole["fingerprint"], shapes) if self._verify else None)
+            problem = ragged or (self._verify(whole.fingerprint, shapes) if self._verify else None)
             if problem is not None:
                 gang.fail_member(member, problem)
                 return
-            gang.observer.event("received", **whole)
+            gang.observer.event(whole)
             for text in skipped_notes(whole, self.receipts):
-                gang.observer.event("note", text=text)
+                gang.observer.event(Note(text=text))
             gang.broadcast("spooled", json.dumps(shapes).encode())
-            gang.broadcast("fingerprint", json.dumps(whole["fingerprint"]).encode())  # before the last mark
+            gang.broadcast("fingerprint", json.dumps(whole.fingerprint).encode())  # before the last mark
         for name, rows in message["rows"].items():
             self.mark(name, member.number, int(rows), ended=True)
 
@@ -101,7 +102,7 @@ class Rows:
             self._gang.broadcast("mark", name=name, rows=mark.rows, ended=list(mark.ended.items()))
 
 
-def received(receipts: Mapping[int, Mapping[str, Any]]) -> dict[str, Any]:
+def received(receipts: Mapping[int, Mapping[str, Any]]) -> RowsReceived:
     """Return, for every name, the rows per rank and the fingerprint of the whole exchange (the sum of the ranks').
 
     With the rows per rank that were left out of those names where some were.
@@ -121,15 +122,15 @@ def received(receipts: Mapping[int, Mapping[str, Any]]) -> dict[str, Any]:
                 whole = prints.setdefault(name, {})
                 whole[partition] = added(whole.get(partition, (0, 0, 0)), part)
     fingerprint = {name: table(parts) for name, parts in prints.items()}
-    return {"rows": rows, "fingerprint": fingerprint} | ({"skipped": skipped} if skipped else {})
+    return RowsReceived(rows=rows, fingerprint=fingerprint, skipped=skipped or None)
 
 
-def skipped_notes(whole: Mapping[str, Any], receipts: Mapping[int, Mapping[str, Any]]) -> list[str]:
+def skipped_notes(whole: RowsReceived, receipts: Mapping[int, Mapping[str, Any]]) -> list[str]:
     """Return a line for the user for each name of which rows were left out. `whole` : what `received` returns."""
     notes = []
-    for name, counts in whole.get("skipped", {}).items():
+    for name, counts in (whole.skipped or {}).items():
         left = sum(counts)
-        rows = left + sum(whole["rows"][name])
+        rows = left + sum(whole.rows[name])
         first = next(r["first"][name] for _, r in sorted(receipts.items()) if name in r.get("first", {}))
         notes.append(
             f"data {name!r}: {left:,} of {rows:,} rows {'is' if left == 1 else 'are'} left out, as "

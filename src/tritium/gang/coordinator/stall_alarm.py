@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from dataclasses import replace
 
+from tritium.events import GangStalled, Note
 from tritium.gang.coordinator.members import Gang, Member
 from tritium.gang.coordinator.reports import Reports
 from tritium.gang.coordinator.stall_watch import StallWatch
@@ -59,8 +60,10 @@ class StallAlarm:
         if self._watch.limit.end:
             gang.end(failure)
             return
-        gang.observer.event("stalled", **failure.fields())
-        gang.observer.event("note", text=failure.text)
+        gang.observer.event(
+            GangStalled(text=failure.text, rank=failure.rank, host=failure.host, seconds=failure.at.get("seconds"))
+        )
+        gang.observer.event(Note(text=failure.text))
 
 
 def keep_stacks(gang: Gang, failure: Failure) -> None:
@@ -69,7 +72,7 @@ def keep_stacks(gang: Gang, failure: Failure) -> None:
         for rank, text in sorted(failure.stacks.items()):
             gang.observer.store(Piece.whole(f"stacks/rank-{rank}.txt", text.encode("utf-8", "replace")))
     except Exception as error:  # noqa: BLE001 - a full disk, a store that is gone: the stall is what matters
-        gang.observer.event("note", text=f"the stacks can't be kept in the run directory: {error}")
+        gang.observer.event(Note(text=f"the stacks can't be kept in the run directory: {error}"))
 
 
 def on_status(member: Member, message: Message) -> None:

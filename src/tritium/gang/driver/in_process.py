@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from tritium.data.decode import decoders
 from tritium.errors import BadSetting
+from tritium.events import Event, GangFormed, RankEnded, made
 from tritium.gang.driver.attempt import Attempt, prepared
 from tritium.gang.driver.rank_environment import surrounded
 from tritium.gang.rank.peers import Peer
@@ -48,10 +49,10 @@ class InProcess:
             stack.enter_context(entered(world))
             stack.callback(wait_for_checkpoints, world)
             stack.enter_context(surrounded(attempt.gang, world))
-            attempt.recorder.event("formed", peers=[vars(me)])
+            attempt.recorder.event(GangFormed(peers=[vars(me)]))
             result = attempt.function(*attempt.args, **attempt.kwargs)
             finish_checkpoints(world)
-            attempt.recorder.event("rank_ended", rank=0)
+            attempt.recorder.event(RankEnded(rank=0))
             return [result]
 
     def signal(self, number: int) -> bool:
@@ -83,12 +84,12 @@ def _shards(attempt: Attempt, stack: ExitStack) -> dict[str, Shard]:
     prints = plain_fingerprint(receipt.fingerprint)
     told = {0: {"rows": receipt.rows, "fingerprint": prints, "skipped": receipt.skipped, "first": receipt.first}}
     whole = received(told)
-    attempt.recorder.event("received", **whole)
+    attempt.recorder.event(whole)
     for text in skipped_notes(whole, told):
         attempt.recorder.note(text)
     shards = {}
     for name, fields in plan.items():
-        feed = Feed(fingerprint=whole["fingerprint"].get(name))
+        feed = Feed(fingerprint=whole.fingerprint.get(name))
         feed.publish(Watermark(receipt.rows[name], {0: receipt.rows[name]}, 1))
         shards[name] = stack.enter_context(
             closing(
@@ -111,7 +112,7 @@ def _shards(attempt: Attempt, stack: ExitStack) -> dict[str, Shard]:
 
 
 def _note(recorder: Recorder, name: str, counts: Mapping[str, Any]) -> None:
-    recorder.event("counts", rank=0, name=name, **counts)
+    recorder.event(made("counts", {**counts, "rank": 0, "name": name}))
 
 
 class HereControl:
@@ -134,13 +135,9 @@ class HereControl:
         """Return a function that gives `[value]`."""
         return lambda: [value]
 
-    def tell(self, kind: str, **fields: Any) -> None:
+    def tell(self, event: Event) -> None:
         """Record an event."""
-        self._recorder.event(kind, **fields)
-
-    def log(self, fields: Mapping[str, Any]) -> None:
-        """Show the numbers in the progress display, and record them as an event."""
-        self._recorder.event("log", rank=0, **fields)
+        self._recorder.event(event)
 
     def store(self, piece: Piece) -> None:
         """Store a piece of a file in the run directory."""

@@ -10,6 +10,7 @@ from contextlib import ExitStack, contextmanager
 from typing import Any
 
 from tritium.errors import BadSetting, StartTimeout, TritiumError, WrongVersion
+from tritium.events import GangStarted
 from tritium.gang.coordinator.coordinator import Coordinator
 from tritium.gang.coordinator.on_executor import newest_checkpoint, replay, result_limit
 from tritium.gang.driver.address import driver_place
@@ -102,8 +103,8 @@ class OnCluster:
         self._job = SparkJob(self._spark, cluster, attempt, self._coordinator, order, frame, row_bytes)
         self._exchange = exchange
         self._job.start()
-        facts = {"slots": cluster.slots(gang), "bar": cluster.draws_bar}
-        attempt.recorder.event("started", ranks=attempt.ranks, tag=self._job.tag, **facts)
+        slots, bar = cluster.slots(gang), cluster.draws_bar
+        attempt.recorder.event(GangStarted(ranks=attempt.ranks, tag=self._job.tag, slots=slots, bar=bar))
 
     def _results(self) -> list[Any]:
         attempt, job = self._attempt, self._job

@@ -8,6 +8,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Protocol
 
 from tritium.errors import IncompleteShard, JobFailed, Stalled, StartTimeout, TritiumError
+from tritium.events import GangStalled, Waiting
 from tritium.gang.supervisor.process_stats import STATES
 
 if TYPE_CHECKING:
@@ -81,7 +82,7 @@ def await_formed(
             told = tell_source_stall(attempt, tasks, told)
         if not over and not shown and now > began + WAITING_SECONDS:  # no note: so long it takes the first time
             shown = True
-            attempt.recorder.event("waiting", text=waiting_for(coordinator, attempt, tasks))
+            attempt.recorder.event(Waiting(text=waiting_for(coordinator, attempt, tasks)))
         if not over and now > next_word:
             next_word = now + (now - began)
             attempt.recorder.note(waiting_for(coordinator, attempt, tasks))
@@ -113,7 +114,9 @@ def tell_source_stall(attempt: Attempt, tasks: Tasks, told: bool) -> bool:
         raise Stalled(text, headline=headline, run_dir=attempt.recorder.run_dir, **facts)
     if not told:
         end = f" The run ends after {stall.limit:g} s without progress." if attempt.gang.on_stall == "end" else ""
-        attempt.recorder.event("stalled", text=stall.text, stage=stall.stage, tasks=stall.tasks, seconds=stall.seconds)
+        attempt.recorder.event(
+            GangStalled(text=stall.text, stage=stall.stage, tasks=stall.tasks, seconds=stall.seconds)
+        )
         attempt.recorder.note(stall.text + end)
     return True
 

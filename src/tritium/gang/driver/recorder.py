@@ -6,11 +6,24 @@ import threading
 import time
 import warnings
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from tritium.errors import BadSetting, TritiumWarning, masked, one_stop
+from tritium.events import (
+    CheckpointLoaded,
+    CheckpointSaved,
+    Event,
+    FileStored,
+    GangRetried,
+    NonFatalError,
+    Note,
+    RowsReceived,
+    RunEnded,
+    stamped,
+)
 from tritium.frameworks import find, to_json
-from tritium.gang.failure import Failure, NonFatalError
+from tritium.gang.failure import Failure
 from tritium.gang.limits import TEXT_BYTES
 from tritium.gang.settings import Gang
 from tritium.observe.progress import Progress
@@ -37,7 +50,7 @@ class Recorder:
     ) -> None:
         settings = {name: getattr(gang, name) for name in Gang.fields()} | {"run_id": run_id, "data": list(names)}
         settings["framework"] = to_json(find(gang.framework))
-        self.run_dir = run_dir
+        self._run_id, self.run_dir = run_id, run_dir
         self._settings = settings
         self._gang = gang
         self._report = Report(run_id, run_dir, settings)
@@ -66,27 +79,30 @@ class Recorder:
                 shown: dict[str, Any] = {"output": self._gang.output, "show": self._gang.progress}
                 progress = Progress(self._gang.most, title=self._title, **shown)
                 self._opened = log, progress
-                for text in map(masked, self._said):
-                    for taker in (log, self._report, progress):
-                        taker.event("note", text=text)
+                for text in self._said:
+                    self._record(Note(text=text), *self._opened)
             return self._opened
 
-    def event(self, kind: str, **fields: Any) -> None:
+    def event(self, event: Event) -> None:
         """Record an event. The first one makes the run directory: BadSetting when that fails."""
-        log, progress = self._open()
-        if kind == "note":
-            fields["text"] = masked(fields["text"])
-        if kind == "received":
-            self.received = fields["fingerprint"]
-        if kind in ("checkpoint", "resumed"):
-            self.newest = int(fields["step"]), str(fields["path"])
-        elif kind == "non_fatal_error":
-            self.non_fatal_errors.append(NonFatalError(**fields))
-        elif kind == "retry":
+        opened = self._open()
+        if isinstance(event, RowsReceived):
+            self.received = event.fingerprint
+        elif isinstance(event, CheckpointSaved | CheckpointLoaded):
+            self.newest = event.step, event.path
+        elif isinstance(event, NonFatalError):
+            self.non_fatal_errors.append(event)
+        elif isinstance(event, GangRetried):
             self.non_fatal_errors.clear()
-        log.event(kind, **fields)
-        self._report.event(kind, **fields)
-        progress.event(kind, **fields)
+        self._record(event, *opened)
+
+    def _record(self, event: Event, log: RunLog, progress: Progress) -> None:
+        event = stamped(event, self._run_id)
+        if isinstance(event, Note):
+            event = replace(event, text=masked(event.text))
+        log.event(event)
+        self._report.event(event)
+        progress.event(event)
 
     def output(self, rank: int, text: str) -> None:
         """Record and show what a rank has printed."""
@@ -97,13 +113,13 @@ class Recorder:
     def store(self, piece: Piece) -> None:
         """Store a piece of a rank's file. Raises StoreFailed."""
         if self._open()[0].store(piece):
-            self.event("stored", name=piece.name)
+            self.event(FileStored(name=piece.name))
 
     def wait_for_uploads(self) -> None:
         """Wait until every stored file is in the run directory (uploads included). Raises StoreFailed."""
         if self._opened is not None:
             for name in self._opened[0].wait_for_uploads(self.note):
-                self.event("stored", name=name)
+                self.event(FileStored(name=name))
 
     def open(self) -> None:
         """Make the run directory before anything starts. Raises BadSetting when it can't be used."""
@@ -116,7 +132,7 @@ class Recorder:
 
     def note(self, text: str) -> None:
         """Show and record a line of text."""
-        self.event("note", text=one_stop(text))
+        self.event(Note(text=one_stop(text)))
 
     def close(self, problem: BaseException | None) -> dict[str, Any]:
         """Record the end of the run, with the error that ended it or None, and return the report."""
@@ -129,7 +145,7 @@ class Recorder:
             texts = {"text": told.text, "traceback": "" if told.how == "error" else told.traceback}
             cut = {name: masked(clip(text, TEXT_BYTES)) for name, text in texts.items()}
             self._report.failed_by(rank=None, how=told.how, type=told.type, **cut)
-        self.event("ended", ok=problem is None, seconds=round(time.monotonic() - self._started, 3))
+        self.event(RunEnded(ok=problem is None, seconds=round(time.monotonic() - self._started, 3)))
         log, progress = self._opened
         progress.close()
         report = self._report.build()

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from tritium.checkpoint.control import Regroup
 from tritium.errors import IncompleteShard, RankFailed, TritiumError
+from tritium.events import GangRetried
 from tritium.gang.driver.error_text import finish
 from tritium.gang.killed import from_outside
 
@@ -38,11 +39,10 @@ def run_with_retries(attempt: Attempt, run: Callable[[Attempt], list[Any]]) -> l
                 finish(error, attempt.recorder, [*history(losses), over] if len(losses) > 1 else [])
                 raise
         start = attempt.recorder.newest[0] if attempt.recorder.newest else None
-        attempt.recorder.event(
-            "retry", number=len(losses), of=attempt.gang.retries, start=start, reason=headline(losses[-1])
-        )
+        reason = headline(losses[-1])
+        attempt.recorder.event(GangRetried(number=len(losses), of=attempt.gang.retries, start=start, reason=reason))
         attempt.recorder.note(
-            f"{headline(losses[-1])}. Retry {len(losses)} of {attempt.gang.retries}, "
+            f"{reason}. Retry {len(losses)} of {attempt.gang.retries}, "
             + (f"from the checkpoint of step {start}" if start is not None else "from the beginning: no checkpoint yet")
         )
 

@@ -11,6 +11,7 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext, supp
 from typing import TYPE_CHECKING, Any
 
 from tritium.errors import BadSetting, TooLarge, TritiumError, WireError
+from tritium.events import Event, Logged, Note, made
 from tritium.frameworks.ports import held
 from tritium.gang.failure import Failure
 from tritium.gang.limits import check_value, short, too_much_to_log
@@ -180,17 +181,16 @@ class RankControl:
             raise TritiumError(f"world.{operation}(): {message['problem']}")
         return message.parts()
 
-    def tell(self, kind: str, **fields: Any) -> None:
-        """Record an event on the driver. Long texts are cut in the middle."""
-        self.send(kind, **short(fields))
-
-    def log(self, fields: Mapping[str, Any]) -> None:
-        """Show numbers in the driver's progress display, and record them. Raises BadSetting for too many."""
-        self.progress.logged(fields)
+    def tell(self, event: Event) -> None:
+        """Record an event on the driver. Long texts are cut in the middle; too many numbers raise BadSetting."""
+        if not isinstance(event, Logged):
+            self.send(event.kind, **short(event.fields()))
+            return
+        self.progress.on_logged(event)
         try:
-            self.send("log", **fields)
+            self.send(event.kind, **event.fields())
         except TooLarge as error:
-            raise too_much_to_log(fields, error) from None
+            raise too_much_to_log(event, error) from None
 
     def store(self, piece: Piece) -> None:
         """Store a piece of a file in the run directory."""
@@ -236,10 +236,10 @@ class RankControl:
             memory=memory_limit() // (2 * self.assignment["local_size"]),  # the ranks of a host share its memory
             on_epoch_end=functools.partial(self._epoch_ended, name),
             on_batch=functools.partial(self.progress.took, name),
-            on_message=lambda text: self.tell("note", text=text),
+            on_message=lambda text: self.tell(Note(text=text)),
             trace=self.trace,
         )
 
     def _epoch_ended(self, name: str, counts: Mapping[str, Any]) -> None:
         self.progress.enter(f"after epoch {counts['epoch'] + 1} of {name!r}")
-        self.send("counts", name=name, counts=dict(counts))
+        self.tell(made("counts", {**counts, "rank": self.assignment["rank"], "name": name}))

@@ -27,6 +27,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from tritium import aliases, definitions, frameworks, ship
 from tritium.checkpoint.control import Regroup
 from tritium.errors import ResultError, WireError
+from tritium.events import made
 from tritium.frameworks import huggingface, mpi
 from tritium.frameworks import torch as pytorch
 from tritium.frameworks.at_import import before_import, without_collections
@@ -139,7 +140,7 @@ def _run(control: RankControl, world: World, settings: Mapping[str, Any], framew
         control.progress.enter(f"setting up {framework.name}", "wait")
     result = call() if framework is None else framework.run(world, call)
     if control.trace is not None and (found := control.trace.report()) is not None:
-        control.tell("trace", **found)
+        control.tell(made("trace", {**found, "rank": world.rank}))
     control.progress.enter("returning its result")
     size = _return(result, world, settings)
     _flush()

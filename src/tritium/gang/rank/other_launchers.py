@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from tritium.errors import TritiumError
+from tritium.events import Event, Logged, Note
 from tritium.gang.rank.progress_page import ProgressWriter
 from tritium.observe.stored import Piece
 
@@ -57,10 +58,14 @@ class Elsewhere:
         values = self.all_gather(operation, value)
         return lambda: values
 
-    def tell(self, kind: str, **fields: Any) -> None:
-        """Print a note; ignore other events, as there is no driver."""
-        if kind == "note":
-            print(fields["text"], flush=True)  # noqa: T201 - there is no progress display here
+    def tell(self, event: Event) -> None:
+        """Print a note, and logged numbers in one line; ignore other events, as there is no driver."""
+        text = event.text if isinstance(event, Note) else ""
+        if isinstance(event, Logged):
+            position = {name: value for name, value in event.fields().items() if name not in ("rank", "values")}
+            text = " ".join(f"{name}={value:.6g}" for name, value in {**position, **(event.values or {})}.items())
+        if text:
+            print(text, flush=True)  # noqa: T201 - There is no progress display here.
 
     def all_gather(self, operation: str, value: bytes, tag: str = "main") -> list[bytes]:
         """Gather with torch.distributed under torchrun, with mpi4py under mpirun. Raises TritiumError without these."""
@@ -82,11 +87,6 @@ class Elsewhere:
         except ImportError as error:
             raise TritiumError(f"world.{operation}() under mpirun needs mpi4py: pip install mpi4py.") from error
         return list(MPI.COMM_WORLD.allgather(value))
-
-    def log(self, fields: Mapping[str, Any]) -> None:
-        """Print the numbers in one line."""
-        words = {k: v for k, v in fields.items() if k != "values"} | fields.get("values", {})
-        print(" ".join(f"{k}={v:.6g}" for k, v in words.items()), flush=True)  # noqa: T201 - there is no driver here
 
     def store(self, piece: Piece) -> None:
         """Raise TritiumError: there is no run directory."""

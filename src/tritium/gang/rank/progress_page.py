@@ -13,9 +13,11 @@ import struct
 import tempfile
 import threading
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import IO, Any, Literal
+
+from tritium.events import Logged
 
 Doing = Literal["other", "step", "wait", "rows"]
 """The kind of a phase: any; between two batches; waiting for other ranks; waiting for rows."""
@@ -78,11 +80,11 @@ class ProgressWriter:
         self._taken += 1
         self.touch()
 
-    def logged(self, fields: Mapping[str, Any]) -> None:
+    def on_logged(self, event: Logged) -> None:
         """Record a call of `world.log`. Its step counts as the rank's where it takes no batches."""
-        if self._first is None and fields.get("step") is not None:
-            self._step = int(fields["step"]) + 1
-            self._epoch = int(fields["epoch"]) + 1 if fields.get("epoch") is not None else _NONE
+        if self._first is None and event.step is not None:
+            self._step = event.step + 1
+            self._epoch = _NONE if event.epoch is None else event.epoch + 1
             text = f"after {place(self._epoch, self._step)}"
             self._phase = ("other", text.encode(), time.monotonic())
             self._logged += 1

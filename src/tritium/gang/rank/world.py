@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from tritium import ship
 from tritium.errors import BadSetting, StoreFailed, TritiumError
+from tritium.events import Logged, Note
 from tritium.gang.rank.other_launchers import Elsewhere, launched_by
 from tritium.gang.rank.peers import Control, Peer
 from tritium.observe.stored import cut
@@ -82,25 +83,26 @@ class World:
         the rows per second and the time left. Tensors of one element are taken as numbers.
         """
         progress = {"step": step, "steps": steps, "epoch": epoch, "epochs": epochs, "rows": rows}
-        fields: dict[str, Any] = {k: int(v) for k, v in progress.items() if v is not None}
+        position: dict[str, Any] = {k: int(v) for k, v in progress.items() if v is not None}
+        numbers: dict[str, float | str] = {}
         wrong = {}
         for name, value in values.items():
             try:
-                fields.setdefault("values", {})[name] = float(value)
+                numbers[name] = float(value)
             except (TypeError, ValueError) as error:
                 wrong[name] = error
         if wrong:
             raise BadSetting(
                 "world.log takes numbers: " + "; ".join(f"{name}={values[name]!r} is none" for name in wrong) + "."
             )
-        self._control.log(fields)
+        self._control.tell(Logged(rank=self.rank, values=numbers or None, **position))
 
     def note(self, text: str) -> None:
         """Show a line of text in the progress display, and record it in the events and the report.
 
         A text over 64 KiB is cut in the middle.
         """
-        self._control.tell("note", text=text)
+        self._control.tell(Note(text=text))
 
     def shard(self, name: str = "train") -> Shard:
         """Return the shard of the DataFrame `data[name]`: the rows that this rank trains on. Waits for them."""

@@ -15,6 +15,7 @@ import pytest
 from clusters import listening, wait
 from tritium.data.watermark import Feed, Watermark
 from tritium.errors import BadRow, BadSetting, Stalled, WireError
+from tritium.events import Event, Logged
 from tritium.gang.control import server as server_module
 from tritium.gang.control.client import Client
 from tritium.gang.control.server import MAX_UNAUTHENTICATED
@@ -41,9 +42,9 @@ class Observer:
         self.text: dict[int, str] = {}
         self.stored: list[Piece] = []
 
-    def event(self, kind: str, **fields: Any) -> None:
+    def event(self, event: Event) -> None:
         with self.heard:
-            self.events.append((kind, fields))
+            self.events.append((event.kind, event.fields()))
             self.heard.notify_all()
 
     def await_event(self, kind: str) -> None:
@@ -693,10 +694,10 @@ class TestTheEnd:
 
     def test_an_observer_that_fails_ends_the_run_and_says_why(self, start: Start) -> None:
         class Full(Observer):
-            def event(self, kind: str, **fields: Any) -> None:
-                if kind == "log":
+            def event(self, event: Event) -> None:
+                if isinstance(event, Logged):
                     raise OSError(28, "No space left on device")
-                super().event(kind, **fields)
+                super().event(event)
 
         gang = start(1, observer=Full())
         (supervisor,) = gang.form()
@@ -714,12 +715,13 @@ def test_what_ranks_say_reaches_the_observer(start: Start) -> None:
     supervisor.send("log", step=3, values={"loss": 0.5})
     supervisor.send("store", b"abc", name="w.bin", start=0, size=None, checksum=None)
     supervisor.send("store", b"", name="w.bin", start=3, size=3, checksum=7)
-    supervisor.send("counts", name="train", counts={"used": 5})
+    supervisor.send("counts", name="train", epoch=0, used=5)
     gang.observer.await_event("counts")
     assert gang.observer.text == {0: "größer\n"}
     assert gang.observer.of("log") == [{"rank": 0, "step": 3, "values": {"loss": 0.5}}]
     assert gang.observer.stored == [Piece("w.bin", b"abc"), Piece("w.bin", b"", 3, 3, 7)]
-    assert gang.observer.of("counts") == [{"rank": 0, "name": "train", "used": 5}]
+    (counts,) = gang.observer.of("counts")
+    assert counts.items() >= {"rank": 0, "name": "train", "used": 5, "padded": 0}.items()
 
 
 def status(**facts: Any) -> dict[str, Any]:

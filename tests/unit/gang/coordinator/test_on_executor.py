@@ -18,6 +18,7 @@ import tritium as tr
 from clusters import free_port
 from tritium import ship
 from tritium.errors import StoreFailed, TritiumError
+from tritium.events import Event, Note
 from tritium.gang.coordinator import deferred_log as module
 from tritium.gang.coordinator.on_executor import failure_in, newest_checkpoint, replay, result_limit, run
 from tritium.gang.failure import Failure
@@ -79,11 +80,11 @@ class Observer:
         self.text = ""
         self.files: dict[str, bytes] = {}
 
-    def event(self, kind: str, **fields: Any) -> None:
-        self.events.append((kind, fields))
+    def event(self, event: Event) -> None:
+        self.events.append((event.kind, event.fields()))
 
     def note(self, text: str) -> None:
-        self.event("note", text=text)
+        self.event(Note(text=text))
 
     def output(self, rank: int, text: str) -> None:
         self.text += text

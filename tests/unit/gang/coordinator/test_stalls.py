@@ -13,6 +13,7 @@ import pytest
 
 from clusters import wait
 from tritium.errors import RankFailed, Stalled
+from tritium.events import Logged
 from tritium.gang.coordinator.members import Member
 from tritium.gang.coordinator.stall_watch import StallWatch
 from tritium.gang.coordinator.stalls import Answer, RankStatus, at_fault, describe_stall, judge, starved
@@ -217,20 +218,20 @@ class TestProgressPage:
         assert page.read()["phase"] == "epoch 2, step 10"
         progress.took("validation", 0, 4)
         assert (page.read()["phase"], page.read()["step"]) == ("step 5 of 'validation'", 10)
-        progress.logged({"step": 99})  # only shown where no batches are taken
+        progress.on_logged(Logged(rank=0, step=99))  # only shown where no batches are taken
         assert (page.read()["step"], page.read()["taken"]) == (10, 2)
         assert page.read()["main"] == threading.main_thread().ident
 
     def test_logged_steps_are_shown_of_a_rank_that_takes_no_batches(self, page: ProgressPage) -> None:
         progress = ProgressWriter.on(page.fd)
-        progress.logged({"step": 3, "epoch": 1})
+        progress.on_logged(Logged(rank=0, step=3, epoch=1))
         assert (page.read()["step"], page.read()["epoch"], page.read()["phase"]) == (4, 2, "after epoch 2, step 4")
 
     def test_everything_is_a_change(self, page: ProgressPage) -> None:
         progress, seen = ProgressWriter.on(page.fd), []
         for act in (
             progress.touch,
-            lambda: progress.logged({}),
+            lambda: progress.on_logged(Logged(rank=0)),
             lambda: progress.took("a", 0, 0),
             lambda: progress.enter("b"),
         ):

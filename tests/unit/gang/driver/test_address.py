@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from tritium.errors import BadSetting
+from tritium.events import Event
 from tritium.gang.control.address import HOST, PORT, listener, unreachable, unreachable_in
 from tritium.gang.coordinator.coordinator import Coordinator
 from tritium.gang.driver.address import BIND, driver_place
@@ -44,7 +45,7 @@ def place(session: Session) -> Any:
 
 
 class Quiet:
-    def event(self, kind: str, **fields: Any) -> None: ...
+    def event(self, event: Event) -> None: ...
     def output(self, rank: int, text: str) -> None: ...
     def store(self, name: str, chunk: bytes, last: bool) -> None: ...
 

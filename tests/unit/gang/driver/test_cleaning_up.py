@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from tritium.errors import BadSetting, JobFailed, NotEnoughSlots, StartTimeout
+from tritium.events import Event
 from tritium.gang.driver import launcher, on_cluster, outcome
 from tritium.gang.driver.error_text import finish
 from tritium.gang.driver.launch import attempted
@@ -31,8 +32,8 @@ class Recorder:
     def note(self, text: str) -> None:
         self.notes.append(text)
 
-    def event(self, kind: str, **fields: Any) -> None:
-        self.events.append((kind, fields))
+    def event(self, event: Event) -> None:
+        self.events.append((event.kind, event.fields()))
 
     def drop_partial(self) -> None: ...
 

@@ -1,0 +1,428 @@
+"""Everything that happens in a run, as typed events with one JSON form (any process).
+
+The progress display, the report, `events.jsonl` in the run directory, `Run.events()` and whoever called
+`tritium.listen` get the same events. In JSON an event is one object: `time` (UTC), `run` (its id), `kind`, and the
+fields of its class; an optional field that is None is left out. SCHEMA is the version of this form, written with every
+RunOpened.
+
+RunOpened                    a run directory was opened: settings and versions
+├── GangStarted              a Spark job was submitted for the ranks (again after each retry)
+├── Waiting                  what a gang that has not formed waits for
+├── RankReported             a supervisor has connected
+├── GangFormed               every rank is ready
+├── RowsCounted              rows of a rank's shard so far, while they arrive
+├── RowsReceived             all rows are there, with their fingerprint
+├── Logged                   numbers of `world.log`: step, epoch, loss …
+├── Output                   text that a rank has printed (in `logs/`, not in `events.jsonl`)
+├── EpochCounted             the end of a rank's epoch: rows used, padded, dropped
+├── CheckpointSaved, CheckpointLoaded, FileStored
+├── StepsTraced              where the time of a rank's steps went (`trace=True`)
+├── Note                     a line for the user
+├── NonFatalError            an exception that did not end the run
+├── ConnectionRefused, Disconnected, Reconnected
+├── RankEnded                a rank's function has returned
+├── GangStalled, GangFailed, GangRegrouped, GangRetried
+└── RunEnded                 the last event of every run
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import datetime, timezone
+from typing import Any, ClassVar
+
+from tritium.errors import WrongVersion, masked
+
+SCHEMA = 1
+_CLASSES: dict[str, type[Event]] = {}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Event:
+    """Something that happened in a run.
+
+    time : UTC, as ISO 8601 with milliseconds; empty until it is recorded.
+    run  : the id of the run; empty until it is recorded.
+    """
+
+    kind: ClassVar[str]
+    time: str = ""
+    run: str = ""
+
+    def __init_subclass__(cls, kind: str = "", **options: Any) -> None:
+        super().__init_subclass__(**options)
+        if kind:
+            cls.kind = kind
+            _CLASSES[kind] = cls
+
+    def fields(self) -> dict[str, Any]:
+        """Return the fields of the event's class by name, without optional ones that are None."""
+        optional = {f.name for f in dataclasses.fields(self) if f.default is None}
+        values = {f.name: getattr(self, f.name) for f in dataclasses.fields(self) if f.name not in ("time", "run")}
+        return {name: value for name, value in values.items() if value is not None or name not in optional}
+
+    def to_json(self) -> str:
+        """Return the event as one line of JSON, without the passwords of URLs."""
+        values = {"time": self.time, "run": self.run, "kind": self.kind, **self.fields()}
+        return masked(json.dumps(plain(values), ensure_ascii=False))
+
+
+def read(line: str | bytes) -> Event:
+    """Return the event of a line of `events.jsonl`, also of one that an earlier version has written.
+
+    Raises WrongVersion for a line of a later schema, or of an unknown kind.
+    """
+    values = json.loads(line)
+    kind = values.pop("kind")
+    if kind == RunOpened.kind:
+        values.setdefault("schema", 0)  # Before there was a schema, with the same kinds and fields.
+    if values.get("schema", 0) > SCHEMA:
+        raise WrongVersion(
+            f"These events have the schema {values['schema']}, and this version of Tritium reads up to {SCHEMA}. "
+            "Install the version that has written them, or a later one."
+        )
+    return made(kind, values)
+
+
+def made(kind: str, values: Mapping[str, Any]) -> Event:
+    """Return the event of this kind. Fields that its class does not have are left out."""
+    if kind not in _CLASSES:
+        raise WrongVersion(f"There is no event {kind!r} in this version of Tritium. It knows: {', '.join(_CLASSES)}.")
+    names = {f.name for f in dataclasses.fields(_CLASSES[kind])}
+    known: dict[str, Any] = {
+        name: tuple(value) if isinstance(value, list) else value for name, value in values.items() if name in names
+    }
+    return _CLASSES[kind](**known)
+
+
+def stamped(event: Event, run: str = "") -> Event:
+    """Return the event with the present time and the run's id, where it has none."""
+    time = event.time or datetime.now(timezone.utc).isoformat(timespec="milliseconds")
+    return dataclasses.replace(event, time=time, run=event.run or run)
+
+
+def plain(value: Any) -> Any:
+    """Return `value` as JSON holds it: NumPy values as Python's, non-finite numbers and unknown objects as strings."""
+    if value is None or isinstance(value, (str, bool, int)):
+        return value
+    if isinstance(value, float):
+        return value if math.isfinite(value) else {"nan": "NaN", "inf": "Infinity"}.get(str(value), "-Infinity")
+    if isinstance(value, Mapping):
+        return {str(key): plain(item) for key, item in value.items()}
+    if isinstance(value, (Sequence, set, frozenset)) and not isinstance(value, (bytes, bytearray)):
+        return [plain(item) for item in value]
+    if hasattr(value, "tolist"):  # NumPy's arrays and scalars, tensors
+        return plain(value.tolist())
+    return str(value)
+
+
+# ---- the run and its attempts
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunOpened(Event, kind="run"):
+    """The first event of a run. Settings hold the names of `env` alone, whose values are often secrets."""
+
+    settings: Mapping[str, Any]
+    versions: Mapping[str, str]
+    schema: int = SCHEMA
+
+
+@dataclass(frozen=True, kw_only=True)
+class GangStarted(Event, kind="started"):
+    """A Spark job was submitted.
+
+    tag   : of the Spark job.
+    slots : of the cluster, for ranks of this kind; None where they can't be counted.
+    bar   : whether Spark draws its progress bar on this process's stderr.
+    """
+
+    ranks: int
+    tag: str = ""
+    slots: int | None = None
+    bar: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class Waiting(Event, kind="waiting"):
+    """A sentence on what a gang waits for that has not formed yet."""
+
+    text: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class RankReported(Event, kind="reported"):
+    """The supervisor of a task has connected. The gang's ranks are assigned when all have."""
+
+    partition: int
+    host: str
+    pid: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class GangFormed(Event, kind="formed"):
+    """Every rank is ready.
+
+    peers : by rank its `rank`, `host`, `address`, `local_rank`, `device` and `pid`.
+    """
+
+    peers: Sequence[Mapping[str, Any]]
+
+
+@dataclass(frozen=True, kw_only=True)
+class RankEnded(Event, kind="rank_ended"):
+    """The function of a rank has returned."""
+
+    rank: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class GangRetried(Event, kind="retry"):
+    """The gang is started again after a loss.
+
+    number : of this retry, from 1. of : how many there may be.
+    start  : the step of the checkpoint from which it goes on; None: from the beginning.
+    """
+
+    number: int
+    of: int
+    start: int | None
+    reason: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunEnded(Event, kind="ended"):
+    """The last event of a run. `ok`: whether every rank has returned."""
+
+    ok: bool
+    seconds: float
+
+
+# ---- rows
+
+
+@dataclass(frozen=True, kw_only=True)
+class RowsCounted(Event, kind="rows"):
+    """The rows of a shard that have arrived. `name`: of the DataFrame. `ended`: whether they are all of this rank's."""
+
+    name: str
+    rank: int
+    rows: int
+    ended: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class RowsReceived(Event, kind="received"):
+    """All rows of all ranks are there.
+
+    rows        : name → rows by rank.
+    fingerprint : name → by source partition its number, rows and the sum of their hashes, in hexadecimal.
+    skipped     : name → rows by rank that were left out (`handle_invalid="skip"`).
+    """
+
+    rows: Mapping[str, Sequence[int]]
+    fingerprint: Mapping[str, Any]
+    skipped: Mapping[str, Sequence[int]] | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class EpochCounted(Event, kind="counts"):
+    """What a rank's epoch did with the rows of a shard.
+
+    shuffle_score : the share of the shard's rows among which a row's place was drawn, 0 to 1.
+    """
+
+    rank: int
+    name: str
+    epoch: int = 0
+    steps: int = 0
+    rows: int = 0
+    used: int = 0
+    padded: int = 0
+    dropped: int = 0
+    repeated: int = 0
+    shuffle_score: float | None = None
+
+
+# ---- progress
+
+
+@dataclass(frozen=True, kw_only=True)
+class Logged(Event, kind="log"):
+    """Numbers that a rank gave to `world.log`. `step` and `epoch` count from 0; `rows` are all that it has taken.
+
+    values : numbers by name; in JSON, one that is not finite is a string, such as "NaN".
+    """
+
+    rank: int
+    step: int | None = None
+    steps: int | None = None
+    epoch: int | None = None
+    epochs: int | None = None
+    rows: int | None = None
+    values: Mapping[str, float | str] | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Output(Event, kind="output"):
+    """Text that a rank has printed: not always whole lines."""
+
+    rank: int
+    text: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Note(Event, kind="note"):
+    """A line for the user."""
+
+    text: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class StepsTraced(Event, kind="trace"):
+    """Where the time of a rank's steps went: `seconds` by section; `arrive`, those in which rows had yet to arrive."""
+
+    rank: int
+    steps: int = 0
+    seconds: Mapping[str, float]
+    arrive: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class CheckpointSaved(Event, kind="checkpoint"):
+    """A checkpoint is complete."""
+
+    rank: int
+    step: int
+    bytes: int
+    seconds: float
+    path: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class CheckpointLoaded(Event, kind="resumed"):
+    """The gang goes on from a checkpoint."""
+
+    step: int
+    path: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class FileStored(Event, kind="stored"):
+    """A file that a rank has stored is in the run directory, under this name."""
+
+    name: str
+
+
+# ---- faults
+
+
+@dataclass(frozen=True, kw_only=True)
+class NonFatalError(Event, kind="non_fatal_error"):
+    """An exception, or an exit, in a rank that did not end the run: of a user's thread or an exit handler.
+
+    late : whether it happened after every function had returned.
+    """
+
+    rank: int
+    host: str
+    pid: int
+    where: str
+    type: str
+    text: str
+    traceback: str
+    late: bool
+
+    def headline(self) -> str:
+        """Return one line: rank, host, what was raised where."""
+        what = f"{self.where} raised {self.type}: {self.text}" if self.type else self.text
+        when = ", after every function had returned" if self.late else ""
+        return f"rank {self.rank} on {self.host} (pid {self.pid}){':' if self.type else ''} {what}{when}"
+
+    def as_warning(self, run_dir: str) -> str:
+        """Return the headline, the traceback, and where the rank's output is."""
+        first = self.headline()
+        log = f"Every result is there. The rank's output: {run_dir}/logs/rank-{self.rank}.log"
+        return "\n".join(filter(None, [f"{first[0].upper()}{first[1:]}.", self.traceback.rstrip(), log]))
+
+
+@dataclass(frozen=True, kw_only=True)
+class ConnectionRefused(Event, kind="refused"):
+    """A connection to the coordinator was refused. `number`: how many were so far."""
+
+    reason: str
+    number: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Disconnected(Event, kind="disconnected"):
+    """A supervisor's connection broke; it may come back."""
+
+    rank: int
+    host: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Reconnected(Event, kind="reconnected"):
+    """A supervisor's connection is there again."""
+
+    rank: int
+    host: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class FailureFacts:
+    """The facts of a rank's failure, as `tritium.errors.RankFailed` has them.
+
+    how       : "exception" (of the function), "error" (of Tritium's own), "signal", "exit" (before the function
+                returned), "lost", "orphaned", "stalled", "returned" (another rank waited for it in vain), "regroup".
+    rank      : -1 where it is no rank's.
+    secondary : whether it may be the consequence of another rank's death.
+    log       : the last lines of its output. others : lines on where the other ranks were.
+    memory    : figures of a rank that was killed, in bytes. at : its step and phase.
+    """
+
+    how: str
+    rank: int
+    host: str = "?"
+    pid: int = 0
+    type: str = ""
+    text: str = ""
+    traceback: str = ""
+    signal: str | None = None
+    exit_code: int | None = None
+    secondary: bool = False
+    log: tuple[str, ...] = ()
+    others: tuple[str, ...] = ()
+    memory: Mapping[str, Any] | None = None
+    at: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, kw_only=True)
+class GangFailed(FailureFacts, Event, kind="failed"):
+    """A rank has failed, and the others are ended."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class GangRegrouped(FailureFacts, Event, kind="regroup"):
+    """The gang has saved its state, and is started again with more ranks."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class GangStalled(Event, kind="stalled"):
+    """Ranks, or the sources before a rank has started, make no progress, and the run goes on (`on_stall="report"`).
+
+    rank  : the one at fault; None for a source.
+    stage : Spark's, of a source. tasks : how many of it run. seconds : without progress.
+    """
+
+    text: str
+    rank: int | None = None
+    host: str | None = None
+    stage: int | None = None
+    tasks: int | None = None
+    seconds: float | None = None

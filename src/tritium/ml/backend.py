@@ -81,7 +81,7 @@ class Backend(ABC, Generic[S]):
         """Return what must be equal for a training to continue from existing checkpoints, with digests of its code.
 
         Name → value, and beside those `code` (name → text, value, code, guess), `architecture` (a text of the model)
-        and `versions` (library → version). `ml.checkpoint` compares it.
+        and `versions` (library → version). `ml.peek` compares it.
         """
 
     @abstractmethod

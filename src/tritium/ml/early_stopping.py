@@ -17,13 +17,19 @@ from tritium.ml.fields import is_whole, setting
 class EarlyStopping:
     """The rule to stop when `monitor` has not improved for `patience` epochs. Every rank stops after the same epoch."""
 
-    patience: int = setting("Epochs without an improvement after which training stops.", 3)
+    patience: int = setting("Epochs without an improvement after which training stops.", 3, resume="any")
     monitor: str | None = setting(
-        'The value of the history that counts. None: "validation_loss", or "loss" without validation.', None
+        'The value of the history that counts. None: "validation_loss", or "loss" without validation.',
+        None,
+        resume="any",
     )
-    min_delta: float = setting("By how much a value must be better to count as an improvement.", 0.0)
-    mode: Literal["min", "max"] = setting('Whether smaller ("min") or larger ("max") values are better.', "min")
-    restore_best: bool = setting("Whether the model gets the weights of its best epoch, or of its last.", True)
+    min_delta: float = setting("By how much a value must be better to count as an improvement.", 0.0, resume="any")
+    mode: Literal["min", "max"] = setting(
+        'Whether smaller ("min") or larger ("max") values are better.', "min", resume="any"
+    )
+    restore_best: bool = setting(
+        "Whether the model gets the weights of its best epoch, or of its last.", True, resume="any"
+    )
 
     def __post_init__(self) -> None:
         wrong = []

@@ -31,22 +31,25 @@ class IterativeSettings(Settings):
     loss_names: ClassVar[tuple[str, ...]] = ("loss",)
     """Values of the history, beside metrics, that can be monitored."""
 
-    early_stopping: Any = setting("EarlyStopping(...), or its patience in epochs.", None)
+    early_stopping: Any = setting("EarlyStopping(...), or its patience in epochs.", None, resume="any")
     checkpoint_every: Any = setting(
         "How often the training is saved to the run directory, from which a retry, or a later fit with the same "
         'run_dir, continues: a time ("1min"), a number of optimizer steps, or None: never.',
         "1min",
+        resume="any",
     )
-    checkpoint_keep: int = setting("How many checkpoints are kept.", 2)
+    checkpoint_keep: int = setting("How many checkpoints are kept.", 2, resume="any")
     if_data_changed: Literal["refuse", "restart"] = setting(
         "When a training continues over other rows than it was begun with: "
         '"refuse", or "restart" the epoch on the current rows.',
         "refuse",
+        resume="any",
     )
     if_code_changed: Literal["refuse", "continue"] = setting(
         "When a training continues with another model, loss, train_step, scheduler or metric than it was begun with: "
         '"refuse", or "continue" with the current code.',
         "refuse",
+        resume="any",
     )
 
     def problems(self) -> Iterator[str]:
@@ -85,23 +88,26 @@ class EpochSettings(IterativeSettings):
     whole: ClassVar[tuple[str, ...]] = (*IterativeSettings.whole, "batch_size", "global_batch_size", "epochs")
 
     batch_size: int | None = setting(
-        f"Rows per rank in a batch. None: {DEFAULT_BATCH_SIZE}, or what global_batch_size says.", None
+        f"Rows per rank in a batch. None: {DEFAULT_BATCH_SIZE}, or what global_batch_size says.", None, resume="same"
     )
     global_batch_size: int | None = setting(
         "Rows of one optimizer step over all ranks and accumulated batches: "
         "batch_size x ranks x gradient_accumulation.",
         None,
+        resume="same",
     )
-    epochs: int = setting("How many times every row is seen.", 1)
+    epochs: int = setting("How many times every row is seen.", 1, resume="any")
     remainder: Literal["pad", "drop", "repeat"] = setting(
         'When rows do not divide evenly: "pad" (every row exactly once an epoch, with the mean that one process '
         'would compute), "drop" or "repeat".',
         "pad",
+        resume="same",
     )
     shuffle: Literal["full", "stream"] | bool = setting(
         'The order of rows: "full" (a new permutation each epoch), "stream" (the first epoch begins while Spark '
         "is still sending, shuffled in windows), False (by row id).",
         "full",
+        resume="same",
     )
 
     def problems(self) -> Iterator[str]:

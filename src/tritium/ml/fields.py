@@ -5,10 +5,16 @@ from __future__ import annotations
 from dataclasses import MISSING, field
 from typing import Any
 
+from tritium.checkpoint.identity import Resume
 
-def setting(doc: str, default: Any = MISSING) -> Any:
-    """Return a dataclass field whose `doc` is also the documentation of the Spark ML Param."""
-    return field(metadata={"doc": doc}) if default is MISSING else field(default=default, metadata={"doc": doc})
+
+def setting(doc: str, default: Any = MISSING, *, resume: Resume) -> Any:
+    """Return a dataclass field whose `doc` is also the documentation of the Spark ML Param.
+
+    resume : what must be equal for a training to continue from a checkpoint.
+    """
+    metadata = {"doc": doc, "resume": resume}
+    return field(metadata=metadata) if default is MISSING else field(default=default, metadata=metadata)
 
 
 def is_whole(value: Any, least: int) -> bool:

@@ -21,8 +21,6 @@ PREDICTION_COLUMNS: tuple[str, ...] = (
 """The settings that name columns which the trained model adds: one, three for a classification, all for one of words.
 
 It has Params of the same names."""
-OF_PREDICTIONS = (*PREDICTION_COLUMNS, "prediction_batch_size", "prediction_device", "handle_invalid")
-"""The settings that do not change what is trained."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -61,101 +59,126 @@ class Settings:
     feature_cols: Any = setting(
         "What the model is called with. A list of scalar columns: one float32 tensor [batch, n]. The name of "
         "one vector, array or scalar column: that column, floats as float32, integers as int64. A mapping from "
-        "names to either of these: several tensors, passed by keyword."
+        "names to either of these: several tensors, passed by keyword.",
+        resume="any",
     )
     label_cols: Any = setting(
         "Floating columns: a float32 label [batch, n]. One integer column: class indices, int64 [batch]; for "
         "classification with a score per class also one floating column of whole numbers, as "
-        "StringIndexer makes it. A mapping from names to either of these: several labels, each of its own dtype."
+        "StringIndexer makes it. A mapping from names to either of these: several labels, each of its own dtype.",
+        resume="any",
     )
     nulls: Mapping[str, Any] | None = setting(
         "Column -> what takes the place of a null in it, in training and prediction: a number, or a word for a column "
         'of strings: {"age": 0, "city": "?"}. A null in any other column is an error.',
         None,
+        resume="same",
     )
     vocabulary: Any = setting(
         'Column of strings -> its words, whose index the model gets (int64): {"city": ["Rome", "Oslo"]}. In place of '
         'the words: "learn" takes those of the rows to train on, the most frequent first; a number takes the most '
         "frequent ones, so many. A list of columns learns the words of each.",
         None,
+        resume="any",
     )
     unknown_words: Literal["error", "keep"] = setting(
         "Whether a word that is not in its vocabulary is an error, or has the index after the last word's "
         '("keep"), in training and prediction.',
         "error",
+        resume="same",
     )
     hash_buckets: Mapping[str, int] | None = setting(
         'Column of strings -> n: the model gets crc32(word) mod n (int64), which needs no vocabulary: {"city": 1000}.',
         None,
+        resume="same",
     )
     decode: Mapping[str, Any] | None = setting(
         "Column of bytes, strings or integers -> a function from its value to an array, in training and prediction: "
         "for images. For integers also a map-style dataset, of which each is the index. All rows must give arrays of "
         "one shape and dtype.",
         None,
+        resume="code",
     )
     nan: Literal["error", "keep"] = setting(
         'Whether a NaN in a floating column is an error, or handed to the model as it is ("keep"), in training and '
         "prediction.",
         "error",
+        resume="same",
     )
     normalize: Any = setting(
         "Whether the model gets features less their mean, divided by their standard deviation, in training, validation "
         "and prediction. True takes all that are floating numbers, a list of columns those; both are learnt over the "
         "rows to train on. A mapping gives them: {'age': (38.5, 12.1)}.",
         None,
+        resume="same",
     )
     pad: Mapping[str, Any] | None = setting(
         'Array column -> the length that its rows are filled up to, with zeros: {"tokens": 128}, or with another '
         'number: {"tokens": (128, -1)}. Without, all rows must have one length.',
         None,
+        resume="same",
     )
-    decode_threads: int = setting("The threads of a rank in which the rows of a batch are decoded at once.", 1)
+    decode_threads: int = setting(
+        "The threads of a rank in which the rows of a batch are decoded at once.", 1, resume="any"
+    )
     weight_col: str | None = setting(
-        "A column of weights. They multiply the per-row losses, and the mean stays over rows (as in Keras).", None
+        "A column of weights. They multiply the per-row losses, and the mean stays over rows (as in Keras).",
+        None,
+        resume="same",
     )
     task: Literal["auto", "regression", "classification"] | None = setting(
         'What predictions are: "regression" (a double for one output, else an array), "classification" (a class '
         'index, with "probability" beside it), or None (arrays). "auto": what loss and label columns suggest.',
         "auto",
+        resume="same",
     )
     validation: Any = setting(
         "Rows to validate on after each epoch: a fraction (each row is drawn on its own, by the seed), the name of a "
         "boolean column (True: validate), or a DataFrame.",
         None,
+        resume="any",
     )
     validation_group: str | None = setting(
         "A column of integers, strings or dates, of a patient or a user, say: for a validation fraction, rows with "
         "equal values are drawn together, so that all are trained on or all validated on.",
         None,
+        resume="same",
     )
-    seed: int = setting("Decides initial weights, the order of rows and the validation fraction.", 0)
+    seed: int = setting("Decides initial weights, the order of rows and the validation fraction.", 0, resume="same")
     row_key: Any = setting(
         "Columns that identify a row. Rows are sorted by them within their partitions, so that an epoch which is "
         "resumed after a loss continues exactly, also when Spark computes a join or an aggregation again. A validation "
         "fraction is drawn by them, so that it is the same then, too.",
         None,
+        resume="any",
     )
-    prediction_col: str = setting("The column of predictions that the model adds.", "prediction")
-    probability_col: str = setting("The column of probabilities that a classification adds.", "probability")
+    prediction_col: str = setting("The column of predictions that the model adds.", "prediction", resume="any")
+    probability_col: str = setting(
+        "The column of probabilities that a classification adds.", "probability", resume="any"
+    )
     raw_prediction_col: str = setting(
         "The column of the logarithms of the probabilities that a classification adds, as Spark's evaluators take "
         'them; "": none.',
         "rawPrediction",
+        resume="any",
     )
     prediction_label_col: str = setting(
         "The column of the class as a word that a classification adds where the label is a column of strings "
         '(vocabulary=); "": none.',
         "prediction_label",
+        resume="any",
     )
     label_index_col: str = setting(
         "A column of the index of the label's word, which the model adds where the data has the label, a column of "
         'strings: Spark\'s evaluators compare it with the predictions; "": none.',
         "",
+        resume="any",
     )
-    prediction_batch_size: int = setting("Rows that the trained model is called with at once, to predict.", 1024)
+    prediction_batch_size: int = setting(
+        "Rows that the trained model is called with at once, to predict.", 1024, resume="any"
+    )
     prediction_device: str = setting(
-        'Where the trained model predicts: "cpu", or "cuda" for the GPU of the Spark task.', "cpu"
+        'Where the trained model predicts: "cpu", or "cuda" for the GPU of the Spark task.', "cpu", resume="any"
     )
     handle_invalid: Literal["error", "skip", "keep"] = setting(
         "What becomes of a row that can't be used, for a null, a NaN or an unknown word, say, in training and "
@@ -163,8 +186,9 @@ class Settings:
         'report), "keep" '
         'gives it nulls as predictions. With "keep" such a row is an error in training.',
         "error",
+        resume="any",
     )
-    verbose: bool = setting("Whether steps and losses are shown while training.", True)
+    verbose: bool = setting("Whether steps and losses are shown while training.", True, resume="any")
 
     def __post_init__(self) -> None:
         for name in self.whole:

@@ -34,27 +34,32 @@ class FunctionSettings(Settings):
     train: Any = setting(
         "A function (world, settings) -> state, which every rank runs. world.shard('train') has the rows, and "
         "world.shard('validation') those to validate on; world.checkpoint keeps what a retry continues from. The state "
-        "of rank 0 is the model: anything that can be pickled, or Trained(state, history)."
+        "of rank 0 is the model: anything that can be pickled, or Trained(state, history).",
+        resume="any",
     )
     predict: Any = setting(
         "A function (state, batch) -> predictions: an array with a row for each of the batch, or a tuple or a dict of "
         "such arrays. The batch is a mapping of NumPy arrays by the names of feature_cols ('features' where it is no "
-        "mapping). It must need no other rows, and no gang."
+        "mapping). It must need no other rows, and no gang.",
+        resume="any",
     )
     scores: bool = setting(
         "Whether predict returns scores for a classification, of which softmax (of one score a row: sigmoid) makes "
         "probabilities. False: it returns probabilities.",
         False,
+        resume="any",
     )
     config: Mapping[str, Any] | None = setting(
         "Values for the two functions, which find them in settings.config: {'rate': 0.1, 'epochs': 5}. They are one "
         "Param, so that a grid of them can be searched.",
         None,
+        resume="any",
     )
     label_cols: Any = setting(
         "Floating columns: float32 [batch, n]. One integer column: int64 [batch]. A mapping from names to either of "
         "these: several labels. None: there is no label.",
         None,
+        resume="any",
     )
 
     def problems(self) -> Iterator[str]:

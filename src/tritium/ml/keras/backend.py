@@ -9,13 +9,13 @@ from tritium import file_system
 from tritium.checkpoint.code import CodeDigest
 from tritium.data.schema import Field
 from tritium.ml.backend import Backend
-from tritium.ml.checkpoint import peek
 from tritium.ml.keras import training
 from tritium.ml.keras.digest import KerasDigest
 from tritium.ml.keras.dry_run import KerasDryRun, drawing
 from tritium.ml.keras.identity import identity_with_code
 from tritium.ml.keras.portable import PortableModel
 from tritium.ml.keras.settings import KerasSettings, is_keras_model
+from tritium.ml.peek import peek
 from tritium.model.engines.keras_form import Form, built, remember
 from tritium.model.engines.keras_weights import put, read
 from tritium.model.model import Model

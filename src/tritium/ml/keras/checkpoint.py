@@ -10,9 +10,9 @@ from typing import Any
 import keras
 import numpy as np
 
+from tritium.checkpoint.identity import refuse_another
 from tritium.errors import BadSetting, ModelError
 from tritium.gang.rank.world import World
-from tritium.ml.checkpoint import refuse_another
 from tritium.ml.early_stopping import EarlyStoppingState, stays_stopped
 from tritium.ml.keras.callback import put_states, states_of
 from tritium.ml.keras.metrics import MetricStates, sync

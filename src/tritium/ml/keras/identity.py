@@ -11,33 +11,14 @@ from typing import Any
 import keras
 
 from tritium.arguments import name_of
-from tritium.checkpoint.code import is_own, words_of
+from tritium.checkpoint.code import is_own
+from tritium.checkpoint.identity import GROUP, HELD, identity_of, plain, rows_of
 from tritium.data.schema import Field
 from tritium.errors import ModelError
-from tritium.ml.checkpoint import GROUP, HELD, plain
 from tritium.ml.keras.digest import KerasDigest
 from tritium.ml.keras.settings import KerasSettings
-from tritium.ml.settings import OF_PREDICTIONS
 from tritium.model.engines.keras_form import form_of
 
-_ANY = (
-    "epochs",
-    "callbacks",
-    "metrics",
-    "early_stopping",
-    "verbose",
-    "validation",
-    "checkpoint_every",
-    "checkpoint_keep",
-    "if_data_changed",
-    "if_code_changed",
-    "jit_compile",
-    "run_eagerly",
-    "backend",
-    *OF_PREDICTIONS,
-    "decode_threads",
-)
-_CODE = ("model", "optimizer", "loss", "custom_objects", "decode", "vocabulary")  # compared by digests or names
 _LONGEST = 20_000
 _BEFORE_CAPITAL = re.compile(r"(?<=[a-z])(?=[A-Z])|(?<=.)(?=[A-Z][a-z])")
 
@@ -47,24 +28,19 @@ def identity(settings: KerasSettings, model: Any, fields: Iterable[Field]) -> di
 
     model : compiled, and built where that was possible.
     """
-    found: dict[str, Any] = {
-        name: plain(getattr(settings, name))
-        for name in settings.fields()
-        if name not in (*_ANY, *_CODE, "feature_cols", "label_cols", "row_key")
-    }
+    found = identity_of(settings, fields)
     found["loss_weights"] = plain(settings.whole_loss_weights())
-    found |= {f"vocabulary of {column!r}": words_of(words) for column, words in settings.words().items()}
     found["optimizer"] = name_of(model.optimizer)
     config = model.optimizer.get_config()
     found |= {f"{GROUP} {name}": _plain(value) for name, value in config.items() if name != "name"}
     found |= {f"weights {n}": f"{v.dtype} {list(v.shape)}" for n, v in enumerate(model.weights)}
-    return found | {f"column {f.name}": f"{f.dtype} of {', '.join(f.sources)}" for f in fields}
+    return found
 
 
 def identity_with_code(settings: KerasSettings, model: Any, fields: Iterable[Field]) -> dict[str, Any]:
     """Return what the driver knows of a training: `identity`, the rows to validate on, and digests of code."""
     found = identity(settings, model, fields)
-    found["validation"] = settings.validation if isinstance(settings.validation, str | float) else None
+    found["validation"] = rows_of(settings)
     code = {
         "model": [kind for kind in dict.fromkeys(map(type, model._flatten_layers())) if is_own(kind)],
         "optimizer": type(model.optimizer),

@@ -61,48 +61,61 @@ class KerasSettings(EpochSettings):
     model: Any = setting(
         "A keras.Model, compiled or not, or a function without arguments that makes one. A function is called in every "
         "rank after all generators are seeded with `seed`, and all ranks start from the weights of rank 0. One whose "
-        "argument is called vocabulary is given the words of each column of strings, for the size of an embedding."
+        "argument is called vocabulary is given the words of each column of strings, for the size of an embedding.",
+        resume="code",
     )
     backend: str | None = setting(
-        'What Keras runs on in the ranks: "torch", "jax" or "tensorflow". None: that of the driver.', None
+        'What Keras runs on in the ranks: "torch", "jax" or "tensorflow". None: that of the driver.', None, resume="any"
     )
     optimizer: Any = setting(
         "A name, a Keras optimizer, or a function without arguments that makes one; it begins without a state. The "
         "learning rate is never scaled with the number of ranks. None: that of the compiled model.",
         None,
+        resume="code",
     )
     loss: Any = setting(
         "As in compile: a name, a Loss or a function (label, output); for several outputs a mapping by their names, or "
         "a list in their order. None: that of the compiled model.",
         None,
+        resume="code",
     )
-    loss_weights: Any = setting("As in compile: numbers by the names of the outputs, or in their order.", None)
+    loss_weights: Any = setting(
+        "As in compile: numbers by the names of the outputs, or in their order.", None, resume="same"
+    )
     metrics: Any = setting(
         "As in compile: names, Metrics or functions in a list, or by the names of the outputs. Each row counts once, "
         "whatever the number of ranks, and by its weight where there is a weight_col; a function that returns one "
         "number for a batch counts for each of its rows. None: those of the compiled model.",
         None,
+        resume="code",
     )
     callbacks: Sequence[Any] = setting(
         "Keras's callbacks, or your own. Every rank calls them with the same logs at the end of an epoch; those of "
         "Keras that write files are called on rank 0 alone.",
         (),
+        resume="any",
     )
     custom_objects: Mapping[str, Any] | None = setting(
         "Name -> a class or function of the model's configuration that Keras does not know, as in "
         "keras.saving.load_model. Those of the model's layers are found without.",
         None,
+        resume="code",
     )
-    jit_compile: Literal["auto"] | bool = setting("As in compile: whether XLA, or torch's compiler, is used.", "auto")
-    run_eagerly: bool = setting("As in compile: TensorFlow and JAX then run a step without compiling it.", False)
+    jit_compile: Literal["auto"] | bool = setting(
+        "As in compile: whether XLA, or torch's compiler, is used.", "auto", resume="any"
+    )
+    run_eagerly: bool = setting(
+        "As in compile: TensorFlow and JAX then run a step without compiling it.", False, resume="any"
+    )
     shuffle: Literal["full"] | bool = setting(
-        'The order of rows: "full" (a new permutation each epoch), or False (by row id).', "full"
+        'The order of rows: "full" (a new permutation each epoch), or False (by row id).', "full", resume="same"
     )
     task: Literal["auto", "regression", "classification"] | None = setting(
         'What predictions are: "regression" (a double for one output, else an array), "classification" (a class '
         'index, with "probability" beside it), or None (arrays). "auto": "classification" for one label column with '
         'sparse_categorical_crossentropy or binary_crossentropy; else "regression".',
         "auto",
+        resume="same",
     )
 
     def problems(self) -> Iterator[str]:

@@ -9,34 +9,24 @@ import lightgbm
 import numpy as np
 
 from tritium.checkpoint.format import Damaged
+from tritium.checkpoint.identity import identity_of, refuse_another
 from tritium.checkpoint.store import Store
 from tritium.data.fingerprint import REDRAWN, compare, summary
 from tritium.data.schema import Field
 from tritium.errors import BadSetting, CheckpointFailed, DataChanged
 from tritium.gang.rank.world import World
-from tritium.ml.checkpoint import plain, refuse_another
 from tritium.ml.early_stopping import EarlyStopping, EarlyStoppingState, stays_stopped
 from tritium.ml.lightgbm.average import Added
 from tritium.ml.lightgbm.settings import LightGBMSettings
-from tritium.ml.settings import OF_PREDICTIONS
 
-_ANY = (
-    *("num_iterations", "metrics", "training_metric", "early_stopping", "verbose", "validation", "nulls"),
-    *("checkpoint_every", "checkpoint_keep", "if_data_changed", "if_code_changed", "eval_at"),
-    "decode_threads",
-    "callbacks",
-    *OF_PREDICTIONS,
-    *("feature_cols", "label_cols", "group_col", "weight_col", "init_score_col", "row_key", "tree_learner"),
-)
 _OF_MACHINE = ("num_threads", "num_thread", "nthread", "nthreads", "n_jobs", "verbosity", "verbose")
 
 
 def identity(settings: LightGBMSettings, fields: Sequence[Field]) -> dict[str, Any]:
     """Return what must be equal for a training to continue: the settings of its trees, and the columns."""
-    found = {name: plain(getattr(settings, name)) for name in settings.fields() if name not in _ANY}
+    found = identity_of(settings, fields)
     native = found["native_params"] or {}
-    found["native_params"] = {name: value for name, value in native.items() if name not in _OF_MACHINE}
-    return found | {f"column {f.name}": f"{f.dtype} of {', '.join(f.sources)}" for f in fields}
+    return found | {"native_params": {name: value for name, value in native.items() if name not in _OF_MACHINE}}
 
 
 def has_checkpoints(settings: LightGBMSettings) -> bool:

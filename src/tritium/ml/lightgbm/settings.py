@@ -51,80 +51,103 @@ class LightGBMSettings(IterativeSettings):
     loss_names: ClassVar[tuple[str, ...]] = ()
     one_input: ClassVar[bool] = True
 
-    num_iterations: int = setting("How many trees are trained (of each class, where there are several).", 100)
-    learning_rate: float = setting("The factor by which each tree's outputs are shrunk.", 0.1)
-    num_leaves: int = setting("The most leaves that a tree may have.", 31)
-    max_depth: int = setting("The greatest depth of a tree; -1: any.", -1)
-    min_data_in_leaf: int = setting("The fewest rows, of all ranks, that a leaf may have.", 20)
-    feature_fraction: float = setting("The part of the features that each tree is grown from.", 1.0)
-    bagging_fraction: float = setting("The part of the rows that trees are grown from, with bagging_freq above 0.", 1.0)
-    bagging_freq: int = setting("After how many iterations other rows are drawn; 0: all rows are used.", 0)
-    lambda_l1: float = setting("L1 regularization of the leaves.", 0.0)
-    lambda_l2: float = setting("L2 regularization of the leaves.", 0.0)
-    max_bin: int = setting("The most bins into which the values of a feature are put.", 255)
-    boosting: Literal["gbdt", "dart", "rf"] = setting(
-        'The kind of boosting: "gbdt", or "dart" and "rf", whose training starts over in a retry.', "gbdt"
+    num_iterations: int = setting(
+        "How many trees are trained (of each class, where there are several).", 100, resume="any"
     )
-    objective: str | None = setting("LightGBM's objective. None: the usual one of this estimator.", None)
+    learning_rate: float = setting("The factor by which each tree's outputs are shrunk.", 0.1, resume="same")
+    num_leaves: int = setting("The most leaves that a tree may have.", 31, resume="same")
+    max_depth: int = setting("The greatest depth of a tree; -1: any.", -1, resume="same")
+    min_data_in_leaf: int = setting("The fewest rows, of all ranks, that a leaf may have.", 20, resume="same")
+    feature_fraction: float = setting("The part of the features that each tree is grown from.", 1.0, resume="same")
+    bagging_fraction: float = setting(
+        "The part of the rows that trees are grown from, with bagging_freq above 0.", 1.0, resume="same"
+    )
+    bagging_freq: int = setting(
+        "After how many iterations other rows are drawn; 0: all rows are used.", 0, resume="same"
+    )
+    lambda_l1: float = setting("L1 regularization of the leaves.", 0.0, resume="same")
+    lambda_l2: float = setting("L2 regularization of the leaves.", 0.0, resume="same")
+    max_bin: int = setting("The most bins into which the values of a feature are put.", 255, resume="same")
+    boosting: Literal["gbdt", "dart", "rf"] = setting(
+        'The kind of boosting: "gbdt", or "dart" and "rf", whose training starts over in a retry.',
+        "gbdt",
+        resume="same",
+    )
+    objective: str | None = setting("LightGBM's objective. None: the usual one of this estimator.", None, resume="same")
     metrics: Any = setting(
         "LightGBM's metrics, a name or a list of names; the first is the one that early stopping looks at. None: that "
         "of the objective.",
         None,
+        resume="any",
     )
-    training_metric: bool = setting("Whether the metrics are also computed of the rows that are trained on.", True)
+    training_metric: bool = setting(
+        "Whether the metrics are also computed of the rows that are trained on.", True, resume="any"
+    )
     tree_learner: Literal["data", "voting", "serial"] = setting(
         'How several ranks train one tree: "data" (histograms of all features are summed), or "voting" (only those of '
         'the features that ranks vote for). "serial" is for one rank.',
         "data",
+        resume="any",
     )
     categorical_features: Sequence[str | int] = setting(
         "Feature columns whose numbers (whole, from 0) are categories; of a vector or array column the positions in "
         "it, or the names that VectorAssembler gave. Negative ones are missing. Words (`vocabulary`, `hash_buckets`) "
         "are categories anyway.",
         (),
+        resume="same",
     )
     monotone_constraints: Mapping[Any, int] | None = setting(
         "Feature column (of a vector or array column the position in it) -> 1 where the prediction may only rise with "
         "it, -1 where it may only fall.",
         None,
+        resume="same",
     )
     init_score_col: Any = setting(
         "A column of scores that the training begins with, in place of the average; for several classes a list of "
         "columns. The model's predictions do not include them.",
         None,
+        resume="any",
     )
     native_params: Mapping[str, Any] | None = setting(
-        "Other parameters of LightGBM, by its own names: {'min_gain_to_split': 0.1}.", None
+        "Other parameters of LightGBM, by its own names: {'min_gain_to_split': 0.1}.", None, resume="same"
     )
     callbacks: Sequence[Any] = setting(
         "Callbacks as `lightgbm.train` takes them. Every rank calls them, with the metrics of the rows of all ranks.",
         (),
+        resume="any",
     )
     feature_dtype: Literal["float32", "float64"] = setting(
-        "The numbers in which features are read, in training and prediction.", "float32"
+        "The numbers in which features are read, in training and prediction.", "float32", resume="same"
     )
-    early_stopping: Any = setting("EarlyStopping(...), or its patience in iterations.", None)
+    early_stopping: Any = setting("EarlyStopping(...), or its patience in iterations.", None, resume="any")
     checkpoint_every: Any = setting(
         "How often the training is saved to the run directory, from which a retry, or a later fit with the same "
         'run_dir, continues: a time ("1min"), a number of iterations, or None: never.',
         "1min",
+        resume="any",
     )
     if_data_changed: Literal["refuse", "restart"] = setting(
         "When a training continues over other rows than it was begun with: "
         '"refuse", or "restart", which adds trees that are trained on the current rows.',
         "refuse",
+        resume="any",
     )
     nan: Literal["error", "keep"] = setting(
-        'Whether a NaN in a feature is an error, or a missing value ("keep"), in training and prediction.', "keep"
+        'Whether a NaN in a feature is an error, or a missing value ("keep"), in training and prediction.',
+        "keep",
+        resume="same",
     )
     nulls: Mapping[str, float] | None = setting(
         "Column -> the number in place of a null in it, in training and prediction. A null in any other feature is a "
         "missing value, in any other column an error.",
         None,
+        resume="any",
     )
-    prediction_batch_size: int = setting("Rows that the trained model is called with at once, to predict.", BATCH_SIZE)
-    weight_col: str | None = setting("A column of weights of the rows.", None)
-    seed: int = setting("Decides LightGBM's random numbers and the validation fraction.", 0)
+    prediction_batch_size: int = setting(
+        "Rows that the trained model is called with at once, to predict.", BATCH_SIZE, resume="any"
+    )
+    weight_col: str | None = setting("A column of weights of the rows.", None, resume="any")
+    seed: int = setting("Decides LightGBM's random numbers and the validation fraction.", 0, resume="same")
 
     def __post_init__(self) -> None:
         columns = self.feature_cols
@@ -222,14 +245,19 @@ class LightGBMClassifierSettings(LightGBMSettings):
     objectives: ClassVar[tuple[str, ...]] = ("binary", "multiclass", "multiclassova")
     choices: ClassVar[Mapping[str, tuple[Any, ...]]] = {**LightGBMSettings.choices, "task": ("classification",)}
 
-    label_cols: Any = setting("The column of the classes: the whole numbers 0, 1, 2, …, as StringIndexer makes them.")
-    num_class: int | None = setting("The number of classes. None: as many as the labels of all rows have.", None)
+    label_cols: Any = setting(
+        "The column of the classes: the whole numbers 0, 1, 2, …, as StringIndexer makes them.", resume="any"
+    )
+    num_class: int | None = setting(
+        "The number of classes. None: as many as the labels of all rows have.", None, resume="same"
+    )
     objective: str | None = setting(
         'LightGBM\'s objective: "binary", "multiclass" or "multiclassova". None: "binary" for two classes, else '
         '"multiclass".',
         None,
+        resume="same",
     )
-    task: Literal["classification"] = setting("What predictions are.", "classification")
+    task: Literal["classification"] = setting("What predictions are.", "classification", resume="same")
 
     def problems(self) -> Iterator[str]:
         """Yield one sentence for each thing that is wrong."""
@@ -262,8 +290,8 @@ class LightGBMRegressorSettings(LightGBMSettings):
     )
     choices: ClassVar[Mapping[str, tuple[Any, ...]]] = {**LightGBMSettings.choices, "task": ("regression",)}
 
-    label_cols: Any = setting("The column of the numbers to predict.")
-    task: Literal["regression"] = setting("What predictions are.", "regression")
+    label_cols: Any = setting("The column of the numbers to predict.", resume="any")
+    task: Literal["regression"] = setting("What predictions are.", "regression", resume="same")
 
     def is_of_one_score(self, label: str = LABEL) -> bool:
         """Return True: integers as labels are numbers, too."""
@@ -276,12 +304,13 @@ class LightGBMRankerSettings(LightGBMRegressorSettings):
 
     objectives: ClassVar[tuple[str, ...]] = ("lambdarank", "rank_xendcg")
 
-    label_cols: Any = setting("The column of the relevance of a row: a small whole number, 0 for none.")
+    label_cols: Any = setting("The column of the relevance of a row: a small whole number, 0 for none.", resume="any")
     group_col: str = setting(
         "The column of the group of a row, such as its query: an integer or a word. All rows of a group are on one "
-        "rank, and all are trained on, or all validated on where `validation` is a fraction."
+        "rank, and all are trained on, or all validated on where `validation` is a fraction.",
+        resume="any",
     )
-    eval_at: Sequence[int] = setting('Positions at which "ndcg" and "map" are computed.', (1, 2, 3, 4, 5))
+    eval_at: Sequence[int] = setting('Positions at which "ndcg" and "map" are computed.', (1, 2, 3, 4, 5), resume="any")
 
     def problems(self) -> Iterator[str]:
         """Yield one sentence for each thing that is wrong."""

@@ -13,11 +13,11 @@ from tritium.arguments import takes_vocabulary
 from tritium.checkpoint.code import CodeDigest
 from tritium.data.schema import Field
 from tritium.ml.backend import Backend
-from tritium.ml.checkpoint import peek
 from tritium.ml.lightning import training
 from tritium.ml.lightning.dry_run import LightningDryRun
 from tritium.ml.lightning.identity import identity_with_code
 from tritium.ml.lightning.settings import LightningSettings, is_module
+from tritium.ml.peek import peek
 from tritium.ml.torch.digest import TorchDigest
 from tritium.ml.torch.initial_weights import tensors_of
 from tritium.model.engines import torch_weights as weights

@@ -10,9 +10,9 @@ from typing import Any
 import fsspec  # type: ignore[import-untyped]
 import torch
 
+from tritium.checkpoint.identity import refuse_another
 from tritium.errors import BadSetting
 from tritium.gang.rank.world import World
-from tritium.ml.checkpoint import refuse_another
 from tritium.ml.early_stopping import EarlyStoppingState, stays_stopped
 from tritium.ml.lightning.settings import LightningSettings
 from tritium.ml.torch.random_state import random_state, set_random_state

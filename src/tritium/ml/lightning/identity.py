@@ -11,48 +11,27 @@ import lightning
 import torch
 
 from tritium.arguments import name_of
-from tritium.checkpoint.code import is_own, words_of
+from tritium.checkpoint.code import is_own
+from tritium.checkpoint.identity import HELD, identity_of, rows_of
 from tritium.data.schema import Field
-from tritium.ml.checkpoint import HELD, plain
 from tritium.ml.lightning.settings import LightningSettings
-from tritium.ml.settings import OF_PREDICTIONS
 from tritium.ml.torch.digest import TorchDigest
 
-_ANY = (
-    "epochs",
-    "callbacks",
-    "check",
-    *OF_PREDICTIONS,
-    "decode_threads",
-    "early_stopping",
-    "verbose",
-    "validation",
-    "checkpoint_every",
-    "checkpoint_keep",
-    "if_data_changed",
-    "if_code_changed",
-)
-_CODE = ("model", "initial_weights", "trainer_args", "decode", "vocabulary")  # compared by digests or names
 _LONGEST = 20_000
 _ADDRESS = re.compile(r" at 0x[0-9a-f]+", re.IGNORECASE)
 
 
 def identity(settings: LightningSettings, module: Any, fields: Iterable[Field]) -> dict[str, Any]:
     """Return what must be equal for a training to continue: what is trained, on which columns, with which settings."""
-    found: dict[str, Any] = {
-        name: plain(getattr(settings, name))
-        for name in settings.fields()
-        if name not in (*_ANY, *_CODE, "feature_cols", "label_cols", "row_key")
-    }
-    found |= {f"vocabulary of {column!r}": words_of(words) for column, words in settings.words().items()}
+    found = identity_of(settings, fields)
     found |= {f"weights {k}": f"{v.dtype} {list(v.shape)}" for k, v in module.state_dict().items()}
-    return found | {f"column {f.name}": f"{f.dtype} of {', '.join(f.sources)}" for f in fields}
+    return found
 
 
 def identity_with_code(settings: LightningSettings, module: Any, fields: Iterable[Field]) -> dict[str, Any]:
     """Return what the driver knows of a training: `identity`, the rows to validate on, and digests of code."""
     found = identity(settings, module, fields)
-    found["validation"] = settings.validation if isinstance(settings.validation, str | float) else None
+    found["validation"] = rows_of(settings)
     code = {
         "model": [kind for kind in dict.fromkeys(map(type, module.modules())) if is_own(kind)],
         **{name: getattr(settings, name) for name in ("initial_weights", "trainer_args", "decode")},

@@ -61,38 +61,47 @@ class LightningSettings(EpochSettings):
         "A lightning.LightningModule, or a function without arguments that makes one. A function is called in every "
         "rank after torch.manual_seed(seed), and all ranks start from the weights of rank 0. One whose argument is "
         "called vocabulary is given the words of each column of strings, for the size of an embedding. Its forward "
-        "predicts."
+        "predicts.",
+        resume="code",
     )
     trainer_args: Mapping[str, Any] | None = setting(
-        'Arguments of lightning.Trainer in every rank: {"precision": "bf16-mixed", "gradient_clip_val": 1.0}.', None
+        'Arguments of lightning.Trainer in every rank: {"precision": "bf16-mixed", "gradient_clip_val": 1.0}.',
+        None,
+        resume="code",
     )
     callbacks: Sequence[Any] = setting(
-        "Lightning's callbacks, or your own, in every rank; their states are kept in checkpoints.", ()
+        "Lightning's callbacks, or your own, in every rank; their states are kept in checkpoints.", (), resume="any"
     )
     batch_form: Literal["tuple", "dict"] = setting(
         'What training_step and validation_step are called with: "tuple": (features, label), with a weight_col '
         "(features, label, weight), where features is a tensor or, for several inputs, a dict, and label a tensor or, "
         'for several labels, a dict; or "dict": all of them by name ("features" and "label" where they have no other).',
         "tuple",
+        resume="same",
     )
-    weight_col: str | None = setting("A column of weights, which the module is given beside features and label.", None)
+    weight_col: str | None = setting(
+        "A column of weights, which the module is given beside features and label.", None, resume="same"
+    )
     initial_weights: Any = setting(
         "The weights to start from, in place of those that the model is made with: a trained model (of fit, or "
         "tr.load), the path of a saved one, a module, or a state_dict. Weights that are not among them stay as made.",
         None,
+        resume="code",
     )
     check: Literal["full", "off"] = setting(
         'Whether the model is tried on rows of zeros on the driver, before anything starts ("full"), or not ("off"): '
         "for a model that only runs on a GPU, or is too large for the driver.",
         "full",
+        resume="any",
     )
     shuffle: Literal["full"] | bool = setting(
-        'The order of rows: "full" (a new permutation each epoch), or False (by row id).', "full"
+        'The order of rows: "full" (a new permutation each epoch), or False (by row id).', "full", resume="same"
     )
     task: Literal["auto", "regression", "classification"] | None = setting(
         'What predictions are: "regression" (a double for one output, else an array), "classification" (a class '
         'index, with "probability" beside it), or None (arrays). "auto": "regression", as the loss is in the module.',
         "auto",
+        resume="same",
     )
 
     def problems(self) -> Iterator[str]:

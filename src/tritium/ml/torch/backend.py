@@ -13,7 +13,7 @@ from tritium.arguments import takes_vocabulary
 from tritium.checkpoint.code import CodeDigest
 from tritium.data.schema import Field
 from tritium.ml.backend import Backend
-from tritium.ml.checkpoint import peek
+from tritium.ml.peek import peek
 from tritium.ml.torch import loop
 from tritium.ml.torch.digest import TorchDigest
 from tritium.ml.torch.dry_run import TorchDryRun

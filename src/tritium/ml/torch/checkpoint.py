@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from tritium.checkpoint.identity import refuse_another
 from tritium.errors import BadSetting
 from tritium.gang.rank.world import World
 from tritium.ml.callbacks import TrainState, keeps_state
-from tritium.ml.checkpoint import refuse_another
 from tritium.ml.early_stopping import EarlyStoppingState, stays_stopped
 from tritium.ml.torch.ddp import Ranks, Replica
 from tritium.ml.torch.divergence import DivergenceCheck

@@ -10,44 +10,13 @@ from typing import Any
 import torch
 
 from tritium.arguments import name_of
-from tritium.checkpoint.code import is_own, words_of
+from tritium.checkpoint.code import is_own
+from tritium.checkpoint.identity import GROUP, HELD, identity_of, rows_of
 from tritium.data.schema import Field
-from tritium.ml.checkpoint import GROUP, HELD, plain
-from tritium.ml.settings import OF_PREDICTIONS
 from tritium.ml.torch.ddp_options import ddp_identity
 from tritium.ml.torch.digest import TorchDigest
 from tritium.ml.torch.settings import TorchSettings
 
-_ANY = (
-    "epochs",
-    "callbacks",
-    "metrics",
-    "eval_step",
-    "check",
-    "compile",
-    "strategy",
-    *OF_PREDICTIONS,
-    "decode_threads",
-    "early_stopping",
-    "verbose",
-    "validation",
-    "checkpoint_every",
-    "checkpoint_keep",
-    "if_data_changed",
-    "if_code_changed",
-)
-_CODE = (
-    "model",
-    "initial_weights",
-    "optimizer",
-    "loss",
-    "lr_scheduler",
-    "train_step",
-    "decode",
-    "transform",
-    "vocabulary",
-    "ddp_options",
-)  # compared by digests or names
 _LONGEST = 20_000
 _ADDRESS = re.compile(r" at 0x[0-9a-f]+", re.IGNORECASE)
 
@@ -59,12 +28,7 @@ def identity(
 
     Must be called before a scheduler or a callback changes the optimizer's groups.
     """
-    found: dict[str, Any] = {
-        name: plain(getattr(settings, name))
-        for name in settings.fields()
-        if name not in (*_ANY, *_CODE, "feature_cols", "label_cols", "row_key")
-    }
-    found |= {f"vocabulary of {column!r}": words_of(words) for column, words in settings.words().items()}
+    found = identity_of(settings, fields)
     found |= ddp_identity(settings.ddp_options)
     found["optimizer"] = name_of(optimizer)
     for number, group in enumerate(getattr(optimizer, "param_groups", ())):
@@ -72,7 +36,7 @@ def identity(
         found |= {f"{GROUP} {number} {name}": value for name, value in options.items()}
         found[f"{GROUP} {number} tensors"] = len(group["params"])
     found |= {f"weights {k}": f"{v.dtype} {list(v.shape)}" for k, v in module.state_dict().items()}
-    return found | {f"column {f.name}": f"{f.dtype} of {', '.join(f.sources)}" for f in fields}
+    return found
 
 
 def identity_with_code(
@@ -83,7 +47,7 @@ def identity_with_code(
     `optimizer` is None where it can't be made on the driver.
     """
     found = identity(settings, module, optimizer, fields)
-    found["validation"] = settings.validation if isinstance(settings.validation, str | float) else None
+    found["validation"] = rows_of(settings)
     hook = (settings.ddp_options or {}).get("comm_hook")
     code = {
         "model": [kind for kind in dict.fromkeys(map(type, module.modules())) if is_own(kind)],

@@ -53,17 +53,20 @@ class TorchSettings(EpochSettings):
     model: Any = setting(
         "A torch.nn.Module, or a function without arguments that makes one. A function is called in every rank "
         "after torch.manual_seed(seed), and all ranks start from the weights of rank 0. One whose argument is called "
-        "vocabulary is given the words of each column of strings, for the size of an embedding."
+        "vocabulary is given the words of each column of strings, for the size of an embedding.",
+        resume="code",
     )
     initial_weights: Any = setting(
         "The weights to start from, in place of those that the model is made with: a trained model (of fit, or "
         "tr.load), the path of a saved one, a module, or a state_dict. Weights that are not among them stay as made.",
         None,
+        resume="code",
     )
     optimizer: Any = setting(
         "A function of the module's parameters: lambda p: torch.optim.Adam(p, lr=1e-3). Or of the module itself, where "
         "its argument is called module or model, or where only that works: for groups of parameters by name. "
-        "The learning rate is never scaled with the number of ranks."
+        "The learning rate is never scaled with the number of ranks.",
+        resume="code",
     )
     loss: Any = setting(
         "A function (output, label) -> mean over the rows of the batch: torch.nn.MSELoss(), "
@@ -71,9 +74,12 @@ class TorchSettings(EpochSettings):
         "labels to such functions, whose sum is minimised and for which the module returns a dict or a tuple; or one "
         "function (output, labels) of a mapping of all labels. Not needed with train_step.",
         None,
+        resume="code",
     )
     loss_weights: Mapping[str, float] | None = setting(
-        "Label -> the factor of its loss in the sum, where loss is a mapping; 1 for those that are not in it.", None
+        "Label -> the factor of its loss in the sum, where loss is a mapping; 1 for those that are not in it.",
+        None,
+        resume="same",
     )
     train_step: Any = setting(
         "Your own step: a function (module, batch) -> loss, or (loss, output) if there are metrics. The module is your "
@@ -81,6 +87,7 @@ class TorchSettings(EpochSettings):
         "the mean over the batch's rows; the batch is a mapping of tensors. It runs for validation too, in eval "
         "mode and without gradients.",
         None,
+        resume="code",
     )
     transform: Any = setting(
         "A function (inputs) -> inputs of a batch's tensors by name, on the rank's device, before the module is "
@@ -88,30 +95,37 @@ class TorchSettings(EpochSettings):
         "validation and prediction, and is saved with the model. One with a second argument called training gets True "
         "there in the steps of the training alone: for augmentation.",
         None,
+        resume="code",
     )
     eval_step: Any = setting(
         "Your own step for validation, where it is another one than that of the training: a function (module, batch) "
         "-> loss, or (loss, output) if there are metrics. The module is in eval mode, without gradients.",
         None,
+        resume="any",
     )
     lr_scheduler: Any = setting(
         "A function of the optimizer that makes a scheduler, which is stepped after each epoch "
         "(ReduceLROnPlateau with the validation loss, or else the loss). A function of two arguments (optimizer, "
         "steps) is also given the number of optimizer steps of the whole training, and stepped after each of them.",
         None,
+        resume="code",
     )
-    gradient_accumulation: int = setting("Batches whose gradients make one optimizer step.", 1)
-    clip_grad_norm: float | None = setting("The largest L2 norm that all gradients together may have; None: any.", None)
+    gradient_accumulation: int = setting("Batches whose gradients make one optimizer step.", 1, resume="same")
+    clip_grad_norm: float | None = setting(
+        "The largest L2 norm that all gradients together may have; None: any.", None, resume="same"
+    )
     precision: Literal["fp32", "bf16", "fp16"] = setting(
         'What forward and loss compute in: "fp32", or "bf16" or "fp16" (autocast; weights stay float32). With "fp16" '
         "the loss is scaled, and a step whose gradients are not finite is left out, and counted in the history.",
         "fp32",
+        resume="same",
     )
     strategy: Literal["ddp", "fsdp"] = setting(
         'How several ranks share a module: "ddp", each holds all of it (DistributedDataParallel), or "fsdp", each '
         "holds a part of every weight, gradient and optimizer state (fully_shard), for models that are too large for "
         "one GPU. The model that is returned is whole.",
         "ddp",
+        resume="any",
     )
     ddp_options: Mapping[str, Any] | None = setting(
         "Options of torch's DistributedDataParallel: bucket_cap_mb, static_graph, find_unused_parameters, "
@@ -119,28 +133,35 @@ class TorchSettings(EpochSettings):
         'GPUs); comm_hook ("fp16", "bf16", "power_sgd", a communication hook (state, bucket) -> Future, or '
         "(state, hook)). With one rank there is no DDP, and they do nothing.",
         None,
+        resume="code",
     )
     compile: bool | Mapping[str, Any] = setting(
         "Whether the ranks compile the module with torch.compile: True, or a mapping of its options, such as "
         '{"mode": "reduce-overhead"} or {"dynamic": True}. The model that is returned is not compiled.',
         False,
+        resume="any",
     )
     check: Literal["full", "off"] = setting(
         'Whether the model is tried on rows of zeros on the driver, before anything starts ("full"), or not ("off"): '
         "for a model that only runs on a GPU, or is too large for the driver.",
         "full",
+        resume="any",
     )
     metrics: Any = setting(
         "Name -> a torchmetrics Metric (synchronised over ranks by torchmetrics), or a function (output, label) "
         "-> mean over the rows of the batch (averaged over all rows of all ranks). A list takes the names of the "
         "functions and classes, a MetricCollection its own.",
         (),
+        resume="code",
     )
-    callbacks: Sequence[Any] = setting("Objects with the methods of tritium.ml.Callback, called in every rank.", ())
+    callbacks: Sequence[Any] = setting(
+        "Objects with the methods of tritium.ml.Callback, called in every rank.", (), resume="any"
+    )
     weight_col: str | None = setting(
         "A column of weights. They multiply the per-row losses, and the mean stays over rows (as in Keras). "
         'The loss must offer reduction="none".',
         None,
+        resume="same",
     )
     task: Literal["auto", "regression", "classification"] | None = setting(
         'What predictions are: "regression" (a double for one output, else an array), "classification" (a class '
@@ -148,6 +169,7 @@ class TorchSettings(EpochSettings):
         "torch's CrossEntropyLoss, NLLLoss, BCEWithLogitsLoss or BCELoss, and with their functions; else "
         '"regression".',
         "auto",
+        resume="same",
     )
 
     def problems(self) -> Iterator[str]:

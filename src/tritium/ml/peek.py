@@ -1,70 +1,16 @@
-"""Checks whether the checkpoints of a run directory are of this training, so that it continues (driver, rank)."""
+"""Looks into a run directory, before anything starts, for the training that a fit would continue (driver)."""
 
 from __future__ import annotations
 
-import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
-from tritium.arguments import name_of
 from tritium.checkpoint.format import Damaged
+from tritium.checkpoint.identity import HELD, differences_of, refuse, refuse_another
 from tritium.checkpoint.store import Store
-from tritium.errors import BadSetting, CheckpointFailed
+from tritium.errors import CheckpointFailed
 from tritium.ml.early_stopping import stays_stopped
 from tritium.ml.epoch_settings import EpochSettings
-
-GROUP = "optimizer group"
-"""The prefix of an optimizer's settings in an identity; they may depend on the world size."""
-HELD = "held by the model"
-"""The key, among the code of an identity, of attributes (the model's text need not show them) and initial weights."""
-
-
-def refuse_another(
-    before: Mapping[str, Any] | None, now: Mapping[str, Any], path: str, *, resized: bool = False
-) -> None:
-    """Raise BadSetting with the differences if the checkpoint at `path` is of another training.
-
-    before, now : the identities of the checkpoint and of this training. An optimizer that is None in `now` is unknown.
-    resized : whether the world size is another, on which the settings of an optimizer may depend.
-    """
-    if before is None:
-        raise BadSetting(
-            f"{path} is a checkpoint of another kind: world.checkpoint.save in a function that was launched, and no "
-            "estimator, wrote it. Name another run_dir.",
-            differences=[],
-        )
-    _refuse(_differences(before, now, resized), path)
-
-
-def plain(value: Any) -> Any:
-    """Return a setting as it is compared: lists for tuples, dicts for mappings, names of functions, "NaN" for NaN."""
-    if isinstance(value, Mapping):
-        return {str(key): plain(item) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [plain(item) for item in value]
-    if isinstance(value, float) and math.isnan(value):
-        return "NaN"
-    return name_of(value) if callable(value) else value
-
-
-def _differences(before: Mapping[str, Any], now: Mapping[str, Any], resized: bool) -> list[str]:
-    names = sorted({*before, *now} - {"code", "architecture", "versions"})
-    if resized or now.get("optimizer") is None:
-        names = [name for name in names if not name.startswith(GROUP)]
-    return [
-        f"{name}: {now.get(name)!r}, was {before.get(name)!r}"
-        for name in names
-        if before.get(name) != now.get(name) and not (name == "optimizer" and now.get(name) is None)
-    ]
-
-
-def _refuse(other: Sequence[str], path: str, more: str = "") -> None:
-    if other:
-        raise BadSetting(
-            f"{path} is a checkpoint of another training: {'; '.join(other)}. Name another run_dir to train from the "
-            f"beginning, or continue with what it was begun with.{more}",
-            differences=list(other),
-        )
 
 
 def peek(run_dir: str, settings: EpochSettings, now: Mapping[str, Any]) -> str | None:
@@ -88,7 +34,7 @@ def peek(run_dir: str, settings: EpochSettings, now: Mapping[str, Any]) -> str |
         " Where code means the same (a line that only prints was added, say), if_code_changed='continue' continues "
         "with the current code."
     )
-    _refuse(_differences(before, now, False) + other, path, way if other else "")
+    refuse(differences_of(before, now, False) + other, path, way if other else "")
     doubt = f"; {'; '.join(notes)}" if notes else ""
     if settings.checkpoint_every is None:
         return (

@@ -16,32 +16,35 @@ class AllGather:
 
     number: int
     size: int
-    tag: str = "main"  # calls are counted by tag
+    tag: str = "main"
+    """The calls of each tag are counted on their own."""
     values: dict[int, bytes] = field(default_factory=dict)
-    total: int = 0  # bytes of all values
-    largest: tuple[int, int] = (0, 0)  # bytes of the largest value, and its rank
-    told: set[int] = field(default_factory=set)  # ranks that have been answered
+    total_bytes: int = 0
+    largest: tuple[int, int] = (0, 0)
+    """The bytes of the largest value, and its rank."""
+    answered: set[int] = field(default_factory=set)
+    """The ranks that have their answer."""
     operations: dict[int, str] = field(default_factory=dict)
     problem: str | None = None
 
     def add(self, rank: int, message: Message) -> None:
         """Add a rank's value. Sets `problem` when ranks make different calls, or send over MAX_BLOB."""
         self.values[rank] = message.blob
-        self.total += len(message.blob)
+        self.total_bytes += len(message.blob)
         self.largest = max(self.largest, (len(message.blob), rank))
         operation = self.operations[rank] = str(message["operation"])
         if operation != next(iter(self.operations.values())):
             calls = ", ".join(f"rank {r} calls {op}()" for r, op in sorted(self.operations.items()))
             self.problem = f"Ranks disagree about call {self.number + 1}: {calls}. All must make the same calls."
-        elif self.problem is None and self.total > MAX_BLOB:
+        elif self.problem is None and self.total_bytes > MAX_BLOB:
             size, largest = self.largest
             self.problem = (
-                f"the values of {len(self.values)} of {self.size} ranks are {self.total:,} bytes together, the largest "
-                f"that of rank {largest} with {size:,}; one call takes {MAX_BLOB:,} of all ranks. Gather less at once, "
+                f"the values of {len(self.values)} of {self.size} ranks are {self.total_bytes:,} bytes together, the "
+                f"largest that of rank {largest} with {size:,}; one call takes {MAX_BLOB:,} of all ranks. Gather less at once, "
                 "exchange arrays by a collective of the framework, or write files with world.store()."
             )
         if self.problem is not None:
-            self.values = dict.fromkeys(self.values, b"")  # nobody will get them: free the memory
+            self.values = dict.fromkeys(self.values, b"")  # Frees the memory, as nobody gets them.
 
     def left_by(self, gone: Sequence[int]) -> str | None:
         """Return the problem when a rank in `gone` has returned without this call; None when there is none."""
@@ -95,6 +98,6 @@ class AllGathers:
         """Send the outcome to every rank that has made the call and has no answer yet."""
         blob, fields = gather.outcome()
         for member in self._gang.members.values():
-            if member.number in gather.values and member.number not in gather.told:
-                gather.told.add(member.number)
+            if member.number in gather.values and member.number not in gather.answered:
+                gather.answered.add(member.number)
                 member.session.send("gathered", blob, **fields)

@@ -39,8 +39,9 @@ from tritium.gang.failure import Failure
 from tritium.gang.stall_limit import StallLimit
 from tritium.wire import Message
 
-_BEFORE_FORMED = ("rows", "few", "receipt")  # deferred until ranks are assigned
-REFUSALS = 200  # so many refused connections are recorded one by one, then every 200th
+_DEFERRED_UNTIL_FORMED = ("rows", "few", "receipt")
+REFUSALS = 200
+"""So many refused connections are recorded one by one, then every 200th."""
 LOST = (
     "its supervisor is gone ({why}). Its host, its network or its executor died, or Spark ended its task because it "
     "lost what the task read: see lost executors and failed fetches in the Spark UI, and launch again"
@@ -83,13 +84,13 @@ class Coordinator:
         self.finished = False
         self.failure: Failure | None = None
         self.members: dict[int, Member] = {}
-        self.result_bytes = 0  # of all ranks that have returned
+        self.result_bytes = 0
         self.observer = observer
         self._ends_stalls = stall_limit is not None and stall_limit.end
-        self._store_limit = store_limit  # bytes of all files that ranks can store; None: no limit
+        self._store_limit = store_limit
         self._names = tuple(names)
         self._refused = 0
-        self._aborted: str | None = None  # why it was; a supervisor that connects later is ended, too
+        self._abort_reason: str | None = None  # Kept, as a supervisor that connects later is ended, too.
         self.rows = Rows(self, names, stream=stream, verify=verify)
         self.all_gathers = AllGathers(self)
         self._reports = reports = Reports(self)
@@ -125,7 +126,7 @@ class Coordinator:
         self.address = (advertised or bound, port)
         self._thread = threading.Thread(target=self._serve, name=f"tritium-coordinator-{launch}", daemon=True)
 
-    # ---- what other threads call
+    # ---- Called by other threads
 
     def start(self) -> Coordinator:
         """Start serving, in a thread."""
@@ -140,7 +141,7 @@ class Coordinator:
         """End every rank at once, without recording a failure (Ctrl-C, a cancelled job)."""
 
         def aborted() -> None:
-            self._aborted = reason
+            self._abort_reason = reason
             self.broadcast("end", reason=reason)
 
         self._server.call(aborted)
@@ -184,25 +185,26 @@ class Coordinator:
     def _serve(self) -> None:
         try:
             self._server.serve()
-        except Exception as error:  # noqa: BLE001 - whatever it is, the run must end, and say why
+        except Exception as error:  # noqa: BLE001 - after any error the run must end, and say why
             self.failure = self.failure or Failure.of_coordinator(error)
         finally:
             self._server.release()
             self._reports.show_early_output()
             self._notify()
 
-    # ---- connections
+    # ---- Connections
 
     def _broken(self, session: SupervisorSession | None, error: Exception) -> None:
         """Record a refused connection; if it was a member's, its message can't be handled, and the gang fails."""
-        if session is not None and session.owner is not None:  # a member's message that can't be handled
+        if session is not None and session.owner is not None:
             member = session.owner
             self.fail_member(member, error)
         self._refuse(str(error))
 
     def _refuse(self, reason: str) -> None:
         self._refused += 1
-        if self._refused <= REFUSALS or self._refused % REFUSALS == 0:  # an unauthenticated peer must not fill the disk
+        # A peer without the secret must not fill the disk.
+        if self._refused <= REFUSALS or self._refused % REFUSALS == 0:
             self.observer.event(ConnectionRefused(reason=reason, number=self._refused))
 
     def _connection(self, session: SupervisorSession) -> None:
@@ -231,7 +233,7 @@ class Coordinator:
         with self.changed:
             self.changed.notify_all()
 
-    # ---- messages
+    # ---- Messages
 
     def _handle(self, session: SupervisorSession, message: Message) -> None:
         if message.kind == "hello":
@@ -242,7 +244,7 @@ class Coordinator:
         handler = self._handlers.get(message.kind)
         if handler is None:
             raise WireError(f"There is no message {message.kind!r}.")
-        if message.kind in _BEFORE_FORMED and not self.formed:
+        if message.kind in _DEFERRED_UNTIL_FORMED and not self.formed:
             session.owner.early.append(message)
             return
         handler(session.owner, message)
@@ -254,13 +256,13 @@ class Coordinator:
         if earlier is not None and returned and earlier.session.connection is None:
             why = f"Spark has started its task again, as attempt {member.attempt}"
             self._server.give_up(earlier.session, why)
-            self._lost(earlier, why)  # also when its rank had finished: its result is lost with the task
+            self._lost(earlier, why)  # A finished rank, too, as its result is lost with the task.
         if message["launch"] != self.launch:
             refusal = f"this is launch {self.launch}, not {message['launch']}"
         elif self.failure is not None:
             refusal = f"the run has ended: {self.failure.headline()}"
-        elif self._aborted is not None:
-            refusal = f"the run has ended: {self._aborted}"
+        elif self._abort_reason is not None:
+            refusal = f"the run has ended: {self._abort_reason}"
         elif earlier is not None:
             refusal = f"partition {member.partition} has reported already (attempt {earlier.attempt})"
         elif not 0 <= member.partition < self.size:
@@ -271,7 +273,7 @@ class Coordinator:
             self.observer.event(RankReported(partition=member.partition, host=member.host, pid=member.pid))
             return
         self._refuse(f"A late supervisor on {member.host}: {refusal}.")
-        session.send("end", reason=refusal, refused=self.failure is None and self._aborted is None)
+        session.send("end", reason=refusal, refused=self.failure is None and self._abort_reason is None)
         self._server.give_up(session, refusal)
 
     def _on_ready(self, member: Member, message: Message) -> None:
@@ -289,7 +291,7 @@ class Coordinator:
             return
         gang = assign_ranks(list(self.members.values()))
         peers = [m.peer() for m in gang]
-        everyone = json.dumps(peers).encode()  # once for all ranks: 230 kB with 2,048 of them
+        everyone = json.dumps(peers).encode()  # Made once for all ranks: 2,048 of them take 230 kB.
         for m, place in assignments(gang):
             facts = {"names": self._names, "run_id": self.run_id, "store_limit": self._store_limit, **place}
             m.session.send("assign", everyone, **facts)

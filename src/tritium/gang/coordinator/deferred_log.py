@@ -30,10 +30,11 @@ from tritium.observe.run_directory import run_at
 from tritium.observe.stored import Piece, StoredFiles
 from tritium.wire import CHUNK, Codec, Message
 
-LOG_BYTES = 8 << 20  # kept of the first events and output, and at least as many of the last
-SHARE = 0.9  # of Spark's limit that is used: Arrow rows are somewhat larger than their content
+LOG_BYTES = 8 << 20
+"""So much is kept of the first events and output, and at least as much of the last."""
+SHARE = 0.9  # The rest of Spark's limit is for Arrow, whose rows are somewhat larger than their content.
 _READ = 1 << 20
-# Events that are always kept. Of all others, and of output, those in the middle may be left out.
+# These events are always kept. Of all others, and of output, those in the middle may be left out.
 _EVER = (
     GangFormed,
     RowsReceived,
@@ -51,7 +52,9 @@ class DeferredLog:
     """An observer that keeps events, output and files up to a limit, as they are returned with the ranks' results.
 
     Files that ranks store are written to the run directory where this process reaches it (its `run.json` has the run's
-    id); otherwise they are returned too. `limit`: bytes that Spark accepts for all results together; 0: any number.
+    id); otherwise they are returned, too.
+
+    limit : the bytes that Spark accepts for all results together; 0: any number.
     """
 
     def __init__(self, run_dir: str, run_id: str, limit: int) -> None:
@@ -62,7 +65,7 @@ class DeferredLog:
         self._number = 0
         self._left_out = 0
         self._kept = _file()
-        self._logs = [_file()]  # the first part; then at most two more, the latest
+        self._logs = [_file()]  # The first part; two more at most follow, the latest.
         self._counts = [0]
 
     @property
@@ -75,7 +78,7 @@ class DeferredLog:
         self._write("event", stamped(event).to_json().encode(), ever=isinstance(event, _EVER))
 
     def output(self, rank: int, text: str) -> None:
-        """Keep what a rank has printed."""
+        """Keep output of a rank."""
         self._write("output", text.encode("utf-8", "backslashreplace"), ever=False, rank=rank)
 
     def store(self, piece: Piece) -> None:
@@ -157,7 +160,7 @@ def _reached(run_dir: str, run_id: str) -> StoredFiles | None:
         if run_at(run_dir) != run_id:
             return None
         return StoredFiles(run_dir, file_system.opened(run_dir) if "://" in run_dir else None)
-    except Exception:  # noqa: BLE001 - no such directory here, no credentials, no such file system
+    except Exception:  # noqa: BLE001 - any error means that this process can't reach the run directory
         return None
 
 
@@ -173,7 +176,7 @@ def _number(message: Message) -> int:
 
 
 def tell(pieces: Iterable[bytes], observer: Any) -> None:
-    """Pass what a DeferredLog has kept to an observer. Unpickles nothing."""
+    """Pass the content of a DeferredLog to an observer. Unpickles nothing."""
     codec = Codec(None, b"")
     for data in pieces:
         for start in range(0, len(data), CHUNK):

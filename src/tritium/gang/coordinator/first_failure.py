@@ -7,8 +7,10 @@ from tritium.gang.coordinator.returned import Returned
 from tritium.gang.failure import Failure
 from tritium.wire import Message
 
-CAUSE_SECONDS = 0.7  # how long a failure that may be a consequence waits for the death that caused it
-AWAY_SECONDS = 0.1  # how often to check whether a disconnected supervisor is lost or has reconnected
+CAUSE_SECONDS = 0.7
+"""So long a failure that may be a consequence waits for the death that caused it."""
+AWAY_SECONDS = 0.1
+"""The time between two checks whether a disconnected supervisor is lost or has reconnected."""
 
 
 class FirstFailure:
@@ -34,7 +36,7 @@ class FirstFailure:
         self._gang.end(Failure(how="regroup", rank=member.number, host=member.host, pid=member.pid))
 
     def _decide(self) -> None:
-        """End the gang with the least doubtful failure that was held back, or what explains it: no death has.
+        """End the gang with the least doubtful failure that was held back, or its explanation, as no death came.
 
         Waits while another rank's supervisor is disconnected: it may turn out to be lost, which is the cause then.
         """

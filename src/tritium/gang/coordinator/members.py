@@ -13,7 +13,7 @@ from tritium.gang.failure import Failure
 from tritium.observe.stored import Piece
 from tritium.wire import Message
 
-_PLACES = 4  # how many different places of ranks are listed
+_PLACES_LISTED = 4
 
 
 @dataclass
@@ -27,7 +27,8 @@ class Member:
     port: int
     pid: int
     gpus: tuple[str, ...] = ()
-    listed: Mapping[str, str] = field(default_factory=dict)  # address → UUID of all GPUs that it can see
+    listed: Mapping[str, str] = field(default_factory=dict)
+    """Address → UUID of all GPUs that it can see."""
     executor: str = ""
     ready: bool = False
     finished: bool = False
@@ -87,8 +88,8 @@ def meanwhile(members: Iterable[Member], failed: int) -> tuple[str, ...]:
             place = "its function had returned" if member.finished else member.status.place()
             at.setdefault(place, []).append(member.rank)
     groups = sorted(at.items(), key=lambda group: (-len(group[1]), min(group[1])))
-    lines = [f"{numbers(ranks)}: {place}" for place, ranks in groups[:_PLACES]]
-    rest = sum(len(ranks) for _, ranks in groups[_PLACES:])
+    lines = [f"{numbers(ranks)}: {place}" for place, ranks in groups[:_PLACES_LISTED]]
+    rest = sum(len(ranks) for _, ranks in groups[_PLACES_LISTED:])
     return (*lines, f"{rest} more elsewhere") if rest else tuple(lines)
 
 
@@ -125,5 +126,5 @@ class Gang(Protocol):
 
     def broadcast(self, kind: str, blob: bytes = b"", /, **fields: Any) -> None: ...
     def after(self, seconds: float, call: Callable[[], None]) -> None: ...
-    def end(self, failure: Failure) -> None: ...  # end the gang, unless it has failed already
+    def end(self, failure: Failure) -> None: ...
     def fail_member(self, member: Member, problem: Exception) -> None: ...

@@ -29,7 +29,7 @@ from tritium.spark.inside.end_of_stream import stream_is_complete
 from tritium.wire import Channel
 
 REACH_SECONDS = 3.0
-PICKLED_BYTES = 1 << 18  # of a pickled exception within the text of Spark's, which goes to logs and the UI
+PICKLED_BYTES = 1 << 18  # The limit of a pickled exception in Spark's text, which goes to logs and the UI.
 _MARK = "tritium-failure:"
 _SIZE = re.compile(r"(\d+)([bkmgtp]?)b?")
 
@@ -45,16 +45,16 @@ def run(
     """Yield from `Supervisor.run`; the coordinator is in the first task when a supervisor can't reach the driver's."""
     order = supervisor.order
     first = supervisor.partition == 0
-    host = context.getTaskInfos()[0].address.rpartition(":")[0].strip("[]")  # as Spark writes IPv6
-    own = deferred = None
+    host = context.getTaskInfos()[0].address.rpartition(":")[0].strip("[]")  # Spark writes IPv6 in brackets.
+    coordinator = deferred = None
     if first:
         deferred = DeferredLog(order.run_dir, order.run_id, order.result_limit)
-        own = Coordinator(
+        coordinator = Coordinator(
             order.size,
             launch=order.launch,
             run_id=order.run_id,
             observer=deferred,
-            # IPv6 where this machine has it: an executor that is known by name may be reached by either.
+            # IPv6 where this machine has it, as an executor that is known by name may be reached by either.
             host="::" if ":" in host or socket.has_dualstack_ipv6() else "0.0.0.0",
             names=list(order.plan),
             stream=order.streams,
@@ -63,7 +63,10 @@ def run(
             store_limit=deferred.store_limit,
         ).start()
     try:
-        word = {"reached": _reaches(order.address, order.secret), "address": [host, own.address[1] if own else 0]}
+        word = {
+            "reached": _reaches(order.address, order.secret),
+            "address": [host, coordinator.address[1] if coordinator else 0],
+        }
         words = [json.loads(answer) for answer in context.allGather(json.dumps(word))]
         if all(w["reached"] for w in words):
             yield from supervisor.run(batches, confirm)
@@ -71,30 +74,30 @@ def run(
         try:
             yield from supervisor.run(batches, confirm, (words[0]["address"][0], words[0]["address"][1]))
         except TritiumError as error:
-            failure = supervisor.ending.failure or (own.failure if own is not None else None)
+            failure = supervisor.ending.failure or (coordinator.failure if coordinator is not None else None)
             if failure is None:
                 raise
             raise _marked(error, failure) from error
-        if own is not None and deferred is not None:
-            own.await_gone(10.0)
-            own.close()  # so that it records nothing after this
+        if coordinator is not None and deferred is not None:
+            coordinator.await_gone(10.0)
+            coordinator.close()  # Nothing is recorded after this.
             try:
                 deferred.wait_for_uploads()
             except TritiumError as error:
                 raise _marked(error, Failure.of(error, 0, host=supervisor.host, pid=os.getpid())) from error
-            with deferred.written(own.result_bytes) as file:
-                own = None
+            with deferred.written(coordinator.result_bytes) as file:
+                coordinator = None
                 yield from chunks(-1, "deferred", file)
     finally:
-        if own is not None:
-            own.close()
+        if coordinator is not None:
+            coordinator.close()
         if deferred is not None:
             deferred.close()
 
 
 def _marked(error: TritiumError, failure: Failure) -> TritiumError:
     """Return an error whose text carries the failure through Spark to the driver; see `failure_in`."""
-    pickled = failure.pickled if len(failure.pickled) <= PICKLED_BYTES else b""  # its text is in the failure
+    pickled = failure.pickled if len(failure.pickled) <= PICKLED_BYTES else b""  # The failure has its text.
     body = json.dumps({**failure.with_stacks(), "pickled": base64.b64encode(pickled).decode()})
     packed = base64.b64encode(zlib.compress(body.encode())).decode()
     return TritiumError(f"{error}\n{_MARK}{packed}")
@@ -124,8 +127,8 @@ def replay(batches: Iterable[pa.RecordBatch], observer: Any) -> None:
 def result_limit(spark: Any) -> int:
     """Return the bytes that this session's Spark accepts for all results together; 0: any number."""
     text = str(spark.conf.get("spark.driver.maxResultSize", "1g")).strip().lower()
-    found = _SIZE.fullmatch(text)
-    return int(found[1]) << 10 * "bkmgtp".index(found[2] or "b") if found else 0
+    match = _SIZE.fullmatch(text)
+    return int(match[1]) << 10 * "bkmgtp".index(match[2] or "b") if match else 0
 
 
 def newest_checkpoint(run_dir: str) -> tuple[int, str] | None:
@@ -138,7 +141,7 @@ def newest_checkpoint(run_dir: str) -> tuple[int, str] | None:
     store = Store(run_dir)
     try:
         names = store.names()
-    except CheckpointFailed:  # the error that ended the attempt is raised, not this one
+    except CheckpointFailed:  # The error that ended the attempt is raised, not this one.
         return None
     return (int(names[0].partition("-")[0]), store.where(names[0])) if names else None
 

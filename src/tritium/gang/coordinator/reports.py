@@ -15,14 +15,15 @@ class Reports:
     def __init__(self, gang: Gang) -> None:
         self.non_fatal_errors: list[NonFatalError] = []
         self._gang = gang
-        self._storing: dict[str, int] = {}  # file name → rank that is storing it
+        self._storing_rank: dict[str, int] = {}
+        """File name → the rank that is storing it."""
 
     def on_event(self, member: Member, message: Message) -> None:
         """Record an event that a rank tells of itself."""
         self._gang.observer.event(made(message.kind, {**message.fields, "rank": member.number}))
 
     def on_output(self, member: Member, message: Message) -> None:
-        """Record what a rank has printed; kept with the member until ranks are assigned."""
+        """Record output of a rank; it is kept with the member until ranks are assigned."""
         text = message.blob.decode("utf-8", "replace")
         if member.rank is None and self._gang.failure is None:
             member.early_output.append(text)
@@ -30,7 +31,7 @@ class Reports:
             self._gang.observer.output(member.best_number, text)
 
     def show_early_output(self) -> None:
-        """Record what was printed before ranks were assigned; where they never were, under the partition."""
+        """Record output from before ranks were assigned; under the partition, if they never were."""
         for member in self._gang.members.values():
             texts, member.early_output = member.early_output, []
             for text in texts:
@@ -45,11 +46,11 @@ class Reports:
 
     def on_store(self, member: Member, message: Message) -> None:
         """Store a piece of a file in the run directory. Two ranks storing the same file at once fail the gang."""
-        if self._gang.failure is not None:  # the gang is being ended; incomplete files are removed
+        if self._gang.failure is not None:  # The gang is being ended, and incomplete files are removed.
             return
         piece = Piece.read(message.fields, message.blob)
         name = piece.name
-        owner = self._storing.setdefault(name, member.number)
+        owner = self._storing_rank.setdefault(name, member.number)
         if owner != member.number:
             problem = TritiumError(
                 f"Ranks {owner} and {member.number} both store {name!r} at the same time: their pieces would mix. Let "
@@ -58,8 +59,8 @@ class Reports:
             self._gang.fail_member(member, problem)
             return
         if piece.last:
-            del self._storing[name]
+            del self._storing_rank[name]
         try:
             self._gang.observer.store(piece)
-        except TritiumError as error:  # the rank does not wait for an answer
+        except TritiumError as error:  # The rank does not wait for an answer.
             self._gang.fail_member(member, error)

@@ -1,8 +1,8 @@
 """Ranks that wait in a collective for one whose function has returned (driver, or the first supervisor).
 
-Such a wait never ends. What a rank waits for can't be seen from here: it may as well wait for a download. So where a
-rank has returned, and no process of the gang does anything, connections to it are reset. Who waits for that rank gets
-an error from its framework, of which `explain` makes the report; who does not goes on, as that rank sends no more.
+Such a wait never ends, and can't be told from here from any other, such as for a download. So once a rank has returned
+and no process of the gang does anything, connections to it are reset. A rank that waits for it gets an error from its
+framework, of which `explain` makes the report; any other goes on, as the returned rank sends nothing more.
 """
 
 from __future__ import annotations
@@ -20,7 +20,8 @@ from tritium.gang.rank.connections import Ends
 from tritium.gang.supervisor.stacks import Frame, in_collective, where
 from tritium.wire import Message
 
-IDLE_SECONDS = 3.0  # without progress and without CPU, in every rank, after which none can be at work for another
+IDLE_SECONDS = 3.0
+"""Without progress and without CPU in every rank for so long, none can be at work for another."""
 LOOK_SECONDS = 0.5
 
 _FRAME = re.compile(r'^  File "(.*)", line (\d+), in (.*)$', re.M)
@@ -31,7 +32,7 @@ class Returned:
 
     def __init__(self, gang: Gang) -> None:
         self._gang = gang
-        self._told = False  # the ranks, of this time in which they are idle
+        self._told = False  # The ranks are told once of each time in which they are idle.
 
     def start(self) -> None:
         """Schedule the first look."""
@@ -53,30 +54,30 @@ class Returned:
     def on_connections(self, member: Member, message: Message) -> None:
         """Have the connections of a rank that may wait reset by those that have returned.
 
-        Each is sent those to its own address, as a thousand ranks have a million connections, and those to an address
-        that is none of the gang's.
+        Each is sent only the connections to its own address, as a thousand ranks have a million, and those to addresses
+        that are none of the gang's.
         """
         members = self._gang.members.values()
-        addresses: dict[str, list[Ends]] = {each.address: [] for each in members}
+        addresses: dict[str, list[Ends]] = {target.address: [] for target in members}
         others: list[Ends] = []
         for ends in json.loads(message.blob):
             addresses.get(ends[1].rpartition(" ")[0], others).append(ends)
-        for each in members:
-            if each.finished and (theirs := addresses[each.address] + others):
-                each.session.send("reset", json.dumps(theirs).encode())
+        for target in members:
+            if target.finished and (theirs := addresses[target.address] + others):
+                target.session.send("reset", json.dumps(theirs).encode())
 
     def explain(self, failures: Sequence[Failure]) -> Failure:
-        """Return the least doubtful failure; the report, where those ranks that have not returned miss another one."""
+        """Return the least doubtful failure, or the report of ranks that wait for one that has returned."""
         first = min(failures, key=lambda failure: failure.doubt)
         if not self._gang.formed:
             return first
         members = sorted(self._gang.members.values(), key=lambda member: member.number)
         gone = [member for member in members if member.finished]
-        # One that has returned may be ended by its library when those that waited for it are.
-        failed = {each.rank: each for each in failures if each.rank not in {member.number for member in gone}}
-        if not gone or not failed or not all(each.secondary for each in failed.values()):
+        # A returned rank may be ended by its library when the ranks that waited for it end.
+        failed = {one.rank: one for one in failures if one.rank not in {member.number for member in gone}}
+        if not gone or not failed or not all(one.secondary for one in failed.values()):
             return first
-        failure = min(failed.values(), key=lambda each: each.rank)
+        failure = min(failed.values(), key=lambda one: one.rank)
         waiting = sorted(failed)
         several = len(gone) > 1
         hosts = ", ".join(dict.fromkeys(member.host for member in gone))
@@ -101,7 +102,7 @@ class Returned:
             pickled=b"",
             text="\n".join([text, "", "Where the ranks are:", *lines, "", noticed]),
             at={},
-            stacks={each.rank: each.traceback for each in failed.values()},
+            stacks={one.rank: one.traceback for one in failed.values()},
         )
 
 
@@ -109,10 +110,10 @@ def _is_idle(member: Member) -> bool:
     status: RankStatus | None = member.status
     if status is None:
         return False
-    if time.monotonic() - status.heard > IDLE_SECONDS:  # nothing is known of the time since: perhaps all was suspended
+    if time.monotonic() - status.heard > IDLE_SECONDS:  # Perhaps all was suspended since.
         return False
     quiet = status.idle if member.finished else min(status.quiet, status.idle)
-    # Who waits for a message sleeps. One that is stopped, swapped or starved may not have read yet what was sent to it.
+    # A rank that waits for a message sleeps. A stopped, swapped or starved one may have messages that it has not read.
     return quiet > IDLE_SECONDS and status.state == "S"
 
 
@@ -131,4 +132,4 @@ def _place(failure: Failure) -> str:
 def _frames(failure: Failure) -> list[Frame]:
     """Return the frames of the last exception in a failure's traceback, innermost first."""
     last = failure.traceback.rpartition("Traceback (most recent call last):")[2]
-    return [Frame(*found) for found in reversed(_FRAME.findall(last))]
+    return [Frame(*parts) for parts in reversed(_FRAME.findall(last))]

@@ -16,7 +16,8 @@ from tritium.events import Note, RowsCounted, RowsReceived
 from tritium.gang.coordinator.members import Gang, Member
 from tritium.wire import Message
 
-MARK_SECONDS = 0.05  # at least, between two marks that ranks are sent: ends that come together share one
+MARK_SECONDS = 0.05
+"""The least time between two marks that ranks are sent, so that ends that come together share one."""
 
 Verify = Callable[[Mapping[str, Any], Shapes], Exception | None]
 
@@ -24,8 +25,8 @@ Verify = Callable[[Mapping[str, Any], Shapes], Exception | None]
 class Rows:
     """The row counts of every named DataFrame.
 
-    `stream`: ranks take rows while others still arrive. `verify(fingerprint, shapes)` returns an error for
-    rows that must not be trained on, else None.
+    stream : whether ranks take rows while others still arrive.
+    verify : called with (fingerprint, shapes), it returns an error for rows that must not be trained on, else None.
     """
 
     def __init__(self, gang: Gang, names: Sequence[str], *, stream: bool, verify: Verify | None) -> None:
@@ -34,10 +35,14 @@ class Rows:
         self._stream = stream
         self._verify = verify
         self._trackers = {name: WatermarkTracker(gang.size) for name in names}
-        self._marked: dict[str, float] = {}  # name → time of the last mark that was sent
-        self._marking: set[str] = set()  # names whose next mark is scheduled
-        self._few: dict[int, tuple[Member, Message]] = {}  # rank → its rows, where they are few
-        self._many = False  # all together are many
+        self._marked: dict[str, float] = {}
+        """Name → time of the last mark that was sent."""
+        self._marking: set[str] = set()
+        """The names whose next mark is scheduled."""
+        self._few: dict[int, tuple[Member, Message]] = {}
+        """Rank → its rows, where they are few."""
+        self._many = False
+        """Whether the rows of all ranks together are many."""
 
     def on_rows(self, member: Member, message: Message) -> None:
         """Take the number of a rank's rows so far."""
@@ -55,7 +60,7 @@ class Rows:
             self._many or many or is_many(sum(one["rows"] for one in messages), sum(len(one.blob) for one in messages))
         )
         if self._many or len(messages) == self._gang.size:
-            # Where they are many, those that wait keep their own.
+            # Where they are many, the ranks that wait keep their own rows.
             answers = [b""] * len(messages) if self._many else deal([one.blob for one in messages])
             for (_, (waiting, _)), answer in zip(sorted(self._few.items()), answers, strict=True):
                 waiting.session.send("dealt", answer)
@@ -78,7 +83,8 @@ class Rows:
             for text in skipped_notes(whole, self.receipts):
                 gang.observer.event(Note(text=text))
             gang.broadcast("spooled", json.dumps(shapes).encode())
-            gang.broadcast("fingerprint", json.dumps(whole.fingerprint).encode())  # before the last mark
+            # Sent before the last mark.
+            gang.broadcast("fingerprint", json.dumps(whole.fingerprint).encode())
         for name, rows in message["rows"].items():
             self.mark(name, member.number, int(rows), ended=True)
 
@@ -94,7 +100,7 @@ class Rows:
             self._gang.after(MARK_SECONDS, lambda: self._send_mark(name))
 
     def _send_mark(self, name: str) -> None:
-        """Broadcast what has changed since the last mark; sessions deliver every one, in order."""
+        """Broadcast the changes since the last mark; sessions deliver every one, in order."""
         self._marking.discard(name)
         mark = self._trackers[name].change()
         if mark is not None:
@@ -126,7 +132,10 @@ def received(receipts: Mapping[int, Mapping[str, Any]]) -> RowsReceived:
 
 
 def skipped_notes(whole: RowsReceived, receipts: Mapping[int, Mapping[str, Any]]) -> list[str]:
-    """Return a line for the user for each name of which rows were left out. `whole` : what `received` returns."""
+    """Return a line for the user for each name of which rows were left out.
+
+    whole : the result of `received`.
+    """
     notes = []
     for name, counts in (whole.skipped or {}).items():
         left = sum(counts)
@@ -145,7 +154,7 @@ Columns = Mapping[str, Sequence[Mapping[str, Any]]]
 def agree(columns: Mapping[int, Columns]) -> tuple[dict[str, dict[str, list[int]]], BadRow | None]:
     """Return the shape of every column by name, or an error when ranks have different ones.
 
-    `columns`: rank → name → the spool's descriptions of columns. An empty shard has shape None, as no row has shown it.
+    columns : rank → name → the spool's descriptions of columns. An empty shard has shape None, as no row has shown it.
     """
     shapes: dict[str, dict[str, list[int]]] = {}
     seen: dict[tuple[str, str], int] = {}

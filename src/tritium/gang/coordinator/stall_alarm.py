@@ -15,7 +15,8 @@ from tritium.gang.stall_limit import StallLimit
 from tritium.observe.stored import Piece
 from tritium.wire import Message
 
-STACKS_SECONDS = 3.0  # how long supervisors have to answer with stacks
+STACKS_SECONDS = 3.0
+"""The limit for supervisors to answer with stacks."""
 
 
 class StallAlarm:
@@ -51,7 +52,7 @@ class StallAlarm:
         if gang.failure is not None or gang.finished:
             return
         failure = self._watch.conclude(number, gang.members.values(), time.monotonic())
-        if failure is None:  # reported already, or the ranks have made progress since
+        if failure is None:  # It was reported before, or the ranks have made progress since.
             return
         if self._reports.non_fatal_errors:
             before = "\n".join(f"  {error.headline()}" for error in self._reports.non_fatal_errors)
@@ -71,7 +72,7 @@ def keep_stacks(gang: Gang, failure: Failure) -> None:
     try:
         for rank, text in sorted(failure.stacks.items()):
             gang.observer.store(Piece.whole(f"stacks/rank-{rank}.txt", text.encode("utf-8", "replace")))
-    except Exception as error:  # noqa: BLE001 - a full disk, a store that is gone: the stall is what matters
+    except Exception as error:  # noqa: BLE001 - a full disk or a lost store must not hide the stall
         gang.observer.event(Note(text=f"the stacks can't be kept in the run directory: {error}"))
 
 

@@ -44,14 +44,14 @@ class StallWatch:
         """Tell whether there is a stall that has not been reported yet."""
         lapse = (self._lapse or Lapse(now)).look(now)
         self._lapse = self._lapse or Lapse(now)
-        if lapse:  # this process was stopped: heartbeats are still unread
+        if lapse:  # This process was stopped, and heartbeats are still unread.
             self._forgiven = now
         statuses = self._statuses(members)
         verdict, starved_rank = judge(statuses, self.limit, now), starved(statuses, self.limit, now)
-        found = _matters(verdict, starved_rank)
-        if not found:
+        stalls = _matters(verdict, starved_rank)
+        if not stalls:
             self._told, self._dismissed = set(), None
-        return bool(found - self._told) and not self._open and self._dismissed != _who(statuses, verdict)
+        return bool(stalls - self._told) and not self._open and self._dismissed != _who(statuses, verdict)
 
     def ask(self) -> int:
         """Begin to collect stacks, and return the number of this request."""
@@ -110,10 +110,10 @@ class StallWatch:
         return [status for status in statuses if not self._answers.get(status.rank, NO_ANSWER).collective]
 
     def _statuses(self, members: Iterable[Member]) -> list[RankStatus]:
-        found = []
+        statuses = []
         for member in members:
             status = member.status or RankStatus(heard=member.joined)
-            found.append(
+            statuses.append(
                 replace(
                     status,
                     rank=member.number,
@@ -122,13 +122,13 @@ class StallWatch:
                     heard=max(status.heard, self._forgiven),
                 )
             )
-        return sorted(found, key=lambda status: status.rank)
+        return sorted(statuses, key=lambda status: status.rank)
 
 
 def _matters(verdict: Verdict, starved_rank: RankStatus | None) -> set[tuple[str, int]]:
     """Return the keys of the stalls, each of which is reported once."""
-    found = {("still", status.rank) for status in verdict.still}
-    return found if starved_rank is None else found | {("no rows", starved_rank.rank)}
+    keys = {("still", status.rank) for status in verdict.still}
+    return keys if starved_rank is None else keys | {("no rows", starved_rank.rank)}
 
 
 def _who(statuses: Iterable[RankStatus], verdict: Verdict) -> tuple[frozenset[int], ...]:

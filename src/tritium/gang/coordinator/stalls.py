@@ -118,8 +118,10 @@ def starved(ranks: Iterable[RankStatus], limit: StallLimit, now: float) -> RankS
 class Answer:
     """The stacks of one rank, as its supervisor read them.
 
-    `text` is all of them, `where` the main thread's in one line, `collective` the name of the collective that it waits
-    in, and `why` the reason when there are none.
+    text       : all of them.
+    where      : the main thread's, in one line.
+    collective : the name of the collective that it waits in.
+    why        : the reason when there are none.
     """
 
     text: str = ""
@@ -134,8 +136,8 @@ NO_ANSWER = Answer(why="its supervisor does not answer")
 def at_fault(ranks: Iterable[RankStatus], stuck: list[RankStatus], answers: Mapping[int, Answer]) -> list[RankStatus]:
     """Sort the ranks that are hung, wait or have returned; the one at fault comes first.
 
-    That is one whose process is stopped; else the one at the lowest step; else one in no collective while others are in
-    one. A rank that waits or has returned can be at fault only when all hung ranks are in a collective.
+    At fault is a rank whose process is stopped; else the one at the lowest step; else one in no collective while others
+    are in one. A rank that waits or has returned can be at fault only when all hung ranks are in a collective.
     """
     numbers = {s.rank for s in stuck}
     exchange = all(answers.get(s.rank, NO_ANSWER).collective for s in stuck)
@@ -208,7 +210,7 @@ def describe_starved(status: RankStatus, order: list[RankStatus], answers: Mappi
     """Write the report of rows that don't arrive: how many there are, and where every rank is."""
     rows = ", ".join(f"{count:,} rows of {name!r}" for name, count in status.rows.items()) or "no rows"
     seconds = status.rows_quiet + now - status.heard
-    waiting = [line(each, answers.get(each.rank, Answer())) for each in order]
+    waiting = [line(other, answers.get(other.rank, Answer())) for other in order]
     return "\n".join(
         [
             f"no rows came from the source for {seconds:.1f} s: rank {status.rank} on {status.host} has {rows} so far, "

@@ -16,7 +16,7 @@ from tritium.wire import socket_at
 Ends = tuple[str, str]
 """Both ends of a connection, this process's first, each as "address port"."""
 
-_UNSPECIFIED = bytes(128)  # a socket address of the family AF_UNSPEC, which is 0
+_UNSPECIFIED = bytes(128)  # The family AF_UNSPEC is 0.
 
 
 def connections() -> Iterator[tuple[Ends, int]]:
@@ -24,23 +24,23 @@ def connections() -> Iterator[tuple[Ends, int]]:
 
     Libraries make theirs in C; a connection in Python is the user's own, or of Tritium.
     """
-    # multiprocessing's connections and managers take the descriptor of a socket over.
+    # The connections of multiprocessing are known, too, as they take over the descriptor of a socket.
     kinds = socket.socket, getattr(sys.modules.get("multiprocessing.connection"), "Connection", socket.socket)
-    pythons = {_descriptor(each) for each in gc.get_objects() if issubclass(type(each), kinds)}
+    pythons = {_descriptor(object_) for object_ in gc.get_objects() if issubclass(type(object_), kinds)}
     for name in os.listdir("/dev/fd"):
         if int(name) in pythons:
             continue
-        with suppress(OSError), socket_at(int(name)) as found:  # else it is no socket
-            kind = found.getsockopt(socket.SOL_SOCKET, socket.SO_TYPE)
-            if found.family in (socket.AF_INET, socket.AF_INET6) and kind == socket.SOCK_STREAM:
-                yield (_end(found.getsockname()), _end(found.getpeername())), int(name)
+        with suppress(OSError), socket_at(int(name)) as connection:  # An OSError: it is no socket.
+            kind = connection.getsockopt(socket.SOL_SOCKET, socket.SO_TYPE)
+            if connection.family in (socket.AF_INET, socket.AF_INET6) and kind == socket.SOCK_STREAM:
+                yield (_end(connection.getsockname()), _end(connection.getpeername())), int(name)
 
 
 def reset(theirs: Iterable[Ends], but: Iterable[int]) -> None:
-    """Reset the connections of this process whose other ends are among `theirs`, unless a port of `but` is an end's.
+    """Reset this process's connections whose other ends are among `theirs`, but none with a port of `but` at an end.
 
-    Who waits at the other end for a message is told at once that none will come, also by libraries that take the mere
-    end of a connection for a pause, as LightGBM does.
+    Whoever waits for a message at the other end then fails at once, also in libraries that take a closed connection for
+    a pause, as LightGBM does.
     """
     known = {(second, first) for first, second in theirs}
     kept = {str(port) for port in but}
@@ -53,7 +53,7 @@ def reset(theirs: Iterable[Ends], but: Iterable[int]) -> None:
 def _descriptor(connection: Any) -> int:
     try:
         return int(connection.fileno())
-    except OSError:  # it is closed
+    except OSError:  # It is closed.
         return -1
 
 

@@ -40,7 +40,7 @@ class RankControl:
         trace: Trace | None = None,
         on_returned: Callable[[], None] = lambda: None,
     ) -> None:
-        self.run_dir = ""  # sent with the job, as `ps` would show keys in a URL on the command line
+        self.run_dir = ""  # Sent with the job: on the command line `ps` would show keys in a URL.
         self.elastic = elastic
         self.could_be_more = False
         self.store_limit: int | None = None
@@ -75,13 +75,13 @@ class RankControl:
     def _listen(self) -> None:
         while (message := self._channel.receive()) is not None:
             if message.kind in ("returned", "reset"):
-                # In a thread of its own: what a framework does there may take long, and may fail.
+                # A thread of its own, as the framework's work may take long and may fail.
                 work = functools.partial(self._reset, message) if message.kind == "reset" else self._forsake
                 threading.Thread(target=work, name=f"tritium-{message.kind}", daemon=True).start()
             with self._changed:
                 self._take(message)
                 self._changed.notify_all()
-        os._exit(1)  # the supervisor is gone; needed where the kernel does not kill this process (macOS)
+        os._exit(1)  # The supervisor is gone, and only Linux kills this process for that.
 
     def _take(self, message: Message) -> None:
         if message.kind == "job":
@@ -112,7 +112,7 @@ class RankControl:
         self.send("connections", json.dumps([ends for ends, _ in connections()]).encode())
 
     def _reset(self, message: Message) -> None:
-        """Reset connections to a rank that waits, but for those to what this process still serves or is served by."""
+        """Reset connections to a waiting rank, but none by which this process serves others or is served."""
         reset(map(tuple, json.loads(message.blob)), but={self.assignment["master_port"], *held})
 
     def _feed(self, name: str) -> Feed:
@@ -143,7 +143,7 @@ class RankControl:
         )
 
     def await_all(self) -> None:
-        """Wait until every rank's function has returned: this process may hold the TCPStore that others still use."""
+        """Wait until every rank's function has returned, as others may still use a TCPStore in this process."""
         with self._changed:
             self._changed.wait_for(lambda: self._all_finished)
 
@@ -155,7 +155,7 @@ class RankControl:
         """Report to the driver an exception that neither ends this rank nor changes its result."""
         failure = Failure.of(error, self.assignment["rank"], pid=os.getpid())
         facts = {"type": failure.type, "text": failure.text, "traceback": failure.traceback}
-        with suppress(WireError):  # the supervisor is gone
+        with suppress(WireError):  # The supervisor may be gone.
             self.send("non_fatal_error", pid=failure.pid, **short({"where": where}), **facts)
 
     def all_gather(self, operation: str, value: bytes, tag: str = "main") -> list[bytes]:
@@ -172,7 +172,7 @@ class RankControl:
         return functools.partial(self._gathered_values, operation, (tag, number))
 
     def _gathered_values(self, operation: str, key: tuple[str, int]) -> list[bytes]:
-        # Calls of other tags are made in the background, and are not the phase that the rank is in.
+        # Calls with other tags are made in the background, and do not change the phase of the rank.
         shown = self.progress.within(f"in {operation}", "wait") if key[0] == "main" else nullcontext()
         with shown, self._traced("communicate"), self._changed:
             self._changed.wait_for(lambda: key in self._gathered)
@@ -201,8 +201,8 @@ class RankControl:
         """Return the shard `name`, when its rows are spooled (with "stream": the first ones). Raises BadSetting."""
         names = self.assignment["names"]
         if name not in names:
-            there = ", ".join(map(repr, names)) or "none: launch(…, data={…}) names them"
-            raise BadSetting(f"There is no shard {name!r}. There are: {there}.")
+            known = ", ".join(map(repr, names)) or "none: launch(…, data={…}) names them"
+            raise BadSetting(f"There is no shard {name!r}. There are: {known}.")
         with self.progress.within(f"waiting for rows of {name!r}", "rows"), self._changed:
             self._changed.wait_for(lambda: name in self._spools)
         with self._changed:
@@ -215,7 +215,7 @@ class RankControl:
         with self._changed:
             shards = list(self._shards.values())
         for shard in shards:
-            shard.counts  # noqa: B018 - it waits
+            shard.counts  # noqa: B018 - reading it waits for the rows
 
     def _open(self, name: str, message: Message) -> Shard:
         from tritium.data.memory import memory_limit
@@ -233,7 +233,7 @@ class RankControl:
             decode=self.decoders.get(name, {}),
             tensors=self.tensors,
             prepared=message["prepared"],
-            memory=memory_limit() // (2 * self.assignment["local_size"]),  # the ranks of a host share its memory
+            memory=memory_limit() // (2 * self.assignment["local_size"]),  # The ranks of a host share it.
             on_epoch_end=functools.partial(self._epoch_ended, name),
             on_batch=functools.partial(self.progress.took, name),
             on_message=lambda text: self.tell(Note(text=text)),

@@ -15,7 +15,8 @@ from tritium.frameworks.framework import Framework
 from tritium.gang.control.address import interface_v6
 from tritium.gang.rank.world import World
 
-_M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3  # of malloc.h
+_M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3  # From malloc.h, as Python has no names for them.
+_SIOCGIFADDR = 0x8915  # From Linux's sockios.h, likewise.
 
 
 def import_framework(framework: Framework | None, *, gpus: bool) -> None:
@@ -66,7 +67,7 @@ def prepare_environment(world: World, assignment: Mapping[str, Any]) -> None:
         MASTER_PORT=str(assignment["master_port"]),
     )
     if assignment["visible_gpus"]:
-        if "CUDA_VISIBLE_DEVICES" not in os.environ:  # the addresses count GPUs in nvidia-smi's order
+        if "CUDA_VISIBLE_DEVICES" not in os.environ:  # The addresses count GPUs in the order of nvidia-smi.
             os.environ.setdefault("CUDA_DEVICE_ORDER", "PCI_BUS_ID")
         os.environ["CUDA_VISIBLE_DEVICES"] = ",".join(assignment["visible_gpus"])
     interface = _interface(world.peers[world.rank].address)
@@ -76,7 +77,7 @@ def prepare_environment(world: World, assignment: Mapping[str, Any]) -> None:
 
 
 def keep_freed_memory() -> None:
-    """Let the C library keep what a step frees for the next one, where the user has not set its limits (glibc).
+    """Let the C library keep memory that a step frees for the next step, unless the user has set its limits (glibc).
 
     By itself it returns memory to the system at each step, and gets it again page by page: 100 to 400 pages of a small
     network's batch and activations, which took 3 to 5 % of the step. The first limit is the highest that it chooses.
@@ -85,7 +86,7 @@ def keep_freed_memory() -> None:
     if sys.platform != "linux" or chosen:
         return
     set_limit = getattr(ctypes.CDLL(None), "mallopt", None)
-    if set_limit is not None:  # musl has none
+    if set_limit is not None:  # The C library musl lacks it.
         set_limit(_M_MMAP_THRESHOLD, 32 << 20)
         set_limit(_M_TRIM_THRESHOLD, 64 << 20)
 
@@ -103,8 +104,8 @@ def _interface(address: str) -> str | None:
         for _, name in socket.if_nameindex():
             request = struct.pack("256s", name[:15].encode())
             try:
-                answer = fcntl.ioctl(probe.fileno(), 0x8915, request)  # SIOCGIFADDR
-            except OSError:  # an interface without an IPv4 address
+                answer = fcntl.ioctl(probe.fileno(), _SIOCGIFADDR, request)
+            except OSError:  # This interface has no IPv4 address.
                 continue
             if socket.inet_ntoa(answer[20:24]) == address:
                 return name

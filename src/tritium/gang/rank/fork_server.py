@@ -1,8 +1,8 @@
 """The process that imports the framework once, and forks every rank of its executor (rank).
 
 It has one thread, and imports before it forks; nothing else runs in it. Supervisors connect to its socket: each asks
-for one rank, whose descriptors it passes along. A rank ends with this process, and is killed when its supervisor's
-connection ends. When the last one has ended, so does this process.
+for one rank, and passes the rank's descriptors along. A rank ends with this process, and is killed when the connection
+of its supervisor ends. When the last rank has ended, so does this process.
 """
 
 from __future__ import annotations
@@ -32,24 +32,24 @@ WAITING = 1024
 """Connections that may wait for the server, while it imports."""
 REAP = b"reap\n"
 """The supervisor has seen that its rank has ended, and signals it no more."""
-_FDS_AT_ONCE = 250  # the kernel passes 253 with a message
+_FDS_AT_ONCE = 250  # The kernel passes up to 253 with a message.
 _PIECE = 1 << 16
 _BY_NVML = "PYTORCH_NVML_BASED_CUDA_CHECK"
 
 
 def main(argument: str) -> None:
     """Run the server. `argument` is JSON: the `settings` of the first rank, and the `listener`. Does not return."""
-    given = json.loads(argument)
-    settings = given["settings"]
-    listener = socket.socket(fileno=os.dup(given["listener"]))
-    listener.listen(WAITING)  # again: supervisors see the process that has called it last as the server
-    die_with(given["parent"])  # until the import has ended: nobody could end one that hangs
+    order = json.loads(argument)
+    settings = order["settings"]
+    listener = socket.socket(fileno=os.dup(order["listener"]))
+    listener.listen(WAITING)  # Called again, as supervisors take the last process that called it for the server.
+    die_with(order["parent"])  # Until the import has ended, as nobody could end one that hangs.
     imported = _import(settings)
     die_with(None)
     gc.collect()
-    gc.freeze()  # a collection in a rank would write to, and so copy, every page that it shares with the others
+    gc.freeze()  # A collection in a rank would write to, and so copy, every page that it shares with others.
     null = os.open(os.devnull, os.O_RDWR)
-    for number in range(1, ROOM):  # what was inherited is the first rank's: its end must not stay open here
+    for number in range(1, ROOM):  # The first rank's were inherited, and must not stay open here.
         os.dup2(null, number, inheritable=number < 3)
     _Server(listener, imported).serve()
     os._exit(0)
@@ -94,12 +94,12 @@ class _Rank:
         self.orphaned = False
 
     def tell(self, **fields: Any) -> None:
-        with suppress(OSError):  # the supervisor is gone, which its connection says next
+        with suppress(OSError):  # If the supervisor is gone, the next read of its connection shows it.
             self.connection.sendall(json.dumps(fields).encode() + b"\n")
 
     def kill(self) -> None:
         if self.pid is not None:
-            os.kill(self.pid, signal.SIGKILL)  # it may not lead its group yet
+            os.kill(self.pid, signal.SIGKILL)  # It may not lead its group yet.
             kill_group(self.pid)
 
     def close(self) -> None:
@@ -116,10 +116,10 @@ class _Server:
         self._ranks: list[_Rank] = []
         self._selector = selectors.DefaultSelector()
         self._ended, wake = socket.socketpair()
-        for each in (listener, self._ended, wake):
-            each.setblocking(False)
-        for each in (listener, self._ended):
-            self._selector.register(each, selectors.EVENT_READ)
+        for end in (listener, self._ended, wake):
+            end.setblocking(False)
+        for end in (listener, self._ended):
+            self._selector.register(end, selectors.EVENT_READ)
         signal.signal(signal.SIGCHLD, lambda *_: None)
         signal.set_wakeup_fd(wake.fileno(), warn_on_full_buffer=False)
         self._wake = wake
@@ -128,7 +128,7 @@ class _Server:
         """Serve until no supervisor is connected any more, and every rank has ended."""
         while True:
             if not self._ranks:
-                self._accept()  # who has connected in the last moment, or during the import
+                self._accept()  # A supervisor may have connected just now, or during the import.
             if not self._ranks:
                 return
             for key, _ in self._selector.select():
@@ -146,7 +146,7 @@ class _Server:
                 connection, _ = self._listener.accept()
             except BlockingIOError:
                 return
-            if peer(connection)[1] != os.getuid():  # the socket's name has no owner and no mode
+            if peer(connection)[1] != os.getuid():  # The socket's name has no owner and no mode.
                 connection.close()
                 continue
             rank = _Rank(connection)
@@ -173,9 +173,9 @@ class _Server:
         server = os.getpid()
         try:
             with warnings.catch_warnings():
-                warnings.simplefilter("ignore")  # Python 3.12 warns where a library has threads; those of BLAS allow it
+                warnings.simplefilter("ignore")  # Python 3.12 warns of threads; those of BLAS allow a fork.
                 pid = os.fork()
-        except OSError as error:  # no memory, or too many processes
+        except OSError as error:  # There is no memory, or there are too many processes.
             output = rank.fds[1]
             with suppress(OSError):
                 os.write(output, f"tritium: this rank can't be forked: {error}\n".encode())
@@ -194,28 +194,28 @@ class _Server:
         finally:
             os._exit(1)
 
-    def _become(self, own: _Rank, server: int) -> None:
+    def _become(self, this_rank: _Rank, server: int) -> None:
         """Run a rank in this process, which was just forked. Does not return."""
         os.setsid()
         die_with(server)
         signal.set_wakeup_fd(-1)
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-        order = json.loads(own.asked)
-        for fd, number in zip(own.fds, order["fds"], strict=True):
+        order = json.loads(this_rank.asked)
+        for fd, number in zip(this_rank.fds, order["fds"], strict=True):
             os.dup2(fd, number)
         kept = {*order["fds"]}
         for number in range(3, ROOM):
             if number not in kept:
                 with suppress(OSError):
                     os.close(number)
-        own.tell(pid=os.getpid())
+        this_rank.tell(pid=os.getpid())
         self._selector.close()
         for socket_ in (self._listener, self._ended, self._wake):
             socket_.close()
         for rank in self._ranks:
             rank.close()
         numpy: Any = sys.modules.get("numpy")
-        if numpy is not None:  # all ranks would draw the same numbers; Python seeds its own generator after a fork
+        if numpy is not None:  # Else all ranks draw the same numbers; Python seeds its own generator itself.
             numpy.random.seed()
         run(order["settings"], self._imported)
 
@@ -242,7 +242,7 @@ class _Server:
 
     def _reap(self, rank: _Rank) -> None:
         assert rank.pid is not None
-        end_group(rank.pid)  # its own children; its pid is not reused before this process has reaped it
+        end_group(rank.pid)  # Ends its children. Its pid is not reused before it is reaped below.
         _, status, usage = os.wait4(rank.pid, 0)
         rank.tell(status=status, peak=usage.ru_maxrss * 1024)
         if not rank.orphaned:

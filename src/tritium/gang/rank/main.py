@@ -49,7 +49,7 @@ if TYPE_CHECKING:
     from tritium.observe.trace import Trace
 
 _PR_SET_PDEATHSIG = 1
-_DEPTH = 1000  # Python's own limit of recursion
+_RECURSION_LIMIT = 1000  # Python's own.
 # Packages whose frames around the user's function no traceback shows.
 _OWN = (__package__, frameworks.__package__, "tritium.gang")
 
@@ -58,7 +58,7 @@ def main(argument: str) -> None:
     """Run a rank in a process of its own. `argument` is JSON: `run`'s settings, and the `parent`'s pid."""
     settings = json.loads(argument)
     die_with(settings["parent"])
-    signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # ignored where the program that has called launch ignores it
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # A program that calls launch may ignore it.
     run(settings, None)
 
 
@@ -106,7 +106,7 @@ def run(settings: Mapping[str, Any], imported: BaseException | Literal[True] | N
 
 
 def import_all(settings: Mapping[str, Any], framework: Framework | None, progress: ProgressWriter) -> None:
-    """Import the framework and what the ranks need of Tritium, and prepare what the user's function may import.
+    """Import the framework and the parts of Tritium that ranks need, and prepare the user's imports.
 
     Raises WrongVersion.
     """
@@ -127,7 +127,7 @@ def _run(control: RankControl, world: World, settings: Mapping[str, Any], framew
     sys.path[:0] = settings["mounts"]
 
     def call() -> Any:
-        control.progress.enter("loading the function")  # only now: to unpickle it may import the framework
+        control.progress.enter("loading the function")  # To unpickle it may import the framework.
         with without_collections():
             function, args, kwargs, control.decoders, control.tensors = definitions.load(control.take_job())
         control.progress.enter("no step reported")
@@ -139,8 +139,8 @@ def _run(control: RankControl, world: World, settings: Mapping[str, Any], framew
     if framework is not None:
         control.progress.enter(f"setting up {framework.name}", "wait")
     result = call() if framework is None else framework.run(world, call)
-    if control.trace is not None and (found := control.trace.report()) is not None:
-        control.tell(made("trace", {**found, "rank": world.rank}))
+    if control.trace is not None and (sections := control.trace.report()) is not None:
+        control.tell(made("trace", {**sections, "rank": world.rank}))
     control.progress.enter("returning its result")
     size = _return(result, world, settings)
     _flush()
@@ -210,9 +210,9 @@ def tracing(framework: Framework | None) -> Trace:
 
 def _report(channel: Channel, control: RankControl, error: BaseException) -> None:
     rank = control.assignment.get("rank", -1)
-    if isinstance(error, WireError):  # the supervisor is gone: nothing can be reported
+    if isinstance(error, WireError):  # The supervisor is gone, and with it who takes a report.
         os._exit(1)
-    sys.setrecursionlimit(max(_DEPTH, sys.getrecursionlimit()))  # a low limit must not keep the error from the user
+    sys.setrecursionlimit(max(_RECURSION_LIMIT, sys.getrecursionlimit()))  # A low limit must not hide the error.
     error = _trimmed(error)
     if isinstance(error, Regroup):
         channel.send("regroup")
@@ -229,20 +229,20 @@ def _report(channel: Channel, control: RankControl, error: BaseException) -> Non
         _flush()
         channel.send("failed", failure.pickled, **failure.fields())
     finally:
-        os._exit(1)  # not sys.exit: a thread or an exit handler could keep a failed rank alive
+        os._exit(1)  # Under sys.exit a thread or an exit handler could keep a failed rank alive.
 
 
 def _exit_code(end: SystemExit) -> int:
-    """Return the exit code of sys.exit, and write its text to stderr where it was given one, as Python does."""
+    """Return the exit code of sys.exit, and write its text, if it has one, to stderr, as Python does."""
     if end.code is None or isinstance(end.code, int):
         return int(end.code or 0)
-    with suppress(AttributeError, OSError, ValueError):  # a stream that the user has closed or replaced
+    with suppress(AttributeError, OSError, ValueError):  # The user may have closed or replaced the stream.
         print(end.code, file=sys.stderr)  # noqa: T201 - see above
     return 1
 
 
 def _trimmed(error: BaseException) -> BaseException:
-    """Return the error, whose traceback begins with the user's function where it has come that far."""
+    """Return the error, with a traceback that begins at the user's function, if it was called."""
     trimmed = error.__traceback__
     while trimmed is not None and trimmed.tb_frame.f_globals.get("__package__") in _OWN:
         trimmed = trimmed.tb_next
@@ -255,16 +255,16 @@ def _leave(control: RankControl) -> None:
 
     def unraisable(problem: sys.UnraisableHookArgs) -> None:
         say(problem)
-        if "atexit callback" in (problem.err_msg or ""):  # not a destructor's
+        if "atexit callback" in (problem.err_msg or ""):  # Errors of destructors are only shown, as in any Python.
             control.report_non_fatal("an exit handler", problem.exc_value or problem.exc_type())
 
     def uncaught(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
         show(kind, error, trace)
         control.report_non_fatal("an exit handler", error)
 
-    sys.unraisablehook, sys.excepthook = unraisable, uncaught  # weakref.finalize calls the latter
+    sys.unraisablehook, sys.excepthook = unraisable, uncaught  # Errors of weakref.finalize go to the second.
     try:
-        threading._shutdown()  # type: ignore[attr-defined]  # its callbacks end the threads of idle pools
+        threading._shutdown()  # type: ignore[attr-defined]  # Its callbacks end the threads of idle pools.
     except Exception as error:  # noqa: BLE001 - Python, too, continues with the exit handlers
         uncaught(type(error), error, error.__traceback__)
     atexit._run_exitfuncs()
@@ -305,8 +305,8 @@ def die_with(parent: int | None) -> None:
 
 def answer_with_stacks(settings: Mapping[str, Any]) -> None:
     """Write the stacks of all threads to the supervisor's file at its signal, and the crashing one to stderr."""
-    faulthandler.enable(all_threads=False)  # only the crashing thread: few lines of output travel
+    faulthandler.enable(all_threads=False)  # The crashing thread alone, as few lines of output travel.
     for name in ("stacks", "progress"):
         os.set_inheritable(settings[name], False)
     faulthandler.register(settings["signal"], file=settings["stacks"], all_threads=True)
-    signal.pthread_sigmask(signal.SIG_SETMASK, ())  # inherited from the thread that called tritium.launch
+    signal.pthread_sigmask(signal.SIG_SETMASK, ())  # The thread that called tritium.launch may block signals.

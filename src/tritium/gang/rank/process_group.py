@@ -1,4 +1,4 @@
-"""End a rank's process group, but let what cleans up after its processes do so first (rank, supervisor)."""
+"""End a rank's process group, but let those processes finish that clean up after it (rank, supervisor)."""
 
 from __future__ import annotations
 
@@ -9,21 +9,21 @@ import time
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
 
-# multiprocessing's process, and joblib's, that removes the shared memory and the semaphores that processes leave when
-# they are killed: when it sees that the last one of them has ended.
+# The resource trackers of multiprocessing and joblib remove the shared memory and the semaphores of killed processes,
+# once the last of these has ended.
 _CLEANER = b"resource_tracker import main"
-CLEANING_SECONDS = 1.0  # for what takes milliseconds, unless a process of another group is one of those
-_LOOK_SECONDS = 0.005  # Conda's Python has no os.pidfd_open, by which the end of a process that is no child is an event
+CLEANING_SECONDS = 1.0  # Cleaning takes milliseconds, unless it waits for a process of another group.
+_LOOK_SECONDS = 0.005  # Polled, as Conda's Python lacks os.pidfd_open, which makes the end of a non-child an event.
 
 
 def kill_group(leader: int) -> None:
-    """Send SIGKILL to the processes of the group, but not to those that clean up after the others, which then end.
+    """Send SIGKILL to the processes of the group, but not to those that clean up after the others and then end.
 
     leader : the process that the group is named by, alive or not reaped yet. Raises nothing where it is gone.
     """
     cleaners = set(_cleaners(leader))
     killed: set[int] = set()
-    while cleaners and (others := {*_members(leader)} - cleaners - killed):  # again: they may have forked just now
+    while cleaners and (others := {*_members(leader)} - cleaners - killed):  # They may have forked meanwhile.
         _kill(others)
         killed |= others
     if not cleaners:

@@ -23,9 +23,9 @@ Doing = Literal["other", "step", "wait", "rows"]
 """The kind of a phase: any; between two batches; waiting for other ranks; waiting for rows."""
 
 _DOING: tuple[Doing, ...] = ("other", "step", "wait", "rows")
-_TEXT = 160  # bytes of the phase's name
-# changes, step, epoch, taken, logged, since, main thread, doing, phase, and changes again to detect a torn read
-_PAGE = struct.Struct(f"=QqqQQdQB{_TEXT}sQ")
+_PHASE_BYTES = 160
+# Changes, step, epoch, taken, logged, since, main thread, doing, phase, and changes again to detect a torn read.
+_PAGE = struct.Struct(f"=QqqQQdQB{_PHASE_BYTES}sQ")
 _NONE = -1
 _TRIES = 5
 
@@ -36,10 +36,10 @@ class ProgressWriter:
     def __init__(self, page: mmap.mmap | None = None) -> None:
         self._page = page
         self._changes = 0
-        self._taken = 0  # batches, from all shards
-        self._logged = 0  # steps
-        self._step = self._epoch = _NONE  # from 1
-        self._first: str | None = None  # the shard whose batches count as steps; phases of others have its name
+        self._batches_taken = 0
+        self._steps_logged = 0
+        self._step = self._epoch = _NONE  # Both count from 1.
+        self._step_shard: str | None = None  # Only batches of the first shard are steps.
         self._phase: tuple[Doing, bytes, float] = ("other", b"starting", time.monotonic())
         self._inside: list[tuple[Doing, bytes, float]] = []
         self._main = threading.main_thread().ident or 0
@@ -52,13 +52,13 @@ class ProgressWriter:
 
     def enter(self, phase: str, doing: Doing = "other") -> None:
         """Enter a phase, until the next one."""
-        self._phase = (doing, phase.encode()[:_TEXT], time.monotonic())
+        self._phase = (doing, phase.encode()[:_PHASE_BYTES], time.monotonic())
         self.touch()
 
     @contextmanager
     def within(self, phase: str, doing: Doing = "other") -> Iterator[None]:
         """Be in a phase within the current one, such as "saving a checkpoint". Entering and leaving are progress."""
-        entry = (doing, phase.encode()[:_TEXT], time.monotonic())
+        entry = (doing, phase.encode()[:_PHASE_BYTES], time.monotonic())
         self._inside.append(entry)
         self.touch()
         try:
@@ -69,25 +69,25 @@ class ProgressWriter:
 
     def took(self, name: str, epoch: int, step: int) -> None:
         """Record that batch `step` of `epoch` (both from 0) was taken from the shard `name`."""
-        if self._first is None:
-            self._first = name
+        if self._step_shard is None:
+            self._step_shard = name
         text = place(epoch + 1, step + 1)
-        if name == self._first:
+        if name == self._step_shard:
             self._step, self._epoch = step + 1, epoch + 1
         else:
             text = f"{text} of {name!r}"
-        self._phase = ("step", text.encode()[:_TEXT], time.monotonic())
-        self._taken += 1
+        self._phase = ("step", text.encode()[:_PHASE_BYTES], time.monotonic())
+        self._batches_taken += 1
         self.touch()
 
     def on_logged(self, event: Logged) -> None:
         """Record a call of `world.log`. Its step counts as the rank's where it takes no batches."""
-        if self._first is None and event.step is not None:
+        if self._step_shard is None and event.step is not None:
             self._step = event.step + 1
             self._epoch = _NONE if event.epoch is None else event.epoch + 1
             text = f"after {place(self._epoch, self._step)}"
             self._phase = ("other", text.encode(), time.monotonic())
-            self._logged += 1
+            self._steps_logged += 1
         self.touch()
 
     def touch(self) -> None:
@@ -102,8 +102,8 @@ class ProgressWriter:
                 self._changes,
                 self._step,
                 self._epoch,
-                self._taken,
-                self._logged,
+                self._batches_taken,
+                self._steps_logged,
                 since,
                 self._main,
                 number,

@@ -79,8 +79,10 @@ class World:
     ) -> None:
         """Show and record numbers: in the live progress display, and as an event in the run directory.
 
-        `step` of `steps` and `epoch` of `epochs` (both from 0) and `rows`, this rank's rows so far, drive the bar,
-        the rows per second and the time left. Tensors of one element are taken as numbers.
+        step   : the current one of `steps`, from 0. It drives the bar and the time left, as does `epoch`.
+        epoch  : the current one of `epochs`, from 0.
+        rows   : this rank's rows so far, for the rows per second.
+        values : numbers by name. Tensors of one element are taken as numbers.
         """
         progress = {"step": step, "steps": steps, "epoch": epoch, "epochs": epochs, "rows": rows}
         position: dict[str, Any] = {k: int(v) for k, v in progress.items() if v is not None}
@@ -106,19 +108,21 @@ class World:
 
     def shard(self, name: str = "train") -> Shard:
         """Return the shard of the DataFrame `data[name]`: the rows that this rank trains on. Waits for them."""
-        found = self._control.shard(name)
+        shard = self._control.shard(name)
         from tritium.data.shard import in_use
 
-        in_use.add(found)
-        return found
+        in_use.add(shard)
+        return shard
 
     def store(self, name: str, chunks: bytes | Iterable[bytes]) -> None:
         """Write a file in the run directory, over the control connection, so that no shared disk is needed.
 
-        `name` is relative to the run directory; `chunks` are the file's bytes, or an iterable of bytes (chunks of up to
-        4 MiB keep memory flat). The file gets its name when its last chunk has arrived and size and checksum match, so
-        it is never incomplete, also when this rank is killed and a later attempt stores it again. A full disk or a
-        failing object store ends the run with StoreFailed. Raises BadSetting for a chunk that is not bytes.
+        name   : the path of the file, relative to the run directory.
+        chunks : the file's bytes, or an iterable of bytes; chunks of up to 4 MiB keep memory flat.
+
+        The file gets its name when its last chunk has arrived and size and checksum match, so it is never incomplete,
+        also when this rank is killed and a later attempt stores it again. A full disk or a failing object store ends
+        the run with StoreFailed. Raises BadSetting for a chunk that is not bytes.
         """
         for piece in cut(name, chunks):
             self._control.store(piece)
@@ -126,8 +130,7 @@ class World:
     def expect_file(self, name: str, size: int) -> None:
         """Raise StoreFailed now, instead of after a training, if a file of `size` bytes could not be stored.
 
-        There is a limit only where stored files are returned with Spark's results: with a Connect client that executors
-        can't reach.
+        Only a Connect client that executors can't reach has a limit, as stored files return with Spark's results there.
         """
         limit = self._control.store_limit
         if limit is not None and size > limit:
@@ -146,7 +149,7 @@ class World:
 def _pickled(value: Any) -> bytes:
     try:
         return pickle.dumps(value, protocol=5)
-    except (pickle.PicklingError, AttributeError, TypeError):  # a function, or a class pickled by value
+    except (pickle.PicklingError, AttributeError, TypeError):  # Functions and local classes are pickled by value.
         return ship.pickle_from_rank(value)
 
 
@@ -191,7 +194,7 @@ def outside(env: Mapping[str, str]) -> World:
 
 def finish_checkpoints(world: World) -> None:
     """Wait for the last save, after the rank's function has returned. Raises the error of that save."""
-    if "checkpoint" in vars(world):  # only if it was used: don't import it for nothing
+    if "checkpoint" in vars(world):  # Without it no save can be open, and its module need not be imported.
         world.checkpoint.wait()
 
 

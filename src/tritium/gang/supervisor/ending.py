@@ -9,7 +9,7 @@ from collections.abc import Callable
 from tritium.errors import TritiumError
 from tritium.gang.failure import Failure
 
-STAY_SECONDS = 5.0  # how long a driver may take to cancel the Spark job
+STAY_SECONDS = 5.0  # A driver needs less to cancel the Spark job.
 # Failures that Spark does not notice by itself.
 _REPORTED = ("exception", "error", "exit", "signal", "stalled", "returned")
 
@@ -19,7 +19,7 @@ class GangEnded(TritiumError):
 
 
 class Ending:
-    """What has ended so far. Fields change while `changed` is held."""
+    """The parts of the gang that have ended so far. Fields change while `changed` is held."""
 
     def __init__(self, daemon: int | None) -> None:
         self.changed = threading.Condition()
@@ -47,12 +47,12 @@ class Ending:
     def on_end(self, failure: Failure | None, refused: bool) -> None:
         """Record that the coordinator has ended the gang, and at its second message that the Spark job has ended.
 
-        `refused`: it has refused this supervisor.
+        refused : whether it has refused this supervisor.
         """
         if failure is not None:
             self.failure = failure
         self._times += 1
-        if refused:  # a second copy of a task must fail, or Spark takes its result
+        if refused:  # A second copy of a task must fail, or Spark takes its result.
             self.by_driver = False
         if self._times > 1:
             self.may_leave.set()

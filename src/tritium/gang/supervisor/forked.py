@@ -1,4 +1,4 @@
-"""Have a rank forked by the fork server of its executor, and start that where there is none (supervisor)."""
+"""Have the fork server of an executor fork a rank, and start the server where there is none (supervisor)."""
 
 from __future__ import annotations
 
@@ -25,18 +25,21 @@ from tritium.wire import peer
 if TYPE_CHECKING:
     from tritium.gang.order import Order
 
-_MOST = 100  # descriptors that a rank inherits: a user may have only so many on the way between two processes
-_CLAIM_SECONDS = 5.0  # from the server's name being taken to its first connection
-_ANSWER_SECONDS = 5.0  # how long the server may take to tell that a rank has ended that was killed
-_TELL_SECONDS = 2.0  # how long the supervisor that has started the server may take to report that it has ended
+_MOST_DESCRIPTORS = 100  # A user may have only so many on the way between two processes.
+_CLAIM_SECONDS = 5.0
+"""The limit from the server's name being taken to its first connection."""
+_ANSWER_SECONDS = 5.0
+"""The limit for the server to report the end of a rank that was killed."""
+_TELL_SECONDS = 2.0
+"""The limit for the supervisor that started the server to report that the server has ended."""
 
-# Every low number is taken before the first import, so that no library has its descriptors where a rank needs its own.
+# Every low number is taken before the first import, so that no library opens descriptors where a rank needs its own.
 _BOOT = """
 import os, sys
 home, argument, room, *kept = sys.argv[1:]
 null = os.open(os.devnull, os.O_RDWR)
 for number in set(range(3, int(room))) - {null, *map(int, kept)}:
-    os.dup2(null, number, False)  # not inheritable
+    os.dup2(null, number, False)  # False: not inheritable.
 if not os.path.isdir(home):
     sys.path.insert(0, f"/proc/{os.getpid()}/fd/{os.open(home, os.O_RDONLY)}")
 else:
@@ -51,16 +54,16 @@ def start_rank(
 ) -> RankProcess:
     """Start a rank: forked where the system allows it, else in a Python of its own.
 
+    daemon : the parent of this executor's Python workers; None: this process supervises all ranks.
     keep   : the file descriptors that it inherits, under the same numbers.
     cpus   : number of threads of OpenMP and the like.
-    daemon : the parent of this executor's Python workers; None: this process supervises all ranks.
 
     The calling thread must outlive the rank: the kernel kills the child with it. Raises BadSetting as
     `lift_memory_limit` does.
     """
     options: dict[str, Any] = {"keep": keep, "env": order.env, "cpus": cpus}
     if _may_fork(order, keep):
-        within = os.readlink("/proc/self/ns/pid")  # containers may share a network, and with it such names
+        within = os.readlink("/proc/self/ns/pid")  # Containers may share a network, and with it such names.
         rank = fork_rank(f"\0tritium-{order.launch}-{within}-{daemon or os.getpid()}", settings, **options)
         if rank is not None:
             return rank
@@ -70,10 +73,12 @@ def start_rank(
 def _may_fork(order: Order, keep: Sequence[int]) -> bool:
     if sys.platform != "linux":
         return False
-    if order.gpus:  # a library that looks for GPUs at its import may leave CUDA unusable in a forked process
+    if order.gpus:  # A library that looks for GPUs at its import may leave CUDA unusable in a forked process.
         return False
     limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
-    return len(keep) <= _MOST and max(keep) < ROOM and (limit == resource.RLIM_INFINITY or limit >= 2 * ROOM)
+    return (
+        len(keep) <= _MOST_DESCRIPTORS and max(keep) < ROOM and (limit == resource.RLIM_INFINITY or limit >= 2 * ROOM)
+    )
 
 
 class ForkedRank(RankProcess):
@@ -85,7 +90,7 @@ class ForkedRank(RankProcess):
         self._server = server
         self._server_pid = peer(connection)[0] if server is None else server.pid
         self._pid: int | None = None
-        self._early: list[int] = []  # signals from before the fork
+        self._early_signals: list[int] = []
         self._killed = threading.Event()
         self._reaper = threading.Thread(target=server.wait, name="tritium-fork-server", daemon=True) if server else None
         if self._reaper is not None:
@@ -105,7 +110,7 @@ class ForkedRank(RankProcess):
                 self._pid = self._pid or int(report["ended"])
                 self._killed.set()
                 end_group(self._pid)
-                with self._lock, suppress(OSError):  # the server has been killed just now
+                with self._lock, suppress(OSError):  # The server may have been killed just now.
                     self._ended = True
                     self._connection.sendall(REAP)
             else:
@@ -114,8 +119,8 @@ class ForkedRank(RankProcess):
         if self._pid is None and not self._killed.is_set():
             return self._code_of_server()
         self.kill_group()
-        if self._pid is not None:  # its children: the kernel has killed the rank itself with its parent
-            end_group(self._pid)
+        if self._pid is not None:
+            end_group(self._pid)  # Only children are left: the kernel killed the rank with its parent.
         with self._lock:
             self._ended = True
         return -signal.SIGKILL
@@ -129,7 +134,7 @@ class ForkedRank(RankProcess):
             except TimeoutError:
                 if not self._killed.is_set():
                     continue
-                return  # the server is stopped, and can't tell the end of a rank that was killed
+                return  # The server is stopped, and can't report the end of a rank that was killed.
             except OSError:
                 data = b""
             if not data:
@@ -140,7 +145,7 @@ class ForkedRank(RankProcess):
     def _on_fork(self, pid: int) -> None:
         with self._lock:
             self._pid = pid
-            early, self._early = self._early, []
+            early, self._early_signals = self._early_signals, []
         if self._killed.is_set():
             self.kill_group()
         for number in early:
@@ -163,12 +168,12 @@ class ForkedRank(RankProcess):
                 if not self._ended:
                     os.kill(self._pid, number)
             elif number != SIGNAL:
-                self._early.append(number)
+                self._early_signals.append(number)
             elif self._server is not None:
                 os.kill(self._server_pid, number)
 
     def kill_group(self) -> None:
-        """Do as `RankProcess.kill_group`; before the fork, see to it that there is none."""
+        """Do as `RankProcess.kill_group`; before the fork, prevent it."""
         self._killed.set()
         with self._lock, suppress(OSError):
             if self._pid is None:
@@ -183,7 +188,7 @@ class ForkedRank(RankProcess):
             self._connection.shutdown(socket.SHUT_RDWR)
         self._connection.close()
         if self._reaper is not None:
-            self._reaper.join(_TELL_SECONDS)  # longer only where other ranks outlive this one
+            self._reaper.join(_TELL_SECONDS)  # The server ends later only if other ranks outlive this one.
 
 
 def fork_rank(
@@ -192,7 +197,7 @@ def fork_rank(
     """Have the fork server `name` fork a rank; start it where there is none. None: its socket can't be had."""
     try:
         connection, listener = _reach(name)
-    except OSError:  # a system without abstract sockets, or that forbids them
+    except OSError:  # The system lacks abstract sockets, or forbids them.
         return None
     if listener is None and peer(connection)[1] != os.getuid():
         connection.close()
@@ -225,7 +230,7 @@ def _reach(name: str) -> tuple[socket.socket, socket.socket | None]:
     deadline = time.monotonic() + _CLAIM_SECONDS
     while True:
         connection = socket.socket(socket.AF_UNIX)
-        connection.settimeout(None)  # not a default timeout of the program's
+        connection.settimeout(None)  # The program may have set a default timeout.
         listener = None
         try:
             connection.connect(name)
@@ -240,7 +245,7 @@ def _reach(name: str) -> tuple[socket.socket, socket.socket | None]:
                 connection.close()
                 if error.errno != errno.EADDRINUSE or time.monotonic() > deadline:
                     raise
-                time.sleep(0.001)  # another supervisor has the name, and listens in a moment: nothing tells when
+                time.sleep(0.001)  # Another supervisor has taken the name, and no event tells when it listens.
                 continue
         return connection, listener
 

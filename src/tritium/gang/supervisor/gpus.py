@@ -15,7 +15,7 @@ from typing import IO
 from tritium.errors import NotEnoughSlots
 from tritium.gang.settings import Gang
 
-LISTING_SECONDS = 10.0  # how long nvidia-smi may take; some drivers need seconds to wake up
+LISTING_SECONDS = 10.0  # Some drivers need seconds to wake up.
 
 
 def gpus_here(gang: Gang) -> tuple[list[str], int]:
@@ -26,16 +26,16 @@ def gpus_here(gang: Gang) -> tuple[list[str], int]:
     if not gang.gpus:
         return [], gang.most
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
-    found, source = _listed() if visible is None else (_visible(visible), f"CUDA_VISIBLE_DEVICES={visible!r}")
+    addresses, source = _listed() if visible is None else (_visible(visible), f"CUDA_VISIBLE_DEVICES={visible!r}")
     needed = gang.least * gang.gpus
-    if len(found) < needed:
+    if len(addresses) < needed:
         raise NotEnoughSlots(
-            f"{gang.least} rank(s) of gpus={gang.gpus} need {needed} GPU(s); this machine shows {len(found)} "
+            f"{gang.least} rank(s) of gpus={gang.gpus} need {needed} GPU(s); this machine shows {len(addresses)} "
             f"({source}). A gang never falls back to CPUs; gpus=0 asks for them.",
             needed=needed,
-            available=len(found),
+            available=len(addresses),
         )
-    return found, min(gang.most, len(found) // gang.gpus)
+    return addresses, min(gang.most, len(addresses) // gang.gpus)
 
 
 def _visible(value: str) -> list[str]:
@@ -44,7 +44,7 @@ def _visible(value: str) -> list[str]:
 
 
 def _listed() -> tuple[list[str], str]:
-    """Return the indices of all GPUs, and where they or their absence are known from."""
+    """Return the indices of all GPUs, and the source of that knowledge, for messages."""
     if shutil.which("nvidia-smi") is None:
         return [], "nvidia-smi, which lists them, is not on the PATH"
     query = ["nvidia-smi", "--query-gpu=index", "--format=csv,noheader"]
@@ -69,7 +69,7 @@ class Listing:
         self._answer: IO[bytes] = io.BytesIO()
         if program is None:
             return
-        with contextlib.suppress(OSError):  # it can't be run, or the disk is full: then no UUID is known
+        with contextlib.suppress(OSError):  # If it can't be run, or the disk is full, no UUID is known.
             self._answer = tempfile.TemporaryFile()  # noqa: SIM115 - closed in `close`. No pipe: a child may hold it
             self._process = subprocess.Popen(
                 [program, "-L"], stdin=subprocess.DEVNULL, stdout=self._answer, stderr=subprocess.DEVNULL
@@ -90,10 +90,10 @@ class Listing:
         self._answer.seek(0)
         parts: dict[str, list[str]] = {}
         for line in self._answer.read().decode("utf-8", "replace").splitlines():
-            if found := _GPU.match(line):
-                parts[found[1]] = [found[2]]
-            elif parts and (found := _MIG.match(line)):
-                parts[list(parts)[-1]].append(found[1])
+            if match := _GPU.match(line):
+                parts[match[1]] = [match[2]]
+            elif parts and (match := _MIG.match(line)):
+                parts[list(parts)[-1]].append(match[1])
         return {index: uuids[-1] for index, uuids in parts.items() if len(uuids) <= 2}
 
     def close(self) -> None:
@@ -108,6 +108,6 @@ def executor() -> str:
     """Return an id of this executor on its host: the pid of its Python daemon, and that pid's namespace."""
     try:
         namespace = os.stat("/proc/self/ns/pid").st_ino
-    except OSError:  # no Linux: no such namespaces
+    except OSError:  # Only Linux has such namespaces.
         namespace = 0
     return f"{namespace}-{os.getppid()}"

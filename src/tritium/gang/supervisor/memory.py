@@ -30,7 +30,7 @@ class Memory:
         self._peak = _high_water(self._pid) or self._peak
         group = _group(self._pid)
         if group.is_root and self._group.folder is not None:
-            return  # version 1 says "/" of a process from the moment it begins to end
+            return  # Version 1 reports "/" for a process from the moment it begins to end.
         if group.folder is not None and group != self._group:
             self._group, self._killed = group, group.killed()
 
@@ -41,19 +41,19 @@ class Memory:
         """
         host = _meminfo()
         free = [*self._free, host.get("MemAvailable", 0)]
-        found: dict[str, Any] = {
+        figures: dict[str, Any] = {
             "peak": peak or self._peak,
             "host_total": host.get("MemTotal"),
             "host_available": min(free),
         }
         if not host:
-            found.update(host_total=None, host_available=None)
+            figures.update(host_total=None, host_available=None)
         if self._group.folder is not None:
-            found["group"] = str(self._group.folder)
-            found["group_limit"] = self._group.limit()
-            found["group_peak"] = self._group.number(self._group.names["peak"])
-            found["oom_kills"] = self._await_kill()
-        return found
+            figures["group"] = str(self._group.folder)
+            figures["group_limit"] = self._group.limit()
+            figures["group_peak"] = self._group.number(self._group.names["peak"])
+            figures["oom_kills"] = self._await_kill()
+        return figures
 
     def _await_kill(self) -> int:
         # The kernel increments its counter a moment after the kill.
@@ -95,13 +95,13 @@ class _Group:
 
     def limit(self) -> int | None:
         """Return the least limit of the group and its visible parents, in bytes; None without any."""
-        found, folder = [], self.folder
+        limits, folder = [], self.folder
         while folder is not None and folder != _CGROUPS and _CGROUPS in folder.parents:
-            found.append(self.number(self.names["limit"], folder))
+            limits.append(self.number(self.names["limit"], folder))
             folder = folder.parent
         if self.folder == _CGROUPS:
-            found.append(self.number(self.names["limit"]))
-        return min((limit for limit in found if limit is not None), default=None)
+            limits.append(self.number(self.names["limit"]))
+        return min((limit for limit in limits if limit is not None), default=None)
 
     def killed(self) -> int:
         """Return the number of OOM kills in the group."""

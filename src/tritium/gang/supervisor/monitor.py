@@ -17,15 +17,16 @@ from tritium.gang.supervisor.output import Output
 from tritium.gang.supervisor.process import RankProcess
 from tritium.gang.supervisor.stacks import SIGNAL, Stacks, in_collective, main_thread, where
 
-_LOGGED = 3  # logged steps after which the interval of a rank's steps counts as known
-_LONGEST = 10  # times its longest interval that a rank may take for its next logged step
+_STEPS_TO_KNOW_INTERVAL = 3
+_INTERVALS_ALLOWED = 10
+"""A rank may take so many times its longest interval for its next logged step."""
 
 
 class Monitor:
     """Reads a rank's status and stacks for the coordinator. Thread-safe, once `watch` was called."""
 
     def __init__(self, output: Output) -> None:
-        self._output = output  # a rank that prints makes progress
+        self._output = output  # Read, as a rank that prints makes progress.
         self._page, self._stacks = ProgressPage(), Stacks()
         self._rows: Mapping[str, int] | None = None
         self._lock = threading.Lock()
@@ -80,13 +81,13 @@ class Monitor:
         return Failure(how="signal", signal=signal_name(-code), exit_code=code, **facts)
 
     def stacks(self) -> tuple[str, dict[str, str]]:
-        """Return the stacks of all threads, and `where` the main thread is, its `collective`, `why` there are none.
+        """Return the stacks of all threads, and facts: `where` the main thread is, its `collective`, `why` none came.
 
         Takes up to `stacks.ANSWER_SECONDS`.
         """
         word, state = self._page.read(), process_stats.state(self._process.pid)
         text, why = "", "it has only just started"
-        if word["changes"]:  # before its first update its signal handler is not installed
+        if word["changes"]:  # Before its first update it may lack the signal handler.
             text = "" if state == "T" else self._stacks.ask(self._process)
             why = "" if text else _why_no_answer(state)
         frames = main_thread(text, word["main"])
@@ -101,12 +102,12 @@ class Monitor:
         """Return the fields of a `status` message. All seconds are as of now."""
         with self._lock:
             now, word, rows = time.monotonic(), self._page.read(), self._rows
-            if self._process.pid != self._pid:  # it was forked
+            if self._process.pid != self._pid:  # The server has forked the rank, which now has its own pid.
                 self._watch_pid(now)
-            if lapse := self._lapse.look(now):  # this process was stopped, and perhaps the rank too
-                for each in (self._progress, self._arrived, self._busy, self._source):
-                    if each is not None:
-                        each.forgive(lapse)
+            if lapse := self._lapse.look(now):  # This process was stopped, and perhaps the rank, too.
+                for measure in (self._progress, self._arrived, self._busy, self._source):
+                    if measure is not None:
+                        measure.forgive(lapse)
             self._memory.look()
             arrived = self._arrived.look(None if rows is None else tuple(rows.values()), now)
             if self._source is not None:
@@ -131,11 +132,11 @@ class _Logs:
         self._count, self._since, self._longest = 0, now, 0.0
 
     def look(self, logged: int, now: float) -> float | None:
-        """Return the limit in seconds; None before the rank has logged _LOGGED steps."""
+        """Return the limit in seconds; None before the rank has logged _STEPS_TO_KNOW_INTERVAL steps."""
         if logged > self._count:
             self._longest = max(self._longest, now - self._since)
             self._count, self._since = logged, now
-        return _LONGEST * self._longest if logged >= _LOGGED else None
+        return _INTERVALS_ALLOWED * self._longest if logged >= _STEPS_TO_KNOW_INTERVAL else None
 
 
 def _source() -> int | None:

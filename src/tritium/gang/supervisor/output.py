@@ -17,9 +17,11 @@ from tritium.errors import WireError
 from tritium.gang.control.client import Client
 from tritium.gang.limits import as_shown
 
-LONGEST_LINE = 1 << 16  # a longer one is passed on in pieces
+LONGEST_LINE = 1 << 16
+"""A longer line is passed on in pieces."""
 _PIECE = 1 << 16
-TAIL = 20  # lines of a rank's output that travel with its failure
+TAIL = 20
+"""The lines of a rank's output that travel with its failure."""
 
 
 class Output:
@@ -32,7 +34,7 @@ class Output:
         self.pieces = 0
         """Number of pieces passed on: printing counts as progress."""
         self._coordinator, self._noise = coordinator, noise
-        self._ended, self._end = os.pipe()  # the first is readable once the second is closed
+        self._ended, self._end = os.pipe()  # Closing the second makes the first readable, for a select.
         self._open = True
 
     def end(self) -> None:
@@ -80,5 +82,5 @@ class Output:
         if not (text := self._noise.sub(b"", text)):
             return
         self.tail.extend(as_shown(line) for line in text.split(b"\n") if line.strip())
-        with contextlib.suppress(WireError):  # keep reading, so that the rank does not block on a full pipe
+        with contextlib.suppress(WireError):  # Reading goes on, or the rank would block on a full pipe.
             self._coordinator.send("output", text)

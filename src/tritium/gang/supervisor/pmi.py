@@ -21,16 +21,18 @@ from tritium.errors import TritiumError, WireError
 from tritium.gang.control.client import Client
 from tritium.wire import Message
 
-TAG, INIT = "pmi", "MPI_Init"  # tags of the all-gathers
+BARRIER_TAG, INIT_TAG = "pmi", "MPI_Init"
 _WORD = re.compile(r"([\w-]+)=(\S*)")
 _MAXES = "kvsname_max=256 keylen_max=64 vallen_max=4096"
 
 
 class Supervised(Protocol):
-    """What is called in the supervisor."""
+    """The calls of a rank's MPI to its supervisor."""
 
-    def on_mpi_abort(self, code: int) -> None: ...  # the program has called MPI_Abort, which does not end it by itself
-    def on_rank_refused(self, error: TritiumError) -> None: ...  # MPI_Init waits for a rank that has returned
+    def on_mpi_abort(self, code: int) -> None: ...  # Called for MPI_Abort, which does not end the program by itself.
+    def on_rank_refused(
+        self, error: TritiumError
+    ) -> None: ...  # Called if MPI_Init waits for a rank that has returned.
 
 
 class Pmi:
@@ -45,7 +47,7 @@ class Pmi:
         self._name = name
         self._ours, self._theirs = socket.socketpair()
         for end in (self._ours, self._theirs):
-            end.settimeout(None)  # a default timeout would make them non-blocking, also for the rank
+            end.settimeout(None)  # A default timeout would make it non-blocking, also for the rank.
         self._values: dict[str, str] = {}
         self._put: dict[str, str] = {}
         self._barriers = 0
@@ -66,7 +68,7 @@ class Pmi:
 
     def on_gathered(self, message: Message) -> None:
         """Take the coordinator's answer to a barrier, or to MPI_Init."""
-        if message["tag"] == INIT:
+        if message["tag"] == INIT_TAG:
             if "problem" in message.fields:
                 self._supervisor.on_rank_refused(TritiumError(message["problem"]))
             return
@@ -82,17 +84,17 @@ class Pmi:
             self._changed.notify_all()
         with suppress(OSError):
             self._ours.shutdown(socket.SHUT_RDWR)
-        for path in glob.glob(f"/dev/shm/mpich_*_{_fnv1a(self._name):x}_*"):  # what killed ranks have left
-            with suppress(FileNotFoundError):  # the supervisor of another rank has just removed it
+        for path in glob.glob(f"/dev/shm/mpich_*_{_fnv1a(self._name):x}_*"):  # Killed ranks leave it.
+            with suppress(FileNotFoundError):  # The supervisor of another rank may have removed it.
                 os.unlink(path)
 
     def serve(self) -> None:
         """Answer requests, when the rank has been started, until it closes its end or `close` is called."""
-        self._theirs.close()  # the rank has inherited it
+        self._theirs.close()  # The rank has inherited it.
         requests = self._ours.makefile("r", encoding="utf-8", errors="replace")
-        with self._ours, requests, suppress(OSError, WireError):  # the supervisor notices who has gone
+        with self._ours, requests, suppress(OSError, WireError):  # The supervisor notices who has gone.
             for line in requests:
-                if line.startswith("mcmd="):  # a request of several lines, such as spawn
+                if line.startswith("mcmd="):  # Requests such as spawn have several lines.
                     for more in requests:
                         if more.strip() == "endcmd":
                             break
@@ -103,7 +105,7 @@ class Pmi:
         words = dict(_WORD.findall(line))
         command = words.get("cmd") or words.get("mcmd", "")
         if command == "init":
-            self._gather("MPI_Init", b"", INIT)  # no one waits for it: it fails when a rank returns without MPI_Init
+            self._gather("MPI_Init", b"", INIT_TAG)  # Only its failure matters: when a rank returns without MPI_Init.
             self._say("response_to_init", "pmi_version=1 pmi_subversion=1 rc=0")
         elif command == "get_maxes":
             self._say("maxes", f"{_MAXES} rc=0")
@@ -119,15 +121,15 @@ class Pmi:
             self._say("put_result", "rc=0 msg=success")
         elif command == "get":
             value = self._values.get(words["key"])
-            found = "rc=-1 msg=key_not_found value=unknown" if value is None else f"rc=0 msg=success value={value}"
-            self._say("get_result", found)
+            answer = "rc=-1 msg=key_not_found value=unknown" if value is None else f"rc=0 msg=success value={value}"
+            self._say("get_result", answer)
         elif command == "barrier_in":
             self._say("barrier_out", "rc=0" if self._exchange() else "rc=-1 msg=a_rank_has_left")
         elif command == "finalize":
             self._say("finalize_ack", "rc=0")
         elif command == "abort":
             self._supervisor.on_mpi_abort(int(words.get("exitcode", 1)))
-        else:  # such as MPI_Comm_spawn and MPI_Publish_name: there is no one to start or to ask
+        else:  # MPI_Comm_spawn and MPI_Publish_name need a server, of which there is none.
             self._say(f"{command}_result", "rc=-1 msg=not_supported")
 
     def _say(self, command: str, rest: str) -> None:
@@ -140,7 +142,7 @@ class Pmi:
         """Give every rank what this one has put since its last barrier; False where a rank has returned without it."""
         number, self._barriers = self._barriers, self._barriers + 1
         values, self._put = json.dumps(self._put).encode(), {}
-        self._gather("MPI_Finalize", values, TAG, number)
+        self._gather("MPI_Finalize", values, BARRIER_TAG, number)
         with self._changed:
             self._changed.wait_for(lambda: number in self._gathered or self._closed)
             message = self._gathered.pop(number, None)
@@ -165,11 +167,11 @@ def process_mapping(hosts: Sequence[str]) -> str:
     MPI uses shared memory between the ranks of one host. Ranks of a host are consecutive.
     """
     numbers = {host: number for number, host in enumerate(dict.fromkeys(hosts))}
-    blocks: list[list[int]] = []  # [first host, hosts, ranks of each]
-    for host, number in numbers.items():
-        ranks = hosts.count(host)
-        if blocks and blocks[-1][2] == ranks:
+    blocks: list[list[int]] = []
+    for host, first_host in numbers.items():
+        ranks_of_each = hosts.count(host)
+        if blocks and blocks[-1][2] == ranks_of_each:
             blocks[-1][1] += 1
         else:
-            blocks.append([number, 1, ranks])
+            blocks.append([first_host, 1, ranks_of_each])
     return "(vector," + ",".join(f"({first},{count},{ranks})" for first, count, ranks in blocks) + ")"

@@ -19,7 +19,7 @@ from tritium import ship
 from tritium.errors import BadSetting
 from tritium.gang.rank.process_group import end_group, kill_group
 
-# Puts the package on the path before its first import: a zip first, an installed package last, as it was.
+# Puts the package on the path before its first import: a zip first; an installed package last, as it was before.
 _BOOT = """
 import os, sys
 home = sys.argv[1]
@@ -27,7 +27,8 @@ sys.path.insert(0, home) if not os.path.isdir(home) else sys.path.append(home)
 from tritium.gang.rank.main import main
 main(sys.argv[2])
 """
-_PYSPARK_MEMORY = "PYSPARK_EXECUTOR_MEMORY_MB"  # set by Spark in its Python workers
+_PYSPARK_MEMORY = "PYSPARK_EXECUTOR_MEMORY_MB"
+"""Spark sets it in its Python workers."""
 THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NUMEXPR_NUM_THREADS")
 
 
@@ -89,16 +90,16 @@ class SpawnedRank(RankProcess):
         # It is not reaped before its group is killed, so that its pid can't belong to another process by then.
         try:
             await_exit(self.pid)
-        except ChildProcessError:  # the kernel has reaped it, as this program ignores SIGCHLD
+        except ChildProcessError:  # The kernel reaps it where the program ignores SIGCHLD.
             end_group(self.pid)
             with self._lock:
                 self._ended = True
-                self._process.returncode = 0  # as Popen does where the exit code is lost
+                self._process.returncode = 0  # Popen does so, too, where the exit code is lost.
                 return 0
         end_group(self.pid)
         with self._lock:
             self._ended = True
-            _, status, usage = os.wait4(self.pid, 0)  # as Popen.wait, but returns the resource usage too
+            _, status, usage = os.wait4(self.pid, 0)  # Popen.wait would lose the resource usage.
             self._process.returncode = os.waitstatus_to_exitcode(status)
             if usage.ru_maxrss > self._inherited:
                 self.peak = usage.ru_maxrss * (1 if sys.platform == "darwin" else 1024)
@@ -117,7 +118,7 @@ class SpawnedRank(RankProcess):
                 kill_group(self.pid)
 
 
-# idtype P_PID and the options WEXITED | WNOWAIT, from each system's <sys/wait.h>
+# From each system's <sys/wait.h>: the idtype P_PID, and the options WEXITED | WNOWAIT.
 _WAITID = {"linux": (1, 4 | 0x01000000), "darwin": (1, 4 | 0x20)}
 
 
@@ -132,8 +133,8 @@ def await_exit(pid: int) -> None:
     kind, options = _WAITID[sys.platform]
     waitid = ctypes.CDLL(None, use_errno=True).waitid
     waitid.argtypes = [ctypes.c_int, ctypes.c_uint, ctypes.c_void_p, ctypes.c_int]
-    told = ctypes.create_string_buffer(256)  # a siginfo_t, of 104 bytes on macOS and 128 on Linux
-    while waitid(kind, pid, told, options) != 0:
+    siginfo = ctypes.create_string_buffer(256)  # It has 104 bytes on macOS and 128 on Linux.
+    while waitid(kind, pid, siginfo, options) != 0:
         if (number := ctypes.get_errno()) != errno.EINTR:
             raise OSError(number, os.strerror(number))
 
@@ -162,8 +163,10 @@ def lift_memory_limit(pid: int) -> None:
 def spawn_rank(settings: Mapping[str, Any], *, keep: Sequence[int], env: Mapping[str, str], cpus: int) -> SpawnedRank:
     """Start a rank in a Python of its own. The calling thread must outlive it: the kernel kills the child with it.
 
-    `keep` are the file descriptors that it inherits, under the same numbers. `cpus` is the number of threads of OpenMP
-    and the like. Raises BadSetting as `lift_memory_limit` does.
+    keep : the file descriptors that it inherits, under the same numbers.
+    cpus : the number of threads of OpenMP and the like.
+
+    Raises BadSetting as `lift_memory_limit` does.
     """
     argument = json.dumps({**settings, "parent": os.getpid()})
     pipe = subprocess.PIPE
@@ -202,11 +205,11 @@ def start_python(
 
 def environment(env: Mapping[str, str], cpus: int) -> dict[str, str]:
     """Return the environment variables of a rank."""
-    found = dict(os.environ)
+    variables = dict(os.environ)
     for name in THREADS:
-        found[name] = str(cpus)
-    found["PYTHONUNBUFFERED"] = "1"
+        variables[name] = str(cpus)
+    variables["PYTHONUNBUFFERED"] = "1"
     for name in ("SPARK_ENV_LOADED", "PYTHON_WORKER_FACTORY_SECRET", "PYTHON_WORKER_FACTORY_PORT"):
-        found.pop(name, None)
-    found.update(env)
-    return found
+        variables.pop(name, None)
+    variables.update(env)
+    return variables

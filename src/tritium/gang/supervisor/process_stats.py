@@ -12,9 +12,12 @@ from typing import Any
 
 _PROC = Path("/proc")
 _TICK = 1.0 / os.sysconf("SC_CLK_TCK")
-_LEAST = 0.1  # seconds of CPU between two looks, at most, that count as idle
-_SHARE = 0.05  # share of a core, at most, that counts as idle: heartbeats, idle threads
-_LAPSE = 5.0  # seconds between two looks, beyond which this process itself was stopped
+_IDLE_SECONDS = 0.1
+"""A process that used no more CPU time between two looks counts as idle."""
+_IDLE_SHARE = 0.05
+"""So does one that used no more than this share of a core, as heartbeats and idle threads do."""
+_LAPSE_SECONDS = 5.0
+"""A longer time between two looks means that this process itself was stopped."""
 
 STATES = {
     "T": "stopped (SIGSTOP, or Ctrl-Z)",
@@ -25,7 +28,10 @@ STATES = {
 
 
 class Busy:
-    """Measures how long a process (`whole`: with its children) has used nearly no CPU. Call `look` periodically."""
+    """Measures how long a process has used nearly no CPU. Call `look` periodically.
+
+    whole : whether its children count, too.
+    """
 
     def __init__(self, pid: int, now: float, *, whole: bool = True) -> None:
         self._pid = pid
@@ -36,7 +42,11 @@ class Busy:
     def look(self, now: float) -> float:
         """Return the seconds since it last used CPU; 0 where that is not known."""
         used = cpu_seconds(self._pid, self._whole)
-        if used is None or used < self._used or used - self._used > max(_LEAST, _SHARE * (now - self._since)):
+        if (
+            used is None
+            or used < self._used
+            or used - self._used > max(_IDLE_SECONDS, _IDLE_SHARE * (now - self._since))
+        ):
             self._since, self._used = now, used or 0.0
         return now - self._since
 
@@ -72,27 +82,28 @@ class Lapse:
     def look(self, now: float) -> float:
         """Return the seconds for which it was stopped; 0 if it was not."""
         gap, self._last = now - self._last, now
-        return gap if gap > _LAPSE else 0.0
+        return gap if gap > _LAPSE_SECONDS else 0.0
 
 
 def state(pid: int) -> str:
     """Return the letter of /proc/<pid>/stat: R, S, D, T (stopped), t (traced), Z; empty when it is not known."""
-    found = _stat(pid)
-    return found[0] if found else ""
+    fields = _stat(pid)
+    return fields[0] if fields else ""
 
 
 def cpu_seconds(pid: int, whole: bool = True) -> float | None:
-    """Return the CPU time of a process in seconds; `whole`: with its children, also ended ones.
+    """Return the CPU time of a process in seconds; None when it is not known.
 
-    None when it is not known.
+    whole : whether its children count, too, also those that have ended.
     """
-    found = _stat(pid)
-    if not found:
+    fields = _stat(pid)
+    if not fields:
         return None
     if not whole:
-        return (int(found[11]) + int(found[12])) * _TICK
-    own = sum(int(part) for part in found[11:15]) * _TICK  # utime, stime, and those of children that were waited for
-    return own + sum(cpu_seconds(child) or 0.0 for child in _children(pid))
+        return (int(fields[11]) + int(fields[12])) * _TICK
+    # The fields are utime, stime, and those of the children that were waited for.
+    seconds = sum(int(part) for part in fields[11:15]) * _TICK
+    return seconds + sum(cpu_seconds(child) or 0.0 for child in _children(pid))
 
 
 def _stat(pid: int) -> list[str]:
@@ -111,6 +122,6 @@ def _children(pid: int) -> Iterator[int]:
     for thread in threads:
         try:
             text = (_PROC / str(pid) / "task" / thread / "children").read_text()
-        except OSError:  # the thread has ended, or the kernel lacks this file
+        except OSError:  # The thread has ended, or the kernel lacks this file.
             continue
         yield from map(int, text.split())

@@ -14,24 +14,26 @@ from tritium.gang.failure import Failure
 from tritium.gang.order import Order
 from tritium.gang.supervisor.ending import Ending
 from tritium.gang.supervisor.gpus import Listing
-from tritium.gang.supervisor.pmi import INIT, TAG, Pmi
+from tritium.gang.supervisor.pmi import BARRIER_TAG, INIT_TAG, Pmi
 from tritium.gang.supervisor.spooler import Spooler
 from tritium.wire import CHUNK, Channel, Message
 
-SMALL = 1 << 14  # bytes that a socket with room accepts without blocking
+SMALL = 1 << 14
+"""The bytes that a socket with room accepts without blocking."""
 CONNECT_SECONDS = 10.0
-_LOOK_SECONDS = 0.05  # between two looks whether all that an ended rank has sent is read
+_LOOK_SECONDS = 0.05
+"""The time between two looks whether all messages of an ended rank are read."""
 
 
 class Supervised(Protocol):
-    """What the relay calls in the supervisor."""
+    """The calls of the relay to its supervisor."""
 
     def on_assigned(self, rank: int) -> None: ...
-    def on_gang_ended(self, reason: str) -> None: ...  # the rank is to be killed
+    def on_gang_ended(self, reason: str) -> None: ...
     def on_stacks_wanted(self, number: int) -> None: ...
-    def on_signal(self, number: int) -> None: ...  # for the rank process
+    def on_signal(self, number: int) -> None: ...
     def on_rank_failed(self, message: Message) -> None: ...
-    def on_rank_refused(self, error: TritiumError) -> None: ...  # it sent a message over the limit
+    def on_rank_refused(self, error: TritiumError) -> None: ...
 
 
 class Relay:
@@ -48,7 +50,7 @@ class Relay:
     def connect(
         self, coordinator: Client, rank: Channel, *, rows: Spooler | None, pmi: Pmi | None, gpus: Listing | None
     ) -> None:
-        """Set both ends, the spooler, what answers the rank's MPI, and the GPUs that this task can see.
+        """Set both ends, the spooler, the server of the rank's MPI, and the GPUs that this task can see.
 
         To be called before the threads start.
         """
@@ -57,7 +59,7 @@ class Relay:
     # ---- from the coordinator
 
     def reach(self, on_executor: tuple[str, int] | None, who: str) -> Client:
-        """Connect to the coordinator, on the driver or `on_executor`. Raises WireError that says what to change."""
+        """Connect to the coordinator, on the driver or `on_executor`. Raises a WireError with advice."""
         address = on_executor or self._order.address
         try:
             return Client(address, self._order.secret, who, CONNECT_SECONDS, self.at_once)
@@ -121,21 +123,21 @@ class Relay:
                 self._send_job()
             elif message.kind == "finished":
                 self._ending.set_finished(everyone=True)
-            elif message.kind == "gathered" and self._pmi is not None and message["tag"] in (TAG, INIT):
+            elif message.kind == "gathered" and self._pmi is not None and message["tag"] in (BARRIER_TAG, INIT_TAG):
                 self._pmi.on_gathered(message)
                 return
             self._to_rank(message)
 
     def _send_job(self) -> None:
         about: dict[str, Any] = {"run_dir": self._order.run_dir}
-        for start in range(0, len(self._order.job), CHUNK):  # in pieces, as arguments may exceed a message's limit
+        for start in range(0, len(self._order.job), CHUNK):  # Arguments may exceed the limit of a message.
             self._to_rank(Message("job", about, self._order.job[start : start + CHUNK]))
 
     def _to_rank(self, message: Message) -> None:
         assert self._rank is not None
         try:
             self._rank.pass_on(message)
-        except WireError:  # the rank has ended; the thread that waits for its process reports how
+        except WireError:  # The rank has ended; the thread that waits for its process reports how.
             return
 
     # ---- from the rank
@@ -148,7 +150,7 @@ class Relay:
                 self._supervisor.on_rank_failed(message)
                 continue
             if message.kind == "ready":
-                message.fields["gpus"] = self._listing.uuids() if self._listing else {}  # address → UUID
+                message.fields["gpus"] = self._listing.uuids() if self._listing else {}
                 if self._rows is not None:
                     self._rows.ready.set()
             if message.kind == "finished":
@@ -158,17 +160,18 @@ class Relay:
             except TooLarge as error:
                 self._supervisor.on_rank_refused(error)
                 return
-            except WireError:  # `follow_coordinator` reports that it is gone
+            except WireError:  # `follow_coordinator` reports that the coordinator is gone.
                 return
 
     def drain(self, is_alive: Callable[[], bool], join: Callable[[float], None]) -> None:
         """Wait until every message that the rank sent before its end is passed on, however slow the network is.
 
-        `is_alive` and `join` are those of the thread in `follow_rank`. A child of the rank may hold its end of the
-        socket open: the wait ends when all is read.
+        A child of the rank may hold its end of the socket open: the wait ends when all is read.
+
+        is_alive, join : methods of the thread in `follow_rank`.
         """
         assert self._rank is not None
         while is_alive() and not self._ending.stopped.is_set():
             if self._rank.is_silent:
-                self._rank.hang_up()  # the thread passes on what it has read, and ends
+                self._rank.hang_up()  # The thread passes on the messages that it has read, and ends.
             join(_LOOK_SECONDS)

@@ -21,14 +21,16 @@ if TYPE_CHECKING:
     from tritium.data.receiver import Receiver
     from tritium.data.spool import Spool
 
-ROWS_SECONDS = 0.02  # at least, between two reports of rows that may be taken as they arrive
-AHEAD = 1 << 15  # rows (two windows) that are read before the rank is ready, also on a busy host
+ROWS_SECONDS = 0.02
+"""The least time between two reports of rows that may be taken as they arrive."""
+AHEAD = 1 << 15
+"""The rows (two windows) that are read before the rank is ready, also on a busy host."""
 LOOK_SECONDS = 0.1
 LOAD = "/proc/loadavg"
 
 
 class Spooler:
-    """Spools the rows of one rank. `check()` raises when the gang has ended."""
+    """Spools the rows of one rank. `check()` raises GangEnded when the gang has ended."""
 
     def __init__(
         self, order: Order, spools: Mapping[str, Spool], coordinator: Client, rank: Channel, check: Callable[[], None]
@@ -56,8 +58,9 @@ class Spooler:
     def run(self, batches: Iterator[pa.RecordBatch], confirm: Callable[[], bool | None]) -> None:
         """Spool all rows, and send a receipt to the coordinator.
 
-        `confirm` tells, after the last row, whether an unsorted stream was complete. Raises BadRow, SpoolFull,
-        IncompleteShard, and what `check` raises.
+        confirm : tells, after the last row, whether an unsorted stream was complete.
+
+        Raises BadRow, SpoolFull, IncompleteShard, and GangEnded.
         """
         from tritium.data.few import Few
 
@@ -72,7 +75,7 @@ class Spooler:
         self._check()
         confirmed = self._order.sorted or confirm()
         receipt = self._receiver.finish(confirmed=confirmed)
-        first = receipt.first  # which names rows by Spark's own ids
+        first = receipt.first  # Kept from before rows are dealt, as it names them by Spark's own ids.
         if few is not None and (dealt := self._dealt(few.packed())):
             self._receiver.restart()
             for batch in few.dealt(dealt):
@@ -96,14 +99,14 @@ class Spooler:
         self._answered.set()
 
     def announce(self, name: str, shapes: Mapping[str, Sequence[int]]) -> None:
-        """Tell the rank where the rows of `name` are; `shapes` are those of columns that no row here has shown."""
+        """Tell the rank where the rows of `name` are, with the `shapes` of columns that no row here has shown."""
         columns = self._spools[name].describe()
         for column in columns:
             if column.get("shape") is None:
                 column["shape"] = shapes.get(column["name"])
         fields = [f.to_json() for f in self._order.plan[name]]
         body = json.dumps({"columns": columns, "fields": fields}).encode()
-        with contextlib.suppress(WireError):  # the rank has ended; the thread that waits for its process reports how
+        with contextlib.suppress(WireError):  # If the rank has ended, the thread that waits for it reports how.
             self._rank.send("spool", body, name=name, prepared=self._order.prepared[name])
 
     def _report(self) -> None:
@@ -132,7 +135,7 @@ class Spooler:
         """Yield Spark's batches; raise IncompleteShard in place of Arrow's error when the stream is cut short."""
         try:
             yield from batches
-        except TritiumError:  # from a table on the driver, a value that can't be converted
+        except TritiumError:  # A table on the driver may hold a value that can't be converted.
             raise
         except Exception as error:
             raise self._receiver.cut_short() from error
@@ -149,5 +152,5 @@ def busy() -> bool:
         with open(LOAD, encoding="ascii") as file:
             running = int(file.read().split()[3].split("/")[0])
         return running > len(os.sched_getaffinity(0))
-    except (OSError, AttributeError, ValueError, IndexError):  # not Linux
+    except (OSError, AttributeError, ValueError, IndexError):  # Only Linux has this file.
         return False

@@ -19,15 +19,18 @@ from tritium.gang.rank.progress_page import memory_file
 
 # SIGRTMAX - 1 where there are real-time signals: users, launchers, profilers and C libraries use the first ones.
 SIGNAL = int(signal.SIGRTMAX) - 1 if hasattr(signal, "SIGRTMAX") else int(signal.SIGUSR2)
-ANSWER_SECONDS = 1.5  # how long a rank may take to write its stacks
-_SETTLED_SECONDS = 0.1  # without a further byte, after which the stacks are complete
+ANSWER_SECONDS = 1.5
+"""The limit for a rank to write its stacks."""
+_SETTLED_SECONDS = 0.1
+"""The stacks are complete after this time without a further byte."""
 _LOOK_SECONDS = 0.02
 
 _THREAD = re.compile(r"^(?:Current thread|Thread) 0x([0-9a-f]+)")
 _FRAME = re.compile(r'^  File "(.*)", line (\d+|\?\?\?) in (.*)$')
 _WRAPPERS = {"wrapper", "inner", "decorate_context", "__exit__", "__enter__"}
 _COLLECTIVE = ("torch/distributed/", "horovod/", "mpi4py/")
-_WITHIN = 8  # innermost frames that are searched for a collective
+_FRAMES_SEARCHED = 8
+"""The innermost frames that are searched for a collective."""
 
 
 class Stacks:
@@ -72,10 +75,10 @@ def main_thread(text: str, ident: int | None) -> list[Frame]:
     """Return the frames of the thread `ident`, or else of the one written last; innermost first."""
     threads: list[tuple[int, list[Frame]]] = []
     for line in text.splitlines():
-        if found := _THREAD.match(line):
-            threads.append((int(found[1], 16), []))
-        elif threads and (found := _FRAME.match(line)):
-            threads[-1][1].append(Frame(*found.groups()))
+        if match := _THREAD.match(line):
+            threads.append((int(match[1], 16), []))
+        elif threads and (match := _FRAME.match(line)):
+            threads[-1][1].append(Frame(*match.groups()))
     chosen = [frames for number, frames in threads if number == ident] or [frames for _, frames in threads[-1:]]
     return chosen[0] if chosen else []
 
@@ -84,11 +87,11 @@ def where(frames: list[Frame]) -> str:
     """Describe the user's innermost frame, and what it called: `in train() at train.py:42 → all_reduce (…)`."""
     if not frames:
         return ""
-    own = next((n for n, frame in enumerate(frames) if not _is_library(frame)), None)
-    if own is None:  # an estimator's training loop stands in for the user's code
-        own = next((n for n, frame in enumerate(frames) if "/tritium/ml/" in frame.path), len(frames) - 1)
-    text = f"in {frames[own].name}() at {frames[own].place}"
-    called = [frame for frame in frames[:own] if frame.name not in _WRAPPERS]
+    users = next((n for n, frame in enumerate(frames) if not _is_library(frame)), None)
+    if users is None:  # The training loop of an estimator stands for the user's code.
+        users = next((n for n, frame in enumerate(frames) if "/tritium/ml/" in frame.path), len(frames) - 1)
+    text = f"in {frames[users].name}() at {frames[users].place}"
+    called = [frame for frame in frames[:users] if frame.name not in _WRAPPERS]
     if not called:
         return text
     names = list(dict.fromkeys((called[-1].name, called[0].name)))
@@ -97,8 +100,8 @@ def where(frames: list[Frame]) -> str:
 
 def in_collective(frames: list[Frame]) -> str:
     """Return the name of the collective that the thread is in, such as "all_reduce"; empty for none."""
-    found = [frame.name for frame in frames[:_WITHIN] if any(part in frame.path for part in _COLLECTIVE)]
-    return next((name for name in reversed(found) if name not in _WRAPPERS), "")
+    calls = [frame.name for frame in frames[:_FRAMES_SEARCHED] if any(part in frame.path for part in _COLLECTIVE)]
+    return next((name for name in reversed(calls) if name not in _WRAPPERS), "")
 
 
 _LIBRARIES = tuple(

@@ -34,12 +34,17 @@ from tritium.wire import Channel, Message, clip
 if TYPE_CHECKING:
     from tritium.data.spool import Spool
 
-ANSWER_SECONDS = 2.0  # how long to wait for the coordinator's answer to a failure of the supervisor's own
-STATUS_SECONDS = 1.0  # between two heartbeats with a rank's status
+ANSWER_SECONDS = 2.0
+"""The limit for the coordinator's answer to a failure of the supervisor itself."""
+STATUS_SECONDS = 1.0
+"""The time between two heartbeats with a rank's status."""
 
 
 class Supervisor:
-    """Feeds and monitors one rank. `daemon` is the pid of Spark's Python daemon, with which it ends; None: no such."""
+    """Feeds and monitors one rank.
+
+    daemon : the pid of Spark's Python daemon, with which the supervisor ends; None: it is not in a Spark task.
+    """
 
     def __init__(
         self,
@@ -79,8 +84,10 @@ class Supervisor:
     ) -> Iterator[pa.RecordBatch]:
         """Start the rank, spool `batches`, wait for the end, and yield the rank's result as rows.
 
-        `confirm` tells, after `batches` has ended, whether an unsorted stream was complete. `address` is that of a
-        coordinator on an executor. Raises GangEnded, and errors of its own (a bad row, a full disk).
+        confirm : tells, after `batches` has ended, whether an unsorted stream was complete.
+        address : that of a coordinator on an executor; None: the coordinator is on the driver.
+
+        Raises GangEnded, and errors of its own (a bad row, a full disk).
         """
         self.ending.by_driver = address is None and self._daemon is not None
         who = f"task {self.partition} (attempt {self.attempt}, launch {self.order.launch}) on {self.host}"
@@ -90,11 +97,11 @@ class Supervisor:
         result = tempfile.TemporaryFile()  # noqa: SIM115 - closed below
         self._monitor = Monitor(self._output)
         try:
-            self._hello(port.getsockname()[1])  # first, so that the coordinator knows who reports a failure
+            self._hello(port.getsockname()[1])  # First, so that the coordinator knows who reports a failure.
             try:
                 self._open_spools()
                 self._start(result)
-            except Exception as error:  # a full disk, too many open files, no memory for a process
+            except Exception as error:  # The disk may be full, or the host have no memory or descriptors left.
                 self._fail(self._failure_of(error))
                 raise
             self._follow()
@@ -162,7 +169,7 @@ class Supervisor:
                 ours.close()
                 raise
         self._to_rank = Channel(ours)
-        self._started = True  # from here on `_stop` must end the process
+        self._started = True  # From here on `_stop` must end the process.
         if self._pmi is not None:
             self._spawn(self._pmi.serve, "pmi")
         self._monitor.watch(self._process)
@@ -196,7 +203,7 @@ class Supervisor:
             raise
         except Exception as error:
             self._fail(self._failure_of(error))
-            if isinstance(error, IncompleteShard):  # Spark knows the reason, and reports it when this task fails
+            if isinstance(error, IncompleteShard):  # Spark knows the reason, and reports it when this task fails.
                 raise
             self.ending.wait(lambda: False, ANSWER_SECONDS)
             self.ending.check()
@@ -216,7 +223,7 @@ class Supervisor:
         assert limit is not None
         text, facts = self._monitor.stacks()
         with self.ending.changed:
-            if self.ending.exit_code is not None:  # it has exited meanwhile
+            if self.ending.exit_code is not None:  # It has exited meanwhile.
                 return
             self.ending.outlasted = limit.end
         how = "was killed" if limit.end else "has not left"
@@ -232,7 +239,7 @@ class Supervisor:
         self.ending.stopped.set()
         if self._started:
             self._process.kill_group()
-        # Its last messages are passed on, and it is gone, before the connection closes: a launch waits for no more.
+        # The connection closes once the rank is gone and its last messages are passed on: a launch waits for no more.
         for thread in self._from_rank:
             thread.join(2.0)
         self._channel.close()
@@ -303,7 +310,7 @@ class Supervisor:
 
     def _on_exit(self, code: int) -> None:
         """Report that the process was killed or left: a failure, unless every function has returned."""
-        if self.ending.all_finished:  # every result is complete: no failure
+        if self.ending.all_finished:  # Every result is complete, so this is no failure.
             how = f"was killed by {signal_name(-code)}" if code < 0 else f"left with exit code {code}"
             if not self.ending.outlasted:
                 self._report_non_fatal(how)
@@ -318,7 +325,7 @@ class Supervisor:
                 # Spark does not notice that, and can no longer end this worker.
                 text = f"Spark's Python daemon there (pid {self._daemon}), its supervisor's parent, was killed"
                 self._fail(Failure(how="orphaned", rank=self.rank, host=self.host, pid=os.getpid(), text=text))
-            with contextlib.suppress(WireError):  # the relay notices that it is gone
+            with contextlib.suppress(WireError):  # The relay notices that the coordinator is gone.
                 self._channel.send("status", **self._monitor.look())
 
     def _send_stacks(self, number: int) -> None:

@@ -18,7 +18,10 @@ Run = Callable[[Supervisor, Any], Iterator[pa.RecordBatch]]
 
 
 def supervise(payload: bytes, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """Run the supervisor of this task, and yield its rank's result as rows. `payload`: a pickled Order."""
+    """Run the supervisor of this task, and yield its rank's result as rows.
+
+    payload : a pickled Order.
+    """
     return in_task(payload, lambda supervisor, _: supervisor.run(batches, stream_is_complete))
 
 

@@ -105,7 +105,7 @@ def test_only_its_own_descriptors_are_open_in_a_rank(tmp_path: Path) -> None:
 def test_many_descriptors_do_not_fit_and_such_ranks_get_a_python_of_their_own() -> None:
     import pandas as pd
 
-    wide = pd.DataFrame({f"c{number}": [1.0, 2.0] for number in range(forked._MOST + 1)})
+    wide = pd.DataFrame({f"c{number}": [1.0, 2.0] for number in range(forked._MOST_DESCRIPTORS + 1)})
     assert [parent for parent, _, _ in launch(parents, data={"train": wide})] == [os.getpid()] * 2
 
 

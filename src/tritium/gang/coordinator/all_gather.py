@@ -40,8 +40,8 @@ class AllGather:
             size, largest = self.largest
             self.problem = (
                 f"the values of {len(self.values)} of {self.size} ranks are {self.total_bytes:,} bytes together, the "
-                f"largest that of rank {largest} with {size:,}; one call takes {MAX_BLOB:,} of all ranks. Gather less at once, "
-                "exchange arrays by a collective of the framework, or write files with world.store()."
+                f"largest that of rank {largest} with {size:,}; one call takes {MAX_BLOB:,} of all ranks. Gather less "
+                "at once, exchange arrays by a collective of the framework, or write files with world.store()."
             )
         if self.problem is not None:
             self.values = dict.fromkeys(self.values, b"")  # Frees the memory, as nobody gets them.

@@ -26,7 +26,7 @@ _CLASSES = {
 # A function that imports one of these expects that framework to connect the ranks. mpi4py is refused in the rank;
 # transformers and accelerate connect them by torchrun's variables, whatever the framework.
 _PACKAGES = {
-    "horovod": "horovod",  # first: whoever imports it beside TensorFlow means it
+    "horovod": "horovod",  # First, as whoever imports it beside TensorFlow means it.
     "lightning": "lightning",
     "pytorch_lightning": "lightning",
     "keras": "keras",
@@ -64,27 +64,27 @@ def unnamed(framework: Framework | None, imports: Callable[[str], bool]) -> str 
     imports : whether the code imports a package.
     """
     if "horovod" in aliases.active() and imports("horovod"):
-        return None  # its collectives are what connects the ranks
+        return None  # Horovod's collectives connect the ranks.
     covered = () if framework is None else (*framework.modules, *framework.covers)
     known = {module.partition(".")[0] for module in covered} | set(aliases.active())
     package = next((name for name in _PACKAGES if name not in known and imports(name)), None)
     if package is None:
         return None
-    own = f"framework={framework.name!r} does" if framework else "without framework= Tritium does"
+    reason = f"framework={framework.name!r} does" if framework else "without framework= Tritium does"
     return (
-        f"The function imports {package}, which {own} not connect to the other ranks: each would train by itself. "
+        f"The function imports {package}, which {reason} not connect to the other ranks: each would train by itself. "
         f"Give framework={_PACKAGES[package]!r}; or ignore this if that is meant."
     )
 
 
 @functools.cache
 def patterns(kind: Literal["secondary", "aborts"]) -> tuple[re.Pattern[str], ...]:
-    """Return the patterns of all frameworks by which one sees that another rank has ended: see `Framework`."""
-    found = (getattr(_class(name), kind) for name in NAMES)
-    return tuple(pattern for pattern in found if pattern is not None)
+    """Return the patterns of all frameworks that show that another rank has ended: see `Framework`."""
+    of_frameworks = (getattr(_class(name), kind) for name in NAMES)
+    return tuple(pattern for pattern in of_frameworks if pattern is not None)
 
 
 def _class(name: str) -> type[Framework]:
-    module, _, own = _CLASSES[name].partition(":")
-    found: type[Framework] = getattr(importlib.import_module(module), own)
-    return found
+    module, _, attribute = _CLASSES[name].partition(":")
+    framework_class: type[Framework] = getattr(importlib.import_module(module), attribute)
+    return framework_class

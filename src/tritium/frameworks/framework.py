@@ -1,4 +1,4 @@
-"""`Framework`: what a rank does for a framework before, around and after the user's function (driver and rank)."""
+"""`Framework`: the work of a rank before, around and after the user's function (driver and rank)."""
 
 from __future__ import annotations
 
@@ -63,13 +63,13 @@ class Framework:
     name: ClassVar[str]
     """As in `framework="…"`."""
     modules: ClassVar[tuple[str, ...]]
-    """What a rank imports before its function is called, while its rows arrive. Ranks must have the same version of
-    the first one. Ranks are forked after it: it must open no device, and start no thread but those that a fork does not
-    harm (BLAS)."""
+    """The modules that a rank imports before its function is called, while its rows arrive. Ranks must have the same
+    version of the first one. Ranks are forked after the import, which must open no device, and start only threads that
+    a fork does not harm (BLAS)."""
     covers: ClassVar[tuple[str, ...]] = ()
     """Further packages that a function may import under this framework and that are set up with it."""
     install: ClassVar[str]
-    """What to install where it is missing: `pip install {install}`."""
+    """The packages to install where it is missing: `pip install {install}`."""
     tensors: ClassVar[bool] = False
     """Whether batches hold torch tensors unless `epochs(device=…)` says otherwise."""
     float32: ClassVar[bool] = False
@@ -79,7 +79,7 @@ class Framework:
     secondary: ClassVar[re.Pattern[str] | None] = None
     """Matches "Type: text" of an exception that only says that another rank has ended."""
     aborts: ClassVar[re.Pattern[str] | None] = None
-    """Matches what is written by a process that the framework aborts because another rank has ended."""
+    """Matches the output of a process that the framework aborts because another rank has ended."""
 
     @property
     def no_rows(self) -> str | None:
@@ -87,11 +87,14 @@ class Framework:
         return None
 
     def wrong(self, ranks: int) -> Iterator[str]:
-        """Yield what is wrong with the settings for a gang of at least `ranks` ranks, each as a whole sentence."""
+        """Yield each error of the settings for a gang of at least `ranks` ranks, as a whole sentence."""
         yield from ()
 
     def prepare(self, *, gpus: bool) -> None:
-        """Set what must be set before the framework is imported. `gpus`: whether this rank has GPUs of its own."""
+        """Prepare the process before the framework is imported.
+
+        gpus : whether this rank has GPUs of its own.
+        """
 
     def load(self) -> None:
         """Import the framework. Raises ImportError where it is missing."""
@@ -109,7 +112,7 @@ class Framework:
         """End the collectives in which this rank waits, for a rank that has returned.
 
         Called in a thread of its own while the function runs, when all processes of the gang have been idle for some
-        seconds. To be overridden where such a wait does not end by itself when the connection to that rank is reset.
+        seconds. To be overridden where such a wait outlasts the reset of the connection to that rank.
         """
 
     def predicting(self, facts: Mapping[str, Any]) -> Framework:
@@ -121,4 +124,4 @@ class Framework:
         return nullcontext()
 
     def trace(self, trace: Trace) -> None:
-        """Install hooks that measure the parts of a step. Does nothing for what the function has not imported."""
+        """Install hooks that measure the parts of a step, in modules that the function has imported."""

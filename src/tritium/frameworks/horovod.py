@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 _LIBRARIES = ("torch", "tensorflow", "mxnet")
 _BASICS = "horovod.common.basics"
-_PATIENCE = 24 * 3600  # seconds; Gloo's own 30 s would end ranks that Tritium lets wait, see `stall_timeout`
+_PATIENCE_SECONDS = 24 * 3600  # Gloo's own 30 s would end ranks that Tritium lets wait, see `stall_timeout`.
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,7 +39,7 @@ class Horovod(Framework):
     secondary = re.compile(r"Horovod has been shut down|^HorovodInternalError: .*(gloo|nccl|connection)", re.I | re.S)
 
     def load(self) -> None:
-        """Import Horovod, and PyTorch with it where it was built for that alone. TensorFlow's import starts threads."""
+        """Import Horovod, and PyTorch where Horovod was built for that alone, as TensorFlow's import starts threads."""
         super().load()
         if self.modules[0] in aliases.active():
             importlib.import_module("horovod.torch")
@@ -58,8 +58,8 @@ class Horovod(Framework):
         if self.modules[0] in aliases.active():
             return function()
         os.environ.update(variables(place))
-        os.environ.setdefault("HOROVOD_GLOO_TIMEOUT_SECONDS", str(_PATIENCE))
-        if "GLOO_SOCKET_IFNAME" in os.environ:  # the interface by which the hosts reach each other
+        os.environ.setdefault("HOROVOD_GLOO_TIMEOUT_SECONDS", str(_PATIENCE_SECONDS))
+        if "GLOO_SOCKET_IFNAME" in os.environ:  # By it the hosts reach each other.
             os.environ.setdefault("HOROVOD_GLOO_IFACE", os.environ["GLOO_SOCKET_IFNAME"])
         if place.size > 1:
             os.environ.update(_store(place))
@@ -130,12 +130,12 @@ def _check_addresses(place: Place, names: Sequence[Sequence[str | None]]) -> Non
     """Raise BadSetting, the same on every rank, where Horovod's ranks would not find each other.
 
     Horovod 0.28 heeds HOROVOD_GLOO_IFACE for its first connections only (`InitializeForProcessSet`): it makes the
-    others at what the name of the host resolves to. Without an address, it ends by SIGSEGV.
+    others at the address that the name of the host resolves to. Without an address, it ends by SIGSEGV.
     """
     several = len({peer.host for peer in place.peers}) > 1
-    for rank, (name, found) in enumerate(names):
-        if found is None or (several and ipaddress.ip_address(found).is_loopback):
-            known = "nothing" if found is None else f"{found}, where other hosts can't reach it"
+    for rank, (name, resolved) in enumerate(names):
+        if resolved is None or (several and ipaddress.ip_address(resolved).is_loopback):
+            known = "nothing" if resolved is None else f"{resolved}, where other hosts can't reach it"
             peer = place.peers[rank]
             raise BadSetting(
                 f"Horovod connects ranks at what the name of their host resolves to, and on {peer.host}, the host of "
@@ -148,7 +148,7 @@ def _check_addresses(place: Place, names: Sequence[Sequence[str | None]]) -> Non
 def _check_at_init() -> None:
     """Let `hvd.init()` raise BadSetting in a rank that it has not connected: each would train a model of its own."""
     basics: Any = importlib.import_module(_BASICS).HorovodBasics
-    if hasattr(basics.init, "__wrapped__"):  # `load` was called in this process before
+    if hasattr(basics.init, "__wrapped__"):  # `load` was called in this process before.
         return
     init = basics.init
 

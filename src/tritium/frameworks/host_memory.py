@@ -16,12 +16,13 @@ from tritium.errors import RanksDiffer
 from tritium.frameworks.framework import Place
 from tritium.wire import peer
 
-_MEANS = 1 << 40  # where in the file the means are, behind what ranks give; only what is written takes memory
-_CALL = struct.Struct("<qq")  # what ranks must agree on: the number of the call, the bytes of a rank's arrays
-_LINE = 64  # bytes of a cache line
-_PIECE = 1 << 15  # elements that are added at a time, and stay in the processor's cache meanwhile
-_PATIENCE = 60.0  # seconds for the other side of a connection that is made
-_ABLE = hasattr(os, "memfd_create") and hasattr(socket, "SO_PEERCRED")  # Linux
+_MEANS_OFFSET = 1 << 40  # The means lie far behind the ranks' arrays; only pages that are written take memory.
+_CALL = struct.Struct("<qq")
+"""The number of the call and the bytes of a rank's arrays, on which ranks must agree."""
+_CACHE_LINE_BYTES = 64
+_PIECE_ELEMENTS = 1 << 15  # As many are added at a time as stay in the processor's cache meanwhile.
+_CONNECT_SECONDS = 60.0
+_ABLE = hasattr(os, "memfd_create") and hasattr(socket, "SO_PEERCRED")  # Only Linux has both.
 
 
 class HostMemory:
@@ -35,21 +36,24 @@ class HostMemory:
         self._rank = rank
         self._size = size
         self._file = -1
-        self._door: socket.socket | None = None  # rank 0: where it listens; every other rank: its connection to it
+        self._door: socket.socket | None = None
+        """Rank 0's listening socket; on every other rank its connection to rank 0."""
         self._address = b""
-        self._others: list[socket.socket] = []  # rank 0: one to each other rank; every other rank: one to rank 0
+        self._others: list[socket.socket] = []
+        """On rank 0 a connection to each other rank; on every other rank one to rank 0."""
         self._calls = 0
         self._values, self._means = np.empty(0, np.uint8), np.empty(0, np.uint8)
-        self.failure: Exception | None = None  # why the memory is closed, where a call has failed
+        self.failure: Exception | None = None
+        """The reason why the memory is closed, where a call has failed."""
 
     @classmethod
     def shared(cls, place: Place) -> HostMemory | None:
         """Return the memory of all ranks; None on every rank where they can't share any. All ranks call it.
 
-        They can't on several hosts, in containers with a network each, or on a system other than Linux; nor where a
-        rank is not given the memory or a descriptor for it, which is noted for the user.
+        They can't on several hosts, in containers with a network each, or on a system other than Linux. Nor can they
+        where the system refuses a rank the memory or a descriptor for it, which is noted for the user.
         """
-        if place.size == 1 or len({each.host for each in place.peers}) > 1 or not _ABLE:
+        if place.size == 1 or len({host_peer.host for host_peer in place.peers}) > 1 or not _ABLE:
             return None
         memory = cls(place.rank, place.size)
         try:
@@ -67,22 +71,22 @@ class HostMemory:
         return None
 
     def _problem(self, step: Callable[[], None]) -> str | None:
-        """Return why the step has failed; None where it has not. All ranks are to know before one waits for another."""
+        """Return why the step failed, or None, so that all ranks know it before one waits for another."""
         try:
             step()
         except OSError as error:
-            self.close()  # at once, as other ranks may be waiting for this one
+            self.close()  # At once, as other ranks may be waiting for this one.
             return str(error)
         return None
 
     def _open(self) -> None:
         """Rank 0 makes the memory, and listens for the others."""
         self._door = socket.socket(socket.AF_UNIX)
-        self._door.settimeout(_PATIENCE)
+        self._door.settimeout(_CONNECT_SECONDS)
         if self._rank == 0:
             self._file = os.memfd_create("tritium-means")
-            os.ftruncate(self._file, 2 * _MEANS)
-            self._door.bind("")  # the kernel gives a name, and takes it back with the socket
+            os.ftruncate(self._file, 2 * _MEANS_OFFSET)
+            self._door.bind("")  # The kernel chooses a name, which ends with the socket.
             self._door.listen(self._size)
             self._address = self._door.getsockname()
 
@@ -113,12 +117,12 @@ class HostMemory:
                 while len(self._others) < self._size - 1:
                     other, _ = door.accept()
                     self._others.append(other)
-                    if peer(other)[1] == os.getuid():  # the name of a socket keeps nobody out
+                    if peer(other)[1] == os.getuid():  # Any user may connect to the name of a socket.
                         socket.send_fds(other, [b"\0"], [self._file])
                     else:
                         self._others.pop().close()
         for other in self._others:
-            other.settimeout(None)  # the default timeout is for the program's own sockets
+            other.settimeout(None)  # The default timeout is for the program's own sockets.
 
     @staticmethod
     def averages(dtype: Any) -> bool:
@@ -135,18 +139,20 @@ class HostMemory:
         if self._file < 0:
             raise ConnectionResetError("The ranks share no memory any more: to average gradients has failed before.")
         dtype, count = arrays[0].dtype, sum(array.size for array in arrays)
-        values, means = (each.view(dtype) for each in self._mapped(-(-count * dtype.itemsize // _LINE) * _LINE))
-        start, end = (count * rank // self._size for rank in (self._rank, self._rank + 1))  # this rank's means
+        size = -(-count * dtype.itemsize // _CACHE_LINE_BYTES) * _CACHE_LINE_BYTES
+        values, means = (mapped.view(dtype) for mapped in self._mapped(size))
+        # This rank computes the means from `start` to `end`.
+        start, end = (count * rank // self._size for rank in (self._rank, self._rank + 1))
         rest = [*_pieces(arrays, 0, start), *_pieces(arrays, end, count)]
         for part, at in rest:
             values[self._rank][at] = part
         self._wait(count * dtype.itemsize)
-        with np.errstate(all="ignore"):  # infinite gradients are for the optimizer to see
+        with np.errstate(all="ignore"):  # Infinite gradients are left to the optimizer.
             for part, at in _pieces(arrays, start, end):
                 every = [part if rank == self._rank else values[rank][at] for rank in range(self._size)]
                 total = np.add(every[0], every[1], out=means[at])
-                for each in every[2:]:
-                    total += each
+                for addend in every[2:]:
+                    total += addend
                 total /= self._size
                 part[...] = total
         self._wait(count * dtype.itemsize)
@@ -156,8 +162,8 @@ class HostMemory:
     def close(self) -> None:
         """Leave the other ranks: those that wait for this one raise."""
         for other in (*self._others, *filter(None, [self._door])):
-            with suppress(OSError):  # it has gone
-                other.shutdown(socket.SHUT_RDWR)  # wakes a thread of this process that waits for it
+            with suppress(OSError):  # The other rank may be gone.
+                other.shutdown(socket.SHUT_RDWR)  # Wakes a thread of this process that waits for it.
             other.close()
         if self._file >= 0:
             os.close(self._file)
@@ -165,14 +171,14 @@ class HostMemory:
             self._values, self._means = np.empty(0, np.uint8), np.empty(0, np.uint8)
 
     def _mapped(self, size: int) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
-        """Return bytes `[ranks, size]` for what ranks give, and bytes `[size]` for the means.
+        """Return bytes `[ranks, size]` for the ranks' arrays, and bytes `[size]` for the means.
 
         They lie apart, whatever the size: a rank may give its next arrays while others read the means.
         """
         if len(self._means) < size:
             try:
                 self._values = np.frombuffer(mmap.mmap(self._file, self._size * size), np.uint8)
-                self._means = np.frombuffer(mmap.mmap(self._file, size, offset=_MEANS), np.uint8)
+                self._means = np.frombuffer(mmap.mmap(self._file, size, offset=_MEANS_OFFSET), np.uint8)
             except OSError as error:
                 more = f"{self._size * size:,} bytes of memory that it shares with the others, to average gradients"
                 raise self._failed(MemoryError(f"Rank {self._rank} can't map {more}: {error}")) from error
@@ -212,14 +218,14 @@ def _pieces(
     begin = 0
     for array in arrays:
         flat, first, last = array.reshape(-1), max(start, begin), min(end, begin + array.size)
-        for at in range(first, last, _PIECE):
-            piece = slice(at, min(at + _PIECE, last))
+        for at in range(first, last, _PIECE_ELEMENTS):
+            piece = slice(at, min(at + _PIECE_ELEMENTS, last))
             yield flat[piece.start - begin : piece.stop - begin], piece
         begin += array.size
 
 
 def _receive(other: socket.socket) -> bytes:
-    """Return what the other has to say of its call. Raises ConnectionError when it has ended."""
+    """Return the other rank's `_CALL`. Raises ConnectionError when it has ended."""
     data = other.recv(_CALL.size, socket.MSG_WAITALL)
     if len(data) < _CALL.size:
         raise ConnectionResetError("closed by the other rank")

@@ -66,8 +66,8 @@ def _refuse_alone(size: int, module: Any) -> None:
 def leave_shards() -> None:
     """Let accelerate leave the loader of a shard as it is, under every framework. Call before it is imported.
 
-    It takes what yields batches for the same on every rank, and gives each rank its part of that. A shard's rows are
-    this rank's alone: of N ranks, 1/N of all rows would be used.
+    By itself accelerate takes a loader to yield the same batches on every rank, and gives each rank a part of them. A
+    shard's rows are this rank's alone, so that of N ranks only 1/N of all rows would be used.
     """
     at_import(_LOADERS, _leave)
 
@@ -80,8 +80,8 @@ def _leave(module: Any) -> None:
     def prepare_data_loader(*args: Any, **kwargs: Any) -> Any:
         from tritium.data.torch_dataset import ShardDataset
 
-        given = signature.bind(*args, **kwargs)
-        settings = given.arguments
+        bound = signature.bind(*args, **kwargs)
+        settings = bound.arguments
         if not isinstance(getattr(settings["dataloader"], "dataset", None), ShardDataset):
             return original(*args, **kwargs)
         for name in ("dispatch_batches", "split_batches"):
@@ -93,7 +93,7 @@ def _leave(module: Any) -> None:
                 )
         alone = {"num_processes": 1, "process_index": 0, "dispatch_batches": False, "torch_device_mesh": None}
         settings.update((name, value) for name, value in alone.items() if name in signature.parameters)
-        return original(*given.args, **given.kwargs)
+        return original(*bound.args, **bound.kwargs)
 
     module.prepare_data_loader = prepare_data_loader
     if _USER in sys.modules:

@@ -14,7 +14,7 @@ from typing import Any
 from tritium.frameworks.framework import Framework, Place
 from tritium.frameworks.ports import held_ports, without_proxy
 
-_PATIENCE = 24 * 3600  # seconds; JAX's own 100 s would end ranks that Tritium lets wait, see `stall_timeout`
+_PATIENCE_SECONDS = 24 * 3600  # JAX's own 100 s would end ranks that Tritium lets wait, see `stall_timeout`.
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,8 +37,8 @@ class JAX(Framework):
         """
         jax: Any = sys.modules["jax"]
         gpus = place.device != "cpu"
-        if jax.config.jax_platforms is None:  # else the user's JAX_PLATFORMS
-            # "cuda" is an error where JAX finds no GPU; by default it would use the CPU.
+        if jax.config.jax_platforms is None:  # The user has not set JAX_PLATFORMS.
+            # "cuda" is an error where JAX finds no GPU, while by default it would use the CPU.
             jax.config.update("jax_platforms", "cuda,cpu" if gpus else "cpu")
         initialize = jax.distributed.initialize
 
@@ -46,13 +46,13 @@ class JAX(Framework):
             if args or settings:
                 initialize(*args, **settings)
 
-        jax.distributed.initialize = connected  # a program's own call, without arguments, is done already
+        jax.distributed.initialize = connected  # A program's own call without arguments has nothing left to do.
         if place.size == 1:
             return function()
         _gloo_at(place.peers[place.rank].address)
         with held_ports(place) as addresses:
             without_proxy(place)
-            if "jax_check_proxy_envs" in jax.config.values:  # a warning; JAX < 0.8 has no such setting
+            if "jax_check_proxy_envs" in jax.config.values:  # JAX < 0.8 lacks this setting and its warning.
                 jax.config.update("jax_check_proxy_envs", False)
             initialize(
                 addresses[0],
@@ -60,22 +60,22 @@ class JAX(Framework):
                 place.rank,
                 local_device_ids=_own_gpus(place) if gpus else None,
                 coordinator_bind_address=addresses[0],
-                cluster_detection_method="deactivate",  # else variables of SLURM or Kubernetes count, too
-                heartbeat_timeout_seconds=_PATIENCE,
-                shutdown_timeout_seconds=_PATIENCE,
+                cluster_detection_method="deactivate",  # Else variables of SLURM or Kubernetes count, too.
+                heartbeat_timeout_seconds=_PATIENCE_SECONDS,
+                shutdown_timeout_seconds=_PATIENCE_SECONDS,
             )
-            jax.devices()  # the first use waits for all ranks, and for 2 minutes only
+            jax.devices()  # The first use waits for all ranks, for 2 minutes only, so it comes before the function.
             return function()
 
 
 def _own_gpus(place: Place) -> list[int]:
     """Return this rank's part of CUDA_VISIBLE_DEVICES, which holds the GPUs of all ranks of the host in their order."""
-    each = len(os.environ["CUDA_VISIBLE_DEVICES"].split(",")) // place.local_size
-    return list(range(place.local_rank * each, (place.local_rank + 1) * each))
+    per_rank = len(os.environ["CUDA_VISIBLE_DEVICES"].split(",")) // place.local_size
+    return list(range(place.local_rank * per_rank, (place.local_rank + 1) * per_rank))
 
 
 def _gloo_at(address: str) -> None:
-    """Let JAX's Gloo listen at `address`; by default it takes what the host's name resolves to, often 127.0.1.1."""
+    """Let JAX's Gloo listen at `address`; by default it takes that of the host's name, often 127.0.1.1."""
     native: Any = getattr(importlib.import_module("jax._src.xla_bridge"), "_jax", None)
     if hasattr(native, "make_gloo_tcp_collectives"):
         native.make_gloo_tcp_collectives = functools.partial(native.make_gloo_tcp_collectives, hostname=address)

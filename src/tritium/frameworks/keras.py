@@ -24,13 +24,15 @@ from tritium.model.engines.keras_here import VARIABLE
 if TYPE_CHECKING:
     from tritium.observe.trace import Trace
 
-BACKENDS = {  # back end → the module that connects its ranks
+BACKENDS = {
     "torch": "tritium.frameworks.keras_torch",
     "jax": "tritium.frameworks.keras_jax",
     "tensorflow": "tritium.frameworks.keras_tensorflow",
 }
+"""Back end → the module that connects its ranks."""
 
-_ALONE: dict[str, Framework] = {"jax": JAX(), "tensorflow": TensorFlow()}  # choose the devices of a single rank, too
+_ALONE: dict[str, Framework] = {"jax": JAX(), "tensorflow": TensorFlow()}
+"""The frameworks that choose the devices of a single rank, too."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,8 +44,8 @@ class Keras(Framework):
     """
 
     backend: str | None = None
-    """"torch", "jax" or "tensorflow". None: KERAS_BACKEND in the rank's environment, or what Keras is configured for
-    there."""
+    """"torch", "jax" or "tensorflow". None: that of KERAS_BACKEND in the rank's environment, or else of Keras's
+    configuration there."""
 
     name = "keras"
     modules = ("keras",)
@@ -59,7 +61,7 @@ class Keras(Framework):
     )
 
     def wrong(self, ranks: int) -> Iterator[str]:
-        """Yield what is wrong with the back end."""
+        """Yield each error of the back end as a sentence."""
         if self.backend is not None and self.backend not in BACKENDS:
             hint = did_you_mean(str(self.backend), BACKENDS)
             yield f"backend={self.backend!r} is no back end of Keras: {', '.join(map(repr, BACKENDS))}.{hint}"
@@ -67,7 +69,7 @@ class Keras(Framework):
     def prepare(self, *, gpus: bool) -> None:
         """Choose the back end, and the CPU for torch where the rank has no GPU: Keras reads both when it is imported.
 
-        By itself Keras takes a GPU that it sees, which may be that of another task.
+        By itself Keras takes any GPU that it sees, also that of another task.
         """
         if self.backend is not None:
             os.environ[VARIABLE] = self.backend

@@ -1,4 +1,4 @@
-"""What every back end of Keras shares: hooks in `fit` that keep the ranks one training (rank)."""
+"""Hooks in Keras's `fit` that keep the ranks one training, for every back end (rank)."""
 
 from __future__ import annotations
 
@@ -81,8 +81,8 @@ def connect_training(keras: Any, place: Place, ranks: Ranks) -> None:
 def _hook_apply(keras: Any, ranks: Ranks) -> None:
     """Let optimizers average gradients over the ranks first: in the outermost call, as optimizers contain others.
 
-    That is `stateless_apply` on JAX. There a LossScaleOptimizer looks at gradients before it calls `apply` or doesn't,
-    which has to be the same on every rank.
+    On JAX that is `stateless_apply`. There a LossScaleOptimizer decides by the gradients whether it calls `apply`, and
+    must decide the same on every rank.
     """
     within = threading.local()
 
@@ -154,17 +154,18 @@ def _hook_fit(keras: Any, place: Place, ranks: Ranks, begin: Callable[[Any], Non
     def fit_together(model: Any, x: Any = None, *args: Any, **options: Any) -> Any:
         if place.rank != 0 and len(args) < 4:
             options.setdefault("verbose", 0)
-        if hasattr(x, "set_epoch"):  # its batches belong to the steps of all ranks: Keras must not shuffle them
+        # The batches of such an input belong to the steps of all ranks, so Keras must not shuffle them.
+        if hasattr(x, "set_epoch"):
             options["shuffle"] = False
             x.set_epoch(options.get("initial_epoch", 0))
-        given = args[4] if len(args) > 4 else options.get("callbacks")
-        if isinstance(given, keras.callbacks.CallbackList):
+        asked = args[4] if len(args) > 4 else options.get("callbacks")
+        if isinstance(asked, keras.callbacks.CallbackList):
             together = Together(x)
-            together.set_params(given.params)
+            together.set_params(asked.params)
             together.set_model(model)
-            given.callbacks.insert(0, together)
+            asked.callbacks.insert(0, together)
             return fit(model, x, *args, **options)
-        listed = given if isinstance(given, list | tuple) else [] if given is None else [given]
+        listed = asked if isinstance(asked, list | tuple) else [] if asked is None else [asked]
         callbacks = [Together(x), *listed]
         if len(args) > 4:
             return fit(model, x, *args[:4], callbacks, *args[5:], **options)
@@ -175,10 +176,10 @@ def _hook_fit(keras: Any, place: Place, ranks: Ranks, begin: Callable[[Any], Non
 
 def _averaged(place: Place, logs: Mapping[str, Any]) -> dict[str, float]:
     """Return every number that a rank has logged, averaged over the ranks that have it; the same on every rank."""
-    own = {name: float(value) for name, value in logs.items() if isinstance(value, int | float | np.number)}
-    every = place.gather(own)
-    names = dict.fromkeys(name for each in every for name in each)
-    return {name: float(np.mean([each[name] for each in every if name in each])) for name in names}
+    numbers = {name: float(value) for name, value in logs.items() if isinstance(value, int | float | np.number)}
+    every = place.gather(numbers)
+    names = dict.fromkeys(name for logged in every for name in logged)
+    return {name: float(np.mean([logged[name] for logged in every if name in logged])) for name in names}
 
 
 def _agree(place: Place, what: str, mine: Sequence[Any]) -> None:

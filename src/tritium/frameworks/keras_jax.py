@@ -30,9 +30,9 @@ NOT_EAGERLY = (
 def run(place: Place, function: Callable[[JaxRanks], Any]) -> Any:
     """Call the function with the ranks as JAX's processes, and Keras's training steps on the devices of all of them.
 
-    A step is a `shard_map`: what Keras computes of a batch it computes of each device's rows, and only gradients and
-    the moments of BatchNormalization are combined. To let XLA partition a step over all rows instead costs a collective
-    for each variable: 100 ms for the 60 gradients (11 MB) of a network of embeddings by Gloo, where one takes 18.
+    A step is a `shard_map`: Keras computes each device's rows on their own, and only gradients and the moments of
+    BatchNormalization are combined. To let XLA partition a step over all rows instead costs a collective for each
+    variable: 100 ms for the 60 gradients (11 MB) of a network of embeddings by Gloo, where one collective takes 18.
 
     Evaluation and prediction, and the values of variables between epochs, stay each rank's own.
     """
@@ -51,7 +51,7 @@ def run(place: Place, function: Callable[[JaxRanks], Any]) -> Any:
             except Exception as error:
                 if memory is None or memory.failure is None or str(memory.failure) not in str(error):
                     raise
-                # XLA makes a ValueError of it, whose text is the stack of the callback.
+                # XLA has made a ValueError of the failure, whose text is the stack of the callback.
                 raise memory.failure.with_traceback(error.__traceback__) from None
 
     return JAX().run(place, call)
@@ -69,7 +69,8 @@ class JaxRanks:
         self._in_step = False
         self._mesh = Mesh(np.array(jax.devices()), (AXIS,))
         self._memory = memory
-        self._shares = False  # whether the memory is still to be used in the step that is traced
+        self._shares = False
+        """Whether the memory is still to be used in the step that is traced."""
         self._whole = NamedSharding(self._mesh, PartitionSpec())
         self._split = NamedSharding(self._mesh, PartitionSpec(AXIS))
 
@@ -106,23 +107,23 @@ class JaxRanks:
             return list(gradients)
         import jax
 
-        given = [gradient for gradient in gradients if gradient is not None]
-        if self._memory is not None and all(HostMemory.averages(gradient.dtype) for gradient in given):
+        present = [gradient for gradient in gradients if gradient is not None]
+        if self._memory is not None and all(HostMemory.averages(gradient.dtype) for gradient in present):
             if not self._shares:
                 raise _SecondMean
             self._shares = False
-            means = iter(_mean_in_memory(given, self._memory))
-        elif jax.default_backend() == "cpu":  # Gloo takes a millisecond for a collective, however small
-            means = iter(_mean_by_dtype(given, self._mesh.size))
-        else:  # NCCL's XLA combines, and overlaps with backward
-            means = iter(jax.lax.pmean(given, AXIS))
+            means = iter(_mean_in_memory(present, self._memory))
+        elif jax.default_backend() == "cpu":  # Gloo takes a millisecond for a collective, however small it is.
+            means = iter(_mean_by_dtype(present, self._mesh.size))
+        else:  # XLA combines NCCL's collectives, and overlaps them with backward.
+            means = iter(jax.lax.pmean(present, AXIS))
         return [None if gradient is None else next(means) for gradient in gradients]
 
-    def step(self, own: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
-        """Return a training step of Keras, `own(state, batch) -> logs, state`, as one on the devices of all ranks.
+    def step(self, keras_step: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
+        """Return a training step of Keras, `keras_step(state, batch) -> logs, state`, as one of all ranks' devices.
 
-        The state is whole on each device. Of what the step returns, only that is the same on every device which is
-        computed of averages: not logs and states of metrics, which are those of a device's rows.
+        The state is whole on each device. Only results that are computed of averages are the same on every device:
+        logs and states of metrics are those of a device's rows.
         """
         import jax
 
@@ -130,10 +131,10 @@ class JaxRanks:
             batch = packed.unpacked()
             self._in_step = self._shares = True
             try:
-                return own(state, batch)
+                return keras_step(state, batch)
             except _SecondMean:
                 self._memory = None
-                return own(state, batch)
+                return keras_step(state, batch)
             finally:
                 self._in_step = False
 
@@ -144,14 +145,17 @@ class JaxRanks:
         return step
 
     def moments(self, rows: Any, mean: Any, variance: Any) -> tuple[Any, Any]:
-        """Return mean and variance over all devices' rows, from a device's; `rows` is what its own count for."""
+        """Return mean and variance over all devices' rows, from those of one device's rows.
+
+        rows : the weight of this device's rows.
+        """
         if not self._in_step:
             return mean, variance
         import jax
         import jax.numpy as jnp
 
-        each = jax.lax.all_gather(jnp.stack([jnp.full_like(mean, rows), mean, variance]), AXIS)
-        counts, means, variances = each[:, 0], each[:, 1], each[:, 2]
+        gathered = jax.lax.all_gather(jnp.stack([jnp.full_like(mean, rows), mean, variance]), AXIS)
+        counts, means, variances = gathered[:, 0], gathered[:, 1], gathered[:, 2]
         parts = counts / jnp.maximum(counts.sum(0), 1e-7)
         mean = (parts * means).sum(0)
         return mean, (parts * (variances + jnp.square(means - mean))).sum(0)
@@ -186,7 +190,7 @@ class JaxRanks:
         def place(value: Any) -> Any:
             if not value.is_fully_addressable:
                 return value if value.is_fully_replicated else jax.device_put(value, self._whole)
-            if value.devices() == only:  # no copy
+            if value.devices() == only:  # This makes no copy.
                 return jax.make_array_from_single_device_arrays(value.shape, self._whole, [value])
             return jax.make_array_from_process_local_data(self._whole, np.asarray(value), value.shape)
 
@@ -212,7 +216,7 @@ class JaxRanks:
 
 
 class _SecondMean(Exception):
-    """A step averages gradients twice. What a step does with the memory XLA would not do in one order on all ranks."""
+    """A step averages gradients twice, and XLA would not use the memory in one order on all ranks."""
 
 
 def _mean_in_memory(gradients: Sequence[Any], memory: HostMemory) -> list[Any]:
@@ -221,7 +225,7 @@ def _mean_in_memory(gradients: Sequence[Any], memory: HostMemory) -> list[Any]:
     from jax.experimental.buffer_callback import buffer_callback
 
     def mean(_: Any, means: Sequence[Any], *__: Any) -> None:
-        arrays = [np.asarray(each) for each in means]
+        arrays = [np.asarray(buffer) for buffer in means]
         for dtype in dict.fromkeys(array.dtype for array in arrays):
             memory.mean([array for array in arrays if array.dtype == dtype])
 
@@ -236,15 +240,16 @@ def _mean_by_dtype(gradients: Sequence[Any], size: int) -> list[Any]:
     import jax
     import jax.numpy as jnp
 
-    found: list[Any] = [None] * len(gradients)
+    averages: list[Any] = [None] * len(gradients)
     for dtype in dict.fromkeys(gradient.dtype for gradient in gradients):
         numbers = [number for number, gradient in enumerate(gradients) if gradient.dtype == dtype]
         flat = jnp.concatenate([gradients[number].ravel() for number in numbers])
         total = jax.lax.optimization_barrier(jax.lax.psum(flat, AXIS))
         ends = np.cumsum([gradients[number].size for number in numbers])[:-1]
-        for number, part in zip(numbers, jnp.split(total, ends), strict=True):  # divided as the optimizer reads it
-            found[number] = (part / size).reshape(gradients[number].shape)
-    return found
+        # Each part is divided on its own, so that the division is fused with the optimizer's update.
+        for number, part in zip(numbers, jnp.split(total, ends), strict=True):
+            averages[number] = (part / size).reshape(gradients[number].shape)
+    return averages
 
 
 def _hook(ranks: JaxRanks) -> None:
@@ -256,11 +261,11 @@ def _hook(ranks: JaxRanks) -> None:
 
     @functools.wraps(make)
     def make_train_function(trainer: Any, force: bool = False) -> None:
-        if trainer.train_function is not None and not force:  # as train_on_batch finds it at each step
+        if trainer.train_function is not None and not force:  # So train_on_batch finds it at each step.
             return
         own_step, of_class = trainer.train_step, "train_step" not in vars(trainer)
-        trainer.train_step = ranks.step(own_step)  # Keras compiles what it finds there
-        compiles, trainer._jit_compile = trainer._jit_compile, True  # without, a shard_map compiles at each step
+        trainer.train_step = ranks.step(own_step)  # Keras compiles the function that it finds there.
+        compiles, trainer._jit_compile = trainer._jit_compile, True  # Else a shard_map compiles at each step.
         try:
             make(trainer, force)
         finally:
@@ -268,10 +273,10 @@ def _hook(ranks: JaxRanks) -> None:
             del trainer.train_step
             if not of_class:
                 trainer.train_step = own_step
-        own = trainer.train_function
+        whole_step = trainer.train_function
 
         def train_function(state: Any, iterator: Iterator[Any]) -> Any:
-            logs, state = own(ranks.replicated(state), map(ranks.joined, iterator))
+            logs, state = whole_step(ranks.replicated(state), map(ranks.joined, iterator))
             return ranks.local(logs), state
 
         trainer.train_function = train_function
@@ -281,20 +286,21 @@ def _hook(ranks: JaxRanks) -> None:
         if trainer.test_function is not None and not force:
             return
         make_test(trainer, force)
-        own = trainer.test_function
+        whole_step = trainer.test_function
 
         def test_function(state: Any, iterator: Iterator[Any]) -> Any:
-            *values, metrics = state  # new at the first batch: else JAX compiles the step again for the second
-            return own((*values, ranks.committed(metrics)), iterator)
+            *values, metrics = state
+            # Metrics are new at the first batch; uncommitted, JAX would compile the step again for the second.
+            return whole_step((*values, ranks.committed(metrics)), iterator)
 
         trainer.test_function = test_function
 
     @functools.wraps(sync)
     def jax_state_sync(trainer: Any) -> None:
-        if getattr(trainer, "_jax_state", None):  # Keras has made it a dict and lists of its own, for JAX a leaf
+        if getattr(trainer, "_jax_state", None):  # Keras's own dicts and lists are leaves to JAX.
             state = {name: list(values) for name, values in trainer._jax_state.items()}
             if any(isinstance(value, jax.Array) and value.is_deleted() for value in chain(*state.values())):
-                return  # given to a step that has failed, whose error this must not hide
+                return  # A step that has failed took them, and its error must not be hidden.
             trainer._jax_state = {name: ranks.local(values) for name, values in state.items()}
         sync(trainer)
 

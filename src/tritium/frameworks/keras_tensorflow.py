@@ -9,7 +9,7 @@ from tritium.errors import BadSetting
 from tritium.frameworks.framework import Place
 from tritium.frameworks.tensorflow import TensorFlow
 
-_GROUP, _FIRST_KEY = 7919, 1 << 20  # far from the keys that MultiWorkerMirroredStrategy counts up from 1
+_GROUP, _FIRST_KEY = 7919, 1 << 20  # Far from the keys that MultiWorkerMirroredStrategy counts up from 1.
 
 
 def run(place: Place, function: Callable[[TensorFlowRanks], Any]) -> Any:
@@ -24,7 +24,7 @@ def run(place: Place, function: Callable[[TensorFlowRanks], Any]) -> Any:
         import tensorflow as tf
 
         strategy = tf.distribute.MultiWorkerMirroredStrategy()
-        # XLA compiles no collective between processes; under a strategy of tf.distribute Keras chooses the same.
+        # XLA compiles no collective between processes. Under a strategy of tf.distribute Keras chooses the same.
         keras.Model._resolve_auto_jit_compile = lambda model: False
         keras.Model._maybe_symbolic_build = _build
         return function(TensorFlowRanks(place, strategy))
@@ -56,24 +56,24 @@ class TensorFlowRanks:
         """Return rank 0's tensors: the sum of them and of the other ranks' zeros."""
         import tensorflow as tf
 
-        own = [tf.convert_to_tensor(value) for value in values]
+        tensors = [tf.convert_to_tensor(value) for value in values]
         if self._rank != 0:
-            own = [tf.zeros_like(value) for value in own]
-        return self._by_dtype(own, lambda flat: flat)
+            tensors = [tf.zeros_like(value) for value in tensors]
+        return self._by_dtype(tensors, lambda flat: flat)
 
     def mean(self, gradients: Sequence[Any]) -> list[Any]:
         """Return the gradients, averaged over the ranks. Sparse ones become dense."""
         import tensorflow as tf
 
-        given = [tf.convert_to_tensor(gradient) for gradient in gradients if gradient is not None]
-        means = iter(self._by_dtype(given, lambda flat: flat / tf.cast(self._size, flat.dtype)))
+        present = [tf.convert_to_tensor(gradient) for gradient in gradients if gradient is not None]
+        means = iter(self._by_dtype(present, lambda flat: flat / tf.cast(self._size, flat.dtype)))
         return [None if gradient is None else next(means) for gradient in gradients]
 
     def _by_dtype(self, tensors: Sequence[Any], then: Callable[[Any], Any]) -> list[Any]:
         """Return the sums over the ranks, one collective for each dtype; `then` is applied to each flat sum."""
         import tensorflow as tf
 
-        found: list[Any] = [None] * len(tensors)
+        sums: list[Any] = [None] * len(tensors)
         for dtype in dict.fromkeys(tensor.dtype for tensor in tensors):
             numbers = [number for number, tensor in enumerate(tensors) if tensor.dtype == dtype]
             flat = tf.concat([tf.reshape(tensors[number], [-1]) for number in numbers], 0)
@@ -81,13 +81,13 @@ class TensorFlowRanks:
             total = then(tf.cast(self._sum(summed), dtype))
             parts = tf.split(total, [tf.size(tensors[number]) for number in numbers], num=len(numbers))
             for number, part in zip(numbers, parts, strict=True):
-                found[number] = tf.ensure_shape(tf.reshape(part, tf.shape(tensors[number])), tensors[number].shape)
-        return found
+                sums[number] = tf.ensure_shape(tf.reshape(part, tf.shape(tensors[number])), tensors[number].shape)
+        return sums
 
     def _sum(self, flat: Any) -> Any:
         import tensorflow as tf
 
-        # All ranks give a collective the same key, whatever shapes of batches each has traced a graph for.
+        # All ranks must give a collective the same key, whatever shapes of batches each has traced graphs for.
         kind = flat.dtype.name, flat.shape[0]
         key = self._keys.setdefault(kind, _FIRST_KEY + len(self._keys))
         return tf.raw_ops.CollectiveReduceV2(
@@ -103,7 +103,7 @@ class TensorFlowRanks:
 
 
 def _build(model: Any, iterator: Any = None, data_batch: Any = None) -> None:
-    """Make all variables before the first step, in which TensorFlow's trainer makes them else: rank 0's are sent."""
+    """Make all variables before the first step, in which the trainer would make them, as rank 0's are sent."""
     for _, _, batches in iterator or ():
         data_batch = next(batches)
         break

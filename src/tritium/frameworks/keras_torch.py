@@ -53,12 +53,12 @@ class TorchRanks:
             dist.all_reduce(flat)
             flat /= self._size
 
-        given = [gradient for gradient in gradients if gradient is not None]
+        present = [gradient for gradient in gradients if gradient is not None]
         memory = self._memory
-        if memory is not None and all(HostMemory.averages(one.dtype) and not one.is_sparse for one in given):
-            means = iter(_in_memory(given, memory))
+        if memory is not None and all(HostMemory.averages(one.dtype) and not one.is_sparse for one in present):
+            means = iter(_in_memory(present, memory))
         else:
-            means = iter(_by_dtype(given, reduce))
+            means = iter(_by_dtype(present, reduce))
         return [None if gradient is None else next(means) for gradient in gradients]
 
 
@@ -76,7 +76,7 @@ def _by_dtype(tensors: Sequence[Any], collective: Callable[[Any], Any]) -> list[
     """Apply an in-place collective to all tensors, one call for each dtype and device; return new tensors."""
     import torch
 
-    found: list[Any] = [None] * len(tensors)
+    results: list[Any] = [None] * len(tensors)
     kinds: dict[Any, list[int]] = {}
     for number, tensor in enumerate(tensors):
         kinds.setdefault((tensor.dtype, tensor.device), []).append(number)
@@ -85,5 +85,5 @@ def _by_dtype(tensors: Sequence[Any], collective: Callable[[Any], Any]) -> list[
         collective(flat)
         parts = torch.split(flat, [tensors[number].numel() for number in numbers])
         for number, part in zip(numbers, parts, strict=True):
-            found[number] = part.view(tensors[number].shape)
-    return found
+            results[number] = part.view(tensors[number].shape)
+    return results

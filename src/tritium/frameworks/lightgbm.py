@@ -20,7 +20,7 @@ from tritium.frameworks.lightgbm_network import connect
 
 _OWN_NETWORK = ("machines", "machine_list_filename", "num_machines")
 _TREES = "tree_learner"
-_WARNINGS, _DEFAULT = 0, 1  # values of LightGBM's parameter verbosity
+_VERBOSITY_WARNINGS, _VERBOSITY_DEFAULT = 0, 1
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,33 +42,33 @@ class LightGBM(Framework):
             return function()
         library: Any = sys.modules["lightgbm"]
         _hook(library, place)
-        # The network stays, until the process ends: a rank whose connection is merely closed would wait in an endless
-        # loop. One that waits when this function has returned is told otherwise, see `Framework.on_returned`.
+        # The network stays until the process ends, as a rank whose connection is merely closed would wait in an endless
+        # loop. A rank that waits when this function has returned gets an error otherwise: see `Framework.on_returned`.
         return function()
 
     @contextmanager
     def threads(self, cpus: int | None) -> Iterator[None]:
         """Let LightGBM use at most `cpus` threads."""
-        found = importlib.import_module("lightgbm.basic")
+        basic = importlib.import_module("lightgbm.basic")
         before = ctypes.c_int(-1)
         if cpus is not None:
-            found._safe_call(found._LIB.LGBM_GetMaxThreads(ctypes.byref(before)))
-            found._safe_call(found._LIB.LGBM_SetMaxThreads(ctypes.c_int(cpus)))
+            basic._safe_call(basic._LIB.LGBM_GetMaxThreads(ctypes.byref(before)))
+            basic._safe_call(basic._LIB.LGBM_SetMaxThreads(ctypes.c_int(cpus)))
         try:
             yield
         finally:
             if cpus is not None:
-                found._safe_call(found._LIB.LGBM_SetMaxThreads(before))
+                basic._safe_call(basic._LIB.LGBM_SetMaxThreads(before))
 
 
 @contextmanager
 def joined(place: Place, verbosity: int) -> Iterator[dict[str, Any]]:
     """Connect the ranks for a block that trains one model, and yield the parameters that its booster needs for it.
 
-    verbosity : what LightGBM writes of the connection, as in its parameter.
+    verbosity : LightGBM's parameter, for its messages about the connection.
 
-    A Dataset that is constructed before has the bins that its maker gave it; one that is constructed in the block those
-    that LightGBM finds in a part of the rows.
+    A Dataset that is constructed before has the bins that its maker gave it. One that is constructed in the block has
+    those that LightGBM finds in a part of the rows.
     """
     if place.size == 1:
         yield {}
@@ -91,7 +91,8 @@ def _hook(library: Any, place: Place) -> None:
     @functools.wraps(make)
     def init(self: Any, params: Any = None, train_set: Any = None, *args: Any, **options: Any) -> None:
         self._ranks = None
-        if train_set is None or aliases.get(*_OWN_NETWORK) & set(params or {}):  # a model's, or the user's own network
+        # Left alone: the booster of a loaded model, and the user's own network.
+        if train_set is None or aliases.get(*_OWN_NETWORK) & set(params or {}):
             make(self, params, train_set, *args, **options)
             return
         _free(library)
@@ -107,8 +108,8 @@ def _hook(library: Any, place: Place) -> None:
                 setting="train_set",
             )
         _agree(place, {name: _chosen(basic, params, name) for name in ("objective", "num_class", _TREES)})
-        given = basic._choose_param_value("verbosity", dict(params), None)["verbosity"]
-        verbosity = None if given is None else int(given)
+        asked = basic._choose_param_value("verbosity", dict(params), None)["verbosity"]
+        verbosity = None if asked is None else int(asked)
         connect(place, functools.partial(_init, basic, verbosity), functools.partial(_free, library))
         for alias in aliases.get("pre_partition"):
             params.pop(alias, None)
@@ -123,17 +124,19 @@ def _hook(library: Any, place: Place) -> None:
 
 
 def _init(basic: Any, verbosity: int | None, machines: list[str], port: int) -> None:
-    _write(basic, _WARNINGS if verbosity is None else verbosity)
-    minutes = 24 * 60  # between two messages of a rank; Tritium ends ranks whose peer is gone
-    basic._safe_call(basic._LIB.LGBM_NetworkInit(",".join(machines).encode(), port, minutes, len(machines)))
+    _write(basic, _VERBOSITY_WARNINGS if verbosity is None else verbosity)
+    minutes_between_messages = 24 * 60  # Long, as Tritium ends ranks whose peer is gone.
+    basic._safe_call(
+        basic._LIB.LGBM_NetworkInit(",".join(machines).encode(), port, minutes_between_messages, len(machines))
+    )
     if verbosity is None:
-        _write(basic, _DEFAULT)
+        _write(basic, _VERBOSITY_DEFAULT)
 
 
 def _write(basic: Any, verbosity: int) -> None:
-    """Let LightGBM write in this thread what `verbosity` allows.
+    """Set the verbosity of LightGBM in this thread.
 
-    By the shortest of its functions that read parameters; what has none of these leaves the thread's as it is.
+    This calls the shortest of its functions that read parameters; a version that has none of them keeps its verbosity.
     """
     text = f"verbosity={verbosity}".encode()
     basic._safe_call(basic._LIB.LGBM_GetSampleCount(ctypes.c_int32(1), text, ctypes.byref(ctypes.c_int())))
@@ -148,13 +151,13 @@ def _averaged(evaluate: Callable[..., Any]) -> Callable[..., Any]:
 
     @functools.wraps(evaluate)
     def mean(self: Any, *args: Any, **options: Any) -> Any:
-        own = evaluate(self, *args, **options)
+        results = evaluate(self, *args, **options)
         place = getattr(self, "_ranks", None)
-        if place is None or not own:
-            return own
-        every = place.gather([each[2] for each in own])
+        if place is None or not results:
+            return results
+        every = place.gather([result[2] for result in results])
         means = np.mean(np.asarray(every, float), axis=0)
-        return [_with_value(each, float(value)) for each, value in zip(own, means, strict=True)]
+        return [_with_value(result, float(value)) for result, value in zip(results, means, strict=True)]
 
     return mean
 

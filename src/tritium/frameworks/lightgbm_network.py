@@ -15,7 +15,8 @@ from tritium.frameworks.framework import Place
 from tritium.wire import socket_at
 
 _ATTEMPTS = 5
-_CHECK = 0.002  # seconds between two looks at whether LightGBM listens
+_LOOK_SECONDS = 0.002
+"""The time between two looks whether LightGBM listens."""
 
 
 def connect(
@@ -70,7 +71,7 @@ class _Turns:
         watch.start()
         try:
             init([f"{address}:{port}" for address, port in self._ports], self._ports[self._place.rank][1])
-        except Exception as error:  # noqa: BLE001 - raised by `connect`, when all ranks know
+        except Exception as error:  # noqa: BLE001 - `connect` raises it, when all ranks know
             self._error = error
         self._returned.set()
         watch.join()
@@ -78,7 +79,7 @@ class _Turns:
 
     def _watch(self) -> None:
         port = self._ports[self._place.rank][1]
-        while not self._returned.wait(_CHECK) and not listens(port):
+        while not self._returned.wait(_LOOK_SECONDS) and not listens(port):
             pass
         if self._ended(self._place.rank, self._error is None):
             return
@@ -104,9 +105,9 @@ class _Turns:
 def listens(port: int) -> bool:
     """Return whether this process listens at a TCP port."""
     for name in os.listdir("/dev/fd"):
-        with suppress(OSError), socket_at(int(name)) as found:
-            known: Any = found.getsockname() if found.family == socket.AF_INET else ("", 0)
-            if known[1] == port and found.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN):
+        with suppress(OSError), socket_at(int(name)) as connection:
+            known: Any = connection.getsockname() if connection.family == socket.AF_INET else ("", 0)
+            if known[1] == port and connection.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN):
                 return True
     return False
 

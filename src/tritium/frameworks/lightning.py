@@ -17,9 +17,9 @@ from tritium.frameworks.framework import Place
 from tritium.frameworks.torch import Torch
 from tritium.observe.run_directory import run_at
 
-# One library under two names: (the package with Trainer, the package with Fabric).
+# One library has two names: (the package with Trainer, the package with Fabric).
 _PACKAGES = (("lightning.pytorch", "lightning.fabric"), ("pytorch_lightning", "lightning_fabric"))
-_FOLDER = "lightning"  # in the run directory
+_FOLDER_IN_RUN_DIR = "lightning"
 _STARTS_PROCESSES = ("spawn", "fork", "notebook")
 
 
@@ -88,8 +88,9 @@ def _connect(layout: Layout, module: Any) -> None:
     def join(settings: dict[str, Any]) -> None:
         plugins = settings["plugins"] or ()
         plugins = plugins if isinstance(plugins, list | tuple) else [plugins]
-        own = next((base for base in gang.__mro__ if base.__name__ == "ClusterEnvironment"), gang)
-        if not any(isinstance(plugin, own) for plugin in plugins):  # the user's own environment is the user's affair
+        environment = next((base for base in gang.__mro__ if base.__name__ == "ClusterEnvironment"), gang)
+        # An environment of the user's own is left alone.
+        if not any(isinstance(plugin, environment) for plugin in plugins):
             _check(settings, layout)
             settings.update(devices=layout.devices, num_nodes=layout.num_nodes)
             if settings["accelerator"] == "auto":
@@ -105,10 +106,10 @@ def _adjust(kind: Any, adjust: Callable[[dict[str, Any]], None]) -> None:
 
     @functools.wraps(original)
     def __init__(self: Any, *args: Any, **kwargs: Any) -> None:
-        given = signature.bind(self, *args, **kwargs)
-        given.apply_defaults()
-        adjust(given.arguments)
-        original(*given.args, **given.kwargs)
+        bound = signature.bind(self, *args, **kwargs)
+        bound.apply_defaults()
+        adjust(bound.arguments)
+        original(*bound.args, **bound.kwargs)
 
     kind.__init__ = __init__
 
@@ -152,17 +153,17 @@ def _check(settings: dict[str, Any], layout: Layout) -> None:
         )
     if devices in ("auto", -1, "-1"):
         wrong = nodes not in (1, layout.num_nodes)
-        said = f"num_nodes={nodes} asks for ranks on {nodes} hosts, and this gang has its {layout.size} on "
-        said += f"{layout.num_nodes}"
+        conflict = f"num_nodes={nodes} asks for ranks on {nodes} hosts, and this gang has its {layout.size} on "
+        conflict += f"{layout.num_nodes}"
     else:
         count = _count(devices)
         wrong = count * nodes != layout.size
-        said = f"devices={devices!r} and num_nodes={nodes} ask for {count * nodes} processes, and this gang has "
-        said += f"{layout.size} rank{'s' * (layout.size > 1)}"
+        conflict = f"devices={devices!r} and num_nodes={nodes} ask for {count * nodes} processes, and this gang has "
+        conflict += f"{layout.size} rank{'s' * (layout.size > 1)}"
     if wrong:
         raise BadSetting(
-            f"{said}. Leave devices= and num_nodes= out: every rank trains; or launch with ranks={_count(devices)}. "
-            "For a Trainer of one rank alone give plugins=LightningEnvironment().",
+            f"{conflict}. Leave devices= and num_nodes= out: every rank trains; or launch with ranks={_count(devices)}. For "
+            "a Trainer of one rank alone give plugins=LightningEnvironment().",
             setting="devices",
         )
 
@@ -192,7 +193,7 @@ def _ask_for_no_workers(module: Any) -> None:
 def _keep_in(folder: str, module: ModuleType) -> None:
     """Let checkpoints go to one place for all attempts, the newest as `last.ckpt`, unless the user says otherwise.
 
-    Lightning's own default has the version of its logger in it, which is another one in every attempt: then
+    Lightning's default path contains the version of its logger, another one in every attempt, so that
     `ckpt_path="last"` would not find the checkpoint of the attempt before.
     """
 
@@ -208,12 +209,12 @@ def _keep_in(folder: str, module: ModuleType) -> None:
 def _folder(place: Place) -> str | None:
     """Return the folder for Lightning's files in the run directory; None where a rank does not reach that."""
     try:
-        found = place.run_dir != "" and run_at(place.run_dir) == place.run_id
-    except Exception:  # noqa: BLE001 - whatever a file system raises: this rank does not reach it
-        found = False
-    missing = [rank for rank, reached in enumerate(place.gather(found)) if not reached]
+        reaches_run_dir = place.run_dir != "" and run_at(place.run_dir) == place.run_id
+    except Exception:  # noqa: BLE001 - any error of a file system means that this rank does not reach it
+        reaches_run_dir = False
+    missing = [rank for rank, reached in enumerate(place.gather(reaches_run_dir)) if not reached]
     if not missing:
-        return f"{place.run_dir.rstrip('/')}/{_FOLDER}"
+        return f"{place.run_dir.rstrip('/')}/{_FOLDER_IN_RUN_DIR}"
     if place.rank == 0:
         place.note(
             f"Lightning's checkpoints and logs stay in the working directory of rank 0 on {place.host}, and no retry "

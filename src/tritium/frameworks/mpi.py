@@ -15,7 +15,7 @@ from typing import Any
 from tritium.errors import BadSetting
 from tritium.frameworks.framework import Framework, Place
 
-MODULE = "mpi4py.MPI"  # its import calls MPI_Init; that of mpi4py alone does not
+MODULE = "mpi4py.MPI"  # Its import calls MPI_Init; that of mpi4py alone does not.
 DESCRIPTOR = "PMI_FD"
 
 
@@ -28,7 +28,7 @@ class MPI(Framework):
     """
 
     name = "mpi"
-    modules = ()  # a compiled program needs no mpi4py
+    modules = ()  # A compiled program needs no mpi4py.
     covers = ("mpi4py",)
     install = "mpi4py mpich"
     pmi = True
@@ -39,8 +39,8 @@ class MPI(Framework):
     def run(self, place: Place, function: Callable[[], Any]) -> Any:
         """Call the function, then MPI_Finalize if it has initialized MPI: all ranks are needed for it."""
         os.environ.update(PMI_RANK=str(place.rank), PMI_SIZE=str(place.size))
-        os.environ.setdefault("MPIR_CVAR_ENABLE_GPU", "0")  # else MPI_Init looks for CUDA
-        if "GLOO_SOCKET_IFNAME" in os.environ:  # the interface by which the hosts reach each other
+        os.environ.setdefault("MPIR_CVAR_ENABLE_GPU", "0")  # Else MPI_Init looks for CUDA.
+        if "GLOO_SOCKET_IFNAME" in os.environ:  # By it the hosts reach each other.
             for name in ("FI_TCP_IFACE", "MPIR_CVAR_CH4_OFI_IFNAME", "UCX_NET_DEVICES"):
                 os.environ.setdefault(name, os.environ["GLOO_SOCKET_IFNAME"])
         result = function()

@@ -1,4 +1,4 @@
-"""Lines that libraries write whatever they are told, and that a rank's output is without (supervisor, rank)."""
+"""Lines that libraries write whatever their settings, and that are left out of output (supervisor, rank)."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ _TENSORFLOW = (
     rb"[IWE]\d{4} \S+ +\d+ (?:port|cpu_feature_guard)\.cc:",
     rb"To enable the following instructions: ",
 )
-# That it finds no GPU, which matters only to who has asked for one.
+# It finds no GPU, which matters only to a user who has asked for one.
 _NO_GPU = (rb"[IWE]\d{4} \S+ +\d+ (?:cudart_stub|cuda_platform)\.cc:",)
 # LightGBM writes the first in a thread of its own, to which no verbosity applies, the second when ranks part.
 _LIGHTGBM = (rb"\[LightGBM\] \[Info\] (?:Listening\.\.\.|Finished linking network in )",)
 
 
 def noise(env: Mapping[str, str], *, gpus: bool) -> re.Pattern[bytes]:
-    """Return the pattern of whole lines that a rank's output is without.
+    """Return the pattern of whole lines to leave out of a rank's output.
 
-    env : the rank's. TF_CPP_MIN_LOG_LEVEL of 0 or 1 there asks for TensorFlow's lines.
+    env  : the rank's. TF_CPP_MIN_LOG_LEVEL of 0 or 1 there asks for TensorFlow's lines.
     gpus : whether the rank has GPUs of its own.
     """
     lines: tuple[bytes, ...] = _LIGHTGBM

@@ -16,10 +16,10 @@ held: set[int] = set()
 def reserved_port() -> socket.socket:
     """Return a socket that is bound to a port that is free on all addresses of this host. The caller closes it.
 
-    It never listens, so the port is free for who sets SO_REUSEADDR, as torch and gRPC do, and for no other. All
-    addresses, because they listen on all: a process that has the port on one of them is in their way.
+    It never listens, so only a process that sets SO_REUSEADDR, as torch and gRPC do, can bind the port. It is bound on
+    all addresses, as those listen on all, and would fail where another process has the port on one of them.
     """
-    with suppress(OSError):  # a host without IPv6
+    with suppress(OSError):  # The host may have no IPv6.
         return _bound(socket.AF_INET6, "::")
     return _bound(socket.AF_INET, "0.0.0.0")
 
@@ -28,7 +28,7 @@ def _bound(family: socket.AddressFamily, address: str) -> socket.socket:
     holder = socket.socket(family)
     try:
         if family == socket.AF_INET6:
-            holder.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)  # IPv4, too
+            holder.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)  # The port is for IPv4, too.
         holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         holder.bind((address, 0))
     except OSError:
@@ -44,12 +44,12 @@ def held_ports(place: Place) -> Iterator[list[str]]:
     with reserved_port() as holder:
         host = f"[{address}]" if ":" in address else address
         addresses = place.gather(f"{host}:{holder.getsockname()[1]}")
-        held.update(int(each.rpartition(":")[2]) for each in addresses)
+        held.update(int(listening.rpartition(":")[2]) for listening in addresses)
         yield addresses
 
 
 def without_proxy(place: Place) -> None:
     """Let gRPC connect to the other ranks directly, also where http_proxy is set."""
-    name = "no_grpc_proxy"  # gRPC reads it in lower case only; it counts before no_proxy
+    name = "no_grpc_proxy"  # It is read in lower case only, and counts before no_proxy.
     before = os.environ.get(name) or os.environ.get("no_proxy")
     os.environ[name] = ",".join(filter(None, [before, *sorted({peer.address for peer in place.peers})]))

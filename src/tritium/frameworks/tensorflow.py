@@ -53,7 +53,7 @@ class TensorFlow(Framework):
         )
 
     def wrong(self, ranks: int) -> Iterator[str]:
-        """Yield what is wrong with `ps`, alone and for so many ranks."""
+        """Yield each error of `ps`, alone and for so many ranks."""
         if isinstance(self.ps, bool) or not isinstance(self.ps, int) or self.ps < 0:
             yield f"TensorFlow(ps={self.ps!r}): a number of parameter servers, at least 0, is needed."
         elif self.ps and ranks < self.ps + 2:
@@ -63,11 +63,11 @@ class TensorFlow(Framework):
             )
 
     def prepare(self, *, gpus: bool) -> None:
-        """Leave out of the output what TensorFlow's C++ says of itself, unless TF_CPP_MIN_LOG_LEVEL is set."""
+        """Keep the notes of TensorFlow's C++ out of the output, unless TF_CPP_MIN_LOG_LEVEL is set."""
         os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 
     def load(self) -> None:
-        """Import TensorFlow, without what it always says then."""
+        """Import TensorFlow, without the lines that it always writes then."""
         with _quiet():
             super().load()
 
@@ -92,7 +92,7 @@ class TensorFlow(Framework):
         """Abort TensorFlow's collectives, where ranks have any: each needs all of them. Anything else goes on."""
         context: Any = sys.modules["tensorflow.python.eager.context"].context()
         errors: Any = sys.modules["tensorflow.python.framework.errors_impl"]
-        if context._collective_ops_server_def is not None:  # MultiWorkerMirroredStrategy has connected the ranks
+        if context._collective_ops_server_def is not None:  # MultiWorkerMirroredStrategy has connected the ranks.
             context.abort_collective_ops(errors.UNAVAILABLE, "a rank that this collective needs has returned")
 
     def _roles(self, rank: int, addresses: list[str]) -> tuple[dict[str, list[str]], str, int]:
@@ -109,7 +109,7 @@ def _serve(cluster: dict[str, list[str]], job: str, index: int) -> Any:
     """Start a server of the cluster, in threads of its own."""
     tf: Any = sys.modules["tensorflow"]
     config = tf.compat.v1.ConfigProto()
-    # A worker waits in one of these threads while others are needed to serve it; TensorFlow's default is one a core.
+    # A worker waits in one of these threads and needs others to serve it, so the default of one a core is too few.
     config.inter_op_parallelism_threads = max(os.cpu_count() or 1, len(cluster["worker"]) + 1)
     return tf.distribute.Server(
         tf.train.ClusterSpec(cluster), job_name=job, task_index=index, protocol="grpc", config=config
@@ -120,25 +120,25 @@ def _choose_gpus(place: Place) -> None:
     """Show TensorFlow this rank's part of the host's GPUs only: it takes the memory of all that it sees."""
     tf: Any = sys.modules["tensorflow"]
     with _quiet() if place.device == "cpu" else nullcontext():
-        found = tf.config.list_physical_devices("GPU")
+        devices = tf.config.list_physical_devices("GPU")
     if place.device == "cpu":
         tf.config.set_visible_devices([], "GPU")
         return
-    each = len(found) // place.local_size
-    if not each:
+    per_rank = len(devices) // place.local_size
+    if not per_rank:
         raise BadSetting(
-            f"TensorFlow {tf.__version__} finds {len(found)} GPUs on {place.host} for {place.local_size} ranks with "
+            f"TensorFlow {tf.__version__} finds {len(devices)} GPUs on {place.host} for {place.local_size} ranks with "
             f"gpus=: it would train on the CPU. Install its CUDA libraries there "
             f"({sys.executable} -m pip install 'tensorflow[and-cuda]'), or leave gpus= out."
         )
-    tf.config.set_visible_devices(found[place.local_rank * each : (place.local_rank + 1) * each], "GPU")
+    tf.config.set_visible_devices(devices[place.local_rank * per_rank : (place.local_rank + 1) * per_rank], "GPU")
 
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """Hold back what is written to stderr within the block, and write it afterwards without TensorFlow's noise.
+    """Hold back the output on stderr within the block, and write it afterwards without TensorFlow's noise.
 
-    The supervisor leaves it out, too, but there is none with on="here".
+    The supervisor leaves the noise out, too, but there is none with on="here".
     """
     sys.stderr.flush()
     before = os.dup(2)

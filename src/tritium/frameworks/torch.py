@@ -91,7 +91,7 @@ def keep_groups() -> None:
 
 
 def _keep(c10d: Any) -> None:
-    if not hasattr(c10d, "destroy_process_group"):  # a torch that was built without distributed
+    if not hasattr(c10d, "destroy_process_group"):  # This torch was built without distributed.
         return
     destroy = c10d.destroy_process_group
     kept: list[Any] = []

@@ -27,7 +27,7 @@ def hook(trace: Trace) -> None:
         trace.enter("forward")
         if id(module) not in replicas and type(module).__name__ == "DistributedDataParallel":
             replicas[id(module)] = module
-            module._set_ddp_runtime_logging_sample_rate(1)  # DDP measures every step then, not every hundredth
+            module._set_ddp_runtime_logging_sample_rate(1)  # By itself DDP measures every hundredth step.
 
     from torch.nn.modules import module as modules
     from torch.optim import optimizer as optimizers
@@ -60,6 +60,8 @@ def within(trace: Trace, section: Section, function: Any) -> Any:
 
 def _waited(replica: Any) -> float:
     """Return the seconds of DDP's gradient exchange that did not overlap with computation, by DDP's own clock."""
-    told = replica._get_ddp_logging_data()
-    each = told.get("avg_backward_comm_time", 0) - told.get("avg_backward_compute_comm_overlap_time", 0)
-    return float(max(0, each)) * 1e-9 * float(told.get("iteration", 0))
+    measured = replica._get_ddp_logging_data()
+    nanoseconds_a_step = measured.get("avg_backward_comm_time", 0) - measured.get(
+        "avg_backward_compute_comm_overlap_time", 0
+    )
+    return float(max(0, nanoseconds_a_step)) * 1e-9 * float(measured.get("iteration", 0))

@@ -162,8 +162,8 @@ def _check(settings: dict[str, Any], layout: Layout) -> None:
         conflict += f"{layout.size} rank{'s' * (layout.size > 1)}"
     if wrong:
         raise BadSetting(
-            f"{conflict}. Leave devices= and num_nodes= out: every rank trains; or launch with ranks={_count(devices)}. For "
-            "a Trainer of one rank alone give plugins=LightningEnvironment().",
+            f"{conflict}. Leave devices= and num_nodes= out: every rank trains; or launch with "
+            f"ranks={_count(devices)}. For a Trainer of one rank alone give plugins=LightningEnvironment().",
             setting="devices",
         )
 

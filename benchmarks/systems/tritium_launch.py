@@ -11,6 +11,7 @@ import work
 
 def from_shard(epochs: int) -> tuple[tuple[Any, float, int], list[float]]:
     import tritium as tr
+    from tritium.torch import host_memory
 
     taken = tr.world().shard("train").epochs(epochs, batch_size=work.BATCH, device="cpu")
 
@@ -19,7 +20,7 @@ def from_shard(epochs: int) -> tuple[tuple[Any, float, int], list[float]]:
             yield batch["x"], batch["y"], batch.scale
 
     each: list[float] = []
-    return work.train(epochs, batches, each=each), each
+    return work.train(epochs, batches, each=each, exchange=host_memory), each
 
 
 def fit(frame: Any, epochs: int) -> work.Fitted:

@@ -147,10 +147,15 @@ def paired(parts: list[Any]) -> list[tuple[Any, Any]]:
 
 
 def train(
-    epochs: int, batches: Callable[[int], Any], steps: int | None = None, each: list[float] | None = None
+    epochs: int,
+    batches: Callable[[int], Any],
+    steps: int | None = None,
+    each: list[float] | None = None,
+    exchange: Callable[[Any], Any] = lambda net: net,
 ) -> tuple[list[tuple[Any, Any]], float, int]:
     """The loop that every torch system is given: DDP over Gloo, `batches(epoch)` gives (x, y) or (x, y, scale).
 
+    `exchange` takes and returns the DDP, and may choose how it averages gradients.
     Returns the weights, the seconds of this rank's loop and the rows it took; the seconds of each epoch go to `each`.
     """
     import torch
@@ -160,7 +165,7 @@ def train(
     if own := not dist.is_initialized():
         dist.init_process_group("gloo")
     torch.manual_seed(0)
-    net = torch.nn.parallel.DistributedDataParallel(make_net())
+    net = exchange(torch.nn.parallel.DistributedDataParallel(make_net()))
     optimizer = torch.optim.Adam(net.parameters(), lr=RATE)
     dist.barrier()
     began, rows = time.perf_counter(), 0

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import inspect
 import json
+import pickle
 import resource
+import sys
 import threading
 from pathlib import Path
 from typing import Any
@@ -21,6 +24,7 @@ import tritium as tr
 from tritium.errors import RankFailed
 from tritium.frameworks.host_memory import HostMemory
 from tritium.ml import Callback, TrainState, fit
+from tritium.torch import host_memory
 
 ALONE: dict[str, Any] = {"on": "driver", "progress": False, "output": "none"}
 TORCH: dict[str, Any] = {**ALONE, "framework": "torch"}
@@ -71,7 +75,7 @@ def gradients_of_a_step(dtype: torch.dtype) -> tuple[int, list[tuple[str, bytes,
     torch.manual_seed(3)
     module, alone = Net().to(dtype), Net().to(dtype)
     words = torch.arange(6) + rank
-    net = DistributedDataParallel(module)
+    net = host_memory(DistributedDataParallel(module))
     for step in range(3):  # DDP arranges its buckets after the first
         alone.load_state_dict(module.state_dict())
         alone.zero_grad()
@@ -134,7 +138,9 @@ def joined(divide_by_all: bool, memory: bool) -> list[float]:
     """Return a weight after each step of a training in which rank 1 takes two steps and rank 0 four."""
     dist.init_process_group("gloo")
     averaged = counted()
-    net = DistributedDataParallel(nn.Linear(1, 1, bias=False), process_group=None if memory else dist.new_group())
+    net = DistributedDataParallel(nn.Linear(1, 1, bias=False))
+    if memory:
+        host_memory(net)
     with torch.no_grad():
         net.module.weight.fill_(1.0)
     optimizer, weights = torch.optim.SGD(net.parameters(), 0.01), []
@@ -165,32 +171,64 @@ def test_ranks_that_join_one_after_the_other_average_as_they_do_without_memory()
         assert rest_memory == pytest.approx(rest_group)
 
 
-def test_a_hook_of_the_users_takes_the_place_of_memory_and_there_can_be_one() -> None:
-    def train() -> tuple[int, int, float]:
-        import pickle
+def test_a_module_has_one_hook_and_goes_through_the_group_without_the_line() -> None:
+    def train() -> tuple[int, int]:
+        dist.init_process_group("gloo")
+        averaged = counted()
+        plain = DistributedDataParallel(nn.Linear(2, 1))
+        plain(torch.ones(1, 2)).sum().backward()
+        before = averaged[0]
+        plain.register_comm_hook(None, allreduce_hook)
+        shared = host_memory(DistributedDataParallel(nn.Linear(2, 1)))
+        pickle.dumps(shared)  # as torch.save does
+        shared(torch.ones(1, 2)).sum().backward()
+        for net, register in ((plain, host_memory), (shared, lambda net: net.register_comm_hook(None, allreduce_hook))):
+            with pytest.raises(RuntimeError, match="can only be called once"):
+                register(net)
+        dist.destroy_process_group()
+        return before, averaged[0]
+
+    assert tr.launch(train, ranks=2, **TORCH) == [(0, 12)] * 2
+
+
+def test_without_the_framework_it_changes_nothing() -> None:
+    def train() -> bool:
+        dist.init_process_group("gloo")
+        net = DistributedDataParallel(nn.Linear(2, 1))
+        same = host_memory(net) is net
+        net.register_comm_hook(None, allreduce_hook)
+        dist.destroy_process_group()
+        return same
+
+    assert tr.launch(train, ranks=2, **ALONE) == [True, True]
+
+
+def test_no_class_of_torch_is_patched_in_a_rank() -> None:
+    def patched() -> list[str]:
+        import torch.distributed.fsdp  # noqa: F401 - and all that it imports
 
         dist.init_process_group("gloo")
-        averaged, called = counted(), [0]
-        net = DistributedDataParallel(nn.Linear(2, 1))
-        pickle.dumps(net)  # as torch.save does
-
-        def hook(state: list[int], bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
-            state[0] += 1
-            return allreduce_hook(None, bucket)
-
-        hook.__annotations__ = {}
-        net.register_comm_hook(called, hook)
-        net(torch.ones(1, 2)).sum().backward()
-        pickle.dumps(net.module)
-        with pytest.raises(RuntimeError, match="can only be called once"):
-            net.register_comm_hook(called, hook)
-        half = DistributedDataParallel(nn.Linear(1, 1, bias=False))
-        half._register_builtin_comm_hook(dist.BuiltinCommHookType.FP16_COMPRESS)
-        half(torch.tensor([[1.0001]])).sum().backward()
+        host_memory(DistributedDataParallel(nn.Linear(2, 1)))
+        classes = {
+            value
+            for name, module in list(sys.modules.items())
+            if name.partition(".")[0] == "torch"
+            for value in vars(module).values()
+            if isinstance(value, type) and value.__module__.partition(".")[0] == "torch"
+        }
+        functions = [(kind, name, value) for kind in classes for name, value in vars(kind).items()]
+        assert len(functions) > 10_000
         dist.destroy_process_group()
-        return averaged[0], called[0], half.module.weight.grad.item()
+        return [
+            f"{kind.__qualname__}.{name}"
+            for kind, name, value in functions
+            if inspect.isfunction(value) and is_ours(inspect.unwrap(value, stop=is_ours))
+        ]
 
-    assert tr.launch(train, ranks=2, **TORCH) == [(0, 1, 1.0)] * 2
+    def is_ours(value: Any) -> bool:
+        return "tritium" in str(getattr(getattr(value, "__code__", None), "co_filename", ""))
+
+    assert tr.launch(patched, ranks=2, **TORCH) == [[], []]
 
 
 def test_ranks_go_on_without_memory_where_rank_0_may_not_make_it() -> None:
@@ -200,7 +238,7 @@ def test_ranks_go_on_without_memory_where_rank_0_may_not_make_it() -> None:
         if tr.world().rank == 0:
             resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 30, resource.RLIM_INFINITY))
         dist.init_process_group("gloo")
-        averaged, net = counted(), DistributedDataParallel(nn.Linear(1, 1))
+        averaged, net = counted(), host_memory(DistributedDataParallel(nn.Linear(1, 1)))
         net(torch.ones(1, 1) + dist.get_rank()).sum().backward()
         dist.destroy_process_group()
         return averaged[0], net.module.weight.grad.item()
@@ -213,7 +251,7 @@ def test_ranks_of_a_group_of_their_own_do_not_share() -> None:
         dist.init_process_group("gloo")
         averaged = counted()
         groups = [dist.new_group([0, 1]), dist.new_group([2])]
-        net = DistributedDataParallel(nn.Linear(2, 1), process_group=groups[dist.get_rank() // 2])
+        net = host_memory(DistributedDataParallel(nn.Linear(2, 1), process_group=groups[dist.get_rank() // 2]))
         net(torch.ones(1, 2)).sum().backward()
         dist.destroy_process_group()
         return averaged[0]
@@ -224,7 +262,7 @@ def test_ranks_of_a_group_of_their_own_do_not_share() -> None:
 def test_a_rank_that_returns_ends_the_step_of_the_others() -> None:
     def train() -> None:
         dist.init_process_group("gloo")
-        net = DistributedDataParallel(nn.Linear(2, 1))
+        net = host_memory(DistributedDataParallel(nn.Linear(2, 1)))
         for _ in range(3 - dist.get_rank()):
             net(torch.ones(1, 2)).sum().backward()
 

@@ -26,7 +26,7 @@ LAYERS = (
     "predict",
     "gang",
     "checkpoint",
-    "frameworks",
+    "frameworks torch",
     "model",
     "data",
     "spark",

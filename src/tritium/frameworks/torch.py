@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from tritium.frameworks.at_import import at_import
 from tritium.frameworks.framework import Framework, Place
-from tritium.frameworks.torch_dynamo import wait_for_compile
 from tritium.frameworks.torch_memory import sharing
 
 if TYPE_CHECKING:
@@ -49,7 +48,7 @@ class Torch(Framework):
             importlib.import_module("torch.distributed.fsdp")
 
     def run(self, place: Place, function: Callable[[], Any]) -> Any:
-        """Call the function. On the CPUs of one host, DDP averages gradients in memory that the ranks share."""
+        """Call the function, in which `tritium.torch.host_memory` works."""
         with sharing(place):
             return function()
 
@@ -62,12 +61,6 @@ class Torch(Framework):
         from tritium.frameworks.torch_trace import hook
 
         hook(trace)
-
-
-def prepare() -> None:
-    """Postpone the import of torch's compiler, and keep destroyed process groups. Call before torch is imported."""
-    wait_for_compile()
-    keep_groups()
 
 
 def reading(data: Data) -> Data:

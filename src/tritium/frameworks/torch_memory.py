@@ -2,93 +2,63 @@
 
 from __future__ import annotations
 
-import functools
 import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from tritium.frameworks.at_import import at_import
 from tritium.frameworks.framework import Place
 from tritium.frameworks.host_memory import HostMemory
 
-_MODULE = "torch.nn.parallel.distributed"
+if TYPE_CHECKING:
+    from torch.nn.parallel import DistributedDataParallel
+
+
+def host_memory(net: DistributedDataParallel) -> DistributedDataParallel:
+    """Let a DDP average gradients in memory that ranks share, where the whole gang is on the CPUs of one host.
+
+    Every rank of a launch with framework="torch" or "lightning" calls it, before the first `backward`. Elsewhere it
+    changes nothing, so that the program also runs under torchrun. It registers the module's communication hook, of
+    which torch allows one. Returns the same module.
+    """
+    memory = None if _current is None else _current.memory_for(net)
+    if memory is not None:
+        net.register_comm_hook(weakref.ref(net), _exchange(memory))
+        net._comm_hooks.clear()  # What is there is pickled with the module, and memory can't be.
+    return net
 
 
 @contextmanager
 def sharing(place: Place) -> Iterator[None]:
-    """Let each DistributedDataParallel of these ranks exchange gradients in memory, where all are on one host's CPUs.
-
-    A communication hook of the user's takes its place. A rank that leaves the block ends the exchange of the others.
-    """
-    if place.size == 1 or place.device != "cpu":
-        yield
-        return
-    ranks = _Sharing(place)
-    at_import(_MODULE, ranks.hook)
+    """Let `host_memory` work in this block. A rank that leaves it ends the exchange of the others."""
+    global _current
+    _current = _Sharing(place)
     try:
         yield
     finally:
-        ranks.close()
+        _current.close()
+        _current = None
 
 
 class _Sharing:
-    """The memory of the ranks, made with their first DDP, and what users have registered for theirs."""
+    """The memory of the ranks, made for their first DDP."""
 
     def __init__(self, place: Place) -> None:
         self._place = place
         self._asked = False
         self._memory: HostMemory | None = None
-        self._users: weakref.WeakKeyDictionary[Any, list[Any]] = weakref.WeakKeyDictionary()
-
-    def hook(self, module: Any) -> None:
-        """Register the exchange with each DDP when it is made, and keep it free for a hook of the user's."""
-        kind = module.DistributedDataParallel
-        init, register, builtin = kind.__init__, kind.register_comm_hook, kind._register_builtin_comm_hook
-
-        @functools.wraps(init)
-        def __init__(net: Any, *args: Any, **kwargs: Any) -> None:
-            init(net, *args, **kwargs)
-            if not net._comm_hooks and (memory := self._memory_for(net)) is not None:
-                users: list[Any] = []
-                register(net, weakref.ref(net), _exchange(memory, users))
-                net._comm_hooks.clear()  # what is there is pickled with the module
-                self._users[net] = users
-
-        @functools.wraps(register)
-        def register_comm_hook(net: Any, state: object, hook: Any) -> None:
-            users = self._users.get(net)
-            if users is None:
-                register(net, state, hook)
-                return
-            net._check_comm_hook(hook)
-            if users:
-                raise RuntimeError("register_comm_hook or register_builtin_comm_hook can only be called once.")
-            users[:] = [state, hook]
-            net._comm_hooks.append((hook, state))
-
-        @functools.wraps(builtin)
-        def _register_builtin_comm_hook(net: Any, which: Any) -> None:
-            if net not in self._users:
-                builtin(net, which)
-                return
-            from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
-
-            hook = default_hooks.fp16_compress_hook if "FP16" in str(which) else default_hooks.allreduce_hook
-            register_comm_hook(net, net.process_group, hook)
-
-        kind.__init__, kind.register_comm_hook = __init__, register_comm_hook
-        kind._register_builtin_comm_hook = _register_builtin_comm_hook
 
     def close(self) -> None:
         """Leave the other ranks."""
         if self._memory is not None:
             self._memory.close()
 
-    def _memory_for(self, net: Any) -> HostMemory | None:
+    def memory_for(self, net: Any) -> HostMemory | None:
         """Return the memory, where the module's ranks are those that share it. All ranks call it with the same."""
         import torch.distributed as dist
 
+        if self._place.size == 1 or self._place.device != "cpu":
+            return None
         if net.process_group is not dist.group.WORLD or dist.get_world_size() != self._place.size:
             return None
         if any(parameter.device.type != "cpu" for parameter in net.parameters()):
@@ -98,13 +68,13 @@ class _Sharing:
         return self._memory
 
 
-def _exchange(memory: HostMemory, users: list[Any]) -> Any:
-    """Return the hook by which DDP averages a bucket, which calls that of `users`: state and hook, if there is one."""
+_current: _Sharing | None = None  # A process is one rank of one gang.
+
+
+def _exchange(memory: HostMemory) -> Any:
+    """Return the hook by which DDP averages a bucket."""
 
     def exchange(net: Any, bucket: Any) -> Any:
-        if users:
-            state, hook = users
-            return hook(state, bucket)
         import torch
 
         values = bucket.buffer()

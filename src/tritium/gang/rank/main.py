@@ -113,7 +113,7 @@ def import_all(settings: Mapping[str, Any], framework: Framework | None, progres
     ship.import_from(settings["path"])
     aliases.add(settings["aliases"])
     before_import("tensorflow", import_triton)
-    pytorch.prepare()
+    pytorch.keep_groups()
     huggingface.leave_shards()
     if framework is not None:
         progress.enter(f"importing {framework.name}")

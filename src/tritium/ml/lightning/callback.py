@@ -9,8 +9,10 @@ from typing import Any
 
 import torch
 from lightning.pytorch.callbacks import Checkpoint
+from torch.nn.parallel import DistributedDataParallel
 
 from tritium.errors import BadSetting, TrainingDiverged
+from tritium.frameworks.torch_memory import host_memory
 from tritium.gang.rank.world import World
 from tritium.ml.early_stopping import EarlyStoppingState
 from tritium.ml.history import NAMES, epoch_entry, make_json
@@ -86,6 +88,9 @@ class Together(Checkpoint):
         self._checkpoint.put_back(self.sums)
         self._saved_step = trainer.global_step
         self._began = time.monotonic()
+        net = trainer.strategy.model
+        if isinstance(net, DistributedDataParallel) and not net._comm_hooks:  # A strategy of the user's may have one.
+            host_memory(net)
 
     def on_train_batch_start(self, trainer: Any, pl_module: Any, batch: Any, batch_idx: int) -> None:
         self._taken = self._training.queue.popleft()

@@ -10,6 +10,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from tritium.arguments import name_of
 from tritium.errors import BadSetting
+from tritium.frameworks.torch_memory import host_memory
 from tritium.ml.torch.ddp_options import parts_of_hook
 
 _MEMORIES = ("error_dict", "p_memory_dict", "q_memory_dict")  # bucket → tensor, of a PowerSGDState
@@ -17,7 +18,7 @@ _COUNTS = ("iter", "total_numel_before_compression", "total_numel_after_compress
 
 
 class CommHook:
-    """A `comm_hook` of the settings; None: DDP's own mean over ranks."""
+    """A `comm_hook` of the settings; None: the mean over ranks, in memory where they are on one host."""
 
     def __init__(self, given: Any) -> None:
         self._given = given
@@ -26,6 +27,7 @@ class CommHook:
     def register(self, net: DistributedDataParallel) -> None:
         """Let DDP exchange gradients by the hook. A state that is made here begins anew, as buckets may be others."""
         if self._given is None:
+            host_memory(net)
             return
         state, call = _made(self._given)
         self._state = state

@@ -11,7 +11,6 @@ import torch
 
 from tritium.arguments import name_of
 from tritium.errors import BadData, BadSetting, TritiumError
-from tritium.frameworks.torch_dynamo import without_compiler
 from tritium.ml.dry_run import needs_rank, text_of
 from tritium.ml.torch.function_checks import OPTIMIZER, takes_module
 from tritium.ml.torch.losses import label_in
@@ -27,8 +26,7 @@ def try_optimizer(settings: TorchSettings, module: torch.nn.Module) -> Any:
     Raises BadSetting when `optimizer` fails, or returns something else.
     """
     try:
-        with without_compiler():
-            return settings.make_optimizer(module)
+        return settings.make_optimizer(module)
     except TritiumError:
         raise
     except Exception as error:
@@ -54,7 +52,7 @@ def try_scheduler(settings: TorchSettings, optimizer: Any) -> None:
     failure: Exception | None = None
     for steps in _STEPS if settings.scheduler_per_step() else _STEPS[:1]:
         try:
-            with without_compiler(), warnings.catch_warnings():
+            with warnings.catch_warnings():
                 warnings.simplefilter("ignore")
                 settings.make_scheduler(optimizer, *([steps] if settings.scheduler_per_step() else []))
                 return

@@ -17,6 +17,7 @@ import torch
 import tritium as tr
 from tritium.checkpoint.store import Store
 from tritium.errors import BadData, BadSetting, TrainingDiverged
+from tritium.frameworks.host_memory import HostMemory
 from tritium.ml import EarlyStopping, LightningEstimator, TorchModel
 
 pytestmark = [pytest.mark.processes, pytest.mark.timeout(400)]
@@ -260,6 +261,29 @@ def test_checkpoints_are_saved_while_lightning_saves_its_own(rows: pd.DataFrame,
     loaded, reasons = Store(str(tmp_path)).newest()
     assert loaded is not None
     assert (loaded["finished"], reasons) == (True, [])
+
+
+class AveragesInMemory(lightning.Callback):
+    """A callback that raises, unless the gradients of the rank's first step went through memory."""
+
+    def __init__(self) -> None:
+        self.averaged = 0
+
+    def on_train_start(self, trainer: Any, module: Any) -> None:
+        mean = HostMemory.mean
+
+        def count(memory: HostMemory, arrays: Any) -> None:
+            self.averaged += 1
+            mean(memory, arrays)
+
+        HostMemory.mean = count  # type: ignore[method-assign]
+
+    def on_train_batch_end(self, trainer: Any, module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
+        assert self.averaged == batch_idx + 1
+
+
+def test_gradients_of_one_host_go_through_its_memory(rows: pd.DataFrame) -> None:
+    fitted(rows, on="driver", ranks=2, epochs=1, callbacks=[AveragesInMemory()])
 
 
 @pytest.mark.filterwarnings("ignore:.isinstance.treespec, LeafSpec.:FutureWarning")

@@ -12,6 +12,7 @@ from torch import nn
 
 import tritium as tr
 from tritium.frameworks.host_memory import HostMemory
+from tritium.frameworks.torch_memory import host_memory
 from tritium.gang.rank.world import world
 from tritium.ml.torch.ddp import Ranks
 from tritium.ml.torch.gradients import Gradients
@@ -64,7 +65,7 @@ def train(sparse: bool, accumulated: int, by_gloo: bool) -> tuple[list[str], boo
     ranks = Ranks(me.rank, me.size, torch.device("cpu"))
     torch.manual_seed(3)
     module = Net(sparse)
-    net = ranks.replicate(module, find_unused_parameters=False)
+    net = host_memory(ranks.replicate(module, find_unused_parameters=False))
     whole = Gradients(net)
     steps(ranks, net, whole, 0, 2, accumulated)
     saved = copy.deepcopy(module.state_dict())
@@ -72,7 +73,7 @@ def train(sparse: bool, accumulated: int, by_gloo: bool) -> tuple[list[str], boo
     same = []
     for order in (whole.order, None):
         again = Net(sparse)
-        net = ranks.replicate(again, find_unused_parameters=False)
+        net = host_memory(ranks.replicate(again, find_unused_parameters=False))
         gradients = Gradients(net)
         gradients.restore(order)
         assert all(p.grad is None for p in net.parameters())

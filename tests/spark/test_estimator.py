@@ -23,6 +23,7 @@ from tritium.errors import BadData, BadSetting, RankFailed, TrainingDiverged, Un
 from tritium.ml import TorchEstimator, TorchModel
 from tritium.ml.fitting import prepare
 from tritium.ml.torch.backend import TorchBackend
+from tritium.ml.torch.module import make_module
 
 pytestmark = pytest.mark.timeout(400)
 # pyspark's tuners leave their thread pools to the garbage collector.
@@ -239,7 +240,7 @@ def test_the_estimator_is_saved_with_its_code_and_loaded_for_who_trusts_it(spark
     finally:
         spark.conf.unset("spark.tritium.trustModels")
     assert (again.getEpochs(), again.getRanks(), again.getFeatureCols()) == (9, 2, ["a", "b"])
-    assert isinstance(again.settings()[0].make_module(), nn.Linear)
+    assert isinstance(make_module(again.settings()[0]), nn.Linear)
     with pytest.raises(BadSetting, match="validation is a DataFrame"):
         regression(validation=spark.range(1)).write().overwrite().save(place)
 

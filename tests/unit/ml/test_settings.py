@@ -27,6 +27,7 @@ from tritium.errors import BadData, BadRow, BadSetting, TrainingDiverged
 from tritium.ml import Callback, EarlyStopping, TorchEstimator, TorchModel, TorchSettings, fit
 from tritium.ml.fitting import prepare, run
 from tritium.ml.torch.backend import TorchBackend
+from tritium.ml.torch.schedule import is_per_step
 
 X = ["a", "b", "c"]
 
@@ -558,9 +559,9 @@ def test_a_scheduler_is_judged_by_how_many_arguments_it_takes() -> None:
     """Their names are the user's."""
     scheduler = torch.optim.lr_scheduler.LinearLR
     for per_step in (lambda o, n: scheduler(o, 1.0, 0.1, n), lambda o, steps: scheduler(o, 1.0, 0.1, steps)):
-        assert TorchSettings(**GOOD, lr_scheduler=per_step).scheduler_per_step()
+        assert is_per_step(TorchSettings(**GOOD, lr_scheduler=per_step))
     for per_epoch in (lambda opt: scheduler(opt), scheduler, functools.partial(scheduler, total_iters=3)):
-        assert not TorchSettings(**GOOD, lr_scheduler=per_epoch).scheduler_per_step()
+        assert not is_per_step(TorchSettings(**GOOD, lr_scheduler=per_epoch))
     rates = [
         e["learning_rate"]
         for e in fit(table(), **GOOD, lr_scheduler=lambda o, n: scheduler(o, 1, 0.1, n), **HERE).history

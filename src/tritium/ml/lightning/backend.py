@@ -16,10 +16,11 @@ from tritium.ml.backend import Backend
 from tritium.ml.lightning import training
 from tritium.ml.lightning.dry_run import LightningDryRun
 from tritium.ml.lightning.identity import identity_with_code
+from tritium.ml.lightning.module import make_module
 from tritium.ml.lightning.settings import LightningSettings, is_module
 from tritium.ml.peek import peek
 from tritium.ml.torch.digest import TorchDigest
-from tritium.ml.torch.initial_weights import tensors_of
+from tritium.ml.torch.module import tensors_of
 from tritium.model.engines import torch_weights as weights
 from tritium.model.model import Model
 from tritium.model.signature import Signature
@@ -46,7 +47,7 @@ class LightningBackend(Backend[LightningSettings]):
     def identity(self, settings: LightningSettings, fields: Sequence[Field]) -> dict[str, Any]:
         """Return the identity, taken of a new module."""
         with torch.random.fork_rng(devices=[]):
-            return identity_with_code(settings, settings.make_module(), fields)
+            return identity_with_code(settings, make_module(settings), fields)
 
     def peek(self, run_dir: str, settings: LightningSettings, identity: Mapping[str, Any]) -> str | None:
         """Return a line about the checkpoint that this training continues from."""
@@ -56,7 +57,7 @@ class LightningBackend(Backend[LightningSettings]):
         self, settings: LightningSettings, run_dir: str, signature: Signature, history: list[dict[str, Any]]
     ) -> Model:
         """Return a new module with the weights of rank 0, in eval mode, as a Model."""
-        module = settings.make_module()
+        module = make_module(settings)
         module.load_state_dict(weights.read(file_system.read(f"{run_dir}/{training.WEIGHTS}")))
         module.eval()
         by_value = is_module(settings.model) or takes_vocabulary(settings.model)

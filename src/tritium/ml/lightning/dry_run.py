@@ -18,6 +18,7 @@ from tritium.hints import suggest
 from tritium.ml.backend import DryRun
 from tritium.ml.dry_run import needs_rank, text_of
 from tritium.ml.lightning.batches import in_form
+from tritium.ml.lightning.module import make_module
 from tritium.ml.lightning.settings import LightningSettings, defines
 from tritium.ml.settings import WEIGHT
 from tritium.ml.torch.dry_run import Shapes, described, failure_alone, try_forward, zeros
@@ -52,7 +53,7 @@ class LightningDryRun(DryRun[LightningSettings]):
         refuse_unknown(settings)
         refuse_methods(settings.callbacks, lightning.Callback, optional=False)
         known = settings.check == "full" and set(settings.inputs()) <= set(shapes)
-        self._forward = try_forward(settings, fields, shapes) if known else None
+        self._forward = try_forward(make_module, settings, fields, shapes) if known else None
 
     @property
     def scores(self) -> tuple[int, ...] | None:

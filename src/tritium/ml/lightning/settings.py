@@ -7,14 +7,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Literal
 
-from tritium.arguments import name_of, takes_vocabulary
-from tritium.errors import BadSetting
+from tritium.arguments import name_of
 from tritium.hints import question
 from tritium.ml.early_stopping import EarlyStopping
 from tritium.ml.epoch_settings import EpochSettings
 from tritium.ml.fields import is_whole, setting
-from tritium.ml.torch.function_checks import model_problems
-from tritium.ml.torch.initial_weights import take_weights
+from tritium.ml.torch.setting_checks import model_problems
 
 _INSTEAD = {
     "max_epochs": "give epochs=",
@@ -139,26 +137,6 @@ class LightningSettings(EpochSettings):
     def tries(self) -> bool:
         """Whether the model is tried on rows of zeros before anything starts."""
         return self.check == "full"
-
-    def make_module(self) -> Any:
-        """Return a new module: the function's, or a copy of the one that was given. Every call draws the same numbers.
-
-        Raises BadSetting for anything but a LightningModule that can train and predict.
-        """
-        from tritium.model.engines.torch_module import seeded
-
-        if is_module(self.model):
-            made = without_trainer(self.model)
-        else:
-            with seeded(self.seed):
-                made = self.model(self.words()) if takes_vocabulary(self.model) else self.model()
-        if not is_module(made):
-            raise BadSetting(f"model={name_of(self.model)} returned a {type(made).__name__}, no LightningModule.")
-        if wrong := list(module_problems(made, validates=self.validation is not None)):
-            raise BadSetting(" ".join(wrong), setting="model")
-        if self.initial_weights is not None:
-            take_weights(made, self.initial_weights)
-        return made
 
 
 def is_module(thing: Any) -> bool:

@@ -22,6 +22,7 @@ from tritium.ml.lightning.callback import Together
 from tritium.ml.lightning.checkpoint import Training, TrainingCheckpoint, taken, weights_in
 from tritium.ml.lightning.dry_run import Facts, LightningDryRun
 from tritium.ml.lightning.identity import identity
+from tritium.ml.lightning.module import make_module
 from tritium.ml.lightning.settings import LightningSettings
 from tritium.ml.torch.ddp import copy_of_weights
 from tritium.ml.torch.loop import WEIGHTS, check_some_rows, known_bytes, pieces, refuse_batch_of_one
@@ -66,7 +67,7 @@ def _train(
 ) -> dict[str, Any] | None:
     tell = world.note if world.rank == 0 else lambda _: None
     torch.manual_seed(settings.seed)
-    module = settings.make_module()
+    module = make_module(settings)
     world.expect_file(WEIGHTS, known_bytes(module))
     torch.manual_seed(settings.seed + world.rank)  # dropout differs from rank to rank
     shard = world.shard("train")

@@ -18,7 +18,7 @@ from tritium.ml.torch import loop
 from tritium.ml.torch.digest import TorchDigest
 from tritium.ml.torch.dry_run import TorchDryRun
 from tritium.ml.torch.identity import identity_with_code
-from tritium.ml.torch.initial_weights import tensors_of
+from tritium.ml.torch.module import make_module, tensors_of
 from tritium.ml.torch.settings import TorchSettings
 from tritium.ml.torch.try_functions import try_optimizer
 from tritium.model.engines import torch_weights as weights
@@ -47,7 +47,7 @@ class TorchBackend(Backend[TorchSettings]):
     def identity(self, settings: TorchSettings, fields: Sequence[Field]) -> dict[str, Any]:
         """Return the identity, taken of a new module and its optimizer."""
         with torch.random.fork_rng(devices=[]):
-            module = settings.make_module()
+            module = make_module(settings)
             return identity_with_code(settings, module, try_optimizer(settings, module), fields)
 
     def peek(self, run_dir: str, settings: TorchSettings, identity: Mapping[str, Any]) -> str | None:
@@ -58,7 +58,7 @@ class TorchBackend(Backend[TorchSettings]):
         self, settings: TorchSettings, run_dir: str, signature: Signature, history: list[dict[str, Any]]
     ) -> Model:
         """Return a new module with the weights of rank 0, in eval mode, as a Model."""
-        module = settings.make_module()
+        module = make_module(settings)
         module.load_state_dict(weights.read(file_system.read(f"{run_dir}/{loop.WEIGHTS}")))
         module.eval()
         by_value = isinstance(settings.model, torch.nn.Module) or takes_vocabulary(settings.model)

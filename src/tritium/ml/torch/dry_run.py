@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,9 +19,8 @@ from tritium.ml.dry_run import needs_rank, text_of
 from tritium.ml.settings import WEIGHT
 from tritium.ml.torch.compiling import try_compile
 from tritium.ml.torch.ddp_options import refuse_unused
-from tritium.ml.torch.initial_weights import told
 from tritium.ml.torch.input_advice import line_to_write
-from tritium.ml.torch.module_settings import ModuleSettings
+from tritium.ml.torch.module import ModuleSettings, make_module, note_of_others
 from tritium.ml.torch.settings import TorchSettings
 from tritium.ml.torch.step import Step, forward, make_step
 from tritium.ml.torch.try_functions import WITHOUT, try_metrics, try_optimizer, try_scheduler
@@ -56,7 +55,7 @@ class TorchDryRun(DryRun[TorchSettings]):
     def __init__(self, settings: TorchSettings, fields: Mapping[str, Field], shapes: Shapes) -> None:
         """Call the module. Raises BadData with the shapes when it does not take them."""
         known = settings.check == "full" and set(settings.inputs()) <= set(shapes)
-        self._forward = try_forward(settings, fields, shapes) if known else None
+        self._forward = try_forward(make_module, settings, fields, shapes) if known else None
 
     @property
     def scores(self) -> tuple[int, ...] | None:
@@ -121,11 +120,18 @@ class Forward:
         return tuple(self.output.shape[1:]) if isinstance(self.output, torch.Tensor) else None
 
 
-def try_forward(settings: ModuleSettings, fields: Mapping[str, Field], shapes: Shapes) -> Forward:
-    """Call the module with zeros. Raises BadSetting if it can't be made, BadData with the shapes if it fails."""
+def try_forward(
+    make: Callable[[Any], torch.nn.Module], settings: ModuleSettings, fields: Mapping[str, Field], shapes: Shapes
+) -> Forward:
+    """Call a new module with zeros.
+
+    make : returns the module of the settings.
+
+    Raises BadSetting if it can't be made, BadData with the shapes if it fails.
+    """
     with torch.random.fork_rng(devices=[]):
         try:
-            module = settings.make_module().cpu()
+            module = make(settings).cpu()
         except TritiumError:
             raise
         except Exception as error:
@@ -151,7 +157,7 @@ def try_forward(settings: ModuleSettings, fields: Mapping[str, Field], shapes: S
             ) from error
         outputs = try_prediction(settings, fields, inputs, module)
         module.train()
-    notes = () if settings.initial_weights is None else told(module, settings.initial_weights)
+    notes = () if settings.initial_weights is None else note_of_others(module, settings.initial_weights)
     return Forward(module, inputs, output, outputs, fields, notes)
 
 

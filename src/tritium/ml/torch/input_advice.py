@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import torch
 
 from tritium.data.schema import Field
-from tritium.ml.torch.module_settings import ModuleSettings
+from tritium.ml.torch.module import ModuleSettings
 from tritium.ml.torch.step import forward
 
 

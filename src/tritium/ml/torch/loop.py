@@ -29,8 +29,8 @@ from tritium.ml.torch.epoch_metrics import EpochMetrics
 from tritium.ml.torch.equal_weights import refuse_different, take_buffers
 from tritium.ml.torch.identity import identity
 from tritium.ml.torch.losses import Losses
-from tritium.ml.torch.module_settings import ModuleSettings
-from tritium.ml.torch.optimizer_step import OptimizerStep
+from tritium.ml.torch.module import ModuleSettings, make_module
+from tritium.ml.torch.optimizer import OptimizerStep, make_optimizer
 from tritium.ml.torch.random_state import seed_generators
 from tritium.ml.torch.schedule import Schedule
 from tritium.ml.torch.settings import TorchSettings
@@ -89,7 +89,7 @@ class _Training:
         world.expect_file(WEIGHTS, known_bytes(module))
         self.replica = replicated(settings, module, ranks, facts.find_unused_parameters)
         seed_generators(settings, settings.seed + ranks.rank)  # dropout differs from rank to rank
-        self.optimizer = optimizer = settings.make_optimizer(module)
+        self.optimizer = optimizer = make_optimizer(settings, module)
         self.shard = shard = world.shard("train")
         if facts.alone and settings.shuffle != "stream":
             refuse_batch_of_one(settings, shard.counts, batch_size, facts.alone)
@@ -213,7 +213,7 @@ class _Training:
 
 def made_module(settings: TorchSettings, ranks: Ranks) -> torch.nn.Module:
     """Return a new module, on the rank's device but where it will be sharded, which moves a part at a time."""
-    made = settings.make_module()
+    made = make_module(settings)
     if not is_sharded(settings, ranks):
         made = made.to(ranks.device)
     module = with_sync_batch_norm(made, settings.ddp_options, ranks)

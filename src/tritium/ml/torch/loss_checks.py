@@ -12,8 +12,8 @@ import torch
 
 from tritium.arguments import name_of
 from tritium.errors import BadData, BadRow, BadSetting
-from tritium.ml.torch.loss_kinds import is_by_class, is_of_one_score, is_of_torch
 from tritium.ml.torch.losses import Term
+from tritium.ml.torch.setting_checks import is_by_class, is_of_one_score, is_of_torch
 from tritium.ml.torch.settings import TorchSettings
 
 _COPIES = 5  # a random loss grows by the same amount twice in one case of a hundred, and four times in none

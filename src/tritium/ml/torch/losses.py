@@ -15,7 +15,7 @@ import torch
 from tritium.arguments import name_of
 from tritium.errors import BadData, BadSetting
 from tritium.ml.settings import LABEL, WEIGHT
-from tritium.ml.torch.loss_kinds import is_over_weights, option
+from tritium.ml.torch.setting_checks import is_over_weights, option
 from tritium.ml.torch.settings import TorchSettings
 
 if TYPE_CHECKING:

@@ -11,7 +11,39 @@ from typing import Any
 
 import torch
 
+from tritium.arguments import name_of, needed_arguments
+from tritium.errors import BadSetting
 from tritium.ml.torch.settings import TorchSettings
+
+
+def is_per_step(settings: TorchSettings) -> bool:
+    """Return whether `lr_scheduler` takes (optimizer, steps), and so is stepped after each optimizer step."""
+    return settings.lr_scheduler is not None and len(needed_arguments(settings.lr_scheduler)) == 2
+
+
+def make_scheduler(settings: TorchSettings, optimizer: Any, *steps: int) -> Any:
+    """Return the scheduler of an optimizer. Raises BadSetting when `lr_scheduler` returns something else."""
+    scheduler = settings.lr_scheduler(optimizer, *steps)
+    kind = type(scheduler).__name__
+    if not hasattr(scheduler, "step") or not hasattr(scheduler, "state_dict"):
+        raise BadSetting(
+            f"lr_scheduler={name_of(settings.lr_scheduler)} returned a {kind}, and must return one scheduler of "
+            "torch.optim.lr_scheduler. Several become one by SequentialLR or ChainedScheduler.",
+            setting="lr_scheduler",
+        )
+    is_plateau = isinstance(scheduler, torch.optim.lr_scheduler.ReduceLROnPlateau)
+    if (needed := needed_arguments(scheduler.step)) and (steps or not is_plateau):
+        fix = (
+            f"Step it after each epoch, with the loss: lr_scheduler=lambda optimizer: {kind}(optimizer)"
+            if is_plateau
+            else "Give one that is stepped without"
+        )
+        raise BadSetting(
+            f"lr_scheduler={name_of(settings.lr_scheduler)} makes a {kind} that is stepped after each "
+            f"{'optimizer step' if steps else 'epoch'}, and its step needs {', '.join(needed)}. {fix}.",
+            setting="lr_scheduler",
+        )
+    return scheduler
 
 
 class Schedule:
@@ -35,7 +67,7 @@ class Schedule:
     ) -> None:
         """Make no scheduler yet. `steps` is called when the first epoch begins, and returns its batches per rank."""
         self._settings, self._optimizer, self._steps, self._tell = settings, optimizer, steps, tell
-        self._per_step = settings.scheduler_per_step()
+        self._per_step = is_per_step(settings)
         self._scheduler: Any = None
         self._made = ""  # identifies the kind and settings of the scheduler
         self._restored: dict[str, Any] | None = None
@@ -53,7 +85,7 @@ class Schedule:
         """
         self._plain = _options(self._optimizer)
         if self._settings.lr_scheduler is not None and not self._per_step:
-            self._scheduler = self._settings.make_scheduler(self._optimizer)
+            self._scheduler = make_scheduler(self._settings, self._optimizer)
             self._made = _described(self._scheduler)
         self._fresh = _options(self._optimizer)
 
@@ -115,7 +147,7 @@ class Schedule:
         if saved is not None:
             _put(self._optimizer, self._fresh)
         with self._as_begun():
-            self._scheduler = self._settings.make_scheduler(self._optimizer, total)
+            self._scheduler = make_scheduler(self._settings, self._optimizer, total)
         self._made = _described(self._scheduler)
         if saved is None:
             return

@@ -2,35 +2,33 @@
 
 from __future__ import annotations
 
-import copy
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Literal
 
-from tritium.arguments import name_of, needed_arguments, takes_vocabulary
 from tritium.errors import BadSetting
 from tritium.frameworks import find
 from tritium.gang.settings import Gang
 from tritium.ml.epoch_settings import EpochSettings, callback_problems
 from tritium.ml.fields import is_number, is_whole, setting
 from tritium.ml.settings import LABEL, labels_are_names
-from tritium.ml.torch import loss_kinds
-from tritium.ml.torch.compiling import COMPILED, compile_problems, is_compiled
+from tritium.ml.torch.compiling import compile_problems
 from tritium.ml.torch.ddp_options import NAMES, NEEDS_GPUS, ddp_problems
-from tritium.ml.torch.function_checks import (
-    ONE_OPTIMIZER,
-    call_optimizer,
+from tritium.ml.torch.setting_checks import (
+    are_metrics,
+    gives_probabilities,
+    is_by_class,
+    is_of_one_score,
     loss_problems,
+    metric_pairs,
+    metric_problems,
     model_problems,
-    of_another_framework,
     optimizer_problems,
     scheduler_problems,
     step_problems,
     transform_problems,
 )
-from tritium.ml.torch.initial_weights import take_weights
-from tritium.ml.torch.metric_names import are_metrics, metric_pairs, metric_problems
 
 _RATE = " The learning rate is the optimizer's: optimizer=lambda p: torch.optim.Adam(p, lr=1e-3)."
 
@@ -227,83 +225,6 @@ class TorchSettings(EpochSettings):
         """Whether the model is tried on rows of zeros before anything starts."""
         return self.check == "full"
 
-    def make_module(self) -> Any:
-        """Return a new module: the function's, or a copy of the one that was given.
-
-        Every call of the function draws the same random numbers, so that what is in no state_dict (random features, a
-        buffer that is not persistent) is the same in all ranks, on the driver, and in the model that is loaded.
-        """
-        import torch
-
-        from tritium.model.engines.torch_module import seeded
-
-        if isinstance(self.model, torch.nn.Module):
-            made = copy.deepcopy(self.model)
-        else:
-            with seeded(self.seed):
-                made = self.model(self.words()) if takes_vocabulary(self.model) else self.model()
-        if not isinstance(made, torch.nn.Module):
-            what = of_another_framework(made) or f"a {type(made).__name__}, not a torch.nn.Module."
-            raise BadSetting(f"model={name_of(self.model)} returned {what}", setting="model")
-        if is_compiled(made):
-            raise BadSetting(f"model={name_of(self.model)} returned {COMPILED}", setting="model")
-        if self.initial_weights is not None:
-            take_weights(made, self.initial_weights)
-        return made
-
-    def make_optimizer(self, module: Any) -> Any:
-        """Return the optimizer of a module. Raises BadSetting when `optimizer` fails or returns something else."""
-        optimizer = call_optimizer(self.optimizer, module)
-        if isinstance(optimizer, Mapping | Sequence):
-            raise BadSetting(
-                f"optimizer={name_of(self.optimizer)} returned a {type(optimizer).__name__}. {ONE_OPTIMIZER}",
-                setting="optimizer",
-            )
-        if not hasattr(optimizer, "param_groups") or not hasattr(optimizer, "step"):
-            raise BadSetting(
-                f"optimizer={name_of(self.optimizer)} returned a {type(optimizer).__name__}, and must return one "
-                "torch.optim.Optimizer. A scheduler goes into lr_scheduler=.",
-                setting="optimizer",
-            )
-        if needed := needed_arguments(optimizer.step):
-            raise BadSetting(
-                f"optimizer={name_of(self.optimizer)} makes a {type(optimizer).__name__}, whose step can't be taken: "
-                f"its step needs {', '.join(needed)}, and is called without after each batch. Take one that steps by "
-                "the gradients alone, such as torch.optim.Adam.",
-                setting="optimizer",
-            )
-        return optimizer
-
-    def make_scheduler(self, optimizer: Any, *steps: int) -> Any:
-        """Return the scheduler of an optimizer. Raises BadSetting when `lr_scheduler` returns something else."""
-        import torch
-
-        made = self.lr_scheduler(optimizer, *steps)
-        kind = type(made).__name__
-        if not hasattr(made, "step") or not hasattr(made, "state_dict"):
-            raise BadSetting(
-                f"lr_scheduler={name_of(self.lr_scheduler)} returned a {kind}, and must return one scheduler of "
-                "torch.optim.lr_scheduler. Several become one by SequentialLR or ChainedScheduler.",
-                setting="lr_scheduler",
-            )
-        is_plateau = isinstance(made, torch.optim.lr_scheduler.ReduceLROnPlateau)
-        if (needed := needed_arguments(made.step)) and (steps or not is_plateau):
-            fix = (
-                f"Step it after each epoch, with the loss: lr_scheduler=lambda optimizer: {kind}(optimizer)"
-                if is_plateau
-                else "Give one that is stepped without"
-            )
-            raise BadSetting(
-                f"lr_scheduler={name_of(self.lr_scheduler)} makes a {kind} that is stepped after each "
-                f"{'optimizer step' if steps else 'epoch'}, and its step needs {', '.join(needed)}. {fix}.",
-                setting="lr_scheduler",
-            )
-        return made
-
-    def scheduler_per_step(self) -> bool:
-        """Return whether `lr_scheduler` takes (optimizer, steps), and so is stepped after each optimizer step."""
-        return self.lr_scheduler is not None and len(needed_arguments(self.lr_scheduler)) == 2
-
     def named_metrics(self) -> dict[str, Any]:
         """Return metrics by name; those of a MetricCollection by its names for them."""
         return dict(metric_pairs(self.metrics))
@@ -314,15 +235,15 @@ class TorchSettings(EpochSettings):
 
     def is_of_one_score(self, label: str = LABEL) -> bool:
         """Return whether the loss of this label is torch's own for one score a row against 0 or 1."""
-        return loss_kinds.is_of_one_score(self.loss.get(label) if isinstance(self.loss, Mapping) else self.loss)
+        return is_of_one_score(self.loss.get(label) if isinstance(self.loss, Mapping) else self.loss)
 
     def is_by_class(self) -> bool:
         """Return whether the loss is torch's own for class indices against a score for each class."""
-        return loss_kinds.is_by_class(self.loss)
+        return is_by_class(self.loss)
 
     def gives_probabilities(self) -> bool:
         """Return whether the loss is torch's own for probabilities."""
-        return loss_kinds.gives_probabilities(self.loss)
+        return gives_probabilities(self.loss)
 
     def has_own_step(self) -> bool:
         """Return whether there is a `train_step`."""

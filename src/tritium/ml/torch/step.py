@@ -20,7 +20,7 @@ from tritium.ml.torch.loss_checks import (
     refuse_third_class,
 )
 from tritium.ml.torch.losses import Losses, Tensors
-from tritium.ml.torch.module_settings import ModuleSettings
+from tritium.ml.torch.module import ModuleSettings
 from tritium.ml.torch.random_state import random_state, set_random_state
 from tritium.ml.torch.settings import TorchSettings
 from tritium.model.engines.torch_outputs import outputs_of, rows_like

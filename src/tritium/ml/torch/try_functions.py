@@ -12,8 +12,10 @@ import torch
 from tritium.arguments import name_of
 from tritium.errors import BadData, BadSetting, TritiumError
 from tritium.ml.dry_run import needs_rank, text_of
-from tritium.ml.torch.function_checks import OPTIMIZER, takes_module
 from tritium.ml.torch.losses import label_in
+from tritium.ml.torch.optimizer import make_optimizer, takes_module
+from tritium.ml.torch.schedule import is_per_step, make_scheduler
+from tritium.ml.torch.setting_checks import OPTIMIZER
 from tritium.ml.torch.settings import TorchSettings
 
 _STEPS = (100, 100_000)  # assumed for a scheduler: the real number depends on the rows
@@ -26,7 +28,7 @@ def try_optimizer(settings: TorchSettings, module: torch.nn.Module) -> Any:
     Raises BadSetting when `optimizer` fails, or returns something else.
     """
     try:
-        return settings.make_optimizer(module)
+        return make_optimizer(settings, module)
     except TritiumError:
         raise
     except Exception as error:
@@ -50,11 +52,11 @@ def try_scheduler(settings: TorchSettings, optimizer: Any) -> None:
     if settings.lr_scheduler is None or optimizer is None:
         return
     failure: Exception | None = None
-    for steps in _STEPS if settings.scheduler_per_step() else _STEPS[:1]:
+    for steps in _STEPS if is_per_step(settings) else _STEPS[:1]:
         try:
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")
-                settings.make_scheduler(optimizer, *([steps] if settings.scheduler_per_step() else []))
+                make_scheduler(settings, optimizer, *([steps] if is_per_step(settings) else []))
                 return
         except TritiumError:
             raise
@@ -63,7 +65,7 @@ def try_scheduler(settings: TorchSettings, optimizer: Any) -> None:
                 return
             failure = error
     if failure is not None:
-        called = f"the optimizer and {_STEPS[0]} steps" if settings.scheduler_per_step() else "the optimizer"
+        called = f"the optimizer and {_STEPS[0]} steps" if is_per_step(settings) else "the optimizer"
         raise BadSetting(
             f"lr_scheduler={name_of(settings.lr_scheduler)} fails, called with {called}: {text_of(failure)}. Give a "
             "function of the optimizer: lambda optimizer: torch.optim.lr_scheduler.StepLR(optimizer, 10). "

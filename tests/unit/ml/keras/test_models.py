@@ -292,6 +292,7 @@ def test_a_model_of_another_back_end_is_refused() -> None:
 OF_TENSORFLOW = """
 import keras, tensorflow, torch
 from tritium.errors import BadSetting
+from tritium.ml.torch.module import make_module
 from tritium.ml.torch.settings import TorchSettings
 
 class Module(tensorflow.Module):
@@ -302,7 +303,7 @@ made = keras.Sequential([keras.layers.Dense(1)])
 for model in (made, lambda: made, Module(), Module):
     try:
         loss, sgd = torch.nn.MSELoss(), lambda p: torch.optim.SGD(p, 0.1)
-        TorchSettings(model=model, optimizer=sgd, loss=loss, feature_cols=["a"], label_cols=["y"]).make_module()
+        make_module(TorchSettings(model=model, optimizer=sgd, loss=loss, feature_cols=["a"], label_cols=["y"]))
     except BadSetting as error:
         print(error)
 """

@@ -17,7 +17,7 @@ from torch import nn
 
 from tritium.errors import TrainingDiverged
 from tritium.ml import Callback, TrainState, fit
-from tritium.ml.torch.loss_scale import LossScale
+from tritium.ml.torch.optimizer import LossScale
 
 HERE: dict[str, Any] = {"on": "here", "progress": False, "output": "none", "verbose": False}
 DRIVER: dict[str, Any] = {**HERE, "on": "driver", "ranks": 2}

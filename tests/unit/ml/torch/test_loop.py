@@ -24,6 +24,7 @@ from tritium.ml import Callback, EarlyStopping, TorchSettings, TrainState, fit
 from tritium.ml.fitting import prepare
 from tritium.ml.torch.backend import TorchBackend
 from tritium.ml.torch.loop import train
+from tritium.ml.torch.schedule import is_per_step
 
 SIZES = (1, 2, 3)
 MARK = 50.0
@@ -461,7 +462,7 @@ def plain_losses(case: str, size: int) -> list[float]:
     for batches in steps(case, size):
         group = settings.gradient_accumulation
         if settings.lr_scheduler is not None and scheduler is None:
-            per_step = settings.scheduler_per_step()
+            per_step = is_per_step(settings)
             scheduler = settings.lr_scheduler(optimizer, *[len(batches) * settings.epochs] * per_step)
         losses, rows = 0.0, 0
         for start in range(0, len(batches), group):

@@ -59,8 +59,11 @@ SEVERAL = {"all": torch.optim.SGD([torch.zeros(1)], lr=0.1)}
     [
         ({"optimizer": SEVERAL}, "optimizer is a dict."),
         ({"optimizer": list(SEVERAL.values())}, "optimizer is a list."),
-        ({"optimizer": lambda module: SEVERAL}, "optimizer=<lambda> returned a dict."),
-        ({"optimizer": lambda module: tuple(SEVERAL.values())}, "optimizer=<lambda> returned a tuple."),
+        ({"optimizer": lambda module: SEVERAL}, "optimizer=<lambda> returned a dict, and must return one"),
+        (
+            {"optimizer": lambda module: tuple(SEVERAL.values())},
+            "optimizer=<lambda> returned a tuple, and must return one",
+        ),
         (
             {"loss": None, "train_step": lambda module, batch, optimizer: 0},
             "train_step=<lambda> takes module, batch, optimizer; it is called with (module, batch).",
@@ -71,7 +74,8 @@ SEVERAL = {"all": torch.optim.SGD([torch.zeros(1)], lr=0.1)}
 def test_several_optimizers_are_refused_with_the_page_that_helps(settings: dict[str, Any], says: str) -> None:
     with pytest.raises(BadSetting) as caught:
         net(**settings).fit(frame())
-    assert f"{says} TorchEstimator trains with one optimizer" in str(caught.value)
+    assert says in str(caught.value)
+    assert "TorchEstimator trains with one optimizer" in str(caught.value)
     page = str(caught.value).partition("LightningEstimator's: ")[2].partition(" ")[0]
     assert "automatic_optimization = False" in (Path(__file__).parents[4] / page).read_text()
 

@@ -1,7 +1,8 @@
-"""What is wrong with the functions among the settings, and how an optimizer's is called (any process)."""
+"""The functions among the settings without a call: what is wrong with them, names, kinds of losses (any process)."""
 
 from __future__ import annotations
 
+import functools
 import inspect
 import sys
 from collections.abc import Iterator, Mapping, Sequence
@@ -9,9 +10,9 @@ from typing import Any
 
 from tritium.arguments import argument_names, name_of, needed_arguments, takes, takes_nothing
 from tritium.hints import suggest
+from tritium.ml import history
 from tritium.ml.fields import is_number
 from tritium.ml.torch.compiling import COMPILED, is_compiled
-from tritium.ml.torch.loss_kinds import is_of_torch
 from tritium.model.engines.torch_transform import TRAINING, takes_training
 
 OPTIMIZER = " Give a function of the parameters: lambda p: torch.optim.Adam(p)."
@@ -19,9 +20,12 @@ ONE_OPTIMIZER = (
     "TorchEstimator trains with one optimizer, which may have several groups of parameters. A GAN, whose parts have an "
     "optimizer and a loss each, is LightningEstimator's: docs/several-optimizers.md has one in 40 lines."
 )
-_LOSS = " Give an instance or a function: torch.nn.MSELoss()."
-
 _KERAS = ("keras", "tf_keras")
+_ONE_SCORE = ("BCEWithLogitsLoss", "BCELoss", "binary_cross_entropy", "binary_cross_entropy_with_logits")
+_BY_CLASS = ("CrossEntropyLoss", "NLLLoss", "cross_entropy", "nll_loss", "MultiMarginLoss", "multi_margin_loss")
+_OVER_WEIGHTS = ("CrossEntropyLoss", "NLLLoss", "cross_entropy", "nll_loss")
+_PROBABILITIES = ("BCELoss", "binary_cross_entropy")
+_LOSS = " Give an instance or a function: torch.nn.MSELoss()."
 
 
 def model_problems(model: Any) -> Iterator[str]:
@@ -68,27 +72,6 @@ def optimizer_problems(optimizer: Any) -> Iterator[str]:
             f"optimizer={name_of(optimizer)} needs {', '.join(needed)}; it is called with the module's "
             f"parameters alone.{OPTIMIZER}"
         )
-
-
-def call_optimizer(optimizer: Any, module: Any) -> Any:
-    """Return what `optimizer` makes of the module's parameters, or of the module itself.
-
-    It gets the module where its argument is called module or model, else the parameters. Where that fails it gets the
-    other, so that `lambda m: Adam(m.parameters())` works, too: on every rank alike, as it depends on the function and
-    the module alone. Where both fail the first error is raised, with the second as its context.
-    """
-    try:
-        return optimizer(module if takes_module(optimizer) else module.parameters())
-    except Exception as error:  # noqa: BLE001 - raised below
-        try:
-            return optimizer(module.parameters() if takes_module(optimizer) else module)
-        except Exception:  # noqa: BLE001 - it is the context of the error
-            raise error  # noqa: B904
-
-
-def takes_module(optimizer: Any) -> bool:
-    """Return whether `optimizer` takes the module, not its parameters, by the name of its argument."""
-    return argument_names(optimizer)[:1] in (["module"], ["model"])
 
 
 def step_problems(step: Any, name: str, weight_col: str | None) -> Iterator[str]:
@@ -200,3 +183,90 @@ def scheduler_problems(given: Any) -> Iterator[str]:
         )
     elif takes_nothing(given):
         yield f"lr_scheduler={name_of(given)} takes nothing; it is called with the optimizer, or (optimizer, steps)."
+
+
+# ---- losses
+
+
+def is_of_torch(loss: Any) -> bool:
+    """Return whether `loss` is torch's own; a `functools.partial` of one is not."""
+    home = loss.__module__ if inspect.isfunction(loss) else type(loss).__module__
+    return str(home).startswith("torch.")
+
+
+def is_of_one_score(loss: Any) -> bool:
+    """Return whether `loss` is torch's own for one score a row against 0 or 1."""
+    return _name_in_torch(loss) in _ONE_SCORE
+
+
+def is_by_class(loss: Any) -> bool:
+    """Return whether `loss` is torch's own for class indices against a score for each class."""
+    return _name_in_torch(loss) in _BY_CLASS
+
+
+def is_over_weights(loss: Any) -> bool:
+    """Return whether `loss` is torch's own whose mean is over the weights of the labels' classes, not over rows."""
+    return _name_in_torch(loss) in _OVER_WEIGHTS and option(loss, "reduction", "mean") == "mean"
+
+
+def option(loss: Any, name: str, default: Any) -> Any:
+    """Return an option of a loss of torch's: an attribute of a module, a keyword of a partial."""
+    return loss.keywords.get(name, default) if isinstance(loss, functools.partial) else getattr(loss, name, default)
+
+
+def _name_in_torch(loss: Any) -> str:
+    """Return the name of a loss of torch's, also of a partial of one; "" for any other."""
+    loss = loss.func if isinstance(loss, functools.partial) else loss
+    return name_of(loss) if is_of_torch(loss) else ""
+
+
+def gives_probabilities(loss: Any) -> bool:
+    """Return whether `loss` is torch's own for probabilities."""
+    return _name_in_torch(loss) in _PROBABILITIES
+
+
+# ---- metrics
+
+
+def are_metrics(given: Any) -> bool:
+    """Return whether `given` is a mapping, a sequence or a MetricCollection."""
+    return (isinstance(given, Mapping | Sequence) and not isinstance(given, str)) or _is_collection(given)
+
+
+def metric_pairs(given: Any) -> list[tuple[str, Any]]:
+    """Return names and metrics, those of a MetricCollection by its names for them. Two may have the same name."""
+    given = [given] if _is_collection(given) else given
+    pairs = given.items() if isinstance(given, Mapping) else [(metric_name(metric), metric) for metric in given]
+    return [
+        one
+        for name, metric in pairs
+        for one in (metric.items(keep_base=False) if _is_collection(metric) else [(name, metric)])
+    ]
+
+
+def metric_problems(given: Any) -> Iterator[str]:
+    """Yield what is wrong with `metrics`."""
+    if not are_metrics(given):
+        yield f"metrics={given!r} must be a mapping from names to metrics, a list of metrics, or a MetricCollection."
+        return
+    pairs = metric_pairs(given)
+    for name, metric in pairs:
+        if not callable(metric) or isinstance(metric, type):
+            yield f"the metric {name!r} is {metric!r}, neither a torchmetrics Metric nor a function of two."
+        if name in history.NAMES:
+            yield f"a metric is called {name!r}, as the history calls something else; choose another name."
+    names = [name for name, _ in pairs]
+    for name in sorted({name for name in names if names.count(name) > 1}):
+        yield f"two metrics are called {name!r}; give a mapping from names to metrics."
+
+
+def metric_name(metric: Any) -> str:
+    """Return a metric's name in the history: MeanAbsoluteError() → mean_absolute_error."""
+    name = name_of(metric)
+    starts = [i and c.isupper() and not name[i - 1].isupper() for i, c in enumerate(name)]
+    return "".join(f"_{c}" if start else c for c, start in zip(name, starts, strict=True)).lower()
+
+
+def _is_collection(metrics: Any) -> bool:
+    """Return whether `metrics` is a torchmetrics MetricCollection, a module that holds others by name."""
+    return hasattr(metrics, "compute_groups") and hasattr(metrics, "items")

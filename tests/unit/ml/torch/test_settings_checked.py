@@ -62,7 +62,7 @@ SEVERAL = {"all": torch.optim.SGD([torch.zeros(1)], lr=0.1)}
         ({"optimizer": lambda module: SEVERAL}, "optimizer=<lambda> returned a dict, and must return one"),
         (
             {"optimizer": lambda module: tuple(SEVERAL.values())},
-            "optimizer=<lambda> returned a tuple, and must return one",
+            "returned a tuple, and must return one",
         ),
         (
             {"loss": None, "train_step": lambda module, batch, optimizer: 0},

@@ -18,7 +18,7 @@ from tritium.model.signature import Output, Signature
 
 
 class FunctionDryRun(DryRun[FunctionSettings]):
-    """Nothing: there is no model before the training."""
+    """An empty dry run: there is no model before the training."""
 
     @property
     def scores(self) -> tuple[int, ...] | None:
@@ -43,15 +43,15 @@ class FunctionBackend(Backend[FunctionSettings]):
     def dry_run(
         self, settings: FunctionSettings, fields: Mapping[str, Field], shapes: Mapping[str, tuple[int, ...]]
     ) -> FunctionDryRun:
-        """Return one that knows nothing."""
+        """Return an empty dry run, as there is no model before the training."""
         return FunctionDryRun()
 
     def identity(self, settings: FunctionSettings, fields: Sequence[Field]) -> dict[str, Any]:
-        """Return nothing: what the function saves by `world.checkpoint` is its own affair."""
+        """Return nothing: the function saves its own checkpoints by `world.checkpoint`."""
         return {}
 
     def peek(self, run_dir: str, settings: FunctionSettings, identity: Mapping[str, Any]) -> str | None:
-        """Return None: whether it continues is the function's affair."""
+        """Return None: the function decides whether it continues."""
         return None
 
     def restore(

@@ -11,14 +11,14 @@ from tritium.ml.params import with_params
 from tritium.ml.settings import Settings
 
 if TYPE_CHECKING:
-    from typing_extensions import Unpack  # only type checkers need it, and they bring it along
+    from typing_extensions import Unpack  # Only type checkers need it, and they bring it along.
 
     from tritium.ml.function.backend import FunctionBackend
     from tritium.ml.function.keywords import FunctionKeywords, FunctionParams
     from tritium.ml.function.model import FunctionModel
     from tritium.model.model import Model
 else:
-    FunctionParams = object  # for type checkers it declares the Params that the decorator makes
+    FunctionParams = object  # For type checkers it declares the Params that the decorator makes.
 
 
 @with_params(FunctionSettings, Gang)

@@ -14,7 +14,7 @@ from tritium.ml.settings import Settings
 
 @dataclass
 class Trained:
-    """What a `train` function may return in place of the state alone: the state, and the history of its training."""
+    """A result that `train` may return in place of the state alone: the state, and the history of its training."""
 
     state: Any
     history: list[dict[str, Any]] = field(default_factory=list)
@@ -63,21 +63,21 @@ class FunctionSettings(Settings):
     )
 
     def problems(self) -> Iterator[str]:
-        """Yield one sentence for each thing that is wrong."""
+        """Yield a sentence for each error of the settings."""
         yield from super().problems()
         for name, called in (("train", "world, settings"), ("predict", "state, batch")):
-            given = getattr(self, name)
-            if not callable(given):
-                yield f"{name}={given!r} is not a function."
-            elif not takes(given, 2):
-                arguments = ", ".join(argument_names(given)) or "nothing"
-                yield f"{name}={name_of(given)} takes {arguments}; it is called with ({called})."
+            function = getattr(self, name)
+            if not callable(function):
+                yield f"{name}={function!r} is not a function."
+            elif not takes(function, 2):
+                arguments = ", ".join(argument_names(function)) or "nothing"
+                yield f"{name}={name_of(function)} takes {arguments}; it is called with ({called})."
         if self.config is not None and not isinstance(self.config, Mapping):
             yield f"config={self.config!r} must be a mapping from names to values."
 
     @property
     def tries(self) -> bool:
-        """Whether there is something to try before the training, which makes the model: how values are decoded."""
+        """Whether to try something before the training: only the decoding of values, as there is no model yet."""
         return bool(self.decode)
 
     def gives_probabilities(self) -> bool:

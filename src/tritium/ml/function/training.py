@@ -25,10 +25,10 @@ def train(
 ) -> dict[str, Any] | None:
     """Train on this rank's shards. Rank 0 stores the state, and returns history, inputs and outputs; others None."""
     world = this_world()
-    made = settings.train(world, settings)
+    result = settings.train(world, settings)
     if world.rank != 0:
         return None
-    trained = made if isinstance(made, Trained) else Trained(made)
+    trained = result if isinstance(result, Trained) else Trained(result)
     for entry in trained.history:
         make_json(entry)
     engine = FunctionEngine(Functions(trained.state, settings.predict))

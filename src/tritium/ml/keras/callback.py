@@ -1,4 +1,4 @@
-"""The callback of ours in Keras's `fit`, and the list that calls it before the user's (rank)."""
+"""Tritium's callback in Keras's `fit`, and the list that calls it before the user's callbacks (rank)."""
 
 from __future__ import annotations
 
@@ -32,9 +32,9 @@ class Together(keras.callbacks.Callback):  # type: ignore[misc]
     ) -> None:
         """Take the training's own hooks.
 
-        on_step : called after each step.
-        on_epoch_end : called with the entry of an epoch in the history, to which it adds; returns the logs of the
-            validation, under Keras's names.
+        on_step      : called after each step.
+        on_epoch_end : called with the entry of an epoch in the history, to which it adds. It returns the logs of the
+                       validation, under Keras's names.
         """
         super().__init__()
         self._states, self._progress = states, progress
@@ -74,8 +74,8 @@ class Together(keras.callbacks.Callback):  # type: ignore[misc]
 
     def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
         assert self.rows is not None
-        found = self._states.merge()
-        means = {name: found.get(name, value) for name, value in (logs or {}).items()} | found
+        of_all_ranks = self._states.merge()
+        means = {name: of_all_ranks.get(name, value) for name, value in (logs or {}).items()} | of_all_ranks
         if not math.isfinite(means.get("loss", 0.0)):
             raise diverged(epoch, self.rows.epoch.steps - 1)
         steps = [self.rows.step(number) for number in range(self.rows.epoch.steps)]
@@ -126,10 +126,10 @@ class Callbacks(keras.callbacks.CallbackList):  # type: ignore[misc]
         super().on_train_end(logs)
 
     def on_train_begin(self, logs: Any = None) -> None:
-        """Do nothing: a `fit` is one epoch."""
+        """Do nothing: each `fit` is only one epoch of the training."""
 
     def on_train_end(self, logs: Any = None) -> None:
-        """Forget what the hook of `fit` has put before the callbacks; it does so for each `fit`."""
+        """Remove the callback that the hook of each `fit` puts before the others."""
         self.callbacks = list(self._ours)
 
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
@@ -164,10 +164,10 @@ def states_of(callbacks: Sequence[Any]) -> list[dict[str, Any]]:
 
 
 def put_states(callbacks: Sequence[Any], states: Sequence[Mapping[str, Any]]) -> None:
-    """Restore what `states_of` returned, after `on_train_begin`, in which callbacks set their values anew."""
+    """Restore the states of `states_of`, after `on_train_begin`, in which callbacks reset their values."""
     for callback, state in zip(callbacks, states, strict=False):
         if getattr(callback, "monitor_op", False) is None and state.get("best") is not None:
-            callback._set_monitor_op()  # it changes the sign of min_delta, which the state has changed already
+            callback._set_monitor_op()  # Before the state is set, as it changes the sign of min_delta, too.
         for name, value in state.items():
             setattr(callback, name, value)
 
@@ -180,7 +180,7 @@ def _kept(value: Any) -> list[Any]:
         return [value.item()]
     if isinstance(value, list | tuple):
         items = [_kept(item) for item in value]
-        return [[item for each in items for item in each]] if all(items) else []
+        return [[item for kept in items for item in kept]] if all(items) else []
     return []
 
 

@@ -24,7 +24,8 @@ Shapes = Mapping[str, tuple[int, ...]]
 _ROWS = 2
 _OF_WORDS = ("StringLookup", "TextVectorization")
 _COLORS = re.compile(r"\x1b\[\d*m")
-_VALUES = re.compile(r"\[\[[-+\d.,\s\[\]e]*\]\]")  # of a batch, which every back end shows whole
+_VALUES = re.compile(r"\[\[[-+\d.,\s\[\]e]*\]\]")
+"""Matches the values of a batch, which every back end shows whole in its errors."""
 
 
 @dataclass(frozen=True)
@@ -82,7 +83,7 @@ class KerasDryRun(DryRun[KerasSettings]):
 
     @property
     def outputs(self) -> tuple[Output, ...] | None:
-        """What the model returns for a prediction; None where it could not be called."""
+        """The outputs of the model for a prediction; None where it could not be called."""
         return self._outputs
 
     def train(
@@ -117,7 +118,7 @@ def _called(model: Any, inputs: Inputs, fields: Mapping[str, Field]) -> tuple[Ou
     listed = "".join(f"\n  - {_described(fields[name], shape)}" for name, (_, shape) in inputs.items())
     try:
         built(model, inputs)
-        found = named_outputs(model, call(model, zeros(inputs)))
+        outputs = named_outputs(model, call(model, zeros(inputs)))
         alone = _tried_alone(model, inputs)
     except ModelError as error:
         raise BadData(str(error)) from error
@@ -132,7 +133,7 @@ def _called(model: Any, inputs: Inputs, fields: Mapping[str, Field]) -> tuple[Ou
             shapes={name: shape for name, (_, shape) in inputs.items()},
         ) from error
     keras = imported()
-    for name, value in found.items():
+    for name, value in outputs.items():
         shape, one = tuple(value.shape), alone.get(name, ())
         if shape != (_ROWS, *shape[1:]) or one != (1, *shape[1:]):
             raise BadData(
@@ -142,12 +143,12 @@ def _called(model: Any, inputs: Inputs, fields: Mapping[str, Field]) -> tuple[Ou
             )
     return tuple(
         Output(name, keras.backend.standardize_dtype(value.dtype), tuple(value.shape[1:]))
-        for name, value in found.items()
+        for name, value in outputs.items()
     )
 
 
 def _tried_alone(model: Any, inputs: Inputs) -> dict[str, tuple[int, ...]]:
-    """Return the shapes of what the model returns for one row, which a batch may have. Raises BadData if it fails."""
+    """Return the shapes of the outputs for one row, as a batch may have one. Raises BadData if the model fails."""
     try:
         output = call(model, zeros(inputs, 1))
     except Exception as error:
@@ -160,7 +161,7 @@ def _tried_alone(model: Any, inputs: Inputs) -> dict[str, tuple[int, ...]]:
 
 
 def _lookup(model: Any, fields: Mapping[str, Field]) -> str:
-    """Return what to do with a layer of words that gets indices; else ""."""
+    """Return advice for a layer of words that gets indices; else ""."""
     coded = [field.sources[0] for field in fields.values() if field.vocabulary is not None or field.buckets is not None]
     layers = [type(layer).__name__ for layer in model._flatten_layers() if type(layer).__name__ in _OF_WORDS]
     if not coded or not layers:
@@ -183,7 +184,7 @@ def _reshaped(model: Any, inputs: Inputs) -> str:
 
 
 def _build(settings: KerasSettings, model: Any, inputs: Inputs, labels: Mapping[str, Field], shapes: Shapes) -> None:
-    """Build loss and metrics for zeros. Raises BadData where they can't take what there is."""
+    """Build loss and metrics for zeros. Raises BadData where they can't take these outputs and labels."""
     x = zeros(inputs)
     y = {name: np.zeros((_ROWS, *shapes[name]), labels[name].dtype) for name in labels}
     batch = (

@@ -11,14 +11,14 @@ from tritium.ml.params import with_params
 from tritium.ml.settings import Settings
 
 if TYPE_CHECKING:
-    from typing_extensions import Unpack  # only type checkers need it, and they bring it along
+    from typing_extensions import Unpack  # Only type checkers need it, and they bring it along.
 
     from tritium.ml.keras.backend import KerasBackend
     from tritium.ml.keras.keywords import KerasKeywords, KerasParams
     from tritium.ml.keras.model import KerasModel
     from tritium.model.model import Model
 else:
-    KerasParams = object  # for type checkers it declares the Params that the decorator makes
+    KerasParams = object  # For type checkers it declares the Params that the decorator makes.
 
 
 @with_params(KerasSettings, Gang)
@@ -41,7 +41,8 @@ class KerasEstimator(GangEstimator, KerasParams):
     def _backend(self) -> KerasBackend:
         from tritium.model.engines.keras_here import imported
 
-        imported(self.getOrDefault("backend"))  # first: the backend's modules import Keras, which then keeps its own
+        # First, as the modules below import Keras, which then keeps its back end.
+        imported(self.getOrDefault("backend"))
         from tritium.ml.keras.backend import KerasBackend
 
         return KerasBackend()

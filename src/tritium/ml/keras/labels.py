@@ -25,8 +25,9 @@ def check_labels(
 ) -> Classes:
     """Return the labels of class indices, by the losses and outputs that belong to the labels.
 
-    labels : their batch columns; `shapes` are those of a row, None where it is not known yet. outputs : None where they
-    are not known yet: then only the losses are checked.
+    labels  : their batch columns.
+    shapes  : label → shape of a row; None where it is not known yet.
+    outputs : None where they are not known yet: then only the losses are checked.
 
     Raises BadData and BadSetting where numbers, names or shapes don't fit.
     """
@@ -78,11 +79,11 @@ def _by_label(
     if isinstance(loss, Mapping):
         if unknown := [name for name in loss if name not in names]:
             raise BadSetting(f"loss names {unknown[0]!r}, and the model's outputs are {', '.join(map(repr, names))}.")
-        each = dict(loss)
+        loss_of = dict(loss)
     else:
-        each = dict(zip(names, loss, strict=False))
+        loss_of = dict(zip(names, loss, strict=False))
     by_name = {output.name: output for output in outputs}
-    return {name: (each.get(name), by_name[name]) for name in labels}
+    return {name: (loss_of.get(name), by_name[name]) for name in labels}
 
 
 def _refuse_shapes(loss: Any, label: Field, shape: tuple[int, ...], output: Output) -> None:

@@ -40,7 +40,7 @@ class MetricStates:
     def after_step(self, factor: float) -> None:
         """Divide what the step has added by the factor of its weights.
 
-        That makes its sums those over rows: what a step adds is linear in the weights, and the loss, the mean over
+        That makes them sums over rows: a step adds a number that is linear in the weights, and the loss, the mean over
         `size` rows on each rank, is counted `size` times.
         """
         self.put(
@@ -60,19 +60,19 @@ class MetricStates:
 
     def total(self, ranks: Sequence[States]) -> States:
         """Return the sums over these ranks' states."""
-        found = []
+        sums = []
         for number, variable in enumerate(self._model.metrics_variables):
             values = [states[number] for states in ranks]
             if variable.aggregation == "sum":
-                found.append(np.sum(values, axis=0, dtype=values[0].dtype))
+                sums.append(np.sum(values, axis=0, dtype=values[0].dtype))
             elif variable.aggregation == "mean":
-                found.append(np.mean(values, axis=0).astype(values[0].dtype))
+                sums.append(np.mean(values, axis=0).astype(values[0].dtype))
             else:
-                found.append(values[0])
-        return found
+                sums.append(values[0])
+        return sums
 
     def share(self, ranks: Sequence[States | None]) -> States | None:
-        """Return what this rank continues from, of the states of all ranks of a checkpoint; None without any."""
+        """Return the state from which this rank continues, of those of all ranks of a checkpoint; None without any."""
         known = [states for states in ranks if states is not None]
         rank, size = self._world.rank, self._world.size
         if not known or len(known[0]) != len(self._model.metrics_variables):
@@ -100,14 +100,14 @@ def plain(value: Any) -> Any:
         return {name: plain(item) for name, item in value.items()}
     import keras
 
-    found = np.asarray(keras.ops.convert_to_numpy(value))
-    return float(found) if found.ndim == 0 else found.tolist()
+    array = np.asarray(keras.ops.convert_to_numpy(value))
+    return float(array) if array.ndim == 0 else array.tolist()
 
 
 def of_rows(metrics: Any) -> Any:
-    """Return metrics, as in compile(), of which functions that give one number for a batch give it for each row.
+    """Return metrics, as in compile(), whose functions give a number for each row, also those with one for a batch.
 
-    Keras weighs what a metric function returns by the weights of the rows, and fails on a single number.
+    Keras weighs the result of a metric function by the weights of the rows, and fails on a single number.
     """
     import keras
 
@@ -117,9 +117,9 @@ def of_rows(metrics: Any) -> Any:
 
         @functools.wraps(metric)
         def call(y_true: Any, y_pred: Any) -> Any:
-            found = keras.ops.convert_to_tensor(metric(y_true, y_pred))
+            result = keras.ops.convert_to_tensor(metric(y_true, y_pred))
             row = (slice(None), *(0,) * (len(y_pred.shape) - 1))
-            return found if len(found.shape) else found + keras.ops.zeros_like(y_pred[row], found.dtype)
+            return result if len(result.shape) else result + keras.ops.zeros_like(y_pred[row], result.dtype)
 
         return call
 

@@ -13,7 +13,7 @@ from tritium.model.engines.keras_form import Form, form_of, own_objects
 from tritium.model.engines.keras_here import imported
 from tritium.model.engines.keras_weights import as_array, put
 
-_OF_BACKENDS = "keras.src.backend."  # on torch, Adam(…) is an object of torch's own variant of that class
+_OF_BACKENDS = "keras.src.backend."  # On torch, Adam(…) is an object of a variant of that class for torch.
 
 
 @dataclass(frozen=True)
@@ -81,25 +81,25 @@ class PortableModel:
     def model(self) -> Any:
         """Return a new model with these weights, not compiled. Raises BadSetting where its code is missing."""
         try:
-            made = self.form.model(drawn=self.weights is None)
+            model = self.form.model(drawn=self.weights is None)
             if self.weights is not None:
-                put(made.weights, self.weights)
+                put(model.weights, self.weights)
         except ModelError as error:
             raise BadSetting(str(error), setting="model") from error
-        return made
+        return model
 
 
 def compile_arguments(model: Any) -> dict[str, Any]:
-    """Return what a model was compiled with, as its own objects; nothing where it was not."""
+    """Return the arguments with which a model was compiled, as its own objects; {} where it was not."""
     if not getattr(model, "compiled", False):
         return {}
-    found: dict[str, Any] = {"optimizer": model.optimizer}
+    arguments: dict[str, Any] = {"optimizer": model.optimizer}
     if model._compile_loss is not None:
-        found |= {"loss": model._compile_loss._user_loss, "loss_weights": model._compile_loss._user_loss_weights}
+        arguments |= {"loss": model._compile_loss._user_loss, "loss_weights": model._compile_loss._user_loss_weights}
     if model._compile_metrics is not None:
         plain, weighted = model._compile_metrics._user_metrics, model._compile_metrics._user_weighted_metrics
-        found["metrics"] = _joined(plain, weighted)
-    return found
+        arguments["metrics"] = _joined(plain, weighted)
+    return arguments
 
 
 def _joined(one: Any, other: Any) -> Any:
@@ -116,5 +116,5 @@ def _joined(one: Any, other: Any) -> Any:
     return [*one, *other]
 
 
-def _listed(given: Any) -> list[Any]:
-    return list(given) if isinstance(given, list | tuple) else [] if given is None else [given]
+def _listed(metrics: Any) -> list[Any]:
+    return list(metrics) if isinstance(metrics, list | tuple) else [] if metrics is None else [metrics]

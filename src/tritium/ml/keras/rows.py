@@ -22,13 +22,13 @@ class Step(NamedTuple):
 
     step: int
     rows: int
-    """Of this rank, those that count."""
+    """The rows of this rank that count."""
     widest: int
-    """Those of every rank's batch: the most that any has."""
+    """The rows of every rank's batch: as many as the rank with the most has."""
     total: int
     """`rows`, over all ranks."""
     factor: float
-    """By which the weights of the rows that count are multiplied."""
+    """The factor of the weights of the rows that count."""
 
 
 class EpochRows(keras.utils.PyDataset):  # type: ignore[misc]
@@ -44,7 +44,7 @@ class EpochRows(keras.utils.PyDataset):  # type: ignore[misc]
         self._settings, self.epoch, self._rank, self._batch_size = settings, epoch, rank, batch_size
         self._classes, self._counts = classes, epoch.counts
         self._uneven = settings.remainder == "pad" and any(count != self._counts[0] for count in self._counts)
-        self._lock = threading.Lock()  # TensorFlow takes batches ahead, in threads of its own
+        self._lock = threading.Lock()  # TensorFlow takes batches ahead, in threads of its own.
 
     def __len__(self) -> int:
         """Return the steps that are left of the epoch, the same on every rank."""
@@ -61,9 +61,11 @@ class EpochRows(keras.utils.PyDataset):  # type: ignore[misc]
         size, counts = self._batch_size, self._counts
         if self._settings.remainder != "pad":
             return Step(number, size, size, size * len(counts), 1.0)
-        each = [max(0, min(size, count - number * size)) for count in counts]
-        widest, total = max(each), sum(each)
-        return Step(number, each[self._rank], widest, total, len(counts) * widest / total if self._uneven else 1.0)
+        rows_of_ranks = [max(0, min(size, count - number * size)) for count in counts]
+        widest, total = max(rows_of_ranks), sum(rows_of_ranks)
+        return Step(
+            number, rows_of_ranks[self._rank], widest, total, len(counts) * widest / total if self._uneven else 1.0
+        )
 
     def _tuple(self, batch: Batch) -> tuple[Any, ...]:
         step = self.step(batch.step)
@@ -72,7 +74,7 @@ class EpochRows(keras.utils.PyDataset):  # type: ignore[misc]
 
         def column(name: str) -> np.ndarray[Any, Any]:
             values = filled(batch[name], size)
-            return values if values.flags.writeable else values.copy()  # torch warns of arrays that are read only
+            return values if values.flags.writeable else values.copy()  # Torch warns of read-only arrays.
 
         inputs, labels = list(self._settings.inputs()), list(self._settings.label_sources())
         x = column(inputs[0]) if len(inputs) == 1 else {name: column(name) for name in inputs}
@@ -83,8 +85,8 @@ class EpochRows(keras.utils.PyDataset):  # type: ignore[misc]
             weights = np.zeros(size, np.float32)
             weights[: batch.rows] = step.factor
         if self._settings.weight_col is not None:
-            own = column(WEIGHT).astype(np.float32).reshape(-1)
-            weights = own if weights is None else own * weights
+            of_rows = column(WEIGHT).astype(np.float32).reshape(-1)
+            weights = of_rows if weights is None else of_rows * weights
         return (x, y) if weights is None else (x, y, weights)
 
     def _refuse_classes(self, batch: Batch) -> None:
@@ -97,8 +99,8 @@ class EpochRows(keras.utils.PyDataset):  # type: ignore[misc]
             if not wrong.any():
                 continue
             value = label[wrong].reshape(-1)[0].item()
-            given = self._settings.label_sources()[name]
-            source = given if isinstance(given, str) else given[0]
+            sources = self._settings.label_sources()[name]
+            source = sources if isinstance(sources, str) else sources[0]
             if scores is None:
                 raise BadRow(
                     f"label column {source!r} holds {value:g}, and binary_crossentropy compares one score a row with 0 "

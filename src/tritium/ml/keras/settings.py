@@ -1,4 +1,4 @@
-"""`KerasSettings`: what and how to train with Keras 3 (any process)."""
+"""`KerasSettings`: the settings of a training with Keras 3 (any process)."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ _REDUCTIONS = ("sum_over_batch_size", "mean", "auto")
 
 @dataclass(frozen=True, kw_only=True)
 class KerasSettings(EpochSettings):
-    """What and how to train with Keras 3: every field is also a Spark ML Param of `KerasEstimator`."""
+    """The settings of a training with Keras 3: every field is also a Spark ML Param of `KerasEstimator`."""
 
     framework: ClassVar[str] = "keras"
     choices: ClassVar[Mapping[str, tuple[Any, ...]]] = {
@@ -119,7 +119,7 @@ class KerasSettings(EpochSettings):
     )
 
     def problems(self) -> Iterator[str]:
-        """Yield one sentence for each thing that is wrong."""
+        """Yield a sentence for each error of the settings."""
         yield from super().problems()
         yield from _model(self)
         yield from _callbacks(self.callbacks)
@@ -164,8 +164,10 @@ class KerasSettings(EpochSettings):
         model = self.model
         if is_keras_model(model):
             model = PortableModel.of(model, self.custom_objects or {})
-        given = {name: packed(getattr(self, name)) for name in ("optimizer", "metrics", "loss")}
-        return dataclasses.replace(self, model=model, callbacks=[without_model(c) for c in self.callbacks], **given)
+        packed_settings = {name: packed(getattr(self, name)) for name in ("optimizer", "metrics", "loss")}
+        return dataclasses.replace(
+            self, model=model, callbacks=[without_model(c) for c in self.callbacks], **packed_settings
+        )
 
     def make_model(self) -> Any:
         """Return a new model, with the weights of the one that was given. Raises BadSetting where there is none."""
@@ -175,26 +177,26 @@ class KerasSettings(EpochSettings):
             return PortableModel.of(self.model, self.custom_objects or {}).model()
         keras = imported(self.backend)
         with fresh_names(), keras.saving.custom_object_scope(dict(self.custom_objects or {})):
-            made = self.maker()
-        if not isinstance(made, keras.Model):
-            raise BadSetting(f"model={name_of(self.model)} returned a {type(made).__name__}, not a keras.Model.")
-        return made
+            model = self.maker()
+        if not isinstance(model, keras.Model):
+            raise BadSetting(f"model={name_of(self.model)} returned a {type(model).__name__}, not a keras.Model.")
+        return model
 
     @property
     def maker(self) -> Callable[[], Any]:
         """The function that makes a model, without arguments."""
-        made: Any = self.model
-        return functools.partial(made, self.words()) if takes_vocabulary(made) else made
+        maker: Any = self.model
+        return functools.partial(maker, self.words()) if takes_vocabulary(maker) else maker
 
     def compiled(self, model: Any) -> Any:
-        """Compile a new model by these settings, and what they leave out by its own compile(). Raises BadSetting.
+        """Compile a new model by these settings, and for those left out by its own compile(). Raises BadSetting.
 
         Metrics become weighted metrics: a row that only keeps a rank in step has the weight 0.
         """
-        own = self._compiled_with(model)
-        given = {"optimizer": self._new_optimizer()}
-        given |= {name: getattr(self, name) for name in ("loss", "loss_weights", "metrics")}
-        chosen = {name: unpacked(own.get(name) if value is None else value) for name, value in given.items()}
+        of_model = self._compiled_with(model)
+        of_settings = {"optimizer": self._new_optimizer()}
+        of_settings |= {name: getattr(self, name) for name in ("loss", "loss_weights", "metrics")}
+        chosen = {name: unpacked(of_model.get(name) if value is None else value) for name, value in of_settings.items()}
         if chosen["optimizer"] is None or chosen["loss"] is None:
             missing = "optimizer" if chosen["optimizer"] is None else "loss"
             raise BadSetting(f"there is no {missing}, and the model is not compiled. Give {missing}=.", setting=missing)
@@ -209,11 +211,11 @@ class KerasSettings(EpochSettings):
             )
         return model
 
-    def _compiled_with(self, made: Any) -> dict[str, Any]:
+    def _compiled_with(self, model: Any) -> dict[str, Any]:
         """Return the arguments of the compile() of the model that was given, or of one that the function has made."""
         if isinstance(self.model, PortableModel):
             return self.model.compiled
-        return {name: packed(one) for name, one in compile_arguments(self.model_given or made).items()}
+        return {name: packed(one) for name, one in compile_arguments(self.model_given or model).items()}
 
     @property
     def model_given(self) -> Any:
@@ -221,12 +223,12 @@ class KerasSettings(EpochSettings):
         return self.model if is_keras_model(self.model) else None
 
     def _new_optimizer(self) -> Any:
-        given = self.optimizer
-        if isinstance(given, Portable | str | Mapping | None) or hasattr(given, "get_config"):
-            return packed(given)
-        return given()
+        optimizer = self.optimizer
+        if isinstance(optimizer, Portable | str | Mapping | None) or hasattr(optimizer, "get_config"):
+            return packed(optimizer)
+        return optimizer()
 
-    # ---- what the task follows from
+    # ---- The loss, from which the task follows
 
     def whole_loss(self) -> Any:
         """Return the loss: that of the settings, else the compiled model's; None where there is none."""
@@ -296,11 +298,11 @@ def loss_option(loss: Any, name: str) -> Any:
 
 def refuse_ignored(loss: Any, ranks: int) -> None:
     """Raise BadSetting for a loss that leaves out rows, by whose number on its own each of several ranks divides."""
-    given = {option: each for each in losses_in(loss) if (option := loss_option(each, "ignore_class")) is not None}
-    if ranks > 1 and given:
-        option, each = next(iter(given.items()))
+    ignoring = {option: one for one in losses_in(loss) if (option := loss_option(one, "ignore_class")) is not None}
+    if ranks > 1 and ignoring:
+        option, one = next(iter(ignoring.items()))
         raise BadSetting(
-            f"the loss {name_of(each)} has ignore_class={option}, and its mean is over the labels that are left, those "
+            f"the loss {name_of(one)} has ignore_class={option}, and its mean is over the labels that are left, those "
             f"of a rank: {ranks} ranks would learn otherwise than one. Train with ranks=1, or leave such rows out: "
             "df.where(…), or a weight_col that is 0 for them.",
             setting="loss",
@@ -310,9 +312,9 @@ def refuse_ignored(loss: Any, ranks: int) -> None:
 def losses_in(loss: Any) -> list[Any]:
     """Return the losses of all outputs."""
     if isinstance(loss, Mapping):
-        return [one for each in loss.values() for one in losses_in(each)]
+        return [one for part in loss.values() for one in losses_in(part)]
     if isinstance(loss, list | tuple):
-        return [one for each in loss for one in losses_in(each)]
+        return [one for part in loss for one in losses_in(part)]
     return [] if loss is None else [loss]
 
 
@@ -348,11 +350,11 @@ def _model(settings: KerasSettings) -> Iterator[str]:
         yield f"optimizer={name_of(optimizer)} needs {', '.join(needed)}; it is called without arguments."
 
 
-def _callbacks(given: Any) -> Iterator[str]:
-    if not isinstance(given, list | tuple):
-        yield f"callbacks={type(given).__name__}(…) must be a list: callbacks=[…]."
+def _callbacks(callbacks: Any) -> Iterator[str]:
+    if not isinstance(callbacks, list | tuple):
+        yield f"callbacks={type(callbacks).__name__}(…) must be a list: callbacks=[…]."
         return
-    for callback in given:
+    for callback in callbacks:
         if isinstance(callback, type):
             yield f"the callback {name_of(callback)} is a class; give an instance, {name_of(callback)}()."
         elif missing := [method for method in _CALLBACK if not hasattr(callback, method)]:
@@ -364,9 +366,9 @@ def _callbacks(given: Any) -> Iterator[str]:
             )
 
 
-def loss_problems(given: Any) -> Iterator[str]:
-    """Yield what is wrong with the losses of all outputs."""
-    for loss in losses_in(given):
+def loss_problems(losses: Any) -> Iterator[str]:
+    """Yield a sentence for each error of the losses of all outputs."""
+    for loss in losses_in(losses):
         if isinstance(loss, type):
             yield f"loss={name_of(loss)} is a class; give an instance, {name_of(loss)}()."
         elif (reduction := getattr(loss, "reduction", None)) not in (None, *_REDUCTIONS):

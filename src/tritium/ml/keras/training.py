@@ -50,10 +50,10 @@ def train(
 
     facts : the result of the dry run on the driver.
     user_run_dir : whether the user named the run directory; a training that was begun there then continues.
-    identity_with_code : what the driver knows of this training, to be kept in its checkpoints.
+    identity_with_code : the driver's description of this training, to be kept in its checkpoints.
     """
     world, chosen = this_world(), keras.backend.backend()
-    if settings.backend not in (None, chosen):  # with on="here"
+    if settings.backend not in (None, chosen):  # With on="here" Keras may have been imported before.
         raise BadSetting(
             f"Keras was imported on its back end {chosen!r} in this process, and backend={settings.backend!r}. Set "
             f'KERAS_BACKEND={settings.backend} before Keras is imported, or train with on="driver".',
@@ -74,7 +74,7 @@ class _Training:
         identity_with_code: dict[str, Any] | None,
         world: World,
     ) -> None:
-        """Make the model and what goes with it, and read a checkpoint's history."""
+        """Make the model, its metrics, callbacks and checkpoint, and read a checkpoint's history."""
         self.settings, self.validates, self.world = settings, validate, world
         self.batch_size = settings.rows_per_rank(world.size)
         self.shard = shard = world.shard("train")
@@ -107,8 +107,8 @@ class _Training:
                 tell(line)
         self.progress = Progress(settings, world)
         self.together = Together(self.states, self.progress, self._on_step, self._on_epoch_end)
-        own = of_this_rank(settings.callbacks, world.rank)
-        self.callbacks = Callbacks(self.together, own, model, settings.epochs)
+        callbacks = of_this_rank(settings.callbacks, world.rank)
+        self.callbacks = Callbacks(self.together, callbacks, model, settings.epochs)
 
     def run(self) -> dict[str, Any] | None:
         """Take all epochs. Rank 0 stores the weights, and returns history, inputs and outputs; others None."""
@@ -125,7 +125,7 @@ class _Training:
                 break
             checkpoint.on_epoch_end()
         checkpoint.on_train_end()
-        model.optimizer.finalize_variable_values(model.trainable_variables)  # the averages of use_ema=True
+        model.optimizer.finalize_variable_values(model.trainable_variables)  # Applies the averages of use_ema=True.
         self.early_stopping.restore_best()
         callbacks.end(dict(self.history[-1]) if self.history else {})
         take_buffers(model, self.world)
@@ -150,7 +150,7 @@ class _Training:
             restore_random = functools.partial(set_random_state, checkpoint.random)
             checkpoint.random = None
             if epoch.first and len(rows):
-                together.before_first_step = restore_random  # not now: torch draws for the iterator over the rows
+                together.before_first_step = restore_random  # Not now, as torch draws for its iterator.
             else:
                 restore_random()
         train_epoch(self.model, rows, self.callbacks)
@@ -160,7 +160,7 @@ class _Training:
 
     def _on_epoch_end(self, entry: dict[str, Any]) -> Mapping[str, Any]:
         """Validate, add to the epoch's entry in the history, and return the validation's logs by Keras's names."""
-        take_buffers(self.model, self.world)  # the returned model has rank 0's, so all ranks validate with those
+        take_buffers(self.model, self.world)  # The returned model has rank 0's, so all ranks validate with them.
         later: Mapping[str, Any] = {}
         if self.validates:
             later = validation(self.settings, self.world, self.states, self.callbacks, self.classes)
@@ -175,12 +175,13 @@ class _Training:
 def train_epoch(model: Any, rows: EpochRows, callbacks: Callbacks) -> None:
     """Run `fit` for the rest of an epoch. Each epoch is a `fit`, so that one that continues is like any other."""
     number = rows.epoch.number
-    if not len(rows):  # its last step was taken before the checkpoint
+    if not len(rows):  # Its last step was taken before the checkpoint.
         callbacks.on_epoch_begin(number)
         callbacks.on_epoch_end(number, {})
         return
     finalize = model.optimizer.finalize_variable_values
-    model.optimizer.finalize_variable_values = lambda variables: None  # at the end of the training, not of each epoch
+    # It is called at the end of the training, not of each epoch.
+    model.optimizer.finalize_variable_values = lambda variables: None
     try:
         model.fit(rows, initial_epoch=number, epochs=number + 1, callbacks=callbacks, verbose=0, shuffle=False)
     finally:
@@ -188,11 +189,11 @@ def train_epoch(model: Any, rows: EpochRows, callbacks: Callbacks) -> None:
 
 
 def by_name(settings: KerasSettings, batch: Sequence[Any]) -> dict[str, Any]:
-    """Return inputs and labels of a batch as `fit` takes it by their names."""
-    found: dict[str, Any] = {}
+    """Return inputs and labels of a batch for `fit`, by their names."""
+    columns: dict[str, Any] = {}
     for part, names in zip(batch, (settings.inputs(), settings.label_sources()), strict=False):
-        found |= part if isinstance(part, Mapping) else {next(iter(names)): part}
-    return found
+        columns |= part if isinstance(part, Mapping) else {next(iter(names)): part}
+    return columns
 
 
 def validation(
@@ -230,7 +231,7 @@ def take_buffers(model: Any, world: World) -> None:
     trained = {id(variable) for variable in model.trainable_variables}
     others = {number: v for number, v in enumerate(model.weights) if id(v) not in trained}
     digests = world.gather({number: digest(v) for number, v in others.items()})
-    differ = [number for number in others if any(each[number] != digests[0][number] for each in digests)]
+    differ = [number for number in others if any(of_rank[number] != digests[0][number] for of_rank in digests)]
     if differ:
         values = {number: np.array(as_array(others[number])) for number in differ} if world.rank == 0 else None
         for number, value in world.gather(values)[0].items():
@@ -261,11 +262,11 @@ def pieces(model: Any) -> Any:
 
 
 def outputs_of(model: Any, inputs: Inputs, settings: KerasSettings) -> dict[str, tuple[str, tuple[int, ...]]]:
-    """Return dtype and row shape of what the model returns for a prediction, by name."""
+    """Return dtype and row shape of the model's outputs for a prediction, by name."""
     batch = zeros(inputs)
     result = model.predict_on_batch(next(iter(batch.values())) if len(batch) == 1 else batch)
-    found = {name: np.asarray(value) for name, value in named_outputs(model, result).items()}
-    outputs = {name: (value.dtype.name, tuple(value.shape[1:])) for name, value in found.items()}
+    arrays = {name: np.asarray(value) for name, value in named_outputs(model, result).items()}
+    outputs = {name: (value.dtype.name, tuple(value.shape[1:])) for name, value in arrays.items()}
     if settings.task == "classification":
         check_classes([Output(name, dtype, shape) for name, (dtype, shape) in outputs.items()])
     return outputs

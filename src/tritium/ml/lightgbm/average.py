@@ -15,21 +15,21 @@ from tritium.gang.rank.world import World
 from tritium.ml.lightgbm.parameters import parameter
 from tritium.ml.lightgbm.rows import Rows
 
-_LEAST = 1e-15  # LightGBM's bound for the probability 0
-# Objective → the score that LightGBM begins with for a mean of the labels. "binary" and "multiclass" are not here, as
-# LightGBM sums their labels over all ranks; nor are those that begin with a percentile, "regression_l1" and such.
+_LEAST_PROBABILITY = 1e-15  # LightGBM takes it in place of 0.
+# Objective → the score that LightGBM begins with for a mean of the labels. "binary" and "multiclass" are missing, as
+# LightGBM sums their labels over all ranks, and so are those that begin with a percentile, such as "regression_l1".
 _SCORES: Mapping[str, Callable[[float], float]] = {
     **dict.fromkeys(("regression", "huber", "fair"), float),
     **dict.fromkeys(("poisson", "gamma", "tweedie"), math.log),
-    "cross_entropy": lambda mean: _log_odds(min(max(mean, _LEAST), 1 - _LEAST)),
-    "cross_entropy_lambda": lambda mean: math.log(math.expm1(max(mean, _LEAST))),
+    "cross_entropy": lambda mean: _log_odds(min(max(mean, _LEAST_PROBABILITY), 1 - _LEAST_PROBABILITY)),
+    "cross_entropy_lambda": lambda mean: math.log(math.expm1(max(mean, _LEAST_PROBABILITY))),
 }
 
 
 def average_score(world: World, rows: Rows, params: dict[str, Any]) -> float | None:
-    """Return the score that one process would begin with, the same on every rank; None: LightGBM begins with it itself.
+    """Return the score that one process would begin with, the same on every rank; None: LightGBM has it itself.
 
-    It goes into the datasets as their score to begin with, and by `add_average` into the first tree.
+    It goes into the datasets as their initial score, and by `add_average` into the first tree.
     """
     objective = str(params["objective"])
     asked = _is_true(parameter(params, "boost_from_average", True))
@@ -52,17 +52,17 @@ class Added:
     """The factor by which the tree's own outputs were shrunk then."""
 
     def text(self, text: str) -> str:
-        """Return a model's text whose first tree is as LightGBM writes one that it has added its own average to.
+        """Return a model's text with its first tree in the form of one to which LightGBM has added its own average.
 
         `Booster.refit` would multiply the average by the factor that the text names, which LightGBM sets to 1.
         """
         head, first, rest = re.split(r"(?<=\n)(?=Tree=[01]\n|end of trees)", text, maxsplit=2)
-        factor = _first(r"shrinkage=(.*)", first) / self.shrinkage  # 1, but for a tree that "dart" has dropped
+        factor = _first(r"shrinkage=(.*)", first) / self.shrinkage  # It is 1, but for a tree that "dart" has dropped.
         first = re.sub(r"(?<=\nshrinkage=).*", repr(factor), first)
-        first = re.sub(r"(?<=\ninternal_value=).+", lambda found: _plus(found[0], self.average * factor), first)
-        head = re.sub(r"(?<=\n)tree_sizes=.*\n", "", head)  # LightGBM reads a text without them, and writes them again
-        made: str = lightgbm.Booster(model_str=head + first + rest).model_to_string(num_iteration=-1)
-        return made
+        first = re.sub(r"(?<=\ninternal_value=).+", lambda match: _plus(match[0], self.average * factor), first)
+        head = re.sub(r"(?<=\n)tree_sizes=.*\n", "", head)  # It reads a text without, and writes them.
+        text_of_model: str = lightgbm.Booster(model_str=head + first + rest).model_to_string(num_iteration=-1)
+        return text_of_model
 
 
 def add_average(booster: lightgbm.Booster, average: float) -> Added:
@@ -74,17 +74,17 @@ def add_average(booster: lightgbm.Booster, average: float) -> Added:
 
 
 def _first(pattern: str, text: str) -> float:
-    found = re.search(f"(?<=\n){pattern}", text)
-    assert found is not None
-    return float(found[1])
+    match = re.search(f"(?<=\n){pattern}", text)
+    assert match is not None
+    return float(match[1])
 
 
 def _plus(values: str, number: float) -> str:
     return " ".join(repr(float(value) + number) for value in values.split())
 
 
-def _is_true(given: Any) -> bool:
-    return str(given).lower() in ("true", "1", "+")
+def _is_true(value: Any) -> bool:
+    return str(value).lower() in ("true", "1", "+")
 
 
 def _log_odds(probability: float) -> float:

@@ -29,10 +29,13 @@ _ROWS = 60
 
 
 class LightGBMDryRun(DryRun[LightGBMSettings]):
-    """A training of one tree on a few made-up rows, which LightGBM refuses where it would refuse the settings."""
+    """A training of one tree on a few made-up rows, in which LightGBM refuses wrong settings."""
 
     def __init__(self, fields: Sequence[Field], shapes: Mapping[str, tuple[int, ...]]) -> None:
-        """Try the features of these batch columns, of which `shapes` has those of a row that are known."""
+        """Try the features of these batch columns.
+
+        shapes : batch column → shape of a row, where it is known.
+        """
         self._slots = {field.name: field.slots for field in fields}
         widths = {name: math.prod(shape) for name, shape in shapes.items()}
         known = all(field.name in widths for field in fields)
@@ -51,8 +54,8 @@ class LightGBMDryRun(DryRun[LightGBMSettings]):
     def train(
         self, settings: LightGBMSettings, labels: Mapping[str, Field], shapes: Mapping[str, tuple[int, ...] | None]
     ) -> dict[str, tuple[str, ...]]:
-        """Train one tree, and return the slots of each batch column. Raises BadSetting with what LightGBM says."""
-        if self._features is None:  # the ranks know how long the arrays are, and check positions in them
+        """Train one tree, and return the slots of each batch column. Raises BadSetting with LightGBM's message."""
+        if self._features is None:  # Only the ranks know how long the arrays are, and check positions in them.
             _refuse_names(settings, Features((), (), (), self._vector))
             return self._slots
         classes = None

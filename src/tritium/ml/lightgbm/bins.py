@@ -15,16 +15,16 @@ from tritium.ml.lightgbm.rows import Rows
 
 Array = np.ndarray[Any, Any]
 basic: Any = lightgbm.basic
-_SAMPLE = 200_000  # rows; LightGBM's default
-_MOST_BYTES = 128 << 20  # of a sample that every rank gets
-_MOST_TRAFFIC = 1 << 30  # of such samples in all, which the coordinator sends
-_ZERO = 1e-35  # what LightGBM takes for zero
+_SAMPLE_ROWS = 200_000  # This is LightGBM's default.
+_MOST_SAMPLE_BYTES = 128 << 20
+_MOST_TRAFFIC_BYTES = 1 << 30  # The coordinator sends the sample to every rank.
+_ZERO = 1e-35  # LightGBM takes a smaller number for zero.
 
 
 def is_shared(params: dict[str, Any], width: int, counts: Sequence[int]) -> bool:
     """Return whether the sample in which bins are found is small enough to be sent to every rank."""
     size = min(sum(counts), _sample_rows(params)) * width * 8
-    return len(counts) == 1 or (size <= _MOST_BYTES and size * len(counts) <= _MOST_TRAFFIC)
+    return len(counts) == 1 or (size <= _MOST_SAMPLE_BYTES and size * len(counts) <= _MOST_TRAFFIC_BYTES)
 
 
 def training_set(
@@ -32,41 +32,41 @@ def training_set(
 ) -> lightgbm.Dataset:
     """Return the dataset of a rank's rows. All ranks call it, before they are connected where `is_shared`.
 
-    The bins are then those that one process would find in all rows, whatever the number of ranks: every rank finds them
-    in the same sample. Otherwise LightGBM lets each rank find those of some features, in its own rows.
+    With `is_shared` every rank finds the bins in the same sample: those that one process would find in all rows.
+    Otherwise LightGBM lets each rank find the bins of some features, in its own rows.
     """
     shared = is_shared(params, rows.width, counts)
     total = sum(counts) if shared else rows.count
     share, seed = min(1.0, _sample_rows(params) / total), int(params["seed"])
-    made = lightgbm.Dataset(None, params=dict(params))
-    made._handle = _with_bins_of(
+    dataset = lightgbm.Dataset(None, params=dict(params))
+    dataset._handle = _with_bins_of(
         _sample(rows, share, seed, world if shared else None), basic._param_dict_to_str(params), rows.count, total
     )
-    _fill(made, rows)
-    made.set_feature_name(list(names))
-    return made
+    _fill(dataset, rows)
+    dataset.set_feature_name(list(names))
+    return dataset
 
 
 def validation_set(rows: Rows, reference: lightgbm.Dataset, params: dict[str, Any]) -> lightgbm.Dataset:
     """Return the dataset of a rank's rows to validate on, with the bins of `reference`."""
-    made = lightgbm.Dataset(None, params=dict(params))
-    made._init_from_ref_dataset(rows.count, reference._handle)  # type: ignore[arg-type]
-    _fill(made, rows)
-    return made
+    dataset = lightgbm.Dataset(None, params=dict(params))
+    dataset._init_from_ref_dataset(rows.count, reference._handle)  # type: ignore[arg-type]
+    _fill(dataset, rows)
+    return dataset
 
 
-def _fill(made: lightgbm.Dataset, rows: Rows) -> None:
+def _fill(dataset: lightgbm.Dataset, rows: Rows) -> None:
     for batch in rows.batches():
-        made._push_rows(batch)
-    made.set_label(rows.label)
+        dataset._push_rows(batch)
+    dataset.set_label(rows.label)
     if (weight := rows.weight) is not None:
-        made.set_weight(weight)
+        dataset.set_weight(weight)
     if (sizes := rows.group_sizes) is not None:
-        made.set_group(sizes)
+        dataset.set_group(sizes)
 
 
 def _sample_rows(params: dict[str, Any]) -> int:
-    return int(parameter(params, "bin_construct_sample_cnt", _SAMPLE))
+    return int(parameter(params, "bin_construct_sample_cnt", _SAMPLE_ROWS))
 
 
 def _sample(rows: Rows, share: float, seed: int, world: World | None) -> Array:
@@ -76,12 +76,12 @@ def _sample(rows: Rows, share: float, seed: int, world: World | None) -> Array:
     """
     ids = rows.ids
     chosen: slice | Array = slice(None) if share >= 1 else np.flatnonzero(_hashed(ids, seed) < share)
-    ids, found = ids[chosen], rows.matrix(chosen)
+    ids, features = ids[chosen], rows.matrix(chosen)
     if world is not None and world.size > 1:
-        parts = world.gather((ids, found))
+        parts = world.gather((ids, features))
         ids = np.concatenate([part[0] for part in parts])
-        found = np.concatenate([part[1] for part in parts])
-    return found if (ids[1:] > ids[:-1]).all() else found[np.argsort(ids, kind="stable")]
+        features = np.concatenate([part[1] for part in parts])
+    return features if (ids[1:] > ids[:-1]).all() else features[np.argsort(ids, kind="stable")]
 
 
 def _hashed(ids: Array, seed: int) -> Array:
@@ -90,8 +90,8 @@ def _hashed(ids: Array, seed: int) -> Array:
         z = ids.astype(np.uint64) + np.uint64(seed % (1 << 32) + 1) * np.uint64(0x9E3779B97F4A7C15)
         z = (z ^ (z >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
         z = (z ^ (z >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-        found: Array = (z ^ (z >> np.uint64(31))) / 2.0**64
-    return found
+        fractions: Array = (z ^ (z >> np.uint64(31))) / 2.0**64
+    return fractions
 
 
 def _with_bins_of(sample: Array, params: str, rows: int, total: int) -> ctypes.c_void_p:
@@ -102,15 +102,15 @@ def _with_bins_of(sample: Array, params: str, rows: int, total: int) -> ctypes.c
     width = sample.shape[1]
     values, places = [], []
     for column in sample.T:
-        there = np.flatnonzero((np.abs(column) > _ZERO) | np.isnan(column)).astype(np.int32)
-        places.append(there)
-        values.append(column[there].astype(np.float64))
+        present = np.flatnonzero((np.abs(column) > _ZERO) | np.isnan(column)).astype(np.int32)
+        places.append(present)
+        values.append(column[present].astype(np.float64))
     value_pointers = (ctypes.POINTER(ctypes.c_double) * width)()
     place_pointers = (ctypes.POINTER(ctypes.c_int32) * width)()
     for i in range(width):
         value_pointers[i] = values[i].ctypes.data_as(ctypes.POINTER(ctypes.c_double))
         place_pointers[i] = places[i].ctypes.data_as(ctypes.POINTER(ctypes.c_int32))
-    counts = np.array([len(there) for there in places], np.int32)
+    counts = np.array([len(present) for present in places], np.int32)
     handle = ctypes.c_void_p()
     basic._safe_call(
         basic._LIB.LGBM_DatasetCreateFromSampledColumn(

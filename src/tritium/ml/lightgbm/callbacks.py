@@ -11,15 +11,16 @@ from lightgbm.callback import CallbackEnv, EarlyStopException
 from tritium.gang.rank.world import World
 from tritium.ml.lightgbm.names import is_larger_better
 
-_Result: Any = getattr(lightgbm.basic, "EvalResult", lambda *values: values)  # before LightGBM 4.7 a plain tuple
+# Before LightGBM 4.7 a result was a plain tuple.
+_Result: Any = getattr(lightgbm.basic, "EvalResult", lambda *values: values)
 
 
 class Callbacks:
     """Calls them before and after each iteration, in the order that `lightgbm.train` has."""
 
     def __init__(self, callbacks: Sequence[Any], world: World, iterations: int) -> None:
-        given = [c for c in callbacks if world.rank == 0 or type(c).__name__ != "_LogEvaluationCallback"]
-        ordered = sorted(given, key=lambda callback: int(getattr(callback, "order", 0)))
+        of_this_rank = [c for c in callbacks if world.rank == 0 or type(c).__name__ != "_LogEvaluationCallback"]
+        ordered = sorted(of_this_rank, key=lambda callback: int(getattr(callback, "order", 0)))
         self._before = [callback for callback in ordered if getattr(callback, "before_iteration", False)]
         self._after = [callback for callback in ordered if callback not in self._before]
         self._any = bool(callbacks)
@@ -30,15 +31,15 @@ class Callbacks:
         for callback in self._before:
             callback(self._env(booster, iteration, None))
 
-    def after(self, booster: lightgbm.Booster, iteration: int, found: Mapping[str, float]) -> int | None:
-        """Call the others with the metrics `found` of the rows of all ranks.
+    def after(self, booster: lightgbm.Booster, iteration: int, metrics: Mapping[str, float]) -> int | None:
+        """Call the others with the metrics of the rows of all ranks.
 
         Returns the number of iterations that the model has, if one of them ended the training by EarlyStopException on
         any rank, the same on every rank; else None.
         """
         if not self._any:
             return None
-        results, best = [_result(name, value) for name, value in found.items()], None
+        results, best = [_result(name, value) for name, value in metrics.items()], None
         for callback in self._after:
             try:
                 callback(self._env(booster, iteration, results))

@@ -1,4 +1,4 @@
-"""What is wrong with the settings of LightGBM (any process)."""
+"""Errors of the settings of LightGBM, as sentences (any process)."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _NOT_TAKEN = {
 
 
 def column_problems(settings: Any) -> Iterator[str]:
-    """Yield what is wrong with the columns."""
+    """Yield a sentence for each error of the columns."""
     features = settings.feature_cols
     if isinstance(features, Mapping):
         yield "feature_cols is a mapping; LightGBM takes one input: a list of scalar columns, or a vector column."
@@ -42,11 +42,11 @@ def column_problems(settings: Any) -> Iterator[str]:
     if isinstance(settings.label_cols, Mapping) or len(settings.labels()) != 1:
         yield f"label_cols={settings.label_cols!r} must be one column."
     for name in ("categorical_features", "monotone_constraints"):
-        given = getattr(settings, name) or ()
+        names = getattr(settings, name) or ()
         kinds = list if name == "categorical_features" else Mapping
-        if not isinstance(given, (kinds, tuple)):
-            yield f"{name}={given!r} must be a {'list of' if kinds is list else 'mapping from'} feature columns."
-        elif not is_one(features) and (wrong := [key for key in given if key not in features]):
+        if not isinstance(names, (kinds, tuple)):
+            yield f"{name}={names!r} must be a {'list of' if kinds is list else 'mapping from'} feature columns."
+        elif not is_one(features) and (wrong := [key for key in names if key not in features]):
             yield f"{name} names {wrong[0]!r}, which is not among feature_cols."
     constraints = settings.monotone_constraints or {}
     if isinstance(constraints, Mapping) and not set(constraints.values()) <= {-1, 0, 1}:
@@ -63,12 +63,12 @@ def is_one(columns: Any) -> bool:
     return isinstance(columns, str) or len(columns) == 1
 
 
-def callback_problems(given: Any) -> Iterator[str]:
-    """Yield what is wrong with a list of LightGBM's callbacks."""
-    if not isinstance(given, list | tuple):
-        yield f"callbacks={name_of(given)} must be a list: callbacks=[…]."
+def callback_problems(callbacks: Any) -> Iterator[str]:
+    """Yield a sentence for each error of a list of LightGBM's callbacks."""
+    if not isinstance(callbacks, list | tuple):
+        yield f"callbacks={name_of(callbacks)} must be a list: callbacks=[…]."
         return
-    for callback in given:
+    for callback in callbacks:
         name = name_of(callback)
         if name in _NOT_TAKEN:
             yield f"callbacks has a lightgbm.{_NOT_TAKEN[name]}"
@@ -82,7 +82,7 @@ def callback_problems(given: Any) -> Iterator[str]:
 
 
 def number_problems(settings: Any) -> Iterator[str]:
-    """Yield what is wrong with the numbers."""
+    """Yield a sentence for each error of the numbers."""
     for name, least in LEAST.items():
         if not is_whole(value := getattr(settings, name), least):
             yield f"{name}={value!r} must be a whole number of at least {least}."
@@ -100,7 +100,7 @@ def number_problems(settings: Any) -> Iterator[str]:
 
 
 def objective_problems(settings: Any) -> Iterator[str]:
-    """Yield what is wrong with objective, metrics and early stopping."""
+    """Yield a sentence for each error of objective, metrics and early stopping."""
     if settings.objective is not None and settings.objective not in settings.objectives:
         listed = ", ".join(map(repr, settings.objectives))
         yield f"objective={settings.objective!r} is none of those for this estimator: {listed}."

@@ -15,7 +15,7 @@ from tritium.ml.params import with_params
 from tritium.ml.settings import Settings
 
 if TYPE_CHECKING:
-    from typing_extensions import Unpack  # only type checkers need it, and they bring it along
+    from typing_extensions import Unpack  # Only type checkers need it, and they bring it along.
 
     from tritium.ml.lightgbm.backend import LightGBMBackend
     from tritium.ml.lightgbm.keywords import (
@@ -28,12 +28,12 @@ if TYPE_CHECKING:
     )
     from tritium.ml.lightgbm.model import LightGBMModel
     from tritium.model.model import Model
-else:  # for type checkers they declare the Params that the decorator makes
+else:  # For type checkers they declare the Params that the decorator makes.
     LightGBMClassifierParams = LightGBMRegressorParams = LightGBMRankerParams = object
 
 
 class LightGBMEstimator(GangEstimator):
-    """What the three estimators share. `fit` returns a `LightGBMModel`.
+    """The base of the three estimators. `fit` returns a `LightGBMModel`.
 
     Every field of the settings and of `Gang` is a keyword and a Param of the same name: `est.num_leaves` in a
     ParamGridBuilder, `est.getNumLeaves()`, `est.explainParams()`. `gang=` gives all fields of a Gang at once; a field

@@ -32,34 +32,34 @@ class Features:
         columns: list[str] = []
         words: list[int] = []
         for field in fields:
-            own = names_of_numbers(field.sources, widths[field.name], field.slots)
+            numbers = names_of_numbers(field.sources, widths[field.name], field.slots)
             if is_words(field):
-                words += range(len(names), len(names) + len(own))
-            names += own
-            columns += field.sources if field.packed else field.sources * len(own)
+                words += range(len(names), len(names) + len(numbers))
+            names += numbers
+            columns += field.sources if field.packed else field.sources * len(numbers)
         vector = fields[0].sources[0] if len(fields) == 1 and fields[0].depth and not fields[0].packed else None
         return cls(tuple(names), tuple(columns), tuple(words), vector)
 
     def categories(self, settings: LightGBMSettings) -> list[int]:
         """Return the positions of the features that are categories. Raises BadSetting."""
-        given = [self.position("categorical_features", key) for key in settings.categorical_features or ()]
-        return sorted({*given, *self.words})
+        asked = [self.position("categorical_features", key) for key in settings.categorical_features or ()]
+        return sorted({*asked, *self.words})
 
     def constraints(self, settings: LightGBMSettings) -> list[int]:
         """Return -1, 0 or 1 for each feature; [] without constraints. Raises BadSetting.
 
         Of a category too, for which LightGBM would end the process.
         """
-        given = settings.monotone_constraints or {}
-        found, categories = [0] * len(self.names) if given else [], self.categories(settings)
-        for key, value in given.items():
+        constraints = settings.monotone_constraints or {}
+        directions, categories = [0] * len(self.names) if constraints else [], self.categories(settings)
+        for key, value in constraints.items():
             position = self.position("monotone_constraints", key)
             if position in categories:
                 raise BadSetting(
                     f"monotone_constraints names {key!r}, which is a category.", setting="monotone_constraints"
                 )
-            found[position] = value
-        return found
+            directions[position] = value
+        return directions
 
     def position(self, setting: str, key: str | int) -> int:
         """Return the position of the feature that a setting names. Raises BadSetting where there is none."""

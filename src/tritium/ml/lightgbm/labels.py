@@ -13,7 +13,7 @@ from tritium.ml.lightgbm.rows import Array, Rows
 from tritium.ml.lightgbm.settings import LightGBMRankerSettings, LightGBMSettings
 from tritium.ml.settings import LABEL
 
-_GAINS = 31  # grades of which LightGBM knows the gain, without label_gain
+_GRADES = 31  # LightGBM knows the gain of so many, without label_gain.
 _NEGATIVE: tuple[Callable[[Array], Array], str] = (lambda label: label < 0, "numbers of at least 0")
 _NOT_POSITIVE: tuple[Callable[[Array], Array], str] = (lambda label: label <= 0, "numbers above 0")
 _NO_PROBABILITY: tuple[Callable[[Array], Array], str] = (
@@ -73,7 +73,7 @@ def _check_labels(rows: Rows, settings: LightGBMSettings) -> None:
             rows.refuse(LABEL, wrong, f"the metric {metric!r} takes {takes}")
     if isinstance(settings, LightGBMRankerSettings):
         gains = parameter(dict(settings.native_params or {}), "label_gain", None)
-        count = _GAINS if gains is None else len(gains.split(",") if isinstance(gains, str) else gains)
+        count = _GRADES if gains is None else len(gains.split(",") if isinstance(gains, str) else gains)
 
         def wrong_grade(label: Array) -> Array:
             return np.asarray((label < 0) | (label >= count) | (label != np.floor(label)))
@@ -89,8 +89,8 @@ def _check_weights(world: World, parts: Mapping[str, Rows | None], column: str) 
     }
     every = world.gather(sums)
     for name in parts:
-        there = [of[name] for of in every if name in of]
-        if there and not any(there):
+        of_ranks = [of[name] for of in every if name in of]
+        if of_ranks and not any(of_ranks):
             raise BadData(
                 f"weight column {column!r} of {name!r} holds only zeros. Give the rows that count a weight above 0.",
                 column=column,

@@ -24,20 +24,23 @@ class Metrics:
     """The metrics of a booster over the rows of all ranks. LightGBM computes those of a rank's own rows."""
 
     def __init__(self, world: World, train: Rows | None, validation: Rows | None) -> None:
-        """Exchange the weights of the ranks. train, validation : the rows of this rank; None: not evaluated."""
+        """Exchange the weights of the ranks.
+
+        train, validation : the rows of this rank; None: not evaluated.
+        """
         self._world = world
         self._train = train is not None
         self._weights = world.gather((_weights(train), _weights(validation)))
 
     def of(self, booster: lightgbm.Booster) -> Values:
         """Return the metrics after an iteration, those of validation rows as "validation_…"; the same on every rank."""
-        if not any(any(part) for weights in self._weights for part in weights):  # no rank evaluates any rows
+        if not any(any(part) for weights in self._weights for part in weights):  # No rank evaluates any rows.
             return {}
         train = _values(booster.eval_train()) if self._train else {}
-        found = self._world.gather((train, _values(booster.eval_valid())))
-        own = _merged([part[0] for part in found], [weights[0] for weights in self._weights])
-        validation = _merged([part[1] for part in found], [weights[1] for weights in self._weights])
-        return own | {f"validation_{name}": value for name, value in validation.items()}
+        of_ranks = self._world.gather((train, _values(booster.eval_valid())))
+        training = _merged([part[0] for part in of_ranks], [weights[0] for weights in self._weights])
+        validation = _merged([part[1] for part in of_ranks], [weights[1] for weights in self._weights])
+        return training | {f"validation_{name}": value for name, value in validation.items()}
 
 
 def _weights(rows: Rows | None) -> tuple[float, float]:
@@ -50,7 +53,7 @@ def _weights(rows: Rows | None) -> tuple[float, float]:
         return of_rows, of_rows
     if weight is None:
         return of_rows, float(len(sizes))
-    starts = np.cumsum(sizes) - sizes  # LightGBM weighs a group by the mean of its rows' weights
+    starts = np.cumsum(sizes) - sizes  # LightGBM weighs a group by the mean of its rows' weights.
     return of_rows, float((np.add.reduceat(weight.astype(np.float64), starts) / sizes).sum())
 
 
@@ -59,13 +62,13 @@ def _values(results: Sequence[Any]) -> Values:
 
 
 def _merged(parts: Sequence[Values], weights: Sequence[tuple[float, float]]) -> Values:
-    # A rank whose weights are all 0 has NaN as metrics, and no part in the mean.
-    there = [(values, weight) for values, weight in zip(parts, weights, strict=True) if values and any(weight)]
-    return {} if not there else {name: _mean(name, there) for name in there[0][0]}
+    # A rank whose weights are all 0 has NaN as metrics, so it takes no part in the mean.
+    with_weight = [(values, weight) for values, weight in zip(parts, weights, strict=True) if values and any(weight)]
+    return {} if not with_weight else {name: _mean(name, with_weight) for name in with_weight[0][0]}
 
 
 def _mean(name: str, parts: Sequence[tuple[Values, tuple[float, float]]]) -> float:
-    if len(parts) == 1:  # to the last bit, which a mean of one would round
+    if len(parts) == 1:  # A mean of one would round the last bit.
         return parts[0][0][name]
     base = name.partition("@")[0]
     if base in _SUMS:

@@ -22,13 +22,16 @@ class LightGBMModel(TrainedModel):
     """
 
     def __init__(self, model: Model, *, output_cols: Sequence[str] | None = None, **params: Any) -> None:
-        """Wrap a model. `params` are any of the parameters by name."""
+        """Wrap a model.
+
+        params : any of the parameters, by name.
+        """
         super().__init__(model, output_cols=output_cols, **{"batch_size": BATCH_SIZE, **params})
 
     def booster(self) -> lightgbm.Booster:
         """Return the booster itself, not a copy."""
-        found: lightgbm.Booster = self.model.module
-        return found
+        booster: lightgbm.Booster = self.model.module
+        return booster
 
     def feature_importances(self, importance_type: Literal["split", "gain"] = "split") -> dict[str, float]:
         """Return feature → how often trees split by it ("split"), or by how much that improved them ("gain").
@@ -37,8 +40,8 @@ class LightGBMModel(TrainedModel):
         that VectorAssembler gave them.
         """
         names = [name for taken in self.signature.inputs for name in taken.names]
-        found = self.booster().feature_importance(importance_type)
-        return dict(zip(names, map(float, found), strict=True))
+        importances = self.booster().feature_importance(importance_type)
+        return dict(zip(names, map(float, importances), strict=True))
 
     def save_native(self, path: str) -> None:
         """Write LightGBM's own text, which `lightgbm.Booster(model_file=…)` reads, to a local path or an fsspec URL."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 LARGER_IS_BETTER = ("auc", "auc_mu", "ndcg", "map", "average_precision")
 """Metrics of which LightGBM takes a larger value for a better one; of all others a smaller one."""
-# A metric by one of LightGBM's other names for it → the name that it has in results.
+# LightGBM has several names for a metric, of which results have one: another name → that in results.
 METRIC_NAMES = {
     **dict.fromkeys(("mean_absolute_error", "mae", "regression_l1"), "l1"),
     **dict.fromkeys(("mean_squared_error", "mse", "regression", "regression_l2"), "l2"),
@@ -45,7 +45,7 @@ OF_SYNAPSEML: dict[str, tuple[str, ...]] = {
     "numTasks": ("ranks",),
     "evalAt": ("eval_at",),
 }
-# Names of LightGBM, of its scikit-learn classes and of XGBoost.
+# Users also try the names of LightGBM, of its scikit-learn classes and of XGBoost.
 OF_OTHERS: dict[str, tuple[str, ...]] = {
     "n_estimators": ("num_iterations",),
     "num_boost_round": ("num_iterations",),
@@ -67,7 +67,7 @@ OF_OTHERS: dict[str, tuple[str, ...]] = {
     "group": ("group_col",),
 }
 
-# Parameters of LightGBM that are no settings, and are often asked for.
+# These parameters of LightGBM are no settings, and are often asked for.
 OF_LIGHTGBM = (
     *("min_sum_hessian_in_leaf", "min_gain_to_split", "scale_pos_weight", "is_unbalance", "extra_trees", "num_threads"),
     *("feature_fraction_bynode", "path_smooth", "cat_smooth", "max_cat_threshold", "top_k", "device_type", "verbosity"),

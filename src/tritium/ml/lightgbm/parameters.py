@@ -12,7 +12,7 @@ from tritium.hints import suggest
 from tritium.ml.lightgbm.features import Features
 from tritium.ml.lightgbm.settings import LightGBMRankerSettings, LightGBMSettings
 
-# LightGBM's parameter → the setting that it is here.
+# These parameters of LightGBM are refused in native_params: parameter → the setting to give.
 _SETTINGS = {
     **{
         name: name
@@ -48,29 +48,29 @@ def refuse_params(settings: LightGBMSettings) -> None:
 
 
 def _problems(settings: LightGBMSettings) -> Iterator[str]:
-    basic._ConfigAliases.get("seed")  # it reads the table of all parameters
+    basic._ConfigAliases.get("seed")  # The first call reads the table of all parameters.
     table: dict[str, list[str]] = basic._ConfigAliases.aliases or {}
     known = {alias: name for name, aliases in table.items() for alias in (name, *aliases)}
-    for given, value in (settings.native_params or {}).items():
-        name = known.get(given)
+    for asked, value in (settings.native_params or {}).items():
+        name = known.get(asked)
         plain = value if isinstance(value, list | tuple) else [value]
-        if name == "interaction_constraints":  # a list of lists of positions
+        if name == "interaction_constraints":  # Its value is a list of lists of positions.
             plain = [item for part in plain for item in (part if isinstance(part, list | tuple) else [part])]
         if name is None:
-            yield f"LightGBM has no parameter {given!r} (of native_params=).{suggest(str(given), known)}"
+            yield f"LightGBM has no parameter {asked!r} (of native_params=).{suggest(str(asked), known)}"
         elif name in _SETTINGS:
-            yield f"native_params names {given!r}; give the setting {_SETTINGS[name]}= for it."
+            yield f"native_params names {asked!r}; give the setting {_SETTINGS[name]}= for it."
         elif name in _NETWORK:
-            yield f"native_params names {given!r}; the ranks are connected by Tritium. Leave it out."
+            yield f"native_params names {asked!r}; the ranks are connected by Tritium. Leave it out."
         elif name in _FILES or name == "linear_tree":
             why = (
                 "LightGBM can't grow linear trees from rows that come in batches"
                 if name == "linear_tree"
                 else ("it is for LightGBM's own program, which reads files")
             )
-            yield f"native_params names {given!r}: {why}. Leave it out."
+            yield f"native_params names {asked!r}: {why}. Leave it out."
         elif not all(isinstance(item, bool | int | float | str) for item in plain):
-            yield f"native_params={{{given!r}: {value!r}}} must be a number, a string, a bool, or a list of these."
+            yield f"native_params={{{asked!r}: {value!r}}} must be a number, a string, a bool, or a list of these."
 
 
 def lightgbm_params(settings: LightGBMSettings, features: Features, classes: int | None, ranks: int) -> dict[str, Any]:
@@ -81,21 +81,21 @@ def lightgbm_params(settings: LightGBMSettings, features: Features, classes: int
     objective = settings.objective or settings.objectives[0]
     if classes is not None and classes > 2 and settings.objective is None:
         objective = "multiclass"
-    made: dict[str, Any] = {name: getattr(settings, name) for name in _SAME}
+    params: dict[str, Any] = {name: getattr(settings, name) for name in _SAME}
     native = dict(settings.native_params or {})
-    made |= {"objective": objective, "verbosity": parameter(native, "verbosity", -1)}
-    made["tree_learner"] = settings.tree_learner if ranks > 1 else "serial"
+    params |= {"objective": objective, "verbosity": parameter(native, "verbosity", -1)}
+    params["tree_learner"] = settings.tree_learner if ranks > 1 else "serial"
     if metrics := settings.given_metrics():
-        made["metric"] = metrics
+        params["metric"] = metrics
     if classes is not None and objective != "binary":
-        made["num_class"] = classes
+        params["num_class"] = classes
     if categories := features.categories(settings):
-        made["categorical_column"] = categories
+        params["categorical_column"] = categories
     if constraints := features.constraints(settings):
-        made["monotone_constraints"] = constraints
+        params["monotone_constraints"] = constraints
     if isinstance(settings, LightGBMRankerSettings):
-        made["eval_at"] = list(settings.eval_at)
-    return made | native
+        params["eval_at"] = list(settings.eval_at)
+    return params | native
 
 
 _SAME = (

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 Array = np.ndarray[Any, Any]
 _BATCH_BYTES = 16 << 20
-_MOST_ID = 1 << 31  # LightGBM makes a 32-bit integer of a category
+_MOST_ID = 1 << 31  # LightGBM makes a 32-bit integer of a category.
 
 
 class Rows:
@@ -61,7 +61,8 @@ class Rows:
     def refuse(self, name: str, wrong: Callable[[Array], Array], why: str) -> None:
         """Raise BadRow for the first row whose value in a batch column is `wrong`.
 
-        wrong : from values [rows, n] to bools of that shape. why : the end of the sentence.
+        wrong : from values [rows, n] to bools of that shape.
+        why   : the end of the message's sentence.
         """
         values = self._column(name, None).reshape(self.count, -1)
         rows = wrong(values).any(axis=1)
@@ -108,8 +109,8 @@ class Rows:
         """The scores to begin with, float64 [rows] or [rows, classes], or None."""
         if INIT_SCORE not in self._reader.names:
             return None
-        found = self._column(INIT_SCORE, self._order)
-        return found.reshape(self.count) if found.size == self.count else found
+        scores = self._column(INIT_SCORE, self._order)
+        return scores.reshape(self.count) if scores.size == self.count else scores
 
     @property
     def group_sizes(self) -> Array | None:

@@ -1,4 +1,4 @@
-"""`LightGBMSettings`: what and how to train with LightGBM (any process)."""
+"""`LightGBMSettings`: the settings of a training with LightGBM (any process)."""
 
 from __future__ import annotations
 
@@ -24,12 +24,13 @@ from tritium.ml.lightgbm.names import METRIC_NAMES, OF_LIGHTGBM, OF_OTHERS, OF_S
 from tritium.ml.settings import FEATURES, LABEL
 
 GROUP, INIT_SCORE = "group", "init_score"
-BATCH_SIZE = 16_384  # rows of a call to predict
+BATCH_SIZE = 16_384
+"""The rows of a call to predict."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class LightGBMSettings(IterativeSettings):
-    """What and how to train with LightGBM, whatever is predicted. Names are LightGBM's own."""
+    """The settings of a training with LightGBM, whatever is predicted. Names are LightGBM's own."""
 
     framework: ClassVar[str] = "lightgbm"
     choices: ClassVar[Mapping[str, tuple[Any, ...]]] = {
@@ -42,12 +43,12 @@ class LightGBMSettings(IterativeSettings):
     whole: ClassVar[tuple[str, ...]] = (*IterativeSettings.whole, *LEAST, "max_depth")
     hints: ClassVar[Mapping[str, str]] = {
         **IterativeSettings.hints,
-        **{name: question(*own) for name, own in {**OF_SYNAPSEML, **OF_OTHERS}.items()},
+        **{name: question(*settings) for name, settings in {**OF_SYNAPSEML, **OF_OTHERS}.items()},
         **{name: f" Give it to LightGBM by native_params={{{name!r}: …}}." for name in OF_LIGHTGBM},
         "params": " That is what Spark ML calls all settings; LightGBM's other parameters go into native_params=.",
     }
     objectives: ClassVar[tuple[str, ...]] = ()
-    """Those that fit what is predicted, the default first."""
+    """Those that the estimator may have, the default first."""
     loss_names: ClassVar[tuple[str, ...]] = ()
     one_input: ClassVar[bool] = True
 
@@ -153,21 +154,19 @@ class LightGBMSettings(IterativeSettings):
         columns = self.feature_cols
         columns = list(columns.values()) if isinstance(columns, Mapping) else [columns]
         if self.nan == "keep" and all(map(is_names, columns)) and isinstance(self.nulls or {}, Mapping):
-            names = [name for given in columns for name in ([given] if isinstance(given, str) else given)]
-            words = {
-                *(self.vocabulary or ()),
-                *(self.hash_buckets or ()),
-            }  # of a category LightGBM takes -1 for missing
+            names = [name for listed in columns for name in ([listed] if isinstance(listed, str) else listed)]
+            words = {*(self.vocabulary or ()), *(self.hash_buckets or ())}
+            # Of a category LightGBM takes -1 for missing.
             missing = {name: -1 if name in words else math.nan for name in names}
             object.__setattr__(self, "nulls", missing | dict(self.nulls or {}))
         super().__post_init__()
 
     def nan_by_column(self) -> Any:
-        """Return what becomes of a NaN: only features may miss values, so any other column's row is left out."""
+        """Return the rule for a NaN by column: only features may miss values; in any other the row is left out."""
         return dict.fromkeys(self.inputs(), self.nan) if self.handle_invalid == "skip" else self.nan
 
     def problems(self) -> Iterator[str]:
-        """Yield one sentence for each thing that is wrong."""
+        """Yield a sentence for each error of the settings."""
         yield from super().problems()
         if self.normalize:
             yield "trees compare the numbers of a feature with each other alone, and need no normalize=: leave it out."
@@ -183,7 +182,7 @@ class LightGBMSettings(IterativeSettings):
                 f'tree_learner="serial" is for one rank, and there are {ranks}. Use "data" or "voting".',
                 setting="tree_learner",
             )
-        if ranks > 1 and self.min_data_in_leaf == 0:  # LightGBM 4.7 fails: it estimates the rows of a leaf, as 0
+        if ranks > 1 and self.min_data_in_leaf == 0:  # LightGBM 4.7 fails, as it estimates a leaf's rows as 0.
             raise BadSetting(
                 f"min_data_in_leaf=0 is for one rank, and there are {ranks}: several grow no leaf without rows. Use 1.",
                 setting="min_data_in_leaf",
@@ -218,10 +217,10 @@ class LightGBMSettings(IterativeSettings):
 
     def more_sources(self) -> Mapping[str, tuple[str, str | list[str], str]]:
         """Return the columns of `init_score_col`."""
-        given = self.init_score_col
-        if given is None:
+        columns = self.init_score_col
+        if columns is None:
             return {}
-        return {INIT_SCORE: ("init_score", given if isinstance(given, str) else list(given), "float64")}
+        return {INIT_SCORE: ("init_score", columns if isinstance(columns, str) else list(columns), "float64")}
 
     def stopping_rule(self) -> EarlyStopping | None:
         """Return the rule for the metric that comes first where `metrics` says which, else that of the objective."""
@@ -240,7 +239,7 @@ class LightGBMSettings(IterativeSettings):
 
 @dataclass(frozen=True, kw_only=True)
 class LightGBMClassifierSettings(LightGBMSettings):
-    """What and how to train a classifier: every field is also a Spark ML Param of `LightGBMClassifier`."""
+    """The settings of a classifier's training: every field is also a Spark ML Param of `LightGBMClassifier`."""
 
     objectives: ClassVar[tuple[str, ...]] = ("binary", "multiclass", "multiclassova")
     choices: ClassVar[Mapping[str, tuple[Any, ...]]] = {**LightGBMSettings.choices, "task": ("classification",)}
@@ -260,7 +259,7 @@ class LightGBMClassifierSettings(LightGBMSettings):
     task: Literal["classification"] = setting("What predictions are.", "classification", resume="same")
 
     def problems(self) -> Iterator[str]:
-        """Yield one sentence for each thing that is wrong."""
+        """Yield a sentence for each error of the settings."""
         yield from super().problems()
         if self.num_class is not None and not is_whole(self.num_class, 2):
             yield f"num_class={self.num_class!r} must be a whole number of at least 2, or None: as the labels have."
@@ -282,7 +281,7 @@ class LightGBMClassifierSettings(LightGBMSettings):
 
 @dataclass(frozen=True, kw_only=True)
 class LightGBMRegressorSettings(LightGBMSettings):
-    """What and how to train a regressor: every field is also a Spark ML Param of `LightGBMRegressor`."""
+    """The settings of a regressor's training: every field is also a Spark ML Param of `LightGBMRegressor`."""
 
     objectives: ClassVar[tuple[str, ...]] = (
         *("regression", "regression_l1", "huber", "fair", "poisson", "quantile", "mape", "gamma", "tweedie"),
@@ -300,7 +299,7 @@ class LightGBMRegressorSettings(LightGBMSettings):
 
 @dataclass(frozen=True, kw_only=True)
 class LightGBMRankerSettings(LightGBMRegressorSettings):
-    """What and how to train a ranker: every field is also a Spark ML Param of `LightGBMRanker`."""
+    """The settings of a ranker's training: every field is also a Spark ML Param of `LightGBMRanker`."""
 
     objectives: ClassVar[tuple[str, ...]] = ("lambdarank", "rank_xendcg")
 
@@ -313,7 +312,7 @@ class LightGBMRankerSettings(LightGBMRegressorSettings):
     eval_at: Sequence[int] = setting('Positions at which "ndcg" and "map" are computed.', (1, 2, 3, 4, 5), resume="any")
 
     def problems(self) -> Iterator[str]:
-        """Yield one sentence for each thing that is wrong."""
+        """Yield a sentence for each error of the settings."""
         yield from super().problems()
         if not isinstance(self.group_col, str) or not self.group_col:
             yield f"group_col={self.group_col!r} must be the name of one column."

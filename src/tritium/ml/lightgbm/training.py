@@ -30,11 +30,11 @@ from tritium.ml.lightgbm.settings import LightGBMClassifierSettings, LightGBMSet
 basic: Any = lightgbm.basic
 WEIGHTS = "model.txt"
 _PIECE = 4 << 20
-_LARGE_CATEGORY = 1 << 20  # 128 KiB a split
+_LARGE_CATEGORY = 1 << 20  # A split by it keeps 128 KiB.
 _DROPPED = 'iteration {} found no split, and ends the training: LightGBM can\'t put back what "dart" has dropped for it'
 _LOG_SECONDS = 0.5
 _MOST_CLASSES = 10_000
-_SPECIAL = re.compile(r'[",:\[\]{}\s]')  # LightGBM takes no such names of features
+_SPECIAL = re.compile(r'[",:\[\]{}\s]')  # LightGBM refuses feature names with these.
 
 
 def train(
@@ -46,9 +46,9 @@ def train(
 ) -> dict[str, Any] | None:
     """Train on this rank's shards. Rank 0 stores the model, and returns history, inputs and outputs; others None.
 
-    facts : the slots of each batch column, as the dry run returns them.
+    facts        : the slots of each batch column, as the dry run returns them.
     user_run_dir : whether the user named the run directory; a training that was begun there then continues.
-    identity : what must be equal for that, to be kept in the checkpoints.
+    identity     : the facts that must be equal for that, to be kept in the checkpoints.
     """
     world = this_world()
     rows, validation = _rows(world, "train", settings, facts or {}), None
@@ -101,8 +101,8 @@ def _grow(
         for iteration in range(progress.iteration, settings.num_iterations):
             began = time.monotonic()
             callbacks.before(booster, iteration)
-            fails = booster.update()  # to find a split: it adds no tree, and a later iteration may find one
-            if fails and settings.boosting == "dart" and (whole := with_dropped(booster)) is not None:
+            finds_no_split = booster.update()  # Then it adds no tree, and a later iteration may find a split.
+            if finds_no_split and settings.boosting == "dart" and (whole := with_dropped(booster)) is not None:
                 progress.booster = whole
                 if world.rank == 0:
                     world.note(_DROPPED.format(iteration + 1))
@@ -110,17 +110,17 @@ def _grow(
             progress.iteration = iteration + 1
             if progress.iteration == 1 and average is not None:
                 progress.added = add_average(booster, average)
-            found: dict[str, Any] = metrics.of(booster)
+            metric_values: dict[str, Any] = metrics.of(booster)
             now = time.monotonic()
-            names = [name.removeprefix("validation_") for name in found]
+            names = [name.removeprefix("validation_") for name in metric_values]
             trees = booster.current_iteration()
-            entry = {"iteration": progress.iteration, "trees": trees, **found, "seconds": now - began}
+            entry = {"iteration": progress.iteration, "trees": trees, **metric_values, "seconds": now - began}
             progress.add(entry, list(dict.fromkeys(names)))
-            progress.ended = callbacks.after(booster, iteration, found)
+            progress.ended = callbacks.after(booster, iteration, metric_values)
             stops = progress.early_stopping.should_stop or progress.ended is not None
             ends = stops or progress.iteration == settings.num_iterations
             if settings.verbose and (ends or now - logged >= _LOG_SECONDS):
-                world.log(step=iteration, steps=settings.num_iterations, **found)
+                world.log(step=iteration, steps=settings.num_iterations, **metric_values)
                 logged = now
             if stops:
                 break
@@ -150,10 +150,10 @@ def _booster(
     progress: Progress,
     network: ExitStack,
 ) -> tuple[lightgbm.Booster, float | None]:
-    """Return the booster over the rows of all ranks, which are connected in `network`, and what it begins with.
+    """Return the booster over the rows of all ranks, which are connected in `network`, and its initial score.
 
-    Its first trees are those of the booster of `progress`, where a checkpoint has left one. It begins with the average
-    that is to be added to its first tree; None: with another score, or LightGBM adds it.
+    Its first trees are those of the booster of `progress`, where a checkpoint has left one. The score is the average
+    that is to be added to the first tree; None: it begins with another score, or LightGBM adds it.
     """
     before, done = progress.booster, progress.iteration
     counts = world.shard("train").counts
@@ -171,7 +171,7 @@ def _booster(
     for part, dataset in ((rows, data), (validation, valid)):
         if part is not None and dataset is not None and (scores := _scores(part, before, average)) is not None:
             dataset.set_init_score(scores)
-    if done:  # else the same rows and features would be drawn again as in the first iterations
+    if done:  # Else the same rows and features would be drawn as in the first iterations.
         params["seed"] = (int(params["seed"]) + done) % (1 << 31)
     booster = lightgbm.Booster({**params, **connection}, data)
     if before is not None:
@@ -183,11 +183,11 @@ def _booster(
 
 def _scores(rows: Rows, before: lightgbm.Booster | None, average: float | None) -> Any:
     """Return the scores from which a training begins, [rows] or [rows, classes]; None: from LightGBM's average."""
-    own = rows.init_score
+    initial = rows.init_score
     if before is None:
-        return own if average is None else np.full(rows.count, average)
+        return initial if average is None else np.full(rows.count, average)
     raw = np.concatenate([before.predict(batch, raw_score=True) for batch in rows.batches()])
-    return raw if own is None else raw + own.reshape(raw.shape)
+    return raw if initial is None else raw + initial.reshape(raw.shape)
 
 
 def _rows(world: World, name: str, settings: LightGBMSettings, slots: Mapping[str, tuple[str, ...]]) -> Rows | None:
@@ -213,28 +213,28 @@ def _classes(world: World, rows: Rows, validation: Rows | None, settings: LightG
     """Return the number of classes, the same on every rank; None where none are predicted. Raises BadData."""
     if not isinstance(settings, LightGBMClassifierSettings):
         return None
-    own = [np.unique(part.label)[:_MOST_CLASSES] if part is not None else () for part in (rows, validation)]
-    gathered = world.gather([list(map(int, labels)) for labels in own])
-    found = sorted({label for labels, _ in gathered for label in labels})
+    labels_here = [np.unique(part.label)[:_MOST_CLASSES] if part is not None else () for part in (rows, validation)]
+    gathered = world.gather([list(map(int, labels)) for labels in labels_here])
+    trained = sorted({label for labels, _ in gathered for label in labels})
     others = sorted({label for _, labels in gathered for label in labels})
     column = settings.labels()[0]
-    count = settings.num_class or found[-1] + 1
+    count = settings.num_class or trained[-1] + 1
     advice = "Number the classes 0, 1, 2, … (StringIndexer does), or give num_class= where some may be missing."
-    if found[0] < 0 or count > _MOST_CLASSES:
+    if trained[0] < 0 or count > _MOST_CLASSES:
         raise BadData(
-            f"label column {column!r} holds {found[0] if found[0] < 0 else found[-1]}. {advice}", column=column
+            f"label column {column!r} holds {trained[0] if trained[0] < 0 else trained[-1]}. {advice}", column=column
         )
-    beyond = [label for label in found + others if not 0 <= label < count]
+    beyond = [label for label in trained + others if not 0 <= label < count]
     if beyond:
-        where = "rows" if beyond[0] in found else "validation rows"
+        where = "rows" if beyond[0] in trained else "validation rows"
         raise BadData(
             f"label column {column!r} holds {beyond[0]} in the {where}, and there are {count} classes, from 0 on. "
             f"{advice}",
             column=column,
         )
-    missing = sorted(set(range(count)) - set(found))
+    missing = sorted(set(range(count)) - set(trained))
     if settings.num_class is None and (missing or count < 2):
-        lacks = f"no rows of class {missing[0]} and rows of class {found[-1]}" if missing else "only class 0"
+        lacks = f"no rows of class {missing[0]} and rows of class {trained[-1]}" if missing else "only class 0"
         raise BadData(f"label column {column!r} has {lacks}. {advice}", column=column)
     return count
 

@@ -22,14 +22,17 @@ class Taken(NamedTuple):
     total: int
     scale: float
     padded: int
-    """Rows of this rank that only keep it in step with others."""
+    """The rows of this rank that only keep it in step with others."""
 
 
 class Batches(ShardDataset):
     """The batches of a shard, in the form that the settings say. Each iteration is one more epoch."""
 
     def __init__(self, settings: LightningSettings, shard: Any, size: int, device: torch.device, **order: Any) -> None:
-        """Take the batches of `settings.rows_per_rank(size)` rows. `order`: shuffle, seed and remainder."""
+        """Take the batches of `settings.rows_per_rank(size)` rows.
+
+        order : shuffle, seed and remainder.
+        """
         super().__init__(shard, settings.rows_per_rank(size), device=device, scale_col=None, **order)
         self._settings = settings
         self.queue: deque[Taken] = deque()

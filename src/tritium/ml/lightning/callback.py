@@ -35,7 +35,7 @@ class Sums:
         self.rows += taken.rows
         self.padded += taken.padded
         if loss is not None:
-            # A repeated row must not count: its loss may be NaN.
+            # A repeated row must not count, also as its loss may be NaN.
             self.loss = (self.loss or 0.0) + (loss * taken.rows if taken.rows else 0.0)
 
     def state(self) -> list[Any]:
@@ -98,7 +98,7 @@ class Together(Checkpoint):
     def on_train_batch_end(self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
         assert self._taken is not None
         loss = _loss_of(outputs)
-        if loss is not None:  # Lightning has divided it
+        if loss is not None:  # Lightning has divided it.
             loss *= trainer.accumulate_grad_batches
         epoch, step = trainer.current_epoch, self._taken.step
         if loss is not None and self._taken.rows and not math.isfinite(loss):
@@ -106,7 +106,7 @@ class Together(Checkpoint):
         self.sums.add(self._taken, loss)
         self._progress.on_step(self._training.current, [self._taken], loss)
         stepped = trainer.global_step > self._saved_step
-        if stepped and not trainer.is_last_batch:  # the last one's is saved with the epoch's entry
+        if stepped and not trainer.is_last_batch:  # The last one is saved with the epoch's entry.
             self._saved_step = trainer.global_step
             self._stop_clock()
             self._checkpoint.on_step(trainer, self.sums)
@@ -164,19 +164,19 @@ class Together(Checkpoint):
     def _entry(self, trainer: Any) -> dict[str, Any]:
         """Return the entry of this epoch, the same on every rank. A collective call."""
         taken = set(NAMES) - {"loss"}
-        own = {name: value for name, value in _numbers(trainer.callback_metrics).items() if name not in taken}
-        each = self._world.gather((self.sums.state(), self._validation.state(), own, set(self._validated)))
+        logged = {name: value for name, value in _numbers(trainer.callback_metrics).items() if name not in taken}
+        every = self._world.gather((self.sums.state(), self._validation.state(), logged, set(self._validated)))
         sums, validation = Sums(), Sums()
-        sums.take([one[0] for one in each])
-        validation.take([one[1] for one in each])
-        sums.seconds = each[0][0][3]
+        sums.take([one[0] for one in every])
+        validation.take([one[1] for one in every])
+        sums.seconds = every[0][0][3]
         means = {} if sums.loss is None else {"loss": sums.loss / max(sums.rows, 1)}
-        for name in dict.fromkeys(name for one in each for name in one[2] if name not in means):
-            rows = [(one[1][0] if name in one[3] else one[0][0], one[2][name]) for one in each if name in one[2]]
+        for name in dict.fromkeys(name for one in every for name in one[2] if name not in means):
+            rows = [(one[1][0] if name in one[3] else one[0][0], one[2][name]) for one in every if name in one[2]]
             means[name] = sum(count * value for count, value in rows) / max(sum(count for count, _ in rows), 1)
         if validation.loss is not None and validation.rows:
             means["validation_loss"] = validation.loss / validation.rows
-        self._validation = Sums()  # Lightning may leave out the validation of an epoch
+        self._validation = Sums()  # Lightning may leave out the validation of an epoch.
         number = trainer.current_epoch + 1
         entry = epoch_entry(number, means, seconds=max(sums.seconds, 1e-9), rows=sums.rows, padded=sums.padded)
         if trainer.optimizers:
@@ -185,13 +185,13 @@ class Together(Checkpoint):
 
 
 def _loss_of(outputs: Any) -> float | None:
-    """Return what a step returned as its loss; None where it returned none."""
+    """Return the loss among the outputs of a step; None where there is none."""
     loss = outputs.get("loss") if isinstance(outputs, Mapping) else outputs
     return float(loss) if isinstance(loss, torch.Tensor) and loss.numel() == 1 else None
 
 
 def _numbers(metrics: Mapping[str, Any]) -> dict[str, float]:
-    """Return what the module has logged, without the values of single steps."""
+    """Return the numbers that the module has logged, without those of single steps."""
     kept = {name: value for name, value in metrics.items() if not name.endswith("_step")}
     return {name: float(value) for name, value in kept.items() if getattr(value, "numel", lambda: 1)() == 1}
 

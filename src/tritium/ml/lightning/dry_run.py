@@ -26,7 +26,7 @@ from tritium.model.signature import Output
 
 _ROWS = 2
 _BEFORE = ("setup", "prepare_data", "configure_model", "on_fit_start", "on_train_start", "on_train_epoch_start")
-_PACKAGES = ("lightning", "pytorch_lightning")  # whose callbacks prepare nothing that a module asks for
+_PACKAGES = ("lightning", "pytorch_lightning")  # Their callbacks prepare nothing that a module asks for.
 _BEFORE_EACH = (
     "on_train_batch_start",
     "transfer_batch_to_device",
@@ -62,12 +62,12 @@ class LightningDryRun(DryRun[LightningSettings]):
 
     @property
     def outputs(self) -> tuple[Output, ...] | None:
-        """What the module returns in eval mode; None where it could not be called."""
+        """The outputs of the module in eval mode; None where it could not be called."""
         return None if self._forward is None else self._forward.outputs
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """Lines for the user about weights that initial_weights does not have."""
+        """Lines for the user about weights that are missing in initial_weights."""
         return () if self._forward is None else self._forward.notes
 
     def train(
@@ -81,7 +81,8 @@ class LightningDryRun(DryRun[LightningSettings]):
         if len(zero) == len(labels):
             weight = {} if settings.weight_col is None else {WEIGHT: torch.ones(_ROWS)}
             _try_step(settings, self._forward.module, {**self._forward.inputs, **zero, **weight}, labels)
-        over_ranks = (settings.trainer_args or {}).get("sync_batchnorm")  # then a rank's one row is not alone
+        # With sync_batchnorm, BatchNorm sees the rows of all ranks.
+        over_ranks = (settings.trainer_args or {}).get("sync_batchnorm")
         return Facts(len(zero) == len(labels), "" if over_ranks else failure_alone(settings, self._forward))
 
 
@@ -117,14 +118,14 @@ def _try_optimizers(settings: LightningSettings, module: Any) -> None:
 def _try_step(settings: LightningSettings, module: Any, columns: dict[str, Any], labels: Mapping[str, Field]) -> None:
     kind = type(module)
     if any(defines(kind, hook) for hook in (*_BEFORE, *_BEFORE_EACH)) or not module.automatic_optimization:
-        return  # the step may need what these have done, or the Trainer's optimizers
-    given = [in_form(settings, columns), 0][: len(argument_names(module.training_step)) or 2]
+        return  # The step may need the effects of these hooks, or the Trainer's optimizers.
+    arguments = [in_form(settings, columns), 0][: len(argument_names(module.training_step)) or 2]
     try:
         with torch.random.fork_rng(devices=[]), warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # that there is no Trainer to log to
-            module.training_step(*given)
+            warnings.simplefilter("ignore")  # Lightning warns that there is no Trainer to log to.
+            module.training_step(*arguments)
     except Exception as error:
-        if "Trainer" in str(error):  # the step asks for the Trainer that it will have
+        if "Trainer" in str(error):  # The step asks for the Trainer that it will have.
             return
         listed = "".join(f"\n  - {described(label, columns[name])}" for name, label in labels.items())
         inputs = "".join(f"\n  - {name} {list(columns[name].shape)}" for name in settings.inputs())

@@ -11,14 +11,14 @@ from tritium.ml.params import with_params
 from tritium.ml.settings import Settings
 
 if TYPE_CHECKING:
-    from typing_extensions import Unpack  # only type checkers need it, and they bring it along
+    from typing_extensions import Unpack  # Only type checkers need it, and they bring it along.
 
     from tritium.ml.lightning.backend import LightningBackend
     from tritium.ml.lightning.keywords import LightningKeywords, LightningParams
     from tritium.ml.torch.model import TorchModel
     from tritium.model.model import Model
 else:
-    LightningParams = object  # for type checkers it declares the Params that the decorator makes
+    LightningParams = object  # For type checkers it declares the Params that the decorator makes.
 
 
 @with_params(LightningSettings, Gang)

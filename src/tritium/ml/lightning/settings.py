@@ -1,4 +1,4 @@
-"""`LightningSettings`: what and how to train with Lightning (any process)."""
+"""`LightningSettings`: the settings of a training with Lightning (any process)."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ _OF_THE_TRAINER = " It is the Trainer's: trainer_args={{{0!r}: …}}."
 
 @dataclass(frozen=True, kw_only=True)
 class LightningSettings(EpochSettings):
-    """What and how to train with Lightning: every field is also a Spark ML Param of `LightningEstimator`."""
+    """The settings of a training with Lightning: every field is also a Spark ML Param of `LightningEstimator`."""
 
     framework: ClassVar[str] = "lightning"
     choices: ClassVar[Mapping[str, tuple[Any, ...]]] = {
@@ -103,7 +103,7 @@ class LightningSettings(EpochSettings):
     )
 
     def problems(self) -> Iterator[str]:
-        """Yield one sentence for each thing that is wrong."""
+        """Yield a sentence for each error of the settings."""
         yield from super().problems()
         yield from model_problems(self.model)
         yield from module_problems(self.model, validates=self.validation is not None)
@@ -147,8 +147,8 @@ def is_module(thing: Any) -> bool:
 def base_of(kind: type) -> type | None:
     """Return Lightning's own class among the bases of this one; None where there is none."""
     homes = ("lightning", "pytorch_lightning")
-    found = (base for base in kind.__mro__ if base.__name__ == "LightningModule")
-    return next((base for base in found if base.__module__.partition(".")[0] in homes), None)
+    bases = (base for base in kind.__mro__ if base.__name__ == "LightningModule")
+    return next((base for base in bases if base.__module__.partition(".")[0] in homes), None)
 
 
 def defines(kind: type, method: str) -> bool:
@@ -158,7 +158,7 @@ def defines(kind: type, method: str) -> bool:
 
 
 def module_problems(module: Any, *, validates: bool) -> Iterator[str]:
-    """Yield what is wrong with a module. Nothing for a function that makes one."""
+    """Yield a sentence for each error of a module; none for a function that makes one."""
     if not is_module(module):
         if hasattr(module, "state_dict") and hasattr(module, "named_parameters") and not isinstance(module, type):
             yield f"model={name_of(module)} is no LightningModule. TorchEstimator trains a torch.nn.Module."
@@ -191,38 +191,38 @@ def _validation(settings: LightningSettings) -> Iterator[str]:
         return
     arguments = settings.trainer_args if isinstance(settings.trainer_args, Mapping) else {}
     for name, usual in (("check_val_every_n_epoch", 1), ("limit_val_batches", 1.0)):
-        given = arguments.get(name, usual)
-        if given is None or given == 0 or (name == "check_val_every_n_epoch" and given != 1):
+        value = arguments.get(name, usual)
+        if value is None or value == 0 or (name == "check_val_every_n_epoch" and value != 1):
             yield (
-                f"early_stopping looks at {rule.monitor!r} after each epoch, and trainer_args has {name}={given!r}. "
+                f"early_stopping looks at {rule.monitor!r} after each epoch, and trainer_args has {name}={value!r}. "
                 'Leave that out, or watch EarlyStopping(monitor="loss").'
             )
 
 
-def _callbacks(given: Any) -> Iterator[str]:
-    if not isinstance(given, list | tuple):
-        yield f"callbacks={name_of(given)} must be a list: callbacks=[…]."
+def _callbacks(callbacks: Any) -> Iterator[str]:
+    if not isinstance(callbacks, list | tuple):
+        yield f"callbacks={name_of(callbacks)} must be a list: callbacks=[…]."
         return
-    for callback in given:
+    for callback in callbacks:
         if isinstance(callback, type):
             yield f"the callback {name_of(callback)} is a class; give an instance, {name_of(callback)}()."
         elif not hasattr(callback, "on_train_batch_end"):
             yield f"the callback {callback!r:.80} is none of Lightning's; derive it from lightning.Callback."
 
 
-def _trainer(given: Any) -> Iterator[str]:
-    if given is None:
+def _trainer(arguments: Any) -> Iterator[str]:
+    if arguments is None:
         return
-    if not isinstance(given, Mapping):
-        yield f"trainer_args={given!r:.80} must be a mapping from names of Trainer's arguments to values."
+    if not isinstance(arguments, Mapping):
+        yield f"trainer_args={arguments!r:.80} must be a mapping from names of Trainer's arguments to values."
         return
-    for name in given:
+    for name in arguments:
         if name in _INSTEAD:
             yield f"trainer_args has {name!r}, which the estimator sets: {_INSTEAD[name]}."
-    if not is_whole(given.get("accumulate_grad_batches", 1), 1):
-        value = given["accumulate_grad_batches"]
+    if not is_whole(arguments.get("accumulate_grad_batches", 1), 1):
+        value = arguments["accumulate_grad_batches"]
         yield f"trainer_args: accumulate_grad_batches={value!r} must be a whole number of at least 1."
-    strategy = given.get("strategy", "auto")
+    strategy = arguments.get("strategy", "auto")
     shown = strategy if isinstance(strategy, str) else type(strategy).__name__
     known = shown == "auto" or shown.startswith("ddp") or shown in ("DDPStrategy", "SingleDeviceStrategy")
     if not known or any(word in shown for word in ("spawn", "fork", "notebook")):

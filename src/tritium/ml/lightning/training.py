@@ -41,9 +41,9 @@ def train(
 ) -> dict[str, Any] | None:
     """Train on this rank's shards. Rank 0 stores the weights, and returns history, inputs and outputs; others None.
 
-    facts : the result of the dry run on the driver.
+    facts        : the result of the dry run on the driver.
     user_run_dir : whether the user named the run directory; a training that was begun there then continues.
-    identity_with_code : what the driver knows of this training, to be kept in its checkpoints.
+    identity_with_code : the driver's description of this training, to be kept in its checkpoints.
     """
     world = this_world()
     device = torch.device(world.device)
@@ -69,7 +69,7 @@ def _train(
     torch.manual_seed(settings.seed)
     module = make_module(settings)
     world.expect_file(WEIGHTS, known_bytes(module))
-    torch.manual_seed(settings.seed + world.rank)  # dropout differs from rank to rank
+    torch.manual_seed(settings.seed + world.rank)  # Dropout must differ from rank to rank.
     shard = world.shard("train")
     training = Batches(settings, shard, world.size, device, **order(settings))
     validating = validation(settings, world, device) if validate else None
@@ -83,7 +83,7 @@ def _train(
     path = checkpoint.load()
     if checkpoint.finished and path is not None:
         module.load_state_dict(weights_in(taken(path)))
-        next(iter(training))  # for the types and shapes of the inputs
+        next(iter(training))  # The first batch shows the types and shapes of the inputs.
     else:
         if path is None and world.rank == 0:
             training.on_first = lambda batch: [*map(tell, notes(settings, batch, module.modules()))]
@@ -106,7 +106,7 @@ def _train(
 
 
 def order(settings: LightningSettings) -> dict[str, Any]:
-    """Return what decides the order of the rows to train on."""
+    """Return the arguments of `Batches` that decide the order of the rows to train on."""
     return {"shuffle": settings.shuffle, "seed": settings.seed, "remainder": settings.remainder}
 
 
@@ -118,18 +118,18 @@ def validation(settings: LightningSettings, world: World, device: torch.device) 
 
 
 def arguments(settings: LightningSettings, together: Together, world: World) -> dict[str, Any]:
-    """Return the arguments of the Trainer: the user's, and what an estimator does in their place."""
-    given: Mapping[str, Any] = settings.trainer_args or {}
-    mine: dict[str, Any] = {
+    """Return the arguments of the Trainer: the user's, but those that are the estimator's own."""
+    of_user: Mapping[str, Any] = settings.trainer_args or {}
+    defaults: dict[str, Any] = {
         "logger": False,
         "num_sanity_val_steps": 0,
         "enable_model_summary": False,
     }
     if world.size == 1:
-        mine |= {"devices": 1, "accelerator": "gpu" if world.device.startswith("cuda") else "cpu"}
+        defaults |= {"devices": 1, "accelerator": "gpu" if world.device.startswith("cuda") else "cpu"}
     return {
-        **mine,
-        **given,
+        **defaults,
+        **of_user,
         "max_epochs": settings.epochs,
         "callbacks": [*settings.callbacks, together],
         "enable_progress_bar": False,
@@ -138,7 +138,7 @@ def arguments(settings: LightningSettings, together: Together, world: World) -> 
 
 @contextmanager
 def quieter() -> Iterator[None]:
-    """Within the block, leave out Lightning's advertisements, and warnings that are no user's affair."""
+    """Within the block, leave out Lightning's advertisements, and warnings about Tritium's own use of it."""
     log = logging.getLogger("lightning.pytorch.utilities.rank_zero")
     before = log.level
     log.setLevel(logging.WARNING)
@@ -146,7 +146,7 @@ def quieter() -> Iterator[None]:
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", "Your `IterableDataset` has `__len__` defined")
             warnings.filterwarnings("ignore", "You defined a `validation_step` but have no `val_dataloader`")
-            warnings.filterwarnings("ignore", "It is recommended to use `self.log")  # it is averaged
+            warnings.filterwarnings("ignore", "It is recommended to use `self.log")  # Logs are averaged here.
             warnings.filterwarnings("ignore", r"`isinstance\(treespec, LeafSpec\)` is deprecated", FutureWarning)
             yield
     finally:

@@ -158,7 +158,7 @@ def test_bins_are_those_of_a_sample_that_does_not_depend_on_the_ranks() -> None:
     assert infos[0] == infos[1]
 
     def with_bins_of_lightgbm(settings: Any) -> Any:
-        bins._MOST_BYTES = 0  # as if the sample were too large to be sent to every rank
+        bins._MOST_SAMPLE_BYTES = 0  # as if the sample were too large to be sent to every rank
         found = train(settings, False, None)
         return None if found is None else found["history"]
 

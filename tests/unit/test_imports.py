@@ -31,7 +31,7 @@ LAYERS = (
     "data",
     "spark",
     "observe",
-    "wire ship definitions events package file_system shown errors hints aliases arguments triton_first",
+    "wire ship definitions events package file_system shown errors hints aliases arguments closures triton_first",
 )
 # They import what is above them, as is their purpose. As texts, their names say what is shipped, not what is imported.
 DOORS = ("tritium", "tritium.compat", "tritium_compat")

@@ -1,240 +1,259 @@
-"""Digests of settings that are code or objects, by values, bytecode and captures, to compare sessions (driver).
+"""Hashes of settings that are code or objects, to compare a training with one of an earlier session (driver).
 
-A digest is the same in every interpreter of one Python version, whatever its hash seed, and does not depend on line
-numbers, comments, names of local variables or addresses. Code of installed packages is digested by its name.
+A function counts by its source without comments, docstrings and layout, by the plain values that it captures, and by
+the user's functions that it calls. Those that these call, captured texts (a path, the name of a run) and what objects
+hold are hashed apart: a difference there may mean nothing. Code of installed packages counts by its name.
 """
 
 from __future__ import annotations
 
+import ast
 import dataclasses
-import dis
 import enum
 import functools
 import hashlib
-import sys
+import linecache
 import types
-from collections.abc import Iterable, Mapping
-from typing import Any, ClassVar, NamedTuple
+import zlib
+from collections import deque
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 
-from tritium import ship
 from tritium.arguments import name_of
+from tritium.closures import globals_of, is_own, nested, own_captures
 
-_SIMPLE = (type(None), bool, int, float, complex, bytes, type(...), np.dtype)
-_RECORDS = (types.SimpleNamespace,)
+_PLAIN = (type(None), bool, int, float, complex, str, bytes, type(...), np.dtype)
+_NEAR = 1  # calls from a setting to a function that counts like the setting itself
+_FAR = _NEAR + 1
 _DEEPEST = 25
-_MOST = 20_000  # objects; those beyond are left out
-SHORT = 200
+_MOST = 20_000  # values; those beyond are left out
+_SHORT = 200
+_FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda)
+_MADE_BY_EXEC = "<string>"  # the file of methods that dataclasses and named tuples get
 
 
-class Parts(NamedTuple):
-    """The three texts (or their digests) of an object, which are compared one by one."""
+class Code(NamedTuple):
+    """What is compared of a setting."""
 
-    value: str = ""
-    """What can be compared reliably: numbers, settings, names, arrays."""
-    code: str = ""
-    """Bytecode, which differs between versions of Python."""
-    guess: str = ""
-    """What may differ in a new session without meaning anything: attributes of any objects, captured strings."""
-
-
-def is_own(thing: Any) -> bool:
-    """Return whether a function or class is the user's own code, rather than an installed package's."""
-    module = sys.modules.get(getattr(thing, "__module__", None) or "__main__")
-    if module is None or module.__name__ in ("__main__", "__mp_main__"):
-        return True
-    return ship.is_users_own(module, ())
+    exact: str
+    """The hash of what counts."""
+    loose: str
+    """The hash of what may differ in a new session without meaning anything."""
+    known: bool
+    """Whether all the source was there; else code counts by the names and numbers in it alone."""
 
 
-class CodeDigest:
-    """A digest of an object with all that it holds and refers to. A framework adds its own types."""
+class Inside(NamedTuple):
+    """An object of a framework, as the framework's backend takes it apart."""
 
-    simple: ClassVar[tuple[type, ...]] = _SIMPLE
-    """Types whose `repr` identifies the value, in any interpreter."""
+    kind: type
+    settings: Mapping[str, Any]
+    """What counts."""
+    weights: Mapping[str, Any] = types.MappingProxyType({})
+    """Numbers that may be random."""
 
-    def __init__(self, exact: bool = False) -> None:
-        self.exact = exact
-        self.captured = False
-        self._known: dict[int, tuple[Any, Parts]] = {}  # the object is kept so that its id is not reused
-        self._depth = 0
 
-    @classmethod
-    def of(cls, thing: Any, *, exact: bool = False) -> Parts:
-        """Return the digests of an object. `exact`: compare a model's weights by value, as they are not random."""
-        return Parts(*(_sha(text)[:16] for text in cls(exact).parts(thing)))
+Opener: TypeAlias = Callable[[Any], Inside | None]
+"""Takes apart an object of a framework; None for any other."""
 
-    @classmethod
-    def describe(cls, thing: Any) -> str:
-        """Return a short text for messages: `partial(mse_loss, beta=2.0)`, a function's name."""
-        if isinstance(thing, functools.partial):
-            more = [*map(repr, thing.args), *(f"{name}={value!r}" for name, value in thing.keywords.items())]
-            return f"partial({', '.join([cls.describe(thing.func), *more])})"[:SHORT]
-        if isinstance(thing, Mapping):
-            return "{" + ", ".join(f"{name!r}: {cls.describe(value)}" for name, value in thing.items())[:SHORT] + "}"
-        return "None" if thing is None else name_of(thing)
 
-    def of_framework(self, thing: Any) -> Parts | None:
-        """Return the texts of an object of the framework (a model, a tensor); None for any other."""
-        return None
+def plain(thing: Any) -> Inside | None:
+    """Return None: the opener where there is no framework."""
+    return None
 
-    def parts(self, thing: Any) -> Parts:
-        """Return the texts of any object."""
-        if isinstance(thing, self.simple):
-            return Parts(repr(thing))
-        if isinstance(thing, str):  # a captured one may be a path or a run's name, not part of what is trained
-            return Parts("str", "", repr(str(thing))) if self.captured else Parts(repr(str(thing)))
-        if id(thing) in self._known:
-            return self._known[id(thing)][1]
-        if self._depth > _DEEPEST or len(self._known) > _MOST:
-            return Parts("more")
-        self._known[id(thing)] = thing, Parts("again")  # for an object that refers to itself
-        self._depth += 1
-        try:
-            found = Parts(*(text if len(text) < SHORT else _sha(text) for text in self._parts(thing)))
-        finally:
-            self._depth -= 1
-        self._known[id(thing)] = thing, found
-        return found
 
-    def _parts(self, thing: Any) -> Parts:
-        if isinstance(thing, enum.Enum):
-            return Parts(f"{_name(type(thing))}.{thing.name}")
-        if isinstance(thing, list | tuple):
-            return self.joined(_name(type(thing)), (self.parts(item) for item in thing))
-        if isinstance(thing, set | frozenset):
-            return self.joined("set", sorted(self.parts(item) for item in thing))
-        if isinstance(thing, Mapping):
-            return self.joined("dict", sorted(self._pair(key, value) for key, value in thing.items()))
-        if isinstance(thing, np.ndarray | np.generic):
-            return Parts(_array(thing))
-        if isinstance(thing, types.ModuleType):
-            return Parts(thing.__name__)
-        if isinstance(thing, type):
-            return self._class(thing)
-        if isinstance(thing, functools.partial):
-            return self.joined("partial", map(self.parts, (thing.func, thing.args, thing.keywords)))
-        if isinstance(thing, types.MethodType):
-            return self.joined("method", map(self.parts, (thing.__func__, thing.__self__)))
+def code_of(thing: Any, opened: Opener = plain, *, weights: bool = False) -> Code:
+    """Return the hashes of a setting with all that it refers to.
+
+    weights : whether its weights count, as they are not random.
+    """
+    return _Walk(opened, weights).run(thing)
+
+
+def describe(thing: Any, opened: Opener = plain) -> str:
+    """Return a short text for messages: `partial(mse_loss, beta=2.0)`, `HuberLoss(delta=0.5)`, a function's name."""
+    if isinstance(thing, str | None):
+        return repr(thing)
+    if isinstance(thing, functools.partial):
+        more = [*map(repr, thing.args), *(f"{name}={value!r}" for name, value in thing.keywords.items())]
+        return f"partial({', '.join([describe(thing.func, opened), *more])})"[:_SHORT]
+    if isinstance(thing, Mapping):
+        items = (f"{name!r}: {describe(value, opened)}" for name, value in thing.items())
+        return "{" + ", ".join(items)[:_SHORT] + "}"
+    if isinstance(thing, list | tuple):
+        return f"[{', '.join(describe(item, opened) for item in thing)}]"[:_SHORT]
+    inside = None if isinstance(thing, type) else opened(thing)
+    if inside is None:
+        return name_of(thing)
+    settings = (f"{k}={v!r}" for k, v in inside.settings.items() if isinstance(v, bool | int | float | str))
+    return f"{inside.kind.__name__}({', '.join(settings)})"[:_SHORT]
+
+
+class _Walk:
+    """A walk over what a setting refers to, the nearest functions first."""
+
+    def __init__(self, opened: Opener, weights: bool) -> None:
+        self._opened, self._weights = opened, weights
+        self._exact, self._loose = hashlib.sha256(), hashlib.sha256()
+        self._known = True
+        self._count = 0
+        self._seen: dict[int, Any] = {}  # code and objects by id, kept so that no id is used twice
+        self._functions: deque[tuple[str, types.FunctionType, int]] = deque()
+
+    def run(self, thing: Any) -> Code:
+        self._add("", thing, 0)
+        while self._functions:
+            self._function(*self._functions.popleft())
+        return Code(self._exact.hexdigest()[:16], self._loose.hexdigest()[:16], self._known)
+
+    def _note(self, path: str, text: str, calls: int) -> None:
+        (self._exact if calls <= _NEAR else self._loose).update(f"{path}: {text}\n".encode())
+
+    def _add(self, path: str, thing: Any, calls: int, captured: bool = False) -> None:
+        """Add a value. `calls`: from the setting to where it is; `captured`: by a function there."""
+        self._count += 1
+        if isinstance(thing, str) and captured:
+            self._note(path, repr(thing), _FAR)
+        elif isinstance(thing, enum.Enum):
+            self._note(path, f"{_name(type(thing))}.{thing.name}", calls)
+        elif isinstance(thing, _PLAIN):
+            self._note(path, repr(thing), calls)
+        elif path.count("/") > _DEEPEST or self._count > _MOST:
+            self._note(path, "more", calls)
+        elif isinstance(thing, list | tuple):
+            self._note(path, f"{_name(type(thing))} of {len(thing)}", calls)
+            for place, item in enumerate(thing):
+                self._add(f"{path}/{place}", item, calls, captured)
+        elif isinstance(thing, Mapping):
+            self._note(path, f"dict of {len(thing)}", calls)
+            for key, item in sorted(thing.items(), key=lambda pair: _key(pair[0])):
+                self._add(f"{path}/{_key(key)}", item, calls, captured)
+        elif isinstance(thing, set | frozenset):
+            self._note(path, f"set of {sorted(map(_key, thing))}", calls)
+        elif isinstance(thing, np.ndarray | np.generic):
+            self._note(path, _array(thing), calls)
+        elif isinstance(thing, functools.partial):
+            self._add(f"{path}/partial", [thing.func, thing.args, thing.keywords], calls, captured)
+        elif isinstance(thing, types.ModuleType):
+            self._note(path, thing.__name__, calls)
+        elif id(thing) in self._seen:
+            self._note(path, "again", calls)
+        else:
+            self._seen[id(thing)] = thing
+            self._add_once(path, thing, calls, captured)
+
+    def _add_once(self, path: str, thing: Any, calls: int, captured: bool) -> None:
         if isinstance(thing, types.FunctionType):
-            return self._function(thing)
-        if (found := self.of_framework(thing)) is not None:
-            return found
-        if callable(thing) and hasattr(thing, "__qualname__"):
-            inner = getattr(thing, "__wrapped__", None)  # functools.cache
-            return Parts(_name(thing)) if inner is None else self.parts(inner)
-        return self._object(thing)
+            self._functions.append((path, thing, calls + captured))
+        elif isinstance(thing, types.MethodType):
+            self._add(f"{path}/function", thing.__func__, calls, captured)
+            self._add(f"{path}/self", thing.__self__, calls, captured)
+        elif isinstance(thing, type):
+            self._class(path, thing, calls + captured)
+        elif (inside := self._opened(thing)) is not None:
+            self._add(f"{path}/class", inside.kind, calls, captured)
+            self._add(f"{path}/settings", inside.settings, calls)
+            self._add(f"{path}/weights", inside.weights, calls if self._weights and not captured else _FAR)
+        elif callable(thing) and hasattr(thing, "__qualname__"):
+            cached = getattr(thing, "__wrapped__", None)  # by functools.cache
+            self._add(f"{path}/function", _name(thing) if cached is None else cached, calls, captured)
+        else:
+            self._add(f"{path}/class", type(thing), calls, captured)
+            record = dataclasses.is_dataclass(thing) or isinstance(thing, types.SimpleNamespace)
+            if record or is_own(type(thing)):
+                self._add(f"{path}/attributes", getattr(thing, "__dict__", {}), calls if record else _FAR, captured)
 
-    def joined(self, kind: str, items: Iterable[Parts]) -> Parts:
-        """Return the texts of several parts as those of one object."""
-        found = list(items)
-        value, code, guess = ("\0".join(part) for part in zip(*found, strict=True)) if found else ("", "", "")
-        return Parts(f"{kind}({value})", code, guess)
-
-    def _pair(self, key: Any, value: Any) -> Parts:
-        name = Parts(repr(key)) if isinstance(key, str) else self.parts(key)
-        return self.joined("", [name, self.parts(value)])
-
-    def named(self, kind: str, named: Mapping[str, Any]) -> Parts:
-        """Return the texts of named objects as those of one object."""
-        return self.joined(kind, (self._pair(name, named[name]) for name in sorted(named)))
-
-    def _function(self, function: types.FunctionType) -> Parts:
-        """Return the texts of a function's code, its defaults, and what it refers to in its closure and its globals."""
+    def _function(self, path: str, function: types.FunctionType, calls: int) -> None:
         if not is_own(function):
-            return Parts(_name(function))
-        cells = zip(function.__code__.co_freevars, function.__closure__ or (), strict=True)
-        captured = {name: value for name, cell in cells for value in _content(cell)}
-        used, stored = _globals(function.__code__)
-        captured |= {n: function.__globals__[n] for n in used - stored if n in function.__globals__}
-        defaults = {"args": function.__defaults__, "kwargs": function.__kwdefaults__}
-        own = Parts("function", self._code(function.__code__))
-        found = [own, self.named("defaults", defaults)]
-        before, self.captured = self.captured, True
-        found.append(self.named("captured", captured))
-        self.captured = before
-        return self.joined("", found)
+            self._note(path, _name(function), calls)
+            return
+        source = source_of(function)
+        self._known = self._known and source is not None
+        self._note(path, _outline(function.__code__) if source is None else source, calls)
+        counters = globals_of(function.__code__, "STORE_GLOBAL", "DELETE_GLOBAL")  # are no settings
+        for capture in sorted(own_captures(function), key=lambda capture: capture.name):
+            if capture.name not in counters:
+                self._add(f"{path}/{capture.name}", capture.value, calls, captured=True)
 
-    def _code(self, code: types.CodeType) -> str:
-        kinds = [code.co_argcount, code.co_posonlyargcount, code.co_kwonlyargcount, code.co_flags & 0x2AC]
-        lines = [repr(kinds)]
-        for step in dis.get_instructions(code):
-            if step.opname in ("EXTENDED_ARG", "NOP", "CACHE"):
-                continue
-            argument: Any = step.arg  # a local variable's number, so that its name does not matter
-            if step.opcode in dis.hasconst:
-                argument = self._constant(step.argval)
-            elif step.opcode in (*dis.hasname, *dis.hasjrel, *dis.hasjabs, *dis.hascompare):
-                argument = step.argval
-            lines.append(f"{step.opname} {argument}")
-        return "\n".join(lines)
-
-    def _constant(self, value: Any) -> str:
-        return f"[{self._code(value)}]" if isinstance(value, types.CodeType) else type(self)().parts(value).value
-
-    def _class(self, cls: type) -> Parts:
+    def _class(self, path: str, cls: type, calls: int) -> None:
         if not is_own(cls):
-            return Parts(_name(cls))
-        members: dict[str, Any] = {}
-        for name, member in vars(cls).items():
+            self._note(path, _name(cls), calls)
+            return
+        self._note(path, f"class {cls.__qualname__} of {len(cls.__bases__)}", calls)
+        for place, base in enumerate(cls.__bases__):
+            self._add(f"{path}/base {place}", base, calls)
+        for name, member in sorted(vars(cls).items()):
             inner = getattr(member, "__func__", None) or getattr(member, "fget", None) or member
-            plain = isinstance(inner, (*self.simple, str, tuple)) and not name.startswith("__")
-            if isinstance(inner, types.FunctionType) or plain:
-                members[name] = inner
-        bases = [self.parts(base) for base in cls.__bases__]
-        return self.joined(f"class {cls.__qualname__}", [*bases, self.named("members", members)])
-
-    def _object(self, thing: Any) -> Parts:
-        """Return the texts of an object: attributes of data classes by value, of the user's other objects as guess."""
-        kind, record = self.parts(type(thing)), dataclasses.is_dataclass(thing) or isinstance(thing, _RECORDS)
-        if not record and not is_own(type(thing)):
-            return kind
-        inner = self.named("attributes", getattr(thing, "__dict__", {}))
-        if record:
-            return self.joined("data", [kind, inner])
-        return self.joined("object", [kind, Parts("", "", inner.value + inner.code + inner.guess)])
+            if isinstance(inner, types.FunctionType):
+                if inner.__code__.co_filename != _MADE_BY_EXEC or not name.startswith("__"):
+                    self._add(f"{path}/{name}", inner, calls)
+            elif isinstance(inner, (*_PLAIN, tuple)) and not name.startswith("__"):
+                self._add(f"{path}/{name}", inner, calls)
 
 
-def _sha(text: str) -> str:
-    return hashlib.sha256(text.encode()).hexdigest()
+# ---- source
+
+
+def source_of(function: types.FunctionType) -> str | None:
+    """Return a function's source without comments, docstrings and layout; None where there is none, or several."""
+    code = function.__code__
+    linecache.checkcache(code.co_filename)
+    text = "".join(linecache.getlines(code.co_filename, function.__globals__))
+    nodes = _functions_in(text).get((code.co_firstlineno, code.co_name), [])
+    if len(nodes) > 1 and hasattr(code, "co_positions"):  # several lambdas in a line; since Python 3.11
+        starts = {(line, column) for line, _, column, _ in code.co_positions()}
+        nodes = [node for node in nodes if isinstance(node, ast.Lambda) and _start(node.body) in starts]
+    return ast.unparse(nodes[0]) if len(nodes) == 1 else None
+
+
+@functools.lru_cache(maxsize=32)
+def _functions_in(text: str) -> Mapping[tuple[int, str], list[ast.AST]]:
+    """Return the functions of a file by their first line and name, without their docstrings."""
+    try:
+        tree = ast.parse(text)
+    except SyntaxError:
+        return {}
+    functions: dict[tuple[int, str], list[ast.AST]] = {}
+    for node in ast.walk(tree):
+        if isinstance(node, (*_FUNCTIONS[:2], ast.ClassDef)) and ast.get_docstring(node, clean=False) is not None:
+            node.body = node.body[1:] or [ast.Pass()]
+        if isinstance(node, _FUNCTIONS):
+            decorators = [] if isinstance(node, ast.Lambda) else node.decorator_list
+            line = min([node.lineno, *(decorator.lineno for decorator in decorators)])
+            functions.setdefault((line, getattr(node, "name", "<lambda>")), []).append(node)
+    return functions
+
+
+def _start(node: ast.expr) -> tuple[int, int]:
+    return node.lineno, node.col_offset
+
+
+def _outline(code: types.CodeType) -> str:
+    """Return the names and numbers in a function without source, and in those within it."""
+    numbers = [value for value in code.co_consts if isinstance(value, int | float | complex)]
+    return repr([code.co_names, numbers, *map(_outline, nested(code))])
+
+
+# ---- texts of values
+
+
+def words_of(words: Any) -> str:
+    """Return a vocabulary as a short text, another one for other words."""
+    return f"{len(words)} words ({hashlib.sha256(chr(0).join(words).encode()).hexdigest()[:8]})"
+
+
+def _key(value: Any) -> str:
+    """Return a key, or an element of a set, as a text that does not contain an address."""
+    return repr(value) if isinstance(value, (*_PLAIN, tuple)) else name_of(value)
 
 
 def _name(thing: Any) -> str:
     return f"{getattr(thing, '__module__', None)}.{thing.__qualname__}"
 
 
-def _array(thing: Any) -> str:
-    array = np.ascontiguousarray(thing)
-    kind = f"array {array.dtype}"
-    if array.dtype.hasobject:
-        return f"{kind} {list(array.shape)}"
-    bits = array.reshape(-1).view(np.uint8)
-    return f"{kind} {list(thing.shape)} {hashlib.sha256(bits.data).hexdigest()}"
-
-
-def _content(cell: types.CellType) -> list[Any]:
-    try:
-        return [cell.cell_contents]
-    except ValueError:  # not bound yet
-        return []
-
-
-def _globals(code: types.CodeType) -> tuple[set[str], set[str]]:
-    """Return the names of the globals that code reads, and of those that it writes, which are not settings."""
-    read, written = set[str](), set[str]()
-    for step in dis.get_instructions(code):
-        if step.opname in ("LOAD_GLOBAL", "LOAD_NAME"):
-            read.add(step.argval)
-        elif step.opname in ("STORE_GLOBAL", "DELETE_GLOBAL"):
-            written.add(step.argval)
-    for constant in code.co_consts:
-        if isinstance(constant, types.CodeType):
-            inner, stored = _globals(constant)
-            read, written = read | inner, written | stored
-    return read, written
-
-
-def words_of(words: Any) -> str:
-    """Return a vocabulary as a short text, another one for other words."""
-    digest = hashlib.sha256("\0".join(words).encode()).hexdigest()[:8]
-    return f"{len(words)} words ({digest})"
+def _array(value: Any) -> str:
+    array = np.ascontiguousarray(value)
+    kind = f"array {array.dtype} {list(np.shape(value))}"
+    return kind if array.dtype.hasobject else f"{kind} {zlib.crc32(array.reshape(-1).view(np.uint8).data)}"

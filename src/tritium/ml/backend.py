@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, ClassVar, Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
-from tritium.checkpoint.code import CodeDigest
+from tritium.checkpoint.code import Opener, plain
 from tritium.data.schema import Field
 from tritium.ml.settings import Settings
 from tritium.model.model import Model
@@ -48,8 +48,8 @@ class DryRun(ABC, Generic[S]):
 class Backend(ABC, Generic[S]):
     """What an estimator needs of a framework. It keeps no state."""
 
-    digest: ClassVar[type[CodeDigest]]
-    """The digest that compares settings which are code or objects of the framework between sessions."""
+    opened: Opener = staticmethod(plain)
+    """Takes apart objects of the framework among the settings, to compare them between sessions."""
 
     train: Callable[..., dict[str, Any] | None]
     """The function that every rank runs: (settings, validate, facts, user_run_dir, identity).
@@ -78,9 +78,9 @@ class Backend(ABC, Generic[S]):
 
     @abstractmethod
     def identity(self, settings: S, fields: Sequence[Field]) -> dict[str, Any]:
-        """Return what must be equal for a training to continue from existing checkpoints, with digests of its code.
+        """Return what must be equal for a training to continue from existing checkpoints, with hashes of its code.
 
-        Name → value, and beside those `code` (name → text, value, code, guess), `architecture` (a text of the model)
+        Name → value, and beside those `code` (name → text, exact, loose, known), `architecture` (a text of the model)
         and `versions` (library → version). `ml.peek` compares it.
         """
 

@@ -103,7 +103,7 @@ class GangEstimator(Estimator[Any], MLReadable[Any], MLWritable):
             backend = self._backend()
         settings, gang = self.settings()
         if below and gang.run_dir is not None and "run_dir" not in self._param_map:
-            place = run_dirs.below(str(gang.run_dir), self._param_map, dataset, self._fitted, backend.digest)
+            place = run_dirs.below(str(gang.run_dir), self._param_map, dataset, self._fitted, backend.opened)
             gang = dataclasses.replace(gang, run_dir=place)
         return prepare(backend, dataset, settings, gang)
 
@@ -114,9 +114,9 @@ class GangEstimator(Estimator[Any], MLReadable[Any], MLWritable):
         from tritium.ml.fitting import run
 
         said = []
-        digest, param_map = plan.backend.digest, run_dirs.shown(self._param_map, plan.backend.digest)
+        opened, param_map = plan.backend.opened, run_dirs.shown(self._param_map, plan.backend.opened)
         if plan.gang.run_dir is not None and plan.gang.run_dir != self.getOrDefault("run_dir"):
-            run_dirs.write_params(str(plan.gang.run_dir), self._param_map, digest)
+            run_dirs.write_params(str(plan.gang.run_dir), self._param_map, opened)
             said.append(f"param map {param_map}: its run directory is {plan.gang.run_dir}")
         elif self._param_map:
             said.append(f"param map {param_map}")

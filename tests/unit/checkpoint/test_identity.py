@@ -7,8 +7,11 @@ from typing import Any, get_args
 
 import pytest
 
-from tritium.checkpoint.identity import Resume, identity_of
+from tritium.checkpoint.code import code_of, describe
+from tritium.checkpoint.identity import Resume, identity_of, refuse_another
+from tritium.errors import BadSetting
 from tritium.ml.function.settings import FunctionSettings
+from tritium.ml.keras.identity import opened
 from tritium.ml.keras.settings import KerasSettings
 from tritium.ml.lightgbm.settings import LightGBMClassifierSettings, LightGBMRankerSettings, LightGBMRegressorSettings
 from tritium.ml.lightning.settings import LightningSettings
@@ -40,3 +43,30 @@ def test_the_same_and_any_values() -> None:
     bound: list[dict[str, Any]] = [{"seed": 1}, {"num_leaves": 7}, {"vocabulary": {"a": ["x"]}}]
     for change in bound:
         assert identity_of(dataclasses.replace(begun, **change), []) != identity_of(begun, []), change
+
+
+def test_a_checkpoint_of_another_version_is_refused_by_name() -> None:
+    now = identity_of(LightGBMRegressorSettings(**COLUMNS), [])
+    before = {name: value for name, value in now.items() if name != "form"}  # as it was before there were forms
+    with pytest.raises(BadSetting, match=r"/runs/1 was saved by another version of Tritium: .* of form 1, and this"):
+        refuse_another(before, now, "/runs/1")
+    with pytest.raises(BadSetting, match="another kind"):
+        refuse_another(None, now, "/runs/1")
+    refuse_another(now, now, "/runs/1")
+
+
+def test_objects_of_keras_are_told_apart_by_their_configurations() -> None:
+    import keras
+
+    losses = [keras.losses.Huber(), keras.losses.Huber(0.5), keras.losses.MeanSquaredError(), "mse", named]
+    hashes = [code_of(loss, opened).exact for loss in losses]
+    assert len(set(hashes)) == len(losses)
+    assert code_of(keras.losses.Huber(), opened).exact == hashes[0]
+    assert describe(losses[1], opened).startswith("Huber(")
+    assert "delta=0.5" in describe(losses[1], opened)
+    one, other = (code_of(keras.layers.Dense(2), opened) for _ in range(2))
+    assert one == other, "numbers in automatic names do not count"
+
+
+def named(label: Any, output: Any) -> Any:
+    return (label - output) ** 2

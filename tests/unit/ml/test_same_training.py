@@ -20,12 +20,11 @@ from torch import nn
 from torch.nn import functional
 
 import tritium as tr
+from tritium.checkpoint.code import code_of
 from tritium.checkpoint.format import order
 from tritium.checkpoint.store import Store
 from tritium.errors import BadSetting
 from tritium.ml import Callback, EarlyStopping, fit
-from tritium.ml.torch import identity
-from tritium.ml.torch.digest import TorchDigest
 
 SCALE = 2.0
 
@@ -282,7 +281,7 @@ def test_what_can_only_be_guessed_is_told(tmp_path: Path) -> None:
     train(tmp_path, loss=teacher())
     line = first_note(tmp_path)
     assert "nothing is left to do" in line
-    assert line.endswith("; whether what loss captures is the same can't be known")
+    assert line.endswith("; whether loss, with all that it calls and captures, is the same can't be known")
 
 
 def test_initial_weights_of_a_model_that_is_given_can_only_be_guessed(tmp_path: Path) -> None:
@@ -297,22 +296,6 @@ def test_initial_weights_of_a_model_that_is_given_can_only_be_guessed(tmp_path: 
     torch.manual_seed(77)
     train(tmp_path / "made", model=lambda: Scaled(1.0, names={"b", "a"}))
     assert first_note(tmp_path / "made").endswith("its model is returned"), "the seed decides the weights"
-
-
-def test_code_of_another_version_of_python_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    train(tmp_path, loss=squared)
-
-    class Older:
-        version_info = (3, 9)
-
-        def __getattr__(self, name: str) -> Any:
-            return getattr(sys, name)
-
-    monkeypatch.setattr(identity, "sys", Older())
-    train(tmp_path, loss=squared)
-    assert "; it was begun with Python 3." in first_note(tmp_path)
-    with pytest.raises(BadSetting, match="loss: L1Loss"):
-        train(tmp_path, loss=nn.L1Loss())
 
 
 def test_a_training_goes_on_with_another_scheduler_for_other_epochs_and_says_so(tmp_path: Path) -> None:
@@ -338,7 +321,10 @@ def loss(output, label, weight=(1, 2.5)):
     return helper(total, kinds).mean()
 
 def helper(value, names, *, by=BY):
-    return sorted(value * by for name in names if name in {"x", "y", "z"})
+    return sorted(scaled(value) * by for name in names if name in {"x", "y", "z"})
+
+def scaled(value):
+    return value * 3
 """
 REWRITTEN = '''
 
@@ -346,29 +332,80 @@ REWRITTEN = '''
 def loss(output, label, weight=(1, 2.5)):
     """Another
     docstring."""
-    some_kinds = {"a", "b", "c"}
-    difference = (
+    kinds = {"a", "b", "c"}
+    total = (
         output - label
     ).abs()
-    return helper(difference, some_kinds).mean()
+    return helper(total, kinds).mean()
 
 def helper(value, names, *, by=BY):
     # a comment
-    return sorted(value * by for each in names if each in {"x", "y", "z"})
+    return sorted(scaled(value) * by for name in names if name in {"x", "y", "z"})
+
+def scaled(value): return value * 3
 '''
 
 
-def made(source: str, by: float = 2.0) -> Any:
+def made(source: str, file: str | Path = "<cell>", by: float = 2.0) -> Any:
+    """Return the function `loss` of a source, which a file has; "<cell>": nobody has it."""
     space: dict[str, Any] = {"BY": by, "__name__": "__main__"}
-    exec(compile(source, "<cell>", "exec"), space)
+    if isinstance(file, Path):
+        file.write_text(source)
+    exec(compile(source, str(file), "exec"), space)
     return space["loss"]
 
 
-def test_comments_lines_and_names_of_variables_do_not_count() -> None:
-    assert TorchDigest.of(made(ONE)) == TorchDigest.of(made(REWRITTEN))
-    for changed in (ONE.replace("2.5", "2"), ONE.replace(".abs()", ".exp()"), ONE.replace('"z"', '"w"')):
-        assert TorchDigest.of(made(changed)) != TorchDigest.of(made(ONE))
-    assert TorchDigest.of(made(ONE, by=3.0)) != TorchDigest.of(made(ONE)), "a default of a function that it calls"
+def test_comments_lines_and_docstrings_do_not_count(tmp_path: Path) -> None:
+    one = code_of(made(ONE, tmp_path / "one.py"))
+    assert one.known
+    assert code_of(made(REWRITTEN, tmp_path / "two.py")) == one
+    changes = (("2.5", "2"), (".abs()", ".exp()"), ('"z"', '"w"'), ("output - label", "label - output"))
+    for number, change in enumerate(changes):
+        other = code_of(made(ONE.replace(*change), tmp_path / f"{number}.py"))
+        assert other.exact != one.exact, change
+    other = code_of(made(ONE, tmp_path / "by.py", by=3.0))
+    assert other.exact != one.exact, "a default of a function that it calls"
+    far = code_of(made(ONE.replace("value * 3", "value * 4"), tmp_path / "far.py"))
+    assert far.exact == one.exact
+    assert far.loose != one.loose, "a function that a function calls which it calls"
+
+
+def test_without_source_names_and_numbers_count_and_nothing_else_is_known() -> None:
+    one = code_of(made(ONE))
+    assert not one.known
+    assert code_of(made(REWRITTEN)).exact == one.exact
+    assert code_of(made(ONE.replace("output - label", "label - output"))).exact == one.exact
+    for change in ((".abs()", ".exp()"), ("BY", "BY * 2 + 7")):
+        assert code_of(made(ONE.replace(*change))).exact != one.exact, change
+
+
+def test_lambdas_of_one_line_are_told_apart(tmp_path: Path) -> None:
+    file = tmp_path / "one.py"
+    pair = made("loss = [lambda a, b: a - b, lambda a, b: b - a]", file)
+    lambdas = [code_of(function) for function in pair]
+    assert len({code.exact for code in lambdas}) == 2 or sys.version_info < (3, 11)
+    assert all(code.known == (sys.version_info >= (3, 11)) for code in lambdas)
+
+
+def test_a_helper_of_a_helper_that_has_changed_is_told(tmp_path: Path) -> None:
+    source = """
+def scaled(value):
+    return value * 3
+
+def distance(output, label):
+    return scaled((output - label) ** 2)
+
+def loss(output, label):
+    return distance(output, label).mean()
+"""
+    file, run_dir = tmp_path / "module.py", tmp_path / "run"
+    train(run_dir, loss=made(source, file))
+    train(run_dir, loss=made(source.replace("value * 3", "value * 4"), file))
+    line = first_note(run_dir)
+    assert "nothing is left to do" in line
+    assert line.endswith("; whether loss, with all that it calls and captures, is the same can't be known")
+    with pytest.raises(BadSetting, match="loss: loss has changed, or what it captures"):
+        train(run_dir, loss=made(source.replace("** 2", "** 4"), file))
 
 
 SCRIPT = """
@@ -376,9 +413,8 @@ import dataclasses, enum, functools, sys
 import numpy as np, torch
 from torch import nn
 from torch.nn import functional
-from tritium.ml.torch.digest import TorchDigest
-from tritium.checkpoint.store import Store
-from tritium.checkpoint.format import order
+from tritium.checkpoint.code import code_of
+from tritium.ml.torch.identity import opened
 
 Kind = enum.Enum("Kind", "a b")
 
@@ -412,7 +448,7 @@ def recursive(x):
 things = [Net, Net(), task.step, closed(), recursive, functools.partial(functional.mse_loss, reduction="sum"),
           nn.CrossEntropyLoss(torch.tensor([1.0, 2.0])), CONFIG, {"m": functional.l1_loss}, torch.optim.Adam, len]
 for thing in things:
-    print(TorchDigest.of(thing))
+    print(code_of(thing, opened))
 """
 
 

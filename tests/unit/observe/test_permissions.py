@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 import tritium as tr
-from tritium.checkpoint.code import CodeDigest
+from tritium.checkpoint.code import plain
 from tritium.ml.run_dirs import write_params
 
 
@@ -37,7 +37,7 @@ def modes(folder: Path) -> dict[str, int]:
 
 def run(place: str, **settings: Any) -> dict[str, int]:
     tr.launch(work, run_dir=place, progress=False, output="none", **settings)
-    write_params(place, {"epochs": 3}, CodeDigest)
+    write_params(place, {"epochs": 3}, plain)
     found = modes(Path(place.removeprefix("file://")))
     assert {"run.json", "events.jsonl", "report.json", "params.json", "reports/mine.bin", "checkpoints"} <= found.keys()
     return found

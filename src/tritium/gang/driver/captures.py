@@ -8,15 +8,12 @@ its arguments.
 from __future__ import annotations
 
 import dis
-import functools
-import os
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from types import CodeType, FunctionType, MethodType, ModuleType
 from typing import Any
 
-from tritium import ship
+from tritium.closures import Capture, attributes, globals_of, goes_by_value, is_code, nested, own_captures
 
 SPARK = {
     "SparkSession": "Spark lives on the driver only: do its work before the launch, and pass a DataFrame as data=.",
@@ -31,18 +28,6 @@ SPARK = {
 """Class of Spark's → what to do instead. "UDF": a function that `udf` has made. "JVM": what holds an object of Java."""
 _ITEMS = 1000  # items of a container that are searched
 _LEAVES = (str, bytes, bytearray, int, float, complex, bool, type(None), type, range, slice)
-
-
-@dataclass(frozen=True)
-class Capture:
-    """One object that is pickled with the function."""
-
-    name: str  # as the user wrote it: df, self.session, args[0]
-    value: Any
-    owner: str  # the function that captures it: train(), or "" for arguments
-
-    def __str__(self) -> str:
-        return f"{self.name!r} ({described(self.value)})" + (f", which {self.owner} captures" if self.owner else "")
 
 
 def uses(fn: Any, package: str, given: Iterable[Any] = (), by_reference: Sequence[str] = ()) -> bool:
@@ -100,44 +85,6 @@ def _travelling(
             queue += [capture.value for capture in captures if follow(capture.value)]
 
 
-def own_captures(fn: Any, by_reference: Sequence[str]) -> Iterator[Capture]:
-    name = title(fn)
-    if isinstance(fn, functools.partial):
-        yield Capture(bare(fn.func), fn.func, name)
-        yield from (Capture(f"argument {i}", value, name) for i, value in enumerate(fn.args))
-        yield from (Capture(key, value, name) for key, value in fn.keywords.items())
-    elif isinstance(fn, MethodType):
-        if not isinstance(fn.__self__, (type, ModuleType)):
-            yield from (Capture(f"self.{key}", value, name) for key, value in attributes(fn.__self__))
-        yield Capture(bare(fn.__func__), fn.__func__, name)
-    elif isinstance(fn, FunctionType):
-        if not goes_by_value(fn, by_reference):
-            return
-        for variable, cell in zip(fn.__code__.co_freevars, fn.__closure__ or (), strict=True):
-            try:
-                yield Capture(variable, cell.cell_contents, name)
-            except ValueError:  # a variable that is not set yet
-                continue
-        for variable in globals_of(fn.__code__):
-            if variable in fn.__globals__:
-                yield Capture(variable, fn.__globals__[variable], name)
-        arguments = fn.__code__.co_varnames[: fn.__code__.co_argcount]
-        defaults = fn.__defaults__ or ()
-        by_name = dict(zip(arguments[len(arguments) - len(defaults) :], defaults, strict=True))
-        for argument, value in {**by_name, **(fn.__kwdefaults__ or {})}.items():
-            yield Capture(argument, value, name)
-        if wrapped := getattr(fn, "__wrapped__", None):
-            yield Capture(bare(wrapped), wrapped, name)
-    elif not isinstance(fn, type):  # an object with __call__
-        yield from (Capture(f"self.{key}", value, name) for key, value in attributes(fn))
-        if isinstance(call := vars(type(fn)).get("__call__"), FunctionType):
-            yield Capture("__call__", call, name)
-
-
-def is_code(value: Any) -> bool:
-    return isinstance(value, (FunctionType, MethodType, functools.partial))
-
-
 def _is_helper(value: Any) -> bool:
     """Tell whether a capture is searched as part of the function; a method is reported as the object it is bound to."""
     return is_code(value) and not isinstance(value, MethodType) and not spark_type(value)
@@ -148,40 +95,6 @@ def functions_of(fn: Any, by_reference: Sequence[str]) -> Iterator[FunctionType]
     for function, _ in _travelling(fn, by_reference, is_code):
         if isinstance(function, FunctionType) and goes_by_value(function, by_reference):
             yield function
-
-
-def globals_of(code: CodeType) -> list[str]:
-    """List the names of the globals that the code, and code nested in it, loads."""
-    names = [i.argval for i in dis.get_instructions(code) if i.opname in ("LOAD_GLOBAL", "LOAD_NAME")]
-    for inner in nested(code):
-        names += globals_of(inner)
-    return list(dict.fromkeys(names))
-
-
-def nested(code: CodeType) -> list[CodeType]:
-    return [constant for constant in code.co_consts if isinstance(constant, CodeType)]
-
-
-def goes_by_value(fn: FunctionType, by_reference: Sequence[str]) -> bool:
-    """Tell whether a function is pickled by value, with its code and globals; otherwise the ranks import it."""
-    module = sys.modules.get(fn.__module__ or "")
-    if module is None or fn.__module__ in ("__main__", "__mp_main__") or "<" in fn.__qualname__:
-        return True
-    return ship.is_users_own(module, tuple(os.path.abspath(path) for path in by_reference))
-
-
-def attributes(value: Any) -> list[tuple[str, Any]]:
-    """List the attributes that are pickled with an object; none for a class that defines its own pickling."""
-    own = ("__getstate__", "__reduce__", "__reduce_ex__")
-    if any(name in vars(kind) for kind in type(value).__mro__ if kind is not object for name in own):
-        return []
-    found = dict(getattr(value, "__dict__", None) or {})
-    for kind in type(value).__mro__:
-        slots = kind.__dict__.get("__slots__", ())
-        for slot in (slots,) if isinstance(slots, str) else slots:
-            if slot not in found and hasattr(value, slot):
-                found[slot] = getattr(value, slot)
-    return list(found.items())
 
 
 def inside(capture: Capture) -> list[Capture]:
@@ -220,25 +133,3 @@ def spark_type(value: Any) -> str | None:
     if "pyspark" in packages and any(type(held).__module__.startswith("py4j.") for held in attributes.values()):
         return "JVM"
     return "JVM" if "py4j" in packages else None
-
-
-# ---- words
-
-
-def title(fn: Any) -> str:
-    name = bare(fn)
-    return "the lambda" if name == "<lambda>" else f"{name}()"
-
-
-def bare(fn: Any) -> str:
-    if isinstance(fn, functools.partial):
-        return bare(fn.func)
-    name = getattr(fn, "__qualname__", None) or type(fn).__qualname__
-    return str(name).rpartition("<locals>.")[2]
-
-
-def described(value: Any) -> str:
-    kind = type(value)
-    home = kind.__module__
-    short = kind.__qualname__ if home == "builtins" or home.startswith("pyspark.") else f"{home}.{kind.__qualname__}"
-    return f"{'an' if short[0] in 'AEIO' else 'a'} {short}"

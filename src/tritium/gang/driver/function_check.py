@@ -10,20 +10,9 @@ from types import CodeType, FunctionType, ModuleType
 from typing import Any
 
 from tritium import ship
+from tritium.closures import Capture, bare, described, is_code, nested, title
 from tritium.errors import BadFunction
-from tritium.gang.driver.captures import (
-    SPARK,
-    Capture,
-    bare,
-    captures_of,
-    described,
-    functions_of,
-    inside,
-    is_code,
-    nested,
-    spark_type,
-    title,
-)
+from tritium.gang.driver.captures import SPARK, captures_of, functions_of, inside, spark_type
 
 LARGE_BYTES = 10 << 20
 

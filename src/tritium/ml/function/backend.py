@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from typing import Any, ClassVar
+from typing import Any
 
 from tritium import file_system
-from tritium.checkpoint.code import CodeDigest
 from tritium.data.schema import Field
 from tritium.ml.backend import Backend, DryRun
 from tritium.ml.function import training
@@ -37,7 +36,6 @@ class FunctionDryRun(DryRun[FunctionSettings]):
 class FunctionBackend(Backend[FunctionSettings]):
     """The backend that calls the user's own training function."""
 
-    digest: ClassVar[type[CodeDigest]] = CodeDigest
     train = staticmethod(training.train)
 
     def dry_run(

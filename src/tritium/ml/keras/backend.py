@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, ClassVar
+from typing import Any
 
 from tritium import file_system
-from tritium.checkpoint.code import CodeDigest
 from tritium.data.schema import Field
 from tritium.ml.backend import Backend
 from tritium.ml.keras import training
-from tritium.ml.keras.digest import KerasDigest
 from tritium.ml.keras.dry_run import KerasDryRun, drawing
-from tritium.ml.keras.identity import identity_with_code
+from tritium.ml.keras.identity import identity_with_code, opened
 from tritium.ml.keras.portable import PortableModel
 from tritium.ml.keras.settings import KerasSettings, is_keras_model
 from tritium.ml.peek import peek
@@ -25,7 +23,7 @@ from tritium.model.signature import Signature
 class KerasBackend(Backend[KerasSettings]):
     """The backend that trains a `keras.Model` by its `fit`."""
 
-    digest: ClassVar[type[CodeDigest]] = KerasDigest
+    opened = staticmethod(opened)
     train = staticmethod(training.train)
 
     def dry_run(

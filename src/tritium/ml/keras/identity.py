@@ -4,22 +4,23 @@ from __future__ import annotations
 
 import json
 import re
-import sys
 from collections.abc import Iterable, Mapping
 from typing import Any
 
 import keras
 
 from tritium.arguments import name_of
-from tritium.checkpoint.code import is_own
-from tritium.checkpoint.identity import GROUP, HELD, identity_of, plain, rows_of
+from tritium.checkpoint import identity as identities
+from tritium.checkpoint.code import Inside
+from tritium.checkpoint.identity import GROUP, identity_of, plain
+from tritium.closures import is_own
 from tritium.data.schema import Field
 from tritium.errors import ModelError
-from tritium.ml.keras.digest import KerasDigest
+from tritium.ml.keras.portable import Portable, PortableModel
 from tritium.ml.keras.settings import KerasSettings
 from tritium.model.engines.keras_form import form_of
+from tritium.model.engines.keras_weights import as_array
 
-_LONGEST = 20_000
 _BEFORE_CAPITAL = re.compile(r"(?<=[a-z])(?=[A-Z])|(?<=.)(?=[A-Z][a-z])")
 
 
@@ -38,27 +39,36 @@ def identity(settings: KerasSettings, model: Any, fields: Iterable[Field]) -> di
 
 
 def identity_with_code(settings: KerasSettings, model: Any, fields: Iterable[Field]) -> dict[str, Any]:
-    """Return what the driver knows of a training: `identity`, the rows to validate on, and digests of code."""
+    """Return what the driver knows of a training: `identity`, the rows to validate on, and hashes of code."""
     found = identity(settings, model, fields)
-    found["validation"] = rows_of(settings)
-    code = {
+    things = {
         "model": [kind for kind in dict.fromkeys(map(type, model._flatten_layers())) if is_own(kind)],
         "optimizer": type(model.optimizer),
         "loss": settings.whole_loss(),
         "custom_objects": dict(settings.custom_objects or {}),
-        "metrics": settings.metrics,
-        "decode": settings.decode,
-        HELD: model,
     }
-    texts = {name: KerasDigest.describe(thing) for name, thing in code.items()}
-    texts |= dict.fromkeys(("model", HELD), name_of(model))
-    parts = {name: dict(KerasDigest.of(thing)._asdict()) for name, thing in code.items()}
-    return {
-        **found,
-        "code": {name: {"text": texts[name], **parts[name]} for name in code},
-        "architecture": _architecture(model, settings.custom_objects or {}),
-        "versions": {"Python": ".".join(map(str, sys.version_info[:2])), "Keras": str(keras.__version__)},
-    }
+    architecture = _architecture(model, settings.custom_objects or {})
+    whole = identities.identity_with_code(found, settings, things, model, opened, architecture)
+    return {**whole, "versions": {"Keras": str(keras.__version__)}}
+
+
+def opened(thing: Any) -> Inside | None:
+    """Take apart a layer, loss, metric or optimizer by its class and configuration; None for any other object."""
+    if isinstance(thing, PortableModel):
+        form = thing.form
+        return Inside(PortableModel, {"config": form.config, "objects": form.objects}, {"weights": thing.weights})
+    if isinstance(thing, Portable):
+        return Inside(thing.kind, {**_settings(thing.config), "objects": thing.objects})
+    if not hasattr(type(thing), "get_config"):  # Keras's lazy modules import all that they themselves are asked for
+        return None
+    if hasattr(thing, "weights"):  # its configuration is the architecture
+        return Inside(type(thing), {}, {"weights": [as_array(variable) for variable in thing.weights]})
+    arguments = getattr(thing, "_fn_kwargs", {})  # Huber's delta is in no configuration of Keras 3.15
+    return Inside(type(thing), {**arguments, **_settings(thing.get_config())})
+
+
+def _settings(config: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in config.items() if name != "name"}
 
 
 def _architecture(model: Any, custom_objects: Mapping[str, Any]) -> str:
@@ -69,7 +79,7 @@ def _architecture(model: Any, custom_objects: Mapping[str, Any]) -> str:
         config = None
     if config is None:
         return "\n".join(f"{layer.name} {type(layer).__name__}" for layer in model._flatten_layers())
-    return _numbered_anew(json.dumps(json.loads(config), indent=0), model)[:_LONGEST]
+    return _numbered_anew(json.dumps(json.loads(config), indent=0), model)
 
 
 def _numbered_anew(config: str, model: Any) -> str:

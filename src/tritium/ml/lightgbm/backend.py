@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import Any, ClassVar
+from typing import Any
 
 import lightgbm
 import numpy as np
 from lightgbm.callback import CallbackEnv
 
 from tritium import file_system
-from tritium.checkpoint.code import CodeDigest
 from tritium.data.schema import Field
 from tritium.errors import BadSetting
 from tritium.ml.backend import Backend, DryRun
@@ -88,7 +87,6 @@ class LightGBMDryRun(DryRun[LightGBMSettings]):
 class LightGBMBackend(Backend[LightGBMSettings]):
     """The backend that trains a `lightgbm.Booster` on the rows of all ranks."""
 
-    digest: ClassVar[type[CodeDigest]] = CodeDigest
     train = staticmethod(training.train)
 
     def dry_run(

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping, Sequence
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 
 from tritium import file_system
 from tritium.arguments import takes_vocabulary
-from tritium.checkpoint.code import CodeDigest
 from tritium.data.schema import Field
 from tritium.ml.backend import Backend
 from tritium.ml.lightning import training
@@ -19,7 +18,7 @@ from tritium.ml.lightning.identity import identity_with_code
 from tritium.ml.lightning.module import make_module
 from tritium.ml.lightning.settings import LightningSettings, is_module
 from tritium.ml.peek import peek
-from tritium.ml.torch.digest import TorchDigest
+from tritium.ml.torch.identity import opened
 from tritium.ml.torch.module import tensors_of
 from tritium.model.engines import torch_weights as weights
 from tritium.model.model import Model
@@ -29,7 +28,7 @@ from tritium.model.signature import Signature
 class LightningBackend(Backend[LightningSettings]):
     """The backend that trains a LightningModule by a Trainer."""
 
-    digest: ClassVar[type[CodeDigest]] = TorchDigest
+    opened = staticmethod(opened)
     train = staticmethod(training.train)
 
     def loaded(self, settings: LightningSettings) -> LightningSettings:

@@ -4,20 +4,18 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping, Sequence
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 
 from tritium import file_system
 from tritium.arguments import takes_vocabulary
-from tritium.checkpoint.code import CodeDigest
 from tritium.data.schema import Field
 from tritium.ml.backend import Backend
 from tritium.ml.peek import peek
 from tritium.ml.torch import loop
-from tritium.ml.torch.digest import TorchDigest
 from tritium.ml.torch.dry_run import TorchDryRun
-from tritium.ml.torch.identity import identity_with_code
+from tritium.ml.torch.identity import identity_with_code, opened
 from tritium.ml.torch.module import make_module, tensors_of
 from tritium.ml.torch.settings import TorchSettings
 from tritium.ml.torch.try_functions import try_optimizer
@@ -29,7 +27,7 @@ from tritium.model.signature import Signature
 class TorchBackend(Backend[TorchSettings]):
     """The backend that trains a `torch.nn.Module` under DDP."""
 
-    digest: ClassVar[type[CodeDigest]] = TorchDigest
+    opened = staticmethod(opened)
     train = staticmethod(loop.train)
 
     def loaded(self, settings: TorchSettings) -> TorchSettings:

@@ -3,21 +3,20 @@
 from __future__ import annotations
 
 import re
-import sys
 from collections.abc import Iterable
 from typing import Any
 
 import torch
 
 from tritium.arguments import name_of
-from tritium.checkpoint.code import is_own
-from tritium.checkpoint.identity import GROUP, HELD, identity_of, rows_of
+from tritium.checkpoint import identity as identities
+from tritium.checkpoint.code import Inside, describe
+from tritium.checkpoint.identity import GROUP, identity_of
+from tritium.closures import is_own
 from tritium.data.schema import Field
 from tritium.ml.torch.ddp_options import ddp_identity
-from tritium.ml.torch.digest import TorchDigest
 from tritium.ml.torch.settings import TorchSettings
 
-_LONGEST = 20_000
 _ADDRESS = re.compile(r" at 0x[0-9a-f]+", re.IGNORECASE)
 
 
@@ -28,48 +27,70 @@ def identity(
 
     Must be called before a scheduler or a callback changes the optimizer's groups.
     """
-    found = identity_of(settings, fields)
-    found |= ddp_identity(settings.ddp_options)
+    found = identity_of(settings, fields) | ddp_identity(settings.ddp_options) | weights_identity(module)
     found["optimizer"] = name_of(optimizer)
     for number, group in enumerate(getattr(optimizer, "param_groups", ())):
         options = {name: _plain(value) for name, value in group.items() if name != "params"}
         found |= {f"{GROUP} {number} {name}": value for name, value in options.items()}
         found[f"{GROUP} {number} tensors"] = len(group["params"])
-    found |= {f"weights {k}": f"{v.dtype} {list(v.shape)}" for k, v in module.state_dict().items()}
     return found
 
 
 def identity_with_code(
     settings: TorchSettings, module: torch.nn.Module, optimizer: Any, fields: Iterable[Field]
 ) -> dict[str, Any]:
-    """Return what the driver knows of a training: `identity`, the rows to validate on, and digests of code.
-
-    `optimizer` is None where it can't be made on the driver.
-    """
+    """Return what the driver knows of a training. `optimizer` is None where it can't be made on the driver."""
     found = identity(settings, module, optimizer, fields)
-    found["validation"] = rows_of(settings)
     hook = (settings.ddp_options or {}).get("comm_hook")
-    code = {
-        "model": [kind for kind in dict.fromkeys(map(type, module.modules())) if is_own(kind)],
+    things = {
         "optimizer": None if optimizer is None else type(optimizer),
-        **{
-            name: getattr(settings, name)
-            for name in ("initial_weights", "loss", "train_step", "lr_scheduler", "decode", "transform")
-        },
-        "comm_hook": None if isinstance(hook, str) else hook,
+        "ddp_options": None if isinstance(hook, str) else hook,
         "metrics": settings.named_metrics(),
-        HELD: module,
     }
-    texts = {name: TorchDigest.describe(thing) for name, thing in code.items()}
-    texts |= dict.fromkeys(("model", HELD), name_of(module))
-    parts = {name: dict(TorchDigest.of(thing, exact=name == "loss")._asdict()) for name, thing in code.items()}
-    return {
-        **found,
-        "optimizer": None if optimizer is None else found["optimizer"],
-        "code": {name: {"text": texts[name], **parts[name]} for name in code},
-        "architecture": _ADDRESS.sub("", repr(module))[:_LONGEST],
-        "versions": {"Python": ".".join(map(str, sys.version_info[:2])), "torch": str(torch.__version__)},
+    found["optimizer"] = None if optimizer is None else found["optimizer"]
+    return module_identity(found, settings, module, things)
+
+
+def weights_identity(module: torch.nn.Module) -> dict[str, str]:
+    """Return dtype and shape of each tensor of a module's state."""
+    return {f"weights {name}": f"{value.dtype} {list(value.shape)}" for name, value in module.state_dict().items()}
+
+
+def module_identity(
+    found: dict[str, Any], settings: Any, module: torch.nn.Module, things: dict[str, Any]
+) -> dict[str, Any]:
+    """Return an identity with the code of a module and of these `things`."""
+    kinds = [kind for kind in dict.fromkeys(map(type, module.modules())) if is_own(kind)]
+    architecture = _ADDRESS.sub("", repr(module))
+    whole = identities.identity_with_code(found, settings, {**things, "model": kinds}, module, opened, architecture)
+    return {**whole, "versions": {"torch": str(torch.__version__)}}
+
+
+def opened(thing: Any) -> Inside | None:
+    """Take apart a module, by its attributes, shapes and children, or a tensor; None for any other object."""
+    if isinstance(thing, torch.nn.Module):
+        return _module(thing)
+    if isinstance(thing, torch.dtype | torch.device):
+        return Inside(type(thing), {"value": repr(thing)})
+    if not isinstance(thing, torch.Tensor):
+        return None
+    facts = {"dtype": str(thing.dtype), "shape": list(thing.shape), "layout": str(thing.layout)}
+    if thing.layout != torch.strided or thing.device.type == "meta":
+        return Inside(torch.Tensor, facts)
+    bits = thing.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy()
+    return Inside(torch.Tensor, {**facts, "values": bits})
+
+
+def _module(module: torch.nn.Module) -> Inside:
+    settings = {
+        name: value
+        for name, value in vars(module).items()
+        if not name.startswith("_") and name != "training" and not (callable(value) and hasattr(type(module), name))
     }
+    tensors = {**dict(module.named_parameters(recurse=False)), **dict(module.named_buffers(recurse=False))}
+    shapes = {name: (str(tensor.dtype), tuple(tensor.shape)) for name, tensor in tensors.items()}
+    inner = {"shapes": shapes, "children": dict(module.named_children())}
+    return Inside(type(module), {**settings, **inner}, tensors)
 
 
 def _plain(value: Any) -> Any:
@@ -78,4 +99,4 @@ def _plain(value: Any) -> Any:
         return value.tolist()
     if isinstance(value, tuple | list):
         return [_plain(item) for item in value]
-    return value if isinstance(value, bool | int | float | str | None) else TorchDigest.describe(value)
+    return value if isinstance(value, bool | int | float | str | None) else describe(value, opened)

@@ -272,7 +272,7 @@ class TestWarnings:
         torch = pytest.importorskip("torch")
         from torch._subclasses.fake_tensor import FakeTensorMode
 
-        from tritium.gang.driver.captures import Capture
+        from tritium.closures import Capture
         from tritium.gang.driver.function_check import _on_gpu
 
         with FakeTensorMode():  # tensors that say they are on a GPU, on a machine that has none

@@ -12,14 +12,15 @@ from torch.nn.parallel import DistributedDataParallel
 from tritium.data.batch import Batch
 from tritium.errors import BadSetting
 from tritium.ml.torch.compiling import uncompiled
-from tritium.ml.torch.loss_checks import (
+from tritium.ml.torch.losses import (
+    Losses,
+    Tensors,
     is_of_two_classes,
     refuse_broadcast,
     refuse_class,
     refuse_sum,
     refuse_third_class,
 )
-from tritium.ml.torch.losses import Losses, Tensors
 from tritium.ml.torch.module import ModuleSettings
 from tritium.ml.torch.random_state import random_state, set_random_state
 from tritium.ml.torch.settings import TorchSettings

@@ -18,7 +18,7 @@ from tritium.gang.settings import Gang
 from tritium.ml import TorchSettings, fit
 from tritium.ml.fitting import prepare
 from tritium.ml.torch.backend import TorchBackend
-from tritium.ml.torch.loss_checks import refuse_sum
+from tritium.ml.torch.losses import refuse_sum
 
 ROWS = 24
 

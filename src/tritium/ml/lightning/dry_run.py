@@ -21,7 +21,7 @@ from tritium.ml.lightning.batches import in_form
 from tritium.ml.lightning.module import make_module
 from tritium.ml.lightning.settings import LightningSettings, defines
 from tritium.ml.settings import WEIGHT
-from tritium.ml.torch.dry_run import Shapes, described, failure_alone, try_forward, zeros
+from tritium.ml.torch.dry_run_forward import Shapes, described, failure_alone, try_forward, zeros
 from tritium.model.signature import Output
 
 _ROWS = 2

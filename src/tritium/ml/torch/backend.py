@@ -14,11 +14,10 @@ from tritium.data.schema import Field
 from tritium.ml.backend import Backend
 from tritium.ml.peek import peek
 from tritium.ml.torch import loop
-from tritium.ml.torch.dry_run import TorchDryRun
+from tritium.ml.torch.dry_run import TorchDryRun, try_optimizer
 from tritium.ml.torch.identity import identity_with_code, opened
 from tritium.ml.torch.module import make_module, tensors_of
 from tritium.ml.torch.settings import TorchSettings
-from tritium.ml.torch.try_functions import try_optimizer
 from tritium.model.engines import torch_weights as weights
 from tritium.model.model import Model
 from tritium.model.signature import Signature

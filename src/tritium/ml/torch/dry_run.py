@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import copy
 import dataclasses
-from collections.abc import Callable, Mapping
+import warnings
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,20 +20,30 @@ from tritium.ml.dry_run import needs_rank, text_of
 from tritium.ml.settings import WEIGHT
 from tritium.ml.torch.compiling import try_compile
 from tritium.ml.torch.ddp_options import refuse_unused
-from tritium.ml.torch.input_advice import line_to_write
-from tritium.ml.torch.module import ModuleSettings, make_module, note_of_others
+from tritium.ml.torch.dry_run_forward import (
+    ROWS,
+    Forward,
+    Shapes,
+    described,
+    failure_alone,
+    shape_of,
+    try_forward,
+    try_transform,
+    zeros,
+)
+from tritium.ml.torch.losses import label_in
+from tritium.ml.torch.module import make_module
+from tritium.ml.torch.optimizer import make_optimizer, takes_module
+from tritium.ml.torch.schedule import is_per_step, make_scheduler
+from tritium.ml.torch.setting_checks import OPTIMIZER
 from tritium.ml.torch.settings import TorchSettings
-from tritium.ml.torch.step import Step, forward, make_step
-from tritium.ml.torch.try_functions import WITHOUT, try_metrics, try_optimizer, try_scheduler
-from tritium.model.engines.torch_outputs import by_name, named_outputs, outputs_of
-from tritium.model.engines.torch_transform import InputTransform
+from tritium.ml.torch.step import Step, make_step
+from tritium.model.engines.torch_outputs import named_outputs
 from tritium.model.signature import Output
 
-_ROWS = 2
 _CPU = torch.device("cpu")
-_ALONE = "The model's forward takes two rows in eval mode, in which it predicts, and given one row alone "
-
-Shapes = Mapping[str, tuple[int, ...]]
+_STEPS = (100, 100_000)  # Assumed for a scheduler: the real number depends on the rows.
+_WITHOUT = "check='off' leaves this trial out."
 
 
 @dataclass(frozen=True)
@@ -86,7 +97,7 @@ class TorchDryRun(DryRun[TorchSettings]):
         if settings.train_step is None:
             refuse_frozen(settings, self._forward.module)
         optimizer = try_optimizer(settings, self._forward.module)
-        try_scheduler(settings, optimizer)
+        _try_scheduler(settings, optimizer)
         zero = {name: zeros(label, shape) for name, label in labels.items() if (shape := shapes[name]) is not None}
         if len(zero) < len(labels):
             return Facts(output_known=True)
@@ -102,160 +113,119 @@ class TorchDryRun(DryRun[TorchSettings]):
         return Facts(find_unused_parameters=bool(unused), output_known=True, tried=True, alone=alone)
 
 
-@dataclass(frozen=True)
-class Forward:
-    """A module, its inputs `[2, …]` before the transform, and its output for them."""
-
-    module: torch.nn.Module
-    inputs: dict[str, torch.Tensor]
-    output: Any
-    outputs: tuple[Output, ...]
-    """Those of eval mode, as the signature has them."""
-    fields: Mapping[str, Field]
-    notes: tuple[str, ...] = ()
-
-    @property
-    def scores(self) -> tuple[int, ...] | None:
-        """The shape of a row of the output; None where it is not one tensor."""
-        return tuple(self.output.shape[1:]) if isinstance(self.output, torch.Tensor) else None
+# ---- optimizer, scheduler and metrics
 
 
-def try_forward(
-    make: Callable[[Any], torch.nn.Module], settings: ModuleSettings, fields: Mapping[str, Field], shapes: Shapes
-) -> Forward:
-    """Call a new module with zeros.
+def try_optimizer(settings: TorchSettings, module: torch.nn.Module) -> Any:
+    """Return the optimizer of a module; None where it can't be made here, e.g. as only the ranks have its library.
 
-    make : returns the module of the settings.
-
-    Raises BadSetting if it can't be made, BadData with the shapes if it fails.
+    Raises BadSetting when `optimizer` fails, or returns something else.
     """
-    with torch.random.fork_rng(devices=[]):
+    try:
+        return make_optimizer(settings, module)
+    except TritiumError:
+        raise
+    except Exception as error:
+        if needs_rank(error):
+            return None
+        forms = ["the model's parameters", "the model itself"]
+        first, second = reversed(forms) if takes_module(settings.optimizer) else forms
+        other = None if error.__context__ is None else text_of(error.__context__)
+        both = "" if other in (None, text_of(error)) else f" Called with {second} it raises {other}."
+        raise BadSetting(
+            f"optimizer={name_of(settings.optimizer)} fails, called with {first}: {text_of(error)}.{both}{OPTIMIZER}",
+            setting="optimizer",
+        ) from error
+
+
+def _try_scheduler(settings: TorchSettings, optimizer: Any) -> None:
+    """Make the scheduler. Raises BadSetting when `lr_scheduler` fails, or makes something that can't be stepped.
+
+    Spoils `optimizer` for other uses.
+    """
+    if settings.lr_scheduler is None or optimizer is None:
+        return
+    failure: Exception | None = None
+    for steps in _STEPS if is_per_step(settings) else _STEPS[:1]:
         try:
-            module = make(settings).cpu()
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")
+                make_scheduler(settings, optimizer, *([steps] if is_per_step(settings) else []))
+                return
         except TritiumError:
             raise
-        except Exception as error:
-            raise BadSetting(f"model={name_of(settings.model)} could not be made: {text_of(error)}") from error
-        lazy = [n for n, p in module.named_parameters() if isinstance(p, torch.nn.UninitializedParameter)]
-        if lazy:
-            raise BadSetting(f"the model has lazy layers ({lazy[0]}, …): an optimizer needs their sizes; give them.")
-        _refuse_script(module)
-        inputs = {name: zeros(fields[name], shapes[name]) for name in settings.inputs()}
-        # With a step of one's own, what it gets need not be what forward takes.
-        taken = try_transform(settings, fields, inputs, module, training=not settings.has_own_step())
-        try:
-            output = forward(module.train(), taken, list(taken))
-        except Exception as error:
-            listed = "".join(f"\n  - {_given(settings, fields, *one)}" for one in taken.items())
-            flat = [name for name, value in taken.items() if value.ndim == 1 and settings.transform is None]
-            only = len(flat) == len(inputs) == 1
-            hint = f"\nFor [batch, 1] give a list: feature_cols=[{fields[flat[0]].sources[0]!r}]." if only else ""
-            hint = line_to_write(settings, fields, module, taken) or hint
-            raise BadData(
-                f"The model's forward can't take these features: {text_of(error)}\nIt was called with{listed}{hint}",
-                shapes={name: tuple(value.shape[1:]) for name, value in taken.items()},
-            ) from error
-        outputs = try_prediction(settings, fields, inputs, module)
-        module.train()
-    notes = () if settings.initial_weights is None else note_of_others(module, settings.initial_weights)
-    return Forward(module, inputs, output, outputs, fields, notes)
-
-
-def _refuse_script(module: torch.nn.Module) -> None:
-    """Raise BadSetting where weights of TorchScript would be trained: a copy of it has none that an optimizer takes."""
-    scripts = (one for one in module.modules() if isinstance(one, torch.jit.ScriptModule))
-    if any(weight.requires_grad for script in scripts for weight in script.parameters()):
+        except Exception as error:  # noqa: BLE001 - a number of steps may be too small or too large for it
+            if needs_rank(error):
+                return
+            failure = error
+    if failure is not None:
+        called = f"the optimizer and {_STEPS[0]} steps" if is_per_step(settings) else "the optimizer"
         raise BadSetting(
-            "the model is a torch.jit.ScriptModule, or holds one with weights to train. Give the module itself, "
-            "and script the trained one: tr.Model(torch.jit.script(model.model.module), model.signature).",
-            setting="model",
-        )
+            f"lr_scheduler={name_of(settings.lr_scheduler)} fails, called with {called}: {text_of(failure)}. Give a "
+            "function of the optimizer: lambda optimizer: torch.optim.lr_scheduler.StepLR(optimizer, 10). "
+            f"{_WITHOUT}",
+            setting="lr_scheduler",
+        ) from failure
 
 
-def failure_alone(settings: ModuleSettings, tried: Forward) -> str:
-    """Return the error with which a module fails in train mode for one row, as BatchNorm does; "" where it does not."""
-    try:
-        row = {name: value[:1] for name, value in tried.inputs.items()}
-        taken = try_transform(settings, tried.fields, row, tried.module, training=True)
-        with torch.no_grad(), torch.random.fork_rng(devices=[]):
-            forward(tried.module.train(), taken, list(taken))
-    except Exception as error:  # noqa: BLE001 - it matters only where there is such a batch
-        return text_of(error)
-    return ""
+def _try_metrics(settings: TorchSettings, output: Any, batch: Mapping[str, torch.Tensor]) -> None:
+    """Call each metric with an output of two rows and their label. Raises BadData for one that can't take them.
 
-
-def try_prediction(
-    settings: ModuleSettings, fields: Mapping[str, Field], inputs: Mapping[str, torch.Tensor], module: torch.nn.Module
-) -> tuple[Output, ...]:
-    """Return what the module returns in eval mode, in which it validates and predicts, and leave it in this mode.
-
-    Raises BadData where it fails, or gives no row for each row, also for one row alone: a batch of a stream may have
-    one, and the last one of an epoch.
+    A metric may fail for rows of zeros alone, as it needs rows of two classes: then it is called with other values.
     """
-    module.eval()
-
-    def predicted(rows: int) -> Any:
-        given = {name: value[:rows] for name, value in inputs.items()}
-        taken = try_transform(settings, fields, given, module, training=False)
-        with torch.no_grad():
-            return forward(module, taken, list(taken))
-
-    try:
-        output = predicted(_ROWS)
-    except TritiumError:
-        raise
-    except Exception as error:
+    zero = label_in(batch, list(settings.label_sources()))
+    for name, metric in settings.named_metrics().items():
+        failure = _failure(metric, output, zero)
+        if failure is None or needs_rank(failure):
+            continue
+        if (again := _failure(metric, _varied(output), _varied(zero))) is None or needs_rank(again):
+            continue
         raise BadData(
-            f"The model's forward fails in eval mode, in which it validates and predicts: {text_of(error)}"
-        ) from error
-    outputs = outputs_of(output)
-    found = {name: list(value.shape) for name, value in named_outputs(output).items()}
-    if wrong := [name for name, shape in found.items() if shape[0] != _ROWS]:
-        raise BadData(
-            f"The model's forward returns {found[wrong[0]]} for a batch of {_ROWS} rows in eval mode ({wrong[0]}), in "
-            "which it predicts. Let it return a row for each row."
-        )
+            f"The metric {name!r} can't take what there is: {text_of(failure)}\nIt was called with"
+            f"\n  - the module's output {_shown(output)}\n  - the label {_shown(zero)}\n"
+            f"These were two rows of zeros; {_WITHOUT}",
+            setting="metrics",
+        ) from failure
+
+
+def _failure(metric: Any, output: Any, label: Any) -> Exception | None:
+    """Return the error that a metric, which keeps its state, has with these; None where it takes them."""
     try:
-        alone = {name: list(value.shape) for name, value in by_name(predicted(1)).items()}
-    except Exception as error:
-        raise BadData(f"{_ALONE}it fails: {text_of(error)}. A batch may have one row.") from error
-    for name, (_, *row) in found.items():
-        if alone.get(name) != [1, *row]:
-            raise BadData(
-                f"{_ALONE}it returns {alone.get(name)}, not {[1, *row]} ({name}). A batch may have one row: name the "
-                "dimension that goes, squeeze(-1), not squeeze()."
-            )
-    return outputs
+        with torch.no_grad(), warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            if hasattr(metric, "compute"):
+                metric = copy.deepcopy(metric).cpu()
+                metric.reset()
+                metric.update(output, label)
+                metric.compute()
+            else:
+                torch.zeros((), dtype=torch.float64).add_(metric(output, label))  # as EpochMetrics does
+    except Exception as error:  # noqa: BLE001 - the caller decides what it means
+        return error
+    return None
 
 
-def try_transform(
-    settings: ModuleSettings,
-    fields: Mapping[str, Field],
-    inputs: Mapping[str, torch.Tensor],
-    module: torch.nn.Module | None,
-    *,
-    training: bool,
-) -> dict[str, torch.Tensor]:
-    """Return what `transform` makes of zeros, which are left as they are.
+def _varied(value: Any) -> Any:
+    """Return the same tensors with rows of other values: 0 and 1 in integers, and in others what they have and 1."""
+    if isinstance(value, torch.Tensor):
+        return value.detach() + torch.arange(len(value)).to(value.dtype).reshape(-1, *[1] * (value.ndim - 1))
+    if isinstance(value, Mapping):
+        return {name: _varied(part) for name, part in value.items()}
+    return type(value)(_varied(part) for part in value) if type(value) in (tuple, list) else value
 
-    module : the module whose forward takes the result; None: a step of the user's takes it.
 
-    Raises BadData where the function fails, BadSetting for what no module takes.
-    """
-    if settings.transform is None:
-        return dict(inputs)
-    copies = {name: value.clone() for name, value in inputs.items()}
-    taken = {*settings.label_sources(), WEIGHT}
-    try:
-        return InputTransform(settings.transform)(copies, training=training, module=module, taken=taken)
-    except TritiumError:
-        raise
-    except Exception as error:
-        listed = "".join(f"\n  - {described(fields[name], value)}" for name, value in inputs.items())
-        raise BadData(
-            f"transform={name_of(settings.transform)} can't take these features: {text_of(error)}\nIt was called with "
-            f"a mapping of{listed}\nThese were rows of zeros; check='off' leaves this trial out."
-        ) from error
+def _shown(value: Any) -> str:
+    """Return shapes and dtypes as text: `[batch, 3] float32`."""
+    if isinstance(value, torch.Tensor):
+        return shape_of(value)
+    if isinstance(value, Mapping):
+        return "{" + ", ".join(f"{name!r}: {_shown(part)}" for name, part in value.items()) + "}"
+    if isinstance(value, tuple | list):
+        return "(" + ", ".join(map(_shown, value)) + ")"
+    return type(value).__name__
+
+
+# ---- loss and gradients
 
 
 def refuse_frozen(settings: TorchSettings, module: torch.nn.Module) -> None:
@@ -274,7 +244,7 @@ def try_step(
 
     Raises BadData when output and label don't fit, BadSetting when the loss can't be used.
     """
-    batch = {**tried.inputs, **zero, WEIGHT: torch.ones(_ROWS)}
+    batch = {**tried.inputs, **zero, WEIGHT: torch.ones(ROWS)}
     try:  # a loss with buffers, which counts its calls, say, begins in the ranks as it was given
         loss = copy.deepcopy(settings.loss)
     except Exception:  # noqa: BLE001 - one that holds a result of autograd, say, can't be copied
@@ -288,15 +258,14 @@ def try_step(
         output = tried.output
         if not isinstance(output, torch.Tensor):
             raise BadData(_several(settings, output, error)) from error
-        gives = f"[{_dims(output)}] {_dtype(output)}"
         listed = "".join(f"\n  - {described(label, zero[name])}" for name, label in labels.items())
         advice = "".join(_advice(label, zero[name]) for name, label in labels.items()) if len(labels) == 1 else ""
         raise BadData(
             f"loss={name_of(settings.loss)} can't take what there is: {text_of(error)}\nIt was called with"
-            f"\n  - the module's output {gives}{listed}{advice}"
+            f"\n  - the module's output {shape_of(output)}{listed}{advice}"
         ) from error
     _refuse_sparse(settings, tried.module)
-    try_metrics(settings, returned, batch)
+    _try_metrics(settings, returned, batch)
     return [n for n, p in tried.module.named_parameters() if p.requires_grad and p.grad is None]
 
 
@@ -321,7 +290,7 @@ def try_own_step(
     with torch.random.fork_rng(devices=[]):
         inputs = try_transform(settings, tried.fields, tried.inputs, None, training=not validates)
     columns = {**inputs, **zero}
-    batch = _AskedBatch(columns, scale=1.0, rows=_ROWS, total=_ROWS, step=0, epoch=0)
+    batch = _AskedBatch(columns, scale=1.0, rows=ROWS, total=ROWS, step=0, epoch=0)
     step = make_step(dataclasses.replace(settings, model=tried.module, transform=None), _CPU, validates=validates)
     try:
         output = _take_step(step, tried.module.train(not validates), batch, gradients=not validates)
@@ -336,13 +305,13 @@ def try_own_step(
             ) from error
         by_no_value = isinstance(error, TypeError | AttributeError | NameError)
         if by_no_value and not settings.callbacks and not needs_rank(error):  # a callback may prepare the module
-            given = name_of(getattr(settings, name))
-            raise BadSetting(f"{name}={given} fails: {text_of(error)}. {WITHOUT}", setting=name) from error
+            step_name = name_of(getattr(settings, name))
+            raise BadSetting(f"{name}={step_name} fails: {text_of(error)}. {_WITHOUT}", setting=name) from error
         return
     finally:
         tried.module.train()
     _refuse_sparse(settings, tried.module)
-    try_metrics(settings, output, batch)
+    _try_metrics(settings, output, batch)
 
 
 def _refuse_sparse(settings: TorchSettings, module: torch.nn.Module) -> None:
@@ -367,8 +336,8 @@ class _AskedBatch(Batch):
 
     __slots__ = ("missing",)
 
-    def __init__(self, columns: dict[str, Any], **what: Any) -> None:
-        super().__init__(columns, **what)
+    def __init__(self, columns: dict[str, Any], **facts: Any) -> None:
+        super().__init__(columns, **facts)
         self.missing: str | None = None
 
     def __getitem__(self, name: str) -> Any:
@@ -379,29 +348,11 @@ class _AskedBatch(Batch):
             raise
 
 
-def zeros(field: Field, shape: tuple[int, ...]) -> torch.Tensor:
-    """Return two rows `[2, *shape]` of zeros of this batch column."""
-    return torch.zeros((_ROWS, *shape), dtype=getattr(torch, field.dtype))
-
-
-def described(field: Field, value: torch.Tensor) -> str:
-    """Return a batch column as text: `label [batch, 1] float32 of column 'cnt'`."""
-    names = ", ".join(map(repr, field.sources[:8])) + (", …" if len(field.sources) > 8 else "")
-    return f"{field.name} [{_dims(value)}] {_dtype(value)} of column{'s' * (len(field.sources) > 1)} {names}"
-
-
-def _given(settings: ModuleSettings, fields: Mapping[str, Field], name: str, value: torch.Tensor) -> str:
-    """Return an input of the module as text, with where it comes from."""
-    if settings.transform is None:
-        return described(fields[name], value)
-    return f"{name} [{_dims(value)}] {_dtype(value)} of transform={name_of(settings.transform)}"
-
-
 def _several(settings: TorchSettings, output: Any, error: Exception) -> str:
     """Return the message for a loss that can't take the several tensors which the module returns."""
     kind = type(output).__name__
     article = "an" if kind[0] in "AEIOU" else "a"
-    listed = "".join(f"\n  - {name} [{_dims(value)}] {_dtype(value)}" for name, value in named_outputs(output).items())
+    listed = "".join(f"\n  - {name} {shape_of(value)}" for name, value in named_outputs(output).items())
     pick = f"output[{next(iter(output))!r}]" if isinstance(output, Mapping) else "output[0]"
     return (
         f"The module returns {article} {kind} of {len(output)}, and loss={name_of(settings.loss)} can't take it: "
@@ -418,11 +369,3 @@ def _advice(field: Field, label: torch.Tensor) -> str:
         f"\nOne integer column means class indices. For a number to predict, cast {column!r} to double "
         f"(df[{column!r}].astype(float) in pandas)."
     )
-
-
-def _dims(value: torch.Tensor) -> str:
-    return ", ".join(["batch", *map(str, value.shape[1:])])
-
-
-def _dtype(value: torch.Tensor) -> str:
-    return str(value.dtype).removeprefix("torch.")

@@ -254,8 +254,8 @@ def refuse_class(term: Term, output: Any, label: Any, error: Exception) -> None:
     if len(beyond):
         raise BadRow(
             f"label column {column!r} holds the class {int(beyond[0])}, and the module gives {scores} scores a row, "
-            f"for the classes 0 to {scores - 1}. Let its last layer give a score for every class, or number the classes "
-            f"from 0: StringIndexer in Spark, df[{column!r}].astype('category').cat.codes in pandas.",
+            f"for the classes 0 to {scores - 1}. Let its last layer give a score for every class, or number the "
+            f"classes from 0: StringIndexer in Spark, df[{column!r}].astype('category').cat.codes in pandas.",
             column=column,
             row_id=None,
             value=int(beyond[0]),

@@ -8,7 +8,7 @@ from typing import Any, ClassVar, Literal
 
 from tritium.arguments import argument_names, name_of, takes
 from tritium.checkpoint.checkpoints import every_of
-from tritium.errors import BadSetting
+from tritium.errors import BadSetting, EmptyShard
 from tritium.ml.early_stopping import EarlyStopping
 from tritium.ml.fields import is_whole, setting
 from tritium.ml.settings import Settings
@@ -127,6 +127,19 @@ class EpochSettings(IterativeSettings):
     def check_ranks(self, ranks: int) -> None:
         """Raise BadSetting when `global_batch_size` can't be divided among this many ranks."""
         self.rows_per_rank(ranks)
+
+    def check_validation_rows(self, counts: Sequence[int]) -> None:
+        """Raise EmptyShard where there are no rows to validate on, with the same text on every rank.
+
+        counts : rows to validate on, by rank.
+        """
+        if not any(counts):
+            fix = "Give a larger fraction" if isinstance(self.validation, float) else "Look at what it holds"
+            raise EmptyShard(
+                f"There are no rows to validate on: validation={self.validation!r} gives none (rows per rank: "
+                f"{', '.join(map(str, counts[:64]))}). {fix}, or validation=None.",
+                counts=list(counts),
+            )
 
     def rows_per_rank(self, ranks: int) -> int:
         """Return the batch size of one rank. Raises BadSetting when `global_batch_size` can't be divided evenly."""

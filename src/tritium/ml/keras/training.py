@@ -12,7 +12,7 @@ import keras
 import numpy as np
 
 from tritium.data.epoch import Epoch
-from tritium.errors import BadSetting, EmptyShard
+from tritium.errors import BadSetting
 from tritium.frameworks.keras_fit import begin
 from tritium.gang.rank.world import World
 from tritium.gang.rank.world import world as this_world
@@ -79,7 +79,7 @@ class _Training:
         self.batch_size = settings.rows_per_rank(world.size)
         self.shard = shard = world.shard("train")
         if validate:
-            check_some_rows(world.shard("validation").counts, settings)
+            settings.check_validation_rows(world.shard("validation").counts)
         first = next(shard.epochs(1, batch_size=self.batch_size, device=None, **settings.order()))
         if not facts.tried:
             facts = try_first_row(KerasDryRun, settings, world)
@@ -211,17 +211,6 @@ def validation(
             model.evaluate(rows, verbose=0, callbacks=callbacks, return_dict=True)
             epoch.end()
     return states.merge()
-
-
-def check_some_rows(counts: Sequence[int], settings: KerasSettings) -> None:
-    """Raise EmptyShard where there are no rows to validate on, with the same text on every rank."""
-    if not any(counts):
-        fix = "Give a larger fraction" if isinstance(settings.validation, float) else "Look at what it holds"
-        raise EmptyShard(
-            f"There are no rows to validate on: validation={settings.validation!r} gives none (rows per rank: "
-            f"{', '.join(map(str, counts[:64]))}). {fix}, or validation=None.",
-            counts=list(counts),
-        )
 
 
 def take_buffers(model: Any, world: World) -> None:

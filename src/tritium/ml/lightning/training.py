@@ -25,7 +25,7 @@ from tritium.ml.lightning.identity import identity
 from tritium.ml.lightning.module import make_module
 from tritium.ml.lightning.settings import LightningSettings
 from tritium.ml.torch.ddp import copy_of_weights
-from tritium.ml.torch.loop import WEIGHTS, check_some_rows, known_bytes, pieces, refuse_batch_of_one
+from tritium.ml.torch.loop import WEIGHTS, known_bytes, pieces, refuse_batch_of_one
 from tritium.ml.torch.step import describe
 from tritium.model.engines.torch_weights import Tensors
 
@@ -113,7 +113,7 @@ def order(settings: LightningSettings) -> dict[str, Any]:
 def validation(settings: LightningSettings, world: World, device: torch.device) -> Batches:
     """Return the rows to validate on, in order. Raises EmptyShard where there are none."""
     shard = world.shard("validation")
-    check_some_rows(shard.counts, settings)
+    settings.check_validation_rows(shard.counts)
     return Batches(settings, shard, world.size, device, shuffle=False, seed=0, remainder="pad")
 
 

@@ -16,7 +16,6 @@ from torch.nn.parallel import DistributedDataParallel
 from tritium.errors import BadSetting, RanksDiffer
 from tritium.ml.torch.comm_hook import CommHook
 from tritium.ml.torch.ddp_options import NEEDS_GPUS, ddp_keywords
-from tritium.ml.torch.ddp_warning import spend_warning
 from tritium.ml.torch.gradients import Gradients
 
 T = TypeVar("T")
@@ -49,8 +48,6 @@ class Ranks:
         keywords = ddp_keywords(options, find_unused_parameters=find_unused_parameters)
         if "broadcast_buffers" in keywords and _SYNC_BUFFERS in inspect.signature(DistributedDataParallel).parameters:
             keywords[_SYNC_BUFFERS] = keywords.pop("broadcast_buffers")
-        if keywords["find_unused_parameters"]:
-            spend_warning()
         return DistributedDataParallel(self.stepping(module), **keywords)
 
     def sum(self, values: torch.Tensor) -> torch.Tensor:

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from typing import Any
+from collections.abc import Mapping
 
 import torch
 
 from tritium.errors import RanksDiffer
 from tritium.ml.torch.ddp import Ranks
-
-_ROUNDING = 1e-3  # relative to the largest weight of a tensor
 
 
 def take_buffers(module: torch.nn.Module, ranks: Ranks) -> None:
@@ -66,15 +63,11 @@ def _refuse_odd(odd: list[str], each: list[dict[str, str]], ranks: Ranks, kind: 
     )
 
 
-def refuse_different(
-    module: torch.nn.Module, ranks: Ranks, tell: Callable[[str], Any], processor: str | None = None
-) -> None:
+def refuse_different(module: torch.nn.Module, ranks: Ranks) -> None:
     """Raise RanksDiffer, on every rank, where the bits of a weight or buffer differ between ranks. A collective call.
 
-    Sharded weights are left out, of which no two ranks hold the same part.
-
-    It reads the weights once, and exchanges 16 bytes per tensor; more only where something differs. Ranks on different
-    kinds of processors may round differently: a difference that is no larger only calls `tell`.
+    Sharded weights are left out, of which no two ranks hold the same part. It reads the weights once, and exchanges 16
+    bytes per tensor; more only where something differs.
     """
     if ranks.size == 1:
         return
@@ -93,30 +86,21 @@ def refuse_different(
     largest = ranks.largest(torch.cat([sums, ~sums]))  # ~ reverses the order, so the maximum of ~sums gives the minimum
     if torch.equal(largest[: len(sums)], ~largest[len(sums) :]):
         return
-    each = ranks.gather((sums.tolist(), processor or _processor(ranks.device)))
-    differ = [i for i in range(len(sums)) if len({sums[i] for sums, _ in each}) > 1]
-    names = [list(tensors)[i] for i in differ]
-    worst = [_difference(tensors[name], ranks) for name in names]
-    processors = sorted({kind for _, kind in each})
-    if len(processors) > 1 and all(relative <= _ROUNDING for _, relative in worst):
-        tell(
-            f"the weights differ between ranks by no more than rounding (at most {max(a for a, _ in worst):.1e}, in "
-            f"{len(names)} tensors), as they compute on different processors ({', '.join(processors)}); the model is "
-            "rank 0's"
-        )
-        return
-    by_value: dict[int, list[int]] = {}
-    for rank, (values, _) in enumerate(each):
+    sums_by_rank = ranks.gather(sums.tolist())
+    differ = [i for i in range(len(sums)) if len({sums[i] for sums in sums_by_rank}) > 1]
+    name, by_value = list(tensors)[differ[0]], dict[int, list[int]]()
+    for rank, values in enumerate(sums_by_rank):
         by_value.setdefault(values[differ[0]], []).append(rank)
     most, *others = sorted(by_value.values(), key=len, reverse=True)
     wrong = sorted(rank for group in others for rank in group)
     raise RanksDiffer(
-        f"The weights differ between ranks, so that there is no model: {names[0]!r} is the same on {_ranks(most)}, and "
-        f"another on {_ranks(wrong)} (they differ by up to {worst[0][0]:.3g}; {len(names)} of {len(tensors)} tensors "
-        "differ). What changes weights or optimizer outside the training step must do the same on every rank: look at "
-        "callbacks, at random numbers in them, and at what train_step changes by itself.",
+        f"The weights differ between ranks, so that there is no model: {name!r} is the same on {_ranks(most)}, and "
+        f"another on {_ranks(wrong)} ({len(differ)} of {len(tensors)} tensors differ). What changes weights or "
+        "optimizer outside the training step must do the same on every rank: look at callbacks, at random numbers in "
+        "them, and at what train_step changes by itself. Where ranks compute on different kinds of processors, which "
+        "round differently, equal_weights=False takes rank 0's weights.",
         ranks=wrong,
-        tensor=names[0],
+        tensor=name,
     )
 
 
@@ -130,23 +114,6 @@ def checksum(tensor: torch.Tensor) -> torch.Tensor:
         bits = bits.clone()
     whole = len(bits) // 8 * 8  # int32 would be summed at a twentieth of the speed of int64
     return bits[:whole].view(torch.int64).sum() + bits[whole:].sum(dtype=torch.int64)
-
-
-def _difference(tensor: torch.Tensor, ranks: Ranks) -> tuple[float, float]:
-    """Return the largest difference to rank 0's tensor over all ranks, and the same relative to its largest value."""
-    mine = tensor.detach().to(ranks.device)
-    mine = (torch.view_as_real(mine.resolve_conj()) if mine.is_complex() else mine).double().contiguous()
-    first = mine.clone()
-    ranks.from_first([first])
-    found = torch.stack([(mine - first).abs().max(), first.abs().max()])
-    difference, size = ranks.largest(found).tolist()
-    return difference, difference / size if size else difference
-
-
-def _processor(device: torch.device) -> str:
-    if device.type == "cuda":
-        return torch.cuda.get_device_name(device)
-    return torch.backends.cpu.get_cpu_capability()
 
 
 def _ranks(numbers: list[int]) -> str:

@@ -171,6 +171,9 @@ class TorchKeywords(GangKeywords, total=False):
     check: Literal["full", "off"]
     """Whether the model is tried on rows of zeros on the driver, before anything starts ("full"), or not ("off"):
     for a model that only runs on a GPU, or is too large for the driver."""
+    equal_weights: bool
+    """Whether all ranks must hold the same weights, bit for bit, at the end of each epoch. False: for ranks on
+    different kinds of processors, which round differently; the model has rank 0's weights."""
     metrics: Any
     """Name -> a torchmetrics Metric (synchronised over ranks by torchmetrics), or a function (output, label) -> mean
     over the rows of the batch (averaged over all rows of all ranks). A list takes the names of the functions and
@@ -235,6 +238,7 @@ class TorchParams:
     ddp_options: Param[Mapping[str, Any] | None]
     compile: Param[bool | Mapping[str, Any]]
     check: Param[Literal["full", "off"]]
+    equal_weights: Param[bool]
     metrics: Param[Any]
     callbacks: Param[Sequence[Any]]
     ranks: Param[int | tuple[int, int]]
@@ -357,6 +361,8 @@ class TorchParams:
     def setCompile(self: P, value: bool | Mapping[str, Any]) -> P: ...
     def getCheck(self) -> Literal["full", "off"]: ...
     def setCheck(self: P, value: Literal["full", "off"]) -> P: ...
+    def getEqualWeights(self) -> bool: ...
+    def setEqualWeights(self: P, value: bool) -> P: ...
     def getMetrics(self) -> Any: ...
     def setMetrics(self: P, value: Any) -> P: ...
     def getCallbacks(self) -> Sequence[Any]: ...

@@ -29,7 +29,7 @@ from tritium.ml.torch.epoch_metrics import EpochMetrics
 from tritium.ml.torch.equal_weights import refuse_different, take_buffers
 from tritium.ml.torch.identity import identity
 from tritium.ml.torch.losses import Losses
-from tritium.ml.torch.module import ModuleSettings, make_module
+from tritium.ml.torch.module import make_module
 from tritium.ml.torch.optimizer import OptimizerStep, make_optimizer
 from tritium.ml.torch.random_state import seed_generators
 from tritium.ml.torch.schedule import Schedule
@@ -94,7 +94,7 @@ class _Training:
         if facts.alone and settings.shuffle != "stream":
             refuse_batch_of_one(settings, shard.counts, batch_size, facts.alone)
         if validate and settings.shuffle != "stream":  # rows that still arrive can't be counted yet
-            check_some_rows(world.shard("validation").counts, settings)
+            settings.check_validation_rows(world.shard("validation").counts)
             if is_sharded(settings, ranks):
                 refuse_no_rows(world.shard("validation").counts)
         this = identity(settings, module, optimizer, shard.schema)
@@ -140,7 +140,7 @@ class _Training:
         for entry in state.history:
             make_json(entry)
         take_buffers(self.module, self.ranks)
-        refuse_different(self.module, self.ranks, self.tell)
+        self._refuse_different()
         return self._stored()
 
     def _steps(self, epoch: Any, metrics: EpochMetrics) -> None:
@@ -188,8 +188,12 @@ class _Training:
             callback.on_epoch_end(state)
         make_json(state.history[-1])
         self.replica.refresh(self.optimizer)
-        refuse_different(self.module, ranks, self.tell)
+        self._refuse_different()
         self.progress.on_epoch_end(epoch, entry)
+
+    def _refuse_different(self) -> None:
+        if self.settings.equal_weights:
+            refuse_different(self.module, self.ranks)
 
     def _described(self) -> dict[str, Any]:
         """Return inputs and outputs of the module, as `describe` does. A collective call where it is sharded."""
@@ -276,7 +280,7 @@ def validation(
 
     A rank without such rows takes no step. Raises EmptyShard where no rank has any.
     """
-    check_some_rows(shard.counts, settings)
+    settings.check_validation_rows(shard.counts)
     own = None if settings.has_own_step() or settings.eval_step is not None else Losses(settings)
     over_weights = own if own is not None and own.over_weights else None
     metrics = EpochMetrics(settings.named_metrics(), ranks, list(settings.label_sources()), over_weights)
@@ -289,17 +293,6 @@ def validation(
             for batch in epoch:
                 metrics.add(batch, *step(module, batch))
     return {f"validation_{name}": value for name, value in metrics.means(uneven=uneven).items()}
-
-
-def check_some_rows(counts: Sequence[int], settings: ModuleSettings) -> None:
-    """Raise EmptyShard where there are no rows to validate on, with the same text on every rank."""
-    if not any(counts):
-        fix = "Give a larger fraction" if isinstance(settings.validation, float) else "Look at what it holds"
-        raise EmptyShard(
-            f"There are no rows to validate on: validation={settings.validation!r} gives none (rows per rank: "
-            f"{', '.join(map(str, counts[:64]))}). {fix}, or validation=None.",
-            counts=list(counts),
-        )
 
 
 def refuse_batch_of_one(settings: Any, counts: Sequence[int], batch_size: int, failure: str) -> None:

@@ -40,6 +40,7 @@ class TorchSettings(EpochSettings):
     framework: ClassVar[str] = "torch"
     choices: ClassVar[Mapping[str, tuple[Any, ...]]] = {
         **EpochSettings.choices,
+        "equal_weights": (True, False),
         "precision": ("fp32", "bf16", "fp16"),
         "check": ("full", "off"),
         "strategy": ("ddp", "fsdp"),
@@ -143,6 +144,12 @@ class TorchSettings(EpochSettings):
         'Whether the model is tried on rows of zeros on the driver, before anything starts ("full"), or not ("off"): '
         "for a model that only runs on a GPU, or is too large for the driver.",
         "full",
+        resume="any",
+    )
+    equal_weights: bool = setting(
+        "Whether all ranks must hold the same weights, bit for bit, at the end of each epoch. False: for ranks on "
+        "different kinds of processors, which round differently; the model has rank 0's weights.",
+        True,
         resume="any",
     )
     metrics: Any = setting(

@@ -9,7 +9,7 @@ import pytest
 from pyspark.sql import functions as F
 
 import tritium as tr
-from tritium.data.few import ROWS
+from tritium.data.few import MOST_ROWS
 from tritium.errors import BadRow, EmptyShard
 
 QUIET: dict[str, Any] = {"progress": False, "output": "none", "retries": 0}
@@ -49,14 +49,14 @@ def test_several_names_of_which_one_has_fewer_rows_than_ranks(spark: Any) -> Non
 
 
 def test_one_size_more_is_left_as_the_jvm_deals_it(spark: Any) -> None:
-    frame = spark.range(0, ROWS + 1, 1, 3).withColumnRenamed("id", "k")
+    frame = spark.range(0, MOST_ROWS + 1, 1, 3).withColumnRenamed("id", "k")
 
     def sums() -> tuple[int, int]:
         shard = tr.world().shard("train")
         return int(sum(b["k"].sum() for e in shard.epochs(1, batch_size=999) for b in e)), len(shard.counts)
 
     found = tr.launch(sums, ranks=2, data={"train": frame}, spark=spark, **QUIET)
-    assert sum(one for one, _ in found) == np.arange(ROWS + 1).sum()
+    assert sum(one for one, _ in found) == np.arange(MOST_ROWS + 1).sum()
 
 
 def test_an_epoch_of_few_rows_goes_on_at_another_world_size(spark: Any) -> None:

@@ -20,12 +20,12 @@ Rows = slice | Array
 class Batch(Mapping[str, Any]):
     """Named columns `[b, *shape]`, and this rank's part in the step of all ranks.
 
-    scale : factor for the mean loss of this batch, with which the average over ranks is the mean over all rows.
+    scale : the factor for the mean loss of this batch, with which the average over ranks is the mean over all rows.
     rows  : rows that count in this rank's mean (0 in a batch that only keeps the rank in step).
     total : `rows`, summed over all ranks.
     step, epoch : their numbers, from 0.
-    schema : where the columns come from.
-    decode : column -> what has decoded it.
+    schema : the Fields of the columns.
+    decode : column → the Decoder that decoded it.
     """
 
     __slots__ = ("_columns", "_read", "decode", "epoch", "rows", "scale", "schema", "step", "total")
@@ -85,7 +85,7 @@ class Batch(Mapping[str, Any]):
 class Gather:
     """A reader of the rows of batches from a spool's maps.
 
-    name   : of the DataFrame, for messages.
+    name   : the name of the DataFrame, for messages.
     decode : bytes column of the batch → function from its content to an array.
     schema : the columns of the batches.
     device : None for NumPy: a range of rows is a read-only view of the map, a selection is copied (`np.take`, measured
@@ -193,12 +193,12 @@ def checked_device(device: Any) -> Any:
             "Install torch there, or take device=None for NumPy arrays."
         ) from error
     try:
-        found = torch.device(device)
+        checked = torch.device(device)
     except (RuntimeError, TypeError) as error:
         raise BadSetting(f"device={device!r} is no torch device: {error}") from error
-    if found.type == "cuda" and not torch.cuda.is_available():
+    if checked.type == "cuda" and not torch.cuda.is_available():
         raise BadSetting(f"device={device!r}, and torch {torch.__version__} finds no CUDA device on this machine")
-    return found
+    return checked
 
 
 def filled(values: Array, rows: int) -> Array:

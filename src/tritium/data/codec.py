@@ -68,7 +68,7 @@ def read(field: Field, column: pa.Array, ids: Array) -> tuple[Column, Array | No
 _OTHERWISE = "fill them with nulls={{{0!r}: value}}, or, with tr.Data, mark them: nulls={{{0!r}: 'mask'}}"
 _ONE_LENGTH = "Give all rows one length"
 _FILL = "Drop such rows (`df.dropna(subset=[{0!r}])`), " + _OTHERWISE
-# dropna does not look inside arrays.
+# The advice for arrays is longer, as dropna does not look inside them.
 _DROP_ARRAYS = (
     "Drop such rows (with Spark `df.where(F.forall({inside}, lambda v: F.isnotnull(v)))`, with pandas "
     "`df[df[{{0!r}}].map(lambda v: all(x is not None for x in v))]`), "
@@ -78,8 +78,8 @@ _DROP_ARRAYS = (
 def normalized(rows: Array, mean: Sequence[float], std: Sequence[float]) -> Array:
     """Return (rows - mean) / std as float64 `[rows, *shape]`; mean and deviation are of each value, or one of all."""
     flat = rows.reshape(len(rows), math.prod(rows.shape[1:]))
-    found: Array = ((flat - np.asarray(mean)) / np.asarray(std)).reshape(rows.shape)
-    return found
+    scaled: Array = ((flat - np.asarray(mean)) / np.asarray(std)).reshape(rows.shape)
+    return scaled
 
 
 def _normalized(field: Field, rows: Array, present: Array | None, ids: Array) -> Array:
@@ -87,7 +87,7 @@ def _normalized(field: Field, rows: Array, present: Array | None, ids: Array) ->
     width = math.prod(rows.shape[1:])
     if len(rows) and len(field.mean) not in (1, width):
         raise bad_row(field, ids, 0, width, f"of {width} values, where {len(field.mean)} were normalised,", _ONE_LENGTH)
-    with np.errstate(over="ignore", invalid="ignore"):  # found below; with nan="keep" there may be such values
+    with np.errstate(over="ignore", invalid="ignore"):  # Checked below, unless nan="keep".
         values = normalized(rows, field.mean, field.std).astype(field.dtype)
     if present is not None:
         values[~present] = 0
@@ -99,10 +99,11 @@ def _normalized(field: Field, rows: Array, present: Array | None, ids: Array) ->
 
 
 def bad_row(field: Field, ids: Array, row: int, value: Any, what: str, advice: str, source: int = 0) -> BadRow:
-    """Return the error for one row: which column, where the row is, what is wrong with it, and what to do.
+    """Return the error for one row: its column and place, what is wrong with it, and advice.
 
-    row    : its position in `ids`, int64 [rows]. source : the index of the source column.
-    advice : `{0!r}` in it stands for the name of that column.
+    row    : its position in `ids`, int64 [rows].
+    advice : `{0!r}` in it stands for the name of the source column.
+    source : the index of the source column.
     """
     column, number = field.sources[source], int(ids[row])
     used = "" if column == field.name else f" (in batch column {field.name!r})"
@@ -119,7 +120,7 @@ def _bytes(field: Field, column: pa.Array, ids: Array) -> Ragged:
     if column.null_count:
         row = int(np.argmax(column.is_null().to_numpy(zero_copy_only=False)))
         raise bad_row(field, ids, row, None, "null", "Drop such rows (`df.dropna(subset=[{0!r}])`)")
-    if not len(column):  # Arrow may omit the buffers of an empty array
+    if not len(column):  # Arrow may omit the buffers of an empty array.
         return Ragged(np.zeros(0, np.uint8), np.zeros(0, np.int64))
     wide = pa.types.is_large_binary(column.type)
     offset_type = np.dtype(np.int64 if wide else np.int32)
@@ -197,10 +198,10 @@ def _check_sparse(field: Field, leaf: pa.Array, counts: Array, ids: Array) -> No
     if not leaf.null_count:
         return
     start = int(np.argmax(leaf.is_null().to_numpy(zero_copy_only=False)))
-    there, size = (int(number) for number in _numbers(leaf)[start + 1 : start + 3])
+    set_numbers, size = (int(number) for number in _numbers(leaf)[start + 1 : start + 3])
     row_bytes = size * np.dtype(field.travel).itemsize
     what = (
-        f"a sparse vector of {size:,} numbers, {there:,} of them set: dense, as a row of a batch is, it takes "
+        f"a sparse vector of {size:,} numbers, {set_numbers:,} of them set: dense, as a row of a batch is, it takes "
         f"{row_bytes:,} bytes, more than {DENSE_BYTES:,},"
     )
     raise bad_row(field, ids, _row_of(start, [counts]), size, what, _SPARSE)
@@ -231,7 +232,7 @@ def _inside(field: Field) -> str | None:
     """Return code that makes one Spark array of a column's arrays, for error messages; None where it has none."""
     if field.depth == 0 or field.packed:
         return None
-    if field.marked:  # a vector
+    if field.marked:  # Of columns that are not packed, only vectors are.
         return "vector_to_array({0!r})"
     return "F.flatten(" * (field.depth - 1) + "{0!r}" + ")" * (field.depth - 1)
 
@@ -267,7 +268,7 @@ def _index(field: Field, leaf: pa.Array, at: ErrorAt) -> Array:
     values = codes[where] if len(codes) else np.zeros(len(where), np.int64)
     if len(codes) and codes.min() < 0:
         unknown = values < 0
-        if leaf.null_count:  # a null has the code of the batch's first word, which may be an unknown one
+        if leaf.null_count:  # A null has the code of the first word, which may be an unknown one.
             unknown &= leaf.is_valid().to_numpy(zero_copy_only=False)
         if unknown.any():
             position = int(np.argmax(unknown))
@@ -349,14 +350,14 @@ def _padded(
         longest = int(counts[row])
         advice = f"Cut the array (`slice` in Spark), or train with pad={{{{{{0!r}}: {longest}}}}}"
         raise bad_row(field, ids, row, longest, f"of length {longest}, beyond its pad of {length},", advice)
-    there = np.arange(length) < np.asarray(counts)[:, None]
-    rows = np.full(there.shape, fill, values.dtype)
-    rows[there] = values
+    filled = np.arange(length) < np.asarray(counts)[:, None]
+    rows = np.full(filled.shape, fill, values.dtype)
+    rows[filled] = values
     if present is None and not field.mask:
         return rows, None
-    mask = np.array(there)
+    mask = np.array(filled)
     if present is not None:
-        mask[there] = present
+        mask[filled] = present
     return rows, mask
 
 
@@ -380,6 +381,6 @@ def _fits(field: Field, rows: Array) -> bool:
     shape = field.shape if field.pad is None else (field.pad[0],)
     if field.dtype != field.travel or any(field.exact) or shape not in (None, rows.shape[1:]):
         return False
-    if field.packed and rows.shape[1] != len(field.sources):  # a mark: see `exchange.pack`
+    if field.packed and rows.shape[1] != len(field.sources):  # This is a mark: see `exchange.pack`.
         return False
     return field.nan == "keep" or narrow.finite(rows)

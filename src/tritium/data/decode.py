@@ -19,13 +19,16 @@ Decode = Any
 UNDECODED = (
     "only columns of bytes, strings and integers are decoded, each as an input of its own, not packed with others."
 )
-_SHOWN = 16  # bytes of a content in a message
-_LONGEST = 200  # characters of a string there
-_KEPT = 1024  # and of either in the error's `value`
+_SHOWN_BYTES = 16
+"""The bytes of a value that a message shows."""
+_SHOWN_CHARACTERS = 200
+"""The characters of a string that a message shows."""
+_KEPT = 1024
+"""The bytes or characters of either that the error keeps in `value`."""
 
 
 def content_of(kind: SourceType) -> Content | None:
-    """Return what the values of a column of this type are to the function that decodes them; None: it can't be."""
+    """Return the content of a column of this type, for the function that decodes it; None: it can't be decoded."""
     if kind.name == "binary":
         return "bytes"
     if kind.name == "string":
@@ -46,14 +49,17 @@ def raw_values(values: Any) -> list[Any] | None:
 
 
 def content_of_values(values: Sequence[Any]) -> Content | None:
-    """Return what these values are to the function that decodes them; None: they are of no such type, or of several."""
+    """Return the content of these values, for the function that decodes them; None for another type, or several."""
     kinds: tuple[tuple[Content, type], ...] = (("string", str), ("bytes", bytes), ("integer", int))
     fits = (name for name, kind in kinds if all(isinstance(v, kind) and not isinstance(v, bool) for v in values))
     return next(fits, None)
 
 
 def decode_problems(given: Mapping[str, Any], batch: str, source: str, kind: SourceType) -> Iterator[str]:
-    """Yield what is wrong with the settings of a column that is decoded; `given` is setting → its value for it."""
+    """Yield a sentence for each error of the settings of a column that is decoded.
+
+    given : setting → its value for this column.
+    """
     decode = given["decode"]
     if given["dtype"] is not None:
         yield f"column {source!r} is decoded: decode={{{batch!r}: function}} decides its dtype, not `dtype`."
@@ -70,14 +76,14 @@ def decode_problems(given: Mapping[str, Any], batch: str, source: str, kind: Sou
 
 @dataclass(frozen=True)
 class Decoder:
-    """What decodes a column, and the number of threads in which a batch is decoded."""
+    """The function that decodes a column, and the number of threads in which a batch is decoded."""
 
     function: Decode
     threads: int = 1
     column: str = ""
     """The source column, for messages."""
     content: Content = "bytes"
-    """What the function takes."""
+    """The kind of values that the function takes."""
     users: Decode | None = None
     """The user's own part of the function: None for images as they are."""
 
@@ -102,14 +108,14 @@ def decoders(data: Data) -> dict[str, Decoder]:
 def by_batch_column(decode: Mapping[str, Decode], fields: Sequence[Field]) -> dict[str, Decoder]:
     """Return batch column → its Decoder, of functions by the names of batch columns or of source columns."""
     read = {source for field in fields for source in field.sources}
-    found = {}
+    decoders_by_name = {}
     for field in fields:
-        given = by_column(decode, field.name, field.sources[0], read)
-        users, threads = (given.function, given.threads) if isinstance(given, Decoder) else (given, 1)
+        asked = by_column(decode, field.name, field.sources[0], read)
+        users, threads = (asked.function, asked.threads) if isinstance(asked, Decoder) else (asked, 1)
         function = of_images(users) if field.content == "image" else users
         if function is not None:
-            found[field.name] = Decoder(function, threads, field.sources[0], field.content, users)
-    return found
+            decoders_by_name[field.name] = Decoder(function, threads, field.sources[0], field.content, users)
+    return decoders_by_name
 
 
 def of_images(decode: Decode | None) -> Callable[[bytes], Any]:
@@ -131,7 +137,7 @@ def image_of(raw: bytes) -> Array:
     height, width, channels, mode = map(int, size.split(b","))
     if height < 0:
         raise ValueError("Spark could not read this image; with its option dropInvalid it leaves such files out")
-    if mode & 7:  # OpenCV's number for the type of a value, 0 for a byte
+    if mode & 7:  # These bits are OpenCV's number for the type of a value, which is 0 for a byte.
         raise ValueError(f"an image of mode {mode} does not hold bytes")
     return np.frombuffer(values, np.uint8).reshape(height, width, channels)
 
@@ -143,7 +149,7 @@ def contents_of(rows: Ragged, content: Content) -> list[Any]:
 
 def _value(raw: bytes, content: Content) -> Any:
     if content == "string":
-        return raw.decode(errors="surrogateescape")  # as Python has the names of files that are no UTF-8
+        return raw.decode(errors="surrogateescape")  # Python decodes file names that are no UTF-8 so, too.
     return int(raw) if content == "integer" else raw
 
 
@@ -157,7 +163,7 @@ def decoded(
 ) -> Array:
     """Return the arrays `[rows, *shape]` of these contents, of which there is at least one.
 
-    bad   : makes the error for a row of `contents`: its number, why it can't be used, and its value.
+    bad   : makes the error for a row of `contents`, of its number, the reason, and its value.
     shape : that of every row, None in it for a length that varies from batch to batch; None: that of the first row.
     pool  : threads in which the rows are decoded; None: in this one.
 
@@ -193,25 +199,25 @@ def _fits(shape: tuple[int, ...], wanted: tuple[int | None, ...]) -> bool:
 
 
 def _called(decode: Decode, value: Any) -> Any:
-    """Return what a function makes of a value, or what a dataset has at this index."""
+    """Return the result of a function for a value, or the item of a dataset at this index."""
     if callable(decode):
         return decode(value)
-    if not 0 <= value < len(decode):  # a negative one would be counted from the end
+    if not 0 <= value < len(decode):  # A negative index would count from the end.
         raise IndexError(f"index {value}, and the dataset has {len(decode):,} rows")
-    found = decode[value]
-    if isinstance(found, tuple):
+    item = decode[value]
+    if isinstance(item, tuple):
         raise TypeError(
-            f"the dataset has a tuple of {len(found)} at index {value}, and a column is one array: give a function of "
+            f"the dataset has a tuple of {len(item)} at index {value}, and a column is one array: give a function of "
             "the index that returns one of them"
         )
-    return found
+    return item
 
 
 def _error(bad: Callable[[int, str, Any], BadRow], row: int, content: Any, why: str) -> BadRow:
     if isinstance(content, int):
         return bad(row, f"value {content}: {why}", content)
     if isinstance(content, str):
-        start = repr(content[:_LONGEST]) + ("…" if len(content) > _LONGEST else "")
+        start = repr(content[:_SHOWN_CHARACTERS]) + ("…" if len(content) > _SHOWN_CHARACTERS else "")
         return bad(row, f"value {start}: {why}", content[:_KEPT])
-    start = repr(content[:_SHOWN]) + ("…" if len(content) > _SHOWN else "")
+    start = repr(content[:_SHOWN_BYTES]) + ("…" if len(content) > _SHOWN_BYTES else "")
     return bad(row, f"{len(content)} bytes {start}: {why}", content[:_KEPT])

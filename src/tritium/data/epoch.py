@@ -22,7 +22,7 @@ _SPAN = 1 << 20
 
 
 class Stopwatch(Protocol):
-    """A measurement of where the time of the steps goes, such as `observe.trace.Trace`."""
+    """A measurement of the parts of each step's time, such as `observe.trace.Trace`."""
 
     def batches(self, batches: Iterator[Batch]) -> Iterator[Batch]: ...
     def within(self, section: Literal["copy to device"]) -> AbstractContextManager[None]: ...
@@ -55,8 +55,8 @@ class Group:
 class Epoch:
     """The batches of one epoch. Iterating takes them one by one, and continues after the last one taken.
 
-    number : which epoch, from 0.
-    taken  : steps taken so far, the current batch included.
+    number : its number, from 0.
+    taken  : the steps taken so far, the current batch included.
     first  : the step at which a resumed epoch began, else 0.
     ended  : whether every step has been taken.
     """
@@ -202,8 +202,8 @@ class Epoch:
 
     def seen(self, batch_size: int) -> Iterator[Array]:
         """Yield the ids of the rows taken so far, int64 [k], in pieces."""
-        taken, own = self.taken * batch_size, self._schedule.own
-        taken = taken if own is None else min(taken, own)
+        taken, available = self.taken * batch_size, self._schedule.own
+        taken = taken if available is None else min(taken, available)
         for start in range(self.first * batch_size, taken, _SPAN):
             yield self._gather.reader.ids[self._order.take(start, min(start + _SPAN, taken))]
 

@@ -73,11 +73,11 @@ class Epochs:
     was streamed, or continued at another world size, the state lists their ids, and the other rows are permuted again.
 
     shard      : the source of the rows.
-    n          : how many epochs, the finished ones of a resumed run included.
+    n          : the number of epochs, the finished ones of a resumed run included.
     plan       : decides the order of the rows.
-    device     : where the columns of a batch are put: a torch.device, "auto", or None for NumPy.
+    device     : the device of the columns of a batch: a torch.device, "auto", or None for NumPy.
     resume     : the state of this rank, or of all ranks in rank order; None to start at the first epoch.
-    if_changed : "refuse" or "restart": what to do where the rows are not those of the state.
+    if_changed : where the rows are not those of the state, "refuse" raises DataChanged, and "restart" its epoch.
 
     Raises BadSetting where `resume` does not fit `plan`.
     """
@@ -120,7 +120,7 @@ class Epochs:
         Waits until all shards are complete: only then is the fingerprint known by which a resumed run can tell whether
         the ids mean the same rows again.
         """
-        self._shard.counts  # noqa: B018 - it waits
+        self._shard.counts  # noqa: B018 - reading it waits for the rows
         (number, step), epoch, plan = self._start(), self._epoch, self.plan
         if epoch is not None:
             number, step = (epoch.number + 1, 0) if epoch.ended else (epoch.number, epoch.taken)
@@ -143,7 +143,7 @@ class Epochs:
             state["block"] = self._block
         return state
 
-    # ---- where to begin
+    # ---- The beginning
 
     def _start(self) -> tuple[int, int]:
         """Return (epoch, step) to begin at. Where there is something to resume, the first call waits for all rows."""
@@ -175,17 +175,17 @@ class Epochs:
         self._others, self._resume = (), {"epoch": state["epoch"], "step": 0}
 
     def _other_rows(self, state: State) -> str | None:
-        """Return a clause that says what happened to the ids since `state`; None where they mean the same rows.
+        """Return a clause for the user about a change of the ids since `state`; None where they mean the same rows.
 
         Raises DataChanged where the rows differ and `if_changed` refuses that.
         """
         shard, before = self._shard, state.get("fingerprint")
-        if before is None or not shard.counts or shard.feed.fingerprint is None:  # the counts arrive last
+        if before is None or not shard.counts or shard.feed.fingerprint is None:  # The counts arrive last.
             return None
         verdict = compare(before, summary(shard.feed.fingerprint))
         if verdict == "same":
             return None
-        left = state["epoch"] < self._n  # else no epoch is left that could be restarted on the current rows
+        left = state["epoch"] < self._n  # Only an epoch that is left can restart on the current rows.
         if verdict == "changed" and (self._if_changed == "refuse" or not left):
             rows = summary(shard.feed.fingerprint)["rows"]
             where = differences(self._partitions, shard.feed.fingerprint) if self._partitions else ""
@@ -225,7 +225,7 @@ class Epochs:
         """Rows permuted together: as when the epoch began, also where it continues with less or more memory."""
         return int(self._resume["block"]) if self._resume and "block" in self._resume else self._shard.block
 
-    # ---- an epoch
+    # ---- An epoch
 
     def _is_streamed(self, number: int, step: int) -> bool:
         return self.plan.shuffle == "stream" and number == 0 and step == 0
@@ -286,7 +286,7 @@ class Epochs:
         return counts
 
     def _on_epoch_end(self, epoch: Epoch) -> None:
-        """Record what the epoch did with the rows."""
+        """Record the rows used, padded, dropped and repeated in the epoch."""
         size, steps, remainder = self.plan.batch_size, epoch.steps, self.plan.remainder
         count, taken, before = self._counts(epoch.number)[self._shard.index], steps * size, epoch.first * size
         self._shard.record(

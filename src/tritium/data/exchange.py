@@ -35,7 +35,7 @@ class Exchange:
     """
 
     def __init__(self, data: Mapping[str, Data | Any], ranks: int, *, spark: Any = None) -> None:
-        """Plan the columns; `spark` is needed only where `data` is empty.
+        """Plan the columns.
 
         Raises BadSetting, and BadData with all problems of a frame.
         """
@@ -57,8 +57,10 @@ class Exchange:
         self.persisted = False
         self._lock = threading.Lock()
         self._readers = 0
-        self._begun = False  # a gang has read from the persisted rows, perhaps not all of them
-        self._fingerprint: Mapping[str, Any] | None = None  # of the persisted rows, once a gang has read them all
+        self._begun = False
+        """Whether a gang has read from the persisted rows, perhaps not all of them."""
+        self._fingerprint: Mapping[str, Any] | None = None
+        """That of the persisted rows, once a gang has read them all."""
         self._shapes: Shapes = {}
 
     @cached_property
@@ -91,7 +93,7 @@ class Exchange:
     def numbered(self, rows: Mapping[str, Any]) -> Any:
         """Return the rows of all frames with their ids, before they are dealt.
 
-        rows : name → the struct that a row of its frame becomes.
+        rows : name → the struct of a row of its frame.
         """
         from pyspark.sql import functions as F
 
@@ -105,9 +107,9 @@ class Exchange:
         anchors = self.spark.range(0, self.ranks, 1, 1)
         anchor = F.col("id").cast("int").alias("_anchor")
         united = None
-        for own, frame in packed.items():
-            there = (own, halves.get(own))
-            columns = [F.col(name) if name in there else F.lit(None).cast(kind) for name, kind in types.items()]
+        for first, frame in packed.items():
+            in_frame = (first, halves.get(first))
+            columns = [F.col(name) if name in in_frame else F.lit(None).cast(kind) for name, kind in types.items()]
             part = frame.select(F.lit(None).cast("int").alias("_anchor"), *home, *_named(columns, types))
             united = part if united is None else united.unionAll(part)
         nulls = [F.lit(None).cast(kind) for kind in types.values()]
@@ -122,7 +124,7 @@ class Exchange:
 
     @property
     def row_bytes(self) -> int | None:
-        """What a row of `frame` takes at most in Arrow; None where arrays or strings may have any length.
+        """The most bytes of a row of `frame` in Arrow; None where arrays or strings may have any length.
 
         Of persisted rows that a gang has read, the shapes are known.
         """
@@ -150,10 +152,10 @@ class Exchange:
         if keys := data.keys:
             frame = frame.sortWithinPartitions(*(spark_column(schema, key) for key in keys))
         columns = []
-        for own in filter(None, (name, half)):
-            where = self.data[own].where if half is not None else None
-            row = rows[own] if where is None else F.when(_chosen(schema, *where), rows[own])
-            columns.append(row.alias(own))
+        for taken in filter(None, (name, half)):
+            where = self.data[taken].where if half is not None else None
+            row = rows[taken] if where is None else F.when(_chosen(schema, *where), rows[taken])
+            columns.append(row.alias(taken))
         home = F.lit(None)
         if (key := data.together) is not None:
             home = F.pmod(F.xxhash64(spark_column(schema, key)), F.lit(self.ranks))
@@ -239,7 +241,7 @@ def pack(field: Field, schema: Any) -> Any:
     if field.content == "image":
         size = F.concat_ws(",", *(column.getField(name) for name in IMAGE_SIZE))
         return F.concat(F.encode(F.concat(size, F.lit(";")), "utf-8"), column.getField("data"))
-    if field.kind == "bytes":  # of an integer its digits: with ANSI, Spark casts no integer to bytes
+    if field.kind == "bytes":  # An integer travels as its digits, as with ANSI Spark casts none to bytes.
         return column if kind.name == "binary" else column.cast("string").cast("binary")
     if kind.name == "vector":
         from pyspark.ml.functions import vector_to_array
@@ -260,11 +262,11 @@ def takes_bytes(one: Field) -> bool:
 
 
 def most_bytes(fields: Iterable[Field], shapes: Mapping[str, Sequence[int]]) -> int | None:
-    """Return what a row of these Fields takes at most in Arrow; None where an array or a string may have any length.
+    """Return the most bytes of a row of these Fields in Arrow; None where an array or a string may have any length.
 
     shapes : column → the shape of one row, of arrays whose rows have been seen and are all alike.
     """
-    total = 64  # ids, offsets, and bits that say what is null
+    total = 64  # For ids, offsets, and the bits of nulls.
     for field in fields:
         known = (len(field.sources),) if field.packed or not field.depth else shapes.get(field.name)
         words = field.vocabulary is not None or field.buckets is not None
@@ -295,7 +297,8 @@ def _marked(row: Any, field: Field, schema: Any) -> Any:
 
     columns = columns_of(schema)
     marks = [
-        F.when((value < float(-(2**63))) | (value >= float(2**63)), F.lit(index).cast("bigint"))  # NaN is the largest
+        # NaN counts as the largest number.
+        F.when((value < float(-(2**63))) | (value >= float(2**63)), F.lit(index).cast("bigint"))
         for index, name in enumerate(field.sources)
         if may_exceed_int64(columns[name])
         for value in [spark_column(schema, name).cast("double")]
@@ -312,7 +315,7 @@ def _scalar(column: Any, kind: SourceType, travel: str) -> Any:
         column = F.unix_date(column)
     elif kind.name == "timestamp" and kind.zoned:
         column = F.unix_micros(column)
-    elif kind.name == "timestamp":  # no Spark function converts it without the session's time zone
+    elif kind.name == "timestamp":  # No function of Spark converts it without the session's time zone.
         days = F.unix_date(column.cast("date")).cast("bigint")
         minutes = (days * 24 + F.hour(column)) * 60 + F.minute(column)
         column = minutes * 60_000_000 + (F.date_part(F.lit("SECOND"), column) * 1_000_000).cast("bigint")
@@ -353,7 +356,7 @@ def _numbers(halves: Sequence[str]) -> Any:
     """Return the id of each row: its source partition, and its position there.
 
     halves : columns that take a part of the rows of a frame. Their rows are counted on their own, in a branch that
-    Spark evaluates for these rows alone, so that they are dealt as evenly as the other ones.
+             Spark evaluates for these rows alone, so that they are dealt as evenly as the other ones.
     """
     from pyspark.sql import functions as F
 

@@ -14,8 +14,10 @@ import pyarrow.compute as pc
 
 from tritium.data.idset import PARTITION_BITS, rank_of
 
-ROWS = 4096  # of all ranks and names together; beyond, a row more or less makes no difference
-BYTES = 4 << 20  # of all ranks together, which pass through the coordinator
+MOST_ROWS = 4096
+"""Of all ranks and names together. With more, a row more or less on a rank makes no difference."""
+MOST_BYTES = 4 << 20
+"""Of all ranks together, as they pass through the coordinator."""
 
 
 class Few:
@@ -46,17 +48,17 @@ class Few:
 
     def _table(self, *, anchor: bool) -> pa.Table:
         table = pa.Table.from_batches(self._batches)
-        there = table.column(1).is_valid()
-        return table.filter(there if anchor else pc.invert(there)).combine_chunks()
+        is_anchor = table.column(1).is_valid()
+        return table.filter(is_anchor if anchor else pc.invert(is_anchor)).combine_chunks()
 
 
 def is_many(rows: int, size: int) -> bool:
     """Return whether so many rows of so many bytes together are left as the JVM has dealt them."""
-    return rows > ROWS or size > BYTES
+    return rows > MOST_ROWS or size > MOST_BYTES
 
 
 def deal(streams: Sequence[bytes]) -> list[bytes]:
-    """Return what each rank is dealt of the rows of all ranks, which come in rank order as `Few.packed` makes them.
+    """Return the rows that each rank is dealt, of those of all ranks in rank order, as `Few.packed` makes them.
 
     The rows of a name are numbered in the order of their ids, and get these numbers as ids of one source partition.
     """
@@ -64,8 +66,8 @@ def deal(streams: Sequence[bytes]) -> list[bytes]:
     table = table.take(np.argsort(table.column(0).to_numpy(), kind="stable"))
     ids = np.zeros(table.num_rows, np.int64)
     for number in range(table.num_columns - 2):
-        there = table.column(number + 2).is_valid().to_numpy()
-        ids[there] = (number << PARTITION_BITS) + np.arange(there.sum())
+        of_name = table.column(number + 2).is_valid().to_numpy()
+        ids[of_name] = (number << PARTITION_BITS) + np.arange(of_name.sum())
     table = table.set_column(0, table.schema.field(0), [pa.array(ids)]).take(np.argsort(ids, kind="stable"))
     owner = rank_of(np.sort(ids), len(streams))
     return [_packed(table.filter(pa.array(owner == rank))) for rank in range(len(streams))]

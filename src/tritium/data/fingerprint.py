@@ -33,11 +33,14 @@ REDRAWN = (
     " Where a validation fraction was drawn from rows that Spark orders otherwise each time (after a join, an "
     "aggregation or a repartition), it is another one now: row_key= keeps it."
 )
-"""What is added to the error for rows that are not those of a checkpoint."""
+"""A sentence that is added to the error for rows that are not those of a checkpoint."""
 
 
 class Fingerprint:
-    """The sums over a shard's segments. `parts` : source partition → (rows, sum over (id, row), sum over the row)."""
+    """The sums over a shard's segments.
+
+    parts : source partition → (rows, sum over (id, row), sum over the row).
+    """
 
     def __init__(self) -> None:
         self.parts: dict[int, Part] = {}
@@ -54,7 +57,7 @@ class Fingerprint:
         contents = mixed(rows)
         partitions = ids >> PARTITION_BITS
         starts = np.flatnonzero(np.diff(partitions, prepend=partitions[0] - 1))
-        sums = (np.add.reduceat(each, starts).tolist() for each in (hashes, contents))
+        sums = (np.add.reduceat(terms, starts).tolist() for terms in (hashes, contents))
         counts = np.diff(starts, append=len(ids)).tolist()
         for partition, *part in zip(partitions[starts].tolist(), counts, *sums, strict=True):
             self.parts[partition] = added(self.parts.get(partition, (0, 0, 0)), part)
@@ -67,7 +70,7 @@ class Fingerprint:
         size = rows.shape[1] * rows.itemsize
         if not size:
             return np.zeros(len(rows), np.uint64)
-        # Words of less than 64 bits: two flipped top bits of 64 would cancel each other times an odd key.
+        # Words have less than 64 bits, as two flipped top bits of 64 would cancel each other times an odd key.
         words = rows.view(f"u{next(width for width in (4, 2, 1) if size % width == 0)}")
         hashes: Array = np.einsum("ij,j->i", words, self._key(name, words.shape[1]), dtype=np.uint64)
         return hashes
@@ -86,12 +89,12 @@ class Fingerprint:
 
     def _key(self, name: str, count: int) -> Array:
         """Return `count` odd numbers derived from a column's name."""
-        found = self._keys.get((name, count))
-        if found is None:
+        key = self._keys.get((name, count))
+        if key is None:
             seed = np.uint64(zlib.crc32(name.encode()) << 32)
-            found = mixed(seed + np.arange(1, count + 1, dtype=np.uint64) * _GOLDEN) | np.uint64(1)
-            self._keys[name, count] = found
-        return found
+            key = mixed(seed + np.arange(1, count + 1, dtype=np.uint64) * _GOLDEN) | np.uint64(1)
+            self._keys[name, count] = key
+        return key
 
 
 def added(one: Sequence[int], other: Sequence[int]) -> Part:

@@ -20,7 +20,7 @@ HALF = 1 << (PARTITION_BITS - 1)
 
 
 def place(number: int) -> str:
-    """Return where the row with this id is, for messages."""
+    """Return the place of the row with this id, for messages."""
     return f"row {number & (HALF - 1)} of source partition {number >> PARTITION_BITS}"
 
 
@@ -49,16 +49,16 @@ class IdSet:
         first = np.array([part[0] for part in parts], np.int64)
         stride = np.array([max(1, int(np.gcd.reduce(np.diff(part)))) for part in parts], np.int64)
         length = np.array([(part[-1] - part[0]) // s + 1 for part, s in zip(parts, stride, strict=True)], np.int64)
-        made = cls(first, stride, length, np.zeros(int((-(-length // 8) * 8).sum()), bool))
+        packed = cls(first, stride, length, np.zeros(int((-(-length // 8) * 8).sum()), bool))
         for number, part in enumerate(parts):
-            made._bits[made._offset[number] + (part - first[number]) // stride[number]] = True
-        return made
+            packed._bits[packed._offset[number] + (part - first[number]) // stride[number]] = True
+        return packed
 
     def ids(self) -> Array:
         """Return the ids, int64 [k], ascending."""
-        found = np.flatnonzero(self._bits)
-        part = np.searchsorted(self._offset, found, side="right") - 1
-        ids: Array = self._first[part] + (found - self._offset[part]) * self._stride[part]
+        positions = np.flatnonzero(self._bits)
+        part = np.searchsorted(self._offset, positions, side="right") - 1
+        ids: Array = self._first[part] + (positions - self._offset[part]) * self._stride[part]
         return ids
 
     def has(self, ids: Array) -> Array:
@@ -70,8 +70,8 @@ class IdSet:
         step = ahead // self._stride[part]
         inside = (ahead >= 0) & (step * self._stride[part] == ahead) & (step < self._length[part])
         inside[inside] = self._bits[(self._offset[part] + step)[inside]]
-        found: Array = inside
-        return found
+        is_member: Array = inside
+        return is_member
 
     def pack(self) -> str:
         """Return the set as text (base64)."""
@@ -90,7 +90,7 @@ class IdSet:
 
 def in_any(sets: Iterable[IdSet], ids: Array) -> Array:
     """Return which of `ids` [k] are in one of the sets, bool [k]."""
-    found = np.zeros(len(ids), bool)
-    for each in sets:
-        found |= each.has(ids)
-    return found
+    is_member = np.zeros(len(ids), bool)
+    for one in sets:
+        is_member |= one.has(ids)
+    return is_member

@@ -1,4 +1,4 @@
-"""Which rows the codec refuses: for a null, a NaN, an unknown word, or something else (any process)."""
+"""Find the rows that the codec refuses: for a null, a NaN, an unknown word, or something else (any process)."""
 
 from __future__ import annotations
 
@@ -18,8 +18,7 @@ from tritium.spark.inside import unsafe
 def mark_unreadable(read: Callable[[Array], Any], valid: Array) -> None:
     """Set to False in `valid`, bool `[rows]`, the rows for which `read(rows)` raises BadRow.
 
-    The rows are halved until it is known which they are; those that `invalid` finds, of which there may be many, are
-    known before.
+    The rows are halved until each such row is known. Those that `invalid` finds, which may be many, are marked before.
     """
 
     def find(rows: Array) -> None:
@@ -36,7 +35,7 @@ def mark_unreadable(read: Callable[[Array], Any], valid: Array) -> None:
 
 
 def invalid(field: Field, column: pa.Array) -> Array:
-    """Return a bool `[rows]`: True for a row with such a value, an unknown word, or an array of another length.
+    """Return a bool `[rows]`: True for a row with a null, a NaN, an unknown word, or an array of another length.
 
     Rows may be refused for other reasons, too.
 
@@ -57,7 +56,7 @@ def invalid(field: Field, column: pa.Array) -> Array:
             return wrong
         counts: Array = pc.list_value_length(column).to_numpy()
         fit = _fit(field, level, counts)
-        if not fit.all():  # also a mark, whose values belong to no source: see `exchange.pack`
+        if not fit.all():  # Marks, whose values belong to no source, go here, too: see `exchange.pack`.
             wrong[rows[~fit]] = True
             rows, counts, column = rows[fit], counts[fit], column.filter(pa.array(fit))
         rows = np.repeat(rows, counts)
@@ -71,8 +70,8 @@ def invalid(field: Field, column: pa.Array) -> Array:
     if field.vocabulary is not None and not field.unknown:
         encoded, known = column.dictionary_encode(), {*field.vocabulary, None}
         unknown = np.array([word not in known for word in encoded.dictionary.to_pylist()], np.bool_)
-        there = encoded.is_valid().to_numpy(zero_copy_only=False)
-        wrong[rows[there][unknown[encoded.indices.drop_null().to_numpy()]]] = True
+        present = encoded.is_valid().to_numpy(zero_copy_only=False)
+        wrong[rows[present][unknown[encoded.indices.drop_null().to_numpy()]]] = True
     return wrong
 
 

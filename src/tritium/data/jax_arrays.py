@@ -16,7 +16,7 @@ from tritium.errors import BadRow, BadSetting
 
 
 class ShardOf(Protocol):
-    """What is needed of a `Shard`."""
+    """The part of `Shard` that is needed here."""
 
     name: str
     size: int
@@ -77,13 +77,13 @@ class GlobalEpoch:
 
     def __iter__(self) -> Iterator[GlobalBatch]:
         for batch in self._epoch:
-            found = self._place.put(batch)
-            yield found
-            self._place.check(found)
+            whole = self._place.put(batch)
+            yield whole
+            self._place.check(whole)
 
 
 class Placement:
-    """Where the rows of all ranks' batches lie: split along `axis` of the mesh, each rank's on its own devices.
+    """The place of the rows of all ranks' batches: split along `axis` of the mesh, each rank's on its own devices.
 
     mesh : a `jax.sharding.Mesh`; None for all devices along an axis "data".
     axis : name of one of its axes, or of several; None for the first.
@@ -112,11 +112,11 @@ class Placement:
             )
         self._sharding = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec(axes))
         places = self._sharding.addressable_devices_indices_map((self._rows,))
-        own = sum(stop - start for start, stop, _ in {index[0].indices(self._rows) for index in places.values()})
-        if own != batch_size:
+        rows_here = sum(stop - start for start, stop, _ in {index[0].indices(self._rows) for index in places.values()})
+        if rows_here != batch_size:
             raise BadSetting(
-                f"{self._who} along {', '.join(axes)}, this mesh gives the devices of one rank {own} rows of a step, "
-                f"and a rank has batch_size={batch_size}. Let the axes that split the rows go over the ranks: "
+                f"{self._who} along {', '.join(axes)}, this mesh gives the devices of one rank {rows_here} rows of a "
+                f"step, and a rank has batch_size={batch_size}. Let the axes that split the rows go over the ranks: "
                 "a mesh of JAX's devices in the shape [ranks, devices of a rank], whose first axis splits the rows."
             )
 

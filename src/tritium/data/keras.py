@@ -23,7 +23,7 @@ Columns = str | Sequence[str] | Mapping[str, str]
 
 
 class ShardOf(Protocol):
-    """What is needed of a `Shard`."""
+    """The part of `Shard` that is needed here."""
 
     name: str
     schema: tuple[Field, ...]
@@ -63,11 +63,11 @@ class KerasDataset(keras.utils.PyDataset):  # type: ignore[misc]
         known = [field.name for field in shard.schema]
         for name in [*_names(x), *_names(y), *_names(sample_weight)]:
             if name not in known:
-                there = f"{', '.join(map(repr, known))}.{did_you_mean(name, known)}"
-                raise BadSetting(f"shard {shard.name!r} has no column {name!r}. There are: {there}")
+                listed = f"{', '.join(map(repr, known))}.{did_you_mean(name, known)}"
+                raise BadSetting(f"shard {shard.name!r} has no column {name!r}. There are: {listed}")
         if sample_weight is not None and y is None:
             raise BadSetting(f"shard {shard.name!r}: sample_weight={sample_weight!r} needs targets: give y=.")
-        self._lock = threading.Lock()  # TensorFlow takes batches ahead, in threads of its own
+        self._lock = threading.Lock()  # TensorFlow takes batches ahead, in threads of its own.
         self._given: int | None = None
         self._begun = -1
         self._epoch: Epoch | None = None
@@ -106,7 +106,7 @@ class KerasDataset(keras.utils.PyDataset):  # type: ignore[misc]
                 epoch.end()
             if self._measured is not None:
                 self._asked = -1
-                next(self._measured, None)  # ends the trace's epoch
+                next(self._measured, None)  # Ends the trace's epoch.
                 self._measured = None
 
     def _take(self, step: int) -> Batch:
@@ -129,14 +129,14 @@ class KerasDataset(keras.utils.PyDataset):  # type: ignore[misc]
 
         def column(name: str) -> Array:
             values = filled(batch[name], rows)
-            return values if values.flags.writeable else values.copy()  # torch warns of arrays that are read only
+            return values if values.flags.writeable else values.copy()  # Torch warns of read-only arrays.
 
         x = _arranged(self._x, column)
         if self._y is None:
             return (x,)
         if self._weight is not None:
-            own = column(self._weight).astype("float32")
-            weights = own if weights is None else own * weights
+            of_rows = column(self._weight).astype("float32")
+            weights = of_rows if weights is None else of_rows * weights
         return (x, _arranged(self._y, column)) if weights is None else (x, _arranged(self._y, column), weights)
 
     def _rows_and_weights(self, batch: Batch) -> tuple[int, Array | None]:
@@ -144,10 +144,10 @@ class KerasDataset(keras.utils.PyDataset):  # type: ignore[misc]
         size, counts = self._plan.batch_size, self._shard.counts
         if self._plan.remainder != "pad" or all(count == counts[0] for count in counts):
             return batch.rows, None
-        own = [share(batch.step, index, counts, size, "pad").rows for index in range(len(counts))]
-        weights = np.zeros(max(own), np.float32)
-        weights[: batch.rows] = len(own) * max(own) / batch.total
-        return max(own), weights
+        rows_of_ranks = [share(batch.step, index, counts, size, "pad").rows for index in range(len(counts))]
+        weights = np.zeros(max(rows_of_ranks), np.float32)
+        weights[: batch.rows] = len(rows_of_ranks) * max(rows_of_ranks) / batch.total
+        return max(rows_of_ranks), weights
 
 
 def _names(columns: Columns | None) -> list[str]:
@@ -185,6 +185,6 @@ def dataset_of(
         why = "Rows are mapped into memory, and need no workers: leave it out." if workers else suggest(name, _SETTINGS)
         raise BadSetting(f"shard {shard.name!r}: keras() has no {name}={value!r:.40}. {why.lstrip()}")
     plan = shard.plan(1, batch_size, shuffle, seed, remainder)
-    if plan.shuffle == "stream":  # Keras takes the batches of an epoch in any order
+    if plan.shuffle == "stream":  # Keras takes the batches of an epoch in any order.
         plan = replace(plan, shuffle="full")
     return KerasDataset(shard, Epochs(shard, 1, plan, None, None), plan, x=x, y=y, sample_weight=sample_weight)

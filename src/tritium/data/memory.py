@@ -8,10 +8,10 @@ from pathlib import Path
 _CGROUP = Path("/sys/fs/cgroup")
 
 
-def memory_limit(cgroups: Path = _CGROUP, own: Path = Path("/proc/self/cgroup")) -> int:
+def memory_limit(cgroups: Path = _CGROUP, group: Path = Path("/proc/self/cgroup")) -> int:
     """Return the bytes of the machine's memory, or fewer where a cgroup (1 or 2) limits this process."""
     limits = [os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")]
-    for line in own.read_text().splitlines() if own.exists() else ():
+    for line in group.read_text().splitlines() if group.exists() else ():
         _, controllers, path = line.split(":", 2)
         if controllers == "":
             limits += _upwards(cgroups, path, "memory.max")

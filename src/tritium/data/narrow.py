@@ -15,14 +15,14 @@ from tritium.errors import BadRow
 
 Array = np.ndarray[Any, Any]
 ErrorAt = Callable[[int, Any, str, str], BadRow]
-"""Returns the error for (position, value, what it is, what to do); `{0!r}` in the last stands for the column."""
+"""Returns the error for (position, value, problem, advice); `{0!r}` in the advice stands for the column."""
 
-# The advised code means the same in Spark and in pandas: dropna and fillna take NaN for null in both.
+# The advised code means the same in Spark and in pandas, as dropna and fillna take NaN for null in both.
 _KEEP = "or make it an ordinary value with nan='keep' (of tr.Data in a launch, of the estimator)"
 _NAN = f"Drop such rows (`df.dropna(subset=[{{0!r}}])`), fill them (`df.fillna({{{{{{0!r}}: 0}}}})`), {_KEEP}"
 _BETWEEN = "`df[df[{{0!r}}].between(-{limit}, {limit})]`"
 _INFINITE = "Drop such rows ({drop}), bring the column into range (scale it, or take its logarithm), " + _KEEP
-# dropna does not look into arrays. For Spark a NaN is larger than every number.
+# The advice for arrays is longer, as dropna does not look into them. For Spark a NaN is larger than every number.
 _DROP_ARRAYS = (
     "with Spark `df.where(F.forall({inside}, lambda v: F.abs(v) <= {limit}))`, with pandas "
     "`df[df[{{0!r}}].map(lambda v: np.isfinite(v).all())]`"
@@ -39,9 +39,9 @@ _ROUNDED = (
 
 
 def cast(values: Array, dtype: np.dtype[Any], at: ErrorAt) -> Array:
-    """Return `values` [k] in `dtype`. Raises BadRow for NaN and what is beyond the range of an integer dtype.
+    """Return `values` [k] in `dtype`. Raises BadRow for NaN and for numbers beyond an integer dtype.
 
-    What a floating dtype can't hold becomes infinite here, and is found by `check`.
+    A number beyond a floating dtype becomes infinite here, and is found by `check`.
     """
     if values.dtype == dtype:
         return values
@@ -57,7 +57,7 @@ def cast(values: Array, dtype: np.dtype[Any], at: ErrorAt) -> Array:
 def first_beyond(values: Array, dtype: np.dtype[Any]) -> int | None:
     """Return the position of the first value `[k]` that is NaN or beyond an integer dtype; None where it holds all."""
     limits = np.iinfo(dtype)
-    if values.dtype.kind == "f":  # the largest int64 is not a float, the next integer is
+    if values.dtype.kind == "f":  # The largest int64 is no float, but the next integer is.
         fits = (values >= float(limits.min)) & (values < float(limits.max) + 1)
     else:
         fits = (values >= limits.min) & (values <= limits.max)
@@ -69,8 +69,9 @@ def check(
 ) -> None:
     """Raise BadRow for the first value that its floating dtype can't hold.
 
-    values : `[k]`, as they go into a batch. raw : the same before the cast (the same array where there was none).
-    keep   : NaN and infinity are ordinary values, but what became infinite by the cast is not.
+    values : `[k]`, as they go into a batch.
+    raw    : the values before the cast (the same array where there was none).
+    keep   : whether NaN and infinity are ordinary values; a number that became infinite by the cast is none.
     exact  : for each of the columns whose values lie side by side, whether it holds integers that must stay exact.
     inside : for values in arrays: the code that makes one Spark array of them, for the advice; None: no arrays.
     """
@@ -78,7 +79,7 @@ def check(
         return
     if not any(exact) and finite(values):
         return
-    low, high = values.min(), values.max()  # NaN if there is any
+    low, high = values.min(), values.max()  # Both are NaN if any value is.
     if not (math.isfinite(low) and math.isfinite(high)):
         _check_finite(values, raw, at, keep, inside)
     limit = largest_exact(values.dtype)
@@ -91,7 +92,7 @@ def finite(values: Array) -> bool:
     if values.dtype.kind != "f":
         return True
     with np.errstate(over="ignore", invalid="ignore"):
-        # One pass, as fast as memory where `sum` of rows with a stride is not; large values may overflow it.
+        # One pass as fast as memory, unlike `sum` of rows with a stride. Large values may overflow it.
         total = np.einsum(values, list(range(values.ndim)), [])
     return bool(np.isfinite(total) or np.isfinite(values).all())
 
@@ -111,7 +112,7 @@ def _check_finite(values: Array, raw: Array, at: ErrorAt, keep: bool, inside: st
     if math.isnan(value):
         raise at(position, value, "NaN", _NAN if inside is None else f"Drop such rows ({drop}), {_KEEP}")
     what = "infinite"
-    if raw is values and dtype.itemsize < 8:  # it arrived as infinite, perhaps from Spark's own cast
+    if raw is values and dtype.itemsize < 8:  # It arrived as infinite, perhaps from Spark's own cast.
         what = f"infinite, or beyond {dtype} (up to {limit}),"
     raise at(position, value, what, _INFINITE.format(drop=drop))
 
@@ -120,9 +121,9 @@ def _check_exact(values: Array, raw: Array, at: ErrorAt, limit: int, exact: Sequ
     count = len(exact)
     first = len(values)
     for column in np.flatnonzero(exact):
-        own = values[column::count]
-        if len(own) and not (-limit < own.min() and own.max() < limit):
-            where = int(np.argmax(~(np.abs(own) < limit)))
+        of_column = values[column::count]
+        if len(of_column) and not (-limit < of_column.min() and of_column.max() < limit):
+            where = int(np.argmax(~(np.abs(of_column) < limit)))
             first = min(first, where * count + int(column))
     if first == len(values):
         return

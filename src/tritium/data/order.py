@@ -23,10 +23,10 @@ ORDER_VERSION = 2
 
 _SMALL = 1 << 16
 _CHUNK = 1 << 14
-_SPAN = 1 << 17  # ids processed together, which takes a few MB, whatever the number of rows
+_SPAN = 1 << 17  # So many ids are processed together in a few MB, whatever the number of rows.
 _READ_SPAN = 1 << 20
-_PERMUTED_AHEAD = 1 << 16  # 512 kB; work between batches evicts what this needs from the processor's caches
-_ROUNDS = 5  # with 4, rows 256 to 1024 apart in the epoch were seen to depend on each other; with 5 and 6 none were
+_PERMUTED_AHEAD = 1 << 16  # 512 kB at a time, as work between batches evicts the tables from the processor's caches.
+_ROUNDS = 5  # With 4, rows 256 to 1024 apart in the epoch depended on each other; with 5 and 6 none did.
 _STRIPES = 1024
 _WORD = (1 << 64) - 1
 
@@ -52,7 +52,8 @@ class IdOrder:
 class ShuffledOrder:
     """Every row, permuted over the rows sorted by id, so that the order of their arrival makes no difference.
 
-    rows  : the shard's number of rows. by_id : as the function of that name returns it.
+    rows  : the shard's number of rows.
+    by_id : the lookup that the function of that name returns.
     block : rows that are permuted together, as in `blocked`.
     """
 
@@ -64,7 +65,7 @@ class ShuffledOrder:
         self._ahead = np.empty(0, np.int64)
 
     def take(self, start: int, stop: int) -> slice | Array:
-        if start < self._first or stop > self._first + len(self._ahead):  # a large call costs far less per row
+        if start < self._first or stop > self._first + len(self._ahead):  # A large call costs far less per row.
             rows = self._permuted(np.arange(start, min(self._rows, max(stop, start + _PERMUTED_AHEAD))))
             self._first, self._ahead = start, rows if self._by_id is None else self._by_id(rows)
         return self._ahead[start - self._first : stop - self._first]
@@ -104,7 +105,8 @@ class WindowedOrder:
 class RemainingOrder:
     """The rest of an interrupted epoch: the rows not in `seen`, from position `taken` on.
 
-    ids : of the whole shard, int64 [rows]. key : by which the rest is permuted; None: in the order of ids.
+    ids : of the whole shard, int64 [rows].
+    key : the key of the rest's permutation; None: in the order of ids.
 
     Takes 8 bytes of memory for each row that is left. Positions before `taken`, which only remainder="repeat" asks for,
     are in the order of ids.
@@ -160,7 +162,7 @@ class _Feistel:
 
     def __call__(self, positions: Array) -> Array:
         rows = np.empty(len(positions), np.int64)
-        for start in range(0, len(positions), _CHUNK):  # a chunk fits into the processor's cache
+        for start in range(0, len(positions), _CHUNK):  # A chunk fits into the processor's cache.
             rows[start : start + _CHUNK] = self._once(positions[start : start + _CHUNK])
         outside = np.flatnonzero(rows >= self._n)
         while len(outside):

@@ -24,13 +24,15 @@ _ADVICE = {
     "array": "An array of numbers or of strings with a vocabulary can.",
     "struct": "An array of structs can be taken apart in Spark: `col.field` is an array of that field.",
 }
-_EXACT_DIGITS = 15  # a decimal of so many digits is exact in float64
+_EXACT_DIGITS = 15
+"""A decimal of so many digits is exact in float64."""
 
 
 def plan(schema: Any, data: Data, name: str) -> tuple[Field, ...]:
     """Return the batch columns of `data`. Nothing is read.
 
-    schema : a pyspark StructType or a pyarrow Schema. name : of the DataFrame, for messages.
+    schema : a pyspark StructType or a pyarrow Schema.
+    name   : the name of the DataFrame, for messages.
 
     Raises BadData, which lists every problem of the frame at once.
     """
@@ -64,7 +66,7 @@ class _Planner:
     """A planner of Fields from source columns and settings, which collects every problem in `problems`."""
 
     def __init__(self, columns: Mapping[str, SourceType], names: Sequence[str], data: Data) -> None:
-        """Plan for columns by (dotted) name, of which `names` are the frame's own."""
+        """Take the columns by (dotted) name, and the frame's own `names` among them."""
         self.columns = dict(columns)
         self.names = names
         self.data = data
@@ -87,9 +89,9 @@ class _Planner:
             asked = list(dict.fromkeys(self.names))
         if not isinstance(asked, Mapping):
             asked = {name: name for name in ([asked] if isinstance(asked, str) else asked)}
-        found: dict[str, tuple[tuple[str, ...], bool]] = {}
-        for batch, given in asked.items():
-            names = (given,) if isinstance(given, str) else tuple(given)
+        sources_of: dict[str, tuple[tuple[str, ...], bool]] = {}
+        for batch, listed in asked.items():
+            names = (listed,) if isinstance(listed, str) else tuple(listed)
             missing = [name for name in names if name not in self.columns]
             self.problems += [f"there is no column {name!r}.{suggest(name, self.columns)}" for name in missing]
             if not names:
@@ -97,15 +99,15 @@ class _Planner:
             elif not missing and len(names) == 1 and self.columns[names[0]].name == "struct":
                 for leaf in flat(self.columns, names[0]):
                     self._check_path(leaf)
-                    found[batch + leaf[len(names[0]) :]] = ((leaf,), False)
+                    sources_of[batch + leaf[len(names[0]) :]] = ((leaf,), False)
             elif not missing:
                 whole = names[0] in self.data.decode or not self.columns[names[0]].scalar
-                alone = isinstance(given, str) or (len(names) == 1 and whole)
-                found[batch] = (names, not alone)
-        if not found and not self.problems:
+                alone = isinstance(listed, str) or (len(names) == 1 and whole)
+                sources_of[batch] = (names, not alone)
+        if not sources_of and not self.problems:
             self.problems.append("it has no columns.")
-        self.read = frozenset(source for sources, _ in found.values() for source in sources)
-        return found
+        self.read = frozenset(source for sources, _ in sources_of.values() for source in sources)
+        return sources_of
 
     def _check_path(self, leaf: str) -> None:
         """Add a problem for a struct's field that has the dotted name of a column, which is read in its place."""
@@ -118,9 +120,9 @@ class _Planner:
     def field(self, batch: str, sources: tuple[str, ...], packed: bool) -> Field | None:
         """Return one Field, or None where it has problems."""
         before = len(self.problems)
-        made = self._packed(batch, sources) if packed else self._single(batch, sources[0])
-        made = None if made is None else self._normalized(made)
-        return made if len(self.problems) == before else None
+        planned = self._packed(batch, sources) if packed else self._single(batch, sources[0])
+        planned = None if planned is None else self._normalized(planned)
+        return planned if len(self.problems) == before else None
 
     def _packed(self, batch: str, sources: tuple[str, ...]) -> Field | None:
         kinds = [self.columns[source] for source in sources]
@@ -222,7 +224,7 @@ class _Planner:
         dtype = self._dtype(self.data.dtype, batch, floating=False) or "int64"
         pad = self._pad(batch, source, self.columns[source], depth)
         listed = isinstance(self.data.columns, Mapping) and not isinstance(self.data.columns[batch], str)
-        one = (1,) if listed and dtype in _FLOATS else ()  # as numbers, a list of columns is [batch, n]
+        one = (1,) if listed and dtype in _FLOATS else ()  # Of numbers, too, a list of columns is [batch, n].
         return Field(
             name=batch, sources=(source,), kind="fixed", dtype=dtype, depth=depth,
             shape=one if depth == 0 else (pad[0],) if pad else None,
@@ -232,10 +234,10 @@ class _Planner:
 
     def _normalized(self, field: Field) -> Field:
         """Return the field with means and deviations, which its values need as float64: differences of large ones."""
-        given = [self._setting(self.data.normalize, field.name, source) for source in field.sources]
-        if all(one is None for one in given):
+        asked = [self._setting(self.data.normalize, field.name, source) for source in field.sources]
+        if all(one is None for one in asked):
             return field
-        name = next(source for source, one in zip(field.sources, given, strict=True) if one is not None)
+        name = next(source for source, one in zip(field.sources, asked, strict=True) if one is not None)
         here = f"normalize for {name!r}"
         coded = field.kind == "bytes" or field.vocabulary is not None or field.buckets is not None
         if coded or field.dtype not in _FLOATS or field.pad is not None:
@@ -249,16 +251,16 @@ class _Planner:
             f"{here}: it must be (mean, standard deviation), two finite numbers or two sequences of one for each "
             "value of a row, the deviations above 0."
         )
-        if not all(one is None or (isinstance(one, list | tuple) and len(one) == 2) for one in given):
+        if not all(one is None or (isinstance(one, list | tuple) and len(one) == 2) for one in asked):
             self.problems.append(wrong)
             return field
-        whole = given[0] is not None and all(one is given[0] for one in given) and np.ndim(given[0][0]) == 1
+        whole = asked[0] is not None and all(one is asked[0] for one in asked) and np.ndim(asked[0][0]) == 1
         if field.packed and not whole:
             mean, std = (
-                tuple(default if one is None else one[i] for one in given) for i, default in ((0, 0.0), (1, 1.0))
+                tuple(default if one is None else one[i] for one in asked) for i, default in ((0, 0.0), (1, 1.0))
             )
         else:
-            mean, std = (tuple(np.ravel(part).tolist()) for part in given[0])
+            mean, std = (tuple(np.ravel(part).tolist()) for part in asked[0])
         shape = (len(mean),) if field.depth == 1 and field.shape is None and len(mean) > 1 else field.shape
         numbers = all(isinstance(one, int | float) and math.isfinite(one) for one in (*mean, *std))
         fit = shape is None or len(mean) in (1, math.prod(shape))
@@ -271,16 +273,19 @@ class _Planner:
 
     def _decoded(self, batch: str, source: str, content: Content) -> Field:
         names = ("decode", "nulls", "vocabulary", "hash_buckets")
-        given = {name: self._setting(getattr(self.data, name), batch, source) for name in names}
-        given["dtype"] = self._dtype(self.data.dtype, batch, floating=False)
-        self.problems += decode_problems(given, batch, source, self.columns[source])
+        settings = {name: self._setting(getattr(self.data, name), batch, source) for name in names}
+        settings["dtype"] = self._dtype(self.data.dtype, batch, floating=False)
+        self.problems += decode_problems(settings, batch, source, self.columns[source])
         return Field(
             name=batch, sources=(source,), kind="bytes", dtype="uint8", shape=None, nan="keep", content=content
         )
 
-    def _dtype(self, given: Any, batch: str, *, floating: bool) -> str | None:
-        """Return the dtype that `given` (`dtype` or `default_dtype`) sets; one for all is for `floating` ones only."""
-        asked = given
+    def _dtype(self, asked: Any, batch: str, *, floating: bool) -> str | None:
+        """Return the dtype for a batch column.
+
+        asked    : the setting `dtype` or `default_dtype`.
+        floating : whether the column is floating; a dtype for all is for these only.
+        """
         if isinstance(asked, Mapping):
             asked = asked.get(batch)
         elif not floating:
@@ -368,7 +373,7 @@ class _Planner:
         nulls = self.data.nulls
         fill = nulls[source] if source in nulls else by_column(nulls, batch, source, self.read)
         fill = fill.item() if isinstance(fill, np.generic) else fill
-        return int(fill) if isinstance(fill, bool) else fill  # a model keeps it as a number of JSON
+        return int(fill) if isinstance(fill, bool) else fill  # A model keeps it as a number of JSON.
 
     def _setting(self, mapping: Mapping[str, Any], batch: str, source: str) -> Any:
         return by_column(mapping, batch, source, self.read)

@@ -34,7 +34,7 @@ class Receipt:
     skipped: dict[str, int]
     """Name → rows that were left out, as they can't be read; only names with such rows."""
     first: dict[str, str]
-    """Name → what was wrong with the first of them."""
+    """Name → the problem of the first of them."""
 
 
 class Receiver:
@@ -77,23 +77,23 @@ class Receiver:
         ids = batch.column(0).to_numpy()
         if self._sorted:
             self._check_order(ids)
-        found = batch.num_rows - batch.column(1).null_count
-        if self._sorted and found and not batch.column(1)[-1].is_valid:
+        anchors = batch.num_rows - batch.column(1).null_count
+        if self._sorted and anchors and not batch.column(1)[-1].is_valid:
             raise self._disorder(f"row {ids[-1]} came after the anchor")
-        self._anchors += found
+        self._anchors += anchors
         for position, name in enumerate(self._fields, start=2):
             struct = batch.column(position)
             if struct.null_count < len(struct):
                 self._take(name, struct, ids)
 
     def _take(self, name: str, struct: pa.StructArray, ids: Array) -> None:
-        there = None
-        if struct.null_count:  # the children of a null struct may hold anything
-            there = struct.is_valid()
-            ids = ids[there.to_numpy(zero_copy_only=False)]
+        present = None
+        if struct.null_count:  # The children of a null struct may hold anything.
+            present = struct.is_valid()
+            ids = ids[present.to_numpy(zero_copy_only=False)]
         arrays = [struct.field(index) for index in range(len(self._fields[name]))]
-        if there is not None:
-            arrays = [column.filter(there) for column in arrays]
+        if present is not None:
+            arrays = [column.filter(present) for column in arrays]
         fields = self._fields[name]
         try:
             columns, fields = _read(fields, arrays, ids)
@@ -137,7 +137,7 @@ class Receiver:
     def finish(self, *, confirmed: bool | None) -> Receipt:
         """Return the receipt of a complete shard.
 
-        confirmed : what `stream_is_complete` returned, the proof for unsorted rows.
+        confirmed : the result of `stream_is_complete`, the proof for unsorted rows.
 
         Raises IncompleteShard where Spark's stream ended before the shard was complete, DataError if unknown.
         """
@@ -152,7 +152,7 @@ class Receiver:
             raise self.cut_short()
         return Receipt(
             rows=dict(self.rows),
-            fingerprint={name: dict(found.parts) for name, found in self._fingerprints.items()},
+            fingerprint={name: dict(sums.parts) for name, sums in self._fingerprints.items()},
             columns={name: spool.describe() for name, spool in self._spools.items()},
             skipped=dict(self._skipped),
             first=dict(self._first),
@@ -191,7 +191,7 @@ def readable(fields: Sequence[Field], arrays: Sequence[pa.Array], ids: Array) ->
         except BadRow:
             valid[row] = False
     for before, field, column in zip(fields, known, arrays, strict=True):
-        if field is not before:  # the first of them has shown how long the arrays are
+        if field is not before:  # The first row has shown how long the arrays are.
             valid &= ~invalid(field, column)
     mark_unreadable(of, valid)
     return np.flatnonzero(valid), known

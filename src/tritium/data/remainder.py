@@ -14,7 +14,7 @@ REMAINDERS = ("pad", "drop", "repeat")
 
 @dataclass(frozen=True)
 class Share:
-    """What one rank takes in one step: ranges [start, stop) of positions in its epoch, usually one range."""
+    """The part of one rank in one step: ranges [start, stop) of positions in its epoch, usually one range."""
 
     step: int
     ranges: tuple[tuple[int, int], ...]
@@ -40,21 +40,21 @@ def has_batch_of_one(counts: Sequence[int], batch_size: int, remainder: str) -> 
 
 
 def share(step: int, index: int, counts: Sequence[int | None], batch_size: int, remainder: str) -> Share:
-    """Return what shard `index` takes in `step`, which must exist.
+    """Return the share of shard `index` in `step`, which must exist.
 
     counts : rows of every shard; None for one that has not ended, but has all rows of this step.
     """
-    start, own = step * batch_size, counts[index]
+    start, count_here = step * batch_size, counts[index]
     if remainder != "pad":
         whole = whole_batches(step, len(counts), batch_size)
-        return whole if own is None else replace(whole, ranges=_wrapped(start, batch_size, own))
-    each = [batch_size if count is None else max(0, min(batch_size, count - start)) for count in counts]
-    rows, total = each[index], sum(each)
-    return Share(step, ((start, start + rows),) if rows else ((0, 1),), rows, total, len(each) * rows / total)
+        return whole if count_here is None else replace(whole, ranges=_wrapped(start, batch_size, count_here))
+    of_ranks = [batch_size if count is None else max(0, min(batch_size, count - start)) for count in counts]
+    rows, total = of_ranks[index], sum(of_ranks)
+    return Share(step, ((start, start + rows),) if rows else ((0, 1),), rows, total, len(of_ranks) * rows / total)
 
 
 def whole_batches(step: int, size: int, batch_size: int) -> Share:
-    """Return what any rank takes in a step in which each of `size` ranks takes a whole batch."""
+    """Return the share of any rank in a step in which each of `size` ranks takes a whole batch."""
     start = step * batch_size
     return Share(step, ((start, start + batch_size),), batch_size, batch_size * size, 1.0)
 
@@ -71,7 +71,7 @@ def _wrapped(start: int, rows: int, count: int) -> tuple[tuple[int, int], ...]:
 
 
 class StepSchedule(Protocol):
-    """What one rank takes in each step of one epoch."""
+    """The shares of one rank in the steps of one epoch."""
 
     @property
     def visible(self) -> int:
@@ -116,7 +116,7 @@ class KnownSchedule:
     def share(self, step: int) -> Share | None:
         if step >= self._steps:
             return None
-        if (step + 1) * self._batch_size <= self._least:  # every rank has a whole batch: no loop over ranks
+        if (step + 1) * self._batch_size <= self._least:  # Every rank has a whole batch, without a loop over ranks.
             return whole_batches(step, len(self._counts), self._batch_size)
         return share(step, self._index, self._counts, self._batch_size, self._remainder)
 

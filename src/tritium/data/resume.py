@@ -12,13 +12,14 @@ from tritium.data.order import blocked
 from tritium.errors import BadSetting, DataError
 
 State = Mapping[str, Any]
-"""What `Shard.state()` returned: JSON."""
+"""The result of `Shard.state()`: JSON."""
 
 
 def checked_state(state: State, plan: Mapping[str, Any], name: str, index: int) -> State:
     """Return `state`, checked: the position of a rank in a gang of this size.
 
-    plan : the fields of the EpochPlan that continues from it. name, index : the shard that does.
+    plan        : the fields of the EpochPlan that continues from it.
+    name, index : the shard that continues from it.
 
     Raises BadSetting where the state lacks a value, was taken under another plan, or belongs to another rank.
     """
@@ -43,7 +44,7 @@ def checked_states(
 ) -> tuple[State | None, Sequence[State]]:
     """Return (this rank's own state, ()) where the gang has the size it had, else (None, all states).
 
-    states : of every rank, in rank order. The others as in `checked_state`.
+    states : of every rank, in rank order. The other arguments are as in `checked_state`.
 
     Raises BadSetting where a state is missing, or was taken at another position or under another plan.
     """
@@ -67,8 +68,10 @@ def checked_states(
 def resharded(states: Sequence[State], name: str, index: int, counts: Sequence[int], ids: Array, batch: int) -> State:
     """Return the state from which shard `index` continues, so that all together take exactly the rows not yet seen.
 
-    states : of every rank before, in rank order. counts : rows of every index now. ids : this shard's, int64 [rows].
-    batch  : rows per rank and step.
+    states : of every rank before, in rank order.
+    counts : the rows of every index now.
+    ids    : this shard's, int64 [rows].
+    batch  : the rows per rank and step.
 
     Every rank computes the same counts without communication: the states list the ids seen, and an id determines which
     rank has it now. The epoch continues at the step that equal steps of the new size would have reached.

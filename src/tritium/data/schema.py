@@ -1,4 +1,4 @@
-"""What to read from a DataFrame (`Data`), and what a column of a batch looks like (`Field`) (any process)."""
+"""`Data`, the columns to read from a DataFrame, and `Field`, a column of a batch (any process)."""
 
 from __future__ import annotations
 
@@ -15,7 +15,8 @@ Content = Literal["bytes", "string", "integer", "image"]
 Fill = float | int | str | None
 T = TypeVar("T")
 
-DENSE_BYTES = 256 << 10  # the most that a sparse vector may take as a dense row: 65,536 float32
+DENSE_BYTES = 256 << 10
+"""The most bytes that a sparse vector may take as a dense row: 65,536 float32."""
 Shapes = Mapping[str, Mapping[str, Sequence[int]]]
 """Name of the data → batch column → the shape of one row."""
 
@@ -66,7 +67,7 @@ class Data:
     """Column that becomes floating → (mean, standard deviation), by which the batch has (value - mean) / deviation: two
     numbers, or for an array two sequences. They are of its values after `nulls`. Estimators learn them."""
     shuffle: Literal["full", "stream"] | bool = "full"
-    """What the exchange prepares: "full" and False sort the rows by id, "stream" does not."""
+    """The order that the exchange prepares: "full" and False sort the rows by id, "stream" does not."""
     row_key: Sequence[str] | str = ()
     """Columns that identify a row. Rows are sorted by them within their source partition before they get their ids, so
     that a row has the same id when Spark computes a join or an aggregation again, and a resumed epoch is exact."""
@@ -85,9 +86,9 @@ class Data:
             if not isinstance(value, Mapping):
                 shown = getattr(value, "__name__", repr(value))
                 wrong.append(f"{name}={shown} must be a mapping from columns: {name}={{'x': {shown}}}.")
-        for column, given in self.decode.items() if isinstance(self.decode, Mapping) else ():
-            if not callable(given) and not is_dataset(given):
-                wrong.append(f"decode={{{column!r}: {shown_decode(given)}}} {NO_DECODE}")
+        for column, function in self.decode.items() if isinstance(self.decode, Mapping) else ():
+            if not callable(function) and not is_dataset(function):
+                wrong.append(f"decode={{{column!r}: {shown_decode(function)}}} {NO_DECODE}")
         if isinstance(self.decode_threads, bool) or not isinstance(self.decode_threads, int) or self.decode_threads < 1:
             wrong.append(f"decode_threads={self.decode_threads!r} must be a whole number of at least 1.")
         if wrong:
@@ -101,7 +102,7 @@ class Data:
 
 @dataclass(frozen=True, kw_only=True)
 class Field:
-    """A batch column: where it comes from, and what its rows look like."""
+    """A batch column: its sources, and the dtype and shape of its rows."""
 
     name: str
     sources: tuple[str, ...]
@@ -112,7 +113,7 @@ class Field:
     shape: tuple[int, ...] | None
     """Shape of one row: () is a scalar, so that the batch is `[b]`; None until the first row is read."""
     depth: int = 0
-    """How many arrays are around a value: 0 for a scalar, 1 for a vector or packed scalars, 2 for a matrix."""
+    """The number of arrays around a value: 0 for a scalar, 1 for a vector or packed scalars, 2 for a matrix."""
     packed: bool = False
     """Whether scalars travel as one array; value i of a row then comes from `sources[i]`."""
     travel: str = ""
@@ -130,16 +131,16 @@ class Field:
     asked: bool = False
     """Whether the user asked for `dtype`, so that what it does not hold exactly is rounded."""
     content: Content = "bytes"
-    """What a value of kind "bytes" is: bytes, the UTF-8 of a string, the digits of an integer, or an image of Spark's
-    behind its size, as `exchange.pack` makes it."""
+    """The content of a value of kind "bytes": bytes, the UTF-8 of a string, the digits of an integer, or an image of
+    Spark's behind its size, as `exchange.pack` makes it."""
     skip: bool = False
     """Whether a row that can't be read is left out, instead of raising BadRow."""
     slots: tuple[str, ...] = ()
     """The names that a vector column's metadata gives its numbers, as VectorAssembler makes it; () for none."""
     mean: tuple[float, ...] = ()
-    """What is subtracted from each value of a row, or from all of them; (): nothing."""
+    """The numbers that are subtracted from the values of a row, or one from all of them; (): none."""
     std: tuple[float, ...] = ()
-    """By what the difference is divided."""
+    """The numbers by which the differences are divided."""
     marked: bool = False
     """Whether a row may be a mark in place of values that can't be packed: see `exchange.pack`."""
 
@@ -160,7 +161,7 @@ class Field:
 
 
 def by_column(setting: Mapping[str, T], batch: str, source: str, read: Collection[str]) -> T | None:
-    """Return what a setting of `Data` has for a batch column that comes from a source column, else None.
+    """Return the value of a setting of `Data` for a batch column that comes from a source column, else None.
 
     read : all source columns of this Data. A name among them means that source, wherever it goes, and no batch column.
     """
@@ -177,7 +178,7 @@ def is_dataset(thing: Any) -> bool:
 
 
 def shown_decode(thing: Any) -> str:
-    """Return what was given as `decode` for a column as a short text."""
+    """Return a short text for a value of `decode`, for messages."""
     return f"{thing!r:.80}"
 
 

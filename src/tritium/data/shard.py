@@ -35,7 +35,7 @@ Description = Sequence[Mapping[str, Any]]
 SHUFFLES = ("full", "stream", True, False)
 _SPAN = 1 << 20
 in_use: WeakSet[Shard] = WeakSet()
-"""Those that `World.shard` has returned in this process, until they are closed."""
+"""The shards that `World.shard` has returned in this process, until they are closed."""
 
 
 class Shard:
@@ -46,11 +46,11 @@ class Shard:
     feed        : the watermark of the rows of all shards.
     decode      : bytes column, by its name in the batch or in the DataFrame → function from its content to an array.
     tensors     : whether device="auto" gives torch tensors.
-    prepared    : what the exchange prepared: "full" or False (all rows at once) or "stream" (as they arrive).
+    prepared    : the order that the exchange prepared: "full" or False (all rows at once) or "stream" (as they arrive).
     on_epoch_end: called at the end of every epoch with its counts (rows used, padded, dropped, repeated).
     on_batch    : called with the epoch and step of every batch, both from 0.
     on_message  : called with a sentence for the user, on index 0 only.
-    trace       : measures where the time goes.
+    trace       : measures the parts of each step's time.
     window      : the least number of rows that "stream" permutes together.
     memory      : bytes of this shard that may stay in memory (the page cache); a larger shard is permuted by blocks
                   of that size. None: half of what the machine or its container has.
@@ -130,13 +130,13 @@ class Shard:
         shuffle   : "full" (a seeded permutation of all rows), "stream" (the first epoch in the order of arrival,
                     permuted within windows, while rows still arrive; then as "full"), False (by id). None: as prepared.
         remainder : "pad" (the last batches may be short, or one row of scale 0), "drop", "repeat".
-        device    : where the torch tensors of a batch are; None for NumPy arrays. "auto": tensors in host memory where
-                    the function uses torch (or framework="torch"), else NumPy arrays.
-        resume    : what `state()` gave on this rank: continues with exactly the rows not yet seen. A list of the
+        device    : the device of the torch tensors of a batch; None for NumPy arrays. "auto": tensors in host memory
+                    where the function uses torch (or framework="torch"), else NumPy arrays.
+        resume    : the `state()` of this rank: continues with exactly the rows not yet seen. A list of the
                     states of all ranks, in rank order, also continues at another world size. Where Spark has given
                     the same rows other ids since, the epoch restarts, with a message.
-        if_changed: what to do when the rows differ from those of the state: "refuse" them, or "restart" its epoch on
-                    them. After the last epoch none is left to restart: they are refused.
+        if_changed: where the rows differ from those of the state, "refuse" them, or "restart" its epoch on them. After
+                    the last epoch none is left to restart, and they are refused.
 
         Raises BadSetting at once; at the first epoch, the same on every rank, EmptyShard and DataChanged.
         """
@@ -190,7 +190,7 @@ class Shard:
         """
         from tritium.data.torch_dataset import ShardDataset
 
-        self._tensors = True  # the function uses torch, also where that was not seen before it was called
+        self._tensors = True  # The function uses torch, also where that was not seen before it was called.
         return ShardDataset(self, batch_size, shuffle, seed, remainder, device, scale_col)
 
     def loader(self, *, batch_size: int, **settings: Any) -> ShardLoader:
@@ -238,8 +238,8 @@ class Shard:
             check_counts(self.name, self.counts, batch_size, plan.remainder)
             self.reader.extend(self.rows)
             steps = step_count(self.counts, batch_size, plan.remainder) if settings.get("resume") is None else None
-        found = types({name: self.reader.column(name) for name in self.reader.names}, dict(self.decode))
-        elements = Elements(self.name, self.size, batch_size, columns, found, plan.remainder == "pad")
+        read = types({name: self.reader.column(name) for name in self.reader.names}, dict(self.decode))
+        elements = Elements(self.name, self.size, batch_size, columns, read, plan.remainder == "pad")
         return dataset(epochs, elements, self.size, steps)
 
     def peek(self, rows: int = 2) -> Batch:
@@ -301,10 +301,10 @@ class Shard:
     @cached_property
     def reader(self) -> SpoolReader:
         """The mapped columns. Waits until the first row has shown their shapes."""
-        given = self._description
-        if isinstance(given, SpoolReader):
-            return given
-        return SpoolReader(given() if callable(given) else given, 0)
+        description = self._description
+        if isinstance(description, SpoolReader):
+            return description
+        return SpoolReader(description() if callable(description) else description, 0)
 
     @cached_property
     def by_id(self) -> Lookup | None:
@@ -340,7 +340,7 @@ class Shard:
         return Gather(self.name, self.reader, self.decode, None, self.schema).take(slice(0, 1))
 
     def record(self, counts: dict[str, Any]) -> None:
-        """Keep what an epoch did with the rows for `report()`, and pass it to `on_epoch_end`."""
+        """Keep an epoch's counts of rows for `report()`, and pass them to `on_epoch_end`."""
         self._history.append(counts)
         if self._on_epoch_end is not None:
             self._on_epoch_end(counts)

@@ -25,7 +25,7 @@ from tritium.errors import BadSetting, DataError, SpoolFull
 
 Array = np.ndarray[Any, Any]
 IDS = "_id"
-BLOCK_BYTES = 1 << 20  # of rows with a stride that are put side by side at a time: the copy stays in the cache
+BLOCK_BYTES = 1 << 20  # Rows with a stride are put side by side in blocks that stay in the processor's cache.
 _FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 
 
@@ -115,7 +115,7 @@ class Spool:
             column.clear()
 
     def describe(self) -> list[dict[str, Any]]:
-        """Return what a SpoolReader needs, as JSON, ids first. A shape is None until the first row."""
+        """Return the columns for a SpoolReader, as JSON, ids first. A shape is None until the first row."""
         return [column.describe() for column in self._columns]
 
     def close(self) -> None:
@@ -159,12 +159,12 @@ class Spool:
 
     def _full(self, error: OSError, needed: int) -> SpoolFull:
         disk = shutil.disk_usage(self.directory)
-        there = f"{self.directory} on {socket.gethostname()}"
+        place = f"{self.directory} on {socket.gethostname()}"
         written = f"{_size(self.bytes)} are written"
         if self._row_bytes:
             written += f" ({self.rows:,} rows; each takes some {self._row_bytes:,} bytes)"
         return SpoolFull(
-            f"the spool in {there} can't grow: {error.strerror}. {written}, {_size(needed)} more are needed now, "
+            f"the spool in {place} can't grow: {error.strerror}. {written}, {_size(needed)} more are needed now, "
             f"{_size(disk.free)} of {_size(disk.total)} are free there, where Spark's own shuffle files may be too. "
             "Point spark.local.dir (or SPARK_LOCAL_DIRS) at a larger disk, or use more hosts.",
             directory=self.directory,
@@ -177,7 +177,8 @@ class Spool:
 class SpoolReader:
     """The columns of a spool, mapped read-only.
 
-    description : `Spool.describe()`, whose descriptors are open in this process. rows : how many to show.
+    description : `Spool.describe()`, whose descriptors are open in this process.
+    rows        : the number of rows to show.
     """
 
     def __init__(self, description: Sequence[Mapping[str, Any]], rows: int) -> None:
@@ -248,9 +249,9 @@ class RaggedView:
 def scratch_directory() -> str:
     """Return the cluster manager's scratch directory with the most free space, else the system's."""
     for variable in ("SPARK_LOCAL_DIRS", "LOCAL_DIRS", "SPARK_EXECUTOR_DIRS"):
-        found = list(_writable(os.environ.get(variable, "").replace(os.pathsep, ",").split(",")))
-        if found:
-            return max(found)[1]
+        writable = list(_writable(os.environ.get(variable, "").replace(os.pathsep, ",").split(",")))
+        if writable:
+            return max(writable)[1]
     return tempfile.gettempdir()
 
 
@@ -288,12 +289,12 @@ class _Column:
     def pieces(self, value: Array | Ragged, rows: int) -> list[tuple[_File, Array]]:
         """Return (file, array to append to it) pairs. Raises DataError where dtype, rows or shape do not fit."""
         values = value.values if isinstance(value, Ragged) else value
-        given = "ragged" if isinstance(value, Ragged) else "fixed"
+        layout = "ragged" if isinstance(value, Ragged) else "fixed"
         wanted = "fixed" if self.kind == "fixed" else "ragged"
-        if given != wanted or values.dtype != self.dtype or len(value) != rows:
+        if layout != wanted or values.dtype != self.dtype or len(value) != rows:
             raise DataError(
                 f"column {self.name!r} takes {rows} rows of {wanted} {self.dtype}, "
-                f"and was given {len(value)} of {given} {values.dtype}",
+                f"and was given {len(value)} of {layout} {values.dtype}",
                 column=self.name,
             )
         if isinstance(value, Ragged):
@@ -329,7 +330,7 @@ def _unlinked_file(directory: str) -> int:
     if flag is not None:
         try:
             return os.open(directory, flag | os.O_RDWR | os.O_CLOEXEC, 0o600)
-        except OSError as error:  # file systems without O_TMPFILE (overlayfs, NFS) raise one of these
+        except OSError as error:  # File systems without O_TMPFILE (overlayfs, NFS) raise one of these.
             if error.errno not in (errno.EOPNOTSUPP, errno.EISDIR, errno.ENOENT, errno.EINVAL):
                 raise
     fd, path = tempfile.mkstemp(prefix="tritium-spool-", dir=directory)

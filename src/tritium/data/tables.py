@@ -19,9 +19,9 @@ from tritium.data.types import IMAGE_SIZE, SourceType, columns_of, path_of
 from tritium.errors import BadData, BadRow, BadSetting
 
 Array = np.ndarray[Any, Any]
-ROWS = 8192  # of a batch
+BATCH_ROWS = 8192
 _VECTORS = ("pyspark.ml.linalg", "pyspark.mllib.linalg")
-_VIEWS = {pa.string_view(): pa.large_string(), pa.binary_view(): pa.large_binary()}  # Arrow can't take rows of them
+_VIEWS = {pa.string_view(): pa.large_string(), pa.binary_view(): pa.large_binary()}  # Arrow can't take rows of views.
 
 
 class Tables:
@@ -32,19 +32,19 @@ class Tables:
         if isinstance(ranks, bool) or not isinstance(ranks, int) or ranks < 1:
             raise BadSetting(f"ranks={ranks!r}: a gang has at least one rank")
         self.ranks = ranks
-        given = {name: as_data(value) for name, value in data.items()}
-        self._tables = {name: table_of(value.frame, name) for name, value in given.items()}
+        frames = {name: as_data(value) for name, value in data.items()}
+        self._tables = {name: table_of(value.frame, name) for name, value in frames.items()}
         self.plan: dict[str, tuple[Field, ...]] = {
-            name: plan(self._tables[name].schema, value, name) for name, value in given.items()
+            name: plan(self._tables[name].schema, value, name) for name, value in frames.items()
         }
-        for name, value in given.items():
+        for name, value in frames.items():
             if value.where is not None:
                 self._tables[name] = _where(self._tables[name], *value.where, name)
             if value.keys:
                 self._tables[name] = _sorted(self._tables[name], value.keys)
         self._homes = {
             name: ranks_of(column_of(self._tables[name], value.together), ranks)
-            for name, value in given.items()
+            for name, value in frames.items()
             if value.together is not None
         }
         self._types = {
@@ -60,8 +60,8 @@ class Tables:
                 rows = np.flatnonzero(self._homes[name] == rank)
             else:
                 rows = np.arange(first, table.num_rows, self.ranks, dtype=np.int64)
-            for start in range(0, len(rows), ROWS):
-                chosen = rows[start : start + ROWS]
+            for start in range(0, len(rows), BATCH_ROWS):
+                chosen = rows[start : start + BATCH_ROWS]
                 taken = table.take(pa.array(chosen)).combine_chunks()
                 ids = (partition << PARTITION_BITS) + chosen
                 columns = [_packed(field, taken, name, ids) for field in self.plan[name]]
@@ -94,7 +94,7 @@ def table_of(frame: Any, name: str) -> pa.Table:
             f"data {name!r} is a {kind.__module__}.{kind.__qualname__}; without a cluster, data is a pandas DataFrame "
             "or a pyarrow Table (of a Spark DataFrame: df.toArrow())"
         )
-    names, columns, problems = [], [], []  # lists, as two columns may have one name, which the plan refuses
+    names, columns, problems = [], [], []  # Two columns may have one name, which the plan refuses.
     for label, series in frame.items():
         try:
             plain = isinstance(series.dtype, np.dtype) and series.dtype.kind == "f"
@@ -115,11 +115,11 @@ def _vectors(series: Any, name: str) -> pa.Array | None:
 
     Raises BadRow for a sparse vector that would take too many bytes as an array.
     """
-    vectors, there = series.to_numpy(), series.notna().to_numpy()
-    if not there.any() or not all(type(vector).__module__ in _VECTORS for vector in vectors[there]):
+    vectors, present = series.to_numpy(), series.notna().to_numpy()
+    if not present.any() or not all(type(vector).__module__ in _VECTORS for vector in vectors[present]):
         return None
-    values, lengths = [], np.zeros(len(there), np.int64)
-    for row in np.flatnonzero(there):
+    values, lengths = [], np.zeros(len(present), np.int64)
+    for row in np.flatnonzero(present):
         vector = vectors[row]
         size = len(vector)
         if hasattr(vector, "indices") and size * 4 > DENSE_BYTES:
@@ -135,7 +135,7 @@ def _vectors(series: Any, name: str) -> pa.Array | None:
         values.append(vector.toArray())
         lengths[row] = size
     offsets = np.concatenate([[0], np.cumsum(lengths)])
-    ends = pa.array(offsets, mask=np.append(~there, False))
+    ends = pa.array(offsets, mask=np.append(~present, False))
     return pa.LargeListArray.from_arrays(ends, pa.array(np.concatenate(values)))
 
 
@@ -265,11 +265,11 @@ def _converted(column: pa.Array, to: pa.DataType, source: str, name: str) -> pa.
     if column.type == to:
         return column
     options = pc.CastOptions.safe(to)
-    options.allow_float_truncate = True  # double → float only where dtype= asks for it
+    options.allow_float_truncate = True  # A double becomes a float only where dtype= asks for it.
     options.allow_decimal_truncate = True
     try:
         if pa.types.is_floating(_leaf(to)) and pa.types.is_decimal(_leaf(column.type)):
-            column = column.cast(_with_leaf(to, pa.string()))  # Arrow's own cast misses the nearest float by a bit
+            column = column.cast(_with_leaf(to, pa.string()))  # Its own cast is off by a bit.
         return pc.cast(column, options=options)
     except pa.ArrowInvalid as error:
         raise BadData(

@@ -20,12 +20,12 @@ _PASSED_ON = ("apply", "cache", "enumerate", "map", "prefetch", "repeat", "skip"
 
 
 class Elements:
-    """What a batch becomes as an element of a dataset: tensors of one shape in every step.
+    """The form of a batch as an element of a dataset: tensors of one shape in every step.
 
-    name    : of the shard.
+    name    : the name of the shard.
     size    : the number of shards.
     columns : names, nested as the element shall be; None: a dict of all, with the weights.
-    read    : column → its dtype and its shape without the batch, of all that there are.
+    read    : column → its dtype and its shape without the batch, for every column of the shard.
     weigh   : whether there may be short batches, so that the element must have weights.
 
     Raises BadSetting for a column that does not exist, and where `columns` has no place for the weights.
@@ -73,42 +73,43 @@ class Elements:
 
 def types(columns: dict[str, Array | RaggedView], decode: dict[str, Callable[[bytes], Any]]) -> dict[str, Any]:
     """Return column → dtype and shape of a row. Of bytes that are decoded, they are those of the first row."""
-    found: dict[str, Any] = {}
+    types_of: dict[str, Any] = {}
     for name, column in columns.items():
         if isinstance(column, np.ndarray):
-            found[name] = column.dtype, column.shape[1:]
+            types_of[name] = column.dtype, column.shape[1:]
         elif name in decode:
             first = np.asarray(decode[name](column.take(np.zeros(1, np.int64)).values.tobytes()))
-            found[name] = first.dtype, first.shape
+            types_of[name] = first.dtype, first.shape
         else:
-            found[name] = tf.string, ()
-    return found
+            types_of[name] = tf.string, ()
+    return types_of
 
 
 def dataset(epochs: Iterator[Epoch], elements: Elements, size: int, steps: int | None) -> Any:
     """Return a dataset of which each iteration is the next of `epochs`.
 
-    size : the number of shards. steps : of each epoch; None where they differ or are not yet known.
+    size  : the number of shards.
+    steps : those of each epoch; None where they differ or are not yet known.
     """
 
     def batches() -> Iterator[Any]:
         for batch in next(epochs):
             yield elements.of(batch)
 
-    found = tf.data.Dataset.from_generator(batches, output_signature=elements.spec)
+    elements_of_epochs = tf.data.Dataset.from_generator(batches, output_signature=elements.spec)
     if steps is not None:
-        found = found.apply(tf.data.experimental.assert_cardinality(steps))
+        elements_of_epochs = elements_of_epochs.apply(tf.data.experimental.assert_cardinality(steps))
     options = tf.data.Options()
     options.experimental_distribute.auto_shard_policy = tf.data.experimental.AutoShardPolicy.OFF
-    return _own(found.with_options(options), size)
+    return _own(elements_of_epochs.with_options(options), size)
 
 
-def _own(found: Any, size: int) -> Any:
+def _own(dataset: Any, size: int) -> Any:
     """Let distribution strategies take a dataset's batches as those of this rank.
 
     For `model.fit(dataset)` they would divide each batch by the number of all ranks, as if it were of all.
     """
-    kind = type(found)
+    kind = type(dataset)
 
     def rebatch(self: Any, batch_size: Any, *args: Any, **settings: Any) -> Any:
         replicas = len(batch_size) // size
@@ -125,5 +126,5 @@ def _own(found: Any, size: int) -> Any:
 
         return call
 
-    found.__class__ = type(kind.__name__, (kind,), {"rebatch": rebatch, **{n: passed_on(n) for n in _PASSED_ON}})
-    return found
+    dataset.__class__ = type(kind.__name__, (kind,), {"rebatch": rebatch, **{n: passed_on(n) for n in _PASSED_ON}})
+    return dataset

@@ -15,21 +15,22 @@ from tritium.hints import suggest
 def problems(
     name: str | None, columns: Mapping[str, SourceType], read: Collection[str], filled: Collection[str]
 ) -> list[str]:
-    """Return what is wrong with `together=name` for a frame of these columns.
+    """Return the errors of `together=name` for a frame of these columns.
 
-    read, filled : those that are read, and the names for which `nulls` has a value.
+    read   : the columns that are read.
+    filled : the names for which `nulls` has a value.
     """
-    found = None if name is None else unfit(name, columns)
-    if found is None and name is not None and name not in read:  # a null in it would not be seen
-        found = f"{name!r}, which is not read. Add it to `columns=`."
+    problem = None if name is None else unfit(name, columns)
+    if problem is None and name is not None and name not in read:  # A null in it would not be seen.
+        problem = f"{name!r}, which is not read. Add it to `columns=`."
     if name in filled:
-        found = f"{name!r}, whose nulls are filled: they could not go with the rows of that value. "
-        found += f"Fill them before: df.fillna({{{name!r}: 0}})."
-    return [f"together names {found}"] if found else []
+        problem = f"{name!r}, whose nulls are filled: they could not go with the rows of that value. "
+        problem += f"Fill them before: df.fillna({{{name!r}: 0}})."
+    return [f"together names {problem}"] if problem else []
 
 
 def unfit(name: str, columns: Mapping[str, SourceType]) -> str | None:
-    """Return why equal values of this column don't tell which rows belong together, after "… names", or None."""
+    """Return the reason why equal values of this column can't keep rows together, after "… names", or None."""
     if name not in columns:
         return f"{name!r}, which is not there.{suggest(name, list(columns))}"
     kind = columns[name]
@@ -41,5 +42,5 @@ def unfit(name: str, columns: Mapping[str, SourceType]) -> str | None:
 def ranks_of(column: pa.Array, ranks: int) -> np.ndarray[Any, Any]:
     """Return the rank of each row `[rows]` of a table: distinct values are dealt in the order of their first rows."""
     codes = column if pa.types.is_dictionary(column.type) else column.dictionary_encode()
-    found: np.ndarray[Any, Any] = codes.indices.fill_null(0).to_numpy(zero_copy_only=False) % ranks
-    return found
+    ranks_of_rows: np.ndarray[Any, Any] = codes.indices.fill_null(0).to_numpy(zero_copy_only=False) % ranks
+    return ranks_of_rows

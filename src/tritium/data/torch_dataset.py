@@ -22,8 +22,9 @@ from tritium.data.watermark import Feed
 from tritium.errors import BadSetting
 from tritium.hints import suggest
 
-_ROWS = 256  # that are read together where single rows are asked for
-_EPOCHS = 1 << 62  # nobody says beforehand how many are taken
+_ROWS_READ_AT_ONCE = 256
+"""So many rows are read together where single rows are asked for."""
+_EPOCHS = 1 << 62  # As many as are taken, which is not known beforehand.
 
 Item = dict[str, Any]
 
@@ -62,15 +63,22 @@ class ShardDataset(IterableDataset[Item]):
     ) -> None:
         self.batch_size = batch_size
         self._shard, self._scale_col, self._device = shard, scale_col, device
-        self._plan = shard.plan(_EPOCHS, _ROWS if batch_size is None else batch_size, shuffle, seed, remainder)
+        self._plan = shard.plan(
+            _EPOCHS, _ROWS_READ_AT_ONCE if batch_size is None else batch_size, shuffle, seed, remainder
+        )
         self._epochs: Iterator[Epoch] | None = None
-        self._epoch: Epoch | None = None  # the latest
-        self._start = (0, 0)  # the epoch and the step to begin at
-        self._fingerprint: Mapping[str, Any] | None = None  # of the rows to which that step belongs
+        self._epoch: Epoch | None = None
+        """The latest epoch."""
+        self._start = (0, 0)
+        """The epoch and the step to begin at."""
+        self._fingerprint: Mapping[str, Any] | None = None
+        """That of the rows to which the step belongs."""
         where = f"shard {shard.name!r}: "
         if batch_size is None and (remainder != "pad" or scale_col is not None):
-            given = f"remainder={remainder!r}" if remainder != "pad" else f"scale_col={scale_col!r}"
-            raise BadSetting(f"{where}{given} is a setting of batches, and without batch_size= single rows are yielded")
+            setting = f"remainder={remainder!r}" if remainder != "pad" else f"scale_col={scale_col!r}"
+            raise BadSetting(
+                f"{where}{setting} is a setting of batches, and without batch_size= single rows are yielded"
+            )
         if scale_col in {field.name for field in shard.schema}:
             raise BadSetting(f"{where}scale_col={scale_col!r} is the name of a column; choose another")
 
@@ -109,7 +117,7 @@ class ShardDataset(IterableDataset[Item]):
             if step >= step_count(self._shard.counts, self._plan.batch_size, self._plan.remainder):
                 number, step = number + 1, 0
         state = {"epoch": number, "step": step, **asdict(self._plan), "order": ORDER_VERSION}
-        if self._shard.counts and self._shard.feed.fingerprint is not None:  # the counts arrive last
+        if self._shard.counts and self._shard.feed.fingerprint is not None:  # The counts arrive last.
             state["fingerprint"] = summary(self._shard.feed.fingerprint)
         return state
 
@@ -162,7 +170,7 @@ class ShardDataset(IterableDataset[Item]):
         last: list[Item] = []
         for batch in epoch:
             epoch.finish()
-            if batch.rows or not last:  # else it only keeps the rank in step with others
+            if batch.rows or not last:  # Any other batch only keeps the rank in step with others.
                 last = [{name: column[row] for name, column in batch.items()} for row in range(max(1, batch.rows))]
             yield from last[: batch.rows]
             left -= batch.rows
@@ -185,22 +193,22 @@ def without_loaders(shard: str, settings: Mapping[str, Any], known: Collection[s
 
     known : the settings of `Shard.dataset`.
 
-    Raises BadSetting for others of a `DataLoader`, with what to write instead, and for unknown ones.
+    Raises BadSetting for others of a `DataLoader`, with advice, and for unknown ones.
     """
-    found = {}
+    own_settings = {}
     of_torch = signature(DataLoader).parameters
     for name, value in settings.items():
         if name in known:
-            found[name] = value
+            own_settings[name] = value
         elif name not in of_torch:
             raise BadSetting(f"shard {shard!r}: there is no setting {name!r} of a loader.{suggest(name, known)}")
         elif value != of_torch[name].default and value not in (0, False):
             if name == "num_workers":
                 raise BadSetting(_no_workers(shard))
-            own = f"DataLoader(shard.dataset(batch_size=…), batch_size=None, {name}=…)"
-            fix = 'Take remainder="drop"' if name == "drop_last" else f"Make a loader of your own: {own}"
+            loader = f"DataLoader(shard.dataset(batch_size=…), batch_size=None, {name}=…)"
+            fix = 'Take remainder="drop"' if name == "drop_last" else f"Make a loader of your own: {loader}"
             raise BadSetting(f"shard {shard!r}: {name}={value!r:.40} is a setting of torch's DataLoader. {fix}.")
-    return found
+    return own_settings
 
 
 class ShardLoader(DataLoader[Item]):
@@ -210,7 +218,7 @@ class ShardLoader(DataLoader[Item]):
 
     def __init__(self, dataset: ShardDataset, **settings: Any) -> None:
         super().__init__(dataset, **settings)
-        vars(self.sampler)["set_epoch"] = dataset.set_epoch  # where Lightning, and loops of one's own, look for it
+        vars(self.sampler)["set_epoch"] = dataset.set_epoch  # Lightning, and users' own loops, look for it here.
 
     def state_dict(self) -> dict[str, Any]:
         """Return the position; see `ShardDataset.state_dict`."""

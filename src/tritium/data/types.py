@@ -15,12 +15,13 @@ Name = Literal[
 
 @dataclass(frozen=True)
 class SourceType:
-    """The type of a source column. `dtype` is the numpy dtype that holds it without loss, "" if none."""
+    """The type of a source column."""
 
     name: Name
     text: str
     """The type as its engine spells it, for messages."""
     dtype: str = ""
+    """The numpy dtype that holds it without loss; "" if there is none."""
     precision: int = 0
     scale: int = 0
     """Digits of a decimal, in all and after the point."""
@@ -44,6 +45,7 @@ class SourceType:
         return kind, depth
 
 
+# Spark's struct of an image, as spark.read.format("image") makes it.
 _IMAGE = {
     "origin": "string",
     "height": "number",
@@ -51,9 +53,9 @@ _IMAGE = {
     "nChannels": "number",
     "mode": "number",
     "data": "binary",
-}  # Spark's struct of an image, as spark.read.format("image") makes it
+}
 IMAGE_SIZE = ("height", "width", "nChannels", "mode")
-"""The fields of an image that say what its bytes are."""
+"""The fields of an image that describe its bytes."""
 
 
 def _struct(text: str, children: tuple[tuple[str, SourceType], ...]) -> SourceType:
@@ -64,7 +66,8 @@ def _struct(text: str, children: tuple[tuple[str, SourceType], ...]) -> SourceTy
     )
 
 
-_INT64_DIGITS = 18  # an integer of so many digits fits into int64
+_INT64_DIGITS = 18
+"""Any integer of so many digits fits into int64."""
 _SPARK_NUMBERS = {
     "ByteType": "int8",
     "ShortType": "int16",
@@ -157,16 +160,16 @@ def _walk(schema: Any) -> dict[str, tuple[SourceType, tuple[str, ...]]]:
     else:
         top = [(field.name, from_spark(field.dataType)) for field in schema.fields]
     # A column called "a.b" takes precedence over field b of struct a.
-    found: dict[str, tuple[SourceType, tuple[str, ...]]] = {name: (kind, (name,)) for name, kind in top}
+    columns: dict[str, tuple[SourceType, tuple[str, ...]]] = {name: (kind, (name,)) for name, kind in top}
     for name, kind in top:
-        _below(found, kind, (name,))
-    return found
+        _below(columns, kind, (name,))
+    return columns
 
 
-def _below(found: dict[str, tuple[SourceType, tuple[str, ...]]], kind: SourceType, path: tuple[str, ...]) -> None:
+def _below(columns: dict[str, tuple[SourceType, tuple[str, ...]]], kind: SourceType, path: tuple[str, ...]) -> None:
     for child, inner in kind.children:
-        found.setdefault(".".join((*path, child)), (inner, (*path, child)))
-        _below(found, inner, (*path, child))
+        columns.setdefault(".".join((*path, child)), (inner, (*path, child)))
+        _below(columns, inner, (*path, child))
 
 
 def is_spark(frame: Any) -> bool:

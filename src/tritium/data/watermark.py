@@ -1,4 +1,4 @@
-"""The watermark: how many rows every rank has, so that a step can be taken while rows still arrive (any process)."""
+"""The watermark: the rows that every rank has, so that steps can be taken while rows still arrive (any process)."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ class WatermarkTracker:
             self._rows[index] = max(rows, self._rows[index])
             if ended:
                 self._ended[index] = self._unsent[index] = rows
-            if at_least or ended:  # no other rank can have held the watermark back
+            if at_least or ended:  # No other rank can have held the watermark back.
                 going = [count for i, count in enumerate(self._rows) if i not in self._ended]
                 self._least = min(going) if going else max(self._rows)
             return ended or self._least != before
@@ -82,14 +82,14 @@ class Feed:
     """The watermark of one named DataFrame in a rank. `publish` may be called from any thread."""
 
     while_waiting: Callable[[], AbstractContextManager[None]] = nullcontext
-    """Returns a context that is entered for as long as a wait lasts, so that others see what this process waits for."""
+    """Returns a context for the time of a wait, so that others see that this process waits for rows."""
     _watermark: Watermark | None = None
     _moved: threading.Condition = field(default_factory=threading.Condition)
     fingerprint: Table | None = None
-    """Of the rows of all shards; set before the watermark is complete, or never."""
+    """The fingerprint of the rows of all shards; set before the watermark is complete, or never."""
 
     def publish(self, watermark: Watermark) -> None:
-        """Set a newer watermark, or add what `WatermarkTracker.change` returned, and wake waiting threads."""
+        """Set a newer watermark, or add the change of `WatermarkTracker.change`, and wake waiting threads."""
         with self._moved:
             before = {} if self._watermark is None else self._watermark.ended
             self._watermark = replace(watermark, ended={**before, **watermark.ended})

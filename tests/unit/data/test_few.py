@@ -10,7 +10,7 @@ import pyarrow as pa
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tritium.data.few import BYTES, ROWS, Few, deal, is_many
+from tritium.data.few import MOST_BYTES, MOST_ROWS, Few, deal, is_many
 from tritium.data.receiver import Receiver
 from tritium.data.schema import Data
 from tritium.data.spool import Spool, SpoolReader
@@ -69,8 +69,8 @@ def test_every_row_once_and_evenly(places: set[tuple[int, int]], ranks: int) -> 
 
 def test_many_rows_stay_where_they_are() -> None:
     few = Few()
-    few.add(batch(list(range(ROWS // 2))))
+    few.add(batch(list(range(MOST_ROWS // 2))))
     assert few.packed() is not None
-    few.add(batch(list(range(ROWS // 2 + 1))))
+    few.add(batch(list(range(MOST_ROWS // 2 + 1))))
     assert few.packed() is None
-    assert is_many(1, BYTES + 1)
+    assert is_many(1, MOST_BYTES + 1)

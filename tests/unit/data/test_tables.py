@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from tritium.data.receiver import Receiver
 from tritium.data.schema import Data
 from tritium.data.spool import Spool, SpoolReader
-from tritium.data.tables import ROWS, Tables, table_of
+from tritium.data.tables import BATCH_ROWS, Tables, table_of
 from tritium.errors import BadData, BadRow, BadSetting
 
 
@@ -55,12 +55,12 @@ def test_every_row_once_balanced_and_by_the_rule_of_the_jvm(counts: list[int], r
 
 
 def test_tables_longer_than_a_batch() -> None:
-    count = 2 * ROWS + 17
+    count = 2 * BATCH_ROWS + 17
     (columns,) = received({"t": pa.table({"k": np.arange(count), "x": np.arange(count) / 2})})
     assert columns["t"]["k"].tolist() == list(range(count))
     tables = Tables({"t": pa.table({"k": np.arange(count)})}, 2)
     batches = [tables.batches(rank) for rank in range(2)]
-    assert [sum(batch.num_rows for batch in rank) for rank in batches] == [ROWS + 9 + 1, ROWS + 8 + 1]
+    assert [sum(batch.num_rows for batch in rank) for rank in batches] == [BATCH_ROWS + 9 + 1, BATCH_ROWS + 8 + 1]
 
 
 def test_pandas_columns() -> None:

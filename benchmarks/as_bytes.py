@@ -5,7 +5,7 @@
 Exchanges: a whole launch of two ranks that wait until their shard is complete, less a launch without rows; `mapInArrow`
 is Spark's own, of the same rows through the same kind of shuffle, or of the same cached rows without one, dropping
 every batch. Scoring: a network over all rows into nothing, `TorchModel` against `predict_batch_udf` with the same one.
-local[2]; the first time of each side is left out, and the median of the others is shown. `spark.tritium.arraysAsBytes`
+local[2]; the first time of each side is left out, and the median of the others is shown. `spark.tritium.inside`
 is the switch. `--save` writes benchmarks/results/as_bytes.json.
 """
 
@@ -28,7 +28,7 @@ sys.path.insert(0, str(_suite.SYSTEMS))
 import work
 from exchange import received
 
-SETTING = "spark.tritium.arraysAsBytes"
+SETTING = "spark.tritium.inside"
 Sides = dict[str, Callable[[], object]]
 
 
@@ -36,7 +36,7 @@ def switched(spark: Any, on: bool, run: Callable[[], object]) -> Callable[[], ob
     """The same call with arrays as bytes, or number by number."""
 
     def call() -> object:
-        spark.conf.set(SETTING, str(on).lower())
+        spark.conf.set(SETTING, "" if on else "-jvm_bytes")
         return run()
 
     return call
@@ -92,7 +92,7 @@ def kept(spark: Any, frame: Any) -> Sides:
 
     sides: Sides = {}
     for name, on in (("numbers", False), ("bytes", True)):
-        spark.conf.set(SETTING, str(on).lower())
+        spark.conf.set(SETTING, "" if on else "-jvm_bytes")
         persisted = Exchange({"train": tr.Data(frame, columns=["x"])}, 2).persist()
         sides[name] = lambda persisted=persisted: received(spark, persisted)
     plain = shuffled(frame.select("x")).persist()

@@ -44,7 +44,7 @@ COMMON = {
     "spark.driver.bindAddress": "127.0.0.1",
     "spark.log.level": "ERROR",
     "spark.scheduler.maxRegisteredResourcesWaitingTime": "20s",  # 5 s pass before there are executors, on idle cores
-    # Of the whole run, for example TRITIUM_TEST_CONF="spark.tritium.arraysAsBytes=false".
+    # Of the whole run, for example TRITIUM_TEST_CONF="spark.tritium.inside=-jvm_bytes".
     **dict(pair.split("=", 1) for pair in os.environ.get("TRITIUM_TEST_CONF", "").split()),
 }
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import signal as signals
 from collections.abc import Mapping
 from typing import Any
 
@@ -56,3 +57,11 @@ def _text(value: Any) -> str:
     if isinstance(value, list):
         return "[" + ", ".join(map(_text, value)) + "]"
     return str(getattr(value, "__name__", type(value).__name__))
+
+
+def signal_name(number: int) -> str:
+    """Return the name of a signal: 9 → "SIGKILL"."""
+    try:
+        return signals.Signals(number).name
+    except ValueError:
+        return f"signal {number}"

@@ -299,7 +299,7 @@ def drive(kind: str, master: str, answers: int) -> None:
     import clusters
     from proxy import Proxy
     from tritium.gang.driver import on_cluster as cluster_run
-    from tritium.spark.cluster import base as cluster_module
+    from tritium.spark.cluster.base import Cluster
 
     proxies: list[Proxy] = []
 
@@ -312,7 +312,7 @@ def drive(kind: str, master: str, answers: int) -> None:
             self.address = proxies[-1].address
 
     cluster_run.Coordinator = Behind  # type: ignore[attr-defined]
-    cluster_module.RETURN_SECONDS = 45.0  # a worker that was killed comes back, however busy this machine is
+    Cluster.replacement_seconds = 45.0  # a worker that was killed comes back, however busy this machine is
     started = clusters.session(kind) if not master else clusters.joined(master)
     with started as spark:
         driver = Driver(spark, answers, proxies)

@@ -21,7 +21,7 @@ from bounds import timed
 from clusters import Workers
 from tritium.ml import TorchEstimator
 from tritium.ml.callbacks import Callback, TrainState
-from tritium.spark.cluster import base as cluster_module
+from tritium.spark.cluster.base import Cluster
 
 pytestmark = [pytest.mark.timeout(400), pytest.mark.parametrize("cluster", ["breakable"], indirect=True)]
 
@@ -162,7 +162,7 @@ def lose_a_worker_and_get_it_back(training: Running, folder: Path, run: Callable
 def test_a_gang_goes_on_with_what_is_left_and_grows_when_slots_come_back(
     two_workers: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(cluster_module, "RETURN_SECONDS", 2.0)  # the worker does not come back before it is started
+    monkeypatch.setattr(Cluster, "replacement_seconds", 2.0)  # the worker does not come back before it is started
     run = tmp_path / "run"
     training = fit(
         rows(two_workers),
@@ -183,7 +183,7 @@ def test_horovods_elastic_training_goes_on_with_what_is_left_and_grows(
     import tritium.compat  # noqa: F401 - `make faults` repeats the test, and a fixture undoes the import after each
     from tritium.compat.horovod.spark import run_elastic
 
-    monkeypatch.setattr(cluster_module, "RETURN_SECONDS", 2.0)
+    monkeypatch.setattr(Cluster, "replacement_seconds", 2.0)
     monkeypatch.setenv("TRITIUM_RUNS", str(tmp_path / "runs"))
     settings: dict[str, Any] = {"min_num_proc": 1, "max_num_proc": 2, "env": {"TRITIUM_COMMIT_SECONDS": "0"}}
     training = Running(lambda: run_elastic(elastic, args=(str(tmp_path),), verbose=0, **settings))

@@ -15,7 +15,7 @@ import pytest
 import tritium as tr
 from clusters import wait
 from tritium.errors import Stalled
-from tritium.gang.driver import source_watch
+from tritium.spark import sources
 
 LIMIT = 1.0
 QUIET: dict[str, Any] = {"ranks": 2, "progress": False, "output": "none", "stall_timeout": LIMIT, "retries": 0}
@@ -23,7 +23,7 @@ QUIET: dict[str, Any] = {"ranks": 2, "progress": False, "output": "none", "stall
 
 @pytest.fixture(autouse=True)
 def _executors_tell_soon(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(source_watch, "HEARTBEATS", 0.1)
+    monkeypatch.setattr(sources, "HEARTBEATS", 0.1)
 
 
 def stalls(run_dir: Path) -> list[dict[str, Any]]:

@@ -31,7 +31,7 @@ REGISTERS = (
 # Keys that Spark does not register as entries, and where they are documented or used.
 UNREGISTERED = {
     "spark.tritium.trustModels": "ours: read by ModelReader and ParamsReader",
-    "spark.tritium.arraysAsBytes": "ours: read by spark/inside/jvm_bytes.py",
+    "spark.tritium.inside": "ours: read by spark/inside/__init__.py",
     "spark.tritium.driver.host": "ours: read by gang/driver/address.py",
     "spark.tritium.driver.bindAddress": "ours: read by gang/driver/address.py",
     "spark.tritium.driver.port": "ours: read by gang/driver/address.py",

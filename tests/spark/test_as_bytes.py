@@ -19,6 +19,7 @@ from tritium.data.schema import Data
 from tritium.errors import BadRow
 from tritium.model.signature import Input, Output, Signature
 from tritium.predict.spark import score
+from tritium.spark import inside
 from tritium.spark.inside import jvm_bytes
 
 SETTINGS = {
@@ -41,22 +42,24 @@ KINDS = {
     "double": "/ 7",
 }
 
+ON, OFF = "", "-jvm_bytes"
+
 
 @pytest.fixture(autouse=True)
 def _as_bytes(spark: Any) -> Iterator[None]:
-    with set_to(spark, **{jvm_bytes.SETTING: "true"}):  # whatever this run's TRITIUM_TEST_CONF says
+    with set_to(spark, **{inside.SETTING: ON}):  # whatever this run's TRITIUM_TEST_CONF says
         yield
 
 
 def both(spark: Any, data: dict[str, Any], **more: Any) -> list[Any]:
     """Return what the ranks have received as bytes, after a comparison with what they receive as numbers."""
     found = []
-    for way in ("true", "false"):
-        with set_to(spark, **{jvm_bytes.SETTING: way}):
+    for way in (ON, OFF):
+        with set_to(spark, **{inside.SETTING: way}):
             exchange = Exchange(data, 2)
-            assert (exchange.as_arrays is None) == (way == "true"), exchange.as_arrays
+            assert (exchange.as_arrays is None) == (way == ON), exchange.as_arrays
             kinds = {f.dataType.simpleString() for s in exchange.frame.schema.fields[2:] for f in s.dataType.fields}
-            assert any("array" in kind for kind in kinds) == (way == "false")
+            assert any("array" in kind for kind in kinds) == (way == OFF)
             found.append(receive(exchange, **more))
     for ours, theirs in zip(*found, strict=True):
         assert ours["rows"] == theirs["rows"]
@@ -158,8 +161,8 @@ def test_random_arrays(spark: Any, seed: int) -> None:
 def test_a_bad_row_is_named_the_same(spark: Any, sql: str, message: str) -> None:
     frame = spark.range(0, 50, 1, 1).select(F.expr(sql).alias("x"))
     said = []
-    for way in ("true", "false"):
-        with set_to(spark, **{jvm_bytes.SETTING: way}), pytest.raises(Exception, match=message) as failed:
+    for way in (ON, OFF):
+        with set_to(spark, **{inside.SETTING: way}), pytest.raises(Exception, match=message) as failed:
             receive(Exchange({"train": frame}, 1))
         said.append(next(line for line in str(failed.value).splitlines() if message in line))
     assert said[0] == said[1]
@@ -168,7 +171,7 @@ def test_a_bad_row_is_named_the_same(spark: Any, sql: str, message: str) -> None
 
 def test_a_session_in_which_the_probe_fails_sends_arrays(spark: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     frame = spark.range(3).select(F.array(F.col("id").cast("float")).alias("x"))
-    monkeypatch.setattr(jvm_bytes, "_applications", {})
+    monkeypatch.setattr(inside, "_probed", {})
     monkeypatch.setattr(jvm_bytes, "UNSAFE_ARRAY", "org.apache.spark.sql.catalyst.Elsewhere")
     exchange = Exchange({"train": frame}, 1)
     assert "ClassNotFoundException" in (exchange.as_arrays or "")
@@ -176,11 +179,11 @@ def test_a_session_in_which_the_probe_fails_sends_arrays(spark: Any, monkeypatch
 
 
 def test_the_probe_compares_every_dtype(spark: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert jvm_bytes._probe(spark) is None
+    assert jvm_bytes.probe(spark) is None
     monkeypatch.setattr(jvm_bytes, "_VALUES", (1, 1, 0, 1))
-    assert jvm_bytes._probe(spark) is None
+    assert jvm_bytes.probe(spark) is None
     monkeypatch.setattr(jvm_bytes.unsafe, "lists", lambda column, dtype, depth: column)
-    assert "arrays of bool are laid out differently" in (jvm_bytes._probe(spark) or "")
+    assert "arrays of bool are laid out differently" in (jvm_bytes.probe(spark) or "")
 
 
 class Summary(torch.nn.Module):
@@ -203,10 +206,10 @@ def summaries(spark: Any, frame: Any, **settings: Any) -> list[tuple[Any, ...]]:
     signature = Signature((Input("x", ("x",), dtype, example.shape[1:]),), (Output("y", "float64", (3,)),))
     model = tr.Model(Summary(), signature)
     found = []
-    for way in ("true", "false"):
-        with set_to(spark, **{jvm_bytes.SETTING: way}):
+    for way in (ON, OFF):
+        with set_to(spark, **{inside.SETTING: way}):
             scored = score(model, frame, output_cols=["y"], **settings)
-            assert ("getBaseObject" in str(scored._jdf.queryExecution().toString())) == (way == "true")
+            assert ("getBaseObject" in str(scored._jdf.queryExecution().toString())) == (way == ON)
             found.append(sorted((row.id, row.y) for row in scored.select("id", "y").collect()))
     assert found[0] == found[1]
     return found[0]
@@ -247,8 +250,8 @@ def test_a_model_of_more_columns_than_spark_generates_code_for(spark: Any) -> No
     signature = Signature((Input("x", tuple(made.columns[1:]), shape=(230,)),), (Output("y", "float64", (3,)),))
     for arranged in (lambda frame: frame, lambda frame: frame.orderBy("f0"), lambda frame: frame.persist()):
         frame = arranged(made)
-        for way in ("true", "false"):
-            with set_to(spark, **{jvm_bytes.SETTING: way}):
+        for way in (ON, OFF):
+            with set_to(spark, **{inside.SETTING: way}):
                 rows = score(tr.Model(Summary(), signature), frame, output_cols=["y"]).collect()
             assert len(rows) == 40
             for row in rows:
@@ -281,8 +284,8 @@ def test_a_model_is_given_the_same_valid_rows(spark: Any, bad: str) -> None:
 def test_a_row_that_no_model_can_use_is_named_the_same(spark: Any, bad: str) -> None:
     signature = Signature((Input("x", ("x",), shape=(2,)),), (Output("y", "float64", (3,)),))
     said = []
-    for way in ("true", "false"):
-        with set_to(spark, **{jvm_bytes.SETTING: way}), pytest.raises(Exception, match="BadRow: ") as failed:
+    for way in (ON, OFF):
+        with set_to(spark, **{inside.SETTING: way}), pytest.raises(Exception, match="BadRow: ") as failed:
             score(tr.Model(Summary(), signature), some_bad(spark, bad), output_cols=["y"]).collect()
         said.append(next(line for line in str(failed.value).splitlines() if BadRow.__name__ in line))
     assert said[0] == said[1]

@@ -112,6 +112,7 @@ def test_a_session_that_says_what_it_wants_has_its_plan_left_alone(spark: Any, p
 def test_a_spark_that_makes_expressions_otherwise_scores_as_well(parquet: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     expected = sorted((row.id, row.y) for row in scored(parquet, "x", width=2).collect())
     _never.cache_clear()
+    monkeypatch.setattr("tritium.spark.inside._probed", {})
     monkeypatch.setattr("tritium.spark.inside.as_rows.UNSAFE_ARRAY", "org.apache.spark.Elsewhere")
     otherwise = scored(parquet, "x", width=2)
     assert takes_batches(otherwise)

@@ -117,5 +117,6 @@ def test_it_is_so_in_the_gangs_own_job_alone_and_the_users_setting_wins(
     assert {row.limit for row in source.collect()} == {0}
     with set_to(spark, **{SETTING: "1000000"}):
         assert tr.launch(seen, **launch) == [[1000000], [1000000]]
+    monkeypatch.setattr("tritium.spark.inside._probed", {})
     monkeypatch.setattr("py4j.clientserver.ClientServer", type(None))  # as if threads shared the JVM's
     assert tr.launch(seen, **launch) == [[0], [0]]

@@ -10,18 +10,20 @@ from typing import Any
 
 import pytest
 
-from clusters import wait
+from clusters import set_to, wait
 from tritium.errors import BadSetting, NotEnoughSlots, StartTimeout, WrongVersion
 from tritium.gang.settings import Gang
+from tritium.spark.cluster import cluster_of
 from tritium.spark.cluster.base import Cluster, check_versions
 from tritium.spark.cluster.slots import RunSlots
+from tritium.spark.inside import SETTING
 
 
 def test_a_gang_that_fits_is_let_pass_on_every_kind(cluster: Any) -> None:
-    found = Cluster.of(cluster.spark)
-    assert found.is_connect == (cluster.kind == "connect")
-    assert found.is_local == (cluster.kind in ("local", "connect"))
-    assert found.version == cluster.spark.version
+    found = cluster_of(cluster.spark)
+    kinds = {"local": "Local", "local-cluster": "Standalone", "standalone": "Standalone", "connect": "ConnectLocal"}
+    assert type(found).__name__ == kinds[cluster.kind]
+    assert found.session.version == cluster.spark.version
     slots = None if cluster.kind == "connect" else 2
     wait(lambda: found.slots(Gang(ranks=2)) == slots, "its executors are there")
     assert found.profile(Gang(ranks=2)) is None
@@ -29,8 +31,8 @@ def test_a_gang_that_fits_is_let_pass_on_every_kind(cluster: Any) -> None:
 
 
 def test_too_few_slots_are_counted_before_anything_is_submitted(cluster: Any) -> None:
-    found = Cluster.of(cluster.spark)
-    if found.is_connect:
+    found = cluster_of(cluster.spark)
+    if found.session.connect:
         found.ranks_for(Gang(ranks=3))  # Connect has no count; start_timeout ends such a launch
         return
     with pytest.raises(NotEnoughSlots, match=r"3 ranks need 3 slots at once.* has 2\. Ask for ranks=2, or ") as error:
@@ -40,12 +42,12 @@ def test_too_few_slots_are_counted_before_anything_is_submitted(cluster: Any) ->
 
 def test_without_gpu_resources_gpus_are_refused(cluster: Any) -> None:
     with pytest.raises(NotEnoughSlots, match=r"spark\.executor\.resource\.gpu\.amount.*spark\.task\.resource\.gpu"):
-        Cluster.of(cluster.spark).ranks_for(Gang(ranks=1, gpus=1))
+        cluster_of(cluster.spark).ranks_for(Gang(ranks=1, gpus=1))
 
 
 @pytest.mark.parametrize("cluster", ["standalone"], indirect=True)
 def test_cpus_make_a_profile_that_is_counted(cluster: Any) -> None:
-    found = Cluster.of(cluster.spark)  # two executors of one core each
+    found = cluster_of(cluster.spark)  # two executors of one core each
     assert found.slots(Gang(cpus=1)) == 2
     with pytest.raises(NotEnoughSlots, match=r"cpus=2.* an executor .* has 1 \(spark\.executor\.cores\)"):
         found.ranks_for(Gang(cpus=2))
@@ -53,7 +55,7 @@ def test_cpus_make_a_profile_that_is_counted(cluster: Any) -> None:
 
 @pytest.mark.parametrize("cluster", ["standalone-gpus"], indirect=True)
 def test_cores_of_a_rank_take_slots(cluster: Any) -> None:
-    found = Cluster.of(cluster.spark)  # two executors of two cores
+    found = cluster_of(cluster.spark)  # two executors of two cores
     with pytest.raises(NotEnoughSlots, match=r"of 2 CPU core\(s\) each; .* has 2\. .*fewer than cpus=2 a rank"):
         found.ranks_for(Gang(ranks=3, cpus=2))
 
@@ -61,7 +63,7 @@ def test_cores_of_a_rank_take_slots(cluster: Any) -> None:
 @pytest.mark.parametrize("cluster", ["standalone-gpus"], indirect=True)
 class TestPretendedGpus:
     def test_gpus_are_counted(self, cluster: Any) -> None:
-        found = Cluster.of(cluster.spark)  # two executors of two GPUs and two cores; a task has one GPU by default
+        found = cluster_of(cluster.spark)  # two executors of two GPUs and two cores; a task has one GPU by default
         assert found.profile(Gang(gpus=1)) is None
         assert found.slots(Gang(gpus=1)) == 4
         assert found.slots(Gang(gpus=2)) == 2
@@ -71,7 +73,7 @@ class TestPretendedGpus:
             found.ranks_for(Gang(gpus=3))
 
     def test_the_profile_gives_each_task_its_own(self, cluster: Any) -> None:
-        profile = Cluster.of(cluster.spark).profile(Gang(ranks=2, gpus=2))
+        profile = cluster_of(cluster.spark).profile(Gang(ranks=2, gpus=2))
 
         def addresses(batches: Any) -> Any:
             import pyarrow as pa
@@ -89,26 +91,35 @@ class TestPretendedGpus:
 @pytest.mark.parametrize("cluster", ["dynamic"], indirect=True)
 def test_more_ranks_than_dynamic_allocation_allows_are_refused_by_name(cluster: Any) -> None:
     with pytest.raises(NotEnoughSlots, match=r"spark\.dynamicAllocation\.maxExecutors=2 there are never more than 2"):
-        Cluster.of(cluster.spark).ranks_for(Gang(ranks=3))
-    assert Cluster.of(cluster.spark).ranks_for(Gang(ranks=(1, 4))) == 2
+        cluster_of(cluster.spark).ranks_for(Gang(ranks=3))
+    assert cluster_of(cluster.spark).ranks_for(Gang(ranks=(1, 4))) == 2
 
 
 def test_a_cluster_that_kills_idle_workers_is_refused(spark: Any) -> None:
     seconds, kill = (f"spark.sql.execution.pyspark.udf.{name}" for name in ("idleTimeoutSeconds", "killOnIdleTimeout"))
     spark.conf.set(seconds, "60")
     try:
-        Cluster.of(spark).ranks_for(Gang())  # Spark only logs then
+        cluster_of(spark).ranks_for(Gang())  # Spark only logs then
         spark.conf.set(kill, "true")
         with pytest.raises(BadSetting, match=r"sent nothing for 60 s.*killOnIdleTimeout=false"):
-            Cluster.of(spark).ranks_for(Gang())
+            cluster_of(spark).ranks_for(Gang())
     finally:
         spark.conf.unset(seconds)
         spark.conf.unset(kill)
 
 
+def test_where_slots_can_not_be_counted_start_timeout_ends_what_has_too_few(spark: Any) -> None:
+    notes: list[str] = []
+    with set_to(spark, **{SETTING: "-scheduler"}):
+        uncounted = cluster_of(spark)
+    assert uncounted.slots(Gang(ranks=3)) is None
+    assert uncounted.ranks_for(Gang(ranks=3), notes.append) == 3
+    assert notes == [f"slots are not counted ({SETTING}=-scheduler): start_timeout ends a gang that has too few"]
+
+
 def test_what_is_no_session_is_said_so() -> None:
     with pytest.raises(BadSetting, match="is no SparkSession"):
-        Cluster.of("local[2]")
+        cluster_of("local[2]")
 
 
 @pytest.mark.parametrize("spark_version", ["4.0.1", "3.5.3", "4.0.0-SNAPSHOT"])
@@ -132,7 +143,7 @@ def slots(spark: Any, gang: Gang, timeout: float, note: Callable[[str], object] 
     """Hold a gang's slots for a block."""
     run = RunSlots()
     try:
-        Cluster.of(spark).take_slots(run, gang, gang.most, timeout, note)
+        cluster_of(spark).take_slots(run, gang, gang.most, timeout, note)
         yield
     finally:
         run.release()

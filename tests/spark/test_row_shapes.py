@@ -14,8 +14,9 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
 from tritium.ml.columns import find_columns
-from tritium.ml.row_shapes import is_at_hand, with_shapes
+from tritium.ml.row_shapes import with_shapes
 from tritium.ml.torch.settings import TorchSettings
+from tritium.spark.inside.plans import is_at_hand
 
 
 def shape_of(frame: DataFrame, column: str) -> Any:

@@ -23,8 +23,8 @@ from tritium.data.plan import plan
 from tritium.data.schema import DENSE_BYTES, Data, Field, Shapes, as_data
 from tritium.data.types import IMAGE_SIZE, SourceType, columns_of, may_exceed_int64, spark_column
 from tritium.errors import BadData, BadSetting, IncompleteShard
-from tritium.spark.inside.end_of_stream import end_is_seen
-from tritium.spark.inside.jvm_bytes import as_bytes, why_not
+from tritium.spark.inside import end_of_stream, jvm_bytes
+from tritium.spark.inside.jvm_bytes import as_bytes
 from tritium.spark.inside.unsafe import SQL_TYPES
 
 
@@ -53,7 +53,7 @@ class Exchange:
         }
         self.spark = spark if spark is not None else next(iter(self.data.values())).frame.sparkSession
         streams = any(value.shuffle == "stream" for value in self.data.values())
-        self.sorted = not streams and not end_is_seen(self.spark.version)
+        self.sorted = not streams and not end_of_stream.used(self.spark)
         self.persisted = False
         self._lock = threading.Lock()
         self._readers = 0
@@ -120,7 +120,7 @@ class Exchange:
     @cached_property
     def as_arrays(self) -> str | None:
         """Why arrays leave the JVM number by number; None where they leave it as bytes, or there are none."""
-        return why_not(self.spark) if self._has_arrays else None
+        return jvm_bytes.used.why_not(self.spark) if self._has_arrays else None
 
     @property
     def row_bytes(self) -> int | None:

@@ -144,9 +144,9 @@ class Receiver:
         if not self._sorted and confirmed is None:
             raise DataError(
                 "It can't be told whether all rows of this rank came: Spark's Python worker here is not as in the "
-                f"versions that were tried ({', '.join(v + 'x' for v in TRIED)}). Set TRITIUM_SORT=1 where the driver "
-                'runs, and use shuffle="full": Spark then sorts the rows of each rank, which proves their end. Please '
-                "report it with the version of Spark."
+                f"versions that were tried ({', '.join(v + 'x' for v in TRIED)}). With "
+                "spark.conf.set('spark.tritium.inside', '-end_of_stream') and shuffle=\"full\" Spark sorts the rows of "
+                "each rank, which proves their end. Please report it with the version of Spark."
             )
         if self._anchors != 1 or not (self._sorted or confirmed):
             raise self.cut_short()

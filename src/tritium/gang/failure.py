@@ -6,7 +6,6 @@ import dataclasses
 import os
 import pickle
 import re
-import signal as signals
 import socket
 import sys
 import traceback
@@ -291,11 +290,3 @@ def _speaker(error: BaseException) -> str:
     while frame is not None:
         last, frame = str(frame.tb_frame.f_globals.get("__name__", "")), frame.tb_next
     return last.partition(".")[0]
-
-
-def signal_name(number: int) -> str:
-    """Return the name of a signal: 9 → "SIGKILL"."""
-    try:
-        return signals.Signals(number).name
-    except ValueError:
-        return f"signal {number}"

@@ -211,10 +211,10 @@ def free_slots(gang: Gang, frame: Any) -> list[str]:
     """Return a line for the user where the default of one rank leaves slots of the cluster unused, else nothing."""
     if gang.on != "cluster" or gang.ranks != 1 or not is_spark(frame):
         return []
-    from tritium.spark.cluster.base import Cluster
+    from tritium.spark.cluster import cluster_of
 
-    cluster = Cluster.of(frame.sparkSession)
-    slots = None if cluster.is_dynamic else cluster.slots(gang)
+    cluster = cluster_of(frame.sparkSession)
+    slots = None if cluster.starts_one_by_one else cluster.slots(gang)
     if slots is None or slots < 2:
         return []
     return [f"one rank, as ranks= was not given, on a cluster with {slots} slots: ranks={slots} trains on all of them"]

@@ -21,7 +21,7 @@ from tritium.model.signature import Signature
 from tritium.predict.local import score_pandas
 from tritium.predict.spark import ClassColumns, output_names, score
 from tritium.shown import call, changed
-from tritium.spark.session import is_connect
+from tritium.spark.inside import hadoop
 
 M = TypeVar("M", bound="TrainedModel")
 _FOLDER = "model"
@@ -202,7 +202,7 @@ class ModelWriter(MLWriter):
                 f"No Spark session is active, through which a {type(self.instance).__name__} is saved. "
                 "model.model.save(path) needs none, and tr.load(path) reads it."
             ) from error
-        if is_connect(spark):
+        if not hadoop.used(spark):
             self.instance.model.save(os.path.join(path, _FOLDER), overwrite=self.shouldOverwrite)
         else:
             if self.shouldOverwrite:
@@ -229,7 +229,7 @@ class ModelReader(MLReader[M]):
         spark = self.sparkSession
         metadata = DefaultParamsReader.loadMetadata(path, spark)
         trust = str(spark.conf.get("spark.tritium.trustModels", "false"))
-        if is_connect(spark):
+        if not hadoop.used(spark):
             model = load(os.path.join(path, _FOLDER), trusted=trust)
         else:
             with _local_copy(spark, path) as folder:
@@ -240,42 +240,29 @@ class ModelReader(MLReader[M]):
         return made
 
 
-def _hadoop(spark: Any, path: str) -> tuple[Any, Any, str | None]:
-    """Return Hadoop's file system of `path`, the path as Hadoop's object, and as a local path or None."""
-    place = spark._jvm.org.apache.hadoop.fs.Path(path)
-    files = place.getFileSystem(spark._jsparkSession.sessionState().newHadoopConf())
-    whole = files.makeQualified(place)
-    uri = whole.toUri()
-    return files, whole, uri.getPath() if uri.getScheme() == "file" else None
-
-
 def _save_by_hadoop(spark: Any, model: Model, path: str) -> None:
-    files, place, local = _hadoop(spark, path)
-    if files.exists(place):
+    target = hadoop.Folder(spark, path)
+    if target.exists():
         raise BadSetting(
             f"There is something at {path!r} already. Choose another path, or write().overwrite().save(path)."
         )
-    if local is not None:
-        model.save(os.path.join(local, _FOLDER))
+    if target.local is not None:
+        model.save(os.path.join(target.local, _FOLDER))
         return
     with tempfile.TemporaryDirectory(prefix="tritium-") as folder:
         model.save(os.path.join(folder, _FOLDER))
-        source = spark._jvm.org.apache.hadoop.fs.Path("file://" + os.path.join(folder, _FOLDER))
-        files.mkdirs(place)
-        files.copyFromLocalFile(False, True, source, spark._jvm.org.apache.hadoop.fs.Path(place, _FOLDER))
+        target.upload(folder, _FOLDER)
 
 
 @contextmanager
 def _local_copy(spark: Any, path: str) -> Iterator[str]:
     """Yield the `model/` directory as a local path; what was mapped from it stays readable after the block."""
-    files, place, local = _hadoop(spark, path)
-    if local is not None:
-        yield os.path.join(local, _FOLDER)
+    source = hadoop.Folder(spark, path)
+    if source.local is not None:
+        yield os.path.join(source.local, _FOLDER)
         return
-    source = spark._jvm.org.apache.hadoop.fs.Path(place, _FOLDER)
-    if not files.exists(source):
+    if not source.exists(_FOLDER):
         raise ModelError(f"No model at {path!r}: there is no {_FOLDER}/ in it.")
     with tempfile.TemporaryDirectory(prefix="tritium-") as folder:
-        target = spark._jvm.org.apache.hadoop.fs.Path("file://" + os.path.join(folder, _FOLDER))
-        files.copyToLocalFile(False, source, target, True)
+        source.download(_FOLDER, folder)
         yield os.path.join(folder, _FOLDER)

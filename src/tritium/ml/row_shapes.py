@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -16,10 +16,7 @@ from tritium.data.types import IMAGE_SIZE, is_spark, spark_column
 from tritium.errors import BadSetting
 from tritium.ml.dry_run import needs_rank, text_of
 from tritium.ml.settings import Settings
-
-_CHEAP = ("Project", "Range", "LocalRelation", "LocalLimit", "GlobalLimit", "Union")
-_PRESENT = ("And", "IsNotNull", "AtLeastNNonNulls", "Literal", "AttributeReference")
-"""What the condition of a filter that leaves out nulls is made of; another may leave out millions of rows."""
+from tritium.spark.inside.plans import array_length, is_at_hand
 
 
 def with_shapes(frame: Any, fields: Mapping[str, Field], settings: Settings) -> dict[str, Field]:
@@ -51,7 +48,7 @@ def _of_type(frame: Any, field: Field) -> Field:
         return field
     source = field.sources[0]
     found = [f.metadata.get("ml_attr", {}).get("num_attrs") for f in frame.schema.fields if f.name == source]
-    length = found[0] if found and found[0] else _length_in_plan(frame, source)
+    length = found[0] if found and found[0] else array_length(frame, spark_column(frame.schema, source))
     return field if length is None else dataclasses.replace(field, shape=(int(length),))
 
 
@@ -93,86 +90,3 @@ def _first_row(frame: Any, columns: list[str]) -> dict[str, Any] | None:
         return None
     rows = chosen.limit(1).collect()
     return dict(zip(columns, rows[0], strict=True)) if rows else None
-
-
-def is_at_hand(frame: Any) -> bool:
-    """Return whether Spark has the first row of a DataFrame without reading much, or computing anything but columns.
-
-    False with Spark Connect, which does not show its plans.
-    """
-    if not hasattr(frame, "_jdf") or frame.isStreaming:
-        return False
-    from py4j.protocol import Py4JError
-
-    try:
-        return _is_cheap(frame._jdf.queryExecution().optimizedPlan())
-    except Py4JError:  # a vendor's Spark may have other plans: the ranks then see the first row
-        return False
-
-
-def _is_cheap(node: Any) -> bool:
-    kind = node.getClass().getSimpleName()
-    if kind == "InMemoryRelation":
-        return bool(node.cacheBuilder().isCachedColumnBuffersLoaded())
-    if kind == "LogicalRelation":
-        return str(node.relation().getClass().getSimpleName()) == "HadoopFsRelation"
-    if kind == "DataSourceV2ScanRelation":
-        return str(node.scan().getClass().getName()).startswith("org.apache.spark.sql.execution.datasources.v2.")
-    if kind == "Filter" and not _leaves_out_nulls(node.condition()):
-        return False
-    if kind == "Project" and any(_calls_python(one) for one in _items(node.projectList())):
-        return False
-    return kind in (*_CHEAP, "Filter") and all(map(_is_cheap, _items(node.children())))
-
-
-def _leaves_out_nulls(condition: Any) -> bool:
-    kind = condition.getClass().getSimpleName()
-    return kind in _PRESENT and all(map(_leaves_out_nulls, _items(condition.children())))
-
-
-def _calls_python(expression: Any) -> bool:
-    """Return whether an expression is computed by code of the user's."""
-    kind = str(expression.getClass().getSimpleName())
-    return "UDF" in kind or any(map(_calls_python, _items(expression.children())))
-
-
-def _length_in_plan(frame: Any, name: str) -> int | None:
-    """Return the number of values of a column that is made by `F.array(…)`, whatever the rows come from."""
-    if not hasattr(frame, "_jdf") or name not in frame.columns:
-        return None
-    from py4j.protocol import Py4JError
-
-    try:
-        plan = frame.select(spark_column(frame.schema, name))._jdf.queryExecution().analyzed()
-        (attribute,) = _items(plan.output())
-        made = {alias.exprId().id(): alias.child() for alias in _aliases(plan)}
-        return _length(attribute.exprId().id(), made)
-    except Py4JError:
-        return None
-
-
-def _length(identifier: int, made: Mapping[int, Any]) -> int | None:
-    while (expression := made.get(identifier)) is not None:
-        kind = expression.getClass().getSimpleName()
-        while kind == "Cast":
-            expression = expression.child()
-            kind = expression.getClass().getSimpleName()
-        if kind == "CreateArray":
-            return int(expression.children().size())
-        if kind != "AttributeReference":
-            return None
-        identifier = expression.exprId().id()
-    return None
-
-
-def _aliases(node: Any) -> Iterator[Any]:
-    if node.getClass().getSimpleName() == "Project":
-        for expression in _items(node.projectList()):
-            if expression.getClass().getSimpleName() == "Alias":
-                yield expression
-    for child in _items(node.children()):
-        yield from _aliases(child)
-
-
-def _items(sequence: Any) -> list[Any]:
-    return [sequence.apply(index) for index in range(sequence.size())]

@@ -24,9 +24,10 @@ from tritium.model.signature import Signature
 from tritium.model.table import fields
 from tritium.predict import weights
 from tritium.predict.worker import result_type
+from tritium.spark.inside import jvm_bytes
 from tritium.spark.inside.as_rows import as_rows
 from tritium.spark.inside.hangs import refuse_hanging
-from tritium.spark.inside.jvm_bytes import as_bytes_or_array, why_not
+from tritium.spark.inside.jvm_bytes import as_bytes_or_array
 from tritium.spark.python import drivers_python
 
 if TYPE_CHECKING:
@@ -70,7 +71,9 @@ def score(
     inputs = [planned[i.name] for i in model.signature.inputs]
     plan["fields"] = json.dumps([one.to_json() for one in inputs])
     arrays = [takes_bytes(one) for one in inputs]
-    plan["as_bytes"] = arrays if any(arrays) and why_not(df.sparkSession) is None else [False] * len(inputs)
+    plan["as_bytes"] = (
+        arrays if any(arrays) and jvm_bytes.used.why_not(df.sparkSession) is None else [False] * len(inputs)
+    )
     plan |= {"batch_size": batch_size, "device": device, "handle_invalid": handle_invalid}
     plan["decode"] = ship.pickle(model.decode)
     plan["transform"] = None if model.input_transform is None else ship.pickle(model.input_transform)

@@ -75,11 +75,8 @@ _OUT_OF_HEAP = re.compile(rf"(?:exited with|exit) (?:code|status):? {OUT_OF_HEAP
 _LACKS = re.compile(r"^ModuleNotFoundError: No module named '([\w.]+)'", re.MULTILINE)
 _OTHER_PYTHON = re.compile(r"^pyspark\.\S+: \[PYTHON_VERSION_MISMATCH\](.*)", re.MULTILINE)
 _NEEDED = ("pyarrow", "numpy", "pandas", "pyspark", "py4j")
-_TELLING = re.compile(
-    r"OOMKilled|exit (?:code|status)|exceeding|memory limits|termination reason|Diagnostics|"
-    r"The API gave the following (?:brief reason|message): (?!N/A|null)",
-    re.I,
-)
+WHY_LOST = r"exit (?:code|status)|termination reason"
+"""A pattern of those lines about a lost executor that say why it was lost, whatever the cluster's manager."""
 
 
 @dataclass(frozen=True)
@@ -99,6 +96,7 @@ class Ended:
     reason: str
     type: str = ""
     condition: str = ""
+    why_lost: str = WHY_LOST
 
 
 def more_memory(setting: str, value: str) -> str:
@@ -124,6 +122,13 @@ def text_of(error: BaseException) -> str:
         return str(error)
     except Exception as problem:  # noqa: BLE001 - any of Py4J's, of the socket's
         return f"{type(error).__name__} (its text can't be had any more: {type(problem).__name__})"
+
+
+def caused(problem: JobFailed, error: BaseException) -> JobFailed:
+    """Return `problem` with Spark's own exception as its cause and its attribute `spark_error`."""
+    problem.__cause__ = error
+    problem.spark_error = error
+    return problem
 
 
 def chain(error: BaseException) -> list[Link]:
@@ -186,24 +191,24 @@ def translate(
     stopped: bool = False,
     in_gang: Callable[[int, int], bool] = lambda stage, task: False,
     of_task: Callable[[str], TritiumError | None] = lambda line: None,
+    why_lost: str = WHY_LOST,
 ) -> TritiumError:
     """Return the Tritium error for Spark's exception, which becomes its attribute `spark_error`.
 
     stopped : whether the session was stopped.
     in_gang : tells whether a stage or a task id is the gang's.
     of_task : returns the error for the last line of a traceback from the gang's own task, where it knows one.
+    why_lost : the pattern of lines that say why an executor was lost, see `Cluster.why_lost`.
     """
     links = chain(error)
-    problem = _translated(links, stopped, in_gang, of_task)
+    how = replace(ended(links, in_gang), why_lost=why_lost)
+    problem = _translated(links, how, stopped, of_task)
     problem.__dict__["spark_error"] = error
     return problem
 
 
 def _translated(
-    links: list[Link],
-    stopped: bool,
-    in_gang: Callable[[int, int], bool],
-    of_task: Callable[[str], TritiumError | None],
+    links: list[Link], how: Ended, stopped: bool, of_task: Callable[[str], TritiumError | None]
 ) -> TritiumError:
     head = links[0]
     if stopped or _STOPPED.match(head.message):
@@ -218,7 +223,6 @@ def _translated(
         return JobFailed(
             f"The Spark job of this run was cancelled; all its ranks have been ended.{says}", cancelled=True
         )
-    how = ended(links, in_gang)
     if how.where == "source" and _by_supervisor(how.reason):  # a gang's task without a barrier that has never reported
         how = replace(how, where="gang")
     if how.where == "" and _TOO_LARGE.match(how.reason):
@@ -342,7 +346,7 @@ def reason_of(how: Ended, *, own: bool = True) -> str:
         who = "its supervisor, a Python worker of Spark's," if own else "a Python worker of Spark's"
         return f"{who} was killed or crashed: probably out of memory, unless someone killed it"
     if _EXECUTOR_LOST.match(how.reason):
-        return executor_lost(how.reason)
+        return executor_lost(how.reason, how.why_lost)
     if thrown and thrown["type"] == "java.io.IOException" and text == "Stream closed":
         return (
             "Spark's connection to a Python worker there, or to the Python daemon that starts them, was closed, as one "
@@ -355,13 +359,13 @@ def reason_of(how: Ended, *, own: bool = True) -> str:
     return first_line(how.reason)
 
 
-def executor_lost(reason: str) -> str:
+def executor_lost(reason: str, why_lost: str = WHY_LOST) -> str:
     """Return the loss of an executor in one line, with those of the cluster manager's lines that give a reason."""
     lines = [" ".join(line.split()) for line in reason.splitlines() if line.strip() and not line.startswith("\tat ")]
     first, rest = lines[0], lines[1:]
     if first.endswith("Reason:") and rest:
         first, rest = f"{first} {rest[0]}", rest[1:]
-    more = [line for line in rest if _TELLING.search(line)]
+    more = [line for line in rest if re.search(why_lost, line, re.I)]
     told = "; ".join([first.rstrip("."), *dict.fromkeys(line.rstrip(".") for line in more)])[:LONGEST_REASON]
     return f"{told}. {EXECUTOR_MEMORY}" if _OUT_OF_HEAP.search(reason) else told
 

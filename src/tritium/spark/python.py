@@ -5,7 +5,6 @@ from __future__ import annotations
 import functools
 import json
 import os
-import re
 import shutil
 import subprocess
 import sys
@@ -15,6 +14,8 @@ from contextlib import contextmanager
 from typing import Any
 
 from tritium.errors import WrongVersion
+from tritium.spark.inside.plans import python_function
+from tritium.spark.session import is_connect
 
 VARIABLE = "PYSPARK_PYTHON"
 NEEDED = ("pyarrow", "numpy")
@@ -24,7 +25,6 @@ _LOOK = (
     "print(json.dumps([sys.version_info[:2], [m for m in sys.argv[1:] if importlib.util.find_spec(m) is None]]))"
 )
 _LOOK_SECONDS = 20.0
-_FUNCTION = re.compile(r"\w+EvalPython\s\[([^(]+)|\b(\w+InPandas\w*|\w+InArrow|\w+InPySpark)\b")
 _CAP_SYS_RESOURCE = 24
 _lock = threading.Lock()
 _noted = False
@@ -37,8 +37,8 @@ def drivers_python(spark: Any) -> Iterator[None]:
     Spark would start the `python3` of the PATH, which is another one when a script is run by the path of its Python
     (`.venv/bin/python train.py`), by an IDE or by Jupyter. The session's own setting is restored afterwards.
     """
-    context = getattr(spark, "_sc", None)
-    if context is None or not on_this_machine(context.master):
+    context = _context_here(spark)
+    if context is None:
         yield
         return
     with _lock:  # before it is read: another launch may have set it for its own block
@@ -58,21 +58,39 @@ def note_of_functions(spark: Any, frames: Iterable[Any]) -> str | None:
     Only Tritium's own tasks run in the driver's: a function of the user's keeps the Python that Spark chose for it.
     """
     global _noted
-    context = getattr(spark, "_sc", None)
-    if _noted or context is None or not on_this_machine(context.master):
+    context = None if _noted else _context_here(spark)
+    if context is None or not unchosen(context.pythonExec) or is_drivers_own(_DEFAULT):
         return None
-    if not unchosen(context.pythonExec) or is_drivers_own(_DEFAULT):
-        return None
-    plans = (frame._jdf.queryExecution().optimizedPlan().toString() for frame in frames)
-    found = next((match for plan in plans if (match := _FUNCTION.search(plan))), None)
-    if found is None:
+    function = python_function(frames)
+    if function is None:
         return None
     _noted = True
     other = shutil.which(_DEFAULT) or _DEFAULT
     return (
-        f"Python functions of this DataFrame ({found[1] or found[2]}) run in {other}, Spark's default, not in this "
+        f"Python functions of this DataFrame ({function}) run in {other}, Spark's default, not in this "
         f"Python. If one fails there: os.environ[{VARIABLE!r}] = {sys.executable!r} before the session is made"
     )
+
+
+def told_which(spark: Any, problem: WrongVersion) -> WrongVersion:
+    """Return `problem`, with the Python that the session's UDFs run, where none was chosen with PYSPARK_PYTHON."""
+    context = _context_here(spark)
+    if context is None or not unchosen(context.pythonExec):
+        return problem
+    told = WrongVersion(
+        f"{problem} The UDFs of this session run {shutil.which(context.pythonExec)}, the first "
+        f"{context.pythonExec} of the PATH: os.environ[{VARIABLE!r}] = sys.executable, before the session is "
+        "made, has them run this one.",
+        **problem.__dict__,
+    )
+    told.__cause__ = problem.__cause__
+    return told
+
+
+def _context_here(spark: Any) -> Any:
+    """Return the SparkContext of a classic session whose workers all run on this machine; else None."""
+    context = None if is_connect(spark) else spark.sparkContext
+    return context if context is not None and on_this_machine(context.master) else None
 
 
 def unchosen(python: str) -> bool:

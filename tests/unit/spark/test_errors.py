@@ -9,6 +9,8 @@ import pytest
 
 from tritium.errors import BadSetting, IncompleteShard, JobFailed, ResultError, TritiumError, WrongVersion
 from tritium.gang.control.address import unreachable, unreachable_in
+from tritium.spark.cluster.kubernetes import Kubernetes
+from tritium.spark.cluster.yarn import Yarn
 from tritium.spark.errors import translate
 
 ABORTED = "(org.apache.spark.SparkException) Job aborted due to stage failure: "
@@ -82,7 +84,8 @@ def python(error: str, line: str = "raise Trouble(text)") -> str:
 
 
 def told(text: str) -> TritiumError:
-    return translate(RuntimeError(text + STACK), of_task=unreachable_in)
+    why_lost = f"{Yarn.why_lost}|{Kubernetes.why_lost}"
+    return translate(RuntimeError(text + STACK), of_task=unreachable_in, why_lost=why_lost)
 
 
 @pytest.mark.parametrize(

@@ -16,7 +16,7 @@ from tritium.spark.python import check, drivers_python, on_this_machine
 
 class Session:
     def __init__(self, python: str, master: str) -> None:
-        self._sc = self
+        self.sparkContext = self
         self.pythonExec, self.master = python, master
 
 
@@ -92,11 +92,11 @@ def test_one_that_cant_be_run(tmp_path: Path) -> None:
 def test_doctor_says_which_it_is(bare: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PYSPARK_PYTHON", bare)
     found = cli.workers()
-    assert found.found == bare
+    assert found.result == bare
     assert "lacks 'pyarrow' and 'numpy'" in found.fix
     monkeypatch.setenv("PYSPARK_PYTHON", sys.executable)
     assert cli.workers() == cli.Finding("Spark's Python", f"{sys.executable} (PYSPARK_PYTHON)")
     monkeypatch.delenv("PYSPARK_PYTHON")
     monkeypatch.setenv("PATH", str(Path(bare).parent))
     assert cli.workers().fix == ""
-    assert f"UDFs of your own run {bare}3, unless PYSPARK_PYTHON={sys.executable}" in cli.workers().found
+    assert f"UDFs of your own run {bare}3, unless PYSPARK_PYTHON={sys.executable}" in cli.workers().result

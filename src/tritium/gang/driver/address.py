@@ -7,7 +7,6 @@ import socket
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
-from urllib.parse import urlsplit
 
 from tritium.errors import BadSetting
 from tritium.gang.control.address import HOST, PORT, family_of, listener
@@ -61,27 +60,23 @@ def driver_place(spark: Any, cluster: Cluster) -> Place:
     Raises BadSetting for a setting that can't work: a name that does not resolve, an address that only this machine
     can reach while executors run on others.
     """
-    setting = HOST
-    host, bind = _setting(spark, HOST), _setting(spark, BIND)
+    host, setting = _setting(spark, HOST), ""
     if not host:
-        if cluster.is_connect:
-            host = _route_to(spark.client.host)
-        elif cluster.is_local:
-            host = "127.0.0.1"
-        else:
-            setting = "spark.driver.host"
-            host = _setting(spark, setting) or "127.0.0.1"
-    if not bind and not cluster.is_connect and not cluster.is_local:
-        bind = _setting(spark, "spark.driver.bindAddress")
-    place = Place(bind or host, host, _ports(spark), setting)
-    if not cluster.is_connect and not cluster.is_local:
-        _refuse_loopback(place, cluster.executor_hosts)
+        host, setting = cluster.driver_host()
+    bind = _setting(spark, BIND) or _unbracketed(cluster.driver_bind_address())
+    host = _unbracketed(host)
+    place = Place(bind or host, host, _ports(spark), setting or HOST)
+    _refuse_loopback(place, cluster.executor_hosts)
     return place
 
 
 def _setting(spark: Any, name: str) -> str:
-    value = str(spark.conf.get(name, "") or "").strip()
-    return value[1:-1] if value.startswith("[") and value.endswith("]") else value  # as Spark writes IPv6
+    return _unbracketed(str(spark.conf.get(name, "") or "").strip())
+
+
+def _unbracketed(address: str) -> str:
+    """Return an address of IPv6 without the brackets in which Spark writes it."""
+    return address[1:-1] if address.startswith("[") and address.endswith("]") else address
 
 
 def _ports(spark: Any) -> Sequence[int]:
@@ -98,19 +93,6 @@ def _resolved(name: str, setting: str) -> list[str]:
     except OSError as error:
         raise BadSetting(f"{setting}={name!r} is no address, and no name that is known here: {error}.") from error
     return list(dict.fromkeys(str(address[4][0]) for address in found))
-
-
-def _route_to(server: str) -> str:
-    """Return the address of this machine that is the source of packets to `server`."""
-    host = urlsplit(server if "//" in server else f"sc://{server}").hostname or "127.0.0.1"
-    for address in _resolved(host, "the Connect server's host"):
-        with socket.socket(family_of(address), socket.SOCK_DGRAM) as probe:  # connecting UDP only looks up the route
-            try:
-                probe.connect((address, 15002))
-            except OSError:  # no route of this kind
-                continue
-            return str(probe.getsockname()[0])
-    return "127.0.0.1"
 
 
 def _refuse_loopback(place: Place, executors: Callable[[], Sequence[str]]) -> None:

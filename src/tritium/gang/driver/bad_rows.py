@@ -21,8 +21,8 @@ from tritium.data.tables import column_of, table_of
 from tritium.data.types import SourceType, columns_of, is_spark, spark_column
 from tritium.errors import BadRow
 from tritium.gang.driver.attempt import Attempt
-from tritium.gang.driver.spark_job import cancel_tagged
-from tritium.spark.session import is_connect
+from tritium.spark.job import TaggedJob
+from tritium.spark.session import Session
 
 LOOK_SECONDS = 60.0  # for the Spark job; a source that takes longer is left alone
 _FILE = ("file_path", "row_index", "file_block_start")
@@ -179,33 +179,15 @@ def _file_columns(frame: Any) -> dict[str, Any]:
 
 
 def _within(seconds: float, spark: Any, look: Callable[[], Look | None]) -> Look | None:
-    """Return what `look` finds by Spark jobs, or raise its error; None where it takes longer, and is cancelled."""
-    from pyspark import InheritableThread
-
-    found: list[Look | Exception | None] = []
-    tag = f"tritium-look-{threading.get_ident()}"
-    connect = is_connect(spark)
-
-    def run() -> None:
-        try:
-            if connect:
-                spark.addTag(tag)
-            else:
-                spark.sparkContext.addJobTag(tag)
-                spark.sparkContext.setJobDescription("Tritium: which row can't be used")
-            found.append(look())
-        except Exception as error:  # noqa: BLE001 - raised below
-            found.append(error)
-
-    thread = InheritableThread(run, session=spark if connect else None, name=tag)
-    thread.daemon = True
-    thread.start()
+    """Return the result of `look`, which runs Spark jobs, or raise its error; None where it takes longer."""
+    tag, what = f"tritium-look-{threading.get_ident()}", "Tritium: which row can't be used"
+    job = TaggedJob(Session.of(spark), tag, what, look)
+    job.start()
     try:
-        thread.join(seconds)
+        job.join(seconds)
     finally:
-        if not found:
-            cancel_tagged(spark, tag, "the row that can't be used was not found in time")
-    result = found[0] if found else None
-    if isinstance(result, Exception):
-        raise result
-    return result
+        if not job.ended:
+            job.cancel("the row that can't be used was not found in time")
+    if job.problem is not None:
+        raise job.problem
+    return job.result

@@ -16,13 +16,14 @@ from tritium.gang.coordinator.on_executor import newest_checkpoint, replay, resu
 from tritium.gang.driver.address import driver_place
 from tritium.gang.driver.attempt import Attempt, order_of, ship_user_code, signalled, start_coordinator
 from tritium.gang.driver.outcome import LEAVE_SECONDS, GivenBack, await_end, await_formed
-from tritium.gang.driver.spark_job import SparkJob, jvm_gone
+from tritium.gang.driver.spark_job import SparkJob
 from tritium.gang.supervisor.results import results_of
 from tritium.observe.stored import Piece
-from tritium.spark.cluster.base import Cluster
+from tritium.spark.cluster import cluster_of
 from tritium.spark.errors import text_of
 from tritium.spark.inside.hangs import refuse_hanging
 from tritium.spark.python import note_of_functions
+from tritium.spark.session import Session, active_session
 
 HOLD_SECONDS = 30.0  # how long slots are held while the rest of a gang does not come (dynamic allocation)
 
@@ -35,9 +36,9 @@ class OnCluster:
         self._open = ExitStack()
         self._job: SparkJob | None = None
         with jvm_errors(self._spark):
-            self._cluster = Cluster.of(self._spark)
+            self._cluster = cluster_of(self._spark)
             for data in attempt.data.values():
-                refuse_hanging(data.frame, self._cluster.version)
+                refuse_hanging(data.frame)
             if note := note_of_functions(self._spark, [data.frame for data in attempt.data.values()]):
                 attempt.recorder.note(note)
             ranks = self._cluster.ranks_for(attempt.gang, attempt.recorder.note, again=attempt.number > 0)
@@ -95,12 +96,12 @@ class OnCluster:
         self._coordinator = start_coordinator(attempt, plan, place, exchange.verify if exchange else None)
         self._open.callback(self._coordinator.close)
         in_order = exchange is None or exchange.sorted
-        limit = result_limit(self._spark) if cluster.is_connect else 0
+        limit = 0 if cluster.executors_reach_driver else result_limit(self._spark)
         order = order_of(
             attempt, self._coordinator, plan, job, user_code, sorted=in_order, deals_few=bool(plan), result_limit=limit
         )
         row_bytes = exchange.row_bytes if exchange else None
-        self._job = SparkJob(self._spark, cluster, attempt, self._coordinator, order, frame, row_bytes)
+        self._job = SparkJob(cluster, attempt, self._coordinator, order, frame, row_bytes)
         self._exchange = exchange
         self._job.start()
         slots, bar = cluster.slots(gang), cluster.draws_bar
@@ -109,10 +110,11 @@ class OnCluster:
     def _results(self) -> list[Any]:
         attempt, job = self._attempt, self._job
         assert job is not None
-        hold = HOLD_SECONDS if self._cluster.is_dynamic else None
+        hold = HOLD_SECONDS if self._cluster.starts_one_by_one else None
         await_formed(self._coordinator, attempt, job, time.monotonic() - self._began, hold=hold)
         await_end(self._coordinator, attempt, job)
-        batches = job.table.to_batches()
+        assert job.result is not None
+        batches = job.result.to_batches()
         replay(batches, attempt.recorder)
         received = attempt.recorder.received
         if self._exchange and received and (problem := self._exchange.verify(received)):
@@ -136,7 +138,8 @@ class OnCluster:
         end_gang(self._coordinator, job)
         self._coordinator.close()  # so that it records nothing after this
         keep_spark_error(self._attempt, job.problem)
-        if job.problem is not None and self._cluster.is_connect and not self._coordinator.members:
+        unseen = not self._cluster.executors_reach_driver and not self._coordinator.members
+        if job.problem is not None and unseen:
             try:
                 recorder.newest = newest_checkpoint(recorder.run_dir)
             except Exception as error:  # noqa: BLE001 - a store that does not answer must not hide why the run ended
@@ -151,7 +154,7 @@ def jvm_errors(spark: Any) -> Iterator[None]:
     except (TritiumError, GivenBack):
         raise
     except Exception as error:
-        if (gone := jvm_gone(spark, error)) is not None:
+        if (gone := Session.of(spark).gone(error)) is not None:
             raise gone from error
         raise
 
@@ -201,7 +204,6 @@ def session_of(attempt: Attempt) -> Any:
             )
         return session
     try:
-        from pyspark.sql import SparkSession
+        return active_session()
     except ImportError as error:
         raise WrongVersion('on="cluster" needs pyspark: pip install "tritium[spark]".') from error
-    return SparkSession.getActiveSession() or SparkSession.builder.getOrCreate()

@@ -14,7 +14,7 @@ from tritium.gang.supervisor.process_stats import STATES
 if TYPE_CHECKING:
     from tritium.gang.coordinator.coordinator import Coordinator
     from tritium.gang.driver.attempt import Attempt
-    from tritium.gang.driver.source_watch import SourceStall
+    from tritium.spark.sources import SourceStall
 
 LOOK_SECONDS = 1.0  # how often Spark is asked whether it still computes the sources
 WAITING_SECONDS = 5.0  # after which the display says what a gang that has not formed waits for

@@ -9,13 +9,14 @@ import time
 from collections.abc import Mapping
 from typing import Any
 
-from tritium.gang.failure import Failure, signal_name
+from tritium.gang.failure import Failure
 from tritium.gang.rank.progress_page import ProgressPage
 from tritium.gang.supervisor import process_stats
 from tritium.gang.supervisor.memory import Memory
 from tritium.gang.supervisor.output import Output
 from tritium.gang.supervisor.process import RankProcess
 from tritium.gang.supervisor.stacks import SIGNAL, Stacks, in_collective, main_thread, where
+from tritium.shown import signal_name
 
 _STEPS_TO_KNOW_INTERVAL = 3
 _INTERVALS_ALLOWED = 10

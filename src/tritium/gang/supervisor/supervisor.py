@@ -17,7 +17,7 @@ from tritium import frameworks, ship
 from tritium.errors import IncompleteShard, TritiumError, WireError
 from tritium.frameworks.noise import noise
 from tritium.frameworks.ports import reserved_port
-from tritium.gang.failure import STACKS_BYTES, Failure, signal_name
+from tritium.gang.failure import STACKS_BYTES, Failure
 from tritium.gang.limits import LINE_BYTES
 from tritium.gang.order import Order
 from tritium.gang.supervisor.ending import Ending, GangEnded
@@ -29,6 +29,7 @@ from tritium.gang.supervisor.pmi import Pmi
 from tritium.gang.supervisor.relay import Relay
 from tritium.gang.supervisor.results import chunks
 from tritium.gang.supervisor.spooler import Spooler
+from tritium.shown import signal_name
 from tritium.wire import Channel, Message, clip
 
 if TYPE_CHECKING:

@@ -1,8 +1,8 @@
-"""The kind of cluster, its slots and GPUs, and the checks before a gang is submitted (driver).
+"""A cluster as a gang needs it: its slots, its resource profiles, and where its executors reach the driver (driver).
 
-On classic Spark the slots are counted before anything is submitted. Spark Connect does not report them: there the gang
-is submitted without a count, and `start_timeout` ends a gang that could not start. Jobs of other drivers, and jobs of
-this driver that are not launches, are not counted either: a gang waits for its tasks behind them.
+A kind of cluster is a class that overrides the methods in which it differs from a classic session whose scheduler
+counts slots. Jobs of other drivers, and jobs of this driver that are not launches, are not counted: a gang waits for
+its tasks behind them.
 """
 
 from __future__ import annotations
@@ -11,13 +11,14 @@ import re
 import sys
 import time
 from collections.abc import Callable, Sequence
-from functools import cached_property
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, ClassVar, Protocol
 
 from tritium.errors import BadSetting, NotEnoughSlots, WrongVersion
-from tritium.spark.cluster.slots import RunSlots, reservations
-from tritium.spark.python import check, may_raise_limits, on_this_machine, unchosen
-from tritium.spark.session import is_connect
+from tritium.spark.cluster.slots import Reservations, RunSlots, reservations
+from tritium.spark.errors import WHY_LOST
+from tritium.spark.inside import scheduler
+from tritium.spark.python import check, on_this_machine, unchosen
+from tritium.spark.session import Session
 
 if TYPE_CHECKING:
     from pyspark.resource import ResourceProfile
@@ -27,11 +28,11 @@ OLDEST_PYTHON = (3, 10)
 
 _EXECUTOR_GPUS = "spark.executor.resource.gpu.amount"
 _TASK_GPUS = "spark.task.resource.gpu.amount"
+DYNAMIC = "spark.dynamicAllocation.enabled"
 _IDLE = "spark.python.worker.idleTimeoutSeconds"
 _KILL_IDLE = "spark.python.worker.killOnIdleTimeout"
 _REGISTRATION = "spark.scheduler.maxRegisteredResourcesWaitingTime"
-RETURN_SECONDS = 15.0  # how long replacements of lost executors are waited for
-_POLL_SECONDS = 0.1  # Spark has no notification when an executor registers
+_POLL_SECONDS = 0.1  # Spark has no notification when an executor registers.
 
 Note = Callable[[str], object]
 
@@ -56,33 +57,25 @@ class Needs(Protocol):
 
 
 class Cluster:
-    """The cluster behind a SparkSession. Make it with `Cluster.of(spark)`."""
+    """The cluster behind a session. Make it with `cluster_of(spark)`."""
 
-    def __init__(self, spark: Any) -> None:
-        self.spark = spark
-        self.is_connect = is_connect(spark)
+    executors_reach_driver: ClassVar[bool] = True
+    """Whether executors connect to this process; else the coordinator is on one of them too."""
+    starts_one_by_one: ClassVar[bool] = False
+    """Whether the slots of a gang come one after the other, and its job has no barrier stage."""
+    replacement_seconds: ClassVar[float] = 15.0
+    """How long replacements of lost executors are waited for."""
+    default_cores: ClassVar[str] = "0"
+    """The cores of an executor where `spark.executor.cores` is not set; 0: all of its worker."""
+    more_slots: ClassVar[str] = "spark.executor.instances, spark.executor.cores"
+    """The settings by which an application has more slots."""
+    why_lost: ClassVar[str] = WHY_LOST
+    """A pattern of those lines about a lost executor that say why it was lost."""
+
+    def __init__(self, session: Session) -> None:
+        self.session = session
+        self.master = session.setting("spark.master")
         self._profiles: dict[tuple[int | None, int], ResourceProfile | None] = {}
-        if not self.is_connect and spark.sparkContext._jsc is None:
-            raise BadSetting("This SparkSession has been stopped. Make a new one, and launch with it.")
-        self.version: str = spark.version
-        self.master: str = self._setting("spark.master", "")
-
-    @classmethod
-    def of(cls, spark: Any) -> Cluster:
-        """Return the cluster of a classic or Connect session. Raises BadSetting for an object that is no session."""
-        if not hasattr(spark, "range") or not hasattr(spark, "conf"):
-            raise BadSetting(f"spark={spark!r} is no SparkSession.", setting="spark")
-        return cls(spark)
-
-    @property
-    def is_local(self) -> bool:
-        """Whether tasks run in the driver's JVM (`local`, `local[N]`), where Spark refuses resource profiles."""
-        return self.master == "local" or self.master.startswith("local[")
-
-    @cached_property
-    def is_dynamic(self) -> bool:
-        """Whether dynamic allocation is on, with which Spark refuses barrier stages."""
-        return not self.is_local and self._setting("spark.dynamicAllocation.enabled", "false").lower() == "true"
 
     # ---- before anything is submitted
 
@@ -91,48 +84,26 @@ class Cluster:
 
         Waits for executors of a young application as long as Spark itself would
         (`spark.scheduler.maxRegisteredResourcesWaitingTime`), and for replacements of lost ones: `again` (after a loss)
-        up to `start_timeout`, otherwise RETURN_SECONDS. Calls `note` when it waits. Raises WrongVersion (Spark,
+        up to `start_timeout`, otherwise `replacement_seconds`. Calls `note` when it waits. Raises WrongVersion (Spark,
         Python), BadSetting (dynamic allocation over Connect; idle workers that are killed) and NotEnoughSlots (with
         facts `needed` and `available`).
         """
-        check_versions(self.version, sys.version_info[:2])
-        self._check_python()
-        self._check_settings()
-        self._check_gpus(gang)
-        self._check_cores(gang)
-        if self.is_connect:
-            return gang.most
-        if self.is_dynamic:
-            return self._ranks_to_come(gang, note)
-        available = self._slots_once_there(gang, note, again)
-        if available < gang.least:
-            raise NotEnoughSlots(self._too_few(gang, available), needed=gang.least, available=available)
-        return min(gang.most, available)
-
-    @property
-    def draws_bar(self) -> bool:
-        """Whether Spark draws a progress bar on this process's stderr."""
-        return not self.is_connect and bool(self.spark.sparkContext._jsc.sc().progressBar().isDefined())
+        check_versions(self.session.version, sys.version_info[:2])
+        self.check_python()
+        self.check_settings()
+        self.check_gpus(gang)
+        self.check_cores(gang)
+        return self.count_ranks(gang, note, again)
 
     def slots(self, gang: Needs) -> int | None:
-        """Count the ranks of this gang that the whole cluster can run at once; None on Connect (not reported)."""
-        if self.is_connect:
-            return None
-        context = self.spark.sparkContext._jsc.sc()
-        manager = context.resourceProfileManager()
+        """Count the ranks of this gang that the whole cluster can run at once; None where that is not reported."""
         profile = self.profile(gang)
-        if profile is None:
-            return int(context.maxNumConcurrentTasks(manager.defaultResourceProfile()))
-        if 0 < self._cores_of_an_executor() < (gang.cpus or 1):
-            return 0  # Spark would throw in maxNumConcurrentTasks
-        manager.addResourceProfile(profile._java_resource_profile)  # Spark throws for an unregistered profile
-        return int(context.maxNumConcurrentTasks(profile._java_resource_profile))
+        if profile is not None and 0 < self.cores_of_an_executor() < (gang.cpus or 1):
+            return 0  # Spark would throw.
+        return scheduler.slots(self.session, profile)
 
     def profile(self, gang: Needs) -> ResourceProfile | None:
-        """Return the resource profile for `mapInArrow(…, profile=)`; None where the session's default already fits.
-
-        On `local`, which refuses profiles, it is None, and `cpus` is only the number of threads of a rank.
-        """
+        """Return the resource profile for `mapInArrow(…, profile=)`; None where the session's default already fits."""
         key = (gang.cpus, gang.gpus)
         if key not in self._profiles:
             self._profiles[key] = self._make_profile(gang)
@@ -141,37 +112,88 @@ class Cluster:
     def take_slots(self, run: RunSlots, gang: Needs, ranks: int, timeout: float, note: Note = _unheard) -> None:
         """Have `run` hold the slots of `ranks` ranks against other launches of this process; see `RunSlots.take`.
 
-        On Connect, where slots can't be counted, and under dynamic allocation, where executors have not started yet,
-        nothing is reserved.
+        Nothing is reserved where slots can't be counted, or executors have not started yet.
         """
-        if not (self.is_connect or self.is_dynamic):
-            everyone = reservations(self.spark.sparkContext.applicationId)
-            run.take(everyone, (gang.cpus, gang.gpus), ranks, lambda: self.slots(gang) or 0, timeout, note)
+        run.take(self.reservations(), (gang.cpus, gang.gpus), ranks, lambda: self.slots(gang) or 0, timeout, note)
 
-    # ---- details
+    # ---- addresses
 
-    def _setting(self, name: str, default: str) -> str:
-        value = self.spark.conf.get(name, default)
-        return default if value is None else str(value)
+    def driver_host(self) -> tuple[str, str]:
+        """Return the address of the driver that executors connect to, and the setting it is from; "": none."""
+        setting = "spark.driver.host"
+        return self.session.setting(setting) or "127.0.0.1", setting
 
-    def _check_settings(self) -> None:
-        if self.is_connect and self.is_dynamic:
-            raise BadSetting(
-                "Over Spark Connect a gang can't start while spark.dynamicAllocation.enabled=true. Start the server "
-                "with spark.dynamicAllocation.enabled=false and a number of executors (spark.executor.instances).",
-                setting="spark.dynamicAllocation.enabled",
-            )
-        # 4.2 has session settings of the same meaning, which default to these
-        idle = self._setting("spark.sql.execution.pyspark.udf.idleTimeoutSeconds", self._setting(_IDLE, "0"))
-        kill = self._setting("spark.sql.execution.pyspark.udf.killOnIdleTimeout", self._setting(_KILL_IDLE, "false"))
-        memory = self._setting("spark.executor.pyspark.memory", "")
-        if memory and self.is_local and not may_raise_limits():
-            raise BadSetting(
-                f"spark.executor.pyspark.memory={memory} limits the address space of Spark's Python workers, and "
-                "a rank, whose CUDA and mapped rows need more than that, would inherit it: this user may not raise it "
-                "again. Start the session without that setting.",
-                setting="spark.executor.pyspark.memory",
-            )
+    def driver_bind_address(self) -> str:
+        """Return the address that the driver listens on; "": that which executors connect to."""
+        return self.session.setting("spark.driver.bindAddress")
+
+    def executor_hosts(self) -> list[str]:
+        """List the hosts of the registered executors; empty where they are not reported, or are this machine."""
+        return scheduler.executor_hosts(self.session)
+
+    @property
+    def draws_bar(self) -> bool:
+        """Whether Spark draws a progress bar on this process's stderr."""
+        return scheduler.draws_bar(self.session)
+
+    # ---- what kinds of clusters override
+
+    def count_ranks(self, gang: Needs, note: Note, again: bool) -> int:
+        """Return the world size by the slots there are. Raises NotEnoughSlots."""
+        available = self.await_slots(gang, note, again)
+        if available < gang.least:
+            raise NotEnoughSlots(_too_few(self, gang, available), needed=gang.least, available=available)
+        return min(gang.most, available)
+
+    def await_slots(self, gang: Needs, note: Note, again: bool) -> int:
+        """Wait until there are `gang.most` slots, or no more are expected, and return their number.
+
+        Expected are executors of a young application and replacements of lost ones. A gang that is started `again`
+        waits for replacements up to `start_timeout` while it has fewer than `gang.least` slots.
+        """
+        available = self.slots(gang) or 0
+        began, young = time.monotonic(), _registration_seconds_left(self)
+        for_most = max(young, self.replacement_seconds if again or _fewer_than_before(self) else 0.0)
+        for_least = max(for_most, gang.start_timeout if again else 0.0)
+        if available < gang.most and for_most:
+            longest = for_least if available < gang.least else for_most
+            note(f"waiting for executors: {available} of {gang.most} slots so far, at most {longest:.0f} s")
+        over = False
+        while available < gang.most and not over:
+            waited = time.monotonic() - began
+            to_come = again or _fewer_than_before(self) or (waited < young and not _all_registered(self))
+            over = not to_come or waited > (for_least if available < gang.least else for_most)
+            if not over:
+                time.sleep(_POLL_SECONDS)
+            available = self.slots(gang) or 0  # Also when it is over: the last executor may have registered meanwhile.
+        self.reservations().executors = self.executors()
+        return available
+
+    def allocates_dynamically(self) -> bool:
+        """Tell whether dynamic allocation is on, with which Spark refuses barrier stages."""
+        return self.session.setting(DYNAMIC, "false").lower() == "true"
+
+    def executors(self) -> int:
+        """Count the registered executors."""
+        return scheduler.executors(self.session)
+
+    def expected_executors(self) -> int:
+        """Return how many executors a young application will have; 0 where that is not known."""
+        return int(self.session.setting("spark.executor.instances", "0"))
+
+    def check_python(self) -> None:
+        """Check the workers' Python where it is on this machine; elsewhere the first task reports what it lacks."""
+        if on_this_machine(self.master):
+            python = self.session.spark.sparkContext.pythonExec
+            if not unchosen(python):
+                check(python)
+
+    def check_settings(self) -> None:
+        """Raise BadSetting for settings with which Spark would end a gang."""
+        # 4.2 has session settings of the same meaning, which default to these.
+        setting = self.session.setting
+        idle = setting("spark.sql.execution.pyspark.udf.idleTimeoutSeconds", setting(_IDLE, "0"))
+        kill = setting("spark.sql.execution.pyspark.udf.killOnIdleTimeout", setting(_KILL_IDLE, "false"))
         if kill.lower() == "true" and idle.strip("s") not in ("", "0"):
             raise BadSetting(
                 f"With {_KILL_IDLE}=true Spark kills a Python worker that has sent nothing for {idle} s ({_IDLE}): "
@@ -179,37 +201,21 @@ class Cluster:
                 setting=_KILL_IDLE,
             )
 
-    def _check_python(self) -> None:
-        """Check the workers' Python where it is on this machine; elsewhere the first task reports what it lacks."""
-        if not self.is_connect and on_this_machine(self.master):
-            python = self.spark.sparkContext.pythonExec
-            if not unchosen(python):
-                check(python)
-
-    def _check_gpus(self, gang: Needs) -> None:
-        if not gang.gpus:
+    def check_gpus(self, gang: Needs) -> None:
+        """Raise NotEnoughSlots where an executor has fewer GPUs than a rank."""
+        configured = self.gpus_of_an_executor() if gang.gpus else 0
+        if configured >= gang.gpus:
             return
-        configured = int(self._setting(_EXECUTOR_GPUS, "0"))
-        if configured >= gang.gpus and not self.is_local:
-            return
-        if self.is_local:
-            why = f'{self.master!r} knows no GPUs. Use on="driver", or a cluster'
-        elif configured:
+        if configured:
             why = f"an executor has {configured} ({_EXECUTOR_GPUS}={configured}). Ask for fewer, or use executors"
         else:
             why = f"the executors of {self.master!r} offer none. Start the session"
-        raise NotEnoughSlots(
-            f"Every rank needs {gang.gpus} GPU{'s' * (gang.gpus > 1)} (gpus={gang.gpus}), and {why} with "
-            f"{_EXECUTOR_GPUS} and {_TASK_GPUS} set, on workers whose discovery script lists GPUs. "
-            "A gang never falls back to CPUs; gpus=0 asks for them.",
-            needed=gang.gpus,
-            available=configured,
-            setting=_EXECUTOR_GPUS,
-        )
+        raise too_few_gpus(gang, why, configured)
 
-    def _check_cores(self, gang: Needs) -> None:
-        cores = self._cores_of_an_executor()
-        if not self.is_local and gang.cpus and 0 < cores < gang.cpus:
+    def check_cores(self, gang: Needs) -> None:
+        """Raise NotEnoughSlots where an executor has fewer cores than a rank."""
+        cores = self.cores_of_an_executor()
+        if gang.cpus and 0 < cores < gang.cpus:
             raise NotEnoughSlots(
                 f"Every rank needs {gang.cpus} CPU cores (cpus={gang.cpus}), and an executor of {self.master!r} has "
                 f"{cores} (spark.executor.cores). Ask for fewer, or start the session with spark.executor.cores="
@@ -219,16 +225,30 @@ class Cluster:
                 setting="spark.executor.cores",
             )
 
-    def _cores_of_an_executor(self) -> int:
+    def cores_of_an_executor(self) -> int:
         """Return the cores of an executor according to the settings; 0: all cores of its worker."""
-        default = "1" if self.master.startswith(("yarn", "k8s")) else "0"
-        return int(self._setting("spark.executor.cores", default))
+        return int(self.session.setting("spark.executor.cores", self.default_cores))
+
+    def gpus_of_an_executor(self) -> int:
+        """Return the GPUs of an executor according to the settings."""
+        return int(self.session.setting(_EXECUTOR_GPUS, "0"))
+
+    def cores_of_a_rank(self, gang: Needs) -> int:
+        """Return the cores that a rank takes of its executor."""
+        return gang.cpus or int(self.session.setting("spark.task.cpus", "1"))
+
+    def advice(self, gang: Needs) -> tuple[str, str]:
+        """Return what a slot is, and how the application has more of them, for the error where there are too few."""
+        cores = self.cores_of_a_rank(gang)
+        more = f"give the application more executors or cores ({self.more_slots})"
+        fewer = "" if gang.cpus in (None, 1) else f", or ask for fewer than cpus={gang.cpus} a rank"
+        return f"{cores} CPU core(s)", more + fewer
+
+    # ---- details
 
     def _make_profile(self, gang: Needs) -> ResourceProfile | None:
-        if self.is_local:
-            return None
-        cpus = int(self._setting("spark.task.cpus", "1"))
-        gpus = float(self._setting(_TASK_GPUS, "0"))
+        cpus = int(self.session.setting("spark.task.cpus", "1"))
+        gpus = float(self.session.setting(_TASK_GPUS, "0"))
         if (gang.cpus in (None, cpus)) and gang.gpus == gpus:
             return None
         from pyspark.resource import ResourceProfileBuilder, TaskResourceRequests
@@ -238,99 +258,48 @@ class Cluster:
             requests = requests.resource("gpu", gang.gpus)
         return ResourceProfileBuilder().require(requests).build
 
-    def _slots_once_there(self, gang: Needs, note: Note, again: bool) -> int:
-        """Wait until there are `gang.most` slots, or no more are expected, and return their number.
+    def reservations(self) -> Reservations:
+        """Return the reservations of slots of this application."""
+        return reservations(self.session.id)
 
-        Expected are executors of a young application and replacements of lost ones. A gang that is started `again`
-        waits for replacements up to `start_timeout` while it has fewer than `gang.least` slots.
-        """
-        available = self.slots(gang) or 0
-        if self.is_local:
-            return available
-        began, young = time.monotonic(), self._registration_seconds_left()
-        for_most = max(young, RETURN_SECONDS if again or self._fewer_than_before() else 0.0)
-        for_least = max(for_most, gang.start_timeout if again else 0.0)
-        if available < gang.most and for_most:
-            longest = for_least if available < gang.least else for_most
-            note(f"waiting for executors: {available} of {gang.most} slots so far, at most {longest:.0f} s")
-        over = False
-        while available < gang.most and not over:
-            waited = time.monotonic() - began
-            to_come = again or self._fewer_than_before() or (waited < young and not self._all_registered())
-            over = not to_come or waited > (for_least if available < gang.least else for_most)
-            if not over:
-                time.sleep(_POLL_SECONDS)
-            available = self.slots(gang) or 0  # also when it is over: the last executor may have registered meanwhile
-        reservations(self.spark.sparkContext.applicationId).executors = self._executors()
-        return available
 
-    def _ranks_to_come(self, gang: Needs, note: Note) -> int:
-        """Return the world size under dynamic allocation: as many ranks as the maximum of executors can run."""
-        executors = int(self._setting("spark.dynamicAllocation.maxExecutors", "0")) or gang.most
-        cores = self._cores_of_an_executor()  # 0: all of its worker, a number that is not known here
-        each = max(1, cores // (gang.cpus or int(self._setting("spark.task.cpus", "1")))) if cores else gang.most
-        if gang.gpus:
-            each = min(each, int(self._setting(_EXECUTOR_GPUS, "0")) // gang.gpus)
-        if executors * each < gang.least:
-            raise NotEnoughSlots(
-                f"{gang.least} ranks need {gang.least} slots at once, and with spark.dynamicAllocation.maxExecutors="
-                f"{executors} there are never more than {executors * each}. Ask for ranks={executors * each}, or "
-                "raise it.",
-                needed=gang.least,
-                available=executors * each,
-                setting="spark.dynamicAllocation.maxExecutors",
-            )
-        note(
-            "dynamic allocation: Spark starts the ranks one by one, and they begin together; slots are given back when "
-            "the rest does not come"
-        )
-        return min(gang.most, executors * each)
+def _registration_seconds_left(cluster: Cluster) -> float:
+    """Return how long executors of this application may still take to register."""
+    if _all_registered(cluster):
+        return 0.0
+    allowed = scheduler.seconds(cluster.session, _REGISTRATION, "30s")
+    return max(0.0, allowed - (time.time() - float(cluster.session.spark.sparkContext.startTime) / 1000))
 
-    def _registration_seconds_left(self) -> float:
-        """Return how long executors of this application may still take to register."""
-        if self._all_registered():
-            return 0.0
-        context = self.spark.sparkContext
-        allowed = float(context._jsc.sc().conf().getTimeAsSeconds(_REGISTRATION, "30s"))
-        return max(0.0, allowed - (time.time() - float(context.startTime) / 1000))
 
-    def _all_registered(self) -> bool:
-        cluster = re.match(r"local-cluster\[\s*(\d+)", self.master)
-        expected = int(cluster[1]) if cluster else int(self._setting("spark.executor.instances", "0"))
-        return 0 < expected <= self._executors()
+def _all_registered(cluster: Cluster) -> bool:
+    return 0 < cluster.expected_executors() <= cluster.executors()
 
-    def _fewer_than_before(self) -> bool:
-        """Tell whether this application had more executors when a gang was last started."""
-        return self._executors() < reservations(self.spark.sparkContext.applicationId).executors
 
-    def _executors(self) -> int:
-        """Count the executors that tasks can be given to, as `slots` does; their block managers register later."""
-        return int(self.spark.sparkContext._jsc.sc().getExecutorIds().size())
+def _fewer_than_before(cluster: Cluster) -> bool:
+    """Tell whether this application had more executors when a gang was last started."""
+    return cluster.executors() < cluster.reservations().executors
 
-    def executor_hosts(self) -> list[str]:
-        """List the hosts of the registered executors; empty on Connect, which does not report them."""
-        if self.is_connect:
-            return []
-        names = str(self.spark.sparkContext._jsc.sc().getExecutorMemoryStatus().keys().mkString(" ")).split()
-        hosts = dict.fromkeys(name.rpartition(":")[0] for name in names)
-        hosts.pop(self._setting("spark.driver.host", ""), None)  # the driver is among them
-        return list(hosts)
 
-    def _too_few(self, gang: Needs, available: int) -> str:
-        each = "1 task" if self.is_local else f"{gang.cpus or self._setting('spark.task.cpus', '1')} CPU core(s)"
-        each += f" and {gang.gpus} GPU(s)" if gang.gpus else ""
-        more = {
-            True: f"start Spark with more: local[{gang.least}]",
-            False: "give the application more executors or cores (spark.executor.instances, spark.executor.cores, "
-            "spark.cores.max)",
-        }[self.is_local]
-        fewer = f"Ask for ranks={available}, or " if available else ""
-        change = f"{fewer}{more}" if fewer else more[0].upper() + more[1:]
-        change += "" if self.is_local or gang.cpus in (None, 1) else f", or ask for fewer than cpus={gang.cpus} a rank"
-        return (
-            f"{gang.least} ranks need {gang.least} slots at once, of {each} each; {self.master!r} has {available}. "
-            f"{change}."
-        )
+def _too_few(cluster: Cluster, gang: Needs, available: int) -> str:
+    slot, more = cluster.advice(gang)
+    slot += f" and {gang.gpus} GPU(s)" if gang.gpus else ""
+    change = f"Ask for ranks={available}, or {more}" if available else more[0].upper() + more[1:]
+    return (
+        f"{gang.least} ranks need {gang.least} slots at once, of {slot} each; {cluster.master!r} has {available}. "
+        f"{change}."
+    )
+
+
+def too_few_gpus(gang: Needs, why: str, configured: int) -> NotEnoughSlots:
+    """Return the error for ranks that need more GPUs than an executor has."""
+    return NotEnoughSlots(
+        f"Every rank needs {gang.gpus} GPU{'s' * (gang.gpus > 1)} (gpus={gang.gpus}), and {why} with "
+        f"{_EXECUTOR_GPUS} and {_TASK_GPUS} set, on workers whose discovery script lists GPUs. "
+        "A gang never falls back to CPUs; gpus=0 asks for them.",
+        needed=gang.gpus,
+        available=configured,
+        setting=_EXECUTOR_GPUS,
+    )
 
 
 def check_versions(spark: str, python: Sequence[int]) -> None:

@@ -10,12 +10,22 @@ from __future__ import annotations
 import functools
 from typing import Any
 
-from tritium.spark.inside import catalyst
+from tritium.spark.inside import Inside, catalyst
 from tritium.spark.inside.catalyst import UNSAFE_ARRAY
 
 COLUMNAR_INPUT = "spark.sql.execution.arrow.pythonUDF.columnarInput.enabled"
 """Spark's setting; unknown to Spark 4.1."""
 _ROWS = ("Range", "LocalRelation", "LogicalRDD", "OneRowRelation", "StreamingRelationV2")
+
+
+def probe(spark: Any) -> str | None:
+    """Return why such a filter is not made in this session; None where it is."""
+    spark.conf.get(COLUMNAR_INPUT)  # Raises in Spark 4.1, which hands no columnar batches to functions.
+    catalyst.column(spark._jvm, _never(spark._jvm))
+    return None
+
+
+used = Inside("as_rows", probe)
 
 
 def as_rows(df: Any, column: Any) -> Any:
@@ -28,19 +38,20 @@ def as_rows(df: Any, column: Any) -> Any:
              its rows, and hand columnar batches on.
     """
     spark = df.sparkSession
-    if not hasattr(spark, "_jsparkSession"):
+    if not used(spark):
+        return df
+    from py4j.protocol import Py4JError
+
+    effective, explicit = spark.conf.get(COLUMNAR_INPUT), spark.conf.get(COLUMNAR_INPUT, "false")
+    if effective != "true" or explicit == "true":
         return df
     try:
-        effective, explicit = spark.conf.get(COLUMNAR_INPUT), spark.conf.get(COLUMNAR_INPUT, "false")
-        if effective != "true" or explicit == "true":
-            return df
         query = df._jdf.queryExecution()
         if not _may_be_columnar(query.analyzed() if df.isStreaming else query.withCachedData()):
             return df
-        never = catalyst.column(spark._jvm, _never(spark._jvm))
-    except Exception:  # noqa: BLE001 - without the filter (Spark 4.1, another API of expressions) it is only slower
+    except Py4JError:  # A vendor's Spark may have other plans: at worst it is slower.
         return df
-    return df.where(~never | column.isNull())
+    return df.where(~catalyst.column(spark._jvm, _never(spark._jvm)) | column.isNull())
 
 
 def _may_be_columnar(plan: Any) -> bool:

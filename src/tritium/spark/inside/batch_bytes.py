@@ -9,11 +9,39 @@ from __future__ import annotations
 import re
 from typing import Any
 
+from tritium.spark.inside import Inside
+from tritium.spark.inside.plans import optimized
+
 SETTING = "spark.sql.execution.arrow.maxBytesPerBatch"
-UNCHECKED = str(2**31 - 1)  # Spark compares nothing then
+UNCHECKED = str(2**31 - 1)  # Spark compares nothing then.
 _RECORDS = "spark.sql.execution.arrow.maxRecordsPerBatch"
-_DEFAULT = 64 << 20  # of Spark 4.2
+_DEFAULT = 64 << 20  # Of Spark 4.2.
 _PYTHON = re.compile("InPandas|InArrow|InPySpark|Python")
+
+
+def probe(spark: Any) -> str | None:
+    """Return why the check can't be left out in this session; None where it can."""
+    from py4j.clientserver import ClientServer
+
+    if int(spark.conf.get(_RECORDS)) and not isinstance(spark.sparkContext._gateway, ClientServer):
+        return "threads share the JVM's, and what is set for them (spark.python.use.pinned.thread)"
+    return None
+
+
+used = Inside("batch_bytes", probe)
+
+
+def leave_out_check(job: Any, row_bytes: int | None) -> None:
+    """Let the jobs of this thread leave out the check, where no batch of `job` can hold too many bytes.
+
+    A setting of the session's wins.
+
+    job       : a DataFrame of one `mapInArrow`.
+    row_bytes : what a row takes at most; None: any number.
+    """
+    spark = job.sparkSession
+    if used(spark) and out_of_reach(job, row_bytes):
+        spark.sparkContext.setLocalProperty(SETTING, UNCHECKED)
 
 
 def out_of_reach(job: Any, row_bytes: int | None) -> bool:
@@ -26,4 +54,4 @@ def out_of_reach(job: Any, row_bytes: int | None) -> bool:
     records = int(job.sparkSession.conf.get(_RECORDS))
     if records <= 0 or records * row_bytes > _DEFAULT:
         return False
-    return len(_PYTHON.findall(job._jdf.queryExecution().optimizedPlan().toString())) == 1
+    return len(_PYTHON.findall(optimized(job))) == 1

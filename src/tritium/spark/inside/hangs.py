@@ -12,6 +12,9 @@ import re
 from typing import Any
 
 from tritium.errors import WrongVersion
+from tritium.spark.inside import Inside
+from tritium.spark.inside.plans import items
+from tritium.spark.session import is_connect
 
 HANGING = "4.2.0"
 _ARROW_BATCHED = 101  # Spark's number for a Python UDF that is given Arrow batches
@@ -20,12 +23,20 @@ _AROUND = ("PythonUDF", "NamedArgumentExpression")
 _TEXT = re.compile(r"ArrowEvalPython \[(.*?)\], \[[^\]]*\], 101\n[^\w]*(?:\*\(\d+\) )?(FileScan \w+|BatchScan \w+)(.*)")
 
 
-def refuse_hanging(frame: Any, version: str | None = None) -> None:
-    """Raise WrongVersion where `frame` is a Spark DataFrame that Spark `version` (None: its session's) never computes.
+def probe(spark: Any) -> str | None:
+    """Return why DataFrames are not looked at in this session; None where they are."""
+    return None if spark.version == HANGING else f"Spark {spark.version} computes them"
+
+
+used = Inside("hangs", probe, needs_jvm=False)
+
+
+def refuse_hanging(frame: Any) -> None:
+    """Raise WrongVersion where `frame` is a Spark DataFrame that its Spark never computes.
 
     A stream is not checked: its plan is made again for every micro-batch.
     """
-    if (version or frame.sparkSession.version) != HANGING or frame.isStreaming:
+    if frame.isStreaming or not used(frame.sparkSession):
         return
     found = hanging(frame)
     if found is None:
@@ -42,17 +53,17 @@ def refuse_hanging(frame: Any, version: str | None = None) -> None:
 
 def hanging(frame: Any) -> tuple[str, str] | None:
     """Return (UDF, scan) where an Arrow-optimised Python UDF reads a columnar scan directly, else None."""
-    if hasattr(frame, "_jdf"):
-        return _in_plan(frame._jdf.queryExecution().executedPlan())
-    return _in_text(frame._explain_string(extended=False))
+    if is_connect(frame):
+        return _in_text(frame._explain_string(extended=False))
+    return _in_plan(frame._jdf.queryExecution().executedPlan())
 
 
 def _in_plan(node: Any) -> tuple[str, str] | None:
     if node.nodeName() == "AdaptiveSparkPlan":
         node = node.inputPlan()
-    children = _items(node.children())
+    children = items(node.children())
     if node.nodeName() == "ArrowEvalPython" and node.evalType() == _ARROW_BATCHED and children[0].supportsColumnar():
-        udfs = _items(node.udfs())
+        udfs = items(node.udfs())
         if all(map(_is_plain, udfs)):
             return repr(udfs[0].name()), str(children[0].nodeName()).strip()
     return next((found for found in map(_in_plan, children) if found is not None), None)
@@ -60,11 +71,7 @@ def _in_plan(node: Any) -> tuple[str, str] | None:
 
 def _is_plain(expression: Any) -> bool:
     kind = expression.getClass().getSimpleName()
-    return kind in _PLAIN or (kind in _AROUND and all(map(_is_plain, _items(expression.children()))))
-
-
-def _items(sequence: Any) -> list[Any]:
-    return [sequence.apply(index) for index in range(sequence.size())]
+    return kind in _PLAIN or (kind in _AROUND and all(map(_is_plain, items(expression.children()))))
 
 
 def _in_text(plan: str) -> tuple[str, str] | None:

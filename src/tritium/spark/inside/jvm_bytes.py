@@ -7,53 +7,52 @@ shuffle is an `UnsafeArrayData`, whose elements lie side by side (`unsafe.py`). 
 from __future__ import annotations
 
 import sys
-import threading
-from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 
-from tritium.spark.inside import catalyst, unsafe
+from tritium.spark.inside import Inside, catalyst, unsafe
 from tritium.spark.inside.catalyst import EXPRESSIONS, UNSAFE_ARRAY
 from tritium.spark.inside.unsafe import SQL_TYPES
 
-SETTING = "spark.tritium.arraysAsBytes"
 _VALUES = (1, None, 0, 1)
 
 
-@dataclass
-class _Known:
-    """What was found about one Spark application."""
+def probe(spark: Any) -> str | None:
+    """Return why arrays travel number by number in this session; None where they can travel as bytes.
 
-    lock: Any = field(default_factory=threading.Lock)
-    why_not: str | None = None
-    probed: bool = False
-
-
-_applications: dict[str, _Known] = {}
-
-
-def why_not(spark: Any) -> str | None:
-    """Return why arrays travel number by number in this session; None where they travel as bytes.
-
-    The first call for an application compares both ways for every dtype, on the driver, without a Spark job.
+    Compares both ways for every dtype, by a row that Spark's code for expressions makes on the driver, without a job.
     """
-    if not hasattr(spark, "_jsparkSession"):
-        return "Spark Connect has no access to the JVM"
-    if str(spark.conf.get(SETTING, "true")).strip().lower() == "false":
-        return f"{SETTING}=false"
-    known = _applications.setdefault(spark.sparkContext.applicationId, _Known())
-    with known.lock:
-        if not known.probed:
-            try:
-                known.why_not = _probe(spark)
-            except Exception as error:  # noqa: BLE001 - whatever another Spark's inside answers, there is the other way
-                thrown = getattr(error, "java_exception", None)  # its text names the class
-                said = f"{type(error).__name__}: {error}" if thrown is None else thrown.toString()
-                known.why_not = said.partition("\n")[0]
-            known.probed = True
-        return known.why_not
+    if sys.byteorder != "little":
+        return "this machine is big-endian"
+    jvm = spark._jvm
+    kinds = {travel: f"array<{sql}>" for travel, sql in SQL_TYPES.items()}
+    values = ", ".join("null" if value is None else str(value) for value in _VALUES)
+    made = [f"cast(array({values}) as {kind})" for kind in kinds.values()]
+    made.append("array(array(1f, 2f, 3f), array(4f, 5f, 6f))")
+    written = spark.range(1).selectExpr(*made)._jdf.queryExecution().analyzed().projectList()
+    create = catalyst.singleton(jvm, f"{EXPRESSIONS}.UnsafeProjection").create
+    some = catalyst.java(jvm, "scala.Some")  # `map`: a call of py4j's own confuses compiled classes of one name
+    row = some(catalyst.singleton(jvm, "org.apache.spark.sql.catalyst.InternalRow").empty()).map(create(written)).get()
+    reference = catalyst.java(jvm, f"{EXPRESSIONS}.BoundReference")
+    arrays = [reference(i, written.apply(i).dataType(), True) for i in range(len(made))]
+    converted = [*(_expression(jvm, array) for array in arrays), _is_unsafe(jvm, arrays[0])]
+    found = some(row).map(create(catalyst.sequence(jvm, converted))).get()
+    for index, travel in enumerate(kinds):
+        column = pa.array([bytes(found.getBinary(index))], pa.binary())
+        if unsafe.lists(column, np.dtype(travel), 1).to_pylist() != [list(_VALUES)]:
+            return f"arrays of {travel} are laid out differently"
+    if not found.getBoolean(len(made)):
+        return "an array is not of the expected class"
+    nested = pa.array([bytes(found.getBinary(len(kinds)))], pa.binary())
+    view = unsafe.matrix(nested, np.dtype(np.float32), 2)
+    if view is None or view.tolist() != [[[1, 2, 3], [4, 5, 6]]]:
+        return "arrays of arrays are laid out differently"
+    return None
+
+
+used = Inside("jvm_bytes", probe)
 
 
 def as_bytes(spark: Any, column: Any) -> Any:
@@ -90,33 +89,3 @@ def _is_unsafe(jvm: Any, array: Any) -> Any:
     """Return Catalyst's expression for whether an array is an `UnsafeArrayData`; null where the array is."""
     of = catalyst.literal_class(jvm, UNSAFE_ARRAY)
     return catalyst.invoke(jvm, of, "isInstance", catalyst.type_of(jvm, "Boolean"), [array])
-
-
-def _probe(spark: Any) -> str | None:
-    """Return why not: a row with an array of every type, made and converted by Spark's own code for expressions."""
-    if sys.byteorder != "little":
-        return "this machine is big-endian"
-    jvm = spark._jvm
-    kinds = {travel: f"array<{sql}>" for travel, sql in SQL_TYPES.items()}
-    values = ", ".join("null" if value is None else str(value) for value in _VALUES)
-    made = [f"cast(array({values}) as {kind})" for kind in kinds.values()]
-    made.append("array(array(1f, 2f, 3f), array(4f, 5f, 6f))")
-    written = spark.range(1).selectExpr(*made)._jdf.queryExecution().analyzed().projectList()
-    create = catalyst.singleton(jvm, f"{EXPRESSIONS}.UnsafeProjection").create
-    some = catalyst.java(jvm, "scala.Some")  # `map`: a call of py4j's own confuses compiled classes of one name
-    row = some(catalyst.singleton(jvm, "org.apache.spark.sql.catalyst.InternalRow").empty()).map(create(written)).get()
-    reference = catalyst.java(jvm, f"{EXPRESSIONS}.BoundReference")
-    arrays = [reference(i, written.apply(i).dataType(), True) for i in range(len(made))]
-    converted = [*(_expression(jvm, array) for array in arrays), _is_unsafe(jvm, arrays[0])]
-    found = some(row).map(create(catalyst.sequence(jvm, converted))).get()
-    for index, travel in enumerate(kinds):
-        column = pa.array([bytes(found.getBinary(index))], pa.binary())
-        if unsafe.lists(column, np.dtype(travel), 1).to_pylist() != [list(_VALUES)]:
-            return f"arrays of {travel} are laid out differently"
-    if not found.getBoolean(len(made)):
-        return "an array is not of the expected class"
-    nested = pa.array([bytes(found.getBinary(len(kinds)))], pa.binary())
-    view = unsafe.matrix(nested, np.dtype(np.float32), 2)
-    if view is None or view.tolist() != [[[1, 2, 3], [4, 5, 6]]]:
-        return "arrays of arrays are laid out differently"
-    return None

@@ -94,7 +94,7 @@ def merged(given: pa.Array, arrays: pa.Array, dtype: np.dtype[Any], depth: int) 
 
 _NOT_ARRAYS = (
     "an array left the JVM in bytes that are not laid out as Spark's arrays are. Please report it with the version of "
-    "Spark and its plugins; spark.conf.set('spark.tritium.arraysAsBytes', 'false') sends arrays number by number"
+    "Spark and its plugins; spark.conf.set('spark.tritium.inside', '-jvm_bytes') sends arrays number by number"
 )
 
 

@@ -8,31 +8,32 @@ from typing import Any
 
 import pytest
 
+import tritium.spark.session
 from tritium.errors import BadSetting
 from tritium.events import Event
 from tritium.gang.control.address import HOST, PORT, listener, unreachable, unreachable_in
 from tritium.gang.coordinator.coordinator import Coordinator
 from tritium.gang.driver.address import BIND, driver_place
 from tritium.gang.rank.environment import _interface
+from tritium.spark.cluster.connect import Connect, route_to
+from tritium.spark.cluster.local import Local
+from tritium.spark.cluster.standalone import Standalone
 from tritium.wire import Channel, address_text
 
 NOBODYS = "203.0.113.7"  # reserved for documentation
 
 
 class Session:
-    """The part of a SparkSession and its Cluster that is used."""
+    """The part of a SparkSession that is used."""
 
-    def __init__(self, *executors: str, kind: str = "cluster", **conf: str) -> None:
+    def __init__(self, *executors: str, kind: str = "standalone", **conf: str) -> None:
         self.values = {name.replace("_", "."): value for name, value in conf.items()}
         self.conf = self
-        self.is_local, self.is_connect = kind == "local", kind == "connect"
+        self.kind = {"standalone": Standalone, "local": Local, "connect": Connect}[kind]
         self.executors = list(executors)
 
     def get(self, name: str, default: str) -> str:
         return self.values.get(name, default)
-
-    def executor_hosts(self) -> list[str]:
-        return self.executors
 
     def with_(self, **conf: str) -> Session:
         names = {"host": HOST, "bind": BIND, "port": PORT}
@@ -41,7 +42,9 @@ class Session:
 
 
 def place(session: Session) -> Any:
-    return driver_place(session, session)  # type: ignore[arg-type]
+    cluster: Any = session.kind(tritium.spark.session.Session(session))
+    cluster.executor_hosts = lambda: session.executors
+    return driver_place(session, cluster)
 
 
 class Quiet:
@@ -54,6 +57,11 @@ class TestDefaults:
     def test_are_sparks_own_settings(self) -> None:
         found = place(Session(spark_driver_host="localhost", spark_driver_bindAddress="127.0.0.1"))
         assert (found.bind, found.advertised, found.ports) == ("127.0.0.1", "localhost", (0,))
+
+    def test_over_connect_is_that_of_the_route_to_the_server(self) -> None:
+        assert route_to("sc://127.0.0.1:15002/;user_id=1") == "127.0.0.1"
+        with pytest.raises(BadSetting, match="no-such-name"):
+            route_to("no-such-name.invalid")
 
     def test_without_a_bind_address_the_hosts(self) -> None:
         assert place(Session(spark_driver_host="127.0.0.1")).bind == "127.0.0.1"
@@ -74,7 +82,7 @@ class TestDefaults:
 
 
 class TestOurSettings:
-    @pytest.mark.parametrize("kind", ["cluster", "local", "connect"])
+    @pytest.mark.parametrize("kind", ["standalone", "local", "connect"])
     def test_go_before_sparks(self, kind: str) -> None:
         session = Session(kind=kind, spark_driver_host=NOBODYS, spark_driver_bindAddress=NOBODYS)
         found = place(session.with_(host="::1", bind="::"))

@@ -16,7 +16,6 @@ from tritium.gang.driver.error_text import finish
 from tritium.gang.driver.launch import attempted
 from tritium.gang.driver.outcome import GivenBack, await_formed
 from tritium.gang.settings import Gang
-from tritium.spark.cluster.base import Cluster
 
 
 class Recorder:
@@ -69,7 +68,7 @@ def test_a_store_that_does_not_answer_hides_no_error(monkeypatch: pytest.MonkeyP
     runs.__dict__.update(
         _attempt=ended,
         _coordinator=SimpleNamespace(close=lambda: None, members={}),
-        _cluster=SimpleNamespace(is_connect=True),
+        _cluster=SimpleNamespace(executors_reach_driver=False),
     )
     runs._end(SimpleNamespace(problem=JobFailed("lost", lost=True)))  # type: ignore[arg-type]
     assert "the checkpoints in /runs/1 can't be read: PermissionError" in ended.recorder.notes[0]
@@ -141,24 +140,3 @@ def test_what_a_gang_waits_for_is_shown_soon_and_noted_later(monkeypatch: pytest
         await_formed(coordinator, waits, tasks)
     assert waits.recorder.events == [("waiting", {"text": "Spark starts Python"})]
     assert waits.recorder.notes == ["Spark starts Python"]
-
-
-@pytest.mark.parametrize(
-    ("settings", "gang", "most"),
-    [
-        ({}, Gang(ranks=(1, 8)), 8),  # standalone: an executor has all cores of its worker
-        ({"spark.executor.cores": "4"}, Gang(ranks=(1, 16)), 8),
-        ({"spark.executor.cores": "4"}, Gang(ranks=(1, 16), cpus=2), 4),
-        ({"spark.executor.cores": "8", "spark.executor.resource.gpu.amount": "1"}, Gang(ranks=(1, 8), gpus=1), 2),
-        ({"spark.executor.resource.gpu.amount": "4"}, Gang(ranks=(1, 8), gpus=2), 4),
-    ],
-)
-def test_ranks_under_dynamic_allocation_are_as_many_as_there_can_be_slots(
-    settings: dict[str, str], gang: Gang, most: int
-) -> None:
-    settings = {"spark.dynamicAllocation.maxExecutors": "2"} | settings
-    cluster: Any = SimpleNamespace(
-        _setting=lambda name, default: settings.get(name, default),
-        _cores_of_an_executor=lambda: int(settings.get("spark.executor.cores", "0")),
-    )
-    assert Cluster._ranks_to_come(cluster, gang, lambda _: None) == most

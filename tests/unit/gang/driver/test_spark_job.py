@@ -14,35 +14,36 @@ from pyspark.errors.exceptions.connect import PythonException, SparkConnectGrpcE
 
 from tritium.errors import JobFailed
 from tritium.gang.driver.spark_job import SparkJob
+from tritium.spark.cluster.connect import Connect
+from tritium.spark.job import TaggedJob
+from tritium.spark.session import ConnectSession
+from tritium.spark.sources import SourceWatch
 
 
-class Session:
-    """A stand-in for a Connect client as a job's thread needs it: `collect` is the result of its DataFrame."""
+class Client:
+    """A stand-in for a Connect client as a job's thread needs it."""
+
+    __module__ = "pyspark.sql.connect.session"
+    client = SimpleNamespace(thread_local=threading.local())
+    conf = SimpleNamespace(get=lambda name, default=None: default)
 
     def addTag(self, tag: str) -> None: ...
+    def registerProgressHandler(self, handler: Any) -> None: ...
     def removeProgressHandler(self, handler: Any) -> None: ...
 
 
-class Connected(Session):
-    __module__ = "pyspark.sql.connect.session"
-
-
-def job(error: Exception, session: Session | None = None) -> SparkJob:
+def job(error: Exception) -> SparkJob:
     def collect() -> None:
         raise error
 
     made = SparkJob.__new__(SparkJob)
     coordinator: Any = SimpleNamespace(changed=threading.Condition(), members={}, fail=lambda failure: None)
-    made.__dict__.update(
-        ended=False,
-        problem=None,
-        tag="tritium-1.0",
-        _connect=True,
-        _spark=session or Session(),
-        _coordinator=coordinator,
-    )
-    made.__dict__["_frame"] = SimpleNamespace(toArrow=collect)
-    made._collect()
+    client = ConnectSession(Client())
+    TaggedJob.__init__(made, client, "tritium-1.0", "a job", made._collect, coordinator.changed)
+    frame = SimpleNamespace(toArrow=collect, sparkSession=client.spark)
+    made.__dict__.update(_coordinator=coordinator, _row_bytes=None, _frame=frame)
+    made.__dict__.update(_cluster=Connect(client), _watch=SourceWatch.of(client, made.tag))
+    made.run()
     return made
 
 
@@ -83,14 +84,14 @@ def test_a_server_that_is_gone_is_told() -> None:
         """As earlier clients raise it."""
 
     for error in (SparkConnectGrpcException(UNAVAILABLE), RetriesExceeded()):
-        problem = job(error, Connected()).problem
+        problem = job(error).problem
         assert "The Spark Connect server can't be reached any more" in str(problem)
 
 
 def test_what_a_function_of_the_source_says_of_another_server_is_its_own_error() -> None:
     """A feature store that does not answer is not Spark's server."""
     text = f'[UDF_ERROR] Traceback (most recent call last):\n  File "f.py", line 1\ngrpc.RpcError: {UNAVAILABLE}'
-    problem = job(PythonException(text), Connected()).problem
+    problem = job(PythonException(text)).problem
     assert isinstance(problem, JobFailed)
     assert "can't be reached any more" not in str(problem)
     assert "UNAVAILABLE" in str(problem)

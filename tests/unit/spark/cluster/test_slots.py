@@ -266,7 +266,8 @@ def test_an_attempt_has_the_ranks_that_its_run_has_slots_for(monkeypatch: pytest
     cluster = Cluster(4)
     first, _second = cluster.run(2), cluster.run(2)
     found = SimpleNamespace(ranks_for=lambda *_, **__: 4, slots=lambda _: cluster.slots)
-    monkeypatch.setattr(on_cluster.Cluster, "of", lambda _: found)
+    monkeypatch.setattr(on_cluster, "cluster_of", lambda _: found)
     recorder: Any = SimpleNamespace(note=lambda _: None)
-    attempt = Attempt(print, (), {}, tr.Gang(ranks=(1, 4)), {}, None, object(), "1", recorder, 4, 1, slots=first)
+    spark = SimpleNamespace(sparkContext=SimpleNamespace(master="yarn"))
+    attempt = Attempt(print, (), {}, tr.Gang(ranks=(1, 4)), {}, None, spark, "1", recorder, 4, 1, slots=first)
     assert on_cluster.OnCluster(attempt)._attempt.ranks == 2

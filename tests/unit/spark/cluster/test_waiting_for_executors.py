@@ -9,18 +9,21 @@ import pytest
 
 from tritium.gang.settings import Gang
 from tritium.spark.cluster import base
+from tritium.spark.cluster.standalone import Standalone
+from tritium.spark.session import Session
 
 
-class Young(base.Cluster):
+class Young(Standalone):
     """Two executors, of which the second registers right after the given number of questions to the scheduler."""
 
     def __init__(self, questions: int) -> None:
-        conf = SimpleNamespace(getTimeAsSeconds=lambda _, __: 20)
-        context = SimpleNamespace(conf=lambda: conf)
-        jvm = SimpleNamespace(sc=lambda: context)
+        application = SimpleNamespace(getTimeAsSeconds=lambda _, __: 20)
+        jvm = SimpleNamespace(sc=lambda: SimpleNamespace(conf=lambda: application))
         started = SimpleNamespace(applicationId=f"young-{id(self)}", _jsc=jvm, startTime=time.time() * 1000)
-        self.spark = SimpleNamespace(sparkContext=started)
-        self.master = "local-cluster[2,1,1024]"
+        conf = SimpleNamespace(
+            get=lambda name, default: "local-cluster[2,1,1024]" if name == "spark.master" else default
+        )
+        super().__init__(Session(SimpleNamespace(sparkContext=started, conf=conf)))
         self.questions_left = questions
 
     def _answer(self) -> int:
@@ -30,7 +33,7 @@ class Young(base.Cluster):
     def slots(self, gang: Gang) -> int:
         return self._answer()
 
-    def _executors(self) -> int:
+    def executors(self) -> int:
         return self._answer()
 
 
@@ -40,4 +43,4 @@ def test_an_executor_that_registers_between_two_questions_counts(
 ) -> None:
     monkeypatch.setattr(base, "_POLL_SECONDS", 0.0)
     notes: list[str] = []
-    assert Young(questions)._slots_once_there(Gang(ranks=2), notes.append, again=False) == 2
+    assert Young(questions).await_slots(Gang(ranks=2), notes.append, again=False) == 2

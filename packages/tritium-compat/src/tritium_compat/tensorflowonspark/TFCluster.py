@@ -13,6 +13,7 @@ from tritium.data.schema import Data
 from tritium.errors import BadSetting, TritiumWarning
 from tritium.frameworks.tensorflow import TensorFlow
 from tritium.gang.rank.world import world
+from tritium.spark.inside.hadoop import default_file_system
 from tritium_compat import jobs
 from tritium_compat.tensorflowonspark import feed
 from tritium_compat.tensorflowonspark.TFSparkNode import context
@@ -196,7 +197,7 @@ def in_rank(
 
 def file_system(sc: Any) -> str:
     """Return Hadoop's default file system, without a slash at its end."""
-    found = str(sc._jsc.hadoopConfiguration().get("fs.defaultFS") or "file://")
+    found = default_file_system(sc) or "file://"
     return found.rstrip("/") if found != "file:///" else "file://"
 
 

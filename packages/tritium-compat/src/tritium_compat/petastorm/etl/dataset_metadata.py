@@ -13,6 +13,8 @@ import pyarrow.fs
 import pyarrow.parquet as pq
 
 from tritium.errors import BadSetting, TritiumWarning
+from tritium.spark.inside import hadoop
+from tritium.spark.session import is_connect
 from tritium_compat.petastorm.dataset import Dataset
 from tritium_compat.petastorm.errors import PetastormMetadataError, PetastormMetadataGenerationError
 from tritium_compat.petastorm.fs_utils import FilesystemResolver, as_arrow, get_filesystem_and_path_or_paths
@@ -65,9 +67,7 @@ def _hadoop_settings(spark: Any, row_group_size_mb: int | None) -> Iterator[None
     wanted = {} if row_group_size_mb is None else {"parquet.block.size": str(row_group_size_mb * 1024 * 1024)}
     # A row of images can be large: the writer looks often whether a row group is full.
     wanted |= {"parquet.block.size.row.check.min": "3", "parquet.page.size.row.check.min": "3"}
-    try:
-        settings = spark.sparkContext._jsc.hadoopConfiguration()
-    except Exception as error:
+    if is_connect(spark):
         if row_group_size_mb is None:  # Spark Connect has no Hadoop settings; a writer's options do the same
             yield
             return
@@ -76,18 +76,9 @@ def _hadoop_settings(spark: Any, row_group_size_mb: int | None) -> Iterator[None
             "out, "
             f'and write with .option("parquet.block.size", {row_group_size_mb} * 1024 * 1024).',
             setting="row_group_size_mb",
-        ) from error
-    before = {key: settings.get(key) for key in wanted}
-    for key, value in wanted.items():
-        settings.set(key, value)
-    try:
+        )
+    with hadoop.settings(spark.sparkContext, wanted):
         yield
-    finally:
-        for key, value in before.items():
-            if value is None:
-                settings.unset(key)
-            else:
-                settings.set(key, value)
 
 
 def _row_groups(dataset: Dataset) -> dict[str, int]:

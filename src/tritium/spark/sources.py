@@ -5,7 +5,10 @@ from __future__ import annotations
 import time
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
+
+from tritium.spark.inside import scheduler
+from tritium.spark.session import Session
 
 HEARTBEATS = 2.5  # A limit is at least so many intervals of the executors' heartbeats, which bring the counts.
 # A calculation that shows no count (a large batch of a UDF) looks like a source that hangs: only after so many times
@@ -46,38 +49,36 @@ class SourceStall:
 class SourceWatch:
     """Checks the stages of one job, found by its tag, that are not the gang's own."""
 
-    def __init__(self, spark: Any, tag: str, *, connect: bool) -> None:
+    tells_apart: ClassVar[bool] = True
+    """Whether running tasks of the sources are told from those of the gang."""
+
+    def __init__(self, session: Session, tag: str) -> None:
         now = time.monotonic()
         self.completed = self.tasks = 0
         self.ended_since = now
-        self._spark, self._tag, self._connect = spark, tag, connect
+        self._session, self._tag = session, tag
         self._gang: dict[int, bool] = {}
         self._active: list[int] = []
         self._counts: object = None
         self._moved = now
-        self._in_flight = 0
-        self._stages: tuple[tuple[int, int, int, int], ...] = ()
-        self._ranks = 0
+
+    @staticmethod
+    def of(session: Session, tag: str) -> SourceWatch:
+        """Return the watch for the kind of session."""
+        return ConnectSourceWatch(session, tag) if session.connect else SourceWatch(session, tag)
 
     @property
     def busy(self) -> bool:
         """Whether tasks of the sources ran at the last `look`."""
         return bool(self._active)
 
-    # ---- progress reported by Connect
-
     def heard(self, in_flight: int, stages: Iterable[Any]) -> None:
         """Take the server's progress report: the number of running tasks, and the job's stages."""
-        self._in_flight = in_flight
-        self._stages = tuple((s.stage_id, s.num_tasks, s.num_completed_tasks, s.num_bytes_read) for s in stages)
 
     # ---- is Spark busy with the sources?
 
     def look(self, ranks: int) -> bool:
         """Tell whether source tasks have ended since the last call, or run now. `ranks` is the gang's size."""
-        self._ranks = ranks
-        if self._connect:
-            return self._in_flight > 0
         tracker = self._context().statusTracker()
         jobs = [tracker.getJobInfo(job) for job in tracker.getJobIdsForTag(self._tag)]
         ids = {stage for job in jobs if job.isDefined() for stage in job.get().stageIds()}
@@ -122,7 +123,7 @@ class SourceWatch:
 
     def _may_be_gang(self, stage: int) -> bool:
         """Tell whether a stage may be the gang's under dynamic allocation, where it has no barrier."""
-        if str(self._context().conf().get("spark.dynamicAllocation.enabled", "false")).lower() != "true":
+        if self._session.setting("spark.dynamicAllocation.enabled", "false").lower() != "true":
             return False
         cluster = self._context().statusStore().operationGraphForStage(stage).rootCluster().childClusters()
         return any(cluster.apply(i).name() == "MapInArrow" for i in range(cluster.size()))
@@ -132,13 +133,11 @@ class SourceWatch:
     def stalled(self, limit: float) -> SourceStall | None:
         """Return a stall when no count of the sources has moved for `limit` seconds (at least HEARTBEATS intervals)."""
         now = time.monotonic()
-        stages = self._open_on_connect() if self._connect else [self._counts_of(stage) for stage in self._active]
+        stages = self.counts()
         if not stages or stages != self._counts:
             self._counts, self._moved = stages, now
             return None
-        if not self._connect:
-            heartbeat = float(self._context().conf().getTimeAsSeconds("spark.executor.heartbeatInterval", "10s"))
-            limit = max(limit, HEARTBEATS * heartbeat)
+        limit = max(limit, self.least_limit())
         seconds = now - self._moved
         if seconds <= limit:
             return None
@@ -150,18 +149,54 @@ class SourceWatch:
         )
         return SourceStall(text, stage, running, round(seconds, 1), END_TIMES * limit)
 
+    def counts(self) -> list[tuple[int, ...]]:
+        """Return, of each stage at work, its number, its tasks, how many have ended and run, and their counts."""
+        return [self._counts_of(stage) for stage in self._active]
+
+    def least_limit(self) -> float:
+        """Return the seconds for which counts may stand still, as they come with heartbeats."""
+        return HEARTBEATS * scheduler.seconds(self._session, "spark.executor.heartbeatInterval", "10s")
+
     def _counts_of(self, stage: int) -> tuple[int, ...]:
-        """Return the stage's number, its tasks, those that have ended and that run, and what they have counted."""
         data: Any = self._context().statusStore().lastStageAttempt(stage)
         tasks = (data.numTasks(), data.numCompleteTasks(), data.numActiveTasks(), data.attemptId())
         return (stage, *map(int, tasks), *(int(getattr(data, name)()) for name in _COUNTS))
 
-    def _open_on_connect(self) -> list[tuple[int, ...]]:
-        """Do as `_counts_of` over Connect, for stages that can't be the gang's own, whose counts never change."""
+    def _context(self) -> Any:
+        return self._session.context
+
+
+class ConnectSourceWatch(SourceWatch):
+    """Does the same by the progress that a Connect server reports, which does not tell whose tasks run."""
+
+    tells_apart = False
+
+    def __init__(self, session: Session, tag: str) -> None:
+        super().__init__(session, tag)
+        self._in_flight = 0
+        self._stages: tuple[tuple[int, int, int, int], ...] = ()
+        self._ranks = 0
+
+    def heard(self, in_flight: int, stages: Iterable[Any]) -> None:
+        self._in_flight = in_flight
+        self._stages = tuple((s.stage_id, s.num_tasks, s.num_completed_tasks, s.num_bytes_read) for s in stages)
+
+    def look(self, ranks: int) -> bool:
+        self._ranks = ranks
+        return self._in_flight > 0
+
+    def running(self) -> int:
+        return 0
+
+    def is_gang(self, stage: int) -> bool:
+        return False
+
+    def counts(self) -> list[tuple[int, ...]]:
+        """Do it for stages that can't be the gang's own, whose counts never change."""
         if not self._in_flight:
             return []
         unfinished = [stage for stage in self._stages if stage[2] < stage[1] and stage[1] != self._ranks]
         return [(stage, tasks, ended, self._in_flight, read) for stage, tasks, ended, read in unfinished]
 
-    def _context(self) -> Any:
-        return self._spark.sparkContext._jsc.sc()
+    def least_limit(self) -> float:
+        return 0.0

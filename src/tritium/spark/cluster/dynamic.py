@@ -1,0 +1,38 @@
+"""Dynamic allocation: executors start when tasks wait, and Spark refuses barrier stages (driver)."""
+
+from __future__ import annotations
+
+from tritium.errors import NotEnoughSlots
+from tritium.spark.cluster.base import Cluster, Needs, Note
+from tritium.spark.cluster.slots import RunSlots
+
+
+class Dynamic(Cluster):
+    """A cluster with dynamic allocation, before the class of its manager."""
+
+    starts_one_by_one = True
+
+    def take_slots(self, run: RunSlots, gang: Needs, ranks: int, timeout: float, note: Note = str) -> None:
+        """Do nothing: executors have not started yet."""
+
+    def count_ranks(self, gang: Needs, note: Note, again: bool) -> int:
+        """Return the world size: as many ranks as the maximum of executors can run."""
+        executors = int(self.session.setting("spark.dynamicAllocation.maxExecutors", "0")) or gang.most
+        cores = self.cores_of_an_executor()  # 0: all of its worker, a number that is not known here.
+        ranks = max(1, cores // self.cores_of_a_rank(gang)) if cores else gang.most
+        if gang.gpus:
+            ranks = min(ranks, self.gpus_of_an_executor() // gang.gpus)
+        most = executors * ranks
+        if most < gang.least:
+            raise NotEnoughSlots(
+                f"{gang.least} ranks need {gang.least} slots at once, and with spark.dynamicAllocation.maxExecutors="
+                f"{executors} there are never more than {most}. Ask for ranks={most}, or raise it.",
+                needed=gang.least,
+                available=most,
+                setting="spark.dynamicAllocation.maxExecutors",
+            )
+        note(
+            "dynamic allocation: Spark starts the ranks one by one, and they begin together; slots are given back when "
+            "the rest does not come"
+        )
+        return min(gang.most, most)

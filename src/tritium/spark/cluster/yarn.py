@@ -1,0 +1,12 @@
+"""Hadoop YARN (driver)."""
+
+from __future__ import annotations
+
+from tritium.spark.cluster.base import Cluster
+
+
+class Yarn(Cluster):
+    """A YARN cluster, where an executor has one core by default."""
+
+    default_cores = "1"
+    why_lost = rf"{Cluster.why_lost}|exceeding|memory limits|Diagnostics"

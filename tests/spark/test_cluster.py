@@ -112,8 +112,8 @@ def test_where_slots_can_not_be_counted_start_timeout_ends_what_has_too_few(spar
     notes: list[str] = []
     with set_to(spark, **{SETTING: "-scheduler"}):
         uncounted = cluster_of(spark)
-    assert uncounted.slots(Gang(ranks=3)) is None
-    assert uncounted.ranks_for(Gang(ranks=3), notes.append) == 3
+        assert uncounted.slots(Gang(ranks=3)) is None
+        assert uncounted.ranks_for(Gang(ranks=3), notes.append) == 3
     assert notes == [f"slots are not counted ({SETTING}=-scheduler): start_timeout ends a gang that has too few"]
 
 

@@ -24,7 +24,7 @@ def probe(spark: Any) -> str | None:
     from py4j.clientserver import ClientServer
 
     if int(spark.conf.get(_RECORDS)) and not isinstance(spark.sparkContext._gateway, ClientServer):
-        return "threads share the JVM's, and what is set for them (spark.python.use.pinned.thread)"
+        return "threads share the JVM's, and what is set for them (PYSPARK_PIN_THREAD=false)"
     return None
 
 

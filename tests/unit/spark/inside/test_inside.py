@@ -57,6 +57,11 @@ def test_each_use_has_a_probe_and_a_switch() -> None:
         assert module.used.name == name
 
 
+def test_the_page_lists_all() -> None:
+    page = (Path(__file__).parents[4] / "docs" / "launch.md").read_text()
+    assert not [name for name in USES if f"| `{name}`" not in page]
+
+
 def test_a_switch_that_does_not_exist_is_refused_with_those_that_do() -> None:
     assert turned_off("") == set()
     assert turned_off("-hadoop, -plans") == {"hadoop", "plans"}

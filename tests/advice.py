@@ -23,6 +23,7 @@ PAGES = (
     ROOT / "README.md",
     ROOT / "CONTRIBUTING.md",
     *sorted(ROOT.glob("docs/*.md")),
+    *sorted(ROOT.glob("docs/reference/*.md")),
     *sorted(ROOT.glob("docs/frameworks/*.md")),
     *sorted(ROOT.glob("docs/migrate/*.md")),
 )

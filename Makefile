@@ -84,8 +84,9 @@ docs: setup      ## the pages, built strictly into site/
 bench: setup     ## the benchmarks
 	@$(BIN)/python benchmarks
 
-keywords: setup  ## write the settings' typed keywords again from the dataclasses
+keywords: setup  ## write the settings' typed keywords and their page again from the dataclasses
 	@$(BIN)/python scripts/keywords.py
+	@$(BIN)/python scripts/settings_page.py
 	@$(BIN)/ruff check -q --fix $$(git ls-files "src/*.pyi") && $(BIN)/ruff format -q $$(git ls-files "src/*.pyi")
 
 constraints: setup ## write constraints.txt again for every Python and platform, from pyproject.toml

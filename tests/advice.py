@@ -24,6 +24,7 @@ PAGES = (
     ROOT / "CONTRIBUTING.md",
     *sorted(ROOT.glob("docs/*.md")),
     *sorted(ROOT.glob("docs/reference/*.md")),
+    *sorted(ROOT.glob("docs/tasks/*.md")),
     *sorted(ROOT.glob("docs/frameworks/*.md")),
     *sorted(ROOT.glob("docs/migrate/*.md")),
 )

@@ -16,6 +16,10 @@ ROOT = Path(__file__).resolve().parents[2]
 PAGES = (
     "README.md",
     "docs/quickstart.md",
+    "docs/tasks/table.md",
+    "docs/tasks/pytorch.md",
+    "docs/tasks/images.md",
+    "docs/tasks/text.md",
     "docs/launch.md",
     "docs/data.md",
     "docs/errors.md",

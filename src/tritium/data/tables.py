@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -33,7 +33,7 @@ class Tables:
             raise BadSetting(f"ranks={ranks!r}: a gang has at least one rank")
         self.ranks = ranks
         frames = {name: as_data(value) for name, value in data.items()}
-        self._tables = {name: table_of(value.frame, name) for name, value in frames.items()}
+        self._tables = {name: table_of(value.frame, name, _filled(value)) for name, value in frames.items()}
         self.plan: dict[str, tuple[Field, ...]] = {
             name: plan(self._tables[name].schema, value, name) for name, value in frames.items()
         }
@@ -76,8 +76,17 @@ class Tables:
         return pa.RecordBatch.from_arrays([pa.array(ids), anchors, *columns], names=["_id", "_anchor", *self._types])
 
 
-def table_of(frame: Any, name: str) -> pa.Table:
+def _filled(data: Data) -> set[str]:
+    """Return the names of the source columns for whose nulls `data` has a value."""
+    columns = data.columns if isinstance(data.columns, Mapping) else {}
+    sources = [columns.get(name, name) for name in data.nulls]
+    return {*data.nulls, *(name for source in sources for name in ([source] if isinstance(source, str) else source))}
+
+
+def table_of(frame: Any, name: str, filled: Collection[str] = ()) -> pa.Table:
     """Return a pandas DataFrame, an Arrow table or batch as an Arrow table. NaN in a floating column stays NaN.
+
+    filled : columns for whose nulls there is a value. NaN is null in them, as pandas has no other null for numbers.
 
     A pandas column of Spark's ml vectors, as `toPandas` makes it, becomes one of arrays; sparse ones are filled up.
 
@@ -100,7 +109,8 @@ def table_of(frame: Any, name: str) -> pa.Table:
             plain = isinstance(series.dtype, np.dtype) and series.dtype.kind == "f"
             column = _vectors(series, name) if series.dtype == object else None
             if column is None:
-                column = pa.array(series.to_numpy() if plain else series, from_pandas=not plain)
+                nan_is_null = not plain or label in filled
+                column = pa.array(series.to_numpy() if plain else series, from_pandas=nan_is_null)
             columns.append(column)
             names.append(str(label))
         except (pa.ArrowInvalid, pa.ArrowTypeError, pa.ArrowNotImplementedError) as error:

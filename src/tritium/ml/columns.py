@@ -47,15 +47,18 @@ class Columns:
         return tuple(dataclasses.replace(one, slots=slots(frame, one)) if one.marked else one for one in planned)
 
 
-def as_frame(frame: Any, name: str) -> Any:
-    """Return a Spark DataFrame as it is, a table as an Arrow table. Raises BadSetting for a Data, else BadData."""
+def as_frame(frame: Any, name: str, nulls: Mapping[str, Any] | None = None) -> Any:
+    """Return a Spark DataFrame as it is, a table as an Arrow table. Raises BadSetting for a Data, else BadData.
+
+    nulls : column → what fills its nulls. In these columns of a pandas DataFrame NaN is null.
+    """
     if isinstance(frame, Data):
         what = "fit takes the DataFrame itself, and no tr.Data" if name == "train" else f"{name} is a tr.Data"
         raise BadSetting(
             f"{what}. Give the DataFrame, and say what becomes of nulls, NaN and short arrays with the estimator's own "
             "settings nulls=, nan= and pad=."
         )
-    return frame if is_spark(frame) else table_of(frame, name)
+    return frame if is_spark(frame) else table_of(frame, name, nulls or ())
 
 
 def schema_of(frame: Any) -> Any:

@@ -93,7 +93,7 @@ def combined(kind: type[S], settings: S | None, gang: Gang | None, fields: Mappi
 def prepare(backend: Backend[S], frame: Any, settings: S, gang: Gang) -> Plan:
     """Check everything that can be checked without data. Raises BadData and BadSetting."""
     settings.check_gang(gang)
-    frame, settings = as_frame(frame, "train"), backend.loaded(settings)
+    frame, settings = as_frame(frame, "train", settings.nulls), backend.loaded(settings)
     if gang.on == "cluster" and not is_spark(frame):
         raise BadSetting(
             'A pandas or Arrow table needs no cluster: on="driver" trains on it with processes of this machine. To '

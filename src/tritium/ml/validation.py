@@ -72,7 +72,7 @@ def split(frame: Any, settings: Settings) -> Split:
     if given is None:
         return Split(frame)
     if not isinstance(given, str | float | int):
-        other = as_frame(given, "validation")
+        other = as_frame(given, "validation", settings.nulls)
         if is_spark(other) != is_spark(frame):
             raise BadSetting(
                 f"validation is a {type(given).__name__}, and the data to train on a {type(frame).__name__}."

@@ -18,7 +18,14 @@ from tritium.data.spool import Array, Ragged
 from tritium.data.types import columns_of
 from tritium.errors import BadRow, ModelError
 from tritium.model.signature import Signature
-from tritium.model.table import advising, differences_of, fields, from_arrays, mismatch, place_of, settings_of
+from tritium.model.table import (
+    advising,
+    fields,
+    from_arrays,
+    place_of,
+    settings_of,
+    with_types,
+)
 
 Decoders = Mapping[str, Decode]
 
@@ -125,13 +132,10 @@ def _from_table(
 ) -> tuple[dict[str, Array], Array | None]:
     from tritium.data.tables import Tables, column_of, table_of
 
-    table = table_of(data, "predict")
+    codecs = [(taken.columns, taken.codec.get("nulls") or ()) for taken in signature.inputs]
+    filled = {name for names, fills in codecs for name, fill in zip(names, fills, strict=False) if fill is not None}
+    table = with_types(signature, table_of(data, "predict", filled))
     known = columns_of(table.schema)
-    untyped = {f.name for f in table.schema if pa.types.is_null(f.type)} & set(signature.columns)
-    if untyped and not len(table):  # Without rows, a pandas column of objects (words, arrays) has no type.
-        if differences := [d for i in signature.inputs for d in differences_of(i, known, untyped)]:
-            raise mismatch(differences)
-        return {i.name: np.empty((0, *(n or 0 for n in i.shape)), i.dtype) for i in signature.inputs}, None
     planned = fields(signature, table.schema)
     reader = RowReader([planned[taken.name] for taken in signature.inputs], decode)
     settings = {i.name: settings_of(i, known) for i in signature.inputs}

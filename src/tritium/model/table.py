@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Container, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 
 from tritium.data import narrow
 from tritium.data.codec import normalized
@@ -22,6 +23,7 @@ from tritium.hints import suggest
 from tritium.model.signature import Input, Signature, shown
 
 _FAMILY = {"decimal": "number", "vector": "array"}
+_NULLS_AS = {"number": pa.float64(), "string": pa.string(), "binary": pa.binary()}  # family → the type of its nulls
 
 
 def fields(signature: Signature, schema: Any) -> dict[str, Field]:
@@ -55,13 +57,11 @@ def mismatch(differences: list[str]) -> SignatureMismatch:
     return SignatureMismatch(f"The data does not fit the model's signature, {count}:{listed}", differences=differences)
 
 
-def differences_of(taken: Input, columns: Mapping[str, SourceType], untyped: Container[str] = ()) -> list[str]:
+def differences_of(taken: Input, columns: Mapping[str, SourceType]) -> list[str]:
     differences = []
     for position, name in enumerate(taken.columns):
         if name not in columns:
             differences.append(f"missing column {name!r} (input {taken.name!r}).{suggest(name, columns)}")
-            continue
-        if name in untyped:
             continue
         kind = columns[name]
         leaf, depth = kind.leaf()
@@ -80,6 +80,31 @@ def differences_of(taken: Input, columns: Mapping[str, SourceType], untyped: Con
         elif kind.width is not None and taken.shape and kind.width != (taken.shape[0] or kind.width):
             differences.append(f"{here} {taken.shape[0]} values a row.")
     return differences
+
+
+def with_types(signature: Signature, table: pa.Table) -> pa.Table:
+    """Return `table` with a type for each input's column that holds nothing but nulls, or arrays of nothing else.
+
+    Pandas and Arrow know no type of such a column, as one has in a batch of one row. It gets the type that the model
+    takes, so that its nulls become what they would in any other batch.
+    """
+    for taken in signature.inputs:
+        wanted = _NULLS_AS.get(_leaf_wanted(taken, taken.types[0] if taken.types else None)[0])
+        packs = len(taken.columns) > 1 or taken.codec.get("packed") or taken.shape in ((), (1,))
+        depth = 0 if packs else int(taken.codec.get("depth") or 0) if taken.codec else len(taken.shape)
+        for name in taken.columns:
+            if wanted is None or name not in table.column_names or not _untyped(table.schema.field(name).type):
+                continue
+            kind = wanted
+            for _ in range(depth):
+                kind = pa.list_(kind)
+            if not pa.types.is_nested(table.schema.field(name).type) or depth:
+                table = table.set_column(table.column_names.index(name), name, table.column(name).cast(kind))
+    return table
+
+
+def _untyped(kind: pa.DataType) -> bool:
+    return _untyped(kind.value_type) if pa.types.is_list(kind) else bool(pa.types.is_null(kind))
 
 
 def _coded(taken: Input) -> bool:

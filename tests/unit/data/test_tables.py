@@ -212,3 +212,14 @@ def test_what_rows_can_not_be_kept_together_by_is_said() -> None:
         Tables({"t": Data(rows, together="q", nulls={"q": 0})}, 2)
     with pytest.raises(BadRow, match=r"column 'q' is null in row 1 of source partition 0"):
         received({"t": Data(pa.table({"q": [1, None], "x": [0.5, 1.0]}), together="q")}, 1)
+
+
+def test_nan_of_pandas_is_null_where_nulls_has_a_value() -> None:
+    """Pandas has no other null in a column of numbers, and makes NaN of Spark's."""
+    frame = pd.DataFrame({"a": [1.0, np.nan], "b": [2.0, 4.0], "c": [5.0, np.nan]})
+    columns = {"x": ["a", "b"], "c": "c"}
+    for nulls, expected in (({"a": 7.0, "c": 9.0}, None), ({"x": 7.0, "c": 9.0}, None), ({}, "nan")):
+        (rows, _) = Tables({"train": Data(frame, columns=columns, nulls=nulls, nan="keep")}, 1).batches(0)
+        packed, alone = (rows.column(2).field(number).to_pylist() for number in range(2))
+        last = [packed[1][0], alone[1]]  # which the receiver fills
+        assert [value if value is None else str(value) for value in last] == [expected, expected]

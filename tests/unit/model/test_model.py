@@ -194,7 +194,7 @@ def test_a_pandas_column_of_objects_has_no_type_without_rows() -> None:
         model.predict(rows[["n", "s"]].iloc[:0])
     with pytest.raises(SignatureMismatch, match=r"1 difference:\n  - column 'n' is timestamp"):
         model.predict(rows.iloc[:0].astype({"n": "datetime64[us]"}))
-    with pytest.raises(SignatureMismatch, match=r"column 'v' is null"):
+    with pytest.raises(BadRow, match=r"column 'v' is null in row 0"):
         model.predict(rows.assign(v=None))
 
 
@@ -363,6 +363,45 @@ def test_a_null_and_a_nan_name_the_column(value: float | None) -> None:
     if value is not None:
         with pytest.raises(BadRow, match=r"column 'b' is NaN in row 8"):
             regression().predict(matrix(table.to_pandas()))
+
+
+class Sums(nn.Module):
+    def forward(self, numbers: torch.Tensor, city: torch.Tensor, words: torch.Tensor) -> torch.Tensor:
+        return numbers.sum(1) + 10 * city + 100 * words.sum(1)
+
+
+def test_rows_of_nulls_are_predicted_alone_as_among_others() -> None:
+    """A column that holds nulls alone, as in a request of one row, has no type in pandas."""
+    table = pd.DataFrame(
+        {
+            "a": [1.0, None, 3.0, None],
+            "b": [1, 2, 3, 4],
+            "city": ["Oslo", None, "Rome", None],
+            "words": [["Oslo"], ["Rome", "Rome"], [], ["Oslo"]],
+        }
+    )
+    vocabulary = ["Rome", "Oslo"]
+    data = Data(
+        None,
+        columns={"numbers": ["a", "b"], "city": "city", "words": "words"},
+        default_dtype="float32",
+        vocabulary={"city": vocabulary, "words": vocabulary},
+        nulls={"a": 7.0, "city": "Oslo"},
+        pad={"words": 2},
+    )
+    schema = pa.Schema.from_pandas(table)
+    inputs = tuple(Input.of(field, schema) for field in plan(schema, data, "train"))
+    model = tr.Model(Sums(), Signature(inputs, (Output("y"),)))
+    together = model.predict(table)
+    assert together.tolist() == [112.0, 19.0, 6.0, 121.0]
+    alone = [
+        model.predict(pd.DataFrame(table.iloc[[row]].to_dict("records"), dtype=object)) for row in range(len(table))
+    ]
+    assert np.concatenate(alone).tolist() == together.tolist()
+    with pytest.raises(BadRow, match="column 'b' is null in row 0"):
+        model.predict(pd.DataFrame({**table.iloc[:1].to_dict("list"), "b": [None]}))
+    with pytest.raises(BadRow, match="column 'words' is null in row 0"):
+        model.predict(pd.DataFrame({**table.iloc[:1].to_dict("list"), "words": [None]}))
 
 
 def test_a_batch_size_of_0_and_an_unknown_device() -> None:

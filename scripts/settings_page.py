@@ -99,6 +99,7 @@ GROUPS: dict[str, tuple[str, dict[str, str]]] = {
             "clip_grad_norm": "clip_grad_norm=1.0",
             "precision": "precision='bf16'",
             "strategy": "strategy='fsdp'",
+            "equal_weights": "equal_weights=False",
             "ddp_options": "ddp_options={'bucket_cap_mb': 50}",
             "compile": "compile=True",
             "jit_compile": "jit_compile=False",

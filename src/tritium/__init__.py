@@ -14,10 +14,12 @@ if TYPE_CHECKING:
     from tritium.data.schema import Data
     from tritium.frameworks.keras import Keras
     from tritium.frameworks.tensorflow import TensorFlow
-    from tritium.gang.driver.launch import launch
+    from tritium.gang.driver.launch import launch, submit
+    from tritium.gang.driver.run import Run
     from tritium.gang.rank.world import World, world
     from tritium.gang.settings import Gang
     from tritium.model.model import Model, load
+    from tritium.observe.stream import listen
 
 __version__ = "0.1.0.dev0"
 
@@ -27,12 +29,16 @@ __all__ = [
     "Gang",
     "Keras",
     "Model",
+    "Run",
     "TensorFlow",
     "World",
     "errors",
+    "events",
     "launch",
+    "listen",
     "load",
     "ml",
+    "submit",
     "world",
 ]
 
@@ -42,10 +48,13 @@ _HOME = {
     "Gang": "tritium.gang.settings",
     "Keras": "tritium.frameworks.keras",
     "Model": "tritium.model.model",
+    "Run": "tritium.gang.driver.run",
     "TensorFlow": "tritium.frameworks.tensorflow",
     "World": "tritium.gang.rank.world",
     "launch": "tritium.gang.driver.launch",
+    "listen": "tritium.observe.stream",
     "load": "tritium.model.model",
+    "submit": "tritium.gang.driver.launch",
     "world": "tritium.gang.rank.world",
 }
 
@@ -53,7 +62,7 @@ _HOME = {
 def __getattr__(name: str) -> Any:
     if name in _HOME:
         value = getattr(importlib.import_module(_HOME[name]), name)
-    elif name in ("errors", "ml"):
+    elif name in ("errors", "events", "ml"):
         value = importlib.import_module(f"tritium.{name}")
     else:
         raise AttributeError(f"module 'tritium' has no attribute {name!r}")

@@ -17,6 +17,7 @@ TritiumError
 ├── RankFailed              the first rank that failed; its own exception is `__cause__`
 │   └── Stalled             no progress: a rank is considered hung, or no rows come
 ├── JobFailed               the Spark job ended for a reason that is no rank's: cancelled, or its source failed
+├── RunCancelled            `Run.cancel` has ended the run
 ├── ResultError             a result can't be pickled, or all together exceed Spark's limit
 ├── TrainingDiverged        a loss or the gradients are NaN or infinite
 ├── RanksDiffer             ranks hold different weights, or train different parameters
@@ -158,6 +159,10 @@ class JobFailed(TritiumError):
     reason: str = ""
     cancelled: bool = False
     spark_error: BaseException | None = None
+
+
+class RunCancelled(TritiumError):
+    """`Run.cancel`, or leaving the block of a Run that had not ended, has ended the run."""
 
 
 class ResultError(TritiumError):

@@ -13,7 +13,7 @@ RunOpened                    a run directory was opened: settings and versions
 ├── RowsCounted              rows of a rank's shard so far, while they arrive
 ├── RowsReceived             all rows are there, with their fingerprint
 ├── Logged                   numbers of `world.log`: step, epoch, loss …
-├── Output                   text that a rank has printed (in `logs/`, not in `events.jsonl`)
+├── Printed                  text that a rank has printed (in `logs/`, not in `events.jsonl`)
 ├── EpochCounted             the end of a rank's epoch: rows used, padded, dropped
 ├── CheckpointSaved, CheckpointLoaded, FileStored
 ├── StepsTraced              where the time of a rank's steps went (`trace=True`)
@@ -28,6 +28,7 @@ RunOpened                    a run directory was opened: settings and versions
 from __future__ import annotations
 
 import dataclasses
+import functools
 import json
 import math
 from collections.abc import Mapping, Sequence
@@ -61,9 +62,8 @@ class Event:
 
     def fields(self) -> dict[str, Any]:
         """Return the fields of the event's class by name, without optional ones that are None."""
-        optional = {f.name for f in dataclasses.fields(self) if f.default is None}
-        values = {f.name: getattr(self, f.name) for f in dataclasses.fields(self) if f.name not in ("time", "run")}
-        return {name: value for name, value in values.items() if value is not None or name not in optional}
+        facts = vars(self)
+        return {n: facts[n] for n, optional in _fields(self.kind).items() if not optional or facts[n] is not None}
 
     def to_json(self) -> str:
         """Return the event as one line of JSON, without the passwords of URLs."""
@@ -92,11 +92,15 @@ def made(kind: str, values: Mapping[str, Any]) -> Event:
     """Return the event of this kind. Fields that its class does not have are left out."""
     if kind not in _CLASSES:
         raise WrongVersion(f"There is no event {kind!r} in this version of Tritium. It knows: {', '.join(_CLASSES)}.")
-    names = {f.name for f in dataclasses.fields(_CLASSES[kind])}
-    known: dict[str, Any] = {
-        name: tuple(value) if isinstance(value, list) else value for name, value in values.items() if name in names
-    }
+    names = _fields(kind).keys() | {"time", "run"}
+    known: dict[str, Any] = {n: tuple(v) if isinstance(v, list) else v for n, v in values.items() if n in names}
     return _CLASSES[kind](**known)
+
+
+@functools.cache
+def _fields(kind: str) -> dict[str, bool]:
+    """Return the names of the fields of a kind's class, each with whether it is None by default."""
+    return {f.name: f.default is None for f in dataclasses.fields(_CLASSES[kind]) if f.name not in ("time", "run")}
 
 
 def stamped(event: Event, run: str = "") -> Event:
@@ -268,7 +272,7 @@ class Logged(Event, kind="log"):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Output(Event, kind="output"):
+class Printed(Event, kind="output"):
     """Text that a rank has printed: not always whole lines."""
 
     rank: int

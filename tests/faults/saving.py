@@ -200,7 +200,7 @@ def object_store(url: str) -> None:
     def run(steps: int) -> Any:
         run = start(save, tr.Gang(ranks=2, run_dir=url, on="driver", **QUIET), args=(steps,))
         notes.append(run.report["notes"])
-        return run.results
+        return run.result()
 
     facts["first"] = run(3)
     store = Store(url)

@@ -10,7 +10,8 @@ import numpy as np
 import pytest
 
 import tritium as tr
-from tritium.gang.driver.launch import Run, start
+from tritium.gang.driver.launch import start
+from tritium.gang.driver.run import Run
 from tritium.gang.settings import Gang
 
 ROWS = 20_000
@@ -65,7 +66,7 @@ def fingerprint(run: Run) -> dict[str, list[Any]]:
 
 
 def by_id(run: Run) -> dict[int, int]:
-    pairs = [zip(rank["id"].tolist(), rank["k of id"].tolist(), strict=True) for rank in run.results]
+    pairs = [zip(rank["id"].tolist(), rank["k of id"].tolist(), strict=True) for rank in run.result()]
     return {row: k for rank in pairs for row, k in rank}
 
 
@@ -74,7 +75,7 @@ def test_every_row_comes_once_and_the_fingerprint_tells_whether_rows_moved(spark
     frame = SOURCES[source](spark)
     runs = [train(frame, spark), train(frame, spark)]
     for run in runs:
-        k, v = (np.concatenate([rank[name] for rank in run.results]) for name in ("k", "v"))
+        k, v = (np.concatenate([rank[name] for rank in run.result()]) for name in ("k", "v"))
         assert sorted(k.tolist()) == list(range(ROWS))
         assert (v == k % 997 * 3).all()
         assert sum(count for count, _ in fingerprint(run).values()) == ROWS

@@ -126,13 +126,13 @@ def test_skewed_shards_take_the_same_exact_number_of_steps(spark: Any, remainder
     data = {"train": tr.Data(frame, shuffle="stream")}
     run = start(train, Gang(ranks=2), args=(remainder,), data=data, spark=spark)
     expected = [*range(0, 40, 2), *range(1000, 1200)]
-    taken = [i for ids, *_ in run.results for i in ids]
-    assert [counts for *_, counts in run.results] == [[120, 100]] * 2
-    assert [found for _, found, *_ in run.results] == [steps] * 2
+    taken = [i for ids, *_ in run.result() for i in ids]
+    assert [counts for *_, counts in run.result()] == [[120, 100]] * 2
+    assert [found for _, found, *_ in run.result()] == [steps] * 2
     shards = [rank["shards"]["train"] for rank in run.report["ranks"]]
     if remainder == "pad":
         assert sorted(taken) == expected
-        assert sum(scale for *_, scale, _ in run.results) == pytest.approx(2 * steps)
+        assert sum(scale for *_, scale, _ in run.result()) == pytest.approx(2 * steps)
         assert [shard["padded"] for shard in shards] == [0, 2]
     elif remainder == "drop":
         assert len(taken) == len(set(taken)) == 2 * steps * 8

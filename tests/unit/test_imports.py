@@ -45,11 +45,15 @@ PUBLIC = {
     "Keras",
     "Model",
     "TensorFlow",
+    "Run",
     "World",
     "errors",
+    "events",
     "launch",
+    "listen",
     "load",
     "ml",
+    "submit",
     "world",
 }
 

@@ -7,6 +7,7 @@ import inspect
 import operator
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from importlib.metadata import entry_points
 from typing import Any, Literal, TypeVar
 
 from tritium.errors import BadSetting
@@ -17,7 +18,8 @@ from tritium.shown import call, changed_fields
 
 F = TypeVar("F", bound=Callable[..., Any])
 
-Where = Literal["cluster", "driver", "here"]
+WHERE = ("cluster", "driver", "here")
+ENTRY_POINTS = "tritium.launchers"  # the group of further values of `on`
 Output = Literal["all", "rank 0", "none"]
 OnStall = Literal["end", "report"]
 
@@ -130,10 +132,10 @@ class Gang:
         f"its rows arrive, and connects it to the other ranks. There are {', '.join(NAMES)}. None: torchrun's "
         "variables alone, which are enough for torch.",
     )
-    on: Where = _field(
+    on: str = _field(
         "cluster",
         'Where the ranks run: "cluster" (Spark tasks), "driver" (child processes on this machine, no JVM), '
-        '"here" (this process, one rank: for a debugger).',
+        '"here" (this process, one rank: for a debugger), or the name of a launcher that another package adds.',
     )
     output: Output = _field("all", 'Whose stdout and stderr is shown live: "all", "rank 0" or "none".')
     trace: bool = _field(
@@ -181,7 +183,7 @@ class Gang:
             if isinstance(value, bool) or not isinstance(value, int) or value < least:
                 yield f"{name}={value!r} must be a whole number of at least {least}."
         for name, choices in (
-            ("on", ("cluster", "driver", "here")),
+            ("on", (*WHERE, *(() if self.on in WHERE else entry_points(group=ENTRY_POINTS).names))),
             ("output", ("all", "rank 0", "none")),
             ("on_stall", ("end", "report")),
             *((name, (True, False)) for name in ("persist", "trace", "progress")),

@@ -189,10 +189,10 @@ def run(
         args=(settings.travelling(), "validation" in plan.data, plan.facts, user_run_dir, identity),
         data=plan.data if exchange is None else exchange,
         spark=spark,
-        said=[*said, *plan.notes, *forgotten, *([found] if found else [])],
+        notes=[*said, *plan.notes, *forgotten, *([found] if found else [])],
         title=title,
     )
-    seen = ended.results[0]
+    seen = ended.result()[0]
     history = seen["history"]
     if settings.handle_invalid == "skip":
         history = [{**entry, "rows_skipped": rows_skipped(ended.report)} for entry in history]

@@ -314,8 +314,8 @@ class Coordinator:
             self._notify()
 
     def end(self, failure: Failure) -> None:
-        """End the gang with this failure, unless it has failed already."""
-        if self.failure is not None:
+        """End the gang with this failure, unless it has failed already, or is being ended from outside."""
+        if self.failure is not None or self._abort_reason is not None:
             return
         others = failure.others or meanwhile(self.members.values(), failure.rank)
         failure = self.failure = replace(failure, others=others)

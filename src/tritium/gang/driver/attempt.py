@@ -10,6 +10,7 @@ from tritium import aliases, frameworks, ship
 from tritium.data.decode import decoders
 from tritium.data.schema import Data, Field
 from tritium.gang.coordinator.coordinator import Coordinator
+from tritium.gang.driver.cancellation import Cancellation
 from tritium.gang.driver.recorder import Recorder
 from tritium.gang.order import Order
 from tritium.gang.program import Program
@@ -46,6 +47,8 @@ class Attempt:
     """World size → exchange that is persisted for the next attempt. At most one; all attempts share this dict."""
     slots: RunSlots = field(default_factory=RunSlots)
     """The slots that the run holds until it ends; all attempts share this object."""
+    cancellation: Cancellation = field(default_factory=Cancellation)
+    """Whether the run shall end; all attempts share this object."""
 
     @property
     def name(self) -> str:

@@ -5,11 +5,13 @@ It uses the same receiver, spool and shard as on a cluster, without the child pr
 
 from __future__ import annotations
 
+import ctypes
 import functools
 import os
 import socket
-from collections.abc import Callable, Mapping
-from contextlib import ExitStack, closing
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, closing, contextmanager
 from typing import TYPE_CHECKING, Any
 
 from tritium.data.decode import decoders
@@ -28,20 +30,32 @@ if TYPE_CHECKING:
     from tritium.observe.stored import Piece
 
 
+_one_at_a_time = threading.RLock()
+_WAKE_SECONDS = 1.0  # between two looks whether a run that waits for another one was cancelled
+
+
 class InProcess:
     """Runs rank 0 of 1 in this process. Exceptions of the function are raised as they are, for a debugger."""
 
     def __init__(self, attempt: Attempt) -> None:
         gpus_here(attempt.gang)
         self._attempt = attempt
+        self._lock = threading.Lock()
+        self._thread: int | None = None  # the one in which the function runs
 
     def start(self) -> None:
         """Do nothing: `wait` calls the function."""
 
     def wait(self) -> list[Any]:
-        """Call the function as rank 0 of 1, and return its result in a list."""
+        """Call the function as rank 0 of 1, and return its result in a list.
+
+        Environment and world are those of the process, so a second run waits until the first has ended.
+        """
         attempt = self._attempt
+        while not _one_at_a_time.acquire(timeout=_WAKE_SECONDS):
+            attempt.cancellation.check()
         with ExitStack() as stack:
+            stack.callback(_one_at_a_time.release)
             control = HereControl(attempt.recorder, _shards(attempt, stack))
             device = "cuda:0" if attempt.gang.gpus else "cpu"
             me = Peer(0, socket.gethostname(), "127.0.0.1", 0, device, os.getpid())
@@ -50,8 +64,9 @@ class InProcess:
             stack.callback(wait_for_checkpoints, world)
             stack.enter_context(surrounded(attempt.gang, world))
             attempt.recorder.event(GangFormed(peers=[vars(me)]))
-            result = attempt.function(*attempt.args, **attempt.kwargs)
-            finish_checkpoints(world)
+            with self._interruptible():
+                result = attempt.function(*attempt.args, **attempt.kwargs)
+                finish_checkpoints(world)
             attempt.recorder.event(RankEnded(rank=0))
             return [result]
 
@@ -59,8 +74,36 @@ class InProcess:
         """Return False: this process itself has received it."""
         return False
 
+    def interrupt(self) -> None:
+        """Raise KeyboardInterrupt in the function, when the call into C that it may be in has ended."""
+        with self._lock:
+            if self._thread is not None:
+                _raise_in(self._thread, KeyboardInterrupt)
+
     def cancel(self) -> None:
         """Do nothing: `wait` has cleaned up."""
+
+    @contextmanager
+    def _interruptible(self) -> Iterator[None]:
+        try:
+            with self._lock:
+                self._thread = threading.get_ident()
+            self._attempt.cancellation.check()
+            yield
+        except KeyboardInterrupt:
+            self._attempt.cancellation.check()
+            raise
+        finally:
+            with self._lock:
+                thread, self._thread = self._thread, None
+                if thread is not None:
+                    _raise_in(thread, None)  # What has not been raised yet must not be, outside the function.
+
+
+def _raise_in(thread: int, error: type[BaseException] | None) -> None:
+    ctypes.pythonapi.PyThreadState_SetAsyncExc(
+        ctypes.c_ulong(thread), None if error is None else ctypes.py_object(error)
+    )
 
 
 def _shards(attempt: Attempt, stack: ExitStack) -> dict[str, Shard]:

@@ -1,4 +1,4 @@
-"""`launch`: run a function on every rank of a gang, and return the results (driver)."""
+"""`launch` and `submit`: run a function on every rank of a gang (driver)."""
 
 from __future__ import annotations
 
@@ -6,19 +6,18 @@ import importlib
 import os
 import warnings
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
 from inspect import signature
 from typing import TYPE_CHECKING, Any
 
 from tritium import frameworks
 from tritium.data.schema import Data
-from tritium.errors import BadRow, BadSetting, TritiumError, TritiumWarning, masked
+from tritium.errors import BadSetting, TritiumWarning
 from tritium.frameworks import torch as pytorch
-from tritium.gang.driver import launcher, programs
+from tritium.gang.driver import programs
 from tritium.gang.driver.attempt import Attempt
 from tritium.gang.driver.function_check import inspect
 from tritium.gang.driver.recorder import Recorder
-from tritium.gang.driver.retry import run_with_retries
+from tritium.gang.driver.run import Run
 from tritium.gang.settings import Gang, showing
 from tritium.observe.run_directory import new_run_dir
 from tritium.observe.runs import growth
@@ -28,16 +27,6 @@ if TYPE_CHECKING:
 
     from tritium.data.exchange import Exchange
     from tritium.gang.keywords import GangKeywords
-
-
-@dataclass
-class Run:
-    """A launch that succeeded: the ranks' results in rank order, its run directory, and its report."""
-
-    run_id: str
-    run_dir: str
-    results: list[Any] = field(default_factory=list)
-    report: dict[str, Any] = field(default_factory=dict, repr=False)
 
 
 @showing(Gang)
@@ -72,7 +61,7 @@ def launch(
     """
     if callable(fn):
         _refuse_arguments(fn, fields)
-    return start(fn, Gang.of(gang, fields), args=args, kwargs=kwargs, data=data, spark=spark).results
+    return start(fn, Gang.of(gang, fields), args=args, kwargs=kwargs, data=data, spark=spark).result()
 
 
 def _refuse_arguments(fn: Callable[..., Any], fields: Mapping[str, Any]) -> None:
@@ -91,6 +80,34 @@ def _refuse_arguments(fn: Callable[..., Any], fields: Mapping[str, Any]) -> None
         )
 
 
+@showing(Gang)
+def submit(
+    fn: Callable[..., Any] | str | os.PathLike[str],
+    gang: Gang | None = None,
+    *,
+    args: Sequence[Any] = (),
+    kwargs: Mapping[str, Any] | None = None,
+    data: Mapping[str, Any] | Exchange | None = None,
+    spark: Any = None,
+    **fields: Unpack[GangKeywords],
+) -> Run:
+    """Do as `launch`, without waiting: check everything, start the run in a thread, and return its handle.
+
+        with tr.submit(train, ranks=2) as run:
+            for event in run.events():
+                if isinstance(event, tr.events.Logged):
+                    print(event.epoch, event.values)
+            results = run.result()
+
+    Raises SetupError for what `launch` finds before it asks the cluster; `Run.result` raises everything else.
+    """
+    if callable(fn):
+        _refuse_arguments(fn, fields)
+    run = prepared(fn, Gang.of(gang, fields), args=args, kwargs=kwargs, data=data, spark=spark, stacklevel=3)
+    run.start()
+    return run
+
+
 def start(
     fn: Callable[..., Any] | str | os.PathLike[str],
     gang: Gang,
@@ -99,12 +116,33 @@ def start(
     kwargs: Mapping[str, Any] | None = None,
     data: Mapping[str, Any] | Exchange | None = None,
     spark: Any = None,
-    said: Sequence[str] = (),
+    notes: Sequence[str] = (),
     title: str = "",
 ) -> Run:
-    """Do what `launch` does, and return the run directory and the report too.
+    """Do what `launch` does, in this thread, and return the run that has succeeded.
 
-    `said` are notes to show first; `title` names this run among several in the progress display.
+    notes : lines for the user, shown first. title : tells this run from others in the progress display.
+    """
+    run = prepared(fn, gang, args=args, kwargs=kwargs, data=data, spark=spark, notes=notes, title=title, stacklevel=4)
+    run.complete()
+    return run
+
+
+def prepared(
+    fn: Callable[..., Any] | str | os.PathLike[str],
+    gang: Gang,
+    *,
+    args: Sequence[Any],
+    kwargs: Mapping[str, Any] | None,
+    data: Mapping[str, Any] | Exchange | None,
+    spark: Any,
+    notes: Sequence[str] = (),
+    title: str = "",
+    stacklevel: int,
+) -> Run:
+    """Check all that can be checked without the cluster, and return a run that has not started.
+
+    stacklevel : of the user's code, for warnings, as `warnings.warn` counts from here.
     """
     if isinstance(fn, str | os.PathLike):
         fn, gang = programs.find(os.fspath(fn), args, kwargs or {}, gang)
@@ -113,38 +151,23 @@ def start(
         raise BadSetting(f"launch takes a function, not {fn!r}. Pass it without calling it: launch(train, …).")
     refuse_arguments(fn, args, kwargs or {})
     for warning in inspect(fn, tuple(args), dict(kwargs or {}), gang.py_files):
-        warnings.warn(warning, TritiumWarning, stacklevel=3)
+        warnings.warn(warning, TritiumWarning, stacklevel=stacklevel)
     frames, exchange = _frames(data, gang)
-    given = (*args, *(kwargs or {}).values())
     framework = frameworks.find(gang.framework)
     if data and framework is not None and framework.no_rows:
         raise BadSetting(framework.no_rows, setting="data")
-    imports = programs.imports(fn, given, gang.py_files)
+    imports = programs.imports(fn, (*args, *(kwargs or {}).values()), gang.py_files)
     if gang.most > 1 and (unnamed := frameworks.unnamed(framework, imports)):
-        warnings.warn(unnamed, TritiumWarning, stacklevel=3)
+        warnings.warn(unnamed, TritiumWarning, stacklevel=stacklevel)
     tensors = (framework is not None and framework.tensors) or imports("torch")
     if (tensors or (framework is not None and framework.float32)) and exchange is None:
         frames = {name: pytorch.reading(frame) for name, frame in frames.items()}
-    said = (*said, *growth(gang.run_dir))
+    notes = (*notes, *growth(gang.run_dir))
     run_id, run_dir = new_run_dir(gang.run_dir)
-    recorder = Recorder(run_id, run_dir, gang, sorted(frames), said, title)
-    first = Attempt(fn, args, kwargs or {}, gang, frames, exchange, spark, run_id, recorder, gang.most, tensors=tensors)
-    problem: BaseException | None = None
-    try:
-        results = run_with_retries(first, attempted)
-        recorder.wait_for_uploads()
-    except BaseException as error:
-        problem = error
-        raise
-    finally:
-        first.slots.release()
-        try:
-            release(first, problem is None)
-        finally:
-            report = recorder.close(problem)
-    for each in recorder.non_fatal_errors:
-        warnings.warn(masked(each.as_warning(run_dir)), TritiumWarning, stacklevel=3)
-    return Run(run_id, run_dir, results, report)
+    recorder = Recorder(run_id, run_dir, gang, sorted(frames), notes, title)
+    return Run(
+        Attempt(fn, args, kwargs or {}, gang, frames, exchange, spark, run_id, recorder, gang.most, tensors=tensors)
+    )
 
 
 def refuse_arguments(fn: Callable[..., Any], args: Any, kwargs: Mapping[str, Any]) -> None:
@@ -163,33 +186,6 @@ def refuse_arguments(fn: Callable[..., Any], args: Any, kwargs: Mapping[str, Any
             f"{name}{known} can't be called: {error}. It gets args=, which holds {len(args)}, and kwargs=, which holds "
             f"{', '.join(map(repr, kwargs)) or 'nothing'}; rows come from tritium.world().shard(name)."
         ) from None
-
-
-def attempted(attempt: Attempt) -> list[Any]:
-    """Run one attempt. Rows stay persisted after a loss only when their executors live on (a process ended)."""
-    try:
-        return launcher.run(attempt)
-    except BadRow as error:
-        from tritium.gang.driver.bad_rows import located
-
-        release(attempt, ok=False)
-        raise located(error, attempt) from error.__cause__
-    except TritiumError as error:
-        if getattr(error, "signal", None) is None and getattr(error, "exit_code", None) is None:
-            release(attempt, ok=False)
-        raise
-    finally:
-        attempt.recorder.drop_partial()
-
-
-def release(attempt: Attempt, ok: bool) -> None:
-    """Unpersist the rows that were kept. After a failed run (not `ok`), an error of that is only noted."""
-    try:
-        attempt.release()
-    except Exception as error:
-        if ok:
-            raise
-        attempt.recorder.note(f"the rows that were kept could not be given back: {error!r:.200}")
 
 
 def _frames(data: Mapping[str, Any] | Exchange | None, gang: Gang) -> tuple[dict[str, Data], Exchange | None]:

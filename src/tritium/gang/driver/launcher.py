@@ -1,16 +1,22 @@
-"""The interface of the three ways to run a gang, `on="cluster"`, `"driver"` and `"here"` (driver)."""
+"""The interface of the ways to run a gang (driver).
+
+There are three, `on="cluster"`, `"driver"` and `"here"`. Another distribution adds one as an entry point of the group
+`tritium.launchers`: its name is a value of `on`, and it names a class with the methods of `Launcher`.
+"""
 
 from __future__ import annotations
 
 import signal
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from importlib import import_module
-from typing import TYPE_CHECKING, Any, Protocol
+from importlib.metadata import entry_points
+from typing import TYPE_CHECKING, Any, Protocol, cast
 
 from tritium.errors import TritiumError
 from tritium.gang.program import ENDING, Program
+from tritium.gang.settings import ENTRY_POINTS
 
 if TYPE_CHECKING:
     from tritium.gang.driver.attempt import Attempt
@@ -25,28 +31,59 @@ GRACE_SECONDS = 30.0  # that ranks have after a signal, as with torchrun
 
 
 class Launcher(Protocol):
-    """Runs one attempt. Methods are called in this order; `cancel` is also called after an error in another one.
+    """Runs one attempt, in the thread that called `launch` or that `submit` has started.
 
-    The constructor checks what can be checked before the start, and raises SetupError.
+    The constructor takes the attempt: function, arguments, gang, data, recorder. It checks what can be checked before
+    the start, and raises SetupError. Then `start`, `wait` and `cancel` are called; `cancel` also after an error in
+    another one. A loss that may be retried is an error whose `lost` is true.
     """
 
     def start(self) -> None: ...  # start the ranks without waiting for them
     def wait(self) -> list[Any]: ...  # return the results in rank order, or raise the error that ended the gang
     def signal(self, number: int) -> bool: ...  # send every rank process a signal; False where they can't be reached
+    def interrupt(self) -> None: ...  # called by another thread when the run shall end: `start` and `wait` then soon
+    # call `attempt.cancellation.check()`, which raises
     def cancel(self) -> None: ...  # end what still runs; return when nothing does
 
 
 def run(attempt: Attempt) -> list[Any]:
     """Run one attempt with the launcher of `attempt.gang.on`, and return the results in rank order."""
-    module, name = _LAUNCHERS[attempt.gang.on]
     with own_interrupts() if attempt.gang.on == "cluster" else nullcontext():  # also while it waits for slots
-        launcher: Launcher = getattr(import_module(module), name)(attempt)
+        attempt.cancellation.check()
+        launcher = launcher_of(attempt.gang.on)(attempt)
         try:
-            with forwarded_signals(launcher) if isinstance(attempt.function, Program) else nullcontext():
+            with (
+                attempt.cancellation.interrupting(launcher.interrupt),
+                forwarded_signals(launcher) if isinstance(attempt.function, Program) else nullcontext(),
+            ):
                 launcher.start()
                 return launcher.wait()
         finally:
             launcher.cancel()
+
+
+def launcher_of(on: str) -> Callable[[Attempt], Launcher]:
+    """Return the class of the launcher of this name. Raises BadSetting where there is none."""
+    if on in _LAUNCHERS:
+        module, name = _LAUNCHERS[on]
+        return cast("Callable[[Attempt], Launcher]", getattr(import_module(module), name))
+    return cast("Callable[[Attempt], Launcher]", entry_points(group=ENTRY_POINTS)[on].load())
+
+
+def thread_of(attempt: Attempt, target: Callable[[], object]) -> threading.Thread:
+    """Return a thread for a run. On Spark it inherits the properties of the calling thread: job group, tags, pool."""
+    name = f"tritium-run-{attempt.run_id}"
+    if attempt.gang.on != "cluster":
+        return threading.Thread(target=target, name=name, daemon=True)
+    from pyspark import InheritableThread
+
+    from tritium.gang.driver.on_cluster import session_of
+    from tritium.spark.session import is_connect
+
+    attempt.spark = session_of(attempt)
+    thread = InheritableThread(target, session=attempt.spark if is_connect(attempt.spark) else None, name=name)
+    thread.daemon = True
+    return cast(threading.Thread, thread)
 
 
 @contextmanager

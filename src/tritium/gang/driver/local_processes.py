@@ -14,7 +14,7 @@ import pyarrow as pa
 
 from tritium.gang.coordinator.coordinator import Coordinator
 from tritium.gang.driver.attempt import Attempt, order_of, ship_user_code, signalled, start_coordinator
-from tritium.gang.driver.outcome import await_end, await_formed
+from tritium.gang.driver.outcome import await_end, await_formed, wake
 from tritium.gang.order import Order
 from tritium.gang.supervisor.ending import GangEnded
 from tritium.gang.supervisor.gpus import gpus_here
@@ -57,6 +57,11 @@ class LocalProcesses:
     def signal(self, number: int) -> bool:
         """Send every rank a signal."""
         return self._coordinator is not None and signalled(self._coordinator, number)
+
+    def interrupt(self) -> None:
+        """Wake the thread in `wait`."""
+        if self._coordinator is not None:
+            wake(self._coordinator)
 
     def cancel(self) -> None:
         """End the ranks, and wait for their threads."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-import threading
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
@@ -15,7 +14,7 @@ from tritium.gang.coordinator.coordinator import Coordinator
 from tritium.gang.coordinator.on_executor import newest_checkpoint, replay, result_limit
 from tritium.gang.driver.address import driver_place
 from tritium.gang.driver.attempt import Attempt, order_of, ship_user_code, signalled, start_coordinator
-from tritium.gang.driver.outcome import LEAVE_SECONDS, GivenBack, await_end, await_formed
+from tritium.gang.driver.outcome import LEAVE_SECONDS, GivenBack, await_end, await_formed, wake
 from tritium.gang.driver.spark_job import SparkJob
 from tritium.gang.supervisor.results import results_of
 from tritium.observe.stored import Piece
@@ -70,6 +69,12 @@ class OnCluster:
         """Send every rank a signal. Ranks whose coordinator is on an executor can't be reached."""
         return self._job is not None and signalled(self._coordinator, number)
 
+    def interrupt(self) -> None:
+        """Wake the thread in `start` or `wait`."""
+        self._attempt.slots.stop_waiting()
+        if self._job is not None:
+            wake(self._coordinator)
+
     def cancel(self) -> None:
         """End the ranks, then the job, then the coordinator. The run keeps its slots for another attempt."""
         job, self._job = self._job, None
@@ -91,6 +96,7 @@ class OnCluster:
             if exchange.as_arrays and not attempt.number:
                 attempt.recorder.note(f"arrays leave the JVM number by number, not as bytes: {exchange.as_arrays}")
         cluster.take_slots(attempt.slots, gang, attempt.ranks, gang.start_timeout, attempt.recorder.note)
+        attempt.cancellation.check()
         attempt.recorder.open()
         plan = exchange.plan if exchange else {}
         self._coordinator = start_coordinator(attempt, plan, place, exchange.verify if exchange else None)
@@ -131,7 +137,8 @@ class OnCluster:
                 missing=[],
             ) from given
         self._attempt.recorder.note(f"{given}: they are given back, and tried for again in {pause:.0f} s")
-        threading.Event().wait(pause)
+        self._attempt.cancellation.requested.wait(pause)
+        self._attempt.cancellation.check()
 
     def _end(self, job: SparkJob) -> None:
         recorder = self._attempt.recorder

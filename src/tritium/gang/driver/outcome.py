@@ -52,6 +52,12 @@ class GivenBack(Exception):
         self.deadline = deadline
 
 
+def wake(coordinator: Coordinator) -> None:
+    """Have `await_formed` or `await_end`, in another thread, look again whether the run was cancelled."""
+    with coordinator.changed:
+        coordinator.changed.notify_all()
+
+
 def await_formed(
     coordinator: Coordinator, attempt: Attempt, tasks: Tasks, waited: float = 0.0, *, hold: float | None = None
 ) -> None:
@@ -64,15 +70,16 @@ def await_formed(
     Time in which Spark computes the sources does not count. Raises StartTimeout, and Stalled for a source that hangs.
     """
     there, newest = 0, 0.0
-    gang, now = attempt.gang, time.monotonic()
+    gang, cancelled, now = attempt.gang, attempt.cancellation.requested, time.monotonic()
     deadline, began, next_word = now + gang.start_timeout - waited, now, now + FIRST_WORD_SECONDS
     over = told = shown = False
     while not over and (now := time.monotonic()) < deadline:
         with coordinator.changed:
             over = coordinator.changed.wait_for(
-                lambda: coordinator.formed or coordinator.failure is not None or tasks.ended,
+                lambda: coordinator.formed or coordinator.failure is not None or tasks.ended or cancelled.is_set(),
                 timeout=min(LOOK_SECONDS, deadline - now),
             )
+        attempt.cancellation.check()
         if len(coordinator.members) != there:
             there, newest = len(coordinator.members), time.monotonic()
         if hold is not None and not over and 0 < there < attempt.ranks and time.monotonic() - newest > hold:
@@ -152,14 +159,15 @@ def _whereabouts(coordinator: Coordinator, partition: int) -> str:
 
 def await_end(coordinator: Coordinator, attempt: Attempt, tasks: Tasks) -> None:
     """Wait until every rank has returned and the tasks have ended. Raises the error of the first failure."""
-    over, elastic = False, attempt.ranks < attempt.gang.most
+    over, elastic, cancelled = False, attempt.ranks < attempt.gang.most, attempt.cancellation.requested
     while not over:
         with coordinator.changed:
             over = coordinator.changed.wait_for(
-                lambda: coordinator.failure is not None or tasks.ended,
+                lambda: coordinator.failure is not None or tasks.ended or cancelled.is_set(),
                 # Never endless: Python would miss a signal that comes between its last check and the wait itself.
                 GROW_SECONDS if elastic else SIGNAL_SECONDS,
             )
+        attempt.cancellation.check()
         if elastic and not over and (slots := tasks.slots()) > attempt.ranks:
             most = min(slots, attempt.gang.most)
             attempt.recorder.note(f"there are slots for {most} ranks again: the gang grows at the end of an epoch")

@@ -4,20 +4,22 @@ from __future__ import annotations
 
 import threading
 import time
-import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from tritium.errors import BadSetting, TritiumWarning, masked, one_stop
+from tritium.errors import BadSetting, masked, one_stop
 from tritium.events import (
     CheckpointLoaded,
     CheckpointSaved,
     Event,
     FileStored,
+    GangFormed,
     GangRetried,
+    GangStarted,
     NonFatalError,
     Note,
+    Printed,
     RowsReceived,
     RunEnded,
     stamped,
@@ -30,6 +32,7 @@ from tritium.observe.progress import Progress
 from tritium.observe.report import Report
 from tritium.observe.run_directory import RunLog
 from tritium.observe.stored import Piece
+from tritium.observe.stream import EventStream
 from tritium.wire import clip
 
 
@@ -45,7 +48,7 @@ class Recorder:
         run_dir: str,
         gang: Gang,
         names: Sequence[str],
-        said: Sequence[str] = (),
+        notes: Sequence[str] = (),
         title: str = "",
     ) -> None:
         settings = {name: getattr(gang, name) for name in Gang.fields()} | {"run_id": run_id, "data": list(names)}
@@ -57,7 +60,12 @@ class Recorder:
         self._started = time.monotonic()
         self._lock = threading.Lock()
         self._opened: tuple[RunLog, Progress] | None = None
-        self._said, self._title = said, title
+        self._notes, self._title = notes, title
+        self.stream = EventStream()
+        self.formed = False
+        """Whether the gang of the present attempt has formed."""
+        self.problems: list[str] = []
+        """What is to be said at the end: the run directory is not complete."""
         self.received: Mapping[str, Any] | None = None
         """The fingerprint of the rows of all ranks; None before they have arrived."""
         self.newest: tuple[int, str] | None = None
@@ -79,7 +87,8 @@ class Recorder:
                 shown: dict[str, Any] = {"output": self._gang.output, "show": self._gang.progress}
                 progress = Progress(self._gang.most, title=self._title, **shown)
                 self._opened = log, progress
-                for text in self._said:
+                self.stream.add(log.opened)
+                for text in self._notes:
                     self._record(Note(text=text), *self._opened)
             return self._opened
 
@@ -92,7 +101,11 @@ class Recorder:
             self.newest = event.step, event.path
         elif isinstance(event, NonFatalError):
             self.non_fatal_errors.append(event)
-        elif isinstance(event, GangRetried):
+        elif isinstance(event, GangFormed):
+            self.formed = True
+        elif isinstance(event, GangStarted | GangRetried):
+            self.formed = False
+        if isinstance(event, GangRetried):
             self.non_fatal_errors.clear()
         self._record(event, *opened)
 
@@ -100,13 +113,14 @@ class Recorder:
         event = stamped(event, self._run_id)
         if isinstance(event, Note):
             event = replace(event, text=masked(event.text))
-        log.event(event)
+        self.stream.add(log.event(event))
         self._report.event(event)
         progress.event(event)
 
     def output(self, rank: int, text: str) -> None:
         """Record and show what a rank has printed."""
         log, progress = self._open()
+        self.stream.add(stamped(Printed(rank=rank, text=text), self._run_id).to_json())
         log.output(rank, text)
         progress.output(rank, text)
 
@@ -152,5 +166,5 @@ class Recorder:
         log.report(report)
         log.close()
         if log.problem is not None:
-            warnings.warn(masked(f"The run directory is not complete: {log.problem}"), TritiumWarning, stacklevel=4)
+            self.problems.append(f"The run directory is not complete: {log.problem}")
         return report

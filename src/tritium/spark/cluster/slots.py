@@ -59,6 +59,7 @@ class RunSlots:
         self.kind: Kind = (None, 0)
         self._of: Reservations | None = None
         self._arrival = 0
+        self._stopped = False
 
     def take(
         self,
@@ -84,6 +85,8 @@ class RunSlots:
                 available = count()  # asks Spark, so without the lock
                 with reservations.changed:
                     reservations.available[kind] = available
+                    if self._stopped:
+                        return
                     if self._is_next(reservations, ranks):
                         reservations.held[self] = ranks
                         return
@@ -100,8 +103,15 @@ class RunSlots:
                             available=available,
                         )
                     reservations.changed.wait_for(
-                        lambda: self._is_next(reservations, ranks), min(left, RECOUNT_SECONDS)
+                        lambda: self._stopped or self._is_next(reservations, ranks), min(left, RECOUNT_SECONDS)
                     )
+
+    def stop_waiting(self) -> None:
+        """Have `take`, in another thread, return without any slots."""
+        self._stopped = True
+        if self._of is not None:
+            with self._of.changed:
+                self._of.changed.notify_all()
 
     def resize(self, least: int, most: int, count: Callable[[], int]) -> int:
         """Hold the slots of as many ranks as there is room for, up to `most`, and return how many. Does not wait.

@@ -12,9 +12,10 @@ import pytest
 from tritium.errors import BadSetting, JobFailed, NotEnoughSlots, StartTimeout
 from tritium.events import Event
 from tritium.gang.driver import launcher, on_cluster, outcome
+from tritium.gang.driver.cancellation import Cancellation
 from tritium.gang.driver.error_text import finish
-from tritium.gang.driver.launch import attempted
 from tritium.gang.driver.outcome import GivenBack, await_formed
+from tritium.gang.driver.run import attempted
 from tritium.gang.settings import Gang
 
 
@@ -43,6 +44,7 @@ def attempt(**changes: Any) -> Any:
 
     gang = changes.pop("gang", Gang(ranks=2))
     facts = {"gang": gang, "function": len, "recorder": Recorder(), "release": release, "ranks": gang.most}
+    facts["cancellation"] = Cancellation()
     return SimpleNamespace(**facts | changes)
 
 
@@ -99,6 +101,7 @@ def test_ctrl_c_while_a_launch_waits_for_slots_is_that_launchs(
         def wait(self) -> list[Any]:
             return []
 
+        def interrupt(self) -> None: ...
         def cancel(self) -> None: ...
 
     def pysparks(*_: Any) -> None: ...

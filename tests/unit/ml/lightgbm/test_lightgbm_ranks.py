@@ -164,7 +164,7 @@ def test_bins_are_those_of_a_sample_that_does_not_depend_on_the_ranks() -> None:
 
     settings, gang = regressor(num_iterations=20).settings()
     plan = prepare(LightGBMBackend(), frame, settings, gang)
-    history, none = launch.start(with_bins_of_lightgbm, plan.gang, args=(plan.settings,), data=plan.data).results
+    history, none = launch.start(with_bins_of_lightgbm, plan.gang, args=(plan.settings,), data=plan.data).result()
     assert none is None
     assert history[-1]["l2"] == pytest.approx(regressor(**ONE).fit(frame).history[-1]["l2"], rel=0.2)
 

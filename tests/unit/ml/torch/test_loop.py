@@ -423,7 +423,7 @@ def started(size: int) -> list[dict[str, Any]]:
         },
     )
     run_dirs[size] = run.run_dir
-    return run.results
+    return run.result()
 
 
 run_dirs: dict[int, str] = {}

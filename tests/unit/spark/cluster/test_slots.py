@@ -220,6 +220,7 @@ class Fails:
             raise outcome
         return ["result"]
 
+    def interrupt(self) -> None: ...
     def cancel(self) -> None:
         self.held.append(sum(self.cluster.reservations.held.values()))
 
@@ -248,6 +249,20 @@ def test_a_run_holds_its_slots_over_all_attempts_and_none_after_it(
         tr.launch(print, retries=1, progress=False, output="none")
     assert Fails.held == [2, 2] * len(outcomes)
     assert not Fails.cluster.reservations.held
+
+
+def test_a_run_that_waits_can_be_stopped() -> None:
+    cluster = Cluster(2)
+    first, second = cluster.run(2), RunSlots()
+    waits = threading.Thread(target=cluster.take, args=(second, 2, 60.0))
+    waits.start()
+    while second not in cluster.reservations.queue:
+        time.sleep(0.001)
+    second.stop_waiting()
+    waits.join(5)
+    assert not waits.is_alive()
+    assert list(cluster.reservations.held) == [first]
+    assert not cluster.reservations.queue
 
 
 def test_growth_is_offered_for_free_slots_only() -> None:

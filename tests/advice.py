@@ -134,7 +134,7 @@ def public() -> tuple[Any, ...]:
     from tritium.data.shard import Shard
     from tritium.model.signature import Input, Output, Signature
 
-    front = [getattr(tr, name) for name in tr.__all__ if name not in ("errors", "ml")]
+    front = [getattr(tr, name) for name in tr.__all__ if name not in ("errors", "events", "ml")]
     return (*front, *(getattr(tr.ml, n) for n in tr.ml.__all__), Shard, Checkpoints, Store, Input, Output, Signature)
 
 
@@ -209,6 +209,7 @@ def roots(name: str) -> list[Any]:
         "tr": [tr],
         "tritium": [tr],
         "world": [tr.World],
+        "run": [tr.Run],
         "shard": [Shard],
         "epoch": [Epoch],
         "model": [tr.ml.TorchModel, tr.Model, torch.nn.Module],
@@ -247,7 +248,7 @@ def roots(name: str) -> list[Any]:
 
 def is_class(name: str) -> bool:
     """Return whether Tritium, Python, Spark or torch has a class of this name in the expected place."""
-    homes = """tritium.errors tritium.ml builtins pyspark pyspark.sql pyspark.errors pyspark.ml pyspark.ml.feature
+    homes = """tritium.errors tritium.events tritium.ml builtins pyspark pyspark.sql pyspark.errors pyspark.ml pyspark.ml.feature
         pyspark.ml.tuning pyspark.ml.evaluation torch.nn torch.nn.parallel torch.utils.data torch.optim.lr_scheduler"""
     return any(inspect.isclass(getattr(importlib.import_module(home), name, None)) for home in homes.split())
 

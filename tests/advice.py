@@ -248,8 +248,9 @@ def roots(name: str) -> list[Any]:
 
 def is_class(name: str) -> bool:
     """Return whether Tritium, Python, Spark or torch has a class of this name in the expected place."""
-    homes = """tritium.errors tritium.events tritium.ml builtins pyspark pyspark.sql pyspark.errors pyspark.ml pyspark.ml.feature
-        pyspark.ml.tuning pyspark.ml.evaluation torch.nn torch.nn.parallel torch.utils.data torch.optim.lr_scheduler"""
+    homes = """tritium.errors tritium.events tritium.ml builtins pyspark pyspark.sql pyspark.errors pyspark.ml
+        pyspark.ml.feature pyspark.ml.tuning pyspark.ml.evaluation torch.nn torch.nn.parallel torch.utils.data
+        torch.optim.lr_scheduler"""
     return any(inspect.isclass(getattr(importlib.import_module(home), name, None)) for home in homes.split())
 
 

@@ -75,15 +75,11 @@ def thread_of(attempt: Attempt, target: Callable[[], object]) -> threading.Threa
     name = f"tritium-run-{attempt.run_id}"
     if attempt.gang.on != "cluster":
         return threading.Thread(target=target, name=name, daemon=True)
-    from pyspark import InheritableThread
-
     from tritium.gang.driver.on_cluster import session_of
-    from tritium.spark.session import is_connect
+    from tritium.spark.session import Session
 
     attempt.spark = session_of(attempt)
-    thread = InheritableThread(target, session=attempt.spark if is_connect(attempt.spark) else None, name=name)
-    thread.daemon = True
-    return cast(threading.Thread, thread)
+    return Session.of(attempt.spark).thread(target, name)
 
 
 @contextmanager

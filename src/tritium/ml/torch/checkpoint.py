@@ -12,11 +12,12 @@ from tritium.errors import BadSetting
 from tritium.gang.rank.world import World
 from tritium.ml.callbacks import TrainState, keeps_state
 from tritium.ml.early_stopping import EarlyStoppingState, stays_stopped
-from tritium.ml.torch.ddp import Ranks, Replica
+from tritium.ml.torch.ddp import Replica
 from tritium.ml.torch.divergence import DivergenceCheck
 from tritium.ml.torch.epoch_metrics import EpochMetrics
 from tritium.ml.torch.optimizer import OptimizerStep
 from tritium.ml.torch.random_state import random_state, seed_generators, set_random_state
+from tritium.ml.torch.ranks import Ranks
 from tritium.ml.torch.schedule import Schedule
 from tritium.ml.torch.settings import TorchSettings
 

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from tritium.errors import TrainingDiverged
-from tritium.ml.torch.ddp import Ranks
+from tritium.ml.torch.ranks import Ranks
 
 _INPUT, _LOSS, _GRADIENTS = range(3)  # what is not finite; the lowest of them is the cause
 

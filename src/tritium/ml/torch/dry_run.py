@@ -19,7 +19,7 @@ from tritium.ml.backend import DryRun
 from tritium.ml.dry_run import needs_rank, text_of
 from tritium.ml.settings import WEIGHT
 from tritium.ml.torch.compiling import try_compile
-from tritium.ml.torch.ddp_options import refuse_unused
+from tritium.ml.torch.ddp import refuse_unused
 from tritium.ml.torch.dry_run_forward import (
     ROWS,
     Forward,

@@ -11,8 +11,8 @@ import torch
 
 from tritium.ml.history import epoch_entry
 from tritium.ml.settings import LABEL
-from tritium.ml.torch.ddp import Ranks
 from tritium.ml.torch.losses import label_in
+from tritium.ml.torch.ranks import Ranks
 
 if TYPE_CHECKING:
     from tritium.ml.torch.losses import Losses

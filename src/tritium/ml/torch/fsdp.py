@@ -14,8 +14,8 @@ from torch.distributed.fsdp import FSDPModule, fully_shard
 from torch.distributed.tensor import DTensor
 
 from tritium.errors import BadSetting, RanksDiffer
-from tritium.ml.torch.comm_hook import CommHook
-from tritium.ml.torch.ddp import Ranks, held_by
+from tritium.ml.torch.ddp import CommHook, held_by
+from tritium.ml.torch.ranks import Ranks
 
 T = TypeVar("T")
 _LISTS = (torch.nn.ModuleList, torch.nn.ModuleDict)

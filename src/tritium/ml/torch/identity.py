@@ -14,7 +14,7 @@ from tritium.checkpoint.code import Inside, describe
 from tritium.checkpoint.identity import GROUP, identity_of
 from tritium.closures import is_own
 from tritium.data.schema import Field
-from tritium.ml.torch.ddp_options import ddp_identity
+from tritium.ml.torch.ddp import ddp_identity
 from tritium.ml.torch.settings import TorchSettings
 
 _ADDRESS = re.compile(r" at 0x[0-9a-f]+", re.IGNORECASE)

@@ -22,16 +22,16 @@ from tritium.ml.history import make_json
 from tritium.ml.progress import Progress
 from tritium.ml.torch.checkpoint import TrainingCheckpoint
 from tritium.ml.torch.compiling import compile_in_place
-from tritium.ml.torch.ddp import Ranks, Replica, joined, tell_untrained, with_sync_batch_norm
+from tritium.ml.torch.ddp import Replica, tell_untrained, with_sync_batch_norm
 from tritium.ml.torch.divergence import DivergenceCheck
 from tritium.ml.torch.dry_run import Facts, TorchDryRun
 from tritium.ml.torch.epoch_metrics import EpochMetrics
-from tritium.ml.torch.equal_weights import refuse_different, take_buffers
 from tritium.ml.torch.identity import identity
 from tritium.ml.torch.losses import Losses
 from tritium.ml.torch.module import make_module
 from tritium.ml.torch.optimizer import OptimizerStep, make_optimizer
 from tritium.ml.torch.random_state import seed_generators
+from tritium.ml.torch.ranks import Ranks, joined, refuse_different, take_buffers
 from tritium.ml.torch.schedule import Schedule
 from tritium.ml.torch.settings import TorchSettings
 from tritium.ml.torch.step import OwnStep, Step, describe, make_step
@@ -59,8 +59,6 @@ def train(
     """
     world = this_world()
     with joined(world) as ranks:
-        if settings.train_step is not None and not is_sharded(settings, ranks):
-            ranks.stepping = lambda module: OwnStep(module, settings)
         training = _Training(settings, validate, facts, user_run_dir, identity_with_code, world, ranks)
         return training.run()
 
@@ -238,7 +236,8 @@ def replicated(
         from tritium.ml.torch.fsdp import ShardedModule  # with DTensor, whose import takes 1 s
 
         return ShardedModule(module, ranks)
-    return Replica(module, ranks, find_unused_parameters, settings.ddp_options)
+    stepping = None if settings.train_step is None else lambda module: OwnStep(module, settings)
+    return Replica(module, ranks, find_unused_parameters, settings.ddp_options, stepping)
 
 
 def validating_step(settings: TorchSettings, replica: Replica | ShardedModule) -> Step:

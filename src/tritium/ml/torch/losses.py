@@ -20,7 +20,7 @@ from tritium.ml.torch.setting_checks import is_by_class, is_of_one_score, is_of_
 from tritium.ml.torch.settings import TorchSettings
 
 if TYPE_CHECKING:
-    from tritium.ml.torch.ddp import Ranks
+    from tritium.ml.torch.ranks import Ranks
 
 _IGNORED = -100  # torch's default
 _COPIES = 5  # a random loss grows by the same amount twice in one case of a hundred, and four times in none

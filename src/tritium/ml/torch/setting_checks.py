@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import inspect
+import math
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
@@ -21,6 +22,14 @@ ONE_OPTIMIZER = (
     "optimizer and a loss each, is LightningEstimator's: docs/several-optimizers.md has one in 40 lines."
 )
 _KERAS = ("keras", "tf_keras")
+HOOKS = ("fp16", "bf16", "power_sgd")
+DDP_FLAGS = ("static_graph", "find_unused_parameters", "broadcast_buffers", "gradient_as_bucket_view")
+_FLAGS = (*DDP_FLAGS, "sync_batch_norm")
+DDP_OPTIONS = ("bucket_cap_mb", *_FLAGS, "comm_hook")
+NEEDS_GPUS = (
+    'ddp_options={"sync_batch_norm": True} needs ranks on GPUs, as torch.nn.SyncBatchNorm can\'t compute on a CPU. Ask '
+    "for gpus=1, or leave it out: BatchNorm then sees a rank's own batch."
+)
 _ONE_SCORE = ("BCEWithLogitsLoss", "BCELoss", "binary_cross_entropy", "binary_cross_entropy_with_logits")
 _BY_CLASS = ("CrossEntropyLoss", "NLLLoss", "cross_entropy", "nll_loss", "MultiMarginLoss", "multi_margin_loss")
 _OVER_WEIGHTS = ("CrossEntropyLoss", "NLLLoss", "cross_entropy", "nll_loss")
@@ -270,3 +279,59 @@ def metric_name(metric: Any) -> str:
 def _is_collection(metrics: Any) -> bool:
     """Return whether `metrics` is a torchmetrics MetricCollection, a module that holds others by name."""
     return hasattr(metrics, "compute_groups") and hasattr(metrics, "items")
+
+
+# ---- options of DDP
+
+
+def ddp_problems(given: Any) -> Iterator[str]:
+    """Yield what is wrong with `ddp_options`."""
+    if given is None:
+        return
+    if not isinstance(given, Mapping):
+        yield f'ddp_options={given!r} must be a mapping from options to values: {{"bucket_cap_mb": 50}}.'
+        return
+    for name, value in given.items():
+        if name not in DDP_OPTIONS:
+            yield f"ddp_options has no {name!r}.{suggest(str(name), DDP_OPTIONS)}"
+        elif name == "comm_hook":
+            yield from _hook_problems(value)
+        elif name == "bucket_cap_mb" and not (is_number(value) and 0 < value < math.inf):
+            yield f"ddp_options[{name!r}] is {value!r}, and must be a number of megabytes above 0."
+        elif name in _FLAGS and not isinstance(value, bool):
+            yield f"ddp_options[{name!r}] is {value!r}, and must be True or False."
+    if given.get("static_graph") is True and given.get("find_unused_parameters") is True:
+        yield (
+            "ddp_options: with static_graph DDP finds the unused parameters in the first step; leave out "
+            "find_unused_parameters."
+        )
+
+
+def _hook_problems(given: Any) -> Iterator[str]:
+    if given is None or (isinstance(given, str) and given in HOOKS):
+        return
+    known = (
+        f"Choose one of {', '.join(map(repr, HOOKS))}, or give a function (state, bucket) -> Future, or (state, it)."
+    )
+    if isinstance(given, str):
+        yield f"ddp_options['comm_hook'] is {given!r}, which is unknown.{suggest(given, HOOKS)}"
+        return
+    if isinstance(given, tuple | list) and len(given) != 2:
+        yield f"ddp_options['comm_hook'] has {len(given)} parts. {known}"
+        return
+    state, hook = parts_of_hook(given)
+    if not callable(hook):
+        yield f"ddp_options['comm_hook'] is {hook!r}, and no function. {known}"
+    elif not takes(hook, 2):
+        arguments = ", ".join(argument_names(hook)) or "nothing"
+        yield f"ddp_options['comm_hook'], {name_of(hook)}, takes {arguments}; it is called with (state, bucket)."
+    elif type(state).__name__ == "PowerSGDState":
+        yield (
+            "ddp_options['comm_hook'] has as its state a PowerSGDState, which only a rank can make. Give a function "
+            "that makes it there: (lambda: PowerSGDState(None, 2), powerSGD_hook)."
+        )
+
+
+def parts_of_hook(given: Any) -> tuple[Any, Any]:
+    """Return state and function of a `comm_hook` that is no name."""
+    return tuple(given) if isinstance(given, tuple | list) else (None, given)

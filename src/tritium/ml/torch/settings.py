@@ -14,9 +14,11 @@ from tritium.ml.epoch_settings import EpochSettings, callback_problems
 from tritium.ml.fields import is_number, is_whole, setting
 from tritium.ml.settings import LABEL, labels_are_names
 from tritium.ml.torch.compiling import compile_problems
-from tritium.ml.torch.ddp_options import NAMES, NEEDS_GPUS, ddp_problems
 from tritium.ml.torch.setting_checks import (
+    DDP_OPTIONS,
+    NEEDS_GPUS,
     are_metrics,
+    ddp_problems,
     gives_probabilities,
     is_by_class,
     is_of_one_score,
@@ -207,7 +209,7 @@ class TorchSettings(EpochSettings):
     def _of_ddp(self) -> Iterator[str]:
         """Yield the settings that do not go with strategy="fsdp"."""
         options = self.ddp_options if isinstance(self.ddp_options, Mapping) else {}
-        if of_ddp := [name for name in options if name in NAMES and name != "sync_batch_norm"]:
+        if of_ddp := [name for name in options if name in DDP_OPTIONS and name != "sync_batch_norm"]:
             yield f"ddp_options[{of_ddp[0]!r}] is DDP's, and does not go with strategy='fsdp'. Leave it out."
         if self.compile is not False:
             yield f"compile={self.compile!r} does not go with strategy='fsdp'. Leave it out."

@@ -10,7 +10,7 @@ import torch
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor, Shard, distribute_tensor
 
-from tritium.ml.torch.ddp import Ranks
+from tritium.ml.torch.ranks import Ranks
 
 
 @dataclass(frozen=True)

@@ -29,7 +29,7 @@ from tritium.model.engines.torch_transform import InputTransform
 from tritium.model.signature import check_classes
 
 if TYPE_CHECKING:
-    from tritium.ml.torch.ddp import Ranks
+    from tritium.ml.torch.ranks import Ranks
 
 Step = Callable[[Any, Tensors], tuple[torch.Tensor, Any]]
 NamedStep = Callable[[Any, Tensors, list[str]], tuple[torch.Tensor, Any]]

@@ -14,8 +14,8 @@ import tritium as tr
 from tritium.frameworks.host_memory import HostMemory
 from tritium.frameworks.torch_memory import host_memory
 from tritium.gang.rank.world import world
-from tritium.ml.torch.ddp import Ranks
-from tritium.ml.torch.gradients import Gradients
+from tritium.ml.torch.ddp import Gradients, replicate
+from tritium.ml.torch.ranks import Ranks
 
 
 class Net(nn.Module):
@@ -65,7 +65,7 @@ def train(sparse: bool, accumulated: int, by_gloo: bool) -> tuple[list[str], boo
     ranks = Ranks(me.rank, me.size, torch.device("cpu"))
     torch.manual_seed(3)
     module = Net(sparse)
-    net = host_memory(ranks.replicate(module, find_unused_parameters=False))
+    net = host_memory(replicate(module, ranks, find_unused_parameters=False))
     whole = Gradients(net)
     steps(ranks, net, whole, 0, 2, accumulated)
     saved = copy.deepcopy(module.state_dict())
@@ -73,7 +73,7 @@ def train(sparse: bool, accumulated: int, by_gloo: bool) -> tuple[list[str], boo
     same = []
     for order in (whole.order, None):
         again = Net(sparse)
-        net = host_memory(ranks.replicate(again, find_unused_parameters=False))
+        net = host_memory(replicate(again, ranks, find_unused_parameters=False))
         gradients = Gradients(net)
         gradients.restore(order)
         assert all(p.grad is None for p in net.parameters())

@@ -16,8 +16,9 @@ from torch import nn
 
 from tritium.errors import BadSetting
 from tritium.ml import Callback, TrainState, fit
-from tritium.ml.torch.ddp import Ranks, with_sync_batch_norm
-from tritium.ml.torch.ddp_options import NAMES, ddp_keywords
+from tritium.ml.torch.ddp import ddp_keywords, with_sync_batch_norm
+from tritium.ml.torch.ranks import Ranks
+from tritium.ml.torch.setting_checks import DDP_OPTIONS
 
 ROWS = 48
 HERE: dict[str, Any] = {"on": "here", "progress": False, "output": "none", "verbose": False}
@@ -135,7 +136,7 @@ def test_what_ddp_is_given() -> None:
         "find_unused_parameters": False,
         "static_graph": True,
     }
-    assert {"bucket_cap_mb", "comm_hook"} < set(NAMES)
+    assert {"bucket_cap_mb", "comm_hook"} < set(DDP_OPTIONS)
 
 
 class Killed(Callback):

@@ -12,8 +12,8 @@ from torch import nn
 
 from tritium.data.batch import Batch
 from tritium.ml.settings import LABEL
-from tritium.ml.torch.ddp import Ranks
 from tritium.ml.torch.epoch_metrics import EpochMetrics
+from tritium.ml.torch.ranks import Ranks
 
 ROWS = 24
 ALONE = Ranks(0, 1, torch.device("cpu"))

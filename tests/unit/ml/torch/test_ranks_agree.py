@@ -18,7 +18,7 @@ from torch import nn
 import tritium as tr
 from tritium.errors import BadSetting, RankFailed, RanksDiffer
 from tritium.ml import Callback, EarlyStopping, fit
-from tritium.ml.torch.equal_weights import checksum
+from tritium.ml.torch.ranks import checksum
 
 ROWS = 60
 

@@ -15,14 +15,12 @@ from tritium.arguments import argument_names, name_of, refuse_methods
 from tritium.data.schema import Field
 from tritium.errors import BadData, BadSetting
 from tritium.hints import suggest
-from tritium.ml.backend import DryRun
 from tritium.ml.dry_run import needs_rank, text_of
 from tritium.ml.lightning.batches import in_form
 from tritium.ml.lightning.module import make_module
 from tritium.ml.lightning.settings import LightningSettings, defines
 from tritium.ml.settings import WEIGHT
-from tritium.ml.torch.dry_run_forward import Shapes, described, failure_alone, try_forward, zeros
-from tritium.model.signature import Output
+from tritium.ml.torch.dry_run_forward import ModuleDryRun, Shapes, described, failure_alone, try_forward, zeros
 
 _ROWS = 2
 _BEFORE = ("setup", "prepare_data", "configure_model", "on_fit_start", "on_train_start", "on_train_epoch_start")
@@ -45,7 +43,7 @@ class Facts:
     """The error with which the module's forward fails in training for a batch of one row; "" where it does not."""
 
 
-class LightningDryRun(DryRun[LightningSettings]):
+class LightningDryRun(ModuleDryRun[LightningSettings]):
     """A module on zeros; nothing is run where the shape of an input is not known before the first row."""
 
     def __init__(self, settings: LightningSettings, fields: Mapping[str, Field], shapes: Shapes) -> None:
@@ -54,21 +52,6 @@ class LightningDryRun(DryRun[LightningSettings]):
         refuse_methods(settings.callbacks, lightning.Callback, optional=False)
         known = settings.check == "full" and set(settings.inputs()) <= set(shapes)
         self._forward = try_forward(make_module, settings, fields, shapes) if known else None
-
-    @property
-    def scores(self) -> tuple[int, ...] | None:
-        """The shape of a row of the output; None where it is not known, or not one tensor."""
-        return None if self._forward is None else self._forward.scores
-
-    @property
-    def outputs(self) -> tuple[Output, ...] | None:
-        """The outputs of the module in eval mode; None where it could not be called."""
-        return None if self._forward is None else self._forward.outputs
-
-    @property
-    def notes(self) -> tuple[str, ...]:
-        """Lines for the user about weights that are missing in initial_weights."""
-        return () if self._forward is None else self._forward.notes
 
     def train(
         self, settings: LightningSettings, labels: Mapping[str, Field], shapes: Mapping[str, tuple[int, ...] | None]

@@ -15,7 +15,6 @@ from tritium.arguments import name_of
 from tritium.data.batch import Batch
 from tritium.data.schema import Field
 from tritium.errors import BadData, BadSetting, TritiumError
-from tritium.ml.backend import DryRun
 from tritium.ml.dry_run import needs_rank, text_of
 from tritium.ml.settings import WEIGHT
 from tritium.ml.torch.compiling import try_compile
@@ -23,6 +22,7 @@ from tritium.ml.torch.ddp import refuse_unused
 from tritium.ml.torch.dry_run_forward import (
     ROWS,
     Forward,
+    ModuleDryRun,
     Shapes,
     described,
     failure_alone,
@@ -39,7 +39,6 @@ from tritium.ml.torch.setting_checks import OPTIMIZER
 from tritium.ml.torch.settings import TorchSettings
 from tritium.ml.torch.step import Step, make_step
 from tritium.model.engines.torch_outputs import named_outputs
-from tritium.model.signature import Output
 
 _CPU = torch.device("cpu")
 _STEPS = (100, 100_000)  # Assumed for a scheduler: the real number depends on the rows.
@@ -60,28 +59,13 @@ class Facts:
     """The error with which the module fails in training for a batch of one row; "" where it does not."""
 
 
-class TorchDryRun(DryRun[TorchSettings]):
+class TorchDryRun(ModuleDryRun[TorchSettings]):
     """A module on zeros; nothing is run where the shape of an input is not known before the first row."""
 
     def __init__(self, settings: TorchSettings, fields: Mapping[str, Field], shapes: Shapes) -> None:
         """Call the module. Raises BadData with the shapes when it does not take them."""
         known = settings.check == "full" and set(settings.inputs()) <= set(shapes)
         self._forward = try_forward(make_module, settings, fields, shapes) if known else None
-
-    @property
-    def scores(self) -> tuple[int, ...] | None:
-        """The shape of a row of the output; None where it is not known, or not one tensor."""
-        return None if self._forward is None else self._forward.scores
-
-    @property
-    def outputs(self) -> tuple[Output, ...] | None:
-        """What the module returns in eval mode; None where it could not be called."""
-        return None if self._forward is None else self._forward.outputs
-
-    @property
-    def notes(self) -> tuple[str, ...]:
-        """Lines for the user about weights that initial_weights does not have."""
-        return () if self._forward is None else self._forward.notes
 
     def train(
         self, settings: TorchSettings, labels: Mapping[str, Field], shapes: Mapping[str, tuple[int, ...] | None]

@@ -12,6 +12,7 @@ import torch
 from tritium.arguments import name_of
 from tritium.data.schema import Field
 from tritium.errors import BadData, BadSetting, TritiumError
+from tritium.ml.backend import DryRun, S
 from tritium.ml.dry_run import text_of
 from tritium.ml.settings import WEIGHT
 from tritium.ml.torch.module import ModuleSettings, note_of_others
@@ -43,6 +44,28 @@ class Forward:
     def scores(self) -> tuple[int, ...] | None:
         """The shape of a row of the output; None where it is not one tensor."""
         return tuple(self.output.shape[1:]) if isinstance(self.output, torch.Tensor) else None
+
+
+class ModuleDryRun(DryRun[S]):
+    """The part of a dry run that tells what `forward` has shown of the module."""
+
+    _forward: Forward | None
+    """None where the module could not be called."""
+
+    @property
+    def scores(self) -> tuple[int, ...] | None:
+        """The shape of a row of the output; None where it is not known, or not one tensor."""
+        return None if self._forward is None else self._forward.scores
+
+    @property
+    def outputs(self) -> tuple[Output, ...] | None:
+        """The outputs of the module in eval mode; None where it could not be called."""
+        return None if self._forward is None else self._forward.outputs
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """Lines for the user about weights that initial_weights does not have."""
+        return () if self._forward is None else self._forward.notes
 
 
 def try_forward(

@@ -23,9 +23,9 @@ def active() -> dict[str, str]:
 
 
 def installed(package: str) -> str | None:
-    """Return where a package is installed; None where it is not. A folder of its name without code is none."""
+    """Return the file of an installed package; None where it is not installed. A folder without code is none."""
     spec = PathFinder.find_spec(package)
-    return None if spec is None else spec.origin  # of a folder there is no origin
+    return None if spec is None else spec.origin  # A folder has no origin.
 
 
 def add(aliases: Mapping[str, str]) -> None:
@@ -35,7 +35,7 @@ def add(aliases: Mapping[str, str]) -> None:
     """
     _active.update({name: module for name, module in aliases.items() if "." in name or installed(name) is None})
     if not any(isinstance(finder, _Finder) for finder in sys.meta_path):
-        sys.meta_path.insert(0, _Finder())  # else the path of the parent would be searched, and load a second copy
+        sys.meta_path.insert(0, _Finder())  # First, or the search of the parent's path would load a second copy.
 
 
 class _Finder(MetaPathFinder):
@@ -45,22 +45,22 @@ class _Finder(MetaPathFinder):
         package = next((name for name in _active if f"{fullname}.".startswith(f"{name}.")), None)
         if package is None:
             return None
-        own = importlib.util.find_spec(_active[package] + fullname.removeprefix(package))
-        if own is None:
+        real = importlib.util.find_spec(_active[package] + fullname.removeprefix(package))
+        if real is None:
             return None
-        return ModuleSpec(fullname, _Alias(own), is_package=own.submodule_search_locations is not None)
+        return ModuleSpec(fullname, _Alias(real), is_package=real.submodule_search_locations is not None)
 
 
 class _Alias(Loader):
     """Gives the module itself, which then has two names in `sys.modules`."""
 
-    def __init__(self, own: ModuleSpec) -> None:
-        self._own = own
+    def __init__(self, spec: ModuleSpec) -> None:
+        self._spec = spec
 
     def create_module(self, spec: ModuleSpec) -> ModuleType:
-        module = importlib.import_module(self._own.name)
-        self._own = module.__spec__ or self._own
+        module = importlib.import_module(self._spec.name)
+        self._spec = module.__spec__ or self._spec
         return module
 
     def exec_module(self, module: ModuleType) -> None:
-        module.__spec__ = self._own  # which importing it under another name has replaced
+        module.__spec__ = self._spec  # Importing it under another name has replaced it.

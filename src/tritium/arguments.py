@@ -29,7 +29,7 @@ def takes(function: Callable[..., Any], count: int) -> bool:
     """Return whether `function` can be called with `count` positional arguments. True where that can't be known."""
     try:
         signature = inspect.signature(function)
-    except (TypeError, ValueError):  # some builtins have no signature
+    except (TypeError, ValueError):  # Some builtins have no signature.
         return True
     try:
         signature.bind(*[None] * count)
@@ -52,17 +52,17 @@ def takes_vocabulary(model: Any) -> bool:
 def refuse_methods(callbacks: Sequence[Any], base: type, *, optional: bool) -> None:
     """Raise BadSetting for a callback with a method `on_…` that can't be called as that of its base class.
 
-    optional : whether it is also given the arguments that have a default there.
+    optional : whether it is also called with the arguments that have a default there.
     """
     for callback in callbacks:
         for method in (name for name in dir(base) if name.startswith("on_")):
             known = argument_names if optional else needed_arguments
-            given, own = known(getattr(base, method))[1:], getattr(callback, method, None)
-            if own is not None and not takes(own, len(given)):
-                arguments = ", ".join(argument_names(own)) or "nothing"
+            passed, implementation = known(getattr(base, method))[1:], getattr(callback, method, None)
+            if implementation is not None and not takes(implementation, len(passed)):
+                arguments = ", ".join(argument_names(implementation)) or "nothing"
                 raise BadSetting(
                     f"{method} of the callback {name_of(callback)} takes {arguments}; it is called with "
-                    f"({', '.join(given)}).",
+                    f"({', '.join(passed)}).",
                     setting="callbacks",
                 )
 
@@ -70,5 +70,5 @@ def refuse_methods(callbacks: Sequence[Any], base: type, *, optional: bool) -> N
 def _parameters(function: Callable[..., Any]) -> list[inspect.Parameter] | None:
     try:
         return list(inspect.signature(function).parameters.values())
-    except (TypeError, ValueError):  # some builtins have no signature
+    except (TypeError, ValueError):  # Some builtins have no signature.
         return None

@@ -1,6 +1,7 @@
-"""What a function refers to: the variables of its closure, globals, defaults, attributes of its object (any process).
+"""The objects that a function refers to: by closure, globals, defaults, attributes of its object (any process).
 
-The driver looks there for what can't be pickled, and for what makes a function another one in a later session.
+The driver looks there for objects that can't be pickled, and for changes that make a function another one in a later
+session.
 """
 
 from __future__ import annotations
@@ -21,16 +22,18 @@ from tritium import ship
 class Capture:
     """One object that a function refers to, and that is pickled with it."""
 
-    name: str  # as the user wrote it: df, self.session, args[0]
+    name: str
+    """As the user wrote it: `df`, `self.session`, `args[0]`."""
     value: Any
-    owner: str  # the function that captures it: train(), or "" for arguments
+    owner: str
+    """The function that captures it, `train()`; "" for arguments."""
 
     def __str__(self) -> str:
         return f"{self.name!r} ({described(self.value)})" + (f", which {self.owner} captures" if self.owner else "")
 
 
 def own_captures(fn: Any, by_reference: Sequence[str] = ()) -> Iterator[Capture]:
-    """Yield what a function, method, partial or callable object refers to itself; nothing where ranks import it.
+    """Yield the objects that a function, method, partial or callable object refers to; none where ranks import it.
 
     by_reference : directories whose modules the ranks import.
     """
@@ -46,7 +49,7 @@ def own_captures(fn: Any, by_reference: Sequence[str] = ()) -> Iterator[Capture]
     elif isinstance(fn, FunctionType):
         if goes_by_value(fn, by_reference):
             yield from _of_function(fn, name)
-    elif not isinstance(fn, type):  # an object with __call__
+    elif not isinstance(fn, type):  # Only objects with __call__ are left.
         yield from (Capture(f"self.{key}", value, name) for key, value in attributes(fn))
         if isinstance(call := vars(type(fn)).get("__call__"), FunctionType):
             yield Capture("__call__", call, name)
@@ -56,7 +59,7 @@ def _of_function(fn: FunctionType, name: str) -> Iterator[Capture]:
     for variable, cell in zip(fn.__code__.co_freevars, fn.__closure__ or (), strict=True):
         try:
             yield Capture(variable, cell.cell_contents, name)
-        except ValueError:  # a variable that is not set yet
+        except ValueError:  # The variable is not set yet.
             continue
     for variable in globals_of(fn.__code__):
         if variable in fn.__globals__:
@@ -105,16 +108,16 @@ def goes_by_value(fn: FunctionType, by_reference: Sequence[str] = ()) -> bool:
 
 def attributes(value: Any) -> list[tuple[str, Any]]:
     """List the attributes that are pickled with an object; none for a class that defines its own pickling."""
-    own = ("__getstate__", "__reduce__", "__reduce_ex__")
-    if any(name in vars(kind) for kind in type(value).__mro__ if kind is not object for name in own):
+    pickling_methods = ("__getstate__", "__reduce__", "__reduce_ex__")
+    if any(name in vars(kind) for kind in type(value).__mro__ if kind is not object for name in pickling_methods):
         return []
-    found = dict(getattr(value, "__dict__", None) or {})
+    values = dict(getattr(value, "__dict__", None) or {})
     for kind in type(value).__mro__:
         slots = kind.__dict__.get("__slots__", ())
         for slot in (slots,) if isinstance(slots, str) else slots:
-            if slot not in found and hasattr(value, slot):
-                found[slot] = getattr(value, slot)
-    return list(found.items())
+            if slot not in values and hasattr(value, slot):
+                values[slot] = getattr(value, slot)
+    return list(values.items())
 
 
 def title(fn: Any) -> str:

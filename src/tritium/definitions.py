@@ -32,22 +32,23 @@ import os
 from tritium.definitions import define
 globals().update(define(__loader__.get_data(os.path.join(os.path.dirname(__file__), {_FILE!r}))))
 """
-_MAIN = ("__main__", "__mp_main__")  # multiprocessing's name for the main module in the processes that it spawns
+_MAIN = ("__main__", "__mp_main__")  # The second is its name in processes that multiprocessing spawns.
 _Home: TypeAlias = list[tuple[str, bool, dict[str, Any]]]
 """A module, after its parents: the name of each, whether it goes by value, and its attributes that importing needs."""
 _FACTS = ("__package__", "__path__", "__file__", "__doc__")
 _OF_THE_FILE = ("__builtins__", "__cached__", "__loader__", "__path__", "__spec__")
 _CACHED: Any = type(functools.lru_cache(int))
-_TYPES = (typing.NewType, typing.ParamSpec, getattr(typing, "TypeVarTuple", typing.ParamSpec))  # the last since 3.11
+# Python has the last since 3.11.
+_TYPES = (typing.NewType, typing.ParamSpec, getattr(typing, "TypeVarTuple", typing.ParamSpec))
 
 
-# ---- packing, on the driver and in a rank
+# ---- Packing, on the driver and in a rank
 
 
 class ByValue(cloudpickle.Pickler):  # type: ignore[misc]
     """cloudpickle's pickler, which also takes TorchScript, of which torch itself refuses to make a pickle.
 
-    Cached functions, new types and what else a type is made of go by value, as functions and classes do.
+    Cached functions, new types and type variables go by value, as functions and classes do.
     """
 
     def __init__(self, file: io.BytesIO, buffers: Callable[[Any], object] | None = None) -> None:
@@ -115,20 +116,20 @@ class ForRanks(ByValue):
         return self.takes(name) and (isinstance(obj, type) or "." not in qualname) and find(name, qualname) is obj
 
     def _home(self, name: str) -> _Home:
-        if name not in self._homes:  # the same list for all that is in it, so that it is pickled once
-            modules = [(each, sys.modules[each]) for each in _lineage(name) if each in sys.modules]
+        if name not in self._homes:  # One list for all that is in the module, so that it is pickled once.
+            modules = [(parent, sys.modules[parent]) for parent in _lineage(name) if parent in sys.modules]
             self._homes[name] = [
-                (each, self.takes(each), {key: vars(module)[key] for key in _FACTS if key in vars(module)})
-                for each, module in modules
+                (parent, self.takes(parent), {key: vars(module)[key] for key in _FACTS if key in vars(module)})
+                for parent, module in modules
             ]
             for *_, facts in self._homes[name]:
                 if "__path__" in facts:
-                    facts["__path__"] = list(facts["__path__"])  # a folder without __init__.py has an object there
+                    facts["__path__"] = list(facts["__path__"])  # A folder without __init__.py has an object.
         return self._homes[name]
 
 
 class FromRank(ByValue):
-    """Packs in a rank for the driver or another rank, where what came from the driver is known already."""
+    """Packs in a rank for the driver or another rank, where objects that came from the driver are known."""
 
     def reducer_override(self, obj: Any) -> Any:
         """Return how `obj` is pickled, as in `pickle.Pickler`."""
@@ -153,7 +154,7 @@ class _Globals(dict[str, Any]):
 
 
 def find(module: str | None, name: str) -> Any:
-    """Return what has this qualified name in an imported module; None where there is no such thing."""
+    """Return the object of this qualified name in an imported module; None where there is none."""
     place: Any = sys.modules.get(module or "")
     for part in name.split("."):
         place = getattr(place, part, None)
@@ -172,7 +173,7 @@ def _lineage(name: str) -> list[str]:
 
 
 def files_of(definitions: bytes) -> dict[str, bytes]:
-    """Return the files of the module SPAWNED that defines what `ForRanks` has packed."""
+    """Return the files of the module SPAWNED, which defines the objects that `ForRanks` has packed."""
     return {f"{SPAWNED}.py": _SOURCE.encode(), _FILE: definitions}
 
 
@@ -181,7 +182,7 @@ def saved_script(script: Any) -> bytes:
     import torch
 
     out = io.BytesIO()
-    with warnings.catch_warnings():  # torch 2.13 advises torch.export, by which a module would have to be traced again
+    with warnings.catch_warnings():  # Torch 2.13 advises torch.export, which would trace the module again.
         warnings.simplefilter("ignore", DeprecationWarning)
         torch.jit.save(script, out)
     return out.getvalue()
@@ -196,35 +197,35 @@ def loaded_script(saved: bytes) -> Any:
         return torch.jit.load(io.BytesIO(saved))  # type: ignore[no-untyped-call]
 
 
-# ---- unpacking, in a rank and in the processes that it spawns
+# ---- Unpacking, in a rank and in the processes that it spawns
 
 _modules: dict[str, ShippedModule] = {}
 _imported: dict[str, ModuleType] = {}
-"""The files of modules that were asked for what did not travel."""
+"""Modules that were executed from their files, as they were asked for an object that did not travel."""
 _shipped: dict[int, tuple[Any, str, str]] = {}
 """By id, the functions and classes from the driver: each itself, the name of its module, and its qualified name."""
 
 
 class ShippedModule(ModuleType):
-    """A module from the driver, with what the user's function needs of it; the rest is from its file, if it is here.
+    """A module from the driver, with the objects that the user's function needs; its file, if it is here, has the rest.
 
     It has the spec of that file, by which Python finds submodules and data.
     """
 
     def __getattr__(self, name: str) -> Any:
-        """Return what did not travel."""
+        """Return an object that did not travel."""
         spec = self.__spec__
         if not name.startswith("__") and spec is not None and _may_hold(spec, name):
             if (imported := _imported.get(self.__name__)) is None:
                 imported = _imported[self.__name__] = module_from_spec(spec)
-                spec.loader.exec_module(imported)  # type: ignore[union-attr]  # there is one: see `_may_hold`
+                spec.loader.exec_module(imported)  # type: ignore[union-attr]  # `_may_hold` has seen one.
             if name in vars(imported):
                 return vars(imported)[name]
         raise AttributeError(f"module {self.__name__!r} has no attribute {name!r}", name=name, obj=self)
 
 
 def _may_hold(spec: ModuleSpec, name: str) -> bool:
-    """Tell whether a module's file names it. pickle asks every module for what has no module, and is to run none."""
+    """Tell whether a module's file names it. Pickle asks every module for an object without one, and must run none."""
     code = spec.loader.get_code(spec.name) if isinstance(spec.loader, InspectLoader) else None
     return code is not None and (name in code.co_names or ("*",) in code.co_consts)
 
@@ -239,20 +240,20 @@ class _SpawnedMain(ModuleType):
 
 
 def load(job: bytes) -> Any:
-    """Return what `ForRanks` has packed, after replacing this process's main module by the driver's."""
+    """Return the object that `ForRanks` has packed, after replacing this process's main module by the driver's."""
     main = sys.modules["__main__"] = _modules["__main__"] = ShippedModule("__main__")
     sys.modules["__mp_main__"] = _SpawnedMain("__mp_main__")
     result = pickle.loads(job)
     if find_spec(SPAWNED) is not None:
-        main.__spec__ = ModuleSpec(SPAWNED, None)  # multiprocessing imports it in the processes that it spawns
+        main.__spec__ = ModuleSpec(SPAWNED, None)  # Processes that multiprocessing spawns import it.
     return result
 
 
 def define(definitions: bytes) -> dict[str, Any]:
-    """Make the modules in a process that a rank has spawned, and return what the main one holds."""
+    """Make the modules in a process that a rank has spawned, and return the content of the main one."""
     load(definitions)
-    own = ("__name__", "__package__", *_OF_THE_FILE)
-    return {name: value for name, value in vars(_modules["__main__"]).items() if name not in own}
+    own_facts = ("__name__", "__package__", *_OF_THE_FILE)
+    return {name: value for name, value in vars(_modules["__main__"]).items() if name not in own_facts}
 
 
 def _module(home: _Home) -> ModuleType:
@@ -279,7 +280,7 @@ def _new_module(name: str, facts: dict[str, Any], above: ModuleType | None) -> S
         module.__spec__, module.__loader__ = spec, spec.loader
         if spec.submodule_search_locations is not None:
             module.__path__ = list(spec.submodule_search_locations)
-    if name not in sys.modules:  # else it is another one's, which may go on to import it
+    if name not in sys.modules:  # Another module of that name is left, as its code may go on to import it.
         sys.modules[name] = module
         if above is not None:
             setattr(above, name.rpartition(".")[2], module)
@@ -298,13 +299,13 @@ def _define(obj: Any, state: tuple[Callable[[Any, Any], object], Any, _Home, str
     """Give a function or class its state, and its place in its module."""
     set_state, content, home, qualname = state
     set_state(obj, content)
-    if obj.__qualname__ != qualname:  # of a class within a class cloudpickle keeps the last part
+    if obj.__qualname__ != qualname:  # Of a class within a class cloudpickle keeps only the last part.
         obj.__qualname__ = qualname
     place: Any = _module(home)
     _shipped[id(obj)] = obj, place.__name__, qualname
     *outer, name = qualname.split(".")
     for part in outer:
-        if part not in vars(place):  # the class around it does not travel, or is defined later
+        if part not in vars(place):  # The class around it does not travel, or is defined later.
             setattr(place, part, type(part, (), {"__module__": obj.__module__}))
         place = vars(place)[part]
     if vars(place).get(name) is not obj:
@@ -334,6 +335,6 @@ def _set_cached(cached: Any, function: Callable[..., Any]) -> None:
 
 
 def _named_type(module: str, kind: Any, *arguments: Any) -> Any:
-    made = kind(*arguments)
-    made.__module__ = module
-    return made
+    new_type = kind(*arguments)
+    new_type.__module__ = module
+    return new_type

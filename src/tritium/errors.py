@@ -52,7 +52,7 @@ def masked(text: str) -> str:
 def one_stop(text: str) -> str:
     """Return `text` with one full stop where a quoted message that ends with one, or with "?", was followed by another.
 
-    What follows an empty line, such as a rank's output, is left as it is.
+    Text after an empty line, such as a rank's output, is left as it is.
     """
     first, gap, rest = text.partition("\n\n")
     return _STOPS.sub(r"\1", first) + gap + rest
@@ -68,7 +68,7 @@ class TritiumError(Exception):
         super().__init__(masked(one_stop(message)))
         self.__dict__.update(facts)
 
-    def __getattr__(self, name: str) -> Any:  # facts are set at run time
+    def __getattr__(self, name: str) -> Any:  # For type checkers, as facts are set at run time.
         raise AttributeError(f"{type(self).__name__} has no {name!r}")
 
 
@@ -208,7 +208,7 @@ class WireError(TritiumError, ConnectionError):
 
 
 class TritiumWarning(UserWarning):
-    """A warning of something that works, but probably not as meant."""
+    """A warning of a program that works, but probably not as it is meant."""
 
     def __init__(self, message: str = "", *more: object) -> None:
         super().__init__(one_stop(message), *more)

@@ -7,7 +7,7 @@ RunOpened.
 
 RunOpened                    a run directory was opened: settings and versions
 ├── GangStarted              a Spark job was submitted for the ranks (again after each retry)
-├── Waiting                  what a gang that has not formed waits for
+├── Waiting                  a gang has not formed yet, and the reason
 ├── RankReported             a supervisor has connected
 ├── GangFormed               every rank is ready
 ├── RowsCounted              rows of a rank's shard so far, while they arrive
@@ -16,7 +16,7 @@ RunOpened                    a run directory was opened: settings and versions
 ├── Printed                  text that a rank has printed (in `logs/`, not in `events.jsonl`)
 ├── EpochCounted             the end of a rank's epoch: rows used, padded, dropped
 ├── CheckpointSaved, CheckpointLoaded, FileStored
-├── StepsTraced              where the time of a rank's steps went (`trace=True`)
+├── StepsTraced              the parts of the time of a rank's steps (`trace=True`)
 ├── Note                     a line for the user
 ├── NonFatalError            an exception that did not end the run
 ├── ConnectionRefused, Disconnected, Reconnected
@@ -119,12 +119,12 @@ def plain(value: Any) -> Any:
         return {str(key): plain(item) for key, item in value.items()}
     if isinstance(value, (Sequence, set, frozenset)) and not isinstance(value, (bytes, bytearray)):
         return [plain(item) for item in value]
-    if hasattr(value, "tolist"):  # NumPy's arrays and scalars, tensors
+    if hasattr(value, "tolist"):  # NumPy's arrays and scalars have it, and tensors.
         return plain(value.tolist())
     return str(value)
 
 
-# ---- the run and its attempts
+# ---- The run and its attempts
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -140,8 +140,8 @@ class RunOpened(Event, kind="run"):
 class GangStarted(Event, kind="started"):
     """A Spark job was submitted.
 
-    tag   : of the Spark job.
-    slots : of the cluster, for ranks of this kind; None where they can't be counted.
+    tag   : the tag of the Spark job.
+    slots : the slots of the cluster for ranks of this kind; None where they can't be counted.
     bar   : whether Spark draws its progress bar on this process's stderr.
     """
 
@@ -153,7 +153,7 @@ class GangStarted(Event, kind="started"):
 
 @dataclass(frozen=True, kw_only=True)
 class Waiting(Event, kind="waiting"):
-    """A sentence on what a gang waits for that has not formed yet."""
+    """A gang that has not formed yet waits, as the sentence says."""
 
     text: str
 
@@ -188,7 +188,8 @@ class RankEnded(Event, kind="rank_ended"):
 class GangRetried(Event, kind="retry"):
     """The gang is started again after a loss.
 
-    number : of this retry, from 1. of : how many there may be.
+    number : the number of this retry, from 1.
+    of     : the number of retries that there may be.
     start  : the step of the checkpoint from which it goes on; None: from the beginning.
     """
 
@@ -200,18 +201,25 @@ class GangRetried(Event, kind="retry"):
 
 @dataclass(frozen=True, kw_only=True)
 class RunEnded(Event, kind="ended"):
-    """The last event of a run. `ok`: whether every rank has returned."""
+    """The last event of a run.
+
+    ok : whether every rank has returned.
+    """
 
     ok: bool
     seconds: float
 
 
-# ---- rows
+# ---- Rows
 
 
 @dataclass(frozen=True, kw_only=True)
 class RowsCounted(Event, kind="rows"):
-    """The rows of a shard that have arrived. `name`: of the DataFrame. `ended`: whether they are all of this rank's."""
+    """The rows of a shard that have arrived.
+
+    name  : the name of the DataFrame.
+    ended : whether these are all rows of the rank.
+    """
 
     name: str
     rank: int
@@ -235,7 +243,7 @@ class RowsReceived(Event, kind="received"):
 
 @dataclass(frozen=True, kw_only=True)
 class EpochCounted(Event, kind="counts"):
-    """What a rank's epoch did with the rows of a shard.
+    """The counts of a shard's rows in an epoch of a rank.
 
     shuffle_score : the share of the shard's rows among which a row's place was drawn, 0 to 1.
     """
@@ -252,14 +260,17 @@ class EpochCounted(Event, kind="counts"):
     shuffle_score: float | None = None
 
 
-# ---- progress
+# ---- Progress
 
 
 @dataclass(frozen=True, kw_only=True)
 class Logged(Event, kind="log"):
-    """Numbers that a rank gave to `world.log`. `step` and `epoch` count from 0; `rows` are all that it has taken.
+    """Numbers that a rank gave to `world.log`.
 
-    values : numbers by name; in JSON, one that is not finite is a string, such as "NaN".
+    step, epoch : from 0.
+    rows        : all rows that the rank has taken.
+
+    values      : numbers by name; in JSON, one that is not finite is a string, such as "NaN".
     """
 
     rank: int
@@ -288,7 +299,11 @@ class Note(Event, kind="note"):
 
 @dataclass(frozen=True, kw_only=True)
 class StepsTraced(Event, kind="trace"):
-    """Where the time of a rank's steps went: `seconds` by section; `arrive`, those in which rows had yet to arrive."""
+    """The parts of the time of a rank's steps.
+
+    seconds : section → seconds.
+    arrive  : the seconds in which rows had yet to arrive.
+    """
 
     rank: int
     steps: int = 0
@@ -322,7 +337,7 @@ class FileStored(Event, kind="stored"):
     name: str
 
 
-# ---- faults
+# ---- Faults
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -356,7 +371,10 @@ class NonFatalError(Event, kind="non_fatal_error"):
 
 @dataclass(frozen=True, kw_only=True)
 class ConnectionRefused(Event, kind="refused"):
-    """A connection to the coordinator was refused. `number`: how many were so far."""
+    """A connection to the coordinator was refused.
+
+    number : the number of refused connections so far.
+    """
 
     reason: str
     number: int
@@ -386,8 +404,10 @@ class FailureFacts:
                 returned), "lost", "orphaned", "stalled", "returned" (another rank waited for it in vain), "regroup".
     rank      : -1 where it is no rank's.
     secondary : whether it may be the consequence of another rank's death.
-    log       : the last lines of its output. others : lines on where the other ranks were.
-    memory    : figures of a rank that was killed, in bytes. at : its step and phase.
+    log       : the last lines of its output.
+    others    : lines on where the other ranks were.
+    memory    : figures of a rank that was killed, in bytes.
+    at        : its step and phase.
     """
 
     how: str
@@ -420,8 +440,10 @@ class GangRegrouped(FailureFacts, Event, kind="regroup"):
 class GangStalled(Event, kind="stalled"):
     """Ranks, or the sources before a rank has started, make no progress, and the run goes on (`on_stall="report"`).
 
-    rank  : the one at fault; None for a source.
-    stage : Spark's, of a source. tasks : how many of it run. seconds : without progress.
+    rank    : the one at fault; None for a source.
+    stage   : Spark's number of the stage of a source.
+    tasks   : the number of its tasks that run.
+    seconds : the time without progress.
     """
 
     text: str

@@ -1,4 +1,4 @@
-"""File systems by fsspec, and who may read what is written to a run directory on a local one (any process)."""
+"""File systems by fsspec, and the permissions of files in a local run directory (any process)."""
 
 from __future__ import annotations
 
@@ -12,7 +12,8 @@ def opened(url: str, *, shared: bool = False) -> tuple[Any, str]:
 
     fsspec has one instance of a store for all code of a thread. While that instance is in a transaction, a file that is
     written through it, by any thread, appears only when the transaction ends. Lightning's ModelCheckpoint makes one for
-    each save, which a checkpoint that is written in the background then waits for. So what writes has its own.
+    each save, which a checkpoint that is written in the background then waits for. So a writer has an instance of its
+    own.
 
     shared : the instance that others use, too. Less work, as a new one connects to its store again.
     """
@@ -41,10 +42,10 @@ class Permissions:
 
     @classmethod
     def within(cls, run_dir: str | os.PathLike[str]) -> Permissions:
-        """Return those in a local run directory, which is made where it is missing: its owner's alone, as is all in it.
+        """Return those in a local run directory. A missing one is made, for its owner alone, as is all in it.
 
-        In one that others may enter, what is made has the usual modes: where executors run as another user, the user
-        has made it for both.
+        A directory that others may enter keeps the usual modes for what is made in it: where executors run as another
+        user, the user has made it for both.
         """
         os.makedirs(os.path.dirname(os.path.abspath(run_dir)), exist_ok=True)
         try:

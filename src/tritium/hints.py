@@ -5,7 +5,7 @@ from __future__ import annotations
 import difflib
 from collections.abc import Iterable
 
-_SHOWN = 20  # of the known words that a message lists
+_WORDS_LISTED = 20
 
 
 def nearest(word: str, known: Iterable[str]) -> str | None:
@@ -29,5 +29,7 @@ def suggest(word: str, known: Iterable[str]) -> str:
     words = list(known)
     near = difflib.get_close_matches(word, words)
     near += [other for other in words if other.lower() == word.lower() and other not in near]
-    shown = ", ".join(words[:_SHOWN]) + (f" and {len(words) - _SHOWN} more" if len(words) > _SHOWN else "")
+    shown = ", ".join(words[:_WORDS_LISTED]) + (
+        f" and {len(words) - _WORDS_LISTED} more" if len(words) > _WORDS_LISTED else ""
+    )
     return f"{question(*near)} There is: {shown}."

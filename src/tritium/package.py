@@ -26,14 +26,15 @@ if TYPE_CHECKING:
     else:
         from importlib.abc import Traversable
 
-CACHE = "TRITIUM_CACHE"  # the environment variable with the directory for zips; "": none is kept
-_KEPT = 8  # zips in that directory: of several versions of Tritium and of Python, and of `tritium.compat`
-_STAMP = (2020, 1, 1, 0, 0, 0)  # the same sources always make the same zip
-# By the byte before (lc) and not by the place in a word (pb): 0.4 % smaller, for nothing.
+CACHE = "TRITIUM_CACHE"
+"""The environment variable with the directory for zips; "": none is kept."""
+_KEPT = 8  # Several versions of Tritium and of Python, with and without `tritium_compat`, have a zip each.
+_STAMP = (2020, 1, 1, 0, 0, 0)  # One date for all, so that the same sources always make the same zip.
+# With contexts by the byte before (lc) and none by the place in a word (pb), it is 0.4 % smaller at no cost.
 _LZMA = {"id": lzma.FILTER_LZMA2, "preset": 2, "lc": 4, "lp": 0, "pb": 0}
 
 _COMPAT = "tritium_compat"
-_in_use: set[str] = set()  # what has travelled once goes along from then on, so that Python workers can be reused
+_in_use: set[str] = set()  # A package that has travelled once always goes along, so that Python workers can be reused.
 
 # Python 3.11 counts the depth of syntax trees for all threads together, and two that make one at the same time fail:
 # "SystemError: AST constructor recursion depth mismatch", seen in the first launches of two threads.
@@ -43,7 +44,7 @@ SYNTAX_TREES = threading.Lock()
 def compat_in_use(code: Collection[bytes] = ()) -> bool:
     """Return whether `tritium_compat` goes along to the ranks: it does where somebody has imported it.
 
-    code : what the user's code is pickled or packed in. It contains the names of what it imports.
+    code : the user's code, pickled or packed, which contains the names of the modules that it imports.
     """
     if _COMPAT in sys.modules or any(name in part for part in code for name in (b"tritium.compat", _COMPAT.encode())):
         _in_use.add(_COMPAT)
@@ -67,7 +68,7 @@ def zipped(compat: bool = False) -> bytes:
     To make it takes 1 to 3 s. It is kept for other processes of this user with the same sources, in the directory
     `$TRITIUM_CACHE`, or else `tritium` in the user's directory for caches.
     """
-    with SYNTAX_TREES:  # and so that of several threads one makes it
+    with SYNTAX_TREES:  # So, too, one of several threads makes it for all.
         return _zipped(compat)
 
 
@@ -79,9 +80,9 @@ def _zipped(compat: bool) -> bytes:
     key = _key(sources)
     if (kept := _kept(key)) is not None:
         return kept
-    made = lzma.compress(_compiled(sources), filters=[_LZMA])
-    _keep(key, made)
-    return made
+    compressed = lzma.compress(_compiled(sources), filters=[_LZMA])
+    _keep(key, compressed)
+    return compressed
 
 
 def _compiled(sources: dict[str, bytes]) -> bytes:
@@ -97,7 +98,8 @@ def _compiled(sources: dict[str, bytes]) -> bytes:
 def _without_texts(tree: ast.Module) -> ast.Module:
     """Remove docstrings, columns, and the annotations of functions (those of dataclasses' fields are read)."""
     for node in ast.walk(tree):
-        if isinstance(node, ast.expr | ast.stmt | ast.excepthandler):  # a traceback needs columns to mark the source
+        # Only tracebacks that mark the source need columns.
+        if isinstance(node, ast.expr | ast.stmt | ast.excepthandler):
             node.end_lineno, node.col_offset, node.end_col_offset = node.lineno, 0, 0
         if isinstance(node, ast.FunctionDef):
             node.returns = None
@@ -121,20 +123,20 @@ def _sources(*packages: str) -> Iterator[tuple[str, bytes]]:
         yield from walk(importlib.resources.files(package), package)
 
 
-# --- kept for the next process
+# --- Kept for the next process
 
 
 def _directory() -> pathlib.Path | None:
-    if os.name != "posix":  # else it can't be seen who has written a file
+    if os.name != "posix":  # Elsewhere it can't be seen who has written a file.
         return None
-    if (given := os.environ.get(CACHE)) is not None:
-        return pathlib.Path(given).absolute() if given else None
+    if (chosen := os.environ.get(CACHE)) is not None:
+        return pathlib.Path(chosen).absolute() if chosen else None
     caches = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
-    return pathlib.Path(caches, "tritium") if os.path.isabs(caches) else None  # there may be no home
+    return pathlib.Path(caches, "tritium") if os.path.isabs(caches) else None  # There may be no home.
 
 
 def _key(sources: dict[str, bytes]) -> str:
-    """Return a hash of all that decides what the zip contains: this file makes it, and is among the sources."""
+    """Return a hash of the sources, which decide the content of the zip: this file, which makes it, is one of them."""
     hashed = hashlib.sha256(f"{sys.version}\0{sys.implementation.cache_tag}".encode())
     for name, source in sources.items():
         hashed.update(f"\0{name}\0{len(source)}\0".encode())
@@ -153,7 +155,7 @@ def _kept(key: str) -> bytes | None:
     except OSError:
         return None
     if status.st_uid != os.getuid() or status.st_mode & 0o022:
-        return None  # what it contains runs on executors
+        return None  # Its content runs on executors.
     digest, archive = content[:32], content[32:]
     return archive if hashlib.sha256(archive).digest() == digest else None
 
@@ -161,9 +163,9 @@ def _kept(key: str) -> bytes | None:
 def _keep(key: str, archive: bytes) -> None:
     if (directory := _directory()) is None:
         return
-    with contextlib.suppress(OSError):  # a read-only or a full disk: the next process makes it again
+    with contextlib.suppress(OSError):  # If the disk is full or read-only, the next process makes it again.
         directory.mkdir(mode=0o700, parents=True, exist_ok=True)
-        handle, path = tempfile.mkstemp(".part", dir=directory)  # for this user alone
+        handle, path = tempfile.mkstemp(".part", dir=directory)  # Only this user can read it.
         try:
             with os.fdopen(handle, "wb") as file:
                 file.write(hashlib.sha256(archive).digest() + archive)

@@ -30,20 +30,20 @@ from tritium.errors import BadSetting
 
 
 def home() -> str:
-    """Return where a child process finds this package: the mounted zip, or the directory it is installed in."""
+    """Return the path of this package for a child process: the mounted zip, or the directory it is installed in."""
     mounted: tuple[str, ...] = getattr(sys, "_tritium", ())
     return mounted[0] if mounted else str(pathlib.Path(__file__).parents[1])
 
 
 def importable() -> list[str]:
     """Return `sys.path` without this package's zip, with what Spark has added to it (`addPyFile`, artifacts)."""
-    own: tuple[str, ...] = getattr(sys, "_tritium", ())
-    entries = (entry for entry in sys.path if isinstance(entry, str))  # Python ignores other types, such as Path
-    return [entry for entry in entries if entry not in own and "tritium-mount" not in entry]
+    mounted: tuple[str, ...] = getattr(sys, "_tritium", ())
+    entries = (entry for entry in sys.path if isinstance(entry, str))  # Python ignores other types, such as Path.
+    return [entry for entry in entries if entry not in mounted and "tritium-mount" not in entry]
 
 
 def import_from(path: Sequence[str]) -> None:
-    """Add what is missing of another process's `importable()`, before installed packages, as Spark does."""
+    """Add the missing entries of another process's `importable()`, before installed packages, as Spark does."""
     begin = sum(1 for entry in sys.path[:2] if entry in ("", home()))
     sys.path[begin:begin] = [entry for entry in path if entry not in sys.path]
 
@@ -78,7 +78,7 @@ def entry(
     """Return a function for Spark that calls `target(payload, *args)` where Tritium may not be installed.
 
     target      : "module:function" within this package.
-    annotations : of the returned function, for Spark's UDFs, which read them.
+    annotations : those of the returned function, for Spark's UDFs, which read them.
     code        : the user's code that `target` runs, pickled or packed: see `package.compat_in_use`.
 
     Another version of Tritium in a reused Python worker is replaced by this one.
@@ -86,7 +86,7 @@ def entry(
     archive = package.zipped(package.compat_in_use(code))
     name = digest(archive)
 
-    def call(*args: Any) -> Any:  # pickled by value, so that all it needs is imported inside
+    def call(*args: Any) -> Any:  # It is pickled by value, so it imports all that it needs.
         import importlib
         import os
         import sys
@@ -122,7 +122,7 @@ def entry(
         module, _, function = target.partition(":")
         return getattr(importlib.import_module(module), function)(payload, *args)
 
-    call.__module__ = "__main__"  # cloudpickle takes what is in __main__ by value
+    call.__module__ = "__main__"  # Cloudpickle takes functions of __main__ by value.
     call.__qualname__ = call.__name__ = target.rpartition(":")[2]
     call.__annotations__ = dict(annotations or {})
     return call
@@ -132,7 +132,7 @@ def pickle(obj: Any, by_reference: Sequence[str] = (), buffers: Callable[[Any], 
     """Return `obj` as bytes, with the user's own modules by value, so that executors need not have them.
 
     by_reference : paths (the user's `py_files`) below which modules stay references.
-    buffers : takes the memory of arrays, which is then not among the bytes: see `pickle.PickleBuffer`.
+    buffers      : takes the memory of arrays, which is then not among the bytes: see `pickle.PickleBuffer`.
 
     Unpickling needs cloudpickle, which is in the same zip as this package.
     """
@@ -147,7 +147,7 @@ def pickle_for_ranks(
     """Return `job` as bytes for `definitions.load`, and the user's modules, functions and classes that it defines.
 
     by_reference : as of `pickle`.
-    check : is called with everything in `job` that is no plain value or container, and may raise.
+    check        : called with everything in `job` that is no plain value or container; it may raise.
     """
     with by_value(by_reference), io.BytesIO() as file:
         pickler = ForRanks(file, check)
@@ -172,10 +172,10 @@ def pickle_from_rank(obj: Any) -> bytes:
 def by_value(by_reference: Sequence[str] = ()) -> Iterator[None]:
     """Make cloudpickle, in this block, take the user's own modules by value, except those below `by_reference`."""
     roots = tuple(os.path.abspath(p) for p in by_reference)
-    with _registry:  # cloudpickle's list is global: one launch must not remove what another relies on
+    with _registry:  # Cloudpickle's list is global, and one launch must not remove entries that another relies on.
         already = set(cloudpickle.list_registry_pickle_by_value())
-        own = {m.__name__: m for m in _not_installed() if is_users_own(m, roots)}  # the main one has two names
-        modules = [module for name, module in own.items() if name not in already]
+        users_own = {m.__name__: m for m in _not_installed() if is_users_own(m, roots)}  # The main one has two names.
+        modules = [module for name, module in users_own.items() if name not in already]
         for module in modules:
             cloudpickle.register_pickle_by_value(module)
         try:
@@ -185,42 +185,44 @@ def by_value(by_reference: Sequence[str] = ()) -> Iterator[None]:
                 cloudpickle.unregister_pickle_by_value(module)
 
 
-LARGEST_DEFINITIONS = 64 << 20  # bytes: they travel once more than the job, for processes that few ranks spawn
+LARGEST_DEFINITIONS = 64 << 20
+"""Bytes. They travel beside the job once more, for processes that few ranks spawn."""
 _registry = threading.RLock()
-_installed: dict[str, ModuleType] = {}  # modules found to be installed: some 2,000 with torch, looked at once
+_installed: dict[str, ModuleType] = {}  # With torch some 2,000 modules are installed ones: each is examined once.
 
 
-_last: tuple[list[ModuleType], list[ModuleType]] = ([], [])  # all modules at the last look, and what was found
+_last: tuple[list[ModuleType], list[ModuleType]] = ([], [])
+"""All modules at the last search, and its result."""
 
 
 def _not_installed() -> list[ModuleType]:
     """Return the imported modules without most of those that are installed. The caller holds `_registry`."""
     global _last
     now = list(sys.modules.values())
-    then, found = _last
-    if len(then) != len(now) or not all(map(operator.is_, then, now)):  # 0.3 ms with 8,000 modules, a search 4
-        found = _search()
-        _last = now, found
-    return found
+    then, result = _last
+    if len(then) != len(now) or not all(map(operator.is_, then, now)):  # 0.3 ms for 8,000 modules; a search takes 4.
+        result = _search()
+        _last = now, result
+    return result
 
 
 def _search() -> list[ModuleType]:
-    found = []
-    for name in list(sys.modules):  # without a tuple for each, after 700 of which Python collects garbage
+    not_installed = []
+    for name in list(sys.modules):  # Not by items(), as Python collects garbage after 700 tuples.
         if (module := sys.modules.get(name)) is None or _installed.get(name) is module:
             continue
         file = getattr(module, "__file__", None)
         if isinstance(file, str) and is_installed(file):
             _installed[name] = module
         else:
-            found.append(module)
-    return found
+            not_installed.append(module)
+    return not_installed
 
 
 @functools.cache
 def _installed_roots() -> tuple[str, ...]:
     paths = [sysconfig.get_path(k) for k in ("stdlib", "platstdlib", "purelib", "platlib")]
-    return tuple({each + os.sep for path in paths if path for each in (path, os.path.realpath(path))})
+    return tuple({root + os.sep for path in paths if path for root in (path, os.path.realpath(path))})
 
 
 def is_users_own(module: ModuleType, by_reference: tuple[str, ...]) -> bool:
@@ -228,10 +230,10 @@ def is_users_own(module: ModuleType, by_reference: tuple[str, ...]) -> bool:
     if isinstance(module, ShippedModule):
         return module.__name__ != "__main__"
     file = getattr(module, "__file__", None)
-    if not isinstance(file, str) or is_installed(file):  # most of some 2,000: what it costs to leave them out counts
+    if not isinstance(file, str) or is_installed(file):  # Most of some 2,000 modules, so it must be quick.
         return False
     name = getattr(module, "__name__", None)
-    if not isinstance(name, str) or name == "__main__":  # which cloudpickle always takes by value
+    if not isinstance(name, str) or name == "__main__":  # Cloudpickle always takes it by value.
         return False
     if name.partition(".")[0] in ("tritium", "tritium_compat", "pyspark") or sys.modules.get(name) is not module:
         return False
@@ -240,9 +242,9 @@ def is_users_own(module: ModuleType, by_reference: tuple[str, ...]) -> bool:
 
 @functools.cache
 def is_installed(file: str) -> bool:
-    """Return whether the file, or what it is a link to, is among Python's own or installed packages, or no source."""
-    # Links are resolved only where it matters: for some 2,000 modules that took each rank 0.1 s at its end.
-    # A relative name is no file's, as Python makes them absolute: torch gives its modules without a file some.
+    """Return whether the file, or the target of its link, is of Python or an installed package, or no source."""
+    # Links are resolved only where it matters, as for some 2,000 modules it takes each rank 0.1 s at its end.
+    # Python makes names of files absolute: a relative one is of a module of torch's without a file.
     if not file.endswith(".py") or not os.path.isabs(file):
         return True
     return _among_installed(file) or _among_installed(os.path.realpath(file))
@@ -260,7 +262,7 @@ def _among_installed(file: str) -> bool:
 def _targets(root: str) -> frozenset[str]:
     """Return the files and packages that `pip install --target` installed in a folder of `sys.path`."""
     records = pathlib.Path(root).glob("*.dist-info/RECORD")
-    lines = (line for each in records for line in each.read_text(encoding="utf-8").splitlines())
+    lines = (line for record in records for line in record.read_text(encoding="utf-8").splitlines())
     return frozenset(line.partition("/")[0].partition(",")[0] for line in lines)
 
 

@@ -1,4 +1,4 @@
-"""Settings as text, for the `repr` of what has them (any process)."""
+"""Settings as text, for the `repr` of objects that have them (any process)."""
 
 from __future__ import annotations
 
@@ -20,7 +20,10 @@ def shown(value: Any) -> str:
 
 
 def call(name: str, settings: Mapping[str, Any], first: str = "") -> str:
-    """Return the call with these settings: `Gang(ranks=4, env=['TOKEN'])`. `first` is put before them."""
+    """Return the call with these settings: `Gang(ranks=4, env=['TOKEN'])`.
+
+    first : the text before the settings.
+    """
     texts = [f"{key}={shown(sorted(value) if key == 'env' else value)}" for key, value in settings.items()]
     return f"{name}({', '.join([first] * bool(first) + texts)})"
 
@@ -34,14 +37,16 @@ def changed_fields(thing: Any) -> dict[str, Any]:
     """Return the fields of a dataclass's instance that differ from their defaults."""
     fields = dataclasses.fields(thing)
     defaults = {one.name: one.default for one in fields if one.default is not dataclasses.MISSING}
-    made = {one.name: one.default_factory() for one in fields if one.default_factory is not dataclasses.MISSING}
-    return changed({one.name: getattr(thing, one.name) for one in fields}, {**defaults, **made})
+    made_defaults = {
+        one.name: one.default_factory() for one in fields if one.default_factory is not dataclasses.MISSING
+    }
+    return changed({one.name: getattr(thing, one.name) for one in fields}, {**defaults, **made_defaults})
 
 
 def _same(value: Any, default: Any) -> bool:
     if value is default:
         return True
-    if isinstance(value, list | tuple) and isinstance(default, list | tuple):  # a Param keeps a tuple as a list
+    if isinstance(value, list | tuple) and isinstance(default, list | tuple):  # A Param keeps a tuple as a list.
         return len(value) == len(default) and all(map(_same, value, default))
     simple = isinstance(value, _SIMPLE) or (isinstance(value, Mapping) and not value)
     return simple and type(value) is type(default) and bool(value == default)

@@ -1,4 +1,4 @@
-"""What a function with a training loop of its own in PyTorch may call (rank)."""
+"""Functions for a training loop of the user's own in PyTorch (rank)."""
 
 from __future__ import annotations
 

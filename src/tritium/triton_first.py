@@ -1,7 +1,7 @@
-"""triton is imported before TensorFlow (any process).
+"""Import triton before TensorFlow (any process).
 
-After TensorFlow (2.21), the import of triton (3.7) ends the process with SIGSEGV. torch's optimizers import it, and
-Keras on torch does; and TensorFlow is imported by Keras and by TensorBoard where it is installed.
+After TensorFlow (2.21), the import of triton (3.7) ends the process with SIGSEGV. torch's optimizers and Keras on torch
+import triton; Keras and TensorBoard import TensorFlow where it is installed.
 """
 
 from __future__ import annotations

@@ -28,9 +28,10 @@ from tritium.errors import TooLarge, WireError
 
 MAX_HEADER = 1 << 20
 MAX_BLOB = 1 << 28
-CHUNK = 1 << 22  # bytes of a piece of a large value, so that other messages are sent in between
+CHUNK = 1 << 22  # Large values are sent in pieces of this size, so that other messages get in between.
 
-_LEFT_OUT = 64  # bytes for the note of how much was left out of a text
+_NOTE_BYTES = 64
+"""Bytes for the note of how much was left out of a text."""
 
 MAGIC = b"TRITIUM1"
 NONCE = 32
@@ -99,7 +100,7 @@ def clip(text: str, limit: int) -> str:
     """Return `text`, or its beginning and its end, in at most `limit` bytes of a header."""
     if len(text) <= limit and escaped(text) <= limit:
         return text
-    half = max(0, limit - _LEFT_OUT) // 2
+    half = max(0, limit - _NOTE_BYTES) // 2
     head = _fitting(text[:half], half, first=True)
     tail = _fitting(text[len(text) - half :], half, first=False)
     word = f" … [{len(text) - len(head) - len(tail):,} characters left out] … "
@@ -116,8 +117,8 @@ def _fitting(text: str, limit: int, *, first: bool) -> str:
 class Codec:
     """The frames of one direction: `encode` what is sent, or `feed` what arrives.
 
-    key : of the connection; None for frames without codes. direction : part of the codes, so that no frame is valid the
-    other way.
+    key       : the key of the connection; None for frames without codes.
+    direction : part of the codes, so that no frame is valid the other way.
     """
 
     def __init__(self, key: bytes | None, direction: bytes) -> None:
@@ -159,7 +160,7 @@ class Codec:
             body = _LENGTHS.size + header_size + blob_size
             if len(self._buffer) < body + tail:
                 return
-            with memoryview(self._buffer) as view:  # a large blob is copied once, out of the buffer
+            with memoryview(self._buffer) as view:  # So a large blob is copied only once, out of the buffer.
                 if not hmac.compare_digest(self._code(view[:body]), bytes(view[body : body + tail])):
                     raise WireError("A frame's authentication code is wrong.")
                 header = bytes(view[_LENGTHS.size : _LENGTHS.size + header_size])
@@ -180,9 +181,10 @@ def _message(header: bytes, blob: bytes) -> Message:
 
 
 class Challenge:
-    """The server's side of the authentication, without a socket: send `greeting`, then what `answer` returns."""
+    """The server's side of the authentication, without a socket: send `greeting`, then the result of `answer`."""
 
-    size = NONCE + CODE  # of the client's only packet
+    size = NONCE + CODE
+    """The bytes of the client's only packet."""
 
     def __init__(self, secret: bytes) -> None:
         self._secret = secret
@@ -190,7 +192,7 @@ class Challenge:
         self.greeting = MAGIC + self._nonce
 
     def answer(self, packet: bytes) -> tuple[bytes, bytes]:
-        """Return (what to send, the connection's key). Raises WireError where the client does not know the secret."""
+        """Return the answer to send, and the connection's key. Raises WireError for a client without the secret."""
         theirs, proof = packet[:NONCE], packet[NONCE:]
         if not hmac.compare_digest(proof, _auth_code(self._secret, b"client", self._nonce, theirs)):
             raise WireError("A client did not prove that it knows this run's secret.")
@@ -211,11 +213,12 @@ def address_text(address: tuple[str, int]) -> str:
 class Channel:
     """A blocking end of a connection. Any thread may `send`; one thread at a time may `receive` or `take`.
 
-    key  : of the connection; None for frames without codes. side : b"c" for the client's end, b"s" for the server's.
+    key  : the key of the connection; None for frames without codes.
+    side : b"c" for the client's end, b"s" for the server's.
     """
 
     def __init__(self, sock: socket.socket, key: bytes | None = None, *, side: bytes = b"c") -> None:
-        sock.settimeout(None)  # not the default timeout, which a program may set for its own sockets
+        sock.settimeout(None)  # A program may set a default timeout for its own sockets.
         self._socket = sock
         self._lock = threading.Lock()
         self._out = Codec(key, side)
@@ -312,13 +315,13 @@ class Channel:
 
     def hang_up(self) -> None:
         """Shut the connection down: threads that wait in `receive`, `take` or `send` wake up."""
-        with contextlib.suppress(OSError):  # the other end has already closed it
+        with contextlib.suppress(OSError):  # The other end may have closed it.
             self._socket.shutdown(socket.SHUT_RDWR)
 
     def close(self) -> None:
         """Shut the connection down, and close the socket."""
         self.hang_up()
-        with self._lock:  # a thread in `send` holds it: the descriptor must not be reused meanwhile
+        with self._lock:  # A thread in `send` holds it, during which the descriptor must not be reused.
             self._socket.close()
 
 

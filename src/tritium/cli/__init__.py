@@ -54,8 +54,8 @@ class _Commands(click.Group):
         return sorted({*super().list_commands(ctx), *importlib.metadata.entry_points(group=_COMMANDS).names})
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        if (own := super().get_command(ctx, cmd_name)) is not None:
-            return own
+        if (builtin := super().get_command(ctx, cmd_name)) is not None:
+            return builtin
         for entry in importlib.metadata.entry_points(group=_COMMANDS, name=cmd_name):
             command: click.Command = entry.load()
             return command

@@ -10,7 +10,8 @@ import threading
 from http.server import BaseHTTPRequestHandler
 from typing import Any
 
-MOST_BYTES = 1 << 20  # in a value: the addresses of one rank for all others, of at most 130 bytes each
+MOST_BYTES = 1 << 20
+"""Of a value: the addresses of one rank for all others, of at most 130 bytes each."""
 _PATH, _SIZE = re.compile(r"/[^/]+/[^/]+"), re.compile("[0-9]{1,7}")
 
 
@@ -22,10 +23,10 @@ class HTTPStore(socketserver.ThreadingTCPServer):
     that never comes would use as much CPU as one that works.
     """
 
-    patience = 5.0  # seconds
+    patience_seconds = 5.0
 
     daemon_threads = True
-    request_queue_size = 1024  # all ranks come at once, and give up after three attempts
+    request_queue_size = 1024  # All ranks come at once, and give up after three attempts.
 
     def __init__(self, address: str) -> None:
         self._values: dict[str, bytes] = {}
@@ -37,9 +38,9 @@ class HTTPStore(socketserver.ThreadingTCPServer):
         self._thread.start()
 
     def get(self, path: str) -> bytes | None:
-        """Return the value at the path, as soon as it is there; None after `patience` seconds."""
+        """Return the value at the path, as soon as it is there; None after `patience_seconds`."""
         with self._changed:
-            self._changed.wait_for(lambda: path in self._values or self._closing, self.patience)
+            self._changed.wait_for(lambda: path in self._values or self._closing, self.patience_seconds)
             return self._values.get(path)
 
     def put(self, path: str, value: bytes | None) -> None:
@@ -56,12 +57,12 @@ class HTTPStore(socketserver.ThreadingTCPServer):
         with self._changed:
             self._closing = True
             self._changed.notify_all()
-        socket.create_connection(self.server_address[:2]).close()  # type: ignore[arg-type]  # a typeshed union
+        socket.create_connection(self.server_address[:2]).close()  # type: ignore[arg-type]  # Typeshed has a union.
         self._thread.join()
         self.server_close()
 
     def _serve(self) -> None:
-        while not self._closing:  # not serve_forever, which looks every half second whether it should end
+        while not self._closing:  # Unlike serve_forever, which looks every half second.
             self.handle_request()
 
     def verify_request(self, request: Any, client_address: Any) -> bool:
@@ -75,7 +76,8 @@ class HTTPStore(socketserver.ThreadingTCPServer):
 
 
 class _Handler(BaseHTTPRequestHandler):
-    timeout = 10  # seconds for a request to arrive
+    timeout = 10
+    """Seconds for a request to arrive."""
     server: HTTPStore
 
     def do_GET(self) -> None:
@@ -88,7 +90,7 @@ class _Handler(BaseHTTPRequestHandler):
             self._answer(400)
             return
         value = self.rfile.read(int(size))
-        if len(value) == int(size):  # else the client is gone
+        if len(value) == int(size):  # Else the client is gone.
             self.server.put(self.path, value)
         self._answer(200)
 

@@ -85,7 +85,7 @@ def _exchange(memory: HostMemory) -> Any:
         done.set_result(values)
         return done
 
-    exchange.__annotations__ = {}  # torch refuses annotations that are texts
+    exchange.__annotations__ = {}  # Torch refuses annotations that are texts.
     return exchange
 
 

@@ -23,16 +23,19 @@ from tritium.wire import clip
 
 How = Literal["exception", "signal", "exit", "lost", "orphaned", "error", "stalled", "returned", "regroup"]
 
-# Limits of a failure's parts. Together they are below the limit of a message's header, so it can always be sent.
-STACKS_BYTES = 1 << 16  # of all ranks' stacks within an exception's text
+# The limits of a failure's parts are together below that of a message's header, so that it can always be sent.
+STACKS_BYTES = 1 << 16
+"""The limit of all ranks' stacks within an exception's text."""
 HEADLINE_BYTES = 1 << 12
 _BYTES = {"text": 1 << 18, "traceback": 3 << 16, "type": 1 << 11, "host": 1 << 11, "signal": 1 << 8}
 _LINES = {"log": (32, 1 << 12), "others": (8, 1 << 13)}
-_FIGURE_BYTES = 1 << 10  # of a text in `memory` or `at`
-PICKLED_BYTES = 1 << 22  # a larger exception is sent as text
+_FIGURE_BYTES = 1 << 10
+"""The limit of a text in `memory` or `at`."""
+PICKLED_BYTES = 1 << 22
+"""A larger exception is sent as text."""
 
-# Messages of a collective whose partner has died, beside those of each framework. They count only when the code of one
-# of _SPEAKERS raised them: a refused connection may as well be that of the user's database.
+# Beside those of each framework, these texts are of a collective whose partner has died. They count only when the code
+# of one of _SPEAKERS raised them, as a refused connection may as well be that of the user's database.
 _PERHAPS = re.compile(r"connection (was )?(closed|reset|refused|aborted)|broken pipe|socket (timeout|closed)", re.I)
 _SPEAKERS = ("torch", "jax", "jaxlib", "tensorflow", "keras", "horovod", "mpi4py", "lightgbm", "xgboost")
 
@@ -48,7 +51,7 @@ _ADVICE = {
 class Failure(FailureFacts):
     """The failure of one rank.
 
-    `how` is one of:
+    how    : one of:
         "exception": the user's function raised. "error": an error of Tritium's own, such as BadRow, raised as it is.
         "signal": the process was killed. "exit": it left before the function returned.
         "lost": its supervisor is gone. "orphaned": its supervisor's parent is gone, as `text` says.
@@ -56,8 +59,8 @@ class Failure(FailureFacts):
         "returned": its function has returned, and another rank waited for it in vain; `text` is the report.
         "regroup": no failure; the gang has saved its state, to be started again with more ranks.
 
-    `secondary`: it may be the consequence of another rank's death. `memory`: figures of a rank that was killed (bytes).
-    `at`: its step and phase. `others`: lines on the other ranks. `stacks`: rank → text; too large for `fields`.
+    stacks : rank → text; too large for `fields`.
+    Other fields are those of FailureFacts.
     """
 
     how: How
@@ -84,11 +87,12 @@ class Failure(FailureFacts):
     def of(cls, error: BaseException, rank: int, **facts: Any) -> Failure:
         """Make a failure from an exception, with the pickled exception where that is possible.
 
-        `facts` are further fields. Raises nothing, whatever the exception's own methods do.
+        facts : further fields.
+        Raises nothing, whatever the exception's own methods do.
         """
         try:
             pickled = ship.pickle_from_rank(error)
-            pickle.loads(pickled)  # what can't be rebuilt here can't be rebuilt on the driver either
+            pickle.loads(pickled)  # If it can't be rebuilt here, it can't be on the driver.
             if len(pickled) > PICKLED_BYTES:
                 size = f"{len(pickled):,} bytes, over the limit of {PICKLED_BYTES:,}"
                 facts.setdefault("log", (f"(this exception is not sent along as an object: pickled it is {size})",))
@@ -179,14 +183,14 @@ class Failure(FailureFacts):
         cause = self.cause()
         if isinstance(cause, TritiumError) and self.how == "error":
             here = {"rank": self.rank, "host": self.host, "pid": self.pid, "run_dir": run_dir}
-            cause.__dict__.update(here | cause.__dict__)  # a rank that the error names is the one at fault
+            cause.__dict__.update(here | cause.__dict__)  # A rank that the error names is the one at fault.
             cause.__dict__["rank_traceback"] = self.traceback
             return cause
         if self.how in ("stalled", "returned"):
             return self._stalled(run_dir)
         trace = ["", f"Its traceback (rank {self.rank}):", self.traceback.rstrip()] if self.traceback else []
-        said = ["", f"Its last {len(self.log)} lines of output:", *self.log] if self.log else []
-        first = [said, trace] if self.type == SystemExit.__name__ else [trace, said]  # why is in what it has written
+        output = ["", f"Its last {len(self.log)} lines of output:", *self.log] if self.log else []
+        first = [output, trace] if self.type == SystemExit.__name__ else [trace, output]  # Its output has the reason.
         lines = [self.headline()[0].upper() + self.headline()[1:] + ".", *first[0], *first[1]]
         if self.others:
             lines += ["", "Meanwhile the others:", *(f"  {line}" for line in self.others)]
@@ -231,7 +235,7 @@ class Failure(FailureFacts):
             known = getattr(errors, self.type.removeprefix("tritium.errors."), None) if self.how == "error" else None
             return known(self.text) if known else None
         if self.type.startswith("mpi4py.") and "mpi4py.MPI" not in sys.modules:
-            return None  # to unpickle it would call MPI_Init in this process
+            return None  # To unpickle it would call MPI_Init in this process.
         try:
             cause = pickle.loads(self.pickled)
         except Exception:  # noqa: BLE001 - its class may be missing here; type, text and traceback are in the message
@@ -246,8 +250,8 @@ class Failure(FailureFacts):
 
     def with_stacks(self) -> dict[str, Any]:
         """Return `fields` with every rank's stacks, cut to STACKS_BYTES in all."""
-        each = STACKS_BYTES // max(1, len(self.stacks))
-        return {**self.fields(), "stacks": {str(rank): clip(text, each) for rank, text in self.stacks.items()}}
+        limit = STACKS_BYTES // max(1, len(self.stacks))
+        return {**self.fields(), "stacks": {str(rank): clip(text, limit) for rank, text in self.stacks.items()}}
 
     @classmethod
     def read(cls, fields: dict[str, Any], pickled: bytes) -> Failure:

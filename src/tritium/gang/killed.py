@@ -31,7 +31,10 @@ def from_outside(memory: Mapping[str, Any]) -> bool:
 
 
 def killed_for(memory: Mapping[str, Any]) -> str:
-    """Return the probable reason of a SIGKILL, with the figures. `memory`: of `Memory.figures`, or empty."""
+    """Return the probable reason of a SIGKILL, with the figures.
+
+    memory : the result of `Memory.figures`, or empty.
+    """
     if not memory:
         return "probably out of memory, unless someone killed it"
     peak = size(memory["peak"]) if memory.get("peak") else "unknown"

@@ -1,4 +1,4 @@
-"""Limits of what a rank may send at once (rank, supervisor)."""
+"""The limits of a rank's messages (rank, supervisor)."""
 
 from __future__ import annotations
 
@@ -9,8 +9,10 @@ from tritium.errors import BadSetting, TooLarge
 from tritium.events import Logged
 from tritium.wire import MAX_BLOB, clip
 
-TEXT_BYTES = 1 << 16  # of a text that a rank sends to the driver
-LINE_BYTES = 1 << 12  # of a line of output that is sent with a failure
+TEXT_BYTES = 1 << 16
+"""The limit of a text that a rank sends to the driver."""
+LINE_BYTES = 1 << 12
+"""The limit of a line of output that is sent with a failure."""
 
 
 def check_value(operation: str, rank: int, value: bytes) -> None:
@@ -42,6 +44,6 @@ def short(fields: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def as_shown(line: bytes) -> str:
-    """Decode a line of output as a terminal shows it at the end: what follows the last carriage return."""
+    """Decode a line of output as a terminal finally shows it: the text after the last carriage return."""
     text = line.decode("utf-8", "replace").rstrip("\r")
     return clip(text.rpartition("\r")[2], LINE_BYTES)

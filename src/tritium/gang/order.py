@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class Order:
-    """What a supervisor needs to run its rank. Made on the driver, and pickled with the Spark job."""
+    """The facts by which a supervisor runs its rank. Made on the driver, and pickled with the Spark job."""
 
     launch: str
     run_id: str

@@ -19,18 +19,19 @@ from typing import Literal
 from tritium.definitions import SPAWNED
 from tritium.frameworks.mpi import DESCRIPTOR
 
-ENDING = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)  # signals that a program is to hear of
+ENDING = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
+"""The signals that are passed on to a program."""
 Kind = Literal["script", "module", "program"]
 
 
 @dataclass(frozen=True)
 class Program:
-    """What is run in place of a function. Calling it runs it, and returns None when it ends with exit code 0.
+    """A program in place of a function. Calling it runs it, and returns None when it ends with exit code 0.
 
     kind    : "script" (a Python file), "module" (as `python -m`), "program" (any other executable file).
     path    : the absolute path of the file on the driver; the name of the module.
     args    : sys.argv[1:] of Python; the arguments of a program.
-    content : of the file, which need not be on the executors; empty for a module.
+    content : the content of the file, which need not be on the executors; empty for a module.
     """
 
     kind: Kind
@@ -43,7 +44,7 @@ class Program:
             if self.kind == "program":
                 self._execute()
             elif self.kind == "module":
-                sys.argv = [self.path, *self.args]  # run_module sets the first one to the file
+                sys.argv = [self.path, *self.args]  # The function below sets the first one to the file.
                 runpy.run_module(self.path, run_name="__main__", alter_sys=True)
             else:
                 self._interpret()
@@ -71,7 +72,7 @@ class Program:
             main.__spec__ = ModuleSpec(SPAWNED, None)
         sys.modules["__main__"] = main
         text = self.content.decode("utf-8", "replace")
-        linecache.cache[self.path] = (len(text), None, text.splitlines(keepends=True), self.path)  # for tracebacks
+        linecache.cache[self.path] = (len(text), None, text.splitlines(keepends=True), self.path)  # Tracebacks read it.
         exec(compile(self.content, self.path, "exec", dont_inherit=True), main.__dict__)
 
     def _execute(self) -> None:
@@ -84,7 +85,7 @@ class Program:
             for number in ENDING:
                 signal.signal(number, lambda number, _: child.send_signal(number))
             code = child.wait()
-        if code < 0:  # end as it did, so that the failure names its signal
+        if code < 0:  # This process ends as the program did, so that the failure names its signal.
             if code != -signal.SIGKILL:
                 signal.signal(-code, signal.SIG_DFL)
             os.kill(os.getpid(), -code)
@@ -100,7 +101,7 @@ class Program:
             with os.fdopen(os.memfd_create("tritium-program", 0), "wb") as file:
                 file.write(self.content)
                 file.flush()
-                # Opened for reading: the kernel executes no file that is open for writing.
+                # Opened for reading, as the kernel executes no file that is open for writing.
                 number = os.open(f"/proc/self/fd/{file.fileno()}", os.O_RDONLY)
             try:
                 yield f"/proc/self/fd/{number}", [number]

@@ -23,8 +23,8 @@ ENTRY_POINTS = "tritium.launchers"  # the group of further values of `on`
 Output = Literal["all", "rank 0", "none"]
 OnStall = Literal["end", "report"]
 
-_LONGEST_SECONDS = 1e9  # 31 years; locks and selectors refuse longer timeouts
-ELSEWHERE = {  # names in other launchers → the setting here
+_LONGEST_SECONDS = 1e9  # Locks and selectors refuse timeouts much longer than these 31 years.
+ELSEWHERE = {
     **dict.fromkeys(("num_workers", "num_processes", "num_proc", "num_procs", "num_ranks"), "ranks"),
     **dict.fromkeys(("np", "nproc", "nprocs", "n_procs", "nproc_per_node", "world_size", "num_tasks"), "ranks"),
     **dict.fromkeys(("use_gpu", "num_gpus", "gpus_per_rank", "num_gpus_per_worker", "resources_per_worker"), "gpus"),
@@ -32,7 +32,8 @@ ELSEWHERE = {  # names in other launchers → the setting here
     **dict.fromkeys(("max_restarts", "max_failures", "max_retries"), "retries"),
     **dict.fromkeys(("environment", "env_vars", "environ"), "env"),
 }
-FRAMEWORKS_ELSEWHERE = {  # other names → framework
+"""Name in another launcher → the setting here."""
+FRAMEWORKS_ELSEWHERE = {
     **dict.fromkeys(("pytorch", "ddp", "nccl", "gloo"), "torch"),
     **dict.fromkeys(("tf", "tf2", "mwms"), "tensorflow"),
     **dict.fromkeys(("hf", "transformers", "accelerate"), "huggingface"),
@@ -42,6 +43,7 @@ FRAMEWORKS_ELSEWHERE = {  # other names → framework
     **dict.fromkeys(("hvd",), "horovod"),
     **dict.fromkeys(("flax", "optax", "equinox"), "jax"),
 }
+"""Another name → the framework."""
 
 
 def showing(*sources: type) -> Callable[[F], F]:
@@ -51,14 +53,14 @@ def showing(*sources: type) -> Callable[[F], F]:
     """
 
     def decorate(function: F) -> F:
-        own = inspect.signature(function)
-        kept = [p for p in own.parameters.values() if p.kind is not p.VAR_KEYWORD]
+        signature = inspect.signature(function)
+        kept = [p for p in signature.parameters.values() if p.kind is not p.VAR_KEYWORD]
         fields = [f for source in sources for f in dataclasses.fields(source)]
         shown = [
             inspect.Parameter(f.name, inspect.Parameter.KEYWORD_ONLY, default=_default(f), annotation=f.type)
             for f in fields
         ]
-        function.__signature__ = own.replace(parameters=[*kept, *shown])  # type: ignore[attr-defined]
+        function.__signature__ = signature.replace(parameters=[*kept, *shown])  # type: ignore[attr-defined]
         return function
 
     return decorate
@@ -86,7 +88,7 @@ def as_int(value: Any) -> Any:
 
 @dataclass(frozen=True, kw_only=True)
 class Gang:
-    """How a gang is started. `launch` and every estimator take `gang=`, or these fields directly as keywords."""
+    """The settings of a gang. `launch` and every estimator take `gang=`, or these fields directly as keywords."""
 
     ranks: int | tuple[int, int] = _field(
         1,
@@ -168,7 +170,7 @@ class Gang:
         return self.ranks[1] if isinstance(self.ranks, tuple) else self.ranks
 
     def _wrong(self) -> Any:
-        if isinstance(self.ranks, list | tuple):  # Spark ML's Params keep no tuples
+        if isinstance(self.ranks, list | tuple):  # Params of Spark ML keep no tuples.
             object.__setattr__(self, "ranks", tuple(map(as_int, self.ranks)))
         for name in ("ranks", "gpus", "cpus", "retries"):
             object.__setattr__(self, name, as_int(getattr(self, name)))

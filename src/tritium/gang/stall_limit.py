@@ -1,4 +1,4 @@
-"""The limit of time without progress, and what happens after it (any process)."""
+"""The limit of time without progress, and the gang's end after it (any process)."""
 
 from __future__ import annotations
 
@@ -9,7 +9,11 @@ from tritium.gang.settings import Gang
 
 @dataclass(frozen=True)
 class StallLimit:
-    """`seconds` without progress after which a rank is considered hung; `end`: whether the gang is ended then."""
+    """The limit of time without progress.
+
+    seconds : a rank without progress for so long is considered hung.
+    end     : whether the gang is ended then.
+    """
 
     seconds: float
     end: bool = True

@@ -6,6 +6,7 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,18 @@ def on_page_markdown(markdown: str, **_: Any) -> str:
     """mkdocs calls this for every page."""
     markdown = markdown.replace("<!-- decisions -->", decisions())
     return markdown.replace("<!-- errors -->", f"```text\n{errors()}\n```")
+
+
+def on_post_build(config: Any, **_: Any) -> None:
+    """mkdocs calls this at the end: each page is also there as Markdown, and llms.txt lists them for assistants."""
+    source, site = Path(config["docs_dir"]), Path(config["site_dir"])
+    lines = [f"# {config['site_name']}", "", f"> {config['site_description']}", ""]
+    for page in sorted(source.rglob("*.md")):
+        place = page.relative_to(source)
+        shutil.copyfile(page, site / place)
+        title = page.read_text(encoding="utf-8").partition("\n")[0].removeprefix("# ")
+        lines.append(f"- [{title}]({place.as_posix()})")
+    (site / "llms.txt").write_text("\n".join(lines) + "\n", encoding="utf-8")
 
 
 def errors() -> str:

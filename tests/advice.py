@@ -202,7 +202,7 @@ def roots(name: str) -> list[Any]:
     from pyspark.sql import functions as F
 
     import tritium as tr
-    from tritium.data.epoch import Epoch
+    from tritium.data.epochs import Epoch
     from tritium.data.shard import Shard
 
     known: dict[str, list[Any]] = {

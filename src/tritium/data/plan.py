@@ -5,12 +5,12 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any, Literal
 
 import numpy as np
 
-from tritium.data import narrow, together
+from tritium.data import narrow
 from tritium.data.decode import UNDECODED, content_of, decode_problems
 from tritium.data.schema import BY_COLUMN, Content, Data, Field, Fill, by_column
 from tritium.data.types import SourceType, columns_of, flat, may_exceed_int64
@@ -405,7 +405,7 @@ class _Planner:
                 self.problems.append(f"the mask of {batch!r} would be called {batch}_mask, as another column is.")
         for key in (key for key in data.keys if key not in self.columns):
             self.problems.append(f"row_key names {key!r}, which is not there.{suggest(key, list(self.columns))}")
-        self.problems += together.problems(data.together, self.columns, self.read, data.nulls)
+        self.problems += _together_problems(data.together, self.columns, self.read, data.nulls)
         self._check_where()
         nan = list(data.nan.values()) if isinstance(data.nan, Mapping) else [data.nan]
         for setting_name, values in (("nan", nan), ("unknown_words", [data.unknown_words])):
@@ -418,3 +418,30 @@ class _Planner:
             self.problems.append(f"handle_invalid={data.handle_invalid!r} is unknown. Use 'error' or 'skip'.")
         if data.shuffle not in ("full", "stream", True, False):
             self.problems.append(f"shuffle={data.shuffle!r} is unknown. Use 'full', 'stream' or False.")
+
+
+def _together_problems(
+    name: str | None, columns: Mapping[str, SourceType], read: Collection[str], filled: Collection[str]
+) -> list[str]:
+    """Return the errors of `together=name` for a frame of these columns.
+
+    read   : the columns that are read.
+    filled : the names for which `nulls` has a value.
+    """
+    problem = None if name is None else unfit_together(name, columns)
+    if problem is None and name is not None and name not in read:  # A null in it would not be seen.
+        problem = f"{name!r}, which is not read. Add it to `columns=`."
+    if name in filled:
+        problem = f"{name!r}, whose nulls are filled: they could not go with the rows of that value. "
+        problem += f"Fill them before: df.fillna({{{name!r}: 0}})."
+    return [f"together names {problem}"] if problem else []
+
+
+def unfit_together(name: str, columns: Mapping[str, SourceType]) -> str | None:
+    """Return the reason why equal values of this column can't keep rows together, after "… names", or None."""
+    if name not in columns:
+        return f"{name!r}, which is not there.{suggest(name, list(columns))}"
+    kind = columns[name]
+    if kind.item is not None or kind.name in ("struct", "other") or kind.dtype.startswith("float"):
+        return f"{name!r} of type {kind.text}, and takes integers, strings, dates and timestamps. Cast the column."
+    return None

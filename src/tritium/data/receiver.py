@@ -10,9 +10,8 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from tritium.data.codec import read
+from tritium.data.codec import invalid, mark_unreadable, read
 from tritium.data.fingerprint import Fingerprint, Part
-from tritium.data.invalid import invalid, mark_unreadable
 from tritium.data.schema import Field
 from tritium.data.spool import Ragged, Spool
 from tritium.errors import BadRow, DataError, IncompleteShard

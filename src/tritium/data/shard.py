@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cached_property
 from importlib.util import find_spec
 from inspect import signature
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 from weakref import WeakSet
 
@@ -14,26 +16,24 @@ import numpy as np
 
 from tritium.data.batch import Batch, Gather, checked_device
 from tritium.data.decode import Decode, by_batch_column
-from tritium.data.epoch import Epoch, OnBatch, OnEpochEnd, Stopwatch
-from tritium.data.epochs import EpochPlan, Epochs
+from tritium.data.epochs import Epoch, EpochPlan, Epochs, OnBatch, OnEpochEnd, Stopwatch
 from tritium.data.idset import IdSet
-from tritium.data.memory import memory_limit
 from tritium.data.order import Lookup, by_id
-from tritium.data.remainder import REMAINDERS, check_counts, step_count
 from tritium.data.schema import Field
 from tritium.data.spool import Spool, SpoolReader
-from tritium.data.watermark import Feed, Watermark
+from tritium.data.steps import REMAINDERS, Feed, Watermark, check_counts, step_count
 from tritium.errors import BadSetting
 from tritium.hints import did_you_mean
 
 if TYPE_CHECKING:
-    from tritium.data.jax_arrays import GlobalEpoch
-    from tritium.data.keras import Columns, KerasDataset
-    from tritium.data.torch_dataset import ShardDataset, ShardLoader
+    from tritium.data.views.jax import GlobalEpoch
+    from tritium.data.views.keras import Columns, KerasDataset
+    from tritium.data.views.torch import ShardDataset, ShardLoader
 
 Description = Sequence[Mapping[str, Any]]
 SHUFFLES = ("full", "stream", True, False)
 _SPAN = 1 << 20
+_CGROUP = Path("/sys/fs/cgroup")
 in_use: WeakSet[Shard] = WeakSet()
 """The shards that `World.shard` has returned in this process, until they are closed."""
 
@@ -165,7 +165,7 @@ class Shard:
         axis     : the axis of the mesh, or several, along which the rows are split; None: the first.
         settings : as those of `epochs`, but for `device`.
         """
-        from tritium.data.jax_arrays import Placement, over
+        from tritium.data.views.jax import Placement, over
 
         epochs = self.epochs(n, batch_size=batch_size, device=None, **settings)
         return over(epochs, Placement(self, batch_size, mesh, axis))
@@ -188,7 +188,7 @@ class Shard:
 
         The others as of `epochs`; the columns are torch tensors unless device=None. Raises BadSetting at once.
         """
-        from tritium.data.torch_dataset import ShardDataset
+        from tritium.data.views.torch import ShardDataset
 
         self._tensors = True  # The function uses torch, also where that was not seen before it was called.
         return ShardDataset(self, batch_size, shuffle, seed, remainder, device, scale_col)
@@ -199,7 +199,7 @@ class Shard:
         Its length is the number of steps of an epoch, the same on every rank. Raises BadSetting for a setting that only
         torch's own `DataLoader` has, such as num_workers=2.
         """
-        from tritium.data.torch_dataset import ShardLoader, without_loaders
+        from tritium.data.views.torch import ShardLoader, without_loaders
 
         known = [name for name in signature(self.dataset).parameters if name != "batch_size"]
         settings = without_loaders(self.name, settings, known)
@@ -211,7 +211,7 @@ class Shard:
         x, y     : a column; a list of columns; or the name of a model's input or output → column.
         settings : sample_weight (a column of weights), and shuffle, seed and remainder as those of `epochs`.
         """
-        from tritium.data.keras import dataset_of
+        from tritium.data.views.keras import dataset_of
 
         return dataset_of(self, batch_size=batch_size, x=x, y=y, **settings)
 
@@ -228,7 +228,7 @@ class Shard:
 
         Raises BadSetting; EmptyShard, the same on every rank.
         """
-        from tritium.data.tensorflow_dataset import Elements, dataset, types
+        from tritium.data.views.tensorflow import Elements, dataset, types
 
         epochs = iter(self.epochs(sys.maxsize, batch_size=batch_size, device=None, **settings))
         assert self._epochs is not None
@@ -376,3 +376,23 @@ class Shard:
 def _unknown(setting: str, value: Any, known: Sequence[Any]) -> str:
     hint = did_you_mean(str(value), map(str, known))
     return f"{setting}={value!r} is none of {', '.join(map(repr, known))}.{hint}"
+
+
+def memory_limit(cgroups: Path = _CGROUP, group: Path = Path("/proc/self/cgroup")) -> int:
+    """Return the bytes of the machine's memory, or fewer where a cgroup (1 or 2) limits this process."""
+    limits = [os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")]
+    for line in group.read_text().splitlines() if group.exists() else ():
+        _, controllers, path = line.split(":", 2)
+        if controllers == "":
+            limits += _upwards(cgroups, path, "memory.max")
+        elif "memory" in controllers.split(","):
+            limits += _upwards(cgroups / "memory", path, "memory.limit_in_bytes")
+    return min(limits)
+
+
+def _upwards(root: Path, path: str, name: str) -> list[int]:
+    """Return the limits of a group and of all groups around it; in a container the outer ones can't be seen."""
+    inside = Path(path.lstrip("/"))
+    files = [root / group / name for group in (inside, *inside.parents)]
+    texts = [file.read_text().strip() for file in files if file.is_file()]
+    return [int(text) for text in texts if text != "max"]

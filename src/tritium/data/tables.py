@@ -14,7 +14,6 @@ from tritium.data.codec import bad_row
 from tritium.data.idset import PARTITION_BITS
 from tritium.data.plan import plan
 from tritium.data.schema import DENSE_BYTES, Data, Field, as_data
-from tritium.data.together import ranks_of
 from tritium.data.types import IMAGE_SIZE, SourceType, columns_of, path_of
 from tritium.errors import BadData, BadRow, BadSetting
 
@@ -43,7 +42,7 @@ class Tables:
             if value.keys:
                 self._tables[name] = _sorted(self._tables[name], value.keys)
         self._homes = {
-            name: ranks_of(column_of(self._tables[name], value.together), ranks)
+            name: _ranks_of(column_of(self._tables[name], value.together), ranks)
             for name, value in frames.items()
             if value.together is not None
         }
@@ -309,3 +308,10 @@ def column_of(rows: pa.Table, source: str) -> pa.Array:
     for child in below:
         column = pc.struct_field(column, child)
     return column
+
+
+def _ranks_of(column: pa.Array, ranks: int) -> np.ndarray[Any, Any]:
+    """Return the rank of each row `[rows]` of a table: distinct values are dealt in the order of their first rows."""
+    codes = column if pa.types.is_dictionary(column.type) else column.dictionary_encode()
+    ranks_of_rows: np.ndarray[Any, Any] = codes.indices.fill_null(0).to_numpy(zero_copy_only=False) % ranks
+    return ranks_of_rows

@@ -78,7 +78,7 @@ def _leave(module: Any) -> None:
 
     @functools.wraps(original)
     def prepare_data_loader(*args: Any, **kwargs: Any) -> Any:
-        from tritium.data.torch_dataset import ShardDataset
+        from tritium.data.views.torch import ShardDataset
 
         bound = signature.bind(*args, **kwargs)
         settings = bound.arguments

@@ -182,7 +182,7 @@ def _ask_for_no_workers(module: Any) -> None:
 
     @functools.wraps(original)
     def _worker_check(trainer: Any, dataloader: Any, name: str) -> None:
-        from tritium.data.torch_dataset import ShardDataset
+        from tritium.data.views.torch import ShardDataset
 
         if not isinstance(getattr(dataloader, "dataset", None), ShardDataset):
             original(trainer, dataloader, name)

@@ -12,8 +12,8 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from tritium.data import together
 from tritium.data.fingerprint import mixed
+from tritium.data.plan import unfit_together
 from tritium.data.schema import Data
 from tritium.data.tables import column_of
 from tritium.data.types import columns_of, is_spark, spark_column
@@ -116,7 +116,7 @@ def _drawn(frame: Any, fraction: float, settings: Settings) -> Any:
     by `row_key`, which also names a row when Spark delivers it in another place.
     """
     group = settings.validation_group or settings.together
-    if group is not None and (wrong := together.unfit(group, columns_of(schema_of(frame)))):
+    if group is not None and (wrong := unfit_together(group, columns_of(schema_of(frame)))):
         raise BadData(f"{'group_col' if settings.validation_group is None else 'validation_group'} names {wrong}")
     keys = [] if settings.row_key is None else Data(frame, row_key=settings.row_key).keys
     if missing := [key for key in keys if key not in columns_of(schema_of(frame))]:

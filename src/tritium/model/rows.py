@@ -10,9 +10,8 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from tritium.data.codec import read
+from tritium.data.codec import invalid, mark_unreadable, read
 from tritium.data.decode import Decode, content_of_values, contents_of, decoded, of_images, raw_values
-from tritium.data.invalid import invalid, mark_unreadable
 from tritium.data.schema import Field
 from tritium.data.spool import Array, Ragged
 from tritium.data.types import columns_of

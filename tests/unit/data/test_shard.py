@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from tritium.data.schema import Field
 from tritium.data.shard import Shard
 from tritium.data.spool import Ragged, Spool
-from tritium.data.watermark import Feed, WatermarkTracker
+from tritium.data.steps import Feed, WatermarkTracker
 from tritium.errors import BadRow, BadSetting, DataError, EmptyShard
 
 FIELDS = (

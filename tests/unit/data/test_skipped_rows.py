@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import tritium as tr
-from tritium.data.invalid import invalid
+from tritium.data.codec import invalid
 from tritium.data.plan import plan
 from tritium.data.receiver import Receiver
 from tritium.data.schema import Data, Field

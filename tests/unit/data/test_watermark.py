@@ -8,7 +8,7 @@ from collections.abc import Callable
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tritium.data.watermark import Feed, Watermark, WatermarkTracker
+from tritium.data.steps import Feed, Watermark, WatermarkTracker
 
 
 class Told:

@@ -10,7 +10,7 @@ from typing import Any
 from tritium.data.few import deal, is_many
 from tritium.data.fingerprint import Part, added, table
 from tritium.data.schema import Shapes
-from tritium.data.watermark import WatermarkTracker
+from tritium.data.steps import WatermarkTracker
 from tritium.errors import BadRow
 from tritium.events import Note, RowsCounted, RowsReceived
 from tritium.gang.coordinator.members import Gang, Member

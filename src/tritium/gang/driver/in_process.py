@@ -112,8 +112,8 @@ def _shards(attempt: Attempt, stack: ExitStack) -> dict[str, Shard]:
     from tritium.data.receiver import Receiver
     from tritium.data.shard import Shard
     from tritium.data.spool import Spool
+    from tritium.data.steps import Feed, Watermark
     from tritium.data.tables import Tables
-    from tritium.data.watermark import Feed, Watermark
     from tritium.gang.coordinator.rows import received, skipped_notes
     from tritium.gang.supervisor.spooler import plain_fingerprint
 

@@ -23,7 +23,7 @@ from tritium.wire import Channel, Message
 
 if TYPE_CHECKING:
     from tritium.data.shard import Shard
-    from tritium.data.watermark import Feed
+    from tritium.data.steps import Feed
     from tritium.observe.stored import Piece
     from tritium.observe.trace import Section, Trace
 
@@ -94,7 +94,7 @@ class RankControl:
         elif message.kind == "spool":
             self._spools[message["name"]] = message
         elif message.kind == "mark":
-            from tritium.data.watermark import Watermark
+            from tritium.data.steps import Watermark
 
             ended = {int(rank): int(rows) for rank, rows in message["ended"]}
             self._feed(message["name"]).publish(Watermark(message["rows"], ended, self.assignment["size"]))
@@ -116,7 +116,7 @@ class RankControl:
         reset(map(tuple, json.loads(message.blob)), but={self.assignment["master_port"], *held})
 
     def _feed(self, name: str) -> Feed:
-        from tritium.data.watermark import Feed
+        from tritium.data.steps import Feed
 
         if name not in self._feeds:
             self._feeds[name] = Feed(functools.partial(self._awaits_rows, name))
@@ -218,9 +218,8 @@ class RankControl:
             shard.counts  # noqa: B018 - reading it waits for the rows
 
     def _open(self, name: str, message: Message) -> Shard:
-        from tritium.data.memory import memory_limit
         from tritium.data.schema import Field
-        from tritium.data.shard import Shard
+        from tritium.data.shard import Shard, memory_limit
 
         body = json.loads(message.blob)
         return Shard(

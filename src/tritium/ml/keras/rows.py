@@ -10,7 +10,7 @@ import keras
 import numpy as np
 
 from tritium.data.batch import Batch, filled
-from tritium.data.epoch import Epoch
+from tritium.data.epochs import Epoch
 from tritium.errors import BadRow
 from tritium.ml.keras.labels import Classes
 from tritium.ml.keras.settings import KerasSettings

@@ -11,7 +11,7 @@ from typing import Any
 import keras
 import numpy as np
 
-from tritium.data.epoch import Epoch
+from tritium.data.epochs import Epoch
 from tritium.errors import BadSetting
 from tritium.frameworks.keras_fit import begin
 from tritium.gang.rank.world import World

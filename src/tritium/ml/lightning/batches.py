@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import torch
 
 from tritium.data.batch import Batch
-from tritium.data.torch_dataset import ShardDataset, ShardLoader
+from tritium.data.views.torch import ShardDataset, ShardLoader
 from tritium.ml.lightning.settings import LightningSettings
 from tritium.ml.settings import LABEL, WEIGHT
 

@@ -10,7 +10,7 @@ import torch
 # The first optimizer or DDP would import it, 1 s of a core in each rank: here it is once for all that are forked later.
 import torch._dynamo
 
-from tritium.data.remainder import has_batch_of_one, step_count
+from tritium.data.steps import has_batch_of_one, step_count
 from tritium.errors import BadData, EmptyShard
 from tritium.gang.rank.world import World
 from tritium.gang.rank.world import world as this_world

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from tritium.arguments import argument_names, name_of, needed_arguments
-from tritium.data.epoch import Group
+from tritium.data.epochs import Group
 from tritium.errors import BadSetting
 from tritium.ml.torch.ddp import Replica
 from tritium.ml.torch.divergence import DivergenceCheck

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from clusters import listening, wait
-from tritium.data.watermark import Feed, Watermark
+from tritium.data.steps import Feed, Watermark
 from tritium.errors import BadRow, BadSetting, Stalled, WireError
 from tritium.events import Event, Logged
 from tritium.gang.control import server as server_module

@@ -10,7 +10,7 @@ import jax
 import numpy as np
 
 from tritium.data.batch import Batch, filled
-from tritium.data.epoch import Epoch, Stopwatch
+from tritium.data.epochs import Epoch, Stopwatch
 from tritium.data.spool import Array
 from tritium.errors import BadRow, BadSetting
 

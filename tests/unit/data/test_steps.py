@@ -6,7 +6,7 @@ import itertools
 
 import pytest
 
-from tritium.data.remainder import has_batch_of_one, share, step_count
+from tritium.data.steps import has_batch_of_one, share, step_count
 
 
 @pytest.mark.parametrize("remainder", ["pad", "drop", "repeat"])

@@ -11,11 +11,10 @@ import keras
 import numpy as np
 
 from tritium.data.batch import Batch, filled
-from tritium.data.epoch import Epoch, Stopwatch
-from tritium.data.epochs import EpochPlan, Epochs, RowSource
-from tritium.data.remainder import share, step_count
+from tritium.data.epochs import Epoch, EpochPlan, Epochs, RowSource, Stopwatch
 from tritium.data.schema import Field
 from tritium.data.spool import Array
+from tritium.data.steps import share, step_count
 from tritium.errors import BadSetting
 from tritium.hints import did_you_mean, suggest
 

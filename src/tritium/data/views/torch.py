@@ -12,13 +12,11 @@ import torch
 from torch.utils.data import DataLoader, IterableDataset, get_worker_info
 
 from tritium.data.batch import Batch
-from tritium.data.epoch import Epoch
-from tritium.data.epochs import EpochPlan
+from tritium.data.epochs import Epoch, EpochPlan
 from tritium.data.fingerprint import summary
 from tritium.data.order import ORDER_VERSION
-from tritium.data.remainder import check_counts, step_count
 from tritium.data.schema import Field
-from tritium.data.watermark import Feed
+from tritium.data.steps import Feed, check_counts, step_count
 from tritium.errors import BadSetting
 from tritium.hints import suggest
 

@@ -10,7 +10,7 @@ import numpy as np
 import tensorflow as tf
 
 from tritium.data.batch import Batch, filled
-from tritium.data.epoch import Epoch
+from tritium.data.epochs import Epoch
 from tritium.data.spool import Array, RaggedView
 from tritium.errors import BadSetting
 from tritium.hints import did_you_mean

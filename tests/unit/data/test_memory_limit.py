@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from tritium.data.memory import memory_limit
+from tritium.data.shard import memory_limit
 
 
 def test_the_machine_or_its_container_limits_it(tmp_path: Path) -> None:

@@ -1,0 +1,1 @@
+"""A shard as the data set of a framework (rank)."""

@@ -40,7 +40,35 @@ _PROMISED = (
 )
 
 
-class Replica:
+class ModuleOnRanks:
+    """What DDP and FSDP have in common: a module that all ranks train together."""
+
+    def __init__(self, module: torch.nn.Module, ranks: Ranks) -> None:
+        self.module, self._ranks = module, ranks
+
+    @property
+    def device(self) -> torch.device:
+        """The device of this rank."""
+        return self._ranks.device
+
+    @property
+    def trainable(self) -> list[str]:
+        """The names of the parameters that require a gradient."""
+        return [name for name, parameter in self.module.named_parameters() if parameter.requires_grad]
+
+    def ungrouped(self, optimizer: torch.optim.Optimizer) -> list[torch.nn.Parameter]:
+        """Return the parameters that are in no group of the optimizer, trainable or not."""
+        grouped = held_by(optimizer)
+        return [parameter for parameter in self.module.parameters() if id(parameter) not in grouped]
+
+    def train_only(self, names: Sequence[str]) -> None:
+        """Freeze all parameters but these. Call `refresh` afterwards."""
+        chosen = set(names)
+        for name, parameter in self.module.named_parameters():
+            parameter.requires_grad_(name in chosen)
+
+
+class Replica(ModuleOnRanks):
     """One module on all ranks: `net` is what a step calls, `gradients` the exchange of its gradients.
 
     DDP exchanges the gradients of the parameters that were trainable when it was made. After a callback has frozen or
@@ -64,21 +92,12 @@ class Replica:
         options : the `ddp_options` of the settings.
         stepping : makes of the module what DDP wraps; None: the module itself.
         """
-        self.module, self._ranks, self._find_unused = module, ranks, find_unused_parameters
+        super().__init__(module, ranks)
+        self._find_unused = find_unused_parameters
         self._options, self._stepping = options or {}, stepping
         self.comm_hook = CommHook(self._options.get("comm_hook"))
         self._tried = set(self.trainable)  # The dry run on the driver has computed the gradients of no others.
         self._wrap()
-
-    @property
-    def device(self) -> torch.device:
-        """The device of this rank."""
-        return self._ranks.device
-
-    @property
-    def trainable(self) -> list[str]:
-        """The names of the parameters that require a gradient."""
-        return [name for name, parameter in self.module.named_parameters() if parameter.requires_grad]
 
     def refresh(self, optimizer: torch.optim.Optimizer) -> None:
         """Exchange the gradients of what is trainable now. A collective call, cheap where nothing has changed.
@@ -103,11 +122,6 @@ class Replica:
             )
         self._wrap()
 
-    def ungrouped(self, optimizer: torch.optim.Optimizer) -> list[torch.nn.Parameter]:
-        """Return the parameters that are in no group of the optimizer, trainable or not."""
-        grouped = held_by(optimizer)
-        return [parameter for parameter in self.module.parameters() if id(parameter) not in grouped]
-
     @property
     def order(self) -> list[str] | None:
         """The order of the buckets, for a checkpoint; None where it is not known, or plays no part."""
@@ -128,12 +142,6 @@ class Replica:
     def train(self) -> None:
         """Set train mode."""
         self.net.train()
-
-    def train_only(self, names: Sequence[str]) -> None:
-        """Freeze all parameters but these. Call `refresh` afterwards."""
-        chosen = set(names)
-        for name, parameter in self.module.named_parameters():
-            parameter.requires_grad_(name in chosen)
 
     def _trained(self) -> list[tuple[str, torch.Tensor]]:
         return [(name, parameter) for name, parameter in self.module.named_parameters() if parameter.requires_grad]

@@ -14,14 +14,14 @@ from torch.distributed.fsdp import FSDPModule, fully_shard
 from torch.distributed.tensor import DTensor
 
 from tritium.errors import BadSetting, RanksDiffer
-from tritium.ml.torch.ddp import CommHook, held_by
+from tritium.ml.torch.ddp import CommHook, ModuleOnRanks
 from tritium.ml.torch.ranks import Ranks
 
 T = TypeVar("T")
 _LISTS = (torch.nn.ModuleList, torch.nn.ModuleDict)
 
 
-class ShardedModule:
+class ShardedModule(ModuleOnRanks):
     """A module of which each rank holds a part of every parameter, and of its gradient and optimizer state.
 
     A unit (`units_of`) is gathered before its forward and its backward, and released after it, so every rank must call
@@ -35,7 +35,7 @@ class ShardedModule:
     def __init__(self, module: torch.nn.Module, ranks: Ranks) -> None:
         """Shard the parameters of rank 0's values, in place. Raises BadSetting for those that can't be sharded."""
         refuse_unshardable(module)
-        self.module, self._ranks = module, ranks
+        super().__init__(module, ranks)
         self.comm_hook = CommHook(None)
         for tensor in (*module.parameters(), *module.buffers()):
             ranks.from_first([tensor])  # one by one, so that a GPU holds one at a time
@@ -48,16 +48,6 @@ class ShardedModule:
         self.gradients = ShardedGradients(module, ranks)
         self._wrapped, self._has_trained = self.trainable, False
         self._call_order = 0  # a hash of the numbers of the units that were called so far
-
-    @property
-    def device(self) -> torch.device:
-        """The device of this rank."""
-        return self._ranks.device
-
-    @property
-    def trainable(self) -> list[str]:
-        """The names of the parameters that require a gradient."""
-        return [name for name, parameter in self.module.named_parameters() if parameter.requires_grad]
 
     def _on_call(self, number: int, *_: Any) -> None:
         self._call_order = hash((self._call_order, number))
@@ -111,23 +101,12 @@ class ShardedModule:
             )
         self._wrapped = now
 
-    def ungrouped(self, optimizer: torch.optim.Optimizer) -> list[torch.nn.Parameter]:
-        """Return the parameters that are in no group of the optimizer, trainable or not."""
-        held = held_by(optimizer)
-        return [parameter for parameter in self.module.parameters() if id(parameter) not in held]
-
     def restore(self, order: Sequence[str] | None) -> None:
         """Do nothing: there are no buckets whose order would matter."""
 
     def train(self) -> None:
         """Set train mode."""
         self._root.train()
-
-    def train_only(self, names: Sequence[str]) -> None:
-        """Freeze all parameters but these. Call `refresh` afterwards."""
-        chosen = set(names)
-        for name, parameter in self.module.named_parameters():
-            parameter.requires_grad_(name in chosen)
 
     def copy_of_weights(self) -> dict[str, torch.Tensor]:
         """Return a copy of this rank's part of the weights, and of the buffers."""

@@ -75,14 +75,17 @@ _DROP_ARRAYS = (
 
 
 def normalized(rows: Array, mean: Sequence[float], std: Sequence[float]) -> Array:
-    """Return (rows - mean) / std as float64 `[rows, *shape]`; mean and deviation are of each value, or one of all."""
+    """Return (rows - mean) / std as float64 `[rows, *shape]`.
+
+    mean, std : a number for each value of a row, or one for all.
+    """
     flat = rows.reshape(len(rows), math.prod(rows.shape[1:]))
     scaled: Array = ((flat - np.asarray(mean)) / np.asarray(std)).reshape(rows.shape)
     return scaled
 
 
 def _normalized(field: Field, rows: Array, present: Array | None, ids: Array) -> Array:
-    """Return normalised rows in the batch's dtype, 0 where a mask says that there is none. Raises BadRow."""
+    """Return normalised rows in the batch's dtype, 0 where the mask shows a null. Raises BadRow."""
     width = math.prod(rows.shape[1:])
     if len(rows) and len(field.mean) not in (1, width):
         raise bad_row(field, ids, 0, width, f"of {width} values, where {len(field.mean)} were normalised,", _ONE_LENGTH)
@@ -157,7 +160,7 @@ def _row_of(position: int, lengths: list[Array]) -> int:
 
 
 def _leaf(field: Field, leaf: pa.Array, lengths: list[Array], ids: Array) -> tuple[Array, Array | None]:
-    """Return the values `[k]` in the batch's dtype, checked, nulls filled; and which were not null, or None for all."""
+    """Return the checked values `[k]` in the batch's dtype, nulls filled, and a bool `[k]`: not null (None: all)."""
     absent = None
     if leaf.null_count:
         absent = leaf.is_null().to_numpy(zero_copy_only=False)
@@ -251,7 +254,7 @@ def _fill(field: Field, fill: float | int | str | None) -> float | int:
 
 
 def _code(field: Field, word: str, known: dict[str, int]) -> int:
-    """Return the index of a word, or where it is not in the vocabulary -1, or the one for unknown words."""
+    """Return the index of a word. Outside the vocabulary it is that of unknown words, or -1 if there is none."""
     if field.buckets is not None:
         return zlib.crc32(word.encode()) % field.buckets
     return known.get(word, len(known) if field.unknown else -1)
@@ -363,7 +366,10 @@ def _padded(
 def _with_null_rows(
     field: Field, values: Array, present: Array | None, whole: Array, ids: Array
 ) -> tuple[Array, Array | None]:
-    """Return the rows with the null ones put back, filled; `whole` [rows] says which were not null."""
+    """Return the rows with the null ones put back, filled.
+
+    whole : bool [rows]: whether a row was not null.
+    """
     if field.shape is None and not whole.any():
         what = f"null in the first {len(ids)} rows, so its length isn't known; the first is"
         raise bad_row(field, ids, 0, None, what, "Fill them, or give the length: pad={{{0!r}: length}}")
@@ -376,7 +382,7 @@ def _with_null_rows(
 
 
 def _fits(field: Field, rows: Array) -> bool:
-    """Return whether a batch holds rows without a null as they are: there is nothing to cast, pad or refuse."""
+    """Return whether rows without a null go into a batch as they are: nothing is to be cast, padded or refused."""
     shape = field.shape if field.pad is None else (field.pad[0],)
     if field.dtype != field.travel or any(field.exact) or shape not in (None, rows.shape[1:]):
         return False

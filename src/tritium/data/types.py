@@ -23,8 +23,9 @@ class SourceType:
     dtype: str = ""
     """The numpy dtype that holds it without loss; "" if there is none."""
     precision: int = 0
+    """All digits of a decimal."""
     scale: int = 0
-    """Digits of a decimal, in all and after the point."""
+    """The digits of a decimal after the point."""
     zoned: bool = True
     """False for a timestamp without a time zone."""
     item: SourceType | None = None
@@ -59,7 +60,7 @@ IMAGE_SIZE = ("height", "width", "nChannels", "mode")
 
 
 def _struct(text: str, children: tuple[tuple[str, SourceType], ...]) -> SourceType:
-    """Return the type of a struct, which is an image where its fields are those."""
+    """Return the type of a struct: an image if its fields are those of `_IMAGE`."""
     is_image = {name: kind.name for name, kind in children} == _IMAGE
     return (
         SourceType("image", "image", children=children) if is_image else SourceType("struct", text, children=children)

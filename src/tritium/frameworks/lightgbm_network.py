@@ -16,7 +16,7 @@ from tritium.wire import socket_at
 
 _ATTEMPTS = 5
 _LOOK_SECONDS = 0.002
-"""The time between two looks whether LightGBM listens."""
+"""The time between two checks whether LightGBM listens."""
 
 
 def connect(
@@ -50,10 +50,10 @@ def connect(
 
 
 class _Turns:
-    """One attempt, in which ranks begin one after the other, the last one first.
+    """One attempt to connect, in which ranks begin one after the other, the last one first.
 
-    Each connects to those after it, which listen by then: nobody waits for a rank whose port was taken. `init` blocks,
-    so a second thread tells the others when this rank listens, and ends `init` where another rank has failed.
+    Each connects to the ranks after it, which listen by then, so that none waits for a rank whose port was taken.
+    `init` blocks, so a second thread tells the others when this rank listens, and ends `init` if another rank fails.
     """
 
     def __init__(self, place: Place, ports: list[tuple[str, int]]) -> None:
@@ -95,7 +95,7 @@ class _Turns:
         return self.failed is not None
 
     def _stand_in(self) -> None:
-        """Connect to this rank's LightGBM in the place of those that will not, so that `init` returns."""
+        """Connect to this rank's LightGBM in place of the ranks that will not, so that `init` returns."""
         address, port = self._ports[self._place.rank]
         for rank in range(self._place.rank):
             with suppress(OSError), socket.create_connection((address, port)) as connection:

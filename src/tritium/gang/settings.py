@@ -19,7 +19,8 @@ from tritium.shown import call, changed_fields
 F = TypeVar("F", bound=Callable[..., Any])
 
 WHERE = ("cluster", "driver", "here")
-ENTRY_POINTS = "tritium.launchers"  # the group of further values of `on`
+ENTRY_POINTS = "tritium.launchers"
+"""The group of entry points with further values of `on`."""
 Output = Literal["all", "rank 0", "none"]
 OnStall = Literal["end", "report"]
 

@@ -13,17 +13,17 @@ from tritium.model.trust import Trust, importable, imported
 
 Functions = Mapping[str, Callable[..., Any]]
 FILES = {"decode": "decode.pkl", "transform": "transform.pkl"}
-"""Kind of function → the file with those by value. The kind is also the key of their import paths in the manifest."""
+"""Kind of function → the file of the functions saved by value. In the manifest the kind is the key of import paths."""
 _INPUTS = "inputs"
 
 
 def of_model(decode: Functions, transform: Callable[..., Any] | None) -> dict[str, Functions]:
-    """Return a model's functions by kind, and within it by name: those that decode by the name of the input."""
+    """Return a model's functions by kind and name. A function that decodes has the name of its input."""
     return {"decode": decode, "transform": {} if transform is None else {_INPUTS: transform}}
 
 
 def saved(functions: Functions) -> tuple[dict[str, str | None], bytes | None]:
-    """Return name → import path, None for a function that has none, and the file with those by value, if any."""
+    """Return name → import path, and the pickled functions without one (path None); None if all have one."""
     paths = {name: importable(function) for name, function in functions.items()}
     rest = {name: function for name, function in functions.items() if paths[name] is None}
     return paths, ship.pickle(rest) if rest else None
@@ -32,14 +32,14 @@ def saved(functions: Functions) -> tuple[dict[str, str | None], bytes | None]:
 def load(path: str, manifest: Mapping[str, Any], trust: Trust) -> dict[str, Callable[[Any], Any]]:
     """Return the functions that decode the inputs of the model at `path`.
 
-    Raises UntrustedModel, before anything is imported or unpickled, for those that `trust` does not name, and
+    Raises UntrustedModel, before anything is imported or unpickled, for a function that `trust` does not name, and
     ModelError for one that can't be imported.
     """
     return _load("decode", path, manifest, trust, "decodes its input {!r} by")
 
 
 def load_transform(path: str, manifest: Mapping[str, Any], trust: Trust) -> Callable[..., Any] | None:
-    """Return the transform of the model at `path`, or None. Raises what `load` does."""
+    """Return the transform of the model at `path`, or None. Raises as `load` does."""
     return _load("transform", path, manifest, trust, "transforms its {} by").get(_INPUTS)
 
 

@@ -267,9 +267,8 @@ def _arguments(module: Any) -> list[str]:
     forward = getattr(module, "forward", None)
     if forward is None:
         return []
-    if (
-        schema := getattr(forward, "schema", None)
-    ) is not None:  # TorchScript has a schema in place of a Python signature.
+    # TorchScript has a schema in place of a Python signature.
+    if (schema := getattr(forward, "schema", None)) is not None:
         return [argument.name for argument in schema.arguments[1:] if not argument.has_default_value()]
     kinds = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
     parameters = inspect.signature(forward).parameters.values()

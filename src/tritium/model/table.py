@@ -23,7 +23,8 @@ from tritium.hints import suggest
 from tritium.model.signature import Input, Signature, shown
 
 _FAMILY = {"decimal": "number", "vector": "array"}
-_NULLS_AS = {"number": pa.float64(), "string": pa.string(), "binary": pa.binary()}  # family → the type of its nulls
+_NULLS_AS = {"number": pa.float64(), "string": pa.string(), "binary": pa.binary()}
+"""Family of types → the type of its nulls."""
 
 
 def fields(signature: Signature, schema: Any) -> dict[str, Field]:
@@ -113,9 +114,8 @@ def _coded(taken: Input) -> bool:
 
 def _leaf_wanted(taken: Input, trained: str | None) -> tuple[str, ...]:
     """Return the families of types that fit, by the column's type at training."""
-    if (
-        taken.codec.get("kind") == "bytes" and not taken.types
-    ):  # A function decodes it, and no example showed of which type the values are.
+    # A function decodes such an input, and no example has shown of which type the values are.
+    if taken.codec.get("kind") == "bytes" and not taken.types:
         return ("string", "binary", "number", "image")
     if _coded(taken) or taken.codec.get("content") == "string":
         return ("string",)

@@ -26,7 +26,7 @@ def score_pandas(
     """Return a copy of the pandas DataFrame `frame` with the columns that `score` adds, as `toPandas` returns them.
 
     A classification's probabilities are ml vectors, other arrays are NumPy arrays, and several outputs under one name
-    are dicts. Raises BadData where `frame` is no pandas DataFrame, and what `Model.predict` raises.
+    are dicts. Raises BadData where `frame` is no pandas DataFrame, and the errors of `Model.predict`.
     """
     names = output_names(model.signature, output_cols)
     kind = type(frame)

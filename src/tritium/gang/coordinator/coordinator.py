@@ -160,7 +160,7 @@ class Coordinator:
         self._server.call(self._server.refuse_reconnects)
 
     def tell_all(self, kind: str, **fields: Any) -> None:
-        """Send every rank "more" (there are slots for a larger gang), or its supervisor a "signal" for it."""
+        """Send every supervisor "more" (there are slots for a larger gang), or a "signal" for its rank."""
         self._server.call(lambda: self.broadcast(kind, **fields))
 
     def missing(self) -> list[int]:
@@ -195,7 +195,7 @@ class Coordinator:
     # ---- Connections
 
     def _broken(self, session: SupervisorSession | None, error: Exception) -> None:
-        """Record a refused connection; if it was a member's, its message can't be handled, and the gang fails."""
+        """Record a refused connection. End the gang if it was a member's, whose message can't be handled."""
         if session is not None and session.owner is not None:
             member = session.owner
             self.fail_member(member, error)

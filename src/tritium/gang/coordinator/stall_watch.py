@@ -104,7 +104,7 @@ class StallWatch:
         return Failure(how="stalled", rank=first.rank, host=first.host, pid=pid, text=text, at=at, stacks=stacks)
 
     def _at_fault(self, statuses: list[RankStatus], verdict: Verdict) -> list[RankStatus]:
-        """Leave out ranks in a collective while another rank makes progress: they may be waiting for that one."""
+        """Leave out ranks in a collective if another rank makes progress, as they may be waiting for that one."""
         if not verdict.moving:
             return statuses
         return [status for status in statuses if not self._answers.get(status.rank, NO_ANSWER).collective]

@@ -1,8 +1,8 @@
 """The process management interface (PMI-1) by which a rank's MPI library finds the other ranks (supervisor).
 
-mpirun answers these requests of MPI_Init elsewhere. The rank has one end of a socket pair; each line on it is a request
-of `key=value` words. What a rank puts is exchanged with the other ranks at its barriers, by an all-gather through the
-coordinator. MPICH, Intel MPI and MVAPICH speak it.
+Elsewhere mpirun answers these requests of MPI_Init. The rank has one end of a socket pair; each line on it is a request
+of `key=value` words. The values that a rank puts are exchanged with the other ranks at its barriers, by an all-gather
+through the coordinator. MPICH, Intel MPI and MVAPICH speak this protocol.
 """
 
 from __future__ import annotations
@@ -29,16 +29,17 @@ _MAXES = "kvsname_max=256 keylen_max=64 vallen_max=4096"
 class Supervised(Protocol):
     """The calls of a rank's MPI to its supervisor."""
 
-    def on_mpi_abort(self, code: int) -> None: ...  # Called for MPI_Abort, which does not end the program by itself.
-    def on_rank_refused(
-        self, error: TritiumError
-    ) -> None: ...  # Called if MPI_Init waits for a rank that has returned.
+    def on_mpi_abort(self, code: int) -> None:
+        """Handle MPI_Abort, which does not end the program by itself."""
+
+    def on_rank_refused(self, error: TritiumError) -> None:
+        """Handle that MPI_Init waits for a rank that has returned."""
 
 
 class Pmi:
     """Answers the requests of one rank, in a thread; see the module.
 
-    name : of the gang's only key-value space. MPICH calls its shared memory after it, so every attempt has its own.
+    name : the name of the gang's only key-value space. Every attempt has its own, as MPICH names its shared memory so.
     """
 
     def __init__(self, coordinator: Client, name: str, supervisor: Supervised) -> None:
@@ -139,7 +140,7 @@ class Pmi:
         self._coordinator.send("gather", values, tag=tag, number=number, operation=operation)
 
     def _exchange(self) -> bool:
-        """Give every rank what this one has put since its last barrier; False where a rank has returned without it."""
+        """Give every rank the values put since the last barrier. False: a rank has returned without this one."""
         number, self._barriers = self._barriers, self._barriers + 1
         values, self._put = json.dumps(self._put).encode(), {}
         self._gather("MPI_Finalize", values, BARRIER_TAG, number)
@@ -154,7 +155,7 @@ class Pmi:
 
 
 def _fnv1a(text: str) -> int:
-    """Return the 32-bit FNV-1a hash, by which MPICH names the shared memory of a key-value space (MPICH 4 and 5)."""
+    """Return the 32-bit FNV-1a hash, by which MPICH (4 and 5) names the shared memory of a key-value space."""
     value = 2166136261
     for byte in text.encode():
         value = ((value ^ byte) * 16777619) & 0xFFFFFFFF

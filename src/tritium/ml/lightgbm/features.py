@@ -1,4 +1,4 @@
-"""The features in the order in which LightGBM has them, by which settings and models name them (driver, rank)."""
+"""The features of a model in LightGBM's order, with their names in settings and models (driver, rank)."""
 
 from __future__ import annotations
 
@@ -21,13 +21,16 @@ class Features:
     columns: tuple[str, ...]
     """The source column of each."""
     words: tuple[int, ...]
-    """The positions of those that are indices of words."""
+    """The positions of the features that are indices of words."""
     vector: str | None
-    """The vector or array column, if all are numbers of one: settings then name them by position too."""
+    """The vector or array column whose numbers are all features, if there is one: settings may then name positions."""
 
     @classmethod
     def of(cls, fields: Sequence[Field], widths: Mapping[str, int]) -> Features:
-        """Return the features of these batch columns, of which a row has so many numbers."""
+        """Return the features of these batch columns.
+
+        widths : batch column → numbers of a row.
+        """
         names: list[str] = []
         columns: list[str] = []
         words: list[int] = []
@@ -48,7 +51,7 @@ class Features:
     def constraints(self, settings: LightGBMSettings) -> list[int]:
         """Return -1, 0 or 1 for each feature; [] without constraints. Raises BadSetting.
 
-        Of a category too, for which LightGBM would end the process.
+        A category is refused, too, as LightGBM would end the process for it.
         """
         constraints = settings.monotone_constraints or {}
         directions, categories = [0] * len(self.names) if constraints else [], self.categories(settings)

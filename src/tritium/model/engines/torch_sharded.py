@@ -1,4 +1,4 @@
-"""`TorchShard`: a rank's part of a sharded tensor (DTensor), as FSDP2 has them, in its own state (rank)."""
+"""`TorchShard`: a rank's part of a sharded tensor (DTensor), such as FSDP2's, in the rank's own state (rank)."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ from tritium.model.safetensors import Entry
 
 
 class TorchShard(TorchTensor):
-    """DTensors over a mesh of all ranks, in rank order, of which each rank keeps what it holds.
+    """DTensors over a mesh of all ranks, in rank order. Each rank keeps its local part.
 
-    They are restored as DTensors on the mesh's device where the process group has as many ranks as at the save, and
-    elsewhere as plain tensors: the local part.
+    They are restored as DTensors on the mesh's device if the process group has as many ranks as at the save, else as
+    plain tensors of the local part.
     """
 
     name = "dtensor"
@@ -73,5 +73,5 @@ class TorchShard(TorchTensor):
 
 @functools.lru_cache
 def _mesh(device: str, shape: tuple[int, ...], names: tuple[str, ...] | None, group: Any) -> DeviceMesh:
-    """Return the mesh, the same for all tensors of one process group: one of several dimensions makes groups."""
+    """Return the mesh. It is made once for all tensors, as one of several dimensions makes process groups."""
     return init_device_mesh(device, shape, mesh_dim_names=names)

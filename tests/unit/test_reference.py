@@ -10,6 +10,7 @@ from types import ModuleType
 import pytest
 
 import tritium
+import tritium.torch
 from tritium.gang.settings import Gang
 
 ROOT = Path(__file__).parents[2]
@@ -51,5 +52,6 @@ def test_every_public_name_has_an_entry() -> None:
     errors -= {"Any", "TritiumError", "SetupError", "DataError", "TritiumWarning"}  # which are bases, and no error
     expected = {f"tritium.{name}" for name in set(tritium.__all__) - MODULES}
     expected |= {f"tritium.ml.{name}" for name in tritium.ml.__all__ if not name.endswith("Settings")}
+    expected |= {f"tritium.torch.{name}" for name in tritium.torch.__all__}
     expected |= {f"tritium.errors.{name}" for name in errors}
     assert not expected - entries

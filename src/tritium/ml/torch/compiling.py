@@ -28,21 +28,21 @@ _KINDS: dict[str, tuple[tuple[type, ...], str]] = {
 }
 
 
-def compile_problems(given: Any) -> Iterator[str]:
+def compile_problems(setting: Any) -> Iterator[str]:
     """Yield what is wrong with `compile`."""
-    if isinstance(given, bool):
+    if isinstance(setting, bool):
         return
-    if not isinstance(given, Mapping):
-        yield f'compile={given!r} must be True, False, or a mapping of torch.compile\'s options: {{"dynamic": True}}.'
+    if not isinstance(setting, Mapping):
+        yield f'compile={setting!r} must be True, False, or a mapping of torch.compile\'s options: {{"dynamic": True}}.'
         return
-    for name, value in given.items():
+    for name, value in setting.items():
         if name not in _KINDS:
             yield f"compile has no option {name!r}.{suggest(str(name), _KINDS)}"
             continue
         kinds, named = _KINDS[name]
         if not isinstance(value, kinds) and not (name == "backend" and callable(value)):
             yield f"compile[{name!r}] is {value!r}, and must be {named}."
-    if given.get("mode") is not None and given.get("options") is not None:
+    if setting.get("mode") is not None and setting.get("options") is not None:
         yield "compile: torch.compile takes mode or options, not both."
 
 
@@ -51,23 +51,24 @@ def is_compiled(model: Any) -> bool:
     return type(model).__name__ == "OptimizedModule" and hasattr(model, "_orig_mod")
 
 
-def compile_in_place(module: torch.nn.Module, given: Any, device: torch.device) -> None:
+def compile_in_place(module: torch.nn.Module, setting: Any, device: torch.device) -> None:
     """Let calls of the module be compiled, if `compile` says so; its class, weights and their names stay.
 
     Nothing is compiled before the first call. Raises BadSetting for options that torch.compile does not take, and where
     it would find no C++ compiler.
     """
-    if given is False:
+    if setting is False:
         return
-    options = {} if given is True else {k: dict(v) if isinstance(v, Mapping) else v for k, v in given.items()}
+    options = {} if setting is True else {k: dict(v) if isinstance(v, Mapping) else v for k, v in setting.items()}
     options |= _apart()
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore", DeprecationWarning)  # torch's compiler warns of torch.jit, which it imports
+            # Torch's compiler imports torch.jit, which warns.
+            warnings.simplefilter("ignore", DeprecationWarning)
             module._compiled_call_impl = _compiled(module, options)
     except Exception as error:
         raise BadSetting(
-            f"torch.compile does not take compile={given!r}: {type(error).__name__}: {error}", setting="compile"
+            f"torch.compile does not take compile={setting!r}: {type(error).__name__}: {error}", setting="compile"
         ) from error
     if device.type == "cpu" and options.get("backend", _INDUCTOR) == _INDUCTOR:
         _refuse_missing_compiler()
@@ -104,13 +105,13 @@ def _refuse_missing_compiler() -> None:
         ) from error
 
 
-def try_compile(module: torch.nn.Module, given: Any) -> None:
+def try_compile(module: torch.nn.Module, setting: Any) -> None:
     """Raise BadSetting for options that torch.compile does not take. The module stays as it is."""
-    if given is False:
+    if setting is False:
         return
     import torch
 
-    compile_in_place(module, given, torch.device("meta"))  # on the driver, which compiles nothing
+    compile_in_place(module, setting, torch.device("meta"))  # The driver compiles nothing.
     module._compiled_call_impl = None
 
 

@@ -11,7 +11,8 @@ import torch
 from tritium.errors import TrainingDiverged
 from tritium.ml.torch.ranks import Ranks
 
-_INPUT, _LOSS, _GRADIENTS = range(3)  # what is not finite; the lowest of them is the cause
+_INPUT, _LOSS, _GRADIENTS = range(3)
+"""Kinds of numbers that are not finite, of which the lowest is the cause."""
 
 
 class DivergenceCheck:
@@ -26,7 +27,8 @@ class DivergenceCheck:
         self._ranks, self._schema, self._precision = ranks, schema, precision
         self._transforms = transforms
         self._watched: tuple[list[Any], torch.Tensor] | None = None
-        self._bad: Any = None  # the first batch of this rank whose loss was not finite
+        self._bad: Any = None
+        """The first batch of this rank whose loss was not finite."""
 
     def watch(self, batches: list[Any], losses: list[torch.Tensor], norms: Sequence[torch.Tensor]) -> None:
         """Take one optimizer step: its batches, their losses, and norms of the gradients, equal on all ranks."""
@@ -59,26 +61,26 @@ class DivergenceCheck:
         losses = [(_LOSS, b.epoch, b.step, None) for b in bad]
         steps = [(_GRADIENTS, b.epoch, b.step, None) for b in batches[:1]]
         reports = self._ranks.gather([*inputs, *losses, *steps])
-        found = [(*one, rank) for rank, report in enumerate(reports) for one in report]
-        kind, epoch, step, column, rank = min(found, key=lambda one: one[:3])
-        what = "The loss" if (_LOSS, epoch, step, None, rank) in found else "The norm of the gradients"
+        causes = [(*cause, rank) for rank, report in enumerate(reports) for cause in report]
+        kind, epoch, step, column, rank = min(causes, key=lambda cause: cause[:3])
+        number = "The loss" if (_LOSS, epoch, step, None, rank) in causes else "The norm of the gradients"
         if kind == _INPUT:
-            cause = f"column {column!r} holds a value that is not finite. Leave such rows out, or clip them."
+            advice = f"column {column!r} holds a value that is not finite. Leave such rows out, or clip them."
         elif kind == _LOSS:
-            cause = "its input is finite. Lower the learning rate, set clip_grad_norm=, or scale the features."
+            advice = "its input is finite. Lower the learning rate, set clip_grad_norm=, or scale the features."
             if self._transforms:
-                cause = "the columns are finite. Look at what transform= makes of them; else lower the learning rate."
+                advice = "the columns are finite. Look at what transform= makes of them; else lower the learning rate."
         else:
-            cause = (
+            advice = (
                 "losses and inputs are finite. Look for the root, logarithm or quotient of a zero in the module or the "
                 "loss, whose derivative is infinite, or lower the learning rate."
             )
         if kind != _INPUT and self._precision == "fp16":
-            cause += ' In float16 a number above 65,504 is infinite; precision="bf16" has the range of float32.'
-        unknown = kind == _GRADIENTS and self._ranks.size > 1  # the mean does not show which rank it was
+            advice += ' In float16 a number above 65,504 is infinite; precision="bf16" has the range of float32.'
+        unknown = kind == _GRADIENTS and self._ranks.size > 1  # A mean does not show which rank it was.
         where = "" if unknown else f", rank {rank} of {self._ranks.size}"
         return TrainingDiverged(
-            f"{what} is NaN or infinite: epoch {epoch + 1}, step {step + 1}{where}; {cause}",
+            f"{number} is NaN or infinite: epoch {epoch + 1}, step {step + 1}{where}; {advice}",
             epoch=epoch + 1,
             step=step + 1,
             rank=None if unknown else rank,
@@ -91,6 +93,6 @@ class DivergenceCheck:
             value = batch[field.name]
             if not isinstance(value, torch.Tensor) or bool(torch.isfinite(value).all()):
                 continue
-            wrong = (~torch.isfinite(value.reshape(len(value), -1))).any(0).nonzero()[0]
-            return str(field.sources[int(wrong) if field.packed else 0])
+            column = (~torch.isfinite(value.reshape(len(value), -1))).any(0).nonzero()[0]
+            return str(field.sources[int(column) if field.packed else 0])
         return None

@@ -87,12 +87,12 @@ class TorchDryRun(ModuleDryRun[TorchSettings]):
             return Facts(output_known=True)
         if settings.eval_step is not None:
             try_own_step(settings, self._forward, zero, "eval_step")
-        if settings.train_step is not None:  # one step shows nothing of the next: it may leave out other layers
+        if settings.train_step is not None:  # Its next step may leave out other layers, so nothing is known of those.
             try_own_step(settings, self._forward, zero)
             return Facts(output_known=True, tried=True)
         unused = try_step(settings, self._forward, labels, zero)
         refuse_unused(settings.ddp_options, unused)
-        over_ranks = (settings.ddp_options or {}).get("sync_batch_norm")  # then a rank's one row is not alone
+        over_ranks = (settings.ddp_options or {}).get("sync_batch_norm")  # Then a rank's one row is not alone.
         alone = "" if over_ranks else failure_alone(settings, self._forward)
         return Facts(find_unused_parameters=bool(unused), output_known=True, tried=True, alone=alone)
 
@@ -183,7 +183,7 @@ def _failure(metric: Any, output: Any, label: Any) -> Exception | None:
                 metric.update(output, label)
                 metric.compute()
             else:
-                torch.zeros((), dtype=torch.float64).add_(metric(output, label))  # as EpochMetrics does
+                torch.zeros((), dtype=torch.float64).add_(metric(output, label))  # EpochMetrics does the same.
     except Exception as error:  # noqa: BLE001 - the caller decides what it means
         return error
     return None
@@ -229,7 +229,7 @@ def try_step(
     Raises BadData when output and label don't fit, BadSetting when the loss can't be used.
     """
     batch = {**tried.inputs, **zero, WEIGHT: torch.ones(ROWS)}
-    try:  # a loss with buffers, which counts its calls, say, begins in the ranks as it was given
+    try:  # A loss with buffers, which counts its calls, say, begins in the ranks as the user has made it.
         loss = copy.deepcopy(settings.loss)
     except Exception:  # noqa: BLE001 - one that holds a result of autograd, say, can't be copied
         loss = settings.loss
@@ -288,7 +288,7 @@ def try_own_step(
                 "a transform gives."
             ) from error
         by_no_value = isinstance(error, TypeError | AttributeError | NameError)
-        if by_no_value and not settings.callbacks and not needs_rank(error):  # a callback may prepare the module
+        if by_no_value and not settings.callbacks and not needs_rank(error):  # A callback may prepare the module.
             step_name = name_of(getattr(settings, name))
             raise BadSetting(f"{name}={step_name} fails: {text_of(error)}. {_WITHOUT}", setting=name) from error
         return

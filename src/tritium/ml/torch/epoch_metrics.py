@@ -36,48 +36,49 @@ class EpochMetrics:
         over_weights : the losses, where the mean of all rows is over the weights of their classes.
         """
         self._ranks, self._labels = ranks, list(labels)
-        self._own = {name: m for name, m in metrics.items() if not hasattr(m, "compute")}
-        self._kept = {name: copy.deepcopy(m) for name, m in metrics.items() if hasattr(m, "compute")}
-        for metric in self._kept.values():
+        self._functions = {name: m for name, m in metrics.items() if not hasattr(m, "compute")}
+        self._metrics = {name: copy.deepcopy(m) for name, m in metrics.items() if hasattr(m, "compute")}
+        for metric in self._metrics.values():
             metric.to(ranks.device)
             metric.reset()
         # By dotted name: a wrapper has no states of its own, the metrics in it have.
         self._stateful = {
             path: part
-            for name, metric in self._kept.items()
+            for name, metric in self._metrics.items()
             for path, part in metric.named_modules(prefix=name)
             if hasattr(part, "_defaults")
         }
         self._earlier: dict[str, list[States]] = {path: [] for path in self._stateful}
         self._resumed = False
         self._rows = self._padded = 0
-        self._began, self._before = time.monotonic(), 0.0  # seconds of this epoch in earlier attempts or runs
+        self._began = time.monotonic()
+        self._seconds_before = 0.0
+        """Seconds of this epoch in earlier attempts or runs."""
         self._over_weights = over_weights
-        count = 1 + len(self._own) + (0 if over_weights is None else 2 * len(over_weights.terms))
+        count = 1 + len(self._functions) + (0 if over_weights is None else 2 * len(over_weights.terms))
         self._sums = torch.zeros(count, dtype=torch.float64, device=ranks.device)
-        self._each = list(self._sums)  # views, as adding by an index takes three operations at every step
+        self._views = list(self._sums)  # Adding by an index would take three operations at every step.
 
     def add(self, batch: Any, loss: torch.Tensor, output: Any) -> None:
         """Add a batch by its mean loss and output; rows that only pad it do not count."""
-        if not batch.rows:  # its loss or a metric may be NaN, and NaN * 0 is NaN
+        if not batch.rows:  # Its loss or a metric may be NaN, and NaN * 0 is NaN.
             self._padded += len(next(iter(batch.values())))
             return
         with torch.no_grad():
-            label = label_in(batch, self._labels) if self._own or self._kept else None
-            means = [loss, *(metric(output, label) for metric in self._own.values())]
-            for sum_, mean in zip(self._each, means, strict=False):
+            label = label_in(batch, self._labels) if self._functions or self._metrics else None
+            means = [loss, *(metric(output, label) for metric in self._functions.values())]
+            for sum_, mean in zip(self._views, means, strict=False):
                 if isinstance(mean, torch.Tensor):
                     sum_.add_(mean, alpha=batch.rows)
                 else:
                     sum_.add_(mean * batch.rows)
             if self._over_weights is not None:
-                for sum_, own in zip(
-                    self._each[len(means) :], self._over_weights.sums(output, batch, loss), strict=True
-                ):
-                    sum_.add_(own)
+                sums = self._over_weights.sums(output, batch, loss)
+                for sum_, of_batch in zip(self._views[len(means) :], sums, strict=True):
+                    sum_.add_(of_batch)
             self._rows += batch.rows
             self._padded += len(next(iter(batch.values()))) - batch.rows
-            for metric in self._kept.values():
+            for metric in self._metrics.values():
                 metric.update(output, label)
 
     def state(self) -> dict[str, Any]:
@@ -90,18 +91,18 @@ class EpochMetrics:
         }
 
     def _seconds(self) -> float:
-        return self._before + time.monotonic() - self._began
+        return self._seconds_before + time.monotonic() - self._began
 
     def load_state(self, states: Sequence[Mapping[str, Any] | None]) -> None:
         """Continue from the sums of all ranks of a checkpoint, distributed over the current ranks."""
-        self._before = max((state["seconds"] for state in states if state is not None), default=0.0)
-        mine = [state for state in states[self._ranks.rank :: self._ranks.size] if state is not None]
-        for state in mine:
+        self._seconds_before = max((state["seconds"] for state in states if state is not None), default=0.0)
+        taken = [state for state in states[self._ranks.rank :: self._ranks.size] if state is not None]
+        for state in taken:
             rows, padded, *_ = state["sums"].tolist()
             self._rows, self._padded = self._rows + int(rows), self._padded + int(padded)
             self._sums += state["sums"][2:].to(self._sums.device)
         for path, metric in self._stateful.items():
-            parts = [part for state in mine for part in (state["kept"][path], *state["earlier"][path]) if part[1]]
+            parts = [part for state in taken for part in (state["kept"][path], *state["earlier"][path]) if part[1]]
             together = parts[:1] if is_unreduced(metric) else parts
             take_in(metric, together)
             self._earlier[path] = parts[len(together) :]
@@ -122,8 +123,8 @@ class EpochMetrics:
     def _merge(self, path: str) -> None:
         """Give a metric the states of all ranks, where torchmetrics can't: some have no rows, or several states."""
         metric = self._stateful[path]
-        each = self._ranks.gather([states_of(metric), *self._earlier[path]])
-        take_in(metric, [part for parts in each for part in parts if part[1]])
+        by_rank = self._ranks.gather([states_of(metric), *self._earlier[path]])
+        take_in(metric, [part for parts in by_rank for part in parts if part[1]])
         metric._to_sync = metric.sync_on_compute = False
 
     def _all(self) -> torch.Tensor:
@@ -135,18 +136,18 @@ class EpochMetrics:
         """Return means, rows, padded rows, and rank 0's seconds, as the history must be the same on every rank."""
         seconds = self._sums.new_tensor([0.0 if self._ranks.rank else self._seconds()])
         rows, padded, *sums, of_first = self._ranks.sum(torch.cat([self._all(), seconds])).tolist()
-        names = ["loss", *self._own]
-        found: dict[str, Any] = dict(zip(names, (s / rows for s in sums), strict=False))
+        names = ["loss", *self._functions]
+        means: dict[str, Any] = dict(zip(names, (s / rows for s in sums), strict=False))
         if self._over_weights is not None:
-            found["loss"] = self._over_weights.of_sums(sums[len(names) :])
+            means["loss"] = self._over_weights.of_sums(sums[len(names) :])
         for path, metric in self._stateful.items():
             if uneven or (self._resumed and is_unreduced(metric)):
                 self._merge(path)
-        for name, metric in self._kept.items():
+        for name, metric in self._metrics.items():
             value = metric.compute()
-            found |= value if isinstance(value, Mapping) else {name: value}
+            means |= value if isinstance(value, Mapping) else {name: value}
             metric.reset()
-        plain = {name: v.tolist() if isinstance(v, torch.Tensor) else v for name, v in found.items()}
+        plain = {name: v.tolist() if isinstance(v, torch.Tensor) else v for name, v in means.items()}
         return plain, int(rows), int(padded), of_first
 
 

@@ -38,7 +38,7 @@ class ShardedModule(ModuleOnRanks):
         super().__init__(module, ranks)
         self.comm_hook = CommHook(None)
         for tensor in (*module.parameters(), *module.buffers()):
-            ranks.from_first([tensor])  # one by one, so that a GPU holds one at a time
+            ranks.from_first([tensor])  # One by one, so that a GPU holds one at a time.
         mesh = init_device_mesh(ranks.device.type, (ranks.size,))
         for number, unit in enumerate(units_of(module)):
             fully_shard(unit, mesh=mesh)
@@ -47,7 +47,8 @@ class ShardedModule(ModuleOnRanks):
         fully_shard(self._root, mesh=mesh)
         self.gradients = ShardedGradients(module, ranks)
         self._wrapped, self._has_trained = self.trainable, False
-        self._call_order = 0  # a hash of the numbers of the units that were called so far
+        self._call_order = 0
+        """A hash of the numbers of the units in the order in which they were called."""
 
     def _on_call(self, number: int, *_: Any) -> None:
         self._call_order = hash((self._call_order, number))
@@ -59,7 +60,7 @@ class ShardedModule(ModuleOnRanks):
             return self._root(step, batch)  # type: ignore[no-any-return]
         try:
             return self._root(step, batch)  # type: ignore[no-any-return]
-        finally:  # no backward releases what this forward has gathered
+        finally:  # There is no backward, which would release the weights that this forward has gathered.
             for part in self._root.modules():
                 if isinstance(part, FSDPModule):
                     part.reshard()
@@ -115,7 +116,7 @@ class ShardedModule(ModuleOnRanks):
     def whole_weights(self) -> dict[str, Any]:
         """Return the whole weights and the buffers on the CPU of rank 0; nothing on others. A collective call."""
         whole: dict[str, Any] = {}
-        seen: dict[int, Any] = {}  # a tensor that is tied is the same object under each of its names
+        seen: dict[int, Any] = {}  # A tensor that is tied is the same object under each of its names.
         for name, value in self.module.state_dict(keep_vars=True).items():
             if id(value) not in seen:
                 tensor = value.full_tensor().detach() if isinstance(value, DTensor) else value.detach()
@@ -159,11 +160,8 @@ class ShardedGradients:
             ) from error
 
     def _parts(self) -> list[torch.Tensor]:
-        found = []
-        for parameter in self._module.parameters():
-            if isinstance(gradient := parameter.grad, DTensor):
-                found.append(gradient.to_local())
-        return found
+        gradients = (parameter.grad for parameter in self._module.parameters())
+        return [gradient.to_local() for gradient in gradients if isinstance(gradient, DTensor)]
 
     def norms(self) -> list[torch.Tensor]:
         """Return the L2 norm of all gradients together, the same on every rank. A collective call."""
@@ -188,20 +186,20 @@ def units_of(module: torch.nn.Module) -> list[torch.nn.Module]:
     """
     uses = Counter(id(p) for _, p in module.named_parameters(remove_duplicate=False))
 
-    def alone(entry: torch.nn.Module) -> bool:
-        own = Counter(id(p) for _, p in entry.named_parameters(remove_duplicate=False))
-        return bool(own) and all(uses[key] == count for key, count in own.items())
+    def shares_nothing(entry: torch.nn.Module) -> bool:
+        within = Counter(id(p) for _, p in entry.named_parameters(remove_duplicate=False))
+        return bool(within) and all(uses[key] == count for key, count in within.items())
 
-    def found(part: torch.nn.Module) -> Iterator[torch.nn.Module]:
+    def units_in(part: torch.nn.Module) -> Iterator[torch.nn.Module]:
         listed = isinstance(part, (*_LISTS, torch.nn.Sequential))
         for entry in dict.fromkeys(part.children()):
             if listed and not isinstance(entry, _LISTS):
-                if alone(entry):
+                if shares_nothing(entry):
                     yield entry
             else:
-                yield from found(entry)
+                yield from units_in(entry)
 
-    return list(found(module))
+    return list(units_in(module))
 
 
 def refuse_unshardable(module: torch.nn.Module) -> None:

@@ -34,7 +34,7 @@ from tritium.ml.torch.random_state import seed_generators
 from tritium.ml.torch.ranks import Ranks, joined, refuse_different, take_buffers
 from tritium.ml.torch.schedule import Schedule
 from tritium.ml.torch.settings import TorchSettings
-from tritium.ml.torch.step import OwnStep, Step, describe, make_step
+from tritium.ml.torch.step import Step, StepModule, describe, make_step
 from tritium.model.engines.torch_weights import Tensors
 
 if TYPE_CHECKING:
@@ -236,7 +236,7 @@ def replicated(
         from tritium.ml.torch.fsdp import ShardedModule  # with DTensor, whose import takes 1 s
 
         return ShardedModule(module, ranks)
-    stepping = None if settings.train_step is None else lambda module: OwnStep(module, settings)
+    stepping = None if settings.train_step is None else lambda module: StepModule(module, settings)
     return Replica(module, ranks, find_unused_parameters, settings.ddp_options, stepping)
 
 

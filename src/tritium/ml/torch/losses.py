@@ -22,8 +22,8 @@ from tritium.ml.torch.settings import TorchSettings
 if TYPE_CHECKING:
     from tritium.ml.torch.ranks import Ranks
 
-_IGNORED = -100  # torch's default
-_COPIES = 5  # a random loss grows by the same amount twice in one case of a hundred, and four times in none
+_IGNORED = -100  # The default of torch.
+_COPIES = 5  # A random loss grows by the same amount twice in one case of a hundred, and four times in none.
 Tensors = Mapping[str, torch.Tensor]
 
 
@@ -105,7 +105,7 @@ class WeightedMean:
 
         An array of labels may be padded with those that are ignored.
         """
-        if label.is_floating_point():  # probabilities of classes, whose mean is over rows
+        if label.is_floating_point():  # The mean of probabilities of classes is over rows.
             return False
         return self._weight is not None or self._ignored != _IGNORED or label.ndim > 1
 
@@ -234,9 +234,9 @@ def with_reduction(loss: Any, reduction: str) -> Callable[..., torch.Tensor]:
     """Return the same loss with another reduction: a copy of a module, a partial of a function."""
     if not hasattr(loss, "reduction"):
         return functools.partial(loss, reduction=reduction)
-    again: Callable[..., torch.Tensor] = copy.copy(loss)
-    again.reduction = reduction  # type: ignore[attr-defined]
-    return again
+    changed: Callable[..., torch.Tensor] = copy.copy(loss)
+    changed.reduction = reduction  # type: ignore[attr-defined]
+    return changed
 
 
 # ---- checks of a loss with an output and a label

@@ -92,7 +92,7 @@ class OptimizerStep:
             loss, output = self._backward(batch, group)
             metrics.add(batch, loss, output)
             losses.append(loss)
-            del loss, output  # a batch's graph is released before the next one is computed
+            del loss, output  # So that a batch's graph is released before the next one is computed.
         self._finish(group.taken, losses)
         return losses[-1]
 
@@ -118,8 +118,8 @@ class OptimizerStep:
             norms = self._replica.gradients.norms()
             self._clip()
             # Gradients that are infinite only as they were scaled are no divergence.
-            gone = self.scaler.step(self._optimizer)
-            self._divergence.watch(list(batches), losses, [] if gone else norms)
+            only_scaled = self.scaler.step(self._optimizer)
+            self._divergence.watch(list(batches), losses, [] if only_scaled else norms)
         self._clear()
 
     def entry(self, epoch: Any, tell: Callable[[str], Any]) -> dict[str, int]:
@@ -141,7 +141,7 @@ class OptimizerStep:
 
     def _clear(self) -> None:
         self._optimizer.zero_grad()
-        for parameter in self._ungrouped:  # the optimizer clears only its own, and the norm is that of all
+        for parameter in self._ungrouped:  # The optimizer clears its own only, and the norm is that of all.
             parameter.grad = None
 
 
@@ -186,7 +186,7 @@ class LossScale:
         self._scaler.update()
         skipped = self.factor < before
         self.skipped += skipped
-        if skipped:  # a scheduler is stepped for it, too, and would warn that the optimizer never was
+        if skipped:  # A scheduler is stepped for it, too, and would warn that the optimizer never was.
             optimizer._opt_called = True  # type: ignore[attr-defined]
         return skipped and before > 1
 

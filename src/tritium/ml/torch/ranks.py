@@ -50,7 +50,7 @@ class Ranks:
         """Return whether a text is the same on every rank. Exchanges 16 bytes."""
         digest = int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "big", signed=True)
         greatest, least = self.largest(torch.tensor([digest, ~digest], device=self.device)).tolist()
-        return bool(greatest == ~least)  # the greatest ~digest is that of the least digest
+        return bool(greatest == ~least)  # The greatest ~digest is that of the least digest.
 
     def any(self, flag: bool) -> bool:
         """Return whether `flag` is true on any rank."""
@@ -154,7 +154,8 @@ def refuse_different(module: torch.nn.Module, ranks: Ranks) -> None:
     tensors = {
         name: value
         for name, value in module.state_dict().items()
-        if isinstance(value, torch.Tensor) and not hasattr(value, "full_tensor")  # a DTensor, whose import takes 1 s
+        # A DTensor, whose import takes 1 s, has a full_tensor.
+        if isinstance(value, torch.Tensor) and not hasattr(value, "full_tensor")
         if value.layout == torch.strided and value.numel()
     }
     shapes, names = _of_other_shapes(tensors, ranks)
@@ -163,7 +164,8 @@ def refuse_different(module: torch.nn.Module, ranks: Ranks) -> None:
     if not tensors:
         return
     sums = torch.stack([checksum(value).to(ranks.device) for value in tensors.values()])
-    largest = ranks.largest(torch.cat([sums, ~sums]))  # ~ reverses the order, so the maximum of ~sums gives the minimum
+    # The operator ~ reverses the order, so that the maximum of ~sums gives the minimum.
+    largest = ranks.largest(torch.cat([sums, ~sums]))
     if torch.equal(largest[: len(sums)], ~largest[len(sums) :]):
         return
     sums_by_rank = ranks.gather(sums.tolist())
@@ -190,9 +192,9 @@ def checksum(tensor: torch.Tensor) -> torch.Tensor:
     if value.is_complex():
         value = torch.view_as_real(value.resolve_conj())
     bits = value.contiguous().reshape(-1).view(torch.uint8)
-    if bits.storage_offset() % 8:  # a view of a larger tensor
+    if bits.storage_offset() % 8:  # It is a view of a larger tensor.
         bits = bits.clone()
-    whole = len(bits) // 8 * 8  # int32 would be summed at a twentieth of the speed of int64
+    whole = len(bits) // 8 * 8  # int32 would be summed at a twentieth of the speed of int64.
     return bits[:whole].view(torch.int64).sum() + bits[whole:].sum(dtype=torch.int64)
 
 

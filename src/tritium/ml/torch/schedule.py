@@ -69,14 +69,18 @@ class Schedule:
         self._settings, self._optimizer, self._steps, self._tell = settings, optimizer, steps, tell
         self._per_step = is_per_step(settings)
         self._scheduler: Any = None
-        self._made = ""  # identifies the kind and settings of the scheduler
+        self._described = ""
+        """The kind and settings of the scheduler, as `_description` tells them."""
         self._restored: dict[str, Any] | None = None
-        self._at = self._of = 0  # steps taken and total, of a scheduler that counts them
+        self._at = self._of = 0
+        """Steps taken, and in all, of a scheduler that counts them."""
         self._from = self._span = self._taken = 0
         self._groups = 1
-        self._plain: list[dict[str, Any]] = []  # the options of each group without a scheduler
-        self._fresh: list[dict[str, Any]] = []  # and with a new scheduler
-        self._untold = True
+        self._plain: list[dict[str, Any]] = []
+        """The options of each group without a scheduler."""
+        self._fresh: list[dict[str, Any]] = []
+        """The options of each group with a new scheduler."""
+        self._tells_of_added = True
 
     def on_train_start(self) -> None:
         """Record the options that a schedule begins with, and make a scheduler that counts epochs.
@@ -86,7 +90,7 @@ class Schedule:
         self._plain = _options(self._optimizer)
         if self._settings.lr_scheduler is not None and not self._per_step:
             self._scheduler = make_scheduler(self._settings, self._optimizer)
-            self._made = _described(self._scheduler)
+            self._described = _description(self._scheduler)
         self._fresh = _options(self._optimizer)
 
     @contextmanager
@@ -96,8 +100,8 @@ class Schedule:
         if (added := len(groups) - len(self._fresh)) <= 0:
             yield
             return
-        if self._untold:
-            self._untold = False
+        if self._tells_of_added:
+            self._tells_of_added = False
             self._tell(
                 f"lr_scheduler leaves the learning rate of {added} group{'s' * (added > 1)} of the optimizer as it is, "
                 "as a callback has added them to those that it was made for"
@@ -114,7 +118,7 @@ class Schedule:
         """Return the state for a checkpoint."""
         return {
             "scheduler": None if self._scheduler is None else self._scheduler.state_dict(),
-            "made": self._made,
+            "made": self._described,
             "at": self._at,
             "of": self._of,
         }
@@ -127,7 +131,7 @@ class Schedule:
         self._restored = state
         if self._per_step:
             return
-        same = (state["made"], epochs) == (self._made, self._settings.epochs)
+        same = (state["made"], epochs) == (self._described, self._settings.epochs)
         if self._scheduler is None and state["scheduler"] is None:
             return
         if self._scheduler is not None and same:
@@ -148,10 +152,10 @@ class Schedule:
             _put(self._optimizer, self._fresh)
         with self._as_begun():
             self._scheduler = make_scheduler(self._settings, self._optimizer, total)
-        self._made = _described(self._scheduler)
+        self._described = _description(self._scheduler)
         if saved is None:
             return
-        if (saved["made"], saved["of"], saved["at"]) == (self._made, total, start):
+        if (saved["made"], saved["of"], saved["at"]) == (self._described, total, start):
             self._scheduler.load_state_dict(saved["scheduler"])
             _put(self._optimizer, then)
         else:
@@ -164,11 +168,12 @@ class Schedule:
 
     def _replay(self, then: list[dict[str, Any]], steps: Sequence[Callable[[], Any]]) -> None:
         """Step a new scheduler from the options that the optimizer began with; restore those that it never changes."""
-        if not self._per_step:  # else the scheduler has just been made
+        if not self._per_step:  # Else the scheduler has just been made of them.
             _put(self._optimizer, self._fresh)
         changed = {"lr"} | (set() if self._scheduler is not None else {"momentum", "betas"})
         with self._as_begun(), warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # torch wants an optimizer step before each; they were taken earlier
+            # Torch wants an optimizer step before each; they were taken earlier.
+            warnings.simplefilter("ignore")
             for step in (lambda: None, *steps):
                 step()
                 for group, plain in zip(self._optimizer.param_groups, self._plain, strict=False):
@@ -235,12 +240,12 @@ def _put(optimizer: torch.optim.Optimizer, options: Sequence[dict[str, Any]]) ->
 
 
 def _differs(one: Any, other: Any) -> bool:
-    if isinstance(one, list) or one is other:  # the list of parameters
+    if isinstance(one, list) or one is other:  # A list holds the parameters.
         return False
     return bool(torch.as_tensor(one != other).any())
 
 
-def _described(scheduler: Any) -> str:
+def _description(scheduler: Any) -> str:
     """Return a digest of a new scheduler's state, equal for the same kind and settings."""
     state = repr(sorted(scheduler.state_dict().items()))
     return f"{type(scheduler).__name__} {hashlib.sha256(state.encode()).hexdigest()[:16]}"

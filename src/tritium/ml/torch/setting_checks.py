@@ -55,7 +55,7 @@ def model_problems(model: Any) -> Iterator[str]:
 def of_another_framework(model: Any) -> str | None:
     """Return what a model of Keras or TensorFlow is, and who trains it; None for a torch.nn.Module and all else."""
     torch, tensorflow = sys.modules.get("torch"), sys.modules.get("tensorflow")
-    if torch is not None and isinstance(model, torch.nn.Module):  # as a model of Keras on torch is
+    if torch is not None and isinstance(model, torch.nn.Module):  # A model of Keras on torch is one, too.
         return None
     if type(model).__module__.partition(".")[0] in _KERAS:
         return "a model of Keras: KerasEstimator trains it, on each of Keras's back ends."
@@ -121,7 +121,7 @@ def _takes_inputs(transform: Any) -> bool:
     try:
         signature = inspect.signature(transform)
         signature.bind(None, **({TRAINING: True} if takes_training(transform) else {}))
-    except ValueError:  # some builtins have no signature
+    except ValueError:  # Some builtins have no signature.
         return True
     except TypeError:
         return False
@@ -132,9 +132,9 @@ def loss_problems(loss: Any, weights: Any, labels: Sequence[str], *, several: bo
     """Yield what is wrong with `loss` and `loss_weights`, for labels of these names; `several`: of a mapping."""
     if isinstance(loss, Mapping):
         yield from _losses_problems(loss, labels, several=several)
-        each = list(loss.values())
+        losses = list(loss.values())
     else:
-        each = [] if loss is None else [loss]
+        losses = [] if loss is None else [loss]
         if several and is_of_torch(loss):
             names = ", ".join(repr(name) for name in labels)
             yield (
@@ -142,12 +142,12 @@ def loss_problems(loss: Any, weights: Any, labels: Sequence[str], *, several: bo
                 f"for each: loss={{{labels[0]!r}: …}}, or a function (output, labels) -> the mean over the rows, where "
                 "labels is a mapping by these names."
             )
-    for one in each:
-        if not callable(one):
-            yield f"loss={one!r} is not a function.{_LOSS}"
-        elif isinstance(one, type):
-            yield f"loss={name_of(one)} is a class; give an instance, {name_of(one)}()."
-        elif getattr(one, "reduction", "mean") == "sum":
+    for function in losses:
+        if not callable(function):
+            yield f"loss={function!r} is not a function.{_LOSS}"
+        elif isinstance(function, type):
+            yield f"loss={name_of(function)} is a class; give an instance, {name_of(function)}()."
+        elif getattr(function, "reduction", "mean") == "sum":
             yield 'the loss has reduction="sum", with which N ranks can\'t agree with one. Use reduction="mean".'
     if weights is None:
         return
@@ -176,22 +176,23 @@ def _losses_problems(losses: Mapping[str, Any], labels: Sequence[str], *, severa
             yield f"loss has none for the label {name!r}."
 
 
-def scheduler_problems(given: Any) -> Iterator[str]:
+def scheduler_problems(scheduler: Any) -> Iterator[str]:
     """Yield what is wrong with `lr_scheduler`; a class's second argument is recognised by its name, `steps`."""
-    if given is None:
+    if scheduler is None:
         return
-    if not callable(given):
-        yield f"lr_scheduler={given!r} is not a function."
+    if not callable(scheduler):
+        yield f"lr_scheduler={scheduler!r} is not a function."
         return
-    needed, by_keyword = needed_arguments(given), needed_arguments(given, inspect.Parameter.KEYWORD_ONLY)
-    of_class = isinstance(given, type) and needed[1:] not in ([], ["steps"])
+    needed, by_keyword = needed_arguments(scheduler), needed_arguments(scheduler, inspect.Parameter.KEYWORD_ONLY)
+    of_class = isinstance(scheduler, type) and needed[1:] not in ([], ["steps"])
     if len(needed) > 2 or by_keyword or of_class:
         yield (
-            f"lr_scheduler={name_of(given)} needs {', '.join([*needed, *by_keyword])}; it is called with the "
+            f"lr_scheduler={name_of(scheduler)} needs {', '.join([*needed, *by_keyword])}; it is called with the "
             f"optimizer, or with (optimizer, steps). Give a lambda with the rest filled in."
         )
-    elif takes_nothing(given):
-        yield f"lr_scheduler={name_of(given)} takes nothing; it is called with the optimizer, or (optimizer, steps)."
+    elif takes_nothing(scheduler):
+        name = name_of(scheduler)
+        yield f"lr_scheduler={name} takes nothing; it is called with the optimizer, or with (optimizer, steps)."
 
 
 # ---- losses
@@ -237,28 +238,28 @@ def gives_probabilities(loss: Any) -> bool:
 # ---- metrics
 
 
-def are_metrics(given: Any) -> bool:
-    """Return whether `given` is a mapping, a sequence or a MetricCollection."""
-    return (isinstance(given, Mapping | Sequence) and not isinstance(given, str)) or _is_collection(given)
+def are_metrics(metrics: Any) -> bool:
+    """Return whether `metrics` is a mapping, a sequence or a MetricCollection."""
+    return (isinstance(metrics, Mapping | Sequence) and not isinstance(metrics, str)) or _is_collection(metrics)
 
 
-def metric_pairs(given: Any) -> list[tuple[str, Any]]:
+def metric_pairs(metrics: Any) -> list[tuple[str, Any]]:
     """Return names and metrics, those of a MetricCollection by its names for them. Two may have the same name."""
-    given = [given] if _is_collection(given) else given
-    pairs = given.items() if isinstance(given, Mapping) else [(metric_name(metric), metric) for metric in given]
+    metrics = [metrics] if _is_collection(metrics) else metrics
+    pairs = metrics.items() if isinstance(metrics, Mapping) else [(metric_name(metric), metric) for metric in metrics]
     return [
-        one
+        pair
         for name, metric in pairs
-        for one in (metric.items(keep_base=False) if _is_collection(metric) else [(name, metric)])
+        for pair in (metric.items(keep_base=False) if _is_collection(metric) else [(name, metric)])
     ]
 
 
-def metric_problems(given: Any) -> Iterator[str]:
+def metric_problems(metrics: Any) -> Iterator[str]:
     """Yield what is wrong with `metrics`."""
-    if not are_metrics(given):
-        yield f"metrics={given!r} must be a mapping from names to metrics, a list of metrics, or a MetricCollection."
+    if not are_metrics(metrics):
+        yield f"metrics={metrics!r} must be a mapping from names to metrics, a list of metrics, or a MetricCollection."
         return
-    pairs = metric_pairs(given)
+    pairs = metric_pairs(metrics)
     for name, metric in pairs:
         if not callable(metric) or isinstance(metric, type):
             yield f"the metric {name!r} is {metric!r}, neither a torchmetrics Metric nor a function of two."
@@ -284,14 +285,14 @@ def _is_collection(metrics: Any) -> bool:
 # ---- options of DDP
 
 
-def ddp_problems(given: Any) -> Iterator[str]:
+def ddp_problems(options: Any) -> Iterator[str]:
     """Yield what is wrong with `ddp_options`."""
-    if given is None:
+    if options is None:
         return
-    if not isinstance(given, Mapping):
-        yield f'ddp_options={given!r} must be a mapping from options to values: {{"bucket_cap_mb": 50}}.'
+    if not isinstance(options, Mapping):
+        yield f'ddp_options={options!r} must be a mapping from options to values: {{"bucket_cap_mb": 50}}.'
         return
-    for name, value in given.items():
+    for name, value in options.items():
         if name not in DDP_OPTIONS:
             yield f"ddp_options has no {name!r}.{suggest(str(name), DDP_OPTIONS)}"
         elif name == "comm_hook":
@@ -300,26 +301,26 @@ def ddp_problems(given: Any) -> Iterator[str]:
             yield f"ddp_options[{name!r}] is {value!r}, and must be a number of megabytes above 0."
         elif name in _FLAGS and not isinstance(value, bool):
             yield f"ddp_options[{name!r}] is {value!r}, and must be True or False."
-    if given.get("static_graph") is True and given.get("find_unused_parameters") is True:
+    if options.get("static_graph") is True and options.get("find_unused_parameters") is True:
         yield (
             "ddp_options: with static_graph DDP finds the unused parameters in the first step; leave out "
             "find_unused_parameters."
         )
 
 
-def _hook_problems(given: Any) -> Iterator[str]:
-    if given is None or (isinstance(given, str) and given in HOOKS):
+def _hook_problems(setting: Any) -> Iterator[str]:
+    if setting is None or (isinstance(setting, str) and setting in HOOKS):
         return
     known = (
         f"Choose one of {', '.join(map(repr, HOOKS))}, or give a function (state, bucket) -> Future, or (state, it)."
     )
-    if isinstance(given, str):
-        yield f"ddp_options['comm_hook'] is {given!r}, which is unknown.{suggest(given, HOOKS)}"
+    if isinstance(setting, str):
+        yield f"ddp_options['comm_hook'] is {setting!r}, which is unknown.{suggest(setting, HOOKS)}"
         return
-    if isinstance(given, tuple | list) and len(given) != 2:
-        yield f"ddp_options['comm_hook'] has {len(given)} parts. {known}"
+    if isinstance(setting, tuple | list) and len(setting) != 2:
+        yield f"ddp_options['comm_hook'] has {len(setting)} parts. {known}"
         return
-    state, hook = parts_of_hook(given)
+    state, hook = parts_of_hook(setting)
     if not callable(hook):
         yield f"ddp_options['comm_hook'] is {hook!r}, and no function. {known}"
     elif not takes(hook, 2):
@@ -332,6 +333,6 @@ def _hook_problems(given: Any) -> Iterator[str]:
         )
 
 
-def parts_of_hook(given: Any) -> tuple[Any, Any]:
+def parts_of_hook(setting: Any) -> tuple[Any, Any]:
     """Return state and function of a `comm_hook` that is no name."""
-    return tuple(given) if isinstance(given, tuple | list) else (None, given)
+    return tuple(setting) if isinstance(setting, tuple | list) else (None, setting)

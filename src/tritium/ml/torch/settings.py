@@ -218,9 +218,9 @@ class TorchSettings(EpochSettings):
         """Return `gradient_accumulation`."""
         return self.gradient_accumulation
 
-    def gang_framework(self, given: Any) -> Any:
+    def gang_framework(self, framework: Any) -> Any:
         """Return torch, with FSDP where that is the strategy."""
-        framework = super().gang_framework(given)
+        framework = super().gang_framework(framework)
         return replace(find(framework), fsdp=True) if self.strategy == "fsdp" else framework  # type: ignore[type-var]
 
     def check_gang(self, gang: Gang) -> None:

@@ -44,8 +44,8 @@ def make_step(
     validates : for the batches of validation, for which `eval_step` takes the place of `train_step`.
     ranks : those that take a step together, each of its own rows.
     """
-    own = (settings.eval_step if validates else None) or settings.train_step
-    step = _loss_step(settings, ranks) if own is None else _own_step(own, bool(settings.metrics))
+    user_step = (settings.eval_step if validates else None) or settings.train_step
+    step = _loss_step(settings, ranks) if user_step is None else _call_user_step(user_step, bool(settings.metrics))
     transform = None if settings.transform is None else InputTransform(settings.transform)
     inputs = list(settings.inputs())
 
@@ -54,10 +54,15 @@ def make_step(
     def in_precision(net: Any, batch: Tensors) -> tuple[torch.Tensor, Any]:
         names = inputs
         if transform is not None:
-            called = None if own is not None else net.module if isinstance(net, DistributedDataParallel) else net
-            given, others = _parted(batch, inputs)
-            made = transform(given, training=not validates, module=called, taken=others)
-            columns, names = {**made, **others}, list(made)
+            module = net.module if isinstance(net, DistributedDataParallel) else net
+            others = {name: value for name, value in batch.items() if name not in inputs}
+            of_module = transform(
+                {name: batch[name] for name in inputs},
+                training=not validates,
+                module=None if user_step is not None else module,
+                taken=others,
+            )
+            columns, names = {**of_module, **others}, list(of_module)
             batch = batch.with_columns(columns) if isinstance(batch, Batch) else columns
         with nullcontext() if kind is None else torch.autocast(device.type, kind):
             return step(net, batch, names)
@@ -65,16 +70,10 @@ def make_step(
     return in_precision
 
 
-def _parted(batch: Tensors, inputs: list[str]) -> tuple[dict[str, torch.Tensor], dict[str, torch.Tensor]]:
-    """Return the inputs of a batch, and its other columns."""
-    others = {name: value for name, value in batch.items() if name not in inputs}
-    return {name: batch[name] for name in inputs}, others
-
-
-def _own_step(own: Any, wants_output: bool) -> NamedStep:
+def _call_user_step(user_step: Any, wants_output: bool) -> NamedStep:
     def step(net: Any, batch: Tensors, names: list[str]) -> tuple[torch.Tensor, Any]:
         if not isinstance(net, DistributedDataParallel):
-            return _own(own(net, batch), wants_output)
+            return _checked(user_step(net, batch), wants_output)
         return net(batch), net.module.take_output()
 
     return step
@@ -86,13 +85,13 @@ def _loss_step(settings: TorchSettings, ranks: Ranks | None) -> NamedStep:
     checked = False
 
     def check(output: Any, batch: Tensors, *, first: bool) -> None:
-        for of_two, (term, got, label) in zip(of_two_classes, losses.parts(output, batch), strict=True):
-            if of_two and (first or label.device.type == "cpu"):  # microseconds there; a GPU would be waited for
+        for of_two, (term, part, label) in zip(of_two_classes, losses.parts(output, batch), strict=True):
+            if of_two and (first or label.device.type == "cpu"):  # It takes microseconds there, and a wait for a GPU.
                 refuse_third_class(term, label)
             if first:
-                refuse_broadcast(term, got, label)
+                refuse_broadcast(term, part, label)
                 if settings.weight_col is None:
-                    refuse_sum(term.loss, got, label)
+                    refuse_sum(term.loss, part, label)
 
     def step(net: Any, batch: Tensors, names: list[str]) -> tuple[torch.Tensor, Any]:
         nonlocal checked
@@ -103,14 +102,14 @@ def _loss_step(settings: TorchSettings, ranks: Ranks | None) -> NamedStep:
         try:
             return losses.mean(output, batch), output
         except (IndexError, RuntimeError) as error:
-            for term, got, label in losses.parts(output, batch):
-                refuse_class(term, got, label, error)
+            for term, part, label in losses.parts(output, batch):
+                refuse_class(term, part, label, error)
             raise
 
     return step
 
 
-class OwnStep(torch.nn.Module):
+class StepModule(torch.nn.Module):
     """The module and a `train_step` together as one module, which DDP wraps.
 
     The step gets the module itself, so it may call any of its methods. Only the loss is returned through DDP, which
@@ -125,7 +124,7 @@ class OwnStep(torch.nn.Module):
 
     def forward(self, batch: Mapping[str, torch.Tensor]) -> torch.Tensor:
         """Return the mean loss over the batch's rows."""
-        loss, self._output = _own(self._step(self.module, batch), self._wants_output)
+        loss, self._output = _checked(self._step(self.module, batch), self._wants_output)
         return loss
 
     def take_output(self) -> Any:
@@ -152,17 +151,18 @@ def describe(net: torch.nn.Module, settings: ModuleSettings, batch: Mapping[str,
         if settings.transform is not None:
             inputs = InputTransform(settings.transform)(inputs, training=False, module=net)
         outputs = outputs_of(forward(net, inputs, list(inputs)))
-    set_random_state(before, next(iter(inputs.values())).device)  # a training that continues does this again
+    set_random_state(before, next(iter(inputs.values())).device)  # A training that continues does this again.
     if settings.task == "classification":
         check_classes(outputs)
     return {"inputs": rows, "outputs": {o.name: (o.dtype, o.shape) for o in outputs}}
 
 
-def _own(given: Any, wants_output: bool) -> tuple[torch.Tensor, Any]:
-    loss, output = given if isinstance(given, tuple) else (given, None)
+def _checked(returned: Any, wants_output: bool) -> tuple[torch.Tensor, Any]:
+    """Return the loss and the output that a step of the user's has returned. Raises BadSetting for anything else."""
+    loss, output = returned if isinstance(returned, tuple) else (returned, None)
     if not isinstance(loss, torch.Tensor) or loss.ndim != 0:
-        what = f"a tensor of shape {list(loss.shape)}" if isinstance(loss, torch.Tensor) else f"{loss!r}"
-        raise BadSetting(f"train_step gave {what}; it must give the mean loss as a tensor without dimensions.")
+        kind = f"a tensor of shape {list(loss.shape)}" if isinstance(loss, torch.Tensor) else f"{loss!r}"
+        raise BadSetting(f"train_step gave {kind}; it must give the mean loss as a tensor without dimensions.")
     if wants_output and output is None:
         raise BadSetting("train_step gave no output to compute the metrics of; let it return (loss, output).")
     return loss, output

@@ -1,7 +1,7 @@
 """What every estimator promises, whatever its framework: each file in `cases` is one estimator.
 
-A case has `estimator(**settings)`, which learns y = 3a - 2b + 1 from two features; `GRID`, a setting with a poor and a
-good value; and `RTOL`, how close N ranks come to one. `PACKAGES` are what it needs.
+A case has `estimator(**settings)`, which learns y = 3a - 2b + 1 from two features; `RTOL`, how close N ranks come to
+one; and for a tuner `GRID`, a setting with a poor and a good value. `PACKAGES` are what it needs.
 """
 
 from __future__ import annotations
@@ -118,13 +118,10 @@ def test_a_list_of_one_array_column_is_that_column(case: Any) -> None:
     np.testing.assert_array_equal(listed.predict(frame), one.predict(frame))
 
 
-@POOL_OF_SPARK
 def test_among_spark_mls_own_stages(spark: Any, case: Any, tmp_path: Path) -> None:
-    """In a Pipeline and a CrossValidator, saved and loaded, over a batch, a stream and without Spark."""
+    """In a Pipeline, saved and loaded, over a batch, a stream and without Spark."""
     from pyspark.ml import Pipeline, PipelineModel
-    from pyspark.ml.evaluation import RegressionEvaluator
     from pyspark.ml.feature import VectorAssembler
-    from pyspark.ml.tuning import CrossValidator, ParamGridBuilder
 
     frame = rows()
     df = spark.createDataFrame(frame).repartition(2)
@@ -158,6 +155,15 @@ def test_among_spark_mls_own_stages(spark: Any, case: Any, tmp_path: Path) -> No
     np.testing.assert_allclose(alone.predict(vectors), found.prediction, **SAME)
     assert type(alone.transformer()) is type(model)
 
+
+# Five trainings each, by what all estimators inherit: one whose setting is a dict, one of trees, one of epochs.
+@POOL_OF_SPARK
+@pytest.mark.parametrize("case", ["function", "lightgbm", "torch"], indirect=True)
+def test_tuned_by_a_cross_validator(spark: Any, case: Any) -> None:
+    from pyspark.ml.evaluation import RegressionEvaluator
+    from pyspark.ml.tuning import CrossValidator, ParamGridBuilder
+
+    df = spark.createDataFrame(rows()).repartition(2)
     name, (poor, good) = case.GRID
     tuned = case.estimator(**QUIET, **FEATURES)
     grid = ParamGridBuilder().addGrid(getattr(tuned, name), [poor, good]).build()

@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Any
 
 PACKAGES = ("keras",)
-GRID = ("epochs", [1, 8])
 RTOL = 1e-5
 
 

@@ -19,16 +19,16 @@ def test_fast():
     pass
 
 def test_slow_by_itself():
-    burn(time.process_time() + 0.6)
+    burn(time.process_time() + 0.3)
 
 def test_slow_by_a_child():
-    subprocess.run([sys.executable, "-c", "import time\\nwhile time.process_time() < 0.6: pass"], check=True)
+    subprocess.run([sys.executable, "-c", "import time\\nwhile time.process_time() < 0.3: pass"], check=True)
 """
 
 
 def run(folder: Path, *options: str) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", f"--rootdir={folder}", *options, "."]
-    return subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False, timeout=60)
+    return subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
 
 
 def test_a_run_measures_its_tests_and_refuses_slow_ones(tmp_path: Path) -> None:
@@ -38,19 +38,18 @@ def test_a_run_measures_its_tests_and_refuses_slow_ones(tmp_path: Path) -> None:
         "import durations\nfrom durations import pytest_addoption\n\n"
         "def pytest_configure(config):\n    config.pluginmanager.register(durations.Durations(config))\n"
     )
-    result = run(tmp_path)
-    assert result.returncode == 0, result.stdout
-    figures = json.loads((tmp_path / "artifacts" / "durations.json").read_text())
-    processor = {name.partition("::")[2]: entry["processor"] for name, entry in figures.items()}
-    assert processor["test_fast"] < 0.4
-    assert processor["test_slow_by_itself"] >= 0.5
-    assert processor["test_slow_by_a_child"] >= 0.5
-    assert all(entry["seconds"] > 0 for entry in figures.values())
-
-    refused = run(tmp_path, "--slowest-test=0.4")
-    assert refused.returncode == 1
-    assert "FAILED: tests of more than 0.4 processor seconds" in refused.stdout
+    refused = run(tmp_path, "--slowest-test=0.2")
+    assert refused.returncode == 1, refused.stdout
+    assert "FAILED: tests of more than 0.2 processor seconds" in refused.stdout
+    assert "test_slow_by_itself" in refused.stdout
     assert "test_slow_by_a_child" in refused.stdout
     assert "test_fast" not in refused.stdout
-    assert run(tmp_path, "--slowest-test=0.4", "-k", "fast").returncode == 0
+    figures = json.loads((tmp_path / "artifacts" / "durations.json").read_text())
+    processor = {name.partition("::")[2]: entry["processor"] for name, entry in figures.items()}
+    assert processor["test_fast"] < 0.2
+    assert processor["test_slow_by_itself"] >= 0.25
+    assert processor["test_slow_by_a_child"] >= 0.25
+    assert all(entry["seconds"] > 0 for entry in figures.values())
+
+    assert run(tmp_path, "--slowest-test=0.2", "-k", "fast").returncode == 0
     assert len(json.loads((tmp_path / "artifacts" / "durations.json").read_text())) == 3  # of all runs

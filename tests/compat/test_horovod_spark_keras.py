@@ -11,9 +11,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-import settled_keras
+import settled
 
-keras = settled_keras.on_torch()
+keras = settled.keras_on_torch()
 
 from tritium.compat.horovod.spark.common.store import Store  # noqa: E402
 from tritium.compat.horovod.spark.keras import KerasEstimator, KerasModel  # noqa: E402
@@ -25,7 +25,7 @@ pytestmark = pytest.mark.filterwarnings("ignore:__array__ implementation doesn")
 
 @pytest.fixture(scope="module", autouse=True)
 def _keras_settled() -> None:
-    settled_keras.settle()
+    settled.settle_keras()
 
 
 @pytest.fixture(autouse=True)

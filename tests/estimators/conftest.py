@@ -5,11 +5,10 @@ from __future__ import annotations
 import pytest
 import sklearn  # noqa: F401 - LightGBM's, which sets environment variables at its import: not in a test
 
-import settled_keras
-import settled_lightning
+import settled
 
 
 @pytest.fixture(scope="session", autouse=True)
 def _settled() -> None:
-    settled_keras.settle()
-    settled_lightning.settle()
+    settled.settle_keras()
+    settled.settle_lightning()

@@ -6,15 +6,14 @@ from importlib.util import find_spec
 
 import pytest
 
-import settled_keras
-import settled_lightning
+import settled
 
 
 @pytest.fixture(scope="session", autouse=True)
 def _settled() -> None:
     if find_spec("keras") is not None:
-        settled_keras.settle()
-    settled_lightning.settle()
+        settled.settle_keras()
+    settled.settle_lightning()
     import torch
 
     torch.zeros(1, device="cuda")  # CUDA stays in this process, with the files and variables of its driver

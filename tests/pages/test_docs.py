@@ -10,7 +10,8 @@ from pathlib import Path
 import pytest
 
 import advice
-import in_turn
+
+from . import in_turn
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = (

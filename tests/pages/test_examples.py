@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-import in_turn
+from . import in_turn
 
 ROOT = Path(__file__).resolve().parents[2] / "examples"
 ESTIMATORS = ("keras_digits.py", "jax_diabetes.py", "lightning_cancer.py")

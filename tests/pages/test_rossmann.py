@@ -13,7 +13,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-import settled_keras
+import settled
 
 ROOT = Path(__file__).resolve().parents[2] / "examples" / "rossmann"
 STORES, DAYS, TEST_DAYS = 6, 420, 14
@@ -27,7 +27,7 @@ pytestmark = [
 @pytest.fixture(scope="module")
 def example() -> Iterator[Callable[[str], Any]]:
     """Return a function that imports a module of the example."""
-    settled_keras.settle()
+    settled.settle_keras()
     there, backend = set(sys.modules), os.environ.get("KERAS_BACKEND")
     sys.path.insert(0, str(ROOT))
     yield importlib.import_module

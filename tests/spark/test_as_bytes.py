@@ -13,7 +13,6 @@ from pyspark.sql import functions as F
 
 import tritium as tr
 from clusters import set_to
-from received import receive
 from tritium.data.exchange import Exchange
 from tritium.data.schema import Data
 from tritium.errors import BadRow
@@ -21,6 +20,8 @@ from tritium.model.signature import Input, Output, Signature
 from tritium.predict.spark import score
 from tritium.spark import inside
 from tritium.spark.inside import jvm_bytes
+
+from .received import receive
 
 SETTINGS = {
     "as it is": {},

@@ -15,13 +15,14 @@ import torch
 from pyspark.ml.feature import HashingTF
 from pyspark.sql import functions as F
 
-from received import receive
 from tritium.data.exchange import Exchange
 from tritium.data.receiver import Receiver
 from tritium.data.schema import Data
 from tritium.data.spool import Spool
 from tritium.data.tables import Tables
 from tritium.errors import BadData, BadSetting
+
+from .received import receive
 
 UTC = datetime.timezone.utc
 

@@ -10,10 +10,11 @@ import torch
 from pyspark.sql import functions as F
 from torch import nn
 
-from received import receive
 from tritium.data.exchange import Exchange
 from tritium.data.schema import Data
 from tritium.ml import TorchEstimator
+
+from .received import receive
 
 
 def test_a_classification_leaves_out_what_it_cant_read(spark: Any, tmp_path: Path) -> None:

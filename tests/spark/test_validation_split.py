@@ -13,13 +13,14 @@ from pyspark.sql import functions as F
 from torch import nn
 
 import tritium as tr
-from received import receive
 from tritium.data.exchange import Exchange
 from tritium.data.idset import HALF
 from tritium.data.schema import Data
 from tritium.ml import TorchSettings
 from tritium.ml.fitting import prepare
 from tritium.ml.torch.backend import TorchBackend
+
+from .received import receive
 
 ROUNDS = int(os.environ.get("TRITIUM_ORACLE_ROUNDS", "8")) // 4  # a round takes a Spark job
 SIDES = ("train", "validation")

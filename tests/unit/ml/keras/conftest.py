@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-import settled_keras
+import settled
 
-settled_keras.on_torch()
+settled.keras_on_torch()
 
 
 @pytest.fixture(scope="session", autouse=True)
 def _keras_settled() -> None:
-    settled_keras.settle()
+    settled.settle_keras()

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-import settled_lightning
+import settled
 
 
 @pytest.fixture(scope="session", autouse=True)
 def _lightning_settled() -> None:
-    settled_lightning.settle()
+    settled.settle_lightning()

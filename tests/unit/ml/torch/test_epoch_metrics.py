@@ -54,7 +54,7 @@ def correlation() -> float:
 
 
 def chosen() -> dict[str, Any]:
-    from own_metrics import Halves
+    from .own_metrics import Halves
 
     return {name: metric for name, metric in metrics().items() if name != "by_class"} | {"upper": Halves()}
 

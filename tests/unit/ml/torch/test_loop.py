@@ -197,7 +197,7 @@ def cases() -> dict[str, tuple[TorchSettings, pa.Table]]:
     """Return name → settings and rows. After all others, `null` shows that a process group can be made again."""
     import torchmetrics
 
-    from own_metrics import Stacked, Worst
+    from .own_metrics import Stacked, Worst
 
     return {
         "even": (regression(), table(96)),

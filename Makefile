@@ -5,7 +5,7 @@ BIN := .venv/bin
 # Python keeps the bytecode of src and tests, which every process of the tests and of the demo would compile again.
 unexport PYTHONDONTWRITEBYTECODE
 QUICK_WORKERS ?= 3
-TEST = tests/unit tests/estimators tests/spark
+TEST = tests/spark tests/estimators tests/unit
 REST = tests/frameworks tests/compat tests/pages tests/faults tests/chaos tests/gpu
 CHAOS_SEED ?=
 ORACLE_ROUNDS ?= 200

@@ -26,7 +26,6 @@ import durations
 import leaks
 import warm
 from durations import pytest_addoption  # noqa: F401 - a hook
-from no_jvm import NO_JVM, starts_no_jvm
 from tritium import aliases
 
 gc.disable()  # until all is collected: importing makes millions of objects, and nothing to collect
@@ -122,6 +121,9 @@ def saved_elsewhere(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture(autouse=True)
 def _nothing_left_behind(request: pytest.FixtureRequest) -> Iterator[None]:
+    if request.config.getoption("usepdb"):  # A debugger leaves its handler of Ctrl-C, and may end all in the middle.
+        yield
+        return
     if {"spark", "cluster"} & set(request.fixturenames):
         request.getfixturevalue("spark")  # what the session leaves is not the test's
     if "there" in request.fixturenames:  # tests/chaos
@@ -254,12 +256,13 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
     return ByCluster(config, log)
 
 
+@pytest.hookimpl(trylast=True)  # after -k and -m have left their items
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     order = [*clusters.KINDS, *clusters.EXTRA]
-    # TRITIUM_CLUSTER=standalone pytest …: that kind's tests, in this process
-    if clusters.KIND != "local" and not PIPES:
-        items[:] = [item for item in items if _kind(item) == clusters.KIND]
     items.sort(key=lambda item: order.index(_kind(item)))  # stable: one cluster at a time
+    kinds = {_kind(item) for item in items}
+    if len(kinds) == 1 and not PIPES and "PYTEST_XDIST_WORKER" not in os.environ:
+        (clusters.KIND,) = kinds  # Tests of one kind alone run in this process, where a debugger reaches them.
     if "PYTEST_XDIST_WORKER" in os.environ:
         items.sort(key=lambda item: _kind(item) == "local")  # the slowest start first
     for item in items:
@@ -270,9 +273,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 def pytest_collection_finish(session: pytest.Session) -> None:
     _forget_aliases()  # of files that import tritium.compat: the first test would find Horovod
-    no_jvm = all(_place(item.path).startswith(NO_JVM) for item in session.items)
-    no_jvm = no_jvm or starts_no_jvm(os.environ.get("PYTEST_XDIST_WORKER", "gw0"))
-    if not no_jvm and not session.config.option.collectonly:
+    places = [_place(item.path) for item in session.items]
+    if not session.config.option.collectonly and not all(place.startswith("unit/") for place in places):
         try:
             class_archive.write(clusters.SHORT_LIVED)
         except (OSError, RuntimeError, subprocess.SubprocessError) as problem:

@@ -14,7 +14,8 @@ from typing import Any
 
 from tritium.model.engine import Buffer, Weights
 from tritium.model.files import mapped
-from tritium.spark.session import is_connect
+from tritium.spark import is_connect
+from tritium.spark.session import Session
 
 _artifacts: set[tuple[str, str]] = set()
 
@@ -39,7 +40,7 @@ def send(spark: Any, name: str, weights: Weights) -> Any:
 
 def session_of(spark: Any) -> str:
     """Return the id of the Connect session or classic application, as long as which sent weights live."""
-    return str(spark.session_id if is_connect(spark) else spark.sparkContext.applicationId)
+    return Session.of(spark).id
 
 
 def receive(name: str, sent: Any) -> Buffer:

@@ -90,7 +90,10 @@ class Link:
 
 @dataclass(frozen=True)
 class Ended:
-    """How a job failed: `where` ("gang", "source", or "" for neither), and the reason of the task or the job."""
+    """How a job failed: `where` ("gang", "source", or "" for neither), and the reason of the task or the job.
+
+    why_lost : as `translate` takes it.
+    """
 
     where: str
     reason: str
@@ -195,9 +198,9 @@ def translate(
 ) -> TritiumError:
     """Return the Tritium error for Spark's exception, which becomes its attribute `spark_error`.
 
-    stopped : whether the session was stopped.
-    in_gang : tells whether a stage or a task id is the gang's.
-    of_task : returns the error for the last line of a traceback from the gang's own task, where it knows one.
+    stopped  : whether the session was stopped.
+    in_gang  : tells whether a stage or a task id is the gang's.
+    of_task  : returns the error for the last line of a traceback from the gang's own task, where it knows one.
     why_lost : the pattern of lines that say why an executor was lost, see `Cluster.why_lost`.
     """
     links = chain(error)

@@ -14,8 +14,8 @@ from contextlib import contextmanager
 from typing import Any
 
 from tritium.errors import WrongVersion
+from tritium.spark import is_connect
 from tritium.spark.inside.plans import python_function
-from tritium.spark.session import is_connect
 
 VARIABLE = "PYSPARK_PYTHON"
 NEEDED = ("pyarrow", "numpy")

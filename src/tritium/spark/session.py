@@ -1,7 +1,4 @@
-"""A SparkSession, classic or of Spark Connect: its settings, threads, tags, and whether it still answers (driver).
-
-`is_connect` is the one place that tells the two apart.
-"""
+"""A SparkSession, classic or of Spark Connect: its settings, threads, tags, and whether it still answers (driver)."""
 
 from __future__ import annotations
 
@@ -14,6 +11,7 @@ from typing import Any, ClassVar, TypeVar
 
 from tritium.errors import BadSetting, JobFailed
 from tritium.shown import signal_name
+from tritium.spark import is_connect
 from tritium.spark.errors import OUT_OF_HEAP, caused, more_memory, text_of
 
 T = TypeVar("T")
@@ -21,11 +19,6 @@ T = TypeVar("T")
 ASK_SECONDS = 5.0  # The timeout of a cancellation over Spark Connect, whose client would retry for ten minutes.
 DYING_SECONDS = 0.5  # How long the JVM may take to exit after its connection broke.
 EXIT_SECONDS = 3.0  # And after its session was stopped, if it exits.
-
-
-def is_connect(spark: Any) -> bool:
-    """Return whether this session, or the session of this DataFrame, is a client of Spark Connect."""
-    return type(spark).__module__.startswith("pyspark.sql.connect")
 
 
 class Session:

@@ -37,7 +37,7 @@ _POLL_SECONDS = 0.1  # Spark has no notification when an executor registers.
 Note = Callable[[str], object]
 
 
-def _unheard(text: str) -> None:
+def unheard(text: str) -> None:
     """Discard a note."""
 
 
@@ -79,7 +79,7 @@ class Cluster:
 
     # ---- before anything is submitted
 
-    def ranks_for(self, gang: Needs, note: Note = _unheard, *, again: bool = False) -> int:
+    def ranks_for(self, gang: Needs, note: Note = unheard, *, again: bool = False) -> int:
         """Check the cluster, and return the world size that this gang can start with.
 
         Waits for executors of a young application as long as Spark itself would
@@ -109,7 +109,7 @@ class Cluster:
             self._profiles[key] = self._make_profile(gang)
         return self._profiles[key]
 
-    def take_slots(self, run: RunSlots, gang: Needs, ranks: int, timeout: float, note: Note = _unheard) -> None:
+    def take_slots(self, run: RunSlots, gang: Needs, ranks: int, timeout: float, note: Note = unheard) -> None:
         """Have `run` hold the slots of `ranks` ranks against other launches of this process; see `RunSlots.take`.
 
         Nothing is reserved where slots can't be counted, or executors have not started yet.

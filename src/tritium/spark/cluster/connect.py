@@ -9,7 +9,7 @@ import socket
 from urllib.parse import urlsplit
 
 from tritium.errors import BadSetting
-from tritium.spark.cluster.base import DYNAMIC, Cluster, Needs, Note
+from tritium.spark.cluster.base import DYNAMIC, Cluster, Needs, Note, unheard
 from tritium.spark.cluster.slots import RunSlots
 from tritium.spark.inside import scheduler
 
@@ -29,7 +29,7 @@ class Uncounted(Cluster):
     def slots(self, gang: Needs) -> int | None:
         return None
 
-    def take_slots(self, run: RunSlots, gang: Needs, ranks: int, timeout: float, note: Note = str) -> None:
+    def take_slots(self, run: RunSlots, gang: Needs, ranks: int, timeout: float, note: Note = unheard) -> None:
         """Do nothing: slots can't be counted."""
 
     def executor_hosts(self) -> list[str]:

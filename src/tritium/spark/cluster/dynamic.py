@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from tritium.errors import NotEnoughSlots
-from tritium.spark.cluster.base import Cluster, Needs, Note
+from tritium.spark.cluster.base import Cluster, Needs, Note, unheard
 from tritium.spark.cluster.slots import RunSlots
 
 
@@ -12,7 +12,7 @@ class Dynamic(Cluster):
 
     starts_one_by_one = True
 
-    def take_slots(self, run: RunSlots, gang: Needs, ranks: int, timeout: float, note: Note = str) -> None:
+    def take_slots(self, run: RunSlots, gang: Needs, ranks: int, timeout: float, note: Note = unheard) -> None:
         """Do nothing: executors have not started yet."""
 
     def count_ranks(self, gang: Needs, note: Note, again: bool) -> int:

@@ -13,7 +13,7 @@ from typing import Any
 
 from tritium.errors import BadSetting
 from tritium.hints import did_you_mean
-from tritium.spark.session import is_connect
+from tritium.spark import is_connect
 
 SETTING = "spark.tritium.inside"
 

@@ -12,9 +12,9 @@ import re
 from typing import Any
 
 from tritium.errors import WrongVersion
+from tritium.spark import is_connect
 from tritium.spark.inside import Inside
 from tritium.spark.inside.plans import items
-from tritium.spark.session import is_connect
 
 HANGING = "4.2.0"
 _ARROW_BATCHED = 101  # Spark's number for a Python UDF that is given Arrow batches

@@ -13,8 +13,8 @@ import pyarrow.fs
 import pyarrow.parquet as pq
 
 from tritium.errors import BadSetting, TritiumWarning
+from tritium.spark import is_connect
 from tritium.spark.inside import hadoop
-from tritium.spark.session import is_connect
 from tritium_compat.petastorm.dataset import Dataset
 from tritium_compat.petastorm.errors import PetastormMetadataError, PetastormMetadataGenerationError
 from tritium_compat.petastorm.fs_utils import FilesystemResolver, as_arrow, get_filesystem_and_path_or_paths

@@ -6,17 +6,41 @@
 
 from __future__ import annotations
 
+import re
 import shutil
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import tritium.errors
 
+BASES = ("SetupError", "DataError")  # which have no entry, as they are not raised themselves
+
 
 def on_page_markdown(markdown: str, **_: Any) -> str:
     """mkdocs calls this for every page."""
     markdown = markdown.replace("<!-- decisions -->", decisions())
-    return markdown.replace("<!-- errors -->", f"```text\n{errors()}\n```")
+    return markdown.replace("<!-- errors -->", errors())
+
+
+def on_page_content(html: str, **_: Any) -> str:
+    """mkdocs calls this for every page: a table's cells get the headers of their columns, for narrow screens."""
+    return re.sub(r"<table>.*?</table>", lambda table: labelled(table[0]), html, flags=re.DOTALL)
+
+
+def labelled(table: str) -> str:
+    """Return a table in which each cell but those of the first column carries its column's header."""
+    heads = [re.sub(r"<.*?>", "", head).strip() for head in re.findall(r"<th[^>]*>(.*?)</th>", table, re.DOTALL)]
+    rows = table.split("<tr>")
+    for number, row in enumerate(rows):
+        labels = iter(heads)
+
+        def label(cell: re.Match[str], labels: Iterator[str] = labels, first: str = heads[0]) -> str:
+            head = next(labels, "")
+            return f'<td data-label="{head}"' if head and head != first else "<td"
+
+        rows[number] = re.sub(r"<td(?=[ >])", label, row)
+    return "<tr>".join(rows)
 
 
 def on_post_build(config: Any, **_: Any) -> None:
@@ -32,8 +56,13 @@ def on_post_build(config: Any, **_: Any) -> None:
 
 
 def errors() -> str:
-    """The tree at the top of tritium.errors."""
-    return str(tritium.errors.__doc__).partition("\n\n")[2].strip()
+    """Return the tree at the top of tritium.errors as nested lists, with links to the entries of errors."""
+    lines = []
+    for line in str(tritium.errors.__doc__).partition("\n\n")[2].strip().splitlines():
+        branch, name, meaning = re.fullmatch(r"(\W*)(\w+) *(.*)", line).groups()  # type: ignore[union-attr]
+        entry = f"`{name}`" if line.endswith(name) or name in BASES else f"[`{name}`](#{name.lower()})"
+        lines.append(f"{' ' * len(branch)}- {entry}{': ' * bool(meaning)}{meaning}")
+    return "\n".join(lines)
 
 
 def decisions() -> str:

@@ -237,7 +237,7 @@ def own_fields(source: type) -> list[dataclasses.Field[Any]]:
 def shown_type(field: dataclasses.Field[Any]) -> str:
     """Return a field's annotation as Markdown; nothing where only its text says what it may be."""
     alias = getattr(tritium.gang.settings, str(field.type), field.type)
-    return "" if alias == "Any" else f"`{str(alias).replace('typing.', '')}`"
+    return "" if alias is Any else f"`{str(alias).replace('typing.', '')}`"
 
 
 def default(field: dataclasses.Field[Any]) -> str:

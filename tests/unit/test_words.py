@@ -14,8 +14,8 @@ import tritium
 
 PACKAGE = Path(tritium.__file__).parent
 FOLDERS = (
-    *("cli", "data", "frameworks", "gang/coordinator", "gang/rank", "gang/supervisor", "ml/function", "ml/keras"),
-    *("ml/lightgbm", "ml/lightning", "model", "predict"),
+    *("cli", "data", "frameworks", "gang/control", "gang/coordinator", "gang/rank", "gang/supervisor", "ml/function"),
+    *("ml/keras", "ml/lightgbm", "ml/lightning", "model", "observe", "predict"),
 )
 STATES = {"checkpoint.py", "identity.py"}  # Not gone through yet.
 FILES = sorted(

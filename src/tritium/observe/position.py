@@ -1,4 +1,4 @@
-"""The position and speed of a training, from what its ranks log (driver)."""
+"""The position and speed of a training, from its ranks' logs (driver)."""
 
 from __future__ import annotations
 
@@ -7,7 +7,8 @@ from collections.abc import Callable
 
 from tritium.events import Logged
 
-RATE_SECONDS = 15.0  # rows/s is a mean over this window
+RATE_SECONDS = 15.0
+"""The window over which rows/s is a mean."""
 
 
 class TrainingPosition:
@@ -19,16 +20,21 @@ class TrainingPosition:
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
-        self._leader: int | None = None  # the lowest rank that logs
-        self._windows: dict[int, deque[tuple[float, int]]] = {}  # by rank: (time, rows taken by then)
-        self._first: tuple[float, float] | None = None  # time and fraction at the first log
-        self._fraction: float | None = None  # at the last log
-        self._latest = 0.0  # time of the last log that changed it
+        self._leader: int | None = None
+        """The lowest rank that logs."""
+        self._windows: dict[int, deque[tuple[float, int]]] = {}
+        """Rank → (time, rows taken by then)."""
+        self._first: tuple[float, float] | None = None
+        """Time and fraction at the first log."""
+        self._fraction: float | None = None
+        """The fraction at the last log."""
+        self._latest = 0.0
+        """The time of the last log that changed the fraction."""
         self.position: dict[str, int] = {}
         self.values: dict[str, float | str] = {}
 
     def log(self, event: Logged) -> None:
-        """Record what a rank logged."""
+        """Record a log of a rank."""
         now = self._clock()
         if event.rows is not None:
             window = self._windows.setdefault(event.rank, deque())
@@ -83,7 +89,7 @@ class TrainingPosition:
         return max(0.0, left - (self._clock() - self._latest))
 
     def text(self) -> str:
-        """Return what is known of `epoch 2/5, step 120/300, 12,345 rows/s, loss 0.1234, 0:21 left`."""
+        """Return the known parts of `epoch 2/5, step 120/300, 12,345 rows/s, loss 0.1234, 0:21 left`."""
         parts = []
         for one, many in (("epoch", "epochs"), ("step", "steps")):
             if one in self.position:

@@ -29,13 +29,15 @@ if TYPE_CHECKING:
     from rich.console import Console, RenderableType
     from rich.live import Live
 
-LINE_SECONDS = 5.0  # between two plain lines of rows and steps, at least
+LINE_SECONDS = 5.0
+"""The least time between two plain lines of rows and steps."""
 REFRESH_SECONDS = 0.25
 _LONGEST_LINE = 32 << 10
-_BAR_SECONDS = 0.2  # between two times that Spark draws its progress bar
-_WIPE = f"\r{' ' * 80}\r"  # as Spark removes it, which has no terminal's codes either
+_BAR_SECONDS = 0.2
+"""The time between two times that Spark draws its progress bar."""
+_WIPE = f"\r{' ' * 80}\r"  # Spark removes the bar so, too, without a terminal's codes.
 
-_terminal = threading.Lock()  # held by the one live display of this process; other runs write plain lines meanwhile
+_terminal = threading.Lock()  # The one live display of this process holds it, and other runs write plain lines.
 
 
 class Progress:
@@ -46,7 +48,7 @@ class Progress:
     show   : False shows only that output.
     title  : tells one of several runs from the others; every line of its own begins with it.
     live   : whether to draw a live display. None: on a terminal, or in a notebook that has ipywidgets.
-    stream : where to write. None: `sys.stdout`, looked up for each line.
+    stream : the stream to write to. None: `sys.stdout`, looked up for each line.
     """
 
     def __init__(
@@ -67,8 +69,8 @@ class Progress:
         self._stream = stream
         self._clock = clock
         self._begun = clock()
-        self._lock = threading.Lock()  # of the state; never held while writing
-        self._writing = threading.Lock()  # of the stream
+        self._lock = threading.Lock()  # For the state. It is never held while writing.
+        self._writing = threading.Lock()
         self._partial: dict[int, str] = {}
         self._phase = f"starting {ranks} rank{'s' * (ranks > 1)}"
         self._reported = 0
@@ -78,7 +80,8 @@ class Progress:
         self._last_line = clock()
         self._pending = False
         self._broken = False
-        self._beside_bar = False  # whether Spark draws its progress bar on stderr
+        self._beside_bar = False
+        """Whether Spark draws its progress bar on stderr."""
         self._written = clock()
         self._closed = threading.Event()
         self._live: Live | None = None
@@ -97,7 +100,7 @@ class Progress:
             self._write(line)
 
     def output(self, rank: int, text: str) -> None:
-        """Show what a rank wrote, whole lines with `[rank 0]` in front."""
+        """Show output of a rank, as whole lines with `[rank 0]` in front."""
         if self._output == "none" or (self._output == "rank 0" and rank != 0):
             return
         with self._lock:
@@ -122,12 +125,12 @@ class Progress:
             live, self._live = self._live, None
             try:
                 live.stop()
-            except (OSError, ValueError):  # as in _write
+            except (OSError, ValueError):  # The terminal is gone, as in `_write`.
                 self._broken = True
             finally:
                 _terminal.release()
 
-    # ---- events: each handler returns the lines to write
+    # ---- Events: each handler returns the lines to write
 
     def _on_started(self, event: GangStarted) -> list[str]:
         self._beside_bar = event.bar
@@ -169,7 +172,7 @@ class Progress:
 
     def _on_log(self, event: Logged) -> list[str]:
         if not self._position.begun:
-            self._last_line = -LINE_SECONDS  # the first numbers are shown at once
+            self._last_line = -LINE_SECONDS  # The first numbers are shown at once.
         self._position.log(event)
         return self._summary_when_due()
 
@@ -221,7 +224,7 @@ class Progress:
     def _elapsed(self) -> float:
         return self._clock() - self._begun
 
-    # ---- lines
+    # ---- Lines
 
     def _unfinished(self) -> list[str]:
         """Return the incomplete last line of every rank that has one, and forget them."""
@@ -233,7 +236,7 @@ class Progress:
         text = self._partial.pop(rank, "") + text
         *lines, rest = text.split("\n")
         if len(rest) > _LONGEST_LINE:
-            rest = rest.rpartition("\r")[2]  # a progress bar that redraws one line
+            rest = rest.rpartition("\r")[2]  # A progress bar redraws one line.
         if len(rest) > _LONGEST_LINE:
             lines, rest = [*lines, rest], ""
         self._partial[rank] = rest
@@ -254,7 +257,7 @@ class Progress:
                 before = _WIPE if self._may_follow_bar(stream) else ""
                 stream.write(before + line.encode(encoding, "backslashreplace").decode(encoding) + "\n")
                 stream.flush()
-            except (OSError, ValueError):  # the terminal or the stream was closed: the run continues
+            except (OSError, ValueError):  # The terminal or the stream was closed, and the run continues.
                 self._broken = True
 
     def _may_follow_bar(self, stream: IO[str]) -> bool:
@@ -264,10 +267,10 @@ class Progress:
             return False
         try:
             return os.path.sameopenfile(stream.fileno(), 2)
-        except (AttributeError, OSError, ValueError):  # no file, such as a notebook's, or a closed one
+        except (AttributeError, OSError, ValueError):  # It is no file, such as a notebook's, or it is closed.
             return False
 
-    # ---- the live display
+    # ---- The live display
 
     def _go_live(self, forced: bool | None) -> None:
         from rich.console import Console
@@ -279,7 +282,7 @@ class Progress:
         live = Live(console=console, auto_refresh=False, get_renderable=self._render)
         try:
             live.start(refresh=True)
-        except (OSError, ValueError):  # as in _write
+        except (OSError, ValueError):  # The terminal is gone, as in `_write`.
             self._broken = True
             _terminal.release()
             return
@@ -291,7 +294,7 @@ class Progress:
         while not self._closed.wait(REFRESH_SECONDS):
             try:
                 live.refresh()
-            except (OSError, ValueError):  # as in _write
+            except (OSError, ValueError):  # The terminal is gone, as in `_write`.
                 self._broken = True
                 return
 

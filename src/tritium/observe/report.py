@@ -73,7 +73,7 @@ class Report:
                         trace=True its `Trace.report()`.
         fingerprint   : by source partition the rows and the sum of their hashes, in hexadecimal.
         checkpoint    : the newest that was saved.
-        verdict       : with trace=True, a sentence on what the steps wait for.
+        verdict       : with trace=True, a sentence on the part that the steps wait for.
         """
         with self._lock:
             return {
@@ -83,7 +83,7 @@ class Report:
                 "ranks": [{"rank": rank, **facts} for rank, facts in sorted(self._ranks.items())],
             }
 
-    # ---- events, under the lock
+    # ---- Events, under the lock
 
     def _on_started(self, event: GangStarted) -> None:
         self._forget_attempt()  # Also of one that was ended to grow, which is no retry.
@@ -155,7 +155,7 @@ class Report:
         self._forget_attempt()
 
     def failed_by(self, **failure: Any) -> None:
-        """Record what ended the run where no rank has failed (the source, the session, a disk): its `rank` is None."""
+        """Record a failure that is no rank's (of the source, the session, a disk): its `rank` is None."""
         with self._lock:
             self._report["failure"] = self._report["failure"] or failure
 

@@ -49,12 +49,12 @@ def new_run_dir(run_dir: str | None) -> tuple[str, str]:
 
 
 def runs_folder() -> str:
-    """Return where directories of runs are made."""
+    """Return the folder in which directories of runs are made."""
     return os.environ.get("TRITIUM_RUNS") or "tritium-runs"
 
 
 def _absolute(path: str) -> str:
-    return path if "://" in path else os.path.abspath(path)  # ranks work in another directory
+    return path if "://" in path else os.path.abspath(path)  # Ranks work in another directory.
 
 
 def run_at(run_dir: str) -> str:
@@ -80,12 +80,12 @@ def _drop_torn_line(path: Path) -> None:
         return
     with path.open("r+b") as file:
         start = end = file.seek(0, os.SEEK_END)
-        found = -1
-        while start and found < 0:  # the line may be longer than one block
+        newline = -1
+        while start and newline < 0:  # The line may be longer than one block.
             stop, start = start, max(0, start - _TAIL_BYTES)
             file.seek(start)
-            found = file.read(stop - start).rfind(b"\n")
-        if (keep := start + found + 1) < end:
+            newline = file.read(stop - start).rfind(b"\n")
+        if (keep := start + newline + 1) < end:
             file.truncate(keep)
 
 
@@ -93,9 +93,9 @@ class RunLog:
     """The writer of the run directory during a run. Methods may be called from any thread.
 
     A directory with a scheme (`s3://…`) is written through fsspec when the log is closed, from a local copy, because
-    object stores can't append; what ranks store is written there at once (stored.py). Events and logs of an earlier run
-    in the directory are kept: new ones are appended. When a write fails, the run continues without its log, and
-    `problem` says why.
+    object stores can't append; files that ranks store are written there at once (stored.py). Events and logs of an
+    earlier run in the directory are kept: new ones are appended. When a write fails, the run continues without its log,
+    and `problem` says why.
     """
 
     def __init__(self, run_dir: str, settings: Mapping[str, Any]) -> None:
@@ -147,7 +147,7 @@ class RunLog:
         return line
 
     def output(self, rank: int, text: str) -> None:
-        """Append what a rank wrote to its log, unchanged."""
+        """Append output of a rank to its log, unchanged."""
         self._append(f"logs/rank-{rank}.log", text)
 
     def store(self, piece: Piece) -> bool:
@@ -179,7 +179,7 @@ class RunLog:
                 self.problem = self.problem or f"report.json could not be written: {error}"
 
     def close(self) -> None:
-        """Write what is pending, and remove incomplete stored files. Later events are ignored."""
+        """Write pending lines, and remove incomplete stored files. Later events are ignored."""
         with self._lock:
             if self._closed:
                 return
@@ -245,11 +245,11 @@ def versions() -> dict[str, str]:
     return {"system": platform.platform(), **installed(*_LIBRARIES)}
 
 
-@functools.cache  # to read what pip has written of five libraries takes 5 ms
+@functools.cache  # To read pip's records of five libraries takes 5 ms.
 def installed(*libraries: str) -> Mapping[str, str]:
     """Return the version of Python, and of those libraries that are installed."""
-    found = {"python": platform.python_version()}
+    versions_by_name = {"python": platform.python_version()}
     for name in libraries:
         with contextlib.suppress(importlib.metadata.PackageNotFoundError):
-            found[name] = importlib.metadata.version(name)
-    return MappingProxyType(found)
+            versions_by_name[name] = importlib.metadata.version(name)
+    return MappingProxyType(versions_by_name)

@@ -16,7 +16,8 @@ from tritium.errors import BadSetting
 from tritium.observe.run_directory import RUN_FILE, runs_folder
 
 MANY = 20
-_NAME = re.compile(r"\d{8}-\d{6}-[0-9a-f]{6}")  # a run's id, as `new_run_dir` makes it
+_NAME = re.compile(r"\d{8}-\d{6}-[0-9a-f]{6}")
+"""Matches a run's id, as `new_run_dir` makes it."""
 _said: set[str] = set()
 
 
@@ -24,8 +25,8 @@ _said: set[str] = set()
 class KeptRun:
     """A run directory.
 
-    started : as it says itself.
-    ended : whether its run is known to have ended: it has a report, or its process on this machine is gone.
+    started : the time in its own record.
+    ended   : whether its run is known to have ended: it has a report, or its process on this machine is gone.
     """
 
     path: Path
@@ -43,19 +44,19 @@ class KeptRun:
 
 
 def kept_in(folder: Path) -> list[KeptRun]:
-    """Return the run directories in a folder, the newest first; whatever else is there is left out."""
+    """Return the run directories in a folder, the newest first; all else in it is left out."""
     runs = [run for entry in _named(folder) if (run := _read(Path(entry))) is not None]
     return sorted(runs, key=lambda run: (run.started, run.path.name), reverse=True)
 
 
 def to_remove(runs: list[KeptRun], keep: int, older: float) -> list[KeptRun]:
-    """Return which of `runs` (the newest first) are neither among the first `keep`, nor younger than `older` days."""
+    """Return those of `runs` (newest first) that are neither among the first `keep` nor younger than `older` days."""
     before = datetime.now(timezone.utc) - timedelta(days=older)
     return [run for run in runs[keep:] if run.ended and run.started <= before]
 
 
 def folder_of(place: str | None) -> Path:
-    """Return the local folder of runs: `place`, or where new ones are made. Raises BadSetting for any other."""
+    """Return the local folder of runs: `place`, or that of new runs. Raises BadSetting for any other."""
     folder = place or runs_folder()
     if "://" in folder:
         raise BadSetting(
@@ -82,7 +83,7 @@ def _named(folder: Path) -> list[str]:
     try:
         with os.scandir(folder) as entries:
             return [e.path for e in entries if _NAME.fullmatch(e.name) and e.is_dir(follow_symlinks=False)]
-    except OSError:  # there is none yet
+    except OSError:  # There is none yet.
         return []
 
 
@@ -92,7 +93,7 @@ def _read(path: Path) -> KeptRun | None:
         started = datetime.fromisoformat(str(facts["started"]))
     except (KeyError, ValueError):
         return None
-    if facts.get("run") != path.name or started.tzinfo is None:  # named by someone else
+    if facts.get("run") != path.name or started.tzinfo is None:  # Someone else has named it.
         return None
     ended = _json(path / "report.json").get("run") == path.name or _is_gone(facts)
     return KeptRun(path, started, ended)
@@ -100,10 +101,10 @@ def _read(path: Path) -> KeptRun | None:
 
 def _json(path: Path) -> dict[str, Any]:
     try:
-        found = json.loads(path.read_text(encoding="utf-8"))
+        content = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError):
         return {}
-    return found if isinstance(found, dict) else {}
+    return content if isinstance(content, dict) else {}
 
 
 def _is_gone(facts: dict[str, Any]) -> bool:

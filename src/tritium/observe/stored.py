@@ -18,9 +18,12 @@ from typing import IO, Any
 from tritium.errors import BadSetting, StoreFailed
 from tritium.file_system import Permissions
 
-PIECE = 1 << 22  # bytes of one piece at most
-CLOSE_SECONDS = 30.0  # how long a failed run waits for uploads
-MESSAGE_SECONDS = 15.0  # between two messages about an upload that takes long
+PIECE = 1 << 22
+"""The most bytes of one piece."""
+CLOSE_SECONDS = 30.0
+"""The limit for a failed run to wait for uploads."""
+MESSAGE_SECONDS = 15.0
+"""The time between two messages about an upload that takes long."""
 
 
 @dataclass(frozen=True)
@@ -98,7 +101,7 @@ class StoredFiles:
         return f"{self._run_dir.rstrip('/')}/{self._normal(name)}"
 
     def _normal(self, name: str) -> str:
-        parts = PurePosixPath(name).parts  # an object store takes `.` and an empty part as parts of the key
+        parts = PurePosixPath(name).parts  # An object store takes `.` and an empty part as parts of the key.
         if not parts or name.startswith(("/", "\\")) or ".." in parts or ":" in parts[0]:
             raise BadSetting(f"{name!r} is no name of a file in the run directory {self._run_dir}.", name=name)
         return "/".join(parts)
@@ -107,7 +110,7 @@ class StoredFiles:
         """Add the next piece of a file; one that begins at 0 restarts the file. Returns whether it now has its name.
 
         Raises StoreFailed where this file or an earlier one can't be written, or where the pieces are not those of one
-        file; then what was written is removed, and an earlier file of that name is unchanged.
+        file. Then the written bytes are removed, and an earlier file of that name is unchanged.
         """
         piece = replace(piece, name=self._normal(piece.name))
         self._refuse_failed()
@@ -184,7 +187,7 @@ class StoredFiles:
         partial = self._partial.pop(name, None)
         if partial is None:
             return
-        with contextlib.suppress(OSError):  # a disk that failed once fails again
+        with contextlib.suppress(OSError):  # A disk that failed once fails again.
             partial.file.close()
         with contextlib.suppress(OSError):
             os.unlink(partial.place)
@@ -205,8 +208,9 @@ class StoredFiles:
         self, name: str, size: int, written: int, error: Exception, *, last: bool = True, uploading: bool = False
     ) -> StoreFailed:
         path, folder, free = self.path(name), self._run_dir, None
-        here = self._uploads is not None and not uploading  # it was still being joined on this machine's own disk
-        with contextlib.suppress(OSError):  # also of `gettempdir`, where it finds no directory to write to
+        # Before its upload a file is joined on this machine's own disk.
+        here = self._uploads is not None and not uploading
+        with contextlib.suppress(OSError):  # The next line, too, fails where no directory can be written to.
             folder = tempfile.gettempdir() if here else folder
             free = None if uploading else shutil.disk_usage(folder).free
         known = f" {free:,} bytes are free there." if free is not None else ""
@@ -236,9 +240,11 @@ class _Uploads:
     def __init__(self, files: Any, root: str) -> None:
         self._files, self._root = files, root.rstrip("/")
         self._changed = threading.Condition()
-        self._waiting: deque[tuple[str, str, int]] = deque()  # name, path on this machine's disk, bytes
+        self._waiting: deque[tuple[str, str, int]] = deque()
+        """Name, path on this machine's disk, and bytes of each file."""
         self._taken: list[str] = []
-        self._now = ""  # the name of the file that is being uploaded
+        self._now = ""
+        """The name of the file that is being uploaded."""
         self.failed: tuple[str, int, Exception] | None = None
         """Name, bytes and error of the first file that could not be uploaded. No file is uploaded after it."""
 
@@ -296,7 +302,7 @@ class _Uploads:
             _check_size(files, partial, size)
             _rename(files, partial, target)
         except BaseException:
-            with contextlib.suppress(Exception):  # a file system that failed once fails again
+            with contextlib.suppress(Exception):  # A file system that failed once fails again.
                 files.rm_file(partial)
             raise
         files.invalidate_cache()
@@ -309,8 +315,8 @@ def _unlink(place: str) -> None:
 
 
 def _check_size(files: Any, path: str, size: int) -> None:
-    if (there := files.size(path)) != size:
-        raise OSError(errno.EIO, f"{there:,} of {size:,} bytes are there")
+    if (stored := files.size(path)) != size:
+        raise OSError(errno.EIO, f"{stored:,} of {size:,} bytes are there")
 
 
 def _rename(files: Any, place: str, target: str) -> None:
@@ -323,13 +329,13 @@ def _rename(files: Any, place: str, target: str) -> None:
         return
     try:
         files.mv(place, target)
-    except FileExistsError:  # a file system that does not rename over an existing file
+    except FileExistsError:  # Some file systems do not rename over an existing file.
         files.rm_file(target)
         files.mv(place, target)
 
 
 class _Partial:
-    """An incomplete file: the path of its bytes, how many there are, and their CRC-32."""
+    """An incomplete file: the path of its bytes, their number and CRC-32."""
 
     def __init__(self, file: IO[bytes], place: str) -> None:
         self.file = file

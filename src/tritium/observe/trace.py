@@ -1,4 +1,4 @@
-"""A measurement of where the time of a rank's steps goes (rank).
+"""A measurement of the parts of the time of a rank's steps (rank).
 
 The time from the first batch asked for to the end of the last epoch is divided into sections; of nested sections the
 innermost counts.

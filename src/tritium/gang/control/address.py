@@ -14,7 +14,7 @@ _MARK = "can't reach the coordinator at "
 
 
 def listener(address: str, port: int = 0) -> socket.socket:
-    """Return a listening socket on an IPv4 or IPv6 address; "::" accepts both. `port` 0: any free one."""
+    """Return a listening socket on an IPv4 or IPv6 address; "::" accepts both. Port 0 is any free one."""
     family, both = family_of(address), address == "::" and socket.has_dualstack_ipv6()
     return socket.create_server((address, port), family=family, backlog=1024, dualstack_ipv6=both)
 
@@ -40,14 +40,14 @@ def unreachable_executor(host: str, address: tuple[str, int], seconds: float, er
 
 def unreachable_in(line: str) -> BadSetting | None:
     """Return the driver's error if `line`, the last of a traceback, has the message of `unreachable`; else None."""
-    found = re.search(rf"The executor on \S+ {_MARK}(\S+), tried for .*", line)
-    if found is None:
+    match = re.search(rf"The executor on \S+ {_MARK}(\S+), tried for .*", line)
+    if match is None:
         return None
     return BadSetting(
-        f"{found[0].strip()} Executors must reach this driver there: set spark.driver.host, or {HOST}, to an address "
+        f"{match[0].strip()} Executors must reach this driver there: set spark.driver.host, or {HOST}, to an address "
         f"of it that they can reach, and {PORT} to a port that firewalls and NetworkPolicies let through.",
         setting=HOST,
-        address=found[1],
+        address=match[1],
     )
 
 
@@ -55,7 +55,7 @@ def interface_v6(address: str) -> str | None:
     """Return the name of the network interface that has this IPv6 address (Linux), or None."""
     wanted = socket.inet_pton(socket.AF_INET6, address.partition("%")[0]).hex()
     try:
-        with open("/proc/net/if_inet6") as table:  # address, index, prefix, scope, flags, name
+        with open("/proc/net/if_inet6") as table:  # A line has address, index, prefix, scope, flags and name.
             return next((line.split()[5] for line in table if line.startswith(wanted)), None)
     except OSError:
         return None

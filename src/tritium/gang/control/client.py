@@ -14,17 +14,22 @@ from tritium.errors import WireError
 from tritium.gang.control.session import GRACE, HEARTBEAT_SECONDS, SILENCE, TICK, Inbox, Outbox, late
 from tritium.wire import Channel, Message, Packed, address_text
 
-ATTEMPT_SECONDS = 2.0  # for one attempt to connect, with its handshake
-LONGEST_PAUSE = 0.5  # between two attempts to connect
-BYE_SECONDS = 2.0  # how long `close` waits until the coordinator has confirmed everything
-OUTBOX_BYTES = 1 << 26  # unconfirmed at most (or one larger message); then senders wait
+ATTEMPT_SECONDS = 2.0
+"""The limit of one attempt to connect, with its handshake."""
+LONGEST_PAUSE = 0.5
+"""The longest pause between two attempts to connect, in seconds."""
+BYE_SECONDS = 2.0
+"""The limit for `close` to wait until the coordinator has confirmed everything."""
+OUTBOX_BYTES = 1 << 26
+"""With so many unconfirmed bytes (or one larger message), senders wait."""
 
 
 class Client:
     """A Channel that reconnects. Any thread may send; one thread at a time may `receive`.
 
-    `who` describes this supervisor in messages. `at_once(message, idle)` is called from the client's own thread, and
-    tells whether it has handled a message; `receive` returns the others. `idle`: no earlier message is waiting.
+    who     : describes this supervisor in messages.
+    at_once : called from the client's own thread as `at_once(message, idle)`, it tells whether it has handled the
+              message; `receive` returns the others. `idle` is true where no earlier message is waiting.
     """
 
     def __init__(
@@ -36,7 +41,8 @@ class Client:
         at_once: Callable[[Message, bool], bool] = lambda message, idle: False,
     ) -> None:
         """Connect within `timeout` seconds. Raises WireError when no coordinator of this run answers."""
-        self.reason: str | None = None  # why the session was closed; None before, and after `close`
+        self.reason: str | None = None
+        """The reason why the session was closed; None before, and after `close`."""
         self._address = address
         self._secret = secret
         self._who = who
@@ -46,11 +52,13 @@ class Client:
         self._inbox = Inbox()
         self._arrived: deque[Message] = deque()
         self._at_once = at_once
-        self._idle = False  # a thread waits in `receive`, so it has handled every message it got
+        self._idle = False
+        """Whether a thread waits in `receive`, so that it has handled every message it got."""
         self._closed = False
         self._closing = False
         self._channel: Channel | None = None
-        self._sending = False  # some thread is sending what is in the outbox
+        self._sending = False
+        """Whether some thread is sending the messages of the outbox."""
         self._heard = self._sent = self._known = time.monotonic()
         """Monotonic times: of the last byte received, of the last one sent, when the coordinator last heard us."""
         channel = self._connect(time.monotonic() + timeout)
@@ -62,7 +70,7 @@ class Client:
         for thread in self._threads:
             thread.start()
 
-    # ---- what other threads call
+    # ---- Called by other threads
 
     def send(self, kind: str, blob: bytes = b"", /, **fields: Any) -> None:
         """Send a message. Waits while OUTBOX_BYTES are unconfirmed. Raises WireError when the session is closed."""
@@ -79,7 +87,7 @@ class Client:
                 raise WireError(f"The other end is gone: {self.reason or 'this connection was closed'}.")
             self._outbox.add(packed)
             if self._sending or self._channel is None:
-                return  # the thread that sends, or reconnects, sends this one too
+                return  # The thread that sends, or reconnects, sends this message, too.
             self._sending = True
         self._send_all()
 
@@ -103,7 +111,7 @@ class Client:
         for thread in self._threads:
             thread.join()
 
-    # ---- threads
+    # ---- Threads
 
     def _end(self, reason: str | None) -> None:
         with self._changed:
@@ -128,7 +136,7 @@ class Client:
         except WireError as error:
             self._end(str(error))
         finally:
-            self._end("its thread has failed")  # only after an unexpected error, so that no thread waits for ever
+            self._end("its thread has failed")  # After an unexpected error, so that no thread waits for ever.
 
     def _listen(self, channel: Channel) -> None:
         """Receive until this connection breaks."""
@@ -142,11 +150,11 @@ class Client:
                 self._take(messages)
             except TimeoutError:
                 now = time.monotonic()
-                if now - began > 2 * TICK:  # this process itself was stopped, and could not receive
+                if now - began > 2 * TICK:  # This process itself was stopped, and could not receive.
                     self._heard = self._known = now
                 if now - self._heard > SILENCE:
                     return
-            except WireError:  # damaged or not authentic: unreceived messages are sent again
+            except WireError:  # It is damaged or not authentic, and unreceived messages are sent again.
                 return
 
     def _take(self, messages: list[Message]) -> None:
@@ -216,7 +224,7 @@ class Client:
             raise
 
     def _write(self) -> None:
-        """Send what a broken connection left unsent, and heartbeats: every HEARTBEAT_SECONDS, or when ACKs are due."""
+        """Send messages that a broken connection left, and heartbeats, every HEARTBEAT_SECONDS or when ACKs are due."""
         while True:
             with self._changed:
                 self._changed.wait_for(lambda: self._closed or (self._is_idle and self._has_news), TICK)
@@ -251,12 +259,12 @@ class Client:
                 heartbeat = False
             try:
                 channel.pass_on(message)
-            except WireError:  # unconfirmed messages are sent again on the next connection
+            except WireError:  # Unconfirmed messages are sent again on the next connection.
                 with self._changed:
                     if self._channel is channel:
                         self._channel = None
                 channel.hang_up()
-            except BaseException:  # this thread stops sending, and others must not wait for it
+            except BaseException:  # This thread stops sending, and others must not wait for it.
                 self._end("its thread has failed")
                 raise
 

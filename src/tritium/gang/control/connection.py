@@ -11,13 +11,14 @@ from typing import Any, Generic, Protocol, TypeVar
 from tritium.gang.control.session import Inbox, Outbox
 from tritium.wire import MAX_BLOB, Challenge, Codec, Message, Packed
 
-OUTBOX_BYTES = 2 * MAX_BLOB  # a supervisor with more unconfirmed bytes is given up
+OUTBOX_BYTES = 2 * MAX_BLOB
+"""A supervisor with more unconfirmed bytes is given up."""
 
 Owner = TypeVar("Owner")
 
 
 class Serving(Protocol[Owner]):
-    """What connections need of the server."""
+    """The part of the server that connections need."""
 
     def give_up(self, session: Session[Owner], reason: str) -> None: ...
     def watch(self, connection: Connection[Owner], sock: socket.socket, *, writing: bool) -> None: ...
@@ -25,15 +26,20 @@ class Serving(Protocol[Owner]):
 
 
 class Session(Generic[Owner]):
-    """The messages between one supervisor and the server. `owner` is set by the server's user (a Member)."""
+    """The messages between one supervisor and the server.
+
+    owner : a Member, which the server's user sets.
+    """
 
     def __init__(self, server: Serving[Owner], name: str, who: str) -> None:
         self.owner: Owner | None = None
         self.id = name
         self.who = who
         self.connection: Connection[Owner] | None = None
-        self.closed: str | None = None  # why the session was closed; None while it is open
-        self.away = 0.0  # seconds without a connection
+        self.closed: str | None = None
+        """The reason why the session was closed; None while it is open."""
+        self.away = 0.0
+        """Seconds without a connection."""
         self.inbox = Inbox()
         self.outbox = Outbox()
         self._server = server
@@ -55,14 +61,15 @@ class Connection(Generic[Owner]):
     def __init__(self, server: Serving[Owner], sock: socket.socket, secret: bytes) -> None:
         self.session: Session[Owner] | None = None
         self.open = True
-        self.unheard = 0.0  # seconds since the last byte, counted only while the server ran
+        self.unheard = 0.0
+        """Seconds since the last byte, counted only while the server ran."""
         self._server = server
         self._socket = sock
         self._challenge: Challenge | None = Challenge(secret)
         self._packet = b""
         self._in = self._out = Codec(None, b"")
         self._queue: deque[memoryview] = deque([memoryview(self._challenge.greeting)])
-        self._lock = threading.Lock()  # of the sending side: the heartbeat thread sends, too
+        self._lock = threading.Lock()  # For the sending side, as the heartbeat thread sends, too.
         self._sent = time.monotonic()
         self._last = False
 
@@ -126,13 +133,13 @@ class Connection(Generic[Owner]):
                 self._encode(Packed.of(Message("heartbeat", fields)))
             try:
                 self._push(refill=False)
-            except OSError:  # the server's thread gets the same error, and closes the connection
+            except OSError:  # The server's thread gets the same error, and closes the connection.
                 return
 
     def _push(self, *, refill: bool) -> bool:
         """Send as much as the socket takes; tell whether anything is left.
 
-        `refill`: also take messages from the session, which only the server's thread may do.
+        refill : whether to take messages from the session, too, which only the server's thread may do.
         """
         try:
             while self._queue or (refill and self._refill()):
@@ -143,11 +150,11 @@ class Connection(Generic[Owner]):
                 else:
                     self._queue[0] = self._queue[0][sent:]
         except BlockingIOError:
-            return True  # the selector calls when there is room again
+            return True  # The selector calls when there is room again.
         return False
 
     def _refill(self) -> bool:
-        # A message is encoded only when there is room: a large one for many ranks would delay all others.
+        # A message is encoded only when there is room, as a large one for many ranks would delay all others.
         if self.session is None or not self.session.outbox or self._last:
             return False
         self._encode(self.session.outbox.next())

@@ -19,8 +19,10 @@ from tritium.gang.control.session import HEARTBEAT_SECONDS, LOST, SILENCE, TICK,
 from tritium.wire import Message
 
 HANDSHAKE_SECONDS = 10.0
-CROWD = 128  # with more connections heartbeats are rarer, but still two within SILENCE
-MAX_UNAUTHENTICATED = 256  # unauthenticated connections, at most
+CROWD = 128
+"""With more connections heartbeats are rarer, but still two within SILENCE."""
+MAX_UNAUTHENTICATED = 256
+"""The most unauthenticated connections."""
 RUN_ENDED = "this run has ended, or continues without this supervisor"
 
 
@@ -51,7 +53,7 @@ class Server(Generic[Owner]):
         self._on_connection = on_connection
         self._on_gone = on_gone
         self.connections: dict[socket.socket, Connection[Owner]] = {}
-        self.sessions: dict[str, Session[Owner]] = {}  # ended ones are kept, so that none is taken up again
+        self.sessions: dict[str, Session[Owner]] = {}  # Ended ones are kept, so that none is taken up again.
         self.away_limit = LOST
         self._timers: list[tuple[float, int, Callable[[], None]]] = []
         self._ticket = itertools.count()
@@ -71,7 +73,7 @@ class Server(Generic[Owner]):
         self._calls.append(call)
         try:
             self._waker.send(b"!")
-        except OSError:  # already closed: the thread has ended
+        except OSError:  # It is closed, as the thread has ended.
             return
 
     def after(self, seconds: float, call: Callable[[], None]) -> None:
@@ -117,7 +119,7 @@ class Server(Generic[Owner]):
         self.connections.clear()
         self._selector.close()
 
-    # ---- time
+    # ---- Time
 
     def _tick(self) -> None:
         """Drop connections silent for SILENCE, and give up sessions without a connection for `away_limit` seconds.
@@ -151,15 +153,15 @@ class Server(Generic[Owner]):
             if session.closed is None and session.connection is None:
                 self.give_up(session, "its connection broke")
 
-    # ---- connections
+    # ---- Connections
 
     def _accept(self) -> None:
         try:
             sock, _ = self._listener.accept()
-        except OSError:  # the client has disconnected, or this process is out of file descriptors
+        except OSError:  # The client has disconnected, or this process is out of file descriptors.
             return
         unauthenticated = [connection for connection in self.connections.values() if connection.is_unauthenticated]
-        if len(unauthenticated) >= MAX_UNAUTHENTICATED:  # drop the oldest: a supervisor would be authenticated by now
+        if len(unauthenticated) >= MAX_UNAUTHENTICATED:  # The oldest goes, as a supervisor would be authenticated.
             self.drop(unauthenticated[0])
         sock.setblocking(False)
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
@@ -184,7 +186,7 @@ class Server(Generic[Owner]):
             return
         try:
             messages = connection.receive(data)
-        except WireError as error:  # not authentic, or damaged: a session continues on the next connection
+        except WireError as error:  # Not authentic, or damaged. A session continues on the next connection.
             self._on_broken(None, error)
             self.drop(connection)
             return

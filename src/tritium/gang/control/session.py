@@ -1,8 +1,8 @@
 """Deliver messages once and in order, over connections that may break (driver, supervisor).
 
 Each side of a session numbers the messages it sends, and keeps each until the other side has confirmed it. When the
-connection breaks, the next one begins with how many messages each side has received, and the rest is sent again.
-Numbers are not transmitted: a connection neither loses nor reorders anything.
+connection breaks, the next one begins with the number of messages that each side has received, and the rest is sent
+again. The numbers of messages are not transmitted, as a connection neither loses nor reorders anything.
 
 Three kinds of message belong to the connection and are not counted:
 
@@ -19,16 +19,21 @@ from collections import deque
 from tritium.errors import WireError
 from tritium.wire import Packed
 
-TICK = 0.5  # how often each side checks whether a heartbeat is due, or the other side is silent
-HEARTBEAT_SECONDS = 1.0  # after so many seconds without sending, a heartbeat is sent
-SILENCE = 4.0  # after so many seconds without receiving a byte, a connection is considered broken
-GRACE = 7.0  # a supervisor ends after so many seconds without the coordinator, in either direction
-LOST = 10.0  # the coordinator gives a silent supervisor up after so many seconds: later than GRACE ends its rank
-
-ACK_MESSAGES = 64  # so many messages, or so many bytes, are confirmed at once instead of by the next heartbeat
+TICK = 0.5
+"""Seconds between two checks of each side whether a heartbeat is due, or the other side is silent."""
+HEARTBEAT_SECONDS = 1.0
+"""After so many seconds without sending, a heartbeat is sent."""
+SILENCE = 4.0
+"""After so many seconds without receiving a byte, a connection is considered broken."""
+GRACE = 7.0
+"""A supervisor ends after so many seconds without the coordinator, in either direction."""
+LOST = 10.0
+"""The coordinator gives a silent supervisor up after so many seconds: later than GRACE ends its rank."""
+ACK_MESSAGES = 64
+"""So many messages, or ACK_BYTES, are confirmed at once instead of by the next heartbeat."""
 ACK_BYTES = 1 << 20
-_EACH = 256  # bytes of overhead of keeping a message
-
+_OVERHEAD_BYTES = 256
+"""Those of keeping a message."""
 CONTROL = ("session", "heartbeat", "closed")
 
 
@@ -41,8 +46,10 @@ class Outbox:
     """Messages of one direction that are unsent or unconfirmed. Not thread-safe."""
 
     def __init__(self) -> None:
-        self.size = 0  # bytes kept
-        self._first = 0  # the number of the oldest message kept
+        self.size = 0
+        """The bytes of the messages that are kept."""
+        self._first = 0
+        """The number of the oldest message that is kept."""
         self._sent: deque[Packed] = deque()
         self._unsent: deque[Packed] = deque()
 
@@ -63,7 +70,7 @@ class Outbox:
     def add(self, message: Packed) -> None:
         """Append a message to be sent."""
         self._unsent.append(message)
-        self.size += len(message) + _EACH
+        self.size += len(message) + _OVERHEAD_BYTES
 
     def next(self) -> Packed:
         """Return the next message to send; it is kept until it is confirmed."""
@@ -79,7 +86,7 @@ class Outbox:
                 f"{len(self._sent)} more sent."
             )
         for _ in range(received - self._first):
-            self.size -= len(self._sent.popleft()) + _EACH
+            self.size -= len(self._sent.popleft()) + _OVERHEAD_BYTES
         self._first = received
 
     def resume(self, received: int) -> None:
@@ -90,7 +97,7 @@ class Outbox:
 
 
 class Inbox:
-    """Counts what was received in one direction, and when to confirm it."""
+    """Counts the messages received in one direction, and decides when to confirm them."""
 
     def __init__(self) -> None:
         self.received = 0

@@ -70,7 +70,7 @@ def _slow_exchange(rank: int, share: float, traces: Mapping[int, Mapping[str, An
         more = {name: s - traces[rank]["seconds"][name] for name, s in traces[slowest]["seconds"].items()}
         section = max(more, key=lambda name: more[name])
         return head + (
-            f"rank {slowest} is slower ({work[slowest]:.1f} s of its own work, rank {rank} {work[rank]:.1f} s), most of "
-            f"it in {section!r}, and all wait for it"
+            f"rank {slowest} is slower ({work[slowest]:.1f} s of its own work, rank {rank} {work[rank]:.1f} s), most "
+            f"of it in {section!r}, and all wait for it"
         )
     return head + "larger batches, gradient_accumulation, or fewer ranks exchange less often"

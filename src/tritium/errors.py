@@ -33,6 +33,8 @@ TritiumError
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 from typing import Any
 
 _USER = re.compile(r"(?<=://)[^\s/:@'\"]+:[^\s/@'\"]+(?=@)")
@@ -61,15 +63,29 @@ def one_stop(text: str) -> str:
 class TritiumError(Exception):
     """The base class of Tritium's errors. Its text shows no passwords of URLs.
 
-    facts : kept as attributes, and survive pickling (a rank's error is raised again on the driver).
+    Facts are attributes, and survive pickling (a rank's error is raised again on the driver). Each class declares its
+    own, with the value that stands for "not known"; those here are of an error that a rank raised, or a run.
+
+    rank, host, pid : of the rank.
+    rank_traceback  : the rank's own, as text.
+    run_dir         : of the run.
+    lost            : whether nothing of the user's failed by itself, so that the gang was restarted (`retries`).
+    headline        : the first line of the message.
+    spark_error     : Spark's own exception. Its text, with Java's stack, is in the run directory: spark-error.txt.
     """
+
+    rank: int | None = None
+    host: str | None = None
+    pid: int | None = None
+    rank_traceback: str = ""
+    run_dir: str | None = None
+    lost: bool = False
+    headline: str = ""
+    spark_error: BaseException | None = None
 
     def __init__(self, message: str, **facts: Any) -> None:
         super().__init__(masked(one_stop(message)))
         self.__dict__.update(facts)
-
-    def __getattr__(self, name: str) -> Any:  # For type checkers, as facts are set at run time.
-        raise AttributeError(f"{type(self).__name__} has no {name!r}")
 
 
 class SetupError(TritiumError):
@@ -77,88 +93,183 @@ class SetupError(TritiumError):
 
 
 class BadSetting(SetupError, ValueError):
-    """A setting is wrong, or two contradict each other."""
+    """A setting is wrong, or two contradict each other.
+
+    setting, settings : the name of the one that is wrong, or of several; of a `Gang`, the sentences on them.
+    Others as the message has them: names of `parameters`, `differences` to a checkpoint, a `path`, a `name`.
+    """
+
+    setting: str | None = None
+    settings: Sequence[str] = ()
+    parameters: Sequence[str] = ()
+    problems: Sequence[str] = ()
+    differences: Sequence[str] = ()
+    name: str | None = None
+    key: str | None = None
+    path: str | None = None
+    store: str | None = None
+    address: str | None = None
+    uuid: str | None = None
+    epoch: int | None = None
+    step: int | None = None
+    size: int | None = None
+    limit: int | None = None
 
 
 class BadFunction(SetupError, TypeError):
-    """The function, or something it captures, can't be sent to the ranks."""
+    """The function, or something it captures, can't be sent to the ranks. `variable`: what it captures."""
+
+    variable: str | None = None
 
 
 class BadData(SetupError, ValueError):
-    """A column is missing, or its type or shape does not fit."""
+    """A column is missing, or its type or shape does not fit.
+
+    column, value   : the one that does not fit.
+    name            : of the DataFrame or batch column.
+    problems        : sentences, where there are several. setting : that needs the data otherwise.
+    label, output   : shapes that don't fit each other. shapes, counts : of all columns, of the ranks.
+    """
+
+    column: str | None = None
+    value: Any = None
+    name: str | None = None
+    setting: str | None = None
+    problems: Sequence[str] = ()
+    label: Any = None
+    output: Any = None
+    shapes: Mapping[str, Any] | None = None
+    counts: Any = None
 
 
 class NotEnoughSlots(SetupError):
-    """The cluster has fewer slots or accelerators than the gang needs."""
+    """The cluster has fewer slots or accelerators than the gang needs. `needed`, `available`: ranks."""
+
+    needed: int | None = None
+    available: int | None = None
+    setting: str | None = None
 
 
 class WrongVersion(SetupError):
-    """Python, Spark or a library is missing, too old, or not the same everywhere."""
+    """Python, Spark or a library is missing, too old, or not the same everywhere.
+
+    library, module : what is missing. framework : that needs it. needed, found : versions. python : that lacks it.
+    """
+
+    library: str | None = None
+    module: str | None = None
+    framework: str | None = None
+    needed: str | None = None
+    found: str | None = None
+    python: str | None = None
 
 
 class StartTimeout(TritiumError, TimeoutError):
-    """The gang was not complete within `start_timeout`."""
+    """The gang was not complete within `start_timeout`. `missing`: tasks. `needed`, `available`: slots in ranks."""
+
+    missing: Sequence[int] = ()
+    needed: int | None = None
+    available: int | None = None
 
 
 class DataError(TritiumError, ValueError):
-    """An error found only when the data was read."""
+    """An error found only when the data was read. `column`: in which it is."""
+
+    column: str | None = None
 
 
 class BadRow(DataError):
     """A value that can't be trained on.
 
-    Facts: `column`, `row_id`, `value`, and the values of `row_key` by column, where a launch has found them.
+    column, row_id, value : where it is, and what.
+    row_key               : the values of `row_key` by column, where a launch has found them.
+    name, batch_column    : of the DataFrame, and of what is made of the column.
+    skippable             : whether `handle_invalid="skip"` would leave the row out.
     """
+
+    row_id: int | None = None
+    value: Any = None
+    row_key: Mapping[str, Any] | None = None
+    name: str | None = None
+    batch_column: str | None = None
+    skippable: bool = True
 
 
 class EmptyShard(DataError):
-    """A rank has no rows to train on. Facts: `counts`, the rows per rank."""
+    """A rank has no rows to train on. `counts`: the rows per rank."""
+
+    counts: Any = None
 
 
 class IncompleteShard(DataError):
-    """Spark ended a shard before its last row."""
+    """Spark ended a shard before its last row. `rows`: that came."""
+
+    rows: int | None = None
 
 
 class DataChanged(DataError):
-    """The rows are not those of the checkpoint. Facts: `shard`, and in rows `before` and `rows`."""
+    """The rows are not those of the checkpoint. `shard`: of which DataFrame; in rows `before` and `rows`."""
+
+    shard: str | None = None
+    before: int | None = None
+    rows: int | None = None
 
 
 class SpoolFull(DataError):
-    """The disk under a spool is full. Facts: `directory`, and in bytes `written`, `needed`, `free`."""
+    """The disk under a spool is full. `directory`; in bytes `written`, `needed`, `free`."""
+
+    directory: str | None = None
+    written: int | None = None
+    needed: int | None = None
+    free: int | None = None
 
 
 class RankFailed(TritiumError):
-    """The first rank that failed.
+    """The first rank that failed. `__cause__` is the user's own exception where it could be rebuilt.
 
-    `__cause__` is the user's own exception where it could be rebuilt. Facts: `rank`, `host`, `pid`, `signal` (a name
-    such as "SIGKILL", or None), `exit_code` (or None), `lost` (it did not fail by itself, so the gang was restarted
-    as often as `retries` allows), `traceback` (the rank's own, as text), `log` (its last lines), `memory` (of one that
-    was killed by SIGKILL, in bytes: its `peak`, its host's memory, its cgroup's limit and kills),
-    `step` and `phase` (at that time; None where unknown), `run_dir`.
+    signal      : a name such as "SIGKILL", or None. exit_code : or None.
+    traceback   : the rank's own, as text. log : its last lines.
+    memory      : of one that was killed by SIGKILL, in bytes: its `peak`, its host's memory, its cgroup's limit and
+                  kills.
+    step, phase : at that time; None where unknown.
     """
+
+    signal: str | None = None
+    exit_code: int | None = None
+    traceback: str = ""
+    log: Sequence[str] = ()
+    memory: Mapping[str, Any] | None = None
+    step: int | None = None
+    phase: str | None = None
 
 
 class Stalled(RankFailed):
     """A rank made no progress for longer than `stall_timeout`, or no rows came. The message says where every rank is.
 
-    Facts beside RankFailed's: `step` (its last, from 1; None where it reported none), `phase`, `seconds` without
-    progress, and `stacks`, the Python stacks of every rank as text (rank → text). Of a source without progress before a
-    rank has started: Spark's `stage`, and how many of its `tasks` run; `rank` and `host` are None.
+    step    : its last, from 1; None where it reported none.
+    seconds : without progress.
+    stacks  : the Python stacks of every rank as text (rank → text).
+    stage   : Spark's, of a source without progress before a rank has started; `tasks` of it run, and `rank` and `host`
+              are None.
     """
+
+    seconds: float = 0.0
+    stacks: Mapping[int, str] = MappingProxyType({})
+    stage: int | None = None
+    tasks: int | None = None
 
 
 class JobFailed(TritiumError):
     """The Spark job ended for a reason that is no rank's own.
 
-    Facts: `lost`, whether Spark lost an executor or a worker, so that the gang was restarted (`retries`),
-    `reason`, the line that says why, `cancelled`, whether the job was cancelled, and `spark_error`, Spark's own
-    exception or None. Its text, with Java's stack, is in the run directory: spark-error.txt.
+    lost      : whether Spark lost an executor or a worker, so that the gang was restarted (`retries`).
+    reason    : the line that says why. cancelled : whether the job was cancelled.
+    jvm_gone  : whether Spark's JVM, or the Connect server, has ended.
     """
 
-    lost: bool = False
     reason: str = ""
     cancelled: bool = False
-    spark_error: BaseException | None = None
+    jvm_gone: bool = False
 
 
 class RunCancelled(TritiumError):
@@ -166,41 +277,80 @@ class RunCancelled(TritiumError):
 
 
 class ResultError(TritiumError):
-    """A result can't be pickled or written, or all results together exceed `spark.driver.maxResultSize`."""
+    """A result can't be pickled or written, or all results together exceed `spark.driver.maxResultSize`.
+
+    path : of the file that could not be written; in bytes `needed` and `free`.
+    """
+
+    path: str | None = None
+    needed: int | None = None
+    free: int | None = None
 
 
 class TrainingDiverged(TritiumError, ArithmeticError):
-    """A loss or the gradients are NaN or infinite. Facts: `epoch`, `step` (from 1), `rank`, `column` (or None)."""
+    """A loss or the gradients are NaN or infinite. `step`: from 1. `column`: of the label, or None."""
+
+    epoch: int | None = None
+    step: int | None = None
+    column: str | None = None
 
 
 class RanksDiffer(TritiumError, RuntimeError):
-    """Ranks hold different weights, or train different parameters. Facts: `ranks`, those unlike the rest; `tensor`."""
+    """Ranks hold different weights, or train different parameters. `ranks`: those unlike the rest. `tensor`: a name."""
+
+    ranks: Sequence[int] = ()
+    tensor: str | None = None
 
 
 class CheckpointFailed(TritiumError, OSError):
-    """A checkpoint could not be written, read or listed. Facts: `path`, and of a failed write in bytes `needed`,
-    `written`, `free` (None: not known)."""
+    """A checkpoint could not be written, read or listed.
+
+    path : of the checkpoint; of a failed write in bytes `needed`, `written`, `free` (None: not known).
+    """
+
+    path: str | None = None
+    needed: int | None = None
+    written: int | None = None
+    free: int | None = None
 
 
 class StoreFailed(TritiumError, OSError):
-    """A file that a rank stores could not be written. Facts: `path`, and in bytes `written`, `needed`, `free` (None:
-    not known)."""
+    """A file that a rank stores could not be written.
+
+    path : of the file; in bytes `written`, `needed`, `free` (None: not known).
+    """
+
+    path: str | None = None
+    written: int | None = None
+    needed: int | None = None
+    free: int | None = None
 
 
 class ModelError(TritiumError):
-    """A saved model can't be read."""
+    """A saved model can't be read. `path`: of the model. `unread`: what of it."""
+
+    path: str | None = None
+    unread: Any = None
 
 
 class SignatureMismatch(ModelError, ValueError):
-    """A DataFrame or table does not fit the model. Facts: `differences`, a list of sentences."""
+    """A DataFrame or table does not fit the model. `differences`: sentences."""
+
+    differences: Sequence[str] = ()
 
 
 class UntrustedModel(ModelError):
-    """The model is made by code that the caller does not trust. Facts: `path`, and `origin` where it names one."""
+    """The model is made by code that the caller does not trust. `origin`: where it names one."""
+
+    origin: str | None = None
 
 
 class TooLarge(TritiumError, ValueError):
-    """A message over a control connection exceeds the limit. Facts: `size` and `limit` (bytes)."""
+    """A message over a control connection exceeds the limit. `size` and `limit`: bytes. `kind`: of the message."""
+
+    size: int = 0
+    limit: int = 0
+    kind: str | None = None
 
 
 class WireError(TritiumError, ConnectionError):

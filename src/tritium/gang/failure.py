@@ -184,7 +184,7 @@ class Failure(FailureFacts):
         if isinstance(cause, TritiumError) and self.how == "error":
             here = {"rank": self.rank, "host": self.host, "pid": self.pid, "run_dir": run_dir}
             cause.__dict__.update(here | cause.__dict__)  # A rank that the error names is the one at fault.
-            cause.__dict__["rank_traceback"] = self.traceback
+            cause.rank_traceback = self.traceback
             return cause
         if self.how in ("stalled", "returned"):
             return self._stalled(run_dir)

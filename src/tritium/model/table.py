@@ -176,6 +176,8 @@ def advising() -> Iterator[None]:
         value = error.value
         if value is not None and not (isinstance(value, float) and not math.isfinite(value)):
             raise
+        if error.column is None or error.batch_column is None or error.row_id is None:
+            raise
         raise refused(error.column, error.batch_column, error.row_id, value) from None
 
 

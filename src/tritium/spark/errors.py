@@ -206,7 +206,7 @@ def translate(
     links = chain(error)
     how = replace(ended(links, in_gang), why_lost=why_lost)
     problem = _translated(links, how, stopped, of_task)
-    problem.__dict__["spark_error"] = error
+    problem.spark_error = error
     return problem
 
 

@@ -45,9 +45,9 @@ def located(error: BadRow, attempt: Attempt) -> BadRow:
     """Return the error with the row as the user knows it, and with all columns of the data that hold nulls or NaN."""
     from tritium.data.plan import plan
 
-    name, row_id = str(error.__dict__.get("name")), error.__dict__.get("row_id")
+    name, row_id = error.name, error.row_id
     given = attempt.data if attempt.exchange is None else attempt.exchange.data
-    if name not in given or row_id is None:
+    if name is None or name not in given or row_id is None:
         return error
     data = given[name]
     try:
@@ -68,7 +68,7 @@ def located(error: BadRow, attempt: Attempt) -> BadRow:
     if look.missing:
         listed = ", ".join(f"{column!r} is {what} in {count:,}" for (column, what), count in look.missing.items())
         text += f" Of its {look.rows:,} rows {listed}."
-    if error.__dict__.get("skippable", True):
+    if error.skippable:
         text += " handle_invalid='skip' (of tr.Data in a launch, of the estimator) leaves out such rows."
     return BadRow(text, **{**error.__dict__, "row_key": dict(look.key)})
 
@@ -108,7 +108,9 @@ def _in_spark(error: BadRow, attempt: Attempt) -> Look | None:
 
     from tritium.data.exchange import Exchange
 
-    name: str = error.__dict__["name"]
+    name, row_id, column = error.name, error.row_id, error.column
+    if name is None or row_id is None or column is None:
+        return None
     exchange = attempt.exchange or Exchange(attempt.data, 1)
     data, schema = exchange.data[name], exchange.data[name].frame.schema
     checked = _checked(exchange.plan[name], columns_of(schema))
@@ -117,14 +119,14 @@ def _in_spark(error: BadRow, attempt: Attempt) -> Look | None:
     keys = [spark_column(schema, key) for key in data.keys]
     files = _file_columns(data.frame)
     known = [one.alias(f"k{i}") for i, one in enumerate(keys)] + [one.alias(part) for part, one in files.items()]
-    bad = F.coalesce(_same(error, schema), F.lit(False)).alias("bad")
+    bad = F.coalesce(_same(error.value, column, schema), F.lit(False)).alias("bad")
     counted = [F.coalesce(one, F.lit(False)).alias(f"w{i}") for i, one in enumerate(wrong)]
     rows = {other: F.struct(F.lit(1)) for other in exchange.plan} | {name: F.struct(bad, *known, *counted)}
     numbered = exchange.numbered(rows).where(F.col(name).isNotNull())
-    number = _dealt_again(error.row_id, list(exchange.plan).index(name), (attempt.recorder.received or {}).get(name))
+    number = _dealt_again(row_id, list(exchange.plan).index(name), (attempt.recorder.received or {}).get(name))
     if number is not None:
         ids = numbered.select("_id").orderBy("_id").offset(number).limit(1).collect()
-    row_id = error.row_id if number is None else ids[0]._id if ids else -1
+    row_id = row_id if number is None else ids[0]._id if ids else -1
     row = F.first(F.when(F.col("_id") == row_id, F.col(name)), ignorenulls=True).alias("row")
     sums = [F.count_if(F.col(f"{name}.w{i}")).alias(f"n{i}") for i in range(len(wrong))]
     found = numbered.agg(F.count(F.lit(1)).alias("rows"), row, *sums).head()
@@ -149,16 +151,16 @@ def _dealt_again(row_id: int, number: int, fingerprint: Table | None) -> int | N
     return row_id & POSITION if alone and row_id >> PARTITION_BITS == number else None
 
 
-def _same(error: BadRow, schema: Any) -> Any:
-    """Return a condition that the row of this id still holds what was refused, as far as that can be told."""
+def _same(refused: Any, column: str, schema: Any) -> Any:
+    """Return a condition that the row of this id still holds the value that was refused, as far as that can be told."""
     from pyspark.sql import functions as F
 
-    value, scalar = spark_column(schema, error.column), columns_of(schema)[error.column].item is None
-    if error.value is None and scalar:
+    value, scalar = spark_column(schema, column), columns_of(schema)[column].item is None
+    if refused is None and scalar:
         return value.isNull()
-    if isinstance(error.value, str) and scalar:
-        return value == F.lit(error.value)
-    return F.isnan(value.cast("double")) if error.value != error.value and scalar else F.lit(True)
+    if isinstance(refused, str) and scalar:
+        return value == F.lit(refused)
+    return F.isnan(value.cast("double")) if refused != refused and scalar else F.lit(True)
 
 
 def _file_columns(frame: Any) -> dict[str, Any]:

@@ -187,7 +187,7 @@ def end_gang(coordinator: Coordinator, spark_job: SparkJob) -> None:
 
 def keep_spark_error(attempt: Attempt, problem: BaseException | None) -> None:
     """Write Spark's own error with its Java stack, if there is one, to `spark-error.txt` in the run directory."""
-    error = getattr(problem, "spark_error", None)
+    error = problem.spark_error if isinstance(problem, TritiumError) else None
     if error is not None:
         try:
             attempt.recorder.store(Piece.whole("spark-error.txt", f"{text_of(error)}\n".encode("utf-8", "replace")))

@@ -192,7 +192,7 @@ def await_end(coordinator: Coordinator, attempt: Attempt, tasks: Tasks) -> None:
             tasks.cancel(f"because {coordinator.failure.headline()}")
             coordinator.abort("its Spark job has been cancelled")
             tasks.join(LEAVE_SECONDS)
-        if why is not None and why.__dict__.get("jvm_gone"):
+        if isinstance(why, JobFailed) and why.jvm_gone:
             raise why
         if why is not None and taken and (is_cancelled(why) or isinstance(why, IncompleteShard)):
             raise why  # the job was cancelled, or lost map output: that explains the lost rank
@@ -201,10 +201,11 @@ def await_end(coordinator: Coordinator, attempt: Attempt, tasks: Tasks) -> None:
         if why is not None and lost:
             if not isinstance(why, TritiumError):  # unexpected, in a supervisor of on="driver": a retry can't help
                 raise why
-            text = str(getattr(why, "reason", why)).rstrip(".")
-            error = replace(coordinator.failure, text=text).error(attempt.recorder.run_dir)
-            error.__dict__["spark_error"] = getattr(why, "spark_error", None)
-            raise error
+            text = (why.reason if isinstance(why, JobFailed) else str(why)).rstrip(".")
+            told = replace(coordinator.failure, text=text).error(attempt.recorder.run_dir)
+            if isinstance(told, TritiumError):
+                told.spark_error = why.spark_error
+            raise told
         error = coordinator.failure.error(attempt.recorder.run_dir)
         if isinstance(why, JobFailed) and isinstance(error, IncompleteShard):
             error = IncompleteShard(f"{error} Spark says: {why.reason}", **error.__dict__)

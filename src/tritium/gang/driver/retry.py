@@ -49,16 +49,17 @@ def run_with_retries(attempt: Attempt, run: Callable[[Attempt], list[Any]]) -> l
 
 def is_loss(error: TritiumError) -> bool:
     """Tell whether the gang was lost (a killed rank, a lost executor, lost map output), so that a retry may help."""
-    return isinstance(error, IncompleteShard) or bool(getattr(error, "lost", False))
+    return isinstance(error, IncompleteShard) or error.lost
 
 
 def why_given_up(losses: list[TritiumError], retries: int) -> str | None:
     """Return why there is no further attempt; None when there is one."""
-    kills = Counter((e.rank, getattr(e, "step", None)) for e in losses if getattr(e, "signal", None) == "SIGKILL")
+    killed = [error for error in losses if isinstance(error, RankFailed) and error.signal == "SIGKILL"]
+    kills = Counter((error.rank, error.step) for error in killed)
     for (rank, step), times in kills.items():
         if times >= KILLS:
             where = "" if step is None else f" at step {step}"
-            figures = [e.memory or {} for e in losses if getattr(e, "signal", None) == "SIGKILL" and e.rank == rank]
+            figures = [error.memory or {} for error in killed if error.rank == rank]
             if all(map(from_outside, figures)):
                 return (
                     f"Given up: rank {rank} was killed by SIGKILL {times} times{where}, and not for want of memory. "
@@ -80,5 +81,4 @@ def history(losses: list[TritiumError]) -> list[str]:
 
 def headline(error: TritiumError) -> str:
     """Return the first sentence of an error's message."""
-    known = getattr(error, "headline", None) if isinstance(error, RankFailed) else None
-    return str(known or str(error).partition("\n")[0]).rstrip(".")
+    return (error.headline or str(error).partition("\n")[0]).rstrip(".")

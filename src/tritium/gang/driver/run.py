@@ -11,7 +11,7 @@ from contextlib import nullcontext
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal
 
-from tritium.errors import BadRow, RunCancelled, TritiumError, TritiumWarning, masked
+from tritium.errors import BadRow, RankFailed, RunCancelled, TritiumError, TritiumWarning, masked
 from tritium.gang.driver import launcher
 from tritium.gang.driver.retry import run_with_retries
 from tritium.observe.stream import listeners
@@ -239,7 +239,8 @@ def attempted(attempt: Attempt) -> list[Any]:
         release(attempt, ok=False)
         raise located(error, attempt) from error.__cause__
     except TritiumError as error:
-        if getattr(error, "signal", None) is None and getattr(error, "exit_code", None) is None:
+        of_process = isinstance(error, RankFailed) and not (error.signal is None and error.exit_code is None)
+        if not of_process:
             release(attempt, ok=False)
         raise
     finally:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ast
 import contextlib
 import functools
 import hashlib
@@ -13,11 +12,11 @@ import lzma
 import marshal
 import os
 import pathlib
+import subprocess
 import sys
 import tempfile
-import threading
 import zipfile
-from collections.abc import Collection, Iterator
+from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -28,99 +27,70 @@ if TYPE_CHECKING:
 
 CACHE = "TRITIUM_CACHE"
 """The environment variable with the directory for zips; "": none is kept."""
-_KEPT = 8  # Several versions of Tritium and of Python, with and without `tritium_compat`, have a zip each.
-_STAMP = (2020, 1, 1, 0, 0, 0)  # One date for all, so that the same sources always make the same zip.
-# With contexts by the byte before (lc) and none by the place in a word (pb), it is 0.4 % smaller at no cost.
-_LZMA = {"id": lzma.FILTER_LZMA2, "preset": 2, "lc": 4, "lp": 0, "pb": 0}
-
-_COMPAT = "tritium_compat"
-_in_use: set[str] = set()  # A package that has travelled once always goes along, so that Python workers can be reused.
-
-# Python 3.11 counts the depth of syntax trees for all threads together, and two that make one at the same time fail:
-# "SystemError: AST constructor recursion depth mismatch", seen in the first launches of two threads.
-SYNTAX_TREES = threading.Lock()
-
-
-def compat_in_use(code: Collection[bytes] = ()) -> bool:
-    """Return whether `tritium_compat` goes along to the ranks: it does where somebody has imported it.
-
-    code : the user's code, pickled or packed, which contains the names of the modules that it imports.
-    """
-    if _COMPAT in sys.modules or any(name in part for part in code for name in (b"tritium.compat", _COMPAT.encode())):
-        _in_use.add(_COMPAT)
-    return bool(_in_use) and importlib.util.find_spec(_COMPAT) is not None
-
-
-def zipped(compat: bool = False) -> bytes:
-    """Return this package and cloudpickle as a compressed zip of bytecode, without sources, docstrings and annotations.
-
-    compat : whether `tritium_compat` goes along, see `compat_in_use`.
-
-    It is compressed as a whole, by LZMA: four fifths of what zlib takes, in the same time, and unpacked in 35 ms, once
-    in a worker of Spark's.
-
-    Driver and executors run the same version of Python, or Spark refuses the job. From 1000 KiB on, Spark would warn at
-    each launch that it broadcasts a large task: so docstrings, the annotations of functions and the columns of
-    instructions (a third of it all), which nothing reads there, asserts, what only the driver's shell needs
-    (`tritium.cli`), and other libraries' names that nobody uses (`tritium_compat`) are left out. cloudpickle is
-    included because executors may lack it, or have another version than the one that pickled here.
-
-    To make it takes 1 to 3 s. It is kept for other processes of this user with the same sources, in the directory
-    `$TRITIUM_CACHE`, or else `tritium` in the user's directory for caches.
-    """
-    with SYNTAX_TREES:  # So, too, one of several threads makes it for all.
-        return _zipped(compat)
+_PACKAGES = ("tritium", "tritium_compat", "cloudpickle")
+_KEPT = 8
+"""Zips in that directory: of several versions of Tritium and of Python."""
+# The same sources always make the same zip.
+_STAMP = (2020, 1, 1, 0, 0, 0)
+# By the byte before (lc) and not by the place in a word (pb): 0.4 % smaller, for nothing.
+_LZMA = {"id": lzma.FILTER_LZMA2, "preset": 6, "lc": 4, "lp": 0, "pb": 0}
+_COMPILE = """
+import marshal, sys
+sources = marshal.load(sys.stdin.buffer)
+codes = {name: compile(text, name, "exec", dont_inherit=True, optimize=2) for name, text in sources.items()}
+marshal.dump({name: marshal.dumps(code) for name, code in codes.items()}, sys.stdout.buffer)
+"""
 
 
 @functools.cache
-def _zipped(compat: bool) -> bytes:
+def zipped() -> bytes:
+    """Return this package, `tritium_compat` where it is installed, and cloudpickle as a compressed zip of bytecode.
+
+    It is compressed as a whole, by LZMA: two thirds of what zlib takes, unpacked in 50 ms, once in a worker of Spark's.
+
+    Driver and executors run the same version of Python, or Spark refuses the job. From 1000 KiB on, Spark would warn at
+    each launch that it broadcasts a large task: so docstrings, asserts, the columns of instructions (a fifth of it all)
+    and what only the driver's shell needs (`tritium.cli`) are left out. cloudpickle is included because executors may
+    lack it, or have another version than the one that pickled here.
+
+    To make it takes 2 to 4 s. It is kept for other processes of this user with the same sources, in the directory
+    `$TRITIUM_CACHE`, or else `tritium` in the user's directory for caches.
+    """
     if (mounted := getattr(sys.modules["tritium"], "__archive__", None)) is not None:
         return bytes(mounted)
-    sources = dict(_sources("tritium", "cloudpickle", *([_COMPAT] if compat else [])))
+    sources = dict(_sources())
     key = _key(sources)
     if (kept := _kept(key)) is not None:
         return kept
-    compressed = lzma.compress(_compiled(sources), filters=[_LZMA])
-    _keep(key, compressed)
-    return compressed
+    archive = lzma.compress(_compiled(sources), filters=[_LZMA])
+    _keep(key, archive)
+    return archive
 
 
 def _compiled(sources: dict[str, bytes]) -> bytes:
+    # Only a Python that was started so leaves columns out.
+    command = [sys.executable, "-I", "-S", "-X", "no_debug_ranges", "-c", _COMPILE]
+    answer = subprocess.run(command, input=marshal.dumps(sources), stdout=subprocess.PIPE, check=True).stdout
     out = io.BytesIO()
     with zipfile.ZipFile(out, "w") as archive:
-        for name, source in sources.items():
-            code = compile(_without_texts(ast.parse(source)), name, "exec", dont_inherit=True, optimize=1)
-            header = importlib.util.MAGIC_NUMBER + (1).to_bytes(4, "little") + importlib.util.source_hash(source)
-            archive.writestr(zipfile.ZipInfo(name + "c", _STAMP), header + marshal.dumps(code), zipfile.ZIP_STORED)
+        for name, code in marshal.loads(answer).items():
+            header = importlib.util.MAGIC_NUMBER + (1).to_bytes(4, "little") + importlib.util.source_hash(sources[name])
+            archive.writestr(zipfile.ZipInfo(name + "c", _STAMP), header + code, zipfile.ZIP_STORED)
     return out.getvalue()
 
 
-def _without_texts(tree: ast.Module) -> ast.Module:
-    """Remove docstrings, columns, and the annotations of functions (those of dataclasses' fields are read)."""
-    for node in ast.walk(tree):
-        # Only tracebacks that mark the source need columns.
-        if isinstance(node, ast.expr | ast.stmt | ast.excepthandler):
-            node.end_lineno, node.col_offset, node.end_col_offset = node.lineno, 0, 0
-        if isinstance(node, ast.FunctionDef):
-            node.returns = None
-        elif isinstance(node, ast.arg):
-            node.annotation = None
-        if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef) and ast.get_docstring(node, clean=False):
-            first = node.body[0]
-            node.body[:1] = [] if len(node.body) > 1 else [ast.copy_location(ast.Pass(), first)]
-    return tree
-
-
-def _sources(*packages: str) -> Iterator[tuple[str, bytes]]:
+def _sources() -> Iterator[tuple[str, bytes]]:
     def walk(folder: Traversable, prefix: str) -> Iterator[tuple[str, bytes]]:
         for item in sorted(folder.iterdir(), key=lambda i: i.name):
-            if item.is_dir() and item.name not in ("__pycache__", "cli"):
-                yield from walk(item, f"{prefix}/{item.name}")
+            name = f"{prefix}/{item.name}"
+            if item.is_dir() and item.name != "__pycache__" and name != "tritium/cli":
+                yield from walk(item, name)
             elif item.name.endswith(".py"):
-                yield f"{prefix}/{item.name}", item.read_bytes()
+                yield name, item.read_bytes()
 
-    for package in packages:
-        yield from walk(importlib.resources.files(package), package)
+    for package in _PACKAGES:
+        if importlib.util.find_spec(package) is not None:
+            yield from walk(importlib.resources.files(package), package)
 
 
 # --- Kept for the next process

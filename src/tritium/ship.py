@@ -17,7 +17,7 @@ import sysconfig
 import tempfile
 import threading
 import zipfile
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from types import MappingProxyType, ModuleType
 from typing import Any
@@ -72,18 +72,15 @@ def digest(archive: bytes) -> str:
     return hashlib.sha256(archive).hexdigest()[:16]
 
 
-def entry(
-    target: str, payload: bytes, annotations: Mapping[str, Any] | None = None, code: Collection[bytes] = ()
-) -> Callable[..., Any]:
+def entry(target: str, payload: bytes, annotations: Mapping[str, Any] | None = None) -> Callable[..., Any]:
     """Return a function for Spark that calls `target(payload, *args)` where Tritium may not be installed.
 
     target      : "module:function" within this package.
     annotations : those of the returned function, for Spark's UDFs, which read them.
-    code        : the user's code that `target` runs, pickled or packed: see `package.compat_in_use`.
 
     Another version of Tritium in a reused Python worker is replaced by this one.
     """
-    archive = package.zipped(package.compat_in_use(code))
+    archive = package.zipped()
     name = digest(archive)
 
     def call(*args: Any) -> Any:  # It is pickled by value, so it imports all that it needs.

@@ -72,7 +72,7 @@ class TestEntry:
         """
         out = bare(program, flat(entry)).split("\n")
         assert out[0] == "Message b'a payload' /proc/"
-        assert out[1] == ship.digest(package.zipped(package.compat_in_use()))
+        assert out[1] == ship.digest(package.zipped())
 
     def test_what_a_supervisor_and_a_rank_import_is_there(self, bare: Callable[..., str]) -> None:
         entry = ship.entry("tritium.ship:digest", b"")

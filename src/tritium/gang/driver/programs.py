@@ -6,6 +6,7 @@ import ast
 import importlib.util
 import os
 import re
+import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -16,9 +17,11 @@ from tritium.gang.driver.captures import uses
 from tritium.gang.program import Program
 from tritium.gang.settings import Gang
 from tritium.hints import did_you_mean
-from tritium.package import SYNTAX_TREES
 from tritium.ship import is_installed
 
+# Python 3.11 counts the depth of syntax trees for all threads together, and two that make one at the same time fail:
+# "SystemError: AST constructor recursion depth mismatch", seen in the first launches of two threads.
+_SYNTAX_TREES = threading.Lock()
 LARGEST = 64 << 20  # bytes of a program: it travels with every task
 
 
@@ -99,7 +102,7 @@ def _file(path: Path, args: tuple[str, ...]) -> tuple[Program, list[str]]:
 
 def _parsed(content: bytes, path: str) -> ast.Module:
     try:
-        with SYNTAX_TREES:
+        with _SYNTAX_TREES:
             return ast.parse(content, path)
     except (SyntaxError, ValueError) as error:
         raise BadSetting(f"{path} can't be run: {error}", setting="fn") from error

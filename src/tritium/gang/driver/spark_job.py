@@ -62,8 +62,7 @@ class SparkJob(TaggedJob[pa.Table]):
         self._cluster, self._attempt = cluster, attempt
         self._coordinator = coordinator
         self._watch = SourceWatch.of(session, tag)
-        task = _TASKS[cluster.executors_reach_driver]
-        entry = ship.entry(task, pickle.dumps(order), code=(order.job, order.user_code))
+        entry = ship.entry(_TASKS[cluster.executors_reach_driver], pickle.dumps(order))
         profile = cluster.profile(attempt.gang)
         with drivers_python(session.spark):
             self._frame = frame.mapInArrow(entry, SPARK_SCHEMA, barrier=not self.restarts, profile=profile)

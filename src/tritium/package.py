@@ -7,6 +7,7 @@ import functools
 import hashlib
 import importlib.resources
 import importlib.util
+import inspect
 import io
 import lzma
 import marshal
@@ -34,12 +35,6 @@ _KEPT = 8
 _STAMP = (2020, 1, 1, 0, 0, 0)
 # By the byte before (lc) and not by the place in a word (pb): 0.4 % smaller, for nothing.
 _LZMA = {"id": lzma.FILTER_LZMA2, "preset": 6, "lc": 4, "lp": 0, "pb": 0}
-_COMPILE = """
-import marshal, sys
-sources = marshal.load(sys.stdin.buffer)
-codes = {name: compile(text, name, "exec", dont_inherit=True, optimize=2) for name, text in sources.items()}
-marshal.dump({name: marshal.dumps(code) for name, code in codes.items()}, sys.stdout.buffer)
-"""
 
 
 @functools.cache
@@ -67,9 +62,17 @@ def zipped() -> bytes:
     return archive
 
 
+def _compile_all() -> None:
+    """Read sources by name from stdin, and write their code to stdout. Runs in a Python of its own."""
+    sources = marshal.load(sys.stdin.buffer)
+    codes = {name: marshal.dumps(compile(source, name, "exec")) for name, source in sources.items()}
+    marshal.dump(codes, sys.stdout.buffer)
+
+
 def _compiled(sources: dict[str, bytes]) -> bytes:
-    # Only a Python that was started so leaves columns out.
-    command = [sys.executable, "-I", "-S", "-X", "no_debug_ranges", "-c", _COMPILE]
+    # Only a Python that is started so leaves columns out; -OO does docstrings and asserts.
+    program = f"import marshal, sys\n\n{inspect.getsource(_compile_all)}\n{_compile_all.__name__}()"
+    command = [sys.executable, "-I", "-S", "-OO", "-X", "no_debug_ranges", "-c", program]
     answer = subprocess.run(command, input=marshal.dumps(sources), stdout=subprocess.PIPE, check=True).stdout
     out = io.BytesIO()
     with zipfile.ZipFile(out, "w") as archive:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import functools
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -18,8 +19,9 @@ PACKAGE = Path(tritium.__file__).parent
 COMPAT = Path(tritium_compat.__file__).parent
 # From the front door down: a module imports from its own layer and from those below it.
 LAYERS = (
-    "",
     "tritium_compat",
+    "",
+    "integration",
     "cli",
     "compat",
     "ml",
@@ -118,6 +120,34 @@ def test_imports_point_down() -> None:
         if module not in DOORS[:2] and depth(name) < depth(module)
     ]
     assert not upward, f"from a layer above their own import: {upward}"
+
+
+def test_compat_builds_on_what_is_public() -> None:
+    """As any other package could: the front door, the errors, and `tritium.integration`."""
+    public = {"tritium", "tritium.compat", "tritium.errors"}
+    inside = [
+        f"{module}, line {line}: {name}"
+        for module, path in modules().items()
+        if module.startswith("tritium_compat")
+        for line, name in imported(path)
+        if name not in public and not name.startswith(("tritium.integration", "tritium_compat"))
+    ]
+    assert not inside, f"imports from within Tritium: {inside}"
+
+
+def test_the_page_about_integration_names_all_of_it() -> None:
+    text = (PACKAGE.parents[1] / "docs" / "integration.md").read_text()
+    on_page = {name for row in re.findall(r"^\| (`.*?) \|", text, re.M) for name in re.findall(r"`([\w.]+)`", row)}
+    public = {name for name in modules() if name.startswith("tritium.integration")}
+    for module in list(public):
+        public |= {node.value for node in _all_of(modules()[module]).elts if isinstance(node, ast.Constant)}
+    assert on_page == public
+
+
+def _all_of(path: Path) -> ast.List:
+    (value,) = (n.value for n in nodes(path) if isinstance(n, ast.Assign) and ast.unparse(n.targets[0]) == "__all__")
+    assert isinstance(value, ast.List)
+    return value
 
 
 def process(module: str) -> int:

@@ -13,10 +13,8 @@ import importlib
 import warnings
 from typing import Any
 
-from tritium import aliases
 from tritium.errors import TritiumWarning
-from tritium.frameworks.at_import import before_import
-from tritium.triton_first import import_triton
+from tritium.integration import active_aliases, add_aliases, before_import, import_triton, installed
 
 _ALIASES = {
     "horovod": "tritium_compat.horovod",
@@ -41,15 +39,15 @@ def __getattr__(name: str) -> Any:
 
 def status() -> dict[str, str]:
     """Return package -> the module of Tritium that is imported by its name, or "installed: " and where it is."""
-    active = aliases.active()
-    return {package: active.get(package) or f"installed: {aliases.installed(package)}" for package in _ALIASES}
+    active = active_aliases()
+    return {package: active.get(package) or f"installed: {installed(package)}" for package in _ALIASES}
 
 
 def activate() -> None:
     """Let the names of other libraries mean these modules, wherever the libraries are not installed."""
-    aliases.add(_ALIASES)
+    add_aliases(_ALIASES)
     before_import("tensorflow", import_triton)
-    own = [f"{package} ({aliases.installed(package)})" for package in _ALIASES if package not in aliases.active()]
+    own = [f"{package} ({installed(package)})" for package in _ALIASES if package not in active_aliases()]
     if own:
         warnings.warn(
             f"tritium.compat leaves installed packages as they are: {', '.join(own)}. Uninstall them to use Tritium's.",

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from tritium.errors import BadSetting, TritiumError
-from tritium.gang.program import Program
+from tritium.integration import Program
 from tritium_compat import jobs
 
 

@@ -16,9 +16,9 @@ from typing import Any
 
 import click
 
-from tritium import aliases
-from tritium.cli.run import Pair, start
 from tritium.errors import BadSetting, TritiumError
+from tritium.integration import installed
+from tritium.integration.command import Pair, start
 
 _COMMAND = 'import sys\nfrom tritium.cli import main\n\nmain(["horovodrun", *sys.argv[1:]], prog_name="tritium")\n'
 _HERE = {"localhost", "127.0.0.1", "::1"}
@@ -98,7 +98,7 @@ def _install(ctx: click.Context, _: click.Parameter, asked: bool) -> None:
     """Write a command `horovodrun` beside this Python, unless there is one, and end."""
     if not asked or ctx.resilient_parsing:
         return
-    real = aliases.installed("horovod")
+    real = installed("horovod")
     if real is not None:
         raise BadSetting(f"Horovod is installed ({real}), and horovodrun is its command.")
     place = Path(sys.executable).parent / "horovodrun"

@@ -6,8 +6,8 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from tritium import launch
 from tritium.errors import BadSetting
-from tritium.gang.driver.launch import launch
 
 
 def slots(spark: Any = None) -> int:

@@ -10,7 +10,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from tritium.hints import suggest
+from tritium.integration import suggest
 from tritium_compat.petastorm import columns, rows
 from tritium_compat.petastorm.dataset import Dataset
 from tritium_compat.petastorm.ngram import NGram

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from tritium.errors import TritiumWarning
-from tritium.hints import suggest
+from tritium.integration import suggest
 from tritium_compat.petastorm.predicates import PredicateBase
 from tritium_compat.petastorm.transform import TransformSpec
 

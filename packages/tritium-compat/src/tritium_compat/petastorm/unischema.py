@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from tritium.hints import suggest
+from tritium.integration import suggest
 from tritium_compat.petastorm.arrow_schema import is_list, numpy_type
 
 

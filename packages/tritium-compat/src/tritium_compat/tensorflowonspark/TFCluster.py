@@ -9,11 +9,9 @@ import warnings
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from tritium.data.schema import Data
+from tritium import Data, TensorFlow, world
 from tritium.errors import BadSetting, TritiumWarning
-from tritium.frameworks.tensorflow import TensorFlow
-from tritium.gang.rank.world import world
-from tritium.spark.inside.hadoop import default_file_system
+from tritium.integration.spark import default_file_system
 from tritium_compat import jobs
 from tritium_compat.tensorflowonspark import feed
 from tritium_compat.tensorflowonspark.TFSparkNode import context

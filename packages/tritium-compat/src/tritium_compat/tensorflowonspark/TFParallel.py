@@ -8,8 +8,8 @@ import warnings
 from collections.abc import Callable
 from typing import Any
 
+from tritium import world
 from tritium.errors import TritiumWarning
-from tritium.gang.rank.world import world
 from tritium_compat import jobs
 from tritium_compat.tensorflowonspark.TFCluster import file_system, gpus
 from tritium_compat.tensorflowonspark.TFSparkNode import context

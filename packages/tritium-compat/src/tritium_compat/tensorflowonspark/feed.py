@@ -10,7 +10,7 @@ from typing import Any
 import cloudpickle
 import numpy as np
 
-from tritium.gang.rank.world import world
+from tritium import world
 
 NAME = "input"
 _BATCH = 256

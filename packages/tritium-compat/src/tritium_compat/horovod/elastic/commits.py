@@ -14,8 +14,8 @@ from typing import Any
 import cloudpickle
 import numpy as np
 
+from tritium import World, world
 from tritium.errors import BadSetting, TritiumWarning
-from tritium.gang.rank.world import World, world
 from tritium_compat.horovod.elastic.state import State
 from tritium_compat.horovod.errors import HostsUpdatedInterrupt
 

@@ -7,8 +7,8 @@ import os
 from collections.abc import Callable
 from typing import Any
 
+from tritium import world
 from tritium.errors import BadSetting
-from tritium.gang.rank.world import world
 from tritium_compat.horovod.elastic.commits import Commits
 from tritium_compat.horovod.elastic.state import State
 from tritium_compat.horovod.errors import HorovodInternalError, HostsUpdatedInterrupt

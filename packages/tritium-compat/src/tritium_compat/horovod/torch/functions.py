@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from tritium import ship
+from tritium.integration import pickle_from_rank
 from tritium_compat.horovod import context
 from tritium_compat.horovod.basics import ProcessSet, global_process_set
 from tritium_compat.horovod.torch import moves, ops
@@ -59,7 +59,7 @@ def broadcast_object(
 ) -> Any:
     """Return the object of `root_rank`, which cloudpickle can copy."""
     mine = context.current().rank == root_rank
-    payload = ship.pickle_from_rank(obj) if mine else b""
+    payload = pickle_from_rank(obj) if mine else b""
     size = torch.tensor([len(payload)])
     name = name or "object"
     moves.broadcast_(size, root_rank, f"{name}.size", process_set)
@@ -73,7 +73,7 @@ def broadcast_object(
 def allgather_object(obj: Any, name: str | None = None, process_set: ProcessSet = global_process_set) -> list[Any]:
     """Return the objects of all ranks, which cloudpickle can copy."""
     name = name or "object"
-    payload = torch.frombuffer(bytearray(ship.pickle_from_rank(obj)), dtype=torch.uint8)
+    payload = torch.frombuffer(bytearray(pickle_from_rank(obj)), dtype=torch.uint8)
     sizes = ops.synchronize(moves.allgather_async(torch.tensor([len(payload)]), f"{name}.sizes", process_set)).tolist()
     content = ops.synchronize(moves.allgather_async(payload, f"{name}.bytes", process_set)).numpy().tobytes()
     found, start = [], 0

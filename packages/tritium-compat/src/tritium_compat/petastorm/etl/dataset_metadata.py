@@ -13,8 +13,7 @@ import pyarrow.fs
 import pyarrow.parquet as pq
 
 from tritium.errors import BadSetting, TritiumWarning
-from tritium.spark import is_connect
-from tritium.spark.inside import hadoop
+from tritium.integration.spark import hadoop_settings, is_connect
 from tritium_compat.petastorm.dataset import Dataset
 from tritium_compat.petastorm.errors import PetastormMetadataError, PetastormMetadataGenerationError
 from tritium_compat.petastorm.fs_utils import FilesystemResolver, as_arrow, get_filesystem_and_path_or_paths
@@ -77,7 +76,7 @@ def _hadoop_settings(spark: Any, row_group_size_mb: int | None) -> Iterator[None
             f'and write with .option("parquet.block.size", {row_group_size_mb} * 1024 * 1024).',
             setting="row_group_size_mb",
         )
-    with hadoop.settings(spark.sparkContext, wanted):
+    with hadoop_settings(spark.sparkContext, wanted):
         yield
 
 

@@ -18,7 +18,7 @@ from urllib.parse import urlparse
 
 import pyarrow.fs
 
-from tritium.hints import suggest
+from tritium.integration import suggest
 from tritium_compat.petastorm.fs_utils import get_filesystem_and_path_or_paths, normalize_dir_url
 
 log = logging.getLogger(__name__)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tritium.gang.rank.world import world
+from tritium import world
 
 
 def log_to_driver(message: str, stacklevel: int = 2) -> None:

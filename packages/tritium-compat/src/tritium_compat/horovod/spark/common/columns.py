@@ -9,10 +9,10 @@ from pyspark.ml.linalg import DenseVector, VectorUDT
 from pyspark.sql import functions as F
 from pyspark.sql.types import ArrayType, BooleanType
 
-from tritium.data.schema import Data
+from tritium import Data
 from tritium.errors import BadData, BadSetting
-from tritium.hints import suggest
-from tritium.ml.validation import drawn
+from tritium.integration import suggest
+from tritium.integration.spark import drawn
 
 _HELD = "_validation"
 Metadata = dict[str, dict[str, Any]]

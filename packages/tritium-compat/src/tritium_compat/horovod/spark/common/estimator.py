@@ -10,7 +10,7 @@ from typing import Any
 
 from pyspark.ml import Estimator, Model
 
-from tritium.data.schema import Data
+from tritium import Data
 from tritium.errors import BadSetting
 from tritium_compat.horovod.spark.common.backend import SparkBackend
 from tritium_compat.horovod.spark.common.columns import Metadata, check_columns, check_validation, metadata_of, split

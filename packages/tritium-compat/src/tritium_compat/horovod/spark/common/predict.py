@@ -6,9 +6,9 @@ import uuid
 from collections.abc import Sequence
 from typing import Any
 
+from tritium import Model
 from tritium.errors import BadSetting
-from tritium.model.model import Model
-from tritium.predict.spark import score
+from tritium.integration.spark import score
 from tritium_compat.horovod.spark.common.columns import Metadata
 
 

@@ -13,15 +13,15 @@ from typing import Any
 from pyspark.ml.util import DefaultParamsReader, MLReadable, MLReader, MLWritable, MLWriter
 
 import tritium.compat  # noqa: F401 (what real Horovod has written names its modules)
-from tritium import ship
 from tritium.errors import ModelError
+from tritium.integration import pickle_by_value
 
 _LEFT_OUT = ("backend", "store")
 
 
 def dumps(value: Any) -> str:
     """Return a value as base64 of its pickle."""
-    return base64.b64encode(ship.pickle(value)).decode("ascii")
+    return base64.b64encode(pickle_by_value(value)).decode("ascii")
 
 
 def loads(text: str) -> Any:

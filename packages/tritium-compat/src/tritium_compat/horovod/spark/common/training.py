@@ -10,10 +10,8 @@ from typing import Any
 
 import numpy as np
 
-from tritium.data.schema import Data, as_data
+from tritium import Data, launch, world
 from tritium.errors import BadSetting
-from tritium.gang.driver.launch import launch
-from tritium.gang.rank.world import world
 from tritium_compat.horovod.spark.common.reach import check_reached
 
 _FOREVER = 1 << 40  # epochs; how many are taken follows from the steps
@@ -58,7 +56,8 @@ class Training:
 
     def _reading(self, rows: Any) -> Data:
         columns = {name: name for name in self.columns}
-        return dataclasses.replace(as_data(rows), columns=columns, default_dtype="float32", nan="keep")
+        data = rows if isinstance(rows, Data) else Data(rows)
+        return dataclasses.replace(data, columns=columns, default_dtype="float32", nan="keep")
 
     def framework(self) -> Any:
         """Return the framework for `tr.launch`."""
@@ -66,7 +65,7 @@ class Training:
             return self.kind
         import keras
 
-        from tritium.frameworks.keras import Keras
+        from tritium import Keras
 
         return Keras(backend=keras.backend.backend())
 

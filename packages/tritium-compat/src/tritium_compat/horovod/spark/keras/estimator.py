@@ -86,7 +86,7 @@ class KerasEstimator(HorovodEstimator):
         return {"KERAS_BACKEND": keras.backend.backend(), **(self._get("backend_env") or {})}
 
     def _sent(self, name: str) -> Any:
-        from tritium.ml.keras.settings import without_model
+        from tritium.integration.keras import without_model
 
         value = self._get(name)
         if name == "callbacks":
@@ -98,7 +98,7 @@ class KerasEstimator(HorovodEstimator):
     def _arguments(self, run_id: str, metadata: Metadata) -> tuple[Any, ...]:
         import keras
 
-        from tritium.ml.keras.portable import PortableModel, compile_arguments, packed
+        from tritium.integration.keras import PortableModel, compile_arguments, packed
 
         model, objects = self._get("model"), self._get("custom_objects") or {}
         resumed, optimizer = self._resumed(run_id), self._get("optimizer")
@@ -145,14 +145,14 @@ class KerasEstimator(HorovodEstimator):
     def _made(self, result: Any, run_id: str, metadata: Metadata) -> Any:
         import keras
 
-        from tritium.model.engines.keras_weights import put
+        from tritium.integration.keras import put_weights
         from tritium_compat.horovod.spark.keras.models import compiled, learning_rate, put_state
 
         history, weights, state, size = result
         portable, arguments, _, _ = self._arguments(f"{run_id} (none)", metadata)
         objects = self._get("custom_objects") or {}
         model = compiled(portable.model(), arguments, objects)
-        put(model.weights, weights)
+        put_weights(model.weights, weights)
         put_state(model.optimizer, model, state)
         rate = learning_rate(model.optimizer)
         if rate is not None:

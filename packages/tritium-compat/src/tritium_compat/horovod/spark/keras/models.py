@@ -8,10 +8,18 @@ from typing import Any
 
 import keras
 
-from tritium.ml.keras.portable import Portable, PortableModel, packed, unpacked
-from tritium.model.engines.keras_form import Form, remember
-from tritium.model.model import Model
-from tritium.model.signature import Input, Output, Signature
+from tritium import Model
+from tritium.integration.keras import (
+    Form,
+    Input,
+    Output,
+    Portable,
+    PortableModel,
+    Signature,
+    packed,
+    remember,
+    unpacked,
+)
 from tritium_compat.horovod.spark.common.predict import output_name
 
 

@@ -11,10 +11,7 @@ from typing import Any
 import keras
 import numpy as np
 
-from tritium.frameworks.keras_fit import begin
-from tritium.ml.keras.callback import of_this_rank
-from tritium.ml.keras.portable import PortableModel
-from tritium.model.engines.keras_here import set_random_seed
+from tritium.integration.keras import PortableModel, begin_fit, of_this_rank, set_random_seed
 from tritium_compat.horovod.spark.common.training import Rank, Rows
 from tritium_compat.horovod.spark.keras.models import compiled, learning_rate, put_state, shape_of
 
@@ -41,7 +38,7 @@ def train(rank: Rank, model: PortableModel, arguments: Mapping[str, Any], state:
     for callback in callbacks:
         if type(callback).__module__.startswith(_HOROVOD) and hasattr(callback, "initial_lr"):
             callback.initial_lr = rate
-    begin(made)
+    begin_fit(made)
     with rank.store.get_local_output_dir() as directory:
         file = os.path.join(directory, file_name(rank.store.checkpoint_filename, settings.checkpoint_callback))
         if rank.is_first:

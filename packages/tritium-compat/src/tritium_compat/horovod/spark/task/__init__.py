@@ -7,7 +7,7 @@ import os
 
 def get_available_devices() -> list[str]:
     """Return the indices of the GPUs that Spark has assigned to this rank; none without GPUs."""
-    from tritium.gang.rank.world import world
+    from tritium import world
 
     device = world().device
     if not device.startswith("cuda"):

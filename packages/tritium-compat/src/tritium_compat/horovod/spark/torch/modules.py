@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from tritium import ship
-from tritium.model.model import Model
+from tritium import Model
+from tritium.integration import pickle_by_value
 from tritium_compat.horovod.spark.common.predict import output_name
 
 
@@ -20,7 +20,7 @@ def packed(value: Any) -> bytes:
         file = io.BytesIO()
         torch.jit.save(value, file)
         return b"script" + file.getvalue()
-    return b"pickle" + ship.pickle(value)
+    return b"pickle" + pickle_by_value(value)
 
 
 def unpacked(content: bytes) -> Any:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from tritium.gang.rank.world import world
+from tritium import world
 from tritium_compat.horovod import basics
 from tritium_compat.horovod.elastic import run_fn
 from tritium_compat.horovod.torch.elastic.sampler import ElasticSampler

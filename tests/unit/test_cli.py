@@ -112,3 +112,14 @@ def test_report_of_no_run(tmp_path: Path) -> None:
     assert result.exit_code == 1
     assert "There is no" in result.output
     assert "report.json" in result.output
+
+
+def test_new_writes_a_project_into_a_new_directory_only(tmp_path: Path) -> None:
+    result = tritium_command("new", str(tmp_path / "bikes"))
+    assert result.exit_code == 0, result.output
+    names = {file.name for file in (tmp_path / "bikes").iterdir()}
+    assert names == {"train.py", "test_train.py", "requirements.txt", "README.md"}
+    assert (tmp_path / "bikes" / "README.md").read_text().startswith("# bikes\n")
+    again = tritium_command("new", str(tmp_path / "bikes"))
+    assert again.exit_code == 2
+    assert "is there, and not empty" in again.output

@@ -1,4 +1,4 @@
-"""The `tritium` command: doctor, run, demo, report, clean (driver)."""
+"""The `tritium` command: doctor, new, run, demo, report, clean (driver)."""
 
 from __future__ import annotations
 
@@ -20,6 +20,7 @@ import click
 import fsspec  # type: ignore[import-untyped]
 
 from tritium.cli.clean import clean
+from tritium.cli.new import new
 from tritium.cli.run import run
 from tritium.errors import TritiumError
 from tritium.spark import python as worker_python
@@ -77,6 +78,7 @@ def main() -> None:
 
 
 main.add_command(clean)
+main.add_command(new)
 main.add_command(run)
 
 

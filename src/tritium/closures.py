@@ -79,7 +79,7 @@ def is_code(value: Any) -> bool:
 
 
 def globals_of(code: CodeType, *operations: str) -> list[str]:
-    """List the globals that the code, and code nested in it, loads; or on which it has these operations of dis."""
+    """List the globals that the code and code nested in it load, or use by these operations of dis."""
     operations = operations or ("LOAD_GLOBAL", "LOAD_NAME")
     names = [i.argval for i in dis.get_instructions(code) if i.opname in operations]
     for inner in nested(code):

@@ -145,9 +145,9 @@ class Epoch:
                 yield batch
 
     def finish(self) -> None:
-        """End the epoch now if it is known, without waiting, that no step is left.
+        """End the epoch if it is known without waiting that no step is left.
 
-        For a loop that counts the steps, and does not ask for one more than there are.
+        It is for a loop that counts the steps itself, and so never asks for one more.
         """
         if not self.ended and self._schedule.ready(self.taken) and self._schedule.share(self.taken) is None:
             self.end()

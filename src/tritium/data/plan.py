@@ -54,7 +54,7 @@ def plan(schema: Any, data: Data, name: str) -> tuple[Field, ...]:
 
 
 def _must_be_exact(kind: SourceType, dtype: str) -> bool:
-    """Return whether a column of this type holds integers of which some may not be exact in a floating `dtype`."""
+    """Return whether a column of this type holds integers that may not be exact in a floating `dtype`."""
     if dtype not in _FLOATS:
         return False
     if kind.name == "decimal":
@@ -311,7 +311,7 @@ class _Planner:
             )
 
     def _check_digits(self, batch: str, source: str, kind: SourceType, dtype: str) -> None:
-        """Add a problem for a decimal read as integers, of which Spark's cast to bigint wraps those beyond int64.
+        """Add a problem for a decimal read as integers that may exceed int64, beyond which Spark's cast wraps.
 
         Without ANSI the cast is silent; in a packed row the JVM marks such a value (`exchange.pack`).
         """
@@ -369,7 +369,7 @@ class _Planner:
         return fill
 
     def _fill(self, batch: str, source: str) -> Fill:
-        """Return the value of `nulls`, where that of a packed source goes before that of its row."""
+        """Return the value of `nulls`. That of a packed source takes precedence over that of its row."""
         nulls = self.data.nulls
         fill = nulls[source] if source in nulls else by_column(nulls, batch, source, self.read)
         fill = fill.item() if isinstance(fill, np.generic) else fill

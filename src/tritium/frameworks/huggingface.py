@@ -29,7 +29,7 @@ class HuggingFace(Torch):
     install = "transformers accelerate"
 
     def prepare(self, *, gpus: bool) -> None:
-        """Let nothing be downloaded unless the user's environment says so: many ranks would, at once."""
+        """Forbid downloads unless the user's environment allows them, as many ranks would download at once."""
         os.environ.setdefault("HF_HUB_OFFLINE", "1")
 
     def run(self, place: Place, function: Callable[[], Any]) -> Any:

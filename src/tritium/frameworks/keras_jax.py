@@ -82,7 +82,7 @@ class JaxRanks:
     def agree(self) -> None:
         """Raise BadSetting, the same on every rank, where ranks gave batches of different sizes since the last call.
 
-        JAX took each of them for a part of an array whose parts have one size.
+        JAX takes each batch for a part of an array whose parts have one size.
         """
         every = self._place.gather(self._rows)
         self._rows = []
@@ -261,7 +261,7 @@ def _hook(ranks: JaxRanks) -> None:
 
     @functools.wraps(make)
     def make_train_function(trainer: Any, force: bool = False) -> None:
-        if trainer.train_function is not None and not force:  # So train_on_batch finds it at each step.
+        if trainer.train_function is not None and not force:  # As train_on_batch finds it at each step.
             return
         own_step, of_class = trainer.train_step, "train_step" not in vars(trainer)
         trainer.train_step = ranks.step(own_step)  # Keras compiles the function that it finds there.

@@ -46,7 +46,7 @@ class Kind(ABC):
 
     @abstractmethod
     def has(self, value: Any) -> bool:
-        """Return whether this value is one of them."""
+        """Return whether this value is of this kind."""
 
     @abstractmethod
     def same(self, value: Any, path: str) -> Hashable | None:

@@ -84,10 +84,10 @@ def differences_of(taken: Input, columns: Mapping[str, SourceType]) -> list[str]
 
 
 def with_types(signature: Signature, table: pa.Table) -> pa.Table:
-    """Return `table` with a type for each input's column that holds nothing but nulls, or arrays of nothing else.
+    """Return `table` with a type for each column of an input that holds only nulls, or arrays of nulls.
 
-    Pandas and Arrow know no type of such a column, as one has in a batch of one row. It gets the type that the model
-    takes, so that its nulls become what they would in any other batch.
+    Pandas and Arrow know no type of such a column, which a batch of one row may well have. It gets the type that the
+    model takes, so that its nulls are read as in any other batch.
     """
     for taken in signature.inputs:
         wanted = _NULLS_AS.get(_leaf_wanted(taken, taken.types[0] if taken.types else None)[0])
@@ -251,7 +251,7 @@ def _numpy(value: Any) -> np.ndarray[Any, Any]:
 
 
 def _as_taken(taken: Input, array: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
-    """Return `[rows, *shape]` in the input's dtype. Raises BadRow for what it can't hold, as for a table's column."""
+    """Return `[rows, *shape]` in the input's dtype. Raises BadRow for a value that it can't hold, as for a column."""
     width = array.size // len(array) if len(array) else 1
     packed = len(taken.columns) if len(taken.columns) > 1 and array.ndim > 1 else 1
 

@@ -139,7 +139,7 @@ def refuse_taken(names: Sequence[str], columns_before: Sequence[str]) -> None:
 
 
 def _parts(model: Model, spark: Any) -> tuple[dict[str, Any], Any]:
-    """Return the parts that workers restore the model from, and the sent weights, anew if they have changed."""
+    """Return the parts from which workers restore the model, and the weights' handle. Sends weights that changed."""
     parts = model.engine.save(by_value=True)
     now = (weights.session_of(spark), parts.weights.checksums())
     known, name, sent = _sent.get(model, (None, "", None))
@@ -266,7 +266,7 @@ def _word(signature: Signature, prediction: Column) -> Column:
 
 
 def _index(signature: Signature, df: DataFrame) -> Column:
-    """Return the index of the label's word, as a double; of any other word the one after the last word's."""
+    """Return the index of the label's word, as a double; an unknown word has the index after the last one's."""
     from pyspark.sql import functions as F
 
     words = list(signature.class_words)

@@ -39,7 +39,7 @@ def send(spark: Any, name: str, weights: Weights) -> Any:
 
 
 def session_of(spark: Any) -> str:
-    """Return the id of the Connect session or classic application, as long as which sent weights live."""
+    """Return the id of the Connect session or classic application, with which sent weights end."""
     return Session.of(spark).id
 
 

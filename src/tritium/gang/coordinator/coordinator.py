@@ -156,7 +156,7 @@ class Coordinator:
         self._server.call(failed)
 
     def no_one_returns(self) -> None:
-        """Give up supervisors without a connection at once, instead of after LOST seconds: their tasks are ending."""
+        """Give up supervisors without a connection at once, not after `session.LOST` seconds, as their tasks end."""
         self._server.call(self._server.refuse_reconnects)
 
     def tell_all(self, kind: str, **fields: Any) -> None:

@@ -1,7 +1,7 @@
 """Ranks that wait in a collective for one whose function has returned (driver, or the first supervisor).
 
-Such a wait never ends, and can't be told from here from any other, such as for a download. So once a rank has returned
-and no process of the gang does anything, connections to it are reset. A rank that waits for it gets an error from its
+Such a wait never ends, but from here it looks like any other, such as for a download. So once a rank has returned and
+no process of the gang does anything, connections to it are reset. A rank that waits for it gets an error from its
 framework, of which `explain` makes the report; any other goes on, as the returned rank sends nothing more.
 """
 
@@ -52,7 +52,7 @@ class Returned:
         self._told = idle
 
     def on_connections(self, member: Member, message: Message) -> None:
-        """Have the connections of a rank that may wait reset by those that have returned.
+        """Have the ranks that have returned reset the connections of one that may wait for them.
 
         Each is sent only the connections to its own address, as a thousand ranks have a million, and those to addresses
         that are none of the gang's.

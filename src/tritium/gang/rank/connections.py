@@ -22,7 +22,7 @@ _UNSPECIFIED = bytes(128)  # The family AF_UNSPEC is 0.
 def connections() -> Iterator[tuple[Ends, int]]:
     """Yield this process's TCP connections, and their descriptors, without those of Python's own sockets.
 
-    Libraries make theirs in C; a connection in Python is the user's own, or of Tritium.
+    Libraries open their connections in C; those in Python are the user's own, or Tritium's.
     """
     # The connections of multiprocessing are known, too, as they take over the descriptor of a socket.
     kinds = socket.socket, getattr(sys.modules.get("multiprocessing.connection"), "Connection", socket.socket)

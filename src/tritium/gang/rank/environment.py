@@ -79,8 +79,9 @@ def prepare_environment(world: World, assignment: Mapping[str, Any]) -> None:
 def keep_freed_memory() -> None:
     """Let the C library keep memory that a step frees for the next step, unless the user has set its limits (glibc).
 
-    By itself it returns memory to the system at each step, and gets it again page by page: 100 to 400 pages of a small
-    network's batch and activations, which took 3 to 5 % of the step. The first limit is the highest that it chooses.
+    By itself the library returns memory to the system at each step, and gets it again page by page. These were 100 to
+    400 pages of a small network's batch and activations, and took 3 to 5 % of the step. The first limit is the highest
+    that the library itself chooses.
     """
     chosen = any(name in os.environ for name in ("MALLOC_MMAP_THRESHOLD_", "MALLOC_TRIM_THRESHOLD_", "GLIBC_TUNABLES"))
     if sys.platform != "linux" or chosen:

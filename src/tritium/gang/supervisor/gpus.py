@@ -39,7 +39,7 @@ def gpus_here(gang: Gang) -> tuple[list[str], int]:
 
 
 def _visible(value: str) -> list[str]:
-    """Return the GPUs that a CUDA_VISIBLE_DEVICES shows: those before its first entry that is none, as CUDA does."""
+    """Return the GPUs of a CUDA_VISIBLE_DEVICES: those before the first entry that names none, as for CUDA."""
     return list(itertools.takewhile(_ENTRY.fullmatch, map(str.strip, value.split(","))))
 
 

@@ -39,7 +39,7 @@ class Supervised(Protocol):
 class Pmi:
     """Answers the requests of one rank, in a thread; see the module.
 
-    name : the name of the gang's only key-value space. Every attempt has its own, as MPICH names its shared memory so.
+    name : the name of the gang's only key-value space. Every attempt has its own, as it names MPICH's shared memory.
     """
 
     def __init__(self, coordinator: Client, name: str, supervisor: Supervised) -> None:

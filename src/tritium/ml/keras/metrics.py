@@ -105,7 +105,7 @@ def plain(value: Any) -> Any:
 
 
 def of_rows(metrics: Any) -> Any:
-    """Return metrics, as in compile(), whose functions give a number for each row, also those with one for a batch.
+    """Return metrics, as in compile(), in which a function with one number for a batch returns it for each row.
 
     Keras weighs the result of a metric function by the weights of the rows, and fails on a single number.
     """

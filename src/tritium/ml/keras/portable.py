@@ -18,7 +18,7 @@ _OF_BACKENDS = "keras.src.backend."  # On torch, Adam(…) is an object of a var
 
 @dataclass(frozen=True)
 class Portable:
-    """An optimizer or a metric: its class, its configuration, and functions and classes of the user's in that."""
+    """An optimizer or a metric: its class, its configuration, and the user's functions and classes in it."""
 
     kind: type
     config: dict[str, Any]

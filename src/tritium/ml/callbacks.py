@@ -75,5 +75,5 @@ def keeps_state(callback: Any) -> bool:
 
 
 def _overrides(callback: Any, method: str) -> bool:
-    own = getattr(type(callback), method, None)
-    return own is not None and own is not getattr(Callback, method)
+    function = getattr(type(callback), method, None)
+    return function is not None and function is not getattr(Callback, method)

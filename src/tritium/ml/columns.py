@@ -70,12 +70,12 @@ def find_columns(frame: Any, settings: Settings) -> Columns:
     """Return what is read of `frame`. Raises BadData with every column that is missing or of an unfit type."""
     known = columns_of(schema_of(frame))
     labels = settings.labels()
-    features = [name for given in settings.inputs().values() for name in names_in(given)]
+    features = [name for source in settings.inputs().values() for name in names_in(source)]
     weight = [settings.weight_col] if settings.weight_col is not None else []
     more = settings.more_sources()
     problems = []
     roles = [("feature", features), ("label", labels), ("weight", weight)]
-    for role, names in roles + [(role, names_in(given)) for role, given, _ in more.values()]:
+    for role, names in roles + [(role, names_in(source)) for role, source, _ in more.values()]:
         for name in names:
             if name not in known:
                 problems.append(f"{role} column {name!r} is missing.{suggest(name, known)}")
@@ -85,16 +85,16 @@ def find_columns(frame: Any, settings: Settings) -> Columns:
         listed = "".join(f"\n  - {problem}" for problem in problems)
         raise BadData(f"This frame can't be trained on:{listed}", problems=problems)
     sources: dict[str, str | list[str]] = dict(settings.inputs())
-    dtypes = {name: settings.dtype_of_features or _dtype(given, known) for name, given in sources.items()}
+    dtypes = {name: settings.dtype_of_features or _dtype(source, known) for name, source in sources.items()}
     scored: dict[str, str] = {}
-    for name, given in settings.label_sources().items():
-        sources[name], dtypes[name] = _label(name, names_in(given), known, settings)
-        if settings.is_of_one_score(name) and names_in(given)[0] in settings.words():
-            scored[name] = "float32"  # a word's index is int64, and such a loss takes numbers [batch, 1]
+    for name, source in settings.label_sources().items():
+        sources[name], dtypes[name] = _label(name, names_in(source), known, settings)
+        if settings.is_of_one_score(name) and names_in(source)[0] in settings.words():
+            scored[name] = "float32"  # A word's index is int64, and such a loss takes numbers [batch, 1].
     if settings.weight_col is not None:
         sources[WEIGHT], dtypes[WEIGHT] = settings.weight_col, "float32"
-    for name, (_, given, dtype) in more.items():
-        sources[name], dtypes[name] = given, dtype
+    for name, (_, source, dtype) in more.items():
+        sources[name], dtypes[name] = source, dtype
     values: dict[str, Any] = {
         **{name: dict(getattr(settings, name) or {}) for name in ("nulls", "pad", "hash_buckets", "decode")},
         "vocabulary": {column: () if isinstance(w, str | int) else w for column, w in settings.words().items()},
@@ -115,7 +115,7 @@ def _label(
     """Return what a label is read from, and its dtype: numbers `[batch, n]`, or one column as it is."""
     one = known[names[0]] if len(names) == 1 else None
     if one is not None and names[0] in (settings.decode or {}):
-        return names[0], "float32"  # that of the arrays is not known yet
+        return names[0], "float32"  # The dtype of the arrays is not known yet.
     if one is not None and names[0] in settings.words() and settings.is_of_one_score(name):
         return names, "float32"
     if one is None or _floating(one) or (one.scalar and settings.is_of_one_score(name)):
@@ -125,7 +125,7 @@ def _label(
     return names[0], _dtype(names[0], known)
 
 
-def refuse_other_types(found: Columns, frame: Any, validation: Any, settings: Settings) -> None:
+def refuse_other_types(columns: Columns, frame: Any, validation: Any, settings: Settings) -> None:
     """Raise BadData for columns of the validation rows that would be read otherwise than those of the training.
 
     Values are read in the dtypes of the training. Other floats and other integers do no harm there, but a fraction
@@ -134,11 +134,10 @@ def refuse_other_types(found: Columns, frame: Any, validation: Any, settings: Se
     find_columns(validation, settings)
     known, others = columns_of(schema_of(frame)), columns_of(schema_of(validation))
     problems = []
-    for batch, given in found.sources.items():
-        as_integers = found.dtypes[batch] == "int64" and names_in(given) != [
-            found.class_label
-        ]  # checked value by value
-        for name in names_in(given):
+    for batch, source in columns.sources.items():
+        # A label of classes is checked value by value.
+        as_integers = columns.dtypes[batch] == "int64" and names_in(source) != [columns.class_label]
+        for name in names_in(source):
             (one, depth), (other, other_depth) = known[name].leaf(), others[name].leaf()
             cut = as_integers and other.dtype.startswith("float")
             if cut or depth != other_depth or (one.name == "date") != (other.name == "date"):
@@ -186,21 +185,21 @@ def task_of(settings: Settings, frame: Any, scores: tuple[int, ...] | None) -> t
     return "regression", None
 
 
-def maybe_classes(found: Columns, frame: Any, settings: Settings, scores: tuple[int, ...] | None) -> Columns:
+def maybe_classes(columns: Columns, frame: Any, settings: Settings, scores: tuple[int, ...] | None) -> Columns:
     """Return `found` with class indices as label for a classification with one floating label and a score per class.
 
     Otherwise as it is. `scores` is the shape of a row of the module's output; None when that is not known yet.
     """
     labels = settings.labels()
     if settings.task != "classification" or len(labels) != 1 or settings.has_own_step():
-        return found
+        return columns
     if not _floating(columns_of(schema_of(frame))[labels[0]]):
-        return found
+        return columns
     one_score = settings.is_of_one_score() if scores is None else scores in ((), (1,))
     if one_score:
-        return found
-    sources, dtypes = {**found.sources, LABEL: labels[0]}, {**found.dtypes, LABEL: "int64"}
-    return dataclasses.replace(found, sources=sources, dtypes=dtypes, class_label=labels[0])
+        return columns
+    sources, dtypes = {**columns.sources, LABEL: labels[0]}, {**columns.dtypes, LABEL: "int64"}
+    return dataclasses.replace(columns, sources=sources, dtypes=dtypes, class_label=labels[0])
 
 
 def whole_numbers(frame: Any, column: str, settings: Settings) -> Any:
@@ -217,7 +216,7 @@ def whole_numbers(frame: Any, column: str, settings: Settings) -> Any:
     )
     if not is_spark(frame):
         value = frame[column]
-        whole = pc.and_(pc.equal(value, pc.floor(value)), pc.less(pc.abs(value), 2.0**63))  # null where it is null
+        whole = pc.and_(pc.equal(value, pc.floor(value)), pc.less(pc.abs(value), 2.0**63))  # A null stays one.
         wrong = value.filter(pc.invert(whole))
         if len(wrong) and skip:
             value = pc.if_else(whole, value, None)
@@ -245,7 +244,8 @@ def with_numbered_groups(frame: Any, column: str | None) -> Any:
         from pyspark.sql import functions as F
 
         word = spark_column(frame.schema, column)
-        return frame.withColumn(column, F.when(word.isNotNull(), F.xxhash64(word)))  # the hash of a null is a number
+        # The hash of a null is a number, which a null is not to become.
+        return frame.withColumn(column, F.when(word.isNotNull(), F.xxhash64(word)))
     words = pa.chunked_array([table_column(frame, column).combine_chunks()])
     words = words if pa.types.is_dictionary(words.type) else words.dictionary_encode()
     numbers = pa.chunked_array([chunk.indices.cast(pa.int64()) for chunk in words.chunks], pa.int64())
@@ -265,28 +265,28 @@ def slots(frame: Any, field: Field) -> tuple[str, ...]:
     """Return the names of the numbers of a vector column by its metadata; () where not each has one."""
     if not is_spark(frame):
         return ()
-    found: list[dict[str, Any]] = [f.metadata for f in frame.schema.fields if f.name == field.sources[0]]
-    metadata = found[0].get("ml_attr", {}) if found else {}
+    of_column: list[dict[str, Any]] = [f.metadata for f in frame.schema.fields if f.name == field.sources[0]]
+    metadata = of_column[0].get("ml_attr", {}) if of_column else {}
     every = [one for kind in metadata.get("attrs", {}).values() for one in kind]
     names = {int(one["idx"]): str(one["name"]) for one in every if "idx" in one and "name" in one}
     count = metadata.get("num_attrs", len(names))
     return tuple(names[i] for i in range(count)) if names.keys() == set(range(count)) else ()
 
 
-def names_in(given: str | Sequence[str]) -> list[str]:
+def names_in(source: str | Sequence[str]) -> list[str]:
     """Return the names of one or several columns as a list."""
-    return [given] if isinstance(given, str) else list(given)
+    return [source] if isinstance(source, str) else list(source)
 
 
 def _floating(kind: SourceType) -> bool:
     return kind.scalar and kind.dtype in ("float32", "float64")
 
 
-def _dtype(given: str | Sequence[str], known: dict[str, SourceType]) -> str:
+def _dtype(source: str | Sequence[str], known: dict[str, SourceType]) -> str:
     """Return "float32" for packed scalars and floats, "int64" for one integer column or an array of integers."""
-    if not isinstance(given, str) and (len(given) > 1 or known[given[0]].scalar):
+    if not isinstance(source, str) and (len(source) > 1 or known[source[0]].scalar):
         return "float32"
-    leaf, _ = known[names_in(given)[0]].leaf()
+    leaf, _ = known[names_in(source)[0]].leaf()
     return "int64" if leaf.dtype.lstrip("u").startswith("int") else "float32"
 
 
@@ -326,7 +326,7 @@ def _unfit(name: str, kind: SourceType, role: str, settings: Settings) -> str | 
         return f"{kind.text}; a group is told by one integer or word a row: {cast}, or hash it (F.xxhash64)."
     if leaf.name == "binary" and not decoded:
         return f"binary. Give a function from its bytes to an array: decode={{{name!r}: function}}."
-    packed = [name for given in settings.inputs().values() if len(names_in(given)) > 1 for name in names_in(given)]
+    packed = [name for source in settings.inputs().values() if len(names_in(source)) > 1 for name in names_in(source)]
     if depth and role == "feature" and settings.one_input and name in packed:
         return f"{kind.text}, which can't stand beside other columns of numbers. Put all into one, by VectorAssembler."
     if depth and (role in ("weight", "init_score") or (role == "label" and settings.one_input)):
@@ -343,7 +343,9 @@ def _unfit_words(name: str, settings: Settings) -> str | None:
             f'in their order, vocabulary={{{name!r}: ["low", "high"]}}, or train a classification.'
         )
     of_one_score = settings.task != "regression" and any(
-        settings.is_of_one_score(label) for label, given in settings.label_sources().items() if name in names_in(given)
+        settings.is_of_one_score(label)
+        for label, source in settings.label_sources().items()
+        if name in names_in(source)
     )
     if of_one_score and not isinstance(words, str | int) and len(words) > 2:
         return (

@@ -28,7 +28,7 @@ def needs_rank(error: BaseException) -> bool:
 
     It may need a library or a file that only the machines of the ranks have, their GPU, or the other ranks.
     """
-    return any(_is_of_ranks(each) for each in _chain(error))
+    return any(_is_of_ranks(cause) for cause in _chain(error))
 
 
 def text_of(error: BaseException) -> str:

@@ -23,7 +23,7 @@ from tritium.shown import call, changed
 if TYPE_CHECKING:
     from pyspark.ml.param import Param
     from pyspark.sql import DataFrame
-    from typing_extensions import Self  # only type checkers need it, and they bring it along
+    from typing_extensions import Self  # Only type checkers need it, and they bring it along.
 
     from tritium.data.exchange import Exchange
     from tritium.ml.backend import Backend
@@ -52,8 +52,10 @@ class GangEstimator(Estimator[Any], MLReadable[Any], MLWritable):
         if unknown := [name for name in settings if name not in known]:
             raise self.kind.no_setting(unknown)
         self._set(**settings)
-        self._param_map: dict[str, Any] = {}  # the params that a tuner or fit(df, param_map) gave this copy
-        self._fitted: dict[str, list[int]] = {}  # shared with all copies
+        self._param_map: dict[str, Any] = {}
+        """The params that a tuner or fit(df, param_map) has given this copy."""
+        self._fitted: dict[str, list[int]] = {}
+        """Shared with all copies."""
         if all(self.isDefined(name) for name in self.kind.fields()):
             self.settings()
         Gang(**values(self, Gang))
@@ -73,21 +75,21 @@ class GangEstimator(Estimator[Any], MLReadable[Any], MLWritable):
         return combined(self.kind, None, None, {**values(self, self.kind), **values(self, Gang)})
 
     def __repr__(self) -> str:
-        given = {param.name: value for param, value in self._paramMap.items()}
+        values = {param.name: value for param, value in self._paramMap.items()}
         defaults = {param.name: value for param, value in self._defaultParamMap.items()}
-        names = [name for name in (*self.kind.fields(), *Gang.fields()) if name in given]
-        names.sort(key=lambda name: name in defaults)  # those first that must be given
-        return call(type(self).__name__, changed({name: given[name] for name in names}, defaults))
+        names = [name for name in (*self.kind.fields(), *Gang.fields()) if name in values]
+        names.sort(key=lambda name: name in defaults)  # Those that must be given come first.
+        return call(type(self).__name__, changed({name: values[name] for name in names}, defaults))
 
     def copy(self, extra: dict[Param[Any], Any] | None = None) -> Self:
         """Return a copy with these params, which trains in its own directory below `run_dir`, if that is given."""
-        made: Self = super().copy(extra)
-        given = {}
-        for param, value in (extra or {}).items():  # a Pipeline passes those of its other stages, too
+        copy: Self = super().copy(extra)
+        changes = {}
+        for param, value in (extra or {}).items():  # A Pipeline passes those of its other stages, too.
             stage = "" if param.parent == self.uid else f"{param.parent.rpartition('_')[0]}."
-            given[stage + param.name] = value
-        made._param_map = {**self._param_map, **given}
-        return made
+            changes[stage + param.name] = value
+        copy._param_map = {**self._param_map, **changes}
+        return copy
 
     def _fit(self, dataset: DataFrame) -> TrainedModel:
         from tritium.ml.tuning import fold
@@ -113,16 +115,16 @@ class GangEstimator(Estimator[Any], MLReadable[Any], MLWritable):
         from tritium.ml import run_dirs
         from tritium.ml.fitting import run
 
-        said = []
+        notes = []
         opened, param_map = plan.backend.opened, run_dirs.shown(self._param_map, plan.backend.opened)
         if plan.gang.run_dir is not None and plan.gang.run_dir != self.getOrDefault("run_dir"):
             run_dirs.write_params(str(plan.gang.run_dir), self._param_map, opened)
-            said.append(f"param map {param_map}: its run directory is {plan.gang.run_dir}")
+            notes.append(f"param map {param_map}: its run directory is {plan.gang.run_dir}")
         elif self._param_map:
-            said.append(f"param map {param_map}")
+            notes.append(f"param map {param_map}")
         spark, ranks_given = getattr(dataset, "sparkSession", None), self.isSet("ranks")
         # The model has its own uid: by that of its estimator, a tuner would give it the `batch_size` of the training.
-        model = run(plan, spark=spark, exchange=exchange, said=said, ranks_given=ranks_given, title=title)
+        model = run(plan, spark=spark, exchange=exchange, said=notes, ranks_given=ranks_given, title=title)
         settings = plan.settings
         return self._model(model).setParams(
             **{name: getattr(settings, name) for name in PREDICTION_COLUMNS},
@@ -202,7 +204,7 @@ class Trainings(Iterator[tuple[int, Any]]):
         """Return the exchange that the trainings on these rows share; None where they can't, or only one is left."""
         from tritium.data.exchange import Exchange
 
-        if isinstance(plan.gang.ranks, tuple):  # an exchange is made for a number of ranks, which is not known yet
+        if isinstance(plan.gang.ranks, tuple):  # An exchange is made for a number of ranks, which is not known yet.
             return None
         if plan.gang.on != "cluster":
             return None

@@ -23,11 +23,11 @@ def notes(settings: Settings, batch: Mapping[str, Any], layers: Iterable[Any]) -
     normalises = settings.normalize or getattr(settings, "transform", None) is not None
     if not normalises and not any("Norm" in type(layer).__name__ for layer in layers):
         yield from _scales(settings, batch)
-    for name, given in settings.label_sources().items():
+    for name, source in settings.label_sources().items():
         if settings.task == "classification" and settings.is_of_one_score(name):
             label = _array(batch[name]).reshape(-1)
             if len(between := label[(label > 0) & (label < 1)]):
-                column = given if isinstance(given, str) else given[0]
+                column = source if isinstance(source, str) else source[0]
                 yield (
                     f"label column {column!r} holds {between[0]:g}: predictions are the classes 0 and 1, with the "
                     f'chance of 1 in {settings.probability_col!r}. task="regression" predicts the model\'s output'
@@ -36,12 +36,12 @@ def notes(settings: Settings, batch: Mapping[str, Any], layers: Iterable[Any]) -
 
 def _scales(settings: Settings, batch: Mapping[str, Any]) -> Iterator[str]:
     scales: list[tuple[float, str]] = []
-    for name, given in settings.inputs().items():
+    for name, source in settings.inputs().items():
         values = _array(batch[name])
         if values.dtype.kind != "f" or values.ndim > 2:
             continue
         largest = np.abs(values.reshape(len(values), -1)).max(axis=0, initial=0.0)
-        sources = [given] if isinstance(given, str) else given
+        sources = [source] if isinstance(source, str) else source
         names = sources if len(sources) == len(largest) else [f"{sources[0]}[{i}]" for i in range(len(largest))]
         scales += [(float(scale), name) for scale, name in zip(largest, names, strict=True) if 0 < scale < np.inf]
     if not scales or max(scales)[0] < _SPAN * min(scales)[0]:
@@ -56,6 +56,6 @@ def _scales(settings: Settings, batch: Mapping[str, Any]) -> Iterator[str]:
 def _array(value: Any) -> np.ndarray[Any, Any]:
     """Return the first rows of an array or a tensor."""
     value = value[:_ROWS]
-    if hasattr(value, "detach"):  # a torch tensor
+    if hasattr(value, "detach"):  # It is a tensor of torch.
         value = value.detach().float().cpu().numpy() if value.is_floating_point() else value.detach().cpu().numpy()
     return np.asarray(value)

@@ -115,9 +115,9 @@ class TrainedModel(SparkModel, HasOutputCols, MLReadable[Any], MLWritable):
         return self
 
     def __repr__(self) -> str:
-        given = {param.name: value for param, value in self._paramMap.items()}
+        values = {param.name: value for param, value in self._paramMap.items()}
         defaults = {param.name: value for param, value in self._defaultParamMap.items()}
-        return call(type(self).__name__, changed(given, defaults), first=self.model.describe())
+        return call(type(self).__name__, changed(values, defaults), first=self.model.describe())
 
     @property
     def signature(self) -> Signature:
@@ -234,10 +234,10 @@ class ModelReader(MLReader[M]):
         else:
             with _local_copy(spark, path) as folder:
                 model = load(folder, trusted=trust)
-        made = self._kind(model)
-        made._resetUid(metadata["uid"])
-        DefaultParamsReader.getAndSetParams(made, metadata)
-        return made
+        transformer = self._kind(model)
+        transformer._resetUid(metadata["uid"])
+        DefaultParamsReader.getAndSetParams(transformer, metadata)
+        return transformer
 
 
 def _save_by_hadoop(spark: Any, model: Model, path: str) -> None:

@@ -26,16 +26,16 @@ Moments = dict[str, tuple[list[float], list[float]]]
 _GRID = 1 << 20
 
 
-def with_means(frame: Any, settings: Settings, found: Columns) -> Columns:
-    """Return `found` with the means and deviations of the features to normalise, learnt over the rows of `frame`.
+def with_means(frame: Any, settings: Settings, columns: Columns) -> Columns:
+    """Return `columns` with the means and deviations of the features to normalise, learnt over the rows of `frame`.
 
     They are of the values as the model would get them: nulls are filled, and NaN and infinity do not count. A feature
     that is constant has the deviation 1. Raises BadData for a column that can't be normalised.
     """
     asked = settings.normalize
     if not asked or isinstance(asked, Mapping):
-        return found
-    fields = {field.name: field for field in found.fields(frame, "train") if field.name in settings.inputs()}
+        return columns
+    fields = {field.name: field for field in columns.fields(frame, "train") if field.name in settings.inputs()}
     names = None if asked is True else set(names_in(asked))
     if problems := list(_problems(fields, names, settings)):
         listed = "".join(f"\n  - {problem}" for problem in problems)
@@ -46,8 +46,8 @@ def with_means(frame: Any, settings: Settings, found: Columns) -> Columns:
         if _floating(field) and (names is None or names & set(field.sources))
     }
     if not chosen:
-        return found
-    moments = _of_spark(frame, chosen) if is_spark(frame) else _of_table(frame, chosen, found, settings)
+        return columns
+    moments = _of_spark(frame, chosen) if is_spark(frame) else _of_table(frame, chosen, columns, settings)
     learnt: dict[str, tuple[Any, Any]] = {}
     for name, field in chosen.items():
         mean, std = _rounded(*moments[name])
@@ -56,7 +56,7 @@ def with_means(frame: Any, settings: Settings, found: Columns) -> Columns:
             mean = [0.0 if other else one for one, other in zip(mean, others, strict=True)]
             std = [1.0 if other else one for one, other in zip(std, others, strict=True)]
         learnt[name] = (mean, std)
-    return dataclasses.replace(found, values={**found.values, "normalize": learnt})
+    return dataclasses.replace(columns, values={**columns.values, "normalize": learnt})
 
 
 def _floating(field: Field) -> bool:
@@ -122,20 +122,20 @@ def _of_spark(frame: Any, fields: Mapping[str, Field]) -> Moments:
             for _ in range(field.depth - 1):
                 flat = F.flatten(flat)
             arrays.append(_numbered(number_of_field, flat))
-    found: dict[str, dict[int, tuple[Any, Any]]] = {name: {} for name in fields}
+    by_name: dict[str, dict[int, tuple[Any, Any]]] = {name: {} for name in fields}
     if scalars:
         moments = [part for value in scalars.values() for part in (F.avg(value), F.stddev_pop(value))]
         row = frame.select(*(moment.alias(f"m{i}") for i, moment in enumerate(moments))).collect()[0]
         for place, (name, i) in enumerate(scalars):
-            found[name][i] = row[2 * place], row[2 * place + 1]
+            by_name[name][i] = row[2 * place], row[2 * place + 1]
     if arrays:
-        each = frame.select(F.explode(F.concat(*(F.coalesce(one, F.array()) for one in arrays))).alias("v"))
+        numbers = frame.select(F.explode(F.concat(*(F.coalesce(array, F.array()) for array in arrays))).alias("v"))
         value = F.when(F.abs(F.col("v.x")) < float("inf"), F.col("v.x"))
-        groups = each.groupBy("v.c", "v.i").agg(F.avg(value).alias("mean"), F.stddev_pop(value).alias("std"))
+        groups = numbers.groupBy("v.c", "v.i").agg(F.avg(value).alias("mean"), F.stddev_pop(value).alias("std"))
         names = list(fields)
         for row in groups.collect():
-            found[names[row["c"]]][row["i"]] = row["mean"], row["std"]
-    return {name: _in_order(parts) for name, parts in found.items()}
+            by_name[names[row["c"]]][row["i"]] = row["mean"], row["std"]
+    return {name: _in_order(parts) for name, parts in by_name.items()}
 
 
 def _numbered(number: int, values: Any) -> Any:
@@ -148,29 +148,32 @@ def _numbered(number: int, values: Any) -> Any:
 
 
 def _in_order(parts: Mapping[int, tuple[Any, Any]]) -> tuple[list[Any], list[Any]]:
-    pairs = [parts[i] for i in sorted(parts)] or [(None, None)]  # without rows, which is an error later
+    pairs = [parts[i] for i in sorted(parts)] or [(None, None)]  # Without rows, which is an error later.
     return [mean for mean, _ in pairs], [std for _, std in pairs]
 
 
-def _of_table(table: Any, fields: Mapping[str, Field], found: Columns, settings: Settings) -> Moments:
+def _of_table(table: Any, fields: Mapping[str, Field], columns: Columns, settings: Settings) -> Moments:
     parts: dict[str, list[np.ndarray[Any, Any]]] = {name: [] for name in fields}
     # Rows that can't be read do not count: the ranks leave them out, or tell the user which they are.
-    values, dtypes = {**found.values, "handle_invalid": "skip"}, {**found.dtypes, **dict.fromkeys(fields, "float64")}
-    tables = Tables({"train": dataclasses.replace(found, dtypes=dtypes, values=values).data(table, settings)}, 1)
+    values, dtypes = (
+        {**columns.values, "handle_invalid": "skip"},
+        {**columns.dtypes, **dict.fromkeys(fields, "float64")},
+    )
+    tables = Tables({"train": dataclasses.replace(columns, dtypes=dtypes, values=values).data(table, settings)}, 1)
     known = list(tables.plan["train"])
     places = {field.name: place for place, field in enumerate(known)}
     for batch in tables.batches(0):
         struct = batch.column(2).drop_null()
-        ids, columns = batch.column(0).to_numpy()[: len(struct)], struct.flatten()
-        kept, known = readable(known, columns, ids)
+        ids, arrays = batch.column(0).to_numpy()[: len(struct)], struct.flatten()
+        kept, known = readable(known, arrays, ids)
         for name in fields if len(kept) else ():
             place = places[name]
-            rows = read(known[place], columns[place].take(pa.array(kept)), ids[kept])[0]
+            rows = read(known[place], arrays[place].take(pa.array(kept)), ids[kept])[0]
             assert isinstance(rows, np.ndarray)
             parts[name].append(rows.reshape(len(rows), -1))
     moments: Moments = {}
-    for name, each in parts.items():
-        rows = np.concatenate(each) if each else np.zeros((0, 1))
+    for name, pieces in parts.items():
+        rows = np.concatenate(pieces) if pieces else np.zeros((0, 1))
         rows = np.where(np.isfinite(rows), rows, np.nan)
         counts = np.maximum(np.isfinite(rows).sum(axis=0), 1)
         mean = np.nansum(rows, axis=0) / counts

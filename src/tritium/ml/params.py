@@ -98,7 +98,7 @@ class ParamsWriter(MLWriter):
             else:
                 pickled[param.name] = base64.b64encode(ship.pickle(value)).decode()
         without_defaults = self._instance.copy()
-        without_defaults._defaultParamMap = {}  # the dataclass has them, and JSON can't hold some
+        without_defaults._defaultParamMap = {}  # The dataclass has them, and JSON can't hold some.
         extra = {_PICKLED: pickled} if pickled else None
         DefaultParamsWriter.saveMetadata(without_defaults, path, self.sparkSession, extra, plain)
         remember_saved(_whole(pickled))

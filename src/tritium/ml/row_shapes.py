@@ -47,8 +47,8 @@ def _of_type(frame: Any, field: Field) -> Field:
     if not is_spark(frame) or field.depth != 1 or field.kind != "fixed":
         return field
     source = field.sources[0]
-    found = [f.metadata.get("ml_attr", {}).get("num_attrs") for f in frame.schema.fields if f.name == source]
-    length = found[0] if found and found[0] else array_length(frame, spark_column(frame.schema, source))
+    lengths = [f.metadata.get("ml_attr", {}).get("num_attrs") for f in frame.schema.fields if f.name == source]
+    length = lengths[0] if lengths and lengths[0] else array_length(frame, spark_column(frame.schema, source))
     return field if length is None else dataclasses.replace(field, shape=(int(length),))
 
 
@@ -56,7 +56,7 @@ def _shape(value: Any) -> tuple[int, ...] | None:
     """Return the shape of a vector or of nested lists; None where these differ in length, or hold nothing."""
     try:
         shape = (int(value.size),) if hasattr(value, "toArray") else np.array(value).shape
-    except ValueError:  # lists of several lengths
+    except ValueError:  # They are lists of several lengths.
         return None
     return None if 0 in shape else shape
 
@@ -68,7 +68,7 @@ def _decoded(field: Field, value: Any, decode: Any) -> Field:
         array = np.asarray(decode(raw) if callable(decode) else decode[raw])
     except Exception as error:
         if needs_rank(error) or not isinstance(error, TypeError | AttributeError | NameError):
-            return field  # the rank says it of the row, if it is to be said
+            return field  # The rank says it of the row, if it is to be said.
         raise BadSetting(
             f"decode={{{field.sources[0]!r}: {name_of(decode)}}} fails for the first value: {text_of(error)}",
             setting="decode",

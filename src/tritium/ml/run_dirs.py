@@ -20,8 +20,9 @@ PARAMS = "params.json"
 _UNSAFE = re.compile(r"[^A-Za-z0-9_.,=+-]+")
 _LONGEST = 80
 _lock = threading.Lock()
-_tables: dict[int, int] = {}  # id of a table that is alive → its number
-_numbers = itertools.count(1 << 32)  # a semantic hash has 32 bits
+_tables: dict[int, int] = {}
+"""The id of a table that is alive → its number."""
+_numbers = itertools.count(1 << 32)  # A semantic hash has 32 bits.
 
 
 def below(run_dir: str, params: Mapping[str, Any], dataset: Any, fitted: dict[str, list[int]], opened: Opener) -> str:

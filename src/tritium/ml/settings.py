@@ -44,7 +44,7 @@ class Settings:
     """Setting → the values it may have."""
     hints: ClassVar[Mapping[str, str]] = {
         **dict.fromkeys(("val_split", "validation_split", "validation_data", "val_data"), question("validation")),
-        **{name: question(own) for name, own in ELSEWHERE.items()},
+        **{name: question(ours) for name, ours in ELSEWHERE.items()},
     }
     """The name of a setting in other libraries → advice."""
     whole: ClassVar[tuple[str, ...]] = ("seed", "prediction_batch_size", "decode_threads")
@@ -214,8 +214,8 @@ class Settings:
     def no_setting(cls, names: Sequence[str]) -> BadSetting:
         """Return the error for settings that neither this class nor Gang has, each with what is probably meant."""
         known = (*cls.fields(), *Gang.fields())
-        said = (f"There is no setting {name!r}.{cls.hints.get(name) or suggest(name, known)}" for name in names)
-        return BadSetting(" ".join(said), settings=list(names))
+        problems = (f"There is no setting {name!r}.{cls.hints.get(name) or suggest(name, known)}" for name in names)
+        return BadSetting(" ".join(problems), settings=list(names))
 
     def inputs(self) -> dict[str, str | list[str]]:
         """Return batch column → source columns, of the features alone."""
@@ -233,15 +233,17 @@ class Settings:
 
     def words(self) -> dict[str, Any]:
         """Return column → its words, or "learn", or how many to learn."""
-        given = self.vocabulary or {}
-        if isinstance(given, Mapping):
-            return {k: v if isinstance(v, str | int) else tuple(v) for k, v in given.items()}
-        return dict.fromkeys([given] if isinstance(given, str) else given, "learn")
+        vocabulary = self.vocabulary or {}
+        if isinstance(vocabulary, Mapping):
+            return {k: v if isinstance(v, str | int) else tuple(v) for k, v in vocabulary.items()}
+        return dict.fromkeys([vocabulary] if isinstance(vocabulary, str) else vocabulary, "learn")
 
     def labels(self) -> list[str]:
         """Return the label columns."""
         return [
-            name for given in self.label_sources().values() for name in ([given] if isinstance(given, str) else given)
+            name
+            for source in self.label_sources().values()
+            for name in ([source] if isinstance(source, str) else source)
         ]
 
     @property
@@ -251,9 +253,9 @@ class Settings:
 
     # ---- what a framework overrides for its own settings
 
-    def gang_framework(self, given: Any) -> Any:
-        """Return the `framework` of the gang, a name or a Framework with settings; None was given, or this kind's."""
-        return given or self.framework
+    def gang_framework(self, framework: Any) -> Any:
+        """Return the `framework` of the gang, a name or a Framework with settings; that of these settings for None."""
+        return framework or self.framework
 
     def travelling(self: S) -> S:
         """Return the settings as they are sent to the ranks."""
@@ -316,18 +318,18 @@ class Settings:
         return False
 
 
-def labels_are_names(given: Any) -> bool:
+def labels_are_names(columns: Any) -> bool:
     """Return whether `label_cols` is a column, a list of columns, or a mapping from names to these."""
-    values = list(given.values()) if isinstance(given, Mapping) else [given]
+    values = list(columns.values()) if isinstance(columns, Mapping) else [columns]
     return bool(values) and all(is_names(value) for value in values)
 
 
 def _columns(settings: Settings) -> Iterator[str]:
-    for name, given in (("feature_cols", settings.feature_cols), ("label_cols", settings.label_cols)):
-        if given is None and name == "label_cols" and not settings.needs_label:
+    for name, columns in (("feature_cols", settings.feature_cols), ("label_cols", settings.label_cols)):
+        if columns is None and name == "label_cols" and not settings.needs_label:
             continue
-        if not labels_are_names(given):
-            yield f"{name}={given!r} must be a column, or a list of columns, or a mapping from names to these."
+        if not labels_are_names(columns):
+            yield f"{name}={columns!r} must be a column, or a list of columns, or a mapping from names to these."
             return
     for taken in sorted({*settings.label_sources(), WEIGHT} & set(settings.inputs())):
         yield f"feature_cols names an input {taken!r}, as a batch calls another column; choose another name."
@@ -381,14 +383,14 @@ def _codings(settings: Settings) -> Iterator[str]:
     words = settings.vocabulary
     if words is not None and not isinstance(words, Mapping) and not is_names(words):
         yield f"vocabulary={words!r} must be a mapping from columns to their words, or a list of columns to learn from."
-    for column, given in words.items() if isinstance(words, Mapping) else ():
-        if isinstance(given, str) and given != "learn":
-            yield f'vocabulary={{{column!r}: {given!r}}} must be a list of words, a number of them, or "learn".'
-        elif not isinstance(given, str | Sequence) and not is_whole(given, 1):
-            yield f"vocabulary={{{column!r}: {given!r}}} must be a list of words, or a number of at least 1."
-        elif is_whole(given, 1) and settings.unknown_words == "error":
+    for column, wanted in words.items() if isinstance(words, Mapping) else ():
+        if isinstance(wanted, str) and wanted != "learn":
+            yield f'vocabulary={{{column!r}: {wanted!r}}} must be a list of words, a number of them, or "learn".'
+        elif not isinstance(wanted, str | Sequence) and not is_whole(wanted, 1):
+            yield f"vocabulary={{{column!r}: {wanted!r}}} must be a list of words, or a number of at least 1."
+        elif is_whole(wanted, 1) and settings.unknown_words == "error":
             yield (
-                f"vocabulary={{{column!r}: {given}}} takes the most frequent words, and any other would be an error: "
+                f"vocabulary={{{column!r}: {wanted}}} takes the most frequent words, and any other would be an error: "
                 'give unknown_words="keep", by which all others have one more index, or "learn" for all words.'
             )
     yield from _normalize(settings.normalize)
@@ -404,12 +406,12 @@ def _codings(settings: Settings) -> Iterator[str]:
             yield f"decode={{{column!r}: {name_of(function)}}} takes {arguments}; it is called with (value)."
 
 
-def _normalize(given: Any) -> Iterator[str]:
-    pairs = given.values() if isinstance(given, Mapping) else ()
-    if not isinstance(given, bool | Mapping | None) and not is_names(given):
-        yield f"normalize={given!r} must be True, a list of columns, or a mapping from columns to (mean, deviation)."
+def _normalize(normalize: Any) -> Iterator[str]:
+    pairs = normalize.values() if isinstance(normalize, Mapping) else ()
+    if not isinstance(normalize, bool | Mapping | None) and not is_names(normalize):
+        yield f"normalize={normalize!r} must be True, a list of columns, or a mapping from column to (mean, deviation)."
     elif not all(isinstance(pair, list | tuple) and len(pair) == 2 for pair in pairs):
-        yield f"normalize={given!r} must have (mean, standard deviation) for each column."
+        yield f"normalize={normalize!r} must have (mean, standard deviation) for each column."
 
 
 def _choices(settings: Settings) -> Iterator[str]:

@@ -22,7 +22,8 @@ from tritium.hints import suggest
 from tritium.ml.columns import as_frame, schema_of
 from tritium.ml.settings import Settings
 
-_PARTS = 1 << 32  # range of the hash for the validation fraction
+_PARTS = 1 << 32
+"""The range of the hash for the validation fraction."""
 
 
 @dataclass(frozen=True)
@@ -68,22 +69,22 @@ class Split:
 
 def split(frame: Any, settings: Settings) -> Split:
     """Return which rows to train and to validate on. Raises BadData and BadSetting."""
-    given = settings.validation
-    if given is None:
+    validation = settings.validation
+    if validation is None:
         return Split(frame)
-    if not isinstance(given, str | float | int):
-        other = as_frame(given, "validation", settings.nulls)
+    if not isinstance(validation, str | float | int):
+        other = as_frame(validation, "validation", settings.nulls)
         if is_spark(other) != is_spark(frame):
             raise BadSetting(
-                f"validation is a {type(given).__name__}, and the data to train on a {type(frame).__name__}."
+                f"validation is a {type(validation).__name__}, and the data to train on a {type(frame).__name__}."
             )
         return Split(frame, other=other)
-    held = _marked(frame, given) if isinstance(given, str) else _drawn(frame, float(given), settings)
+    held = _marked(frame, validation) if isinstance(validation, str) else _drawn(frame, float(validation), settings)
     name = "_validation"
     while name in schema_of(frame).names:
         name = f"_{name}"
     frame = frame.withColumn(name, held) if is_spark(frame) else frame.append_column(name, held)
-    return Split(frame, name, drawn=not isinstance(given, str))
+    return Split(frame, name, drawn=not isinstance(validation, str))
 
 
 def _marked(frame: Any, name: str) -> Any:
@@ -125,7 +126,7 @@ def _drawn(frame: Any, fraction: float, settings: Settings) -> Any:
     columns = [column_of(frame, key) if not is_spark(frame) else spark_column(frame.schema, key) for key in keys]
     if settings.validation_group is not None:
         columns = [_whole(frame, settings.validation_group, null)]
-    elif group is not None:  # it is read, and a null in it is an error then
+    elif group is not None:  # It is read, and a null in it is an error then.
         columns = [spark_column(frame.schema, group) if is_spark(frame) else column_of(frame, group)]
     if is_spark(frame):
         return drawn(fraction, settings.seed, columns)

@@ -14,7 +14,8 @@ from tritium.data.types import columns_of, is_spark, spark_column
 from tritium.errors import BadData
 from tritium.ml.settings import S
 
-MOST = 1_000_000  # words of one column; more are hashed, or the most frequent ones taken
+MOST = 1_000_000
+"""Words of one column that can be learnt; more are hashed, or the most frequent ones taken."""
 
 
 def with_words(frame: Any, settings: S) -> S:
@@ -27,8 +28,8 @@ def with_words(frame: Any, settings: S) -> S:
     learn = {column: MOST + 1 if most == "learn" else most for column, most in words.items() if not _given(most)}
     if not learn:
         return settings
-    found = _of_spark(frame, learn) if is_spark(frame) else _of_table(frame, learn)
-    learnt = {column: _checked(column, found[column], words[column], settings) for column in learn}
+    counted = _of_spark(frame, learn) if is_spark(frame) else _of_table(frame, learn)
+    learnt = {column: _checked(column, counted[column], words[column], settings) for column in learn}
     return dataclasses.replace(settings, vocabulary={**words, **learnt})
 
 
@@ -36,8 +37,8 @@ def _given(words: Any) -> bool:
     return not isinstance(words, str | int)
 
 
-def _checked(column: str, found: list[str], asked: Any, settings: S) -> tuple[str, ...]:
-    if asked == "learn" and len(found) > MOST:
+def _checked(column: str, counted: list[str], asked: Any, settings: S) -> tuple[str, ...]:
+    if asked == "learn" and len(counted) > MOST:
         raise BadData(
             f"column {column!r} has more than {MOST:,} different words to learn. Take the most frequent ones, "
             f"vocabulary={{{column!r}: 100_000}} with unknown_words='keep', or hash them: hash_buckets={{{column!r}: "
@@ -45,13 +46,13 @@ def _checked(column: str, found: list[str], asked: Any, settings: S) -> tuple[st
             column=column,
         )
     fill = (settings.nulls or {}).get(column)
-    if isinstance(fill, str) and fill not in found:
-        found = [*found, fill]
-    if not found:
+    if isinstance(fill, str) and fill not in counted:
+        counted = [*counted, fill]
+    if not counted:
         raise BadData(
             f"column {column!r} has no words to learn: it holds only nulls, or there are no rows.", column=column
         )
-    return tuple(found)
+    return tuple(counted)
 
 
 def _of_spark(frame: Any, most: Mapping[str, int]) -> dict[str, list[str]]:
@@ -63,16 +64,16 @@ def _of_spark(frame: Any, most: Mapping[str, int]) -> dict[str, list[str]]:
     for number, column in enumerate(most):
         value = spark_column(frame.schema, column)
         every.append(_numbered(number, value if known[column].leaf()[1] else F.array(value)))
-    pairs = frame.select(F.explode(F.concat(*(F.coalesce(one, F.array()) for one in every))).alias("pair"))
+    pairs = frame.select(F.explode(F.concat(*(F.coalesce(pairs, F.array()) for pairs in every))).alias("pair"))
     counts = pairs.where("pair.w is not null").groupBy("pair.c", "pair.w").count()
     order = Window.partitionBy("c").orderBy(F.desc("count"), "w")
     limits = F.element_at(F.array(*(F.lit(limit) for limit in most.values())), F.col("c") + 1)
     rows = counts.withColumn("place", F.row_number().over(order)).where(F.col("place") <= limits)
-    found: dict[str, list[str]] = {column: [] for column in most}
+    words: dict[str, list[str]] = {column: [] for column in most}
     names = list(most)
     for row in rows.orderBy("c", "place").collect():
-        found[names[row["c"]]].append(row["w"])
-    return found
+        words[names[row["c"]]].append(row["w"])
+    return words
 
 
 def _numbered(number: int, words: Any) -> Any:
@@ -86,11 +87,11 @@ def _numbered(number: int, words: Any) -> Any:
 
 
 def _of_table(table: pa.Table, most: Mapping[str, int]) -> dict[str, list[str]]:
-    found = {}
+    words = {}
     for column, limit in most.items():
         values = column_of(table, column)
         while pa.types.is_nested(values.type):
             values = values.flatten()
         counts = Counter(word for word in values.to_pylist() if word is not None)
-        found[column] = [word for word, _ in sorted(counts.items(), key=lambda one: (-one[1], one[0]))[:limit]]
-    return found
+        words[column] = [word for word, _ in sorted(counts.items(), key=lambda pair: (-pair[1], pair[0]))[:limit]]
+    return words

@@ -335,7 +335,7 @@ class Gradients:
     def norms(self) -> list[torch.Tensor]:
         """Return the L2 norm of each exchanged gradient, the same on every rank."""
         arrived = [_numbers(parameter.grad) for parameter in self._trained if parameter.grad is not None]
-        # get_total_norm would group them first, which takes 0.05 ms.
+        # Without get_total_norm, which would group them first, in 0.05 ms.
         return list(torch._foreach_norm(arrived)) if arrived else []
 
     def clip(self, largest: float) -> None:

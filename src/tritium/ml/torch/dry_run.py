@@ -75,7 +75,7 @@ class TorchDryRun(ModuleDryRun[TorchSettings]):
             return Facts()
         try_compile(self._forward.module, settings.compile)
         if settings.strategy == "fsdp":
-            from tritium.ml.torch.fsdp import refuse_unshardable  # with DTensor, whose import takes 1 s
+            from tritium.ml.torch.fsdp import refuse_unshardable  # With DTensor, whose import takes 1 s.
 
             refuse_unshardable(self._forward.module)
         if settings.train_step is None:

@@ -11,14 +11,14 @@ from tritium.ml.settings import Settings
 from tritium.ml.torch.settings import TorchSettings
 
 if TYPE_CHECKING:
-    from typing_extensions import Unpack  # only type checkers need it, and they bring it along
+    from typing_extensions import Unpack  # Only type checkers need it, and they bring it along.
 
     from tritium.ml.torch.backend import TorchBackend
     from tritium.ml.torch.keywords import TorchKeywords, TorchParams
     from tritium.ml.torch.model import TorchModel
     from tritium.model.model import Model
 else:
-    TorchParams = object  # for type checkers it declares the Params that the decorator makes
+    TorchParams = object  # For type checkers it declares the Params that the decorator makes.
 
 
 @with_params(TorchSettings, Gang)

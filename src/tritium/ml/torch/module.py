@@ -79,7 +79,7 @@ def tensors_of(source: Any) -> dict[str, torch.Tensor]:
 
     if isinstance(source, str | os.PathLike):
         return _saved(os.fspath(source))
-    source = getattr(source, "model", source) if hasattr(source, "signature") else source  # a TorchModel's Model
+    source = getattr(source, "model", source) if hasattr(source, "signature") else source  # A TorchModel has a Model.
     source = getattr(source, "module", source) if hasattr(source, "engine") else source
     state = source.state_dict() if isinstance(source, torch.nn.Module) else source
     if not isinstance(state, Mapping) or not all(isinstance(value, torch.Tensor) for value in state.values()):

@@ -194,7 +194,7 @@ def checksum(tensor: torch.Tensor) -> torch.Tensor:
     bits = value.contiguous().reshape(-1).view(torch.uint8)
     if bits.storage_offset() % 8:  # It is a view of a larger tensor.
         bits = bits.clone()
-    whole = len(bits) // 8 * 8  # int32 would be summed at a twentieth of the speed of int64.
+    whole = len(bits) // 8 * 8  # Sums of int32 would be summed at a twentieth of the speed of int64.
     return bits[:whole].view(torch.int64).sum() + bits[whole:].sum(dtype=torch.int64)
 
 

@@ -184,7 +184,7 @@ class TestTwoLaunchesAtOnce:
                 slots(spark, Gang(ranks=1), 0.2),
             ):
                 pass
-            assert 0.2 <= time.monotonic() - begun < 2
+            assert 0.2 <= time.monotonic() - begun < 20
         with slots(spark, Gang(ranks=2), 0.2):  # and everything was given back
             pass
 

@@ -85,12 +85,5 @@ class Backend(ABC, Generic[S]):
         """
 
     @abstractmethod
-    def peek(self, run_dir: str, settings: S, identity: Mapping[str, Any]) -> str | None:
-        """Return a line for the user about what a fit in this run directory continues from; None: from the beginning.
-
-        Raises BadSetting where the checkpoint there is of another training.
-        """
-
-    @abstractmethod
     def restore(self, settings: S, run_dir: str, signature: Signature, history: list[dict[str, Any]]) -> Model:
         """Return the model that rank 0 has stored in the run directory."""

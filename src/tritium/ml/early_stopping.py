@@ -67,56 +67,67 @@ class EarlyStoppingState:
         epochs : how many there are without it.
         take_weights : returns a copy of the model's weights, which `put_weights` loads into the model.
         """
-        self._rule, self._epochs = rule, epochs
+        self.rule, self._epochs = rule, epochs
         self._take_weights, self._put_weights, self._tell = take_weights, put_weights, tell
         self._best: float | None = None
-        self._weights: Mapping[str, Any] = {}
+        self.weights: Mapping[str, Any] = {}
+        """Those of the best epoch; empty before there is one, or where the model does not get them."""
         self._waited = 0
+        self._continues = False
 
     @property
     def should_stop(self) -> bool:
         """Whether training should stop."""
-        return self._rule is not None and self._waited >= self._rule.patience
+        return self.rule is not None and self._waited >= self.rule.patience
 
     def on_epoch_end(self, entry: Mapping[str, Any]) -> None:
         """Compare an epoch's `entry` in the history with the best one."""
-        if self._rule is None:
+        if self.rule is None:
             return
-        if self._rule.monitor not in entry:
+        if self.rule.monitor not in entry:
             known = ", ".join(name for name, value in entry.items() if isinstance(value, float))
             raise BadSetting(
-                f"early_stopping monitors {self._rule.monitor!r}; the history has {known}.", setting="early_stopping"
+                f"early_stopping monitors {self.rule.monitor!r}; the history has {known}.", setting="early_stopping"
             )
-        value = float(entry[str(self._rule.monitor)])
-        if not self._rule.better(value, self._best):
+        value = float(entry[str(self.rule.monitor)])
+        if not self.rule.better(value, self._best):
             self._waited += 1
             return
         self._best, self._waited = value, 0
-        if self._rule.restore_best:
-            self._weights = self._take_weights()
+        if self.rule.restore_best:
+            self.weights = self._take_weights()
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the state for a checkpoint."""
-        rule = None if self._rule is None else dataclasses.asdict(self._rule)
-        return {"rule": rule, "best": self._best, "waited": self._waited, "weights": self._weights}
+        """Return the state for a checkpoint, without the weights, which may be sharded."""
+        rule = None if self.rule is None else dataclasses.asdict(self.rule)
+        return {"rule": rule, "best": self._best, "waited": self._waited}
 
     def load_state_dict(self, state: Mapping[str, Any], epochs: int) -> None:
         """Continue after `epochs` epochs. If the rule is another one, start without a best epoch."""
-        before, now = state.get("rule"), self._rule
+        before, now = state.get("rule"), self.rule
         if now is None:
             return
         if before is not None and _same_best(before, now):
-            self._best, self._waited, self._weights = state["best"], state["waited"], state["weights"]
+            self._best, self._waited, self._continues = state["best"], state["waited"], True
         elif 0 < epochs < self._epochs:
             self._tell(
                 f"early stopping looks for the best epoch from epoch {epochs + 1} on: "
                 f"{'there was none' if before is None else 'its rule was another one'} in the {epochs} before"
             )
 
+    def load_weights(self, weights: Mapping[str, Any]) -> None:
+        """Continue with these `weights` of a checkpoint, after `load_state_dict`; not by another rule."""
+        if self._continues:
+            self.weights = weights
+
+    def stays_stopped(self, stopped: bool, state: Mapping[str, Any]) -> bool:
+        """Return what the function of this name does, by the current rule."""
+        return stays_stopped(stopped, state, self.rule)
+
     def restore_best(self) -> None:
         """Load the weights of the best epoch into the model, if the rule says so."""
-        if self._weights and self._rule is not None and self._rule.restore_best:
-            self._put_weights(self._weights)
+        if self.weights and self.rule is not None and self.rule.restore_best:
+            self._put_weights(self.weights)
 
 
 def stays_stopped(stopped: bool, state: Mapping[str, Any], now: EarlyStopping | None) -> bool:

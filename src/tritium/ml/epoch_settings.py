@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Literal
@@ -30,6 +31,9 @@ class IterativeSettings(Settings):
     whole: ClassVar[tuple[str, ...]] = (*Settings.whole, "checkpoint_every", "checkpoint_keep", "early_stopping")
     loss_names: ClassVar[tuple[str, ...]] = ("loss",)
     """Values of the history, beside metrics, that can be monitored."""
+
+    unit: ClassVar[str] = "epoch"
+    """What a training is a number of."""
 
     early_stopping: Any = setting("EarlyStopping(...), or its patience in epochs.", None, resume="any")
     checkpoint_every: Any = setting(
@@ -63,6 +67,11 @@ class IterativeSettings(Settings):
         """Whether checkpoints are written also where the user has named no run directory."""
         return self.checkpoint_every is not None
 
+    @property
+    @abstractmethod
+    def rounds(self) -> int:
+        """How many epochs or iterations a training has."""
+
     def history_names(self) -> Sequence[str] | None:
         """Return the names of loss and metrics in the history; None where they are not known yet."""
         return [*self.loss_names, *self.metric_names()]
@@ -74,6 +83,10 @@ class IterativeSettings(Settings):
         if rule is None or rule.monitor is not None:
             return rule
         return replace(rule, monitor="validation_loss" if self.validation is not None else "loss")
+
+    def stopping_rule_after(self, state: Mapping[str, Any]) -> EarlyStopping | None:
+        """Return the current rule of a training that has left this state of early stopping in a checkpoint."""
+        return self.stopping_rule()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -114,6 +127,11 @@ class EpochSettings(IterativeSettings):
         """Yield one sentence for each thing that is wrong."""
         yield from super().problems()
         yield from _numbers(self)
+
+    @property
+    def rounds(self) -> int:
+        """How many epochs a training has."""
+        return self.epochs
 
     @property
     def exchange_order(self) -> Any:

@@ -25,6 +25,7 @@ from tritium.ml.columns import (
 )
 from tritium.ml.dry_run import same_random_state
 from tritium.ml.normalize import with_means
+from tritium.ml.peek import peek
 from tritium.ml.row_shapes import with_shapes
 from tritium.ml.settings import LABEL, PREDICTION_COLUMNS, Settings
 from tritium.ml.validation import split
@@ -181,7 +182,7 @@ def run(
     identity = backend.identity(settings, list(plan.fields.values())) if keeps else None
     if not (settings.validation is None or isinstance(settings.validation, str | float)):
         settings = dataclasses.replace(settings, validation="validation")  # a DataFrame stays on the driver
-    found = backend.peek(str(plan.gang.run_dir), settings, identity) if user_run_dir and identity else None
+    found = peek(str(plan.gang.run_dir), settings, identity) if user_run_dir and identity else None
     forgotten = [] if ranks_given else free_slots(plan.gang, plan.data["train"].frame)
     ended = launch.start(
         backend.train,

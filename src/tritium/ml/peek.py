@@ -10,10 +10,10 @@ from tritium.checkpoint.identity import differences_of, differences_of_code, ref
 from tritium.checkpoint.store import Store
 from tritium.errors import CheckpointFailed
 from tritium.ml.early_stopping import stays_stopped
-from tritium.ml.epoch_settings import EpochSettings
+from tritium.ml.epoch_settings import IterativeSettings
 
 
-def peek(run_dir: str, settings: EpochSettings, now: Mapping[str, Any]) -> str | None:
+def peek(run_dir: str, settings: IterativeSettings, now: Mapping[str, Any]) -> str | None:
     """Return a line for the user about what a fit in this run directory continues from; None where nothing was begun.
 
     `now` is the identity that the backend gives this training. Raises BadSetting where the checkpoint is of another
@@ -25,12 +25,35 @@ def peek(run_dir: str, settings: EpochSettings, now: Mapping[str, Any]) -> str |
         return None
     if state is None:
         return None
-    before = state.get("identity_with_code")
-    if before is None:  # no estimator that trains in epochs wrote it
-        refuse_another(state.get("identity"), now, path)
-        before = now
+    notes = _compare(state, now, settings, path)
+    if not settings.keeps_checkpoints:
+        return (
+            f"the training in {run_dir} starts over, as checkpoint_every is None; its checkpoints, the newest of them "
+            f"after step {step}, are neither read nor replaced"
+        )
+    done, early_stopping = len(state["history"]), state["early_stopping"]
+    ended = stays_stopped(state["stopped"], early_stopping, settings.stopping_rule_after(early_stopping))
+    rounds = done if ended else settings.rounds  # ended by early stopping, or by a callback
+    doubt = f"; {'; '.join(notes)}" if notes else ""
+    if done >= rounds:
+        return (
+            f"the training in {run_dir} has ended after {done} {settings.unit}s: nothing is left to do, its model is "
+            f"returned{doubt}"
+        )
+    return f"a training in {run_dir} continues: {settings.unit} {done + 1} of {rounds}, after step {step} in all{doubt}"
+
+
+def _compare(state: Mapping[str, Any], now: Mapping[str, Any], settings: IterativeSettings, path: str) -> list[str]:
+    """Return sentences about what may be another training; raise BadSetting for what certainly is.
+
+    The scheduler may differ when the number of epochs does, and the metrics when a training that has ended continues.
+    """
+    before = state.get("identity_with_code") or state.get("identity")
+    if before is None or not {"code"} <= before.keys() & now.keys():
+        refuse_another(before, now, path)
+        return []
     refuse_another_form(before, path)
-    longer, anyway = state["epochs"] != settings.epochs, settings.if_code_changed == "continue"
+    longer, anyway = state["rounds"] != settings.rounds, settings.if_code_changed == "continue"
     allowed = {"lr_scheduler": longer, "metrics": longer and state["finished"]}
     other, notes = differences_of_code(before, now, {name for name in now["code"] if anyway or allowed.get(name)})
     way = (
@@ -38,21 +61,7 @@ def peek(run_dir: str, settings: EpochSettings, now: Mapping[str, Any]) -> str |
         "with the current code."
     )
     refuse(differences_of(before, now, False) + other, path, way if other else "")
-    doubt = f"; {'; '.join(notes)}" if notes else ""
-    if settings.checkpoint_every is None:
-        return (
-            f"the training in {run_dir} starts over, as checkpoint_every is None; its checkpoints, the newest of them "
-            f"after step {step}, are neither read nor replaced"
-        )
-    done = len(state["history"])
-    ended = stays_stopped(state["stopped"], state["early_stopping"], settings.stopping_rule())  # or by a callback
-    epochs = done if ended else settings.epochs
-    if state["finished"] and done >= epochs:
-        return (
-            f"the training in {run_dir} has ended after {done} epochs: nothing is left to do, its model is returned"
-            f"{doubt}"
-        )
-    return f"a training in {run_dir} continues: epoch {done + 1} of {epochs}, after step {step} in all{doubt}"
+    return notes
 
 
 def _newest(store: Store) -> tuple[str, int, dict[str, Any] | None]:

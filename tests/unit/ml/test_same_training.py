@@ -21,10 +21,11 @@ from torch.nn import functional
 
 import tritium as tr
 from tritium.checkpoint.code import code_of
-from tritium.checkpoint.format import order
+from tritium.checkpoint.format import REPLICATED, order
+from tritium.checkpoint.state import Snapshot
 from tritium.checkpoint.store import Store
 from tritium.errors import BadSetting
-from tritium.ml import Callback, EarlyStopping, fit
+from tritium.ml import Callback, EarlyStopping, fit, fitting
 
 SCALE = 2.0
 
@@ -470,6 +471,42 @@ def test_digests_are_those_of_a_fresh_interpreter_whatever_its_hash_seed(tmp_pat
     lines = outputs[0].splitlines()
     assert len(lines) == 11
     assert len(set(lines)) == 11
+
+
+OLD: dict[str, Any] = {
+    "identity": {"batch_size": 8, "optimizer": "Adam"},
+    "identity_with_code": {
+        "batch_size": 8,
+        "optimizer": "Adam",
+        "validation": None,
+        "code": {"loss": {"text": "MSELoss(reduction='mean')", "value": "0a1b", "code": "2c3d", "guess": "4e5f"}},
+        "architecture": "Net()",
+        "versions": {"Python": "3.11", "torch": "2.9"},
+    },
+    "weights": {"module": {}, "optimizer": {}, "best": {}},
+    "early_stopping": {"rule": None, "best": None, "waited": 0, "weights": {}},
+    "epochs": 1,
+    "history": [],
+    "finished": False,
+    "stopped": False,
+}
+"""The state in a checkpoint of a training as it was before its parts had names, in form 1."""
+
+
+@pytest.mark.parametrize("way", ["peek", "load"])
+def test_a_checkpoint_of_an_earlier_form_is_refused_by_name(
+    way: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = Store(str(tmp_path))
+    name = store.prepare(4)
+    store.commit(name, 1, store.write(name, REPLICATED, Snapshot().take(OLD, "state")))
+    if way == "load":  # as where the driver can't read the directory
+        monkeypatch.setattr(fitting, "peek", lambda *_: None)
+    with pytest.raises(BadSetting, match="another version of Tritium") as caught:
+        train(tmp_path)
+    assert caught.value.differences == ["form: 2, was 1"]
+    assert "000000000004 was saved by another version of Tritium" in str(caught.value)
+    assert store.names() == [name], "it is left as it is"
 
 
 def test_early_stopping_of_another_rule_gives_back_no_weights_of_before(tmp_path: Path) -> None:

@@ -48,10 +48,6 @@ class FunctionBackend(Backend[FunctionSettings]):
         """Return nothing: the function saves its own checkpoints by `world.checkpoint`."""
         return {}
 
-    def peek(self, run_dir: str, settings: FunctionSettings, identity: Mapping[str, Any]) -> str | None:
-        """Return None: the function decides whether it continues."""
-        return None
-
     def restore(
         self, settings: FunctionSettings, run_dir: str, signature: Signature, history: list[dict[str, Any]]
     ) -> Model:

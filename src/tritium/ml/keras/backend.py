@@ -13,7 +13,6 @@ from tritium.ml.keras.dry_run import KerasDryRun, drawing
 from tritium.ml.keras.identity import identity_with_code, opened
 from tritium.ml.keras.portable import PortableModel
 from tritium.ml.keras.settings import KerasSettings, is_keras_model
-from tritium.ml.peek import peek
 from tritium.model.engines.keras_form import Form, built, remember
 from tritium.model.engines.keras_weights import put, read
 from tritium.model.model import Model
@@ -36,10 +35,6 @@ class KerasBackend(Backend[KerasSettings]):
         """Return the identity, taken of a new compiled model."""
         with drawing(settings.seed):
             return identity_with_code(settings, settings.compiled(settings.make_model()), fields)
-
-    def peek(self, run_dir: str, settings: KerasSettings, identity: Mapping[str, Any]) -> str | None:
-        """Return a line about the checkpoint that this training continues from."""
-        return peek(run_dir, settings, identity)
 
     def restore(
         self, settings: KerasSettings, run_dir: str, signature: Signature, history: list[dict[str, Any]]

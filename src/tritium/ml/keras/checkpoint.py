@@ -1,182 +1,84 @@
-"""The training checkpoint: the state from which a training continues, saved and restored (rank)."""
+"""What a checkpoint keeps of a training with Keras: weights, callbacks and random generators (rank)."""
 
 from __future__ import annotations
 
 import random
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
 from typing import Any
 
 import keras
 import numpy as np
 
-from tritium.checkpoint.identity import refuse_another
 from tritium.errors import BadSetting, ModelError
 from tritium.gang.rank.world import World
-from tritium.ml.early_stopping import EarlyStoppingState, stays_stopped
 from tritium.ml.keras.callback import put_states, states_of
-from tritium.ml.keras.metrics import MetricStates, sync
-from tritium.ml.keras.settings import KerasSettings
+from tritium.ml.keras.metrics import sync
 from tritium.model.engines.keras_weights import as_array, put
 
 _SEEDS = "seed_generator_state"
 _RATE = "learning_rate"
 
 
-@dataclass
-class State:
-    """What a checkpoint holds the state of."""
+class Weights:
+    """The weights of the model and of its optimizer, and of each rank what is its own: statistics and generators."""
 
-    settings: KerasSettings
-    world: World
-    shard: Any
-    model: Any
-    states: MetricStates
-    early_stopping: EarlyStoppingState
-    identity: dict[str, Any]
-    identity_with_code: dict[str, Any] | None
-    history: list[dict[str, Any]] = field(default_factory=list)
+    def __init__(self, model: Any, world: World) -> None:
+        self._model, self._world = model, world
+        self.path = "The run directory"
+        """Where the checkpoint is that is restored, for an error."""
+
+    def shared(self) -> dict[str, Any]:
+        sync(self._model)
+        return {"weights": _kept(self._model.weights), "optimizer": _kept(self._model.optimizer.variables)}
+
+    def own(self) -> dict[str, Any]:
+        trained = {id(variable) for variable in self._model.trainable_variables}
+        own = {str(n): v for n, v in enumerate(self._model.weights) if self._world.rank and id(v) not in trained}
+        return {
+            "weights": {number: _kept([v])[0] for number, v in own.items()},  # those of rank 0 are shared
+            "seeds": [np.array(as_array(variable)) for variable in _seeds(self._model)],
+        }
+
+    def restore(self, shared: Any, own: Sequence[Any]) -> None:
+        weights, optimizer = self._model.weights, self._model.optimizer.variables
+        try:
+            put(weights, _restored(shared["weights"], weights))
+            put(optimizer, _restored(shared["optimizer"], optimizer))
+        except ModelError as error:
+            raise BadSetting(f"{self.path} is a checkpoint of another training: {error}") from error
+        if len(own) == self._world.size:
+            mine = own[self._world.rank]
+            for number, value in mine["weights"].items():
+                weights[int(number)].assign(_restored([value], [weights[int(number)]])[0])
+            put(_seeds(self._model), mine["seeds"])
 
 
-class TrainingCheckpoint:
-    """The state of a training, saved as often as the settings say, and restored from an earlier attempt or run.
+class CallbackStates:
+    """The states of the callbacks, which are equal on every rank."""
 
-    `run_dir_required`: the user named the run directory, so it is an error when a rank does not reach it. Otherwise a
-    training whose ranks do not share a disk runs without checkpoints, and logs that.
-    """
-
-    def __init__(self, state: State, *, run_dir_required: bool) -> None:
-        self._state, self._settings, self._world = state, state.settings, state.world
-        self._saved: Any = None
-        self._on, self._run_dir_required = self._settings.checkpoint_every is not None, run_dir_required
-        self._finished = self._stopped = False
-        self._step = 0
-        self.metrics: Sequence[np.ndarray[Any, Any]] | None = None
-        """The states of metrics with which the first epoch continues; None where it begins."""
-        self.seconds = 0.0
-        self.random: Mapping[str, Any] | None = None
-        """The states of the process's random generators, of which each new iterator over rows draws a number."""
+    def __init__(self, callbacks: Sequence[Any], model: Any) -> None:
+        self._callbacks, self._model = callbacks, model
         self.after_epoch_begin: Callable[[], None] | None = None
         """Restores what callbacks change at the beginning of an epoch that continues, a learning rate above all."""
 
-    def load(self) -> list[dict[str, Any]] | None:
-        """Read the newest checkpoint, restore the history, and return all ranks' positions; None without a checkpoint.
+    def shared(self) -> list[dict[str, Any]]:
+        return states_of(self._callbacks)
 
-        `put_back` restores the rest. A collective call. Raises BadSetting for the checkpoint of another training.
-        """
-        if not self._on:
-            return None
-        try:
-            saved = self._world.checkpoint.load()
-        except BadSetting as error:
-            if self._run_dir_required:
-                raise
-            self._on = False
-            if self._world.rank == 0:
-                self._world.note(f"no checkpoints, so a retry starts from the beginning: {error}")
-            return None
-        if saved is None:
-            return None
-        state = self._state
-        refuse_another(saved.get("identity"), state.identity, saved.path, resized=saved.size != self._world.size)
-        state.history[:] = saved["history"]
-        state.early_stopping.load_state_dict(saved["early_stopping"], len(state.history))
-        self._saved, self._step = saved, saved.step
-        self._stopped = stays_stopped(saved["stopped"], saved["early_stopping"], self._settings.stopping_rule())
-        self._finished = saved["finished"] and self.epochs == len(state.history)
-        return [own["position"] for own in saved.own]
+    def own(self) -> None:
+        return None
 
-    def put_back(self) -> None:
-        """Restore weights, optimizer and callbacks, after these were told that the training begins."""
-        saved, self._saved = self._saved, None
-        if saved is None:
-            return
-        state, world = self._state, self._world
-        weights, optimizer = state.model.weights, state.model.optimizer.variables
-        try:
-            put(weights, _restored(saved["weights"], weights))
-            put(optimizer, _restored(saved["optimizer"], optimizer))
-        except ModelError as error:
-            raise BadSetting(f"{saved.path} is a checkpoint of another training: {error}") from error
-        rates = [(variable, np.array(as_array(variable))) for variable in optimizer if variable.path.endswith(_RATE)]
+    def restore(self, shared: Any, own: Sequence[Any]) -> None:
+        """Restore the states, after the callbacks were told that the training begins, and the optimizer's."""
+        variables = [variable for variable in self._model.optimizer.variables if variable.path.endswith(_RATE)]
+        rates = [(variable, np.array(as_array(variable))) for variable in variables]
 
         def after_epoch_begin() -> None:
-            put_states(self._settings.callbacks, saved["callbacks"])
+            put_states(self._callbacks, shared)
             for variable, value in rates:
                 variable.assign(value)
 
-        put_states(self._settings.callbacks, saved["callbacks"])
+        put_states(self._callbacks, shared)
         self.after_epoch_begin = after_epoch_begin
-        if saved.size == world.size:
-            own = saved.own[world.rank]
-            for number, value in own["weights"].items():
-                weights[int(number)].assign(_restored([value], [weights[int(number)]])[0])
-            put(_seeds(state.model), own["seeds"])
-            self.random = own["random"]
-        self.metrics = state.states.share([own["metrics"] for own in saved.own])
-        self.seconds = max(own["seconds"] for own in saved.own)
-
-    @property
-    def epochs(self) -> int:
-        """The number of epochs in all: those that were done, if a callback or early stopping has ended the training."""
-        return len(self._state.history) if self._stopped else self._settings.epochs
-
-    def on_step(self, seconds: float) -> None:
-        """Count an optimizer step, and save when `checkpoint_every` says so. `seconds`: of this epoch so far."""
-        self._step += 1
-        if self._on:
-            self._world.checkpoint.save(
-                self._replicated,
-                self._step,
-                own=lambda: self._own(self._state.states.now(), seconds),
-                every=self._settings.checkpoint_every,
-                keep=self._settings.checkpoint_keep,
-            )
-
-    def on_epoch_end(self) -> None:
-        """Save and start again between two epochs, if the gang could be larger."""
-        if self._on and len(self._state.history) < self.epochs:
-            keep = self._settings.checkpoint_keep
-            self._world.checkpoint.regroup(self._replicated, self._step, own=lambda: self._own(None, 0.0), keep=keep)
-
-    def on_train_end(self) -> None:
-        """Save after the last epoch, so that a later fit with this run directory finds the training finished."""
-        if self._on and self._run_dir_required and not self._finished:
-            self._finished, self._stopped = True, len(self._state.history) < self._settings.epochs
-            keep = self._settings.checkpoint_keep
-            self._world.checkpoint.save(self._replicated, self._step, own=lambda: self._own(None, 0.0), keep=keep)
-
-    # ---- what is saved
-
-    def _replicated(self) -> dict[str, Any]:
-        state = self._state
-        sync(state.model)
-        return {
-            "identity": state.identity,
-            "identity_with_code": state.identity_with_code,
-            "weights": _kept(state.model.weights),
-            "optimizer": _kept(state.model.optimizer.variables),
-            "callbacks": states_of(self._settings.callbacks),
-            "early_stopping": state.early_stopping.state_dict(),
-            "epochs": self._settings.epochs,
-            "history": state.history,
-            "finished": self._finished,
-            "stopped": self._stopped,
-        }
-
-    def _own(self, metrics: Any, seconds: float) -> dict[str, Any]:
-        model = self._state.model
-        sync(model)
-        trained = {id(variable) for variable in model.trainable_variables}
-        own = {str(n): v for n, v in enumerate(model.weights) if self._world.rank and id(v) not in trained}
-        return {
-            "position": self._state.shard.state(),
-            "weights": {number: _kept([v])[0] for number, v in own.items()},  # those of rank 0 are in the common state
-            "seeds": [np.array(as_array(variable)) for variable in _seeds(model)],
-            "random": random_state(),
-            "metrics": metrics,
-            "seconds": seconds,
-        }
 
 
 def shift_seeds(model: Any, seed: int, rank: int) -> None:

@@ -11,6 +11,7 @@ from typing import Any
 import keras
 import numpy as np
 
+from tritium.checkpoint.training import Collective, Own, Shared, Stateful, TrainingCheckpoint
 from tritium.data.epochs import Epoch
 from tritium.errors import BadSetting
 from tritium.frameworks.keras_fit import begin
@@ -21,7 +22,7 @@ from tritium.ml.early_stopping import EarlyStoppingState
 from tritium.ml.first_batch import notes
 from tritium.ml.history import make_json
 from tritium.ml.keras.callback import Callbacks, Together, of_this_rank
-from tritium.ml.keras.checkpoint import State, TrainingCheckpoint, set_random_state, shift_seeds
+from tritium.ml.keras.checkpoint import CallbackStates, Weights, random_state, set_random_state, shift_seeds
 from tritium.ml.keras.dry_run import Facts, KerasDryRun, build
 from tritium.ml.keras.identity import identity
 from tritium.ml.keras.labels import Classes
@@ -98,11 +99,14 @@ class _Training:
         tell = world.note if world.rank == 0 else lambda _: None
         self.early_stopping = EarlyStoppingState(settings.stopping_rule(), settings.epochs, *best, tell)
         this = identity(settings, model, shard.schema)
-        state = State(settings, world, shard, model, self.states, self.early_stopping, this, identity_with_code)
-        self.history = state.history
-        self.checkpoint = TrainingCheckpoint(state, run_dir_required=user_run_dir)
-        self.resume = self.checkpoint.load()
-        if self.resume is None and world.rank == 0:
+        self.history: list[dict[str, Any]] = []
+        identities = {"identity": this, "identity_with_code": identity_with_code}
+        about = (self.history, self.early_stopping, self._parts())
+        self.checkpoint = TrainingCheckpoint(world, settings, identities, *about, run_dir_required=user_run_dir)
+        saved = self.checkpoint.load()
+        if saved is not None:
+            self.weights.path = saved.path
+        elif world.rank == 0:
             for line in notes(settings, by_name(settings, batch), model._flatten_layers()):
                 tell(line)
         self.progress = Progress(settings, world)
@@ -110,21 +114,42 @@ class _Training:
         callbacks = of_this_rank(settings.callbacks, world.rank)
         self.callbacks = Callbacks(self.together, callbacks, model, settings.epochs)
 
+    def _parts(self) -> dict[str, Stateful]:
+        """Return what a checkpoint keeps of this training, in the order in which it is restored."""
+        settings, world, early_stopping = self.settings, self.world, self.early_stopping
+        self.seconds: float | None = None  # of the epoch so far; None between epochs
+        self.random: Mapping[str, Any] | None = None  # to be restored in the first epoch
+        self.weights, self.position = Weights(self.model, world), Collective(self.shard.state)
+        self.callback_states = CallbackStates(settings.callbacks, self.model)
+        self.sums = Collective(lambda: None if self.seconds is None else (self.states.now(), self.seconds))
+        return {
+            "weights": self.weights,
+            "callbacks": self.callback_states,
+            "best": Shared(lambda: early_stopping.weights, early_stopping.load_weights),
+            "metrics": self.sums,
+            "random": Own(world.rank, random_state, lambda kept: setattr(self, "random", kept), world.size),
+            "position": self.position,
+        }
+
     def run(self) -> dict[str, Any] | None:
         """Take all epochs. Rank 0 stores the weights, and returns history, inputs and outputs; others None."""
         model, callbacks, checkpoint = self.model, self.callbacks, self.checkpoint
         callbacks.begin()
-        checkpoint.put_back()
-        self.together.resumed, self.together.seconds_before = checkpoint.metrics, checkpoint.seconds
-        order = self.settings.order() | {"batch_size": self.batch_size, "device": None, "resume": self.resume}
-        for epoch in self.shard.epochs(checkpoint.epochs, **order):
+        checkpoint.restore()
+        sums = self.sums.restored
+        if sums is not None:
+            self.together.resumed = self.states.share([None if one is None else one[0] for one in sums])
+            self.together.seconds_before = max(0.0 if one is None else one[1] for one in sums)
+        order = self.settings.order() | {"batch_size": self.batch_size, "device": None}
+        self.step = checkpoint.step
+        for epoch in self.shard.epochs(checkpoint.rounds, **order, resume=self.position.restored):
             self._take(epoch)
             epoch.end()
             self.progress.on_epoch_end(epoch, self.history[-1])
             if any(self.world.gather(callbacks.stop or self.early_stopping.should_stop)):
                 break
-            checkpoint.on_epoch_end()
-        checkpoint.on_train_end()
+            checkpoint.regroup(self.step)
+        checkpoint.finish(self.step)
         model.optimizer.finalize_variable_values(model.trainable_variables)  # Applies the averages of use_ema=True.
         self.early_stopping.restore_best()
         callbacks.end(dict(self.history[-1]) if self.history else {})
@@ -140,15 +165,15 @@ class _Training:
 
     def _take(self, epoch: Epoch) -> None:
         """Take the steps that are left of an epoch; the first one continues as the checkpoint says."""
-        together, checkpoint = self.together, self.checkpoint
+        together = self.together
         rows = together.rows = self._rows(epoch)
         if epoch.first:
-            self.callbacks.after_epoch_begin = checkpoint.after_epoch_begin
+            self.callbacks.after_epoch_begin = self.callback_states.after_epoch_begin
         else:
             together.resumed = None
-        if checkpoint.random is not None:
-            restore_random = functools.partial(set_random_state, checkpoint.random)
-            checkpoint.random = None
+        if self.random is not None:
+            restore_random = functools.partial(set_random_state, self.random)
+            self.random = None
             if epoch.first and len(rows):
                 together.before_first_step = restore_random  # Not now, as torch draws for its iterator.
             else:
@@ -156,7 +181,9 @@ class _Training:
         train_epoch(self.model, rows, self.callbacks)
 
     def _on_step(self, _: Step) -> None:
-        self.checkpoint.on_step(self.together.seconds())
+        self.step, self.seconds = self.step + 1, self.together.seconds()
+        self.checkpoint.save(self.step)
+        self.seconds = None
 
     def _on_epoch_end(self, entry: dict[str, Any]) -> Mapping[str, Any]:
         """Validate, add to the epoch's entry in the history, and return the validation's logs by Keras's names."""

@@ -16,7 +16,7 @@ from tritium.errors import BadSetting
 from tritium.ml.backend import Backend, DryRun
 from tritium.ml.dry_run import text_of
 from tritium.ml.lightgbm import training
-from tritium.ml.lightgbm.checkpoint import identity, peek
+from tritium.ml.lightgbm.checkpoint import identity
 from tritium.ml.lightgbm.features import Features
 from tritium.ml.lightgbm.names import METRIC_NAMES
 from tritium.ml.lightgbm.parameters import lightgbm_params, refuse_params
@@ -99,10 +99,6 @@ class LightGBMBackend(Backend[LightGBMSettings]):
     def identity(self, settings: LightGBMSettings, fields: Sequence[Field]) -> dict[str, Any]:
         """Return the identity: settings and columns, as no code of the user's is trained."""
         return identity(settings, fields)
-
-    def peek(self, run_dir: str, settings: LightGBMSettings, identity: Mapping[str, Any]) -> str | None:
-        """Return a line about the checkpoint that this training continues from."""
-        return peek(run_dir, settings, identity)
 
     def restore(
         self, settings: LightGBMSettings, run_dir: str, signature: Signature, history: list[dict[str, Any]]

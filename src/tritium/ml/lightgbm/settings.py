@@ -51,6 +51,7 @@ class LightGBMSettings(IterativeSettings):
     """Those that the estimator may have, the default first."""
     loss_names: ClassVar[tuple[str, ...]] = ()
     one_input: ClassVar[bool] = True
+    unit: ClassVar[str] = "iteration"
 
     num_iterations: int = setting(
         "How many trees are trained (of each class, where there are several).", 100, resume="any"
@@ -225,6 +226,20 @@ class LightGBMSettings(IterativeSettings):
     def stopping_rule(self) -> EarlyStopping | None:
         """Return the rule for the metric that comes first where `metrics` says which, else that of the objective."""
         return self.rule(self.metric_names())
+
+    def stopping_rule_after(self, state: Mapping[str, Any]) -> EarlyStopping | None:
+        """Return the current rule of a training that has left this state of early stopping in a checkpoint."""
+        return self.rule(state["metrics"]) if state["metrics"] else None
+
+    @property
+    def rounds(self) -> int:
+        """How many iterations a training has."""
+        return self.num_iterations
+
+    @property
+    def keeps_checkpoints(self) -> bool:
+        """Whether a training is saved, as it can be continued."""
+        return self.checkpoint_every is not None and self.boosting == "gbdt"
 
     def rule(self, metrics: Sequence[str]) -> EarlyStopping | None:
         """Return `early_stopping` with monitor and mode, for the metrics that LightGBM computes; None: never stop."""

@@ -12,6 +12,7 @@ from typing import Any
 import lightgbm
 import numpy as np
 
+from tritium.checkpoint.training import TrainingCheckpoint
 from tritium.errors import BadData, EmptyShard
 from tritium.frameworks.lightgbm import joined
 from tritium.gang.rank.world import World
@@ -19,7 +20,7 @@ from tritium.gang.rank.world import world as this_world
 from tritium.ml.lightgbm.average import add_average, average_score
 from tritium.ml.lightgbm.bins import is_shared, training_set, validation_set
 from tritium.ml.lightgbm.callbacks import Callbacks
-from tritium.ml.lightgbm.checkpoint import Progress, TrainingCheckpoint, is_over
+from tritium.ml.lightgbm.checkpoint import Progress, checkpoint_of
 from tritium.ml.lightgbm.dropped import with_dropped
 from tritium.ml.lightgbm.labels import check_labels, check_scores
 from tritium.ml.lightgbm.metrics import Metrics
@@ -58,14 +59,13 @@ def train(
     check_labels(world, rows, validation, settings)
     classes = _classes(world, rows, validation, settings)
     check_scores(rows, classes, settings)
-    checkpoint = TrainingCheckpoint(settings, world, identity, run_dir_required=user_run_dir)
-    progress = Progress(settings, world.note if world.rank == 0 else lambda _: None)
-    saved = checkpoint.load()
-    if saved is not None:
-        progress.restore(saved)
-    if saved is None or not is_over(saved, settings):
+    progress = Progress(settings, world)
+    checkpoint = checkpoint_of(settings, world, progress, identity, run_dir_required=user_run_dir)
+    checkpoint.load()
+    checkpoint.restore()
+    if progress.iteration < checkpoint.rounds:
         _grow(world, settings, rows, validation, classes, progress, checkpoint)
-        checkpoint.save(progress, last=True)
+        checkpoint.finish(progress.iteration)
     if world.rank != 0:
         return None
     text = progress.model()
@@ -124,7 +124,8 @@ def _grow(
                 logged = now
             if stops:
                 break
-            checkpoint.save(progress)
+            if checkpoint.save(progress.iteration):
+                checkpoint.regroup(progress.iteration)
         if world.rank == 0:
             _note_splits(world, settings, progress, booster)
 

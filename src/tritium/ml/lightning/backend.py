@@ -17,7 +17,6 @@ from tritium.ml.lightning.dry_run import LightningDryRun
 from tritium.ml.lightning.identity import identity_with_code
 from tritium.ml.lightning.module import make_module
 from tritium.ml.lightning.settings import LightningSettings, is_module
-from tritium.ml.peek import peek
 from tritium.ml.torch.identity import opened
 from tritium.ml.torch.module import tensors_of
 from tritium.model.engines import torch_weights as weights
@@ -47,10 +46,6 @@ class LightningBackend(Backend[LightningSettings]):
         """Return the identity, taken of a new module."""
         with torch.random.fork_rng(devices=[]):
             return identity_with_code(settings, make_module(settings), fields)
-
-    def peek(self, run_dir: str, settings: LightningSettings, identity: Mapping[str, Any]) -> str | None:
-        """Return a line about the checkpoint that this training continues from."""
-        return peek(run_dir, settings, identity)
 
     def restore(
         self, settings: LightningSettings, run_dir: str, signature: Signature, history: list[dict[str, Any]]

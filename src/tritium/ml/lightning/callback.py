@@ -11,13 +11,14 @@ import torch
 from lightning.pytorch.callbacks import Checkpoint
 from torch.nn.parallel import DistributedDataParallel
 
+from tritium.checkpoint.training import TrainingCheckpoint
 from tritium.errors import BadSetting, TrainingDiverged
 from tritium.frameworks.torch_memory import host_memory
 from tritium.gang.rank.world import World
 from tritium.ml.early_stopping import EarlyStoppingState
 from tritium.ml.history import NAMES, epoch_entry, make_json
 from tritium.ml.lightning.batches import Batches, Taken
-from tritium.ml.lightning.checkpoint import TrainingCheckpoint
+from tritium.ml.lightning.checkpoint import LightningFile
 from tritium.ml.lightning.settings import LightningSettings
 from tritium.ml.progress import Progress
 
@@ -63,11 +64,12 @@ class Together(Checkpoint):
         validating: Batches | None,
         early_stopping: EarlyStoppingState,
         checkpoint: TrainingCheckpoint,
+        file: LightningFile,
         history: list[dict[str, Any]],
     ) -> None:
         self._settings, self._world = settings, world
         self._training, self._validating = training, validating
-        self._early_stopping, self._checkpoint, self._history = early_stopping, checkpoint, history
+        self._early_stopping, self._checkpoint, self._file, self._history = early_stopping, checkpoint, file, history
         self._progress = Progress(settings, world)
         self.sums, self._validation = Sums(), Sums()
         self._taken: Taken | None = None
@@ -85,7 +87,11 @@ class Together(Checkpoint):
     # ---- training
 
     def on_train_start(self, trainer: Any, pl_module: Any) -> None:
-        self._checkpoint.put_back(self.sums)
+        self._file.trainer = trainer
+        self._checkpoint.restore()
+        sums = self._file.sums_of_ranks.restored
+        if sums is not None and len(sums) == self._world.size and self._world.rank == 0:
+            self.sums.take([one for one in sums if one is not None])
         self._saved_step = trainer.global_step
         self._began = time.monotonic()
         net = trainer.strategy.model
@@ -109,7 +115,9 @@ class Together(Checkpoint):
         if stepped and not trainer.is_last_batch:  # The last one is saved with the epoch's entry.
             self._saved_step = trainer.global_step
             self._stop_clock()
-            self._checkpoint.on_step(trainer, self.sums)
+            self._file.sums = self.sums
+            self._checkpoint.save(trainer.global_step)
+            self._file.sums = None
             self._began = time.monotonic()
 
     def on_train_epoch_end(self, trainer: Any, pl_module: Any) -> None:
@@ -131,11 +139,15 @@ class Together(Checkpoint):
         self._progress.on_epoch_end(self._training.current, entry)
         self.sums, self._validated = Sums(), {}
         self._saved_step = trainer.global_step
-        self._checkpoint.on_epoch_end(trainer)
+        if trainer.should_stop or len(self._history) >= self._settings.epochs:
+            self._checkpoint.finish(trainer.global_step)
+        else:
+            self._checkpoint.save(trainer.global_step)
+            self._checkpoint.regroup(trainer.global_step)
         self._began = time.monotonic()
 
     def on_train_end(self, trainer: Any, pl_module: Any) -> None:
-        self._checkpoint.on_train_end(trainer)
+        self._checkpoint.finish(trainer.global_step)
 
     # ---- validation
 

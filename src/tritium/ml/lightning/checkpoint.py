@@ -1,168 +1,64 @@
-"""The training checkpoint: Lightning's own, kept by the run directory's rules (rank)."""
+"""What a checkpoint keeps of a training with Lightning: Lightning's own checkpoint (rank)."""
 
 from __future__ import annotations
 
 import io
-from collections.abc import Callable
-from dataclasses import dataclass, field
+from collections.abc import Sequence
 from typing import Any
 
 import fsspec  # type: ignore[import-untyped]
 import torch
 
-from tritium.checkpoint.identity import refuse_another
-from tritium.errors import BadSetting
+from tritium.checkpoint.training import Collective, Own, Shared, Stateful
 from tritium.gang.rank.world import World
-from tritium.ml.early_stopping import EarlyStoppingState, stays_stopped
-from tritium.ml.lightning.settings import LightningSettings
+from tritium.ml.early_stopping import EarlyStoppingState
 from tritium.ml.torch.random_state import random_state, set_random_state
 
 
-@dataclass
-class Training:
-    """What a checkpoint holds the state of, beside the Trainer."""
+class LightningFile:
+    """Lightning's checkpoint, in memory on its way from and to the run directory."""
 
-    settings: LightningSettings
-    world: World
-    device: torch.device
-    early_stopping: EarlyStoppingState
-    identity: dict[str, Any]
-    identity_with_code: dict[str, Any] | None
-    history: list[dict[str, Any]] = field(default_factory=list)
+    def __init__(self, world: World) -> None:
+        self._world = world
+        self.path = f"memory://tritium-lightning-{world.run_id}.ckpt"
+        """Of this process alone, and gone with it."""
+        self.trainer: Any = None
+        """The Trainer whose state is saved; None before there is one."""
+        self.sums: Any = None
+        """The sums of the epoch in which it is saved; None between epochs."""
+        self.sums_of_ranks = Collective(lambda: None if self.sums is None else self.sums.state())
 
+    def parts(self, early_stopping: EarlyStoppingState, device: torch.device) -> dict[str, Stateful]:
+        """Return all that is kept of a training, in the order in which it is restored."""
+        rank, size = self._world.rank, self._world.size
+        return {
+            "lightning": self,
+            "best": Shared(lambda: early_stopping.weights, early_stopping.load_weights),
+            "sums": self.sums_of_ranks,
+            "random": Own(rank, lambda: random_state(device), lambda kept: set_random_state(kept, device), size),
+        }
 
-class TrainingCheckpoint:
-    """The state of a training, saved as often as the settings say, and restored from an earlier attempt or run.
+    def shared(self) -> dict[str, Any]:
+        self.trainer.save_checkpoint(self.path, weights_only=False)  # every rank calls it, rank 0 writes
+        content = bytearray(taken(self.path) if self._world.rank == 0 else b"")
+        file = torch.frombuffer(content, dtype=torch.uint8) if content else torch.empty(0)
+        return {"file": file, "within": self.sums is not None}
 
-    `run_dir_required`: the user named the run directory, so it is an error when a rank does not reach it. Otherwise a
-    training whose ranks do not share a disk runs without checkpoints, and logs that.
-    """
+    def own(self) -> None:
+        return None
 
-    def __init__(self, training: Training, *, run_dir_required: bool) -> None:
-        self._training, self._settings, self._world = training, training.settings, training.world
-        self._on, self._run_dir_required = self._settings.checkpoint_every is not None, run_dir_required
-        self._file = f"memory://tritium-lightning-{self._world.run_id}.ckpt"
-        """Lightning's checkpoint on its way from and to the run directory: of this process alone, and gone with it."""
-        self._saved: Any = None
-        self._resized = False
-        self._stopped = False
-        self.finished = False
-        """Whether nothing is left to train."""
-        self._final = False
-
-    def load(self) -> str | None:
-        """Read the newest checkpoint, restore the history, and return Lightning's file, which `put_back` removes.
-
-        None without a checkpoint.
-
-        A collective call. Raises BadSetting for the checkpoint of another training.
-        """
-        if not self._on:
-            return None
-        try:
-            saved = self._world.checkpoint.load()
-        except BadSetting as error:
-            if self._run_dir_required:
-                raise
-            self._on = False
-            if self._world.rank == 0:
-                self._world.note(f"no checkpoints, so a retry starts from the beginning: {error}")
-            return None
-        if saved is None:
-            return None
-        training = self._training
-        refuse_another(saved.get("identity"), training.identity, saved.path, resized=saved.size != self._world.size)
-        training.history[:] = saved["history"]
-        training.early_stopping.load_state_dict(saved["early_stopping"], len(training.history))
-        self._stopped = stays_stopped(saved["stopped"], saved["early_stopping"], self._settings.stopping_rule())
-        done = len(training.history)
-        self.finished = saved["finished"] and (self._stopped or done >= self._settings.epochs)
-        self._saved = saved
-        content = saved["lightning"].numpy().tobytes()
-        self._resized = saved.size != self._world.size
-        if saved["within"] and self._resized:
+    def write(self, shared: Any, own: Sequence[Any]) -> str:
+        """Write the file, from which a Trainer continues, and return its path."""
+        content = shared["file"].numpy().tobytes()
+        if shared["within"] and len(own) != self._world.size:
             content = started_over(content)  # as its rows are, which the ranks are dealt anew
-        with fsspec.open(self._file, "wb") as file:
+        with fsspec.open(self.path, "wb") as file:
             file.write(content)
-        return self._file
+        return self.path
 
-    def put_back(self, sums: Any) -> None:
-        """Restore random generators and the sums of an epoch that continues, after all callbacks have begun."""
-        saved, self._saved = self._saved, None
-        if saved is None:
-            return
-        taken(self._file)
-        own = saved.own
-        if self._resized:
-            return
-        set_random_state(own[self._world.rank]["random"], self._training.device)
-        if self._world.rank == 0:
-            sums.take([one["sums"] for one in own])
-
-    def on_step(self, trainer: Any, sums: Any) -> None:
-        """Save within an epoch, when `checkpoint_every` says so."""
-        if self._on:
-            self._save(trainer, sums, every=self._settings.checkpoint_every)
-
-    def on_epoch_end(self, trainer: Any) -> None:
-        """Save between two epochs, when `checkpoint_every` says so or the gang could be larger; after the last one."""
-        done = len(self._training.history)
-        if not self._on:
-            return
-        if trainer.should_stop or done >= self._settings.epochs:
-            self._save_final(trainer)
-            return
-        self._save(trainer, None, every=self._settings.checkpoint_every)
-        keep = self._settings.checkpoint_keep
-        self._world.checkpoint.regroup(
-            self._state(trainer, within=False), trainer.global_step, own=self._own(None), keep=keep
-        )
-
-    def on_train_end(self, trainer: Any) -> None:
-        """Save after a limit of the Trainer's has ended the training, such as max_time."""
-        if self._on:
-            self._save_final(trainer)
-
-    def _save_final(self, trainer: Any) -> None:
-        if self._run_dir_required and not self._final:
-            self._final = True
-            self._stopped = len(self._training.history) < self._settings.epochs
-            self._save(trainer, None, every=None)
-
-    def _save(self, trainer: Any, sums: Any, *, every: Any) -> None:
-        state = self._state(trainer, within=sums is not None)
-        keep = self._settings.checkpoint_keep
-        self._world.checkpoint.save(state, trainer.global_step, own=self._own(sums), every=every, keep=keep)
-
-    def _state(self, trainer: Any, *, within: bool) -> Callable[[], dict[str, Any]]:
-        training = self._training
-
-        def state() -> dict[str, Any]:
-            trainer.save_checkpoint(self._file, weights_only=False)  # every rank calls it, rank 0 writes
-            content = bytearray(taken(self._file) if self._world.rank == 0 else b"")
-            return {
-                "identity": training.identity,
-                "identity_with_code": training.identity_with_code,
-                "lightning": torch.frombuffer(content, dtype=torch.uint8) if content else torch.empty(0),
-                "within": within,
-                "early_stopping": training.early_stopping.state_dict(),
-                "epochs": self._settings.epochs,
-                "history": training.history,
-                "finished": self._final,
-                "stopped": self._stopped,
-            }
-
-        return state
-
-    def _own(self, sums: Any) -> Callable[[], dict[str, Any]]:
-        def own() -> dict[str, Any]:
-            nothing = [0, 0, None, 0.0]
-            return {
-                "random": random_state(self._training.device),
-                "sums": nothing if sums is None else sums.state(),
-            }
-
-        return own
+    def restore(self, shared: Any, own: Sequence[Any]) -> None:
+        """Remove the file: the Trainer has restored its state."""
+        taken(self.path)
 
 
 def taken(path: str) -> bytes:

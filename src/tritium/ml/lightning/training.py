@@ -12,6 +12,7 @@ from typing import Any
 import lightning
 import torch
 
+from tritium.checkpoint.training import TrainingCheckpoint
 from tritium.gang.rank.world import World
 from tritium.gang.rank.world import world as this_world
 from tritium.ml.dry_run import try_first_row
@@ -19,7 +20,7 @@ from tritium.ml.early_stopping import EarlyStoppingState
 from tritium.ml.first_batch import notes
 from tritium.ml.lightning.batches import Batches, loader
 from tritium.ml.lightning.callback import Together
-from tritium.ml.lightning.checkpoint import Training, TrainingCheckpoint, taken, weights_in
+from tritium.ml.lightning.checkpoint import LightningFile, taken, weights_in
 from tritium.ml.lightning.dry_run import Facts, LightningDryRun
 from tritium.ml.lightning.identity import identity
 from tritium.ml.lightning.module import make_module
@@ -76,18 +77,19 @@ def _train(
     rule = settings.stopping_rule()
     take_weights, put_weights = lambda: copy_of_weights(module), module.load_state_dict
     early_stopping = EarlyStoppingState(rule, settings.epochs, take_weights, put_weights, tell)
-    this = Training(
-        settings, world, device, early_stopping, identity(settings, module, shard.schema), identity_with_code
-    )
-    checkpoint = TrainingCheckpoint(this, run_dir_required=user_run_dir)
-    path = checkpoint.load()
+    file, history = LightningFile(world), list[dict[str, Any]]()
+    identities = {"identity": identity(settings, module, shard.schema), "identity_with_code": identity_with_code}
+    about = (history, early_stopping, file.parts(early_stopping, device))
+    checkpoint = TrainingCheckpoint(world, settings, identities, *about, run_dir_required=user_run_dir)
+    path = None if checkpoint.load() is None else file.write(*checkpoint.kept("lightning"))
     if checkpoint.finished and path is not None:
         module.load_state_dict(weights_in(taken(path)))
+        early_stopping.load_weights(checkpoint.kept("best")[0])
         next(iter(training))  # The first batch shows the types and shapes of the inputs.
     else:
         if path is None and world.rank == 0:
             training.on_first = lambda batch: [*map(tell, notes(settings, batch, module.modules()))]
-        together = Together(settings, world, training, validating, early_stopping, checkpoint, this.history)
+        together = Together(settings, world, training, validating, early_stopping, checkpoint, file, history)
         trainer = lightning.Trainer(**arguments(settings, together, world))
         with calling(module, together):
             resume: dict[str, Any] = {} if path is None else {"ckpt_path": path} | _whole_file()
@@ -102,7 +104,7 @@ def _train(
     zeros = {
         name: torch.zeros((2, *shape), dtype=getattr(torch, dtype)) for name, (dtype, shape) in training.inputs.items()
     }
-    return {"history": this.history, **describe(module, settings, zeros)}
+    return {"history": history, **describe(module, settings, zeros)}
 
 
 def order(settings: LightningSettings) -> dict[str, Any]:

@@ -12,7 +12,6 @@ from tritium import file_system
 from tritium.arguments import takes_vocabulary
 from tritium.data.schema import Field
 from tritium.ml.backend import Backend
-from tritium.ml.peek import peek
 from tritium.ml.torch import loop
 from tritium.ml.torch.dry_run import TorchDryRun, try_optimizer
 from tritium.ml.torch.identity import identity_with_code, opened
@@ -46,10 +45,6 @@ class TorchBackend(Backend[TorchSettings]):
         with torch.random.fork_rng(devices=[]):
             module = make_module(settings)
             return identity_with_code(settings, module, try_optimizer(settings, module), fields)
-
-    def peek(self, run_dir: str, settings: TorchSettings, identity: Mapping[str, Any]) -> str | None:
-        """Return a line about the checkpoint that this training continues from."""
-        return peek(run_dir, settings, identity)
 
     def restore(
         self, settings: TorchSettings, run_dir: str, signature: Signature, history: list[dict[str, Any]]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -10,6 +10,7 @@ import torch
 # The first optimizer or DDP would import it, 1 s of a core in each rank: here it is once for all that are forked later.
 import torch._dynamo
 
+from tritium.checkpoint.training import Collective, Own, Shared, Stateful, TrainingCheckpoint
 from tritium.data.steps import has_batch_of_one, step_count
 from tritium.errors import BadData, EmptyShard
 from tritium.gang.rank.world import World
@@ -20,7 +21,7 @@ from tritium.ml.early_stopping import EarlyStoppingState
 from tritium.ml.first_batch import notes
 from tritium.ml.history import make_json
 from tritium.ml.progress import Progress
-from tritium.ml.torch.checkpoint import TrainingCheckpoint
+from tritium.ml.torch.checkpoint import Weights, buffers, restore_states, states_of
 from tritium.ml.torch.compiling import compile_in_place
 from tritium.ml.torch.ddp import Replica, tell_untrained, with_sync_batch_norm
 from tritium.ml.torch.divergence import DivergenceCheck
@@ -30,7 +31,7 @@ from tritium.ml.torch.identity import identity
 from tritium.ml.torch.losses import Losses
 from tritium.ml.torch.module import make_module
 from tritium.ml.torch.optimizer import OptimizerStep, make_optimizer
-from tritium.ml.torch.random_state import seed_generators
+from tritium.ml.torch.random_state import random_state, seed_generators, set_random_state
 from tritium.ml.torch.ranks import Ranks, joined, refuse_different, take_buffers
 from tritium.ml.torch.schedule import Schedule
 from tritium.ml.torch.settings import TorchSettings
@@ -109,29 +110,76 @@ class _Training:
         self.progress = Progress(settings, world)
         self.state = TrainState(module, optimizer, ranks.rank, ranks.size, ranks.device)
         self.output_known = facts.output_known
-        self.checkpoint = TrainingCheckpoint(
-            *(settings, world, shard, ranks, self.state, self.replica, self.stepping, self.divergence),
-            *(self.schedule, self.early_stopping, this, identity_with_code),
-            run_dir_required=user_run_dir,
-        )
-        self.checkpoint.load()
+        self.inputs: dict[str, tuple[str, list[int]]] = {}
+        self.metrics: EpochMetrics | None = None
+        self.position = Collective(shard.state)
+        self.sums = Collective(lambda: None if self.metrics is None else self.metrics.state())
+        identities = {"identity": this, "identity_with_code": identity_with_code}
+        about = (self.state.history, self.early_stopping, self._parts())
+        self.checkpoint = TrainingCheckpoint(world, settings, identities, *about, run_dir_required=user_run_dir)
+        if self.checkpoint.load() is not None:
+            self.weights.restore_module(*self.checkpoint.kept("weights"))
+            self.state.epoch = len(self.state.history)
+
+    def _parts(self) -> dict[str, Stateful]:
+        """Return what a checkpoint keeps of this training, in the order in which it is restored."""
+        settings, state, module, schedule = self.settings, self.state, self.module, self.schedule
+        rank, size, device = state.rank, state.size, state.device
+        scaler, hook = self.stepping.scaler, self.replica.comm_hook
+        self.weights = Weights(state, self.replica, self.ranks, self.early_stopping, self.divergence)
+        return {
+            "weights": self.weights,
+            **({} if scaler is None else {"scaler": Shared(scaler.state_dict, scaler.load_state_dict)}),
+            "schedule": Shared(
+                lambda: {**schedule.state_dict(), "epochs": settings.epochs},
+                lambda kept: schedule.load_state_dict(kept, state.history, kept["epochs"]),
+            ),
+            "inputs": Shared(lambda: self.inputs, self.inputs.update),
+            "metrics": self.sums,
+            "buffers": Own(  # BatchNorm's statistics differ from rank to rank; rank 0's are in the module's state
+                rank,
+                lambda: buffers(module) if rank else {},
+                lambda kept: module.load_state_dict(kept, strict=False),
+                size,
+            ),
+            "comm_hook": Own(rank, hook.state_dict, lambda kept: hook.load_state_dict(kept, device), size),
+            "random": Own(
+                rank,
+                lambda: random_state(device),
+                lambda kept: set_random_state(kept, device),
+                missing=lambda: seed_generators(settings, settings.seed + rank + 1000 * self.checkpoint.step),
+            ),
+            "callbacks": Own(
+                rank, lambda: states_of(settings.callbacks), lambda kept: restore_states(settings.callbacks, kept)
+            ),
+            "position": self.position,
+        }
 
     def run(self) -> dict[str, Any] | None:
         """Take all epochs. Rank 0 stores the weights, and returns history, inputs and outputs; others None."""
         settings, state, checkpoint = self.settings, self.state, self.checkpoint
         for callback in settings.callbacks:
             callback.on_train_start(state)
-        resume = checkpoint.put_back()
+        self.schedule.on_train_start()
+        if checkpoint.restore():
+            state.step = checkpoint.step
+        else:
+            self.replica.refresh(self.optimizer)
+        resume = self.position.restored
         tell_untrained(self.module, self.optimizer, self.tell)
         order = settings.order() | {"batch_size": self.batch_size, "device": self.ranks.device, "resume": resume}
-        for epoch in self.shard.epochs(checkpoint.epochs, **order):
-            metrics = checkpoint.epoch_metrics(epoch, self.ranks)
+        for epoch in self.shard.epochs(checkpoint.rounds, **order):
+            self.metrics = metrics = EpochMetrics(settings.named_metrics(), self.ranks, list(settings.label_sources()))
+            if self.sums.restored is not None and epoch.first > 0:
+                metrics.load_state(self.sums.restored)
+            self.sums.restored = None
             self._steps(epoch, metrics)
             self._end_epoch(epoch, metrics)
+            self.metrics = None
             if self.ranks.any(state.stop or self.early_stopping.should_stop):
                 break
-            checkpoint.on_epoch_end()
-        checkpoint.on_train_end()
+            checkpoint.regroup(state.step)
+        checkpoint.finish(state.step)
         self.early_stopping.restore_best()
         for callback in settings.callbacks:
             callback.on_train_end(state)
@@ -153,7 +201,9 @@ class _Training:
             state.step, state.loss = state.step + 1, loss
             for callback in each_step:
                 callback.on_step_end(state)
-            self.checkpoint.on_step(batches[-1], metrics)
+            if not self.inputs:
+                self.inputs |= inputs_of(settings, batches[-1])
+            self.checkpoint.save(state.step)
             if state.step == 1 and state.rank == 0:
                 for line in notes(settings, batches[-1], self.module.modules()):
                     self.tell(line)
@@ -195,7 +245,10 @@ class _Training:
 
     def _described(self) -> dict[str, Any]:
         """Return inputs and outputs of the module, as `describe` does. A collective call where it is sharded."""
-        batch = self.checkpoint.example()
+        batch = {
+            name: torch.zeros((2, *shape), dtype=getattr(torch, dtype), device=self.state.device)
+            for name, (dtype, shape) in self.inputs.items()
+        }
         if not self.replica.sharded:
             return describe(self.module, self.settings, batch)
         with torch.no_grad():
@@ -211,6 +264,13 @@ class _Training:
             return None
         self.world.store(WEIGHTS, pieces(Tensors.of_state(state).stream()))
         return {"history": self.state.history, **described}
+
+
+def inputs_of(settings: TorchSettings, batch: Mapping[str, torch.Tensor]) -> dict[str, tuple[str, list[int]]]:
+    """Return dtype and row shape of the inputs in a batch, by name."""
+    return {
+        name: (str(batch[name].dtype).removeprefix("torch."), list(batch[name].shape[1:])) for name in settings.inputs()
+    }
 
 
 def made_module(settings: TorchSettings, ranks: Ranks) -> torch.nn.Module:

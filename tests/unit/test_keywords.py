@@ -34,6 +34,7 @@ print(est.batch_size.name)
 WRONG = {
     "tr.Gang(rank=2)": "rank",
     "tr.launch(make, rank=2)": "rank",
+    "tr.submit(make, rank=2)": "rank",
     'tr.launch(make, on="drivr")': "drivr",
     "tr.launch(make, retries='2')": "retries",
     "TorchEstimator(epoch=3)": "epoch",
@@ -68,6 +69,7 @@ def test_a_type_checker_finds_a_misspelt_setting_and_nothing_else(tmp_path: Path
     ("function", "sources"),
     [
         (tr.launch, (tr.Gang,)),
+        (tr.submit, (tr.Gang,)),
         (fit, (TorchSettings, tr.Gang)),
         (TorchEstimator, (TorchSettings, tr.Gang)),
         (TorchEstimator.__init__, (TorchSettings, tr.Gang)),

@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from typing import TypedDict
 
 from tritium.frameworks.framework import Framework
-from tritium.gang.settings import OnStall, Output
+from tritium.gang.settings import OnStall, Output, Where
 
 class GangKeywords(TypedDict, total=False):
     """The fields of `Gang`."""
@@ -40,7 +40,7 @@ class GangKeywords(TypedDict, total=False):
     """The framework that ranks are set up for: its name, or an object with its settings. A rank imports it while its
     rows arrive, and connects it to the other ranks. There are torch, lightning, huggingface, keras, tensorflow, jax,
     lightgbm, mpi, horovod. None: torchrun's variables alone, which are enough for torch."""
-    on: str
+    on: Where
     """Where the ranks run: "cluster" (Spark tasks), "driver" (child processes on this machine, no JVM), "here" (this
     process, one rank: for a debugger), or the name of a launcher that another package adds."""
     output: Output

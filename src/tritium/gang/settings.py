@@ -8,7 +8,7 @@ import operator
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib.metadata import entry_points
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal, TypeVar, get_args
 
 from tritium.errors import BadSetting
 from tritium.frameworks import NAMES, find
@@ -18,7 +18,7 @@ from tritium.shown import call, changed_fields
 
 F = TypeVar("F", bound=Callable[..., Any])
 
-WHERE = ("cluster", "driver", "here")
+Where = Literal["cluster", "driver", "here"]
 ENTRY_POINTS = "tritium.launchers"
 """The group of entry points with further values of `on`."""
 Output = Literal["all", "rank 0", "none"]
@@ -135,7 +135,7 @@ class Gang:
         f"its rows arrive, and connects it to the other ranks. There are {', '.join(NAMES)}. None: torchrun's "
         "variables alone, which are enough for torch.",
     )
-    on: str = _field(
+    on: Where = _field(
         "cluster",
         'Where the ranks run: "cluster" (Spark tasks), "driver" (child processes on this machine, no JVM), '
         '"here" (this process, one rank: for a debugger), or the name of a launcher that another package adds.',
@@ -185,8 +185,9 @@ class Gang:
                 continue
             if isinstance(value, bool) or not isinstance(value, int) or value < least:
                 yield f"{name}={value!r} must be a whole number of at least {least}."
+        places = get_args(Where)
         for name, choices in (
-            ("on", (*WHERE, *(() if self.on in WHERE else entry_points(group=ENTRY_POINTS).names))),
+            ("on", places if self.on in places else (*places, *entry_points(group=ENTRY_POINTS).names)),
             ("output", ("all", "rank 0", "none")),
             ("on_stall", ("end", "report")),
             *((name, (True, False)) for name in ("persist", "trace", "progress")),

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import importlib
 import itertools
 import re
 import sys
@@ -28,9 +27,6 @@ _GROUPS = "torch.distributed.distributed_c10d"
 class Torch(Framework):
     """PyTorch: `torch.distributed.init_process_group()` works without arguments, by torchrun's variables."""
 
-    fsdp: bool = False
-    """Whether to import FSDP, too, before ranks are forked: it imports torch's compiler, 2 s in each rank."""
-
     name = "torch"
     modules: ClassVar[tuple[str, ...]] = (PACKAGE,)
     install = "torch"
@@ -40,12 +36,6 @@ class Torch(Framework):
         r"NCCL (watchdog|communicator was)|remote process exit|Dist(Network|Store)Error",
         re.IGNORECASE,
     )
-
-    def load(self) -> None:
-        """Import torch. Raises ImportError where it is missing."""
-        super().load()
-        if self.fsdp:
-            importlib.import_module("torch.distributed.fsdp")
 
     def run(self, place: Place, function: Callable[[], Any]) -> Any:
         """Call the function, in which `tritium.torch.host_memory` works."""

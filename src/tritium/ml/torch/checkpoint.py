@@ -12,6 +12,7 @@ from tritium.ml.early_stopping import EarlyStoppingState
 from tritium.ml.torch.ddp import Replica
 from tritium.ml.torch.divergence import DivergenceCheck
 from tritium.ml.torch.ranks import Ranks
+from tritium.ml.torch.sharded_state import WholeShapes
 
 if TYPE_CHECKING:
     from tritium.ml.torch.fsdp import ShardedModule
@@ -77,8 +78,6 @@ class Weights:
             return parts[self._ranks.rank]  # type: ignore[no-any-return]
         if not were_sharded and not self._sharded:
             return shared["weights"]  # type: ignore[no-any-return]
-        from tritium.ml.torch.sharded_state import WholeShapes  # with DTensor, whose import takes 1 s
-
         shapes = WholeShapes.of(self._state.module, shared["groups"])
         whole = shapes.joined(parts) if were_sharded else shared["weights"]
         return shapes.shared_out(whole, self._ranks) if self._sharded else whole  # type: ignore[no-any-return]

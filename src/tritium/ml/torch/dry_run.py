@@ -31,6 +31,7 @@ from tritium.ml.torch.dry_run_forward import (
     try_transform,
     zeros,
 )
+from tritium.ml.torch.fsdp import refuse_unshardable
 from tritium.ml.torch.losses import label_in
 from tritium.ml.torch.module import make_module
 from tritium.ml.torch.optimizer import make_optimizer, takes_module
@@ -75,8 +76,6 @@ class TorchDryRun(ModuleDryRun[TorchSettings]):
             return Facts()
         try_compile(self._forward.module, settings.compile)
         if settings.strategy == "fsdp":
-            from tritium.ml.torch.fsdp import refuse_unshardable  # With DTensor, whose import takes 1 s.
-
             refuse_unshardable(self._forward.module)
         if settings.train_step is None:
             refuse_frozen(settings, self._forward.module)

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
-# The first optimizer or DDP would import it, 1 s of a core in each rank: here it is once for all that are forked later.
+# The first optimizer, DDP or FSDP would import it, 1 s of a core in each rank: here once for all that are forked later.
 import torch._dynamo
 
 from tritium.checkpoint.training import Collective, Own, Shared, Stateful, TrainingCheckpoint
@@ -27,6 +27,7 @@ from tritium.ml.torch.ddp import Replica, tell_untrained, with_sync_batch_norm
 from tritium.ml.torch.divergence import DivergenceCheck
 from tritium.ml.torch.dry_run import Facts, TorchDryRun
 from tritium.ml.torch.epoch_metrics import EpochMetrics
+from tritium.ml.torch.fsdp import ShardedModule
 from tritium.ml.torch.identity import identity
 from tritium.ml.torch.losses import Losses
 from tritium.ml.torch.module import make_module
@@ -37,9 +38,6 @@ from tritium.ml.torch.schedule import Schedule
 from tritium.ml.torch.settings import TorchSettings
 from tritium.ml.torch.step import Step, StepModule, describe, make_step
 from tritium.model.engines.torch_weights import Tensors
-
-if TYPE_CHECKING:
-    from tritium.ml.torch.fsdp import ShardedModule
 
 WEIGHTS = "weights.safetensors"
 _PIECE = 4 << 20
@@ -293,8 +291,6 @@ def replicated(
 ) -> Replica | ShardedModule:
     """Return the module on all ranks, by DDP or FSDP."""
     if is_sharded(settings, ranks):
-        from tritium.ml.torch.fsdp import ShardedModule  # with DTensor, whose import takes 1 s
-
         return ShardedModule(module, ranks)
     stepping = None if settings.train_step is None else lambda module: StepModule(module, settings)
     return Replica(module, ranks, find_unused_parameters, settings.ddp_options, stepping)

@@ -9,6 +9,7 @@ from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
+from torch.distributed.tensor import DTensor
 
 from tritium.errors import RanksDiffer
 
@@ -154,8 +155,7 @@ def refuse_different(module: torch.nn.Module, ranks: Ranks) -> None:
     tensors = {
         name: value
         for name, value in module.state_dict().items()
-        # A DTensor, whose import takes 1 s, has a full_tensor.
-        if isinstance(value, torch.Tensor) and not hasattr(value, "full_tensor")
+        if isinstance(value, torch.Tensor) and not isinstance(value, DTensor)
         if value.layout == torch.strided and value.numel()
     }
     shapes, names = _of_other_shapes(tensors, ranks)

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
 from tritium.errors import BadSetting
-from tritium.frameworks import find
 from tritium.gang.settings import Gang
 from tritium.ml.epoch_settings import EpochSettings, callback_problems
 from tritium.ml.fields import is_number, is_whole, setting
@@ -217,11 +216,6 @@ class TorchSettings(EpochSettings):
     def batches_per_step(self) -> int:
         """Return `gradient_accumulation`."""
         return self.gradient_accumulation
-
-    def gang_framework(self, framework: Any) -> Any:
-        """Return torch, with FSDP where that is the strategy."""
-        framework = super().gang_framework(framework)
-        return replace(find(framework), fsdp=True) if self.strategy == "fsdp" else framework  # type: ignore[type-var]
 
     def check_gang(self, gang: Gang) -> None:
         """Raise BadSetting when a gang can't train with these settings."""

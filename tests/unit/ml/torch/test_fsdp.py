@@ -18,12 +18,10 @@ from torch import nn
 from torch.distributed.tensor import DTensor
 
 from tritium.errors import BadSetting, EmptyShard, RankFailed, Stalled
-from tritium.frameworks import from_json, to_json
-from tritium.frameworks.torch import Torch
-from tritium.ml import Callback, EarlyStopping, TorchSettings, TrainState, fit
+from tritium.gang.driver.attempt import imports_of
+from tritium.ml import Callback, EarlyStopping, TrainState, fit
+from tritium.ml.torch.backend import TorchBackend
 from tritium.ml.torch.fsdp import units_of
-
-pytestmark = pytest.mark.imports("torch._dynamo", "torch.distributed.fsdp", "torch.distributed.tensor")
 
 ROWS = 48
 HERE: dict[str, Any] = {"on": "here", "progress": False, "output": "none", "verbose": False}
@@ -76,13 +74,11 @@ GOOD: dict[str, Any] = {
 
 
 @pytest.mark.processes
-def test_fsdp_is_imported_before_ranks_are_forked() -> None:
-    framework = TorchSettings(**GOOD, strategy="fsdp").gang_framework(None)
-    assert framework == from_json(to_json(framework)) == Torch(fsdp=True)
-    script = "import sys, tritium.frameworks.torch as t; {}.load(); print('torch.distributed.fsdp' in sys.modules)"
-    for made, found in (("t.Torch(fsdp=True)", "True"), ("t.Torch()", "False")):
-        run = subprocess.run([sys.executable, "-c", script.format(made)], capture_output=True, text=True, check=True)
-        assert run.stdout.strip() == found
+def test_what_optimizers_and_fsdp_need_is_imported_before_ranks_are_forked() -> None:
+    (module,) = imports_of(TorchBackend().train, rows=False)
+    code = f"import sys, {module}; print('torch._dynamo' in sys.modules, 'torch.distributed.fsdp' in sys.modules)"
+    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert run.stdout == "True True\n"
 
 
 class Shares(Callback):
@@ -354,13 +350,6 @@ def test_units_are_the_entries_of_lists_that_share_nothing() -> None:
     nested = nn.Sequential(blocks[0], nn.Tanh(), nn.ModuleList([nn.ModuleDict({"a": blocks[1]}), blocks[2]]))
     assert units_of(nested) == blocks
     assert units_of(nn.Linear(2, 2)) == []
-
-
-@pytest.mark.processes
-def test_ranks_that_do_not_shard_do_not_import_it() -> None:
-    """It takes a second of each rank's start."""
-    code = "import sys, tritium.ml.torch.loop; print([m for m in sys.modules if m.endswith(('.fsdp', '.tensor'))])"
-    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout.strip() == "[]"
 
 
 def test_one_rank_holds_all() -> None:

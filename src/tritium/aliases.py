@@ -34,11 +34,11 @@ def add(aliases: Mapping[str, str]) -> None:
     aliases : package, or module of Tritium's (`tritium.compat`) -> the module that it stands for.
     """
     _active.update({name: module for name, module in aliases.items() if "." in name or installed(name) is None})
-    if not any(isinstance(finder, _Finder) for finder in sys.meta_path):
-        sys.meta_path.insert(0, _Finder())  # First, or the search of the parent's path would load a second copy.
+    if not any(isinstance(finder, _AliasFinder) for finder in sys.meta_path):
+        sys.meta_path.insert(0, _AliasFinder())  # First, or the search of the parent's path would load a second copy.
 
 
-class _Finder(MetaPathFinder):
+class _AliasFinder(MetaPathFinder):
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
     ) -> ModuleSpec | None:

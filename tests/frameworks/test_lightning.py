@@ -16,7 +16,7 @@ import pytest
 
 import tritium as tr
 from machines import Cable, Machine, can_make_hosts, hosts, order_for, serving
-from tritium.frameworks.lightning import Layout, Lightning
+from tritium.frameworks.lightning import Lightning, NodeLayout
 from tritium.gang.rank.other_launchers import Elsewhere
 from tritium.gang.rank.peers import Peer
 from tritium.gang.rank.world import World
@@ -144,7 +144,7 @@ def test_the_layout_of_a_gang(ranks_per_host: list[int], devices: str, expected:
     for rank, (host, local) in enumerate(places):
         size, control = ranks_per_host[host], Elsewhere("nothing", len(places))
         world = World(rank, len(places), local, size, f"host-{host}", names[rank], peers, "", control)
-        layout = Layout.of(world)
+        layout = NodeLayout.of(world)
         found.append((layout.num_nodes, layout.node_rank, layout.local_rank, layout.devices))
     assert found == expected
 

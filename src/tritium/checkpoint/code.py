@@ -45,7 +45,7 @@ class Code(NamedTuple):
     """Whether all the source was there; else code counts by the names and numbers in it alone."""
 
 
-class Inside(NamedTuple):
+class Opened(NamedTuple):
     """An object of a framework, as the framework's backend takes it apart."""
 
     kind: type
@@ -55,11 +55,11 @@ class Inside(NamedTuple):
     """Numbers that may be random."""
 
 
-Opener: TypeAlias = Callable[[Any], Inside | None]
+Opener: TypeAlias = Callable[[Any], Opened | None]
 """Takes apart an object of a framework; None for any other."""
 
 
-def plain(thing: Any) -> Inside | None:
+def plain(thing: Any) -> Opened | None:
     """Return None: the opener where there is no framework."""
     return None
 

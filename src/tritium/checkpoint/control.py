@@ -13,7 +13,7 @@ class Regroup(BaseException):
     """Ends a gang that is started again with more ranks. A BaseException, so that functions don't catch it."""
 
 
-class Progress(Protocol):
+class ShowsProgress(Protocol):
     """How a rank shows that it is at work."""
 
     def touch(self) -> None: ...
@@ -24,7 +24,7 @@ class Control(Protocol):
     """How a rank reaches the rest of its gang to save and load with it."""
 
     @property
-    def progress(self) -> Progress: ...
+    def progress(self) -> ShowsProgress: ...
 
     run_dir: str
     elastic: bool

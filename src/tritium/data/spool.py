@@ -61,13 +61,13 @@ class Spool:
         self._row_bytes = 0
         self._files: list[_File] = []
         try:
-            self._columns = [_Column(IDS, "fixed", "int64", (), [self._open()])]
+            self._columns = [_ColumnFiles(IDS, "fixed", "int64", (), [self._open()])]
             for field in fields:
                 files = [self._open() for _ in range(1 if field.kind == "fixed" else 2)]
                 shape = field.shape if field.kind == "fixed" else ()
-                self._columns.append(_Column(field.name, field.kind, field.dtype, shape, files))
+                self._columns.append(_ColumnFiles(field.name, field.kind, field.dtype, shape, files))
                 if field.mask:
-                    self._columns.append(_Column(f"{field.name}_mask", "fixed", "bool", None, [self._open()]))
+                    self._columns.append(_ColumnFiles(f"{field.name}_mask", "fixed", "bool", None, [self._open()]))
         except BaseException:
             self.close()
             raise
@@ -272,7 +272,7 @@ class _File:
         self.written = 0
 
 
-class _Column:
+class _ColumnFiles:
     """One column of a spool that is being written."""
 
     def __init__(self, name: str, kind: str, dtype: str, shape: tuple[int, ...] | None, files: list[_File]) -> None:

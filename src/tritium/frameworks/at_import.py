@@ -16,13 +16,13 @@ def at_import(name: str, then: Callable[[ModuleType], None]) -> None:
     if name in sys.modules:
         then(sys.modules[name])
     else:
-        sys.meta_path.insert(0, _Finder(name, then=then))
+        sys.meta_path.insert(0, _ImportHook(name, then=then))
 
 
 def before_import(name: str, first: Callable[[], None]) -> None:
     """Call `first()` once, right before that module is imported; never, where it is imported already."""
     if name not in sys.modules:
-        sys.meta_path.insert(0, _Finder(name, first=first))
+        sys.meta_path.insert(0, _ImportHook(name, first=first))
 
 
 @contextmanager
@@ -41,7 +41,7 @@ def without_collections() -> Iterator[None]:
             gc.enable()
 
 
-class _Finder(MetaPathFinder):
+class _ImportHook(MetaPathFinder):
     def __init__(
         self, name: str, *, first: Callable[[], None] | None = None, then: Callable[[ModuleType], None] | None = None
     ) -> None:

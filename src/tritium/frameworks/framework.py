@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from tritium.observe.trace import Trace
 
 
-class Peer(Protocol):
+class RankAddress(Protocol):
     """One rank, as every rank knows it."""
 
     @property
@@ -42,7 +42,7 @@ class Place(Protocol):
     @property
     def device(self) -> str: ...
     @property
-    def peers(self) -> Sequence[Peer]: ...
+    def peers(self) -> Sequence[RankAddress]: ...
     @property
     def run_id(self) -> str: ...
     @property

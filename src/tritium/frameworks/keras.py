@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from tritium.errors import WrongVersion
 from tritium.frameworks.framework import Framework, Place
 from tritium.frameworks.jax import JAX
-from tritium.frameworks.keras_fit import Ranks, connect_training
+from tritium.frameworks.keras_fit import KerasRanks, connect_training
 from tritium.frameworks.tensorflow import TensorFlow
 from tritium.frameworks.torch import threads as torch_threads
 from tritium.hints import did_you_mean
@@ -108,7 +108,7 @@ class Keras(Framework):
                 framework=self.name,
             )
 
-        def call(ranks: Ranks) -> Any:
+        def call(ranks: KerasRanks) -> Any:
             connect_training(keras, place, ranks)
             return function()
 

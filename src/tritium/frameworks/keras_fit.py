@@ -15,7 +15,7 @@ from tritium.errors import BadSetting
 from tritium.frameworks.framework import Place
 
 
-class Ranks(Protocol):
+class KerasRanks(Protocol):
     """The ranks, as a back end connects them."""
 
     def broadcast(self, values: Sequence[Any]) -> list[Any]:
@@ -47,7 +47,7 @@ def begin(model: Any) -> None:
         give(model)
 
 
-def connect_training(keras: Any, place: Place, ranks: Ranks) -> None:
+def connect_training(keras: Any, place: Place, ranks: KerasRanks) -> None:
     """Let every `fit`, `train_on_batch` and optimizer of this process train one model on all ranks."""
     begun: WeakSet[Any] = WeakSet()
 
@@ -78,7 +78,7 @@ def connect_training(keras: Any, place: Place, ranks: Ranks) -> None:
     keras.Model.train_on_batch = train_on_batch_together
 
 
-def _hook_apply(keras: Any, ranks: Ranks) -> None:
+def _hook_apply(keras: Any, ranks: KerasRanks) -> None:
     """Let optimizers average gradients over the ranks first: in the outermost call, as optimizers contain others.
 
     On JAX that is `stateless_apply`. There a LossScaleOptimizer decides by the gradients whether it calls `apply`, and
@@ -119,10 +119,10 @@ def _hook_apply(keras: Any, ranks: Ranks) -> None:
         optimizer.stateless_apply = hooked_stateless(optimizer.stateless_apply)
 
 
-def _hook_fit(keras: Any, place: Place, ranks: Ranks, begin: Callable[[Any], None]) -> None:
+def _hook_fit(keras: Any, place: Place, ranks: KerasRanks, begin: Callable[[Any], None]) -> None:
     fit = keras.Model.fit
 
-    class Together(keras.callbacks.Callback):  # type: ignore[misc]
+    class SharedLogs(keras.callbacks.Callback):  # type: ignore[misc]
         """Comes before the user's callbacks, which then see the same logs on every rank and decide alike."""
 
         async_safe = True
@@ -160,13 +160,13 @@ def _hook_fit(keras: Any, place: Place, ranks: Ranks, begin: Callable[[Any], Non
             x.set_epoch(options.get("initial_epoch", 0))
         asked = args[4] if len(args) > 4 else options.get("callbacks")
         if isinstance(asked, keras.callbacks.CallbackList):
-            together = Together(x)
+            together = SharedLogs(x)
             together.set_params(asked.params)
             together.set_model(model)
             asked.callbacks.insert(0, together)
             return fit(model, x, *args, **options)
         listed = asked if isinstance(asked, list | tuple) else [] if asked is None else [asked]
-        callbacks = [Together(x), *listed]
+        callbacks = [SharedLogs(x), *listed]
         if len(args) > 4:
             return fit(model, x, *args[:4], callbacks, *args[5:], **options)
         return fit(model, x, *args, **{**options, "callbacks": callbacks})

@@ -35,7 +35,7 @@ class Lightning(Torch):
     def run(self, place: Place, function: Callable[[], Any]) -> Any:
         """Call the function with the gang known to Lightning, also to one that is imported later."""
         folder = _folder(place)
-        layout = Layout.of(place)
+        layout = NodeLayout.of(place)
         for trainer, fabric in _PACKAGES:
             connect = functools.partial(_connect, layout)
             at_import(f"{trainer}.trainer.connectors.accelerator_connector", connect)
@@ -51,7 +51,7 @@ class Lightning(Torch):
 
 
 @dataclass(frozen=True)
-class Layout:
+class NodeLayout:
     """The gang in Lightning's words: `num_nodes` nodes of `devices` devices each, of which each rank is one.
 
     Where hosts have unequal numbers of ranks, which Lightning can't say, every rank is a node of its own.
@@ -67,7 +67,7 @@ class Layout:
     accelerator: str
 
     @classmethod
-    def of(cls, place: Place) -> Layout:
+    def of(cls, place: Place) -> NodeLayout:
         first = [rank for rank, peer in enumerate(place.peers) if peer.local_rank == 0]
         sizes = {end - start for start, end in zip(first, [*first[1:], place.size], strict=True)}
         if len(sizes) == 1:
@@ -81,7 +81,7 @@ class Layout:
         return cls(place.size, place.rank, nodes, node, local_rank, gpus, "gpu")
 
 
-def _connect(layout: Layout, module: Any) -> None:
+def _connect(layout: NodeLayout, module: Any) -> None:
     """Let the connector of Trainer, or of Fabric, find the gang: it asks TorchElasticEnvironment first."""
     gang = module.TorchElasticEnvironment = _environment(module.TorchElasticEnvironment, layout)
 
@@ -114,7 +114,7 @@ def _adjust(kind: Any, adjust: Callable[[dict[str, Any]], None]) -> None:
     kind.__init__ = __init__
 
 
-def _environment(base: Any, layout: Layout) -> Any:
+def _environment(base: Any, layout: NodeLayout) -> Any:
     """Return the cluster environment of the gang. It has torchrun's variables, as `base` has."""
 
     class TritiumEnvironment(base):  # type: ignore[misc]
@@ -142,7 +142,7 @@ def _environment(base: Any, layout: Layout) -> Any:
     return TritiumEnvironment
 
 
-def _check(settings: dict[str, Any], layout: Layout) -> None:
+def _check(settings: dict[str, Any], layout: NodeLayout) -> None:
     """Raise BadSetting where the user's arguments ask for other processes than the ranks of the gang."""
     devices, nodes, strategy = settings["devices"], settings["num_nodes"], settings["strategy"]
     if isinstance(strategy, str) and any(word in strategy for word in _STARTS_PROCESSES):

@@ -59,7 +59,7 @@ def refuse(size: int) -> None:
     """
     if MODULE in sys.modules:
         raise _problem(size)
-    sys.meta_path.insert(0, _Finder(size))
+    sys.meta_path.insert(0, _MPIFinder(size))
 
 
 def _problem(size: int) -> BadSetting:
@@ -71,7 +71,7 @@ def _problem(size: int) -> BadSetting:
     )
 
 
-class _Finder(MetaPathFinder):
+class _MPIFinder(MetaPathFinder):
     def __init__(self, size: int) -> None:
         self._size = size
 

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from tritium.errors import BadSetting
-from tritium.model.forms import Form
+from tritium.model.forms import Requirement
 from tritium.model.signature import Output
 
 if TYPE_CHECKING:
@@ -90,7 +90,7 @@ class Engine(ABC):
     trusted: ClassVar[tuple[str, ...]]
     """The packages whose model classes are made without `trusted=`, as they come with the framework."""
 
-    facts: ClassVar[Mapping[str, Form]] = {}
+    facts: ClassVar[Mapping[str, Requirement]] = {}
     """The forms of `Parts.facts`."""
 
     transformer: ClassVar[str]

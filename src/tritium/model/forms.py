@@ -12,7 +12,7 @@ from tritium.errors import ModelError
 
 
 @dataclass(frozen=True)
-class Form:
+class Requirement:
     """A requirement on a value: a test, and its name for messages."""
 
     name: str
@@ -20,58 +20,58 @@ class Form:
 
 
 _ORIGIN = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*:[^\W\d]\w*(\.[^\W\d]\w*)*")
-ANYTHING = Form("anything", lambda value: True)
-TEXT = Form("a string", lambda value: isinstance(value, str))
-BOOL = Form("true or false", lambda value: isinstance(value, bool))
-WHOLE = Form(
+ANYTHING = Requirement("anything", lambda value: True)
+TEXT = Requirement("a string", lambda value: isinstance(value, str))
+BOOL = Requirement("true or false", lambda value: isinstance(value, bool))
+WHOLE = Requirement(
     "a whole number of at least 0", lambda value: isinstance(value, int) and not isinstance(value, bool) and value >= 0
 )
-NUMBER = Form("a number", lambda value: isinstance(value, int | float) and not isinstance(value, bool))
-ORIGIN = Form(
+NUMBER = Requirement("a number", lambda value: isinstance(value, int | float) and not isinstance(value, bool))
+ORIGIN = Requirement(
     "a name such as 'package.module:name'",
     lambda value: isinstance(value, str) and _ORIGIN.fullmatch(value) is not None,
 )
 
 
-def one_of(*values: Any) -> Form:
+def one_of(*values: Any) -> Requirement:
     """Return the form of one of these values."""
-    return Form(" or ".join(map(repr, values)), lambda value: isinstance(value, str) and value in values)
+    return Requirement(" or ".join(map(repr, values)), lambda value: isinstance(value, str) and value in values)
 
 
-def either(*forms: Form) -> Form:
+def either(*forms: Requirement) -> Requirement:
     """Return the form of a value that has one of these forms."""
-    return Form(" or ".join(form.name for form in forms), lambda value: any(form.fits(value) for form in forms))
+    return Requirement(" or ".join(form.name for form in forms), lambda value: any(form.fits(value) for form in forms))
 
 
-def optional(form: Form) -> Form:
+def optional(form: Requirement) -> Requirement:
     """Return the form of a value that may be missing, or null."""
-    return Form(f"{form.name}, or null", lambda value: value is None or form.fits(value))
+    return Requirement(f"{form.name}, or null", lambda value: value is None or form.fits(value))
 
 
-def list_of(form: Form) -> Form:
+def list_of(form: Requirement) -> Requirement:
     """Return the form of a list of these."""
-    return Form(
+    return Requirement(
         f"a list, of each {form.name}", lambda value: isinstance(value, list | tuple) and all(map(form.fits, value))
     )
 
 
-def mapping_of(form: Form) -> Form:
+def mapping_of(form: Requirement) -> Requirement:
     """Return the form of an object whose values have this form, whatever their names."""
-    return Form(
+    return Requirement(
         f"an object, of each {form.name}",
         lambda value: isinstance(value, Mapping) and all(map(TEXT.fits, value)) and all(map(form.fits, value.values())),
     )
 
 
-def having(**forms: Form) -> Form:
+def having(**forms: Requirement) -> Requirement:
     """Return the form of an object that has at least these fields."""
-    return Form(
+    return Requirement(
         f"an object with {', '.join(forms)}",
         lambda value: isinstance(value, Mapping) and not wrong(value, forms),
     )
 
 
-def wrong(value: Mapping[str, Any], forms: Mapping[str, Form]) -> list[str]:
+def wrong(value: Mapping[str, Any], forms: Mapping[str, Requirement]) -> list[str]:
     """Return a text for each field that does not have its form; one that is missing is as if it were null."""
     return [
         f"{name!r} is {value.get(name)!r:.100}, and must be {form.name}"
@@ -80,7 +80,7 @@ def wrong(value: Mapping[str, Any], forms: Mapping[str, Form]) -> list[str]:
     ]
 
 
-def check(value: Any, forms: Mapping[str, Form], where: str) -> None:
+def check(value: Any, forms: Mapping[str, Requirement], where: str) -> None:
     """Raise ModelError unless `value` is an object whose fields have these forms. `where` begins the message."""
     if not isinstance(value, Mapping):
         raise ModelError(f"{where} is damaged: it holds {value!r:.100}, and must hold an object.")

@@ -18,7 +18,7 @@ from tritium.model.forms import (
     NUMBER,
     TEXT,
     WHOLE,
-    Form,
+    Requirement,
     either,
     list_of,
     mapping_of,
@@ -46,8 +46,8 @@ def _is_pad(value: Any) -> bool:
 
 
 _BEYOND_NUMPY = ("bfloat16", "float8_e4m3fn", "float8_e5m2")
-_DTYPE = Form("the name of a dtype", _is_dtype)
-_SHAPE = list_of(Form("a length, or None", optional(WHOLE).fits))
+_DTYPE = Requirement("the name of a dtype", _is_dtype)
+_SHAPE = list_of(Requirement("a length, or None", optional(WHOLE).fits))
 _OUTPUT = {"name": TEXT, "dtype": _DTYPE, "shape": _SHAPE}
 _INPUT = {**_OUTPUT, "columns": list_of(TEXT), "types": list_of(TEXT), "codec": mapping_of(ANYTHING)}
 _SIGNATURE = {
@@ -62,14 +62,14 @@ _CODEC = {
     "depth": optional(WHOLE),
     "buckets": optional(WHOLE),
     "vocabulary": optional(list_of(TEXT)),
-    "pad": optional(Form("a length and a number", _is_pad)),
+    "pad": optional(Requirement("a length and a number", _is_pad)),
     "nulls": optional(list_of(optional(either(NUMBER, TEXT)))),
     "mean": optional(list_of(NUMBER)),
     "std": optional(list_of(NUMBER)),
 }
 
 
-def _refuse(where: str, value: Mapping[str, Any], forms: Mapping[str, Form]) -> None:
+def _refuse(where: str, value: Mapping[str, Any], forms: Mapping[str, Requirement]) -> None:
     """Raise BadSetting where fields do not have these forms."""
     if problems := wrong(value, forms):
         raise BadSetting(f"{where}: {'; '.join(problems)}.")

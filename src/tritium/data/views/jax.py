@@ -15,7 +15,7 @@ from tritium.data.spool import Array
 from tritium.errors import BadRow, BadSetting
 
 
-class ShardOf(Protocol):
+class ShardForJax(Protocol):
     """The part of `Shard` that is needed here."""
 
     name: str
@@ -91,7 +91,7 @@ class Placement:
     Raises BadSetting where the mesh does not give every rank the place of its own rows.
     """
 
-    def __init__(self, shard: ShardOf, batch_size: int, mesh: Any, axis: str | Sequence[str] | None) -> None:
+    def __init__(self, shard: ShardForJax, batch_size: int, mesh: Any, axis: str | Sequence[str] | None) -> None:
         self._shard, self._size = shard, batch_size
         self._rows = shard.size * batch_size
         if jax.process_count() != shard.size:

@@ -21,7 +21,7 @@ from tritium.hints import did_you_mean, suggest
 Columns = str | Sequence[str] | Mapping[str, str]
 
 
-class ShardOf(Protocol):
+class ShardForKeras(Protocol):
     """The part of `Shard` that is needed here."""
 
     name: str
@@ -32,7 +32,7 @@ class ShardOf(Protocol):
     def counts(self) -> list[int]: ...
 
 
-class PlannedShard(ShardOf, RowSource, Protocol):
+class PlannedShard(ShardForKeras, RowSource, Protocol):
     """A `Shard` that makes plans."""
 
     def plan(self, n: Any, batch_size: Any, shuffle: Any, seed: Any, remainder: Any) -> EpochPlan: ...
@@ -48,7 +48,7 @@ class KerasDataset(keras.utils.PyDataset):  # type: ignore[misc]
 
     def __init__(
         self,
-        shard: ShardOf,
+        shard: ShardForKeras,
         epochs: Epochs,
         plan: EpochPlan,
         *,

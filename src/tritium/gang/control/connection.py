@@ -20,12 +20,12 @@ Owner = TypeVar("Owner")
 class Serving(Protocol[Owner]):
     """The part of the server that connections need."""
 
-    def give_up(self, session: Session[Owner], reason: str) -> None: ...
+    def give_up(self, session: ControlSession[Owner], reason: str) -> None: ...
     def watch(self, connection: Connection[Owner], sock: socket.socket, *, writing: bool) -> None: ...
     def drop(self, connection: Connection[Owner]) -> None: ...
 
 
-class Session(Generic[Owner]):
+class ControlSession(Generic[Owner]):
     """The messages between one supervisor and the server.
 
     owner : a Member, which the server's user sets.
@@ -59,7 +59,7 @@ class Connection(Generic[Owner]):
     """One connection, from its challenge on; `session` is set when the peer has named it."""
 
     def __init__(self, server: Serving[Owner], sock: socket.socket, secret: bytes) -> None:
-        self.session: Session[Owner] | None = None
+        self.session: ControlSession[Owner] | None = None
         self.open = True
         self.unheard = 0.0
         """Seconds since the last byte, counted only while the server ran."""

@@ -14,7 +14,7 @@ from typing import Generic
 
 from tritium.errors import WireError
 from tritium.gang.control.address import listener
-from tritium.gang.control.connection import Connection, Owner, Session
+from tritium.gang.control.connection import Connection, ControlSession, Owner
 from tritium.gang.control.session import HEARTBEAT_SECONDS, LOST, SILENCE, TICK, Outbox
 from tritium.wire import Message
 
@@ -42,10 +42,10 @@ class Server(Generic[Owner]):
         host: str | socket.socket,
         secret: bytes,
         *,
-        on_message: Callable[[Session[Owner], Message], None],
-        on_broken: Callable[[Session[Owner] | None, Exception], None],
-        on_connection: Callable[[Session[Owner]], None],
-        on_gone: Callable[[Session[Owner]], None],
+        on_message: Callable[[ControlSession[Owner], Message], None],
+        on_broken: Callable[[ControlSession[Owner] | None, Exception], None],
+        on_connection: Callable[[ControlSession[Owner]], None],
+        on_gone: Callable[[ControlSession[Owner]], None],
     ) -> None:
         self._secret = secret
         self._on_message = on_message
@@ -53,7 +53,7 @@ class Server(Generic[Owner]):
         self._on_connection = on_connection
         self._on_gone = on_gone
         self.connections: dict[socket.socket, Connection[Owner]] = {}
-        self.sessions: dict[str, Session[Owner]] = {}  # Ended ones are kept, so that none is taken up again.
+        self.sessions: dict[str, ControlSession[Owner]] = {}  # Ended ones are kept, so that none is taken up again.
         self.away_limit = LOST
         self._timers: list[tuple[float, int, Callable[[], None]]] = []
         self._ticket = itertools.count()
@@ -227,7 +227,7 @@ class Server(Generic[Owner]):
         name, first, received = str(message["id"]), int(message["first"]), int(message["received"])
         session = self.sessions.get(name)
         if session is None and not first and not received:
-            session = self.sessions[name] = Session(self, name, str(message["who"]))
+            session = self.sessions[name] = ControlSession(self, name, str(message["who"]))
         if session is None or session.closed is not None:
             reason = RUN_ENDED if session is None else str(session.closed)
             self._on_broken(None, WireError(f"{message['who']} came back, but {reason}."))
@@ -243,7 +243,7 @@ class Server(Generic[Owner]):
         connection.flush()
         self._on_connection(session)
 
-    def give_up(self, session: Session[Owner], reason: str) -> None:
+    def give_up(self, session: ControlSession[Owner], reason: str) -> None:
         """End a session for good."""
         if session.closed is not None:
             return

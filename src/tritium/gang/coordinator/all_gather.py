@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from tritium.gang.coordinator.members import Gang, Member
+from tritium.gang.coordinator.members import GangState, Member
 from tritium.wire import MAX_BLOB, Message
 
 
@@ -71,7 +71,7 @@ class AllGather:
 class AllGathers:
     """The all-gathers of a gang that have not been answered yet, by tag and number."""
 
-    def __init__(self, gang: Gang) -> None:
+    def __init__(self, gang: GangState) -> None:
         self.open: dict[tuple[str, int], AllGather] = {}
         self._gang = gang
 

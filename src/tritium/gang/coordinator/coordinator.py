@@ -25,7 +25,7 @@ from tritium.events import (
     RankReported,
     Reconnected,
 )
-from tritium.gang.control.connection import Session
+from tritium.gang.control.connection import ControlSession
 from tritium.gang.control.server import Server
 from tritium.gang.coordinator.all_gather import AllGathers
 from tritium.gang.coordinator.first_failure import FirstFailure
@@ -33,7 +33,7 @@ from tritium.gang.coordinator.members import Member, Observer, meanwhile
 from tritium.gang.coordinator.ranks import assign_ranks, assignments, shared
 from tritium.gang.coordinator.reports import Reports
 from tritium.gang.coordinator.returned import Returned
-from tritium.gang.coordinator.rows import Rows, Verify
+from tritium.gang.coordinator.rows import RowCounts, Verify
 from tritium.gang.coordinator.stall_alarm import StallAlarm, keep_stacks, on_status
 from tritium.gang.failure import Failure
 from tritium.gang.stall_limit import StallLimit
@@ -48,7 +48,7 @@ LOST = (
 )
 
 
-SupervisorSession = Session[Member]
+SupervisorSession = ControlSession[Member]
 
 
 class Coordinator:
@@ -91,7 +91,7 @@ class Coordinator:
         self._names = tuple(names)
         self._refused = 0
         self._abort_reason: str | None = None  # Kept, as a supervisor that connects later is ended, too.
-        self.rows = Rows(self, names, stream=stream, verify=verify)
+        self.rows = RowCounts(self, names, stream=stream, verify=verify)
         self.all_gathers = AllGathers(self)
         self._reports = reports = Reports(self)
         self._returned = returned = Returned(self)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tritium.gang.coordinator.members import Gang, Member
+from tritium.gang.coordinator.members import GangState, Member
 from tritium.gang.coordinator.returned import Returned
 from tritium.gang.failure import Failure
 from tritium.wire import Message
@@ -16,7 +16,7 @@ AWAY_SECONDS = 0.1
 class FirstFailure:
     """Holds back failures that may be consequences of another rank's death, such as a broken collective."""
 
-    def __init__(self, gang: Gang, returned: Returned) -> None:
+    def __init__(self, gang: GangState, returned: Returned) -> None:
         self._gang = gang
         self._returned = returned
         self._doubtful: list[Failure] = []

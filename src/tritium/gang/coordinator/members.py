@@ -113,7 +113,7 @@ class Observer(Protocol):
     def store(self, piece: Piece) -> None: ...
 
 
-class Gang(Protocol):
+class GangState(Protocol):
     """The coordinator, as its parts use it."""
 
     size: int

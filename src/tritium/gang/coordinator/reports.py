@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from tritium.errors import TritiumError
 from tritium.events import NonFatalError, Note, made
-from tritium.gang.coordinator.members import Gang, Member
+from tritium.gang.coordinator.members import GangState, Member
 from tritium.observe.stored import Piece
 from tritium.wire import Message
 
@@ -12,7 +12,7 @@ from tritium.wire import Message
 class Reports:
     """Handles the messages that only inform. A file that can't be stored ends the gang."""
 
-    def __init__(self, gang: Gang) -> None:
+    def __init__(self, gang: GangState) -> None:
         self.non_fatal_errors: list[NonFatalError] = []
         self._gang = gang
         self._storing_rank: dict[str, int] = {}

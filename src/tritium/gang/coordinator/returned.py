@@ -13,7 +13,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import replace
 
-from tritium.gang.coordinator.members import Gang, Member, numbers
+from tritium.gang.coordinator.members import GangState, Member, numbers
 from tritium.gang.coordinator.stalls import RankStatus
 from tritium.gang.failure import Failure
 from tritium.gang.rank.connections import Ends
@@ -30,7 +30,7 @@ _FRAME = re.compile(r'^  File "(.*)", line (\d+), in (.*)$', re.M)
 class Returned:
     """Watches for such waits. Call `start`, and `explain` for a failure that another rank's end may have caused."""
 
-    def __init__(self, gang: Gang) -> None:
+    def __init__(self, gang: GangState) -> None:
         self._gang = gang
         self._told = False  # The ranks are told once of each time in which they are idle.
 

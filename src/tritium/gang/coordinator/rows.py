@@ -13,7 +13,7 @@ from tritium.data.schema import Shapes
 from tritium.data.steps import WatermarkTracker
 from tritium.errors import BadRow
 from tritium.events import Note, RowsCounted, RowsReceived
-from tritium.gang.coordinator.members import Gang, Member
+from tritium.gang.coordinator.members import GangState, Member
 from tritium.wire import Message
 
 MARK_SECONDS = 0.05
@@ -22,14 +22,14 @@ MARK_SECONDS = 0.05
 Verify = Callable[[Mapping[str, Any], Shapes], Exception | None]
 
 
-class Rows:
+class RowCounts:
     """The row counts of every named DataFrame.
 
     stream : whether ranks take rows while others still arrive.
     verify : called with (fingerprint, shapes), it returns an error for rows that must not be trained on, else None.
     """
 
-    def __init__(self, gang: Gang, names: Sequence[str], *, stream: bool, verify: Verify | None) -> None:
+    def __init__(self, gang: GangState, names: Sequence[str], *, stream: bool, verify: Verify | None) -> None:
         self.receipts: dict[int, dict[str, Any]] = {}
         self._gang = gang
         self._stream = stream

@@ -6,7 +6,7 @@ import time
 from dataclasses import replace
 
 from tritium.events import GangStalled, Note
-from tritium.gang.coordinator.members import Gang, Member
+from tritium.gang.coordinator.members import GangState, Member
 from tritium.gang.coordinator.reports import Reports
 from tritium.gang.coordinator.stall_watch import StallWatch
 from tritium.gang.coordinator.stalls import RankStatus
@@ -22,7 +22,7 @@ STACKS_SECONDS = 3.0
 class StallAlarm:
     """Checks the ranks periodically; when one seems hung, asks every supervisor for its rank's stacks."""
 
-    def __init__(self, gang: Gang, limit: StallLimit, reports: Reports) -> None:
+    def __init__(self, gang: GangState, limit: StallLimit, reports: Reports) -> None:
         self._gang = gang
         self._reports = reports
         self._watch = StallWatch(limit, gang.size)
@@ -67,7 +67,7 @@ class StallAlarm:
         gang.observer.event(Note(text=failure.text))
 
 
-def keep_stacks(gang: Gang, failure: Failure) -> None:
+def keep_stacks(gang: GangState, failure: Failure) -> None:
     """Store the stacks of a failure, one file a rank; an error of that is only noted."""
     try:
         for rank, text in sorted(failure.stacks.items()):

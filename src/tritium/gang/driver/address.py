@@ -18,7 +18,7 @@ _ANY = ("0.0.0.0", "::")
 
 
 @dataclass(frozen=True)
-class Place:
+class ListenAddress:
     """An address to listen on. `ports` are tried in order; 0 means any free port."""
 
     bind: str
@@ -54,7 +54,7 @@ class Place:
         )
 
 
-def driver_place(spark: Any, cluster: Cluster) -> Place:
+def driver_place(spark: Any, cluster: Cluster) -> ListenAddress:
     """Derive the coordinator's address from the settings `spark.tritium.driver.*` and Spark's own.
 
     Raises BadSetting for a setting that can't work: a name that does not resolve, an address that only this machine
@@ -65,7 +65,7 @@ def driver_place(spark: Any, cluster: Cluster) -> Place:
         host, setting = cluster.driver_host()
     bind = _setting(spark, BIND) or _unbracketed(cluster.driver_bind_address())
     host = _unbracketed(host)
-    place = Place(bind or host, host, _ports(spark), setting or HOST)
+    place = ListenAddress(bind or host, host, _ports(spark), setting or HOST)
     _refuse_loopback(place, cluster.executor_hosts)
     return place
 
@@ -95,7 +95,7 @@ def _resolved(name: str, setting: str) -> list[str]:
     return list(dict.fromkeys(str(address[4][0]) for address in found))
 
 
-def _refuse_loopback(place: Place, executors: Callable[[], Sequence[str]]) -> None:
+def _refuse_loopback(place: ListenAddress, executors: Callable[[], Sequence[str]]) -> None:
     """Raise BadSetting before anything is submitted, if the address is loopback and executors run elsewhere."""
     name = place.advertised if place.bind in _ANY else place.bind
     if place.bind in _ANY and not _is_numeric(name):

@@ -21,7 +21,7 @@ from tritium.spark.cluster.slots import RunSlots
 if TYPE_CHECKING:
     from tritium.data.exchange import Exchange
     from tritium.gang.coordinator.rows import Verify
-    from tritium.gang.driver.address import Place
+    from tritium.gang.driver.address import ListenAddress
 
 
 @dataclass
@@ -113,7 +113,10 @@ def ship_user_code(attempt: Attempt, files: Mapping[str, bytes]) -> bytes:
 
 
 def start_coordinator(
-    attempt: Attempt, plan: Mapping[str, tuple[Field, ...]], place: Place | None = None, verify: Verify | None = None
+    attempt: Attempt,
+    plan: Mapping[str, tuple[Field, ...]],
+    place: ListenAddress | None = None,
+    verify: Verify | None = None,
 ) -> Coordinator:
     """Start the coordinator of this attempt.
 

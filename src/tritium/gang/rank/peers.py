@@ -26,7 +26,7 @@ class Peer:
     pid: int
 
 
-class Control(control.Control, Protocol):
+class WorldControl(control.Control, Protocol):
     """How a world reaches the rest of its gang: RankControl, HereControl or Elsewhere."""
 
     progress: ProgressWriter

@@ -17,7 +17,7 @@ from tritium import ship
 from tritium.errors import BadSetting, StoreFailed, TritiumError
 from tritium.events import Logged, Note
 from tritium.gang.rank.other_launchers import Elsewhere, launched_by
-from tritium.gang.rank.peers import Control, Peer
+from tritium.gang.rank.peers import Peer, WorldControl
 from tritium.observe.stored import cut
 
 if TYPE_CHECKING:
@@ -37,7 +37,7 @@ class World:
     device: str
     peers: tuple[Peer, ...]
     run_id: str
-    _control: Control
+    _control: WorldControl
 
     @property
     def run_dir(self) -> str:

@@ -13,7 +13,7 @@ from tritium.gang.failure import Failure
 from tritium.gang.rank.progress_page import ProgressPage
 from tritium.gang.supervisor import process_stats
 from tritium.gang.supervisor.memory import Memory
-from tritium.gang.supervisor.output import Output
+from tritium.gang.supervisor.output import RankOutput
 from tritium.gang.supervisor.process import RankProcess
 from tritium.gang.supervisor.stacks import SIGNAL, Stacks, in_collective, main_thread, where
 from tritium.shown import signal_name
@@ -26,7 +26,7 @@ _INTERVALS_ALLOWED = 10
 class Monitor:
     """Reads a rank's status and stacks for the coordinator. Thread-safe, once `watch` was called."""
 
-    def __init__(self, output: Output) -> None:
+    def __init__(self, output: RankOutput) -> None:
         self._output = output  # Read, as a rank that prints makes progress.
         self._page, self._stacks = ProgressPage(), Stacks()
         self._rows: Mapping[str, int] | None = None

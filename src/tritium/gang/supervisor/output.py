@@ -24,7 +24,7 @@ TAIL = 20
 """The lines of a rank's output that travel with its failure."""
 
 
-class Output:
+class RankOutput:
     """The output of one rank. `follow` runs in a thread for each of the two pipes."""
 
     def __init__(self, coordinator: Client, noise: re.Pattern[bytes]) -> None:

@@ -26,7 +26,7 @@ _WORD = re.compile(r"([\w-]+)=(\S*)")
 _MAXES = "kvsname_max=256 keylen_max=64 vallen_max=4096"
 
 
-class Supervised(Protocol):
+class MPISupervisor(Protocol):
     """The calls of a rank's MPI to its supervisor."""
 
     def on_mpi_abort(self, code: int) -> None:
@@ -42,7 +42,7 @@ class Pmi:
     name : the name of the gang's only key-value space. Every attempt has its own, as it names MPICH's shared memory.
     """
 
-    def __init__(self, coordinator: Client, name: str, supervisor: Supervised) -> None:
+    def __init__(self, coordinator: Client, name: str, supervisor: MPISupervisor) -> None:
         self._coordinator = coordinator
         self._supervisor = supervisor
         self._name = name

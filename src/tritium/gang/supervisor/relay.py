@@ -25,7 +25,7 @@ _LOOK_SECONDS = 0.05
 """The time between two looks whether all messages of an ended rank are read."""
 
 
-class Supervised(Protocol):
+class RelaySupervisor(Protocol):
     """The calls of the relay to its supervisor."""
 
     def on_assigned(self, rank: int) -> None: ...
@@ -39,7 +39,7 @@ class Supervised(Protocol):
 class Relay:
     """The two directions of messages. `follow_coordinator` and `follow_rank` run in a thread each."""
 
-    def __init__(self, order: Order, ending: Ending, supervisor: Supervised) -> None:
+    def __init__(self, order: Order, ending: Ending, supervisor: RelaySupervisor) -> None:
         self._order = order
         self._ending = ending
         self._supervisor = supervisor

@@ -24,7 +24,7 @@ from tritium.gang.supervisor.ending import Ending, GangEnded
 from tritium.gang.supervisor.forked import start_rank
 from tritium.gang.supervisor.gpus import Listing, executor
 from tritium.gang.supervisor.monitor import Monitor
-from tritium.gang.supervisor.output import Output
+from tritium.gang.supervisor.output import RankOutput
 from tritium.gang.supervisor.pmi import Pmi
 from tritium.gang.supervisor.relay import Relay
 from tritium.gang.supervisor.results import chunks
@@ -93,7 +93,7 @@ class Supervisor:
         self.ending.by_driver = address is None and self._daemon is not None
         who = f"task {self.partition} (attempt {self.attempt}, launch {self.order.launch}) on {self.host}"
         self._channel = self._relay.reach(address, who)
-        self._output = Output(self._channel, noise({**os.environ, **self.order.env}, gpus=self.order.gpus > 0))
+        self._output = RankOutput(self._channel, noise({**os.environ, **self.order.env}, gpus=self.order.gpus > 0))
         port = reserved_port()
         result = tempfile.TemporaryFile()  # noqa: SIM115 - closed below
         self._monitor = Monitor(self._output)

@@ -11,7 +11,7 @@ import keras
 
 from tritium.arguments import name_of
 from tritium.checkpoint import identity as identities
-from tritium.checkpoint.code import Inside
+from tritium.checkpoint.code import Opened
 from tritium.checkpoint.identity import GROUP, identity_of, plain
 from tritium.closures import is_own
 from tritium.data.schema import Field
@@ -52,19 +52,19 @@ def identity_with_code(settings: KerasSettings, model: Any, fields: Iterable[Fie
     return {**whole, "versions": {"Keras": str(keras.__version__)}}
 
 
-def opened(thing: Any) -> Inside | None:
+def opened(thing: Any) -> Opened | None:
     """Take apart a layer, loss, metric or optimizer by its class and configuration; None for any other object."""
     if isinstance(thing, PortableModel):
         form = thing.form
-        return Inside(PortableModel, {"config": form.config, "objects": form.objects}, {"weights": thing.weights})
+        return Opened(PortableModel, {"config": form.config, "objects": form.objects}, {"weights": thing.weights})
     if isinstance(thing, Portable):
-        return Inside(thing.kind, {**_settings(thing.config), "objects": thing.objects})
+        return Opened(thing.kind, {**_settings(thing.config), "objects": thing.objects})
     if not hasattr(type(thing), "get_config"):  # Keras's lazy modules import all that they themselves are asked for
         return None
     if hasattr(thing, "weights"):  # its configuration is the architecture
-        return Inside(type(thing), {}, {"weights": [as_array(variable) for variable in thing.weights]})
+        return Opened(type(thing), {}, {"weights": [as_array(variable) for variable in thing.weights]})
     arguments = getattr(thing, "_fn_kwargs", {})  # Huber's delta is in no configuration of Keras 3.15
-    return Inside(type(thing), {**arguments, **_settings(thing.get_config())})
+    return Opened(type(thing), {**arguments, **_settings(thing.get_config())})
 
 
 def _settings(config: Mapping[str, Any]) -> dict[str, Any]:

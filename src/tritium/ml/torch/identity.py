@@ -10,7 +10,7 @@ import torch
 
 from tritium.arguments import name_of
 from tritium.checkpoint import identity as identities
-from tritium.checkpoint.code import Inside, describe
+from tritium.checkpoint.code import Opened, describe
 from tritium.checkpoint.identity import GROUP, identity_of
 from tritium.closures import is_own
 from tritium.data.schema import Field
@@ -66,22 +66,22 @@ def module_identity(
     return {**whole, "versions": {"torch": str(torch.__version__)}}
 
 
-def opened(thing: Any) -> Inside | None:
+def opened(thing: Any) -> Opened | None:
     """Take apart a module, by its attributes, shapes and children, or a tensor; None for any other object."""
     if isinstance(thing, torch.nn.Module):
         return _module(thing)
     if isinstance(thing, torch.dtype | torch.device):
-        return Inside(type(thing), {"value": repr(thing)})
+        return Opened(type(thing), {"value": repr(thing)})
     if not isinstance(thing, torch.Tensor):
         return None
     facts = {"dtype": str(thing.dtype), "shape": list(thing.shape), "layout": str(thing.layout)}
     if thing.layout != torch.strided or thing.device.type == "meta":
-        return Inside(torch.Tensor, facts)
+        return Opened(torch.Tensor, facts)
     bits = thing.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy()
-    return Inside(torch.Tensor, {**facts, "values": bits})
+    return Opened(torch.Tensor, {**facts, "values": bits})
 
 
-def _module(module: torch.nn.Module) -> Inside:
+def _module(module: torch.nn.Module) -> Opened:
     settings = {
         name: value
         for name, value in vars(module).items()
@@ -90,7 +90,7 @@ def _module(module: torch.nn.Module) -> Inside:
     tensors = {**dict(module.named_parameters(recurse=False)), **dict(module.named_buffers(recurse=False))}
     shapes = {name: (str(tensor.dtype), tuple(tensor.shape)) for name, tensor in tensors.items()}
     inner = {"shapes": shapes, "children": dict(module.named_children())}
-    return Inside(type(module), {**settings, **inner}, tensors)
+    return Opened(type(module), {**settings, **inner}, tensors)
 
 
 def _plain(value: Any) -> Any:

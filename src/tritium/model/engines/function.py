@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from tritium import ship
 from tritium.errors import BadData, BadSetting, ModelError
 from tritium.model.engine import Buffer, Engine, Maker, Parts, Weights
-from tritium.model.forms import WHOLE, Form, list_of
+from tritium.model.forms import WHOLE, Requirement, list_of
 from tritium.model.signature import Output
 
 if TYPE_CHECKING:
@@ -54,7 +54,7 @@ class FunctionEngine(Engine):
     code_file = "state.pkl"
     module_class = "tritium.model.engines.function.Functions"
     trusted = ()
-    facts: ClassVar[Mapping[str, Form]] = {"buffers": list_of(WHOLE)}
+    facts: ClassVar[Mapping[str, Requirement]] = {"buffers": list_of(WHOLE)}
     transformer = "tritium.ml.function.model:FunctionModel"
 
     module: Functions

@@ -50,10 +50,10 @@ class KerasEngine(Engine):
     code_file = "objects.pkl"
     module_class = "keras.Model"
     trusted = ("keras",)
-    facts: ClassVar[Mapping[str, forms.Form]] = {
+    facts: ClassVar[Mapping[str, forms.Requirement]] = {
         "backend": optional(TEXT),
-        "config": optional(forms.Form("a configuration as JSON", _is_config)),
-        "inputs": optional(mapping_of(forms.Form("a dtype and a shape", _is_row))),
+        "config": optional(forms.Requirement("a configuration as JSON", _is_config)),
+        "inputs": optional(mapping_of(forms.Requirement("a dtype and a shape", _is_row))),
     }
     transformer = "tritium.ml.keras.model:KerasModel"
 

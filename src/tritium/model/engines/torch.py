@@ -15,7 +15,7 @@ from tritium.model.engines.torch_defaults import torch_defaults
 from tritium.model.engines.torch_module import frozen, pickled, rebuild, trainable, unpickled
 from tritium.model.engines.torch_transform import InputTransform
 from tritium.model.engines.torch_weights import Tensors, read
-from tritium.model.forms import BOOL, Form, mapping_of
+from tritium.model.forms import BOOL, Requirement, mapping_of
 from tritium.model.signature import Output
 
 if TYPE_CHECKING:
@@ -34,7 +34,7 @@ class TorchEngine(Engine):
     code_file = "module.pkl"
     module_class = "torch.nn.Module"
     trusted = ("torch.nn",)
-    facts: ClassVar[Mapping[str, Form]] = {"trainable": mapping_of(BOOL)}
+    facts: ClassVar[Mapping[str, Requirement]] = {"trainable": mapping_of(BOOL)}
     transformer = "tritium.ml.torch.model:TorchModel"
     takes_transform = True
 

@@ -21,7 +21,7 @@ from tritium.gang.control import client as client_module
 from tritium.gang.control import connection as connection_module
 from tritium.gang.control import server as server_module
 from tritium.gang.control.client import Client
-from tritium.gang.control.connection import Session
+from tritium.gang.control.connection import ControlSession
 from tritium.gang.control.server import Server
 from tritium.gang.control.session import ACK_BYTES, ACK_MESSAGES, Inbox, Outbox
 from tritium.wire import Channel, Message, Packed
@@ -127,7 +127,7 @@ class Serving:
         self.server.serve()
         self.server.release()
 
-    def _message(self, session: Session[Any], message: Message) -> None:
+    def _message(self, session: ControlSession[Any], message: Message) -> None:
         if message.kind == "sleep":
             time.sleep(message["seconds"])
         if message.kind == "echo":
@@ -136,10 +136,10 @@ class Serving:
             self.heard.append(message)
             self.changed.notify_all()
 
-    def _connection(self, session: Session[Any]) -> None:
+    def _connection(self, session: ControlSession[Any]) -> None:
         self.connections += session.connection is not None
 
-    def _gone(self, session: Session[Any]) -> None:
+    def _gone(self, session: ControlSession[Any]) -> None:
         with self.changed:
             self.gone.append(str(session.closed))
             self.changed.notify_all()

@@ -13,7 +13,8 @@ from tritium.gang.control.address import HOST, PORT, family_of, listener
 from tritium.spark.cluster.base import Cluster
 
 BIND = "spark.tritium.driver.bindAddress"
-_PORTS = "spark.port.maxRetries"  # how many further ports are tried, as Spark does for its own
+_PORTS = "spark.port.maxRetries"
+"""The setting of the number of further ports to try, as Spark does for its own."""
 _ANY = ("0.0.0.0", "::")
 
 
@@ -89,17 +90,17 @@ def _ports(spark: Any) -> Sequence[int]:
 
 def _resolved(name: str, setting: str) -> list[str]:
     try:
-        found = socket.getaddrinfo(name, None, type=socket.SOCK_STREAM)
+        addresses = socket.getaddrinfo(name, None, type=socket.SOCK_STREAM)
     except OSError as error:
         raise BadSetting(f"{setting}={name!r} is no address, and no name that is known here: {error}.") from error
-    return list(dict.fromkeys(str(address[4][0]) for address in found))
+    return list(dict.fromkeys(str(address[4][0]) for address in addresses))
 
 
 def _refuse_loopback(place: ListenAddress, executors: Callable[[], Sequence[str]]) -> None:
     """Raise BadSetting before anything is submitted, if the address is loopback and executors run elsewhere."""
     name = place.advertised if place.bind in _ANY else place.bind
     if place.bind in _ANY and not _is_numeric(name):
-        return  # executors resolve the name themselves, without this machine's /etc/hosts
+        return  # Executors resolve the name themselves, without this machine's /etc/hosts.
     addresses = _resolved(name, place.setting)
     if not all(_is_loopback(address) for address in addresses):
         return

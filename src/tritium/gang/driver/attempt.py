@@ -89,7 +89,7 @@ class Attempt:
             self.kept.popitem()[1].unpersist()
 
     def job(self) -> tuple[bytes, dict[str, bytes]]:
-        """Pickle what every rank needs: function, arguments, decoders by name, and whether batches are tensors.
+        """Pickle the job of every rank: function, arguments, decoders by name, and whether batches are tensors.
 
         Also return the files that processes which a rank spawns need for their main module.
         """
@@ -102,7 +102,7 @@ class Attempt:
 
 
 def prepared(shuffle: Any) -> Literal["full", "stream"] | bool:
-    """Return what an exchange prepares for `shuffle`: "stream" (rows as they arrive), "full", or False (by row id)."""
+    """Return the order that an exchange prepares: "stream" (as rows arrive), "full", or False (by row id)."""
     return "stream" if shuffle == "stream" else "full" if shuffle else False
 
 
@@ -120,9 +120,8 @@ def start_coordinator(
 ) -> Coordinator:
     """Start the coordinator of this attempt.
 
-    Args:
-        place: where executors reach it; None: this machine alone does.
-        verify: returns an error for rows that a rank must not train on (see `Exchange.verify`).
+    place  : the address at which executors reach it; None: only this machine does.
+    verify : returns an error for rows that a rank must not train on (see `Exchange.verify`).
     """
     return Coordinator(
         attempt.ranks,
@@ -151,11 +150,10 @@ def order_of(
 ) -> Order:
     """Build the order that every supervisor of this attempt gets.
 
-    Args:
-        sorted: whether rows arrive in the order of their ids.
-        deals_few: whether few rows are dealt again: where they come from several source partitions.
-        result_limit: bytes that Spark accepts for all results together (0: any number). Needed on Spark Connect, where
-            the log of a coordinator on an executor is returned with the results.
+    sorted       : whether rows arrive in the order of their ids.
+    deals_few    : whether few rows are dealt again: where they come from several source partitions.
+    result_limit : the bytes that Spark accepts for all results together (0: any number). Needed on Spark Connect, where
+                   the log of a coordinator on an executor is returned with the results.
     """
     gang = attempt.gang
     return Order(
@@ -187,9 +185,9 @@ def order_of(
 
 def imports_of(function: Callable[..., Any], *, rows: bool) -> list[str]:
     """Return the modules of Tritium that every rank of this function would import: 0.3 s for an estimator's."""
-    found = ["tritium.data.shard"] if rows else []
+    modules = ["tritium.data.shard"] if rows else []
     module = getattr(function, "__module__", None) or ""
-    return [*found, module] if module.startswith("tritium.ml.") else found
+    return [*modules, module] if module.startswith("tritium.ml.") else modules
 
 
 def signalled(coordinator: Coordinator, number: int) -> bool:

@@ -1,4 +1,4 @@
-"""Names a row that can't be used in the user's terms, and counts what is missing in all columns (driver).
+"""Names a row that can't be used in the user's terms, and counts nulls and NaN in all columns (driver).
 
 It reads the data once more, which only a launch that has failed does.
 """
@@ -24,21 +24,22 @@ from tritium.gang.driver.attempt import Attempt
 from tritium.spark.job import TaggedJob
 from tritium.spark.session import Session
 
-LOOK_SECONDS = 60.0  # for the Spark job; a source that takes longer is left alone
+LOOK_SECONDS = 60.0
+"""The limit of the Spark job. A source that takes longer is left alone."""
 _FILE = ("file_path", "row_index", "file_block_start")
 
 
 @dataclass(frozen=True)
 class Look:
-    """What was found."""
+    """The result of the search for a row."""
 
     key: Mapping[str, Any]
     """The values of `row_key` in the row."""
     where: str
-    """Where else the row is: its file, or its number in the user's table; "" where that is not known."""
+    """The place of the row: its file, or its number in the user's table; "" where that is not known."""
     rows: int
     missing: Mapping[tuple[str, str], int]
-    """(Column, "null" or "NaN") → in how many rows."""
+    """(Column, "null" or "NaN") → number of rows."""
 
 
 def located(error: BadRow, attempt: Attempt) -> BadRow:
@@ -46,10 +47,10 @@ def located(error: BadRow, attempt: Attempt) -> BadRow:
     from tritium.data.plan import plan
 
     name, row_id = error.name, error.row_id
-    given = attempt.data if attempt.exchange is None else attempt.exchange.data
-    if name is None or name not in given or row_id is None:
+    frames = attempt.data if attempt.exchange is None else attempt.exchange.data
+    if name is None or name not in frames or row_id is None:
         return error
-    data = given[name]
+    data = frames[name]
     try:
         if is_spark(data.frame):
             attempt.recorder.note(f"the data is read once more, for up to {LOOK_SECONDS:g} s, to name the row")
@@ -57,7 +58,7 @@ def located(error: BadRow, attempt: Attempt) -> BadRow:
         else:
             table = table_of(data.frame, name)
             look = _in_table(row_id & (HALF - 1), table, data, plan(table.schema, data, name))
-    except Exception as problem:  # noqa: BLE001 - whatever it is, the row's own error must reach the user
+    except Exception as problem:  # noqa: BLE001 - the row's own error must reach the user, whatever this one is
         attempt.recorder.note(f"the row could not be looked up: {problem!r:.200}")
         return error
     if look is None:
@@ -74,14 +75,14 @@ def located(error: BadRow, attempt: Attempt) -> BadRow:
 
 
 def _checked(fields: tuple[Field, ...], columns: Mapping[str, SourceType]) -> list[tuple[str, str]]:
-    """Return the pairs of a source column and what would be an error in it."""
-    found = []
+    """Return the pairs of a source column and "null" or "NaN", where that would be an error in it."""
+    pairs = []
     for field in fields:
         for source, fill in zip(field.sources, field.nulls, strict=True):
-            found += [(source, "null")] if fill is None else []
+            pairs += [(source, "null")] if fill is None else []
             floating = columns[source].name == "number" and columns[source].dtype.startswith("float")
-            found += [(source, "NaN")] if floating and field.nan == "error" else []
-    return list(dict.fromkeys(found))
+            pairs += [(source, "NaN")] if floating and field.nan == "error" else []
+    return list(dict.fromkeys(pairs))
 
 
 def _in_table(row: int, table: pa.Table, data: Data, fields: tuple[Field, ...]) -> Look:
@@ -129,17 +130,17 @@ def _in_spark(error: BadRow, attempt: Attempt) -> Look | None:
     row_id = row_id if number is None else ids[0]._id if ids else -1
     row = F.first(F.when(F.col("_id") == row_id, F.col(name)), ignorenulls=True).alias("row")
     sums = [F.count_if(F.col(f"{name}.w{i}")).alias(f"n{i}") for i in range(len(wrong))]
-    found = numbered.agg(F.count(F.lit(1)).alias("rows"), row, *sums).head()
-    if found.row is None or not found.row["bad"]:
+    totals = numbered.agg(F.count(F.lit(1)).alias("rows"), row, *sums).head()
+    if totals.row is None or not totals.row["bad"]:
         return None
     place_in_file = ", ".join(
-        f"{'file' if part == 'file_path' else 'row' if part == 'row_index' else 'block at byte'} {found.row[part]}"
+        f"{'file' if part == 'file_path' else 'row' if part == 'row_index' else 'block at byte'} {totals.row[part]}"
         for part in files
-        if found.row[part] is not None
+        if totals.row[part] is not None
     )
-    missing = {pair: found[f"n{i}"] for i, pair in enumerate(checked) if found[f"n{i}"]}
-    key = {column: found.row[f"k{i}"] for i, column in enumerate(data.keys)}
-    return Look(key, place_in_file, found["rows"], missing)
+    missing = {pair: totals[f"n{i}"] for i, pair in enumerate(checked) if totals[f"n{i}"]}
+    key = {column: totals.row[f"k{i}"] for i, column in enumerate(data.keys)}
+    return Look(key, place_in_file, totals["rows"], missing)
 
 
 def _dealt_again(row_id: int, number: int, fingerprint: Table | None) -> int | None:
@@ -164,17 +165,17 @@ def _same(refused: Any, column: str, schema: Any) -> Any:
 
 
 def _file_columns(frame: Any) -> dict[str, Any]:
-    """Return what Spark's hidden column `_metadata` tells of a row's place in a file, where the frame has it."""
+    """Return the parts of Spark's hidden column `_metadata` on a row's place in a file, where the frame has it."""
     from pyspark.errors import AnalysisException
     from pyspark.sql import functions as F
 
-    if not frame.inputFiles():  # else pyspark writes a page to its log that there is no such column
+    if not frame.inputFiles():  # Without files pyspark would write a page to its log that the column is missing.
         return {}
     try:
-        there = frame.select("_metadata").schema[0].dataType.fieldNames()
-    except AnalysisException:  # rows came together from several, by a join or an aggregation
+        fields = frame.select("_metadata").schema[0].dataType.fieldNames()
+    except AnalysisException:  # A join or an aggregation has made a row of several.
         return {}
-    parts = [part for part in _FILE if part in there]
+    parts = [part for part in _FILE if part in fields]
     if "row_index" in parts:
         parts.remove("file_block_start")
     return {part: F.col(f"_metadata.{part}") for part in parts}

@@ -1,4 +1,4 @@
-"""Find what is pickled along with the user's function (driver).
+"""Find the objects that are pickled along with the user's function (driver).
 
 "Captures" are the objects that are pickled with a function: variables of the functions around it, globals that its code
 names (also through other functions of the user's), default values, attributes of the object it is a method of, and
@@ -25,15 +25,17 @@ SPARK = {
     "UDF": "Only Spark can call it: pass the function that it is made of.",
     "JVM": "It is in Spark's JVM, which the driver alone has: use it before the launch, and pass what it gives.",
 }
-"""Class of Spark's → what to do instead. "UDF": a function that `udf` has made. "JVM": what holds an object of Java."""
-_ITEMS = 1000  # items of a container that are searched
+"""Class of Spark's → advice. "UDF": a function that `udf` has made. "JVM": a holder of an object of Java."""
+_ITEMS_SEARCHED = 1000
+"""The items of a container that are searched."""
 _LEAVES = (str, bytes, bytearray, int, float, complex, bool, type(None), type, range, slice)
 
 
 def uses(fn: Any, package: str, given: Iterable[Any] = (), by_reference: Sequence[str] = ()) -> bool:
     """Tell whether `fn`, or user code that it refers to, imports `package` or names an object of it.
 
-    `given` are its arguments. Imports nothing, and gives the same answer wherever the ranks run.
+    given : the arguments of `fn`.
+    Imports nothing, and gives the same answer wherever the ranks run.
     """
     if any(_belongs(value, package) for value in (fn, *given)):
         return True
@@ -58,11 +60,11 @@ def _belongs(value: Any, package: str) -> bool:
 
 def _imports(code: CodeType, package: str) -> bool:
     names = (i.argval for i in dis.get_instructions(code) if i.opname == "IMPORT_NAME")
-    found = any(name.partition(".")[0] == package for name in names)
-    return found or any(_imports(inner, package) for inner in nested(code))
+    imports_here = any(name.partition(".")[0] == package for name in names)
+    return imports_here or any(_imports(inner, package) for inner in nested(code))
 
 
-# ---- what a function captures
+# ---- The captures of a function
 
 
 def captures_of(fn: Any, by_reference: Sequence[str]) -> Iterator[Capture]:
@@ -98,7 +100,7 @@ def functions_of(fn: Any, by_reference: Sequence[str]) -> Iterator[FunctionType]
 
 
 def inside(capture: Capture) -> list[Capture]:
-    """List what is one level inside a container or an object."""
+    """List the objects one level inside a container or an object."""
     value, name = capture.value, capture.name
     if isinstance(value, (*_LEAVES, ModuleType)) or spark_type(value):
         return []
@@ -116,7 +118,7 @@ def inside(capture: Capture) -> list[Capture]:
 
 
 def first(items: Any) -> list[Any]:
-    return [item for item, _ in zip(items, range(_ITEMS), strict=False)]
+    return [item for item, _ in zip(items, range(_ITEMS_SEARCHED), strict=False)]
 
 
 def spark_type(value: Any) -> str | None:

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 
 def finish(error: TritiumError, recorder: Recorder, tried: Sequence[str] = ()) -> None:
-    """Append to the message: the attempts in `tried`, where logs and checkpoints are, and how to continue.
+    """Append to the message the attempts in `tried`, the places of logs and checkpoints, and how to continue.
 
     A SetupError is left as it is where nothing has started.
     """
@@ -24,7 +24,7 @@ def finish(error: TritiumError, recorder: Recorder, tried: Sequence[str] = ()) -
     if recorder.newest is not None:
         step, path = recorder.newest
         places += [f"Newest checkpoint: step {step}, in {path}"]
-        if not isinstance(error, (BadRow, DataChanged)):  # the same call would raise these again
+        if not isinstance(error, (BadRow, DataChanged)):  # The same call would raise these again.
             places += [f'Next: the same call with run_dir="{recorder.run_dir}" continues from there.']
     paragraphs = [str(error).rstrip(), "\n".join(filter(None, tried)), "\n".join(places)]
     error.args = (masked("\n\n".join(filter(None, paragraphs))),)

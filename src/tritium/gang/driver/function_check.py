@@ -17,7 +17,8 @@ from tritium.gang.driver.captures import SPARK, captures_of, functions_of, insid
 LARGE_BYTES = 10 << 20
 
 _CUDA = re.compile(r"cuda:\d+")
-_DEPTH = 6  # how far into containers and objects the search goes for what can't be pickled
+_DEPTH = 6
+"""The levels of containers and objects that are searched for one that can't be pickled."""
 
 
 def inspect(
@@ -28,9 +29,9 @@ def inspect(
 ) -> list[str]:
     """Return warnings about `fn`: "cuda:0" in its code, a captured model or tensor on a GPU, a capture over 10 MB.
 
-    `by_reference` are the user's `py_files`, whose modules the ranks import. Raises BadFunction for what lives in Spark
-    (see `captures.SPARK`), however deep in containers and objects, and for anything that can't be pickled. Every
-    warning and error names the variable.
+    by_reference : the user's `py_files`, whose modules the ranks import.
+    Raises BadFunction for objects that live in Spark (see `captures.SPARK`), however deep in containers and objects,
+    and for any that can't be pickled. Every warning and error names the variable.
     """
     captures = list(captures_of(fn, by_reference))
     captures += [Capture(f"args[{i}]", value, "") for i, value in enumerate(args)]
@@ -38,7 +39,7 @@ def inspect(
     for capture in captures:
         for inner in (capture, *inside(capture)):
             _refuse_spark(inner)
-    sizes = [_size(capture.value) for capture in captures]  # before pickling, which may fail for one of them
+    sizes = [_size(capture.value) for capture in captures]  # Before pickling, which may fail for one of them.
     payload = _pickle(fn, args, kwargs or {}, captures, by_reference)
     warnings = [_hard_coded(function) for function in functions_of(fn, by_reference)]
     warnings += [_on_gpu(capture) for capture in captures]
@@ -58,12 +59,12 @@ def _pickle(
     try:
         return ship.pickle_for_ranks((fn, tuple(args), dict(kwargs)), by_reference, _refuse)[0]
     except Exception as error:
-        found = next((c for c in captures if _refusal(c.value, by_reference) is not None), None)
-        if found is None and isinstance(error, _InSpark):
+        capture = next((c for c in captures if _refusal(c.value, by_reference) is not None), None)
+        if capture is None and isinstance(error, _InSpark):
             raise BadFunction(f"{title(fn)} can't go to the ranks: {error}", variable=bare(fn)) from None
-        if found is None:
+        if capture is None:
             raise BadFunction(f"{title(fn)} can't be pickled: {error}", variable=bare(fn)) from error
-        culprit, reason = _deepest(found, by_reference)
+        culprit, reason = _deepest(capture, by_reference)
         _refuse_spark(culprit)
         if isinstance(reason, _InSpark):
             raise BadFunction(f"{culprit} can't go to the ranks: {reason}", variable=culprit.name) from None
@@ -75,7 +76,7 @@ def _pickle(
 
 
 class _InSpark(Exception):
-    """An object of Spark's is among what is pickled."""
+    """An object of Spark's is among those that are pickled."""
 
     def __init__(self, value: Any, kind: str) -> None:
         super().__init__(f"it holds {described(value)}. {SPARK[kind]}")
@@ -95,7 +96,7 @@ def _refusal(value: Any, by_reference: Sequence[str]) -> Exception | None:
 
 
 def _deepest(capture: Capture, by_reference: Sequence[str]) -> tuple[Capture, Exception]:
-    """Return the innermost part of a capture that can't be pickled, and the exception that says why."""
+    """Return the innermost part of a capture that can't be pickled, and the exception with the reason."""
     reason = _refusal(capture.value, by_reference)
     assert reason is not None
     for _ in range(_DEPTH):
@@ -110,10 +111,10 @@ def _deepest(capture: Capture, by_reference: Sequence[str]) -> tuple[Capture, Ex
 
 
 def _hard_coded(fn: FunctionType) -> str | None:
-    found = next(_devices(fn.__code__), None)
-    if found is None:
+    first_device = next(_devices(fn.__code__), None)
+    if first_device is None:
         return None
-    device, line = found
+    device, line = first_device
     return (
         f"{title(fn)} names {device!r} (line {line}): all ranks of a host would share that GPU. "
         "Use tritium.world().device."
@@ -157,7 +158,7 @@ def _large(
     if len(payload) <= LARGE_BYTES:
         return
     for capture, size in zip(captures, sizes, strict=True):
-        if size is None and _refusal(capture.value, by_reference) is None:  # its owner may leave it out
+        if size is None and _refusal(capture.value, by_reference) is None:  # Its owner may leave it out.
             size = len(ship.pickle(capture.value, by_reference))
         if size is not None and size > LARGE_BYTES:
             yield (
@@ -172,5 +173,5 @@ def _size(value: Any) -> int | None:
         return len(value)
     if isinstance(value, (int, float, bool, type(None), ModuleType, type)) or is_code(value):
         return 0
-    size = getattr(value, "nbytes", None)  # NumPy, torch, Arrow
+    size = getattr(value, "nbytes", None)  # NumPy, torch and Arrow have it.
     return size if isinstance(size, int) else None

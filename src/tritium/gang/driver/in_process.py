@@ -31,7 +31,8 @@ if TYPE_CHECKING:
 
 
 _one_at_a_time = threading.RLock()
-_WAKE_SECONDS = 1.0  # between two looks whether a run that waits for another one was cancelled
+_WAKE_SECONDS = 1.0
+"""The time between two checks whether a run that waits for another one was cancelled."""
 
 
 class InProcess:
@@ -41,7 +42,8 @@ class InProcess:
         gpus_here(attempt.gang)
         self._attempt = attempt
         self._lock = threading.Lock()
-        self._thread: int | None = None  # the one in which the function runs
+        self._thread: int | None = None
+        """The thread in which the function runs."""
 
     def start(self) -> None:
         """Do nothing: `wait` calls the function."""
@@ -189,8 +191,8 @@ class HereControl:
     def shard(self, name: str) -> Shard:
         """Return the shard `name`, which has all rows. Raises BadSetting for an unknown name."""
         if name not in self._shards:
-            there = ", ".join(map(repr, self._shards)) or "none: launch(…, data={…}) names them"
-            raise BadSetting(f"There is no shard {name!r}. There are: {there}.")
+            known = ", ".join(map(repr, self._shards)) or "none: launch(…, data={…}) names them"
+            raise BadSetting(f"There is no shard {name!r}. There are: {known}.")
         return self._shards[name]
 
     def confirm_rows(self) -> None:

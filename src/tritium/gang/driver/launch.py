@@ -23,7 +23,7 @@ from tritium.observe.run_directory import new_run_dir
 from tritium.observe.runs import growth
 
 if TYPE_CHECKING:
-    from typing_extensions import Unpack  # type checkers bring it along; it is not a dependency
+    from typing_extensions import Unpack  # Type checkers bring it along; it is not a dependency.
 
     from tritium.data.exchange import Exchange
     from tritium.gang.keywords import GangKeywords
@@ -42,22 +42,19 @@ def launch(
 ) -> list[Any]:
     """Run `fn(*args, **kwargs)` on every rank of a gang, and return one value per rank, in rank order.
 
-    Args:
-        fn: any picklable function. It need not know Tritium; `tritium.world()` tells it its rank and gives it its
-            rows. Or the path of a Python script or of an executable program, or the name of a module, with its
-            arguments in `args`: it runs as it is, and its results are None.
-        gang: how the gang is started. Its fields can be given directly as keywords: `launch(train, ranks=4, gpus=1)`.
-        data: named DataFrames, `{"train": df}`, or `tritium.Data` to say how columns are read. Every row goes to one
+    fn    : any picklable function. It need not know Tritium; `tritium.world()` tells it its rank and gives it its rows.
+            Or the path of a Python script or of an executable program, or the name of a module, with its arguments in
+            `args`: it runs as it is, and its results are None.
+    gang  : the settings of the gang. They can be given directly as keywords: `launch(train, ranks=4, gpus=1)`.
+    data  : named DataFrames, `{"train": df}`, or `tritium.Data` to say how columns are read. Every row goes to one
             rank, which reads it with `tritium.world().shard("train")`. pandas and Arrow tables are taken with
             `on="driver"` and `on="here"`.
-        spark: the session; None takes the active one.
+    spark : the session; None takes the active one.
 
-    Raises:
-        SetupError: before anything has started (settings, function, data, slots, versions).
-        StartTimeout: not every rank had started within `start_timeout`; none is left.
-        DataError: a value that can't be trained on, or a shard without rows.
-        RankFailed: a rank raised (then it is the `__cause__`), or was lost (killed, left, cut off) more than `retries`
-            times; the others have been ended.
+    Raises SetupError before anything has started (settings, function, data, slots, versions); StartTimeout when not
+    every rank has started within `start_timeout`, and none is left; DataError for a value that can't be trained on, or
+    a shard without rows; RankFailed when a rank raised (then its exception is the `__cause__`) or was lost (killed,
+    left, cut off) more than `retries` times, and the others have been ended.
     """
     if callable(fn):
         _refuse_arguments(fn, fields)
@@ -69,13 +66,13 @@ def _refuse_arguments(fn: Callable[..., Any], fields: Mapping[str, Any]) -> None
     unknown = [name for name in fields if name not in Gang.fields()]
     try:
         meant = [name for name in unknown if name in signature(fn).parameters]
-    except (TypeError, ValueError):  # not callable, or written in C
+    except (TypeError, ValueError):  # It is not callable, or written in C.
         return
     if meant:
-        there = ", ".join(f"{name!r}: …" for name in meant)
+        listed = ", ".join(f"{name!r}: …" for name in meant)
         raise BadSetting(
             f"There is no setting {meant[0]!r} of a gang, but the function has a parameter of that name. Pass it as "
-            f"kwargs={{{there}}}.",
+            f"kwargs={{{listed}}}.",
             setting=meant[0],
         )
 
@@ -99,7 +96,7 @@ def submit(
                     print(event.epoch, event.values)
             results = run.result()
 
-    Raises SetupError for what `launch` finds before it asks the cluster; `Run.result` raises everything else.
+    Raises SetupError for errors that `launch` finds before it asks the cluster; `Run.result` raises all others.
     """
     if callable(fn):
         _refuse_arguments(fn, fields)
@@ -119,9 +116,10 @@ def start(
     notes: Sequence[str] = (),
     title: str = "",
 ) -> Run:
-    """Do what `launch` does, in this thread, and return the run that has succeeded.
+    """Do as `launch`, in this thread, and return the run that has succeeded.
 
-    notes : lines for the user, shown first. title : tells this run from others in the progress display.
+    notes : lines for the user, shown first.
+    title : tells this run from others in the progress display.
     """
     run = prepared(fn, gang, args=args, kwargs=kwargs, data=data, spark=spark, notes=notes, title=title, stacklevel=4)
     run.complete()
@@ -142,7 +140,7 @@ def prepared(
 ) -> Run:
     """Check all that can be checked without the cluster, and return a run that has not started.
 
-    stacklevel : of the user's code, for warnings, as `warnings.warn` counts from here.
+    stacklevel : that of the user's code, for warnings, as `warnings.warn` counts from here.
     """
     if isinstance(fn, str | os.PathLike):
         fn, gang = programs.find(os.fspath(fn), args, kwargs or {}, gang)
@@ -176,7 +174,7 @@ def refuse_arguments(fn: Callable[..., Any], args: Any, kwargs: Mapping[str, Any
         raise BadSetting(f"args={args!r:.80} must be a list or tuple of arguments, such as args=({args!r:.80},).")
     try:
         known = signature(fn)
-    except (TypeError, ValueError):  # some functions that are written in C have no signature
+    except (TypeError, ValueError):  # Some functions that are written in C have no signature.
         return
     try:
         known.bind(*args, **kwargs)

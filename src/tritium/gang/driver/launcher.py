@@ -27,7 +27,7 @@ _LAUNCHERS = {
     "here": ("tritium.gang.driver.in_process", "InProcess"),
 }
 
-GRACE_SECONDS = 30.0  # that ranks have after a signal, as with torchrun
+GRACE_SECONDS = 30.0  # Ranks have as long after a signal with torchrun.
 
 
 class Launcher(Protocol):
@@ -38,17 +38,25 @@ class Launcher(Protocol):
     another one. A loss that may be retried is an error whose `lost` is true.
     """
 
-    def start(self) -> None: ...  # start the ranks without waiting for them
-    def wait(self) -> list[Any]: ...  # return the results in rank order, or raise the error that ended the gang
-    def signal(self, number: int) -> bool: ...  # send every rank process a signal; False where they can't be reached
-    def interrupt(self) -> None: ...  # called by another thread when the run shall end: `start` and `wait` then soon
-    # call `attempt.cancellation.check()`, which raises
-    def cancel(self) -> None: ...  # end what still runs; return when nothing does
+    def start(self) -> None:
+        """Start the ranks without waiting for them."""
+
+    def wait(self) -> list[Any]:
+        """Return the results in rank order, or raise the error that ended the gang."""
+
+    def signal(self, number: int) -> bool:
+        """Send every rank process a signal. Return False where they can't be reached."""
+
+    def interrupt(self) -> None:
+        """Have `start` and `wait` soon call `attempt.cancellation.check()`, which raises. Called by another thread."""
+
+    def cancel(self) -> None:
+        """End all that still runs, and return when nothing does."""
 
 
 def run(attempt: Attempt) -> list[Any]:
     """Run one attempt with the launcher of `attempt.gang.on`, and return the results in rank order."""
-    with own_interrupts() if attempt.gang.on == "cluster" else nullcontext():  # also while it waits for slots
+    with own_interrupts() if attempt.gang.on == "cluster" else nullcontext():  # Also while it waits for slots.
         attempt.cancellation.check()
         launcher = launcher_of(attempt.gang.on)(attempt)
         try:

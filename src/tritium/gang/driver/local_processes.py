@@ -71,7 +71,7 @@ class LocalProcesses:
                 if self._tasks is not None:
                     self._tasks.join()
                 self._coordinator.await_gone(1.0)
-            finally:  # a second Ctrl-C must not leave the coordinator, and ranks that it has not ended yet
+            finally:  # A second Ctrl-C must not leave the coordinator, and ranks that it has not ended yet.
                 self._coordinator.close()
 
 
@@ -115,11 +115,11 @@ class SupervisorThreads:
         gpus = tuple(self._gpus[index * order.gpus : (index + 1) * order.gpus])
         supervisor = Supervisor(order, partition=index, attempt=0, gpus=gpus, cpus=order.cpus or 1)
         try:
-            # Not a pool: the kernel kills the rank process when the thread that started it ends (PR_SET_PDEATHSIG).
+            # Not in a pool: the kernel kills the rank process when the thread that started it ends (PR_SET_PDEATHSIG).
             batches = list(supervisor.run(shard, lambda: True))
         except GangEnded:
             batches = []
-        except BaseException as error:  # noqa: BLE001 - a thread has no one above it; the launching thread raises this
+        except BaseException as error:  # noqa: BLE001 - the launching thread raises it
             batches = []
             self.problem = self.problem or error
         with self._coordinator.changed:

@@ -24,7 +24,8 @@ from tritium.spark.inside.hangs import refuse_hanging
 from tritium.spark.python import note_of_functions
 from tritium.spark.session import Session, active_session
 
-HOLD_SECONDS = 30.0  # how long slots are held while the rest of a gang does not come (dynamic allocation)
+HOLD_SECONDS = 30.0
+"""So long slots are held while the rest of a gang does not come (dynamic allocation)."""
 
 
 class OnCluster:
@@ -124,12 +125,12 @@ class OnCluster:
         replay(batches, attempt.recorder)
         received = attempt.recorder.received
         if self._exchange and received and (problem := self._exchange.verify(received)):
-            raise problem  # a coordinator on an executor has no access to the exchange
+            raise problem  # A coordinator on an executor has no access to the exchange, so it is verified here.
         return results_of(batches, attempt.ranks)
 
     def _pause(self, given: GivenBack) -> None:
         gang = self._attempt.gang
-        pause = HOLD_SECONDS * random.uniform(0.2, 1.0)  # random: two gangs must not retry in step
+        pause = HOLD_SECONDS * random.uniform(0.2, 1.0)  # Two gangs must not retry in step.
         if time.monotonic() + pause > self._deadline:
             raise StartTimeout(
                 f"{given}, again and again within start_timeout={gang.start_timeout:g} s. Other jobs or gangs hold "
@@ -143,13 +144,13 @@ class OnCluster:
     def _end(self, job: SparkJob) -> None:
         recorder = self._attempt.recorder
         end_gang(self._coordinator, job)
-        self._coordinator.close()  # so that it records nothing after this
+        self._coordinator.close()  # It records nothing after this.
         keep_spark_error(self._attempt, job.problem)
         unseen = not self._cluster.executors_reach_driver and not self._coordinator.members
         if job.problem is not None and unseen:
             try:
                 recorder.newest = newest_checkpoint(recorder.run_dir)
-            except Exception as error:  # noqa: BLE001 - a store that does not answer must not hide why the run ended
+            except Exception as error:  # noqa: BLE001 - a silent store must not hide why the run ended
                 recorder.note(f"the checkpoints in {recorder.run_dir} can't be read: {error!r:.200}")
 
 
@@ -177,7 +178,7 @@ def end_gang(coordinator: Coordinator, spark_job: SparkJob) -> None:
     if not ended:
         try:
             coordinator.await_gone(LEAVE_SECONDS, but=1)
-        finally:  # a second Ctrl-C must not leave the job to itself
+        finally:  # A second Ctrl-C must not leave the job to itself.
             spark_job.cancel("by Tritium: its launch has ended before it")
     coordinator.abort("its Spark job has ended")
     if not ended:

@@ -16,24 +16,34 @@ if TYPE_CHECKING:
     from tritium.gang.driver.attempt import Attempt
     from tritium.spark.sources import SourceStall
 
-LOOK_SECONDS = 1.0  # how often Spark is asked whether it still computes the sources
-WAITING_SECONDS = 5.0  # after which the display says what a gang that has not formed waits for
-FIRST_WORD_SECONDS = 20.0  # after which a note says which ranks are missing
-GROW_SECONDS = 2.0  # how often slots are counted for a gang that is smaller than `gang.most`
-SIGNAL_SECONDS = 1.0  # how long a signal may go unnoticed that came just before the main thread began to wait
-LEAVE_SECONDS = 1.0  # how long supervisors have to end by themselves before the Spark job is cancelled
-WHY_SECONDS = 3.0  # how long Spark has to report why a supervisor was lost
+LOOK_SECONDS = 1.0
+"""The time between two questions to Spark whether it still computes the sources."""
+WAITING_SECONDS = 5.0
+"""After this time the display says why a gang has not formed yet."""
+FIRST_WORD_SECONDS = 20.0
+"""After this time a note lists the missing ranks."""
+GROW_SECONDS = 2.0
+"""The time between two counts of slots for a gang that is smaller than `gang.most`."""
+SIGNAL_SECONDS = 1.0
+"""The longest time that a signal goes unnoticed which came just before the main thread began to wait."""
+LEAVE_SECONDS = 1.0
+"""The limit for supervisors to end by themselves before the Spark job is cancelled."""
+WHY_SECONDS = 3.0
+"""The limit for Spark to report why a supervisor was lost."""
 
 
 class Tasks(Protocol):
-    """What runs the supervisors: a Spark job (SparkJob), or threads (SupervisorThreads)."""
+    """The tasks of the supervisors: a Spark job (SparkJob), or threads (SupervisorThreads)."""
 
     ended: bool
     problem: BaseException | None
-    restarts: bool  # whether Spark starts a failed task again by itself (not in a barrier stage)
+    restarts: bool
+    """Whether Spark starts a failed task again by itself (not in a barrier stage)."""
 
     @property
-    def silence(self) -> str: ...  # the note while no supervisor has reported
+    def silence(self) -> str:
+        """The note while no supervisor has reported."""
+
     def computing(self, ranks: int) -> bool: ...
     def slots(self) -> int: ...
     def source_stall(self, limit: float) -> SourceStall | None: ...
@@ -44,7 +54,7 @@ class Tasks(Protocol):
 class GivenBack(Exception):
     """Only some slots came. They are given back, as another gang may hold the rest and wait for these.
 
-    deadline : monotonic time until which slots may come; time in which Spark computed the sources does not count.
+    deadline : the monotonic time until which slots may come; time in which Spark computed the sources does not count.
     """
 
     def __init__(self, text: str, deadline: float) -> None:
@@ -63,13 +73,12 @@ def await_formed(
 ) -> None:
     """Wait until every rank is ready, or the gang or its tasks have ended.
 
-    Args:
-        waited: seconds of `start_timeout` that have passed already.
-        hold: seconds without a further rank after which GivenBack is raised, where ranks start one by one.
+    waited : the seconds of `start_timeout` that have passed already.
+    hold   : the seconds without a further rank after which GivenBack is raised, where ranks start one by one.
 
     Time in which Spark computes the sources does not count. Raises StartTimeout, and Stalled for a source that hangs.
     """
-    there, newest = 0, 0.0
+    reported_members, newest = 0, 0.0
     gang, cancelled, now = attempt.gang, attempt.cancellation.requested, time.monotonic()
     deadline, began, next_word = now + gang.start_timeout - waited, now, now + FIRST_WORD_SECONDS
     over = told = shown = False
@@ -80,14 +89,14 @@ def await_formed(
                 timeout=min(LOOK_SECONDS, deadline - now),
             )
         attempt.cancellation.check()
-        if len(coordinator.members) != there:
-            there, newest = len(coordinator.members), time.monotonic()
-        if hold is not None and not over and 0 < there < attempt.ranks and time.monotonic() - newest > hold:
-            raise GivenBack(f"{there} of {attempt.ranks} slots came, and no more for {hold:.0f} s", deadline)
+        if len(coordinator.members) != reported_members:
+            reported_members, newest = len(coordinator.members), time.monotonic()
+        if hold is not None and not over and 0 < reported_members < attempt.ranks and time.monotonic() - newest > hold:
+            raise GivenBack(f"{reported_members} of {attempt.ranks} slots came, and no more for {hold:.0f} s", deadline)
         if not over and tasks.computing(attempt.ranks):
             deadline = time.monotonic() + gang.start_timeout
             told = tell_source_stall(attempt, tasks, told)
-        if not over and not shown and now > began + WAITING_SECONDS:  # no note: so long it takes the first time
+        if not over and not shown and now > began + WAITING_SECONDS:  # Not as a note, as the first time takes so long.
             shown = True
             attempt.recorder.event(Waiting(text=waiting_for(coordinator, attempt, tasks)))
         if not over and now > next_word:
@@ -107,7 +116,8 @@ def await_formed(
 def tell_source_stall(attempt: Attempt, tasks: Tasks, told: bool) -> bool:
     """Note once that the sources make no progress. Raises Stalled after the stall's limit, if `on_stall="end"`.
 
-    `told` says whether it was noted before. Returns whether the sources are stalled now.
+    told : whether it was noted before.
+    Returns whether the sources are stalled now.
     """
     stall = tasks.source_stall(attempt.gang.stall_timeout)
     if stall is None:
@@ -129,12 +139,12 @@ def tell_source_stall(attempt: Attempt, tasks: Tasks, told: bool) -> bool:
 
 
 def waiting_for(coordinator: Coordinator, attempt: Attempt, tasks: Tasks) -> str:
-    """Say what a gang that has not formed waits for."""
+    """Return the reason why a gang has not formed yet."""
     return missing_note(coordinator, attempt.ranks) if coordinator.members else tasks.silence
 
 
 def missing_note(coordinator: Coordinator, ranks: int) -> str:
-    """Return the note that says which ranks are missing, and where they are."""
+    """Return a note with the missing ranks and their places."""
     missing = coordinator.missing()
     return f"{ranks - len(missing)} of {ranks} ranks have reported; still missing: {whereabouts(coordinator, missing)}"
 
@@ -164,7 +174,7 @@ def await_end(coordinator: Coordinator, attempt: Attempt, tasks: Tasks) -> None:
         with coordinator.changed:
             over = coordinator.changed.wait_for(
                 lambda: coordinator.failure is not None or tasks.ended or cancelled.is_set(),
-                # Never endless: Python would miss a signal that comes between its last check and the wait itself.
+                # Never endless, as Python would miss a signal that comes between its last check and the wait itself.
                 GROW_SECONDS if elastic else SIGNAL_SECONDS,
             )
         attempt.cancellation.check()
@@ -176,7 +186,7 @@ def await_end(coordinator: Coordinator, attempt: Attempt, tasks: Tasks) -> None:
     # With a coordinator on an executor no member reports to this one.
     unfinished = bool(coordinator.members) and not coordinator.finished
     if coordinator.failure is None and (tasks.problem is not None or unfinished):
-        # The coordinator may be about to receive the failure because of which the tasks ended, and knows more of it.
+        # The coordinator may be about to receive the failure that ended the tasks, and knows more of it.
         coordinator.no_one_returns()
         with coordinator.changed:
             coordinator.changed.wait_for(lambda: coordinator.failure is not None, timeout=LEAVE_SECONDS)
@@ -185,9 +195,9 @@ def await_end(coordinator: Coordinator, attempt: Attempt, tasks: Tasks) -> None:
         taken = lost or coordinator.failure.type.endswith(IncompleteShard.__name__)
         if not taken or tasks.restarts:
             coordinator.await_gone(LEAVE_SECONDS, but=1)
-        else:  # Spark has lost a task or its rows: it may report why, and then ends the job by itself
+        else:  # Spark has lost a task or its rows. It may report why, and then ends the job by itself.
             tasks.join(WHY_SECONDS if lost else LEAVE_SECONDS)
-        why = tasks.problem  # read before the job is cancelled below, which is a problem too
+        why = tasks.problem  # Read before the job is cancelled below, which is a problem, too.
         if not tasks.ended:
             tasks.cancel(f"because {coordinator.failure.headline()}")
             coordinator.abort("its Spark job has been cancelled")
@@ -195,12 +205,12 @@ def await_end(coordinator: Coordinator, attempt: Attempt, tasks: Tasks) -> None:
         if isinstance(why, JobFailed) and why.jvm_gone:
             raise why
         if why is not None and taken and (is_cancelled(why) or isinstance(why, IncompleteShard)):
-            raise why  # the job was cancelled, or lost map output: that explains the lost rank
+            raise why  # The job was cancelled, or lost map output, which explains the lost rank.
         if isinstance(why, JobFailed) and taken and not lost and not why.lost:
-            raise why  # Spark could not write the rows, and never will
+            raise why  # Spark could not write the rows, and never will.
         if why is not None and lost:
-            if not isinstance(why, TritiumError):  # unexpected, in a supervisor of on="driver": a retry can't help
-                raise why
+            if not isinstance(why, TritiumError):
+                raise why  # Unexpected, in a supervisor of on="driver": a retry can't help.
             text = (why.reason if isinstance(why, JobFailed) else str(why)).rstrip(".")
             told = replace(coordinator.failure, text=text).error(attempt.recorder.run_dir)
             if isinstance(told, TritiumError):

@@ -22,7 +22,8 @@ from tritium.ship import is_installed
 # Python 3.11 counts the depth of syntax trees for all threads together, and two that make one at the same time fail:
 # "SystemError: AST constructor recursion depth mismatch", seen in the first launches of two threads.
 _SYNTAX_TREES = threading.Lock()
-LARGEST = 64 << 20  # bytes of a program: it travels with every task
+LARGEST = 64 << 20
+"""The most bytes of a program, which travels with every task."""
 
 
 def find(name: str, args: Any, kwargs: Mapping[str, Any], gang: Gang) -> tuple[Program, Gang]:
@@ -42,14 +43,15 @@ def find(name: str, args: Any, kwargs: Mapping[str, Any], gang: Gang) -> tuple[P
             "debugger, run it without Tritium: tritium.world() works there, too.",
             setting="on",
         )
-    found, files = _found(name, tuple(args))
-    return found, replace(gang, py_files=(*gang.py_files, *files))
+    program, files = _found(name, tuple(args))
+    return program, replace(gang, py_files=(*gang.py_files, *files))
 
 
 def imports(fn: Any, given: Sequence[Any], by_reference: Sequence[str]) -> Callable[[str], bool]:
     """Return a function that tells whether the user's code imports a package, or holds objects of it.
 
-    given : the arguments of `fn`. by_reference : the user's `py_files`.
+    given        : the arguments of `fn`.
+    by_reference : the user's `py_files`.
     """
     if not isinstance(fn, Program):
         return lambda package: uses(fn, package, given, by_reference)
@@ -120,25 +122,25 @@ def _module(name: str) -> str | None:
 
 
 def _root(name: str, origin: str) -> str:
-    """Return what `py_files` needs for a module: its file, or the directory of its top package."""
+    """Return the entry of `py_files` for a module: its file, or the directory of its top package."""
     parts = name.split(".")
     depth = len(parts) - (0 if os.path.basename(origin) == "__main__.py" else 1)
     return origin if depth == 0 else str(Path(origin).parents[depth - 1])
 
 
-def _own_modules(tree: ast.AST, folder: Path, found: set[str] | None = None) -> set[str]:
+def _own_modules(tree: ast.AST, folder: Path, modules: set[str] | None = None) -> set[str]:
     """Return the files and packages beside a script that it imports, directly or through one of them."""
-    found = set() if found is None else found
+    modules = set() if modules is None else modules
     for name in _imports(tree):
         file, package = folder / f"{name}.py", folder / name
-        if package.is_dir() and any(package.glob("*.py")) and str(package) not in found:
-            found.add(str(package))
+        if package.is_dir() and any(package.glob("*.py")) and str(package) not in modules:
+            modules.add(str(package))
             for inner in package.rglob("*.py"):
-                _own_modules(_parsed(inner.read_bytes(), str(inner)), folder, found)
-        elif file.is_file() and str(file) not in found:
-            found.add(str(file))
-            _own_modules(_parsed(file.read_bytes(), str(file)), folder, found)
-    return found
+                _own_modules(_parsed(inner.read_bytes(), str(inner)), folder, modules)
+        elif file.is_file() and str(file) not in modules:
+            modules.add(str(file))
+            _own_modules(_parsed(file.read_bytes(), str(file)), folder, modules)
+    return modules
 
 
 def _imports(tree: ast.AST) -> Iterator[str]:

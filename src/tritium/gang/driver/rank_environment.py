@@ -31,10 +31,10 @@ def surrounded(gang: Gang, world: World) -> Iterator[None]:
     that was made in the block, so that the next launch can make one. Raises BadSetting for unusable `py_files`.
     """
     with (
-        reserved_port() as port,  # as for any rank
+        reserved_port() as port,
         _variables(gang, world, port),
         _importable(gang.py_files),
-        pytorch.threads(gang.cpus),  # OpenMP reads its variables only when torch is imported
+        pytorch.threads(gang.cpus),  # OpenMP reads its variables only when torch is imported.
         _process_group(),
     ):
         yield
@@ -87,7 +87,7 @@ def _importable(paths: Sequence[str]) -> Iterator[None]:
         path.stem: path for path in map(Path, map(os.path.abspath, paths)) if path.is_dir() or path.suffix == ".py"
     }
     zips = [os.path.abspath(path) for path in paths if os.fspath(path).endswith((".zip", ".egg"))]
-    ship.archive(paths)  # raises BadSetting for a path that is no Python file, package or zip
+    ship.archive(paths)  # Raises BadSetting for a path that is no Python file, package or zip.
     finder, before = _Files(files), set(sys.modules)
     sys.meta_path.insert(0, finder)
     sys.path[:0] = zips
@@ -105,8 +105,8 @@ def _importable(paths: Sequence[str]) -> Iterator[None]:
 
 
 def _is_below(module: ModuleType, paths: Sequence[str]) -> bool:
-    own = getattr(module, "__dict__", {})  # not by getattr: torch.classes has any attribute one asks for
-    places = [own.get("__file__") or "", *(own.get("__path__") or ())]
+    facts = getattr(module, "__dict__", {})  # Read from there, as torch.classes has any attribute that it is asked for.
+    places = [facts.get("__file__") or "", *(facts.get("__path__") or ())]
     return any(place == path or str(place).startswith(path + os.sep) for place in places for path in paths)
 
 
@@ -119,13 +119,13 @@ class _Files(MetaPathFinder):
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
-        found = self._files.get(fullname)
-        if found is None or path is not None:
+        file = self._files.get(fullname)
+        if file is None or path is not None:
             return None
-        if not found.is_dir():
-            return spec_from_file_location(fullname, found)
-        if (found / "__init__.py").is_file():
-            return spec_from_file_location(fullname, found / "__init__.py", submodule_search_locations=[str(found)])
+        if not file.is_dir():
+            return spec_from_file_location(fullname, file)
+        if (file / "__init__.py").is_file():
+            return spec_from_file_location(fullname, file / "__init__.py", submodule_search_locations=[str(file)])
         spec = ModuleSpec(fullname, None, is_package=True)
-        spec.submodule_search_locations = [str(found)]
+        spec.submodule_search_locations = [str(file)]
         return spec

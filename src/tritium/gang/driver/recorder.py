@@ -118,7 +118,7 @@ class Recorder:
         progress.event(event)
 
     def output(self, rank: int, text: str) -> None:
-        """Record and show what a rank has printed."""
+        """Record and show output of a rank."""
         log, progress = self._open()
         self.stream.add(stamped(Printed(rank=rank, text=text), self._run_id).to_json())
         log.output(rank, text)

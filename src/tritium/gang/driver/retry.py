@@ -17,7 +17,8 @@ from tritium.gang.killed import from_outside
 if TYPE_CHECKING:
     from tritium.gang.driver.attempt import Attempt
 
-KILLS = 3  # a rank that was killed this often at the same step is not retried
+KILLS = 3
+"""A rank that was killed this often at the same step is not retried."""
 
 
 def run_with_retries(attempt: Attempt, run: Callable[[Attempt], list[Any]]) -> list[Any]:

@@ -23,8 +23,10 @@ if TYPE_CHECKING:
     from tritium.gang.driver.attempt import Attempt
     from tritium.observe.stream import Callback
 
-LISTEN_SECONDS = 10.0  # that callbacks of `tritium.listen` have when the run has ended
-EXIT_SECONDS = 10.0  # that runs have to end when the interpreter exits
+LISTEN_SECONDS = 10.0
+"""The limit for callbacks of `tritium.listen` when the run has ended."""
+EXIT_SECONDS = 10.0
+"""The limit for runs to end when the interpreter exits."""
 _WAKE_SECONDS = 1.0  # Python misses a signal that comes between its last check and an endless wait.
 
 Status = Literal["starting", "running", "succeeded", "failed", "cancelled"]
@@ -43,7 +45,7 @@ class Run:
     Leaving the block while the run goes on, also by an exception, cancels it and waits until its ranks are gone. So
     does the end of the interpreter.
 
-    id      : of the run.
+    id      : the id of the run.
     run_dir : its run directory.
     report  : the content of `report.json`; empty until the run has ended.
     """
@@ -79,8 +81,8 @@ class Run:
     def result(self, timeout: float | None = None) -> list[Any]:
         """Wait for the end of the run, and return one value per rank, in rank order.
 
-        Raises what `launch` would, RunCancelled after `cancel`, and TimeoutError after `timeout` seconds: then, and
-        after Ctrl-C, the run goes on.
+        Raises the errors of `launch`, RunCancelled after `cancel`, and TimeoutError after `timeout` seconds. After the
+        last, and after Ctrl-C, the run goes on.
         """
         with launcher.own_interrupts() if self._attempt.gang.on == "cluster" else nullcontext():
             if not self._wait(timeout):
@@ -111,10 +113,10 @@ class Run:
         self.cancel()
         self._wait(None)
 
-    # ---- for this package
+    # ---- For this package
 
     def complete(self) -> list[Any]:
-        """Run in the calling thread, and return the results. Raises what ended the run, as it was raised.
+        """Run in the calling thread, and return the results. Raises the error that ended the run, as it was raised.
 
         Warnings are those of the code that called `launch`.
         """
@@ -213,7 +215,10 @@ class Run:
         return True
 
     def _warn(self, stacklevel: int) -> None:
-        """Warn of what is known at the end, once. `stacklevel`: of the user's code, as `warnings.warn` counts."""
+        """Warn, once, of facts that are known at the end.
+
+        stacklevel : that of the user's code, as `warnings.warn` counts.
+        """
         texts, self._warnings = self._warnings, []
         for text in texts:
             warnings.warn(masked(text), TritiumWarning, stacklevel=stacklevel)

@@ -97,7 +97,7 @@ class SparkJob(TaggedJob[pa.Table]):
             text = text_of(error)
             try:
                 failure = failure_in(text)
-            except Exception as problem:  # noqa: BLE001 - Connect cuts long messages off, wherever that is
+            except Exception as problem:  # noqa: BLE001 - Connect cuts long messages off anywhere
                 return _cut_off(text, error, problem)
             if failure is None and (gone := session.gone(error)) is not None:
                 return gone
@@ -114,7 +114,7 @@ class SparkJob(TaggedJob[pa.Table]):
                 why_lost=self._cluster.why_lost,
             )
             return told_which(session.spark, told) if isinstance(told, WrongVersion) else told
-        except Exception as problem:  # noqa: BLE001 - the run must end, with what is known
+        except Exception as problem:  # noqa: BLE001 - the run must end, with all that is known
             told = session.gone(problem) or JobFailed(
                 f"The Spark job of this run failed, and its error can't be read ({type(problem).__name__}: "
                 f"{text_of(problem)[:300]}): {text_of(error)[:500]}",
@@ -145,7 +145,7 @@ class SparkJob(TaggedJob[pa.Table]):
         return safely(lambda: self._watch.stalled(limit), None)
 
     def _on_progress(self, *_: Any, inflight_tasks: int, stages: Any = (), **__: Any) -> None:
-        if self.is_this_thread():  # a handler is called for every operation of the session
+        if self.is_this_thread():  # A handler is called for every operation of the session.
             self._watch.heard(inflight_tasks, stages)
 
     def slots(self) -> int:

@@ -190,6 +190,17 @@ def test_functions_and_classes_are_small() -> None:
                 assert lines <= LINES, f"{name}.{node.name} has {lines} lines: does it do one thing?"
 
 
+def test_no_two_classes_have_one_name() -> None:
+    """One name, one meaning. A distribution of its own speaks for other libraries, with their names."""
+    places: dict[str, list[str]] = {}
+    for module, path in modules().items():
+        for node in nodes(path):
+            if isinstance(node, ast.ClassDef):
+                places.setdefault(node.name, []).append(module)
+    twice = {name: where for name, where in places.items() if len(where) > 1}
+    assert not twice, f"give all but one another name: {twice}"
+
+
 def test_every_module_says_where_it_runs() -> None:
     where = ("driver", "supervisor", "rank", "any process", "Spark's Python worker")
     for name, path in modules().items():

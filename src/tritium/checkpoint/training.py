@@ -85,7 +85,7 @@ class Collective:
         self.restored = list(own)
 
 
-class Settings(Protocol):
+class CheckpointSettings(Protocol):
     """What the user has said about checkpoints."""
 
     @property
@@ -99,7 +99,7 @@ class Settings(Protocol):
         """How many epochs or iterations a training has."""
 
 
-class EarlyStopping(Protocol):
+class EndsTraining(Protocol):
     """What may end a training before its last epoch or iteration. It has no weights here: they are a part."""
 
     def state_dict(self) -> dict[str, Any]: ...
@@ -107,7 +107,7 @@ class EarlyStopping(Protocol):
     def stays_stopped(self, stopped: bool, state: Mapping[str, Any]) -> bool: ...
 
 
-class World(Protocol):
+class CheckpointWorld(Protocol):
     """The gang, as a checkpoint of one of its ranks needs it."""
 
     @property
@@ -127,11 +127,11 @@ class TrainingCheckpoint:
 
     def __init__(
         self,
-        world: World,
-        settings: Settings,
+        world: CheckpointWorld,
+        settings: CheckpointSettings,
         identities: Mapping[str, Any],
         history: list[dict[str, Any]],
-        early_stopping: EarlyStopping,
+        early_stopping: EndsTraining,
         parts: Mapping[str, Stateful],
         *,
         run_dir_required: bool,

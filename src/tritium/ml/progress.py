@@ -11,7 +11,7 @@ from tritium.ml.epoch_settings import EpochSettings
 _SECONDS = 0.5
 
 
-class Progress:
+class TrainingProgress:
     """The progress of a training, logged at most twice a second during steps, and once an epoch."""
 
     def __init__(self, settings: EpochSettings, world: Any) -> None:

@@ -14,19 +14,19 @@ from tritium.errors import TrainingDiverged
 from tritium.ml.history import epoch_entry
 from tritium.ml.keras.metrics import MetricStates
 from tritium.ml.keras.rows import EpochRows, Step
-from tritium.ml.progress import Progress
+from tritium.ml.progress import TrainingProgress
 
 _WRITERS = ("ModelCheckpoint", "CSVLogger", "TensorBoard", "RemoteMonitor", "ProgbarLogger")
 _NO_STATE = ("params", "_model")
 
 
-class Together(keras.callbacks.Callback):  # type: ignore[misc]
+class TrainingCallback(keras.callbacks.Callback):  # type: ignore[misc]
     """Makes the logs those over all rows of all ranks, and tells the training of each step and epoch."""
 
     def __init__(
         self,
         states: MetricStates,
-        progress: Progress,
+        progress: TrainingProgress,
         on_step: Callable[[Step], None],
         on_epoch_end: Callable[[dict[str, Any]], Mapping[str, Any]],
     ) -> None:
@@ -100,14 +100,14 @@ class Together(keras.callbacks.Callback):  # type: ignore[misc]
         return self.rows.step(self.rows.epoch.first + batch)
 
 
-class Callbacks(keras.callbacks.CallbackList):  # type: ignore[misc]
+class KerasCallbacks(keras.callbacks.CallbackList):  # type: ignore[misc]
     """The callbacks of a training, which begins and ends once, whatever the number of `fit`s.
 
     A `stop_training` that is set in the middle of an epoch ends it after that epoch: the other ranks, which see other
     logs there, would wait for this one.
     """
 
-    def __init__(self, ours: Together, others: Sequence[Any], model: Any, epochs: int) -> None:
+    def __init__(self, ours: TrainingCallback, others: Sequence[Any], model: Any, epochs: int) -> None:
         super().__init__([ours, *others], add_history=True, add_progbar=False, model=model, epochs=epochs, verbose=0)
         self.callbacks: list[Any]
         self._ours = list(self.callbacks)

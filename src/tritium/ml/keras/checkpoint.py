@@ -19,7 +19,7 @@ _SEEDS = "seed_generator_state"
 _RATE = "learning_rate"
 
 
-class Weights:
+class KerasWeights:
     """The weights of the model and of its optimizer, and of each rank what is its own: statistics and generators."""
 
     def __init__(self, model: Any, world: World) -> None:

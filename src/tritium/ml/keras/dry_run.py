@@ -29,7 +29,7 @@ _VALUES = re.compile(r"\[\[[-+\d.,\s\[\]e]*\]\]")
 
 
 @dataclass(frozen=True)
-class Facts:
+class KerasFacts:
     """The result of the dry run for the ranks."""
 
     inputs: Inputs = field(default_factory=dict)
@@ -88,7 +88,7 @@ class KerasDryRun(DryRun[KerasSettings]):
 
     def train(
         self, settings: KerasSettings, labels: Mapping[str, Field], shapes: Mapping[str, tuple[int, ...] | None]
-    ) -> Facts:
+    ) -> KerasFacts:
         """Check labels, losses and outputs against each other, and build loss and metrics. Raises the errors above."""
         classes = check_labels(settings, labels, shapes, self._outputs)
         known = {name: shape for name, shape in shapes.items() if shape is not None}
@@ -97,7 +97,7 @@ class KerasDryRun(DryRun[KerasSettings]):
             with drawing(settings.seed), fresh_names():
                 _build(settings, self.model, self._inputs, labels, known)
             _refuse_monitor(settings, self.model)
-        return Facts(self._inputs, classes, tried)
+        return KerasFacts(self._inputs, classes, tried)
 
 
 def build(model: Any, batch: Sequence[Any]) -> None:

@@ -21,16 +21,16 @@ from tritium.ml.dry_run import try_first_row
 from tritium.ml.early_stopping import EarlyStoppingState
 from tritium.ml.first_batch import notes
 from tritium.ml.history import make_json
-from tritium.ml.keras.callback import Callbacks, Together, of_this_rank
-from tritium.ml.keras.checkpoint import CallbackStates, Weights, random_state, set_random_state, shift_seeds
-from tritium.ml.keras.dry_run import Facts, KerasDryRun, build
+from tritium.ml.keras.callback import KerasCallbacks, TrainingCallback, of_this_rank
+from tritium.ml.keras.checkpoint import CallbackStates, KerasWeights, random_state, set_random_state, shift_seeds
+from tritium.ml.keras.dry_run import KerasDryRun, KerasFacts, build
 from tritium.ml.keras.identity import identity
 from tritium.ml.keras.labels import Classes
 from tritium.ml.keras.metrics import MetricStates, count_rows
 from tritium.ml.keras.portable import compile_arguments
 from tritium.ml.keras.rows import EpochRows, Step
 from tritium.ml.keras.settings import KerasSettings, refuse_ignored
-from tritium.ml.progress import Progress
+from tritium.ml.progress import TrainingProgress
 from tritium.model.engines.keras_form import Inputs, built, named_outputs, zeros
 from tritium.model.engines.keras_here import set_random_seed
 from tritium.model.engines.keras_weights import Variables, as_array
@@ -43,7 +43,7 @@ _PIECE = 4 << 20
 def train(
     settings: KerasSettings,
     validate: bool,
-    facts: Facts,
+    facts: KerasFacts,
     user_run_dir: bool = False,
     identity_with_code: dict[str, Any] | None = None,
 ) -> dict[str, Any] | None:
@@ -60,17 +60,17 @@ def train(
             f'KERAS_BACKEND={settings.backend} before Keras is imported, or train with on="driver".',
             setting="backend",
         )
-    return _Training(settings, validate, facts, user_run_dir, identity_with_code, world).run()
+    return _KerasTraining(settings, validate, facts, user_run_dir, identity_with_code, world).run()
 
 
-class _Training:
+class _KerasTraining:
     """A training on this rank, from the settings to the weights."""
 
     def __init__(
         self,
         settings: KerasSettings,
         validate: bool,
-        facts: Facts,
+        facts: KerasFacts,
         user_run_dir: bool,
         identity_with_code: dict[str, Any] | None,
         world: World,
@@ -109,17 +109,17 @@ class _Training:
         elif world.rank == 0:
             for line in notes(settings, by_name(settings, batch), model._flatten_layers()):
                 tell(line)
-        self.progress = Progress(settings, world)
-        self.together = Together(self.states, self.progress, self._on_step, self._on_epoch_end)
+        self.progress = TrainingProgress(settings, world)
+        self.together = TrainingCallback(self.states, self.progress, self._on_step, self._on_epoch_end)
         callbacks = of_this_rank(settings.callbacks, world.rank)
-        self.callbacks = Callbacks(self.together, callbacks, model, settings.epochs)
+        self.callbacks = KerasCallbacks(self.together, callbacks, model, settings.epochs)
 
     def _parts(self) -> dict[str, Stateful]:
         """Return what a checkpoint keeps of this training, in the order in which it is restored."""
         settings, world, early_stopping = self.settings, self.world, self.early_stopping
         self.seconds: float | None = None  # of the epoch so far; None between epochs
         self.random: Mapping[str, Any] | None = None  # to be restored in the first epoch
-        self.weights, self.position = Weights(self.model, world), Collective(self.shard.state)
+        self.weights, self.position = KerasWeights(self.model, world), Collective(self.shard.state)
         self.callback_states = CallbackStates(settings.callbacks, self.model)
         self.sums = Collective(lambda: None if self.seconds is None else (self.states.now(), self.seconds))
         return {
@@ -199,7 +199,7 @@ class _Training:
         return {f"val_{name}": value for name, value in later.items()}
 
 
-def train_epoch(model: Any, rows: EpochRows, callbacks: Callbacks) -> None:
+def train_epoch(model: Any, rows: EpochRows, callbacks: KerasCallbacks) -> None:
     """Run `fit` for the rest of an epoch. Each epoch is a `fit`, so that one that continues is like any other."""
     number = rows.epoch.number
     if not len(rows):  # Its last step was taken before the checkpoint.
@@ -224,7 +224,7 @@ def by_name(settings: KerasSettings, batch: Sequence[Any]) -> dict[str, Any]:
 
 
 def validation(
-    settings: KerasSettings, world: World, states: MetricStates, callbacks: Callbacks, classes: Classes
+    settings: KerasSettings, world: World, states: MetricStates, callbacks: KerasCallbacks, classes: Classes
 ) -> dict[str, Any]:
     """Return loss and metrics over the validation rows of all ranks. A rank without such rows evaluates nothing."""
     shard, batch_size = world.shard("validation"), settings.rows_per_rank(world.size)

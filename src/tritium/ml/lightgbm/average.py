@@ -13,7 +13,7 @@ import numpy as np
 
 from tritium.gang.rank.world import World
 from tritium.ml.lightgbm.parameters import parameter
-from tritium.ml.lightgbm.rows import Rows
+from tritium.ml.lightgbm.rows import ShardRows
 
 _LEAST_PROBABILITY = 1e-15  # LightGBM takes it in place of 0.
 # Objective → the score that LightGBM begins with for a mean of the labels. "binary" and "multiclass" are missing, as
@@ -26,7 +26,7 @@ _SCORES: Mapping[str, Callable[[float], float]] = {
 }
 
 
-def average_score(world: World, rows: Rows, params: dict[str, Any]) -> float | None:
+def average_score(world: World, rows: ShardRows, params: dict[str, Any]) -> float | None:
     """Return the score that one process would begin with, the same on every rank; None: LightGBM has it itself.
 
     It goes into the datasets as their initial score, and by `add_average` into the first tree.

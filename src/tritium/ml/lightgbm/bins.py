@@ -11,7 +11,7 @@ import numpy as np
 
 from tritium.gang.rank.world import World
 from tritium.ml.lightgbm.parameters import parameter
-from tritium.ml.lightgbm.rows import Rows
+from tritium.ml.lightgbm.rows import ShardRows
 
 Array = np.ndarray[Any, Any]
 basic: Any = lightgbm.basic
@@ -28,7 +28,7 @@ def is_shared(params: dict[str, Any], width: int, counts: Sequence[int]) -> bool
 
 
 def training_set(
-    rows: Rows, params: dict[str, Any], counts: Sequence[int], world: World, names: Sequence[str]
+    rows: ShardRows, params: dict[str, Any], counts: Sequence[int], world: World, names: Sequence[str]
 ) -> lightgbm.Dataset:
     """Return the dataset of a rank's rows. All ranks call it, before they are connected where `is_shared`.
 
@@ -47,7 +47,7 @@ def training_set(
     return dataset
 
 
-def validation_set(rows: Rows, reference: lightgbm.Dataset, params: dict[str, Any]) -> lightgbm.Dataset:
+def validation_set(rows: ShardRows, reference: lightgbm.Dataset, params: dict[str, Any]) -> lightgbm.Dataset:
     """Return the dataset of a rank's rows to validate on, with the bins of `reference`."""
     dataset = lightgbm.Dataset(None, params=dict(params))
     dataset._init_from_ref_dataset(rows.count, reference._handle)  # type: ignore[arg-type]
@@ -55,7 +55,7 @@ def validation_set(rows: Rows, reference: lightgbm.Dataset, params: dict[str, An
     return dataset
 
 
-def _fill(dataset: lightgbm.Dataset, rows: Rows) -> None:
+def _fill(dataset: lightgbm.Dataset, rows: ShardRows) -> None:
     for batch in rows.batches():
         dataset._push_rows(batch)
     dataset.set_label(rows.label)
@@ -69,7 +69,7 @@ def _sample_rows(params: dict[str, Any]) -> int:
     return int(parameter(params, "bin_construct_sample_cnt", _SAMPLE_ROWS))
 
 
-def _sample(rows: Rows, share: float, seed: int, world: World | None) -> Array:
+def _sample(rows: ShardRows, share: float, seed: int, world: World | None) -> Array:
     """Return the features of about this share of the rows, of all ranks where `world` is given, sorted by id.
 
     A row is taken by a hash of its id, so the sample does not depend on the number of ranks.

@@ -15,7 +15,7 @@ from tritium.ml.lightgbm.names import is_larger_better
 _Result: Any = getattr(lightgbm.basic, "EvalResult", lambda *values: values)
 
 
-class Callbacks:
+class BoostingCallbacks:
     """Calls them before and after each iteration, in the order that `lightgbm.train` has."""
 
     def __init__(self, callbacks: Sequence[Any], world: World, iterations: int) -> None:

@@ -31,7 +31,7 @@ def identity(settings: LightGBMSettings, fields: Sequence[Field]) -> dict[str, A
 class EarlyStoppingByMetric(EarlyStoppingState):
     """Early stopping by the first of LightGBM's metrics, whose names are known after an iteration."""
 
-    def __init__(self, settings: LightGBMSettings, progress: Progress, tell: Callable[[str], Any]) -> None:
+    def __init__(self, settings: LightGBMSettings, progress: BoostingState, tell: Callable[[str], Any]) -> None:
         def put(weights: Mapping[str, Any]) -> None:
             progress.best = int(weights["iteration"])
 
@@ -55,7 +55,7 @@ class EarlyStoppingByMetric(EarlyStoppingState):
         super().load_state_dict(state, epochs)
 
 
-class Progress:
+class BoostingState:
     """How far a training has come: its trees, which a checkpoint holds, and the history of their metrics."""
 
     def __init__(self, settings: LightGBMSettings, world: World) -> None:
@@ -137,7 +137,7 @@ class Rows:
 def checkpoint_of(
     settings: LightGBMSettings,
     world: World,
-    progress: Progress,
+    progress: BoostingState,
     identity: Mapping[str, Any] | None,
     *,
     run_dir_required: bool,

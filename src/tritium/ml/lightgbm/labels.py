@@ -9,7 +9,7 @@ import numpy as np
 from tritium.errors import BadData, BadSetting
 from tritium.gang.rank.world import World
 from tritium.ml.lightgbm.parameters import parameter
-from tritium.ml.lightgbm.rows import Array, Rows
+from tritium.ml.lightgbm.rows import Array, ShardRows
 from tritium.ml.lightgbm.settings import LightGBMRankerSettings, LightGBMSettings
 from tritium.ml.settings import LABEL
 
@@ -32,7 +32,7 @@ _METRICS = {
 _NOT_ALL_ZERO = ("poisson", "gamma", "tweedie")
 
 
-def check_labels(world: World, rows: Rows, validation: Rows | None, settings: LightGBMSettings) -> None:
+def check_labels(world: World, rows: ShardRows, validation: ShardRows | None, settings: LightGBMSettings) -> None:
     """Raise BadData for labels that the objective or a metric does not take, and for weights that are all 0."""
     objective, column = settings.objective or settings.objectives[0], settings.labels()[0]
     for part in (rows, validation):
@@ -48,7 +48,7 @@ def check_labels(world: World, rows: Rows, validation: Rows | None, settings: Li
         _check_weights(world, {"train": rows, "validation": validation}, settings.weight_col)
 
 
-def check_scores(rows: Rows, classes: int | None, settings: LightGBMSettings) -> None:
+def check_scores(rows: ShardRows, classes: int | None, settings: LightGBMSettings) -> None:
     """Raise BadSetting unless there are as many columns of scores to begin with as the model has scores."""
     if (scores := rows.init_score) is None:
         return
@@ -62,7 +62,7 @@ def check_scores(rows: Rows, classes: int | None, settings: LightGBMSettings) ->
         )
 
 
-def _check_labels(rows: Rows, settings: LightGBMSettings) -> None:
+def _check_labels(rows: ShardRows, settings: LightGBMSettings) -> None:
     objective = settings.objective or settings.objectives[0]
     if objective in _OBJECTIVES:
         wrong, takes = _OBJECTIVES[objective]
@@ -83,7 +83,7 @@ def _check_labels(rows: Rows, settings: LightGBMSettings) -> None:
         )
 
 
-def _check_weights(world: World, parts: Mapping[str, Rows | None], column: str) -> None:
+def _check_weights(world: World, parts: Mapping[str, ShardRows | None], column: str) -> None:
     sums = {
         name: float(part.weight.sum()) for name, part in parts.items() if part is not None and part.weight is not None
     }

@@ -10,7 +10,7 @@ import lightgbm
 import numpy as np
 
 from tritium.gang.rank.world import World
-from tritium.ml.lightgbm.rows import Rows
+from tritium.ml.lightgbm.rows import ShardRows
 
 _OF_GROUPS = ("ndcg", "map")
 _SUMS = ("gamma_deviance",)
@@ -23,7 +23,7 @@ Values = dict[str, float]
 class Metrics:
     """The metrics of a booster over the rows of all ranks. LightGBM computes those of a rank's own rows."""
 
-    def __init__(self, world: World, train: Rows | None, validation: Rows | None) -> None:
+    def __init__(self, world: World, train: ShardRows | None, validation: ShardRows | None) -> None:
         """Exchange the weights of the ranks.
 
         train, validation : the rows of this rank; None: not evaluated.
@@ -43,7 +43,7 @@ class Metrics:
         return training | {f"validation_{name}": value for name, value in validation.items()}
 
 
-def _weights(rows: Rows | None) -> tuple[float, float]:
+def _weights(rows: ShardRows | None) -> tuple[float, float]:
     """Return the weights of a rank in means over rows and over groups."""
     if rows is None:
         return 0.0, 0.0

@@ -23,7 +23,7 @@ _BATCH_BYTES = 16 << 20
 _MOST_ID = 1 << 31  # LightGBM makes a 32-bit integer of a category.
 
 
-class Rows:
+class ShardRows:
     """The rows of a shard by id, or group by group and by id within a group. Features stay in the mapped files."""
 
     def __init__(self, shard: Shard, settings: LightGBMSettings, slots: Mapping[str, tuple[str, ...]]) -> None:

@@ -19,13 +19,13 @@ from tritium.gang.rank.world import World
 from tritium.gang.rank.world import world as this_world
 from tritium.ml.lightgbm.average import add_average, average_score
 from tritium.ml.lightgbm.bins import is_shared, training_set, validation_set
-from tritium.ml.lightgbm.callbacks import Callbacks
-from tritium.ml.lightgbm.checkpoint import Progress, checkpoint_of
+from tritium.ml.lightgbm.callbacks import BoostingCallbacks
+from tritium.ml.lightgbm.checkpoint import BoostingState, checkpoint_of
 from tritium.ml.lightgbm.dropped import with_dropped
 from tritium.ml.lightgbm.labels import check_labels, check_scores
 from tritium.ml.lightgbm.metrics import Metrics
 from tritium.ml.lightgbm.parameters import lightgbm_params
-from tritium.ml.lightgbm.rows import Rows
+from tritium.ml.lightgbm.rows import ShardRows
 from tritium.ml.lightgbm.settings import LightGBMClassifierSettings, LightGBMSettings
 
 basic: Any = lightgbm.basic
@@ -59,7 +59,7 @@ def train(
     check_labels(world, rows, validation, settings)
     classes = _classes(world, rows, validation, settings)
     check_scores(rows, classes, settings)
-    progress = Progress(settings, world)
+    progress = BoostingState(settings, world)
     checkpoint = checkpoint_of(settings, world, progress, identity, run_dir_required=user_run_dir)
     checkpoint.load()
     checkpoint.restore()
@@ -81,10 +81,10 @@ def train(
 def _grow(
     world: World,
     settings: LightGBMSettings,
-    rows: Rows,
-    validation: Rows | None,
+    rows: ShardRows,
+    validation: ShardRows | None,
     classes: int | None,
-    progress: Progress,
+    progress: BoostingState,
     checkpoint: TrainingCheckpoint,
 ) -> None:
     """Add trees until there are enough, or early stopping or a callback ends the training."""
@@ -96,7 +96,7 @@ def _grow(
                 "the largest: number them from 0 (StringIndexer) for a small and fast model"
             )
         metrics = Metrics(world, rows if settings.training_metric else None, validation)
-        callbacks = Callbacks(settings.callbacks, world, settings.num_iterations)
+        callbacks = BoostingCallbacks(settings.callbacks, world, settings.num_iterations)
         progress.booster, logged = booster, 0.0
         for iteration in range(progress.iteration, settings.num_iterations):
             began = time.monotonic()
@@ -130,7 +130,7 @@ def _grow(
             _note_splits(world, settings, progress, booster)
 
 
-def _note_splits(world: World, settings: LightGBMSettings, progress: Progress, booster: lightgbm.Booster) -> None:
+def _note_splits(world: World, settings: LightGBMSettings, progress: BoostingState, booster: lightgbm.Booster) -> None:
     """Tell the user of iterations that have found no split."""
     if skipped := progress.iteration - booster.current_iteration():
         world.note(f"{skipped} of {progress.iteration} iterations found no split, and added no tree")
@@ -145,10 +145,10 @@ def _note_splits(world: World, settings: LightGBMSettings, progress: Progress, b
 def _booster(
     world: World,
     settings: LightGBMSettings,
-    rows: Rows,
-    validation: Rows | None,
+    rows: ShardRows,
+    validation: ShardRows | None,
     classes: int | None,
-    progress: Progress,
+    progress: BoostingState,
     network: ExitStack,
 ) -> tuple[lightgbm.Booster, float | None]:
     """Return the booster over the rows of all ranks, which are connected in `network`, and its initial score.
@@ -182,7 +182,7 @@ def _booster(
     return booster, average
 
 
-def _scores(rows: Rows, before: lightgbm.Booster | None, average: float | None) -> Any:
+def _scores(rows: ShardRows, before: lightgbm.Booster | None, average: float | None) -> Any:
     """Return the scores from which a training begins, [rows] or [rows, classes]; None: from LightGBM's average."""
     initial = rows.init_score
     if before is None:
@@ -191,7 +191,9 @@ def _scores(rows: Rows, before: lightgbm.Booster | None, average: float | None) 
     return raw if initial is None else raw + initial.reshape(raw.shape)
 
 
-def _rows(world: World, name: str, settings: LightGBMSettings, slots: Mapping[str, tuple[str, ...]]) -> Rows | None:
+def _rows(
+    world: World, name: str, settings: LightGBMSettings, slots: Mapping[str, tuple[str, ...]]
+) -> ShardRows | None:
     """Return the rows of this rank; None for a rank without rows to validate on. Raises EmptyShard on every rank."""
     shard = world.shard(name)
     counts = shard.counts
@@ -207,10 +209,10 @@ def _rows(world: World, name: str, settings: LightGBMSettings, slots: Mapping[st
             "Ask for fewer ranks.",
             counts=list(counts),
         )
-    return Rows(shard, settings, slots) if shard.rows else None
+    return ShardRows(shard, settings, slots) if shard.rows else None
 
 
-def _classes(world: World, rows: Rows, validation: Rows | None, settings: LightGBMSettings) -> int | None:
+def _classes(world: World, rows: ShardRows, validation: ShardRows | None, settings: LightGBMSettings) -> int | None:
     """Return the number of classes, the same on every rank; None where none are predicted. Raises BadData."""
     if not isinstance(settings, LightGBMClassifierSettings):
         return None

@@ -20,7 +20,7 @@ from tritium.ml.history import NAMES, epoch_entry, make_json
 from tritium.ml.lightning.batches import Batches, Taken
 from tritium.ml.lightning.checkpoint import LightningFile
 from tritium.ml.lightning.settings import LightningSettings
-from tritium.ml.progress import Progress
+from tritium.ml.progress import TrainingProgress
 
 
 class Sums:
@@ -50,7 +50,7 @@ class Sums:
         self.seconds = max((state[3] for state in states), default=0.0)
 
 
-class Together(Checkpoint):
+class TrainerCallback(Checkpoint):
     """Scales each rank's loss by its rows, and adds history, early stopping, progress and checkpoints to a Trainer.
 
     It is a `Checkpoint` so that Lightning calls it last, when the module and all other callbacks have logged.
@@ -70,7 +70,7 @@ class Together(Checkpoint):
         self._settings, self._world = settings, world
         self._training, self._validating = training, validating
         self._early_stopping, self._checkpoint, self._file, self._history = early_stopping, checkpoint, file, history
-        self._progress = Progress(settings, world)
+        self._progress = TrainingProgress(settings, world)
         self.sums, self._validation = Sums(), Sums()
         self._taken: Taken | None = None
         self._validated: dict[str, float] = {}

@@ -34,7 +34,7 @@ _BEFORE_EACH = (
 
 
 @dataclass(frozen=True)
-class Facts:
+class LightningFacts:
     """The result of the dry run for the ranks."""
 
     tried: bool = False
@@ -55,10 +55,10 @@ class LightningDryRun(ModuleDryRun[LightningSettings]):
 
     def train(
         self, settings: LightningSettings, labels: Mapping[str, Field], shapes: Mapping[str, tuple[int, ...] | None]
-    ) -> Facts:
+    ) -> LightningFacts:
         """Call training_step where that is possible without a Trainer. Raises BadData with the shapes if it fails."""
         if self._forward is None:
-            return Facts()
+            return LightningFacts()
         _try_optimizers(settings, self._forward.module)
         zero = {name: zeros(label, shape) for name, label in labels.items() if (shape := shapes[name]) is not None}
         if len(zero) == len(labels):
@@ -66,7 +66,7 @@ class LightningDryRun(ModuleDryRun[LightningSettings]):
             _try_step(settings, self._forward.module, {**self._forward.inputs, **zero, **weight}, labels)
         # With sync_batchnorm, BatchNorm sees the rows of all ranks.
         over_ranks = (settings.trainer_args or {}).get("sync_batchnorm")
-        return Facts(len(zero) == len(labels), "" if over_ranks else failure_alone(settings, self._forward))
+        return LightningFacts(len(zero) == len(labels), "" if over_ranks else failure_alone(settings, self._forward))
 
 
 def refuse_unknown(settings: LightningSettings) -> None:

@@ -19,9 +19,9 @@ from tritium.ml.dry_run import try_first_row
 from tritium.ml.early_stopping import EarlyStoppingState
 from tritium.ml.first_batch import notes
 from tritium.ml.lightning.batches import Batches, loader
-from tritium.ml.lightning.callback import Together
+from tritium.ml.lightning.callback import TrainerCallback
 from tritium.ml.lightning.checkpoint import LightningFile, taken, weights_in
-from tritium.ml.lightning.dry_run import Facts, LightningDryRun
+from tritium.ml.lightning.dry_run import LightningDryRun, LightningFacts
 from tritium.ml.lightning.identity import identity
 from tritium.ml.lightning.module import make_module
 from tritium.ml.lightning.settings import LightningSettings
@@ -36,7 +36,7 @@ __all__ = ["WEIGHTS", "train"]
 def train(
     settings: LightningSettings,
     validate: bool,
-    facts: Facts,
+    facts: LightningFacts,
     user_run_dir: bool = False,
     identity_with_code: dict[str, Any] | None = None,
 ) -> dict[str, Any] | None:
@@ -89,7 +89,7 @@ def _train(
     else:
         if path is None and world.rank == 0:
             training.on_first = lambda batch: [*map(tell, notes(settings, batch, module.modules()))]
-        together = Together(settings, world, training, validating, early_stopping, checkpoint, file, history)
+        together = TrainerCallback(settings, world, training, validating, early_stopping, checkpoint, file, history)
         trainer = lightning.Trainer(**arguments(settings, together, world))
         with calling(module, together):
             resume: dict[str, Any] = {} if path is None else {"ckpt_path": path} | _whole_file()
@@ -119,7 +119,7 @@ def validation(settings: LightningSettings, world: World, device: torch.device) 
     return Batches(settings, shard, world.size, device, shuffle=False, seed=0, remainder="pad")
 
 
-def arguments(settings: LightningSettings, together: Together, world: World) -> dict[str, Any]:
+def arguments(settings: LightningSettings, together: TrainerCallback, world: World) -> dict[str, Any]:
     """Return the arguments of the Trainer: the user's, but those that are the estimator's own."""
     of_user: Mapping[str, Any] = settings.trainer_args or {}
     defaults: dict[str, Any] = {
@@ -156,7 +156,7 @@ def quieter() -> Iterator[None]:
 
 
 @contextmanager
-def calling(module: Any, together: Together) -> Iterator[None]:
+def calling(module: Any, together: TrainerCallback) -> Iterator[None]:
     """Within the block, let Lightning compute gradients by `Together.backward`."""
     module.backward = partial(together.backward, module.backward)
     try:

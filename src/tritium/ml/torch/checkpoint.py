@@ -11,14 +11,14 @@ from tritium.ml.callbacks import TrainState, keeps_state
 from tritium.ml.early_stopping import EarlyStoppingState
 from tritium.ml.torch.ddp import Replica
 from tritium.ml.torch.divergence import DivergenceCheck
+from tritium.ml.torch.fsdp import WholeShapes
 from tritium.ml.torch.ranks import Ranks
-from tritium.ml.torch.sharded_state import WholeShapes
 
 if TYPE_CHECKING:
     from tritium.ml.torch.fsdp import ShardedModule
 
 
-class Weights:
+class TorchWeights:
     """The weights of the module, now and of its best epoch, the optimizer's state, and what of the module is trained.
 
     They are equal on every rank, or each rank has its part of them.

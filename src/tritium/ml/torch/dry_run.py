@@ -47,7 +47,7 @@ _WITHOUT = "check='off' leaves this trial out."
 
 
 @dataclass(frozen=True)
-class Facts:
+class TorchFacts:
     """The result of the dry run for the ranks."""
 
     find_unused_parameters: bool = True
@@ -70,10 +70,10 @@ class TorchDryRun(ModuleDryRun[TorchSettings]):
 
     def train(
         self, settings: TorchSettings, labels: Mapping[str, Field], shapes: Mapping[str, tuple[int, ...] | None]
-    ) -> Facts:
+    ) -> TorchFacts:
         """Make optimizer and scheduler, and compute the gradients of a loss. Raises BadSetting and BadData."""
         if self._forward is None:
-            return Facts()
+            return TorchFacts()
         try_compile(self._forward.module, settings.compile)
         if settings.strategy == "fsdp":
             refuse_unshardable(self._forward.module)
@@ -83,17 +83,17 @@ class TorchDryRun(ModuleDryRun[TorchSettings]):
         _try_scheduler(settings, optimizer)
         zero = {name: zeros(label, shape) for name, label in labels.items() if (shape := shapes[name]) is not None}
         if len(zero) < len(labels):
-            return Facts(output_known=True)
+            return TorchFacts(output_known=True)
         if settings.eval_step is not None:
             try_own_step(settings, self._forward, zero, "eval_step")
         if settings.train_step is not None:  # Its next step may leave out other layers, so nothing is known of those.
             try_own_step(settings, self._forward, zero)
-            return Facts(output_known=True, tried=True)
+            return TorchFacts(output_known=True, tried=True)
         unused = try_step(settings, self._forward, labels, zero)
         refuse_unused(settings.ddp_options, unused)
         over_ranks = (settings.ddp_options or {}).get("sync_batch_norm")  # Then a rank's one row is not alone.
         alone = "" if over_ranks else failure_alone(settings, self._forward)
-        return Facts(find_unused_parameters=bool(unused), output_known=True, tried=True, alone=alone)
+        return TorchFacts(find_unused_parameters=bool(unused), output_known=True, tried=True, alone=alone)
 
 
 # ---- optimizer, scheduler and metrics

@@ -20,12 +20,12 @@ from tritium.ml.dry_run import try_first_row
 from tritium.ml.early_stopping import EarlyStoppingState
 from tritium.ml.first_batch import notes
 from tritium.ml.history import make_json
-from tritium.ml.progress import Progress
-from tritium.ml.torch.checkpoint import Weights, buffers, restore_states, states_of
+from tritium.ml.progress import TrainingProgress
+from tritium.ml.torch.checkpoint import TorchWeights, buffers, restore_states, states_of
 from tritium.ml.torch.compiling import compile_in_place
 from tritium.ml.torch.ddp import Replica, tell_untrained, with_sync_batch_norm
 from tritium.ml.torch.divergence import DivergenceCheck
-from tritium.ml.torch.dry_run import Facts, TorchDryRun
+from tritium.ml.torch.dry_run import TorchDryRun, TorchFacts
 from tritium.ml.torch.epoch_metrics import EpochMetrics
 from tritium.ml.torch.fsdp import ShardedModule
 from tritium.ml.torch.identity import identity
@@ -46,7 +46,7 @@ _PIECE = 4 << 20
 def train(
     settings: TorchSettings,
     validate: bool,
-    facts: Facts,
+    facts: TorchFacts,
     user_run_dir: bool = False,
     identity_with_code: dict[str, Any] | None = None,
 ) -> dict[str, Any] | None:
@@ -58,18 +58,18 @@ def train(
     """
     world = this_world()
     with joined(world) as ranks:
-        training = _Training(settings, validate, facts, user_run_dir, identity_with_code, world, ranks)
+        training = _TorchTraining(settings, validate, facts, user_run_dir, identity_with_code, world, ranks)
         return training.run()
 
 
-class _Training:
+class _TorchTraining:
     """A training on this rank, from the settings to the weights."""
 
     def __init__(
         self,
         settings: TorchSettings,
         validate: bool,
-        facts: Facts,
+        facts: TorchFacts,
         user_run_dir: bool,
         identity_with_code: dict[str, Any] | None,
         world: World,
@@ -105,7 +105,7 @@ class _Training:
         self.eval_step = validating_step(settings, self.replica)
         best = (self.replica.copy_of_weights, module.load_state_dict)
         self.early_stopping = EarlyStoppingState(settings.stopping_rule(), settings.epochs, *best, self.tell)
-        self.progress = Progress(settings, world)
+        self.progress = TrainingProgress(settings, world)
         self.state = TrainState(module, optimizer, ranks.rank, ranks.size, ranks.device)
         self.output_known = facts.output_known
         self.inputs: dict[str, tuple[str, list[int]]] = {}
@@ -124,7 +124,7 @@ class _Training:
         settings, state, module, schedule = self.settings, self.state, self.module, self.schedule
         rank, size, device = state.rank, state.size, state.device
         scaler, hook = self.stepping.scaler, self.replica.comm_hook
-        self.weights = Weights(state, self.replica, self.ranks, self.early_stopping, self.divergence)
+        self.weights = TorchWeights(state, self.replica, self.ranks, self.early_stopping, self.divergence)
         return {
             "weights": self.weights,
             **({} if scaler is None else {"scaler": Shared(scaler.state_dict, scaler.load_state_dict)}),

@@ -11,7 +11,7 @@ CHAOS_SEED ?=
 ORACLE_ROUNDS ?= 200
 CHAOS_ROUNDS ?= $(if $(CHAOS_SEED),1,20)
 
-.PHONY: help setup demo quick test frameworks compat pages rest test-all horovod faults oracle chaos lint format types imports docs bench clean constraints keywords
+.PHONY: help setup demo quick test frameworks compat pages rest test-all horovod faults oracle chaos lint format types imports docs bench clean constraints keywords wheel release-check
 
 help:            ## this list
 	@sed -n 's/^\([a-z-]*\): .*## /  make \1	/p' Makefile | expand -t 22
@@ -92,6 +92,13 @@ keywords: setup  ## write the settings' typed keywords and their page again from
 constraints: setup ## write constraints.txt again for every Python and platform, from pyproject.toml
 	@$(BIN)/uv pip compile --quiet --universal --python-version 3.10 --extra dev --no-annotate --no-header \
 	  --no-emit-index-url --no-emit-find-links pyproject.toml --output-file constraints.txt
+
+wheel: setup     ## wheels and source archives of both packages, in dist/
+	@rm -rf dist
+	@for package in . packages/tritium-compat; do $(BIN)/uv build --quiet --out-dir dist $$package; done; ls dist
+
+release-check: setup ## wheels and source archives, installed and used in fresh environments of each Python
+	@scripts/release_check.sh
 
 clean:           ## what builds and runs left behind; .venv stays
 	@rm -rf build dist site artifacts spark-warehouse metastore_db derby.log tritium-runs

@@ -17,6 +17,7 @@ from tritium.data.idset import place
 from tritium.data.narrow import ErrorAt
 from tritium.data.schema import DENSE_BYTES, Field
 from tritium.data.spool import Array, Ragged
+from tritium.data.types import dtype_of
 from tritium.errors import BadData, BadRow
 from tritium.hints import nearest
 from tritium.spark.inside import unsafe
@@ -302,7 +303,7 @@ def _numbers(leaf: pa.Array) -> Array:
     elif pa.types.is_timestamp(kind) and kind.unit == "us":
         dtype = np.dtype(np.int64)
     elif pa.types.is_integer(kind) or pa.types.is_floating(kind):
-        dtype = np.dtype(kind.to_pandas_dtype())
+        dtype = dtype_of(kind)
     else:
         raise BadData(f"a column arrived as Arrow {kind}, which is not one of the exchange's types")
     data = leaf.buffers()[1]

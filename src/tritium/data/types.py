@@ -104,13 +104,19 @@ def from_spark(spark: Any) -> SourceType:
     return SourceType("other", text)
 
 
+def dtype_of(arrow: pa.DataType) -> np.dtype[Any]:
+    """Return the NumPy dtype of an Arrow type of numbers or truth values. Arrow's own way needs pandas for it."""
+    name = str(arrow)
+    return np.dtype({"halffloat": "float16", "float": "float32", "double": "float64"}.get(name, name))
+
+
 def from_arrow(arrow: pa.DataType) -> SourceType:
     """Return the SourceType of an Arrow type."""
     text = str(arrow)
     if pa.types.is_dictionary(arrow):
         return from_arrow(arrow.value_type)
     if pa.types.is_boolean(arrow) or pa.types.is_integer(arrow) or pa.types.is_floating(arrow):
-        return SourceType("number", text, np.dtype(arrow.to_pandas_dtype()).name)
+        return SourceType("number", text, dtype_of(arrow).name)
     if pa.types.is_decimal(arrow):
         return SourceType("decimal", text, "float64", precision=arrow.precision, scale=arrow.scale)
     if pa.types.is_date(arrow):

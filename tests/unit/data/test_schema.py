@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pytest
 from pyspark.ml.linalg import VectorUDT
@@ -12,7 +13,7 @@ from pyspark.sql import types as T
 
 from tritium.data.plan import plan
 from tritium.data.schema import Data, Field
-from tritium.data.types import columns_of, path_of
+from tritium.data.types import columns_of, dtype_of, path_of
 from tritium.errors import BadData
 
 SPARK = T.StructType(
@@ -276,3 +277,11 @@ def test_what_only_arrow_has() -> None:
     assert [(field.dtype, field.shape) for field in fields] == [("uint8", ()), ("float16", ()), ("float32", (3,))]
     with pytest.raises(BadData, match=r"map<string, int8>.*map_keys"):
         plan(arrow, Data(None), "t")
+
+
+NUMBERS = ("bool", "float16", "float32", "float64", *(f"{u}int{bits}" for u in ("", "u") for bits in (8, 16, 32, 64)))
+
+
+@pytest.mark.parametrize("name", NUMBERS)
+def test_the_dtype_of_numbers_needs_no_pandas(name: str) -> None:
+    assert dtype_of(pa.type_for_alias(name)) == np.dtype(name)

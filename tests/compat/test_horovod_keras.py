@@ -134,7 +134,7 @@ def test_ranks_train_as_one_on_keras(backend: str, tmp_path: Path) -> None:
             passes,
             [np.round(w.astype(float), 3).tolist() for w in model.get_weights()],
             shown,
-            "tritium.compat.horovod.tensorflow" in sys.modules,
+            "tritium_compat.horovod.tensorflow" in sys.modules,
         )
 
     for found, passes, weights, shown, has_tensorflow in tr.launch(train, env={"KERAS_BACKEND": backend}, **TWO):

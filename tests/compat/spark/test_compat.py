@@ -29,7 +29,7 @@ def test_the_cluster_runs_old_code(spark: SparkSession) -> None:
     horovod = importlib.import_module("horovod")
     importlib.import_module("horovod.spark")
     runner = importlib.import_module("sparkdl").HorovodRunner
-    assert tritium.compat.status()["sparkdl"] == "tritium.compat.sparkdl"
+    assert tritium.compat.status()["sparkdl"] == "tritium_compat.sparkdl"
     assert runner(np=2).run(main, factor=2.0) == (0, 4.0)
     with pytest.raises(NotEnoughSlots, match="50"):
         runner(np=50).run(main, factor=2.0)

@@ -15,7 +15,8 @@ from typing import Any
 
 from tritium.errors import IncompleteShard, JobFailed, ResultError, TritiumError, WrongVersion
 
-LONGEST_REASON = 800  # characters
+LONGEST_REASON = 800
+"""The most characters of a reason."""
 
 _WRAPPERS = (
     "java.util.concurrent.ExecutionException",
@@ -23,9 +24,8 @@ _WRAPPERS = (
     "java.lang.reflect.InvocationTargetException",
     "java.lang.reflect.UndeclaredThrowableException",
 )
-_NAMED = re.compile(  # the class, as Spark Connect and Py4J write it
-    r"(?:\(|An error occurred while calling \S+\s*: )((?:[\w$]+\.)+[\w$]+)(?:\)|:) "
-)
+# Matches the class, as Spark Connect and Py4J write it.
+_NAMED = re.compile(r"(?:\(|An error occurred while calling \S+\s*: )((?:[\w$]+\.)+[\w$]+)(?:\)|:) ")
 _WRAPPED = "Exception thrown in awaitResult"
 _ABORTED = "Job aborted due to stage failure: "
 _PYTHON = "org.apache.spark.api.python.PythonException"
@@ -70,7 +70,8 @@ _DISK = re.compile(
 )
 _BATCH_TOO_LARGE = "org.apache.arrow.vector.util.OversizedAllocationException"
 _OUT_OF_MEMORY = ("java.lang.OutOfMemoryError", "org.apache.spark.memory.SparkOutOfMemoryError")
-OUT_OF_HEAP = 52  # the exit code of a JVM of Spark's after an OutOfMemoryError (SparkExitCode.OOM)
+OUT_OF_HEAP = 52
+"""The exit code of a JVM of Spark's after an OutOfMemoryError (SparkExitCode.OOM)."""
 _OUT_OF_HEAP = re.compile(rf"(?:exited with|exit) (?:code|status):? {OUT_OF_HEAP}\b", re.I)
 _LACKS = re.compile(r"^ModuleNotFoundError: No module named '([\w.]+)'", re.MULTILINE)
 _OTHER_PYTHON = re.compile(r"^pyspark\.\S+: \[PYTHON_VERSION_MISMATCH\](.*)", re.MULTILINE)
@@ -165,17 +166,17 @@ def ended(links: list[Link], in_gang: Callable[[int, int], bool]) -> Ended:
     """Find where the job failed, and why. `in_gang(stage, task)` tells whether a stage or task id is the gang's."""
     head = links[0]
     message = head.message.removeprefix(_ABORTED)
-    if found := _BARRIER.match(message):  # only the gang's stage is a barrier stage
-        return Ended("gang", _without_driver_stack(message[found.end() :]))
-    if found := _TASK.match(message):
-        where = "gang" if in_gang(int(found["stage"]), int(found["task"])) else "source"
-        return Ended(where, _without_driver_stack(message[found.end() :]))
-    if found := _STAGE.match(message):
-        where = "gang" if in_gang(int(found["stage"]), -1) else "source"
-        return Ended(where, _without_driver_stack(message[found.end() :]))
+    if match := _BARRIER.match(message):  # Only the gang's stage is a barrier stage.
+        return Ended("gang", _without_driver_stack(message[match.end() :]))
+    if match := _TASK.match(message):
+        where = "gang" if in_gang(int(match["stage"]), int(match["task"])) else "source"
+        return Ended(where, _without_driver_stack(message[match.end() :]))
+    if match := _STAGE.match(message):
+        where = "gang" if in_gang(int(match["stage"]), -1) else "source"
+        return Ended(where, _without_driver_stack(message[match.end() :]))
     if _LOST_OUTPUT.match(message):
         return Ended("source", f"FetchFailed({message}")
-    if _TOO_FEW_SLOTS.match(message):  # slots were lost after they were counted
+    if _TOO_FEW_SLOTS.match(message):  # Slots were lost after they were counted.
         return Ended("gang", message)
     if head.message.startswith(_ABORTED):
         return Ended("", _without_driver_stack(message))
@@ -226,7 +227,7 @@ def _translated(
         return JobFailed(
             f"The Spark job of this run was cancelled; all its ranks have been ended.{says}", cancelled=True
         )
-    if how.where == "source" and _by_supervisor(how.reason):  # a gang's task without a barrier that has never reported
+    if how.where == "source" and _by_supervisor(how.reason):  # A gang's task without a barrier may never have reported.
         how = replace(how, where="gang")
     if how.where == "" and _TOO_LARGE.match(how.reason):
         return ResultError(
@@ -236,8 +237,8 @@ def _translated(
     type_, text = how.type, how.reason
     if not type_ and (thrown := _THROWN.match(how.reason)):
         type_, text = thrown["type"], thrown["text"] or ""
-    if (found := _of_the_machines(how, type_, text, links)) is not None:
-        return found
+    if (known := _of_the_machines(how, type_, text, links)) is not None:
+        return known
     if how.where == "gang":
         if type_ == _PYTHON and (known := of_task(python_error(text))) is not None:
             return known
@@ -272,7 +273,7 @@ def _of_the_machines(how: Ended, type_: str, text: str, links: list[Link]) -> Tr
             reason=first_line(how.reason),
         )
     none = _NO_PYTHON.match(text)
-    if none and (how.where == "gang" or "python" in none["program"].lower()):  # else a program of the user's
+    if none and (how.where == "gang" or "python" in none["program"].lower()):  # Any other is a program of the user's.
         return WrongVersion(
             f"The executors can't start Python: {first_line(text)}. Name one that is installed there: {_SET_PYTHON}."
         )
@@ -333,7 +334,7 @@ def _by_supervisor(reason: str) -> bool:
             if _OURS.search(line.partition('"')[2].partition('"')[0]):
                 return True
         elif not line.startswith("    "):
-            return False  # the frames end here: what follows is the text of the exception
+            return False  # The frames end here, and the text of the exception follows.
     return False
 
 
@@ -342,7 +343,10 @@ def _is_loss(reason: str) -> bool:
 
 
 def reason_of(how: Ended, *, own: bool = True) -> str:
-    """Return in one line why a task was lost. `own` says whether it was a supervisor."""
+    """Return in one line why a task was lost.
+
+    own : whether it was a supervisor.
+    """
     thrown = _THROWN.match(how.reason)
     text = (thrown["text"] or "") if thrown else how.reason
     if _WORKER.match(text) and text.startswith("Python worker exited"):

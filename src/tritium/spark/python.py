@@ -19,7 +19,7 @@ from tritium.spark.inside.plans import python_function
 
 VARIABLE = "PYSPARK_PYTHON"
 NEEDED = ("pyarrow", "numpy")
-_DEFAULT = "python3"  # Spark's default: the first on the PATH
+_DEFAULT = "python3"  # Spark runs the first on the PATH by default.
 _LOOK = (
     "import importlib.util, json, sys\n"
     "print(json.dumps([sys.version_info[:2], [m for m in sys.argv[1:] if importlib.util.find_spec(m) is None]]))"
@@ -41,7 +41,7 @@ def drivers_python(spark: Any) -> Iterator[None]:
     if context is None:
         yield
         return
-    with _lock:  # before it is read: another launch may have set it for its own block
+    with _lock:  # Taken before the variable is read, as another launch may have set it for its own block.
         if not unchosen(context.pythonExec):
             yield
             return
@@ -126,10 +126,10 @@ def check(python: str) -> None:
 
 def is_drivers_own(python: str) -> bool:
     """Tell whether `python` is this process's interpreter, in the same folder (virtual environments differ by that)."""
-    found = shutil.which(python)
-    if found is None or os.path.dirname(os.path.abspath(found)) != os.path.dirname(sys.executable):
+    program = shutil.which(python)
+    if program is None or os.path.dirname(os.path.abspath(program)) != os.path.dirname(sys.executable):
         return False
-    return os.path.realpath(found) == os.path.realpath(sys.executable)
+    return os.path.realpath(program) == os.path.realpath(sys.executable)
 
 
 @functools.cache

@@ -75,7 +75,7 @@ class SourceWatch:
     def heard(self, in_flight: int, stages: Iterable[Any]) -> None:
         """Take the server's progress report: the number of running tasks, and the job's stages."""
 
-    # ---- is Spark busy with the sources?
+    # ---- Whether Spark is busy with the sources
 
     def look(self, ranks: int) -> bool:
         """Tell whether source tasks have ended since the last call, or run now. `ranks` is the gang's size."""
@@ -83,7 +83,8 @@ class SourceWatch:
         jobs = [tracker.getJobInfo(job) for job in tracker.getJobIdsForTag(self._tag)]
         ids = {stage for job in jobs if job.isDefined() for stage in job.get().stageIds()}
         stages = [info.get() for info in map(tracker.getStageInfo, ids) if info.isDefined()]
-        sources = [s for s in stages if s.submissionTime() and not self.is_gang(s.stageId())]  # without a time: skipped
+        # A skipped stage has no time of submission.
+        sources = [s for s in stages if s.submissionTime() and not self.is_gang(s.stageId())]
         before, self.completed = self.completed, sum(stage.numCompletedTasks() for stage in sources)
         self.tasks = sum(stage.numTasks() for stage in sources)
         if self.completed != before:
@@ -128,7 +129,7 @@ class SourceWatch:
         cluster = self._context().statusStore().operationGraphForStage(stage).rootCluster().childClusters()
         return any(cluster.apply(i).name() == "MapInArrow" for i in range(cluster.size()))
 
-    # ---- does it make progress?
+    # ---- Whether it makes progress
 
     def stalled(self, limit: float) -> SourceStall | None:
         """Return a stall when no count of the sources has moved for `limit` seconds (at least HEARTBEATS intervals)."""

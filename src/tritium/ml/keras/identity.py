@@ -25,22 +25,22 @@ _BEFORE_CAPITAL = re.compile(r"(?<=[a-z])(?=[A-Z])|(?<=.)(?=[A-Z][a-z])")
 
 
 def identity(settings: KerasSettings, model: Any, fields: Iterable[Field]) -> dict[str, Any]:
-    """Return what must be equal for a training to continue: what is trained, on which columns, with which settings.
+    """Return the facts that must be equal for a training to continue: its model, columns and settings.
 
     model : compiled, and built where that was possible.
     """
-    found = identity_of(settings, fields)
-    found["loss_weights"] = plain(settings.whole_loss_weights())
-    found["optimizer"] = name_of(model.optimizer)
+    facts = identity_of(settings, fields)
+    facts["loss_weights"] = plain(settings.whole_loss_weights())
+    facts["optimizer"] = name_of(model.optimizer)
     config = model.optimizer.get_config()
-    found |= {f"{GROUP} {name}": _plain(value) for name, value in config.items() if name != "name"}
-    found |= {f"weights {n}": f"{v.dtype} {list(v.shape)}" for n, v in enumerate(model.weights)}
-    return found
+    facts |= {f"{GROUP} {name}": _plain(value) for name, value in config.items() if name != "name"}
+    facts |= {f"weights {n}": f"{v.dtype} {list(v.shape)}" for n, v in enumerate(model.weights)}
+    return facts
 
 
 def identity_with_code(settings: KerasSettings, model: Any, fields: Iterable[Field]) -> dict[str, Any]:
-    """Return what the driver knows of a training: `identity`, the rows to validate on, and hashes of code."""
-    found = identity(settings, model, fields)
+    """Return the driver's description of a training: `identity`, the rows to validate on, and hashes of code."""
+    facts = identity(settings, model, fields)
     things = {
         "model": [kind for kind in dict.fromkeys(map(type, model._flatten_layers())) if is_own(kind)],
         "optimizer": type(model.optimizer),
@@ -48,7 +48,7 @@ def identity_with_code(settings: KerasSettings, model: Any, fields: Iterable[Fie
         "custom_objects": dict(settings.custom_objects or {}),
     }
     architecture = _architecture(model, settings.custom_objects or {})
-    whole = identities.identity_with_code(found, settings, things, model, opened, architecture)
+    whole = identities.identity_with_code(facts, settings, things, model, opened, architecture)
     return {**whole, "versions": {"Keras": str(keras.__version__)}}
 
 
@@ -61,7 +61,7 @@ def opened(thing: Any) -> Opened | None:
         return Opened(thing.kind, {**_settings(thing.config), "objects": thing.objects})
     if not hasattr(type(thing), "get_config"):  # Keras's lazy modules import all that they themselves are asked for
         return None
-    if hasattr(thing, "weights"):  # its configuration is the architecture
+    if hasattr(thing, "weights"):  # The configuration is in the architecture already.
         return Opened(type(thing), {}, {"weights": [as_array(variable) for variable in thing.weights]})
     arguments = getattr(thing, "_fn_kwargs", {})  # Huber's delta is in no configuration of Keras 3.15
     return Opened(type(thing), {**arguments, **_settings(thing.get_config())})

@@ -117,8 +117,10 @@ class _KerasTraining:
     def _parts(self) -> dict[str, Stateful]:
         """Return what a checkpoint keeps of this training, in the order in which it is restored."""
         settings, world, early_stopping = self.settings, self.world, self.early_stopping
-        self.seconds: float | None = None  # of the epoch so far; None between epochs
-        self.random: Mapping[str, Any] | None = None  # to be restored in the first epoch
+        self.seconds: float | None = None
+        """The seconds of the epoch so far; None between epochs."""
+        self.random: Mapping[str, Any] | None = None
+        """The state of the generators, to be restored in the first epoch."""
         self.weights, self.position = KerasWeights(self.model, world), Collective(self.shard.state)
         self.callback_states = CallbackStates(settings.callbacks, self.model)
         self.sums = Collective(lambda: None if self.seconds is None else (self.states.now(), self.seconds))

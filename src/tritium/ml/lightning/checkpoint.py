@@ -21,7 +21,7 @@ class LightningFile:
     def __init__(self, world: World) -> None:
         self._world = world
         self.path = f"memory://tritium-lightning-{world.run_id}.ckpt"
-        """Of this process alone, and gone with it."""
+        """The path of a file in the memory of this process."""
         self.trainer: Any = None
         """The Trainer whose state is saved; None before there is one."""
         self.sums: Any = None
@@ -39,7 +39,7 @@ class LightningFile:
         }
 
     def shared(self) -> dict[str, Any]:
-        self.trainer.save_checkpoint(self.path, weights_only=False)  # every rank calls it, rank 0 writes
+        self.trainer.save_checkpoint(self.path, weights_only=False)  # Every rank calls it, rank 0 writes.
         content = bytearray(taken(self.path) if self._world.rank == 0 else b"")
         file = torch.frombuffer(content, dtype=torch.uint8) if content else torch.empty(0)
         return {"file": file, "within": self.sums is not None}
@@ -51,7 +51,7 @@ class LightningFile:
         """Write the file, from which a Trainer continues, and return its path."""
         content = shared["file"].numpy().tobytes()
         if shared["within"] and len(own) != self._world.size:
-            content = started_over(content)  # as its rows are, which the ranks are dealt anew
+            content = started_over(content)  # Its rows are dealt to the ranks anew.
         with fsspec.open(self.path, "wb") as file:
             file.write(content)
         return self.path
@@ -71,8 +71,8 @@ def taken(path: str) -> bytes:
 
 def weights_in(content: bytes) -> dict[str, torch.Tensor]:
     """Return the weights in a file of Lightning's."""
-    found: dict[str, torch.Tensor] = _read(content)["state_dict"]
-    return found
+    weights: dict[str, torch.Tensor] = _read(content)["state_dict"]
+    return weights
 
 
 def started_over(content: bytes) -> bytes:

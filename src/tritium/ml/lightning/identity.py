@@ -14,11 +14,11 @@ from tritium.ml.torch.identity import module_identity, weights_identity
 
 
 def identity(settings: LightningSettings, module: Any, fields: Iterable[Field]) -> dict[str, Any]:
-    """Return what must be equal for a training to continue: what is trained, on which columns, with which settings."""
+    """Return the facts that must be equal for a training to continue: its module, columns and settings."""
     return identity_of(settings, fields) | weights_identity(module)
 
 
 def identity_with_code(settings: LightningSettings, module: Any, fields: Iterable[Field]) -> dict[str, Any]:
-    """Return what the driver knows of a training: `identity`, the rows to validate on, and hashes of code."""
-    found = module_identity(identity(settings, module, fields), settings, module, {})
-    return {**found, "versions": {**found["versions"], "Lightning": str(lightning.__version__)}}
+    """Return the driver's description of a training: `identity`, the rows to validate on, and hashes of code."""
+    facts = module_identity(identity(settings, module, fields), settings, module, {})
+    return {**facts, "versions": {**facts["versions"], "Lightning": str(lightning.__version__)}}

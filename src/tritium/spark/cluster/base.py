@@ -77,7 +77,7 @@ class Cluster:
         self.master = session.setting("spark.master")
         self._profiles: dict[tuple[int | None, int], ResourceProfile | None] = {}
 
-    # ---- before anything is submitted
+    # ---- Before anything is submitted
 
     def ranks_for(self, gang: Needs, note: Note = unheard, *, again: bool = False) -> int:
         """Check the cluster, and return the world size that this gang can start with.
@@ -116,7 +116,7 @@ class Cluster:
         """
         run.take(self.reservations(), (gang.cpus, gang.gpus), ranks, lambda: self.slots(gang) or 0, timeout, note)
 
-    # ---- addresses
+    # ---- Addresses
 
     def driver_host(self) -> tuple[str, str]:
         """Return the address of the driver that executors connect to, and the setting it is from; "": none."""
@@ -136,10 +136,10 @@ class Cluster:
         """Whether Spark draws a progress bar on this process's stderr."""
         return scheduler.draws_bar(self.session)
 
-    # ---- what kinds of clusters override
+    # ---- Overridden by the kinds of clusters
 
     def count_ranks(self, gang: Needs, note: Note, again: bool) -> int:
-        """Return the world size by the slots there are. Raises NotEnoughSlots."""
+        """Return the world size that the present slots allow. Raises NotEnoughSlots."""
         available = self.await_slots(gang, note, again)
         if available < gang.least:
             raise NotEnoughSlots(_too_few(self, gang, available), needed=gang.least, available=available)
@@ -244,7 +244,7 @@ class Cluster:
         fewer = "" if gang.cpus in (None, 1) else f", or ask for fewer than cpus={gang.cpus} a rank"
         return f"{cores} CPU core(s)", more + fewer
 
-    # ---- details
+    # ---- Details
 
     def _make_profile(self, gang: Needs) -> ResourceProfile | None:
         cpus = int(self.session.setting("spark.task.cpus", "1"))
@@ -305,8 +305,8 @@ def too_few_gpus(gang: Needs, why: str, configured: int) -> NotEnoughSlots:
 def check_versions(spark: str, python: Sequence[int]) -> None:
     """Raise WrongVersion when the driver's Python or the cluster's Spark is too old."""
     if tuple(python) < OLDEST_PYTHON:
-        found, oldest = ".".join(map(str, python)), ".".join(map(str, OLDEST_PYTHON))
-        raise WrongVersion(f"Tritium needs Python {oldest} or newer; this is {found}.", found=found, needed=oldest)
+        version, oldest = ".".join(map(str, python)), ".".join(map(str, OLDEST_PYTHON))
+        raise WrongVersion(f"Tritium needs Python {oldest} or newer; this is {version}.", found=version, needed=oldest)
     numbers = tuple(int(part) for part in re.findall(r"\d+", spark)[:2])
     if numbers < OLDEST_SPARK:
         oldest = ".".join(map(str, OLDEST_SPARK))

@@ -67,12 +67,12 @@ def route_to(server: str) -> str:
     """Return the address of this machine that is the source of packets to `server`."""
     host = urlsplit(server if "//" in server else f"sc://{server}").hostname or "127.0.0.1"
     try:
-        found = socket.getaddrinfo(host, _PORT, type=socket.SOCK_DGRAM)
+        addresses = socket.getaddrinfo(host, _PORT, type=socket.SOCK_DGRAM)
     except OSError as error:
         raise BadSetting(
             f"The Connect server's host {host!r} is no address, and no name known here: {error}."
         ) from error
-    for family, kind, _, _, address in found:
+    for family, kind, _, _, address in addresses:
         with socket.socket(family, kind) as probe:
             try:
                 probe.connect(address)  # Of UDP, which only looks up the route.

@@ -15,9 +15,10 @@ from fractions import Fraction
 
 from tritium.errors import StartTimeout
 
-RECOUNT_SECONDS = 2.0  # how often a run that waits counts the slots of the cluster: executors come and go
+RECOUNT_SECONDS = 2.0  # A run that waits counts the slots of the cluster so often, as executors come and go.
 
-Kind = tuple[int | None, int]  # CPU cores and GPUs of a rank
+Kind = tuple[int | None, int]
+"""CPU cores and GPUs of a rank."""
 
 
 class Reservations:
@@ -82,7 +83,7 @@ class RunSlots:
         deadline, told = time.monotonic() + timeout, False
         with self._queued(reservations):
             while True:
-                available = count()  # asks Spark, so without the lock
+                available = count()  # It asks Spark, so it is called without the lock.
                 with reservations.changed:
                     reservations.available[kind] = available
                     if self._stopped:
@@ -162,11 +163,11 @@ class RunSlots:
         try:
             with reservations.changed:
                 reservations.queue.append(self)
-                reservations.queue.sort(key=lambda run: run._arrival)  # a run that gave its slots up comes first
+                reservations.queue.sort(key=lambda run: run._arrival)  # A run that gave its slots up is first.
             yield
         finally:
             with reservations.changed:
-                if self in reservations.queue:  # else Ctrl-C has come before
+                if self in reservations.queue:  # Ctrl-C may have come before.
                     reservations.queue.remove(self)
                 reservations.changed.notify_all()
 

@@ -30,8 +30,8 @@ def expression_of(jvm: Any, column: Any) -> Any:
 def invoke(jvm: Any, target: Any, method: str, result: Any, arguments: Sequence[Any] = ()) -> Any:
     """Return an expression that calls a method of the object that `target` gives; null where that or an argument is."""
     nothing = singleton(jvm, "scala.collection.immutable.Nil")
-    given = sequence(jvm, arguments) if arguments else nothing
-    return java(jvm, f"{EXPRESSIONS}.objects.Invoke")(target, method, result, given, nothing, True, True, True)
+    argument_list = sequence(jvm, arguments) if arguments else nothing
+    return java(jvm, f"{EXPRESSIONS}.objects.Invoke")(target, method, result, argument_list, nothing, True, True, True)
 
 
 @functools.lru_cache(64)

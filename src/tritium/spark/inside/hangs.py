@@ -18,7 +18,7 @@ from tritium.spark.inside.plans import items
 
 HANGING = "4.2.0"
 _ARROW_BATCHED = 101  # Spark's number for a Python UDF that is given Arrow batches
-_PLAIN = ("AttributeReference", "Literal")  # with other arguments Spark uses the runner for rows
+_PLAIN = ("AttributeReference", "Literal")  # With other arguments Spark uses the runner for rows.
 _AROUND = ("PythonUDF", "NamedArgumentExpression")
 _TEXT = re.compile(r"ArrowEvalPython \[(.*?)\], \[[^\]]*\], 101\n[^\w]*(?:\*\(\d+\) )?(FileScan \w+|BatchScan \w+)(.*)")
 
@@ -38,10 +38,10 @@ def refuse_hanging(frame: Any) -> None:
     """
     if frame.isStreaming or not used(frame.sparkSession):
         return
-    found = hanging(frame)
-    if found is None:
+    hung = hanging(frame)
+    if hung is None:
         return
-    udf, scan = found
+    udf, scan = hung
     raise WrongVersion(
         f"On Spark {HANGING} this DataFrame is never computed: its Python UDF {udf} reads the columnar batches of a "
         f"{scan}, and Spark's worker then waits for ever (SPARK-58241). Use Spark 4.2.1. Or make the UDF with "
@@ -66,7 +66,7 @@ def _in_plan(node: Any) -> tuple[str, str] | None:
         udfs = items(node.udfs())
         if all(map(_is_plain, udfs)):
             return repr(udfs[0].name()), str(children[0].nodeName()).strip()
-    return next((found for found in map(_in_plan, children) if found is not None), None)
+    return next((pair for pair in map(_in_plan, children) if pair is not None), None)
 
 
 def _is_plain(expression: Any) -> bool:

@@ -29,23 +29,23 @@ def probe(spark: Any) -> str | None:
     jvm = spark._jvm
     kinds = {travel: f"array<{sql}>" for travel, sql in SQL_TYPES.items()}
     values = ", ".join("null" if value is None else str(value) for value in _VALUES)
-    made = [f"cast(array({values}) as {kind})" for kind in kinds.values()]
-    made.append("array(array(1f, 2f, 3f), array(4f, 5f, 6f))")
-    written = spark.range(1).selectExpr(*made)._jdf.queryExecution().analyzed().projectList()
+    expressions = [f"cast(array({values}) as {kind})" for kind in kinds.values()]
+    expressions.append("array(array(1f, 2f, 3f), array(4f, 5f, 6f))")
+    written = spark.range(1).selectExpr(*expressions)._jdf.queryExecution().analyzed().projectList()
     create = catalyst.singleton(jvm, f"{EXPRESSIONS}.UnsafeProjection").create
     some = catalyst.java(jvm, "scala.Some")  # `map`: a call of py4j's own confuses compiled classes of one name
     row = some(catalyst.singleton(jvm, "org.apache.spark.sql.catalyst.InternalRow").empty()).map(create(written)).get()
     reference = catalyst.java(jvm, f"{EXPRESSIONS}.BoundReference")
-    arrays = [reference(i, written.apply(i).dataType(), True) for i in range(len(made))]
+    arrays = [reference(i, written.apply(i).dataType(), True) for i in range(len(expressions))]
     converted = [*(_expression(jvm, array) for array in arrays), _is_unsafe(jvm, arrays[0])]
-    found = some(row).map(create(catalyst.sequence(jvm, converted))).get()
+    result = some(row).map(create(catalyst.sequence(jvm, converted))).get()
     for index, travel in enumerate(kinds):
-        column = pa.array([bytes(found.getBinary(index))], pa.binary())
+        column = pa.array([bytes(result.getBinary(index))], pa.binary())
         if unsafe.lists(column, np.dtype(travel), 1).to_pylist() != [list(_VALUES)]:
             return f"arrays of {travel} are laid out differently"
-    if not found.getBoolean(len(made)):
+    if not result.getBoolean(len(expressions)):
         return "an array is not of the expected class"
-    nested = pa.array([bytes(found.getBinary(len(kinds)))], pa.binary())
+    nested = pa.array([bytes(result.getBinary(len(kinds)))], pa.binary())
     view = unsafe.matrix(nested, np.dtype(np.float32), 2)
     if view is None or view.tolist() != [[[1, 2, 3], [4, 5, 6]]]:
         return "arrays of arrays are laid out differently"
@@ -75,8 +75,8 @@ def as_bytes_or_array(spark: Any, column: Any) -> tuple[Any, Any]:
 
     jvm = spark._jvm
     is_unsafe = catalyst.column(jvm, _is_unsafe(jvm, catalyst.expression_of(jvm, column)))
-    given = F.when(is_unsafe, as_bytes(spark, column)).when(~is_unsafe, F.lit(b""))
-    return given, F.when(is_unsafe, F.slice(column, 1, 0)).when(~is_unsafe, column)
+    rows_as_bytes = F.when(is_unsafe, as_bytes(spark, column)).when(~is_unsafe, F.lit(b""))
+    return rows_as_bytes, F.when(is_unsafe, F.slice(column, 1, 0)).when(~is_unsafe, column)
 
 
 def _expression(jvm: Any, array: Any) -> Any:

@@ -60,14 +60,14 @@ def lists(column: pa.Array, dtype: np.dtype[Any], depth: int) -> pa.Array:
     Raises BadData where the bytes are no such arrays.
     """
     absent = column.is_null().to_numpy(zero_copy_only=False) if column.null_count else None
-    there = column.drop_null() if column.null_count else column
-    if not len(there):
+    rows = column.drop_null() if column.null_count else column
+    if not len(rows):
         starts = sizes = words = np.zeros(0, np.int64)
     else:
-        offsets = _offsets(there)
+        offsets = _offsets(rows)
         if ((offsets - offsets[0]) % _WORD).any() or (np.diff(offsets) < _WORD).any():
             raise BadData(_NOT_ARRAYS)
-        words = _words(there, offsets)
+        words = _words(rows, offsets)
         starts, sizes = (offsets[:-1] - offsets[0]) // _WORD, np.diff(offsets) // _WORD
     return _lists(words, starts, sizes, absent, dtype, depth)
 
@@ -168,9 +168,9 @@ def _nulls(bits: Array, words: Array, counts: Array) -> Array | None:
     """Return which elements are null, from the words of their bits, `words` of them for each array; None: none is."""
     if not bits.any():
         return None
-    each = np.unpackbits(bits.view(np.uint8), bitorder="little").view(np.bool_)
-    found: Array = each[_spans((np.cumsum(words) - words) * 64, counts)]
-    return found
+    set_bits = np.unpackbits(bits.view(np.uint8), bitorder="little").view(np.bool_)
+    is_null: Array = set_bits[_spans((np.cumsum(words) - words) * 64, counts)]
+    return is_null
 
 
 def _spans(begins: Array, counts: Array) -> Array:

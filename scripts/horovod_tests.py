@@ -239,7 +239,7 @@ def main() -> int:
     options = parser.parse_args()
     if not (options.checkout / "horovod").is_dir():
         parser.error(f"{options.checkout} is no checkout of Horovod")
-    if "horovod" not in tritium.compat.aliases.active():
+    if tritium.compat.status()["horovod"].startswith("installed"):
         parser.error("the real Horovod is installed here, and would be what is tested")
     files = [file for word in options.files for file in FILES.get(word, (word,))]
     found = {}

@@ -65,6 +65,14 @@ def test_every_requirement_is_pinned() -> None:
     assert wanted - {"tritium"} <= pinned().keys()
 
 
+def test_both_distributions_have_one_version() -> None:
+    kernel, compat = ((ROOT / folder / "pyproject.toml").read_text() for folder in (".", "packages/tritium-compat"))
+    version = re.findall(r'^version = "(.*)"', kernel, re.M)
+    assert re.findall(r'^version = "(.*)"', compat, re.M) == version
+    assert re.findall(r'^compat = \["tritium-compat==(.*)"\]', kernel, re.M) == version
+    assert re.findall(r'^dependencies = \["tritium==(.*)"\]', compat, re.M) == version
+
+
 def test_every_extra_has_code_that_imports_it() -> None:
     source = "\n".join(p.read_text() for folder in ("src", "examples") for p in (ROOT / folder).rglob("*.py"))
     rules = [Requirement(text) for text in importlib.metadata.requires("tritium") or ()]

@@ -88,18 +88,19 @@ class InProcess:
     @contextmanager
     def _interruptible(self) -> Iterator[None]:
         try:
-            with self._lock:
-                self._thread = threading.get_ident()
-            self._attempt.cancellation.check()
-            yield
+            try:
+                with self._lock:
+                    self._thread = threading.get_ident()
+                self._attempt.cancellation.check()
+                yield
+            finally:
+                with self._lock:
+                    thread, self._thread = self._thread, None
+                    if thread is not None:
+                        _raise_in(thread, None)  # What has not been raised yet must not be, outside the function.
         except KeyboardInterrupt:
             self._attempt.cancellation.check()
             raise
-        finally:
-            with self._lock:
-                thread, self._thread = self._thread, None
-                if thread is not None:
-                    _raise_in(thread, None)  # What has not been raised yet must not be, outside the function.
 
 
 def _raise_in(thread: int, error: type[BaseException] | None) -> None:

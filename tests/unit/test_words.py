@@ -13,15 +13,8 @@ import pytest
 import tritium
 
 PACKAGE = Path(tritium.__file__).parent
-FOLDERS = (
-    *("cli", "data", "frameworks", "gang", "ml/function"),
-    *("ml/keras", "ml/lightgbm", "ml/lightning", "model", "observe", "predict", "spark"),
-)
-NOT_YET = {"checkpoint.py"}
-FILES = sorted(
-    {path for folder in FOLDERS for path in (PACKAGE / folder).rglob("*.py") if path.name not in NOT_YET}
-    | {*PACKAGE.glob("*.py")}
-)
+FOLDERS = (*("cli", "data", "frameworks", "gang", "ml", "model", "observe", "predict", "spark"),)
+FILES = sorted({path for folder in FOLDERS for path in (PACKAGE / folder).rglob("*.py")} | {*PACKAGE.glob("*.py")})
 VAGUE = {"each", "found", "given", "made", "own", "said", "there"}
 DIRECTIVE = re.compile(r"noqa|type: ignore|fmt: |pragma")
 

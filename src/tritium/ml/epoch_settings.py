@@ -16,7 +16,7 @@ from tritium.ml.settings import Settings
 
 DEFAULT_BATCH_SIZE = 32
 _CALLBACK = ("on_train_start", "on_epoch_end", "on_train_end")
-_AT_STEPS = ("on_step_end",)  # not needed
+_AT_STEPS = ("on_step_end",)  # A callback need not have it.
 
 
 @dataclass(frozen=True, kw_only=True)

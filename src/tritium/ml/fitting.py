@@ -66,17 +66,17 @@ class Plan:
 
 def combined(kind: type[S], settings: S | None, gang: Gang | None, fields: Mapping[str, Any]) -> tuple[S, Gang]:
     """Return the settings of this kind and the gang, with the fields given beside them. Raises BadSetting."""
-    own = {name: value for name, value in fields.items() if name in kind.fields()}
-    rest = {name: value for name, value in fields.items() if name not in own}
+    of_kind = {name: value for name, value in fields.items() if name in kind.fields()}
+    rest = {name: value for name, value in fields.items() if name not in of_kind}
     if unknown := [name for name in rest if name not in Gang.fields()]:
         raise kind.no_setting(unknown)
     if settings is None:
         required = {f.name for f in dataclasses.fields(kind) if f.default is dataclasses.MISSING}
-        if missing := [name for name in kind.fields() if name in required and name not in own]:
+        if missing := [name for name in kind.fields() if name in required and name not in of_kind]:
             raise BadSetting(f"{', '.join(missing)} must be given.", settings=missing)
-        settings = kind(**own)
-    elif own:
-        settings = dataclasses.replace(settings, **own)
+        settings = kind(**of_kind)
+    elif of_kind:
+        settings = dataclasses.replace(settings, **of_kind)
     gang = Gang.of(gang, rest)
     named = find(gang.framework)
     if not kind.framework:
@@ -102,12 +102,12 @@ def prepare(backend: Backend[S], frame: Any, settings: S, gang: Gang) -> Plan:
         )
     if gang.on != "cluster" and is_spark(frame):
         raise BadSetting(f'on="{gang.on}" takes pandas and Arrow tables; give df.toPandas() if the rows fit here.')
-    found = find_columns(frame, settings)
+    columns = find_columns(frame, settings)
     rows = split(frame, settings)
     if (learnt := with_words(rows.words, settings)) is not settings:
-        settings, found = learnt, find_columns(frame, learnt)
-    found = with_means(rows.training, settings, found)
-    fields = {field.name: field for field in found.fields(frame, "train")}
+        settings, columns = learnt, find_columns(frame, learnt)
+    columns = with_means(rows.training, settings, columns)
+    fields = {field.name: field for field in columns.fields(frame, "train")}
     with same_random_state():
         shaped = with_shapes(frame, fields, settings)
         known = {name: field.shape for name, field in shaped.items() if field.shape is not None}
@@ -117,25 +117,25 @@ def prepare(backend: Backend[S], frame: Any, settings: S, gang: Gang) -> Plan:
     refuse_taken(settings, frame)
     if task == "classification" and dry_run.outputs is not None:
         check_classes(dry_run.outputs)
-    as_classes = maybe_classes(found, frame, settings, dry_run.scores)
+    as_classes = maybe_classes(columns, frame, settings, dry_run.scores)
     if as_classes.class_label is not None:
-        found = as_classes
+        columns = as_classes
         counted = whole_numbers(frame, as_classes.class_label, settings)
-        fields = {field.name: field for field in found.fields(counted, "train")}
+        fields = {field.name: field for field in columns.fields(counted, "train")}
         shaped[LABEL], known[LABEL] = fields[LABEL], ()
     labels = {name: shaped[name] for name in settings.label_sources()}
     with same_random_state():
         facts = dry_run.train(settings, labels, {name: known.get(name) for name in labels})
-    data = rows.data(found.data(rows.frame, settings))
+    data = rows.data(columns.data(rows.frame, settings))
     if rows.other is not None:
-        refuse_other_types(found, frame, rows.other, settings)
-        data["validation"] = found.data(rows.other, settings)
+        refuse_other_types(columns, frame, rows.other, settings)
+        data["validation"] = columns.data(rows.other, settings)
     return Plan(
         backend,
         settings,
         gang,
         frame.schema,
-        found,
+        columns,
         fields,
         data,
         facts,
@@ -151,8 +151,8 @@ def refuse_taken(settings: Settings, frame: Any) -> None:
     of_words = any(label in settings.words() for label in settings.labels())
     count = 1 if settings.task != "classification" else len(PREDICTION_COLUMNS) if of_words else 3
     added = {name: getattr(settings, name) for name in PREDICTION_COLUMNS[:count]}
-    there = {name.lower() for name in frame.schema.names}  # as Spark compares names
-    taken = {setting: name for setting, name in added.items() if name.lower() in there}
+    present = {name.lower() for name in frame.schema.names}  # Spark compares names so.
+    taken = {setting: name for setting, name in added.items() if name.lower() in present}
     if taken:
         other = ", ".join(f"{setting}='another_{name}'" for setting, name in taken.items())
         raise BadSetting(
@@ -181,8 +181,8 @@ def run(
     keeps = settings.keeps_checkpoints or user_run_dir
     identity = backend.identity(settings, list(plan.fields.values())) if keeps else None
     if not (settings.validation is None or isinstance(settings.validation, str | float)):
-        settings = dataclasses.replace(settings, validation="validation")  # a DataFrame stays on the driver
-    found = peek(str(plan.gang.run_dir), settings, identity) if user_run_dir and identity else None
+        settings = dataclasses.replace(settings, validation="validation")  # A DataFrame stays on the driver.
+    continues = peek(str(plan.gang.run_dir), settings, identity) if user_run_dir and identity else None
     forgotten = [] if ranks_given else free_slots(plan.gang, plan.data["train"].frame)
     ended = launch.start(
         backend.train,
@@ -190,7 +190,7 @@ def run(
         args=(settings.travelling(), "validation" in plan.data, plan.facts, user_run_dir, identity),
         data=plan.data if exchange is None else exchange,
         spark=spark,
-        notes=[*said, *plan.notes, *forgotten, *([found] if found else [])],
+        notes=[*said, *plan.notes, *forgotten, *([continues] if continues else [])],
         title=title,
     )
     seen = ended.result()[0]

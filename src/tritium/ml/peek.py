@@ -33,7 +33,7 @@ def peek(run_dir: str, settings: IterativeSettings, now: Mapping[str, Any]) -> s
         )
     done, early_stopping = len(state["history"]), state["early_stopping"]
     ended = stays_stopped(state["stopped"], early_stopping, settings.stopping_rule_after(early_stopping))
-    rounds = done if ended else settings.rounds  # ended by early stopping, or by a callback
+    rounds = done if ended else settings.rounds  # Early stopping or a callback has ended it.
     doubt = f"; {'; '.join(notes)}" if notes else ""
     if done >= rounds:
         return (
@@ -69,7 +69,7 @@ def _newest(store: Store) -> tuple[str, int, dict[str, Any] | None]:
     for name in store.candidates():
         try:
             step, state = store.outline(name)
-        except Damaged:  # the ranks report it, and also take the one before it
+        except Damaged:  # The ranks report it, and also take the one before it.
             continue
         return store.where(name), step, state
     return "", 0, None

@@ -33,9 +33,10 @@ class KerasWeights:
 
     def own(self) -> dict[str, Any]:
         trained = {id(variable) for variable in self._model.trainable_variables}
-        own = {str(n): v for n, v in enumerate(self._model.weights) if self._world.rank and id(v) not in trained}
+        # Those of rank 0 are shared.
+        others = {str(n): v for n, v in enumerate(self._model.weights) if self._world.rank and id(v) not in trained}
         return {
-            "weights": {number: _kept([v])[0] for number, v in own.items()},  # those of rank 0 are shared
+            "weights": {number: _kept([v])[0] for number, v in others.items()},
             "seeds": [np.array(as_array(variable)) for variable in _seeds(self._model)],
         }
 
@@ -83,7 +84,7 @@ class CallbackStates:
 
 def shift_seeds(model: Any, seed: int, rank: int) -> None:
     """Let a model draw other random numbers on each rank, so that dropout differs from rank to rank."""
-    if keras.backend.backend() == "torch":  # of whose generator a layer without a seed draws
+    if keras.backend.backend() == "torch":  # A layer without a seed draws of its generator.
         import torch
 
         torch.manual_seed(seed + rank)
@@ -120,14 +121,15 @@ def _seeds(model: Any) -> list[Any]:
 
 def _kept(variables: Sequence[Any]) -> list[np.ndarray[Any, Any]]:
     """Return the variables' values as a checkpoint holds them: bfloat16 and the like, which NumPy lacks, as bytes."""
-    arrays = [np.array(as_array(variable), order="C") for variable in variables]  # keeps arrays without dimensions
+    # NumPy's array() keeps arrays without dimensions.
+    arrays = [np.array(as_array(variable), order="C") for variable in variables]
     return [array if np.dtype(array.dtype.str) == array.dtype else array.view(np.uint8) for array in arrays]
 
 
 def _restored(arrays: Sequence[Any], variables: Sequence[Any]) -> list[Any]:
     """Return the values that `_kept` was given."""
-    found = []
+    values = []
     for array, variable in zip(arrays, variables, strict=False):
         dtype = as_array(variable).dtype
-        found.append(array if np.dtype(dtype.str) == dtype else array.view(dtype))
-    return [*found, *arrays[len(found) :]]
+        values.append(array if np.dtype(dtype.str) == dtype else array.view(dtype))
+    return [*values, *arrays[len(values) :]]

@@ -23,9 +23,9 @@ _OF_MACHINE = ("num_threads", "num_thread", "nthread", "nthreads", "n_jobs", "ve
 
 def identity(settings: LightGBMSettings, fields: Sequence[Field]) -> dict[str, Any]:
     """Return what must be equal for a training to continue: the settings of its trees, and the columns."""
-    found = identity_of(settings, fields)
-    native = found["native_params"] or {}
-    return found | {"native_params": {name: value for name, value in native.items() if name not in _OF_MACHINE}}
+    facts = identity_of(settings, fields)
+    native = facts["native_params"] or {}
+    return facts | {"native_params": {name: value for name, value in native.items() if name not in _OF_MACHINE}}
 
 
 class EarlyStoppingByMetric(EarlyStoppingState):

@@ -55,5 +55,5 @@ class TorchBackend(Backend[TorchSettings]):
         module.eval()
         by_value = isinstance(settings.model, torch.nn.Module) or takes_vocabulary(settings.model)
         origin = None if by_value else settings.model
-        made: dict[str, Any] = {"origin": origin, "seed": settings.seed, "transform": settings.transform}
-        return Model(module, signature, history=history, **made)
+        recipe: dict[str, Any] = {"origin": origin, "seed": settings.seed, "transform": settings.transform}
+        return Model(module, signature, history=history, **recipe)

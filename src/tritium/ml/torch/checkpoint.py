@@ -37,7 +37,7 @@ class TorchWeights:
         self._sharded = replica.sharded
 
     def shared(self) -> dict[str, Any]:
-        self._divergence.check()  # a training that has diverged must not be saved
+        self._divergence.check()  # A training that has diverged must not be saved.
         return {
             "weights": None if self._sharded else self._all(),
             "groups": self._groups(),

@@ -27,28 +27,28 @@ def identity(
 
     Must be called before a scheduler or a callback changes the optimizer's groups.
     """
-    found = identity_of(settings, fields) | ddp_identity(settings.ddp_options) | weights_identity(module)
-    found["optimizer"] = name_of(optimizer)
+    facts = identity_of(settings, fields) | ddp_identity(settings.ddp_options) | weights_identity(module)
+    facts["optimizer"] = name_of(optimizer)
     for number, group in enumerate(getattr(optimizer, "param_groups", ())):
         options = {name: _plain(value) for name, value in group.items() if name != "params"}
-        found |= {f"{GROUP} {number} {name}": value for name, value in options.items()}
-        found[f"{GROUP} {number} tensors"] = len(group["params"])
-    return found
+        facts |= {f"{GROUP} {number} {name}": value for name, value in options.items()}
+        facts[f"{GROUP} {number} tensors"] = len(group["params"])
+    return facts
 
 
 def identity_with_code(
     settings: TorchSettings, module: torch.nn.Module, optimizer: Any, fields: Iterable[Field]
 ) -> dict[str, Any]:
     """Return what the driver knows of a training. `optimizer` is None where it can't be made on the driver."""
-    found = identity(settings, module, optimizer, fields)
+    facts = identity(settings, module, optimizer, fields)
     hook = (settings.ddp_options or {}).get("comm_hook")
     things = {
         "optimizer": None if optimizer is None else type(optimizer),
         "ddp_options": None if isinstance(hook, str) else hook,
         "metrics": settings.named_metrics(),
     }
-    found["optimizer"] = None if optimizer is None else found["optimizer"]
-    return module_identity(found, settings, module, things)
+    facts["optimizer"] = None if optimizer is None else facts["optimizer"]
+    return module_identity(facts, settings, module, things)
 
 
 def weights_identity(module: torch.nn.Module) -> dict[str, str]:
@@ -57,12 +57,12 @@ def weights_identity(module: torch.nn.Module) -> dict[str, str]:
 
 
 def module_identity(
-    found: dict[str, Any], settings: Any, module: torch.nn.Module, things: dict[str, Any]
+    facts: dict[str, Any], settings: Any, module: torch.nn.Module, things: dict[str, Any]
 ) -> dict[str, Any]:
     """Return an identity with the code of a module and of these `things`."""
     kinds = [kind for kind in dict.fromkeys(map(type, module.modules())) if is_own(kind)]
     architecture = _ADDRESS.sub("", repr(module))
-    whole = identities.identity_with_code(found, settings, {**things, "model": kinds}, module, opened, architecture)
+    whole = identities.identity_with_code(facts, settings, {**things, "model": kinds}, module, opened, architecture)
     return {**whole, "versions": {"torch": str(torch.__version__)}}
 
 

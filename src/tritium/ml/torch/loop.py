@@ -85,12 +85,12 @@ class _TorchTraining:
         self.module = module = made_module(settings, ranks)
         world.expect_file(WEIGHTS, known_bytes(module))
         self.replica = replicated(settings, module, ranks, facts.find_unused_parameters)
-        seed_generators(settings, settings.seed + ranks.rank)  # dropout differs from rank to rank
+        seed_generators(settings, settings.seed + ranks.rank)  # Dropout differs from rank to rank.
         self.optimizer = optimizer = make_optimizer(settings, module)
         self.shard = shard = world.shard("train")
         if facts.alone and settings.shuffle != "stream":
             refuse_batch_of_one(settings, shard.counts, batch_size, facts.alone)
-        if validate and settings.shuffle != "stream":  # rows that still arrive can't be counted yet
+        if validate and settings.shuffle != "stream":  # Rows that still arrive can't be counted yet.
             settings.check_validation_rows(world.shard("validation").counts)
             if is_sharded(settings, ranks):
                 refuse_no_rows(world.shard("validation").counts)
@@ -194,7 +194,8 @@ class _TorchTraining:
         self.schedule.on_epoch_start(epoch)
         self.stepping.on_epoch_start()
         for group in epoch.groups(settings.gradient_accumulation):
-            loss, batches = self.stepping.take(group, metrics), group.taken  # the batches without their columns
+            loss = self.stepping.take(group, metrics)
+            batches = group.taken  # They have no columns any more.
             self.schedule.on_step()
             state.step, state.loss = state.step + 1, loss
             for callback in each_step:
@@ -205,7 +206,7 @@ class _TorchTraining:
             if state.step == 1 and state.rank == 0:
                 for line in notes(settings, batches[-1], self.module.modules()):
                     self.tell(line)
-            if not self.output_known:  # an output that can't be a prediction must fail now, not after the last epoch
+            if not self.output_known:  # What can't be a prediction must fail now, not after the last epoch.
                 self._described()
                 self.replica.train()
                 self.output_known = True
@@ -218,13 +219,13 @@ class _TorchTraining:
         """Validate, and let schedule, early stopping and callbacks see the epoch's entry in the history."""
         settings, state, ranks = self.settings, self.state, self.ranks
         entry = metrics.entry(epoch.number + 1)
-        take_buffers(self.module, ranks)  # the returned model has rank 0's, so all ranks validate with those
+        take_buffers(self.module, ranks)  # The returned model has rank 0's, so all ranks validate with those.
         if self.validates:
             shard = self.world.shard("validation")
             if self.replica.sharded:
                 refuse_no_rows(shard.counts)
             entry |= validation(shard, self.batch_size, self.module, self.eval_step, settings, ranks)
-            take_buffers(self.module, ranks)  # those of observers and counters change in eval mode, too
+            take_buffers(self.module, ranks)  # Those of observers and counters change in eval mode, too.
         entry |= {"learning_rate": self.schedule.learning_rate(), **self.stepping.entry(epoch, self.tell)}
         state.epoch = entry["epoch"]
         state.history.append(entry)
@@ -273,10 +274,10 @@ def inputs_of(settings: TorchSettings, batch: Mapping[str, torch.Tensor]) -> dic
 
 def made_module(settings: TorchSettings, ranks: Ranks) -> torch.nn.Module:
     """Return a new module, on the rank's device but where it will be sharded, which moves a part at a time."""
-    made = make_module(settings)
+    module = make_module(settings)
     if not is_sharded(settings, ranks):
-        made = made.to(ranks.device)
-    module = with_sync_batch_norm(made, settings.ddp_options, ranks)
+        module = module.to(ranks.device)
+    module = with_sync_batch_norm(module, settings.ddp_options, ranks)
     compile_in_place(module, settings.compile, ranks.device)
     return module
 
@@ -336,10 +337,10 @@ def validation(
     A rank without such rows takes no step. Raises EmptyShard where no rank has any.
     """
     settings.check_validation_rows(shard.counts)
-    own = None if settings.has_own_step() or settings.eval_step is not None else Losses(settings)
-    over_weights = own if own is not None and own.over_weights else None
+    losses = None if settings.has_own_step() or settings.eval_step is not None else Losses(settings)
+    over_weights = losses if losses is not None and losses.over_weights else None
     metrics = EpochMetrics(settings.named_metrics(), ranks, list(settings.label_sources()), over_weights)
-    uneven = 0 in shard.counts  # then each rank takes its own number of steps, some none
+    uneven = 0 in shard.counts  # Then each rank takes its own number of steps, and some take none.
     module.eval()
     with torch.no_grad():
         rows = shard.alone() if uneven else shard

@@ -13,7 +13,7 @@ import pytest
 import tritium
 
 PACKAGE = Path(tritium.__file__).parent
-FOLDERS = (*("cli", "data", "frameworks", "gang", "ml", "model", "observe", "predict", "spark"),)
+FOLDERS = ("checkpoint", "cli", "data", "frameworks", "gang", "integration", "ml", "model", "observe", "predict", "spark")
 FILES = sorted({path for folder in FOLDERS for path in (PACKAGE / folder).rglob("*.py")} | {*PACKAGE.glob("*.py")})
 VAGUE = {"each", "found", "given", "made", "own", "said", "there"}
 DIRECTIVE = re.compile(r"noqa|type: ignore|fmt: |pragma")

@@ -28,7 +28,8 @@ from tritium.observe.run_directory import run_at
 TAG = "checkpoint"
 _UNITS = {"s": 1.0, "min": 60.0, "h": 3600.0}
 _TIME = re.compile(r"(\d+(?:\.\d+)?) ?(s|min|h)$")
-_LOOK_SECONDS = 1.0  # how often ranks agree whether a save by time is due
+_LOOK_SECONDS = 1.0
+"""The time between two agreements of the ranks whether a save by time is due."""
 _MOST_CALLS = 1000
 
 State = Mapping[Any, Any] | Callable[[], Mapping[Any, Any]]
@@ -47,7 +48,8 @@ class Checkpoints:
         self._store = Store(control.run_dir, control.progress.touch)
         self._state, self._own = Snapshot(), Snapshot()
         self._clock = Clock(lambda value: control.all_gather_async("checkpoint.save", value, f"{TAG} clock"))
-        self._last = 0  # the step that was saved or loaded last
+        self._last = 0
+        """The step that was saved or loaded last."""
         self._reached = False
         self._thread: threading.Thread | None = None
         self._problem: BaseException | None = None
@@ -96,7 +98,7 @@ class Checkpoints:
                 self._clock.reset()
         if not due:
             return False
-        self._control.confirm_rows()  # Spark may still take back streamed rows: never save what rests on them
+        self._control.confirm_rows()  # Spark may still take back streamed rows, on which the state rests.
         self.wait()
         began = time.monotonic()
         now = state() if callable(state) else state
@@ -190,7 +192,7 @@ class Checkpoints:
         except BaseException as error:
             if first:
                 self._store.discard(name)
-            if isinstance(error, TritiumError):  # let the others, which wait in this all-gather, continue
+            if isinstance(error, TritiumError):  # The others wait in this all-gather, and must go on.
                 self._exchange("checkpoint.save", None)
             raise
         if first:
@@ -198,15 +200,15 @@ class Checkpoints:
             self._control.tell(CheckpointSaved(rank=0, step=step, bytes=done.total, seconds=seconds, path=path))
             try:
                 self._store.prune(keep)
-            except CheckpointFailed as error:  # the save has succeeded, and the next one removes what is too much now
+            except CheckpointFailed as error:  # The save has succeeded, and the next one prunes again.
                 self._control.tell(Note(text=str(error)))
 
     def _fill(self, name: str, steps: list[int], owns: bool) -> Checkpoint:
         """Write the files of a checkpoint, the manifest last. `steps` are those of all ranks, which must agree."""
         store, first = self._store, self._rank == 0
         if len(set(steps)) > 1:
-            said = ", ".join(f"rank {rank} saves step {step}" for rank, step in enumerate(steps))
-            raise BadSetting(f"world.checkpoint.save: {said}. All ranks must save at the same steps.")
+            listed = ", ".join(f"rank {rank} saves step {step}" for rank, step in enumerate(steps))
+            raise BadSetting(f"world.checkpoint.save: {listed}. All ranks must save at the same steps.")
 
         def write() -> dict[str, Any]:
             sums = store.write(name, REPLICATED, self._state) if first else {}
@@ -247,8 +249,8 @@ class Checkpoints:
             return
         run_dir, run_id = self._control.run_dir, self._run_id
         try:
-            found = run_at(run_dir)
-            why = "" if found == run_id else f"run.json there is of the run {found}, and this is {run_id}"
+            run_there = run_at(run_dir)
+            why = "" if run_there == run_id else f"run.json there is of the run {run_there}, and this is {run_id}"
         except Exception as error:  # noqa: BLE001 - whatever a file system raises: it is told on every rank
             why = f"run.json, which the driver wrote there, can't be read ({type(error).__name__}: {error})"
         problem = BadSetting(
@@ -290,9 +292,12 @@ class Clock:
         self._now = now
         self._saved = self._sent = now()
         self._answers: Callable[[], list[bytes]] | None = None
-        self._calls = 0  # since the last all-gather
-        self._ahead = 1  # the calls from an all-gather to its reading
-        self._stale = False  # whether a save was made since the last all-gather
+        self._calls = 0
+        """The calls since the last all-gather."""
+        self._ahead = 1
+        """The calls from an all-gather to its reading."""
+        self._stale = False
+        """Whether a save was made since the last all-gather."""
 
     def reset(self) -> None:
         """Restart the interval: a save was made for another reason."""
@@ -307,9 +312,9 @@ class Clock:
             return False
         due, ahead = False, 1
         if self._answers is not None:
-            said = [json.loads(answer) for answer in self._answers()]
-            pace, every = max(s["pace"] for s in said), said[0]["every"]
-            due = not self._stale and said[0]["elapsed"] + self._ahead * pace >= every
+            clocks = [json.loads(answer) for answer in self._answers()]
+            pace, every = max(s["pace"] for s in clocks), clocks[0]["every"]
+            due = not self._stale and clocks[0]["elapsed"] + self._ahead * pace >= every
             wanted = min(_LOOK_SECONDS, every / 4) / pace if pace > 0 else 1.0
             ahead = int(max(1, min(wanted, 2 * self._ahead, _MOST_CALLS)))
         if due:
@@ -326,8 +331,8 @@ def every_of(every: int | float | str | None) -> tuple[int | None, float | None]
     if every is None:
         return None, None
     if isinstance(every, str):
-        found = _TIME.match(every)
-        seconds = float(found[1]) * _UNITS[found[2]] if found else 0.0
+        match = _TIME.match(every)
+        seconds = float(match[1]) * _UNITS[match[2]] if match else 0.0
         if seconds > 0:
             return None, seconds
     elif isinstance(every, float):

@@ -25,13 +25,16 @@ from tritium.arguments import name_of
 from tritium.closures import globals_of, is_own, nested, own_captures
 
 _PLAIN = (type(None), bool, int, float, complex, str, bytes, type(...), np.dtype)
-_NEAR = 1  # calls from a setting to a function that counts like the setting itself
+_NEAR = 1
+"""A function so many calls from a setting counts like the setting itself."""
 _FAR = _NEAR + 1
 _DEEPEST = 25
-_MOST = 20_000  # values; those beyond are left out
+_MOST = 20_000
+"""Values beyond this number are left out."""
 _SHORT = 200
 _FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda)
-_MADE_BY_EXEC = "<string>"  # the file of methods that dataclasses and named tuples get
+_MADE_BY_EXEC = "<string>"
+"""The file of the methods that dataclasses and named tuples get."""
 
 
 class Code(NamedTuple):
@@ -99,7 +102,7 @@ class _Walk:
         self._exact, self._loose = hashlib.sha256(), hashlib.sha256()
         self._known = True
         self._count = 0
-        self._seen: dict[int, Any] = {}  # code and objects by id, kept so that no id is used twice
+        self._seen: dict[int, Any] = {}  # Code and objects are kept here, so that no id is used twice.
         self._functions: deque[tuple[str, types.FunctionType, int]] = deque()
 
     def run(self, thing: Any) -> Code:
@@ -157,7 +160,7 @@ class _Walk:
             self._add(f"{path}/settings", inside.settings, calls)
             self._add(f"{path}/weights", inside.weights, calls if self._weights and not captured else _FAR)
         elif callable(thing) and hasattr(thing, "__qualname__"):
-            cached = getattr(thing, "__wrapped__", None)  # by functools.cache
+            cached = getattr(thing, "__wrapped__", None)  # Of functools.cache.
             self._add(f"{path}/function", _name(thing) if cached is None else cached, calls, captured)
         else:
             self._add(f"{path}/class", type(thing), calls, captured)
@@ -172,7 +175,7 @@ class _Walk:
         source = source_of(function)
         self._known = self._known and source is not None
         self._note(path, _outline(function.__code__) if source is None else source, calls)
-        counters = globals_of(function.__code__, "STORE_GLOBAL", "DELETE_GLOBAL")  # are no settings
+        counters = globals_of(function.__code__, "STORE_GLOBAL", "DELETE_GLOBAL")  # They are no settings.
         for capture in sorted(own_captures(function), key=lambda capture: capture.name):
             if capture.name not in counters:
                 self._add(f"{path}/{capture.name}", capture.value, calls, captured=True)
@@ -202,7 +205,7 @@ def source_of(function: types.FunctionType) -> str | None:
     linecache.checkcache(code.co_filename)
     text = "".join(linecache.getlines(code.co_filename, function.__globals__))
     nodes = _functions_in(text).get((code.co_firstlineno, code.co_name), [])
-    if len(nodes) > 1 and hasattr(code, "co_positions"):  # several lambdas in a line; since Python 3.11
+    if len(nodes) > 1 and hasattr(code, "co_positions"):  # Several lambdas are in a line. Python has this since 3.11.
         starts = {(line, column) for line, _, column, _ in code.co_positions()}
         nodes = [node for node in nodes if isinstance(node, ast.Lambda) and _start(node.body) in starts]
     return ast.unparse(nodes[0]) if len(nodes) == 1 else None

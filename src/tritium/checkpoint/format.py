@@ -30,9 +30,9 @@ def is_name(name: str) -> bool:
 
 def order(name: str) -> tuple[int, int]:
     """Return the step of a checkpoint by its name, and the number of that step's save, from 1."""
-    found = _NAME.match(name)
-    assert found is not None
-    return int(found[1]), int(found[2] or 1)
+    match = _NAME.match(name)
+    assert match is not None
+    return int(match[1]), int(match[2] or 1)
 
 
 class Loaded(dict[Any, Any]):
@@ -41,8 +41,10 @@ class Loaded(dict[Any, Any]):
     def __init__(self, state: Mapping[Any, Any], *, step: int, size: int, own: list[Any], path: str) -> None:
         super().__init__(state)
         self.step = step
-        self.size = size  # the world size when it was saved
-        self.own = own  # the ranks' own states in rank order; None where a rank had none
+        self.size = size
+        """The world size when it was saved."""
+        self.own = own
+        """The ranks' own states in rank order; None where a rank had none."""
         self.path = path
 
 
@@ -68,16 +70,16 @@ class Checkpoint:
     def of(cls, name: str, text: bytes, where: str) -> Checkpoint:
         """Return the checkpoint of a manifest's `text`. Raises Damaged for the checkpoint at `where`."""
         try:
-            said = json.loads(text)
-            if said["format"] != _FORMAT:
+            manifest = json.loads(text)
+            if manifest["format"] != _FORMAT:
                 raise Damaged(
-                    f"The checkpoint {where} has format {said['format']!r}, and this Tritium reads format {_FORMAT}. "
-                    f"It was saved with {said.get('versions')}."
+                    f"The checkpoint {where} has format {manifest['format']!r}, and this Tritium reads format "
+                    f"{_FORMAT}. It was saved with {manifest.get('versions')}."
                 )
-            found = cls(name, int(said["step"]), int(said["size"]), said["files"])
-            if said["sha256"] != _digest(said):
+            checkpoint = cls(name, int(manifest["step"]), int(manifest["size"]), manifest["files"])
+            if manifest["sha256"] != _digest(manifest):
                 raise ValueError("its own checksum does not fit it")
-            return found
+            return checkpoint
         except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
             raise Damaged(
                 f"{MANIFEST} of the checkpoint {where} is damaged ({len(text):,} bytes): {error!r}."
@@ -85,7 +87,7 @@ class Checkpoint:
 
     def manifest(self) -> bytes:
         """Return the text of the manifest, with the current time and versions."""
-        said: dict[str, Any] = {
+        manifest: dict[str, Any] = {
             "format": _FORMAT,
             "step": self.step,
             "size": self.size,
@@ -93,7 +95,7 @@ class Checkpoint:
             "versions": files.versions(),
             "files": self.files,
         }
-        return json.dumps({**said, "sha256": _digest(said)}, indent=1).encode()
+        return json.dumps({**manifest, "sha256": _digest(manifest)}, indent=1).encode()
 
 
 def _digest(manifest: Mapping[str, Any]) -> str:

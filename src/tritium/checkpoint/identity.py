@@ -20,7 +20,8 @@ otherwise. "any": any value, or something else is compared in its place, such as
 """
 FORM = 2
 """The form of a training's checkpoint: its parts, and how code is compared. Another one can't be continued."""
-_LONGEST = 20_000  # characters of an architecture
+_LONGEST = 20_000
+"""The most characters of an architecture."""
 GROUP = "optimizer group"
 """The prefix of an optimizer's settings in an identity; they may depend on the world size."""
 HELD = "held by the model"
@@ -144,7 +145,7 @@ def differences_of_code(
         text = f"{name}: {one['text']}" + (f", was {other['text']}" if renamed else " has changed, or what it captures")
         (notes if name in allowed else refused).append(text)
     held, held_before = now["code"][HELD], before["code"][HELD]
-    unsure = "model" in allowed or before["versions"] != now["versions"]  # of the framework, whose texts may change
+    unsure = "model" in allowed or before["versions"] != now["versions"]  # Another framework may have other texts.
     if before["architecture"] != now["architecture"]:
         text = f"model: {_first_difference(now['architecture'], before['architecture'])}"
         (notes if unsure else refused).append(text)

@@ -48,7 +48,8 @@ class Store:
         self._files, root, self._local = files.opened(run_dir)
         self._run_dir, self._root = root, f"{root}/checkpoints"
         self.path = f"{run_dir.rstrip('/')}/checkpoints"
-        self.damaged: dict[str, str] = {}  # names, and why they were skipped; `prune` removes them
+        self.damaged: dict[str, str] = {}
+        """Name → the reason why it was skipped; `prune` removes them."""
 
     # ---- reading
 
@@ -128,19 +129,22 @@ class Store:
 
     def load(self, name: str) -> Loaded:
         """Read a checkpoint and check every file of it. Raises Damaged."""
-        found = self.manifest(name)
-        state = self._state(found, REPLICATED)
-        owned = [self._state(found, own(r)) if f"{own(r)}.json" in found.files else None for r in range(found.size)]
+        checkpoint = self.manifest(name)
+        state = self._state(checkpoint, REPLICATED)
+        owned = [
+            self._state(checkpoint, own(r)) if f"{own(r)}.json" in checkpoint.files else None
+            for r in range(checkpoint.size)
+        ]
         if not isinstance(state, dict):
             raise Damaged(f"The checkpoint {self.where(name)} holds a {type(state).__name__} instead of a dict.")
-        return Loaded(state, step=found.step, size=found.size, own=owned, path=self.where(name))
+        return Loaded(state, step=checkpoint.step, size=checkpoint.size, own=owned, path=self.where(name))
 
     def outline(self, name: str) -> tuple[int, Any]:
         """Return a checkpoint's step and state, with None for tensors and arrays: a small file. Raises Damaged."""
-        found = self.manifest(name)
-        structure = self._checked(found, f"{REPLICATED}.json")
+        checkpoint = self.manifest(name)
+        structure = self._checked(checkpoint, f"{REPLICATED}.json")
         try:
-            return found.step, outline(structure)
+            return checkpoint.step, outline(structure)
         except (ModelError, ValueError, KeyError, TypeError) as error:
             raise Damaged(f"{REPLICATED} of the checkpoint {self.where(name)} can't be read: {error}") from error
 
@@ -244,14 +248,14 @@ class Store:
 
     def commit(self, name: str, size: int, sums: Mapping[str, Mapping[str, Any]]) -> Checkpoint:
         """Write the manifest, which completes the checkpoint."""
-        made = Checkpoint(name, order(name)[0], size, {part: dict(facts) for part, facts in sums.items()})
-        text = made.manifest()
+        checkpoint = Checkpoint(name, order(name)[0], size, {part: dict(facts) for part, facts in sums.items()})
+        text = checkpoint.manifest()
         try:
             self._put(f"{self._root}/{name}/{MANIFEST}", [text])
             self._sync(f"{self._root}/{name}", self._root)
         except Exception as error:
             raise self.failed(name, error, len(text), "manifest") from error
-        return made
+        return checkpoint
 
     def prune(self, keep: int) -> None:
         """Remove damaged checkpoints, and all but the last save of the newest `keep` steps, each manifest first."""
@@ -346,7 +350,7 @@ def _there(path: str) -> str:
 
 def _quietly(names: Any) -> Sequence[str]:
     try:
-        found: Sequence[str] = names()
+        listed: Sequence[str] = names()
     except Exception:  # noqa: BLE001 - the directory can't be listed either; the first error is reported
         return ()
-    return found
+    return listed

@@ -121,7 +121,7 @@ def _seeds(model: Any) -> list[Any]:
 
 def _kept(variables: Sequence[Any]) -> list[np.ndarray[Any, Any]]:
     """Return the variables' values as a checkpoint holds them: bfloat16 and the like, which NumPy lacks, as bytes."""
-    # NumPy's array() keeps arrays without dimensions.
+    # Unlike ascontiguousarray, this keeps arrays without dimensions.
     arrays = [np.array(as_array(variable), order="C") for variable in variables]
     return [array if np.dtype(array.dtype.str) == array.dtype else array.view(np.uint8) for array in arrays]
 

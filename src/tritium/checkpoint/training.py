@@ -196,7 +196,9 @@ class TrainingCheckpoint:
     def kept(self, name: str) -> tuple[Any, list[Any]]:
         """Return what the loaded checkpoint has of a part, for `Stateful.restore`; not after `restore`."""
         assert self._saved is not None
-        return self._saved["parts"].get(name), [None if own is None else own.get(name) for own in self._saved.own]
+        return self._saved["parts"].get(name), [
+            None if states is None else states.get(name) for states in self._saved.own
+        ]
 
     def save(self, step: int) -> bool:
         """Save after a step, when `checkpoint_every` says so, and return whether it did."""
@@ -230,5 +232,5 @@ class TrainingCheckpoint:
         }
 
     def _own(self) -> dict[str, Any] | None:
-        own = {name: part.own() for name, part in self._parts.items()}
-        return {name: kept for name, kept in own.items() if kept is not None} or None
+        states = {name: part.own() for name, part in self._parts.items()}
+        return {name: state for name, state in states.items() if state is not None} or None

@@ -29,7 +29,8 @@ PAGES = (
     *sorted(ROOT.glob("docs/frameworks/*.md")),
     *sorted(ROOT.glob("docs/migrate/*.md")),
 )
-PROTOCOLS = (SOURCE / "gang" / "supervisor" / "pmi.py",)  # whose texts are a protocol's, for no one to read
+# Whose texts are a protocol's, for no one to read, or files of a user's project.
+PROTOCOLS = (SOURCE / "gang" / "supervisor" / "pmi.py", SOURCE / "cli" / "new.py")
 HOLE = "…"  # placeholder for a value that is known only when the message is made
 
 # --- the texts

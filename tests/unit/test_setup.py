@@ -121,8 +121,8 @@ def test_the_tests_add_to_what_the_demo_needs(clone: Path) -> None:
         # An index of pip's own must not be taken for the part: both were once named `extra`.
         result = set_up(clone, *part, PIP_EXTRA_INDEX_URL="INDEX")
         assert result.returncode == 0, result.stderr
-        installed.append(calls.read_text().split()[-1:] if calls.exists() else [])
-    assert installed == [[".[demo]"], [], [".[dev]"], [], []]
+        installed.append(calls.read_text().partition(" --editable ")[2].split() if calls.exists() else [])
+    assert installed == [[".[demo]"], [], [".[dev]", "--editable", "packages/tritium-compat"], [], []]
 
 
 def test_a_part_that_there_is_not(clone: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import sys
 import threading
 import weakref
 from abc import abstractmethod
@@ -92,9 +93,7 @@ class GangEstimator(Estimator[Any], MLReadable[Any], MLWritable):
         return copy
 
     def _fit(self, dataset: DataFrame) -> TrainedModel:
-        from tritium.ml.tuning import fold
-
-        return self._trained(self._planned(dataset, bool(self._param_map)), dataset, title=fold())
+        return self._trained(self._planned(dataset, bool(self._param_map)), dataset, title=_fold())
 
     def _planned(self, dataset: DataFrame, below: bool) -> Plan:
         """Return the plan of the training; `below`: in a directory of its param map below `run_dir`."""
@@ -162,11 +161,9 @@ class Trainings(Iterator[tuple[int, Any]]):
     def __init__(
         self, estimator: GangEstimator, dataset: DataFrame, paramMaps: Sequence[dict[Param[Any], Any]]
     ) -> None:
-        from tritium.ml.tuning import fold
-
         self._estimators = [estimator.copy(params) for params in paramMaps]
         self._plans = [one._planned(dataset, True) for one in self._estimators]
-        where, count = fold(), len(self._plans)
+        where, count = _fold(), len(self._plans)
         self._titles = [" ".join(filter(None, (where, f"training {i}/{count}"))) for i in range(1, count + 1)]
         places = Counter(str(plan.gang.run_dir) for plan in self._plans if plan.gang.run_dir is not None)
         if twice := [place for place, count in places.items() if count > 1]:
@@ -227,3 +224,21 @@ class Trainings(Iterator[tuple[int, Any]]):
 def _unpersist(exchanges: dict[Any, Exchange]) -> None:
     while exchanges:
         exchanges.popitem()[1].unpersist()
+
+
+def _fold() -> str:
+    """Return which part of a CrossValidator's fit calls this: "fold 2/3", "best" (the last fit, on all rows), else "".
+
+    Spark does not tell an estimator: it is read from the local variables of `CrossValidator._fit`, and is "" where
+    another version of Spark names them otherwise.
+    """
+    frame: Any = sys._getframe(1)
+    while frame is not None:
+        if frame.f_code.co_name == "_fit" and frame.f_globals.get("__name__") == "pyspark.ml.tuning":
+            known = frame.f_locals
+            if "bestIndex" in known:
+                return "best"
+            number, folds = known.get("i"), known.get("nFolds")
+            return f"fold {number + 1}/{folds}" if isinstance(number, int) and isinstance(folds, int) else ""
+        frame = frame.f_back
+    return ""

@@ -34,7 +34,6 @@ ACK_MESSAGES = 64
 ACK_BYTES = 1 << 20
 _OVERHEAD_BYTES = 256
 """Those of keeping a message."""
-CONTROL = ("session", "heartbeat", "closed")
 
 
 def late(unheard: float) -> float:

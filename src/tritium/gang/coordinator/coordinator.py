@@ -190,7 +190,7 @@ class Coordinator:
         finally:
             self._server.release()
             self._reports.show_early_output()
-            self._notify()
+            self.notify()
 
     # ---- Connections
 
@@ -208,13 +208,13 @@ class Coordinator:
             self.observer.event(ConnectionRefused(reason=reason, number=self._refused))
 
     def _connection(self, session: SupervisorSession) -> None:
-        self._notify()
+        self.notify()
         if session.owner is not None:
             changed = Disconnected if session.connection is None else Reconnected
             self.observer.event(changed(rank=session.owner.best_number, host=session.owner.host))
 
     def _gone(self, session: SupervisorSession) -> None:
-        self._notify()
+        self.notify()
         member = session.owner
         if member is not None and not member.finished and not self.finished:
             self._lost(member, str(session.closed))
@@ -229,7 +229,8 @@ class Coordinator:
             if session.owner is not None:
                 session.send(kind, blob, **fields)
 
-    def _notify(self) -> None:
+    def notify(self) -> None:
+        """Have threads that wait for `changed` look again."""
         with self.changed:
             self.changed.notify_all()
 
@@ -301,7 +302,7 @@ class Coordinator:
         for m in gang:
             for early in m.early:
                 self._handle(m.session, early)
-        self._notify()
+        self.notify()
 
     def _on_finished(self, member: Member, message: Message) -> None:
         member.finished = True
@@ -311,7 +312,7 @@ class Coordinator:
         if all(m.finished for m in self.members.values()) and self.formed:
             self.finished = True
             self.broadcast("finished")
-            self._notify()
+            self.notify()
 
     def end(self, failure: Failure) -> None:
         """End the gang with this failure, unless it has failed already, or is being ended from outside."""
@@ -322,7 +323,7 @@ class Coordinator:
         self.observer.event((GangFailed if failure.how != "regroup" else GangRegrouped)(**failure.fields()))
         self.broadcast("end", failure.pickled, reason=failure.headline(), failure=failure.with_stacks())
         self._reports.show_early_output()
-        self._notify()
+        self.notify()
 
     def fail_member(self, member: Member, problem: Exception) -> None:
         """End the gang with an error of one rank."""

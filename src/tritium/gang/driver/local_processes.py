@@ -14,7 +14,7 @@ import pyarrow as pa
 
 from tritium.gang.coordinator.coordinator import Coordinator
 from tritium.gang.driver.attempt import Attempt, order_of, ship_user_code, signalled, start_coordinator
-from tritium.gang.driver.outcome import await_end, await_formed, wake
+from tritium.gang.driver.outcome import await_end, await_formed
 from tritium.gang.order import Order
 from tritium.gang.supervisor.ending import GangEnded
 from tritium.gang.supervisor.gpus import gpus_here
@@ -61,7 +61,7 @@ class LocalProcesses:
     def interrupt(self) -> None:
         """Wake the thread in `wait`."""
         if self._coordinator is not None:
-            wake(self._coordinator)
+            self._coordinator.notify()
 
     def cancel(self) -> None:
         """End the ranks, and wait for their threads."""

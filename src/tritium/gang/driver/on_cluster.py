@@ -14,7 +14,7 @@ from tritium.gang.coordinator.coordinator import Coordinator
 from tritium.gang.coordinator.on_executor import newest_checkpoint, replay, result_limit
 from tritium.gang.driver.address import driver_place
 from tritium.gang.driver.attempt import Attempt, order_of, ship_user_code, signalled, start_coordinator
-from tritium.gang.driver.outcome import LEAVE_SECONDS, GivenBack, await_end, await_formed, wake
+from tritium.gang.driver.outcome import LEAVE_SECONDS, GivenBack, await_end, await_formed
 from tritium.gang.driver.spark_job import SparkJob
 from tritium.gang.supervisor.results import results_of
 from tritium.observe.stored import Piece
@@ -74,7 +74,7 @@ class OnCluster:
         """Wake the thread in `start` or `wait`."""
         self._attempt.slots.stop_waiting()
         if self._job is not None:
-            wake(self._coordinator)
+            self._coordinator.notify()
 
     def cancel(self) -> None:
         """End the ranks, then the job, then the coordinator. The run keeps its slots for another attempt."""

@@ -62,12 +62,6 @@ class GivenBack(Exception):
         self.deadline = deadline
 
 
-def wake(coordinator: Coordinator) -> None:
-    """Have `await_formed` or `await_end`, in another thread, look again whether the run was cancelled."""
-    with coordinator.changed:
-        coordinator.changed.notify_all()
-
-
 def await_formed(
     coordinator: Coordinator, attempt: Attempt, tasks: Tasks, waited: float = 0.0, *, hold: float | None = None
 ) -> None:

@@ -4,18 +4,18 @@ from __future__ import annotations
 
 import itertools
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from tritium.checkpoint.control import Regroup
-from tritium.errors import IncompleteShard, RankFailed, TritiumError
+from tritium.errors import BadRow, DataChanged, IncompleteShard, JobFailed, RankFailed, SetupError, TritiumError, masked
 from tritium.events import GangRetried
-from tritium.gang.driver.error_text import finish
 from tritium.gang.killed import from_outside
 
 if TYPE_CHECKING:
     from tritium.gang.driver.attempt import Attempt
+    from tritium.gang.driver.recorder import Recorder
 
 KILLS = 3
 """A rank that was killed this often at the same step is not retried."""
@@ -83,3 +83,22 @@ def history(losses: list[TritiumError]) -> list[str]:
 def headline(error: TritiumError) -> str:
     """Return the first sentence of an error's message."""
     return (error.headline or str(error).partition("\n")[0]).rstrip(".")
+
+
+def finish(error: TritiumError, recorder: Recorder, tried: Sequence[str] = ()) -> None:
+    """Append to the message the attempts in `tried`, the places of logs and checkpoints, and how to continue.
+
+    A SetupError is left as it is where nothing has started.
+    """
+    if isinstance(error, SetupError) and not tried and recorder.newest is None:
+        return
+    places = []
+    if tried or isinstance(error, (RankFailed, JobFailed, IncompleteShard)):
+        places += [f"Logs and events of the whole run: {recorder.run_dir}"]
+    if recorder.newest is not None:
+        step, path = recorder.newest
+        places += [f"Newest checkpoint: step {step}, in {path}"]
+        if not isinstance(error, (BadRow, DataChanged)):  # The same call would raise these again.
+            places += [f'Next: the same call with run_dir="{recorder.run_dir}" continues from there.']
+    paragraphs = [str(error).rstrip(), "\n".join(filter(None, tried)), "\n".join(places)]
+    error.args = (masked("\n\n".join(filter(None, paragraphs))),)

@@ -14,8 +14,6 @@ from tritium.ml.lightgbm.rows import ShardRows
 
 _OF_GROUPS = ("ndcg", "map")
 _SUMS = ("gamma_deviance",)
-INEXACT = ("auc", "auc_mu", "average_precision", "r2")
-"""Metrics of all rows that can't be computed from those of each rank: the mean, weighted by rows, is near them."""
 
 Values = dict[str, float]
 

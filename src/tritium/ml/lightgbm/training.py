@@ -21,7 +21,6 @@ from tritium.ml.lightgbm.average import add_average, average_score
 from tritium.ml.lightgbm.bins import is_shared, training_set, validation_set
 from tritium.ml.lightgbm.callbacks import BoostingCallbacks
 from tritium.ml.lightgbm.checkpoint import BoostingState, checkpoint_of
-from tritium.ml.lightgbm.dropped import with_dropped
 from tritium.ml.lightgbm.labels import check_labels, check_scores
 from tritium.ml.lightgbm.metrics import Metrics
 from tritium.ml.lightgbm.parameters import lightgbm_params
@@ -35,6 +34,7 @@ _LARGE_CATEGORY = 1 << 20  # A split by it keeps 128 KiB.
 _DROPPED = 'iteration {} found no split, and ends the training: LightGBM can\'t put back what "dart" has dropped for it'
 _LOG_SECONDS = 0.5
 _MOST_CLASSES = 10_000
+_TURNED = r"(?<=\n)(shrinkage|leaf_value|internal_value)=(.*)"
 _SPECIAL = re.compile(r'[",:\[\]{}\s]')  # LightGBM refuses feature names with these.
 
 
@@ -102,7 +102,7 @@ def _grow(
             began = time.monotonic()
             callbacks.before(booster, iteration)
             finds_no_split = booster.update()  # Then it adds no tree, and a later iteration may find a split.
-            if finds_no_split and settings.boosting == "dart" and (whole := with_dropped(booster)) is not None:
+            if finds_no_split and settings.boosting == "dart" and (whole := _with_dropped(booster)) is not None:
                 progress.booster = whole
                 if world.rank == 0:
                     world.note(_DROPPED.format(iteration + 1))
@@ -247,3 +247,22 @@ def _feature_names(names: Sequence[str]) -> Sequence[str]:
     plain = [_SPECIAL.sub("_", name) for name in names]
     twice: Mapping[str, int] = Counter(plain)
     return [name if twice[name] == 1 else f"{name}_{i}" for i, name in enumerate(plain)]
+
+
+def _with_dropped(booster: lightgbm.Booster) -> lightgbm.Booster | None:
+    """Return a booster of the trees before an iteration that has found no split; None where it is `booster` itself.
+
+    "dart" drops some trees for an iteration by turning their signs. LightGBM 4.7 turns them back only where the
+    iteration finds a split, and else goes on with a sum that lacks them: for labels around 100, predictions were around
+    -200.
+    """
+    head, *trees = re.split(r"(?<=\n)(?=Tree=\d+\n)", booster.model_to_string(num_iteration=-1))
+    if not any("\nshrinkage=-" in tree for tree in trees):
+        return None
+    turned = [re.sub(_TURNED, _turned, tree) if "\nshrinkage=-" in tree else tree for tree in trees]
+    head = re.sub(r"(?<=\n)tree_sizes=.*\n", "", head)  # LightGBM reads a text without them.
+    return lightgbm.Booster(model_str=head + "".join(turned))
+
+
+def _turned(match: re.Match[str]) -> str:
+    return f"{match[1]}={' '.join(repr(-float(value)) for value in match[2].split())}"

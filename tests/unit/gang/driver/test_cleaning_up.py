@@ -13,8 +13,8 @@ from tritium.errors import BadSetting, JobFailed, NotEnoughSlots, StartTimeout
 from tritium.events import Event
 from tritium.gang.driver import launcher, on_cluster, outcome
 from tritium.gang.driver.cancellation import Cancellation
-from tritium.gang.driver.error_text import finish
 from tritium.gang.driver.outcome import GivenBack, await_formed
+from tritium.gang.driver.retry import finish
 from tritium.gang.driver.run import attempted
 from tritium.gang.settings import Gang
 

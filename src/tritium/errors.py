@@ -40,8 +40,8 @@ from typing import Any
 _USER = re.compile(r"(?<=://)[^\s/:@'\"]+:[^\s/@'\"]+(?=@)")
 _STOPS = re.compile(r"(?<=[^\s./])([.?!])\.(?=\s|$)")
 _KEYS = re.compile(
-    r"""([?&](?:[\w.-]*(?:token|secret|passw|signature|credential|key)[\w.-]*|sig)=)[^\s&'"#]+""", re.IGNORECASE
-)
+    r"""([?&](?:[\w.-]*(?:token|secret|passw|signature|credential|key)[\w.-]*|sig)=)[^\s&'"#\\]+""", re.IGNORECASE
+)  # A backslash ends it: in JSON it is part of the quotation mark after a URL.
 
 
 def masked(text: str) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import threading
 import time
 from pathlib import Path
@@ -85,6 +86,20 @@ def test_its_job_is_in_the_group_of_the_thread_that_submits(spark: Any, tmp_path
     finally:
         for name in ("spark.jobGroup.id", "spark.job.description", "spark.job.interruptOnCancel"):
             context.setLocalProperty(name, None)
+
+
+def test_ctrl_c_while_its_events_are_read_cancels_nothing_of_the_session(spark: Any, tmp_path: Path) -> None:
+    with tr.submit(sleeps(tmp_path), ranks=2, spark=spark, **QUIET) as run:
+        pids(tmp_path)
+        main = threading.main_thread().ident
+        assert main is not None
+        timer = threading.Timer(0.5, lambda: signal.pthread_kill(main, signal.SIGINT))
+        timer.start()
+        with pytest.raises(KeyboardInterrupt):
+            list(run.events())
+        timer.join()
+        with pytest.raises(TimeoutError):
+            run.result(1)
 
 
 def test_one_that_waits_for_slots_is_cancelled_at_once(spark: Any, tmp_path: Path) -> None:

@@ -34,6 +34,15 @@ class Session:
         """Return the session, classic or Connect. Asks Spark nothing."""
         return ConnectSession(spark) if is_connect(spark) else Session(spark)
 
+    @staticmethod
+    def usable(spark: Any) -> Session:
+        """Do as `of`. Raises BadSetting for an object that is no session, or one that was stopped."""
+        if not hasattr(spark, "range") or not hasattr(spark, "conf"):
+            raise BadSetting(f"spark={spark!r} is no SparkSession.", setting="spark")
+        session = Session.of(spark)
+        session.refuse_stopped()
+        return session
+
     @property
     def version(self) -> str:
         return str(self.spark.version)

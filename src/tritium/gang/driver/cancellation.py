@@ -21,16 +21,22 @@ class Cancellation:
         self._interrupt: Callable[[], None] | None = None
 
     def request(self) -> None:
-        """Have the run end. Returns at once."""
+        """Have the run end. Returns at once. A second request must not interrupt what the first one's clean-up does."""
         with self._lock:
+            first = not self.requested.is_set()
             self.requested.set()
-            if self._interrupt is not None:
+            if first and self._interrupt is not None:
                 self._interrupt()
 
     def check(self) -> None:
         """Raise RunCancelled if the run shall end."""
         if self.requested.is_set():
             raise RunCancelled("The run was cancelled by Run.cancel(); all its ranks have been ended.")
+
+    def pause(self, seconds: float) -> None:
+        """Wait. Raises RunCancelled as soon as the run shall end."""
+        self.requested.wait(seconds)
+        self.check()
 
     @contextmanager
     def interrupting(self, interrupt: Callable[[], None]) -> Iterator[None]:

@@ -78,16 +78,24 @@ def launcher_of(on: str) -> Callable[[Attempt], Launcher]:
     return cast("Callable[[Attempt], Launcher]", entry_points(group=ENTRY_POINTS)[on].load())
 
 
-def thread_of(attempt: Attempt, target: Callable[[], object]) -> threading.Thread:
-    """Return a thread for a run. On Spark it inherits the properties of the calling thread: job group, tags, pool."""
+def start_thread(attempt: Attempt, target: Callable[[], object]) -> threading.Thread:
+    """Start a thread for a run. On Spark it inherits the properties of the calling thread: job group, tags, pool.
+
+    Raises BadSetting for a session that can't be used, and JobFailed for one whose JVM has ended.
+    """
     name = f"tritium-run-{attempt.run_id}"
     if attempt.gang.on != "cluster":
-        return threading.Thread(target=target, name=name, daemon=True)
-    from tritium.gang.driver.on_cluster import session_of
+        thread = threading.Thread(target=target, name=name, daemon=True)
+        thread.start()
+        return thread
+    from tritium.gang.driver.on_cluster import jvm_errors, session_of
     from tritium.spark.session import Session
 
     attempt.spark = session_of(attempt)
-    return Session.of(attempt.spark).thread(target, name)
+    with jvm_errors(attempt.spark):
+        thread = Session.usable(attempt.spark).thread(target, name)
+        thread.start()
+    return thread
 
 
 @contextmanager

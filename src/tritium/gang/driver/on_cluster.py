@@ -37,6 +37,7 @@ class OnCluster:
         self._job: SparkJob | None = None
         with jvm_errors(self._spark):
             self._cluster = cluster_of(self._spark)
+            self._cluster.sleep = attempt.cancellation.pause
             for data in attempt.data.values():
                 refuse_hanging(data.frame)
             if note := note_of_functions(self._spark, [data.frame for data in attempt.data.values()]):
@@ -138,8 +139,7 @@ class OnCluster:
                 missing=[],
             ) from given
         self._attempt.recorder.note(f"{given}: they are given back, and tried for again in {pause:.0f} s")
-        self._attempt.cancellation.requested.wait(pause)
-        self._attempt.cancellation.check()
+        self._attempt.cancellation.pause(pause)
 
     def _end(self, job: SparkJob) -> None:
         recorder = self._attempt.recorder

@@ -7,7 +7,7 @@ import contextvars
 import threading
 import time
 import warnings
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -84,11 +84,10 @@ class Run:
         Raises the errors of `launch`, RunCancelled after `cancel`, and TimeoutError after `timeout` seconds. After the
         last, and after Ctrl-C, the run goes on.
         """
-        with launcher.own_interrupts() if self._attempt.gang.on == "cluster" else nullcontext():
-            if not self._wait(timeout):
-                raise TimeoutError(
-                    f"Run {self.id} has not ended within {timeout:g} s, and goes on. Call result() again, or cancel()."
-                )
+        if not self._wait(timeout):
+            raise TimeoutError(
+                f"Run {self.id} has not ended within {timeout:g} s, and goes on. Call result() again, or cancel()."
+            )
         self._warn(3)
         if self._error is not None:
             raise self._error
@@ -104,7 +103,13 @@ class Run:
 
     def events(self) -> Iterator[Event]:
         """Iterate over the events of the run so far, and over further ones as they come, until its end."""
-        return iter(self._attempt.recorder.stream)
+        stream = iter(self._attempt.recorder.stream)
+        while True:
+            with self._interrupts():
+                event = next(stream, None)
+            if event is None:
+                return
+            yield event
 
     def __enter__(self) -> Run:
         return self
@@ -129,12 +134,15 @@ class Run:
     def start(self) -> None:
         """Run in a thread that has the context variables and Spark's local properties of this one."""
         context = contextvars.copy_context()
-        self._thread = launcher.thread_of(self._attempt, lambda: context.run(self._execute_in_thread))
         if not _unfinished:
             atexit.unregister(_cancel_all)
             atexit.register(_cancel_all)  # Again, so that it comes before what others have registered since.
         _unfinished.add(self)
-        self._thread.start()
+        try:
+            self._thread = launcher.start_thread(self._attempt, lambda: context.run(self._execute_in_thread))
+        except BaseException:
+            _unfinished.discard(self)
+            raise
 
     def _execute_in_thread(self) -> None:
         try:
@@ -175,8 +183,10 @@ class Run:
 
     def _close(self, listening: threading.Thread | None) -> None:
         recorder = self._attempt.recorder
-        self.report = recorder.close(self._error)
-        recorder.stream.close()
+        try:
+            self.report = recorder.close(self._error)
+        finally:  # Else who reads the events would wait for ever.
+            recorder.stream.close()
         if listening is not None:
             listening.join(LISTEN_SECONDS)
         self._warnings += recorder.problems
@@ -207,12 +217,17 @@ class Run:
 
     def _wait(self, timeout: float | None) -> bool:
         deadline = None if timeout is None else time.monotonic() + timeout
-        while not self._ended.is_set():
-            left = _WAKE_SECONDS if deadline is None else deadline - time.monotonic()
-            if left <= 0:
-                return False
-            self._ended.wait(min(left, _WAKE_SECONDS))
+        with self._interrupts():
+            while not self._ended.is_set():
+                left = _WAKE_SECONDS if deadline is None else deadline - time.monotonic()
+                if left <= 0:
+                    return False
+                self._ended.wait(min(left, _WAKE_SECONDS))
         return True
+
+    def _interrupts(self) -> AbstractContextManager[None]:
+        """Let Ctrl-C end the wait of this block alone, and not what else runs in the session."""
+        return launcher.own_interrupts() if self._attempt.gang.on == "cluster" else nullcontext()
 
     def _warn(self, stacklevel: int) -> None:
         """Warn, once, of facts that are known at the end.

@@ -5,7 +5,6 @@ from __future__ import annotations
 import functools
 from typing import Any, cast
 
-from tritium.errors import BadSetting
 from tritium.spark.cluster.base import Cluster
 from tritium.spark.cluster.connect import Connect, Uncounted
 from tritium.spark.cluster.dynamic import Dynamic
@@ -21,22 +20,20 @@ _MANAGERS = {"local[": Local, "yarn": Yarn, "k8s": Kubernetes}
 
 
 def cluster_of(spark: Any) -> Cluster:
-    """Return the cluster of a classic or Connect session. Raises BadSetting for an object that is no session."""
-    if not hasattr(spark, "range") or not hasattr(spark, "conf"):
-        raise BadSetting(f"spark={spark!r} is no SparkSession.", setting="spark")
-    session = Session.of(spark)
-    session.refuse_stopped()
+    """Return the cluster of a classic or Connect session. Raises BadSetting where it can't be used."""
+    session = Session.usable(spark)
     master = session.setting("spark.master")
     manager = next((kind for start, kind in _MANAGERS.items() if f"{master}[".startswith(start)), Standalone)
     if session.connect:
-        return _before(Connect, manager)(session)
-    cluster = manager(session)
-    if cluster.allocates_dynamically():
-        return _before(Dynamic, manager)(session)
-    return cluster if scheduler.used(spark) else _before(Uncounted, manager)(session)
+        return _class_of(Connect, manager)(session)
+    kinds = (
+        *([Dynamic] if manager(session).allocates_dynamically() else []),
+        *([] if scheduler.used(spark) else [Uncounted]),
+    )
+    return _class_of(*kinds, manager)(session)
 
 
 @functools.cache
-def _before(access: type[Cluster], manager: type[Cluster]) -> type[Cluster]:
-    """Return the class that does as `access` first, and else as `manager`."""
-    return cast(type[Cluster], type(f"{access.__name__}{manager.__name__}", (access, manager), {}))
+def _class_of(*kinds: type[Cluster]) -> type[Cluster]:
+    """Return the class that does as the first of these does, and else as the next."""
+    return cast(type[Cluster], type("".join(kind.__name__ for kind in kinds), kinds, {})) if kinds[1:] else kinds[0]

@@ -75,6 +75,8 @@ class Cluster:
     def __init__(self, session: Session) -> None:
         self.session = session
         self.master = session.setting("spark.master")
+        self.sleep: Callable[[float], object] = time.sleep
+        """Waits so many seconds for executors. A run that may be cancelled has one that raises then."""
         self._profiles: dict[tuple[int | None, int], ResourceProfile | None] = {}
 
     # ---- Before anything is submitted
@@ -164,7 +166,7 @@ class Cluster:
             to_come = again or _fewer_than_before(self) or (waited < young and not _all_registered(self))
             over = not to_come or waited > (for_least if available < gang.least else for_most)
             if not over:
-                time.sleep(_POLL_SECONDS)
+                self.sleep(_POLL_SECONDS)
             available = self.slots(gang) or 0  # Also when it is over: the last executor may have registered meanwhile.
         self.reservations().executors = self.executors()
         return available

@@ -20,9 +20,10 @@ import pytest
 
 import tritium as tr
 from tritium.errors import BadSetting, RankFailed, RunCancelled, TritiumWarning
-from tritium.events import CheckpointSaved, Event, GangFormed, Logged, Note, Printed, RunEnded, RunOpened
+from tritium.events import CheckpointSaved, Event, GangFormed, Logged, Note, Printed, RunEnded, RunOpened, read
 from tritium.gang.driver import launcher, run
 from tritium.observe import stream
+from tritium.observe.run_directory import RunLog
 from tritium.observe.stream import EventStream
 
 PLACES = ("here", pytest.param("driver", marks=pytest.mark.processes))
@@ -189,6 +190,30 @@ def test_of_a_function_that_catches_exceptions(tmp_path: Path) -> None:
     assert (tmp_path / "cleaned").exists()
 
 
+def test_to_cancel_again_does_not_interrupt_what_the_function_cleans_up(tmp_path: Path) -> None:
+    """The end of the block is a second request."""
+
+    def train() -> None:
+        try:
+            (tmp_path / "runs").touch()
+            while True:
+                time.sleep(0.01)
+        finally:
+            (tmp_path / "cleaning").touch()
+            while not (tmp_path / "go").exists():
+                time.sleep(0.01)
+            (tmp_path / "cleaned").touch()
+
+    with tr.submit(train, on="here", **QUIET) as handle:
+        until(tmp_path, "runs")
+        handle.cancel()
+        until(tmp_path, "cleaning")
+        handle.cancel()
+        (tmp_path / "go").touch()
+    assert handle.status == "cancelled"
+    assert (tmp_path / "cleaned").exists()
+
+
 def test_a_gang_of_one_in_this_process_is_called_by_the_thread_that_launches() -> None:
     """And one that is submitted by another thread, with the context variables of the first."""
 
@@ -270,11 +295,31 @@ class TestEvents:
         assert missed == f"{10 - len(kept)} events came faster than they were read. events.jsonl has them."
         assert kept == [str(number) for number in range(10 - len(kept), 10)]
 
+    def test_end_when_the_end_of_the_run_can_not_be_recorded(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        def refused(self: Any, report: Any) -> None:
+            raise OSError(REFUSED)
+
+        monkeypatch.setattr(RunLog, "report", refused)
+        handle = tr.submit(counted, on="here", **QUIET)
+        assert isinstance(list(handle.events())[-1], RunEnded)
+        with pytest.raises(OSError, match=REFUSED):
+            handle.result(60)
+
+    def test_an_url_with_a_key_in_quotation_marks_is_read_back(self) -> None:
+        line = Printed(rank=0, text='GET "http://host/?token=abc" failed').to_json()
+        assert read(line) == Printed(rank=0, text='GET "http://host/?token=***" failed')
+
     def test_a_run_that_is_refused_later_has_none(self) -> None:
         handle = tr.submit(counted, on="driver", gpus=4096, **QUIET)
         assert list(handle.events()) == []
         with pytest.raises(tr.errors.NotEnoughSlots):
             handle.result(30)
+
+
+def test_what_is_no_session_is_refused_where_it_is_submitted() -> None:
+    with pytest.raises(BadSetting, match="spark='x' is no SparkSession"):
+        tr.submit(counted, spark="x", **QUIET)
+    assert not run._unfinished
 
 
 class TestListen:

@@ -58,6 +58,14 @@ def test_the_manager_is_known_by_the_master_and_stands_behind_connect_and_dynami
     assert dynamic.starts_one_by_one == (kind != "Local")
 
 
+def test_slots_that_can_not_be_counted_are_not_under_dynamic_allocation_either(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tritium.spark.cluster.scheduler, "used", lambda spark: False)
+    cluster = cluster_of(Spark(spark_master="yarn", spark_dynamicAllocation_enabled="true"))
+    assert (type(cluster).__name__, cluster.starts_one_by_one) == ("DynamicUncountedYarn", True)
+    assert (cluster.slots(Gang()), cluster.draws_bar, cluster.executor_hosts()) == (None, False, [])
+    assert type(cluster_of(Spark(spark_master="yarn"))).__name__ == "UncountedYarn"
+
+
 def test_dynamic_allocation_is_refused_over_connect_but_for_a_local_server() -> None:
     for master in ("yarn", "spark://host:7077"):
         with pytest.raises(BadSetting, match="dynamicAllocation"):

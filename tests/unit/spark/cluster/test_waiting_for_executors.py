@@ -7,6 +7,8 @@ from types import SimpleNamespace
 
 import pytest
 
+from tritium.errors import RunCancelled
+from tritium.gang.driver.cancellation import Cancellation
 from tritium.gang.settings import Gang
 from tritium.spark.cluster import base
 from tritium.spark.cluster.standalone import Standalone
@@ -44,3 +46,10 @@ def test_an_executor_that_registers_between_two_questions_counts(
     monkeypatch.setattr(base, "_POLL_SECONDS", 0.0)
     notes: list[str] = []
     assert Young(questions).await_slots(Gang(ranks=2), notes.append, again=False) == 2
+
+
+def test_a_run_that_is_cancelled_waits_no_longer() -> None:
+    cluster, cancellation = Young(10**9), Cancellation()
+    cluster.sleep = cancellation.pause
+    with pytest.raises(RunCancelled):
+        cluster.await_slots(Gang(ranks=2), lambda _: cancellation.request(), again=False)

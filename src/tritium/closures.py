@@ -13,7 +13,7 @@ import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from types import CodeType, FunctionType, MethodType, ModuleType
-from typing import Any
+from typing import Any, TypeGuard
 
 from tritium import ship
 
@@ -71,6 +71,42 @@ def _of_function(fn: FunctionType, name: str) -> Iterator[Capture]:
         yield Capture(argument, value, name)
     if wrapped := getattr(fn, "__wrapped__", None):
         yield Capture(bare(wrapped), wrapped, name)
+
+
+def module_captures(fn: FunctionType) -> Iterator[Capture]:
+    """Yield what a function takes from the user's modules, such as `helpers.loss` or `project.settings.RATE`."""
+    owner = title(fn)
+    modules = {capture.name: capture.value for capture in _of_function(fn, owner)}
+    for code in _with_nested(fn.__code__):
+        name, value = "", None
+        for step in dis.get_instructions(code):
+            if step.opname in ("LOAD_ATTR", "LOAD_METHOD") and _is_own_module(value):
+                name, value = f"{name}.{step.argval}", getattr(value, step.argval, None)
+                if not isinstance(value, ModuleType):
+                    yield Capture(name, value, owner)
+            else:
+                name = str(step.argval)
+                value = modules.get(name) if step.opname in ("LOAD_GLOBAL", "LOAD_NAME", "LOAD_DEREF") else None
+
+
+def imported_captures(fn: FunctionType) -> Iterator[Capture]:
+    """Yield what a function may take from the user's modules that it imports itself, if they are imported by now."""
+    for code in _with_nested(fn.__code__):
+        imports = [step.argval for step in dis.get_instructions(code) if step.opname == "IMPORT_NAME"]
+        for module in (sys.modules.get(name) for name in imports):
+            if _is_own_module(module):
+                names = sorted(name for name in code.co_names if name in vars(module))
+                yield from (Capture(f"{module.__name__}.{name}", vars(module)[name], title(fn)) for name in names)
+
+
+def _with_nested(code: CodeType) -> Iterator[CodeType]:
+    yield code
+    for inner in nested(code):
+        yield from _with_nested(inner)
+
+
+def _is_own_module(value: Any) -> TypeGuard[ModuleType]:
+    return isinstance(value, ModuleType) and ship.is_users_own(value, ())
 
 
 def is_code(value: Any) -> bool:

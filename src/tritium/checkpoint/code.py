@@ -7,30 +7,57 @@ hold are hashed apart: a difference there may mean nothing. Code of installed pa
 
 from __future__ import annotations
 
+import argparse
 import ast
 import dataclasses
+import datetime
+import decimal
 import enum
+import fractions
 import functools
 import hashlib
 import linecache
+import operator
+import pathlib
+import re
+import sys
 import types
 import zlib
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 
 from tritium.arguments import name_of
-from tritium.closures import globals_of, is_own, nested, own_captures
+from tritium.closures import globals_of, imported_captures, is_own, module_captures, nested, own_captures
 
 _PLAIN = (type(None), bool, int, float, complex, str, bytes, type(...), np.dtype)
+_BY_TEXT = (
+    range,
+    slice,
+    re.Pattern,
+    decimal.Decimal,
+    fractions.Fraction,
+    datetime.date,
+    datetime.time,
+    datetime.timedelta,
+    operator.itemgetter,
+    operator.attrgetter,
+    operator.methodcaller,
+)
+"""Values without attributes, whose text has all that they are."""
+_RECORDS = (types.SimpleNamespace, argparse.Namespace)
+"""Objects that hold settings, as dataclasses do."""
+_TABLES = ("pandas", "jaxlib", "tensorflow")
+"""Packages whose arrays, series and tables are values like those of NumPy."""
+_SLOTS = (types.MemberDescriptorType, types.GetSetDescriptorType)
 _NEAR = 1
 """A function so many calls from a setting counts like the setting itself."""
 _FAR = _NEAR + 1
 _DEEPEST = 25
 _MOST = 20_000
-"""Values beyond this number are left out."""
+"""Values beyond this number are left out, and the setting is not wholly known."""
 _SHORT = 200
 _FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda)
 _MADE_BY_EXEC = "<string>"
@@ -45,7 +72,7 @@ class Code(NamedTuple):
     loose: str
     """The hash of what may differ in a new session without meaning anything."""
     known: bool
-    """Whether all the source was there; else code counts by the names and numbers in it alone."""
+    """Whether all was compared: code without source counts by the names and numbers in it alone."""
 
 
 class Opened(NamedTuple):
@@ -94,37 +121,52 @@ def describe(thing: Any, opened: Opener = plain) -> str:
     return f"{inside.kind.__name__}({', '.join(settings)})"[:_SHORT]
 
 
+@dataclasses.dataclass
+class _Hash:
+    """One of the two hashes of a walk, with what went into it, so that neither depends on the other."""
+
+    digest: Any = dataclasses.field(default_factory=hashlib.sha256)
+    count: int = 0
+    seen: dict[int, tuple[str, Any]] = dataclasses.field(default_factory=dict)
+    """Where an object was first; it is kept here, so that no id is used twice."""
+
+
 class _Walk:
     """A walk over what a setting refers to, the nearest functions first."""
 
     def __init__(self, opened: Opener, weights: bool) -> None:
         self._opened, self._weights = opened, weights
-        self._exact, self._loose = hashlib.sha256(), hashlib.sha256()
+        self._exact, self._loose = _Hash(), _Hash()
         self._known = True
-        self._count = 0
-        self._seen: dict[int, Any] = {}  # Code and objects are kept here, so that no id is used twice.
         self._functions: deque[tuple[str, types.FunctionType, int]] = deque()
 
     def run(self, thing: Any) -> Code:
         self._add("", thing, 0)
         while self._functions:
             self._function(*self._functions.popleft())
-        return Code(self._exact.hexdigest()[:16], self._loose.hexdigest()[:16], self._known)
+        exact, loose = (part.digest.hexdigest()[:16] for part in (self._exact, self._loose))
+        return Code(exact, loose, self._known)
+
+    def _hash(self, calls: int) -> _Hash:
+        return self._exact if calls <= _NEAR else self._loose
 
     def _note(self, path: str, text: str, calls: int) -> None:
-        (self._exact if calls <= _NEAR else self._loose).update(f"{path}: {text}\n".encode())
+        self._hash(calls).digest.update(f"{path}: {text}\n".encode())
 
     def _add(self, path: str, thing: Any, calls: int, captured: bool = False) -> None:
         """Add a value. `calls`: from the setting to where it is; `captured`: by a function there."""
-        self._count += 1
-        if isinstance(thing, str) and captured:
+        part = self._hash(calls)
+        part.count += 1
+        if isinstance(thing, str | pathlib.PurePath) and captured:
             self._note(path, repr(thing), _FAR)
         elif isinstance(thing, enum.Enum):
             self._note(path, f"{_name(type(thing))}.{thing.name}", calls)
-        elif isinstance(thing, _PLAIN):
+            self._add(f"{path}/value", thing.value, calls)
+        elif isinstance(thing, (*_PLAIN, *_BY_TEXT, pathlib.PurePath)):
             self._note(path, repr(thing), calls)
-        elif path.count("/") > _DEEPEST or self._count > _MOST:
+        elif path.count("/") > _DEEPEST or part.count > _MOST:
             self._note(path, "more", calls)
+            self._known = self._known and part is self._loose
         elif isinstance(thing, list | tuple):
             self._note(path, f"{_name(type(thing))} of {len(thing)}", calls)
             for place, item in enumerate(thing):
@@ -136,15 +178,15 @@ class _Walk:
         elif isinstance(thing, set | frozenset):
             self._note(path, f"set of {sorted(map(_key, thing))}", calls)
         elif isinstance(thing, np.ndarray | np.generic):
-            self._note(path, _array(thing), calls)
-        elif isinstance(thing, functools.partial):
+            self._array(path, np.asarray(thing), calls)
+        elif isinstance(thing, functools.partial | functools.partialmethod):
             self._add(f"{path}/partial", [thing.func, thing.args, thing.keywords], calls, captured)
         elif isinstance(thing, types.ModuleType):
             self._note(path, thing.__name__, calls)
-        elif id(thing) in self._seen:
-            self._note(path, "again", calls)
+        elif id(thing) in part.seen:
+            self._note(path, f"again {part.seen[id(thing)][0]}", calls)
         else:
-            self._seen[id(thing)] = thing
+            part.seen[id(thing)] = path, thing
             self._add_once(path, thing, calls, captured)
 
     def _add_once(self, path: str, thing: Any, calls: int, captured: bool) -> None:
@@ -161,12 +203,29 @@ class _Walk:
             self._add(f"{path}/weights", inside.weights, calls if self._weights and not captured else _FAR)
         elif callable(thing) and hasattr(thing, "__qualname__"):
             cached = getattr(thing, "__wrapped__", None)  # Of functools.cache.
-            self._add(f"{path}/function", _name(thing) if cached is None else cached, calls, captured)
+            if cached is None:
+                self._note(path, _name(thing), calls + captured)
+            else:
+                self._add(f"{path}/function", cached, calls, captured)
         else:
             self._add(f"{path}/class", type(thing), calls, captured)
-            record = dataclasses.is_dataclass(thing) or isinstance(thing, types.SimpleNamespace)
-            if record or is_own(type(thing)):
-                self._add(f"{path}/attributes", getattr(thing, "__dict__", {}), calls if record else _FAR, captured)
+            self._object(path, thing, calls, captured)
+
+    def _object(self, path: str, thing: Any, calls: int, captured: bool) -> None:
+        """Add what an object holds. That of Python's own, such as a logger with all its handlers, is left out."""
+        record = dataclasses.is_dataclass(thing) or isinstance(thing, _RECORDS)
+        package = str(type(thing).__module__).partition(".")[0]
+        if package in _TABLES and hasattr(type(thing), "__array__"):
+            self._array(path, np.asarray(thing), calls)
+        elif record or package not in sys.stdlib_module_names or is_own(type(thing)):
+            self._add(f"{path}/attributes", _attributes(thing), calls if record else _FAR, captured)
+
+    def _array(self, path: str, array: np.ndarray[Any, Any], calls: int) -> None:
+        self._note(path, f"array {array.dtype} {list(array.shape)}", calls)
+        if array.dtype.hasobject:
+            self._add(f"{path}/items", array.tolist(), calls)
+        else:
+            self._note(path, str(zlib.crc32(np.ascontiguousarray(array).reshape(-1).view(np.uint8).data)), calls)
 
     def _function(self, path: str, function: types.FunctionType, calls: int) -> None:
         if not is_own(function):
@@ -179,6 +238,10 @@ class _Walk:
         for capture in sorted(own_captures(function), key=lambda capture: capture.name):
             if capture.name not in counters:
                 self._add(f"{path}/{capture.name}", capture.value, calls, captured=True)
+        for capture in module_captures(function):
+            self._add(f"{path}/{capture.name}", capture.value, calls, captured=True)
+        for capture in imported_captures(function):  # Not all of these modules are imported yet.
+            self._add(f"{path}/{capture.name}", capture.value, _FAR, captured=True)
 
     def _class(self, path: str, cls: type, calls: int) -> None:
         if not is_own(cls):
@@ -188,11 +251,12 @@ class _Walk:
         for place, base in enumerate(cls.__bases__):
             self._add(f"{path}/base {place}", base, calls)
         for name, member in sorted(vars(cls).items()):
-            inner = getattr(member, "__func__", None) or getattr(member, "fget", None) or member
+            cached = member.func if isinstance(member, functools.cached_property) else None
+            inner = cached or getattr(member, "__func__", None) or getattr(member, "fget", None) or member
             if isinstance(inner, types.FunctionType):
                 if inner.__code__.co_filename != _MADE_BY_EXEC or not name.startswith("__"):
                     self._add(f"{path}/{name}", inner, calls)
-            elif isinstance(inner, (*_PLAIN, tuple)) and not name.startswith("__"):
+            elif not name.startswith("__") and not isinstance(inner, _SLOTS):
                 self._add(f"{path}/{name}", inner, calls)
 
 
@@ -235,8 +299,15 @@ def _start(node: ast.expr) -> tuple[int, int]:
 
 def _outline(code: types.CodeType) -> str:
     """Return the names and numbers in a function without source, and in those within it."""
-    numbers = [value for value in code.co_consts if isinstance(value, int | float | complex)]
-    return repr([code.co_names, numbers, *map(_outline, nested(code))])
+    return repr([code.co_names, _numbers(code.co_consts), *map(_outline, nested(code))])
+
+
+def _numbers(constants: Iterable[Any]) -> list[Any]:
+    return [
+        _numbers(value) if isinstance(value, tuple) else value
+        for value in constants
+        if isinstance(value, int | float | complex | tuple)
+    ]
 
 
 # ---- texts of values
@@ -256,7 +327,7 @@ def _name(thing: Any) -> str:
     return f"{getattr(thing, '__module__', None)}.{thing.__qualname__}"
 
 
-def _array(value: Any) -> str:
-    array = np.ascontiguousarray(value)
-    kind = f"array {array.dtype} {list(np.shape(value))}"
-    return kind if array.dtype.hasobject else f"{kind} {zlib.crc32(array.reshape(-1).view(np.uint8).data)}"
+def _attributes(thing: Any) -> dict[str, Any]:
+    """Return an object's attributes, those in slots as well."""
+    slots = [name for kind in type(thing).__mro__ for name, slot in vars(kind).items() if isinstance(slot, _SLOTS[0])]
+    return {name: getattr(thing, name) for name in slots if hasattr(thing, name)} | getattr(thing, "__dict__", {})

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -26,7 +26,7 @@ def make_optimizer(settings: TorchSettings, module: torch.nn.Module) -> Any:
     optimizer = _call(settings.optimizer, module)
     kind = type(optimizer).__name__
     if not hasattr(optimizer, "param_groups") or not hasattr(optimizer, "step"):
-        several = f" {ONE_OPTIMIZER}" if isinstance(optimizer, Mapping | Sequence) else ""
+        several = f" {ONE_OPTIMIZER}" if isinstance(optimizer, Iterable) else ""
         raise BadSetting(
             f"optimizer={name_of(settings.optimizer)} returned a {kind}, and must return one torch.optim.Optimizer. A "
             f"scheduler goes into lr_scheduler=.{several}",

@@ -5,40 +5,9 @@ from __future__ import annotations
 import importlib
 from typing import Any
 
-from tritium_compat.horovod.basics import (
-    Adasum,
-    Average,
-    Max,
-    Min,
-    ProcessSet,
-    Product,
-    Sum,
-    add_process_set,
-    ccl_built,
-    cross_rank,
-    cross_size,
-    cuda_built,
-    ddl_built,
-    global_process_set,
-    gloo_built,
-    gloo_enabled,
-    init,
-    is_homogeneous,
-    is_initialized,
-    local_rank,
-    local_size,
-    mpi_built,
-    mpi_enabled,
-    mpi_threads_supported,
-    nccl_built,
-    rank,
-    remove_process_set,
-    rocm_built,
-    shutdown,
-    size,
-    start_timeline,
-    stop_timeline,
-)
+from tritium_compat.horovod import basics
+from tritium_compat.horovod.basics import *  # noqa: F403
+from tritium_compat.horovod.basics import Max, Min, Product
 from tritium_compat.horovod.errors import HorovodInternalError
 from tritium_compat.horovod.tensorflow import elastic
 from tritium_compat.horovod.tensorflow.compression import Compression
@@ -81,8 +50,6 @@ def __getattr__(name: str) -> Any:
 
 
 __all__ = [
-    "Adasum",
-    "Average",
     "BroadcastGlobalVariablesHook",
     "Compression",
     "DistributedGradientTape",
@@ -91,11 +58,8 @@ __all__ = [
     "Max",
     "Min",
     "PartialDistributedGradientTape",
-    "ProcessSet",
     "Product",
-    "Sum",
-    "SyncBatchNormalization",
-    "add_process_set",
+    "SyncBatchNormalization",  # noqa: F405 (made on demand, below)
     "allgather",
     "allgather_object",
     "allreduce",
@@ -107,39 +71,16 @@ __all__ = [
     "broadcast_object",
     "broadcast_object_fn",
     "broadcast_variables",
-    "ccl_built",
-    "cross_rank",
-    "cross_size",
-    "cuda_built",
-    "ddl_built",
     "elastic",
-    "global_process_set",
-    "gloo_built",
-    "gloo_enabled",
     "grouped_allgather",
     "grouped_allreduce",
     "grouped_reducescatter",
-    "init",
-    "is_homogeneous",
-    "is_initialized",
     "join",
-    "local_rank",
     "local_rank_op",
-    "local_size",
     "local_size_op",
-    "mpi_built",
-    "mpi_enabled",
-    "mpi_threads_supported",
-    "nccl_built",
     "process_set_included_op",
-    "rank",
     "rank_op",
     "reducescatter",
-    "remove_process_set",
-    "rocm_built",
-    "shutdown",
-    "size",
     "size_op",
-    "start_timeline",
-    "stop_timeline",
 ]
+__all__ += basics.__all__

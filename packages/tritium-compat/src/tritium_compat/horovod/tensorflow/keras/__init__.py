@@ -6,38 +6,10 @@ from typing import Any
 
 import tensorflow as tf
 
+from tritium_compat.horovod import basics
 from tritium_compat.horovod._keras.front import Front, distributed
-from tritium_compat.horovod.basics import (
-    Adasum,
-    Average,
-    ProcessSet,
-    Sum,
-    add_process_set,
-    ccl_built,
-    cross_rank,
-    cross_size,
-    cuda_built,
-    ddl_built,
-    global_process_set,
-    gloo_built,
-    gloo_enabled,
-    init,
-    is_homogeneous,
-    is_initialized,
-    local_rank,
-    local_size,
-    mpi_built,
-    mpi_enabled,
-    mpi_threads_supported,
-    nccl_built,
-    rank,
-    remove_process_set,
-    rocm_built,
-    shutdown,
-    size,
-    start_timeline,
-    stop_timeline,
-)
+from tritium_compat.horovod.basics import *  # noqa: F403
+from tritium_compat.horovod.basics import Average, ProcessSet, global_process_set
 from tritium_compat.horovod.errors import HorovodInternalError
 from tritium_compat.horovod.options import groups_of
 from tritium_compat.horovod.tensorflow.compression import Compression
@@ -87,15 +59,10 @@ def DistributedOptimizer(
 
 
 __all__ = [
-    "Adasum",
-    "Average",
     "Compression",
     "DistributedOptimizer",
     "HorovodInternalError",
     "PartialDistributedOptimizer",
-    "ProcessSet",
-    "Sum",
-    "add_process_set",
     "allgather",
     "allgather_object",
     "allreduce",
@@ -103,31 +70,8 @@ __all__ = [
     "broadcast_global_variables",
     "broadcast_object",
     "callbacks",
-    "ccl_built",
-    "cross_rank",
-    "cross_size",
-    "cuda_built",
-    "ddl_built",
     "elastic",
-    "global_process_set",
-    "gloo_built",
-    "gloo_enabled",
-    "init",
-    "is_homogeneous",
-    "is_initialized",
     "load_model",
-    "local_rank",
-    "local_size",
-    "mpi_built",
-    "mpi_enabled",
-    "mpi_threads_supported",
-    "nccl_built",
-    "rank",
     "reducescatter",
-    "remove_process_set",
-    "rocm_built",
-    "shutdown",
-    "size",
-    "start_timeline",
-    "stop_timeline",
 ]
+__all__ += basics.__all__

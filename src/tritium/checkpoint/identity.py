@@ -38,7 +38,10 @@ def identity_of(settings: Any, fields: Iterable[Field]) -> dict[str, Any]:
     values = {name: plain(getattr(settings, name)) for name in declared(settings, "same")}
     words = {f"vocabulary of {column!r}": words_of(words) for column, words in settings.words().items()}
     return (
-        {"form": FORM} | values | words | {f"column {f.name}": f"{f.dtype} of {', '.join(f.sources)}" for f in fields}
+        {"form": FORM, "framework": settings.framework}
+        | values
+        | words
+        | {f"column {f.name}": f"{f.dtype} of {', '.join(f.sources)}" for f in fields}
     )
 
 
@@ -70,26 +73,33 @@ def refuse_another(
     before, now : the identities of the checkpoint and of this training. An optimizer that is None in `now` is unknown.
     resized : whether the world size is another, on which the settings of an optimizer may depend.
     """
-    refuse_another_form(before, path)
+    refuse_another_kind(before, now, path)
     assert before is not None
     refuse(differences_of(before, now, resized), path)
 
 
-def refuse_another_form(identity: Mapping[str, Any] | None, path: str) -> None:
-    """Raise BadSetting if the checkpoint at `path`, which has this identity, is none that this version continues."""
-    if identity is None:
+def refuse_another_kind(before: Mapping[str, Any] | None, now: Mapping[str, Any], path: str) -> None:
+    """Raise BadSetting if the checkpoint at `path` is none that this version and this estimator continue."""
+    if before is None:
         raise BadSetting(
             f"{path} is a checkpoint of another kind: world.checkpoint.save in a function that was launched, and no "
             "estimator, wrote it. Name another run_dir.",
             differences=[],
         )
-    form = identity.get("form", 1)
+    form = before.get("form", 1)
     if form != FORM:
         raise BadSetting(
             f"{path} was saved by another version of Tritium: a training's checkpoint of form {form}, and this version "
             f"continues those of form {FORM}. Continue with that version, or name another run_dir to train from the "
             "beginning.",
             differences=[f"form: {FORM}, was {form}"],
+        )
+    frameworks = now.get("framework"), before.get("framework")
+    if frameworks[0] != frameworks[1]:
+        raise BadSetting(
+            f"{path} is a checkpoint of a training with {frameworks[1]}, and this one is with {frameworks[0]}. Name "
+            "another run_dir.",
+            differences=["framework: {!r}, was {!r}".format(*frameworks)],
         )
 
 

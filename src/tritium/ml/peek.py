@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from tritium.checkpoint.format import Damaged
-from tritium.checkpoint.identity import differences_of, differences_of_code, refuse, refuse_another, refuse_another_form
+from tritium.checkpoint.identity import differences_of, differences_of_code, refuse, refuse_another, refuse_another_kind
 from tritium.checkpoint.store import Store
 from tritium.errors import CheckpointFailed
 from tritium.ml.early_stopping import stays_stopped
@@ -52,7 +52,7 @@ def _compare(state: Mapping[str, Any], now: Mapping[str, Any], settings: Iterati
     if before is None or not {"code"} <= before.keys() & now.keys():
         refuse_another(before, now, path)
         return []
-    refuse_another_form(before, path)
+    refuse_another_kind(before, now, path)
     longer, anyway = state["rounds"] != settings.rounds, settings.if_code_changed == "continue"
     allowed = {"lr_scheduler": longer, "metrics": longer and state["finished"]}
     other, notes = differences_of_code(before, now, {name for name in now["code"] if anyway or allowed.get(name)})

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import lightning
 import numpy as np
 import pyarrow as pa
 import pytest
@@ -25,7 +26,9 @@ from tritium.checkpoint.format import REPLICATED, order
 from tritium.checkpoint.state import Snapshot
 from tritium.checkpoint.store import Store
 from tritium.errors import BadSetting
-from tritium.ml import Callback, EarlyStopping, fit, fitting
+from tritium.gang.settings import Gang
+from tritium.ml import Callback, EarlyStopping, LightningSettings, fit, fitting
+from tritium.ml.lightning.backend import LightningBackend
 
 SCALE = 2.0
 
@@ -507,6 +510,36 @@ def test_a_checkpoint_of_an_earlier_form_is_refused_by_name(
     assert caught.value.differences == ["form: 2, was 1"]
     assert "000000000004 was saved by another version of Tritium" in str(caught.value)
     assert store.names() == [name], "it is left as it is"
+
+
+class Fitted(lightning.LightningModule):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(3, 1)
+
+    def forward(self, x: Any) -> Any:
+        return self.layer(x)
+
+    def training_step(self, batch: Any, number: int) -> Any:
+        return functional.mse_loss(self(batch[0]), batch[1])
+
+    def configure_optimizers(self) -> Any:
+        return sgd(self.parameters(), 0.1)
+
+
+@pytest.mark.parametrize("way", ["peek", "load"])
+def test_a_checkpoint_of_another_framework_is_refused_by_name(
+    way: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    train(tmp_path)
+    if way == "load":
+        monkeypatch.setattr(fitting, "peek", lambda *_: None)
+    settings = LightningSettings(
+        model=Fitted, feature_cols=["x0", "x1", "x2"], label_cols=["y"], batch_size=8, verbose=False
+    )
+    gang = Gang(ranks=1, on="here", run_dir=str(tmp_path), progress=False)
+    with pytest.raises(BadSetting, match="is a checkpoint of a training with torch, and this one is with lightning"):
+        fitting.run(fitting.prepare(LightningBackend(), table(), settings, gang))
 
 
 def test_early_stopping_of_another_rule_gives_back_no_weights_of_before(tmp_path: Path) -> None:

@@ -55,12 +55,17 @@ def own_captures(fn: Any, by_reference: Sequence[str] = ()) -> Iterator[Capture]
             yield Capture("__call__", call, name)
 
 
-def _of_function(fn: FunctionType, name: str) -> Iterator[Capture]:
+def closed_over(fn: FunctionType) -> Iterator[Capture]:
+    """Yield what a function takes from those around it."""
     for variable, cell in zip(fn.__code__.co_freevars, fn.__closure__ or (), strict=True):
         try:
-            yield Capture(variable, cell.cell_contents, name)
+            yield Capture(variable, cell.cell_contents, title(fn))
         except ValueError:  # The variable is not set yet.
             continue
+
+
+def _of_function(fn: FunctionType, name: str) -> Iterator[Capture]:
+    yield from closed_over(fn)
     for variable in globals_of(fn.__code__):
         if variable in fn.__globals__:
             yield Capture(variable, fn.__globals__[variable], name)

@@ -30,7 +30,7 @@ from typing import Any, NamedTuple, TypeAlias
 import numpy as np
 
 from tritium.arguments import name_of
-from tritium.closures import globals_of, imported_captures, is_own, module_captures, nested, own_captures
+from tritium.closures import closed_over, globals_of, imported_captures, is_own, module_captures, nested, own_captures
 
 _PLAIN = (type(None), bool, int, float, complex, str, bytes, type(...), np.dtype)
 _BY_TEXT = (
@@ -230,6 +230,9 @@ class _Walk:
     def _function(self, path: str, function: types.FunctionType, calls: int) -> None:
         if not is_own(function):
             self._note(path, _name(function), calls)
+            if "<locals>" in function.__qualname__:  # A function of the package has made it, as focal_loss(gamma=2).
+                for capture in closed_over(function):
+                    self._add(f"{path}/{capture.name}", capture.value, calls, captured=True)
             return
         source = source_of(function)
         self._known = self._known and source is not None

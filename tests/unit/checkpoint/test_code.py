@@ -81,6 +81,10 @@ REFUSED = {
         "from helpers import a\ndef loss(x): return a",
         *(f"import numpy\na = numpy.array([{i}, None])" for i in "12"),
     ),
+    "what a package's function made of": (
+        "from helpers import loss",
+        *(f"from torch.optim.swa_utils import get_ema_avg_fn\nloss = get_ema_avg_fn({i})" for i in (0.9, 0.99)),
+    ),
     "a tuple of code without source": (
         "from helpers import pair\nspace = {}\nexec(f'def loss(x): return {pair}', space)\nloss = space['loss']",
         "pair = (0.9, 0.99)",

@@ -149,6 +149,15 @@ class Field:
         """Whether a bool column `<name>_mask` of the same shape goes with this one."""
         return "mask" in self.nulls
 
+    @property
+    def source_names(self) -> str:
+        """The names of the source columns, at most 8 of them, for messages."""
+        return ", ".join(map(repr, self.sources[:8])) + (", …" if len(self.sources) > 8 else "")
+
+    def described(self, values: str) -> str:
+        """Return the column with this text of its values: `label [batch, 1] float32 of column 'cnt'`."""
+        return f"{self.name} {values} of column{'s' * (len(self.sources) > 1)} {self.source_names}"
+
     def to_json(self) -> dict[str, Any]:
         """Return the fields as a dict that JSON takes."""
         return dataclasses.asdict(self)

@@ -9,11 +9,13 @@ from __future__ import annotations
 import json
 import mmap
 import struct
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from tritium.errors import ModelError
+
+_PIECE = 4 << 20
 
 NAMES = {
     "F64": "float64",
@@ -76,3 +78,10 @@ def entries(buffer: mmap.mmap | bytearray) -> tuple[dict[str, Entry], dict[str, 
             raise ModelError(f"The weights are cut short or damaged at {name!r}: bytes {start} to {end} of {size}.")
         by_name[name] = Entry(entry["dtype"], entry["shape"], 8 + length + start, 8 + length + end)
     return by_name, metadata
+
+
+def pieces(views: Iterable[memoryview]) -> Iterator[bytes]:
+    """Yield pieces of at most 4 MiB for `world.store`, without a second copy of the weights."""
+    for view in views:
+        for start in range(0, len(view), _PIECE):
+            yield bytes(view[start : start + _PIECE])

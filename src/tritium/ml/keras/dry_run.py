@@ -115,7 +115,9 @@ def _made(settings: KerasSettings) -> Any:
 
 
 def _called(model: Any, inputs: Inputs, fields: Mapping[str, Field]) -> tuple[Output, ...]:
-    listed = "".join(f"\n  - {_described(fields[name], shape)}" for name, (_, shape) in inputs.items())
+    listed = "".join(
+        f"\n  - {fields[name].described(f'{shown(shape)} {fields[name].dtype}')}" for name, (_, shape) in inputs.items()
+    )
     try:
         built(model, inputs)
         outputs = named_outputs(model, call(model, zeros(inputs)))
@@ -194,7 +196,10 @@ def _build(settings: KerasSettings, model: Any, inputs: Inputs, labels: Mapping[
     try:
         build(model, batch)
     except Exception as error:
-        listed = "".join(f"\n  - the label {_described(labels[name], shapes[name])}" for name in labels)
+        listed = "".join(
+            f"\n  - the label {labels[name].described(f'{shown(shapes[name])} {labels[name].dtype}')}"
+            for name in labels
+        )
         raise BadData(
             f"Loss or metrics can't take what there is: {_text(error)}\nThey are called with{listed}"
         ) from error
@@ -208,11 +213,6 @@ def _refuse_monitor(settings: KerasSettings, model: Any) -> None:
     known += [f"validation_{name}" for name in known] if settings.validation is not None else []
     if rule.monitor not in known:
         raise BadSetting(f"early_stopping monitors {rule.monitor!r}; the history will have {', '.join(known)}.")
-
-
-def _described(field: Field, shape: Sequence[int]) -> str:
-    names = ", ".join(map(repr, field.sources[:8])) + (", …" if len(field.sources) > 8 else "")
-    return f"{field.name} {shown(shape)} {field.dtype} of column{'s' * (len(field.sources) > 1)} {names}"
 
 
 def _text(error: Exception) -> str:

@@ -91,14 +91,13 @@ def _refuse_shapes(loss: Any, label: Field, shape: tuple[int, ...], output: Outp
     rows = tuple(output.shape)
     if not loss_name(loss) or rows == shape or (rows in ((), (1,)) and shape in ((), (1,))):
         return
-    columns = ", ".join(map(repr, label.sources[:8])) + (", …" if len(label.sources) > 8 else "")
     advice = ""
     if shape == () and label.dtype == "int64":
         advice = ' One integer column means class indices; a score per class has "sparse_categorical_crossentropy".'
     raise BadData(
-        f"The model's output {output.name!r} is {shown(rows)}, and the label of {columns} is {shown(shape)}: one would "
-        f"be broadcast against the other, and training would go silently wrong.{advice} Let its last layer give "
-        f"{shown(shape)}, or name as many label columns as it has outputs.",
+        f"The model's output {output.name!r} is {shown(rows)}, and the label of {label.source_names} is "
+        f"{shown(shape)}: one would be broadcast against the other, and training would go silently wrong.{advice} Let "
+        f"its last layer give {shown(shape)}, or name as many label columns as it has outputs.",
         output=rows,
         label=shape,
     )

@@ -34,10 +34,10 @@ from tritium.ml.progress import TrainingProgress
 from tritium.model.engines.keras_form import Inputs, built, named_outputs, zeros
 from tritium.model.engines.keras_here import set_random_seed
 from tritium.model.engines.keras_weights import Variables, as_array
+from tritium.model.safetensors import pieces
 from tritium.model.signature import Output, check_classes
 
 WEIGHTS = "weights.safetensors"
-_PIECE = 4 << 20
 
 
 def train(
@@ -158,7 +158,7 @@ class _KerasTraining:
         take_buffers(model, self.world)
         if self.world.rank != 0:
             return None
-        self.world.store(WEIGHTS, pieces(model))
+        self.world.store(WEIGHTS, pieces(Variables.of(model).stream()))
         outputs = outputs_of(model, self.inputs, self.settings)
         return {"history": self.history, "inputs": dict(self.inputs), "outputs": outputs}
 
@@ -270,13 +270,6 @@ def put_weights(model: Any, weights: Mapping[str, np.ndarray[Any, Any]]) -> None
     """Set the weights that `weights_of` returned."""
     for number, value in weights.items():
         model.weights[int(number)].assign(value)
-
-
-def pieces(model: Any) -> Any:
-    """Yield the file of the weights in pieces of at most 4 MiB."""
-    for view in Variables.of(model).stream():
-        for start in range(0, len(view), _PIECE):
-            yield bytes(view[start : start + _PIECE])
 
 
 def outputs_of(model: Any, inputs: Inputs, settings: KerasSettings) -> dict[str, tuple[str, tuple[int, ...]]]:

@@ -20,7 +20,7 @@ from tritium.ml.lightning.batches import in_form
 from tritium.ml.lightning.module import make_module
 from tritium.ml.lightning.settings import LightningSettings, defines
 from tritium.ml.settings import WEIGHT
-from tritium.ml.torch.dry_run_forward import ModuleDryRun, Shapes, described, failure_alone, try_forward, zeros
+from tritium.ml.torch.dry_run_forward import ModuleDryRun, Shapes, failure_alone, shape_of, try_forward, zeros
 
 _ROWS = 2
 _BEFORE = ("setup", "prepare_data", "configure_model", "on_fit_start", "on_train_start", "on_train_epoch_start")
@@ -110,7 +110,7 @@ def _try_step(settings: LightningSettings, module: Any, columns: dict[str, Any],
     except Exception as error:
         if "Trainer" in str(error):  # The step asks for the Trainer that it will have.
             return
-        listed = "".join(f"\n  - {described(label, columns[name])}" for name, label in labels.items())
+        listed = "".join(f"\n  - {label.described(shape_of(columns[name]))}" for name, label in labels.items())
         inputs = "".join(f"\n  - {name} {list(columns[name].shape)}" for name in settings.inputs())
         raise BadData(
             f"training_step of {name_of(module)} fails: {text_of(error)}\nIt was called with "

@@ -25,10 +25,11 @@ from tritium.ml.lightning.dry_run import LightningDryRun, LightningFacts
 from tritium.ml.lightning.identity import identity
 from tritium.ml.lightning.module import make_module
 from tritium.ml.lightning.settings import LightningSettings
-from tritium.ml.torch.loop import WEIGHTS, known_bytes, pieces, refuse_batch_of_one
+from tritium.ml.torch.loop import WEIGHTS, known_bytes, refuse_batch_of_one
 from tritium.ml.torch.ranks import copy_of_weights
 from tritium.ml.torch.step import describe
 from tritium.model.engines.torch_weights import Tensors
+from tritium.model.safetensors import pieces
 
 __all__ = ["WEIGHTS", "train"]
 

@@ -24,7 +24,6 @@ from tritium.ml.torch.dry_run_forward import (
     Forward,
     ModuleDryRun,
     Shapes,
-    described,
     failure_alone,
     shape_of,
     try_forward,
@@ -241,7 +240,7 @@ def try_step(
         output = tried.output
         if not isinstance(output, torch.Tensor):
             raise BadData(_several(settings, output, error)) from error
-        listed = "".join(f"\n  - {described(label, zero[name])}" for name, label in labels.items())
+        listed = "".join(f"\n  - {label.described(shape_of(zero[name]))}" for name, label in labels.items())
         advice = "".join(_advice(label, zero[name]) for name, label in labels.items()) if len(labels) == 1 else ""
         raise BadData(
             f"loss={name_of(settings.loss)} can't take what there is: {text_of(error)}\nIt was called with"

@@ -211,7 +211,7 @@ def try_transform(
     except TritiumError:
         raise
     except Exception as error:
-        listed = "".join(f"\n  - {described(fields[name], value)}" for name, value in inputs.items())
+        listed = "".join(f"\n  - {fields[name].described(shape_of(value))}" for name, value in inputs.items())
         raise BadData(
             f"transform={name_of(settings.transform)} can't take these features: {text_of(error)}\nIt was called with "
             f"a mapping of{listed}\nThese were rows of zeros; check='off' leaves this trial out."
@@ -226,16 +226,10 @@ def zeros(field: Field, shape: tuple[int, ...]) -> torch.Tensor:
     return torch.zeros((ROWS, *shape), dtype=getattr(torch, field.dtype))
 
 
-def described(field: Field, value: torch.Tensor) -> str:
-    """Return a batch column as text: `label [batch, 1] float32 of column 'cnt'`."""
-    names = ", ".join(map(repr, field.sources[:8])) + (", …" if len(field.sources) > 8 else "")
-    return f"{field.name} {shape_of(value)} of column{'s' * (len(field.sources) > 1)} {names}"
-
-
 def _with_source(settings: ModuleSettings, fields: Mapping[str, Field], name: str, value: torch.Tensor) -> str:
     """Return an input of the module as text, with where it comes from."""
     if settings.transform is None:
-        return described(fields[name], value)
+        return fields[name].described(shape_of(value))
     return f"{name} {shape_of(value)} of transform={name_of(settings.transform)}"
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -38,9 +38,9 @@ from tritium.ml.torch.schedule import Schedule
 from tritium.ml.torch.settings import TorchSettings
 from tritium.ml.torch.step import Step, StepModule, describe, make_step
 from tritium.model.engines.torch_weights import Tensors
+from tritium.model.safetensors import pieces
 
 WEIGHTS = "weights.safetensors"
-_PIECE = 4 << 20
 
 
 def train(
@@ -315,13 +315,6 @@ def tell_one_step(epoch: Any, counts: Sequence[int], batch_size: int, tell: Call
 def known_bytes(module: torch.nn.Module) -> int:
     """Return the bytes of the parameters whose shape is known before the first batch."""
     return sum(value.nbytes for value in module.parameters() if not torch.nn.parameter.is_lazy(value))
-
-
-def pieces(views: Iterable[memoryview]) -> Iterator[bytes]:
-    """Yield pieces of at most 4 MiB for `world.store`, without a second copy of the weights."""
-    for view in views:
-        for start in range(0, len(view), _PIECE):
-            yield bytes(view[start : start + _PIECE])
 
 
 def validation(

@@ -19,7 +19,7 @@ from clusters import free_port, wait
 from ranks import supervisor
 from tritium.errors import RankFailed, Stalled
 from tritium.gang.coordinator.coordinator import Coordinator
-from tritium.gang.driver import on_cluster as cluster_run
+from tritium.gang.driver import attempt
 
 pytestmark = [pytest.mark.timeout(150), pytest.mark.parametrize("cluster", ["connect"], indirect=True)]
 
@@ -34,7 +34,7 @@ class Walled(Coordinator):
 
 @pytest.fixture(autouse=True)
 def _wall(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cluster_run, "Coordinator", Walled)
+    monkeypatch.setattr(attempt, "Coordinator", Walled)
 
 
 def launch(cluster: Any, function: Callable[..., Any], run: Path, *args: Any, **settings: Any) -> list[Any]:
@@ -109,3 +109,16 @@ def test_a_rank_stands_still(cluster: Any, tmp_path: Path) -> None:
     assert sorted(caught.value.stacks) == [0, 1]
     assert "in freezes" in caught.value.stacks[0]
     assert "in freezes" in tmp_path.joinpath("run", "stacks", "rank-0.txt").read_text()
+
+
+def test_a_training_that_takes_long_is_no_stall_of_its_source(cluster: Any, tmp_path: Path) -> None:
+    """The server lists the stages of the source, whose output is there, as ones of which no task has ended."""
+
+    def train() -> int:
+        time.sleep(5)
+        return 1
+
+    frame = cluster.spark.range(0, 1000, 1, 5)
+    assert launch(cluster, train, tmp_path, data={"train": frame}, stall_timeout=0.3, retries=0) == [1, 1]
+    events = [json.loads(line) for line in (tmp_path / "events.jsonl").read_text().splitlines()]
+    assert not [event for event in events if event["kind"] == "stalled"]

@@ -193,11 +193,17 @@ class ConnectSourceWatch(SourceWatch):
         return False
 
     def counts(self) -> list[tuple[int, ...]]:
-        """Do it for stages that can't be the gang's own, whose counts never change."""
-        if not self._in_flight:
+        """Do it for stages that can't be the gang's own, whose counts never change.
+
+        The server lists a stage whose output was there already as one of which no task has ended. So none is at work
+        while all tasks that run may be those of a gang that can't reach this client.
+        """
+        unfinished = [stage for stage in self._stages if stage[2] < stage[1]]
+        sources = [stage for stage in unfinished if stage[1] != self._ranks]
+        of_gang = self._ranks if len(sources) < len(unfinished) else 0
+        if self._in_flight <= of_gang:
             return []
-        unfinished = [stage for stage in self._stages if stage[2] < stage[1] and stage[1] != self._ranks]
-        return [(stage, tasks, ended, self._in_flight, read) for stage, tasks, ended, read in unfinished]
+        return [(stage, tasks, ended, self._in_flight, read) for stage, tasks, ended, read in sources]
 
     def least_limit(self) -> float:
         return 0.0

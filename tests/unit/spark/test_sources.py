@@ -40,7 +40,7 @@ def test_a_stage_whose_counts_stand_still_is_a_stall(watch: ConnectSourceWatch) 
     assert watch.stalled(LIMIT) is None
 
 
-@pytest.mark.parametrize("stages", [[stage(1, RANKS, 0)], [stage(1, 8, 8)], []])
+@pytest.mark.parametrize("stages", [[stage(1, RANKS, 0)], [stage(1, 8, 8)], [stage(1, 8, 0), stage(2, RANKS, 0)], []])
 def test_what_may_be_the_gangs_own_stage_is_none(watch: ConnectSourceWatch, stages: list[Any]) -> None:
     watch.heard(2, stages)
     assert watch.stalled(LIMIT) is None

@@ -156,14 +156,16 @@ class OnCluster:
 
 @contextmanager
 def jvm_errors(spark: Any) -> Iterator[None]:
-    """Raise JobFailed instead of any error that follows from the end of the JVM or of the Connect server."""
+    """Raise a Tritium error instead of any that follows from the end of the JVM, the Connect server or the session."""
     try:
         yield
     except (TritiumError, GivenBack):
         raise
     except Exception as error:
-        if (gone := Session.of(spark).gone(error)) is not None:
+        session = Session.of(spark)
+        if (gone := session.gone(error)) is not None:
             raise gone from error
+        session.refuse_stopped()
         raise
 
 

@@ -9,6 +9,7 @@ import pytest
 
 import tritium.spark.cluster
 from tritium.errors import BadSetting, NotEnoughSlots
+from tritium.gang.driver.on_cluster import jvm_errors
 from tritium.gang.settings import Gang
 from tritium.spark.cluster import cluster_of
 from tritium.spark.cluster.dynamic import Dynamic
@@ -88,6 +89,8 @@ def test_a_session_that_was_stopped_is_said_to_be() -> None:
     stopped.sparkContext._jsc = None
     with pytest.raises(BadSetting, match="has been stopped"):
         cluster_of(stopped)
+    with pytest.raises(BadSetting, match="has been stopped"), jvm_errors(stopped):  # It was after `submit`.
+        stopped.sparkContext._jsc.sc()
 
 
 @pytest.mark.parametrize(

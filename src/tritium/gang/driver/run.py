@@ -204,7 +204,7 @@ class Run:
                 for callback in callbacks:
                     try:
                         callback(event)
-                    except Exception as error:  # noqa: BLE001 - A callback must not end the run, whatever it raises.
+                    except BaseException as error:  # noqa: BLE001 - It ends neither the run nor other callbacks.
                         if not failed:
                             failed = True
                             text = f"A callback of tritium.listen raised {type(error).__name__}: {error}"

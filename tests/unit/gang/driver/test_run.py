@@ -362,6 +362,13 @@ class TestListen:
         (note,) = notes
         assert note == f"A callback of tritium.listen raised {REFUSED} (event 'run'; further ones are not shown)"
 
+    def test_one_that_exits_leaves_the_others(self) -> None:
+        heard: list[Event] = []
+        with tr.listen(lambda _: sys.exit(2)), tr.listen(heard.append):
+            assert tr.launch(counted, on="here", **QUIET) == [0]
+        assert any(isinstance(event, RunEnded) for event in heard)
+        assert ["raised SystemExit: 2" in event.text for event in heard if isinstance(event, Note)] == [True]
+
     def test_one_that_never_returns_does_not_hold_the_run(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(run, "LISTEN_SECONDS", 0.05)
         go_on = threading.Event()

@@ -31,6 +31,7 @@ import numpy as np
 
 from tritium.arguments import name_of
 from tritium.closures import closed_over, globals_of, imported_captures, is_own, module_captures, nested, own_captures
+from tritium.ship import is_users_own
 
 _PLAIN = (type(None), bool, int, float, complex, str, bytes, type(...), np.dtype)
 _BY_TEXT = (
@@ -182,7 +183,7 @@ class _Walk:
         elif isinstance(thing, functools.partial | functools.partialmethod):
             self._add(f"{path}/partial", [thing.func, thing.args, thing.keywords], calls, captured)
         elif isinstance(thing, types.ModuleType):
-            self._note(path, thing.__name__, calls)
+            self._note(path, "own module" if is_users_own(thing, ()) else thing.__name__, calls)
         elif id(thing) in part.seen:
             self._note(path, f"again {part.seen[id(thing)][0]}", calls)
         else:
@@ -327,7 +328,8 @@ def _key(value: Any) -> str:
 
 
 def _name(thing: Any) -> str:
-    return f"{getattr(thing, '__module__', None)}.{thing.__qualname__}"
+    """Return a name with that of its package; a file of the user's may be called or imported otherwise."""
+    return str(thing.__qualname__) if is_own(thing) else f"{thing.__module__}.{thing.__qualname__}"
 
 
 def _attributes(thing: Any) -> dict[str, Any]:

@@ -140,7 +140,7 @@ def own_modules(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Non
 
 
 def forget() -> None:
-    for name in ("settings_of_mine", "helpers"):
+    for name in ("settings_of_mine", "helpers", "settings_moved", "moved"):
         sys.modules.pop(name, None)
     importlib.invalidate_caches()
     linecache.clearcache()
@@ -174,3 +174,24 @@ def test_what_can_not_be_known_is_told(change: str, tmp_path: Path) -> None:
 def test_what_does_not_count(change: str, tmp_path: Path) -> None:
     source, before, now = SAME[change]
     assert code_in_a_session(tmp_path, source, before) == code_in_a_session(tmp_path, source, now)
+
+
+def test_files_may_have_other_names(tmp_path: Path) -> None:
+    source = (
+        "import collections, enum\n"
+        "import {module} as m\n"
+        "Kind = enum.Enum('Kind', 'a b')\n"
+        "Sizes = collections.namedtuple('Sizes', 'width')\n"
+        "sizes, kind = Sizes(3), Kind.a\n"
+        "class Loss:\n"
+        "    def __call__(self, x): return m.RATE * x, sizes, kind\n"
+        "loss = Loss()\n"
+    )
+    one = code_in_a_session(tmp_path, source.format(module="helpers"), "RATE = 1")
+    (tmp_path / "moved.py").write_text("RATE = 1\n")
+    (tmp_path / "settings_moved.py").write_text("# It was elsewhere.\n" + source.format(module="moved"))
+    assert code_of(importlib.import_module("settings_moved").loss) == one
+    space = {"__name__": "__main__"}
+    exec(compile(source.format(module="moved"), str(tmp_path / "settings_of_mine.py"), "exec"), space)
+    linecache.clearcache()
+    assert code_of(space["loss"]) == one, "run as a program"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -129,10 +129,18 @@ class Recorder:
         if self._open()[0].store(piece):
             self.event(FileStored(name=piece.name))
 
-    def wait_for_uploads(self) -> None:
-        """Wait until every stored file is in the run directory (uploads included). Raises StoreFailed."""
+    def wait_for_uploads(self, check: Callable[[], object]) -> None:
+        """Wait until every stored file is in the run directory (uploads included). Raises StoreFailed.
+
+        check : called now and then; what it raises ends the wait.
+        """
+
+        def message(text: str) -> None:
+            check()
+            self.note(text)
+
         if self._opened is not None:
-            for name in self._opened[0].wait_for_uploads(self.note):
+            for name in self._opened[0].wait_for_uploads(message):
                 self.event(FileStored(name=name))
 
     def open(self) -> None:

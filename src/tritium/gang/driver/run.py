@@ -172,7 +172,7 @@ class Run:
         attempt = self._attempt
         try:
             results = run_with_retries(attempt, attempted)
-            attempt.recorder.wait_for_uploads()
+            attempt.recorder.wait_for_uploads(attempt.cancellation.check)
         except BaseException:
             attempt.slots.release()
             release(attempt, ok=False)

@@ -22,7 +22,7 @@ import tritium as tr
 from tritium.errors import BadSetting, RankFailed, RunCancelled, TritiumWarning
 from tritium.events import CheckpointSaved, Event, GangFormed, Logged, Note, Printed, RunEnded, RunOpened, read
 from tritium.gang.driver import launcher, run
-from tritium.observe import stream
+from tritium.observe import stored, stream
 from tritium.observe.run_directory import RunLog
 from tritium.observe.stream import EventStream
 
@@ -212,6 +212,21 @@ def test_to_cancel_again_does_not_interrupt_what_the_function_cleans_up(tmp_path
         (tmp_path / "go").touch()
     assert handle.status == "cancelled"
     assert (tmp_path / "cleaned").exists()
+
+
+def test_one_that_waits_for_a_store_is_cancelled(monkeypatch: pytest.MonkeyPatch) -> None:
+    uploads, go_on = threading.Event(), threading.Event()
+    monkeypatch.setattr(stored, "MESSAGE_SECONDS", 0.05)
+    monkeypatch.setattr(stored, "CLOSE_SECONDS", 0.05)
+    monkeypatch.setattr(stored._Uploads, "_copy", lambda *_: (uploads.set(), go_on.wait(60)))
+    handle = tr.submit(lambda: tr.world().store("a", b"x"), on="here", run_dir="memory://waits", **QUIET)
+    assert uploads.wait(60)
+    handle.cancel()
+    try:
+        with pytest.raises(RunCancelled):
+            handle.result(30)
+    finally:
+        go_on.set()
 
 
 def test_a_gang_of_one_in_this_process_is_called_by_the_thread_that_launches() -> None:

@@ -15,12 +15,14 @@ import torch
 from pyspark.ml.feature import HashingTF
 from pyspark.sql import functions as F
 
+import clusters
 from tritium.data.exchange import Exchange
 from tritium.data.receiver import Receiver
 from tritium.data.schema import Data
 from tritium.data.spool import Spool
 from tritium.data.tables import Tables
 from tritium.errors import BadData, BadSetting
+from tritium.spark import inside
 
 from .received import receive
 
@@ -392,16 +394,16 @@ def _together(run: list[dict[str, Any]]) -> dict[str, Any]:
 @pytest.mark.parametrize("shuffle", ["stream", "full"])
 def test_the_end_of_an_unsorted_stream_is_seen_in_the_worker_protocol(spark: Any, shuffle: str) -> None:
     exchange = Exchange({"train": Data(spark.range(1000), shuffle=shuffle)}, 2)
-    assert not exchange.sorted, "this version of Spark is not among data/receiver.py: TRIED"
+    assert not exchange.sorted, "this version of Spark is not among TRIED in spark/inside/end_of_stream.py"
     assert [rank["peeked"] for rank in receive(exchange)] == [True, True]
 
 
-def test_with_a_spark_that_was_not_tried_sorted_rows_prove_the_end(spark: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_the_workers_protocol_sorted_rows_prove_the_end(spark: Any) -> None:
     tried = receive(Exchange({"train": spark.range(0, 5000, 1, 7)}, 2))
-    monkeypatch.setattr("tritium.data.receiver.TRIED", ("3.",))
-    exchange = Exchange({"train": spark.range(0, 5000, 1, 7)}, 2)
-    assert exchange.sorted
-    found = receive(exchange)  # IncompleteShard where the anchor does not come last, or ids fall
+    with clusters.set_to(spark, **{inside.SETTING: "-end_of_stream"}):
+        exchange = Exchange({"train": spark.range(0, 5000, 1, 7)}, 2)
+        assert exchange.sorted
+        found = receive(exchange)  # IncompleteShard where the anchor does not come last, or ids fall
     for rank, before in zip(found, tried, strict=True):
         ids = rank["columns"]["train"]["_id"]
         assert (np.diff(ids) > 0).all()

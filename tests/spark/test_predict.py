@@ -28,7 +28,7 @@ from tritium.errors import BadData, BadRow, BadSetting, SignatureMismatch, Untru
 from tritium.ml import TorchEstimator, TorchModel
 from tritium.model.engines.torch_weights import Tensors
 from tritium.model.signature import Input, Output, Signature
-from tritium.spark.inside import jvm_bytes
+from tritium.spark import inside
 
 FEATURES = Input("features", ("a", "b", "c"), "float32", (3,))
 NUMBER = Signature((FEATURES,), (Output("y", shape=(1,)),), "regression")
@@ -114,7 +114,7 @@ def plan_of(df: Any) -> str:
 
 def test_only_the_packed_features_leave_the_jvm(spark: Any) -> None:
     model = regression()
-    with clusters.set_to(spark, **{jvm_bytes.SETTING: "true"}):  # else Spark computes the features there, of `id`
+    with clusters.set_to(spark, **{inside.SETTING: ""}):  # else Spark computes the features there, of `id`
         plan = plan_of(model.transform(table(spark)).select("other", "prediction"))
     calls = re.findall(r"ArrowEvalPython \[(.*)\], \[", plan)
     assert len(calls) == 1

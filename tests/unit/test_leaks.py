@@ -109,7 +109,9 @@ def test_a_process_without_a_command_line_yet_is_named(monkeypatch: pytest.Monke
     monkeypatch.setattr(leaks, "SECONDS", 0.0)
     before = leaks.Trace.now(set())
     child = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE, stderr=subprocess.DEVNULL)
-    monkeypatch.setattr(psutil.Process, "cmdline", lambda process: [])  # what Linux shows while it begins a program
+    cmdline = psutil.Process.cmdline
+    # What Linux shows while a process begins a program.
+    monkeypatch.setattr(psutil.Process, "cmdline", lambda each: [] if each.pid == child.pid else cmdline(each))
     found = before.left(set())
     child.communicate()
     assert [text.partition(": ")[0] for text in found] == [f"process {child.pid}"]

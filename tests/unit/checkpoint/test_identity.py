@@ -68,5 +68,25 @@ def test_objects_of_keras_are_told_apart_by_their_configurations() -> None:
     assert one == other, "numbers in automatic names do not count"
 
 
+def test_attributes_of_a_loss_of_keras_count_and_tensors() -> None:
+    import keras
+
+    class Scaled(keras.losses.Loss):  # type: ignore[misc]
+        def __init__(self, by: float) -> None:
+            super().__init__()
+            self.by = by
+
+        def call(self, label: Any, output: Any) -> Any:
+            return self.by * (label - output) ** 2
+
+    def weighted(by: Any) -> Any:
+        return lambda label, output: by * (label - output) ** 2
+
+    for make in (Scaled, lambda by: weighted(keras.ops.convert_to_tensor([by]))):
+        one, again, other = (code_of(make(by), opened) for by in (1.0, 1.0, 2.0))
+        assert one == again
+        assert one.exact != other.exact
+
+
 def named(label: Any, output: Any) -> Any:
     return (label - output) ** 2

@@ -59,12 +59,16 @@ def opened(thing: Any) -> Opened | None:
         return Opened(PortableModel, {"config": form.config, "objects": form.objects}, {"weights": thing.weights})
     if isinstance(thing, Portable):
         return Opened(thing.kind, {**_settings(thing.config), "objects": thing.objects})
+    if keras.ops.is_tensor(thing):
+        return Opened(type(thing), {"values": as_array(thing)})
     if not hasattr(type(thing), "get_config"):  # Keras's lazy modules import all that they themselves are asked for
         return None
     if hasattr(thing, "weights"):  # The configuration is in the architecture already.
         return Opened(type(thing), {}, {"weights": [as_array(variable) for variable in thing.weights]})
     arguments = getattr(thing, "_fn_kwargs", {})  # Huber's delta is in no configuration of Keras 3.15
-    return Opened(type(thing), {**arguments, **_settings(thing.get_config())})
+    if is_own(type(thing)) and isinstance(thing, keras.losses.Loss):  # Its attributes need be in no configuration.
+        arguments = {name: value for name, value in vars(thing).items() if not name.startswith("_")}
+    return Opened(type(thing), _settings({**arguments, **thing.get_config()}))
 
 
 def _settings(config: Mapping[str, Any]) -> dict[str, Any]:

@@ -71,6 +71,7 @@ index_df = spark.range(200).select(F.col("id").alias("index"), (F.rand(1) * 10).
 def make_net():
     return torch.nn.Linear(2, 1)
 """,
+    "docs/tasks/table.md": "import os",
     "docs/prediction.md": """
 import torch
 import tritium as tr
@@ -88,7 +89,12 @@ estimator = TorchEstimator(
 """,
 }
 # Places that a page names, and what stands for them here.
-PLACES = {"s3://models/bikes": "models/bikes-here"}
+PLACES = {
+    "s3://models/bikes": "models/bikes-here",
+    # The JVM's directory is that of the first page, as all pages run in one process.
+    'spark.read.csv("customers.csv"': 'spark.read.csv(os.path.abspath("customers.csv")',
+    'save("churn-model")': 'save(os.path.abspath("churn-model"))',
+}
 ELSEWHERE = ("servers",)  # a block with a Kafka broker: tests/spark/test_kafka.py
 
 

@@ -68,6 +68,7 @@ def test_objects_of_keras_are_told_apart_by_their_configurations() -> None:
     assert one == other, "numbers in automatic names do not count"
 
 
+@pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning")  # Keras on torch
 def test_attributes_of_a_loss_of_keras_count_and_tensors() -> None:
     import keras
 

@@ -23,6 +23,7 @@ from tritium.hints import suggest
 from tritium.model.signature import Input, Signature, shown
 
 _FAMILY = {"decimal": "number", "vector": "array"}
+_SCALAR = SourceType("number", "double", "float64")
 _NULLS_AS = {"number": pa.float64(), "string": pa.string(), "binary": pa.binary()}
 """Family of types → the type of its nulls."""
 
@@ -91,8 +92,7 @@ def with_types(signature: Signature, table: pa.Table) -> pa.Table:
     """
     for taken in signature.inputs:
         wanted = _NULLS_AS.get(_leaf_wanted(taken, taken.types[0] if taken.types else None)[0])
-        packs = len(taken.columns) > 1 or taken.codec.get("packed") or taken.shape in ((), (1,))
-        depth = 0 if packs else int(taken.codec.get("depth") or 0) if taken.codec else len(taken.shape)
+        depth = _depth(taken, _SCALAR)
         for name in taken.columns:
             if wanted is None or name not in table.column_names or not _untyped(table.schema.field(name).type):
                 continue

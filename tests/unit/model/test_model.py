@@ -404,6 +404,18 @@ def test_rows_of_nulls_are_predicted_alone_as_among_others() -> None:
         model.predict(pd.DataFrame({**table.iloc[:1].to_dict("list"), "words": [None]}))
 
 
+def test_a_column_of_nulls_is_an_array_also_where_its_length_is_one() -> None:
+    table = pd.DataFrame({"words": [["Oslo"], []]})
+    schema = pa.Schema.from_pandas(table)
+    data = Data(None, columns={"words": "words"}, vocabulary={"words": ["Rome", "Oslo"]}, pad={"words": 1})
+    (field,) = plan(schema, data, "train")
+    model = tr.Model(nn.Flatten(0), Signature((Input.of(field, schema),), (Output("y"),)))
+    together = model.predict(table)
+    assert [model.predict(table.iloc[[row]])[0] for row in range(2)] == together.tolist()  # type: ignore[call-overload]
+    with pytest.raises(BadRow, match="column 'words' is null in row 0"):
+        model.predict(pd.DataFrame({"words": [None]}))
+
+
 def test_a_batch_size_of_0_and_an_unknown_device() -> None:
     with pytest.raises(BadSetting, match=r"batch_size=0"):
         regression().predict(matrix(frame()), batch_size=0)

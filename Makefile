@@ -97,7 +97,7 @@ wheel: setup     ## wheels and source archives of both packages, in dist/
 	@rm -rf dist
 	@for package in . packages/tritium-compat; do $(BIN)/uv build --quiet --out-dir dist $$package; done; ls dist
 
-release-check: setup ## wheels and source archives, installed and used in fresh environments of each Python
+release-check: wheel ## wheels and source archives, installed and used in fresh environments of each Python
 	@scripts/release_check.sh
 
 clean:           ## what builds and runs left behind; .venv stays

@@ -1,13 +1,10 @@
 #!/bin/sh
-# Tries the packages as strangers get them: wheels and source archives of both, each in a fresh environment of each
-# Python, used by a small program, which a stranger's type checkers read, too.
+# Tries the packages that `make wheel` has made as strangers get them: wheels and source archives of both, each in a
+# fresh environment of each Python, used by a small program, which a stranger's type checkers read, too.
 # Settings: PYTHONS, the versions to try, or paths of Pythons; one that is not installed is left out, and said.
 set -eu
 cd "$(dirname "$0")/.."
 uv=.venv/bin/uv
-rm -rf dist
-for package in . packages/tritium-compat; do $uv build --quiet --out-dir dist "$package"; done
-ls dist
 
 for extra in spark torch mpi keras tensorflow jax lightning huggingface lightgbm; do
   $uv pip compile --quiet --no-header --python-version 3.11 --extra "$extra" pyproject.toml >/dev/null

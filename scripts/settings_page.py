@@ -230,7 +230,7 @@ def entry(name: str, example: str) -> str:
 
 def own_fields(source: type) -> list[dataclasses.Field[Any]]:
     """Return the fields of a source; of a kind of LightGBM estimator those that it has beside the shared ones."""
-    shared = {field.name: field for field in dataclasses.fields(LightGBMSettings)} if source in KINDS else {}
+    shared = {field.name for field in dataclasses.fields(LightGBMSettings)} if source in KINDS else set()
     return [field for field in dataclasses.fields(source) if field.name not in shared]
 
 

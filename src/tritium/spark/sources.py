@@ -155,7 +155,7 @@ class SourceWatch:
         return [self._counts_of(stage) for stage in self._active]
 
     def least_limit(self) -> float:
-        """Return the seconds for which counts may stand still, as they come with heartbeats."""
+        """Return the seconds for which counts may stay the same, as they come with heartbeats."""
         return HEARTBEATS * scheduler.seconds(self._session, "spark.executor.heartbeatInterval", "10s")
 
     def _counts_of(self, stage: int) -> tuple[int, ...]:

@@ -51,7 +51,7 @@ class LightningFile:
         """Write the file, from which a Trainer continues, and return its path."""
         content = shared["file"].numpy().tobytes()
         if shared["within"] and len(own) != self._world.size:
-            content = started_over(content)  # Its rows are dealt to the ranks anew.
+            content = started_over(content)  # Its rows are dealt to the ranks again.
         with fsspec.open(self.path, "wb") as file:
             file.write(content)
         return self.path

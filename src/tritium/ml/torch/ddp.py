@@ -413,7 +413,7 @@ class CommHook:
         self._state: Any = None
 
     def register(self, net: DistributedDataParallel) -> None:
-        """Let DDP exchange gradients by the hook. A state that is made here begins anew, as buckets may be others."""
+        """Let DDP exchange gradients by the hook. A state that is made here begins empty, as buckets may be others."""
         if self._hook is None:
             host_memory(net)
             return

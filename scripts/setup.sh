@@ -43,7 +43,7 @@ check_python() {
 part=${1:-dev}
 case $part in
   demo) compat="" contents="PyTorch and Spark: 5.6 GB, 3.9 of them PyTorch's CUDA libraries" ;;
-  dev) compat="--editable packages/tritium-compat" contents="all frameworks: about 9 GB" ;;
+  dev) compat="--editable packages/tritium-compat" contents="all frameworks: about 10 GB" ;;
   *) echo "setup: $part: it is demo, or dev" >&2; exit 2 ;;
 esac
 

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from tritium.model.model import Model, load
     from tritium.observe.stream import listen
 
-__version__ = "0.1.0.dev0"
+__version__ = "0.2.0"
 
 __all__ = [
     "Data",

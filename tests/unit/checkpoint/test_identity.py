@@ -7,11 +7,9 @@ from typing import Any, get_args
 
 import pytest
 
-from tritium.checkpoint.code import code_of, describe
 from tritium.checkpoint.identity import Resume, identity_of, refuse_another
 from tritium.errors import BadSetting
 from tritium.ml.function.settings import FunctionSettings
-from tritium.ml.keras.identity import opened
 from tritium.ml.keras.settings import KerasSettings
 from tritium.ml.lightgbm.settings import LightGBMClassifierSettings, LightGBMRankerSettings, LightGBMRegressorSettings
 from tritium.ml.lightning.settings import LightningSettings
@@ -53,41 +51,3 @@ def test_a_checkpoint_of_another_version_is_refused_by_name() -> None:
     with pytest.raises(BadSetting, match="another kind"):
         refuse_another(None, now, "/runs/1")
     refuse_another(now, now, "/runs/1")
-
-
-def test_objects_of_keras_are_told_apart_by_their_configurations() -> None:
-    import keras
-
-    losses = [keras.losses.Huber(), keras.losses.Huber(0.5), keras.losses.MeanSquaredError(), "mse", named]
-    hashes = [code_of(loss, opened).exact for loss in losses]
-    assert len(set(hashes)) == len(losses)
-    assert code_of(keras.losses.Huber(), opened).exact == hashes[0]
-    assert describe(losses[1], opened).startswith("Huber(")
-    assert "delta=0.5" in describe(losses[1], opened)
-    one, other = (code_of(keras.layers.Dense(2), opened) for _ in range(2))
-    assert one == other, "numbers in automatic names do not count"
-
-
-@pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning")  # Keras on torch
-def test_attributes_of_a_loss_of_keras_count_and_tensors() -> None:
-    import keras
-
-    class Scaled(keras.losses.Loss):  # type: ignore[misc]
-        def __init__(self, by: float) -> None:
-            super().__init__()
-            self.by = by
-
-        def call(self, label: Any, output: Any) -> Any:
-            return self.by * (label - output) ** 2
-
-    def weighted(by: Any) -> Any:
-        return lambda label, output: by * (label - output) ** 2
-
-    for make in (Scaled, lambda by: weighted(keras.ops.convert_to_tensor([by]))):
-        one, again, other = (code_of(make(by), opened) for by in (1.0, 1.0, 2.0))
-        assert one == again
-        assert one.exact != other.exact
-
-
-def named(label: Any, output: Any) -> Any:
-    return (label - output) ** 2

@@ -9,6 +9,7 @@ import json
 import os
 import platform
 import re
+import shlex
 import statistics
 import subprocess
 import sys
@@ -237,7 +238,7 @@ def save(name: str, result: Mapping[str, Any]) -> Path:
     """Writes benchmarks/results/NAME.json, with the machine and the command; docs/benchmarks.md is made of these."""
     RESULTS.mkdir(exist_ok=True)
     path = RESULTS / f"{name}.json"
-    command = " ".join(["python", f"benchmarks/{Path(sys.argv[0]).name}", *sys.argv[1:]])
+    command = shlex.join(["python", f"benchmarks/{Path(sys.argv[0]).name}", *sys.argv[1:]])
     path.write_text(json.dumps({"command": command, "machine": machine(), **result}, indent=1) + "\n", encoding="utf-8")
     print(f"written: {path.relative_to(ROOT)}")
     return path

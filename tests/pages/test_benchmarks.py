@@ -137,7 +137,7 @@ def test_the_page_is_made_of_results(tmp_path: Path, monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(suite, "ROOT", tmp_path.parent)
     suite.save("train", {"rows": 10, "epochs": 1, "systems": systems, "memory": {}})
     text = page.text(page.results())
-    assert "of the ideal | ≤ 1.1 ×" not in text, "a goal that is met"
+    assert "launch: DataFrame → model, warm session, of the ideal" not in text, "a goal that is met"
     assert "faster than the best peer (petastorm) | ≥ 1.5 × | 1.00 × |" in text
     assert "| 1.00 × | petastorm 1.00 ×, Ray Data + Train failed |" in text
     assert "| Ray Data + Train | failed |" in page.figures_text(page.results())

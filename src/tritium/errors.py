@@ -184,7 +184,8 @@ class BadRow(DataError):
     column, row_id, value : where it is, and what.
     row_key               : the values of `row_key` by column, where a launch has found them.
     name, batch_column    : of the DataFrame, and of what is made of the column.
-    skippable             : whether `handle_invalid="skip"` would leave the row out.
+    skippable             : whether `on_error="skip"` would leave the row out.
+    reason                : the message without place and advice, as the column `prediction_error` has it.
     """
 
     row_id: int | None = None
@@ -193,6 +194,7 @@ class BadRow(DataError):
     name: str | None = None
     batch_column: str | None = None
     skippable: bool = True
+    reason: str = ""
 
 
 class EmptyShard(DataError):

@@ -233,7 +233,7 @@ class RowsReceived(Event, kind="received"):
 
     rows        : name → rows by rank.
     fingerprint : name → by source partition its number, rows and the sum of their hashes, in hexadecimal.
-    skipped     : name → rows by rank that were left out (`handle_invalid="skip"`).
+    skipped     : name → rows by rank that were left out (`on_error="skip"`).
     """
 
     rows: Mapping[str, Sequence[int]]

@@ -87,15 +87,15 @@ def test_rows_that_cant_be_used_are_left_out_and_counted(case: Any, tmp_path: Pa
     bad = [3, 10, 70]
     given: dict[str, Any] = {**QUIET, **FEATURES, "on": "here"}
     with pytest.raises(BadRow):
-        case.estimator(**given, handle_invalid="keep").fit(dirty)
+        case.estimator(**given, on_error="null").fit(dirty)
     clean = case.estimator(**given).fit(frame.drop(index=bad))
-    found = case.estimator(**given, handle_invalid="skip", run_dir=str(tmp_path)).fit(dirty)
+    found = case.estimator(**given, on_error="skip", run_dir=str(tmp_path)).fit(dirty)
     np.testing.assert_array_equal(found.predict(frame), clean.predict(frame))
     assert {entry["rows_skipped"] for entry in found.history} == {len(bad)}
     assert "rows_skipped" not in clean.history[-1]
     (report,) = (json.loads(path.read_text()) for path in tmp_path.rglob("report.json"))
     assert report["ranks"][0]["shards"]["train"]["skipped"] == len(bad)
-    assert any("3 of 160 rows are left out, as handle_invalid='skip' says" in note for note in report["notes"])
+    assert any("3 of 160 rows are left out, as on_error='skip' says" in note for note in report["notes"])
 
 
 @pytest.mark.processes

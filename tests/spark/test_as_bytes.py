@@ -275,9 +275,9 @@ def some_bad(spark: Any, bad: str) -> Any:
 def test_a_model_is_given_the_same_valid_rows(spark: Any, bad: str) -> None:
     made = some_bad(spark, bad)
     for frame in (made, made.repartition(1)):  # arrays that the plan makes, and that it reads
-        found = summaries(spark, frame, handle_invalid="skip")
+        found = summaries(spark, frame, on_error="skip")
         assert [row for row, _ in found] == [n for n in range(30) if n % 11 != 3]
-        kept = summaries(spark, frame, handle_invalid="keep")
+        kept = summaries(spark, frame, on_error="null")
         assert [row for row, y in kept if y is None] == [3, 14, 25]
 
 

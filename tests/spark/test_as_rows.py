@@ -22,7 +22,7 @@ class Sum(torch.nn.Module):
 
 def scored(frame: Any, *sources: str, width: int = 1) -> Any:
     signature = Signature((Input("x", sources, shape=(width,)),), (Output("y", "float64", (1,)),))
-    return score(tr.Model(Sum(), signature), frame, output_cols=["y"], handle_invalid="keep")
+    return score(tr.Model(Sum(), signature), frame, output_cols=["y"], on_error="null")
 
 
 def takes_batches(frame: Any) -> bool:

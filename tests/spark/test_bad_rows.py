@@ -95,4 +95,4 @@ def test_what_a_rank_finds_later_is_named_too_also_among_few_rows(spark: Any) ->
     with pytest.raises(BadRow) as caught:
         tr.launch(train, data=data, spark=spark, **QUIET)
     assert "column 'id' of 'train', the row with key='k17', value 17: decode raised ValueError" in str(caught.value)
-    assert "handle_invalid" not in str(caught.value), "which leaves out what is found before"
+    assert "on_error" not in str(caught.value), "which leaves out what is found before"

@@ -354,7 +354,7 @@ def test_the_raw_prediction_is_the_logarithm_of_the_probability(spark: Any, clas
     with torch.no_grad():
         module.weight.copy_(torch.linspace(-300, 300, 3 * classes).reshape(classes, 3))
     signature = Signature((FEATURES,), (Output("y", shape=(classes,)),), "classification")
-    model = TorchModel(tr.Model(module, signature), handle_invalid="keep")
+    model = TorchModel(tr.Model(module, signature), on_error="null")
     found = model.transform(df).orderBy("id").collect()
     for row in found:
         assert (row.rawPrediction is None) == (row.id == 5)
@@ -371,7 +371,7 @@ def test_the_raw_prediction_is_the_logarithm_of_the_probability(spark: Any, clas
 def test_a_stream_has_the_words(spark: Any, tmp_path: Path) -> None:
     table(spark, 6).withColumn("b", F.expr("IF(id = 5, NULL, b)")).write.parquet(str(tmp_path / "in"))
     signature = Signature((FEATURES,), (Output("y", shape=(2,)),), "classification")
-    model = TorchModel(tr.Model(nn.Linear(3, 2), signature, label_words={"w": ["low", "high"]}), handle_invalid="skip")
+    model = TorchModel(tr.Model(nn.Linear(3, 2), signature, label_words={"w": ["low", "high"]}), on_error="skip")
     stream = model.transform(spark.readStream.schema(table(spark).schema).parquet(str(tmp_path / "in")))
     query = stream.writeStream.format("memory").queryName("words").start()
     try:

@@ -72,7 +72,7 @@ def test_a_real_table_needs_no_preparation(spark: Any, tmp_path: Path) -> None:
         decode={"image": lambda content: np.frombuffer(content, np.uint8).reshape(2, 2).astype(np.float32) / 255},
         prediction_col="class",
         probability_col="chance",
-        handle_invalid="keep",
+        on_error="null",
         ranks=2,
         verbose=False,
         progress=False,
@@ -85,11 +85,11 @@ def test_a_real_table_needs_no_preparation(spark: Any, tmp_path: Path) -> None:
     assert (found["chance"].notna() == found["good"]).all()
     alone = model.transform(rows.where("good").toPandas())
     np.testing.assert_array_equal(found.loc[found["good"], "class"], alone["class"])
-    skipping = model.copy().setParams(handle_invalid="skip")
+    skipping = model.copy().setParams(on_error="skip")
     assert skipping.transform(rows).where(~F.col("good")).count() == 0
     assert skipping.transform(rows).count() == int(found["good"].sum())
-    with pytest.raises(PythonException, match="handle_invalid='skip'"):
-        model.copy().setParams(handle_invalid="error").transform(rows).collect()
+    with pytest.raises(PythonException, match="on_error='skip'"):
+        model.copy().setParams(on_error="fail").transform(rows).collect()
 
     model.write().save(str(tmp_path / "model"))
     spark.conf.set("spark.tritium.trustModels", "true")
@@ -97,7 +97,7 @@ def test_a_real_table_needs_no_preparation(spark: Any, tmp_path: Path) -> None:
         again = TorchModel.load(str(tmp_path / "model"))
     finally:
         spark.conf.unset("spark.tritium.trustModels")
-    assert again.getOrDefault("handle_invalid") == "keep"
+    assert again.getOrDefault("on_error") == "null"
     np.testing.assert_array_equal(again.transform(rows).orderBy("id").toPandas()["class"], found["class"])
 
     rows.coalesce(1).write.parquet(str(tmp_path / "stream"))
@@ -128,19 +128,16 @@ def test_arrays_of_predictions_for_rows_that_can_and_can_not_be_used(spark: Any,
     """One output of several numbers, and several outputs: null arrays, and null in each column."""
     outputs = (Output("y", shape=(2,)), Output("z", shape=(1,))) if many else (Output("y", shape=(2,)),)
     module: nn.Module = TwoOutputs() if many else nn.Linear(3, 2)
-    model = TorchModel(tr.Model(module, Signature((FEATURES,), outputs)), handle_invalid="keep")
+    model = TorchModel(tr.Model(module, Signature((FEATURES,), outputs)), on_error="null")
     df = table(spark).withColumn("a", F.when(F.col("id") % 3 == 0, None).otherwise(F.col("a")))
     names = ["y", "z"] if many else ["prediction"]
     found = (model.setOutputCols(names) if many else model).transform(df).orderBy("id").toPandas()
     for name in names:
         assert (found[name].isna() == (found["id"] % 3 == 0)).all()
-    assert model.setParams(handle_invalid="skip").transform(df).count() == int(found["a"].notna().sum())
+    assert model.setParams(on_error="skip").transform(df).count() == int(found["a"].notna().sum())
     empty = model.transform(df.where("a is null"))
     assert empty.count() == 0
-    assert (
-        model.setParams(handle_invalid="keep").transform(df.where("a is null")).where(f"{names[0]} is null").count()
-        == 67
-    )
+    assert model.setParams(on_error="null").transform(df.where("a is null")).where(f"{names[0]} is null").count() == 67
 
 
 class TwoOutputs(nn.Module):
@@ -203,7 +200,7 @@ def test_files_and_a_dataset_beside_the_dataframe_and_a_transform(spark: Any, tm
         decode={"path": lambda path: np.fromfile(path, np.float32), "index": Numbered()},
         transform=transform,
         validation=0.2,
-        handle_invalid="keep",
+        on_error="null",
         ranks=2,
         verbose=False,
         progress=False,
@@ -220,7 +217,7 @@ def test_files_and_a_dataset_beside_the_dataframe_and_a_transform(spark: Any, tm
     here = model.transform(rows.toPandas())
     np.testing.assert_allclose(here["prediction"], found["prediction"], rtol=1e-5)  # computed in other batches
     with pytest.raises(PythonException, match="index 500, and the dataset has 120 rows"):
-        model.copy().setParams(handle_invalid="error").transform(rows.where("id > 7")).collect()
+        model.copy().setParams(on_error="fail").transform(rows.where("id > 7")).collect()
 
     model.write().save(str(tmp_path / "model"))
     again = tr.load(str(tmp_path / "model" / "model"), trusted=True)

@@ -26,7 +26,7 @@ def test_a_classification_leaves_out_what_it_cant_read(spark: Any, tmp_path: Pat
     )
     model = TorchEstimator(
         model=lambda: nn.Linear(2, 2), loss=nn.CrossEntropyLoss(), optimizer=lambda p: torch.optim.SGD(p, 0.1),
-        feature_cols=["a", "b"], label_cols=["y"], validation=0.2, epochs=1, ranks=2, handle_invalid="skip",
+        feature_cols=["a", "b"], label_cols=["y"], validation=0.2, epochs=1, ranks=2, on_error="skip",
         run_dir=str(tmp_path), progress=False, output="none",
     ).fit(rows)  # fmt: skip
     (report,) = (json.loads(path.read_text()) for path in tmp_path.rglob("report.json"))
@@ -41,6 +41,6 @@ def test_a_classification_leaves_out_what_it_cant_read(spark: Any, tmp_path: Pat
 def test_what_the_jvm_marks_is_left_out_too(spark: Any) -> None:
     rows = spark.createDataFrame([(1, 1.0, [1.0]), (2, float("nan"), [1.0]), (3, 1e300, [1.0]), (4, 4.0, [1.0, 2.0])])
     rows = rows.toDF("k", "x", "v").coalesce(1)
-    data = Data(rows, {"n": ["k", "x"], "v": "v"}, dtype={"n": "int64"}, handle_invalid="skip")
+    data = Data(rows, {"n": ["k", "x"], "v": "v"}, dtype={"n": "int64"}, on_error="skip")
     (found,) = receive(Exchange({"t": data}, 1))
     assert found["columns"]["t"]["n"].tolist() == [[1, 1]]

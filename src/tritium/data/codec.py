@@ -112,6 +112,7 @@ def bad_row(field: Field, ids: Array, row: int, value: Any, what: str, advice: s
     used = "" if column == field.name else f" (in batch column {field.name!r})"
     return BadRow(
         f"column {column!r}{used} is {what} in {place(number)}. {advice.format(column)}.",
+        reason=f"column {column!r}{used} is {what.removesuffix(',')}",
         column=column,
         row_id=number,
         value=value,
@@ -392,18 +393,21 @@ def _fits(field: Field, rows: Array) -> bool:
     return field.nan == "keep" or narrow.finite(rows)
 
 
-def mark_unreadable(read: Callable[[Array], Any], valid: Array) -> None:
+def mark_unreadable(read: Callable[[Array], Any], valid: Array, reasons: dict[int, str] | None = None) -> None:
     """Set to False in `valid`, bool `[rows]`, the rows for which `read(rows)` raises BadRow.
 
     The rows are halved until each such row is known. Those that `invalid` finds, which may be many, are marked before.
+    With `reasons` it gets the reason of each row that is marked, by its position.
     """
 
     def find(rows: Array) -> None:
         try:
             read(rows)
-        except BadRow:
+        except BadRow as error:
             if len(rows) == 1:
                 valid[rows] = False
+                if reasons is not None:
+                    reasons[int(rows[0])] = error.reason or str(error)
             else:
                 for half in np.array_split(rows, 2):
                     find(half)

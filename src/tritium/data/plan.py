@@ -49,7 +49,7 @@ def plan(schema: Any, data: Data, name: str) -> tuple[Field, ...]:
             name=name,
             problems=list(planner.problems),
         )
-    skip = data.handle_invalid == "skip"
+    skip = data.on_error == "skip"
     return tuple(dataclasses.replace(field, skip=skip) for field in fields if field is not None)
 
 
@@ -414,8 +414,8 @@ class _Planner:
                 for value in values
                 if value not in ("error", "keep")
             ]
-        if data.handle_invalid not in ("error", "skip"):
-            self.problems.append(f"handle_invalid={data.handle_invalid!r} is unknown. Use 'error' or 'skip'.")
+        if data.on_error not in ("fail", "skip"):
+            self.problems.append(f"on_error={data.on_error!r} is unknown. Use 'fail' or 'skip'.")
         if data.shuffle not in ("full", "stream", True, False):
             self.problems.append(f"shuffle={data.shuffle!r} is unknown. Use 'full', 'stream' or False.")
 

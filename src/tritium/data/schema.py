@@ -60,7 +60,7 @@ class Data:
     nan: Literal["error", "keep"] | Mapping[str, Literal["error", "keep"]] = "error"
     """Whether NaN and infinity in a floating column raise BadRow or are ordinary values; a mapping says so per batch
     column, and "error" holds for those that it does not name."""
-    handle_invalid: Literal["error", "skip"] = "error"
+    on_error: Literal["fail", "skip"] = "fail"
     """Whether a row that can't be read (for a null, a NaN, an unknown word, an array of another length) raises BadRow,
     or is left out and counted in the report ("skip")."""
     normalize: Mapping[str, tuple[Any, Any]] = setting(default_factory=dict)

@@ -104,7 +104,7 @@ def find_columns(frame: Any, settings: Settings) -> Columns:
         "decode_threads": settings.decode_threads,
         "nan": settings.nan_by_column(),
         "together": settings.together,
-        "handle_invalid": "skip" if settings.handle_invalid == "skip" else "error",
+        "on_error": "skip" if settings.on_error == "skip" else "fail",
     }
     return Columns(sources, dtypes, values=values)
 
@@ -206,9 +206,9 @@ def whole_numbers(frame: Any, column: str, settings: Settings) -> Any:
     """Return the frame with this floating column as int64; a fraction or a NaN in it is an error, not rounded.
 
     Raises BadData for a table. On Spark the JVM checks the column as it is read, and the job fails with the same text.
-    With handle_invalid="skip" it becomes a null, for which its row is left out.
+    With on_error="skip" it becomes a null, for which its row is left out.
     """
-    skip = settings.handle_invalid == "skip"
+    skip = settings.on_error == "skip"
     what = f"label column {column!r} must hold class indices, and holds "
     advice = (
         f". Drop rows without a label (df.dropna(subset=[{column!r}])), number the classes 0, 1, 2, …; for a number to "

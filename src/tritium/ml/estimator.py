@@ -129,7 +129,8 @@ class GangEstimator(Estimator[Any], MLReadable[Any], MLWritable):
             **{name: getattr(settings, name) for name in PREDICTION_COLUMNS},
             batch_size=settings.prediction_batch_size,
             device=settings.prediction_device,
-            handle_invalid=settings.handle_invalid,
+            on_error=settings.on_error,
+            error_col=settings.error_col,
         )
 
     def fitMultiple(self, dataset: DataFrame, paramMaps: Sequence[dict[Param[Any], Any]]) -> Iterator[tuple[int, Any]]:

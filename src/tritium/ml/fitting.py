@@ -151,6 +151,7 @@ def refuse_taken(settings: Settings, frame: Any) -> None:
     of_words = any(label in settings.words() for label in settings.labels())
     count = 1 if settings.task != "classification" else len(PREDICTION_COLUMNS) if of_words else 3
     added = {name: getattr(settings, name) for name in PREDICTION_COLUMNS[:count]}
+    added |= {"error_col": settings.error_col} if settings.on_error == "column" else {}
     present = {name.lower() for name in frame.schema.names}  # Spark compares names so.
     taken = {setting: name for setting, name in added.items() if name.lower() in present}
     if taken:
@@ -195,7 +196,7 @@ def run(
     )
     seen = ended.result()[0]
     history = seen["history"]
-    if settings.handle_invalid == "skip":
+    if settings.on_error == "skip":
         history = [{**entry, "rows_skipped": rows_skipped(ended.report)} for entry in history]
     model = backend.restore(settings, ended.run_dir, signature(plan, seen), history)
     functions = settings.decode or {}

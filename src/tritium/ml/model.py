@@ -69,11 +69,19 @@ class TrainedModel(SparkModel, HasOutputCols, MLReadable[Any], MLWritable):
         'where the data has the label, a column of strings: the column of its index, for Spark\'s evaluators; "": none',
         TypeConverters.toString,
     )
-    handle_invalid: Param[str] = Param(
+    on_error: Param[str] = Param(
         Params._dummy(),
-        "handle_invalid",
-        'what becomes of a row that the model can\'t take, for a null or an unknown word, say: "error" fails the job, '
-        '"skip" leaves it out, "keep" gives it nulls as predictions',
+        "on_error",
+        "what becomes of a row that the model can't take (for a null or an unknown word, say), or for which it raises: "
+        '"fail" fails the job, "skip" leaves it out, "null" gives it nulls as predictions, "column" also the reason in '
+        "`error_col`",
+        TypeConverters.toString,
+    )
+
+    error_col: Param[str] = Param(
+        Params._dummy(),
+        "error_col",
+        'with on_error="column": the column of the reason why a row has no prediction, null for all others',
         TypeConverters.toString,
     )
 
@@ -89,7 +97,8 @@ class TrainedModel(SparkModel, HasOutputCols, MLReadable[Any], MLWritable):
             raw_prediction_col="rawPrediction",
             prediction_label_col="prediction_label",
             label_index_col="",
-            handle_invalid="error",
+            on_error="fail",
+            error_col="prediction_error",
         )
         self.setParams(**params)
         if output_cols is not None:
@@ -144,7 +153,8 @@ class TrainedModel(SparkModel, HasOutputCols, MLReadable[Any], MLWritable):
             class_cols=self._class_columns(),
             batch_size=self.getOrDefault(self.batch_size),
             device=self.getOrDefault(self.device),
-            handle_invalid=self.getOrDefault(self.handle_invalid),
+            on_error=self.getOrDefault(self.on_error),
+            error_col=self.getOrDefault(self.error_col),
         )
 
     def _names(self) -> list[str]:

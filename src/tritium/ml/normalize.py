@@ -156,7 +156,7 @@ def _of_table(table: Any, fields: Mapping[str, Field], columns: Columns, setting
     parts: dict[str, list[np.ndarray[Any, Any]]] = {name: [] for name in fields}
     # Rows that can't be read do not count: the ranks leave them out, or tell the user which they are.
     values, dtypes = (
-        {**columns.values, "handle_invalid": "skip"},
+        {**columns.values, "on_error": "skip"},
         {**columns.dtypes, **dict.fromkeys(fields, "float64")},
     )
     tables = Tables({"train": dataclasses.replace(columns, dtypes=dtypes, values=values).data(table, settings)}, 1)

@@ -38,13 +38,14 @@ class Settings:
         "task": ("auto", "regression", "classification", None),
         "nan": ("error", "keep"),
         "unknown_words": ("error", "keep"),
-        "handle_invalid": ("error", "skip", "keep"),
+        "on_error": ("fail", "skip", "null", "column"),
         "verbose": (True, False),
     }
     """Setting → the values it may have."""
     hints: ClassVar[Mapping[str, str]] = {
         **dict.fromkeys(("val_split", "validation_split", "validation_data", "val_data"), question("validation")),
         **{name: question(ours) for name, ours in ELSEWHERE.items()},
+        "handle_invalid": question("on_error"),
     }
     """The name of a setting in other libraries → advice."""
     whole: ClassVar[tuple[str, ...]] = ("seed", "prediction_batch_size", "decode_threads")
@@ -180,12 +181,17 @@ class Settings:
     prediction_device: str = setting(
         'Where the trained model predicts: "cpu", or "cuda" for the GPU of the Spark task.', "cpu", resume="any"
     )
-    handle_invalid: Literal["error", "skip", "keep"] = setting(
-        "What becomes of a row that can't be used, for a null, a NaN or an unknown word, say, in training and "
-        'prediction: "error" fails the job, "skip" leaves it out (a training counts such rows in its history and '
-        'report), "keep" '
-        'gives it nulls as predictions. With "keep" such a row is an error in training.',
-        "error",
+    on_error: Literal["fail", "skip", "null", "column"] = setting(
+        "What becomes of a row that can't be used (for a null, a NaN or an unknown word, say), in training and "
+        'prediction, and of one for which the model raises: "fail" fails the job, "skip" leaves it out (a training '
+        'counts such rows in its history and report), "null" gives it nulls as predictions, "column" also the reason '
+        "in `error_col`. With these two such a row is an error in training.",
+        "fail",
+        resume="any",
+    )
+    error_col: str = setting(
+        'The column that a model with on_error="column" adds: why a row has no prediction, null for all others.',
+        "prediction_error",
         resume="any",
     )
     verbose: bool = setting("Whether steps and losses are shown while training.", True, resume="any")
@@ -344,11 +350,11 @@ def _columns(settings: Settings) -> Iterator[str]:
 
 def _predictions(settings: Settings) -> Iterator[str]:
     columns: dict[str, str] = {}
-    for name in (*PREDICTION_COLUMNS, "prediction_device"):
+    for name in (*PREDICTION_COLUMNS, "error_col", "prediction_device"):
         value = getattr(settings, name)
         if not isinstance(value, str) or not (value or name in PREDICTION_COLUMNS[2:]):
             yield f"{name}={value!r} must be a {'device' if name == 'prediction_device' else 'column'}, as a string."
-        elif name in PREDICTION_COLUMNS and value and (other := columns.setdefault(value, name)) != name:
+        elif name != "prediction_device" and value and (other := columns.setdefault(value, name)) != name:
             yield f"{other} and {name} are both {value!r}; they are two columns."
 
 

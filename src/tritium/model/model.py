@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from tritium.errors import BadSetting, UntrustedModel
 from tritium.model import decoders, files
+from tritium.model.bad_rows import BadRows, OnError, check_on_error
 from tritium.model.engine import Maker
 from tritium.model.engines import registry
 from tritium.model.example import signature_of
@@ -129,7 +130,7 @@ class Model:
         return ", ".join([f"{type(self.module).__name__}: {inputs} -> {outputs}", *texts])
 
     def predict(
-        self, data: Any, *, batch_size: int = 1024, device: str | None = None
+        self, data: Any, *, batch_size: int = 1024, device: str | None = None, on_error: OnError = "fail"
     ) -> np.ndarray[Any, Any] | dict[str, np.ndarray[Any, Any]]:
         """Return the predictions for a pandas DataFrame, an Arrow table, or arrays.
 
@@ -140,32 +141,47 @@ class Model:
         outputs a dict by their names. `device=None` is where the module is. For another device one copy of the module
         is kept there, as long as this model; each call uses the current weights of the module.
 
+        on_error : what becomes of a row that the model can't take (a null, a NaN, bytes that can't be decoded), or for
+                   which it raises: "fail" raises BadRow or the model's error, "skip" leaves the row out, "null" gives
+                   it NaN as predictions (None as a word), and "column" also its reason in `prediction_error` of the
+                   dict that is returned then, which is None for all other rows.
+
         Raises SignatureMismatch with every difference, and BadRow for a null or a NaN.
         """
-        predictions, _ = self.predict_valid(data, batch_size=batch_size, device=device)
+        import numpy as np
+
+        predictions, bad = self.predict_valid(data, batch_size=batch_size, device=device, on_error=on_error)
         if self.signature.class_words:
             from tritium.model.score import words_of
 
             predictions["prediction_label"] = words_of(self.signature, predictions["prediction"])
+        if bad.valid is not None and on_error != "skip":
+            predictions = {name: bad.among_all(values) for name, values in predictions.items()}
+        if on_error == "column":
+            rows = len(next(iter(predictions.values())))
+            predictions["prediction_error"] = np.array([bad.reasons.get(row) for row in range(rows)], np.object_)
         return predictions["prediction"] if len(predictions) == 1 else predictions
 
     def predict_valid(
-        self, data: Any, *, batch_size: int = 1024, device: str | None = None, handle_invalid: str = "error"
-    ) -> tuple[dict[str, np.ndarray[Any, Any]], np.ndarray[Any, Any] | None]:
-        """Return every output by name for the rows that the model can take, and a bool `[rows]`: which those are.
+        self, data: Any, *, batch_size: int = 1024, device: str | None = None, on_error: OnError = "fail"
+    ) -> tuple[dict[str, np.ndarray[Any, Any]], BadRows]:
+        """Return every output by name for the rows that have predictions, and the other rows.
 
-        It is None where all are. With `handle_invalid="error"` another row raises BadRow, as `predict` does.
+        With `on_error="fail"` such a row raises BadRow, or the model's error, as `predict` does.
         """
         from tritium.model.rows import arrays
-        from tritium.model.score import score
+        from tritium.model.score import Scorer
 
         check_batch_size(batch_size)
-        check_handle_invalid(handle_invalid)
+        check_on_error(on_error)
         if device is not None:
             self.engine.check_device(device)
-        inputs, valid = arrays(self.signature, data, self.decode, handle_invalid)
+        inputs, bad = arrays(self.signature, data, self.decode, on_error)
+        rows = len(next(iter(inputs.values()))) + (0 if bad.valid is None else int((~bad.valid).sum()))
         with self.engine.on(device) as ready:
-            return score(ready, self.signature, inputs, batch_size=batch_size), valid
+            scorer = Scorer(ready, self.signature, batch_size, isolate=on_error != "fail")
+            predictions, failed = scorer.score(inputs)
+        return predictions, bad.with_failed(failed, rows)
 
     def transformer(self, **params: Any) -> Any:
         """Return the model as a Spark ML transformer, with these parameters: `transformer(batch_size=4096)`."""
@@ -247,16 +263,6 @@ def load(path: str, trusted: bool | str | Sequence[str] = False) -> Model:
 
 def _json(path: str, name: str, manifest: Mapping[str, Any]) -> Any:
     return parsed(bytes(files.read(path, name, manifest)), f"{name} of the model at {path!r}")
-
-
-def check_handle_invalid(value: str) -> None:
-    """Raise BadSetting unless it is "error", "skip" or "keep"."""
-    if value not in ("error", "skip", "keep"):
-        raise BadSetting(
-            f"handle_invalid={value!r}: a row that the model can't take is an 'error', or it is left out ('skip'), or "
-            "has null as its prediction ('keep').",
-            setting="handle_invalid",
-        )
 
 
 def check_batch_size(batch_size: int) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -16,6 +16,7 @@ from tritium.data.schema import Field
 from tritium.data.spool import Array, Ragged
 from tritium.data.types import columns_of
 from tritium.errors import BadRow, ModelError
+from tritium.model.bad_rows import BadRows, OnError
 from tritium.model.signature import Signature
 from tritium.model.table import (
     advising,
@@ -37,15 +38,15 @@ class RowReader:
     """The inputs in the order of their columns."""
     decode: Decoders = field(default_factory=dict)
     """Input that is decoded → the function or the dataset that has the array of a value."""
-    handle_invalid: str = "error"
-    """Whether a row that can't be used raises BadRow ("error"), or is left out."""
+    on_error: OnError = "fail"
+    """Whether a row that can't be used raises BadRow ("fail"), or is left out; with "column" its reason is kept."""
 
-    def read(self, columns: Sequence[pa.Array], ids: Array) -> tuple[dict[str, Array], Array | None]:
-        """Return inputs `[valid rows, *shape]` by name, and a bool `[rows]`: which rows are valid. None: all are."""
+    def read(self, columns: Sequence[pa.Array], ids: Array) -> tuple[dict[str, Array], BadRows]:
+        """Return inputs `[valid rows, *shape]` by name, and the rows that can't be used."""
         try:
-            return self._all(columns, ids), None
+            return self._all(columns, ids), BadRows()
         except BadRow:
-            if self.handle_invalid == "error":
+            if self.on_error == "fail":
                 raise
         valid = np.ones(len(ids), np.bool_)
         for one, column in zip(self.fields, columns, strict=True):
@@ -55,8 +56,7 @@ class RowReader:
             index = pa.array(rows)
             return self._all([column.take(index) for column in columns], ids[rows])
 
-        mark_unreadable(all_of, valid)
-        return all_of(np.flatnonzero(valid)), valid
+        return _usable(all_of, valid, self.on_error)
 
     def _all(self, columns: Sequence[pa.Array], ids: Array) -> dict[str, Array]:
         with advising():
@@ -81,6 +81,7 @@ class RowReader:
             row_id, column_name = int(ids[row]), one.sources[0]
             return BadRow(
                 f"column {column_name!r} in {place_of(row_id)} (input {one.name!r}), {what}",
+                reason=f"column {column_name!r}, {what}",
                 column=column_name,
                 row_id=row_id,
                 value=value,
@@ -90,16 +91,58 @@ class RowReader:
         return decoded(decode, contents_of(values, one.content), bad, shape=one.shape)
 
 
+def _usable(
+    all_of: Callable[[Array], dict[str, Array]], valid: Array, on_error: OnError
+) -> tuple[dict[str, Array], BadRows]:
+    """Return the inputs of the rows that `all_of(rows)` can read, and the other rows.
+
+    valid : a bool `[rows]`, in which the rows are False that are known to be bad.
+    """
+    reasons: dict[int, str] | None = None
+    if on_error == "column":
+        reasons = {int(row): _reason(all_of, int(row)) for row in np.flatnonzero(~valid)}
+    mark_unreadable(all_of, valid, reasons)
+    return all_of(np.flatnonzero(valid)), BadRows(None if valid.all() else valid, reasons or {})
+
+
+def _reason(all_of: Callable[[Array], Any], row: int) -> str:
+    try:
+        all_of(np.array([row]))
+    except BadRow as error:
+        return error.reason or str(error)
+    return ""
+
+
 def arrays(
-    signature: Signature, data: Any, decode: Decoders, handle_invalid: str = "error"
-) -> tuple[dict[str, Array], Array | None]:
+    signature: Signature, data: Any, decode: Decoders, on_error: OnError = "fail"
+) -> tuple[dict[str, Array], BadRows]:
     """Return the result of `RowReader.read` for any table or array that `Model.predict` takes.
 
     Raises SignatureMismatch with every difference, and BadRow for a value that can't be used.
     """
-    if not _is_table(data):
-        return from_arrays(signature, _decoded(signature, data, decode)), None
-    return _from_table(signature, data, decode, handle_invalid)
+    if _is_table(data):
+        return _from_table(signature, data, decode, on_error)
+    try:
+        return from_arrays(signature, _decoded(signature, data, decode)), BadRows()
+    except BadRow:
+        if on_error == "fail":
+            raise
+    by_input = data if isinstance(data, Mapping) else {signature.inputs[0].name: data}
+
+    def all_of(rows: Array) -> dict[str, Array]:
+        some = {name: _taken(values, rows) for name, values in by_input.items()}
+        return from_arrays(signature, _decoded(signature, some, decode)) if len(rows) else _no_rows(signature)
+
+    return _usable(all_of, np.ones(len(next(iter(by_input.values()))), np.bool_), on_error)
+
+
+def _no_rows(signature: Signature) -> dict[str, Array]:
+    return {one.name: np.empty((0, *(n or 0 for n in one.shape)), one.dtype) for one in signature.inputs}
+
+
+def _taken(values: Any, rows: Array) -> Any:
+    """Return these rows of an array, a tensor or a list."""
+    return values[rows] if hasattr(values, "ndim") else [values[row] for row in rows]
 
 
 def _decoded(signature: Signature, data: Any, decode: Decoders) -> Any:
@@ -116,7 +159,14 @@ def _decoded(signature: Signature, data: Any, decode: Decoders) -> Any:
             continue
 
         def bad(row: int, what: str, value: Any, name: str = taken.name) -> BadRow:
-            return BadRow(f"input {name!r}, row {row}, {what}", column=name, row_id=row, value=value, batch_column=name)
+            return BadRow(
+                f"input {name!r}, row {row}, {what}",
+                reason=f"input {name!r}, {what}",
+                column=name,
+                row_id=row,
+                value=value,
+                batch_column=name,
+            )
 
         arrays_by_name[taken.name] = decoded(decode[taken.name], values, bad, shape=taken.shape)
     return arrays_by_name
@@ -127,8 +177,8 @@ def _is_table(data: Any) -> bool:
 
 
 def _from_table(
-    signature: Signature, data: Any, decode: Decoders, handle_invalid: str
-) -> tuple[dict[str, Array], Array | None]:
+    signature: Signature, data: Any, decode: Decoders, on_error: OnError
+) -> tuple[dict[str, Array], BadRows]:
     from tritium.data.tables import Tables, column_of, table_of
 
     codecs = [(taken.columns, taken.codec.get("nulls") or ()) for taken in signature.inputs]
@@ -152,8 +202,8 @@ def _from_table(
             parts_read.append(reader.read(columns, ids[: len(columns[0])])[0])
         return {name: np.concatenate([rows[name] for rows in parts_read[:-1] or parts_read]) for name in inputs}
 
-    if handle_invalid == "error":
-        return rows_of(table), None
+    if on_error == "fail":
+        return rows_of(table), BadRows()
     valid = np.ones(len(table), np.bool_)
     for one in reader.fields:
         for source in one.sources:
@@ -162,8 +212,7 @@ def _from_table(
     def all_of(rows: Array) -> dict[str, Array]:
         return rows_of(table.take(pa.array(rows)))
 
-    mark_unreadable(all_of, valid)
-    return all_of(np.flatnonzero(valid)), None if valid.all() else valid
+    return _usable(all_of, valid, on_error)
 
 
 def _alone(one: Field, source: str) -> Field:

@@ -3,36 +3,96 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from tritium.errors import ModelError
+from tritium.model.bad_rows import is_fatal, reason_of
 from tritium.model.signature import Output, Signature, shown
 
 if TYPE_CHECKING:
     from tritium.model.engine import Engine
 
 
-def score(
-    engine: Engine, signature: Signature, inputs: Mapping[str, np.ndarray], *, batch_size: int
-) -> dict[str, np.ndarray]:
-    """Return every output column for these rows, computed in batches of at most `batch_size`.
+@dataclass
+class Scorer:
+    """Calls an engine with batches of rows, and finds the rows for which it raises.
 
-    `engine` is one of `Engine.on`, `inputs` are `[rows, *shape]` by name. One scalar gives float64 `[rows]`;
-    classification gives `prediction` (the class index as float64 `[rows]`) and `probability` (float64
-    `[rows, classes]`); others `[rows, *shape]` in their dtype. For no rows the model is not called, as many can't take
-    them; a length that varies is 0 then. Raises ModelError for an output that does not fit the signature.
+    engine     : one of `Engine.on`.
+    batch_size : rows of a call, at most.
+    isolate    : whether an error of the model is that of single rows, which have no predictions then.
     """
-    rows = len(next(iter(inputs.values())))
-    if rows == 0:
-        return _empty(signature)
-    names = [output.name for output in signature.outputs]
-    parts: list[dict[str, np.ndarray]] = []
-    for start in range(0, rows, batch_size):
-        batch = {name: array[start : start + batch_size] for name, array in inputs.items()}
-        parts.append(_columns(signature, engine.call(batch, names), min(batch_size, rows - start)))
-    return parts[0] if len(parts) == 1 else {n: np.concatenate([p[n] for p in parts]) for n in parts[0]}
+
+    engine: Engine
+    signature: Signature
+    batch_size: int
+    isolate: bool = False
+    has_worked: bool = False
+    """Whether the model has returned predictions for a row. Until then an error of all rows is the model's."""
+
+    def score(self, inputs: Mapping[str, np.ndarray]) -> tuple[dict[str, np.ndarray], dict[int, str]]:
+        """Return every output column for these rows, and position → reason of the rows for which the model raised.
+
+        inputs : `[rows, *shape]` by name.
+
+        One scalar gives float64 `[rows]`; classification gives `prediction` (the class index as float64 `[rows]`) and
+        `probability` (float64 `[rows, classes]`); others `[rows, *shape]` in their dtype; rows that failed are not
+        among them. For no rows the model is not called, as many can't take them; a length that varies is 0 then.
+        Raises ModelError for an output that does not fit the signature, and the model's own error where it is no row's.
+        """
+        rows = len(next(iter(inputs.values())))
+        parts: list[dict[str, np.ndarray]] = []
+        failed: dict[int, str] = {}
+        for start in range(0, rows, self.batch_size):
+            batch = {name: array[start : start + self.batch_size] for name, array in inputs.items()}
+            try:
+                parts.append(self._called(batch))
+            except Exception as error:  # noqa: BLE001 - a model may raise anything for a row
+                failed_before = len(failed)
+                parts += self._bisected(batch, start, error, failed)
+                if not self.has_worked and not parts:
+                    _refuse_if_all_fail_alike(error, list(failed.values())[failed_before:])
+            self.has_worked = self.has_worked or bool(parts)
+        if not parts:
+            return _empty(self.signature), failed
+        return parts[0] if len(parts) == 1 else {n: np.concatenate([p[n] for p in parts]) for n in parts[0]}, failed
+
+    def _called(self, batch: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+        names = [output.name for output in self.signature.outputs]
+        return _columns(self.signature, self.engine.call(batch, names), len(next(iter(batch.values()))))
+
+    def _bisected(
+        self, batch: Mapping[str, np.ndarray], start: int, error: Exception, failed: dict[int, str]
+    ) -> list[dict[str, np.ndarray]]:
+        """Return the predictions of a batch that raised `error`, in halves, until the rows that raise are alone.
+
+        start  : the position of the batch's first row. failed : gets position → reason of the rows that raise.
+        """
+        rows = len(next(iter(batch.values())))
+        if not self.isolate or is_fatal(error, rows):
+            raise error
+        if rows == 1:
+            failed[start] = reason_of(error)
+            return []
+        parts: list[dict[str, np.ndarray]] = []
+        for first, last in ((0, rows // 2), (rows // 2, rows)):
+            half = {name: array[first:last] for name, array in batch.items()}
+            try:
+                parts.append(self._called(half))
+            except Exception as error_of_half:  # noqa: BLE001 - a model may raise anything for a row
+                parts += self._bisected(half, start + first, error_of_half, failed)
+        return parts
+
+
+def _refuse_if_all_fail_alike(error: Exception, reasons: list[str]) -> None:
+    """Raise `error` where the first rows of a model, more than one, have all failed for one reason: then it is its own.
+
+    One row alone can't tell: a stream may begin with a bad event.
+    """
+    if len(reasons) > 1 and len(set(reasons)) == 1:
+        raise error
 
 
 def _columns(signature: Signature, outputs: Mapping[str, np.ndarray], rows: int) -> dict[str, np.ndarray]:

@@ -196,7 +196,8 @@ def refused(column: str, taken: str, row_id: int, value: float | None) -> BadRow
     return BadRow(
         f"column {column!r} is {what} in {place_of(row_id)} (input {taken!r}), and the model was trained "
         f"without. Drop such rows before, {remedy.format(column)}, fill them as the training did, or let transform "
-        "leave them out: handle_invalid='skip', or 'keep' for a null as their prediction.",
+        "go on without them: on_error='skip', 'null' or 'column'.",
+        reason=f"column {column!r} is {what.removesuffix(',')}",
         column=column,
         row_id=row_id,
         value=value,
@@ -259,6 +260,7 @@ def _as_taken(taken: Input, array: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]
         row, column = position // width, taken.columns[position % packed]
         return BadRow(
             f"column {column!r} is {what} in row {row} (input {taken.name!r}). {advice.format(column)}.",
+            reason=f"column {column!r} is {what.removesuffix(',')}",
             column=column,
             row_id=row,
             value=value,

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from tritium.errors import BadData
+from tritium.model.bad_rows import OnError
 from tritium.model.model import Model
 from tritium.model.score import words_of
 from tritium.predict.spark import ClassColumns, output_names, refuse_taken
@@ -21,7 +22,8 @@ def score_pandas(
     class_cols: ClassColumns | None = None,
     batch_size: int = 1024,
     device: str = "cpu",
-    handle_invalid: str = "error",
+    on_error: OnError = "fail",
+    error_col: str = "prediction_error",
 ) -> Any:
     """Return a copy of the pandas DataFrame `frame` with the columns that `score` adds, as `toPandas` returns them.
 
@@ -38,15 +40,19 @@ def score_pandas(
         )
     columns_before = [str(name) for name in frame.columns]
     more = (class_cols or ClassColumns()).of(model.signature, columns_before)
-    refuse_taken([*names, *more.values()], columns_before)
-    predictions, valid = model.predict_valid(frame, batch_size=batch_size, device=device, handle_invalid=handle_invalid)
-    skips = valid is not None and handle_invalid == "skip"
+    errors = [error_col] if on_error == "column" else []
+    refuse_taken([*names, *more.values(), *errors], columns_before)
+    predictions, bad = model.predict_valid(frame, batch_size=batch_size, device=device, on_error=on_error)
+    valid = bad.valid
+    skips = valid is not None and on_error == "skip"
     added = frame[valid].copy() if skips else frame.copy(deep=False)
     columns = dict(zip(names, _columns(model, predictions, len(names)), strict=True))
     label_index = more.pop("label_index", None)
     columns |= {name: _of_classes(model, predictions, field) for field, name in more.items()}
     for name, values in columns.items():
         added[name] = values if valid is None or skips else _with_nulls(values, valid)
+    for name in errors:
+        added[name] = np.array([bad.reasons.get(row) for row in range(len(frame))], np.object_)
     if label_index is not None:
         column, words = next(iter(model.signature.label_words.items()))
         index = {word: float(number) for number, word in enumerate(words)}

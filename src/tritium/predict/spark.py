@@ -19,11 +19,12 @@ from tritium import ship
 from tritium.data.exchange import pack, takes_bytes
 from tritium.data.types import spark_column
 from tritium.errors import BadSetting
-from tritium.model.model import Model, check_batch_size, check_handle_invalid
+from tritium.model.bad_rows import OnError, check_on_error
+from tritium.model.model import Model, check_batch_size
 from tritium.model.signature import Signature
 from tritium.model.table import fields
 from tritium.predict import weights
-from tritium.predict.worker import result_type
+from tritium.predict.worker import result_type, with_errors
 from tritium.spark.inside import jvm_bytes
 from tritium.spark.inside.as_rows import as_rows
 from tritium.spark.inside.hangs import refuse_hanging
@@ -45,7 +46,8 @@ def score(
     class_cols: ClassColumns | None = None,
     batch_size: int = 1024,
     device: str = "cpu",
-    handle_invalid: str = "error",
+    on_error: OnError = "fail",
+    error_col: str = "prediction_error",
 ) -> DataFrame:
     """Return `df` with the model's predictions. Only the packed inputs leave the JVM; nothing runs yet.
 
@@ -53,17 +55,19 @@ def score(
                      classification), or a single one: a struct of several outputs, the class alone for a
                      classification.
     class_cols     : the further columns of a classification; None: there are none.
-    handle_invalid : for a row that the model can't take: "error" fails the job, "skip" leaves it out, "keep" gives it
-                     nulls as predictions.
+    on_error       : for a row that the model can't take, or for which it raises: "fail" fails the job, "skip" leaves it
+                     out, "null" gives it nulls as predictions, "column" also the reason in the column `error_col`,
+                     which is null for all other rows.
 
     Raises SignatureMismatch with every difference between the columns and the inputs of the model.
     """
     check_batch_size(batch_size)
-    check_handle_invalid(handle_invalid)
+    check_on_error(on_error)
     model.engine.check_device(device)
     names = output_names(model.signature, output_cols)
     more = (class_cols or ClassColumns()).of(model.signature, df.columns)
-    refuse_taken([*names, *more.values()], df.columns)
+    errors = [error_col] if on_error == "column" else []
+    refuse_taken([*names, *more.values(), *errors], df.columns)
     refuse_hanging(df)
     schema = df.schema
     planned = fields(model.signature, schema)
@@ -74,17 +78,19 @@ def score(
     plan["as_bytes"] = (
         arrays if any(arrays) and jvm_bytes.used.why_not(df.sparkSession) is None else [False] * len(inputs)
     )
-    plan |= {"batch_size": batch_size, "device": device, "handle_invalid": handle_invalid}
+    plan |= {"batch_size": batch_size, "device": device, "on_error": on_error}
     plan["decode"] = ship.pickle(model.decode)
     plan["transform"] = None if model.input_transform is None else ship.pickle(model.input_transform)
     columns: list[Column] = []
     for one, as_bytes in zip(inputs, plan["as_bytes"], strict=True):
         packed = pack(one, schema)
         columns.extend(as_bytes_or_array(df.sparkSession, packed) if as_bytes else [packed])
+    kind = result_type(model.signature)
+    kind = with_errors(kind) if errors else kind
     with drivers_python(df.sparkSession):
-        predicted = _udf(model.signature, len(columns), pickle.dumps(plan), sent)(*columns)
+        predicted = _udf(kind, len(columns), pickle.dumps(plan), sent)(*columns)
     first = spark_column(schema, next((one for one in inputs if one.depth), inputs[0]).sources[0])
-    return _with_columns(as_rows(df, first), model.signature, predicted, names, more, handle_invalid)
+    return _with_columns(as_rows(df, first), model.signature, predicted, names, more, on_error, errors)
 
 
 def output_names(signature: Signature, asked: Sequence[str] | None) -> list[str]:
@@ -134,7 +140,7 @@ def refuse_taken(names: Sequence[str], columns_before: Sequence[str]) -> None:
         raise BadSetting(
             f"The DataFrame has {columns} {', '.join(map(repr, taken))} already, and the model would add {it}. Rename "
             "what is there, or choose another name with setParams(prediction_col=…), probability_col=, "
-            "raw_prediction_col=, prediction_label_col= or label_index_col=."
+            "raw_prediction_col=, prediction_label_col=, label_index_col= or error_col=."
         )
 
 
@@ -158,8 +164,11 @@ def _parts(model: Model, spark: Any) -> tuple[dict[str, Any], Any]:
     return {**plan, "code": code, "content": content}, sent
 
 
-def _udf(signature: Signature, columns: int, payload: bytes, sent: Any) -> Callable[..., Column]:
-    """Return a Spark function of so many `columns`, computed once, not again for a filter on its result."""
+def _udf(kind: pa.DataType, columns: int, payload: bytes, sent: Any) -> Callable[..., Column]:
+    """Return a Spark function of so many `columns` with results of this type.
+
+    It is computed once, not again for a filter on its result.
+    """
     from pyspark.sql.pandas.functions import arrow_udf
 
     run = ship.entry("tritium.predict.worker:score", payload)
@@ -172,7 +181,7 @@ def _udf(signature: Signature, columns: int, payload: bytes, sent: Any) -> Calla
     predict.__annotations__ = {"batches": Iterator[array_type], "return": Iterator[pa.Array]}
     predict.__module__ = "__main__"  # Hence it is pickled by value: executors may lack Tritium.
     make = cast("Callable[..., Any]", arrow_udf)  # Its stubs require the deprecated functionType.
-    return cast("Callable[..., Column]", make(predict, _sql_type(result_type(signature))).asNondeterministic())
+    return cast("Callable[..., Column]", make(predict, _sql_type(kind)).asNondeterministic())
 
 
 def _sql_type(kind: pa.DataType) -> Any:
@@ -194,6 +203,7 @@ _SPARK = {
     pa.int16(): "ShortType",
     pa.int8(): "ByteType",
     pa.bool_(): "BooleanType",
+    pa.string(): "StringType",
 }
 
 
@@ -203,43 +213,48 @@ def _with_columns(
     predicted: Column,
     names: Sequence[str],
     more: Mapping[str, str],
-    handle_invalid: str,
+    on_error: OnError,
+    errors: Sequence[str],
 ) -> DataFrame:
     """Return `df` with the UDF's result under the requested names; the JVM takes its struct apart.
 
-    more : the fields of `ClassColumns` → names. The JVM computes them of the result, where they are read.
+    more   : the fields of `ClassColumns` → names. The JVM computes them of the result, where they are read.
+    errors : the name of the column of reasons, which are beside the predictions in the result; []: they are not.
     """
     from pyspark.sql.functions import col
 
     classes = signature.task == "classification"
-    if len(names) == 1 and not classes:
+    if len(names) == 1 and not classes and not errors:
         scored = df.withColumn(names[0], predicted)
-        return scored.where(col(f"`{names[0].replace('`', '``')}`").isNotNull()) if handle_invalid == "skip" else scored
+        return scored.where(col(f"`{names[0].replace('`', '``')}`").isNotNull()) if on_error == "skip" else scored
     whole = f"_tritium_{uuid.uuid4().hex}"
+    predictions = col(whole).getField("predictions") if errors else col(whole)
     outputs = ["prediction", "probability"] if classes else [o.name for o in signature.outputs]
     columns = {}
     for name, output in zip(names, outputs, strict=False):
-        value = col(whole).getField(output)
-        columns[name] = _vector(value, handle_invalid) if output == "probability" and classes else value
+        is_struct = classes or len(names) > 1
+        value = predictions.getField(output) if is_struct else predictions
+        columns[name] = _vector(value, on_error) if output == "probability" and classes else value
     if "raw" in more:
-        probability = col(whole).getField("probability")
-        columns[more["raw"]] = _vector(_logarithms(signature, probability), handle_invalid)
+        probability = predictions.getField("probability")
+        columns[more["raw"]] = _vector(_logarithms(signature, probability), on_error)
     if "word" in more:
-        columns[more["word"]] = _word(signature, col(whole).getField("prediction"))
+        columns[more["word"]] = _word(signature, predictions.getField("prediction"))
     if "label_index" in more:
         columns[more["label_index"]] = _index(signature, df)
+    columns |= {name: col(whole).getField("error") for name in errors}
     scored = df.withColumn(whole, predicted)
-    scored = scored.where(col(whole).isNotNull()) if handle_invalid == "skip" else scored
+    scored = scored.where(col(whole).isNotNull()) if on_error == "skip" else scored
     return scored.withColumns(columns).drop(whole)
 
 
-def _vector(values: Column, handle_invalid: str) -> Column:
-    """Return an array as an ml vector; `array_to_vector` fails for a null, which there may be only with "keep"."""
+def _vector(values: Column, on_error: OnError) -> Column:
+    """Return an array as an ml vector; `array_to_vector` fails for a null, which there is none of with "fail"."""
     from pyspark.ml.functions import array_to_vector
     from pyspark.sql.functions import when
 
     vector = array_to_vector(values)
-    return vector if handle_invalid == "error" else when(values.isNotNull(), vector)
+    return vector if on_error == "fail" else when(values.isNotNull(), vector)
 
 
 def _logarithms(signature: Signature, probability: Column) -> Column:

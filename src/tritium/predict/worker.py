@@ -23,6 +23,7 @@ from tritium.data.schema import Field
 from tritium.errors import TritiumError, WrongVersion
 from tritium.frameworks.at_import import before_import, without_collections
 from tritium.frameworks.framework import Framework
+from tritium.model.bad_rows import BadRows
 from tritium.model.engine import Engine
 from tritium.model.engines import registry
 from tritium.model.signature import Output, Signature
@@ -54,7 +55,7 @@ def score(payload: bytes, sent: Any, batches: Iterator[Any]) -> Iterator[pa.Arra
               has two, which `as_bytes_or_array` makes.
     """
     from tritium.model.rows import RowReader
-    from tritium.model.score import score as apply
+    from tritium.model.score import Scorer
 
     plan = pickle.loads(payload)
     framework = frameworks.find(registry.find(plan["engine"]).framework)
@@ -62,21 +63,26 @@ def score(payload: bytes, sent: Any, batches: Iterator[Any]) -> Iterator[pa.Arra
     _need(framework)
     signature = Signature.from_json(json.loads(plan["signature"]))
     fields = [Field.from_json(f) for f in json.loads(plan["fields"])]
-    reader = RowReader(fields, _unpickled(plan["decode"], "decodes an input"), plan["handle_invalid"])
+    reader = RowReader(fields, _unpickled(plan["decode"], "decodes an input"), plan["on_error"])
     partition, cpus, gpus = _task()
     with nullcontext() if framework is None else framework.threads(cpus):
         engine = _restored(plan, sent, gpus)
         if plan["transform"] is not None:
             engine = copy.copy(engine)  # The kept one serves every model of these weights and this code.
             engine.transform = _unpickled(plan["transform"], "transforms the inputs")
+        on_error = plan["on_error"]
+        scorer = Scorer(engine, signature, plan["batch_size"], isolate=on_error != "fail")
         seen = 0
         for batch in batches:
             columns = batch if isinstance(batch, tuple) else (batch,)
             ids = np.arange(seen, seen + len(columns[0]), dtype=np.int64) + (partition << PARTITION_BITS)
             seen += len(ids)
-            inputs, valid = reader.read(_joined(columns, fields, plan["as_bytes"]), ids)
-            predictions = to_arrow(signature, apply(engine, signature, inputs, batch_size=plan["batch_size"]))
-            yield predictions if valid is None else _with_nulls(predictions, valid)
+            inputs, bad = reader.read(_joined(columns, fields, plan["as_bytes"]), ids)
+            predicted, failed = scorer.score(inputs)
+            bad = bad.with_failed(failed, len(ids))
+            predictions = to_arrow(signature, predicted)
+            predictions = predictions if bad.valid is None else _with_nulls(predictions, bad.valid)
+            yield _beside_reasons(predictions, bad) if on_error == "column" else predictions
 
 
 def _joined(columns: Sequence[pa.Array], fields: Sequence[Field], as_bytes: Sequence[bool]) -> list[pa.Array]:
@@ -102,6 +108,14 @@ def _unpickled(code: bytes, does: str) -> Any:
 def _with_nulls(predictions: pa.Array, valid: np.ndarray[Any, Any]) -> pa.Array:
     """Return the predictions of the valid rows at their places among all rows, with nulls between them."""
     return predictions.take(pa.array(np.cumsum(valid) - 1, mask=~valid))
+
+
+def _beside_reasons(predictions: pa.Array, bad: BadRows) -> pa.Array:
+    """Return predictions and reasons as an array of the type that `with_errors` makes."""
+    reasons = pa.nulls(len(predictions), pa.string())
+    if bad.reasons:
+        reasons = pa.array([bad.reasons.get(row) for row in range(len(predictions))], pa.string())
+    return pa.StructArray.from_arrays([predictions, reasons], fields=list(with_errors(predictions.type)))
 
 
 @functools.cache
@@ -177,6 +191,11 @@ def result_type(signature: Signature) -> pa.DataType:
     if len(signature.outputs) == 1:
         return arrow_type(signature.outputs[0])
     return pa.struct([(o.name, arrow_type(o)) for o in signature.outputs])
+
+
+def with_errors(kind: pa.DataType) -> pa.DataType:
+    """Return the type of results with the reasons of bad rows beside the predictions of this type."""
+    return pa.struct([("predictions", kind), ("error", pa.string())])
 
 
 def to_arrow(signature: Signature, predictions: dict[str, np.ndarray[Any, Any]]) -> pa.Array:

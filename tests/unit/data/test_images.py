@@ -115,7 +115,7 @@ def test_one_that_can_not_be_read_is_named(other: dict[str, Any], says: str) -> 
         fit(bad, **TORCH)
     assert caught.value.column == "image"
     model = fit(table(images()), **TORCH)
-    found = TorchModel(model).setParams(handle_invalid="keep").transform(bad.to_pandas())["prediction"]
+    found = TorchModel(model).setParams(on_error="null").transform(bad.to_pandas())["prediction"]
     assert found.isna().tolist() == [False, True, False]
 
 

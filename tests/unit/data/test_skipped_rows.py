@@ -1,4 +1,4 @@
-"""Rows that can't be read are left out where `handle_invalid="skip"` says so, and counted."""
+"""Rows that can't be read are left out where `on_error="skip"` says so, and counted."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def test_a_row_that_is_refused_is_left_out(name: str, packed: bool) -> None:
     read: Any = {"k": "k", "x": ["x"] if packed else "x"}
     with pytest.raises(BadRow):
         received(Data(table, read, **settings))
-    columns, skipped, first = received(Data(table, read, **settings, handle_invalid="skip"))
+    columns, skipped, first = received(Data(table, read, **settings, on_error="skip"))
     left = [row for row in range(3) if row not in bad]
     assert columns.get("k", []) == left
     assert skipped == len(bad)
@@ -73,7 +73,7 @@ def test_a_row_that_is_refused_is_left_out(name: str, packed: bool) -> None:
 
 def test_numbers_that_an_integer_cant_hold_are_left_out_with_the_column_that_has_them() -> None:
     table = pa.table({"a": [1, 2, 3, 4], "b": [1.0, float("nan"), 1e300, 4.0]})
-    columns, skipped, first = received(Data(table, {"x": ["a", "b"]}, dtype="int64", handle_invalid="skip"))
+    columns, skipped, first = received(Data(table, {"x": ["a", "b"]}, dtype="int64", on_error="skip"))
     assert columns == {"x": [[1, 1], [4, 4]]}
     assert skipped == 2
     assert first.startswith("column 'b'")
@@ -81,7 +81,7 @@ def test_numbers_that_an_integer_cant_hold_are_left_out_with_the_column_that_has
 
 def test_a_null_that_is_filled_stays_beside_a_number_that_an_integer_cant_hold() -> None:
     table = pa.table({"a": pa.array([1, None, 3]), "b": [float("nan"), 2.0, 3.0]})
-    columns, skipped, _ = received(Data(table, {"x": ["a", "b"]}, dtype="int64", nulls={"a": 7}, handle_invalid="skip"))
+    columns, skipped, _ = received(Data(table, {"x": ["a", "b"]}, dtype="int64", nulls={"a": 7}, on_error="skip"))
     assert columns == {"x": [[7, 2], [3, 3]]}
     assert skipped == 1
 
@@ -109,7 +109,7 @@ def test_random_rows(values: list[float | None], every: int) -> None:
             "w": ["u" if i % 4 == every else "v" for i in range(len(values))],
         }
     )
-    data = Data(table, {"k": "k", "x": ["x"], "w": "w"}, vocabulary={"w": ["v"]}, handle_invalid="skip")
+    data = Data(table, {"k": "k", "x": ["x"], "w": "w"}, vocabulary={"w": ["v"]}, on_error="skip")
     columns, skipped, _ = received(data)
     good = [i for i, value in enumerate(values) if value in (0.0, 1.0) and i % 4 != every]
     assert columns.get("k", []) == good
@@ -117,8 +117,8 @@ def test_random_rows(values: list[float | None], every: int) -> None:
 
 
 def test_another_value_is_refused() -> None:
-    with pytest.raises(BadData, match=r"handle_invalid='keep' is unknown\. Use 'error' or 'skip'"):
-        Tables({"t": Data(pa.table({"x": [1.0]}), handle_invalid="keep")}, 1)
+    with pytest.raises(BadData, match=r"on_error='null' is unknown\. Use 'fail' or 'skip'"):
+        Tables({"t": Data(pa.table({"x": [1.0]}), on_error="null")}, 1)
 
 
 @pytest.mark.processes
@@ -128,9 +128,7 @@ def test_a_launch_says_how_many_rows_were_left_out(tmp_path: Any) -> None:
     def rows() -> int:
         return int(tr.world().shard("train").rows)
 
-    data = {"train": tr.Data(frame, handle_invalid="skip")}
+    data = {"train": tr.Data(frame, on_error="skip")}
     assert sum(tr.launch(rows, ranks=2, on="driver", data=data, run_dir=str(tmp_path), progress=False)) == 32
     text = next(tmp_path.rglob("report.json")).read_text()
-    assert (
-        "data 'train': 8 of 40 rows are left out, as handle_invalid='skip' says. The first: column 'x' is null" in text
-    )
+    assert "data 'train': 8 of 40 rows are left out, as on_error='skip' says. The first: column 'x' is null" in text

@@ -136,8 +136,8 @@ class TestWhatCanNotBeDecoded:
         model = fit(frame, **SETTINGS, **way)
         with pytest.raises(BadRow, match=rf"column '{column}' in row 7 of partition 0 .*{message}"):
             model.predict(rows)
-        assert len(TorchModel(model, handle_invalid="skip").transform(rows)) == ROWS - 1
-        kept = TorchModel(model, handle_invalid="keep").transform(rows)["prediction"]
+        assert len(TorchModel(model, on_error="skip").transform(rows)) == ROWS - 1
+        kept = TorchModel(model, on_error="null").transform(rows)["prediction"]
         assert list(np.flatnonzero(kept.isna())) == [7]
 
     def test_one_of_another_shape(self, frame: pd.DataFrame) -> None:
@@ -149,8 +149,8 @@ class TestWhatCanNotBeDecoded:
         model = fit(frame.drop(index=5), **SETTINGS, feature_cols="index", decode={"index": decode})
         with pytest.raises(BadRow, match=r"column 'index' in row 5 of partition 0 .*shape \(3,\)"):
             model.predict(frame)
-        assert len(TorchModel(model, handle_invalid="skip").transform(frame)) == ROWS - 1
-        kept = TorchModel(model, handle_invalid="keep").transform(frame)["prediction"]
+        assert len(TorchModel(model, on_error="skip").transform(frame)) == ROWS - 1
+        kept = TorchModel(model, on_error="null").transform(frame)["prediction"]
         assert list(np.flatnonzero(kept.isna())) == [5]
 
     def test_a_dataset_of_pairs(self, frame: pd.DataFrame) -> None:
@@ -170,7 +170,7 @@ class TestWhatCanNotBeDecoded:
             fit(rows, **SETTINGS, **way)
         with pytest.raises(BadRow, match=f"column '{column}' is null in row 3"):
             model.predict(rows)
-        kept = TorchModel(model, handle_invalid="keep").transform(rows)["prediction"]
+        kept = TorchModel(model, on_error="null").transform(rows)["prediction"]
         assert list(np.flatnonzero(kept.isna())) == [3]
 
     def test_another_type_in_prediction(self, frame: pd.DataFrame) -> None:

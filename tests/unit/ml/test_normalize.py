@@ -123,7 +123,7 @@ def test_rows_that_are_left_out_do_not_count() -> None:
     frame.loc[::5, "age"] = None
     frame.loc[1, "income"] = np.nan
     table = pa.Table.from_pandas(frame, preserve_index=False)
-    model = TorchEstimator(**SUM, feature_cols=["income", "age"], normalize=True, handle_invalid="skip").fit(table)
+    model = TorchEstimator(**SUM, feature_cols=["income", "age"], normalize=True, on_error="skip").fit(table)
     used = frame.dropna()
     expected = standard(used.income, used.income) + standard(used.age, used.age)
     np.testing.assert_allclose(model.transform(used).prediction, expected, atol=1e-5)
@@ -136,7 +136,7 @@ def test_arrays_of_another_length_and_nulls_are_told_as_without_normalising() ->
     settings: dict[str, Any] = SUM | {"feature_cols": "x", "normalize": True}
     with pytest.raises(BadRow, match=r"column 'x' .* is null in row 8192\. .*leaves out such rows"):
         TorchEstimator(**settings).fit(table)
-    model = TorchEstimator(**settings, handle_invalid="skip").fit(table)
+    model = TorchEstimator(**settings, on_error="skip").fit(table)
     assert model.history[-1]["rows_skipped"] == 2
     np.testing.assert_allclose(model.predict(pa.table({"x": [[3.0, 6.0]]})), 2.0, atol=1e-5)
 

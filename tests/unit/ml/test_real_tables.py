@@ -179,7 +179,7 @@ class TestImages:
         model = fit(frame(), **self.SETTINGS)
         with pytest.raises(BadRow, match=r"column 'image' in row 7 of partition 0 .*5 bytes b'short': decode raised"):
             model.predict(rows)
-        assert len(TorchModel(model, handle_invalid="skip").transform(rows)) == ROWS - 1
+        assert len(TorchModel(model, on_error="skip").transform(rows)) == ROWS - 1
 
     def test_one_of_another_size(self) -> None:
         model = fit(frame(), **self.SETTINGS | {"decode": {"image": flat}, "model": lambda: nn.Linear(12, 1)})
@@ -231,13 +231,13 @@ class TestHandleInvalid:
     def test_error_skip_and_keep(self) -> None:
         model = fit(frame(), **SETTINGS | {"epochs": 1})
         rows, bad = self.rows(), [2, 5, 6, 9]
-        with pytest.raises(BadRow, match=r"handle_invalid='skip', or 'keep'"):
+        with pytest.raises(BadRow, match=r"on_error='skip', 'null' or 'column'"):
             TorchModel(model).transform(rows)
         good = model.predict(rows.drop(index=bad))
-        skipped = TorchModel(model, handle_invalid="skip").transform(rows)
+        skipped = TorchModel(model, on_error="skip").transform(rows)
         assert list(skipped.index) == [i for i in range(12) if i not in bad]
         np.testing.assert_array_equal(skipped["prediction"], good)
-        kept = TorchModel(model, handle_invalid="keep").transform(rows)
+        kept = TorchModel(model, on_error="null").transform(rows)
         assert list(kept.index[kept["prediction"].isna()]) == bad
         np.testing.assert_array_equal(kept["prediction"].dropna(), good)
 
@@ -245,13 +245,13 @@ class TestHandleInvalid:
         changes = {"label_cols": "city", "loss": nn.CrossEntropyLoss(), "model": lambda: nn.Linear(2, 3)}
         model = TorchModel(fit(frame(), **SETTINGS | changes | {"feature_cols": ["a", "b"], "epochs": 1}))
         rows = self.rows()
-        kept = model.setParams(handle_invalid="keep", prediction_col="p", probability_col="q").transform(rows)
+        kept = model.setParams(on_error="null", prediction_col="p", probability_col="q").transform(rows)
         assert [i for i in range(12) if kept["q"][i] is None] == [2, 5] == list(kept.index[kept["p"].isna()])
         assert kept["q"][0].size == 3
         nothing = model.transform(rows[2:3])
         assert nothing["p"].isna().all()
         assert nothing["q"].tolist() == [None]
-        assert len(model.setParams(handle_invalid="skip").transform(rows[2:3])) == 0
+        assert len(model.setParams(on_error="skip").transform(rows[2:3])) == 0
 
     def test_many_bad_rows_of_every_kind(self) -> None:
         """Each is found, and no other: the good ones' predictions are those that they have alone."""
@@ -264,16 +264,16 @@ class TestHandleInvalid:
         rows.loc[kinds == 3, "city"] = None
         rows.loc[kinds == 4, "city"] = "Bonn"
         rows.loc[kinds == 5, "a"] = 1e300  # beyond float32
-        kept = TorchModel(model, handle_invalid="keep").transform(rows)["prediction"]
+        kept = TorchModel(model, on_error="null").transform(rows)["prediction"]
         assert (kept.isna() == (kinds > 0)).all()
         np.testing.assert_allclose(kept[kinds == 0], model.predict(rows[kinds == 0]), rtol=1e-6)
 
     def test_an_unknown_value(self) -> None:
-        model = TorchModel(fit(frame(), **SETTINGS | {"epochs": 1}), handle_invalid="drop")
-        with pytest.raises(BadSetting, match="handle_invalid='drop'"):
+        model = TorchModel(fit(frame(), **SETTINGS | {"epochs": 1}), on_error="drop")
+        with pytest.raises(BadSetting, match="on_error='drop'"):
             model.transform(frame(3))
-        with pytest.raises(BadSetting, match="handle_invalid='drop' is unknown"):
-            fit(frame(), **SETTINGS | {"handle_invalid": "drop"})
+        with pytest.raises(BadSetting, match="on_error='drop' is unknown"):
+            fit(frame(), **SETTINGS | {"on_error": "drop"})
 
 
 @pytest.mark.processes

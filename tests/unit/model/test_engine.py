@@ -100,7 +100,7 @@ def scored(model: tr.Model, scratch: Path, monkeypatch: pytest.MonkeyPatch) -> l
     context = SimpleNamespace(applicationId="app-1", broadcast=lambda pieces: SimpleNamespace(value=pieces))
     plan, sent = spark._parts(model, SimpleNamespace(sparkContext=context))
     plan |= {"fields": json.dumps([field.to_json()]), "as_bytes": [False], "batch_size": 3, "device": "cpu"}
-    plan |= {"decode": pickle.dumps({}), "transform": None, "handle_invalid": "error"}
+    plan |= {"decode": pickle.dumps({}), "transform": None, "on_error": "fail"}
     monkeypatch.setattr(worker, "_task", lambda: (0, 1, []))
     monkeypatch.setenv("SPARK_LOCAL_DIRS", str(scratch))
     rows = pa.FixedSizeListArray.from_arrays(pa.array(X.reshape(-1)), 3).cast(pa.list_(pa.float32()))

@@ -143,7 +143,7 @@ def skipped_notes(whole: RowsReceived, receipts: Mapping[int, Mapping[str, Any]]
         first = next(r["first"][name] for _, r in sorted(receipts.items()) if name in r.get("first", {}))
         notes.append(
             f"data {name!r}: {left:,} of {rows:,} rows {'is' if left == 1 else 'are'} left out, as "
-            f"handle_invalid='skip' says. The first: {first}"
+            f"on_error='skip' says. The first: {first}"
         )
     return notes
 

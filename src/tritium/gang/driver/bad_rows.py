@@ -70,7 +70,7 @@ def located(error: BadRow, attempt: Attempt) -> BadRow:
         listed = ", ".join(f"{column!r} is {what} in {count:,}" for (column, what), count in look.missing.items())
         text += f" Of its {look.rows:,} rows {listed}."
     if error.skippable:
-        text += " handle_invalid='skip' (of tr.Data in a launch, of the estimator) leaves out such rows."
+        text += " on_error='skip' (of tr.Data in a launch, of the estimator) leaves out such rows."
     return BadRow(text, **{**error.__dict__, "row_key": dict(look.key)})
 
 

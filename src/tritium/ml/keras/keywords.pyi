@@ -83,10 +83,13 @@ class KerasKeywords(GangKeywords, total=False):
     """Rows that the trained model is called with at once, to predict."""
     prediction_device: str
     """Where the trained model predicts: "cpu", or "cuda" for the GPU of the Spark task."""
-    handle_invalid: Literal["error", "skip", "keep"]
-    """What becomes of a row that can't be used, for a null, a NaN or an unknown word, say, in training and
-    prediction: "error" fails the job, "skip" leaves it out (a training counts such rows in its history and report),
-    "keep" gives it nulls as predictions. With "keep" such a row is an error in training."""
+    on_error: Literal["fail", "skip", "null", "column"]
+    """What becomes of a row that can't be used (for a null, a NaN or an unknown word, say), in training and
+    prediction, and of one for which the model raises: "fail" fails the job, "skip" leaves it out (a training counts
+    such rows in its history and report), "null" gives it nulls as predictions, "column" also the reason in
+    `error_col`. With these two such a row is an error in training."""
+    error_col: str
+    """The column that a model with on_error="column" adds: why a row has no prediction, null for all others."""
     verbose: bool
     """Whether steps and losses are shown while training."""
     early_stopping: Any
@@ -171,7 +174,8 @@ class KerasParams:
     label_index_col: Param[str]
     prediction_batch_size: Param[int]
     prediction_device: Param[str]
-    handle_invalid: Param[Literal["error", "skip", "keep"]]
+    on_error: Param[Literal["fail", "skip", "null", "column"]]
+    error_col: Param[str]
     verbose: Param[bool]
     early_stopping: Param[Any]
     checkpoint_every: Param[Any]
@@ -257,8 +261,10 @@ class KerasParams:
     def setPredictionBatchSize(self: P, value: int) -> P: ...
     def getPredictionDevice(self) -> str: ...
     def setPredictionDevice(self: P, value: str) -> P: ...
-    def getHandleInvalid(self) -> Literal["error", "skip", "keep"]: ...
-    def setHandleInvalid(self: P, value: Literal["error", "skip", "keep"]) -> P: ...
+    def getOnError(self) -> Literal["fail", "skip", "null", "column"]: ...
+    def setOnError(self: P, value: Literal["fail", "skip", "null", "column"]) -> P: ...
+    def getErrorCol(self) -> str: ...
+    def setErrorCol(self: P, value: str) -> P: ...
     def getVerbose(self) -> bool: ...
     def setVerbose(self: P, value: bool) -> P: ...
     def getEarlyStopping(self) -> Any: ...

@@ -78,10 +78,13 @@ class LightGBMClassifierKeywords(GangKeywords, total=False):
     """Rows that the trained model is called with at once, to predict."""
     prediction_device: str
     """Where the trained model predicts: "cpu", or "cuda" for the GPU of the Spark task."""
-    handle_invalid: Literal["error", "skip", "keep"]
-    """What becomes of a row that can't be used, for a null, a NaN or an unknown word, say, in training and
-    prediction: "error" fails the job, "skip" leaves it out (a training counts such rows in its history and report),
-    "keep" gives it nulls as predictions. With "keep" such a row is an error in training."""
+    on_error: Literal["fail", "skip", "null", "column"]
+    """What becomes of a row that can't be used (for a null, a NaN or an unknown word, say), in training and
+    prediction, and of one for which the model raises: "fail" fails the job, "skip" leaves it out (a training counts
+    such rows in its history and report), "null" gives it nulls as predictions, "column" also the reason in
+    `error_col`. With these two such a row is an error in training."""
+    error_col: str
+    """The column that a model with on_error="column" adds: why a row has no prediction, null for all others."""
     verbose: bool
     """Whether steps and losses are shown while training."""
     early_stopping: Any
@@ -180,7 +183,8 @@ class LightGBMClassifierParams:
     label_index_col: Param[str]
     prediction_batch_size: Param[int]
     prediction_device: Param[str]
-    handle_invalid: Param[Literal["error", "skip", "keep"]]
+    on_error: Param[Literal["fail", "skip", "null", "column"]]
+    error_col: Param[str]
     verbose: Param[bool]
     early_stopping: Param[Any]
     checkpoint_every: Param[Any]
@@ -274,8 +278,10 @@ class LightGBMClassifierParams:
     def setPredictionBatchSize(self: P, value: int) -> P: ...
     def getPredictionDevice(self) -> str: ...
     def setPredictionDevice(self: P, value: str) -> P: ...
-    def getHandleInvalid(self) -> Literal["error", "skip", "keep"]: ...
-    def setHandleInvalid(self: P, value: Literal["error", "skip", "keep"]) -> P: ...
+    def getOnError(self) -> Literal["fail", "skip", "null", "column"]: ...
+    def setOnError(self: P, value: Literal["fail", "skip", "null", "column"]) -> P: ...
+    def getErrorCol(self) -> str: ...
+    def setErrorCol(self: P, value: str) -> P: ...
     def getVerbose(self) -> bool: ...
     def setVerbose(self: P, value: bool) -> P: ...
     def getEarlyStopping(self) -> Any: ...
@@ -436,10 +442,13 @@ class LightGBMRankerKeywords(GangKeywords, total=False):
     """Rows that the trained model is called with at once, to predict."""
     prediction_device: str
     """Where the trained model predicts: "cpu", or "cuda" for the GPU of the Spark task."""
-    handle_invalid: Literal["error", "skip", "keep"]
-    """What becomes of a row that can't be used, for a null, a NaN or an unknown word, say, in training and
-    prediction: "error" fails the job, "skip" leaves it out (a training counts such rows in its history and report),
-    "keep" gives it nulls as predictions. With "keep" such a row is an error in training."""
+    on_error: Literal["fail", "skip", "null", "column"]
+    """What becomes of a row that can't be used (for a null, a NaN or an unknown word, say), in training and
+    prediction, and of one for which the model raises: "fail" fails the job, "skip" leaves it out (a training counts
+    such rows in its history and report), "null" gives it nulls as predictions, "column" also the reason in
+    `error_col`. With these two such a row is an error in training."""
+    error_col: str
+    """The column that a model with on_error="column" adds: why a row has no prediction, null for all others."""
     verbose: bool
     """Whether steps and losses are shown while training."""
     early_stopping: Any
@@ -540,7 +549,8 @@ class LightGBMRankerParams:
     label_index_col: Param[str]
     prediction_batch_size: Param[int]
     prediction_device: Param[str]
-    handle_invalid: Param[Literal["error", "skip", "keep"]]
+    on_error: Param[Literal["fail", "skip", "null", "column"]]
+    error_col: Param[str]
     verbose: Param[bool]
     early_stopping: Param[Any]
     checkpoint_every: Param[Any]
@@ -635,8 +645,10 @@ class LightGBMRankerParams:
     def setPredictionBatchSize(self: Q, value: int) -> Q: ...
     def getPredictionDevice(self) -> str: ...
     def setPredictionDevice(self: Q, value: str) -> Q: ...
-    def getHandleInvalid(self) -> Literal["error", "skip", "keep"]: ...
-    def setHandleInvalid(self: Q, value: Literal["error", "skip", "keep"]) -> Q: ...
+    def getOnError(self) -> Literal["fail", "skip", "null", "column"]: ...
+    def setOnError(self: Q, value: Literal["fail", "skip", "null", "column"]) -> Q: ...
+    def getErrorCol(self) -> str: ...
+    def setErrorCol(self: Q, value: str) -> Q: ...
     def getVerbose(self) -> bool: ...
     def setVerbose(self: Q, value: bool) -> Q: ...
     def getEarlyStopping(self) -> Any: ...
@@ -799,10 +811,13 @@ class LightGBMRegressorKeywords(GangKeywords, total=False):
     """Rows that the trained model is called with at once, to predict."""
     prediction_device: str
     """Where the trained model predicts: "cpu", or "cuda" for the GPU of the Spark task."""
-    handle_invalid: Literal["error", "skip", "keep"]
-    """What becomes of a row that can't be used, for a null, a NaN or an unknown word, say, in training and
-    prediction: "error" fails the job, "skip" leaves it out (a training counts such rows in its history and report),
-    "keep" gives it nulls as predictions. With "keep" such a row is an error in training."""
+    on_error: Literal["fail", "skip", "null", "column"]
+    """What becomes of a row that can't be used (for a null, a NaN or an unknown word, say), in training and
+    prediction, and of one for which the model raises: "fail" fails the job, "skip" leaves it out (a training counts
+    such rows in its history and report), "null" gives it nulls as predictions, "column" also the reason in
+    `error_col`. With these two such a row is an error in training."""
+    error_col: str
+    """The column that a model with on_error="column" adds: why a row has no prediction, null for all others."""
     verbose: bool
     """Whether steps and losses are shown while training."""
     early_stopping: Any
@@ -898,7 +913,8 @@ class LightGBMRegressorParams:
     label_index_col: Param[str]
     prediction_batch_size: Param[int]
     prediction_device: Param[str]
-    handle_invalid: Param[Literal["error", "skip", "keep"]]
+    on_error: Param[Literal["fail", "skip", "null", "column"]]
+    error_col: Param[str]
     verbose: Param[bool]
     early_stopping: Param[Any]
     checkpoint_every: Param[Any]
@@ -991,8 +1007,10 @@ class LightGBMRegressorParams:
     def setPredictionBatchSize(self: R, value: int) -> R: ...
     def getPredictionDevice(self) -> str: ...
     def setPredictionDevice(self: R, value: str) -> R: ...
-    def getHandleInvalid(self) -> Literal["error", "skip", "keep"]: ...
-    def setHandleInvalid(self: R, value: Literal["error", "skip", "keep"]) -> R: ...
+    def getOnError(self) -> Literal["fail", "skip", "null", "column"]: ...
+    def setOnError(self: R, value: Literal["fail", "skip", "null", "column"]) -> R: ...
+    def getErrorCol(self) -> str: ...
+    def setErrorCol(self: R, value: str) -> R: ...
     def getVerbose(self) -> bool: ...
     def setVerbose(self: R, value: bool) -> R: ...
     def getEarlyStopping(self) -> Any: ...

@@ -164,7 +164,7 @@ class LightGBMSettings(IterativeSettings):
 
     def nan_by_column(self) -> Any:
         """Return the rule for a NaN by column: only features may miss values; in any other the row is left out."""
-        return dict.fromkeys(self.inputs(), self.nan) if self.handle_invalid == "skip" else self.nan
+        return dict.fromkeys(self.inputs(), self.nan) if self.on_error == "skip" else self.nan
 
     def problems(self) -> Iterator[str]:
         """Yield a sentence for each error of the settings."""

@@ -36,7 +36,7 @@ def test_the_row_is_that_of_the_users_table_and_all_columns_are_counted_at_once(
     error = refused(frame(), where=("late", True))
     assert "column 'a' (in batch column 'x') is NaN in row 14." in str(error)
     assert "Of its 20 rows 'a' is NaN in 2, 'b' is NaN in 1." in str(error)
-    assert "handle_invalid='skip'" in str(error)
+    assert "on_error='skip'" in str(error)
     assert "'c' is null in 1" in str(refused(frame()))
 
 

@@ -52,7 +52,7 @@ def test_a_row_without_a_label_is_left_out_and_features_may_still_miss_values() 
     settings: dict[str, Any] = {"feature_cols": ["x"], "label_cols": "y", "num_iterations": 2, "verbose": False, **HERE}
     with pytest.raises(BadRow):
         LightGBMRegressor(**settings).fit(frame)
-    model = LightGBMRegressor(**settings, handle_invalid="skip").fit(frame)
+    model = LightGBMRegressor(**settings, on_error="skip").fit(frame)
     assert model.history[-1]["rows_skipped"] == 2
     clean = LightGBMRegressor(**settings).fit(frame.drop(index=[7, 8]))
     assert (model.predict(frame) == clean.predict(frame)).all()

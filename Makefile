@@ -6,7 +6,7 @@ BIN := .venv/bin
 unexport PYTHONDONTWRITEBYTECODE
 QUICK_WORKERS ?= 3
 TEST = tests/spark tests/estimators tests/unit
-REST = tests/frameworks tests/compat tests/pages tests/faults tests/chaos tests/gpu
+REST = tests/frameworks tests/compat tests/pages tests/faults tests/chaos tests/gpu tests/servers
 CHAOS_SEED ?=
 ORACLE_ROUNDS ?= 200
 CHAOS_ROUNDS ?= $(if $(CHAOS_SEED),1,20)

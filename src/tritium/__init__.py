@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from tritium.gang.settings import Gang
     from tritium.model.model import Model, load
     from tritium.observe.stream import listen
+    from tritium.predict.http import http_transformer
 
 __version__ = "0.2.0"
 
@@ -34,6 +35,7 @@ __all__ = [
     "World",
     "errors",
     "events",
+    "http_transformer",
     "launch",
     "listen",
     "load",
@@ -51,6 +53,7 @@ _HOME = {
     "Run": "tritium.gang.driver.run",
     "TensorFlow": "tritium.frameworks.tensorflow",
     "World": "tritium.gang.rank.world",
+    "http_transformer": "tritium.predict.http",
     "launch": "tritium.gang.driver.launch",
     "listen": "tritium.observe.stream",
     "load": "tritium.model.model",

@@ -26,6 +26,7 @@ TritiumError
 ├── ModelError              a saved model can't be read
 │   ├── SignatureMismatch   a DataFrame does not fit the model; every difference is listed
 │   └── UntrustedModel      the model is made by code that the caller did not name as trusted
+├── RequestFailed           a web service gave no value for a row
 ├── TooLarge                a value is too large for the control connection (world.gather, world.log)
 └── WireError               a control connection broke, or its other end was not authentic
 """
@@ -345,6 +346,14 @@ class UntrustedModel(ModelError):
     """The model is made by code that the caller does not trust. `origin`: where it names one."""
 
     origin: str | None = None
+
+
+class RequestFailed(TritiumError):
+    """A web service gave no value for a row. `url`; `status`: its last one, None without an answer; `row`: from 0."""
+
+    url: str = ""
+    status: int | None = None
+    row: int | None = None
 
 
 class TooLarge(TritiumError, ValueError):

@@ -21,6 +21,7 @@ PAGES = (
     "docs/tasks/pytorch.md",
     "docs/tasks/images.md",
     "docs/tasks/text.md",
+    "docs/tasks/services.md",
     "docs/launch.md",
     "docs/data.md",
     "docs/errors.md",
@@ -72,6 +73,25 @@ def make_net():
     return torch.nn.Linear(2, 1)
 """,
     "docs/tasks/table.md": "import os",
+    "docs/tasks/services.md": """
+import socket, threading
+import uvicorn
+from pyspark.sql import SparkSession
+from starlette.applications import Starlette
+from starlette.responses import JSONResponse
+from starlette.routing import Route
+
+async def sentiment(request):
+    text = (await request.json())["inputs"]
+    return JSONResponse({"label": "good"} if "good" in text else {"error": "no idea"}, 200 if "o" in text else 404)
+
+listening = socket.create_server(("127.0.0.1", 0))
+service_url = f"http://127.0.0.1:{listening.getsockname()[1]}/sentiment"
+config = uvicorn.Config(Starlette(routes=[Route("/sentiment", sentiment, methods=["POST"])]), log_level="warning")
+threading.Thread(target=uvicorn.Server(config).run, args=([listening],), daemon=True).start()
+spark = SparkSession.builder.master("local[2]").getOrCreate()
+reviews = spark.createDataFrame([(1, "a good book"), (2, "bad")], ["id", "text"])
+""",
     "docs/prediction.md": """
 import torch
 import tritium as tr
@@ -93,6 +113,7 @@ PLACES = {
     "s3://models/bikes": "models/bikes-here",
     # The JVM's directory is that of the first page, as all pages run in one process.
     'spark.read.csv("customers.csv"': 'spark.read.csv(os.path.abspath("customers.csv")',
+    '"https://models.example.com/sentiment"': "service_url",
     'save("churn-model")': 'save(os.path.abspath("churn-model"))',
 }
 ELSEWHERE = ("servers",)  # a block with a Kafka broker: tests/spark/test_kafka.py

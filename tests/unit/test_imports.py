@@ -51,6 +51,7 @@ PUBLIC = {
     "World",
     "errors",
     "events",
+    "http_transformer",
     "launch",
     "listen",
     "load",

@@ -109,6 +109,7 @@ REASONS: dict[str, str] = {
     "Dist": "a sentence of torch.distributed, which is recognized",
     "nccl": "a sentence of NCCL, which is recognized",
     "main": "the program that a rank is started with",
+    "token": "a parameter of a URL",
     "fn": "the user's function",
     "forward": "a method of the user's module",
     "output.unsqueeze": "a method of the user's tensor",

@@ -106,3 +106,21 @@ def test_a_stream_goes_on_and_counts_them_in_its_progress(spark: Any, tmp_path: 
         sorted(row.prediction for row in found if row.prediction is not None),
         [i + 0.5 for i in range(40) if i not in REASONS],
     )
+
+
+class Sizes(nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x.sum(1, keepdim=True) * 0 + len(x)
+
+
+@pytest.mark.parametrize(("batch_size", "calls"), [(25, {25: 25, 5: 5, 20: 20}), ("auto", {50: 50})])
+def test_batches_of_arrow_are_put_together_for_a_call(spark: Any, batch_size: Any, calls: dict[int, int]) -> None:
+    before = spark.conf.get("spark.sql.execution.arrow.maxRecordsPerBatch")
+    spark.conf.set("spark.sql.execution.arrow.maxRecordsPerBatch", "10")
+    try:
+        df = spark.range(0, 50, 1, 1).select("id", F.lit(0.0).alias("a"), F.lit(0.0).alias("b"))
+        found = TorchModel(tr.Model(Sizes(), SIGNATURE), batch_size=batch_size).transform(df).orderBy("id").collect()
+    finally:
+        spark.conf.set("spark.sql.execution.arrow.maxRecordsPerBatch", before)
+    assert [row.id for row in found] == list(range(50))
+    assert {size: sum(row.prediction == size for row in found) for size in calls} == calls

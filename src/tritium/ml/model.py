@@ -16,6 +16,7 @@ from pyspark.ml.util import DefaultParamsReader, DefaultParamsWriter, MLReadable
 
 from tritium.data.types import is_spark
 from tritium.errors import BadSetting, ModelError
+from tritium.model.calls import BatchSize
 from tritium.model.model import Model, load
 from tritium.model.signature import Signature
 from tritium.predict.local import score_pandas
@@ -36,8 +37,11 @@ class TrainedModel(SparkModel, HasOutputCols, MLReadable[Any], MLWritable):
     a struct, in `prediction`.
     """
 
-    batch_size: Param[int] = Param(
-        Params._dummy(), "batch_size", "rows that the module is called with at once", TypeConverters.toInt
+    batch_size: Param[BatchSize] = Param(
+        Params._dummy(),
+        "batch_size",
+        'rows that the module is called with at once, or "auto": each worker finds the size',
+        lambda value: value if value == "auto" else TypeConverters.toInt(value),
     )
     device: Param[str] = Param(
         Params._dummy(),

@@ -175,8 +175,10 @@ class Settings:
         "",
         resume="any",
     )
-    prediction_batch_size: int = setting(
-        "Rows that the trained model is called with at once, to predict.", 1024, resume="any"
+    prediction_batch_size: int | Literal["auto"] = setting(
+        'Rows that the trained model is called with at once, to predict; "auto": each worker finds the size.',
+        1024,
+        resume="any",
     )
     prediction_device: str = setting(
         'Where the trained model predicts: "cpu", or "cuda" for the GPU of the Spark task.', "cpu", resume="any"
@@ -360,7 +362,8 @@ def _predictions(settings: Settings) -> Iterator[str]:
 
 def _numbers(settings: Settings) -> Iterator[str]:
     for name in ("prediction_batch_size", "decode_threads"):
-        if not is_whole(getattr(settings, name), 1):
+        value = getattr(settings, name)
+        if not is_whole(value, 1) and not (name == "prediction_batch_size" and value == "auto"):
             yield f"{name}={getattr(settings, name)!r} must be a whole number of at least 1."
     if not is_whole(settings.seed, 0):
         yield f"seed={settings.seed!r} must be a whole number of at least 0."

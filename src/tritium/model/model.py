@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from tritium.errors import BadSetting, UntrustedModel
 from tritium.model import decoders, files
 from tritium.model.bad_rows import BadRows, OnError, check_on_error
+from tritium.model.calls import BatchSize, Calls, check_batch_size
 from tritium.model.engine import Maker
 from tritium.model.engines import registry
 from tritium.model.example import signature_of
@@ -84,6 +85,7 @@ class Model:
         self.history = [dict(epoch) for epoch in history]
         self.origin = importable(origin)
         self.seed = seed
+        self._calls: dict[Any, Calls] = {}
 
     @property
     def module(self) -> Any:
@@ -130,7 +132,7 @@ class Model:
         return ", ".join([f"{type(self.module).__name__}: {inputs} -> {outputs}", *texts])
 
     def predict(
-        self, data: Any, *, batch_size: int = 1024, device: str | None = None, on_error: OnError = "fail"
+        self, data: Any, *, batch_size: BatchSize = 1024, device: str | None = None, on_error: OnError = "fail"
     ) -> np.ndarray[Any, Any] | dict[str, np.ndarray[Any, Any]]:
         """Return the predictions for a pandas DataFrame, an Arrow table, or arrays.
 
@@ -141,10 +143,11 @@ class Model:
         outputs a dict by their names. `device=None` is where the module is. For another device one copy of the module
         is kept there, as long as this model; each call uses the current weights of the module.
 
-        on_error : what becomes of a row that the model can't take (a null, a NaN, bytes that can't be decoded), or for
-                   which it raises: "fail" raises BadRow or the model's error, "skip" leaves the row out, "null" gives
-                   it NaN as predictions (None as a word), and "column" also its reason in `prediction_error` of the
-                   dict that is returned then, which is None for all other rows.
+        batch_size : rows that the module is called with at once, or "auto": the size is found while it is called.
+        on_error   : what becomes of a row that the model can't take (a null, a NaN, bytes that can't be decoded), or
+                     for which it raises: "fail" raises BadRow or the model's error, "skip" leaves the row out, "null"
+                     gives it NaN as predictions (None as a word), and "column" also its reason in `prediction_error`
+                     of the dict that is returned then, which is None for all other rows.
 
         Raises SignatureMismatch with every difference, and BadRow for a null or a NaN.
         """
@@ -163,7 +166,7 @@ class Model:
         return predictions["prediction"] if len(predictions) == 1 else predictions
 
     def predict_valid(
-        self, data: Any, *, batch_size: int = 1024, device: str | None = None, on_error: OnError = "fail"
+        self, data: Any, *, batch_size: BatchSize = 1024, device: str | None = None, on_error: OnError = "fail"
     ) -> tuple[dict[str, np.ndarray[Any, Any]], BadRows]:
         """Return every output by name for the rows that have predictions, and the other rows.
 
@@ -179,7 +182,8 @@ class Model:
         inputs, bad = arrays(self.signature, data, self.decode, on_error)
         rows = len(next(iter(inputs.values()))) + (0 if bad.valid is None else int((~bad.valid).sum()))
         with self.engine.on(device) as ready:
-            scorer = Scorer(ready, self.signature, batch_size, isolate=on_error != "fail")
+            calls = self._calls.setdefault((batch_size, device), Calls(batch_size))
+            scorer = Scorer(ready, self.signature, calls, isolate=on_error != "fail")
             predictions, failed = scorer.score(inputs)
         return predictions, bad.with_failed(failed, rows)
 
@@ -263,9 +267,3 @@ def load(path: str, trusted: bool | str | Sequence[str] = False) -> Model:
 
 def _json(path: str, name: str, manifest: Mapping[str, Any]) -> Any:
     return parsed(bytes(files.read(path, name, manifest)), f"{name} of the model at {path!r}")
-
-
-def check_batch_size(batch_size: int) -> None:
-    """Raise BadSetting unless it is a whole number of at least 1."""
-    if isinstance(batch_size, bool) or not isinstance(batch_size, int) or batch_size < 1:
-        raise BadSetting(f"batch_size={batch_size!r}: it must be a whole number of at least 1.")

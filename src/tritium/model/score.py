@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -9,28 +10,27 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from tritium.errors import ModelError
-from tritium.model.bad_rows import is_fatal, reason_of
+from tritium.model.bad_rows import is_fatal, is_out_of_memory, reason_of
+from tritium.model.calls import Calls
 from tritium.model.signature import Output, Signature, shown
 
 if TYPE_CHECKING:
     from tritium.model.engine import Engine
 
 
-@dataclass
+@dataclass(frozen=True)
 class Scorer:
     """Calls an engine with batches of rows, and finds the rows for which it raises.
 
-    engine     : one of `Engine.on`.
-    batch_size : rows of a call, at most.
-    isolate    : whether an error of the model is that of single rows, which have no predictions then.
+    engine  : one of `Engine.on`.
+    calls   : how many rows it is called with, and what is known of earlier calls.
+    isolate : whether an error of the model is that of single rows, which have no predictions then.
     """
 
     engine: Engine
     signature: Signature
-    batch_size: int
+    calls: Calls
     isolate: bool = False
-    has_worked: bool = False
-    """Whether the model has returned predictions for a row. Until then an error of all rows is the model's."""
 
     def score(self, inputs: Mapping[str, np.ndarray]) -> tuple[dict[str, np.ndarray], dict[int, str]]:
         """Return every output column for these rows, and position → reason of the rows for which the model raised.
@@ -45,45 +45,68 @@ class Scorer:
         rows = len(next(iter(inputs.values())))
         parts: list[dict[str, np.ndarray]] = []
         failed: dict[int, str] = {}
-        for start in range(0, rows, self.batch_size):
-            batch = {name: array[start : start + self.batch_size] for name, array in inputs.items()}
-            try:
-                parts.append(self._called(batch))
-            except Exception as error:  # noqa: BLE001 - a model may raise anything for a row
-                failed_before = len(failed)
-                parts += self._bisected(batch, start, error, failed)
-                if not self.has_worked and not parts:
+        start = 0
+        while start < rows:
+            size = min(self.calls.rows, rows - start)
+            columns, error = self._attempt(inputs, start, size)
+            if columns is not None:
+                parts.append(columns)
+            elif error is not None and is_out_of_memory(error) and size > 1:
+                self.calls.on_out_of_memory(size)
+                continue
+            elif error is not None:
+                worked, failed_before = self.calls.has_worked, len(failed)
+                parts += self._bisected(inputs, start, size, error, failed)
+                if not worked and not parts:
                     _refuse_if_all_fail_alike(error, list(failed.values())[failed_before:])
-            self.has_worked = self.has_worked or bool(parts)
+            start += size
         if not parts:
             return _empty(self.signature), failed
         return parts[0] if len(parts) == 1 else {n: np.concatenate([p[n] for p in parts]) for n in parts[0]}, failed
 
-    def _called(self, batch: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+    def _attempt(
+        self, inputs: Mapping[str, np.ndarray], start: int, size: int
+    ) -> tuple[dict[str, np.ndarray] | None, Exception | None]:
+        """Return the columns of `size` rows from `start`, or the error that the model raised for them."""
         names = [output.name for output in self.signature.outputs]
-        return _columns(self.signature, self.engine.call(batch, names), len(next(iter(batch.values()))))
+        batch = {name: array[start : start + size] for name, array in inputs.items()}
+        begun = time.perf_counter()
+        try:
+            columns = _columns(self.signature, self.engine.call(batch, names), size)
+        except Exception as error:  # noqa: BLE001 - a model may raise anything for a row
+            return None, _without_frames(error) if is_out_of_memory(error) else error
+        self.calls.on_success(size, time.perf_counter() - begun)
+        return columns, None
 
     def _bisected(
-        self, batch: Mapping[str, np.ndarray], start: int, error: Exception, failed: dict[int, str]
+        self, inputs: Mapping[str, np.ndarray], start: int, size: int, error: Exception, failed: dict[int, str]
     ) -> list[dict[str, np.ndarray]]:
-        """Return the predictions of a batch that raised `error`, in halves, until the rows that raise are alone.
+        """Return the predictions of rows that raised `error`, in halves, until the rows that raise are alone.
 
-        start  : the position of the batch's first row. failed : gets position → reason of the rows that raise.
+        failed : gets position → reason of the rows that raise.
         """
-        rows = len(next(iter(batch.values())))
-        if not self.isolate or is_fatal(error, rows):
+        if not self.isolate or is_fatal(error, size):
             raise error
-        if rows == 1:
+        if size == 1:
             failed[start] = reason_of(error)
             return []
         parts: list[dict[str, np.ndarray]] = []
-        for first, last in ((0, rows // 2), (rows // 2, rows)):
-            half = {name: array[first:last] for name, array in batch.items()}
-            try:
-                parts.append(self._called(half))
-            except Exception as error_of_half:  # noqa: BLE001 - a model may raise anything for a row
-                parts += self._bisected(half, start + first, error_of_half, failed)
+        for first, count in ((start, size // 2), (start + size // 2, size - size // 2)):
+            columns, error_of_half = self._attempt(inputs, first, count)
+            if columns is not None:
+                parts.append(columns)
+            elif error_of_half is not None:
+                parts += self._bisected(inputs, first, count, error_of_half, failed)
         return parts
+
+
+def _without_frames(error: Exception) -> Exception:
+    """Return the error without the frames that raised it, whose tensors would stay in memory as long as it."""
+    link: BaseException | None = error
+    while link is not None:
+        link.__traceback__ = None
+        link = link.__context__
+    return error
 
 
 def _refuse_if_all_fail_alike(error: Exception, reasons: list[str]) -> None:

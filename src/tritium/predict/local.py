@@ -9,6 +9,7 @@ import numpy as np
 
 from tritium.errors import BadData
 from tritium.model.bad_rows import OnError
+from tritium.model.calls import BatchSize
 from tritium.model.model import Model
 from tritium.model.score import words_of
 from tritium.predict.spark import ClassColumns, output_names, refuse_taken
@@ -20,7 +21,7 @@ def score_pandas(
     *,
     output_cols: Sequence[str] | None = None,
     class_cols: ClassColumns | None = None,
-    batch_size: int = 1024,
+    batch_size: BatchSize = 1024,
     device: str = "cpu",
     on_error: OnError = "fail",
     error_col: str = "prediction_error",

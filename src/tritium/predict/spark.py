@@ -20,7 +20,8 @@ from tritium.data.exchange import pack, takes_bytes
 from tritium.data.types import spark_column
 from tritium.errors import BadSetting
 from tritium.model.bad_rows import OnError, check_on_error
-from tritium.model.model import Model, check_batch_size
+from tritium.model.calls import BatchSize, check_batch_size
+from tritium.model.model import Model
 from tritium.model.signature import Signature
 from tritium.model.table import fields
 from tritium.predict import weights
@@ -44,7 +45,7 @@ def score(
     *,
     output_cols: Sequence[str] | None = None,
     class_cols: ClassColumns | None = None,
-    batch_size: int = 1024,
+    batch_size: BatchSize = 1024,
     device: str = "cpu",
     on_error: OnError = "fail",
     error_col: str = "prediction_error",
@@ -55,6 +56,7 @@ def score(
                      classification), or a single one: a struct of several outputs, the class alone for a
                      classification.
     class_cols     : the further columns of a classification; None: there are none.
+    batch_size     : rows that the module is called with at once, or "auto": each worker finds the size.
     on_error       : for a row that the model can't take, or for which it raises: "fail" fails the job, "skip" leaves it
                      out, "null" gives it nulls as predictions, "column" also the reason in the column `error_col`,
                      which is null for all other rows.

@@ -12,6 +12,7 @@ import sys
 from collections import OrderedDict
 from collections.abc import Iterator, Sequence
 from contextlib import nullcontext
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -24,6 +25,7 @@ from tritium.errors import TritiumError, WrongVersion
 from tritium.frameworks.at_import import before_import, without_collections
 from tritium.frameworks.framework import Framework
 from tritium.model.bad_rows import BadRows
+from tritium.model.calls import BatchSize, Calls
 from tritium.model.engine import Engine
 from tritium.model.engines import registry
 from tritium.model.signature import Output, Signature
@@ -31,8 +33,17 @@ from tritium.predict.weights import receive
 from tritium.spark.inside import unsafe
 from tritium.triton_first import import_triton
 
+
+@dataclass
+class _Kept:
+    """A model that stays in the process, and what its calls have shown, by the batch size that was asked for."""
+
+    engine: Engine
+    calls: dict[BatchSize, Calls] = field(default_factory=dict)
+
+
 _MODELS_KEPT = 4  # A stream uses the same model in each micro-batch, and to restore one takes long.
-_models: OrderedDict[tuple[str, str], Engine] = OrderedDict()
+_models: OrderedDict[tuple[str, str], _Kept] = OrderedDict()
 
 # Floating dtypes that are missing here become float32.
 _ARROW = {
@@ -66,15 +77,16 @@ def score(payload: bytes, sent: Any, batches: Iterator[Any]) -> Iterator[pa.Arra
     reader = RowReader(fields, _unpickled(plan["decode"], "decodes an input"), plan["on_error"])
     partition, cpus, gpus = _task()
     with nullcontext() if framework is None else framework.threads(cpus):
-        engine = _restored(plan, sent, gpus)
+        kept = _restored(plan, sent, gpus)
+        engine, batch_size = kept.engine, plan["batch_size"]
         if plan["transform"] is not None:
             engine = copy.copy(engine)  # The kept one serves every model of these weights and this code.
             engine.transform = _unpickled(plan["transform"], "transforms the inputs")
         on_error = plan["on_error"]
-        scorer = Scorer(engine, signature, plan["batch_size"], isolate=on_error != "fail")
+        calls = kept.calls.setdefault(batch_size, Calls(batch_size))
+        scorer = Scorer(engine, signature, calls, isolate=on_error != "fail")
         seen = 0
-        for batch in batches:
-            columns = batch if isinstance(batch, tuple) else (batch,)
+        for columns in _gathered(batches, calls):
             ids = np.arange(seen, seen + len(columns[0]), dtype=np.int64) + (partition << PARTITION_BITS)
             seen += len(ids)
             inputs, bad = reader.read(_joined(columns, fields, plan["as_bytes"]), ids)
@@ -83,6 +95,24 @@ def score(payload: bytes, sent: Any, batches: Iterator[Any]) -> Iterator[pa.Arra
             predictions = to_arrow(signature, predicted)
             predictions = predictions if bad.valid is None else _with_nulls(predictions, bad.valid)
             yield _beside_reasons(predictions, bad) if on_error == "column" else predictions
+
+
+def _gathered(batches: Iterator[Any], calls: Calls) -> Iterator[Sequence[pa.Array]]:
+    """Yield the columns of the batches; batches with fewer rows than a call of the model takes are put together."""
+    waiting: list[Sequence[pa.Array]] = []
+    rows = 0
+    for batch in batches:
+        waiting.append(batch if isinstance(batch, tuple) else (batch,))
+        rows += len(waiting[-1][0])
+        if rows >= calls.rows:
+            yield _concatenated(waiting)
+            waiting, rows = [], 0
+    if waiting:
+        yield _concatenated(waiting)
+
+
+def _concatenated(batches: list[Sequence[pa.Array]]) -> Sequence[pa.Array]:
+    return batches[0] if len(batches) == 1 else [pa.concat_arrays(parts) for parts in zip(*batches, strict=True)]
 
 
 def _joined(columns: Sequence[pa.Array], fields: Sequence[Field], as_bytes: Sequence[bool]) -> list[pa.Array]:
@@ -152,7 +182,7 @@ def _task() -> tuple[int, int, list[str]]:
     return task.partitionId(), task.cpus() or 1, list(gpus.addresses) if gpus else []
 
 
-def _restored(plan: dict[str, Any], sent: Any, gpus: list[str]) -> Engine:
+def _restored(plan: dict[str, Any], sent: Any, gpus: list[str]) -> _Kept:
     """Return the plan's model on its device, ready to be called: the one that this process has already, if any."""
     kind = registry.find(plan["engine"])
     device = kind.task_device(plan["device"], gpus)
@@ -170,8 +200,8 @@ def _restored(plan: dict[str, Any], sent: Any, gpus: list[str]) -> Engine:
         ) from error
     while len(_models) >= _MODELS_KEPT:
         _models.popitem(last=False)
-    _models[key] = engine
-    return engine
+    _models[key] = _Kept(engine)
+    return _models[key]
 
 
 def arrow_type(output: Output) -> pa.DataType:

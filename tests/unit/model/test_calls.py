@@ -107,7 +107,7 @@ def test_one_row_that_does_not_fit_is_an_error() -> None:
         def forward(self, x: torch.Tensor) -> torch.Tensor:
             return x + torch.empty(len(x), 1024 * MIB // 4)[:, :1].zero_()
 
-    with address_space(512 * MIB), pytest.raises(RuntimeError, match="allocate memory|not enough memory"):
+    with address_space(512 * MIB), pytest.raises(RuntimeError, match=r"allocate memory|not enough memory"):
         tr.Model(Hungrier(), SIGNATURE).predict(pd.DataFrame({"a": [1.0, 2.0]}), on_error="column")
 
 
